@@ -1,0 +1,108 @@
+"""The frozen values that catalog rows become."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Accelerator:
+    """One device as the driver counts it (an MI250X is two).
+
+    Peaks are dense TFLOP/s per device by precision name (``bf16``, ``fp16``, ``fp8``, ``fp4``,
+    ``fp32``, ``tf32``, ``int8``); a precision that the device lacks, or whose peak nobody
+    published, is absent. ``sparse_peak_tflops`` holds the 2:4 figures that vendors advertise and
+    is used only to recognise them in other people's claims.
+    """
+
+    name: str
+    vendor: str
+    architecture: str
+    memory_gb: float
+    memory_bandwidth_tb_per_second: float | None
+    interconnect_gb_per_second: float | None
+    tdp_watts: float | None
+    peak_tflops: Mapping[str, float]
+    sparse_peak_tflops: Mapping[str, float]
+    device_names: tuple[str, ...]
+    compute_capability: str
+    confidence: str
+    source: str
+    notes: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MoEShape:
+    """Mixture-of-experts part of a model: every layer after ``first_dense_layers`` is MoE."""
+
+    num_experts: int
+    top_k: int
+    ffn_hidden_size: int
+    shared_ffn_hidden_size: int
+    first_dense_layers: int
+
+
+@dataclass(frozen=True, slots=True)
+class MLAShape:
+    """Multi-latent attention (DeepSeek-V2, arXiv 2405.04434); ``q_lora_rank`` 0 means none."""
+
+    q_lora_rank: int
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """The architecture of a decoder-only transformer, enough to count its FLOPs and bytes."""
+
+    name: str
+    num_layers: int
+    hidden_size: int
+    ffn_hidden_size: int
+    num_attention_heads: int
+    num_query_groups: int
+    head_dim: int
+    vocab_size: int
+    gated_mlp: bool
+    tied_embeddings: bool
+    normalization: str  # "rms" or "layer"
+    attention_bias: str  # "none", "qkv" or "all"
+    mlp_bias: bool
+    qk_norm: bool
+    learned_positions: int  # rows of a learned position table; 0 for rotary or none
+    max_sequence_length: int
+    rope_theta: float
+    moe: MoEShape | None
+    mla: MLAShape | None
+    mtp_layers: int
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Platform:
+    """What a user names on the command line: a node type and the accelerator that it holds."""
+
+    name: str
+    vendor: str  # "cpu", "nvidia", "amd"
+    accelerator: str | None  # a name in accelerators.toml; None for cpu
+    gpus_per_node: int
+    default_precision: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """A named parallelism for a model on a platform, for the number of GPUs it was written for."""
+
+    name: str
+    platform: str  # a platform name, a vendor, or "*"
+    model: str  # a model name or "*"
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
+    context_parallel_size: int
+    expert_parallel_size: int
+    aliases: tuple[str, ...]
+    source: str

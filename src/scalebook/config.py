@@ -1,0 +1,98 @@
+"""RunConfig: one training configuration, exactly as a user asks for it, and its hash."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from scalebook.errors import ConfigError, unknown
+from scalebook.parallelism import Parallelism
+
+Precision = Literal["bf16", "fp16", "fp8", "fp32"]
+Recompute = Literal["none", "selective", "full"]
+Sharding = Literal["none", "optimizer", "full"]
+
+
+class RunConfig(BaseModel):
+    """One run: model x parallelism x platform x size. Flat, so that notebook parameters fit 1:1.
+
+    The data-parallel size is not given: it follows from ``world_size`` and the others. Fields
+    here are checked for type and range alone; ``scalebook.legality`` knows what fits together.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    platform: str
+    model: str
+    world_size: int = Field(ge=1)
+    nodes: int = Field(default=1, ge=1)
+    engine: Literal["megatron", "nemo", "primus"] = "megatron"
+    strategy: str = "custom"
+    tensor_parallel_size: int = Field(default=1, ge=1)
+    pipeline_parallel_size: int = Field(default=1, ge=1)
+    virtual_pipeline_parallel_size: int = Field(default=1, ge=1)  # model chunks a stage
+    context_parallel_size: int = Field(default=1, ge=1)
+    expert_parallel_size: int = Field(default=1, ge=1)
+    expert_tensor_parallel_size: int = Field(default=1, ge=1)
+    sequence_parallel: bool = False
+    data_parallel_sharding: Sharding = "optimizer"
+    micro_batch_size: int = Field(default=1, ge=1)
+    global_batch_size: int = Field(ge=1)
+    sequence_length: int = Field(ge=1)
+    precision: Precision = "bf16"
+    recompute: Recompute = "none"
+    steps: int = Field(default=20, ge=1)
+    warmup_steps: int = Field(default=5, ge=0)  # dropped from every average
+    learning_rate: float = Field(default=1e-3, gt=0)
+    seed: int = Field(default=1234, ge=0)
+    data: str = ""  # prefix of an indexed dataset; empty means seeded synthetic tokens
+    repeat: int = Field(default=0, ge=0)  # which repetition of the same configuration
+    time_limit_seconds: int = Field(default=0, ge=0)  # 0: no limit
+
+    @classmethod
+    def from_parameters(cls, parameters: Mapping[str, Any]) -> RunConfig:
+        """Return the configuration that flat parameters describe.
+
+        Raises:
+            ConfigError: a name is unknown, a value has another type or is out of range.
+        """
+        for name in parameters:
+            if name not in cls.model_fields:
+                raise ConfigError(unknown("parameter", name, cls.model_fields))
+        try:
+            return cls(**parameters)
+        except ValidationError as error:
+            first = error.errors()[0]
+            name = ".".join(str(part) for part in first["loc"])
+            value = f"={first['input']!r}" if first["type"] != "missing" else ""
+            raise ConfigError(f"Parameter {name}{value}: {first['msg']}.") from error
+
+    @property
+    def parallelism(self) -> Parallelism:
+        """The split of the world that this configuration asks for."""
+        names = Parallelism.__dataclass_fields__
+        return Parallelism(**{name: getattr(self, name) for name in names})
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Replicas of the model."""
+        return self.parallelism.data_parallel_size
+
+    @property
+    def num_microbatches(self) -> int:
+        """Micro batches a data-parallel rank runs in one optimizer step."""
+        return self.global_batch_size // (self.micro_batch_size * self.data_parallel_size)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of one optimizer step over all ranks."""
+        return self.global_batch_size * self.sequence_length
+
+    def config_hash(self) -> str:
+        """Return 12 hex digits that name this configuration, equal for equal fields."""
+        canonical = json.dumps(self.model_dump(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()[:12]

@@ -1,0 +1,34 @@
+"""Errors whose messages say what is wrong, what is allowed and what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class ScalebookError(Exception):
+    """Base of every error that a user can cause and mend; the command line prints it in one line."""
+
+
+class CatalogError(ScalebookError):
+    """A fact is unknown or a row of a catalog file is malformed."""
+
+
+class ConfigError(ScalebookError):
+    """A configuration is malformed or illegal."""
+
+
+class RecordError(ScalebookError):
+    """A file of a run directory cannot be read."""
+
+
+class LaunchError(ScalebookError):
+    """Training cannot be started here, or the program that should start it is missing."""
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> str:
+    """Return the message for an unknown name: the value, what is known, and the nearest match."""
+    names = sorted(known)
+    message = f"Unknown {kind} {name!r}. Known {kind}s: {', '.join(names)}."
+    matches = difflib.get_close_matches(name, names, n=1)
+    return f"{message} Did you mean {matches[0]!r}?" if matches else message

@@ -1,0 +1,60 @@
+"""What a run leaves on disk: the schema of record.json and of a line of steps.jsonl."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+SCHEMA_VERSION = 1
+
+Status = Literal[
+    "completed", "out_of_memory", "timeout", "illegal", "failed", "diverged", "interrupted"
+]
+Source = Literal["measured", "ingested", "simulated", "published"]
+Phase = Literal["startup", "warmup", "measured", "profiled"]
+
+
+class StepRecord(BaseModel):
+    """One optimizer step. ``step`` counts from 1; times are wall seconds of the slowest rank."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    step: int
+    phase: Phase
+    step_seconds: float
+    tokens: int
+    loss: float | None = None  # None where it was not finite or not printed
+    grad_norm: float | None = None
+    learning_rate: float | None = None
+    allocated_gib: float | None = None  # peak over ranks so far, torch allocator
+    reserved_gib: float | None = None
+    rank_step_seconds: tuple[float, ...] = ()  # by global rank
+    skipped: bool = False  # the optimizer refused the step (non-finite gradient)
+    finished_at: str | None = None  # UTC, ISO 8601
+
+
+class RunRecord(BaseModel):
+    """record.json: the whole story of one run, except its steps and its log."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    schema_version: int = SCHEMA_VERSION
+    run_id: str
+    config_hash: str | None
+    source: Source = "measured"
+    status: Status
+    reason: str | None = None  # a sentence for a person; None when completed
+    log_tail: tuple[str, ...] = ()
+    exit_code: int | None = None
+    requested: dict[str, Any] = {}  # RunConfig fields, as asked for
+    observed: dict[str, Any] = {}  # the same names, read back inside the training process
+    environment: dict[str, Any] = {}  # accelerator, driver, torch, megatron_core, nccl, ...
+    started_at: str | None = None  # UTC, ISO 8601
+    finished_at: str | None = None
+    command: tuple[str, ...] = ()
+
+    def setting(self, name: str) -> Any:
+        """Return what ran (observed) or else what was asked for; None where neither says."""
+        value = self.observed.get(name)
+        return self.requested.get(name) if value is None else value

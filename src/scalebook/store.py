@@ -1,0 +1,110 @@
+"""Read and write run directories. Plain JSON: a training container needs nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from scalebook.errors import RecordError
+from scalebook.record import SCHEMA_VERSION, RunRecord, StepRecord
+
+PARTIAL_PREFIX = ".partial-"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run as read from its directory."""
+
+    path: Path
+    record: RunRecord
+    steps: tuple[StepRecord, ...]
+    problems: tuple[str, ...] = ()  # lines that could not be read, in words
+
+
+def partial_path(runs: Path, run_id: str) -> Path:
+    """Return where a run lives while it is being written."""
+    return runs / f"{PARTIAL_PREFIX}{run_id}"
+
+
+def publish(partial: Path) -> Path:
+    """Rename a whole run directory to its final name and return that path."""
+    final = partial.with_name(partial.name.removeprefix(PARTIAL_PREFIX))
+    partial.rename(final)
+    return final
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON so that a reader sees either the old file or the whole new one."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with temporary.open("w", encoding="utf-8") as stream:
+        json.dump(value, stream, indent=1, allow_nan=False)
+        stream.write("\n")
+        stream.flush()
+        os.fsync(stream.fileno())
+    temporary.replace(path)
+
+
+def write_record(directory: Path, record: RunRecord) -> None:
+    """Write ``record.json`` into a run directory."""
+    write_json(directory / "record.json", record.model_dump(mode="json"))
+
+
+def read_steps(path: Path) -> tuple[tuple[StepRecord, ...], tuple[str, ...]]:
+    """Return the readable steps of a steps.jsonl and a sentence for each line that is not."""
+    if not path.exists():
+        return (), ()
+    steps: list[StepRecord] = []
+    problems: list[str] = []
+    for number, line in enumerate(path.read_text(errors="replace").splitlines(), start=1):
+        try:
+            steps.append(StepRecord.model_validate_json(line))
+        except ValidationError:
+            problems.append(f"{path.name} line {number} is not a step record")
+    return tuple(steps), tuple(problems)
+
+
+def read_run(directory: Path) -> Run:
+    """Return the run in a directory.
+
+    Raises:
+        RecordError: record.json is missing, is not valid, or is of a newer schema.
+    """
+    path = directory / "record.json"
+    try:
+        record = RunRecord.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError) as error:
+        reason = str(error).splitlines()[0]
+        raise RecordError(f"{path} cannot be read: {reason}") from error
+    if record.schema_version > SCHEMA_VERSION:
+        raise RecordError(
+            f"{path} has schema_version {record.schema_version}; this version reads up to "
+            f"{SCHEMA_VERSION}. Update scalebook."
+        )
+    steps, problems = read_steps(directory / "steps.jsonl")
+    return Run(directory, record, steps, problems)
+
+
+def run_directories(runs: Path) -> Iterator[Path]:
+    """Yield every finished run directory under ``runs``, oldest name first."""
+    if runs.is_dir():
+        for path in sorted(runs.iterdir()):
+            if not path.name.startswith(".") and (path / "record.json").exists():
+                yield path
+
+
+def read_runs(runs: Path) -> tuple[tuple[Run, ...], tuple[str, ...]]:
+    """Return the readable runs under a folder and a sentence for each that is not."""
+    found: list[Run] = []
+    problems: list[str] = []
+    for path in run_directories(runs):
+        try:
+            found.append(read_run(path))
+        except RecordError as error:
+            problems.append(str(error))
+    return tuple(found), tuple(problems)
