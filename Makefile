@@ -1,0 +1,94 @@
+# Every recipe is one call of the package; the virtual environment is made on demand.
+# Variables: PLATFORM MODEL PLAN GPUS NODES RUNS RENDERER ARGS (passed to the command as they are).
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV ?= .venv
+RUNS ?= runs
+RENDERER ?= auto
+PIP_ARGS ?=
+PY := $(VENV)/bin/python
+SCALEBOOK := $(PY) -m scalebook
+# An image that ships torch keeps it: the environment sees the image's packages and adds none of `train`.
+HAS_TORCH := $(shell $(PYTHON) -c "import importlib.util as u; print('yes' if u.find_spec('torch') else '')" 2>/dev/null)
+TRAIN := $(if $(HAS_TORCH),,train,)
+INSTALL = $(PY) -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) --constraint requirements.lock --editable
+SELECT := $(if $(PLATFORM),--platform $(PLATFORM)) $(if $(PLAN),--plan $(PLAN)) $(if $(MODEL),--model $(MODEL)) $(if $(GPUS),--gpus $(GPUS)) $(if $(NODES),--nodes $(NODES))
+
+$(PY):
+	$(PYTHON) -m venv $(if $(HAS_TORCH),--system-site-packages) $(VENV)
+
+$(VENV)/.run: $(PY) pyproject.toml requirements.lock
+	@echo "Setting up $(VENV): trainer, notebooks and report"
+	$(INSTALL) ".[run,$(TRAIN)report]"
+	@touch $@
+
+$(VENV)/.report: $(PY) pyproject.toml requirements.lock
+	@echo "Setting up $(VENV): report"
+	$(INSTALL) ".[report]"
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.run
+	@echo "Setting up $(VENV): tests and linters"
+	$(INSTALL) ".[run,$(TRAIN)report,test]"
+	@touch $@
+
+$(VENV)/.lab: $(VENV)/.run
+	$(INSTALL) ".[run,report,lab]"
+	@touch $@
+
+.PHONY: help setup run resume report open demo plan list test test-fast lint check-notebooks format lab lock clean
+
+help:  ## Show this help
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo "Variables: PLATFORM=cpu|h100|mi300x|... MODEL= PLAN=runs/plans/NAME.toml GPUS= NODES= RUNS=runs ARGS="
+
+setup: $(VENV)/.run  ## Make the virtual environment of `make run`
+
+run: $(VENV)/.run  ## Train every configuration of a plan, then build the report
+	$(SCALEBOOK) run $(SELECT) --runs $(RUNS) $(ARGS)
+	$(SCALEBOOK) report --runs $(RUNS) --renderer $(RENDERER)
+
+resume: run  ## The same: finished configurations are skipped
+
+report: $(VENV)/.report  ## Build the report from RUNS (needs no GPU and no torch)
+	$(SCALEBOOK) report --runs $(RUNS) --renderer $(RENDERER) $(ARGS)
+
+open: $(VENV)/.report  ## Open the report in a browser
+	$(SCALEBOOK) open
+
+demo: $(VENV)/.report  ## Build the report from the committed example runs
+	$(SCALEBOOK) demo --renderer $(RENDERER) $(ARGS)
+
+plan: $(VENV)/.run  ## Dry run: every configuration, its memory, its command; starts nothing
+	$(SCALEBOOK) run $(SELECT) --runs $(RUNS) --dry-run $(ARGS)
+
+list: $(VENV)/.report  ## Print a table of the runs
+	$(SCALEBOOK) list --runs $(RUNS) $(ARGS)
+
+test: $(VENV)/.test  ## Run all tests (one trains for real on the CPU)
+	$(PY) -m pytest $(ARGS)
+
+test-fast: $(VENV)/.test  ## Run the tests that take seconds
+	$(PY) -m pytest -m "not slow" $(ARGS)
+
+lint: $(VENV)/.test  ## Check style, types, import order and that notebooks hold no output
+	$(PY) -m ruff check . && $(PY) -m ruff format --check .
+	$(PY) -m pyright && $(VENV)/bin/lint-imports
+	$(VENV)/bin/nbstripout --verify notebooks/*.ipynb
+
+check-notebooks: $(VENV)/.test  ## Check the notebooks' rules alone
+	$(PY) -m pytest tests/test_notebook_rules.py
+	$(VENV)/bin/nbstripout --verify notebooks/*.ipynb
+
+format: $(VENV)/.test  ## Format the code and strip the notebooks
+	$(PY) -m ruff check --fix . ; $(PY) -m ruff format .
+	$(VENV)/bin/nbstripout notebooks/*.ipynb
+
+lab: $(VENV)/.lab  ## Open the notebooks in JupyterLab
+	$(VENV)/bin/jupyter lab notebooks
+
+lock: $(VENV)/.test  ## Write the installed versions to requirements.lock
+	$(PY) -m pip freeze --exclude-editable | sed 's/+cpu$$//' > requirements.lock
+
+clean:  ## Remove the report and caches; never touches runs/
+	rm -rf reports/_site reports/_pages reports/.quarto .pytest_cache .ruff_cache .hypothesis
