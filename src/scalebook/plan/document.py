@@ -1,0 +1,118 @@
+"""Read a plan file and refuse, in one line, what cannot be meant."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from scalebook.config import RunConfig
+from scalebook.errors import ConfigError, unknown
+
+SIZES = (
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "context_parallel_size",
+    "expert_parallel_size",
+)
+# Keys of a table beside the fields of RunConfig (the platform comes from the caller).
+EXTRA_KEYS = ("global_batch_size_per_gpu", "platforms")
+KEYS = (*(name for name in RunConfig.model_fields if name != "platform"), *EXTRA_KEYS)
+
+Table = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A plan file as written: its name, its description, and one merged table per [[runs]]."""
+
+    name: str
+    description: str
+    tables: tuple[Table, ...]
+
+
+def read_document(path: Path, overrides: Mapping[str, Any] | None = None) -> Document:
+    """Return the plan in a TOML file; every table has the defaults below it, overrides above.
+
+    Raises:
+        ConfigError: the file is missing or no TOML, or a key or its value is not allowed.
+    """
+    content = _parse(path)
+    _refuse_unknown(path, "section", content, ("plan", "defaults", "runs"))
+    head = _table(path, content, "plan")
+    _refuse_unknown(path, "key of [plan]", head, ("name", "description"))
+    defaults = _table(path, content, "defaults")
+    _refuse_unknown(path, "key of [defaults]", defaults, KEYS)
+    runs = content.get("runs")
+    if not isinstance(runs, list) or not runs:
+        raise ConfigError(f"{path}: no [[runs]] table. Add at least one.")
+    tables: list[Table] = []
+    for number, run in enumerate(cast("list[Any]", runs), start=1):
+        where = f"[[runs]] {number}"
+        if not isinstance(run, dict):
+            raise ConfigError(f"{path}: runs must be tables. Write [[runs]] above each.")
+        table = cast("Table", run)
+        _refuse_unknown(path, f"key of {where}", table, KEYS)
+        for layer, name in ((defaults, "[defaults]"), (table, where)):
+            _refuse_conflicts(path, name, layer)
+        tables.append(displace(displace(defaults, table), overrides or {}))
+    return Document(
+        _text(path, head, "name", path.stem), _text(path, head, "description", ""), tuple(tables)
+    )
+
+
+def displace(below: Mapping[str, Any], above: Mapping[str, Any]) -> Table:
+    """Return ``below`` with ``above`` on top; a strategy and its sizes displace one another."""
+    gone: set[str] = set()
+    if "strategy" in above:
+        gone.update(SIZES)
+    if any(size in above for size in SIZES):
+        gone.add("strategy")
+    if "global_batch_size" in above:
+        gone.add("global_batch_size_per_gpu")
+    if "global_batch_size_per_gpu" in above:
+        gone.add("global_batch_size")
+    return {name: value for name, value in below.items() if name not in gone} | dict(above)
+
+
+def _parse(path: Path) -> Table:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"Plan {path} cannot be read: {error.strerror}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"Plan {path} is not valid TOML: {error}.") from error
+
+
+def _table(path: Path, content: Table, name: str) -> Table:
+    value = content.get(name, {})
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path}: {name} must be a table. Write [{name}] above its keys.")
+    return cast("Table", value)
+
+
+def _text(path: Path, head: Table, name: str, default: str) -> str:
+    value = head.get(name, default)
+    if not isinstance(value, str):
+        raise ConfigError(f"{path}: {name}={value!r} of [plan] must be a text.")
+    return value
+
+
+def _refuse_unknown(path: Path, kind: str, table: Table, known: tuple[str, ...]) -> None:
+    for name in table:
+        if name not in known:
+            hint = "; the platform is chosen by --platform" if name == "platform" else ""
+            raise ConfigError(f"{path}: {unknown(kind, name, known)}{hint}")
+
+
+def _refuse_conflicts(path: Path, where: str, table: Table) -> None:
+    named = [size for size in SIZES if size in table]
+    if "strategy" in table and named:
+        raise ConfigError(f"{path}: {where} has both strategy and {named[0]}. Keep one of them.")
+    if {"global_batch_size", "global_batch_size_per_gpu"} <= table.keys():
+        raise ConfigError(
+            f"{path}: {where} has both global_batch_size and global_batch_size_per_gpu. "
+            "Keep the first for strong scaling, the second for weak scaling."
+        )

@@ -1,0 +1,88 @@
+"""One table of a plan -> the parameters of every run that it stands for."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+from scalebook import catalog
+from scalebook.catalog.types import Platform
+from scalebook.errors import ConfigError
+from scalebook.plan.document import SIZES, Table
+
+
+def expand(table: Mapping[str, Any], platform: Platform, world_size: int | None) -> Iterator[Table]:
+    """Yield RunConfig parameters for the product of all lists in the table.
+
+    ``world_size`` serves the tables that name none. Nothing is yielded for a table whose
+    ``platforms`` leaves this platform out.
+    """
+    rest = dict(table)
+    only = rest.pop("platforms", None)
+    if only is not None and platform.name not in _as_list("platforms", only):
+        return
+    columns = [(name, _as_list(name, value)) for name, value in rest.items()]
+    for values in itertools.product(*(column for _, column in columns)):
+        names = (name for name, _ in columns)
+        yield _complete(dict(zip(names, values, strict=True)), platform, world_size)
+
+
+def _as_list(name: str, value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        return [value]
+    if not value:
+        raise ConfigError(f"{name}=[] names no value. Give at least one, or leave {name} out.")
+    return cast("list[Any]", value)
+
+
+def _complete(run: Table, platform: Platform, world_size: int | None) -> Table:
+    """Fill in what follows from the platform, the strategy and the world size."""
+    model = run.get("model")
+    if not isinstance(model, str):
+        known = ", ".join(catalog.models())
+        raise ConfigError(f"model={model!r} is no model name. Known models: {known}.")
+    run = {"platform": platform.name, "precision": platform.default_precision, **run}
+    run = _with_world(run, platform, world_size)
+    run = _with_batch(run)
+    run = _with_strategy(run, platform, model)
+    if run.get("sequence_parallel") == "auto":
+        run["sequence_parallel"] = run.get("tensor_parallel_size", 1) != 1
+    return run
+
+
+def _with_world(run: Table, platform: Platform, world_size: int | None) -> Table:
+    room = platform.gpus_per_node
+    nodes = _size(run, "nodes")
+    world = _size(run, "world_size") or world_size or (nodes or 1) * room
+    if nodes is None:
+        nodes = 1 if platform.vendor == "cpu" else -(-world // room)
+    return run | {"world_size": world, "nodes": nodes}
+
+
+def _with_batch(run: Table) -> Table:
+    per_gpu = _size(run, "global_batch_size_per_gpu")
+    if per_gpu is not None:
+        del run["global_batch_size_per_gpu"]
+        return run | {"global_batch_size": per_gpu * run["world_size"]}
+    return run
+
+
+def _with_strategy(run: Table, platform: Platform, model: str) -> Table:
+    name = run.get("strategy", "custom")
+    if name == "custom":
+        return run
+    if not isinstance(name, str):
+        raise ConfigError(f"strategy={name!r} must be a name or a list of names.")
+    found = catalog.strategy(name, platform.name, model)
+    return run | {size: getattr(found, size) for size in SIZES} | {"strategy": found.name}
+
+
+def _size(run: Table, name: str) -> int | None:
+    """Return a positive size, None where the table has none."""
+    value = run.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(f"{name}={value!r} must be a whole number of at least 1.")
+    return value
