@@ -1,0 +1,213 @@
+"""Facts with their sources: accelerators, model shapes, platforms, strategies, published results.
+
+Every function answers from the package's files and the user's own (see ``catalog.load``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+from scalebook.catalog import build, load
+from scalebook.catalog.types import (
+    Accelerator,
+    MLAShape,
+    ModelShape,
+    MoEShape,
+    Platform,
+    Strategy,
+)
+from scalebook.errors import CatalogError, unknown
+
+__all__ = [
+    "Accelerator",
+    "MLAShape",
+    "MoEShape",
+    "ModelShape",
+    "Platform",
+    "Strategy",
+    "accelerator",
+    "accelerator_for_device",
+    "accelerators",
+    "model",
+    "models",
+    "peak_tflops",
+    "platform",
+    "platforms",
+    "strategies",
+    "strategy",
+    "unknown_device",
+]
+
+_Signature = tuple[tuple[str, int], ...]
+
+
+@lru_cache(maxsize=8)
+def _accelerators(user: _Signature) -> dict[str, Accelerator]:
+    values = [build.accelerator(row) for row in load.rows("accelerators", user)]
+    return {value.name: value for value in values}
+
+
+@lru_cache(maxsize=8)
+def _devices(user: _Signature) -> dict[str, Accelerator]:
+    values = _accelerators(user).values()
+    return {device: value for value in values for device in value.device_names}
+
+
+@lru_cache(maxsize=8)
+def _models(user: _Signature) -> dict[str, ModelShape]:
+    values = [build.model(row) for row in load.rows("models", user)]
+    return {value.name: value for value in values}
+
+
+@lru_cache(maxsize=8)
+def _model_aliases(user: _Signature) -> dict[str, str]:
+    rows = load.rows("models", user)
+    return {alias: row.text("name") for row in rows for alias in row.texts("aliases")}
+
+
+@lru_cache(maxsize=8)
+def _platforms(user: _Signature) -> dict[str, Platform]:
+    values = [build.platform(row) for row in load.rows("platforms", user)]
+    return {value.name: value for value in values}
+
+
+@lru_cache(maxsize=8)
+def _strategies(user: _Signature) -> tuple[Strategy, ...]:
+    return tuple(build.strategy(row) for row in load.rows("strategies", user))
+
+
+def accelerators() -> tuple[Accelerator, ...]:
+    """Return every known accelerator."""
+    return tuple(_accelerators(load.signature()).values())
+
+
+def accelerator(name: str) -> Accelerator:
+    """Return the accelerator of a catalog name such as ``H100-SXM5-80GB``, in any case.
+
+    Raises:
+        CatalogError: no accelerator has this name.
+    """
+    known = _accelerators(load.signature())
+    folded = {key.lower(): value for key, value in known.items()}
+    if name.lower() not in folded:
+        raise CatalogError(unknown("accelerator", name, known))
+    return folded[name.lower()]
+
+
+def accelerator_for_device(device_name: str) -> Accelerator | None:
+    """Return the accelerator whose driver reports exactly this string, or None."""
+    return _devices(load.signature()).get(device_name)
+
+
+def unknown_device(device_name: str) -> str:
+    """Return why a device has no facts and how to add them, in one line."""
+    return (
+        f"No accelerator reports the device name {device_name!r}: its peak is not known. Add it, "
+        f"with its source, as [[accelerators]] in {load.PROJECT_FILE} or in a --catalog file."
+    )
+
+
+def peak_tflops(device_name: str, precision: str) -> tuple[float | None, str | None]:
+    """Return the dense peak (TFLOP/s, one device) of a driver string, or None and the reason."""
+    found = accelerator_for_device(device_name)
+    if found is None:
+        return None, unknown_device(device_name)
+    if precision not in found.peak_tflops:
+        return None, (
+            f"No dense peak for accelerator {device_name!r} in {precision}. Add it, with its "
+            f"source, to peak_tflops of [[accelerators]] in {load.PROJECT_FILE}."
+        )
+    return found.peak_tflops[precision], None
+
+
+def models() -> tuple[ModelShape, ...]:
+    """Return every known model shape."""
+    return tuple(_models(load.signature()).values())
+
+
+def model(name: str) -> ModelShape:
+    """Return the shape of a model; ``name@8`` is the same shape with 8 layers.
+
+    Raises:
+        CatalogError: no model has this name, or the number of layers is not a whole number.
+    """
+    base, at, layers = name.partition("@")
+    user = load.signature()
+    known = _models(user)
+    wanted = base.lower()
+    shape = known.get(_model_aliases(user).get(wanted, wanted))
+    if shape is None:
+        raise CatalogError(unknown("model", base, known))
+    return _proxy(shape, layers) if at else shape
+
+
+def _proxy(shape: ModelShape, layers: str) -> ModelShape:
+    if not (layers.isascii() and layers.isdigit() and int(layers) >= 1):
+        raise CatalogError(
+            f"Unknown model '{shape.name}@{layers}'. After @ comes the number of layers, "
+            f"for example {shape.name}@8."
+        )
+    count, moe = int(layers), shape.moe
+    if moe is not None and moe.first_dense_layers >= count:
+        raise CatalogError(
+            f"{shape.name}@{layers} would have no mixture-of-experts layer: the first "
+            f"{moe.first_dense_layers} are dense. Use at least {moe.first_dense_layers + 1} layers."
+        )
+    return replace(shape, name=f"{shape.name}@{count}", num_layers=count)
+
+
+def platforms() -> tuple[Platform, ...]:
+    """Return every known platform."""
+    return tuple(_platforms(load.signature()).values())
+
+
+def platform(name: str) -> Platform:
+    """Return the platform that a user names, such as ``mi300x``.
+
+    Raises:
+        CatalogError: no platform has this name.
+    """
+    known = _platforms(load.signature())
+    if name.lower() not in known:
+        raise CatalogError(unknown("platform", name, known))
+    return known[name.lower()]
+
+
+def _specificity(item: Strategy) -> tuple[int, int]:
+    vendors = (*build.VENDORS, "cpu")
+    place = 0 if item.platform == "*" else 1 if item.platform in vendors else 2
+    return place, 0 if item.model == "*" else 1
+
+
+def strategies(platform: str, model: str) -> tuple[Strategy, ...]:
+    """Return every strategy for a model on a platform, one a name, the most specific row."""
+    user = load.signature()
+    vendor = _platforms(user)[platform].vendor if platform in _platforms(user) else platform
+    base = model.partition("@")[0].lower()
+    base = _model_aliases(user).get(base, base)
+    best: dict[str, Strategy] = {}
+    for item in _strategies(user):
+        fits = item.platform in ("*", platform, vendor) and item.model in ("*", base)
+        rival = best.get(item.name)
+        if fits and (rival is None or _specificity(item) >= _specificity(rival)):
+            best[item.name] = item
+    return tuple(best.values())
+
+
+def strategy(name: str, platform: str, model: str) -> Strategy:
+    """Return the strategy of a name or alias for a model on a platform.
+
+    Raises:
+        CatalogError: no strategy of this name covers the model on the platform.
+    """
+    wanted = name.lower().replace("-", "_")
+    found = strategies(platform, model)
+    for item in found:
+        if wanted == item.name or wanted in item.aliases:
+            return item
+    known = ", ".join(sorted(item.name for item in found))
+    raise CatalogError(
+        f"Unknown strategy {name!r} for {model} on {platform}. Known here: {known}. Add one as "
+        f"[[strategies]] in {load.PROJECT_FILE}, or give the sizes."
+    )

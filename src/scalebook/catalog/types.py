@@ -30,6 +30,8 @@ class Accelerator:
     confidence: str
     source: str
     notes: str = ""
+    form_factor: str = ""
+    retrieved: str | None = None  # the day when the source was read
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ class MoEShape:
     ffn_hidden_size: int
     shared_ffn_hidden_size: int
     first_dense_layers: int
+    router_bias: bool = False  # one learned number an expert
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,12 @@ class ModelShape:
     mla: MLAShape | None
     mtp_layers: int
     source: str
+    padded_vocab_size: int | None = None  # what published Megatron results count; None: vocab_size
+    norms_per_layer: int = 2
+    qk_norm_full_width: bool = False  # one norm over all heads instead of one head
+    attention_sinks: bool = False  # one learned logit a head
+    sliding_window: int = 0  # tokens; 0: none
+    sliding_window_every: int = 1  # of how many layers one has the window
 
 
 @dataclass(frozen=True, slots=True)

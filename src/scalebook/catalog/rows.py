@@ -1,0 +1,196 @@
+"""Read catalog files (TOML) into rows that know their file and line, and check their fields."""
+
+from __future__ import annotations
+
+import math
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from scalebook.errors import CatalogError, unknown
+
+KINDS = ("accelerators", "models", "platforms", "strategies")
+REQUIRED = object()
+
+_HEADER = re.compile(r"^\s*\[\[\s*([A-Za-z]+)\s*\]\]")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One table of a catalog file. Getters check a field; ``finish`` refuses the rest."""
+
+    kind: str
+    values: Mapping[str, Any]
+    file: str
+    line: int | None  # of the table's header
+    lines: Mapping[str, int] = field(default_factory=dict[str, int])  # of each key
+    seen: set[str] = field(default_factory=set[str])
+
+    def error(self, message: str, key: str | None = None) -> CatalogError:
+        """Return the error that names this row's file, line and name."""
+        line = self.lines.get(key, self.line) if key else self.line
+        place = f"{self.file} line {line}" if line else self.file
+        name = self.values.get("name")
+        label = f"{self.kind} {name!r}" if isinstance(name, str) else self.kind
+        return CatalogError(f"{place}: {label}: {message}")
+
+    def _get(self, key: str, default: Any) -> Any:
+        self.seen.add(key)
+        value = self.values.get(key, default)
+        if value is REQUIRED:
+            raise self.error(f"{key} is missing. Add {key} = ... to this row.")
+        return value
+
+    def text(self, key: str, default: Any = REQUIRED) -> str:
+        """Return a text that is not empty (a default may be)."""
+        value = self._get(key, default)
+        if key in self.values and (not isinstance(value, str) or not value.strip()):
+            raise self.error(f"{key}={value!r} must be a text that is not empty.", key)
+        return value
+
+    def optional_text(self, key: str) -> str | None:
+        """Return a text, or None where the row has no such key."""
+        return self.text(key) if key in self.values else self._get(key, None)
+
+    def choice(self, key: str, allowed: Iterable[str]) -> str:
+        """Return a text that is one of ``allowed``."""
+        value, names = self.text(key), tuple(allowed)
+        if value not in names:
+            raise self.error(f"{key}={value!r} must be one of {', '.join(names)}.", key)
+        return value
+
+    def flag(self, key: str, default: Any = REQUIRED) -> bool:
+        """Return true or false."""
+        value = self._get(key, default)
+        if not isinstance(value, bool):
+            raise self.error(f"{key}={value!r} must be true or false.", key)
+        return value
+
+    def integer(self, key: str, default: Any = REQUIRED, minimum: int = 1) -> int:
+        """Return a whole number of at least ``minimum``."""
+        value = self._get(key, default)
+        if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+            raise self.error(f"{key}={value!r} must be a whole number of at least {minimum}.", key)
+        return value
+
+    def number(self, key: str, default: Any = REQUIRED) -> float:
+        """Return a finite number above zero."""
+        return self._positive(key, key, self._get(key, default))
+
+    def optional_number(self, key: str) -> float | None:
+        """Return a finite number above zero, or None where the row has no such key."""
+        return self.number(key) if key in self.values else self._get(key, None)
+
+    def _positive(self, key: str, label: str, value: object) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.error(f"{label}={value!r} must be a number above zero.", key)
+        if not math.isfinite(value) or value <= 0:
+            raise self.error(f"{label}={value!r} must be a number above zero.", key)
+        return float(value)
+
+    def numbers(self, key: str, allowed: Iterable[str]) -> dict[str, float]:
+        """Return a table of numbers above zero by name; empty where the row has no such key."""
+        table = self.table(key)
+        names = tuple(allowed)
+        for name in table or {}:
+            if name not in names:
+                raise self.error(f"{key}: {unknown('precision', name, names)}", key)
+        return {n: self._positive(key, f"{key}.{n}", v) for n, v in (table or {}).items()}
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        """Return a list of texts that are not empty; an empty list where there is no such key."""
+        value: object = self._get(key, [])
+        items = cast(list[object], value) if isinstance(value, list) else [None]
+        texts = [item for item in items if isinstance(item, str) and item.strip()]
+        if len(texts) != len(items):
+            raise self.error(f"{key}={value!r} must be a list of texts.", key)
+        return tuple(texts)
+
+    def table(self, key: str) -> dict[str, Any] | None:
+        """Return a table, or None where the row has no such key."""
+        value: object = self._get(key, None)
+        if value is not None and not isinstance(value, dict):
+            raise self.error(f"{key}={value!r} must be a table.", key)
+        return cast(dict[str, Any] | None, value)
+
+    def part(self, key: str) -> Row | None:
+        """Return a table as a row of its own that reports this row's line, or None."""
+        table = self.table(key)
+        if table is None:
+            return None
+        line = self.lines.get(key, self.line)
+        return Row(f"{self.kind} {self.values.get('name')!r} {key}", table, self.file, line)
+
+    def finish(self) -> None:
+        """Raise CatalogError when the row has a key that nothing asked for."""
+        for key in self.values:
+            if key not in self.seen:
+                raise self.error(unknown("key", key, self.seen), key)
+
+    def over(self, base: Row) -> Row:
+        """Return ``base`` with this row's keys in place of its own."""
+        values = {**base.values, **self.values}
+        return Row(self.kind, values, self.file, self.line, self.lines)
+
+
+def _positions(text: str) -> dict[str, list[tuple[int, dict[str, int]]]]:
+    """Return the header line and the line of each key for every table array, in order."""
+    found: dict[str, list[tuple[int, dict[str, int]]]] = {}
+    keys: dict[str, int] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        if match := _HEADER.match(line):
+            keys = {}
+            found.setdefault(match[1], []).append((number, keys))
+        elif match := re.match(r"^\s*(?:\[\s*[A-Za-z]+\.)?([A-Za-z_]+)[\]\s.]*(?:=|$)", line):
+            keys.setdefault(match[1], number)
+    return found
+
+
+def parse(text: str, file: str) -> dict[str, tuple[Row, ...]]:
+    """Return the rows of a catalog file's text by kind.
+
+    Raises:
+        CatalogError: the TOML is broken or a table is of no known kind.
+    """
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise CatalogError(f"{file} is not valid TOML: {error}.") from error
+    positions = _positions(text)
+    rows: dict[str, tuple[Row, ...]] = {}
+    for kind, tables in document.items():
+        if kind not in KINDS:
+            raise CatalogError(f"{file}: {unknown('table', kind, KINDS)}")
+        rows[kind] = _rows(kind, tables, file, positions.get(kind, []))
+    return rows
+
+
+def _rows(
+    kind: str, tables: object, file: str, positions: list[tuple[int, dict[str, int]]]
+) -> tuple[Row, ...]:
+    items = cast(list[object], tables) if isinstance(tables, list) else [None]
+    if not all(isinstance(item, dict) for item in items):
+        raise CatalogError(f"{file}: write each row of {kind} under its own [[{kind}]].")
+    # Where the counts differ (inline tables), a line would be a guess: name the file alone.
+    places: list[tuple[int | None, dict[str, int]]] = [(None, {}) for _ in items]
+    if len(positions) == len(items):
+        places = list(positions)
+    return tuple(
+        Row(kind, cast(dict[str, Any], item), file, line, keys)
+        for item, (line, keys) in zip(items, places, strict=True)
+    )
+
+
+def read(path: Path) -> dict[str, tuple[Row, ...]]:
+    """Return the rows of a user's catalog file by kind.
+
+    Raises:
+        CatalogError: the file cannot be read or its TOML is broken.
+    """
+    try:
+        return parse(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise CatalogError(f"Catalog file {path} cannot be read: {error}.") from error
