@@ -40,7 +40,7 @@ def _complete(run: Table, platform: Platform, world_size: int | None) -> Table:
     """Fill in what follows from the platform, the strategy and the world size."""
     model = run.get("model")
     if not isinstance(model, str):
-        known = ", ".join(catalog.models())
+        known = ", ".join(shape.name for shape in catalog.models())
         raise ConfigError(f"model={model!r} is no model name. Known models: {known}.")
     run = {"platform": platform.name, "precision": platform.default_precision, **run}
     run = _with_world(run, platform, world_size)
