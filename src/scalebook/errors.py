@@ -26,6 +26,14 @@ class LaunchError(ScalebookError):
     """Training cannot be started here, or the program that should start it is missing."""
 
 
+class ReportError(ScalebookError):
+    """The report cannot be built, or a page of it is not as it must be."""
+
+
+class ClaimError(ScalebookError):
+    """A claim, or a number that a reader states, is malformed or out of range."""
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     """Return the message for an unknown name: the value, what is known, and the nearest match."""
     names = sorted(known)
