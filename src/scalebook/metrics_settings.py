@@ -1,0 +1,59 @@
+"""What ran, read from a record that may lack anything or hold a wrong type."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from scalebook import catalog
+from scalebook.catalog.types import ModelShape
+from scalebook.errors import CatalogError
+from scalebook.record import RunRecord
+
+
+def count(record: RunRecord, name: str) -> int | None:
+    """Return a setting that is a whole number of at least 1; None for anything else."""
+    value = record.setting(name)
+    return value if type(value) is int and value >= 1 else None
+
+
+def text(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def _data_parallel_size(record: RunRecord) -> int | None:
+    given = count(record, "data_parallel_size")
+    names = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
+    sizes = [count(record, name) for name in names]
+    world = count(record, "world_size")
+    if given is not None or world is None or None in sizes:
+        return given
+    replica = math.prod(size for size in sizes if size is not None)
+    return world // replica if world % replica == 0 else None
+
+
+def run_shape(record: RunRecord) -> tuple[ModelShape | None, str | None]:
+    """Return the shape of the model that ran, with the layers that it had, or the reason."""
+    name, layers = text(record.setting("model")), count(record, "num_layers")
+    if name is None:
+        return None, "The run names no model."
+    try:
+        shape = catalog.model(name)
+        if layers is not None and layers != shape.num_layers:
+            shape = catalog.model(f"{name.partition('@')[0]}@{layers}")
+    except CatalogError as error:
+        return None, str(error)
+    return shape, None
+
+
+def settings(record: RunRecord) -> dict[str, Any]:
+    counts = (
+        "world_size", "nodes", "tensor_parallel_size", "pipeline_parallel_size",
+        "context_parallel_size", "expert_parallel_size", "micro_batch_size", "global_batch_size",
+        "sequence_length",
+    )  # fmt: skip
+    texts = ("platform", "engine", "model", "precision", "strategy")
+    found: dict[str, Any] = {name: count(record, name) for name in counts}
+    found.update({name: text(record.setting(name)) for name in texts})
+    found["data_parallel_size"] = _data_parallel_size(record)
+    return found
