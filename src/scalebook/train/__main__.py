@@ -1,0 +1,77 @@
+"""Entry point of a training process: ``torchrun ... -m scalebook.train``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from scalebook import catalog
+from scalebook.config import RunConfig
+from scalebook.errors import ConfigError, ScalebookError
+
+
+def exit_on_signals() -> None:
+    """Leave at once with 128 + n on SIGTERM and SIGINT, even while waiting for other ranks.
+
+    A Python signal handler runs only when the main thread is back in Python, which a collective
+    whose peer is gone may never let happen. The wake-up pipe is written by the C handler, and a
+    thread of its own waits for it. Nothing is lost: each finished step is on disk already.
+    """
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+
+    def leave() -> None:
+        number = os.read(reader, 1)[0]
+        sys.stdout.flush()
+        os._exit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    threading.Thread(target=leave, daemon=True).start()
+
+
+def read_config(path: Path) -> RunConfig:
+    """Return the configuration in a JSON file.
+
+    Raises:
+        ConfigError: the file cannot be read or its content is not a RunConfig.
+    """
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read as JSON: {error}.") from error
+    return RunConfig.from_parameters(values)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train as the arguments say; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m scalebook.train")
+    parser.add_argument("--config", type=Path, required=True, help="RunConfig as JSON")
+    parser.add_argument("--output", type=Path, required=True, help="run directory to write into")
+    options = parser.parse_args(arguments)
+    exit_on_signals()
+    try:
+        config = read_config(options.config)
+        shape = catalog.model(config.model)
+        options.output.mkdir(parents=True, exist_ok=True)
+        if config.platform == "cpu":
+            from scalebook.train import cpu
+
+            cpu.install()
+        from scalebook.train.loop import train
+
+        return train(config, shape, options.output)
+    except ScalebookError as error:
+        print(f"scalebook.train: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,97 @@
+"""Torch-native pieces of a transformer layer, for machines without Transformer Engine.
+
+They replace Megatron-Core's local norms (which refuse sequence parallelism) and its unfused core
+attention (which refuses context parallelism and stores the s x s scores).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention.bias import causal_lower_right
+from torch.nn.functional import scaled_dot_product_attention
+
+from scalebook.train import mcore
+
+
+class Norm:
+    """RMSNorm or LayerNorm of torch whose parameters are marked for sequence parallelism."""
+
+    def __new__(cls, config: Any, hidden_size: int, eps: float = 1e-5, **_: Any) -> nn.Module:
+        """Return the norm that ``config.normalization`` names."""
+        kinds = {"RMSNorm": nn.RMSNorm, "LayerNorm": nn.LayerNorm}
+        norm = kinds[config.normalization](hidden_size, eps=eps, dtype=config.params_dtype)
+        for parameter in norm.parameters():
+            # Each tensor-parallel rank sees a part of the sequence; this mark makes Megatron-Core
+            # add up the ranks' gradients.
+            setattr(parameter, "sequence_parallel", config.sequence_parallel)  # noqa: B010
+        return norm
+
+
+class CoreAttention(mcore.MegatronModule):
+    """Causal attention by torch's fused kernels, with grouped queries and context parallelism.
+
+    With context parallelism, keys and values are gathered over the group and every rank computes
+    its own queries: the all-gather form of Llama 3 (arXiv 2407.21783, section 3.3.2). Sequences
+    are cut in 2 x size chunks and rank r holds chunks r and 2 x size - 1 - r, as in Megatron-LM.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        layer_number: int,
+        attn_mask_type: Any,
+        attention_type: str,
+        softmax_scale: float | None = None,
+        pg_collection: Any = None,
+        **_: Any,
+    ) -> None:
+        super().__init__(config=config)
+        self.softmax_scale = softmax_scale
+        self.context_group = pg_collection.cp
+        self.context_size: int = config.context_parallel_size
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **_: Any
+    ) -> Tensor:
+        """Return the context [sequence, batch, heads x head_dim] of [sequence, batch, heads, dim]."""
+        if self.context_size == 1:
+            context = self._attend(query, key, value)
+        else:
+            context = self._attend_over_group(query, key, value)
+        return context.flatten(2)
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Return attention of the last queries of a sequence to all its keys and values."""
+        q, k, v = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
+        options: dict[str, Any] = {
+            "scale": self.softmax_scale,
+            "enable_gqa": query.shape[2] != key.shape[2],
+        }
+        if query.shape[0] == key.shape[0]:
+            context = scaled_dot_product_attention(q, k, v, is_causal=True, **options)
+        else:
+            mask = causal_lower_right(query.shape[0], key.shape[0])
+            context = scaled_dot_product_attention(q, k, v, attn_mask=mask, **options)
+        return context.permute(2, 0, 1, 3)
+
+    def _attend_over_group(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        keys, values = self._whole_sequence(key), self._whole_sequence(value)
+        rank = self.context_group.rank()
+        chunk = query.shape[0] // 2
+        parts: list[Tensor] = []
+        for part, number in zip(query.split(chunk), (rank, 2 * self.context_size - 1 - rank)):
+            end = (number + 1) * chunk
+            parts.append(self._attend(part, keys[:end], values[:end]))
+        return torch.cat(parts)
+
+    def _whole_sequence(self, tensor: Tensor) -> Tensor:
+        """Return the chunks of every rank of the group in the order of the sequence."""
+        gathered: Tensor = mcore.tensor_parallel.gather_from_sequence_parallel_region(
+            tensor.contiguous(), tensor_parallel_output_grad=True, group=self.context_group
+        )
+        chunks = gathered.chunk(2 * self.context_size)
+        # Gathered order is 0, n-1, 1, n-2, ...: even places ascend, odd places descend.
+        return torch.cat(chunks[0::2] + chunks[1::2][::-1])

@@ -1,0 +1,137 @@
+"""The training loop: the same on every platform."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+from torch import Tensor
+
+from scalebook.catalog.types import ModelShape
+from scalebook.config import RunConfig
+from scalebook.train import mcore, observe
+from scalebook.train.data import Batch, Samples, Share, micro_batches
+from scalebook.train.indexed import samples_of
+from scalebook.train.model import Model, build, refuse_unsupported
+from scalebook.train.optimizer import Optimizer, build_optimizer
+from scalebook.train.steps import RankStep, gather, open_steps, progress
+from scalebook.train.world import World, join
+
+DIVERGED_EXIT_CODE = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Trainer:
+    """Everything that a step needs."""
+
+    config: RunConfig
+    world: World
+    model: Model
+    optimizer: Optimizer
+    samples: Samples
+    share: Share
+    forward_backward: Any
+
+
+def _loss(config: RunConfig, losses: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the summed loss, the number of tokens it is over, and the mean to report."""
+    total = losses.float().sum()
+    count = torch.tensor(losses.numel(), dtype=torch.int, device=losses.device)
+    return total, count, total.detach() / losses.numel()
+
+
+def _forward(config: RunConfig, batches: Iterator[Batch], model: Any) -> tuple[Tensor, Any]:
+    batch = next(batches)
+    output = model(batch.tokens, batch.position_ids, None, labels=batch.labels)
+    return output, partial(_loss, config)
+
+
+def train_step(trainer: Trainer, step: int) -> tuple[float | None, float | None, bool]:
+    """Run one optimizer step; return (this rank's loss or None, gradient norm, skipped)."""
+    config = trainer.config
+    for chunk in trainer.model.chunks:
+        chunk.zero_grad_buffer()
+    trainer.optimizer.inner.zero_grad()
+    iterators = [
+        micro_batches(trainer.samples, config, trainer.share, step, trainer.world.device)
+        for _ in trainer.model.chunks
+    ]
+    losses: list[Tensor] = trainer.forward_backward(
+        forward_step_func=partial(_forward, config),
+        data_iterator=iterators if len(iterators) > 1 else iterators[0],
+        model=trainer.model.chunks,
+        num_microbatches=config.num_microbatches,
+        seq_length=config.sequence_length,
+        micro_batch_size=config.micro_batch_size,
+        decoder_seq_length=config.sequence_length,
+        forward_only=False,
+    )
+    succeeded, grad_norm, _ = trainer.optimizer.inner.step()
+    trainer.optimizer.schedule.step(increment=1)
+    loss = torch.stack(losses).mean().item() if losses else None
+    return loss, grad_norm, not succeeded
+
+
+def prepare(config: RunConfig, shape: ModelShape, output: Path) -> Trainer:
+    """Return a trainer ready for its first step."""
+    refuse_unsupported(config, shape)
+    mcore.quiet()
+    world = join(config)
+    model = build(config, shape, world)
+    ranks = mcore.parallel_state
+    share = Share(
+        ranks.get_data_parallel_rank(),
+        ranks.get_data_parallel_world_size(),
+        ranks.get_context_parallel_rank(),
+        ranks.get_context_parallel_world_size(),
+    )
+    return Trainer(
+        config=config,
+        world=world,
+        model=model,
+        optimizer=build_optimizer(config, model),
+        samples=samples_of(config, shape, output),
+        share=share,
+        forward_backward=mcore.get_forward_backward_func(),
+    )
+
+
+def _run_steps(trainer: Trainer, stream: TextIO | None) -> int:
+    config, world = trainer.config, trainer.world
+    world.synchronize()
+    begin = time.perf_counter()
+    for step in range(config.steps):
+        learning_rate = trainer.optimizer.learning_rate
+        loss, grad_norm, skipped = train_step(trainer, step)
+        mcore.forget_auxiliary_losses()
+        world.synchronize()
+        # A step lasts from the end of the last one, so that steps add up to the wall time.
+        end = time.perf_counter()
+        own = RankStep(end - begin, loss, grad_norm, learning_rate, skipped)
+        begin = end
+        record = gather(step + 1, own, config, world)
+        if stream is not None:
+            stream.write(record.model_dump_json() + "\n")
+            print(progress(record, config.steps), flush=True)
+        if record.loss is None:
+            if stream is not None:
+                print(f"DIVERGED: the loss of step {step + 1} is not finite", file=sys.stderr)
+            return DIVERGED_EXIT_CODE
+    return 0
+
+
+def train(config: RunConfig, shape: ModelShape, output: Path) -> int:
+    """Train for ``config.steps`` steps and return the exit code; rank 0 writes to ``output``."""
+    trainer = prepare(config, shape, output)
+    observed = observe.observed(trainer)
+    if trainer.world.rank != 0:
+        return _run_steps(trainer, None)
+    observe.write(output, observed, trainer)
+    with open_steps(output) as stream:
+        return _run_steps(trainer, stream)

@@ -1,0 +1,160 @@
+"""What this machine is: host, accelerator, software and the settings that change speed."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+# Settings that change speed, by prefix. Nothing else of the environment is recorded: it may hold
+# secrets.
+PERFORMANCE_PREFIXES = (
+    "CUDA_",
+    "CUBLAS_",
+    "CUDNN_",
+    "GPU_MAX_HW_QUEUES",
+    "HIPBLASLT_",
+    "HIP_",
+    "HSA_",
+    "MIOPEN_",
+    "MKL_NUM_THREADS",
+    "NCCL_",
+    "NVTE_",
+    "OMP_NUM_THREADS",
+    "PYTORCH_",
+    "RCCL_",
+    "ROCR_VISIBLE_DEVICES",
+    "TORCH_",
+    "UB_",
+)
+# Set by the launcher, or by the images of NVIDIA and AMD themselves.
+CONTAINER_VARIABLES = ("SCALEBOOK_IMAGE", "NVIDIA_PRODUCT_NAME", "NVIDIA_PYTORCH_VERSION")
+
+
+def performance_variables() -> dict[str, str]:
+    """Return the environment variables that change how fast training runs."""
+    return {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if name.startswith(PERFORMANCE_PREFIXES)
+    }
+
+
+def _output(*command: str) -> str | None:
+    """Return what a command prints, or None where it is missing, fails or hangs."""
+    if shutil.which(command[0]) is None:
+        return None
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _text(path: str) -> str | None:
+    try:
+        return Path(path).read_text(encoding="utf-8").strip()
+    except OSError:
+        return None
+
+
+def host() -> dict[str, Any]:
+    """Return facts of the host that can change speed; never its name."""
+    model = next(
+        (
+            line.partition(":")[2].strip()
+            for line in (_text("/proc/cpuinfo") or "").splitlines()
+            if line.startswith("model name")
+        ),
+        platform.processor() or None,
+    )
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return {
+        "cpu_model": model,
+        "cpu_cores": os.cpu_count(),
+        "memory_gib": round(pages / 2**30, 1),
+        "kernel": platform.release(),
+        "architecture": platform.machine(),
+    }
+
+
+def git_commit() -> str | None:
+    """Return the commit of the checkout that this package runs from, with ``+`` if changed."""
+    folder = str(Path(__file__).parent)
+    commit = _output("git", "-C", folder, "rev-parse", "HEAD")
+    if commit is None:
+        return None
+    changed = _output("git", "-C", folder, "status", "--porcelain", "--untracked-files=no")
+    return f"{commit}+" if changed else commit
+
+
+def _nvidia() -> dict[str, Any]:
+    query = "--query-gpu=driver_version,power.limit"
+    lines = _output("nvidia-smi", query, "--format=csv,noheader,nounits")
+    if not lines:
+        return {"driver": None, "power_cap_watts": None}
+    driver, _, cap = lines.splitlines()[0].partition(",")
+    return {"driver": driver.strip(), "power_cap_watts": _number(cap)}
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _amd() -> dict[str, Any]:
+    caps = sorted(Path("/sys/class/drm").glob("card*/device/hwmon/hwmon*/power1_cap"))
+    microwatts = _number(_text(str(caps[0])) or "") if caps else None
+    return {
+        "driver": _text("/sys/module/amdgpu/version"),
+        "power_cap_watts": microwatts / 1e6 if microwatts is not None else None,
+    }
+
+
+def accelerator() -> dict[str, Any]:
+    """Return name and number of this node's accelerators, driver and power cap; null on a CPU."""
+    if not torch.cuda.is_available():
+        reason = "trained on the CPU"
+        return {"accelerator": None, "accelerator_reason": reason, "accelerators_per_node": 0}
+    properties: Any = torch.cuda.get_device_properties(0)
+    return {
+        "accelerator": torch.cuda.get_device_name(0),
+        "accelerators_per_node": torch.cuda.device_count(),
+        "accelerator_memory_gib": round(properties.total_memory / 2**30, 1),
+        "multiprocessors": properties.multi_processor_count,
+        **(_amd() if torch.version.hip else _nvidia()),
+    }
+
+
+def _collectives() -> dict[str, str | None]:
+    if not torch.cuda.is_available():
+        return {"nccl": None, "rccl": None}
+    version = ".".join(str(part) for part in torch.cuda.nccl.version())
+    # torch calls RCCL nccl in a build for ROCm.
+    return {"nccl": None, "rccl": version} if torch.version.hip else {"nccl": version, "rccl": None}
+
+
+def software() -> dict[str, Any]:
+    """Return the versions that training depends on, beside Megatron-Core's."""
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "rocm": torch.version.hip,
+        "triton": find_spec("triton") is not None,
+        "git_commit": git_commit(),
+        **_collectives(),
+    }
+
+
+def containers() -> dict[str, str]:
+    """Return what the image says of itself, where it does."""
+    return {name: os.environ[name] for name in CONTAINER_VARIABLES if name in os.environ}

@@ -1,0 +1,228 @@
+"""The model: a RunConfig and a ModelShape become this rank's chunks of a GPTModel."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from scalebook.catalog.types import ModelShape
+from scalebook.config import RunConfig
+from scalebook.errors import ConfigError
+from scalebook.train import layers, mcore, weights
+from scalebook.train.world import World
+
+VOCABULARY_MULTIPLE = 128  # Megatron-LM's --make-vocab-size-divisible-by
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+# The weight that Mixtral's configuration gives to the load-balancing loss is 0.02; Megatron-LM's
+# examples use 0.01.
+AUXILIARY_LOSS_COEFFICIENT = 1e-2
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """This rank's part of the model, wrapped for data parallelism."""
+
+    chunks: list[Any]  # DistributedDataParallel, one a virtual pipeline stage
+    config: Any  # megatron.core.TransformerConfig
+    ddp_config: Any
+    padded_vocab_size: int
+    layer_spec: str  # "torch" or "transformer_engine"
+    parameter_count: int  # of this pipeline stage, whole
+
+
+def refuse_unsupported(config: RunConfig, shape: ModelShape) -> None:
+    """Raise ConfigError where this trainer cannot run what is asked for."""
+    if config.precision not in DTYPES:
+        raise ConfigError(
+            f"precision={config.precision!r} is not supported by engine 'megatron'. "
+            f"Use one of: {', '.join(DTYPES)}."
+        )
+    if config.data_parallel_sharding == "full":
+        raise ConfigError(
+            "data_parallel_sharding='full' (FSDP) is not supported by engine 'megatron'. "
+            "Use 'none' or 'optimizer'."
+        )
+    if shape.mla is not None or shape.mtp_layers:
+        raise ConfigError(
+            f"{shape.name} uses multi-latent attention or multi-token prediction, which engine "
+            "'megatron' does not train. Choose another model."
+        )
+    if config.sequence_length > shape.max_sequence_length and shape.learned_positions:
+        raise ConfigError(
+            f"sequence_length={config.sequence_length} is beyond the "
+            f"{shape.learned_positions} learned positions of {shape.name}."
+        )
+
+
+def padded_vocabulary(vocab_size: int, tensor_parallel_size: int) -> int:
+    """Return the vocabulary rounded up to a multiple of 128 x tensor-parallel size."""
+    multiple = VOCABULARY_MULTIPLE * tensor_parallel_size
+    return math.ceil(vocab_size / multiple) * multiple
+
+
+def can_compile() -> bool:
+    """Return whether torch.compile can build GPU kernels here: Triton needs a C compiler."""
+    compilers = ("cc", "gcc", "clang")
+    return any(shutil.which(compiler) for compiler in compilers)
+
+
+def _architecture(shape: ModelShape) -> dict[str, Any]:
+    options: dict[str, Any] = {
+        "num_layers": shape.num_layers,
+        "hidden_size": shape.hidden_size,
+        "ffn_hidden_size": shape.ffn_hidden_size,
+        "num_attention_heads": shape.num_attention_heads,
+        "num_query_groups": shape.num_query_groups,
+        "kv_channels": shape.head_dim,
+        "normalization": "RMSNorm" if shape.normalization == "rms" else "LayerNorm",
+        "layernorm_epsilon": 1e-5,
+        "gated_linear_unit": shape.gated_mlp,
+        "activation_func": functional.silu if shape.gated_mlp else functional.gelu,
+        "add_bias_linear": shape.mlp_bias,
+        "add_qkv_bias": shape.attention_bias in ("qkv", "all"),
+        "qk_layernorm": shape.qk_norm,
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+        "init_method_std": weights.INIT_STD,
+    }
+    return options | _experts(shape)
+
+
+def _experts(shape: ModelShape) -> dict[str, Any]:
+    if shape.moe is None:
+        return {}
+    dense = shape.moe.first_dense_layers
+    return {
+        "num_moe_experts": shape.moe.num_experts,
+        "moe_router_topk": shape.moe.top_k,
+        "moe_ffn_hidden_size": shape.moe.ffn_hidden_size,
+        "moe_shared_expert_intermediate_size": shape.moe.shared_ffn_hidden_size or None,
+        "moe_layer_freq": [0] * dense + [1] * (shape.num_layers - dense),
+        "moe_token_dispatcher_type": "alltoall",
+        "moe_router_load_balancing_type": "aux_loss",
+        "moe_aux_loss_coeff": AUXILIARY_LOSS_COEFFICIENT,
+        "moe_router_dtype": "fp32",
+    }
+
+
+def _split(config: RunConfig) -> dict[str, Any]:
+    stages = config.virtual_pipeline_parallel_size
+    return {
+        "tensor_model_parallel_size": config.tensor_parallel_size,
+        "pipeline_model_parallel_size": config.pipeline_parallel_size,
+        "virtual_pipeline_model_parallel_size": stages if stages > 1 else None,
+        "context_parallel_size": config.context_parallel_size,
+        "expert_model_parallel_size": config.expert_parallel_size,
+        "expert_tensor_parallel_size": config.expert_tensor_parallel_size,
+        "sequence_parallel": config.sequence_parallel,
+        "pipeline_dtype": DTYPES[config.precision],
+        "params_dtype": DTYPES[config.precision],
+        "bf16": config.precision == "bf16",
+    }
+
+
+def _recompute(config: RunConfig) -> dict[str, Any]:
+    if config.recompute == "full":
+        return {
+            "recompute_granularity": "full",
+            "recompute_method": "uniform",
+            "recompute_num_layers": 1,
+        }
+    return {"recompute_granularity": "selective"} if config.recompute == "selective" else {}
+
+
+def _speed(config: RunConfig, shape: ModelShape, world: World, te: bool) -> dict[str, Any]:
+    fuse = world.on_gpu and can_compile()
+    interleaved = config.virtual_pipeline_parallel_size > 1
+    return {
+        "use_cpu_initialization": not world.on_gpu,
+        # Megatron-Core's fused GELU wants a bias.
+        "bias_activation_fusion": fuse and (shape.gated_mlp or shape.mlp_bias),
+        "bias_dropout_fusion": fuse,
+        "cross_entropy_loss_fusion": fuse,
+        "masked_softmax_fusion": False,
+        "gradient_accumulation_fusion": False,
+        "apply_rope_fusion": te,
+        "moe_grouped_gemm": te and shape.moe is not None,
+        "overlap_p2p_comm": world.on_gpu and interleaved,
+        "batch_p2p_comm": not (world.on_gpu and interleaved),
+        "batch_p2p_sync": False,
+    }
+
+
+def _ddp_config(config: RunConfig, world: World) -> Any:
+    sharded = config.data_parallel_sharding == "optimizer"
+    return mcore.DistributedDataParallelConfig(
+        grad_reduce_in_fp32=True,
+        use_distributed_optimizer=sharded,
+        overlap_grad_reduce=world.on_gpu,
+        # With pipeline stages the gather would have to be aligned among them.
+        overlap_param_gather=world.on_gpu and sharded and config.pipeline_parallel_size == 1,
+    )
+
+
+def _chunk(config: Any, shape: ModelShape, run: RunConfig, stage: int | None, te: bool) -> Any:
+    spec = mcore.block_spec(
+        config,
+        transformer_engine=te,
+        norm=layers.Norm,
+        core_attention=layers.CoreAttention,
+        vp_stage=stage,
+    )
+    ranks = mcore.parallel_state
+    where = {"ignore_virtual": False, "vp_stage": stage}
+    return mcore.GPTModel(
+        config=config,
+        transformer_layer_spec=spec,
+        vocab_size=padded_vocabulary(shape.vocab_size, run.tensor_parallel_size),
+        max_sequence_length=shape.learned_positions or run.sequence_length,
+        pre_process=ranks.is_pipeline_first_stage(**where),
+        post_process=ranks.is_pipeline_last_stage(**where),
+        share_embeddings_and_output_weights=shape.tied_embeddings,
+        position_embedding_type="learned_absolute" if shape.learned_positions else "rope",
+        rotary_base=shape.rope_theta,
+        vp_stage=stage,
+    )
+
+
+def build(config: RunConfig, shape: ModelShape, world: World) -> Model:
+    """Return this rank's model chunks with weights that do not depend on the layout."""
+    te = world.on_gpu and mcore.transformer_engine_version() is not None
+    options = _architecture(shape) | _split(config) | _recompute(config)
+    transformer = mcore.TransformerConfig(**options, **_speed(config, shape, world, te))
+    stages = config.virtual_pipeline_parallel_size
+    chunks = [
+        _chunk(transformer, shape, config, stage, te).to(
+            device=world.device, dtype=DTYPES[config.precision]
+        )
+        for stage in (range(stages) if stages > 1 else [None])
+    ]
+    weights.initialise(
+        chunks,
+        transformer,
+        vocab_size=shape.vocab_size,
+        tied=shape.tied_embeddings,
+        seed=config.seed,
+    )
+    ddp_config = _ddp_config(config, world)
+    return Model(
+        chunks=[
+            mcore.DistributedDataParallel(
+                config=transformer,
+                ddp_config=ddp_config,
+                module=chunk,
+                disable_bucketing=index > 0,
+            )
+            for index, chunk in enumerate(chunks)
+        ],
+        config=transformer,
+        ddp_config=ddp_config,
+        padded_vocab_size=padded_vocabulary(shape.vocab_size, config.tensor_parallel_size),
+        layer_spec="transformer_engine" if te else "torch",
+        parameter_count=weights.parameter_count(chunks, shape.tied_embeddings),
+    )

@@ -1,0 +1,113 @@
+"""observed.json: the configuration as read back inside the training process, and the machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed
+
+from scalebook.store import write_json
+from scalebook.train import machine, mcore
+from scalebook.train.indexed import fingerprint
+from scalebook.train.model import DTYPES
+
+if TYPE_CHECKING:
+    from scalebook.train.loop import Trainer
+
+
+def _parameter_total(trainer: Trainer) -> int:
+    """Return the parameters of the whole model: the sum over the pipeline's stages."""
+    count = torch.tensor(trainer.model.parameter_count, device=trainer.world.device)
+    group = mcore.parallel_state.get_pipeline_model_parallel_group()
+    torch.distributed.all_reduce(count, group=group)
+    return int(count.item())
+
+
+def _split() -> dict[str, Any]:
+    ranks = mcore.parallel_state
+    return {
+        "world_size": torch.distributed.get_world_size(),
+        "tensor_parallel_size": ranks.get_tensor_model_parallel_world_size(),
+        "pipeline_parallel_size": ranks.get_pipeline_model_parallel_world_size(),
+        "virtual_pipeline_parallel_size": (
+            ranks.get_virtual_pipeline_model_parallel_world_size() or 1
+        ),
+        "context_parallel_size": ranks.get_context_parallel_world_size(),
+        "expert_parallel_size": ranks.get_expert_model_parallel_world_size(),
+        "expert_tensor_parallel_size": ranks.get_expert_tensor_parallel_world_size(),
+        "data_parallel_size": ranks.get_data_parallel_world_size(),
+    }
+
+
+def observed(trainer: Trainer) -> dict[str, Any]:
+    """Return RunConfig's names with the values that are in force; every rank must call this."""
+    config, model = trainer.model.config, trainer.model
+    ddp = model.ddp_config
+    precisions = {dtype: name for name, dtype in DTYPES.items()}
+    run = trainer.config
+    return {
+        **_split(),
+        "num_microbatches": run.num_microbatches,
+        "sequence_parallel": config.sequence_parallel,
+        "data_parallel_sharding": "optimizer" if ddp.use_distributed_optimizer else "none",
+        "precision": precisions[config.params_dtype],
+        "gradient_precision": "fp32" if ddp.grad_reduce_in_fp32 else "as parameters",
+        "recompute": config.recompute_granularity or "none",
+        "micro_batch_size": run.micro_batch_size,
+        "global_batch_size": run.global_batch_size,
+        "sequence_length": run.sequence_length,
+        "learning_rate": run.learning_rate,
+        "num_layers": config.num_layers,
+        "hidden_size": config.hidden_size,
+        "ffn_hidden_size": config.ffn_hidden_size,
+        "num_attention_heads": config.num_attention_heads,
+        "num_query_groups": config.num_query_groups,
+        "head_dim": config.kv_channels,
+        "num_experts": config.num_moe_experts,
+        "expert_top_k": config.moe_router_topk if config.num_moe_experts else None,
+        "padded_vocab_size": model.padded_vocab_size,
+        "parameter_count": _parameter_total(trainer),
+        "layer_spec": model.layer_spec,
+        "context_parallel_communication": (
+            "all_gather" if model.layer_spec == "torch" else config.cp_comm_type
+        ),
+        "overlap_grad_reduce": ddp.overlap_grad_reduce,
+        "overlap_param_gather": ddp.overlap_param_gather,
+        "fusions": {
+            name: getattr(config, name)
+            for name in (
+                "bias_activation_fusion",
+                "bias_dropout_fusion",
+                "cross_entropy_loss_fusion",
+                "gradient_accumulation_fusion",
+                "apply_rope_fusion",
+                "moe_grouped_gemm",
+            )
+        },
+        "float32_matmul": torch.get_float32_matmul_precision(),
+    }
+
+
+def environment(trainer: Trainer) -> dict[str, Any]:
+    """Return what the run stood on; null where a thing is absent."""
+    data = trainer.config.data
+    memory = {} if trainer.world.on_gpu else {"memory_reason": "the CPU has no device allocator"}
+    return {
+        **machine.accelerator(),
+        **machine.software(),
+        "backend": torch.distributed.get_backend(),
+        "megatron_core": mcore.version,
+        "transformer_engine": mcore.transformer_engine_version(),
+        "container": machine.containers(),
+        "variables": machine.performance_variables(),
+        "host": machine.host(),
+        "data": fingerprint(data) if data else {"synthetic": True},
+        **memory,
+    }
+
+
+def write(output: Path, values: dict[str, Any], trainer: Trainer) -> None:
+    """Write observed.json into a run directory, before the first step."""
+    write_json(output / "observed.json", {"observed": values, "environment": environment(trainer)})

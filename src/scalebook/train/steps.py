@@ -1,0 +1,86 @@
+"""What the ranks know of a step becomes one StepRecord, written as soon as the step is done."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TextIO
+
+import torch
+import torch.distributed
+
+from scalebook.config import RunConfig
+from scalebook.record import Phase, StepRecord
+from scalebook.train.world import World
+
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class RankStep:
+    """One rank's view of a step. ``loss`` is None on ranks that do not see the loss."""
+
+    seconds: float
+    loss: float | None
+    grad_norm: float | None
+    learning_rate: float
+    skipped: bool
+
+
+def phase(step: int, warmup_steps: int) -> Phase:
+    """Return the phase of a step, counted from 1; the first step is always start-up."""
+    if step == 1:
+        return "startup"
+    return "warmup" if step <= warmup_steps else "measured"
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def gather(number: int, step: RankStep, config: RunConfig, world: World) -> StepRecord:
+    """Return the record of a step over all ranks; every rank must call this.
+
+    The loss is the mean over the ranks that see it, which hold equally many tokens each.
+    """
+    allocated = reserved = 0.0
+    if world.on_gpu:
+        allocated = torch.cuda.max_memory_allocated() / GIB
+        reserved = torch.cuda.max_memory_reserved() / GIB
+    has_loss = step.loss is not None
+    own = [step.seconds, step.loss or 0.0, float(has_loss), allocated, reserved]
+    local = torch.tensor(own, dtype=torch.float64, device=world.device)
+    table = [torch.empty_like(local) for _ in range(world.size)]
+    torch.distributed.all_gather(table, local)
+    seconds, losses, seen, allocated_all, reserved_all = torch.stack(table).T.tolist()
+    return StepRecord(
+        step=number,
+        phase=phase(number, config.warmup_steps),
+        step_seconds=max(seconds),
+        tokens=config.tokens_per_step,
+        loss=_finite(sum(losses) / sum(seen)),
+        grad_norm=_finite(step.grad_norm),
+        learning_rate=step.learning_rate,
+        allocated_gib=max(allocated_all) if world.on_gpu else None,
+        reserved_gib=max(reserved_all) if world.on_gpu else None,
+        rank_step_seconds=tuple(seconds),
+        skipped=step.skipped,
+        finished_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
+    )
+
+
+def progress(record: StepRecord, steps: int) -> str:
+    """Return the line that a person watching the log reads."""
+    loss = "not finite" if record.loss is None else f"{record.loss:.4f}"
+    rate = record.tokens / record.step_seconds
+    return (
+        f"step {record.step}/{steps} loss {loss} {record.step_seconds * 1e3:.1f} ms "
+        f"{rate:.0f} tokens/s"
+    )
+
+
+def open_steps(output: Path) -> TextIO:
+    """Return steps.jsonl of a run directory, opened so that each line is on disk when written."""
+    return (output / "steps.jsonl").open("w", encoding="utf-8", buffering=1)

@@ -1,0 +1,95 @@
+"""The processes of a run: how they find one another and how the world is split among them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed
+
+from scalebook.config import RunConfig
+from scalebook.errors import ConfigError, LaunchError
+from scalebook.train import mcore
+
+COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """This process among the others."""
+
+    rank: int
+    size: int
+    local_rank: int
+    device: torch.device
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether this process trains on a GPU (torch calls those of AMD cuda as well)."""
+        return self.device.type == "cuda"
+
+    def synchronize(self) -> None:
+        """Wait until the device has done everything that was asked of it."""
+        if self.on_gpu:
+            torch.cuda.synchronize()
+
+
+def _environment_number(name: str) -> int:
+    value = os.environ.get(name)
+    if value is None:
+        raise LaunchError(f"{name} is not set. Start the trainer with torchrun, also for 1 process.")
+    return int(value)
+
+
+def join(config: RunConfig) -> World:
+    """Return this process's place after it has met the others and the world has been split.
+
+    Raises:
+        ConfigError: the world that torchrun started is not the one that was asked for.
+        LaunchError: torchrun did not start this process, or there is no GPU for it.
+    """
+    rank, size, local_rank = (
+        _environment_number(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+    )
+    if size != config.world_size:
+        raise ConfigError(f"torchrun started {size} processes, but world_size={config.world_size}.")
+    device = _device(config, local_rank)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    torch.distributed.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT)
+    _split(config)
+    return World(rank, size, local_rank, device)
+
+
+def _device(config: RunConfig, local_rank: int) -> torch.device:
+    if config.platform == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise LaunchError(
+            f"platform={config.platform!r} needs a GPU, and torch {torch.__version__} sees none. "
+            "Use platform 'cpu', or install a torch built for this GPU."
+        )
+    if local_rank >= torch.cuda.device_count():
+        raise LaunchError(
+            f"Process {local_rank} of this node has no GPU: torch sees "
+            f"{torch.cuda.device_count()}. Start at most one process a GPU."
+        )
+    device = torch.device("cuda", local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _split(config: RunConfig) -> None:
+    stages = config.virtual_pipeline_parallel_size
+    mcore.parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=config.tensor_parallel_size,
+        pipeline_model_parallel_size=config.pipeline_parallel_size,
+        virtual_pipeline_model_parallel_size=stages if stages > 1 else None,
+        context_parallel_size=config.context_parallel_size,
+        expert_model_parallel_size=config.expert_parallel_size,
+        expert_tensor_parallel_size=config.expert_tensor_parallel_size,
+        create_gloo_process_groups=False,
+        distributed_timeout_minutes=int(COLLECTIVE_TIMEOUT.total_seconds() // 60),
+    )
+    mcore.tensor_parallel.model_parallel_cuda_manual_seed(config.seed)
