@@ -48,6 +48,8 @@ class RunMetrics:
     measured_steps: int
     step_seconds_median: float | None
     tokens_per_second: float | None  # total tokens over total time
+    tokens_per_second_low: float | None  # 95 % interval
+    tokens_per_second_high: float | None
     tokens_per_second_per_gpu: float | None
     throughput_reason: str | None
     model_tflops_per_second_per_gpu: float | None
@@ -191,6 +193,7 @@ def measure(run: Run, *, peak_precision: str | None = None) -> RunMetrics:
     peak, peak_name, no_peak = _peak(record, peak_precision)
     world = count(record, "world_size")
     rate = rates.tokens_per_second if rates else None
+    low, high = (rates.interval if rates else None) or (None, None)
     losses = _finite(step.loss for step in run.steps)
     return RunMetrics(
         run_id=record.run_id,
@@ -203,6 +206,8 @@ def measure(run: Run, *, peak_precision: str | None = None) -> RunMetrics:
         measured_steps=len(steps),
         step_seconds_median=rates.step_seconds_median if rates else None,
         tokens_per_second=rate,
+        tokens_per_second_low=low,
+        tokens_per_second_high=high,
         tokens_per_second_per_gpu=rate / world if rate and world else None,
         throughput_reason=no_rate,
         model_tflops_per_second_per_gpu=rate * scale if rate and scale else None,
