@@ -36,6 +36,7 @@ __all__ = [
     "platforms",
     "strategies",
     "strategy",
+    "strategy_rows",
     "unknown_device",
 ]
 
@@ -135,8 +136,7 @@ def model(name: str) -> ModelShape:
     base, at, layers = name.partition("@")
     user = load.signature()
     known = _models(user)
-    wanted = base.lower()
-    shape = known.get(_model_aliases(user).get(wanted, wanted))
+    shape = known.get(_base_name(user, base))
     if shape is None:
         raise CatalogError(unknown("model", base, known))
     return _proxy(shape, layers) if at else shape
@@ -180,19 +180,46 @@ def _specificity(item: Strategy) -> tuple[int, int]:
     return place, 0 if item.model == "*" else 1
 
 
+def _places(user: _Signature, platform: str | None) -> tuple[str, ...]:
+    """Return what a strategy's ``platform`` may say to cover a platform."""
+    known = _platforms(user).get((platform or "").lower())
+    return (
+        ("*",) if platform is None else ("*", platform.lower(), *([known.vendor] if known else []))
+    )
+
+
+def _base_name(user: _Signature, model: str) -> str:
+    """Return the catalog's name of a model or of the model that a proxy shortens."""
+    base = model.partition("@")[0].lower()
+    return _model_aliases(user).get(base, base)
+
+
 def strategies(platform: str, model: str) -> tuple[Strategy, ...]:
     """Return every strategy for a model on a platform, one a name, the most specific row."""
     user = load.signature()
-    vendor = _platforms(user)[platform].vendor if platform in _platforms(user) else platform
-    base = model.partition("@")[0].lower()
-    base = _model_aliases(user).get(base, base)
+    places, base = _places(user, platform), _base_name(user, model)
     best: dict[str, Strategy] = {}
     for item in _strategies(user):
-        fits = item.platform in ("*", platform, vendor) and item.model in ("*", base)
+        fits = item.platform in places and item.model in ("*", base)
         rival = best.get(item.name)
         if fits and (rival is None or _specificity(item) >= _specificity(rival)):
             best[item.name] = item
     return tuple(best.values())
+
+
+def strategy_rows(platform: str | None = None, model: str | None = None) -> tuple[Strategy, ...]:
+    """Return every strategy, one row a name where both a platform and a model are given."""
+    if platform is not None and model is not None:
+        return strategies(platform, model)
+    user = load.signature()
+    places = _places(user, platform)
+    base = None if model is None else _base_name(user, model)
+    return tuple(
+        item
+        for item in _strategies(user)
+        if (platform is None or item.platform in places)
+        and (base is None or item.model in ("*", base))
+    )
 
 
 def strategy(name: str, platform: str, model: str) -> Strategy:

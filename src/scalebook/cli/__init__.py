@@ -3,23 +3,51 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from pathlib import Path
+from typing import NoReturn
 
 from scalebook import __version__
 from scalebook.errors import ScalebookError
 
 # Modules with ``register(subparsers)``; they import what a command needs only when it runs,
 # so that every command starts fast and works where the optional parts are not installed.
-COMMAND_MODULES = ("facts", "check", "claims", "runs", "reports")
+COMMAND_MODULES = ("facts", "listing", "check", "claims", "runs", "reports")
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line, as every error of the command line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the message with the command's name and exit with code 2."""
+        self.exit(2, f"{self.prog}: {message.rstrip('.')}. See {self.prog} --help.\n")
+
+
+def _take_catalog(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments without ``--catalog FILE``, which may stand anywhere.
+
+    The file goes into the environment, so that the processes that a command starts see it too.
+    """
+    parser = Parser(prog="scalebook", add_help=False, allow_abbrev=False)
+    parser.add_argument("--catalog", action="append", default=[], type=Path)
+    options, rest = parser.parse_known_args(arguments)
+    if options.catalog:
+        paths = [str(path.absolute()) for path in options.catalog]
+        os.environ["SCALEBOOK_CATALOG"] = os.pathsep.join(paths)
+    return rest
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser with every command registered."""
-    parser = argparse.ArgumentParser(prog="scalebook", description=__doc__)
+    parser = Parser(prog="scalebook")
     parser.description = "Measure and report how fast an LLM trains, and why."
     parser.add_argument("--version", action="version", version=f"scalebook {__version__}")
+    parser.add_argument(
+        "--catalog", metavar="FILE", help="a TOML file that adds to the facts or overrides them"
+    )
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name in COMMAND_MODULES:
         import_module(f"scalebook.cli.{name}").register(subparsers)
@@ -28,7 +56,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code (2 and one line on an error of the user's)."""
-    options = build_parser().parse_args(arguments)
+    rest = _take_catalog(sys.argv[1:] if arguments is None else arguments)
+    options = build_parser().parse_args(rest)
     handler: Callable[[argparse.Namespace], int] = options.handler
     try:
         return handler(options)

@@ -1,9 +1,151 @@
-"""Commands (to be filled)."""
+"""Commands that answer from the catalog and the FLOPs formulas."""
 
 from __future__ import annotations
 
 import argparse
 
+from scalebook.cli.arguments import Subparsers, add_json, at_least, positive
+from scalebook.cli.facts_tables import accelerators, models, platforms, strategies
+from scalebook.cli.output import print_json, print_table
 
-def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+
+def register(subparsers: Subparsers) -> None:
     """Add this module's commands."""
+    _register_flops(subparsers)
+    _register_convert(subparsers)
+    for name, handler, text in (
+        ("accelerators", accelerators, "list accelerators with their dense peaks"),
+        ("models", models, "list model shapes with their parameter counts"),
+        ("platforms", platforms, "list platforms"),
+    ):
+        parser = subparsers.add_parser(name, help=text)
+        add_json(parser)
+        parser.set_defaults(handler=handler)
+    parser = subparsers.add_parser("strategies", help="list named parallelism strategies")
+    parser.add_argument("--platform", help="only those for a platform")
+    parser.add_argument("--model", help="only those for a model")
+    add_json(parser)
+    parser.set_defaults(handler=strategies)
+
+
+def _register_flops(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser("flops", help="count FLOPs per trained token")
+    parser.add_argument("--model", required=True, help="a model, or name@LAYERS")
+    length = parser.add_mutually_exclusive_group(required=True)
+    length.add_argument("--sequence-length", type=at_least(1), help="tokens of a sample")
+    length.add_argument(
+        "--packed-lengths",
+        type=at_least(1),
+        nargs="+",
+        metavar="TOKENS",
+        help="lengths of the documents packed into a sample",
+    )
+    parser.add_argument(
+        "--recompute",
+        choices=("none", "selective", "full"),
+        default="none",
+        help="count hardware FLOPs with this recomputation",
+    )
+    parser.add_argument("--recompute-num-layers", type=at_least(0), help="of full: how many layers")
+    parser.add_argument("--mtp-layers", type=at_least(0), default=0, help="MTP modules trained")
+    parser.add_argument(
+        "--tensor-parallel-size", type=at_least(1), help="pad the vocabulary as Megatron does"
+    )
+    add_json(parser)
+    parser.set_defaults(handler=flops)
+
+
+def _register_convert(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser(
+        "convert", help="convert TFLOP/s between conventions, or find the convention of a pair"
+    )
+    parser.add_argument("--model", required=True, help="a model, or name@LAYERS")
+    parser.add_argument("--sequence-length", type=at_least(1), required=True)
+    parser.add_argument("--tokens-per-second-per-gpu", type=positive)
+    parser.add_argument("--tflops", type=positive, help="published TFLOP/s/GPU")
+    parser.add_argument("--convention", help="how the published TFLOP/s were counted")
+    parser.add_argument("--mtp-layers", type=at_least(0), default=0, help="MTP modules trained")
+    add_json(parser)
+    parser.set_defaults(handler=convert)
+
+
+def flops(options: argparse.Namespace) -> int:
+    """Print FLOPs per token under every convention."""
+    from scalebook import catalog
+    from scalebook.flops import (
+        CONVENTIONS,
+        hardware_flops_per_token,
+        packed_sequence_length,
+        padded_vocab_size,
+    )
+    from scalebook.flops import flops_per_token as model_flops
+
+    shape = catalog.model(options.model)
+    packed = options.packed_lengths
+    length = packed_sequence_length(packed) if packed else options.sequence_length
+    tensor = options.tensor_parallel_size
+    rows = padded_vocab_size(shape.vocab_size, tensor) if tensor else None
+    found: dict[str, float] = {}
+    for name in CONVENTIONS:
+        if options.recompute == "none":
+            found[name] = model_flops(
+                shape, length, name, mtp_layers=options.mtp_layers, vocab_size=rows
+            )
+            continue
+        found[name] = hardware_flops_per_token(
+            shape,
+            length,
+            options.recompute,
+            name,
+            recompute_num_layers=options.recompute_num_layers,
+            mtp_layers=options.mtp_layers,
+            vocab_size=rows,
+        )
+    if options.json:
+        print_json(found)
+    else:
+        table = [[name, f"{value / 1e9:,.4f}", CONVENTIONS[name]] for name, value in found.items()]
+        print_table(("convention", "GFLOP a token", "counts"), table)
+    return 0
+
+
+def convert(options: argparse.Namespace) -> int:
+    """Print TFLOP/s/GPU under every convention, and which one a published pair fits."""
+    from scalebook import catalog
+    from scalebook.errors import ConfigError
+    from scalebook.flops import CONVENTIONS, convention_fits, convert_tflops, model_tflops
+
+    shape, length = catalog.model(options.model), options.sequence_length
+    rate, tflops, modules = options.tokens_per_second_per_gpu, options.tflops, options.mtp_layers
+    if rate is None and (tflops is None or options.convention is None):
+        raise ConfigError(
+            "Nothing to convert. Give --tokens-per-second-per-gpu, or --tflops with --convention."
+        )
+    if rate is not None:
+        by_name = {
+            name: model_tflops(rate, shape, length, name, mtp_layers=modules)
+            for name in CONVENTIONS
+        }
+    else:
+        by_name = {
+            name: convert_tflops(
+                tflops, shape, length, options.convention, name, mtp_layers=modules
+            )
+            for name in CONVENTIONS
+        }
+    fits = (
+        convention_fits(rate, tflops, shape, length, mtp_layers=modules)
+        if rate is not None and tflops is not None
+        else ()
+    )
+    if options.json:
+        print_json({"tflops_per_second_per_gpu": by_name, "fits": fits})
+        return 0
+    rows = [[name, f"{value:,.2f}"] for name, value in by_name.items()]
+    differences = {fit.convention: f"{100 * fit.relative_difference:+.2f}%" for fit in fits}
+    headers = ["convention", "TFLOP/s/GPU"]
+    if fits:
+        headers.append("published is off by")
+        rows = [[*row, differences[row[0]]] for row in rows]
+    print_table(headers, rows)
+    return 0

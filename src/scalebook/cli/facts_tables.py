@@ -1,0 +1,113 @@
+"""Handlers of the commands that list the catalog."""
+
+from __future__ import annotations
+
+import argparse
+
+from scalebook.cli.output import number, print_json, print_table
+
+
+def accelerators(options: argparse.Namespace) -> int:
+    """Print every accelerator."""
+    from scalebook import catalog
+
+    found = catalog.accelerators()
+    if options.json:
+        print_json(found)
+        return 0
+    shown = ("bf16", "fp16", "fp8", "fp4", "tf32", "fp32")
+    rows = [
+        [
+            item.name,
+            item.vendor,
+            number(item.memory_gb),
+            *(number(item.peak_tflops.get(name), 6) for name in shown),
+            " | ".join(item.device_names) or "-",
+        ]
+        for item in found
+    ]
+    print_table(["accelerator", "vendor", "GB", *shown, "driver strings"], rows)
+    print("Peaks: dense TFLOP/s of one device.")
+    return 0
+
+
+def models(options: argparse.Namespace) -> int:
+    """Print every model shape with its parameter counts."""
+    from scalebook import catalog
+    from scalebook.cli.output import plain
+    from scalebook.flops import parameter_count
+
+    found = [(shape, parameter_count(shape)) for shape in catalog.models()]
+    if options.json:
+        print_json(
+            [
+                {**plain(shape), "parameters": count.total, "active_parameters": count.active}
+                for shape, count in found
+            ]
+        )
+        return 0
+    rows = [
+        [
+            shape.name,
+            f"{count.total / 1e9:,.3f}",
+            f"{count.active / 1e9:,.3f}",
+            str(shape.num_layers),
+            str(shape.hidden_size),
+            str(shape.num_attention_heads),
+            str(shape.num_query_groups),
+            str(shape.vocab_size),
+            str(shape.max_sequence_length),
+        ]
+        for shape, count in found
+    ]
+    headers = ["model", "parameters 1e9", "active 1e9", "layers", "hidden", "heads", "groups"]
+    print_table([*headers, "vocabulary", "max sequence"], rows)
+    return 0
+
+
+def platforms(options: argparse.Namespace) -> int:
+    """Print every platform."""
+    from scalebook import catalog
+
+    found = catalog.platforms()
+    if options.json:
+        print_json(found)
+        return 0
+    rows = [
+        [
+            item.name,
+            item.vendor,
+            item.accelerator or "-",
+            str(item.gpus_per_node),
+            item.default_precision,
+        ]
+        for item in found
+    ]
+    print_table(["platform", "vendor", "accelerator", "GPUs a node", "precision"], rows)
+    return 0
+
+
+def strategies(options: argparse.Namespace) -> int:
+    """Print strategies: all rows, or those for a platform and a model."""
+    from scalebook import catalog
+
+    found = catalog.strategy_rows(options.platform, options.model)
+    if options.json:
+        print_json(found)
+        return 0
+    rows = [
+        [
+            item.name,
+            item.platform,
+            item.model,
+            str(item.tensor_parallel_size),
+            str(item.pipeline_parallel_size),
+            str(item.context_parallel_size),
+            str(item.expert_parallel_size),
+            ", ".join(item.aliases),
+        ]
+        for item in found
+    ]
+    headers = ["strategy", "platform", "model", "TP", "PP", "CP", "EP", "aliases"]
+    print_table(headers, rows)
+    return 0

@@ -1,0 +1,93 @@
+"""Command ``list``: every run under a folder with its numbers."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from scalebook.cli.arguments import Subparsers, add_json
+from scalebook.cli.output import number, print_json, print_table
+
+if TYPE_CHECKING:
+    from scalebook.metrics import RunMetrics
+
+
+def register(subparsers: Subparsers) -> None:
+    """Add this module's commands."""
+    parser = subparsers.add_parser("list", help="list runs with their numbers")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of run directories")
+    parser.add_argument(
+        "--peak-precision",
+        choices=("bf16", "fp16", "fp8", "fp4", "tf32", "fp32"),
+        help="the precision whose dense peak MFU is a fraction of; fp8 runs need it",
+    )
+    add_json(parser)
+    parser.set_defaults(handler=list_runs)
+
+
+def list_runs(options: argparse.Namespace) -> int:
+    """Print one row a run, sorted by run id; what cannot be read goes to stderr."""
+    from scalebook.errors import RecordError
+    from scalebook.metrics import measure
+    from scalebook.store import read_runs
+
+    if not options.runs.is_dir():
+        raise RecordError(f"No folder of runs at {options.runs}. Name one with --runs DIR.")
+    runs, problems = read_runs(options.runs)
+    for problem in problems:
+        print(f"scalebook: {problem}", file=sys.stderr)
+    for run in runs:
+        for problem in run.problems:
+            print(f"scalebook: {run.record.run_id}: {problem}", file=sys.stderr)
+    found = [measure(run, peak_precision=options.peak_precision) for run in runs]
+    found.sort(key=lambda item: item.run_id)
+    if options.json:
+        print_json(found)
+    elif found:
+        _print_people(found)
+    else:
+        print(f"No runs under {options.runs}.")
+    return 0
+
+
+def _sizes(item: RunMetrics) -> str:
+    sizes = (
+        item.tensor_parallel_size,
+        item.pipeline_parallel_size,
+        item.context_parallel_size,
+        item.expert_parallel_size,
+        item.data_parallel_size,
+    )
+    return "/".join("-" if size is None else str(size) for size in sizes)
+
+
+def _row(item: RunMetrics) -> list[str]:
+    return [
+        item.run_id,
+        item.status,
+        item.source,
+        item.platform or "-",
+        item.model or "-",
+        number(item.world_size),
+        _sizes(item),
+        number(item.step_seconds_median),
+        number(item.tokens_per_second_per_gpu),
+        number(item.model_tflops_per_second_per_gpu),
+        "-" if item.mfu is None else f"{100 * item.mfu:.1f}%",
+        number(item.peak_memory_gib),
+        number(item.loss_first),
+        number(item.loss_last),
+    ]
+
+
+def _print_people(found: list[RunMetrics]) -> None:
+    headers = [
+        "run", "status", "source", "platform", "model", "GPUs", "TP/PP/CP/EP/DP", "step s",
+        "tokens/s/GPU", "TFLOP/s/GPU", "MFU", "GiB", "first loss", "last loss",
+    ]  # fmt: skip
+    print_table(headers, [_row(item) for item in found])
+    for item in found:
+        if item.reason:
+            print(f"{item.run_id}: {item.reason}")

@@ -1,0 +1,52 @@
+"""Print JSON without NaN, and tables for people."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+
+def plain(value: Any) -> Any:
+    """Return a value made of what JSON knows: dataclasses and mappings become objects."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [item.name for item in dataclasses.fields(value)]
+        return {name: plain(getattr(value, name)) for name in names}
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in cast(Mapping[Any, Any], value).items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in cast(Sequence[Any], value)]
+    return value
+
+
+def print_json(value: Any) -> None:
+    """Print a value as JSON; a NaN anywhere is an error, never output."""
+    print(json.dumps(plain(value), indent=1, allow_nan=False, ensure_ascii=False))
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """Return a number with so many significant digits and grouped thousands, or a dash."""
+    if value is None:
+        return "-"
+    if abs(value) >= 10 ** (digits - 1) or value == int(value):
+        return f"{value:,.0f}"
+    return f"{value:,.{digits}g}"
+
+
+def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print left-aligned columns, numbers to the right."""
+    columns = list(zip(headers, *rows, strict=True))
+    widths = [max(len(cell) for cell in column) for column in columns]
+    right = [all(_is_number(cell) for cell in column[1:]) for column in columns]
+    for row in (headers, *rows):
+        cells = [
+            cell.rjust(width) if is_right else cell.ljust(width)
+            for cell, width, is_right in zip(row, widths, right, strict=True)
+        ]
+        print("  ".join(cells).rstrip())
+
+
+def _is_number(cell: str) -> bool:
+    stripped = cell.replace(",", "").rstrip("%")
+    return cell == "-" or stripped.replace(".", "", 1).replace("e+", "", 1).isdigit()
