@@ -1,0 +1,229 @@
+"""The memory estimate: hand-checkable numbers, and what must hold whatever the sizes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scalebook import catalog, memory
+from scalebook.catalog import ModelShape
+from scalebook.errors import ConfigError
+from scalebook.flops import padded_vocab_size, parameter_count
+from scalebook.memory.conventions import korthikanti_layer_bytes
+from scalebook.memory.parameters import stage_count
+from scalebook.parallelism import Parallelism
+
+GIB = 2**30
+SIZES = {"micro_batch_size": 1, "num_microbatches": 8, "sequence_length": 2048}
+DENSE = ("llama3.1-8b", "qwen2.5-7b", "gpt3-6.7b", "qwen2.5-3b")
+EXPERT = ("mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v2-lite")
+
+
+def total(shape: ModelShape, parallelism: Parallelism, **changes: object) -> float:
+    return memory.estimate(shape, parallelism, **(SIZES | changes)).total_gib
+
+
+@pytest.mark.parametrize("name", [*DENSE, *EXPERT, "deepseek-v3", "gpt-oss-20b", "gemma2-9b"])
+def test_one_rank_holds_exactly_the_models_parameters(name: str) -> None:
+    shape = catalog.model(name)
+    rows = padded_vocab_size(shape.vocab_size)
+    count = stage_count(shape, Parallelism(1), 0)
+    assert count.total == parameter_count(shape, rows).total
+
+
+def test_states_of_a_toy_model_are_18_bytes_a_parameter() -> None:
+    shape = catalog.model("tiny-llama")
+    # 4 layers of 128 (128 + 2 * 64) + 128 * 128 + 3 * 128 * 384 + 2 * 128; norm; 2 tables.
+    parameters = 4 * (128 * 256 + 128 * 128 + 3 * 128 * 384 + 256) + 128 + 2 * 1024 * 128
+    worst = memory.estimate(shape, Parallelism(1), **SIZES).worst
+    assert worst.parameters * GIB == 2 * parameters
+    assert worst.gradients * GIB == 4 * parameters
+    assert worst.optimizer * GIB == 12 * parameters
+
+
+def test_activations_of_a_toy_model_are_counted_tensor_by_tensor() -> None:
+    shape = catalog.model("tiny-llama")
+    worst = memory.estimate(shape, Parallelism(1), **(SIZES | {"sequence_length": 64})).worst
+    # In 16 bit: 4 h for the norms, 2 q + 2 k for attention, 3 f for the gated MLP; 8 heads' fp32
+    # log-sum-exp; the last norm.
+    layer = 64 * (2 * (4 * 128 + 2 * 128 + 2 * 64 + 3 * 384) + 4 * 8)
+    assert worst.activations * GIB == 4 * layer + 64 * 2 * 2 * 128
+    assert worst.logits * GIB == 64 * 1024 * 6
+
+
+def test_a_gpt_layer_is_korthikantis_less_its_dropout_masks() -> None:
+    shape = catalog.model("megatron-22b")
+    assert shape.ffn_hidden_size == 4 * shape.hidden_size
+    parallelism = Parallelism(8, 8, sequence_parallel=True)
+    whole, less = (
+        memory.estimate(replace(shape, num_layers=count), parallelism, **SIZES).worst.activations
+        for count in (48, 47)
+    )
+    published = korthikanti_layer_bytes(
+        shape, "tensor_sequence_selective", tensor=8, micro_batch_size=1, sequence=2048
+    )
+    masks = 2 * 2048 * shape.hidden_size / 8
+    softmax = 4 * 2048 * shape.num_attention_heads / 8
+    assert (whole - less) * GIB == pytest.approx(published - masks + softmax, rel=1e-6)
+
+
+def test_unfused_attention_keeps_the_scores_that_selective_recomputation_drops() -> None:
+    shape = catalog.model("megatron-22b")
+    kept = [
+        total(shape, Parallelism(8, 8), attention=kernel, recompute=mode)
+        for kernel, mode in (("unfused", "none"), ("unfused", "selective"), ("fused", "none"))
+    ]
+    assert kept[0] > kept[1] > kept[2]
+
+
+def test_full_recomputation_keeps_the_input_of_each_layer_and_one_layer_whole() -> None:
+    shape = catalog.model("llama3.1-8b")
+    none, full = (
+        memory.estimate(shape, Parallelism(8), **SIZES, recompute=mode).worst.activations
+        for mode in ("none", "full")
+    )
+    inputs = 32 * 2048 * 4096 * 2 / GIB
+    assert inputs < full < inputs + none / 30
+
+
+def test_the_first_stage_of_a_pipeline_is_the_fullest_and_is_named() -> None:
+    shape = catalog.model("llama3.1-70b")
+    estimate = memory.estimate(shape, Parallelism(32, 4, 8, sequence_parallel=True), **SIZES)
+    assert estimate.worst.stage == 0
+    assert len(estimate.stages) == 8
+    kept = [stage.activations for stage in estimate.stages[:-1]]
+    assert kept == sorted(kept, reverse=True)
+
+
+def test_logits_lie_on_the_last_stage_alone() -> None:
+    shape = catalog.model("llama3.1-8b")
+    stages = memory.estimate(shape, Parallelism(4, 1, 4), **SIZES).stages
+    assert [stage.logits > 0 for stage in stages] == [False, False, False, True]
+
+
+def test_interleaving_costs_the_published_share_of_activations() -> None:
+    shape = replace(catalog.model("megatron-22b"), vocab_size=128)
+    plain = Parallelism(4, 1, 4)
+    kept = [
+        memory.estimate(shape, replace(plain, virtual_pipeline_parallel_size=chunks), **SIZES)
+        .stages[0]
+        .activations
+        for chunks in (1, 3)
+    ]
+    assert kept[1] / kept[0] == pytest.approx(1 + 3 / (4 * 3))
+
+
+def test_tied_embeddings_are_held_twice_by_a_pipeline() -> None:
+    shape = catalog.model("qwen2.5-3b")
+    assert shape.tied_embeddings
+    counts = [stage_count(shape, Parallelism(2, 1, 2), stage).total for stage in (0, 1)]
+    rows = padded_vocab_size(shape.vocab_size)
+    whole = parameter_count(shape, rows)
+    assert sum(counts) == whole.total + whole.embedding
+
+
+def test_fp32_states_are_16_bytes_and_fp16_states_20() -> None:
+    shape = catalog.model("llama3.1-8b")
+    parameters = stage_count(shape, Parallelism(1), 0).total
+    for precision, size in (("fp32", 16), ("fp16", 20), ("bf16", 18)):
+        worst = memory.estimate(shape, Parallelism(1), **SIZES, precision=precision).worst
+        states = worst.parameters + worst.gradients + worst.optimizer
+        assert states * GIB == pytest.approx(size * parameters)
+
+
+def test_unknown_modes_are_refused_in_words() -> None:
+    shape = catalog.model("llama3.1-8b")
+    with pytest.raises(ConfigError, match=r"Unknown recompute mode 'ful'.*Did you mean 'full'"):
+        total(shape, Parallelism(1), recompute="ful")
+
+
+shapes = st.sampled_from([*DENSE, *EXPERT]).map(catalog.model)
+powers = st.sampled_from([1, 2, 4])
+booleans = st.booleans()
+modes = st.sampled_from(["none", "selective", "full"])
+shardings = st.sampled_from(["none", "optimizer", "full"])
+
+
+@given(shapes, powers, powers, powers, booleans, modes, shardings)
+def test_memory_never_rises_with_tensor_parallelism(
+    shape: ModelShape, tensor: int, stages: int, data: int, sp: bool, mode: str, sharding: str
+) -> None:
+    totals = [
+        total(
+            shape,
+            Parallelism(
+                size * stages * data,
+                size,
+                stages,
+                sequence_parallel=sp and size > 1,
+                data_parallel_sharding=sharding,
+            ),
+            recompute=mode,
+        )
+        for size in (tensor, 2 * tensor)
+    ]
+    assert totals[1] <= totals[0]
+
+
+@given(shapes, powers, powers, powers, modes, shardings)
+def test_memory_never_rises_with_pipeline_stages(
+    shape: ModelShape, tensor: int, stages: int, data: int, mode: str, sharding: str
+) -> None:
+    totals = [
+        total(
+            shape,
+            Parallelism(tensor * size * data, tensor, size, data_parallel_sharding=sharding),
+            recompute=mode,
+        )
+        for size in (stages, 2 * stages)
+    ]
+    assert totals[1] <= totals[0]
+
+
+@given(shapes, powers, st.sampled_from([1, 2, 4, 8, 64]), modes)
+def test_memory_never_rises_with_sharding_or_with_more_replicas(
+    shape: ModelShape, tensor: int, data: int, mode: str
+) -> None:
+    totals = [
+        total(
+            shape,
+            Parallelism(tensor * data, tensor, data_parallel_sharding=sharding),
+            recompute=mode,
+        )
+        for sharding in ("none", "optimizer", "full")
+    ]
+    # FSDP gathers whole layers: with few replicas that can cost more than it shares out.
+    assert totals[1] <= totals[0]
+    if data >= 8:
+        assert totals[2] <= totals[1]
+    for sharding, before in zip(("none", "optimizer", "full"), totals, strict=True):
+        wider = Parallelism(2 * tensor * data, tensor, data_parallel_sharding=sharding)
+        if data > 1 or sharding != "full":
+            assert total(shape, wider, recompute=mode) <= before
+
+
+@given(shapes, powers, st.sampled_from([1, 2, 4]), modes)
+def test_memory_never_rises_with_context_or_expert_parallelism_or_recomputation(
+    shape: ModelShape, context: int, expert: int, mode: str
+) -> None:
+    base = Parallelism(8 * context, context_parallel_size=context)
+    wide = Parallelism(16 * context, context_parallel_size=2 * context)
+    assert total(shape, wide, recompute=mode) <= total(shape, base, recompute=mode)
+    if shape.moe is not None:
+        spread = [replace(base, expert_parallel_size=size) for size in (expert, 2 * expert)]
+        assert total(shape, spread[1]) <= total(shape, spread[0])
+    assert total(shape, base, recompute="full") <= total(shape, base, recompute="none")
+
+
+@given(shapes, st.integers(1, 4), st.integers(1, 64))
+def test_memory_grows_with_the_micro_batch_and_not_with_microbatches_beyond_the_stages(
+    shape: ModelShape, micro: int, count: int
+) -> None:
+    parallelism = Parallelism(4, 1, 4)
+    small, large = (total(shape, parallelism, micro_batch_size=size) for size in (micro, micro + 1))
+    assert large > small
+    many = total(shape, parallelism, num_microbatches=4 + count)
+    assert many == total(shape, parallelism, num_microbatches=4)
