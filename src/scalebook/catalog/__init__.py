@@ -6,9 +6,9 @@ Every function answers from the package's files and the user's own (see ``catalo
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
 
-from scalebook.catalog import build, load
+from scalebook.catalog import build, load, values
+from scalebook.catalog.results import PublishedResult
 from scalebook.catalog.types import (
     Accelerator,
     MLAShape,
@@ -25,6 +25,7 @@ __all__ = [
     "MoEShape",
     "ModelShape",
     "Platform",
+    "PublishedResult",
     "Strategy",
     "accelerator",
     "accelerator_for_device",
@@ -34,53 +35,22 @@ __all__ = [
     "peak_tflops",
     "platform",
     "platforms",
+    "published",
     "strategies",
     "strategy",
     "strategy_rows",
     "unknown_device",
 ]
 
-_Signature = tuple[tuple[str, int], ...]
 
-
-@lru_cache(maxsize=8)
-def _accelerators(user: _Signature) -> dict[str, Accelerator]:
-    values = [build.accelerator(row) for row in load.rows("accelerators", user)]
-    return {value.name: value for value in values}
-
-
-@lru_cache(maxsize=8)
-def _devices(user: _Signature) -> dict[str, Accelerator]:
-    values = _accelerators(user).values()
-    return {device: value for value in values for device in value.device_names}
-
-
-@lru_cache(maxsize=8)
-def _models(user: _Signature) -> dict[str, ModelShape]:
-    values = [build.model(row) for row in load.rows("models", user)]
-    return {value.name: value for value in values}
-
-
-@lru_cache(maxsize=8)
-def _model_aliases(user: _Signature) -> dict[str, str]:
-    rows = load.rows("models", user)
-    return {alias: row.text("name") for row in rows for alias in row.texts("aliases")}
-
-
-@lru_cache(maxsize=8)
-def _platforms(user: _Signature) -> dict[str, Platform]:
-    values = [build.platform(row) for row in load.rows("platforms", user)]
-    return {value.name: value for value in values}
-
-
-@lru_cache(maxsize=8)
-def _strategies(user: _Signature) -> tuple[Strategy, ...]:
-    return tuple(build.strategy(row) for row in load.rows("strategies", user))
+def published() -> tuple[PublishedResult, ...]:
+    """Return every published result."""
+    return values.published(load.signature())
 
 
 def accelerators() -> tuple[Accelerator, ...]:
     """Return every known accelerator."""
-    return tuple(_accelerators(load.signature()).values())
+    return tuple(values.accelerators(load.signature()).values())
 
 
 def accelerator(name: str) -> Accelerator:
@@ -89,7 +59,7 @@ def accelerator(name: str) -> Accelerator:
     Raises:
         CatalogError: no accelerator has this name.
     """
-    known = _accelerators(load.signature())
+    known = values.accelerators(load.signature())
     folded = {key.lower(): value for key, value in known.items()}
     if name.lower() not in folded:
         raise CatalogError(unknown("accelerator", name, known))
@@ -98,7 +68,7 @@ def accelerator(name: str) -> Accelerator:
 
 def accelerator_for_device(device_name: str) -> Accelerator | None:
     """Return the accelerator whose driver reports exactly this string, or None."""
-    return _devices(load.signature()).get(device_name)
+    return values.devices(load.signature()).get(device_name)
 
 
 def unknown_device(device_name: str) -> str:
@@ -124,7 +94,7 @@ def peak_tflops(device_name: str, precision: str) -> tuple[float | None, str | N
 
 def models() -> tuple[ModelShape, ...]:
     """Return every known model shape."""
-    return tuple(_models(load.signature()).values())
+    return tuple(values.models(load.signature()).values())
 
 
 def model(name: str) -> ModelShape:
@@ -135,7 +105,7 @@ def model(name: str) -> ModelShape:
     """
     base, at, layers = name.partition("@")
     user = load.signature()
-    known = _models(user)
+    known = values.models(user)
     shape = known.get(_base_name(user, base))
     if shape is None:
         raise CatalogError(unknown("model", base, known))
@@ -159,7 +129,7 @@ def _proxy(shape: ModelShape, layers: str) -> ModelShape:
 
 def platforms() -> tuple[Platform, ...]:
     """Return every known platform."""
-    return tuple(_platforms(load.signature()).values())
+    return tuple(values.platforms(load.signature()).values())
 
 
 def platform(name: str) -> Platform:
@@ -168,7 +138,7 @@ def platform(name: str) -> Platform:
     Raises:
         CatalogError: no platform has this name.
     """
-    known = _platforms(load.signature())
+    known = values.platforms(load.signature())
     if name.lower() not in known:
         raise CatalogError(unknown("platform", name, known))
     return known[name.lower()]
@@ -180,18 +150,18 @@ def _specificity(item: Strategy) -> tuple[int, int]:
     return place, 0 if item.model == "*" else 1
 
 
-def _places(user: _Signature, platform: str | None) -> tuple[str, ...]:
+def _places(user: values.Signature, platform: str | None) -> tuple[str, ...]:
     """Return what a strategy's ``platform`` may say to cover a platform."""
-    known = _platforms(user).get((platform or "").lower())
+    known = values.platforms(user).get((platform or "").lower())
     return (
         ("*",) if platform is None else ("*", platform.lower(), *([known.vendor] if known else []))
     )
 
 
-def _base_name(user: _Signature, model: str) -> str:
+def _base_name(user: values.Signature, model: str) -> str:
     """Return the catalog's name of a model or of the model that a proxy shortens."""
     base = model.partition("@")[0].lower()
-    return _model_aliases(user).get(base, base)
+    return values.model_aliases(user).get(base, base)
 
 
 def strategies(platform: str, model: str) -> tuple[Strategy, ...]:
@@ -199,7 +169,7 @@ def strategies(platform: str, model: str) -> tuple[Strategy, ...]:
     user = load.signature()
     places, base = _places(user, platform), _base_name(user, model)
     best: dict[str, Strategy] = {}
-    for item in _strategies(user):
+    for item in values.strategies(user):
         fits = item.platform in places and item.model in ("*", base)
         rival = best.get(item.name)
         if fits and (rival is None or _specificity(item) >= _specificity(rival)):
@@ -216,7 +186,7 @@ def strategy_rows(platform: str | None = None, model: str | None = None) -> tupl
     base = None if model is None else _base_name(user, model)
     return tuple(
         item
-        for item in _strategies(user)
+        for item in values.strategies(user)
         if (platform is None or item.platform in places)
         and (base is None or item.model in ("*", base))
     )

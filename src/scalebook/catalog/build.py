@@ -85,7 +85,7 @@ def model(row: Row) -> ModelShape:
     padded = row.integer("padded_vocab_size") if "padded_vocab_size" in row.values else None
     row.texts("aliases")
     value = ModelShape(
-        name=row.text("name"),
+        name=row.label("name"),
         num_layers=num_layers,
         hidden_size=row.integer("hidden_size"),
         ffn_hidden_size=row.integer("ffn_hidden_size"),
@@ -123,15 +123,13 @@ def model(row: Row) -> ModelShape:
         )
     if padded is not None and padded < value.vocab_size:
         raise row.error("padded_vocab_size is below vocab_size.", "padded_vocab_size")
-    if "@" in value.name:
-        raise row.error("a name may not hold '@': name@8 means the same model with 8 layers.")
     return value
 
 
 def platform(row: Row) -> Platform:
     """Return the platform of a row."""
     value = Platform(
-        name=row.text("name"),
+        name=row.label("name"),
         vendor=row.choice("vendor", ("cpu", *VENDORS)),
         accelerator=row.optional_text("accelerator"),
         gpus_per_node=row.integer("gpus_per_node"),
@@ -147,7 +145,7 @@ def platform(row: Row) -> Platform:
 def strategy(row: Row) -> Strategy:
     """Return the strategy of a row."""
     value = Strategy(
-        name=row.text("name"),
+        name=row.label("name"),
         platform=row.text("platform", "*"),
         model=row.text("model", "*"),
         tensor_parallel_size=row.integer("tensor_parallel_size", 1),

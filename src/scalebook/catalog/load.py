@@ -12,6 +12,7 @@ from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 
+from scalebook.catalog import results
 from scalebook.catalog.rows import Row, parse, read
 from scalebook.errors import CatalogError
 
@@ -51,6 +52,8 @@ def signature() -> tuple[tuple[str, int], ...]:
 
 @lru_cache(maxsize=8)
 def _package_rows(kind: str) -> tuple[Row, ...]:
+    if kind == "published":
+        return results.package_rows()
     text = files("scalebook.catalog").joinpath(f"{kind}.toml").read_text(encoding="utf-8")
     return parse(text, f"catalog/{kind}.toml").get(kind, ())
 
@@ -64,7 +67,7 @@ def _user_rows(path: str, modified: int) -> dict[str, tuple[Row, ...]]:
 def _key(row: Row) -> tuple[str, ...]:
     if row.kind == "strategies":
         return row.text("name"), row.text("platform", "*"), row.text("model", "*")
-    return (row.text("name").lower(),)
+    return (row.text("id") if row.kind == "published" else row.text("name").lower(),)
 
 
 def rows(kind: str, user: tuple[tuple[str, int], ...]) -> tuple[Row, ...]:

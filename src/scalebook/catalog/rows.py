@@ -12,9 +12,10 @@ from typing import Any, cast
 
 from scalebook.errors import CatalogError, unknown
 
-KINDS = ("accelerators", "models", "platforms", "strategies")
+KINDS = ("accelerators", "models", "platforms", "strategies", "published")
 REQUIRED = object()
 
+_LABEL = re.compile(r"[a-z0-9][a-z0-9._-]*")
 _HEADER = re.compile(r"^\s*\[\[\s*([A-Za-z]+)\s*\]\]")
 
 
@@ -33,7 +34,7 @@ class Row:
         """Return the error that names this row's file, line and name."""
         line = self.lines.get(key, self.line) if key else self.line
         place = f"{self.file} line {line}" if line else self.file
-        name = self.values.get("name")
+        name = self.values.get("name", self.values.get("id"))
         label = f"{self.kind} {name!r}" if isinstance(name, str) else self.kind
         return CatalogError(f"{place}: {label}: {message}")
 
@@ -49,6 +50,15 @@ class Row:
         value = self._get(key, default)
         if key in self.values and (not isinstance(value, str) or not value.strip()):
             raise self.error(f"{key}={value!r} must be a text that is not empty.", key)
+        return value
+
+    def label(self, key: str) -> str:
+        """Return a name that can be typed: lower case, digits, dots, dashes, underscores."""
+        value = self.text(key)
+        if not _LABEL.fullmatch(value):
+            raise self.error(
+                f"{key}={value!r} must be lower case: letters, digits, '.', '-' and '_'.", key
+            )
         return value
 
     def optional_text(self, key: str) -> str | None:
