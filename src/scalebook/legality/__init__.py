@@ -7,14 +7,20 @@ measures nothing. tests/test_legality_megatron.py compares the verdicts with meg
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import islice
+
 from scalebook.catalog.types import Accelerator, ModelShape
 from scalebook.config import RunConfig
-from scalebook.legality import rules_model, rules_world
+from scalebook.legality import fit, neighbours, rules_device, rules_model, rules_world
+from scalebook.legality.fit import Fit
+from scalebook.legality.neighbours import changes
 from scalebook.legality.problem import Case, Problem, Severity
+from scalebook.memory import MemoryEstimate
 
-__all__ = ["Problem", "Severity", "check", "is_legal"]
+__all__ = ["Fit", "Problem", "Severity", "changes", "check", "fitting", "is_legal", "nearest"]
 
-RULES = (*rules_model.RULES, *rules_world.RULES)
+RULES = (*rules_model.RULES, *rules_world.RULES, *rules_device.RULES)
 
 
 def check(
@@ -37,3 +43,58 @@ def check(
 def is_legal(problems: tuple[Problem, ...]) -> bool:
     """Return whether none of the problems is an error."""
     return all(problem.severity != "error" for problem in problems)
+
+
+def nearest(
+    config: RunConfig,
+    shape: ModelShape,
+    *,
+    accelerator: Accelerator | None = None,
+    gpus_per_node: int | None = None,
+    limit: int = 3,
+) -> tuple[RunConfig, ...]:
+    """Return up to ``limit`` legal configurations that change least, the nearest first.
+
+    Empty where the configuration is legal already, or where the model itself breaks a rule.
+    """
+
+    def accepts(candidate: RunConfig) -> bool:
+        return is_legal(
+            check(candidate, shape, accelerator=accelerator, gpus_per_node=gpus_per_node)
+        )
+
+    if accepts(config):
+        return ()
+    found = neighbours.search(config, shape, accelerator, gpus_per_node, accepts)
+    return tuple(found[:limit])
+
+
+def fitting(
+    config: RunConfig,
+    shape: ModelShape,
+    *,
+    accelerator: Accelerator | None = None,
+    gpus_per_node: int | None = None,
+) -> tuple[MemoryEstimate, Fit]:
+    """Return the predicted memory of a legal configuration and whether it fits the device.
+
+    Where it does not, or nearly, the verdict's ``advice`` names legal changes that make it fit.
+    """
+    estimate = fit.estimate(config, shape)
+    verdict = fit.verdict(estimate.total_gib, accelerator)
+    if (verdict.fits is not False and verdict.capacity_gib is None) or verdict.fits:
+        return estimate, verdict
+
+    def helps(candidate: RunConfig) -> str | None:
+        problems = check(candidate, shape, accelerator=accelerator, gpus_per_node=gpus_per_node)
+        if not is_legal(problems):
+            return None
+        needed = fit.estimate(candidate, shape).total_gib
+        fits = fit.verdict(needed, accelerator).fits
+        return fit.describe(config, candidate, needed) if fits else None
+
+    for candidates in fit.alternatives(config, shape):
+        advice = tuple(islice(filter(None, map(helps, candidates)), fit.MAX_ADVICE))
+        if advice:
+            return estimate, replace(verdict, advice=advice)
+    return estimate, verdict

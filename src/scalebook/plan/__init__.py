@@ -22,7 +22,8 @@ from scalebook import catalog, legality
 from scalebook.catalog.types import Platform
 from scalebook.config import RunConfig
 from scalebook.errors import CatalogError, ConfigError
-from scalebook.legality import Problem
+from scalebook.legality import Fit, Problem
+from scalebook.memory import MemoryEstimate
 from scalebook.plan.document import Table, read_document
 from scalebook.plan.expand import expand
 
@@ -35,6 +36,13 @@ class PlannedRun:
 
     config: RunConfig
     problems: tuple[Problem, ...]
+    memory: MemoryEstimate | None = None  # None where the run is illegal
+    fit: Fit | None = None
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the predicted memory fits; None where it cannot be told (``fit.reason``)."""
+        return self.fit.fits if self.fit else None
 
     @property
     def legal(self) -> bool:
@@ -94,4 +102,7 @@ def _planned(config: RunConfig, platform: Platform, available: int | None) -> Pl
     if available is not None and config.world_size > available:
         message = f"world_size={config.world_size} is above the {available} devices available."
         problems = (Problem("devices", message), *problems)
-    return PlannedRun(config, problems)
+    if not legality.is_legal(problems):
+        return PlannedRun(config, problems)
+    memory, fit = legality.fitting(config, shape, accelerator=accelerator, gpus_per_node=room)
+    return PlannedRun(config, problems, memory, fit)

@@ -1,0 +1,107 @@
+"""Whether a configuration fits the device's memory, and what to change when it does not."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from scalebook import memory
+from scalebook.catalog.types import Accelerator, ModelShape
+from scalebook.config import RunConfig
+from scalebook.legality.neighbours import changes
+from scalebook.memory import MemoryEstimate
+
+# The estimate leaves out the driver's context, buffers of collectives and fragmentation: some GiB.
+# Up to this share of the memory a run is said to fit, above the whole of it not to fit.
+SAFE_SHARE = 0.9
+MAX_ADVICE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """The verdict: ``fits`` is None where it cannot be told; ``reason`` says why in each case."""
+
+    fits: bool | None
+    reason: str
+    capacity_gib: float | None
+    advice: tuple[str, ...] = ()
+
+
+def estimate(config: RunConfig, shape: ModelShape) -> MemoryEstimate:
+    """Return the predicted memory (GiB a rank) of a legal configuration."""
+    return memory.estimate(
+        shape,
+        config.parallelism,
+        micro_batch_size=config.micro_batch_size,
+        num_microbatches=config.num_microbatches,
+        sequence_length=config.sequence_length,
+        precision=config.precision,
+        recompute=config.recompute,
+    )
+
+
+def verdict(needed_gib: float, accelerator: Accelerator | None) -> Fit:
+    """Return whether so many GiB fit one device.
+
+    Memory sizes of accelerators are sold in GB but are GiB within 1 % (an 80 GB H100 reports
+    81,559 MiB, a 192 GB MI300X 196,592 MiB), and are taken so here.
+    """
+    if accelerator is None:
+        return Fit(None, "the memory of this platform's device is not known", None)
+    capacity = accelerator.memory_gb
+    against = f"{needed_gib:.1f} GiB predicted, {capacity:.0f} GiB on {accelerator.name}"
+    if needed_gib > capacity:
+        return Fit(False, f"{against}: does not fit", capacity)
+    if needed_gib > SAFE_SHARE * capacity:
+        return Fit(
+            None,
+            f"{against}: too close to tell, {1 - SAFE_SHARE:.0%} may go to the driver, collectives "
+            "and fragmentation",
+            capacity,
+        )
+    return Fit(True, f"{against}: fits", capacity)
+
+
+def alternatives(config: RunConfig, shape: ModelShape) -> Iterator[list[RunConfig]]:
+    """Yield what lowers memory, mildest first: every single change, then every pair of them."""
+    single = list(_single_changes(config, shape))
+    yield [config.model_copy(update=change) for change in single]
+    yield [
+        config.model_copy(update=one | two)
+        for one, two in itertools.combinations(single, 2)
+        if not one.keys() & two.keys()
+    ]
+
+
+def describe(before: RunConfig, after: RunConfig, needed_gib: float) -> str:
+    """Return one alternative as a person would type it, with its memory."""
+    parts = [f"{name}={_text(value)}" for name, value in changes(before, after).items()]
+    return f"{', '.join(parts)} ({needed_gib:.1f} GiB)"
+
+
+def _single_changes(config: RunConfig, shape: ModelShape) -> Iterator[dict[str, Any]]:
+    if config.tensor_parallel_size > 1 and not config.sequence_parallel:
+        yield {"sequence_parallel": True}
+    if config.data_parallel_sharding == "none":
+        yield {"data_parallel_sharding": "optimizer"}
+    if config.micro_batch_size > 1:
+        yield {"micro_batch_size": config.micro_batch_size // 2}
+    if shape.moe is not None:
+        yield {"expert_parallel_size": 2 * config.expert_parallel_size}
+    for factor in (2, 4, 8):
+        size = factor * config.tensor_parallel_size
+        yield {"tensor_parallel_size": size, "sequence_parallel": True}
+    for factor in (2, 4):
+        yield {"pipeline_parallel_size": factor * config.pipeline_parallel_size}
+        yield {"context_parallel_size": factor * config.context_parallel_size}
+    if config.recompute != "full":
+        yield {"recompute": "full"}
+    # FSDP shares nothing out among one replica, and Scalebook's own trainer does not have it.
+    if config.data_parallel_sharding != "full" and config.engine != "megatron":
+        yield {"data_parallel_sharding": "full"}
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
