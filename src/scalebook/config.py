@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from scalebook.errors import ConfigError, unknown
 from scalebook.parallelism import Parallelism
 
-Precision = Literal["bf16", "fp16", "fp8", "fp32"]
+Precision = Literal["bf16", "fp16", "fp8", "fp4", "fp32"]
 Recompute = Literal["none", "selective", "full"]
 Sharding = Literal["none", "optimizer", "full"]
 
@@ -93,6 +93,10 @@ class RunConfig(BaseModel):
         return self.global_batch_size * self.sequence_length
 
     def config_hash(self) -> str:
-        """Return 12 hex digits that name this configuration, equal for equal fields."""
-        canonical = json.dumps(self.model_dump(), sort_keys=True, separators=(",", ":"))
+        """Return 12 hex digits that name this configuration, equal for equal fields.
+
+        The time limit does not count: it does not change what a run that keeps it measures.
+        """
+        fields = self.model_dump(exclude={"time_limit_seconds"})
+        canonical = json.dumps(fields, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:12]

@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from scalebook.errors import LaunchError
+
 SCHEMA_VERSION = 1
 
 Status = Literal[
@@ -53,8 +55,30 @@ class RunRecord(BaseModel):
     started_at: str | None = None  # UTC, ISO 8601
     finished_at: str | None = None
     command: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # sentences for the reader that are no failure
 
     def setting(self, name: str) -> Any:
         """Return what ran (observed) or else what was asked for; None where neither says."""
         value = self.observed.get(name)
         return self.requested.get(name) if value is None else value
+
+    def summary(self) -> str:
+        """Return the run in a few lines of text: what, how it ended, and the log's end if badly."""
+        names = ("model", "world_size", "tensor_parallel_size", "pipeline_parallel_size")
+        sizes = ", ".join(f"{name}={self.setting(name)}" for name in names)
+        lines = [f"run {self.run_id}: {self.status}", f"  {sizes}"]
+        lines += [f"  {self.reason}"] if self.reason else []
+        return "\n".join(lines + [f"  | {line}" for line in self.log_tail])
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Show the summary where a notebook displays the record."""
+        printer.text("..." if cycle else self.summary())
+
+    def require_completed(self) -> None:
+        """Do nothing for a completed run, so that a notebook of any other ends in an error.
+
+        Raises:
+            LaunchError: the run did not complete.
+        """
+        if self.status != "completed":
+            raise LaunchError(f"Run {self.run_id}: {self.status}. {self.reason}")

@@ -6,11 +6,13 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from scalebook.config import RunConfig
 from scalebook.errors import RecordError
 from scalebook.record import SCHEMA_VERSION, RunRecord, StepRecord
 
@@ -25,6 +27,38 @@ class Run:
     record: RunRecord
     steps: tuple[StepRecord, ...]
     problems: tuple[str, ...] = ()  # lines that could not be read, in words
+
+
+def run_id(config: RunConfig, started_at: datetime) -> str:
+    """Return a run's name: when it started, its model and world size, its configuration's hash."""
+    name = "".join(c if c.isalnum() or c in ".-" else "-" for c in config.model)
+    time = started_at.strftime("%Y%m%d-%H%M%S")
+    return f"{time}-{name}-w{config.world_size}-{config.config_hash()}"
+
+
+def create_partial(runs: Path, config: RunConfig, started_at: datetime) -> Path:
+    """Create the directory of a new run, with its configuration in it, and return its path."""
+    runs.mkdir(parents=True, exist_ok=True)
+    first = run_id(config, started_at)
+    for attempt in range(1, 1000):
+        name = first if attempt == 1 else f"{first}-{attempt}"
+        partial = partial_path(runs, name)
+        if (runs / name).exists():
+            continue
+        try:
+            partial.mkdir()
+        except FileExistsError:
+            continue
+        write_json(partial / "config.json", config.model_dump())
+        return partial
+    raise RecordError(f"{runs} has no free name for a run {first}. Remove what is in the way.")
+
+
+def partial_directories(runs: Path) -> tuple[Path, ...]:
+    """Return the directories of runs that have not been published, oldest name first."""
+    if not runs.is_dir():
+        return ()
+    return tuple(path for path in sorted(runs.glob(f"{PARTIAL_PREFIX}*")) if path.is_dir())
 
 
 def partial_path(runs: Path, run_id: str) -> Path:
@@ -69,8 +103,8 @@ def read_steps(path: Path) -> tuple[tuple[StepRecord, ...], tuple[str, ...]]:
     return tuple(steps), tuple(problems)
 
 
-def read_run(directory: Path) -> Run:
-    """Return the run in a directory.
+def read_record(directory: Path) -> RunRecord:
+    """Return the record of a run directory.
 
     Raises:
         RecordError: record.json is missing, is not valid, or is of a newer schema.
@@ -86,6 +120,16 @@ def read_run(directory: Path) -> Run:
             f"{path} has schema_version {record.schema_version}; this version reads up to "
             f"{SCHEMA_VERSION}. Update scalebook."
         )
+    return record
+
+
+def read_run(directory: Path) -> Run:
+    """Return the run in a directory.
+
+    Raises:
+        RecordError: record.json is missing, is not valid, or is of a newer schema.
+    """
+    record = read_record(directory)
     steps, problems = read_steps(directory / "steps.jsonl")
     return Run(directory, record, steps, problems)
 

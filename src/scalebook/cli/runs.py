@@ -1,9 +1,174 @@
-"""Commands (to be filled)."""
+"""Commands that train: ``run`` (also called ``resume``) and ``recover``."""
 
 from __future__ import annotations
 
 import argparse
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from scalebook.catalog.types import Platform
+    from scalebook.plan import Plan
+    from scalebook.survey import Entry
+
+SubParsers = Any  # argparse keeps the type of add_subparsers() to itself
 
 
-def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def register(subparsers: SubParsers) -> None:
     """Add this module's commands."""
+    parser = subparsers.add_parser(
+        "run", aliases=["resume"], help="train every configuration of a plan that is not done yet"
+    )
+    parser.add_argument("--platform", help="cpu, h100, mi300x, ...; default: what this machine has")
+    parser.add_argument("--plan", type=Path, help="TOML file; default: a small plan of runs/plans")
+    parser.add_argument("--model", help="train this model in place of the plan's")
+    parser.add_argument("--gpus", type=_positive, help="use at most so many GPUs")
+    parser.add_argument("--nodes", type=_positive, help="number of machines of every run")
+    parser.add_argument("--runs", type=Path, help="folder of run directories; default: runs")
+    parser.add_argument(
+        "--force-platform", action="store_true", help="run also where the device is another"
+    )
+    parser.add_argument("--rerun", action="store_true", help="run also what is done")
+    parser.add_argument("--time-limit", type=_positive, metavar="S", help="seconds for each run")
+    parser.add_argument("--budget-seconds", type=_positive, metavar="S", help="for the whole plan")
+    parser.add_argument("--dry-run", action="store_true", help="print the commands; start nothing")
+    parser.add_argument("--trainer", default="", help=argparse.SUPPRESS)
+    parser.set_defaults(handler=run)
+
+    parser = subparsers.add_parser("recover", help="record the runs that a dead process left")
+    parser.add_argument("--runs", type=Path, help="folder of run directories; default: runs")
+    parser.set_defaults(handler=recover)
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} must be at least 1")
+    return value
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run a plan; 0 if any of its configurations has a completed run."""
+    from scalebook import survey, sweep
+    from scalebook.console import Console
+    from scalebook.project import TRAIN_NOTEBOOK, required_root, runs_folder
+
+    platform, devices = _machine(options)
+    plan = _load(options, platform, devices)
+    runs = runs_folder(str(options.runs or ""))
+    if options.dry_run:
+        entries = survey.survey(plan, runs, devices, options.rerun)
+        return _print_commands(entries, platform, runs)
+    _recover(runs)
+    entries = survey.survey(plan, runs, devices, options.rerun)
+    if all(entry.action == "done" for entry in entries):
+        print(f"All {len(entries)} runs of plan {plan.name!r} are done. Repeat them with --rerun.")
+        return 0
+    settings = sweep.Settings(
+        runs=runs,
+        notebook=required_root() / TRAIN_NOTEBOOK,
+        trainer=options.trainer,
+        force_platform=options.force_platform,
+        budget_seconds=options.budget_seconds,
+    )
+    _announce(plan, entries)
+    with sweep.stop_on_signals(settings.budget_seconds) as stop:
+        results = sweep.run_plan(entries, settings, Console(), stop)
+    print("\n".join(("", *sweep.summary(results))), flush=True)
+    return sweep.exit_code(results, stop)
+
+
+def _machine(options: argparse.Namespace) -> tuple[Platform, int | None]:
+    """Return the platform to run as and how many GPUs it may use (None: a CPU, or not asked)."""
+    from scalebook import catalog, detect
+    from scalebook.errors import LaunchError
+
+    if options.platform:
+        platform = catalog.platform(options.platform)
+        if platform.vendor == "cpu" or options.dry_run:
+            return platform, None if platform.vendor == "cpu" else options.gpus
+        machine = detect.detect()
+        refusal = detect.refusal(platform, machine)
+        if refusal and not options.force_platform:
+            raise LaunchError(refusal)
+    else:
+        machine = detect.detect()
+        platform = detect.platform_of(machine)
+        print(f"This machine has {machine.describe()}: platform {platform.name}.", flush=True)
+    if platform.vendor == "cpu":
+        return platform, None
+    return platform, min(machine.count, options.gpus or machine.count)
+
+
+def _load(options: argparse.Namespace, platform: Platform, devices: int | None) -> Plan:
+    from scalebook.plan import load_plan
+    from scalebook.project import required_root
+
+    name = "quick.toml" if platform.vendor == "cpu" else "gpu_quick.toml"
+    path = options.plan or required_root() / "runs" / "plans" / name
+    overrides = {
+        "model": options.model,
+        "nodes": options.nodes,
+        "time_limit_seconds": options.time_limit,
+    }
+    return load_plan(
+        path,
+        platform=platform.name,
+        world_size=options.gpus if devices is None else devices,
+        overrides={name: value for name, value in overrides.items() if value is not None},
+    )
+
+
+def _announce(plan: Plan, entries: tuple[Entry, ...]) -> None:
+    done = sum(entry.action == "done" for entry in entries)
+    to_run = sum(entry.action == "run" for entry in entries)
+    print(f"Plan {plan.name!r}: {to_run} to run, {done} done, of {len(entries)}.", flush=True)
+
+
+def _recover(runs: Path) -> None:
+    from scalebook import recovery
+    from scalebook.project import short
+
+    for leftover in recovery.recover(runs):
+        if leftover.record is None:
+            print(f"{short(leftover.path)} belongs to a process at work; it is left alone.")
+        else:
+            record = leftover.record
+            print(f"Recovered {short(leftover.path)}: {record.status}. {record.reason or ''}")
+    sys.stdout.flush()
+
+
+def recover(options: argparse.Namespace) -> int:
+    """Record what dead processes left under the runs folder."""
+    from scalebook.project import runs_folder
+
+    _recover(runs_folder(str(options.runs or "")))
+    return 0
+
+
+def _print_commands(entries: tuple[Entry, ...], platform: Platform, runs: Path) -> int:
+    """Print what would be run, how, and with which variables."""
+    from scalebook import launch
+    from scalebook.project import short
+    from scalebook.survey import label
+
+    for entry in entries:
+        reason = f": {entry.reason}" if entry.reason else ""
+        print(f"{entry.action.replace('_', ' '):<13} {label(entry.config)}{reason}")
+        for warning in entry.warnings:
+            print(f"    note: {warning}")
+        if entry.action != "run":
+            continue
+        directory = short(runs) / "RUN_ID"
+        plan = launch.direct(
+            entry.config,
+            config_path=directory / "config.json",
+            output=directory,
+            vendor=platform.vendor,
+        )
+        for variable in plan.variables:
+            print(f"    {variable.name}={variable.value}  # {variable.reason}")
+        print(f"    {shlex.join(plan.command)}")
+    return 0

@@ -1,0 +1,86 @@
+"""A small process between the notebook's kernel and torchrun that never leaves ranks behind.
+
+``python -m scalebook.guard RUN_ID GRACE_SECONDS COMMAND...`` runs the command and answers with
+its exit code (128 + n for signal n). Its standard input is a pipe from the owner: when the owner
+dies, even by SIGKILL, the pipe closes and the guard ends the whole run, so that the GPUs are free
+for the next one. It sleeps in select() until something happens: it costs a rank nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from types import FrameType
+
+from scalebook import processes
+
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class _Stop:
+    """Whether a signal asked to stop."""
+
+    requested = False
+
+    def __call__(self, _number: int, _frame: FrameType | None) -> None:
+        self.requested = True
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run a command until it ends, the owner dies or a signal comes; return its exit code."""
+    run_id, grace_seconds, *command = arguments
+    stop, wake = _Stop(), _wake_pipe()
+    for number in STOPPING:
+        signal.signal(number, stop)
+    child = subprocess.Popen(
+        command,
+        env={**os.environ, processes.MARK: run_id},
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    _watch(child, stop, wake)
+    if child.poll() is None:
+        _end(child, float(grace_seconds))
+    processes.end(run_id)
+    code = child.wait()
+    return 128 - code if code < 0 else code
+
+
+def _wake_pipe() -> int:
+    """Return a descriptor that becomes readable when any signal, also a child's end, arrives."""
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    os.set_blocking(writer, False)
+    signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    return reader
+
+
+def _watch(child: subprocess.Popen[bytes], stop: _Stop, wake: int) -> None:
+    """Return when the command has ended or must end."""
+    owner = sys.stdin.fileno()
+    while child.poll() is None and not stop.requested:
+        ready, _, _ = select.select([owner, wake], [], [])
+        if wake in ready:
+            os.read(wake, 512)
+        if owner in ready and not os.read(owner, 512):
+            return
+
+
+def _end(child: subprocess.Popen[bytes], grace_seconds: float) -> None:
+    """Ask the command to end; after the grace, kill its process group."""
+    deadline = time.monotonic() + grace_seconds
+    child.terminate()
+    while child.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.1)
+    if child.poll() is None:
+        os.killpg(child.pid, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

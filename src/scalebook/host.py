@@ -1,0 +1,80 @@
+"""What this machine and this checkout are, for the record: no names of hosts or users."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from scalebook import __version__, launch, scrub
+
+
+def facts(environment: Mapping[str, str], checkout: Path | None) -> dict[str, Any]:
+    """Return versions, commit, host and performance variables as a record keeps them.
+
+    The trainer tells the same under the same names, and its word counts; a run that dies before
+    it could speak has these.
+    """
+    return {
+        "scalebook": __version__,
+        "git_commit": git_commit(checkout) if checkout else None,
+        "python": platform.python_version(),
+        "host": {
+            "cpu_model": cpu_name(),
+            "cpu_cores": available_cores(),
+            "memory_gib": memory_gib(),
+            "kernel": platform.release(),
+            "architecture": platform.machine(),
+        },
+        "variables": scrub.without_secrets(launch.performance_variables(environment)),
+    }
+
+
+def available_cores() -> int | None:
+    """Return how many CPU cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count()
+
+
+def cpu_name(path: Path = Path("/proc/cpuinfo")) -> str | None:
+    """Return the CPU's model name, None where the system does not tell."""
+    try:
+        match = re.search(r"^model name\s*: (.+)$", path.read_text(), re.MULTILINE)
+    except OSError:
+        match = None
+    return match[1].strip() if match else platform.processor() or None
+
+
+def memory_gib() -> float | None:
+    """Return the host's memory in GiB, None where the system does not tell."""
+    try:
+        pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return None
+    return round(pages * size / 2**30, 1)
+
+
+def git_commit(checkout: Path) -> str | None:
+    """Return the commit of a checkout, with ``-dirty`` where files differ; None without git."""
+    command = ("git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=40")
+    try:
+        done = subprocess.run(
+            (*command, "--exclude=*"), capture_output=True, text=True, timeout=30, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None if done.returncode == 0 else None
+
+
+def memory_kills(path: Path = Path("/sys/fs/cgroup/memory.events")) -> int:
+    """Return how many processes of this control group the kernel has ended for want of memory."""
+    try:
+        match = re.search(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE)
+    except OSError:
+        return 0
+    return int(match[1]) if match else 0

@@ -1,0 +1,118 @@
+"""RunConfig -> the command and the environment that start its training, as plain data."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from scalebook.config import RunConfig
+from scalebook.errors import LaunchError
+
+TRAINER = "scalebook.train"
+
+# Variables with these prefixes change how fast training is: a record keeps what they were.
+PERFORMANCE_PREFIXES = (
+    "CUDA_",
+    "CUBLAS",
+    "GLOO_",
+    "GPU_",
+    "HIP_",
+    "HSA_",
+    "KMP_",
+    "MIOPEN_",
+    "MKL_",
+    "NCCL_",
+    "NVTE_",
+    "OMP_",
+    "PYTORCH_",
+    "RCCL_",
+    "ROCM_",
+    "ROCR_",
+    "TORCH_",
+    "UCX_",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """One environment variable that the launcher sets unless the user already has."""
+
+    name: str
+    value: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What to start: ``command`` as argv, and the variables to start it with."""
+
+    command: tuple[str, ...]
+    variables: tuple[Variable, ...]
+
+    def environment(self, base: Mapping[str, str]) -> dict[str, str]:
+        """Return the whole environment of the command; what the user set wins."""
+        return {variable.name: variable.value for variable in self.variables} | dict(base)
+
+
+def variables(config: RunConfig, vendor: str) -> tuple[Variable, ...]:
+    """Return the variables that a run needs on a vendor's devices ('cpu', 'nvidia' or 'amd')."""
+    chosen = [Variable("PYTHONUNBUFFERED", "1", "the log holds what was printed before a kill")]
+    if vendor == "cpu":
+        reason = "ranks share the cores; more threads than cores make step times noise"
+        chosen.append(Variable("OMP_NUM_THREADS", "1", reason))
+    model_parallel = config.tensor_parallel_size > 1 or config.context_parallel_size > 1
+    if vendor == "nvidia" and model_parallel and config.data_parallel_sharding != "full":
+        # One hardware queue keeps kernels in the order of their launch, so that a collective
+        # starts before the matrix product that it should overlap with. Megatron requires it for
+        # TP and CP before Blackwell; FSDP is faster without.
+        reason = "collectives start before the matrix products that hide them"
+        chosen.append(Variable("CUDA_DEVICE_MAX_CONNECTIONS", "1", reason))
+    return tuple(chosen)
+
+
+def direct(
+    config: RunConfig,
+    *,
+    config_path: Path,
+    output: Path,
+    vendor: str,
+    trainer: str = TRAINER,
+    python: str = sys.executable,
+) -> Launch:
+    """Return how to start a run on this machine, without a container.
+
+    Raises:
+        LaunchError: the run needs more than one node, or an engine that has no adaptor.
+    """
+    refusal = unavailable(config)
+    if refusal:
+        raise LaunchError(refusal)
+    command = (
+        *(python, "-m", "torch.distributed.run", "--standalone"),
+        *("--nproc-per-node", str(config.world_size), "-m", trainer),
+        *("--config", str(config_path), "--output", str(output)),
+    )
+    return Launch(command, variables(config, vendor))
+
+
+def unavailable(config: RunConfig, devices: int | None = None) -> str | None:
+    """Return why this machine cannot start a run, None if it can; ``devices`` None: any number."""
+    if config.nodes > 1:
+        return f"needs {config.nodes} nodes, and 'scalebook run' starts one"
+    if config.engine != "megatron":
+        return f"needs the engine {config.engine!r}, and only 'megatron' is started directly"
+    if devices is not None and config.world_size > devices:
+        gpus = "GPU" if config.world_size == 1 else "GPUs"
+        return f"needs {config.world_size} {gpus}, this machine has {devices}"
+    return None
+
+
+def performance_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of an environment that change how fast training is, sorted by name."""
+    return {
+        name: value
+        for name, value in sorted(environment.items())
+        if name.startswith(PERFORMANCE_PREFIXES)
+    }

@@ -1,0 +1,110 @@
+"""Who writes a run directory: a locked file that falls free when its process dies, however it dies.
+
+The lock tells, also between containers of one machine; the file's text is for people, and for
+file systems without locks.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+from scalebook.errors import LaunchError
+
+FILE = "owner.json"
+NEW_SECONDS = 60.0  # a directory this young may be about to get its owner
+
+
+@contextmanager
+def owned(directory: Path) -> Generator[None]:
+    """Hold a run directory, also while it is renamed; ``owner.json`` is gone afterwards.
+
+    Raises:
+        LaunchError: another process holds it.
+    """
+    descriptor = os.open(directory / FILE, os.O_RDWR | os.O_CREAT, 0o644)
+    with os.fdopen(descriptor, "r+", encoding="utf-8") as stream:
+        if not _lock(stream):
+            raise LaunchError(f"{directory} belongs to another process. Wait until it has ended.")
+        stream.truncate()
+        json.dump(_self(), stream)
+        stream.flush()
+        yield
+        _forget(directory)
+
+
+def _forget(directory: Path) -> None:
+    """Remove the file under the directory's temporary or final name."""
+    for place in (directory, directory.with_name(directory.name.removeprefix(".partial-"))):
+        (place / FILE).unlink(missing_ok=True)
+
+
+def is_live(directory: Path) -> bool:
+    """Return whether a process still writes this run directory."""
+    try:
+        stream = (directory / FILE).open("r+", encoding="utf-8")
+    except FileNotFoundError:
+        return time.time() - directory.stat().st_mtime < NEW_SECONDS
+    with stream:
+        try:
+            return not _lock(stream)
+        except OSError:  # no locks on this file system
+            return _alive(_read(stream))
+
+
+def owner(directory: Path) -> dict[str, Any]:
+    """Return what ``owner.json`` says (pid, host, started); empty where it says nothing."""
+    try:
+        with (directory / FILE).open(encoding="utf-8") as stream:
+            return _read(stream)
+    except OSError:
+        return {}
+
+
+def _lock(stream: TextIO) -> bool:
+    """Return whether the lock could be taken; it lasts until the stream is closed."""
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _read(stream: TextIO) -> dict[str, Any]:
+    try:
+        value = json.load(stream)
+    except ValueError:  # cut off by the death of its writer
+        return {}
+    return value if isinstance(value, dict) else {}  # pyright: ignore[reportUnknownVariableType]
+
+
+def _self() -> dict[str, Any]:
+    return {
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "started": _start_time(os.getpid()),
+    }
+
+
+def _alive(owner: dict[str, Any]) -> bool:
+    """Return whether the very process runs; one of another host is taken for alive."""
+    if owner.get("host") != socket.gethostname():
+        return bool(owner)
+    process_id, started = owner.get("pid"), owner.get("started")
+    return isinstance(process_id, int) and started == _start_time(process_id)
+
+
+def _start_time(process_id: int) -> str | None:
+    """Return a process's start in clock ticks since boot, so that a reused id is told apart."""
+    try:
+        text = Path(f"/proc/{process_id}/stat").read_text()
+    except OSError:
+        return None
+    return text.rpartition(")")[2].split()[19]

@@ -1,0 +1,65 @@
+"""Find and end every process of one run, also those that left its session or lost their parent.
+
+torchrun starts each rank in a session of its own, so ending its process group is not enough: a
+killed torchrun leaves its ranks behind, with the GPUs' memory. Every process of a run inherits a
+mark in its environment instead, and /proc tells who carries it. Without /proc (macOS) nothing is
+found, and ending the launcher's own process group has to do.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+MARK = "SCALEBOOK_RUN"  # environment variable that holds the run id
+PROC = Path("/proc")
+
+
+def marked(run_id: str) -> tuple[int, ...]:
+    """Return the ids of the processes that carry this run's mark, but for the caller."""
+    needle = f"{MARK}={run_id}".encode()
+    return tuple(
+        int(path.name)
+        for path in PROC.glob("[0-9]*")
+        if int(path.name) != os.getpid() and needle in _environment(path)
+    )
+
+
+def _environment(path: Path) -> list[bytes]:
+    """Return the NAME=value entries a process was started with; none if it is gone or another's."""
+    try:
+        return (path / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
+def send(run_id: str, number: signal.Signals) -> int:
+    """Send a signal to every process of a run; return to how many."""
+    reached = 0
+    for process_id in marked(run_id):
+        try:
+            os.kill(process_id, number)
+        except ProcessLookupError:
+            continue
+        reached += 1
+    return reached
+
+
+def end(run_id: str, grace_seconds: float = 0) -> bool:
+    """End every process of a run (SIGTERM, after the grace SIGKILL); return if any was there."""
+    found = bool(marked(run_id))
+    if found and grace_seconds > 0:
+        send(run_id, signal.SIGTERM)
+        _wait_until_gone(run_id, grace_seconds)
+    while send(run_id, signal.SIGKILL):  # again: one may have started another meanwhile
+        _wait_until_gone(run_id, 1)
+    return found
+
+
+def _wait_until_gone(run_id: str, seconds: float) -> None:
+    """Return when no process of the run is left, or after so many seconds."""
+    deadline = time.monotonic() + seconds
+    while marked(run_id) and time.monotonic() < deadline:
+        time.sleep(0.1)

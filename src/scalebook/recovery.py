@@ -1,0 +1,61 @@
+"""Turn what a dead process left behind into a record, so that no run vanishes."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from scalebook import conclusion, ownership, processes, store
+from scalebook.errors import RecordError
+from scalebook.record import RunRecord, Status
+
+GRACE_SECONDS = 10.0  # for processes of a dead run that still hold a GPU
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """One partial run directory: ``record`` is None where a live process owns it."""
+
+    path: Path
+    record: RunRecord | None
+
+
+def recover(runs: Path) -> tuple[Leftover, ...]:
+    """Publish every partial run whose process is gone; leave those of live ones alone."""
+    found: list[Leftover] = []
+    for partial in store.partial_directories(runs):
+        if ownership.is_live(partial):
+            found.append(Leftover(partial, None))
+            continue
+        with ownership.owned(partial):
+            record = settle(partial)
+            if record is not None:
+                found.append(Leftover(store.publish(partial), record))
+    return tuple(found)
+
+
+def settle(
+    partial: Path, status: Status = "interrupted", sentence: str | None = None
+) -> RunRecord | None:
+    """End what still runs of a partial run and return its record, written if it had none.
+
+    None, and the directory is gone, where nothing had been started in it.
+    """
+    processes.end(conclusion.run_id(partial), GRACE_SECONDS)
+    try:
+        return store.read_record(partial)  # only the renaming was missing
+    except RecordError:
+        pass
+    if not (partial / "config.json").exists():
+        shutil.rmtree(partial)
+        return None
+    reason = sentence or "The process in charge ended without a word (killed, or power was lost)"
+    return conclusion.conclude(partial, stop=(status, reason), finished_at=_last_sign(partial))
+
+
+def _last_sign(partial: Path) -> str:
+    """Return when anything was last written into a directory, as records keep times."""
+    newest = max(path.stat().st_mtime for path in (partial, *partial.iterdir()))
+    return datetime.fromtimestamp(newest, UTC).isoformat(timespec="seconds")

@@ -1,0 +1,173 @@
+"""Train one configuration: start it, watch it, end it if it must end, and write its record.
+
+Runs inside the notebook's kernel, and in any Python process. It loads no torch, and what the
+trainer prints goes to a file: a kernel's output can be lost, and printing costs the ranks time.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+from scalebook import (
+    catalog,
+    conclusion,
+    detect,
+    host,
+    launch,
+    legality,
+    ownership,
+    processes,
+    project,
+    store,
+)
+from scalebook.config import RunConfig
+from scalebook.errors import ConfigError, LaunchError
+from scalebook.notebooks import RunOptions
+from scalebook.progress import POLL_SECONDS, Tail, line
+from scalebook.record import RunRecord, Status
+
+GRACE_SECONDS = 20.0  # from SIGTERM to SIGKILL: a trainer finishes its step and closes its group
+STOP_FILE = "stop.json"  # whoever wants a run to end writes it into the run's directory
+
+DEFAULTS = RunOptions()
+
+Show = Callable[[str], None]
+Stop = tuple[Status, str]
+
+
+def train(
+    config: RunConfig, options: RunOptions = DEFAULTS, show: Show = lambda _: None
+) -> RunRecord:
+    """Return the record of one run, whatever becomes of it; ``show`` gets a line now and then.
+
+    Raises:
+        ConfigError: the configuration is illegal.
+        LaunchError: this machine cannot run it.
+    """
+    check(config, force_platform=options.force_platform)
+    trainer = options.trainer or launch.TRAINER
+    if options.run_directory:
+        return _train_in(Path(options.run_directory), config, trainer, show)
+    runs = project.runs_folder(options.runs)
+    partial = store.create_partial(runs, config, datetime.now(UTC))
+    with ownership.owned(partial):
+        record = _train_in(partial, config, trainer, show)
+        store.publish(partial)
+    return record
+
+
+def check(config: RunConfig, *, force_platform: bool = False) -> None:
+    """Refuse what cannot run here, before anything is started.
+
+    Raises:
+        ConfigError: the configuration is illegal.
+        LaunchError: this machine cannot run it.
+    """
+    errors = [
+        problem.message
+        for problem in legality.check(config, catalog.model(config.model))
+        if problem.severity == "error"
+    ]
+    if errors:
+        raise ConfigError(" ".join(errors))
+    platform = catalog.platform(config.platform)
+    devices = None
+    if platform.vendor != "cpu":
+        machine = detect.detect()
+        refusal = None if force_platform else detect.refusal(platform, machine)
+        if refusal:
+            raise LaunchError(refusal)
+        devices = machine.count
+    missing = launch.unavailable(config, devices)
+    if missing:
+        raise LaunchError(f"This run {missing}.")
+
+
+def _train_in(directory: Path, config: RunConfig, trainer: str, show: Show) -> RunRecord:
+    vendor = catalog.platform(config.platform).vendor
+    plan = launch.direct(
+        config,
+        config_path=directory / "config.json",
+        output=directory,
+        vendor=vendor,
+        trainer=trainer,
+    )
+    environment = plan.environment(os.environ)
+    conclusion.write_launch(directory, plan.command, host.facts(environment, project.root()))
+    kills = host.memory_kills()
+    process = _start(directory, plan.command, environment)
+    stop = _watch(process, directory, config, show)
+    (directory / STOP_FILE).unlink(missing_ok=True)
+    return conclusion.conclude(
+        directory,
+        exit_code=process.returncode,
+        stop=stop,
+        host_memory_kills=host.memory_kills() - kills,
+    )
+
+
+def _start(
+    directory: Path, command: tuple[str, ...], environment: dict[str, str]
+) -> subprocess.Popen[bytes]:
+    """Start the command under a guard, which ends it when this process dies."""
+    run_id = conclusion.run_id(directory)
+    guard = (sys.executable, "-m", "scalebook.guard", run_id, str(GRACE_SECONDS))
+    with (directory / "train.log").open("ab") as log:
+        return subprocess.Popen(
+            (*guard, *command),
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            # A Jupyter interrupt goes to the kernel's process group; the run must end by request.
+            start_new_session=True,
+        )
+
+
+def _watch(
+    process: subprocess.Popen[bytes], directory: Path, config: RunConfig, show: Show
+) -> Stop | None:
+    """Return when the run has ended, with why if it was ended from here."""
+    limit = config.time_limit_seconds
+    deadline = time.monotonic() + limit if limit else None
+    tail = Tail(directory / "steps.jsonl")
+    stop: Stop | None = None
+    try:
+        while stop is None and process.poll() is None:
+            show(line(tail.read(), config.steps))
+            time.sleep(POLL_SECONDS)
+            stop = _stop_request(directory)
+            if stop is None and deadline is not None and time.monotonic() > deadline:
+                stop = ("timeout", f"The time limit of {limit} s ran out")
+    except KeyboardInterrupt:
+        stop = ("interrupted", "The run was interrupted by hand")
+    if stop is not None:
+        _end(process, directory)
+    return stop
+
+
+def _end(process: subprocess.Popen[bytes], directory: Path) -> None:
+    """End a run: its guard asks, waits and kills; if the guard does not, everything is killed."""
+    process.terminate()
+    try:
+        process.wait(GRACE_SECONDS + 10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    processes.end(conclusion.run_id(directory))
+
+
+def request_stop(directory: Path, status: Status, sentence: str) -> None:
+    """Ask the runner of a run directory to end the run with this status and reason."""
+    store.write_json(directory / STOP_FILE, {"status": status, "sentence": sentence})
+
+
+def _stop_request(directory: Path) -> Stop | None:
+    value = conclusion.read_object(directory / STOP_FILE)
+    return (value["status"], value["sentence"]) if value else None

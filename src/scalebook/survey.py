@@ -1,0 +1,108 @@
+"""What a plan still has to do here: which of its runs are done, illegal, or beyond this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from scalebook import conclusion, launch, ownership, store
+from scalebook.config import RunConfig
+from scalebook.errors import RecordError
+from scalebook.plan import Plan, PlannedRun
+from scalebook.record import Status
+
+Action = Literal["run", "done", "illegal", "known_illegal", "unavailable", "elsewhere"]
+
+_SHORT = {
+    "tensor_parallel_size": "tp",
+    "pipeline_parallel_size": "pp",
+    "virtual_pipeline_parallel_size": "vp",
+    "context_parallel_size": "cp",
+    "expert_parallel_size": "ep",
+    "data_parallel_size": "dp",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One run of a plan and what to do about it; ``reason`` says why, where it is not run."""
+
+    config: RunConfig
+    action: Action
+    reason: str | None = None
+    warnings: tuple[str, ...] = ()
+
+
+def survey(
+    plan: Plan, runs: Path, devices: int | None = None, rerun: bool = False
+) -> tuple[Entry, ...]:
+    """Return what to do about each run of a plan, in its order.
+
+    Only a completed run of the same configuration counts as done, so that a failed one is tried
+    again. ``devices`` is how many this machine has (None: does not matter).
+    """
+    finished = {} if rerun else finished_hashes(runs)
+    live = live_hashes(runs)
+    return tuple(_entry(planned, finished, live, devices) for planned in plan.runs)
+
+
+def _entry(
+    planned: PlannedRun, finished: Mapping[str, Status], live: frozenset[str], devices: int | None
+) -> Entry:
+    config, name = planned.config, planned.config.config_hash()
+    # What this machine lacks is no property of the configuration: it is said, but not recorded.
+    problems = [problem for problem in planned.problems if problem.rule != "devices"]
+    lacking = [problem for problem in planned.problems if problem.rule == "devices"]
+    errors = " ".join(problem.message for problem in problems if problem.severity == "error")
+    warnings = tuple(problem.message for problem in problems if problem.severity != "error")
+    missing = launch.unavailable(config, devices)
+    if errors:
+        known = finished.get(name) == "illegal"
+        return Entry(config, "known_illegal" if known else "illegal", errors)
+    if finished.get(name) == "completed":
+        return Entry(config, "done")
+    if missing or lacking:
+        return Entry(config, "unavailable", missing or lacking[0].message)
+    if name in live:
+        return Entry(config, "elsewhere", "another process runs it at this moment")
+    return Entry(config, "run", None, warnings)
+
+
+def finished_hashes(runs: Path) -> dict[str, Status]:
+    """Return the status by configuration hash of every recorded run; completed wins."""
+    found: dict[str, Status] = {}
+    for directory in store.run_directories(runs):
+        try:
+            record = store.read_record(directory)
+        except RecordError:
+            continue
+        name = record.config_hash
+        if name and record.source == "measured" and found.get(name) != "completed":
+            found[name] = record.status
+    return found
+
+
+def live_hashes(runs: Path) -> frozenset[str]:
+    """Return the configuration hashes of runs that other processes are at."""
+    return frozenset(
+        name
+        for partial in store.partial_directories(runs)
+        if ownership.is_live(partial)
+        and (name := conclusion.hash_of(conclusion.read_object(partial / "config.json")))
+    )
+
+
+def label(config: RunConfig) -> str:
+    """Return a configuration's short name: model, processes, and every size above 1."""
+    sizes = [
+        f"{short} {getattr(config, name)}"
+        for name, short in _SHORT.items()
+        if getattr(config, name) > 1
+    ]
+    sizes += ["sp"] if config.sequence_parallel else []
+    ranks = "1 rank" if config.world_size == 1 else f"{config.world_size} ranks"
+    split = f" ({', '.join(sizes)})" if sizes else ""
+    repeat = f", repeat {config.repeat}" if config.repeat else ""
+    return f"{config.model} {config.precision}, {ranks}{split}{repeat}"
