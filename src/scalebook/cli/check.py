@@ -1,9 +1,197 @@
-"""Commands (to be filled)."""
+"""Commands that judge configurations before anything runs: ``check`` and ``plan``."""
 
 from __future__ import annotations
 
 import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scalebook.cli.arguments import Subparsers, add_json, at_least
+from scalebook.cli.output import number, print_json, print_table
+
+if TYPE_CHECKING:
+    from scalebook.cli.check_request import Request
+    from scalebook.plan import Plan, PlannedRun
+
+SIZE_FLAGS = (
+    ("tensor-parallel-size", "ranks that share each layer"),
+    ("pipeline-parallel-size", "pipeline stages"),
+    ("virtual-pipeline-parallel-size", "model chunks a stage, for interleaving"),
+    ("context-parallel-size", "ranks that share each sequence"),
+    ("expert-parallel-size", "ranks that share the experts"),
+    ("expert-tensor-parallel-size", "ranks that share each expert"),
+    ("micro-batch-size", "samples a forward pass"),
+    ("global-batch-size", "samples an optimizer step"),
+    ("sequence-length", "tokens of a sample"),
+)
 
 
-def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def register(subparsers: Subparsers) -> None:
     """Add this module's commands."""
+    parser = subparsers.add_parser(
+        "check", help="say whether a configuration is legal and fits (exit code 1 if not legal)"
+    )
+    parser.add_argument("--model", required=True, help="a model, or name@LAYERS")
+    parser.add_argument("--platform", required=True, help="a platform, such as h100")
+    parser.add_argument(
+        "--gpus", "--world-size", dest="world_size", type=at_least(1), help="all processes"
+    )
+    parser.add_argument("--nodes", type=at_least(1), help="nodes that they spread over")
+    parser.add_argument("--strategy", help="a named strategy in place of sizes")
+    for flag, text in SIZE_FLAGS:
+        parser.add_argument(f"--{flag}", type=at_least(1), help=text)
+    parser.add_argument("--precision", choices=("bf16", "fp16", "fp8", "fp4", "fp32"))
+    parser.add_argument("--recompute", choices=("none", "selective", "full"))
+    parser.add_argument(
+        "--data-parallel-sharding",
+        choices=("none", "optimizer", "full"),
+        help="what replicas share out: nothing, the optimizer (default), everything (FSDP)",
+    )
+    parser.add_argument("--sequence-parallel", action=argparse.BooleanOptionalAction)
+    add_json(parser)
+    parser.set_defaults(handler=check)
+
+    parser = subparsers.add_parser("plan", help="print a plan's runs with legality and memory")
+    parser.add_argument("--platform", required=True, help="a platform, such as h100")
+    parser.add_argument("--plan", required=True, type=Path, help="a plan file (TOML)")
+    parser.add_argument(
+        "--gpus", "--world-size", dest="world_size", type=at_least(1), help="how many there are"
+    )
+    parser.add_argument("--model", help="this model in place of the plan's")
+    add_json(parser)
+    parser.set_defaults(handler=plan)
+
+
+def check(options: argparse.Namespace) -> int:
+    """Print the verdict on one configuration; return 1 where it is illegal."""
+    from scalebook.cli.check_request import answer, request
+
+    asked = request(options)
+    result = answer(asked)
+    if options.json:
+        print_json(result)
+    else:
+        _print_verdict(asked, result)
+    return 0 if result["legal"] else 1
+
+
+def plan(options: argparse.Namespace) -> int:
+    """Print every run of a plan with its verdict."""
+    from scalebook.plan import load_plan
+
+    overrides = {"model": options.model} if options.model else {}
+    loaded = load_plan(
+        options.plan,
+        platform=options.platform,
+        world_size=options.world_size,
+        overrides=overrides,
+    )
+    if options.json:
+        print_json(_plan_value(loaded))
+    else:
+        _print_plan(loaded)
+    return 0
+
+
+def _plan_value(loaded: Plan) -> dict[str, Any]:
+    return {
+        "name": loaded.name,
+        "description": loaded.description,
+        "runs": [_run_value(run) for run in loaded.runs],
+    }
+
+
+def _run_value(run: PlannedRun) -> dict[str, Any]:
+    return {
+        "config_hash": run.config.config_hash(),
+        "config": run.config.model_dump(),
+        "data_parallel_size": run.config.data_parallel_size if run.legal else None,
+        "num_microbatches": run.config.num_microbatches if run.legal else None,
+        "legal": run.legal,
+        "problems": run.problems,
+        "memory_gib": run.memory.parts_gib() if run.memory else None,
+        "fits": run.fits,
+        "fits_reason": run.fit.reason if run.fit else "the configuration is illegal",
+        "advice": run.fit.advice if run.fit else (),
+    }
+
+
+def _print_plan(loaded: Plan) -> None:
+    print(f"{loaded.name}: {loaded.description}" if loaded.description else loaded.name)
+    headers = ("#", "model", "strategy", "GPUs", "tp", "pp", "cp", "ep", "dp", "micro", "global")
+    headers += ("sequence", "precision", "repeat", "GiB", "verdict")
+    rows = [_plan_row(index, run) for index, run in enumerate(loaded.runs, start=1)]
+    if rows:
+        print_table(headers, rows)
+    for index, run in enumerate(loaded.runs, start=1):
+        for problem in run.problems:
+            print(f"#{index} {problem.severity}: {problem.message}")
+        if run.fit and run.fit.advice:
+            print(f"#{index} memory: {run.fit.reason}. Try {'; '.join(run.fit.advice)}.")
+    legal = sum(run.legal for run in loaded.runs)
+    print(
+        f"{len(loaded.runs)} runs, {legal} legal, {sum(run.fits is False for run in loaded.runs)}"
+        " that do not fit."
+    )
+
+
+def _plan_row(index: int, run: PlannedRun) -> tuple[str, ...]:
+    config = run.config
+    sizes = (
+        config.tensor_parallel_size,
+        config.pipeline_parallel_size,
+        config.context_parallel_size,
+        config.expert_parallel_size,
+    )
+    return (
+        str(index),
+        config.model,
+        config.strategy,
+        str(config.world_size),
+        *(str(size) for size in sizes),
+        str(config.data_parallel_size) if run.legal else "-",
+        str(config.micro_batch_size),
+        str(config.global_batch_size),
+        str(config.sequence_length),
+        config.precision,
+        str(config.repeat),
+        number(run.memory.total_gib, 3) if run.memory else "-",
+        _verdict(run),
+    )
+
+
+def _verdict(run: PlannedRun) -> str:
+    if not run.legal:
+        return "illegal"
+    return {True: "fits", False: "does not fit", None: "cannot tell"}[run.fits]
+
+
+def _print_verdict(asked: Request, result: dict[str, Any]) -> None:
+    config = asked.config
+    print(
+        f"{config.model} on {config.world_size} x {config.platform}: "
+        f"{'legal' if result['legal'] else 'illegal'}"
+    )
+    for problem in result["problems"]:
+        print(f"  {problem['severity']}: {problem['message']}")
+    for change in result["nearest"]:
+        print(f"  nearest: {_flags(change['changes'])}")
+    if result["memory_gib"]:
+        names = [name for name, size in result["memory_gib"].items() if size]
+        print_table(
+            ("GiB a rank", f"stage {result['memory_stage']}"),
+            [(name, number(result["memory_gib"][name], 3)) for name in names],
+        )
+    print(f"  memory: {result['fits_reason']}")
+    for advice in result["advice"]:
+        print(f"  to fit: {advice}")
+    if result["defaults"]:
+        print(f"  assumed: {_flags(result['defaults'])}")
+
+
+def _flags(values: dict[str, Any]) -> str:
+    return ", ".join(
+        f"{name}={value if isinstance(value, str) else json.dumps(value)}"
+        for name, value in values.items()
+    )

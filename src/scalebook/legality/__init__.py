@@ -85,16 +85,13 @@ def fitting(
     if (verdict.fits is not False and verdict.capacity_gib is None) or verdict.fits:
         return estimate, verdict
 
-    def helps(candidate: RunConfig) -> str | None:
+    def fits(candidate: RunConfig) -> bool:
         problems = check(candidate, shape, accelerator=accelerator, gpus_per_node=gpus_per_node)
-        if not is_legal(problems):
-            return None
-        needed = fit.estimate(candidate, shape).total_gib
-        fits = fit.verdict(needed, accelerator).fits
-        return fit.describe(config, candidate, needed) if fits else None
+        slow = any(problem.rule == "tensor_inside_node" for problem in problems)
+        if slow or not is_legal(problems):
+            return False
+        return bool(fit.verdict(fit.estimate(candidate, shape).total_gib, accelerator).fits)
 
-    for candidates in fit.alternatives(config, shape):
-        advice = tuple(islice(filter(None, map(helps, candidates)), fit.MAX_ADVICE))
-        if advice:
-            return estimate, replace(verdict, advice=advice)
-    return estimate, verdict
+    found = fit.remedies(config, shape, accelerator, gpus_per_node, fits)
+    advice = (fit.describe(config, one, fit.estimate(one, shape).total_gib) for one in found)
+    return estimate, replace(verdict, advice=tuple(islice(advice, fit.MAX_ADVICE)))

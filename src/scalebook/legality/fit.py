@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from scalebook import memory
 from scalebook.catalog.types import Accelerator, ModelShape
 from scalebook.config import RunConfig
-from scalebook.legality.neighbours import changes
+from scalebook.legality import neighbours
 from scalebook.memory import MemoryEstimate
 
 # The estimate leaves out the driver's context, buffers of collectives and fragmentation: some GiB.
 # Up to this share of the memory a run is said to fit, above the whole of it not to fit.
 SAFE_SHARE = 0.9
 MAX_ADVICE = 4
+MORE_GPUS = (2, 4, 8, 16, 32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,20 +65,36 @@ def verdict(needed_gib: float, accelerator: Accelerator | None) -> Fit:
     return Fit(True, f"{against}: fits", capacity)
 
 
-def alternatives(config: RunConfig, shape: ModelShape) -> Iterator[list[RunConfig]]:
-    """Yield what lowers memory, mildest first: every single change, then every pair of them."""
+def remedies(
+    config: RunConfig,
+    shape: ModelShape,
+    accelerator: Accelerator | None,
+    gpus_per_node: int | None,
+    fits: Callable[[RunConfig], bool],
+) -> list[RunConfig]:
+    """Return configurations that fit, mildest first: one change, else two, else more GPUs."""
     single = list(_single_changes(config, shape))
-    yield [config.model_copy(update=change) for change in single]
-    yield [
-        config.model_copy(update=one | two)
-        for one, two in itertools.combinations(single, 2)
-        if not one.keys() & two.keys()
-    ]
+    pairs = (
+        one | two for one, two in itertools.combinations(single, 2) if not one.keys() & two.keys()
+    )
+    for changed in (single, pairs):
+        found = [one for change in changed if fits(one := config.model_copy(update=change))]
+        if found:
+            return found
+    for factor in MORE_GPUS:
+        change: dict[str, Any] = {"world_size": factor * config.world_size}
+        if shape.moe is not None:  # as many expert-parallel ranks as the search finds legal
+            change["expert_parallel_size"] = shape.moe.num_experts
+        larger = config.model_copy(update=change)
+        found = neighbours.search(larger, shape, accelerator, gpus_per_node, fits)
+        if found:
+            return found[:1]
+    return []
 
 
 def describe(before: RunConfig, after: RunConfig, needed_gib: float) -> str:
     """Return one alternative as a person would type it, with its memory."""
-    parts = [f"{name}={_text(value)}" for name, value in changes(before, after).items()]
+    parts = [f"{name}={_text(value)}" for name, value in neighbours.changes(before, after).items()]
     return f"{', '.join(parts)} ({needed_gib:.1f} GiB)"
 
 
@@ -89,7 +106,8 @@ def _single_changes(config: RunConfig, shape: ModelShape) -> Iterator[dict[str, 
     if config.micro_batch_size > 1:
         yield {"micro_batch_size": config.micro_batch_size // 2}
     if shape.moe is not None:
-        yield {"expert_parallel_size": 2 * config.expert_parallel_size}
+        for factor in (2, 4, 8, 16, 32, 64):
+            yield {"expert_parallel_size": factor * config.expert_parallel_size}
     for factor in (2, 4, 8):
         size = factor * config.tensor_parallel_size
         yield {"tensor_parallel_size": size, "sequence_parallel": True}

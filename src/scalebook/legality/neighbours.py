@@ -45,7 +45,8 @@ def search(
                     found.setdefault(candidate.config_hash(), candidate)
         if found and world == config.world_size:
             break  # another number of GPUs is a last resort
-    return sorted(found.values(), key=lambda candidate: distance(config, candidate))
+    kept = _without_needless(config, list(found.values()))
+    return sorted(kept, key=lambda candidate: distance(config, candidate))
 
 
 def distance(one: RunConfig, other: RunConfig) -> float:
@@ -69,6 +70,16 @@ def changes(one: RunConfig, other: RunConfig) -> Change:
         for name in RunConfig.model_fields
         if getattr(one, name) != getattr(other, name) and name not in IGNORED
     }
+
+
+def _without_needless(config: RunConfig, found: list[RunConfig]) -> list[RunConfig]:
+    """Return those that change no more fields than another, which needs only some of them."""
+    touched = [frozenset(changes(config, candidate)) for candidate in found]
+    return [
+        candidate
+        for candidate, fields in zip(found, touched, strict=True)
+        if not any(other < fields for other in touched)
+    ]
 
 
 def _worlds(config: RunConfig) -> list[int]:
