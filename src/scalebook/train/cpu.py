@@ -32,6 +32,8 @@ class _DeviceMode(TorchFunctionMode):
             return args[0]
         if kwargs and _is_cuda(kwargs.get("device")):
             kwargs = {**kwargs, "device": CPU}
+        if "pin_memory" in kwargs:
+            kwargs = {**kwargs, "pin_memory": False}
         return func(*args, **kwargs)
 
 
@@ -117,6 +119,16 @@ def _install_random_state() -> None:
     )()
 
 
+def _host_counts(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+    """Return a tensor of counts as the collectives take it: in numpy where that is asked for."""
+    return tensor.numpy() if as_numpy and isinstance(tensor, torch.Tensor) else tensor
+
+
+def _install_host_counts() -> None:
+    dispatcher = import_module("megatron.core.transformer.moe.token_dispatcher")
+    _patch(dispatcher, maybe_move_tensor_to_cpu=_host_counts)()
+
+
 AFTER_IMPORT = (
     Piece(
         "device mode",
@@ -134,8 +146,18 @@ AFTER_IMPORT = (
         _patch(torch.cuda, get_rng_state=torch.get_rng_state),
     ),
     Piece(
+        "torch.cuda.Stream",
+        "the token dispatcher copies counts on a stream of its own",
+        _patch(torch.cuda, Stream=_Stream, current_stream=lambda: _STREAM, stream=_stream_context),
+    ),
+    Piece(
         "random states of Megatron-Core",
         "dropout and recomputation fork the GPU's generator",
         _install_random_state,
+    ),
+    Piece(
+        "counts of the token dispatcher",
+        "how many tokens go to each expert becomes a list only on its way from a GPU to the host",
+        _install_host_counts,
     ),
 )

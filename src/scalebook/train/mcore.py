@@ -44,7 +44,13 @@ OptimizerParamScheduler: Any = _import(
 ).OptimizerParamScheduler
 get_forward_backward_func: Any = _schedules.get_forward_backward_func
 
+_moe_utils: Any = _import("megatron.core.transformer.moe.moe_utils")
+
 version: str = core.__version__
+
+# 0.16 compares this name with None in the router, but defines it with Transformer Engine only.
+if not hasattr(_moe_utils, "te_general_gemm"):
+    _moe_utils.te_general_gemm = None
 
 
 def transformer_engine_version() -> str | None:
@@ -104,7 +110,6 @@ def _torch_layer(layer: Any, config: Any, norm: Any, core_attention: Any) -> Any
 
 def forget_auxiliary_losses() -> None:
     """Empty the tracker in which MoE layers add up their auxiliary losses; nothing reads it."""
-    utilities: Any = _import("megatron.core.transformer.moe.moe_utils")
-    clear = getattr(utilities, "clear_aux_losses_tracker", None)
+    clear = getattr(_moe_utils, "clear_aux_losses_tracker", None)
     if clear is not None:
         clear()

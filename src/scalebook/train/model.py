@@ -149,8 +149,9 @@ def _speed(config: RunConfig, shape: ModelShape, world: World, te: bool) -> dict
         "gradient_accumulation_fusion": False,
         "apply_rope_fusion": te,
         "moe_grouped_gemm": te and shape.moe is not None,
-        "overlap_p2p_comm": world.on_gpu and interleaved,
-        "batch_p2p_comm": not (world.on_gpu and interleaved),
+        # With 2 stages, batched sends of both directions go to the same peer and are mixed up.
+        "overlap_p2p_comm": interleaved,
+        "batch_p2p_comm": not interleaved,
         "batch_p2p_sync": False,
     }
 

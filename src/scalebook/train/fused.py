@@ -1,0 +1,53 @@
+"""Fused GPU pieces made of torch alone, where Megatron-Core would want Apex or Transformer Engine.
+
+Nothing here names a vendor: what this device's torch cannot do is found out by trying it, and the
+record says what was used.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+APEX_MODULE = "fused_weight_gradient_mlp_cuda"
+
+
+def accumulate_weight_gradient(inputs: Tensor, grad_output: Tensor, main_grad: Tensor) -> None:
+    """Add ``grad_output^T inputs`` to ``main_grad`` [out, in] in one GEMM.
+
+    ``inputs`` is [tokens, in], ``grad_output`` [tokens, out]. The GEMM reads and writes the fp32
+    sum itself, which saves a bf16 gradient and a pass over it (4 bytes read and 8 moved a weight).
+    """
+    torch.addmm(
+        main_grad, grad_output.t(), inputs, out_dtype=main_grad.dtype, out=main_grad
+    )
+
+
+def can_accumulate(device: torch.device) -> bool:
+    """Return whether this device's GEMM adds bf16 products to an fp32 sum in place."""
+    factors = torch.ones(16, 16, dtype=torch.bfloat16, device=device)
+    total = torch.ones(16, 16, dtype=torch.float32, device=device)
+    try:
+        accumulate_weight_gradient(factors, factors, total)
+    except (RuntimeError, TypeError):  # NotImplementedError is a RuntimeError
+        return False
+    return bool((total == 17).all())
+
+
+def install_weight_gradient() -> None:
+    """Put the accumulation where Megatron-Core looks for Apex's kernel; before its import."""
+    module: Any = ModuleType(APEX_MODULE)
+    module.wgrad_gemm_accum_fp32 = accumulate_weight_gradient
+    module.wgrad_gemm_accum_fp16 = accumulate_weight_gradient
+    sys.modules.setdefault(APEX_MODULE, module)
+
+
+def compile_rotary_embedding() -> None:
+    """Compile the rotary embedding: one kernel instead of eight that each read the tensor."""
+    rope: Any = import_module("megatron.core.models.common.embeddings.rope_utils")
+    rope._apply_rotary_pos_emb_bshd = torch.compile(rope._apply_rotary_pos_emb_bshd)
