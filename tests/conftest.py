@@ -5,6 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# Deadlines of single examples would make a busy machine fail tests.
+settings.register_profile("scalebook", deadline=None)
+settings.load_profile("scalebook")
 
 ROOT = Path(__file__).resolve().parents[1]
 

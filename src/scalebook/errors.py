@@ -22,6 +22,10 @@ class RecordError(ScalebookError):
     """A file of a run directory cannot be read."""
 
 
+class IngestError(ScalebookError):
+    """A log cannot be read, or what the user supplied contradicts it."""
+
+
 class LaunchError(ScalebookError):
     """Training cannot be started here, or the program that should start it is missing."""
 
@@ -39,4 +43,8 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     names = sorted(known)
     message = f"Unknown {kind} {name!r}. Known {kind}s: {', '.join(names)}."
     matches = difflib.get_close_matches(name, names, n=1)
-    return f"{message} Did you mean {matches[0]!r}?" if matches else message
+    if not matches:
+        return message
+    # Of equally near names the first in order: difflib would give the last.
+    nearest = max(names, key=lambda known: difflib.SequenceMatcher(None, known, name).ratio())
+    return f"{message} Did you mean {nearest!r}?"

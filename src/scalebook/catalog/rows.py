@@ -154,7 +154,7 @@ def _positions(text: str) -> dict[str, list[tuple[int, dict[str, int]]]]:
         if match := _HEADER.match(line):
             keys = {}
             found.setdefault(match[1], []).append((number, keys))
-        elif match := re.match(r"^\s*(?:\[\s*[A-Za-z]+\.)?([A-Za-z_]+)[\]\s.]*(?:=|$)", line):
+        elif match := re.match(r"^\s*(?:\[\s*[A-Za-z]+\.)?([A-Za-z0-9_-]+)[\]\s.]*(?:=|$)", line):
             keys.setdefault(match[1], number)
     return found
 
