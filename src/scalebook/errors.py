@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class ScalebookError(Exception):
-    """Base of every error that a user can cause and mend; the command line prints it in one line."""
+    """Base of every error that a user can cause and mend; the command line prints one line."""
 
 
 class CatalogError(ScalebookError):

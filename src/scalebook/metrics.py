@@ -15,7 +15,7 @@ from typing import Any
 from scalebook import catalog
 from scalebook.flops import DEFAULT_CONVENTION, flops_per_token
 from scalebook.metrics_interval import MINIMUM_STEPS, rate_interval
-from scalebook.metrics_settings import count, run_shape, settings, text
+from scalebook.metrics_settings import LARGEST, count, finite, run_shape, settings, text
 from scalebook.record import RunRecord, StepRecord
 from scalebook.store import Run
 
@@ -52,6 +52,7 @@ class RunMetrics:
     tokens_per_second_high: float | None
     tokens_per_second_per_gpu: float | None
     throughput_reason: str | None
+    interval_reason: str | None
     model_tflops_per_second_per_gpu: float | None
     flops_convention: str
     model_tflops_reason: str | None
@@ -63,6 +64,7 @@ class RunMetrics:
     peak_tflops_per_second: float | None  # dense, of one device
     peak_precision: str | None
     peak_memory_gib: float | None  # most that torch had allocated on any rank
+    peak_memory_reason: str | None
     loss_first: float | None
     loss_last: float | None
 
@@ -93,44 +95,54 @@ def throughput(
         return None, f"The run did not complete ({record.status}): its window is not averaged."
     if not steps:
         return None, "No step was measured."
-    if any(not math.isfinite(step.step_seconds) or step.step_seconds <= 0 for step in steps):
+    if not all(0 < step.step_seconds < math.inf for step in steps):
         return None, "A measured step has no time above zero."
-    if any(step.tokens <= 0 for step in steps):
-        return None, "A measured step has no tokens."
+    if not all(0 < step.tokens <= LARGEST for step in steps):
+        return None, "A measured step has no usable number of tokens."
     seconds = [step.step_seconds for step in steps]
     tokens = [step.tokens for step in steps]
     rate = sum(tokens) / sum(seconds)
-    return Throughput(median(seconds), rate, rate_interval(tokens, seconds)), None
+    if not 0 < rate < math.inf:
+        return None, "The measured steps give no finite rate."
+    return Throughput(median(seconds), rate, _around(rate, rate_interval(tokens, seconds))), None
 
 
-def _peak(
-    record: RunRecord, peak_precision: str | None
-) -> tuple[float | None, str | None, str | None]:
+def _around(value: float, interval: tuple[float, float] | None) -> tuple[float, float] | None:
+    """Return the interval, widened where rounding left the value itself outside."""
+    return None if interval is None else (min(interval[0], value), max(interval[1], value))
+
+
+def _peak_precision(record: RunRecord, named: str | None) -> tuple[str | None, str | None]:
+    """Return the precision whose peak is the denominator, or None and the reason."""
+    precision = text(record.setting("precision"))
+    if precision is None:
+        return None, "The run names no precision: MFU is left empty."
+    if precision == "fp8":
+        return named, None if named else (
+            "An fp8 run computes attention and the output layer in bf16, so it has no single "
+            "peak. Name the denominator with --peak-precision fp8 or bf16."
+        )
+    if precision == "fp32" and record.observed.get("float32_matmul") in ("high", "medium"):
+        return "tf32", None
+    return precision, None
+
+
+def _peak(record: RunRecord, named: str | None) -> tuple[float | None, str | None, str | None]:
     """Return the dense peak (TFLOP/s), the precision whose peak it is, and the reason for None."""
     device = text(record.environment.get("accelerator"))
-    precision = text(record.setting("precision"))
     if record.setting("platform") == "cpu":
         return None, None, "A CPU has no peak in the catalog: MFU is left empty."
     if device is None:
         return None, None, "The run names no accelerator: MFU is left empty."
+    precision, reason = _peak_precision(record, named)
     if precision is None:
-        return None, None, "The run names no precision: MFU is left empty."
-    if precision == "fp8" and peak_precision is None:
-        return (
-            None,
-            None,
-            (
-                "An fp8 run computes attention and the output layer in bf16, so it has no single "
-                "peak. Name the denominator with --peak-precision fp8 or bf16."
-            ),
-        )
-    wanted = peak_precision or precision
-    if wanted == "fp32":  # AMD's matrix cores take fp32; where a device has none, its vector rate
-        peak, reason = catalog.peak_tflops(device, "fp32_matrix")
+        return None, None, reason
+    # AMD's matrix cores take fp32; where a device has none, its vector rate is the peak.
+    for name in ("fp32_matrix", "fp32") if precision == "fp32" else (precision,):
+        peak, reason = catalog.peak_tflops(device, name)
         if peak is not None:
-            return peak, "fp32_matrix", None
-    peak, reason = catalog.peak_tflops(device, wanted)
-    return peak, wanted if peak is not None else None, reason
+            return peak, name, None
+    return None, None, reason
 
 
 def _model_rate(record: RunRecord) -> tuple[float | None, int | None, str | None]:
@@ -145,15 +157,30 @@ def _model_rate(record: RunRecord) -> tuple[float | None, int | None, str | None
     return flops_per_token(shape, length) / world / 1e12, shape.num_layers, None
 
 
-def _finite(values: Iterable[float | None]) -> list[float]:
-    return [value for value in values if value is not None and math.isfinite(value)]
+def _memory(run: Run) -> dict[str, Any]:
+    """Return the most memory (GiB) allocated on any rank, else reserved; and why there is none."""
+    allocated = finite(step.allocated_gib for step in run.steps)
+    reserved = finite(step.reserved_gib for step in run.steps)
+    peak = max(allocated or reserved, default=None)
+    why = text(run.record.environment.get("memory_reason")) or "No step recorded its memory"
+    return {"peak_memory_gib": peak, "peak_memory_reason": why if peak is None else None}
 
 
-def _memory(steps: Sequence[StepRecord]) -> float | None:
-    """Return the most memory (GiB) allocated on any rank, or reserved where that alone is known."""
-    allocated = _finite(step.allocated_gib for step in steps)
-    reserved = _finite(step.reserved_gib for step in steps)
-    return max(allocated or reserved, default=None)
+def _rates(found: Throughput | None, reason: str | None, world: int | None) -> dict[str, Any]:
+    """Return the fields of RunMetrics that are rates of steps and tokens."""
+    few = f"Fewer than {MINIMUM_STEPS} measured steps: no interval."
+    interval = found.interval if found else None
+    low, high = interval or (None, None)
+    rate = found.tokens_per_second if found else None
+    return {
+        "step_seconds_median": found.step_seconds_median if found else None,
+        "tokens_per_second": rate,
+        "tokens_per_second_low": low,
+        "tokens_per_second_high": high,
+        "tokens_per_second_per_gpu": rate / world if rate and world else None,
+        "throughput_reason": reason,
+        "interval_reason": None if interval else reason or few,
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,10 +218,8 @@ def measure(run: Run, *, peak_precision: str | None = None) -> RunMetrics:
     rates, no_rate = throughput(record, steps)
     scale, layers, no_scale = _model_rate(record)
     peak, peak_name, no_peak = _peak(record, peak_precision)
-    world = count(record, "world_size")
     rate = rates.tokens_per_second if rates else None
-    low, high = (rates.interval if rates else None) or (None, None)
-    losses = _finite(step.loss for step in run.steps)
+    losses = finite(step.loss for step in run.steps)
     return RunMetrics(
         run_id=record.run_id,
         status=record.status,
@@ -204,19 +229,14 @@ def measure(run: Run, *, peak_precision: str | None = None) -> RunMetrics:
         **settings(record),
         num_layers=layers,
         measured_steps=len(steps),
-        step_seconds_median=rates.step_seconds_median if rates else None,
-        tokens_per_second=rate,
-        tokens_per_second_low=low,
-        tokens_per_second_high=high,
-        tokens_per_second_per_gpu=rate / world if rate and world else None,
-        throughput_reason=no_rate,
+        **_rates(rates, no_rate, count(record, "world_size")),
         model_tflops_per_second_per_gpu=rate * scale if rate and scale else None,
         flops_convention=DEFAULT_CONVENTION,
         model_tflops_reason=no_rate or no_scale,
         **asdict(_mfu(rates, scale, peak, no_rate or no_scale or no_peak)),
         peak_tflops_per_second=peak,
         peak_precision=peak_name,
-        peak_memory_gib=_memory(run.steps),
+        **_memory(run),
         loss_first=losses[0] if losses else None,
         loss_last=losses[-1] if losses else None,
     )

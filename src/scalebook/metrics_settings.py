@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 from scalebook import catalog
@@ -10,14 +11,22 @@ from scalebook.catalog.types import ModelShape
 from scalebook.errors import CatalogError
 from scalebook.record import RunRecord
 
+LARGEST = 2**53  # whole numbers up to here are exact as floats
+
 
 def count(record: RunRecord, name: str) -> int | None:
     """Return a setting that is a whole number of at least 1; None for anything else."""
     value = record.setting(name)
-    return value if type(value) is int and value >= 1 else None
+    return value if type(value) is int and 1 <= value <= LARGEST else None
+
+
+def finite(values: Iterable[float | None]) -> list[float]:
+    """Return the values that are numbers."""
+    return [value for value in values if value is not None and math.isfinite(value)]
 
 
 def text(value: object) -> str | None:
+    """Return a text that is not empty; None for anything else."""
     return value if isinstance(value, str) and value else None
 
 
@@ -47,6 +56,7 @@ def run_shape(record: RunRecord) -> tuple[ModelShape | None, str | None]:
 
 
 def settings(record: RunRecord) -> dict[str, Any]:
+    """Return the settings of RunMetrics by name, None where the record has none."""
     counts = (
         "world_size", "nodes", "tensor_parallel_size", "pipeline_parallel_size",
         "context_parallel_size", "expert_parallel_size", "micro_batch_size", "global_batch_size",

@@ -20,8 +20,8 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of run directories")
     parser.add_argument(
         "--peak-precision",
-        choices=("bf16", "fp16", "fp8", "fp4", "tf32", "fp32"),
-        help="the precision whose dense peak MFU is a fraction of; fp8 runs need it",
+        choices=("bf16", "fp8"),
+        help="the precision whose dense peak the MFU of fp8 runs is a fraction of",
     )
     add_json(parser)
     parser.set_defaults(handler=list_runs)

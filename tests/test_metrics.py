@@ -1,0 +1,354 @@
+"""A run's numbers: what is averaged, what is null and why, and how sure a rate is."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scalebook import catalog
+from scalebook.flops import flops_per_token
+from scalebook.metrics import measure
+from scalebook.metrics_interval import MINIMUM_STEPS, block_length, rate_interval
+from scalebook.record import RunRecord, StepRecord
+from scalebook.store import Run
+
+H100 = "NVIDIA H100 80GB HBM3"
+SETTINGS = {
+    "platform": "h100",
+    "model": "llama3.1-8b",
+    "world_size": 8,
+    "nodes": 1,
+    "engine": "megatron",
+    "strategy": "balanced",
+    "tensor_parallel_size": 2,
+    "pipeline_parallel_size": 1,
+    "context_parallel_size": 1,
+    "expert_parallel_size": 1,
+    "micro_batch_size": 1,
+    "global_batch_size": 128,
+    "sequence_length": 2048,
+    "precision": "bf16",
+}
+TOKENS = 128 * 2048
+# The fields that scripts rely on.
+FIELDS = (
+    "run_id",
+    "status",
+    "reason",
+    "source",
+    "platform",
+    "accelerator",
+    "world_size",
+    "nodes",
+    "engine",
+    "model",
+    "num_layers",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "context_parallel_size",
+    "expert_parallel_size",
+    "data_parallel_size",
+    "micro_batch_size",
+    "global_batch_size",
+    "sequence_length",
+    "precision",
+    "strategy",
+    "measured_steps",
+    "step_seconds_median",
+    "tokens_per_second",
+    "tokens_per_second_per_gpu",
+    "model_tflops_per_second_per_gpu",
+    "mfu",
+    "mfu_low",
+    "mfu_high",
+    "peak_memory_gib",
+    "loss_first",
+    "loss_last",
+)
+
+
+def steps(seconds, phase="measured", first=1, **fields):
+    return [
+        StepRecord(step=first + index, phase=phase, step_seconds=value, tokens=TOKENS, **fields)
+        for index, value in enumerate(seconds)
+    ]
+
+
+def make_run(
+    series=None, *, status="completed", device: object = H100, observed=None, environment=None,
+    **settings,
+):  # fmt: skip
+    record = RunRecord(
+        run_id="20260101-x",
+        config_hash="0123456789ab",
+        status=status,
+        requested=SETTINGS | settings,
+        observed=observed or {},
+        environment={"accelerator": device} | (environment or {}),
+    )
+    return Run(Path("x"), record, tuple(steps([8.0] * 20) if series is None else series))
+
+
+def test_every_field_that_scripts_rely_on_is_there():
+    assert set(FIELDS) <= set(asdict(measure(make_run())))
+
+
+def test_rates_follow_from_tokens_and_time_alone():
+    found = measure(make_run(steps([8.0, 10.0, 6.0, 8.0] * 5)))
+    assert found.step_seconds_median == 8.0
+    assert found.tokens_per_second == pytest.approx(TOKENS / 8)
+    assert found.tokens_per_second_per_gpu == pytest.approx(TOKENS / 64)
+    counted = flops_per_token(catalog.model("llama3.1-8b"), 2048)
+    assert found.model_tflops_per_second_per_gpu == pytest.approx(TOKENS / 64 * counted / 1e12)
+    assert found.mfu == pytest.approx(TOKENS / 64 * counted / 1e12 / 989.4)
+    assert (found.peak_tflops_per_second, found.peak_precision) == (989.4, "bf16")
+    assert found.data_parallel_size == 4
+    assert found.num_layers == 32
+
+
+def test_a_rate_is_total_tokens_over_total_time_not_a_mean_of_rates():
+    found = measure(make_run(steps([1.0, 9.0])))
+    assert found.tokens_per_second == pytest.approx(2 * TOKENS / 10)
+
+
+def test_only_measured_steps_count():
+    series = [
+        *steps([500.0], "startup"),
+        *steps([90.0] * 4, "warmup", 2),
+        *steps([8.0] * 12, first=6),
+        *steps([70.0], "profiled", 18),
+    ]
+    found = measure(make_run(series))
+    assert found.measured_steps == 12
+    assert found.step_seconds_median == 8.0
+    assert found.tokens_per_second == TOKENS / 8
+
+
+RATES = (
+    "step_seconds_median",
+    "tokens_per_second",
+    "tokens_per_second_per_gpu",
+    "model_tflops_per_second_per_gpu",
+    "mfu",
+    "mfu_low",
+    "mfu_high",
+)
+
+
+def assert_no_rate(found, reason):
+    for name in RATES:
+        assert getattr(found, name) is None, name
+    for name in ("throughput_reason", "model_tflops_reason", "mfu_reason", "mfu_interval_reason"):
+        assert reason in getattr(found, name), name
+
+
+@pytest.mark.parametrize("series", [[], steps([9.0] * 5, "warmup"), steps([9.0], "startup")])
+def test_a_run_that_measured_nothing_has_no_rate(series):
+    found = measure(make_run(series))
+    assert found.measured_steps == 0
+    assert_no_rate(found, "No step was measured")
+
+
+@pytest.mark.parametrize(
+    "status", ["failed", "interrupted", "timeout", "out_of_memory", "diverged", "illegal"]
+)
+def test_a_run_that_did_not_complete_is_not_averaged(status):
+    found = measure(make_run(status=status))
+    assert found.measured_steps == 20
+    assert_no_rate(found, status)
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
+def test_a_step_without_a_time_makes_no_rate(bad):
+    assert_no_rate(measure(make_run(steps([8.0] * 11 + [bad]))), "no time above zero")
+
+
+@pytest.mark.parametrize("tokens", [0, -5, 10**400])
+def test_a_step_without_tokens_makes_no_rate(tokens):
+    series = [*steps([8.0] * 11), StepRecord(step=12, phase="measured", step_seconds=8.0, tokens=1)]
+    series[-1] = series[-1].model_copy(update={"tokens": tokens})
+    assert_no_rate(measure(make_run(series)), "no usable number of tokens")
+
+
+def test_mfu_is_none_on_a_cpu():
+    found = measure(make_run(platform="cpu", device=None, model="tiny-llama", precision="fp32"))
+    assert found.model_tflops_per_second_per_gpu is not None
+    assert found.mfu is None
+    assert found.mfu_reason == "A CPU has no peak in the catalog: MFU is left empty."
+
+
+def test_mfu_is_none_for_an_unknown_device():
+    found = measure(make_run(device="NVIDIA H100"))
+    assert found.tokens_per_second is not None
+    assert found.mfu is None
+    assert "'NVIDIA H100'" in found.mfu_reason
+    assert measure(make_run(device=None)).mfu is None
+    assert measure(make_run(device=["x"])).accelerator is None
+
+
+def test_mfu_is_none_for_fp8_without_named_denominator():
+    run = make_run(precision="fp8")
+    found = measure(run)
+    assert found.mfu is None
+    assert "--peak-precision" in found.mfu_reason
+    assert found.model_tflops_per_second_per_gpu is not None
+    by_bf16, by_fp8 = (measure(run, peak_precision=name) for name in ("bf16", "fp8"))
+    assert by_bf16.mfu == pytest.approx(by_fp8.mfu * 1978.9 / 989.4)
+
+
+def test_a_named_denominator_changes_only_fp8_runs():
+    assert measure(make_run(), peak_precision="fp8") == measure(make_run())
+
+
+def test_mfu_is_none_where_the_device_lacks_the_precision():
+    found = measure(make_run(device="NVIDIA A100-SXM4-80GB", precision="fp8"), peak_precision="fp8")
+    assert found.mfu is None
+    assert "No dense peak" in found.mfu_reason
+
+
+def test_an_fp32_run_with_tensor_cores_is_held_against_their_peak():
+    plain = measure(make_run(precision="fp32"))
+    assert (plain.peak_tflops_per_second, plain.peak_precision) == (67.0, "fp32")
+    fast = measure(make_run(precision="fp32", observed={"float32_matmul": "high"}))
+    assert (fast.peak_tflops_per_second, fast.peak_precision) == (494.7, "tf32")
+    amd = measure(make_run(precision="fp32", device="AMD Instinct MI250X"))
+    assert (amd.peak_tflops_per_second, amd.peak_precision) == (47.9, "fp32_matrix")
+
+
+def test_mfu_above_one_says_that_it_is_impossible():
+    found = measure(make_run(steps([0.01] * 20)))
+    assert found.mfu > 1
+    assert "impossible" in found.mfu_reason
+
+
+def test_what_ran_counts_before_what_was_asked_for():
+    found = measure(make_run(observed={"world_size": 4, "tensor_parallel_size": 4}))
+    assert (found.world_size, found.tensor_parallel_size, found.data_parallel_size) == (4, 4, 1)
+
+
+def test_the_layers_that_ran_are_counted():
+    whole, part = measure(make_run()), measure(make_run(observed={"num_layers": 8}))
+    proxy = measure(make_run(model="llama3.1-8b@8"))
+    assert part.num_layers == proxy.num_layers == 8
+    rate = "model_tflops_per_second_per_gpu"
+    assert getattr(part, rate) == getattr(proxy, rate) < getattr(whole, rate)
+
+
+def test_an_unknown_model_has_tokens_but_no_flops():
+    found = measure(make_run(model="secret-9b"))
+    assert found.tokens_per_second is not None
+    assert found.model_tflops_per_second_per_gpu is None
+    assert found.mfu is None
+    assert "secret-9b" in found.model_tflops_reason
+    assert found.mfu_reason == found.model_tflops_reason
+
+
+@pytest.mark.parametrize("value", [None, "8", 8.0, True, 0, -1, 10**400, [8], {}])
+def test_a_setting_of_the_wrong_kind_is_no_setting(value):
+    found = measure(make_run(world_size=value, sequence_length=value))
+    assert found.world_size is None
+    assert found.tokens_per_second is not None
+    assert found.tokens_per_second_per_gpu is None
+    assert found.model_tflops_reason == "The run names no sequence_length."
+    json.dumps(found.as_dict(), allow_nan=False)
+
+
+def test_peak_memory_is_the_most_allocated_in_any_phase():
+    series = [
+        *steps([9.0], "warmup", allocated_gib=70.5, reserved_gib=75.0),
+        *steps([8.0] * 10, first=2, allocated_gib=60.0, reserved_gib=75.0),
+    ]
+    assert measure(make_run(series)).peak_memory_gib == 70.5
+    assert measure(make_run(steps([8.0], reserved_gib=75.0))).peak_memory_gib == 75.0
+
+
+def test_memory_that_nobody_recorded_is_none_with_a_reason():
+    assert measure(make_run()).peak_memory_gib is None
+    told = make_run(environment={"memory_reason": "the CPU has no device allocator"})
+    assert measure(told).peak_memory_reason == "the CPU has no device allocator"
+
+
+def test_first_and_last_loss_skip_what_is_no_number():
+    losses = [None, 11.5, 9.0, math.nan, 7.25, None]
+    series = [
+        StepRecord(step=index, phase="warmup", step_seconds=1.0, tokens=1, loss=loss)
+        for index, loss in enumerate(losses, start=1)
+    ]
+    found = measure(make_run(series))
+    assert (found.loss_first, found.loss_last) == (11.5, 7.25)
+    assert measure(make_run([])).loss_first is None
+
+
+def test_too_few_steps_have_no_interval_but_a_rate():
+    found = measure(make_run(steps([8.0] * (MINIMUM_STEPS - 1))))
+    assert found.mfu is not None
+    assert found.mfu_low is None
+    assert "Fewer than 10" in found.mfu_interval_reason
+    enough = measure(make_run(steps([8.0] * MINIMUM_STEPS)))
+    assert enough.mfu_low == pytest.approx(enough.mfu)
+    assert enough.mfu_interval_reason is None
+
+
+def test_the_interval_holds_the_value_and_is_the_same_every_time():
+    generator = random.Random(1)
+    run = make_run(steps([generator.gauss(8, 0.4) for _ in range(60)]))
+    first, second = measure(run), measure(run)
+    assert first == second
+    assert first.mfu_low < first.mfu < first.mfu_high
+    assert first.mfu_high / first.mfu_low == pytest.approx(
+        first.tokens_per_second_high / first.tokens_per_second_low
+    )
+
+
+def coverage(correlation, trials=150, count=60):
+    """Return how often the interval of an autocorrelated series holds the true rate, 1."""
+    hits = 0
+    for trial in range(trials):
+        generator = random.Random(trial)
+        noise, series = 0.0, []
+        for _ in range(count):
+            noise = correlation * noise + generator.gauss(0, 0.05)
+            series.append(1 + noise)
+        low, high = rate_interval([1.0] * count, series, resamples=300)
+        hits += low <= 1 <= high
+    return hits / trials
+
+
+def test_the_interval_holds_the_true_rate_about_as_often_as_it_says():
+    assert 0.88 <= coverage(0.0) <= 1.0
+    assert coverage(0.4) >= 0.78
+
+
+def test_neighbouring_steps_are_drawn_together():
+    assert [block_length(count) for count in (1, 8, 27, 28, 1000)] == [1, 2, 3, 4, 10]
+    slow = [1.0] * 30 + [2.0] * 30  # one change of clock
+    mixed = [1.0, 2.0] * 30
+    widths = [high - low for low, high in (rate_interval([1.0] * 60, s) for s in (slow, mixed))]
+    assert widths[0] > 2 * widths[1]
+
+
+SECONDS = st.lists(st.floats(0.1, 10), min_size=MINIMUM_STEPS, max_size=40)
+
+
+@given(SECONDS, st.floats(0.5, 2))
+def test_mfu_is_linear_in_tokens_per_second(seconds, factor):
+    slow = measure(make_run(steps(seconds)))
+    fast = measure(make_run(steps([value / factor for value in seconds])))
+    assert fast.mfu == pytest.approx(factor * slow.mfu)
+    assert fast.mfu_low == pytest.approx(factor * slow.mfu_low)
+    assert fast.tokens_per_second == pytest.approx(factor * slow.tokens_per_second)
+
+
+@given(SECONDS)
+def test_the_interval_is_ordered_around_the_value(seconds):
+    found = measure(make_run(steps(seconds)))
+    assert 0 < found.mfu_low <= found.mfu <= found.mfu_high
+    slowest, fastest = TOKENS / max(seconds), TOKENS / min(seconds)
+    assert slowest * (1 - 1e-9) <= found.tokens_per_second <= fastest * (1 + 1e-9)
