@@ -159,9 +159,9 @@ def _model_rate(record: RunRecord) -> tuple[float | None, int | None, str | None
 
 def _memory(run: Run) -> dict[str, Any]:
     """Return the most memory (GiB) allocated on any rank, else reserved; and why there is none."""
-    allocated = finite(step.allocated_gib for step in run.steps)
-    reserved = finite(step.reserved_gib for step in run.steps)
-    peak = max(allocated or reserved, default=None)
+    allocated = max(finite(step.allocated_gib for step in run.steps), default=0.0)
+    reserved = max(finite(step.reserved_gib for step in run.steps), default=0.0)
+    peak = next((value for value in (allocated, reserved) if value > 0), None)
     why = text(run.record.environment.get("memory_reason")) or "No step recorded its memory"
     return {"peak_memory_gib": peak, "peak_memory_reason": why if peak is None else None}
 

@@ -91,7 +91,9 @@ def strategies(options: argparse.Namespace) -> int:
     """Print strategies: all rows, or those for a platform and a model."""
     from scalebook import catalog
 
-    found = catalog.strategy_rows(options.platform, options.model)
+    platform = catalog.platform(options.platform).name if options.platform else None
+    model = catalog.model(options.model).name if options.model else None
+    found = catalog.strategy_rows(platform, model)
     if options.json:
         print_json(found)
         return 0

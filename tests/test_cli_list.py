@@ -1,0 +1,197 @@
+"""``scalebook list``: one row a run, whatever state its directory is in."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from scalebook.cli import main
+
+SETTINGS = {
+    "platform": "mi300x",
+    "model": "llama3.1-8b",
+    "world_size": 8,
+    "nodes": 1,
+    "engine": "megatron",
+    "strategy": "custom",
+    "tensor_parallel_size": 1,
+    "pipeline_parallel_size": 1,
+    "context_parallel_size": 1,
+    "expert_parallel_size": 1,
+    "micro_batch_size": 2,
+    "global_batch_size": 128,
+    "sequence_length": 8192,
+    "precision": "bf16",
+}
+RELIED_UPON = """
+    run_id status reason source platform accelerator world_size nodes engine model num_layers
+    tensor_parallel_size pipeline_parallel_size context_parallel_size expert_parallel_size
+    data_parallel_size micro_batch_size global_batch_size sequence_length precision strategy
+    measured_steps step_seconds_median tokens_per_second tokens_per_second_per_gpu
+    model_tflops_per_second_per_gpu mfu mfu_low mfu_high peak_memory_gib loss_first loss_last
+"""
+
+
+def write_run(runs, run_id, *, status="completed", count=12, directory=None, **record):
+    folder = runs / (directory or run_id)
+    folder.mkdir(parents=True)
+    content = {
+        "schema_version": 1,
+        "run_id": run_id,
+        "config_hash": "0123456789ab",
+        "status": status,
+        "requested": SETTINGS,
+        "environment": {"accelerator": "AMD Instinct MI300X"},
+    }
+    (folder / "record.json").write_text(json.dumps(content | record))
+    lines = [
+        {
+            "step": step,
+            "phase": "warmup" if step <= 2 else "measured",
+            "step_seconds": 12.0,
+            "tokens": 128 * 8192,
+            "loss": 12.0 - step / 10,
+            "allocated_gib": 150.5,
+        }
+        for step in range(1, count + 1)
+    ]
+    (folder / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+@pytest.fixture
+def listed(tmp_path, capsys, monkeypatch):
+    """Return a function that lists a folder as JSON: the rows by run id, and stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments):
+        assert main(["list", "--runs", str(tmp_path / "runs"), "--json", *arguments]) == 0
+        captured = capsys.readouterr()
+        return json.loads(captured.out), captured.err
+
+    return call
+
+
+def test_a_run_has_every_field_that_scripts_rely_on(tmp_path, listed):
+    write_run(tmp_path / "runs", "a")
+    (row,), err = listed()
+    assert err == ""
+    assert set(RELIED_UPON.split()) <= set(row)
+    assert row["step_seconds_median"] == 12.0
+    assert row["tokens_per_second"] == pytest.approx(128 * 8192 / 12)
+    assert row["tokens_per_second_per_gpu"] == pytest.approx(128 * 8192 / 96)
+    assert row["model_tflops_per_second_per_gpu"] == pytest.approx(
+        128 * 8192 / 96 * 51470401536 / 1e12
+    )
+    assert row["mfu"] == pytest.approx(row["model_tflops_per_second_per_gpu"] / 1307.4)
+    assert row["mfu_low"] <= row["mfu"] <= row["mfu_high"]
+    assert (row["measured_steps"], row["data_parallel_size"], row["num_layers"]) == (10, 8, 32)
+    assert (row["loss_first"], row["loss_last"]) == (11.9, 10.8)
+    assert row["peak_memory_gib"] == 150.5
+    assert row["source"] == "measured"
+
+
+def test_rows_are_sorted_by_run_id_not_by_folder(tmp_path, listed):
+    write_run(tmp_path / "runs", "b", directory="1")
+    write_run(tmp_path / "runs", "a", directory="2")
+    write_run(tmp_path / "runs", "c", directory="0")
+    assert [row["run_id"] for row in listed()[0]] == ["a", "b", "c"]
+
+
+def test_a_failed_run_is_a_row_with_its_reason_and_no_rate(tmp_path, listed):
+    write_run(tmp_path / "runs", "a", status="out_of_memory", reason="The GPU's memory ran out.")
+    (row,), _ = listed()
+    assert (row["status"], row["reason"]) == ("out_of_memory", "The GPU's memory ran out.")
+    assert row["tokens_per_second"] is None
+    assert row["mfu"] is None
+    assert row["peak_memory_gib"] == 150.5
+
+
+def test_a_run_without_steps_has_nulls_not_zeros(tmp_path, listed):
+    folder = write_run(tmp_path / "runs", "a", requested={}, environment={})
+    (folder / "steps.jsonl").unlink()
+    (row,), _ = listed()
+    nulls = {name for name in RELIED_UPON.split() if row[name] is None}
+    assert nulls == set(RELIED_UPON.split()) - {"run_id", "status", "source", "measured_steps"}
+    assert row["measured_steps"] == 0
+
+
+def test_an_unreadable_run_goes_to_stderr_and_hides_no_other(tmp_path, listed):
+    write_run(tmp_path / "runs", "good")
+    (write_run(tmp_path / "runs", "bad") / "record.json").write_text('{"run_id": ')
+    write_run(tmp_path / "runs", "newer", schema_version=99)
+    rows, err = listed()
+    assert [row["run_id"] for row in rows] == ["good"]
+    assert len(err.splitlines()) == 2
+    assert "bad" in err
+    assert "schema_version 99" in err
+
+
+def test_a_broken_step_line_is_said_and_the_others_count(tmp_path, listed):
+    folder = write_run(tmp_path / "runs", "a")
+    with (folder / "steps.jsonl").open("a") as stream:
+        stream.write('{"step": 13, "phase": "measu')
+    (row,), err = listed()
+    assert row["measured_steps"] == 10
+    assert "a: steps.jsonl line 13" in err
+
+
+def test_runs_that_are_being_written_and_other_folders_are_no_rows(tmp_path, listed):
+    write_run(tmp_path / "runs", "a", directory=".partial-a")
+    (tmp_path / "runs" / "plans").mkdir()
+    assert listed() == ([], "")
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "1e999", "-5", "0"])
+def test_a_number_that_is_none_never_reaches_the_output(tmp_path, listed, value):
+    folder = write_run(tmp_path / "runs", "a")
+    text = (folder / "steps.jsonl").read_text()
+    for name in ('"step_seconds": 12.0', '"allocated_gib": 150.5'):
+        text = text.replace(name, f"{name.split(':')[0]}: {value}")
+    (folder / "steps.jsonl").write_text(text)
+    (row,), _ = listed()
+    assert row["tokens_per_second"] is None
+    assert row["mfu"] is None
+    assert row["peak_memory_gib"] is None
+
+
+def test_settings_of_a_wrong_kind_are_null(tmp_path, listed):
+    wrong = {"world_size": "8", "nodes": -1, "model": 7, "sequence_length": [1], "precision": {}}
+    write_run(tmp_path / "runs", "a", requested=SETTINGS | wrong)
+    (row,), _ = listed()
+    for name in wrong:
+        assert row[name] is None, name
+    assert row["tokens_per_second"] is not None
+    assert row["tokens_per_second_per_gpu"] is None
+
+
+def test_fp8_runs_have_an_mfu_when_the_denominator_is_named(tmp_path, listed):
+    write_run(tmp_path / "runs", "a", requested=SETTINGS | {"precision": "fp8"})
+    (row,), _ = listed()
+    assert row["mfu"] is None
+    (row,), _ = listed("--peak-precision", "fp8")
+    assert row["mfu"] == pytest.approx(row["model_tflops_per_second_per_gpu"] / 2614.9)
+
+
+def test_people_get_a_table_with_reasons_below(tmp_path, capsys):
+    write_run(tmp_path / "runs", "a")
+    write_run(tmp_path / "runs", "b", status="failed", reason="It broke.")
+    assert main(["list", "--runs", str(tmp_path / "runs")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4
+    assert lines[0].startswith("run")
+    assert "%" in lines[1]
+    assert lines[3] == "b: It broke."
+
+
+def test_a_missing_folder_is_one_line_and_exit_code_2(tmp_path, capsys):
+    assert main(["list", "--runs", str(tmp_path / "none")]) == 2
+    err = capsys.readouterr().err
+    assert len(err.splitlines()) == 1
+    assert "--runs DIR" in err
+
+
+def test_an_empty_folder_is_an_empty_list(tmp_path, listed):
+    (tmp_path / "runs").mkdir()
+    assert listed() == ([], "")
