@@ -1,0 +1,117 @@
+"""The fields of a ``iteration N/M | key: value | ...`` line: keys of every Megatron and its forks."""
+
+from __future__ import annotations
+
+import re
+
+from scalebook.logs.numbers import MISSING, number, scaled
+
+RECORD = re.compile(r"\biteration:?[ \t]+(\d+)[ \t]*/[ \t]*(\d+)[ \t]*\|")
+_SPACE = re.compile(r"\s+")
+_GIB = 1.0  # what these logs call GB is GiB
+COLUMN_OF = {
+    "consumedsamples": ("consumed_samples", 1.0),
+    "consumedtokens": ("consumed_tokens", 1.0),
+    "elapsedtimeperiteration(ms)": ("seconds", 1e-3),
+    "elapsedtimeperiteration(s)": ("seconds", 1.0),
+    "learningrate": ("learning_rate", 1.0),
+    "globalbatchsize": ("global_batch_size", 1.0),
+    "gloablbatchsize": ("global_batch_size", 1.0),  # so printed by a fork
+    "lmloss": ("loss", 1.0),
+    "lm-loss": ("loss", 1.0),
+    "lm_loss": ("loss", 1.0),
+    "loss": ("loss", 1.0),
+    "trainloss": ("loss", 1.0),
+    "gradnorm": ("grad_norm", 1.0),
+    "actualseqlen": ("sequence_length", 1.0),
+    "numberofskippediterations": ("skipped", 1.0),
+    "numberofnaniterations": ("nan", 1.0),
+    "samplespersecond": ("samples_per_second", 1.0),
+    "samples/sec": ("samples_per_second", 1.0),
+    "tflops": ("tflops_per_gpu", 1.0),
+    "tflop/s/gpu": ("tflops_per_gpu", 1.0),
+    "throughputpergpu(tflop/s/gpu)": ("tflops_per_gpu", 1.0),
+    "computepergpu(tflop/s/gpu)": ("tflops_per_gpu", 1.0),
+    "tokenspergpu(tokens/s/gpu)": ("tokens_per_second_per_gpu", 1.0),
+    "tokens/s/gpuinst/harmonicmean": ("tokens_per_second_per_gpu", 1.0),
+    "tokenspergpupersecond(tgs)": ("tokens_per_second_per_gpu", 1.0),
+    "tokens/sec/gpu": ("tokens_per_second_per_gpu", 1.0),
+    "tokens/s/gpu": ("tokens_per_second_per_gpu", 1.0),
+    "hipmemusage/free/total/usage_ratio": ("device_gib", _GIB),
+    "rocmmemusage/free/total/usage_ratio": ("device_gib", _GIB),
+}
+# Keys that carry nothing we keep, but that tell a wrapped line from another one.
+_OTHER_KEYS = {"lossscale", "numzeros", "paramsnorm", "memusages", "batchsize", "approxflopspergpu"}
+_TFLOPS_BARE = re.compile(r"\s*([\d.]+)\s*(?:MODEL_)?TFLOP/s/GPU")
+
+
+def key_of(text: str) -> str:
+    """Return a key without its blanks: a line may be wrapped inside one."""
+    return _SPACE.sub("", text).lower()
+
+
+def is_key(key: str) -> bool:
+    """Whether a key (as from ``key_of``) belongs to an iteration line."""
+    return key in COLUMN_OF or key in _OTHER_KEYS or key.endswith("loss") or "tflop" in key
+
+
+def _field(text: str, row: dict[str, float]) -> None:
+    name, colon, value = text.partition(":")
+    if not colon:
+        bare = _TFLOPS_BARE.match(text)
+        if bare:
+            row.setdefault("tflops_per_gpu", number(bare[1]))
+        return
+    key = key_of(name)
+    if key == "approxflopspergpu":
+        row["tflops_per_gpu"] = scaled(_SPACE.sub("", value)) / 1e12
+        return
+    column = COLUMN_OF.get(key)
+    if column is None or column[0] in row:
+        return
+    row[column[0]] = number(_SPACE.sub("", value)) * column[1]
+
+
+def read_fields(line: str, *, cut: bool) -> dict[str, float] | None:
+    """Return the row of an iteration line; None where it is none or its step time is not whole.
+
+    ``cut``: the text ends inside this line, so that its last field may lack digits.
+    """
+    found = RECORD.search(line)
+    if found is None:
+        return None
+    row: dict[str, float] = {"step": float(found[1])}
+    fields = line[found.end() :].split("|")
+    if cut and fields:
+        fields.pop()
+    before = line[: found.start()]
+    if "|" in before:
+        fields = before.split("|")[:-1] + fields
+    for text in fields[:64]:
+        _field(text, row)
+    seconds = row.get("seconds", MISSING)
+    return row if seconds > 0 else None
+
+
+def layout(line: str, total: int) -> tuple[re.Pattern[str], list[tuple[str, float]]] | None:
+    """Return a pattern for all lines built like this one, and the columns of its groups.
+
+    One compiled pattern over a whole piece of text reads a log many times faster than a search
+    for every field on every line. A line that does not fit is read field by field.
+    """
+    found = RECORD.search(line)
+    if found is None or "|" in line[: found.start()] or not line.rstrip().endswith("|"):
+        return None
+    pattern = rf"iteration:? +(\d+) */ *{total} *\|"
+    columns: list[tuple[str, float]] = [("step", 1.0)]
+    for text in line[found.end() :].rstrip().split("|")[:-1]:
+        name, colon, _ = text.partition(":")
+        column = COLUMN_OF.get(key_of(name)) if colon else None
+        if column is None or column[0] in {taken for taken, _ in columns}:
+            pattern += r"[^|\n]*\|"
+        else:
+            pattern += rf" *{re.escape(name.strip())}: *([\d.eE+-]+)[^|\n]*\|"
+            columns.append(column)
+    if "seconds" not in {name for name, _ in columns}:
+        return None
+    return re.compile(pattern + r"[^|\n]*(?:\n|\Z)"), columns

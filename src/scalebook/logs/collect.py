@@ -1,0 +1,157 @@
+"""Sort step records and settings, as they come along a file, into jobs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from operator import lt
+
+from scalebook.logs.job import Job
+from scalebook.logs.settings import Value
+from scalebook.logs.status import Ending, weightier
+
+MOST_ROWS = 4_000_000  # a row takes about 100 bytes; what lies beyond is counted
+MOST_JOBS = 1000
+# Settings whose change says that another job began.
+IDENTITY = (
+    "world_size",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "sequence_length",
+    "num_layers",
+    "hidden_size",
+)
+
+
+class Collector:
+    """Receives what a dialect reads, in file order; ``jobs`` holds the outcome after ``close``."""
+
+    def __init__(self, dialect: str, first_number: int = 1) -> None:
+        self._dialect = dialect
+        self._first_number = first_number
+        self._pending: dict[str, Value] = {}
+        self._rows = 0
+        self._clock = math.nan
+        self.job = Job(dialect, first_number)
+        self.jobs: list[Job] = [self.job]
+        self._details: dict[str, object] = {}
+
+    def every_job(self, **details: object) -> None:
+        """Give every job these details."""
+        self._details = details
+        self.job.details.update(details)
+
+    def tell(self, name: str, value: Value, *, weak: bool = False) -> None:
+        """Record a setting; a weak one gives way to any other."""
+        target = self._pending if len(self.job.table) else self.job.settings
+        if not weak or (name not in target and name not in self.job.settings):
+            target[name] = value
+
+    def end(self, ending: Ending) -> None:
+        """Record a line that tells how the run ended; the next step makes it void."""
+        if ending.status == "completed":
+            self.job.finished = True
+        self.job.ending = weightier(self.job.ending, ending)
+
+    def step(
+        self,
+        row: Mapping[str, float],
+        *,
+        total: int | None = None,
+        world: int | None = None,
+        rank: int | None = None,
+    ) -> None:
+        """Record one step. ``row`` holds columns of ``table.COLUMNS``."""
+        number, clock = row.get("step", math.nan), row.get("clock", math.nan)
+        if self._other_rank(rank):
+            return
+        back = bool(len(self.job.table)) and number <= self.job.table.column("step")[-1]
+        if back and self._same_as_last(row):
+            self.job.counts.duplicate_records += 1
+            return
+        if len(self.job.table) and self._another_job(number, total, world, clock):
+            self._start_job()
+        elif back:
+            self.job.attempts.append(len(self.job.table))
+            self.job.counts.restarts += 1
+        self._adopt(total, world)
+        self._clock = clock
+        if self._rows >= MOST_ROWS:
+            self.job.counts.records_beyond_limit += 1
+            return
+        self._rows += 1
+        self.job.table.append(row)
+
+    def batch(self, rows: Mapping[str, Sequence[float]], total: int | None) -> bool:
+        """Record many steps given as columns; return False, recording none, if they do not follow.
+
+        They follow when their numbers rise and go on from the last step.
+        """
+        numbers = rows["step"]
+        last = self.job.table.column("step")[-1] if len(self.job.table) else -math.inf
+        rising = last < numbers[0] and all(map(lt, numbers, numbers[1:]))
+        if not rising or self._pending or self._rows + len(numbers) > MOST_ROWS:
+            return False
+        self._adopt(total, None)
+        self._clock = math.nan
+        self._rows += len(numbers)
+        self.job.table.extend(rows, len(numbers))
+        return True
+
+    def close(self) -> list[Job]:
+        """Return the jobs: repeats dropped, settings told after the last step given out."""
+        for name, value in self._pending.items():
+            self.job.settings.setdefault(name, value)
+        self._pending = {}
+        for job in self.jobs:
+            job.drop_repeats()
+        return self.jobs
+
+    def _other_rank(self, rank: int | None) -> bool:
+        if rank is None:
+            return False
+        if self.job.rank is None or not len(self.job.table):
+            self.job.rank = rank
+        if rank == self.job.rank:
+            return False
+        self.job.counts.other_rank_records += 1
+        return True
+
+    def _another_job(
+        self, number: float, total: int | None, world: int | None, clock: float
+    ) -> bool:
+        job, settings = self.job, self.job.settings
+        if len(self.jobs) >= MOST_JOBS:
+            return False
+        if world is not None and job.world is not None and world != job.world:
+            return True
+        changed = (
+            name in self._pending and settings.get(name, self._pending[name]) != self._pending[name]
+            for name in IDENTITY
+        )
+        if any(changed):
+            return True
+        last = job.table.column("step")[-1]
+        if not number <= last:
+            return False
+        first = job.table.column("step")[job.attempts[0]]
+        other_total = total is not None and job.total_steps is not None and total != job.total_steps
+        return other_total or job.finished or number < first or clock < self._clock - 1
+
+    def _start_job(self) -> None:
+        self.job = Job(self._dialect, self._first_number, details=dict(self._details))
+        self.jobs.append(self.job)
+        self._clock = math.nan
+
+    def _same_as_last(self, row: Mapping[str, float]) -> bool:
+        previous = self.job.table.row(len(self.job.table) - 1)
+        names = ("step", "seconds", "loss", "grad_norm")
+        return all(previous.get(name) == row.get(name) for name in names)
+
+    def _adopt(self, total: int | None, world: int | None) -> None:
+        job = self.job
+        job.settings.update(self._pending)
+        self._pending = {}
+        job.total_steps = total or job.total_steps
+        job.world = world or job.world
+        job.ending, job.finished = None, False

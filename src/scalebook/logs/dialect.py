@@ -1,0 +1,102 @@
+"""The one interface of all readers."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+from scalebook.logs import settings, status
+from scalebook.logs.collect import Collector
+from scalebook.logs.job import Job
+from scalebook.logs.source import LONGEST_LINE, Source
+
+
+class Dialect(ABC):
+    """Reads one kind of file; a new object for every file.
+
+    ``markers`` are literal pieces of which a file of this kind holds at least one; ``signature``
+    is what a record looks like, searched only where a marker was found. ``kind`` says what comes
+    out: jobs of training, telemetry samples, or a profiler's trace.
+    """
+
+    name: ClassVar[str]
+    kind: ClassVar[str] = "training"
+    markers: ClassVar[tuple[str, ...]]
+    signature: ClassVar[re.Pattern[str]]
+    first_number: ClassVar[int] = 1  # what the trainer calls its first step
+
+    def __init__(self) -> None:
+        self.out = Collector(self.name, self.first_number)
+
+    @classmethod
+    def recognises(cls, text: str) -> bool:
+        """Whether a piece of text holds a record of this dialect."""
+        return any(marker in text for marker in cls.markers) and bool(cls.signature.search(text))
+
+    @abstractmethod
+    def read(self, source: Source) -> list[Job]:
+        """Return the jobs of a file."""
+
+
+class LineDialect(Dialect):
+    """A dialect that is read line by line."""
+
+    assignments: ClassVar[bool] = False  # whether ``name: value`` lines tell the configuration
+    cut = False
+
+    @abstractmethod
+    def line(self, line: str) -> bool:
+        """Take what one line holds; return False if it is no record of this dialect."""
+
+    def finish(self) -> None:
+        """Do what has to wait for the end of the file."""
+
+    def read(self, source: Source) -> list[Job]:
+        """Return the jobs of a file."""
+        for text in source.texts():
+            self.text(text)
+        self.finish()
+        jobs = self.out.close()
+        for note in source.notes:
+            jobs[-1].note(note)
+        return jobs
+
+    def text(self, text: str) -> None:
+        """Take a piece of text that ends at a line end."""
+        endings = status.mentions_ending(text)
+        dumps = ".. " in text or "using world size" in text
+        if "NVIDIA " in text or "Instinct" in text:
+            self.device(text)
+        lines = text.split("\n")
+        last = len(lines) - 1
+        for index, line in enumerate(lines):
+            if not line:
+                continue
+            if len(line) > LONGEST_LINE:
+                self.out.job.note("Lines of more than 32,768 characters were left out.")
+                continue
+            self.cut = index == last  # the text ends without a line end: the line may be cut off
+            if not self.line(line):
+                self.other(line, endings=endings, dumps=dumps)
+
+    def other(self, line: str, *, endings: bool, dumps: bool) -> None:
+        """Take what a line that is no record tells: a setting, or how the run ended."""
+        if dumps:
+            for name, value in settings.scan(line):
+                self.out.tell(name, value)
+        if endings:
+            ending = status.ending(line)
+            if ending:
+                self.out.end(ending)
+        if self.assignments and (":" in line or "=" in line):
+            told = settings.assigned(line)
+            if told:
+                self.out.tell(*told, weak=True)
+
+    def device(self, text: str) -> None:
+        """Note the accelerator that the text names, if the job has none yet."""
+        if "device" not in self.out.job.details:
+            found = settings.DEVICE.search(text)
+            if found:
+                self.out.job.details["device"] = found[0].strip()

@@ -1,0 +1,107 @@
+"""Hugging Face Trainer and kin (axolotl, LLaMA-Factory, unsloth): dicts, bars, metrics blocks."""
+
+from __future__ import annotations
+
+import re
+
+from scalebook.logs.dialect import LineDialect
+from scalebook.logs.hf_steps import Progress
+from scalebook.logs.numbers import clock_seconds, number, whole
+from scalebook.logs.pairs import bar_state
+from scalebook.logs.status import Ending
+
+_DICT = re.compile(r"\{[^{}\n]*\}")
+_ENTRY = re.compile(r"['\"]([\w/(). -]+)['\"]: ['\"]?([-+\d.,:eE]+|nan|NaN|inf)['\"]?(?=[,}])")
+_BLOCK = re.compile(r"^\s*(train_\w+|epoch)\s+=\s+(\S+)\s*$")
+_TOLD = (
+    (re.compile(r"Total train batch size \(w[^)]*\) = ([\d,]+)"), "global_batch_size"),
+    (re.compile(r"Instantaneous batch size per device = ([\d,]+)"), "micro_batch_size"),
+    (re.compile(r"Gradient Accumulation steps = ([\d,]+)"), "gradient_accumulation_steps"),
+    (re.compile(r"Total optimization steps = ([\d,]+)"), "steps"),
+)
+_COLUMNS = {
+    "loss": "loss",
+    "grad_norm": "grad_norm",
+    "learning_rate": "learning_rate",
+    "lr": "learning_rate",
+    "num_input_tokens_seen": "consumed_tokens",
+    "total_tokens": "consumed_tokens",
+    "memory/max_mem_allocated(gib)": "allocated_gib",
+    "memory/device_mem_reserved(gib)": "reserved_gib",
+    "memory/max_allocated (GiB)": "allocated_gib",
+    "memory/device_reserved (GiB)": "reserved_gib",
+}
+
+
+class HFTrainer(LineDialect):
+    """A record is a whole dict with ``loss``; its step comes from a bar or from the epoch."""
+
+    name = "hf-trainer"
+    markers = ("'loss': ", '"loss": ', "train_runtime", "***** train metrics")
+    signature = re.compile(
+        r"\{[^{}\n]*['\"]loss['\"]: [^{}\n]*['\"](?:learning_rate|lr|epoch)['\"]: "
+        r"|\*{5} train metrics \*{5}|\{[^{}\n]*['\"]train_runtime['\"]: "
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._progress = Progress()
+
+    def line(self, line: str) -> bool:
+        """Take dicts and bars, several of which may stand in one line, and settings."""
+        taken = False
+        for found in _DICT.finditer(line) if "{" in line else ():
+            taken = self._entries(dict(_ENTRY.findall(found[0]))) or taken
+        state = bar_state(line) if "[" in line and "<" in line else None
+        if state:
+            self._progress.bar(state[0], state[1], line)
+        if " = " in line:
+            self._setting(line)
+        return taken
+
+    def _entries(self, entries: dict[str, str]) -> bool:
+        if "train_runtime" in entries and "loss" not in entries:
+            self._whole_run(entries)
+            return True
+        if "loss" not in entries or not entries.keys() & {"learning_rate", "lr", "epoch"}:
+            return False
+        row = {ours: number(entries[key]) for key, ours in _COLUMNS.items() if key in entries}
+        step = entries.get("current_steps", entries.get("step", ""))
+        total = whole(entries["total_steps"]) if "total_steps" in entries else None
+        runtime = entries.get("train_runtime", "")
+        if "elapsed_time" in entries:
+            row["clock"] = clock_seconds(entries["elapsed_time"])
+        elif runtime:
+            row["clock"] = number(runtime)
+        self._progress.record(row, number(step), number(entries.get("epoch", "")), total)
+        return True
+
+    def _setting(self, line: str) -> None:
+        block = _BLOCK.match(line)
+        if block:
+            self._whole_run({block[1]: block[2]})
+            return
+        for pattern, name in _TOLD:
+            found = pattern.search(line)
+            value = whole(found[1]) if found else None
+            if value:
+                self.out.tell(name, value)
+
+    def _whole_run(self, entries: dict[str, str]) -> None:
+        for name, value in entries.items():
+            if name.startswith("train_") and name.endswith("_per_second"):
+                self.out.job.rates[name.removeprefix("train_")] = number(value)
+        if "train_runtime" in entries:
+            self.out.job.details["runtime"] = entries["train_runtime"][:40]
+            self._ended = True
+
+    _ended = False
+
+    def finish(self) -> None:
+        """Number the records and hand them out."""
+        self._progress.hand_out(self.out)
+        rates = self.out.job.rates
+        if "tokens_per_second" in rates or "samples_per_second" in rates:
+            self.out.job.details["rates_of_samples"] = True
+        if self._ended:
+            self.out.end(Ending("completed", "the trainer printed its metrics of the whole run"))

@@ -1,0 +1,212 @@
+"""Reader of logs that print ``iteration N/M | key: value | ...``: the base of several dialects."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from scalebook.logs import status
+from scalebook.logs.bar_fields import COLUMN_OF, RECORD, is_key, key_of, layout, read_fields
+from scalebook.logs.clock import clock_of
+from scalebook.logs.dialect import LineDialect
+from scalebook.logs.numbers import number
+
+_WORLD = re.compile(r"rank-\d+/(\d+)\]")
+_MEMORY = re.compile(
+    r"memory \(MB\) \| allocated: [\d.]+ \| max allocated: ([\d.]+) \| reserved: [\d.]+"
+    r" \| max reserved: ([\d.]+)"
+)
+_EFFECTIVE = re.compile(r"Effective Tera Flops per GPU: ([\d.]+)")
+_STEP_TIME = re.compile(r"Step Time ?: ?([\d.]+) ?s")
+_STEP_TFLOPS = re.compile(r"([\d.]+) ?(?:MODEL_)?TFLOP/s/GPU")
+_LOUD = ("using world size", ".. ", "Step Time", "[Rank ", "Effective Tera", "NVIDIA ", "Instinct")
+_MIB_A_GIB = 1024.0
+_LONGEST_RECORD = 4000
+_FEW = 64
+MARKERS = ("iteration",)
+
+
+def _goes_on(record: str, line: str) -> bool:
+    """Whether a line is the next piece of a record: the field that it completes is one of ours."""
+    line = line.partition("\n")[0]
+    if (":" not in line and "|" not in line) or len(record) > _LONGEST_RECORD:
+        return False
+    if line.lstrip().startswith("[") or RECORD.search(line):
+        return False
+    tail = record.rpartition("|")[2]
+    first = line.partition("|")[0]
+    if ":" in tail and ":" not in first:  # wrapped inside a value
+        return is_key(key_of(tail.partition(":")[0])) and "|" in line
+    return ":" in first and is_key(key_of((tail + first).partition(":")[0]))
+
+
+class IterationDialect(LineDialect):
+    """Iteration lines, whole or wrapped, with the lines around them that belong to them."""
+
+    markers = MARKERS
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out.every_job(logs_multiples=True, loss_expected=True)
+        self._open = ""  # a record that the next line may go on with
+        self._open_cut = False
+        self._pattern: re.Pattern[str] | None = None
+        self._columns: list[tuple[str, float]] = []
+        self._total: int | None = None
+        self._line_world: int | None = None
+        self._step_time: tuple[float, float] | None = None
+
+    def text(self, text: str) -> None:
+        """Take a piece of text: lines of a known layout at once, the others one by one."""
+        loud = status.mentions_ending(text) or any(piece in text for piece in _LOUD)
+        few = text.count("iteration") < _FEW  # and then every detail of a line may matter
+        if few or len(set(_WORLD.findall(text))) > 1 or not self._split(text, loud=loud):
+            super().text(text)
+
+    def _split(self, text: str, *, loud: bool) -> bool:
+        """Read the records by their layout; return False, having read nothing, if none fits."""
+        if self._pattern is None and not self._learn(text):
+            return False
+        assert self._pattern is not None
+        parts = self._pattern.split(text)
+        width = len(self._columns) + 1
+        if len(parts) == 1 and not self._learn(text):
+            return False
+        if len(parts) == 1:
+            return False
+        try:
+            columns = [list(map(float, parts[group::width])) for group in range(1, width)]
+        except ValueError:
+            return False
+        self._take(parts[::width], columns, text, loud=loud)
+        return True
+
+    def _take(
+        self, rests: Sequence[str], columns: list[list[float]], text: str, *, loud: bool
+    ) -> None:
+        """Take what stands between the records, and the records, in file order."""
+        world = _WORLD.search(text)
+        self._line_world = int(world[1]) if world else None
+        start = 0
+        for row, rest in enumerate(rests[:-1]):
+            body = rest[: rest.rfind("\n") + 1]
+            if body and (loud or "iteration" in body or self._open):
+                self._rows(columns, start, row)
+                start = row
+                super().text(body)
+        self._rows(columns, start, len(rests) - 1)
+        if rests[-1]:
+            super().text(rests[-1])
+
+    def _rows(self, columns: list[list[float]], start: int, end: int) -> None:
+        if start == end:
+            return
+        self._flush()
+        rows: dict[str, list[float]] = {}
+        for (name, scale), values in zip(self._columns, columns, strict=True):
+            part = values[start:end]
+            rows[name] = part if scale == 1.0 else [value * scale for value in part]
+        same_world = self._line_world in (None, self.out.job.world)
+        many = end - start > 1 and self._step_time is None and same_world
+        if many and self.out.batch(rows, self._total):
+            return
+        for index in range(end - start):
+            row = {name: values[index] for name, values in rows.items()}
+            self._emit(row, self._total, self._line_world)
+
+    def _learn(self, text: str) -> bool:
+        """Learn the layout of the next whole record in a text."""
+        found = RECORD.search(text)
+        if found is None:
+            return False
+        start = text.rfind("\n", 0, found.start()) + 1
+        end = text.find("\n", found.end())
+        learnt = layout(text[start:end], int(found[2])) if end > 0 else None
+        if learnt and _goes_on(text[start:end], text[end + 1 : end + 1 + _LONGEST_RECORD]):
+            return False  # records are wrapped here
+        if learnt is None or (self._pattern and learnt[0].pattern == self._pattern.pattern):
+            return False
+        self._pattern, self._columns = learnt
+        self._total = int(found[2])
+        return True
+
+    def line(self, line: str) -> bool:
+        """Take an iteration line, a piece of a wrapped one, or a line that belongs to one."""
+        if self._open:
+            if _goes_on(self._open, line):
+                self._open += line
+                self._open_cut = self.cut
+                return True
+            self._flush()
+        if "iteration" in line and RECORD.search(line):
+            self._open, self._open_cut = line, self.cut
+            return True
+        return self._beside(line)
+
+    def _flush(self) -> None:
+        """Read the record that is open."""
+        text, self._open = self._open, ""
+        if not text:
+            return
+        row = read_fields(text, cut=self._open_cut)
+        found = RECORD.search(text)
+        if row is None or found is None:
+            self.out.job.counts.broken_records += 1
+            return
+        row["clock"] = clock_of(text)
+        world = _WORLD.search(text)
+        self._emit(row, int(found[2]), int(world[1]) if world else None)
+        self._note_pair(text, found.end())
+
+    def _note_pair(self, text: str, start: int) -> None:
+        """Note that the trainer prints the last value and a mean: they tell the log interval."""
+        fields = text[start:].split("|")
+        for field in fields:
+            name, _, value = field.partition(":")
+            if COLUMN_OF.get(key_of(name), ("", 0))[0] == "seconds" and "/" in value:
+                last, _, mean = value.partition("/")
+                if number(last) != number(mean):
+                    self.out.job.details.setdefault("mean_differs_at", self.out.job.last_step)
+
+    def _emit(self, row: dict[str, float], total: int | None, world: int | None = None) -> None:
+        if self._step_time is not None:
+            seconds, tflops = self._step_time
+            if abs(seconds - row["seconds"]) <= max(0.006, 0.02 * row["seconds"]):
+                row.setdefault("tflops_per_gpu", tflops)
+            self._step_time = None
+        self.out.step(row, total=total, world=world)
+        self._world(world)
+
+    def _world(self, world: int | None) -> None:
+        if world and len(self.out.job.table):
+            self.out.job.settings["world_size"] = world
+            self.out.job.world = world
+
+    def _beside(self, line: str) -> bool:
+        """Take a line that carries figures of the record before or behind it."""
+        if "memory (MB)" in line:
+            details = self.out.job.details
+            for allocated, reserved in _MEMORY.findall(line):
+                for name, value in (("allocated", allocated), ("reserved", reserved)):
+                    key, gib = f"peak_{name}_gib", number(value) / _MIB_A_GIB
+                    known = details.get(key)
+                    details[key] = max(gib, known) if isinstance(known, float) else gib
+            return True
+        if "Step Time" in line:
+            seconds, tflops = _STEP_TIME.search(line), _STEP_TFLOPS.search(line)
+            if seconds and tflops:
+                self._step_time = (number(seconds[1]), number(tflops[1]))
+                return True
+        effective = _EFFECTIVE.search(line) if "Effective Tera" in line else None
+        if effective and len(self.out.job.table):
+            self.out.job.table.amend("tflops_per_gpu", number(effective[1]))
+        return False
+
+    def other(self, line: str, *, endings: bool, dumps: bool) -> None:
+        """Take a line that is no record."""
+        if dumps or endings:
+            super().other(line, endings=endings, dumps=dumps)
+
+    def finish(self) -> None:
+        """Read the record that is still open."""
+        self._flush()

@@ -1,0 +1,61 @@
+"""Numbers as logs print them: thousands separators, SI suffixes, units glued behind, pairs."""
+
+from __future__ import annotations
+
+import math
+import re
+
+MISSING = math.nan  # in a column: the log has no usable value here
+_SUFFIX = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
+_NUMBER = re.compile(
+    r"\s*['\"]?([-+]?(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*([KMGBT]?)"
+)
+_CLOCK = re.compile(r"(?:(\d+) days?, )?(\d+):(\d\d):(\d\d(?:\.\d+)?)")
+_SHORT_CLOCK = re.compile(r"(\d+):(\d\d(?:\.\d+)?)$")
+LARGEST = 1e300  # beyond it a product could overflow; such a figure is not a measurement
+
+
+def number(text: str) -> float:
+    """Return the number that a text starts with (units behind it ignored), NaN where none is."""
+    try:
+        value = float(text)
+    except ValueError:
+        found = _NUMBER.match(text)
+        if found is None:
+            return MISSING
+        value = float(found[1].replace(",", ""))
+    return value if abs(value) < LARGEST else MISSING
+
+
+def scaled(text: str) -> float:
+    """Return a number with an SI suffix (``11.5K`` is 11500), NaN where the text has none."""
+    found = _NUMBER.match(text)
+    if found is None:
+        return MISSING
+    value = float(found[1].replace(",", "")) * _SUFFIX[found[2]]
+    return value if abs(value) < LARGEST else MISSING
+
+
+def whole(text: str) -> int | None:
+    """Return a non-negative whole number, None where the text is anything else."""
+    value = number(text)
+    return int(value) if value >= 0 and value == math.floor(value) else None
+
+
+def clock_seconds(text: str) -> float:
+    """Return the seconds of ``H:MM:SS`` or ``MM:SS`` (with days or fractions), NaN otherwise."""
+    found = _CLOCK.match(text)
+    if found:
+        days, hours, minutes, seconds = found.groups()
+        return int(days or 0) * 86400.0 + int(hours) * 3600 + int(minutes) * 60 + float(seconds)
+    short = _SHORT_CLOCK.match(text)
+    return int(short[1]) * 60 + float(short[2]) if short else MISSING
+
+
+def rounding(value: float) -> float:
+    """Return half a unit of the last digit that ``value`` shows, as a fraction of it."""
+    if not math.isfinite(value) or value == 0:
+        return math.inf
+    mantissa, _, exponent = f"{value:.9e}".partition("e")
+    digits = mantissa.rstrip("0").partition(".")[2]
+    return 0.5 * 10.0 ** (int(exponent) - len(digits)) / abs(value)

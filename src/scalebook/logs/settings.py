@@ -1,0 +1,146 @@
+"""What a log tells about its own configuration: argument dumps of every trainer, our names out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TypeAlias
+
+from scalebook.logs.numbers import number
+
+Value: TypeAlias = int | float | str | bool
+
+# Names that trainers print -> ours. An architecture name keeps Megatron's word.
+SIZES = {
+    "world_size": "world_size",
+    "tensor_model_parallel_size": "tensor_parallel_size",
+    "tensor_parallel_size": "tensor_parallel_size",
+    "model_parallel_size": "tensor_parallel_size",  # before pipelines, and GPT-NeoX
+    "pipeline_model_parallel_size": "pipeline_parallel_size",
+    "pipeline_parallel_size": "pipeline_parallel_size",
+    "pipe_parallel_size": "pipeline_parallel_size",
+    "virtual_pipeline_model_parallel_size": "virtual_pipeline_parallel_size",
+    "context_parallel_size": "context_parallel_size",
+    "expert_model_parallel_size": "expert_parallel_size",
+    "moe_expert_parallel_size": "expert_parallel_size",
+    "expert_tensor_parallel_size": "expert_tensor_parallel_size",
+    "data_parallel_size": "data_parallel_size",
+    "global_batch_size": "global_batch_size",
+    "train_batch_size": "global_batch_size",
+    "global_train_batch_size": "global_batch_size",
+    "micro_batch_size": "micro_batch_size",
+    "train_micro_batch_size_per_gpu": "micro_batch_size",
+    "seq_length": "sequence_length",
+    "seq_len": "sequence_length",
+    "max_seq_len": "sequence_length",
+    "sequence_length": "sequence_length",
+    "log_interval": "log_interval",
+    "train_iters": "steps",
+    "num_layers": "num_layers",
+    "hidden_size": "hidden_size",
+    "ffn_hidden_size": "ffn_hidden_size",
+    "num_attention_heads": "num_attention_heads",
+    "num_query_groups": "num_query_groups",
+    "kv_channels": "kv_channels",
+    "padded_vocab_size": "vocab_size",
+    "num_experts": "num_experts",
+    "moe_router_topk": "moe_router_topk",
+    "moe_ffn_hidden_size": "moe_ffn_hidden_size",
+    "moe_shared_expert_intermediate_size": "moe_shared_expert_intermediate_size",
+    "mtp_num_layers": "mtp_num_layers",
+    "num_nodes": "nodes",
+    "nnodes": "nodes",
+    "slurm_nnodes": "nodes",
+}
+WORDS = {
+    "swiglu",
+    "group_query_attention",
+    "untie_embeddings_and_output_weights",
+    "multi_latent_attention",
+    "sequence_parallel",
+    "bf16",
+    "fp16",
+    "fp8",
+    "recompute_granularity",
+    "recompute_num_layers",
+    "normalization",
+    "use_distributed_optimizer",
+    "transformer_impl",
+    "moe_layer_freq",
+}
+_DOTTED = re.compile(r"(?<![\w.-])([A-Za-z_]\w*) ?\.{2,}:? ?([^\n]*)")
+_ORIGIN = re.compile(r"\.{3,}\w+\s*$")  # GPT-NeoX puts where a value came from behind it
+_GROUP_SIZES = re.compile(
+    r"(encoder-)?(world|data-parallel|context-parallel|tensor-model-parallel"
+    r"|pipeline-model-parallel) size: (\d+)"
+)
+_ASSIGNED = re.compile(
+    r"[\s#\[-]*['\"]?(?:[\w-]+\.)*([A-Za-z_]\w*)['\"]?\s*[:=]\s*['\"]?([\w.+-]+)['\"]?\s*,?\s*(?:#.*)?$"
+)
+DEVICE = re.compile(
+    r"\b(?:NVIDIA (?:A100|H100|H200|H800|H20|B200|B300|GB200|GB300|GH200|A800|L40S?|V100)\b[ \w-]{0,24}"
+    r"|AMD Instinct MI\d{3}[XA]?(?: OAM)?)"
+)
+
+
+def _value(name: str, text: str) -> tuple[str, Value] | None:
+    name = name.lower()
+    text = text.strip()
+    if name in WORDS:
+        low = text.lower()
+        return name, {"true": True, "false": False}.get(low, low[:40])
+    ours = SIZES.get(name)
+    if ours is None or not text[:1].isdigit():
+        return None
+    value = number(text)
+    if not value.is_integer() or value < 1:
+        return None
+    return ours, int(value)
+
+
+def dotted(line: str) -> tuple[str, Value] | None:
+    """Return the setting of a ``name ....... value`` line, None where it is none that we know.
+
+    DeepSpeed dumps its own view in the same form: there ``world_size`` counts replicas, so that
+    only its batch sizes are taken.
+    """
+    found = _DOTTED.search(line)
+    if found is None:
+        return None
+    name = found[1]
+    if ":print]" in line and not name.startswith("train_"):
+        return None
+    return _value(name, _ORIGIN.sub("", found[2]))
+
+
+def group_sizes(line: str) -> Iterator[tuple[str, Value]]:
+    """Yield the settings of Megatron's ``using world size: ...`` line."""
+    names = {
+        "world": "world_size",
+        "data-parallel": "data_parallel_size",
+        "context-parallel": "context_parallel_size",
+        "tensor-model-parallel": "tensor_parallel_size",
+        "pipeline-model-parallel": "pipeline_parallel_size",
+    }
+    for encoder, kind, digits in _GROUP_SIZES.findall(line):
+        if not encoder and int(digits) >= 1:
+            yield names[kind], int(digits)
+
+
+def assigned(line: str) -> tuple[str, Value] | None:
+    """Return the setting of a YAML, TOML or shell-like ``name: value`` line."""
+    if len(line) > 160:
+        return None
+    found = _ASSIGNED.match(line)
+    return _value(found[1], found[2]) if found else None
+
+
+def scan(text: str) -> Iterator[tuple[str, Value]]:
+    """Yield the settings that dump lines of a cleaned text tell, in order."""
+    for line in text.split("\n"):
+        if " size: " in line and "using world size" in line:
+            yield from group_sizes(line)
+        elif ".. " in line:
+            found = dotted(line)
+            if found:
+                yield found

@@ -1,0 +1,117 @@
+"""A file as cleaned text in bounded pieces, decompressed on the way."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import zlib
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from scalebook.errors import IngestError
+from scalebook.logs.clean import clean, encoding
+
+CHUNK_BYTES = 1 << 20
+LONGEST_LINE = 1 << 15  # characters; a longer line is no record, and is counted, not read
+# A log shrinks 10 to 200 times. Beyond both of these a file is a decompression bomb.
+BOMB_BYTES = 256 << 20
+BOMB_RATIO = 600
+_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+
+
+def _open_zstd(stream: BinaryIO, path: Path) -> BinaryIO:
+    try:
+        module = import_module("zstandard")
+    except ImportError as error:
+        raise IngestError(
+            f"{path} is compressed with zstd, which needs the package 'zstandard'. Install it "
+            f"(pip install zstandard) or decompress the file first (zstd -d {path.name})."
+        ) from error
+    return cast(BinaryIO, module.ZstdDecompressor().stream_reader(stream, read_across_frames=True))
+
+
+@dataclass(slots=True)
+class Source:
+    """One file. ``notes`` collects what was odd about it, in words."""
+
+    path: Path
+    notes: list[str] = field(default_factory=list[str])
+
+    def _open(self) -> tuple[BinaryIO, bool]:
+        raw = self.path.open("rb")
+        magic = raw.read(4)
+        raw.seek(0)
+        if magic.startswith(_GZIP):
+            return cast(BinaryIO, gzip.GzipFile(fileobj=raw)), True
+        if magic == _ZSTD:
+            return _open_zstd(raw, self.path), True
+        return raw, False
+
+    def note(self, text: str) -> None:
+        """Add a note once."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the decompressed bytes in pieces of at most a MiB.
+
+        Raises:
+            IngestError: the file cannot be opened, lacks its decompressor or is a bomb.
+        """
+        try:
+            packed = max(self.path.stat().st_size, 1)
+            stream, compressed = self._open()
+        except OSError as error:
+            raise IngestError(f"{self.path} cannot be read: {error.strerror}.") from error
+        total = 0
+        with closing(stream):
+            while piece := self._read(stream):
+                total += len(piece)
+                if compressed and total > BOMB_BYTES and total > BOMB_RATIO * packed:
+                    raise IngestError(
+                        f"{self.path} unpacks to more than {BOMB_RATIO} times its size: refused. "
+                        "Decompress it by hand if you trust it."
+                    )
+                yield piece
+
+    def _read(self, stream: BinaryIO) -> bytes:
+        try:
+            return stream.read(CHUNK_BYTES)
+        except (EOFError, zlib.error, OSError) as error:  # BadGzipFile is an OSError
+            self.note(f"The compressed data is damaged or ends early ({error}); read up to there.")
+        except Exception as error:
+            if type(error).__name__ != "ZstdError":
+                raise
+            self.note("The zstd data is damaged; read up to there.")
+        return b""
+
+    def texts(self) -> Iterator[str]:
+        """Yield cleaned text in pieces that end at line ends (or, in an endless line, anywhere)."""
+        rest, codec = b"", ""
+        for piece in self.pieces():
+            codec = codec or encoding(piece)
+            data = rest + piece
+            if codec == "utf-8":
+                end = max(data.rfind(b"\n"), data.rfind(b"\r", 0, -1)) + 1
+                end = end or (len(data) if len(data) > LONGEST_LINE else 0)
+            else:
+                end = len(data) & ~1
+            rest = data[end:]
+            if end:
+                yield clean(data[:end], codec)
+        if rest:
+            yield clean(rest, codec)
+
+    def head(self, size: int = 1 << 16) -> str:
+        """Return the first ``size`` bytes as cleaned text (fewer where the file is shorter)."""
+        buffer = io.BytesIO()
+        for piece in self.pieces():
+            buffer.write(piece)
+            if buffer.tell() >= size:
+                break
+        data = buffer.getvalue()[:size]
+        return clean(data, encoding(data))

@@ -1,0 +1,82 @@
+"""torchtitan, also under Primus: rates of a device, no step time but the clock."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from scalebook.logs.clean import split_rank
+from scalebook.logs.clock import clock_of, has_fraction
+from scalebook.logs.dialect import LineDialect
+from scalebook.logs.pairs import pairs, seconds_from
+
+_RECORD = re.compile(r"(?<!validate )\bstep: +(\d+) +(?=[^\n]*\b(?:loss|tps|wps):)(?!loss: nan of)")
+_PAIR = re.compile(r"([a-z_]+): *([-+\d.,eE]+|nan|inf)")
+_RANK = re.compile(r"rank-(\d+)/(\d+)\]")
+_MESH = re.compile(r"device mesh with [^\n]*?\[([\d, ]+)\]")
+_SIZES = (
+    (re.compile(r"local batch size (\d+)"), "micro_batch_size"),
+    (re.compile(r"global batch size (\d+)"), "global_batch_size"),
+    (re.compile(r"sequence length (\d+)"), "sequence_length"),
+    (re.compile(r"total steps (\d+)"), "steps"),
+)
+_COLUMNS = {
+    "loss": "loss",
+    "grad_norm": "grad_norm",
+    "lr": "learning_rate",
+    "memory": "reserved_gib",
+    "tps": "tokens_per_second_per_gpu",
+    "wps": "tokens_per_second_per_gpu",
+    "tflops": "tflops_per_gpu",
+    "mfu": "mfu",
+}
+
+
+class TorchTitan(LineDialect):
+    """``step: N  loss: ...  memory: ...GiB(..%)  tps: 5,856  tflops: ...  mfu: ...%``."""
+
+    name = "torchtitan"
+    markers = ("step:",)
+    signature = re.compile(r"\bstep: +\d+ [^\n]*\bloss: [^\n]*\b(?:tps|wps): ")
+    assignments = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._fine = True
+
+    def line(self, line: str) -> bool:
+        """Take a record, or the line that says what the trainer starts with."""
+        found = _RECORD.search(line) if "step:" in line else None
+        if found is None:
+            self._sizes(line)
+            return False
+        row = pairs(_PAIR, line[found.end() :], _COLUMNS)
+        if self.cut or "tokens_per_second_per_gpu" not in row:
+            self.out.job.counts.broken_records += 1
+            return True
+        if "mfu" in row:
+            row["mfu"] /= 100
+        row["step"], row["clock"] = float(found[1]), clock_of(line)
+        self._fine = self._fine and (has_fraction(line) or math.isnan(row["clock"]))
+        primus = _RANK.search(line)
+        rank = int(primus[1]) if primus else split_rank(line)[0]
+        self.out.step(row, rank=rank, world=int(primus[2]) if primus else None)
+        if primus:
+            self.out.job.settings["world_size"] = int(primus[2])
+        return True
+
+    def _sizes(self, line: str) -> None:
+        if "batch size" in line and "sequence length" in line:
+            for pattern, name in _SIZES:
+                found = pattern.search(line)
+                if found:
+                    self.out.tell(name, int(found[1]))
+        mesh = _MESH.search(line) if "device mesh with" in line else None
+        if mesh:
+            sizes = [int(size) for size in mesh[1].split(",") if size.strip()]
+            self.out.tell("world_size", math.prod(sizes))
+
+    def finish(self) -> None:
+        """Take step times from the clock."""
+        for job in self.out.jobs:
+            seconds_from(job, "clock", 1e-3 if self._fine else 1.0, "time stamps")
