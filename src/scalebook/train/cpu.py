@@ -7,9 +7,12 @@ and expects training to break, so that a piece leaves when Megatron-Core no long
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -82,17 +85,45 @@ def _patch(owner: Any, **values: Any) -> Callable[[], None]:
     return install
 
 
+class _Triton(ModuleType):
+    """A triton whose kernels can be defined but not run."""
+
+    __version__ = "3.4.0"  # the oldest that Megatron-Core wants
+
+    def __getattr__(self, name: str) -> Any:
+        """Return something that can stand wherever a kernel's definition needs a name."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _decorate
+
+
+@contextlib.contextmanager
+def _triton_during_import() -> Iterator[None]:
+    if find_spec("triton"):
+        yield
+        return
+    triton, language = _Triton("triton"), _Triton("triton.language")
+    setattr(triton, "language", language)  # noqa: B010
+    sys.modules.update({"triton": triton, "triton.language": language})
+    try:
+        yield
+    finally:
+        del sys.modules["triton"], sys.modules["triton.language"]  # torch would take it for real
+
+
 def install() -> None:
     """Put every stand-in in place, before megatron.core is imported."""
     for piece in BEFORE_IMPORT:
         piece.install()
-    import_module("scalebook.train.mcore")
+    with _triton_during_import():
+        import_module("scalebook.train.mcore")
     for piece in AFTER_IMPORT:
         piece.install()
 
 
-def _no_compile(function: Any = None, **_: Any) -> Any:
-    return function if function is not None else _no_compile
+def _decorate(function: Any = None, *_: Any, **__: Any) -> Any:
+    """Return what is decorated, with or without arguments in between."""
+    return function if callable(function) else _decorate
 
 
 BEFORE_IMPORT = (
@@ -100,7 +131,7 @@ BEFORE_IMPORT = (
         "torch.compile",
         "Megatron-Core's fused functions are compiled at import: seconds of start-up, and a C++ "
         "compiler, for a model that runs in milliseconds",
-        _patch(torch, compile=_no_compile),
+        _patch(torch, compile=_decorate),
     ),
 )
 

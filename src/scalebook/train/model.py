@@ -152,7 +152,9 @@ def _speed(config: RunConfig, shape: ModelShape, world: World, te: bool) -> dict
         # With 2 stages, batched sends of both directions go to the same peer and are mixed up.
         "overlap_p2p_comm": interleaved,
         "batch_p2p_comm": not interleaved,
-        "batch_p2p_sync": False,
+        # Megatron-Core's default; gloo has no stream to wait for.
+        "batch_p2p_sync": world.on_gpu,
+        "deallocate_pipeline_outputs": True,
     }
 
 
