@@ -19,11 +19,16 @@ def _misfit(shape: ModelShape, size: int) -> str | None:
         return "attention_heads"
     # megatron-core from 0.16 repeats key-value groups over more ranks than groups; before, the
     # groups had to be a multiple of the tensor-parallel size.
-    if shape.mla is None and groups % size and size % groups:
+    if shape.mla is None and ((groups % size and size % groups) or _projection_width(shape) % size):
         return "key_value_groups"
     if any(width % size for width in _split_widths(shape)):
         return "ffn"
     return None
+
+
+def _projection_width(shape: ModelShape) -> int:
+    """Columns of the fused query-key-value projection, which repeated groups do not widen."""
+    return (shape.num_attention_heads + 2 * shape.num_query_groups) * shape.head_dim
 
 
 def _split_widths(shape: ModelShape) -> list[int]:
@@ -36,18 +41,27 @@ def _split_widths(shape: ModelShape) -> list[int]:
 def tensor_parallel(case: Case) -> Iterator[Problem]:
     """Heads, key-value groups and FFN width are split over tensor-parallel ranks."""
     shape, size = case.shape, case.config.tensor_parallel_size
+    heads_fit = shape.num_attention_heads % size == 0
     heads = f"{shape.num_attention_heads} heads, {shape.num_query_groups} key-value groups"
     fits = choices(tensor_sizes(shape))
-    if shape.num_attention_heads % size:
+    if not heads_fit:
         yield Problem(
             "attention_heads",
             f"tensor_parallel_size={size} does not fit {shape.name} ({heads}). Use {fits}.",
         )
-    if shape.mla is None and shape.num_query_groups % size and size % shape.num_query_groups:
+    groups = shape.num_query_groups
+    if shape.mla is None and groups % size and size % groups:
         yield Problem(
             "key_value_groups",
             f"tensor_parallel_size={size} neither divides nor is a multiple of the "
-            f"{shape.num_query_groups} key-value groups of {shape.name}. Use {fits}.",
+            f"{groups} key-value groups of {shape.name}. Use {fits}.",
+        )
+    elif shape.mla is None and heads_fit and groups % size and _projection_width(shape) % size:
+        yield Problem(
+            "key_value_groups",
+            f"tensor_parallel_size={size} does not divide the query-key-value projection of "
+            f"{shape.name} ({shape.num_attention_heads} + 2 x {groups} heads of "
+            f"{shape.head_dim}). Use {fits}.",
         )
     for width in _split_widths(shape):
         if width % size:
