@@ -123,7 +123,10 @@ def test_a_proxy_is_the_same_shape_with_fewer_layers():
     assert catalog.model("deepseek-v3@4").moe == catalog.model("deepseek-v3").moe
 
 
-@pytest.mark.parametrize("name", ["llama3.1-8b@", "llama3.1-8b@0", "llama3.1-8b@x", "tiny-moe@-1"])
+@pytest.mark.parametrize(
+    "name",
+    ["llama3.1-8b@", "llama3.1-8b@0", "llama3.1-8b@x", "tiny-moe@-1", "tiny-llama@" + "9" * 5000],
+)
 def test_a_proxy_without_a_number_of_layers_is_refused(name):
     with pytest.raises(CatalogError, match="number of layers"):
         catalog.model(name)
@@ -288,6 +291,7 @@ BAD_ROWS = {
     "negative": ("memory_gb = 64", "memory_gb = -64", "line 5: .*memory_gb=-64 must be"),
     "zero": ("memory_gb = 64", "memory_gb = 0", "line 5: .*memory_gb=0 must be"),
     "not a number": ("memory_gb = 64", "memory_gb = nan", "line 5: .*memory_gb=nan must be"),
+    "enormous": ("memory_gb = 64", f"memory_gb = 1{'0' * 400}", "line 5: .*memory_gb=1000"),
     "infinite": ("bf16 = 100", "bf16 = inf", "line 8: .*peak_tflops.bf16=inf must be"),
     "true": ("bf16 = 100", "bf16 = true", "line 8: .*peak_tflops.bf16=True must be"),
     "text for a number": ("= 64", '= "64"', "line 5: .*memory_gb='64' must be"),
@@ -358,6 +362,8 @@ def test_one_name_twice_in_a_file_is_refused(own):
     ("text", "message"),
     [
         ("[[models]\n", "is not valid TOML: .*line 1"),
+        (f"[[models]]\nnum_layers = {'9' * 5000}\n", "is not valid TOML"),
+        (f"a = {'[' * 5000}\n", "is not valid TOML"),
         ("[[model]]\nname = 'x'\n", "Unknown table 'model'.*Did you mean 'models'"),
         ("[models]\nname = 'x'\n", r"under its own \[\[models\]\]"),
         ("models = 3\n", r"under its own \[\[models\]\]"),

@@ -126,6 +126,8 @@ BAD = {
     "no length": (("flops", "--model", "llama3.1-8b"), "--sequence-length"),
     "negative length": ((*FLOPS[:-1], -8), "'-8' is not a whole number of at least 1"),
     "no number": ((*FLOPS[:-1], "nan"), "'nan' is not a whole number"),
+    "huge": ((*FLOPS[:-1], "9" * 5000), "is not a whole number"),
+    "convert huge": ((*CONVERT, "--tflops", "1e308", "--convention", "six_n"), "'1e308'"),
     "fraction": ((*FLOPS[:-1], "8.5"), "'8.5' is not a whole number"),
     "layers": ((*FLOPS, "--recompute", "full", "--recompute-num-layers", 33), "between 0 and 32"),
     "recompute": ((*FLOPS, "--recompute", "some"), "'some'"),

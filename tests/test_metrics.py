@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalebook import catalog
-from scalebook.flops import flops_per_token
+from scalebook.flops import flops_per_token, hardware_flops_per_token
 from scalebook.metrics import measure
 from scalebook.metrics_interval import MINIMUM_STEPS, block_length, rate_interval
 from scalebook.record import RunRecord, StepRecord
@@ -220,6 +220,23 @@ def test_an_fp32_run_with_tensor_cores_is_held_against_their_peak():
     assert (fast.peak_tflops_per_second, fast.peak_precision) == (494.7, "tf32")
     amd = measure(make_run(precision="fp32", device="AMD Instinct MI250X"))
     assert (amd.peak_tflops_per_second, amd.peak_precision) == (47.9, "fp32_matrix")
+
+
+def test_hfu_counts_what_was_recomputed():
+    none, full = (measure(make_run(recompute=mode)) for mode in ("none", "full"))
+    assert none.hfu == pytest.approx(none.mfu)
+    shape = catalog.model("llama3.1-8b")
+    factor = hardware_flops_per_token(shape, 2048, "full") / flops_per_token(shape, 2048)
+    assert full.mfu == none.mfu
+    assert full.hfu == pytest.approx(factor * full.mfu)
+
+
+def test_hfu_is_none_where_nobody_says_what_was_recomputed():
+    for mode in (None, "some", ["full"]):
+        found = measure(make_run(recompute=mode))
+        assert found.mfu is not None
+        assert found.hfu is None
+        assert "recomputed" in found.hfu_reason
 
 
 def test_mfu_above_one_says_that_it_is_impossible():

@@ -12,12 +12,19 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from scalebook import catalog
-from scalebook.flops import DEFAULT_CONVENTION, flops_per_token
+from scalebook.flops import (
+    DEFAULT_CONVENTION,
+    RECOMPUTE,
+    flops_per_token,
+    hardware_flops_per_token,
+)
 from scalebook.metrics_interval import MINIMUM_STEPS, rate_interval
+from scalebook.metrics_peak import peak_of
 from scalebook.metrics_settings import LARGEST, count, finite, run_shape, settings, text
 from scalebook.record import RunRecord, StepRecord
 from scalebook.store import Run
+
+FEW_STEPS = f"Fewer than {MINIMUM_STEPS} measured steps: no interval."
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +68,8 @@ class RunMetrics:
     mfu_high: float | None
     mfu_reason: str | None
     mfu_interval_reason: str | None
+    hfu: float | None  # the same with what was recomputed
+    hfu_reason: str | None
     peak_tflops_per_second: float | None  # dense, of one device
     peak_precision: str | None
     peak_memory_gib: float | None  # most that torch had allocated on any rank
@@ -112,41 +121,19 @@ def _around(value: float, interval: tuple[float, float] | None) -> tuple[float, 
     return None if interval is None else (min(interval[0], value), max(interval[1], value))
 
 
-def _peak_precision(record: RunRecord, named: str | None) -> tuple[str | None, str | None]:
-    """Return the precision whose peak is the denominator, or None and the reason."""
-    precision = text(record.setting("precision"))
-    if precision is None:
-        return None, "The run names no precision: MFU is left empty."
-    if precision == "fp8":
-        return named, None if named else (
-            "An fp8 run computes attention and the output layer in bf16, so it has no single "
-            "peak. Name the denominator with --peak-precision fp8 or bf16."
-        )
-    if precision == "fp32" and record.observed.get("float32_matmul") in ("high", "medium"):
-        return "tf32", None
-    return precision, None
+@dataclass(frozen=True, slots=True)
+class _Scale:
+    """TFLOP/s/GPU of one token/s over all GPUs, so that a rate times it is a FLOP rate."""
+
+    model: float
+    hardware: float | None  # with recomputation; None where nobody knows its mode
 
 
-def _peak(record: RunRecord, named: str | None) -> tuple[float | None, str | None, str | None]:
-    """Return the dense peak (TFLOP/s), the precision whose peak it is, and the reason for None."""
-    device = text(record.environment.get("accelerator"))
-    if record.setting("platform") == "cpu":
-        return None, None, "A CPU has no peak in the catalog: MFU is left empty."
-    if device is None:
-        return None, None, "The run names no accelerator: MFU is left empty."
-    precision, reason = _peak_precision(record, named)
-    if precision is None:
-        return None, None, reason
-    # AMD's matrix cores take fp32; where a device has none, its vector rate is the peak.
-    for name in ("fp32_matrix", "fp32") if precision == "fp32" else (precision,):
-        peak, reason = catalog.peak_tflops(device, name)
-        if peak is not None:
-            return peak, name, None
-    return None, None, reason
+def _scale(record: RunRecord) -> tuple[_Scale | None, int | None, str | None]:
+    """Return the scale, the layers of the model, and the reason for no scale.
 
-
-def _model_rate(record: RunRecord) -> tuple[float | None, int | None, str | None]:
-    """Return TFLOP/s/GPU of one token/s over all GPUs, the model's layers, and the reason."""
+    The model's own vocabulary counts, so that two splits of one model count the same FLOPs.
+    """
     shape, reason = run_shape(record)
     length, world = count(record, "sequence_length"), count(record, "world_size")
     if shape is None:
@@ -154,7 +141,11 @@ def _model_rate(record: RunRecord) -> tuple[float | None, int | None, str | None
     if length is None or world is None:
         missing = "sequence_length" if length is None else "world_size"
         return None, shape.num_layers, f"The run names no {missing}."
-    return flops_per_token(shape, length) / world / 1e12, shape.num_layers, None
+    gpus = world * 1e12
+    mode, hardware = record.setting("recompute"), None
+    if mode in RECOMPUTE:
+        hardware = hardware_flops_per_token(shape, length, mode) / gpus
+    return _Scale(flops_per_token(shape, length) / gpus, hardware), shape.num_layers, None
 
 
 def _memory(run: Run) -> dict[str, Any]:
@@ -168,7 +159,6 @@ def _memory(run: Run) -> dict[str, Any]:
 
 def _rates(found: Throughput | None, reason: str | None, world: int | None) -> dict[str, Any]:
     """Return the fields of RunMetrics that are rates of steps and tokens."""
-    few = f"Fewer than {MINIMUM_STEPS} measured steps: no interval."
     interval = found.interval if found else None
     low, high = interval or (None, None)
     rate = found.tokens_per_second if found else None
@@ -179,33 +169,33 @@ def _rates(found: Throughput | None, reason: str | None, world: int | None) -> d
         "tokens_per_second_high": high,
         "tokens_per_second_per_gpu": rate / world if rate and world else None,
         "throughput_reason": reason,
-        "interval_reason": None if interval else reason or few,
+        "interval_reason": None if interval else reason or FEW_STEPS,
     }
 
 
-@dataclass(frozen=True, slots=True)
-class _Mfu:
-    mfu: float | None = None
-    mfu_low: float | None = None
-    mfu_high: float | None = None
-    mfu_reason: str | None = None
-    mfu_interval_reason: str | None = None
-
-
 def _mfu(
-    rates: Throughput | None, scale: float | None, peak: float | None, reason: str | None
-) -> _Mfu:
-    """Return MFU and its interval; ``scale`` is TFLOP/s/GPU of one token/s."""
+    rates: Throughput | None, scale: _Scale | None, peak: float | None, reason: str | None
+) -> dict[str, Any]:
+    """Return the fields of RunMetrics that are fractions of the peak."""
+    names = ("mfu", "mfu_low", "mfu_high", "hfu")
+    found: dict[str, Any] = dict.fromkeys(names)
+    found |= dict.fromkeys(("mfu_reason", "mfu_interval_reason", "hfu_reason"), reason)
     if rates is None or scale is None or peak is None:
-        return _Mfu(mfu_reason=reason, mfu_interval_reason=reason)
-    value = rates.tokens_per_second * scale / peak
-    above = f"{value:.3f} of the peak is physically impossible: time, tokens or device are wrong."
-    note = above if value > 1 else None
+        return found
+    value = found["mfu"] = rates.tokens_per_second * scale.model / peak
+    if value > 1:
+        found["mfu_reason"] = (
+            f"{value:.3f} of the peak is physically impossible: time, tokens or device are wrong."
+        )
     if rates.interval is None:
-        few = f"Fewer than {MINIMUM_STEPS} measured steps: no interval."
-        return _Mfu(value, mfu_reason=note, mfu_interval_reason=few)
-    low, high = (end * scale / peak for end in rates.interval)
-    return _Mfu(value, low, high, note)
+        found["mfu_interval_reason"] = FEW_STEPS
+    else:
+        found["mfu_low"], found["mfu_high"] = (end * scale.model / peak for end in rates.interval)
+    if scale.hardware is None:
+        found["hfu_reason"] = "The run does not say what it recomputed."
+    else:
+        found["hfu"] = rates.tokens_per_second * scale.hardware / peak
+    return found
 
 
 def measure(run: Run, *, peak_precision: str | None = None) -> RunMetrics:
@@ -216,8 +206,8 @@ def measure(run: Run, *, peak_precision: str | None = None) -> RunMetrics:
     """
     record, steps = run.record, measured_steps(run.steps)
     rates, no_rate = throughput(record, steps)
-    scale, layers, no_scale = _model_rate(record)
-    peak, peak_name, no_peak = _peak(record, peak_precision)
+    scale, layers, no_scale = _scale(record)
+    peak, peak_name, no_peak = peak_of(record, peak_precision)
     rate = rates.tokens_per_second if rates else None
     losses = finite(step.loss for step in run.steps)
     return RunMetrics(
@@ -230,10 +220,10 @@ def measure(run: Run, *, peak_precision: str | None = None) -> RunMetrics:
         num_layers=layers,
         measured_steps=len(steps),
         **_rates(rates, no_rate, count(record, "world_size")),
-        model_tflops_per_second_per_gpu=rate * scale if rate and scale else None,
+        model_tflops_per_second_per_gpu=rate * scale.model if rate and scale else None,
         flops_convention=DEFAULT_CONVENTION,
         model_tflops_reason=no_rate or no_scale,
-        **asdict(_mfu(rates, scale, peak, no_rate or no_scale or no_peak)),
+        **_mfu(rates, scale, peak, no_rate or no_scale or no_peak),
         peak_tflops_per_second=peak,
         peak_precision=peak_name,
         **_memory(run),

@@ -5,6 +5,7 @@ Every function answers from the package's files and the user's own (see ``catalo
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from scalebook.catalog import build, load, values
@@ -113,9 +114,9 @@ def model(name: str) -> ModelShape:
 
 
 def _proxy(shape: ModelShape, layers: str) -> ModelShape:
-    if not (layers.isascii() and layers.isdigit() and int(layers) >= 1):
+    if not re.fullmatch("[1-9][0-9]{0,5}", layers):
         raise CatalogError(
-            f"Unknown model '{shape.name}@{layers}'. After @ comes the number of layers, "
+            f"Unknown model '{shape.name}@{layers[:20]}'. After @ comes the number of layers, "
             f"for example {shape.name}@8."
         )
     count, moe = int(layers), shape.moe

@@ -32,7 +32,10 @@ def project_file(directory: Path) -> Path | None:
 
 def user_files() -> tuple[Path, ...]:
     """Return the user's catalog files in the order in which they override one another."""
-    project = project_file(Path.cwd())
+    try:
+        project = project_file(Path.cwd())
+    except FileNotFoundError:  # the working directory was removed
+        project = None
     named = os.environ.get(ENVIRONMENT_VARIABLE, "")
     paths = [Path(part) for part in named.split(os.pathsep) if part]
     return (*([project] if project else []), *paths)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -15,8 +14,16 @@ from scalebook.errors import CatalogError, unknown
 KINDS = ("accelerators", "models", "platforms", "strategies", "published")
 REQUIRED = object()
 
+LARGEST = 10**15  # no fact of the catalog is larger
+
 _LABEL = re.compile(r"[a-z0-9][a-z0-9._-]*")
 _HEADER = re.compile(r"^\s*\[\[\s*([A-Za-z]+)\s*\]\]")
+
+
+def shown(value: object) -> str:
+    """Return a value as a message shows it: whole where it is short."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +56,7 @@ class Row:
         """Return a text that is not empty (a default may be)."""
         value = self._get(key, default)
         if key in self.values and (not isinstance(value, str) or not value.strip()):
-            raise self.error(f"{key}={value!r} must be a text that is not empty.", key)
+            raise self.error(f"{key}={shown(value)} must be a text that is not empty.", key)
         return value
 
     def label(self, key: str) -> str:
@@ -57,7 +64,7 @@ class Row:
         value = self.text(key)
         if not _LABEL.fullmatch(value):
             raise self.error(
-                f"{key}={value!r} must be lower case: letters, digits, '.', '-' and '_'.", key
+                f"{key}={shown(value)} must be lower case: letters, digits, '.', '-' and '_'.", key
             )
         return value
 
@@ -69,22 +76,22 @@ class Row:
         """Return a text that is one of ``allowed``."""
         value, names = self.text(key), tuple(allowed)
         if value not in names:
-            raise self.error(f"{key}={value!r} must be one of {', '.join(names)}.", key)
+            raise self.error(f"{key}={shown(value)} must be one of {', '.join(names)}.", key)
         return value
 
     def flag(self, key: str, default: Any = REQUIRED) -> bool:
         """Return true or false."""
         value = self._get(key, default)
         if not isinstance(value, bool):
-            raise self.error(f"{key}={value!r} must be true or false.", key)
+            raise self.error(f"{key}={shown(value)} must be true or false.", key)
         return value
 
     def integer(self, key: str, default: Any = REQUIRED, minimum: int = 1) -> int:
         """Return a whole number of at least ``minimum``."""
         value = self._get(key, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
-            raise self.error(f"{key}={value!r} must be a whole number of at least {minimum}.", key)
-        return value
+        if isinstance(value, int) and not isinstance(value, bool) and minimum <= value <= LARGEST:
+            return value
+        raise self.error(f"{key}={shown(value)} must be a whole number of at least {minimum}.", key)
 
     def number(self, key: str, default: Any = REQUIRED) -> float:
         """Return a finite number above zero."""
@@ -95,11 +102,9 @@ class Row:
         return self.number(key) if key in self.values else self._get(key, None)
 
     def _positive(self, key: str, label: str, value: object) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.error(f"{label}={value!r} must be a number above zero.", key)
-        if not math.isfinite(value) or value <= 0:
-            raise self.error(f"{label}={value!r} must be a number above zero.", key)
-        return float(value)
+        if isinstance(value, int | float) and value is not True and 0 < value <= LARGEST:
+            return float(value)
+        raise self.error(f"{label}={shown(value)} must be a number above zero.", key)
 
     def numbers(self, key: str, allowed: Iterable[str]) -> dict[str, float]:
         """Return a table of numbers above zero by name; empty where the row has no such key."""
@@ -112,18 +117,18 @@ class Row:
 
     def texts(self, key: str) -> tuple[str, ...]:
         """Return a list of texts that are not empty; an empty list where there is no such key."""
-        value: object = self._get(key, [])
+        value = cast(object, self._get(key, []))
         items = cast(list[object], value) if isinstance(value, list) else [None]
         texts = [item for item in items if isinstance(item, str) and item.strip()]
         if len(texts) != len(items):
-            raise self.error(f"{key}={value!r} must be a list of texts.", key)
+            raise self.error(f"{key}={shown(value)} must be a list of texts.", key)
         return tuple(texts)
 
     def table(self, key: str) -> dict[str, Any] | None:
         """Return a table, or None where the row has no such key."""
         value: object = self._get(key, None)
         if value is not None and not isinstance(value, dict):
-            raise self.error(f"{key}={value!r} must be a table.", key)
+            raise self.error(f"{key}={shown(value)} must be a table.", key)
         return cast(dict[str, Any] | None, value)
 
     def part(self, key: str) -> Row | None:
@@ -167,7 +172,7 @@ def parse(text: str, file: str) -> dict[str, tuple[Row, ...]]:
     """
     try:
         document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # a number of 5000 digits is a ValueError
         raise CatalogError(f"{file} is not valid TOML: {error}.") from error
     positions = _positions(text)
     rows: dict[str, tuple[Row, ...]] = {}

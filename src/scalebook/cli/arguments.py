@@ -7,6 +7,8 @@ import math
 from collections.abc import Callable
 from typing import Protocol
 
+LARGEST = 10**15  # nothing that a person asks about is larger; products of such stay finite
+
 
 class Subparsers(Protocol):
     """What ``register`` of a command module is given (argparse's own class is private)."""
@@ -24,9 +26,9 @@ def at_least(minimum: int) -> Callable[[str], int]:
             value = int(text)
         except ValueError:
             value = minimum - 1
-        if value < minimum:
+        if not minimum <= value <= LARGEST:
             raise argparse.ArgumentTypeError(
-                f"{text!r} is not a whole number of at least {minimum}"
+                f"{text[:40]!r} is not a whole number of at least {minimum}"
             )
         return value
 
@@ -39,8 +41,8 @@ def positive(text: str) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not math.isfinite(value) or value <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above zero")
+    if not 1 / LARGEST < value <= LARGEST:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a number above zero")
     return value
 
 
