@@ -19,8 +19,8 @@ def expand(table: Mapping[str, Any], platform: Platform, world_size: int | None)
     ``platforms`` leaves this platform out.
     """
     rest = dict(table)
-    only = rest.pop("platforms", None)
-    if only is not None and platform.name not in _as_list("platforms", only):
+    only = _as_list("platforms", rest.pop("platforms", platform.name))
+    if platform.name not in [catalog.platform(str(name)).name for name in only]:
         return
     columns = [(name, _as_list(name, value)) for name, value in rest.items()]
     for values in itertools.product(*(column for _, column in columns)):

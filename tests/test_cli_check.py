@@ -1,0 +1,150 @@
+"""The commands check and plan: what they print and how they end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scalebook.cli import main
+
+QWEN = ("check", "--model", "qwen2.5-7b", "--platform", "h100", "--gpus", "8")
+
+
+@pytest.fixture
+def ask(capsys: pytest.CaptureFixture[str]):
+    """Return a function that runs a command with --json and returns its code and its value."""
+
+    def run(*arguments: str) -> tuple[int, Any]:
+        code = main([*arguments, "--json"])
+        return code, json.loads(capsys.readouterr().out)
+
+    return run
+
+
+def test_an_illegal_size_is_answered_with_its_problem_and_the_nearest_legal_ones(ask) -> None:
+    code, result = ask(*QWEN, "--tensor-parallel-size", "8")
+    assert code == 1
+    assert result["legal"] is False
+    assert [one["rule"] for one in result["problems"]] == ["attention_heads"]
+    assert [one["tensor_parallel_size"] for one in result["nearest"]] == [4, 2]
+    assert result["memory_gib"] is None
+    assert result["fits"] is None
+    assert "illegal" in result["fits_reason"]
+
+
+def test_a_legal_size_is_answered_with_its_memory_by_part(ask) -> None:
+    code, result = ask(*QWEN, "--tensor-parallel-size", "4")
+    assert code == 0
+    assert (result["legal"], result["fits"], result["problems"]) == (True, True, [])
+    parts = dict(result["memory_gib"])
+    total = parts.pop("total")
+    assert total == pytest.approx(sum(parts.values()))
+    assert result["device_memory_gib"] == 80
+    assert result["data_parallel_size"] == 2
+
+
+def test_what_was_not_given_is_stated(ask) -> None:
+    _, result = ask("check", "--model", "gpt3-6.7b", "--platform", "h100")
+    assert result["defaults"] == {
+        "world_size": 8,
+        "nodes": 1,
+        "precision": "bf16",
+        "micro_batch_size": 1,
+        "sequence_length": 2048,
+        "sequence_parallel": False,
+        "global_batch_size": 8,
+    }
+
+
+@pytest.mark.parametrize("gpus", ["1", "2", "4", "8", "16"])
+@pytest.mark.parametrize("size", ["1", "2", "4"])
+def test_defaults_alone_never_make_a_configuration_illegal(ask, gpus: str, size: str) -> None:
+    flags = ("--tensor-parallel-size", size, "--pipeline-parallel-size", "1")
+    code, result = ask("check", "--model", "tiny-moe", "--platform", "cpu", "--gpus", gpus, *flags)
+    assert (code == 0) == (int(gpus) % int(size) == 0), result["problems"]
+
+
+def test_a_strategy_stands_for_its_sizes(ask) -> None:
+    _, result = ask(*QWEN, "--strategy", "balanced")
+    config = result["config"]
+    assert (config["tensor_parallel_size"], config["pipeline_parallel_size"]) == (2, 2)
+
+
+def test_a_device_without_the_precision_is_a_problem(ask) -> None:
+    code, result = ask(
+        "check", "--model", "llama3.1-8b", "--platform", "a100", "--precision", "fp8"
+    )
+    assert code == 1
+    assert [one["rule"] for one in result["problems"]] == ["precision"]
+    assert result["nearest"][0]["precision"] == "bf16"
+
+
+def test_memory_of_the_cpu_is_null_with_a_reason(ask) -> None:
+    _, result = ask("check", "--model", "tiny-llama", "--platform", "cpu", "--gpus", "2")
+    assert result["fits"] is None
+    assert "not known" in result["fits_reason"]
+
+
+BAD = {
+    "Did you mean 'qwen2.5-7b'": ("check", "--model", "qwen2.5-7bb", "--platform", "h100"),
+    "Unknown platform 'h10'": ("check", "--model", "qwen2.5-7b", "--platform", "h10"),
+    "Unknown strategy 'fast'": (*QWEN, "--strategy", "fast"),
+    "sets tensor_parallel_size": (*QWEN, "--strategy", "balanced", "--tensor-parallel-size", "2"),
+    "cannot be read": ("plan", "--platform", "h100", "--plan", "none.toml"),
+}
+
+
+@pytest.mark.parametrize("expected", BAD)
+def test_bad_input_ends_with_code_2_and_one_line(
+    expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(BAD[expected]) == 2
+    error = capsys.readouterr().err
+    assert expected in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "1.5"])
+def test_sizes_that_are_no_sizes_are_refused(
+    value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*QWEN, "--tensor-parallel-size", value])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_the_verdict_for_people_names_the_worst_stage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*QWEN, "--pipeline-parallel-size", "4"]) == 0
+    text = capsys.readouterr().out
+    assert "qwen2.5-7b on 8 x h100: legal" in text
+    assert "stage 0" in text
+    assert "assumed: nodes=1" in text
+
+
+def test_a_plan_prints_every_run_with_legality_and_memory(ask, root: Path) -> None:
+    path = str(root / "runs" / "plans" / "strategies.toml")
+    code, result = ask("plan", "--platform", "h100", "--plan", path)
+    assert code == 0
+    assert len(result["runs"]) == 10
+    run = result["runs"][0]
+    assert run["legal"] is True
+    assert run["memory_gib"]["total"] > 0
+    assert run["config"]["strategy"] == "maximum_performance"
+
+
+def test_a_plan_for_people_explains_what_is_illegal(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text(
+        '[[runs]]\nmodel = "qwen2.5-7b"\ntensor_parallel_size = [4, 8]\n'
+        "global_batch_size = 8\nsequence_length = 32768\n"
+    )
+    assert main(["plan", "--platform", "h100", "--plan", str(path)]) == 0
+    text = capsys.readouterr().out
+    assert "#2 error: tensor_parallel_size=8 does not fit qwen2.5-7b" in text
+    assert "2 runs, 1 legal" in text

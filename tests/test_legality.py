@@ -1,0 +1,285 @@
+"""Rules of legality: each with its message, and the nearest legal configurations."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import permutations
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from legality_shapes import DENSE, SHAPES
+
+from scalebook import catalog, legality
+from scalebook.catalog import ModelShape
+from scalebook.config import RunConfig
+from scalebook.legality import Problem
+from scalebook.legality.fit import verdict
+
+H100 = catalog.accelerator("H100-SXM5-80GB")
+A100 = catalog.accelerator("A100-SXM4-80GB")
+
+
+def config(model: str = "llama3.1-8b", **changes: Any) -> RunConfig:
+    fields = {"world_size": 8, "global_batch_size": 128, "sequence_length": 2048}
+    return RunConfig.from_parameters({"platform": "h100", "model": model} | fields | changes)
+
+
+def problems(asked: RunConfig, shape: ModelShape | None = None, **device: Any) -> list[Problem]:
+    return list(legality.check(asked, shape or catalog.model(asked.model), **device))
+
+
+def message(asked: RunConfig, shape: ModelShape | None = None, **device: Any) -> str:
+    """The only problem's message."""
+    (problem,) = problems(asked, shape, **device)
+    return problem.message
+
+
+def test_a_tensor_size_that_does_not_fit_the_heads_names_those_that_do() -> None:
+    assert message(config("qwen2.5-7b", tensor_parallel_size=8)) == (
+        "tensor_parallel_size=8 does not fit qwen2.5-7b (28 heads, 4 key-value groups). "
+        "Use 1, 2 or 4."
+    )
+
+
+def test_a_world_that_the_split_does_not_divide_names_its_multiple() -> None:
+    asked = config(tensor_parallel_size=4, pipeline_parallel_size=2, world_size=12)
+    assert message(asked) == (
+        "tensor 4 x pipeline 2 x context 1 does not divide world_size=12. "
+        "world_size must be a multiple of 8."
+    )
+
+
+def test_a_batch_that_is_not_whole_microbatches_shows_the_product() -> None:
+    assert message(config(micro_batch_size=2, global_batch_size=100)) == (
+        "global_batch_size=100 is not a multiple of micro_batch_size x data_parallel_size = "
+        "2 x 8 = 16."
+    )
+
+
+RULES: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("sequence_parallel", "llama3.1-8b", {"sequence_parallel": True}),
+    ("context_parallel", "llama3.1-8b", {"context_parallel_size": 2, "sequence_length": 2046}),
+    (
+        "sequence_parallel",
+        "llama3.1-8b",
+        {"tensor_parallel_size": 4, "sequence_parallel": True, "sequence_length": 2046},
+    ),
+    ("layers", "llama3.1-70b", {"world_size": 3, "pipeline_parallel_size": 3}),
+    (
+        "layers",
+        "llama3.1-8b",
+        {"pipeline_parallel_size": 2, "virtual_pipeline_parallel_size": 3},
+    ),
+    ("virtual_pipeline", "llama3.1-8b", {"virtual_pipeline_parallel_size": 2}),
+    (
+        "virtual_pipeline",
+        "llama3.1-8b",
+        {
+            "pipeline_parallel_size": 4,
+            "virtual_pipeline_parallel_size": 2,
+            "global_batch_size": 12,
+        },
+    ),
+    ("experts", "llama3.1-8b", {"expert_parallel_size": 2}),
+    ("experts", "llama3.1-8b", {"expert_tensor_parallel_size": 2}),
+    ("experts", "mixtral-8x7b", {"expert_parallel_size": 3, "world_size": 9}),
+    ("experts", "mixtral-8x7b", {"expert_parallel_size": 8, "world_size": 4}),
+    ("experts", "mixtral-8x7b", {"tensor_parallel_size": 2}),
+    ("sequence_length", "gpt3-6.7b", {"sequence_length": 4096}),
+    ("steps", "llama3.1-8b", {"steps": 5, "warmup_steps": 5}),
+    ("nodes", "llama3.1-8b", {"nodes": 3}),
+)
+
+
+@pytest.mark.parametrize(("rule", "model", "changes"), RULES)
+def test_each_rule_speaks_by_itself(rule: str, model: str, changes: dict[str, Any]) -> None:
+    batch = {"global_batch_size": 9 * 3 * 4 * 8}
+    found = problems(config(model, **(batch | changes)))
+    assert [(one.rule, one.severity) for one in found] == [(rule, "error")]
+    assert "\n" not in found[0].message
+
+
+def test_every_broken_rule_is_named_not_only_the_first() -> None:
+    asked = config(
+        "qwen2.5-7b",
+        tensor_parallel_size=8,
+        pipeline_parallel_size=3,
+        sequence_length=2047,
+        sequence_parallel=True,
+    )
+    rules = [one.rule for one in problems(asked)]
+    assert rules == ["attention_heads", "sequence_parallel", "layers", "world_size"]
+
+
+def test_key_value_groups_may_divide_the_tensor_size_from_0_16_on_and_that_is_said() -> None:
+    shape = SHAPES["dense"]  # 8 heads, 2 groups
+    (problem,) = problems(config("dense", tensor_parallel_size=4, sequence_length=64), shape)
+    assert (problem.rule, problem.severity) == ("key_value_groups", "warning")
+
+
+def test_repeated_groups_do_not_widen_a_projection_that_does_not_split() -> None:
+    found = problems(
+        config("odd-groups", tensor_parallel_size=12, world_size=12, global_batch_size=12),
+        SHAPES["odd-groups"],
+    )
+    assert [one.rule for one in found if one.severity == "error"] == ["key_value_groups"]
+    assert "12 + 2 x 4 heads of 8" in found[0].message
+
+
+def test_a_device_without_the_format_is_a_problem() -> None:
+    assert "fp8 is not known for A100-SXM4-80GB" in message(
+        config(precision="fp8"), accelerator=A100
+    )
+    assert problems(config(precision="fp8"), accelerator=H100) == []
+    assert "fp4 is not known for H100" in message(config(precision="fp4"), accelerator=H100)
+    cpu = config(platform="cpu", precision="fp8")
+    assert "needs a GPU with Transformer Engine" in message(cpu)
+
+
+def test_fp8_needs_dimensions_in_whole_blocks() -> None:
+    shape = replace(DENSE, name="dense", hidden_size=72)
+    assert "hidden_size 72 / 1 = 72 of dense is not a multiple of 16" in message(
+        config("dense", precision="fp8", sequence_length=64), shape
+    )
+
+
+def test_a_tensor_group_across_nodes_is_a_warning() -> None:
+    asked = config(world_size=12, nodes=2, tensor_parallel_size=4, global_batch_size=12)
+    (problem,) = problems(asked, gpus_per_node=8)
+    assert (problem.rule, problem.severity) == ("tensor_inside_node", "warning")
+
+
+def test_more_processes_than_a_node_has_devices_are_refused() -> None:
+    assert message(config(world_size=16), gpus_per_node=8) == (
+        "world_size=16 on nodes=1 needs 16 devices a node; h100 has 8. Use nodes=2 or world_size=8."
+    )
+
+
+def test_a_short_pipeline_batch_is_a_warning_with_its_bubble() -> None:
+    asked = config(pipeline_parallel_size=8, global_batch_size=1)
+    (problem,) = problems(asked)
+    assert problem.severity == "warning"
+    assert "at least 88% of the step is idle" in problem.message
+
+
+def test_a_sequence_beyond_rotary_positions_is_a_warning_alone() -> None:
+    (problem,) = problems(config("llama2-7b", sequence_length=8192))
+    assert (problem.rule, problem.severity) == ("sequence_length", "warning")
+
+
+def test_the_nearest_configuration_changes_one_field() -> None:
+    asked = config("qwen2.5-7b", tensor_parallel_size=8)
+    found = legality.nearest(asked, catalog.model("qwen2.5-7b"), gpus_per_node=8)
+    assert [legality.changes(asked, one) for one in found] == [
+        {"tensor_parallel_size": 4},
+        {"tensor_parallel_size": 2},
+        {"tensor_parallel_size": 1},
+    ]
+
+
+def test_the_nearest_of_a_strategy_is_no_longer_called_by_its_name() -> None:
+    asked = config("qwen2.5-7b", tensor_parallel_size=8, strategy="mine")
+    found = legality.nearest(asked, catalog.model("qwen2.5-7b"))
+    assert {one.strategy for one in found} == {"custom"}
+
+
+def test_a_legal_configuration_has_no_neighbours() -> None:
+    assert legality.nearest(config(), catalog.model("llama3.1-8b")) == ()
+
+
+sizes = st.sampled_from([1, 2, 3, 4, 5, 6, 8, 12])
+any_config = st.fixed_dictionaries(
+    {
+        "model": st.sampled_from(sorted(SHAPES)),
+        "world_size": st.integers(1, 48),
+        "nodes": st.integers(1, 3),
+        "tensor_parallel_size": sizes,
+        "pipeline_parallel_size": sizes,
+        "virtual_pipeline_parallel_size": sizes,
+        "context_parallel_size": sizes,
+        "expert_parallel_size": sizes,
+        "expert_tensor_parallel_size": sizes,
+        "sequence_parallel": st.booleans(),
+        "micro_batch_size": sizes,
+        "global_batch_size": st.integers(1, 200),
+        "sequence_length": st.integers(1, 128),
+        "precision": st.sampled_from(["bf16", "fp32", "fp8"]),
+        "warmup_steps": st.integers(0, 30),
+    }
+)
+
+
+@given(any_config)
+def test_neighbours_are_legal_and_exist_for_any_configuration(fields: dict[str, Any]) -> None:
+    asked, shape = config(**fields), SHAPES[fields["model"]]
+    device = {"accelerator": A100, "gpus_per_node": 8}
+    if legality.is_legal(legality.check(asked, shape, **device)):
+        return
+    found = legality.nearest(asked, shape, **device)
+    assert found
+    for one in found:
+        assert legality.is_legal(legality.check(one, shape, **device))
+        assert one.model == asked.model
+
+
+@given(
+    st.sampled_from([4, 6, 8, 12]),
+    st.tuples(*[st.sampled_from([1, 2, 3, 4, 6])] * 3),
+    st.integers(1, 3),
+)
+def test_legality_does_not_change_when_sizes_of_equal_dimensions_trade_places(
+    size: int, split: tuple[int, int, int], data: int
+) -> None:
+    # As many layers as heads, groups and FFN columns, and twice as many tokens.
+    shape = replace(
+        DENSE,
+        num_layers=size,
+        num_attention_heads=size,
+        num_query_groups=size,
+        ffn_hidden_size=size,
+    )
+    world = split[0] * split[1] * split[2] * data
+    verdicts = {
+        legality.is_legal(
+            legality.check(
+                config(
+                    "dense",
+                    world_size=world,
+                    tensor_parallel_size=tensor,
+                    pipeline_parallel_size=stages,
+                    context_parallel_size=context,
+                    global_batch_size=12 * data,
+                    sequence_length=2 * size,
+                ),
+                shape,
+            )
+        )
+        for tensor, stages, context in permutations(split)
+    }
+    assert len(verdicts) == 1
+
+
+def test_memory_is_judged_with_room_for_what_is_not_predicted() -> None:
+    assert verdict(40, H100).fits is True
+    assert verdict(79, H100).fits is None
+    assert verdict(81, H100).fits is False
+    assert verdict(1, None).fits is None
+
+
+def test_advice_for_a_run_that_does_not_fit_makes_it_fit() -> None:
+    asked = config(sequence_length=16384, global_batch_size=8)
+    shape = catalog.model("llama3.1-8b")
+    _, fit = legality.fitting(asked, shape, accelerator=H100, gpus_per_node=8)
+    assert fit.fits is False
+    assert "tensor_parallel_size=4, sequence_parallel=true (42.5 GiB)" in fit.advice
+
+
+def test_a_model_too_large_for_its_gpus_is_advised_more_of_them() -> None:
+    asked = config("llama3.1-70b", global_batch_size=128)
+    shape = catalog.model("llama3.1-70b")
+    _, fit = legality.fitting(asked, shape, accelerator=H100, gpus_per_node=8)
+    assert fit.fits is False
+    assert fit.advice[0].startswith("world_size=")
+    assert "tensor_parallel_size=32" not in fit.advice[0]
