@@ -249,6 +249,15 @@ tokens_per_second_per_gpu = 1000
     assert catalog.platform("h100").gpus_per_node == 8
 
 
+def test_the_documented_example_is_a_valid_catalog(own, root):
+    text = (root / "src" / "scalebook" / "catalog" / "README.md").read_text(encoding="utf-8")
+    own(text.split("```toml")[1].split("```")[0])
+    assert catalog.model("mine-1b@4").num_layers == 4
+    assert catalog.strategy("wide", "x1", "mine-1b").tensor_parallel_size == 4
+    assert catalog.peak_tflops("NVIDIA X1", "fp8") == (200.0, None)
+    assert catalog.published()[-1].model == "mine-1b"
+
+
 def test_a_users_row_overrides_the_keys_that_it_gives(own):
     own('[[platforms]]\nname = "h100"\ngpus_per_node = 4\nsource = "our racks"\n')
     found = catalog.platform("h100")

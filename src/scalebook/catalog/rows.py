@@ -117,11 +117,12 @@ class Row:
 
     def texts(self, key: str) -> tuple[str, ...]:
         """Return a list of texts that are not empty; an empty list where there is no such key."""
-        value = cast(object, self._get(key, []))
+        value = self._get(key, [])
+        message = f"{key}={shown(value)} must be a list of texts."
         items = cast(list[object], value) if isinstance(value, list) else [None]
         texts = [item for item in items if isinstance(item, str) and item.strip()]
         if len(texts) != len(items):
-            raise self.error(f"{key}={shown(value)} must be a list of texts.", key)
+            raise self.error(message, key)
         return tuple(texts)
 
     def table(self, key: str) -> dict[str, Any] | None:
