@@ -42,7 +42,7 @@ def _take_catalog(arguments: Sequence[str]) -> list[str]:
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser with every command registered."""
-    parser = Parser(prog="scalebook")
+    parser = Parser(prog="scalebook", allow_abbrev=False)
     parser.description = "Measure and report how fast an LLM trains, and why."
     parser.add_argument("--version", action="version", version=f"scalebook {__version__}")
     parser.add_argument(
@@ -60,9 +60,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = build_parser().parse_args(rest)
     handler: Callable[[argparse.Namespace], int] = options.handler
     try:
-        return handler(options)
+        code = handler(options)
+        sys.stdout.flush()
     except ScalebookError as error:
         print(f"scalebook: {error}", file=sys.stderr)
         return 2
-    except BrokenPipeError:
+    except BrokenPipeError:  # the reader went away; Python would complain once more at its exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    return code
