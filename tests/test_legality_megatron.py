@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from legality_shapes import SHAPES
 
-from scalebook import legality
+from scalebook import catalog, legality
 from scalebook.config import RunConfig
 
 pytestmark = pytest.mark.skipif(
@@ -153,3 +153,51 @@ def test_the_grid_breaks_every_rule_that_megatron_core_has(cases: list[dict[str,
         "virtual_pipeline",
         "world_size",
     }
+
+
+REFUSED = """
+import itertools, json, sys
+from scalebook import catalog
+from scalebook.config import RunConfig
+from scalebook.errors import ConfigError
+from scalebook.train import cpu
+cpu.install()
+from scalebook.train.model import refuse_unsupported
+answers = []
+for fields in json.load(sys.stdin):
+    try:
+        refuse_unsupported(RunConfig.from_parameters(fields), catalog.model(fields["model"]))
+        answers.append(True)
+    except ConfigError:
+        answers.append(False)
+print(json.dumps(answers))
+"""
+
+
+def test_what_the_trainer_refuses_is_said_before_it_starts() -> None:
+    cases = [
+        BASE | {"model": model, "precision": precision, "data_parallel_sharding": sharding}
+        for model in ("llama3.1-8b", "mixtral-8x7b", "deepseek-v3", "deepseek-v2-lite")
+        for precision in ("bf16", "fp16", "fp8", "fp4", "fp32")
+        for sharding in ("none", "optimizer", "full")
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", REFUSED],
+        input=json.dumps(cases),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    trained = json.loads(done.stdout.splitlines()[-1])
+    said = [
+        all(
+            problem.rule != "engine"
+            for problem in legality.check(
+                RunConfig.from_parameters(case), catalog.model(case["model"])
+            )
+        )
+        for case in cases
+    ]
+    assert said == trained
+    assert any(trained)

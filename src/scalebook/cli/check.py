@@ -103,13 +103,16 @@ def _plan_value(loaded: Plan) -> dict[str, Any]:
 
 
 def _run_value(run: PlannedRun) -> dict[str, Any]:
+    from scalebook.cli.check_request import said
+
     return {
         "config_hash": run.config.config_hash(),
         "config": run.config.model_dump(),
         "data_parallel_size": run.config.data_parallel_size if run.legal else None,
         "num_microbatches": run.config.num_microbatches if run.legal else None,
         "legal": run.legal,
-        "problems": run.problems,
+        "problems": said(run.problems, "error"),
+        "warnings": said(run.problems, "warning"),
         "memory_gib": run.memory.parts_gib() if run.memory else None,
         "fits": run.fits,
         "fits_reason": run.fit.reason if run.fit else "the configuration is illegal",
@@ -173,8 +176,9 @@ def _print_verdict(asked: Request, result: dict[str, Any]) -> None:
         f"{config.model} on {config.world_size} x {config.platform}: "
         f"{'legal' if result['legal'] else 'illegal'}"
     )
-    for problem in result["problems"]:
-        print(f"  {problem['severity']}: {problem['message']}")
+    for kind, problems in (("error", result["problems"]), ("warning", result["warnings"])):
+        for problem in problems:
+            print(f"  {kind}: {problem['message']}")
     for change in result["nearest"]:
         print(f"  nearest: {_flags(change['changes'])}")
     if result["memory_gib"]:

@@ -10,6 +10,7 @@ from scalebook import catalog, legality
 from scalebook.catalog import Accelerator, ModelShape, Platform
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError
+from scalebook.legality import Problem
 from scalebook.parallelism import Parallelism
 
 SPLIT = (
@@ -79,9 +80,8 @@ def answer(asked: Request) -> dict[str, Any]:
     nearest = legality.nearest(config, shape, accelerator=device, gpus_per_node=room)
     return {
         "legal": legal,
-        "problems": [
-            {"rule": one.rule, "severity": one.severity, "message": one.message} for one in problems
-        ],
+        "problems": said(problems, "error"),
+        "warnings": said(problems, "warning"),
         "nearest": [_neighbour(config, candidate) for candidate in nearest],
         "memory_gib": estimate.parts_gib() if estimate else None,
         "memory_stage": estimate.worst.stage if estimate else None,
@@ -94,6 +94,13 @@ def answer(asked: Request) -> dict[str, Any]:
         "config": config.model_dump(),
         "defaults": asked.defaults,
     }
+
+
+def said(problems: tuple[Problem, ...], severity: str) -> list[dict[str, str]]:
+    """Return the problems of one severity as rule and message."""
+    return [
+        {"rule": one.rule, "message": one.message} for one in problems if one.severity == severity
+    ]
 
 
 def _neighbour(config: RunConfig, candidate: RunConfig) -> dict[str, Any]:

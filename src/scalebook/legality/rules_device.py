@@ -11,6 +11,7 @@ QUANTISED = ("fp8", "fp4")
 # Transformer Engine refuses FP8 products whose inner dimensions are no multiples of 16, or whose
 # number of tokens is no multiple of 8.
 INNER_MULTIPLE, TOKEN_MULTIPLE = 16, 8
+TRAINED_PRECISIONS = ("bf16", "fp32")
 WASTE = 0.05  # share of padded vocabulary rows worth a word
 
 
@@ -110,8 +111,34 @@ def vocabulary(case: Case) -> Iterator[Problem]:
         )
 
 
+def engine(case: Case) -> Iterator[Problem]:
+    """What Scalebook's own trainer does not do, although Megatron-Core could.
+
+    ``scalebook.train.model.refuse_unsupported`` is what refuses; a test compares the two.
+    """
+    config, shape = case.config, case.shape
+    if config.engine != "megatron":
+        return
+    missing: list[str] = []
+    if config.precision not in TRAINED_PRECISIONS:
+        missing.append(f"precision={config.precision}")
+    if config.data_parallel_sharding == "full":
+        missing.append("data_parallel_sharding=full")
+    if shape.mla is not None:
+        missing.append(f"the latent attention of {shape.name}")
+    elif shape.mtp_layers:
+        missing.append(f"the multi-token prediction of {shape.name}")
+    for what in missing:
+        yield Problem(
+            "engine",
+            f"{what} is not trained by engine 'megatron' yet: the run would be refused at its "
+            "start.",
+            "warning",
+        )
+
+
 def _has(case: Case, name: str) -> bool:
     return case.accelerator is not None and name in case.accelerator.peak_tflops
 
 
-RULES = (hidden, vocabulary, sequence_length, precision, quantised_shapes)
+RULES = (hidden, vocabulary, sequence_length, precision, quantised_shapes, engine)
