@@ -28,11 +28,12 @@ _RANK_OF_LINE = re.compile(r"\[rank(?P<rank>\d+)\]|\bGPU (?P<gpu>\d+) has a tota
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Text in a log that says what happened; ``sentence`` may use the pattern's groups."""
+    """Text in a log that says what happened, and how to say it: sentence, details, hint."""
 
     status: Status
     pattern: re.Pattern[str]
     sentence: str
+    hint: str = ""
 
 
 # First match wins. The texts are those of torch, CUDA, HIP, NCCL, RCCL and Linux.
@@ -66,11 +67,11 @@ RULES = (
     Rule(
         "failed",
         re.compile(
-            r"Watchdog caught collective operation timeout.*?(?:OpType=(?P<op>\w+))?"
-            r"[^\n]*?(?:Timeout\(ms\)=(?P<limit>\d+))?[^\n]*$",
-            re.M,
+            r"Watchdog caught collective operation timeout(?:[^\n]*?OpType=(?P<op>\w+))?"
+            r"(?:[^\n]*?Timeout\(ms\)=(?P<limit>\d+))?[^\n]*"
         ),
-        "A collective did not finish in time: another rank hung, died or took another path",
+        "A collective did not finish in time",
+        ": another rank hung, died or took another path",
     ),
     Rule(
         "failed",
@@ -159,7 +160,7 @@ def _explain(evidence: Evidence, text: str, whole_log: str) -> tuple[Status, str
     for rule in RULES:
         match = rule.pattern.search(text)
         if match:
-            return rule.status, rule.sentence + _details(match, text, cause)
+            return rule.status, rule.sentence + _details(match, text, cause) + rule.hint
     if evidence.exit_code == DIVERGED_EXIT_CODE or (cause and cause[1] == DIVERGED_EXIT_CODE):
         return "diverged", "Training diverged: loss or gradient was not finite"
     if "death signal, shutting down workers" in whole_log or evidence.exit_code in {130, 143}:

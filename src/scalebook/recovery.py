@@ -56,6 +56,7 @@ def settle(
 
 
 def _last_sign(partial: Path) -> str:
-    """Return when anything was last written into a directory, as records keep times."""
-    newest = max(path.stat().st_mtime for path in (partial, *partial.iterdir()))
+    """Return when the run last wrote anything, as records keep times."""
+    names = ("config.json", conclusion.LAUNCH_FILE, "steps.jsonl", "train.log")
+    newest = max(path.stat().st_mtime for name in names if (path := partial / name).exists())
     return datetime.fromtimestamp(newest, UTC).isoformat(timespec="seconds")

@@ -7,16 +7,19 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 MASK = "***"
-_SECRET_NAME = r"[\w-]*(?:TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|_KEY)\w*"
-_ASSIGNMENT = re.compile(rf"\b({_SECRET_NAME}[\"']?\s*[=:]\s*[\"']?)[^\s\"',]+", re.IGNORECASE)
+# A part of a name between underscores: HF_TOKEN and AWS_SECRET_ACCESS_KEY, not TOKENS_PER_SECOND.
+_PARTS = r"(?:[A-Z0-9]*TOKEN|[A-Z0-9]*SECRET|[A-Z0-9]*PASSWORD|PASSWD|(?:API|ACCESS|AUTH|)KEY)"
+_NAME = re.compile(rf"(?:\w*[_-])?{_PARTS}(?:[_-]\w*)?", re.IGNORECASE)
+# In a log a name in small letters is mostly a tokenizer's (eos_token): only plain secrets count.
+_IN_TEXT = rf"(?:(?:\w*_)?{_PARTS}(?:_\w*)?|(?:\w*_)?(?:password|passwd|secret|api_key|auth_token))"
+_ASSIGNMENT = re.compile(rf"\b({_IN_TEXT}[\"']?\s*[=:]\s*[\"']?)[^\s\"',]+")
 _URL_PASSWORD = re.compile(r"(\w+://[^\s/:@]+):[^\s/@]+@")
-_NAME = re.compile(rf"^(?:{_SECRET_NAME}|KEY)$", re.IGNORECASE)
 _SHORTEST_SECRET = 6  # a shorter value, such as "1", would mask what is no secret
 
 
 def is_secret(name: str) -> bool:
     """Return whether a variable of this name may hold a secret."""
-    return bool(_NAME.match(name))
+    return bool(_NAME.fullmatch(name))
 
 
 def scrub(text: str, environment: Mapping[str, str], home: Path | None = None) -> str:

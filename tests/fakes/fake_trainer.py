@@ -1,0 +1,67 @@
+"""A trainer with the contract of scalebook.train that needs no torch and misbehaves on demand.
+
+FAKE_TRAINER names the misbehaviour; with FAKE_REPEAT it happens in the run of that repeat alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+RANK = int(os.environ.get("RANK", "0"))
+SECONDS = float(os.environ.get("FAKE_STEP_SECONDS", "0.02"))
+
+
+def misbehave(mode: str, step: int) -> None:
+    """Do what the mode says, after the second step."""
+    if step < 3:
+        return
+    if mode == "oom" and RANK == 0:
+        raise RuntimeError(
+            "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of "
+            "79.11 GiB of which 1.25 GiB is free."
+        )
+    if mode == "diverge":
+        print(f"DIVERGED: the loss of step {step} is not finite", file=sys.stderr)
+        sys.exit(3)
+    if mode == "kill_last_rank" and int(os.environ.get("WORLD_SIZE", "1")) == RANK + 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if mode == "hang":
+        time.sleep(600)
+    if mode == "deaf":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(600)
+    if mode == "early":
+        sys.exit(0)
+    if mode == "raise":
+        raise ValueError("token s3cr3t-value is wrong")
+
+
+def main() -> int:
+    """Write the files of a run."""
+    arguments = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=True))
+    config = json.loads(Path(arguments["--config"]).read_text())
+    output = Path(arguments["--output"])
+    only = os.environ.get("FAKE_REPEAT")
+    mode = os.environ.get("FAKE_TRAINER", "") if only in (None, str(config["repeat"])) else ""
+    if RANK == 0:
+        observed = {"observed": {"world_size": 1}, "environment": {"torch": "none"}}
+        (output / "observed.json").write_text(json.dumps(observed))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    for step in range(1, config["steps"] + 1):
+        misbehave(mode, step)
+        time.sleep(SECONDS)
+        if RANK == 0:
+            record = {"step": step, "phase": "measured", "step_seconds": SECONDS, "tokens": 64}
+            with (output / "steps.jsonl").open("a") as stream:
+                stream.write(json.dumps(record) + "\n")
+            print(f"step {step}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

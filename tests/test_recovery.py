@@ -1,0 +1,116 @@
+"""Run directories whose process died, and those whose process lives."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from training import small, wait_for
+
+from scalebook import conclusion, ownership, processes, recovery, store
+from scalebook.errors import LaunchError
+from scalebook.record import RunRecord
+
+
+def partial(runs: Path, steps: int = 2) -> Path:
+    """Return a partial run directory as a killed process leaves it."""
+    directory = store.create_partial(runs, small(), datetime.now(UTC))
+    conclusion.write_launch(directory, ("torchrun", str(directory)), {"scalebook": "0"})
+    line = '{"step": %d, "phase": "measured", "step_seconds": 1, "tokens": 64}\n'
+    text = "".join(line % number for number in range(1, steps + 1))
+    (directory / "steps.jsonl").write_text(text + '{"step": 3, "pha')
+    (directory / "train.log").write_text("step 1\nstep 2\n")
+    (directory / ownership.FILE).write_text('{"pid": 999999, "host": "here"}')
+    return directory
+
+
+def test_a_run_of_a_dead_process_becomes_an_interrupted_record_with_its_steps(tmp_path: Path):
+    partial(tmp_path)
+    (leftover,) = recovery.recover(tmp_path)
+    run = store.read_run(leftover.path)
+    assert run.record.status == "interrupted"
+    assert "without a word" in run.record.reason
+    assert "(after step 2 of 5)" in run.record.reason
+    assert len(run.steps) == 2
+    assert run.record.notes == ("steps.jsonl line 3 is not a step record",)
+    assert run.record.log_tail == ("step 1", "step 2")
+    assert run.record.config_hash == small().config_hash()
+    assert run.record.started_at is not None
+    assert not store.partial_directories(tmp_path)
+    assert not (leftover.path / ownership.FILE).exists()
+
+
+def test_a_recovered_run_ended_when_it_last_wrote(tmp_path: Path):
+    directory = partial(tmp_path)
+    for path in (*directory.iterdir(), directory):
+        os.utime(path, (1_700_000_000, 1_700_000_000))
+    (leftover,) = recovery.recover(tmp_path)
+    # Taking the lock touches owner.json, which is no sign of the run.
+    assert leftover.record.finished_at == "2023-11-14T22:13:20+00:00"
+
+
+def test_a_run_that_only_lacked_its_renaming_keeps_its_record(tmp_path: Path):
+    directory = partial(tmp_path)
+    record = RunRecord(run_id=conclusion.run_id(directory), config_hash="a", status="completed")
+    store.write_record(directory, record)
+    (leftover,) = recovery.recover(tmp_path)
+    assert store.read_record(leftover.path) == record
+
+
+def test_a_run_of_a_live_process_is_left_alone(tmp_path: Path):
+    directory = partial(tmp_path)
+    with ownership.owned(directory):
+        (leftover,) = recovery.recover(tmp_path)
+        assert (leftover.path, leftover.record) == (directory, None)
+    assert directory.exists()
+
+
+def test_a_directory_that_was_just_made_is_left_alone(tmp_path: Path):
+    directory = store.create_partial(tmp_path, small(), datetime.now(UTC))
+    assert recovery.recover(tmp_path)[0].record is None
+    old = directory.stat().st_mtime - 2 * ownership.NEW_SECONDS
+    os.utime(directory, (old, old))
+    assert recovery.recover(tmp_path)[0].record.status == "interrupted"
+
+
+def test_an_empty_directory_of_a_dead_process_is_removed(tmp_path: Path):
+    directory = tmp_path / f"{store.PARTIAL_PREFIX}x"
+    directory.mkdir()
+    (directory / ownership.FILE).write_text("")
+    assert recovery.recover(tmp_path) == ()
+    assert not directory.exists()
+
+
+def test_the_lock_falls_free_when_its_owner_is_killed(tmp_path: Path):
+    directory = partial(tmp_path)
+    code = (
+        "import sys, time, pathlib, scalebook.ownership as o\n"
+        "with o.owned(pathlib.Path(sys.argv[1])):\n    print('held', flush=True)\n"
+        "    time.sleep(300)\n"
+    )
+    owner = subprocess.Popen([sys.executable, "-c", code, str(directory)], stdout=subprocess.PIPE)
+    assert owner.stdout.readline() == b"held\n"
+    assert ownership.is_live(directory)
+    assert ownership.owner(directory)["pid"] == owner.pid
+    with pytest.raises(LaunchError, match="another process"), ownership.owned(directory):
+        pass
+    owner.kill()
+    owner.wait()
+    assert not ownership.is_live(directory)
+
+
+def test_what_still_runs_of_a_dead_run_is_ended(tmp_path: Path):
+    directory = partial(tmp_path)
+    run_id = conclusion.run_id(directory)
+    command = [sys.executable, "-c", "import time; time.sleep(300)"]
+    rank = subprocess.Popen(
+        command, env={**os.environ, processes.MARK: run_id}, start_new_session=True
+    )
+    wait_for(lambda: processes.marked(run_id))
+    recovery.recover(tmp_path)
+    assert rank.wait(5) != 0
+    assert not processes.marked(run_id)

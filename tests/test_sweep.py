@@ -1,0 +1,277 @@
+"""A plan: what is left to do, progress, and what stays when runs break."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from training import small
+
+from scalebook import conclusion, notebooks, ownership, runner, store, sweep
+from scalebook.cli import main
+from scalebook.console import Console
+from scalebook.legality import Problem
+from scalebook.notebooks import NotebookError
+from scalebook.plan import Plan, PlannedRun
+from scalebook.survey import Entry, label, survey
+
+Execute = Callable[[Path, Path, Mapping[str, Any]], None]
+
+
+def write_steps(directory: Path, count: int) -> None:
+    """Write steps as a trainer does."""
+    line = '{"step": %d, "phase": "measured", "step_seconds": 0.5, "tokens": 64}\n'
+    (directory / "steps.jsonl").write_text("".join(line % n for n in range(1, count + 1)))
+
+
+def kernel(broken: str = "", dead: str = "") -> Execute:
+    """Return a stand-in for papermill: runs complete but for those of the given repeats."""
+
+    def execute(notebook: Path, output: Path, parameters: Mapping[str, Any]) -> None:
+        directory = Path(parameters["run_directory"])
+        output.write_text("{}")
+        if str(parameters["repeat"]) == dead:
+            write_steps(directory, 2)
+            raise NotebookError("The notebook's kernel ended early: Kernel died")
+        bad = str(parameters["repeat"]) == broken
+        write_steps(directory, 3 if bad else parameters["steps"])
+        conclusion.conclude(directory, exit_code=1 if bad else 0)
+        if bad:
+            raise NotebookError("A cell raised")
+
+    return execute
+
+
+@pytest.fixture
+def papermill(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Put a stand-in in papermill's place."""
+
+    def place(execute: Execute | None = None, **changes: str) -> None:
+        monkeypatch.setattr(notebooks, "execute", execute or kernel(**changes))
+        monkeypatch.setattr(sweep, "POLL_SECONDS", 0.02)
+
+    return place
+
+
+def planned(*problems: Problem, **changes: Any) -> PlannedRun:
+    """Return one run of a plan."""
+    values = {"config": small(**changes), "problems": problems}
+    return PlannedRun(**values)
+
+
+def plan(*runs: PlannedRun) -> Plan:
+    """Return a plan of three repeats, or of the given runs."""
+    return Plan("test", "", runs or tuple(planned(repeat=number) for number in range(3)))
+
+
+def run(runs: Path, the_plan: Plan, **settings: Any) -> tuple[tuple[sweep.Result, ...], str, int]:
+    """Run a plan and return results, what was said, and the exit code."""
+    stream = io.StringIO()
+    given = {"budget_seconds": None, **settings}
+    options = sweep.Settings(runs=runs, notebook=Path("n.ipynb"), **given)
+    with sweep.stop_on_signals(options.budget_seconds) as stop:
+        results = sweep.run_plan(survey(the_plan, runs), options, Console(stream), stop)
+    return results, stream.getvalue(), sweep.exit_code(results, stop)
+
+
+def actions(entries: tuple[Entry, ...]) -> list[str]:
+    """Return what is to be done about each entry."""
+    return [entry.action for entry in entries]
+
+
+def test_a_plan_runs_to_its_end_and_says_where_each_run_is(tmp_path: Path, papermill: Any):
+    papermill()
+    results, said, code = run(tmp_path, plan())
+    assert (code, [result.record.status for result in results]) == (0, ["completed"] * 3)
+    assert "[1/3]" in said
+    assert "[3/3] completed in" in said
+    for directory in store.run_directories(tmp_path):
+        assert (directory / "run.ipynb").exists()
+        assert not (directory / ownership.FILE).exists()
+
+
+def test_a_failed_run_does_not_stop_the_plan(tmp_path: Path, papermill: Any):
+    papermill(broken="1")
+    results, said, code = run(tmp_path, plan())
+    statuses = [result.record.status for result in results]
+    assert (code, statuses) == (0, ["completed", "failed", "completed"])
+    assert "failed" in said
+
+
+def test_a_dead_kernel_is_recorded_with_the_steps_that_were_written(tmp_path: Path, papermill: Any):
+    papermill(dead="1")
+    results, _, _ = run(tmp_path, plan())
+    record = results[1].record
+    assert record.status == "failed"
+    assert "kernel ended early: Kernel died (after step 2 of 5)" in record.reason
+
+
+def test_a_defect_of_one_run_does_not_cost_the_others(tmp_path: Path, papermill: Any):
+    def execute(notebook: Path, output: Path, parameters: Mapping[str, Any]) -> None:
+        if parameters["repeat"] == 0:
+            raise KeyError("a defect")
+        kernel()(notebook, output, parameters)
+
+    papermill(execute)
+    results, _, code = run(tmp_path, plan())
+    assert [result.record.status for result in results] == ["failed", "completed", "completed"]
+    assert code == 0
+
+
+def test_nothing_that_succeeded_is_exit_code_1(tmp_path: Path, papermill: Any):
+    papermill(broken="0")
+    assert run(tmp_path, plan(planned(repeat=0)))[2] == 1
+
+
+def test_finished_runs_are_skipped_and_failed_ones_tried_again(tmp_path: Path, papermill: Any):
+    papermill(broken="1")
+    run(tmp_path, plan())
+    assert actions(survey(plan(), tmp_path)) == ["done", "run", "done"]
+    papermill()
+    run(tmp_path, plan())
+    assert actions(survey(plan(), tmp_path)) == ["done"] * 3
+    assert actions(survey(plan(), tmp_path, rerun=True)) == ["run"] * 3
+
+
+def test_the_time_limit_does_not_make_another_run(tmp_path: Path, papermill: Any):
+    papermill()
+    run(tmp_path, plan(planned()))
+    assert actions(survey(plan(planned(time_limit_seconds=60)), tmp_path)) == ["done"]
+
+
+def test_an_illegal_run_is_recorded_once_and_never_started(tmp_path: Path, papermill: Any):
+    def execute(*_: Any) -> None:
+        raise AssertionError("an illegal run was started")
+
+    papermill(execute)
+    the_plan = plan(planned(Problem("heads", "8 heads do not divide by 3.")))
+    results, _, code = run(tmp_path, the_plan)
+    assert (results[0].record.status, results[0].record.reason, code) == (
+        "illegal",
+        "8 heads do not divide by 3.",
+        1,
+    )
+    assert results[0].record.requested["model"] == "tiny-llama"
+    assert actions(survey(the_plan, tmp_path)) == ["known_illegal"]
+    run(tmp_path, the_plan)
+    assert len(list(store.run_directories(tmp_path))) == 1
+
+
+def test_what_this_machine_lacks_is_said_but_not_recorded(tmp_path: Path):
+    (entry,) = survey(plan(planned(world_size=4)), tmp_path, devices=1)
+    assert (entry.action, entry.reason) == ("unavailable", "needs 4 GPUs, this machine has 1")
+    lacking = planned(Problem("devices", "above the 2 devices available."))
+    assert actions(survey(plan(lacking), tmp_path)) == ["unavailable"]
+
+
+def test_a_run_that_another_process_is_at_is_left_to_it(tmp_path: Path):
+    partial = store.create_partial(tmp_path, small(repeat=0), conclusion.datetime.now())
+    with ownership.owned(partial):
+        assert actions(survey(plan(), tmp_path)) == ["elsewhere", "run", "run"]
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["SIGINT", "SIGTERM"]
+)
+def test_a_signal_ends_the_run_is_recorded_and_stops_the_plan(
+    tmp_path: Path, papermill: Any, number: signal.Signals, code: int
+):
+    def execute(notebook: Path, output: Path, parameters: Mapping[str, Any]) -> None:
+        directory = Path(parameters["run_directory"])
+        write_steps(directory, 2)
+        os.kill(os.getpid(), number)
+        while not (directory / runner.STOP_FILE).exists():
+            pass
+        request = json.loads((directory / runner.STOP_FILE).read_text())
+        conclusion.conclude(directory, stop=(request["status"], request["sentence"]))
+        raise NotebookError("A cell raised")
+
+    papermill(execute)
+    before = signal.getsignal(number)
+    results, said, exit_code = run(tmp_path, plan())
+    assert exit_code == code
+    assert results[0].record.status == "interrupted"
+    assert f"ended by {number.name} (after step 2 of 5)" in results[0].record.reason
+    assert [result.record for result in results[1:]] == [None, None]
+    assert "ending this run" in said
+    assert signal.getsignal(number) == before
+
+
+def test_a_used_up_budget_starts_nothing_more(tmp_path: Path, papermill: Any):
+    papermill()
+    results, _, code = run(tmp_path, plan(), budget_seconds=0.0)
+    assert [result.record for result in results] == [None] * 3
+    assert all("budget" in result.note for result in results)
+    assert code == 1
+
+
+def test_every_entry_has_a_line_in_the_summary(tmp_path: Path, papermill: Any):
+    papermill(broken="1")
+    results, _, _ = run(tmp_path, plan())
+    lines = sweep.summary(results)
+    assert [line.split()[0] for line in lines] == ["completed", "failed", "completed"]
+
+
+def test_a_terminal_gets_one_live_line_and_a_file_plain_ones():
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal, file = Terminal(), io.StringIO()
+    for stream in (terminal, file):
+        console = Console(stream)
+        console.say("start")
+        for number in range(3):
+            console.live(f"step {number}")
+        console.say("end")
+    assert file.getvalue() == "start\nend\n"
+    assert terminal.getvalue().count("\n") == 2
+    assert "step 2" in terminal.getvalue()
+
+
+def test_a_label_names_every_size_above_1():
+    config = small(world_size=8, tensor_parallel_size=2, pipeline_parallel_size=2, repeat=3)
+    assert label(config) == "tiny-llama fp32, 8 ranks (tp 2, pp 2, dp 2), repeat 3"
+    assert label(small()) == "tiny-llama fp32, 1 rank"
+
+
+def test_a_dry_run_prints_commands_and_touches_nothing(tmp_path: Path, capsys: Any):
+    runs = tmp_path / "runs"
+    assert main(["run", "--platform", "cpu", "--dry-run", "--runs", str(runs)]) == 0
+    text = capsys.readouterr().out
+    assert text.count("torch.distributed.run") == 5
+    assert "OMP_NUM_THREADS=1" in text
+    assert not runs.exists()
+
+
+def test_a_gpu_plan_is_shown_on_a_machine_without_gpus(tmp_path: Path, capsys: Any):
+    command = ["run", "--platform", "h100", "--dry-run", "--gpus", "2", "--runs", str(tmp_path)]
+    assert main(command) == 0
+    text = capsys.readouterr().out
+    assert "needs 4 GPUs, this machine has 2" in text
+
+
+def test_a_platform_that_this_machine_is_not_is_one_line_and_exit_code_2(
+    tmp_path: Path, capsys: Any
+):
+    assert main(["run", "--platform", "mi300x", "--runs", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("scalebook: Platform 'mi300x' means MI300X; this machine has no GPU")
+    assert error.count("\n") == 1
+
+
+def test_a_plan_that_is_done_says_so_and_does_nothing(tmp_path: Path, papermill: Any, capsys: Any):
+    papermill()
+    command = ["run", "--platform", "cpu", "--runs", str(tmp_path)]
+    assert main(command) == 0
+    capsys.readouterr()
+    assert main(command) == 0
+    assert capsys.readouterr().out == (
+        "All 5 runs of plan 'quick' are done. Repeat them with --rerun.\n"
+    )
