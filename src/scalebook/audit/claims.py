@@ -1,0 +1,242 @@
+"""The reader of a file of claims that somebody typed in.
+
+A claims file is TOML. Numbers are written as texts, exactly as the source prints them (see
+``printed`` for marks and rounding), so that the digits say how much rounding to allow::
+
+    title = "A benchmark report"                 # what is audited
+    source = "report.pdf, version 2, page 4"     # where it can be found
+
+    [[tables]]
+    name = "Scaling"
+    line = 52                                    # of the first row in the source (optional; or
+                                                 # a column "line", where rows are not in turn)
+    given = { gpus_per_node = "8" }              # holds for every row (optional)
+    base = "1 node"                              # the row that speed-ups refer to (optional)
+    same = ["price_per_node_hour"]               # quantities that all rows share (optional)
+    total = "Total"                              # the row that adds up the others (optional)
+    columns = ["label", "nodes", "gpus", "tokens_per_second", "scaling_efficiency"]
+    rows = [
+      ["1 node", "1", "8", "36,421", "100%"],
+      ["2 nodes", "2", "16", "70,234", "96.4%"],
+    ]
+
+    [[claims]]                                   # a single row
+    label = "Headline"
+    line = 12
+    model = "llama3.1-8b"
+    accelerator = "h100"
+    model_tflops_per_second_per_gpu = "450"
+    mfu = "22.7%"
+
+An empty cell states nothing. ``scalebook audit --fields`` lists the columns.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from scalebook.audit import fields as vocabulary
+from scalebook.audit.knowledge import unknown_names
+from scalebook.audit.place import Place
+from scalebook.audit.printed import Printed, read_printed
+from scalebook.audit.rows import Claims, Row, Table
+from scalebook.errors import ClaimError, unknown
+
+LARGEST_FILE = 2_000_000  # bytes
+MOST_ROWS = 20_000
+LONGEST_WORD = 300
+
+_TOP = ("title", "source", "tables", "claims")
+_TABLE = ("name", "line", "given", "base", "same", "total", "columns", "rows", "note")
+
+
+def load_claims(path: Path) -> Claims:
+    """Return the claims of a TOML file.
+
+    Raises:
+        ClaimError: the file cannot be read, is too large, or is malformed; with file and line.
+    """
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(LARGEST_FILE + 1)
+    except OSError as error:
+        raise ClaimError(f"{path} cannot be read: {error.strerror or error}.") from error
+    if len(data) > LARGEST_FILE:
+        raise ClaimError(f"{path} is larger than {LARGEST_FILE:,} bytes. Split it.")
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise ClaimError(f"{path} is not UTF-8 text.") from error
+    return parse_claims(text, str(path))
+
+
+def parse_claims(text: str, name: str) -> Claims:
+    """Return the claims of a TOML text; ``name`` is the file's, for messages."""
+    try:
+        data = tomllib.loads(text, parse_float=str)
+    except (ValueError, RecursionError) as error:  # ValueError: bad TOML, or a huge integer
+        reason = " ".join(str(error).split())[:200]
+        raise ClaimError(f"{name} is no valid TOML: {reason}.") from error
+    place = Place(name, text)
+    _known(data, _TOP, "key", place)
+    tables = [
+        _table(row, number, place.header("tables", number))
+        for number, row in enumerate(_tables(data, "tables", place))
+    ]
+    for number, row in enumerate(_tables(data, "claims", place)):
+        tables.append(_single(row, number, place.header("claims", number)))
+    if not any(table.rows for table in tables):
+        raise place.error("no claims in it. Add [[tables]] or [[claims]].")
+    if sum(len(table.rows) for table in tables) > MOST_ROWS:
+        raise place.error(f"more than {MOST_ROWS:,} rows. Split it.")
+    title = _word(data.get("title", name), "title", place)
+    return Claims(title, _word(data.get("source", ""), "source", place), tuple(tables))
+
+
+def _known(data: Mapping[str, Any], allowed: tuple[str, ...], kind: str, place: Place) -> None:
+    for key in data:
+        if key not in allowed:
+            raise place.error(unknown(kind, key[:60], allowed), key)
+
+
+def _tables(data: Mapping[str, Any], key: str, place: Place) -> list[dict[str, Any]]:
+    value = _list(data.get(key, []))
+    if value is None or not all(isinstance(item, dict) for item in value):
+        raise place.error(f"{key} must be written as [[{key}]].", key)
+    return cast(list[dict[str, Any]], value)
+
+
+def _list(value: Any) -> list[Any] | None:
+    return cast(list[Any], value) if isinstance(value, list) else None
+
+
+def _single(data: Mapping[str, Any], number: int, place: Place) -> Table:
+    line = _line(data.get("line"), place)
+    cells = {key: value for key, value in data.items() if key != "line"}
+    label = _word(cells.get("label", f"claim {number + 1}"), "label", place)
+    return Table(label, (_row(label, cells, line, place),))
+
+
+def _table(data: Mapping[str, Any], number: int, place: Place) -> Table:
+    _known(data, _TABLE, "table key", place)
+    name = _word(data.get("name", f"table {number + 1}"), "name", place)
+    columns = _columns(data, name, place)
+    given = data.get("given", {})
+    if not isinstance(given, dict):
+        raise place.error('given must be written as { field = "value" }.', "given")
+    shared = {"note": data["note"]} if "note" in data else {}
+    first = _line(data.get("line"), place)
+    rows: list[Row] = []
+    for index, cells in enumerate(_list(data.get("rows")) or []):
+        named = _named(cells, columns, f"row {index + 1} of table {name!r}", place)
+        line = _line(named.pop("line", None if first is None else first + index), place)
+        rows.append(_row(name, named, line, place, {**shared, **cast(dict[str, Any], given)}))
+    base, total = (_optional_label(data, key, rows, place) for key in ("base", "total"))
+    return Table(name, tuple(rows), base, _same(data.get("same", []), place), total)
+
+
+def _columns(data: Mapping[str, Any], name: str, place: Place) -> list[str]:
+    columns = _list(data.get("columns"))
+    if columns is None or _list(data.get("rows")) is None:
+        raise place.error(f"table {name!r} needs columns = [...] and rows = [[...], ...].")
+    for column in columns:
+        if column != "line":
+            _field(column, place)
+    if len(set(columns)) != len(columns):
+        raise place.error(f"table {name!r} has a column twice.", "columns")
+    return columns
+
+
+def _named(cells: Any, columns: list[str], what: str, place: Place) -> dict[str, Any]:
+    """Return the cells that state something, by column."""
+    row = _list(cells)
+    if row is None or len(row) != len(columns):
+        count = 0 if row is None else len(row)
+        raise place.error(f"{what} has {count} cells; its columns are {len(columns)}.", "rows")
+    return {name: cell for name, cell in zip(columns, row, strict=True) if cell != ""}
+
+
+def _same(value: Any, place: Place) -> tuple[str, ...]:
+    names = _list(value)
+    if names is None:
+        raise place.error("same must be a list of fields.", "same")
+    found = [_field(name, place) for name in names]
+    return tuple(item.quantity for item in found if item)
+
+
+def _optional_label(data: Mapping[str, Any], key: str, rows: list[Row], place: Place) -> str | None:
+    if key not in data:
+        return None
+    label = _word(data[key], key, place)
+    if label not in {row.label for row in rows}:
+        raise place.error(f"{key}={label!r} is the label of no row of this table.", key)
+    return label
+
+
+def _row(
+    table: str,
+    cells: Mapping[str, Any],
+    line: int | None,
+    place: Place,
+    given: Mapping[str, Any] | None = None,
+) -> Row:
+    shared = {key: cell for key, cell in (given or {}).items() if key not in cells}
+    words: dict[str, str] = {}
+    values: dict[str, Printed] = {}
+    for key, cell in {**shared, **cells}.items():
+        item = _field(key, place)
+        if item is None:
+            words[key] = _choice(_word(cell, key, place), key, place)
+        else:
+            values[key] = _value(item, cell, place)
+    row = Row(table, words.get("label", table), line, values, words, frozenset(shared))
+    problem = unknown_names(row)
+    if problem is not None:
+        raise place.error(f"{problem} Leave it out where the catalog has none.", row.label)
+    return row
+
+
+def _choice(value: str, key: str, place: Place) -> str:
+    allowed = vocabulary.choices(key)
+    if allowed and value not in allowed:
+        raise place.error(f"{key}={value!r} must be one of {', '.join(allowed)}.", value)
+    return value
+
+
+def _value(item: vocabulary.Field, cell: Any, place: Place) -> Printed:
+    if isinstance(cell, bool) or not isinstance(cell, str | int):
+        raise place.error(f'{item.name} must be a text such as "87,933".', item.name)
+    try:
+        return read_printed(str(cell), exact=item.exact, scale=item.scale)
+    except ClaimError as error:
+        raise place.error(f"{item.name}: {error}", str(cell)) from error
+
+
+def _field(name: Any, place: Place) -> vocabulary.Field | None:
+    """Return the number field of a name, None for a field of words."""
+    known = [*vocabulary.fields(), *vocabulary.words()]
+    item = vocabulary.field(name) if isinstance(name, str) else None
+    if item is None and name not in vocabulary.words():
+        near = unknown("field", str(name)[:60], known)
+        short = near.partition(" Known")[0] + near.partition(".")[2].partition(".")[2]
+        raise place.error(f"{short} 'scalebook audit --fields' lists them.", str(name))
+    return item
+
+
+def _word(value: Any, key: str, place: Place) -> str:
+    if not isinstance(value, str) or len(value) > LONGEST_WORD or not value.isprintable():
+        raise place.error(
+            f"{key} must be a printable text of at most {LONGEST_WORD} characters.", key
+        )
+    return value
+
+
+def _line(value: Any, place: Place) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 10**9:
+        raise place.error(f"line={str(value)[:20]} must be a line number.", "line")
+    return value

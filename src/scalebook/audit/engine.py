@@ -1,0 +1,287 @@
+"""Check one row: what it states against the catalog, against every identity, and against limits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from scalebook.audit import fields as vocabulary
+from scalebook.audit.facts import Fact, Facts, combinations, derive, evaluate, show, solve
+from scalebook.audit.identities import Identity, Limit, identities, limits
+from scalebook.audit.knowledge import catalog_facts
+from scalebook.audit.rows import Row
+from scalebook.audit.verdicts import Check, Verdict, check_of
+from scalebook.intervals import Interval
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """All that is known about a row, and which identities were used up to know it."""
+
+    row: Row
+    facts: Facts
+    used: frozenset[Identity]
+
+
+def field_of(row: Row, quantity: str) -> vocabulary.Field | None:
+    """Return the field by which a row states a quantity, the first as typed."""
+    for name in row.values:
+        item = vocabulary.field(name)
+        if item is not None and item.quantity == quantity:
+            return item
+    return None
+
+
+def know(row: Row, base: Sequence[Fact] = ()) -> Known:
+    """Return everything that a row states, its base and the catalog add, and what follows."""
+    facts: Facts = {}
+    for fact in (*_stated(row), *base, *catalog_facts(row)):
+        earlier = facts.get(fact.quantity, ())
+        if fact.origin == "base" and earlier and earlier[0].origin != "base":
+            continue
+        facts[fact.quantity] = (*earlier, fact)
+    for quantity, alternatives in facts.items():
+        facts[quantity] = _ranked(alternatives)
+    used = derive(facts, identities(), vocabulary.exact_quantities())
+    return Known(row, facts, frozenset(used))
+
+
+def _stated(row: Row) -> Iterator[Fact]:
+    """Yield one fact a quantity that the row states; a second field of it is compared, not used."""
+    seen: set[str] = set()
+    for name, printed in row.values.items():
+        item = vocabulary.field(name)
+        if item is None or item.quantity in seen:
+            continue
+        seen.add(item.quantity)
+        # shown in base units, so that the arithmetic reads right
+        plain = printed.text.removeprefix("=")
+        text = plain if item.scale == 1 else show(printed.interval.middle)
+        origin = "given" if name in row.given else "stated"
+        inputs = frozenset({item.quantity})
+        yield Fact(item.quantity, printed.interval, text, origin, printed.claimed, inputs=inputs)
+
+
+def _ranked(alternatives: tuple[Fact, ...]) -> tuple[Fact, ...]:
+    """Return a stated value as an explanation only where the catalog contradicts it."""
+    stated = [fact for fact in alternatives if fact.is_stated]
+    known = [fact for fact in alternatives if not fact.is_stated]
+    if not stated or not known:
+        return alternatives
+    first = stated[0]
+    claimed = first.claimed or first.interval
+    if any(fact.legitimate and claimed.meets(fact.interval) for fact in known):
+        return alternatives
+    wrong = Fact(
+        first.quantity,
+        first.interval,
+        first.text,
+        first.origin,
+        first.claimed,
+        variant=f"{first.quantity} as stated, {first.text}",
+        legitimate=False,
+        inputs=first.inputs,
+    )
+    return (*known, wrong)
+
+
+def check_row(known: Known) -> list[Check]:
+    """Return every check of a row on its own; fields that none speaks about come last."""
+    checks = [*_twice(known.row), *_against_catalog(known)]
+    for identity in identities():
+        if identity.whole:
+            checks.extend(_whole(known, identity))
+        if identity not in known.used and all(name in known.facts for name in identity.names):
+            checks.extend(_against_identity(known, identity))
+    for limit in limits():
+        if all(name in known.facts for name in limit.names):
+            checks.extend(_against_limit(known, limit))
+    return checks
+
+
+def _twice(row: Row) -> Iterator[Check]:
+    """Compare fields that state one quantity in two units."""
+    first: dict[str, str] = {}
+    for name in row.values:
+        item = vocabulary.field(name)
+        if item is None:
+            continue
+        other = first.setdefault(item.quantity, name)
+        if other != name:
+            value = row.values[other]
+            step = f"{name} = {other} = {value.text} = {show(value.interval.middle / item.scale)}"
+            yield compare(row, item, f"{name} = {other}", (_plain(item, value.interval, step),))
+
+
+def _plain(item: vocabulary.Field, interval: Interval, step: str) -> Fact:
+    return Fact(item.quantity, interval, show(interval.middle), "derived", steps=(step,))
+
+
+def _against_catalog(known: Known) -> Iterator[Check]:
+    for quantity, alternatives in known.facts.items():
+        item = field_of(known.row, quantity)
+        facts = tuple(fact for fact in alternatives if fact.origin == "catalog")
+        if item is not None and facts and item.name not in known.row.given:
+            yield compare(known.row, item, f"{quantity} of the catalog", facts)
+
+
+def _subject(known: Known, identity: Identity) -> vocabulary.Field | None:
+    """Return the field that an identity judges: its left side, or else the last one stated.
+
+    A field that another quantity of the identity was derived from is no independent witness.
+    """
+    claimed = [
+        item
+        for name in (identity.subject, *reversed(identity.right.names()))
+        if (item := field_of(known.row, name)) is not None
+        and item.name not in known.row.given
+        and not any(
+            name in fact.inputs
+            for other in identity.names
+            if other != name
+            for fact in known.facts[other]
+        )
+    ]
+    # what was chosen or counted is rather an input than a claim
+    inexact = [item for item in claimed if not known.row.values[item.name].interval.exact]
+    if (
+        claimed
+        and claimed[0].quantity == identity.subject
+        and (not inexact or claimed[0] in inexact)
+    ):
+        return claimed[0]
+    return (inexact or claimed or [None])[0]
+
+
+def _against_identity(known: Known, identity: Identity) -> Iterator[Check]:
+    item = _subject(known, identity)
+    if item is not None:
+        yield compare(known.row, item, identity.text, solve(identity, item.quantity, known.facts))
+
+
+def compare(row: Row, item: vocabulary.Field, rule: str, right: Sequence[Fact]) -> Check:
+    """Return whether a stated field meets one of the alternatives that it should equal."""
+    claimed = row.values[item.name].claimed
+    proper = [fact for fact in right if fact.legitimate]
+    fits = next((fact for fact in proper if claimed.meets(fact.interval)), None)
+    if fits is not None:
+        return _check(row, item, fits, rule=rule, verdict="holds", note=fits.variant)
+    explained = next((fact for fact in right if claimed.meets(fact.interval)), None)
+    best = min(proper or right, key=lambda fact: fact.quantity != item.quantity)
+    note = _explanation(best, proper, explained, item)
+    return _check(row, item, best, rule=rule, verdict="contradicts", note=note)
+
+
+def _explanation(
+    best: Fact, proper: Sequence[Fact], explained: Fact | None, item: vocabulary.Field
+) -> str:
+    """Return which alternative is shown, what the others say, and which wrong one fits."""
+    parts = [best.variant] if best.variant else []
+    if explained is not None and explained.variant:
+        parts.append(f"the claim fits {explained.variant}")
+    others = [
+        f"{show(fact.interval.middle / item.scale)} ({fact.variant})"
+        for fact in proper[:6]
+        if fact is not best and fact.variant
+    ]
+    if others and explained is None:
+        parts.append(f"or {', '.join(others)}")
+    return "; ".join(parts)
+
+
+def _check(
+    row: Row, item: vocabulary.Field, right: Fact, *, rule: str, verdict: Verdict, note: str
+) -> Check:
+    interval = right.interval.scaled(1 / item.scale)
+    return check_of(
+        row,
+        item.name,
+        rule,
+        verdict,
+        expected=_finite(interval.middle),
+        expected_low=_finite(interval.low),
+        expected_high=_finite(interval.high),
+        arithmetic="; ".join((*right.steps, *_in_unit(right, item))),
+        note=note,
+    )
+
+
+def _in_unit(right: Fact, item: vocabulary.Field) -> Iterator[str]:
+    """Yield the value in the unit of the field, where that is not the base unit."""
+    if item.scale != 1 and right.quantity == item.quantity:
+        yield f"{item.name} = {show(right.interval.middle / item.scale)}"
+
+
+def _finite(value: float) -> float | None:
+    return value if abs(value) < float("inf") else None
+
+
+def _whole(known: Known, identity: Identity) -> Iterator[Check]:
+    """Check that the sizes divide where one of them is not stated."""
+    facts, row = known.facts, known.row
+    stated = [name for name in identity.names if field_of(row, name) is not None]
+    left = [name for name in identity.right.names() if name not in stated]
+    item = field_of(row, identity.subject)
+    if item is None or len(left) != 1 or len(stated) < 2:
+        return
+    known_names = [name for name in identity.names if name != left[0]]
+    if any(name not in facts or not facts[name][0].interval.exact for name in known_names):
+        return
+    (fact, *_) = solve(identity, left[0], facts)
+    whole = abs(fact.interval.middle - round(fact.interval.middle)) < 1e-9
+    yield check_of(
+        row,
+        item.name,
+        f"whole {left[0]}",
+        "holds" if whole else "contradicts",
+        arithmetic="; ".join(fact.steps),
+        note="" if whole else f"{left[0]} is no whole number",
+    )
+
+
+def _against_limit(known: Known, limit: Limit) -> Iterator[Check]:
+    """Say impossible when every legitimate reading breaks a limit.
+
+    That a limit is kept is said too. A constant limit (a fraction of 1) is for stated values alone:
+    a derived fraction may be one of a peak that was not meant.
+    """
+    row = known.row
+    if any(row.words.get(key) != value for key, value in limit.needs):
+        return
+    if not limit.right.names() and any(field_of(row, name) is None for name in limit.left.names()):
+        return
+    readings = [
+        chosen
+        for chosen in combinations(limit.names, known.facts)
+        if all(fact.legitimate for fact in chosen.values())
+    ]
+    item = _limited_field(known, limit)
+    if item is None or not readings:
+        return
+    sides = [(evaluate(limit.left, chosen), evaluate(limit.right, chosen)) for chosen in readings]
+    broken = all(left.low > right.high * (1 + 1e-9) for left, right in sides)
+    if broken or limit.right.names():  # that a fraction is below 1 is no news
+        left, right = sides[0]
+        text = f"{show(left.middle)} against {show(right.middle)}"
+        steps = dict.fromkeys(line for fact in readings[0].values() for line in fact.steps)
+        arithmetic = "; ".join((*steps, f"{limit.text}: {text}"))
+        verdict = "impossible" if broken else "holds"
+        note = ", ".join(fact.variant for fact in readings[0].values() if fact.variant)
+        yield check_of(row, item.name, limit.text, verdict, arithmetic=arithmetic, note=note)
+
+
+def _limited_field(known: Known, limit: Limit) -> vocabulary.Field | None:
+    """Return the field that a limit judges: of its left side, the last one that the row claims.
+
+    What the catalog knows too, such as a model's size, is named only where nothing else is.
+    """
+    names = [name for name in reversed(limit.left.names()) if name in known.facts]
+    inputs = [name for key in names for fact in known.facts[key] for name in sorted(fact.inputs)]
+    items = [field_of(known.row, name) for name in (*names, *inputs)]
+    claimed = [
+        item
+        for item in items
+        if item is not None and item.name not in known.row.given and not item.exact
+    ]
+    own = [item for item in claimed if item.quantity not in ("parameters", "flops_per_token")]
+    return (own or claimed or [None])[0]

@@ -1,0 +1,157 @@
+"""What is known about a row: stated, from the catalog, of its base row, or derived."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice, product
+from typing import Literal
+
+from scalebook.audit.identities import Identity, Product
+from scalebook.intervals import Interval
+
+Origin = Literal["stated", "given", "catalog", "base", "derived"]
+
+MOST_COMBINATIONS = 64  # of alternatives that one identity is tried with
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One possible value of a quantity, and where it comes from.
+
+    Alternatives of one quantity differ in ``variant`` (a FLOPs convention, a dense or a sparse
+    peak). Those that are not ``legitimate`` only explain how a wrong claim came about.
+    """
+
+    quantity: str
+    interval: Interval
+    text: str
+    origin: Origin
+    claimed: Interval | None = None  # of a stated value: what it may be claimed for
+    variant: str = ""
+    legitimate: bool = True
+    steps: tuple[str, ...] = ()  # the arithmetic behind a derived value
+    inputs: frozenset[str] = frozenset()  # quantities of the row that it rests on
+
+    @property
+    def is_stated(self) -> bool:
+        """Whether the row itself, or its table, states it."""
+        return self.origin in ("stated", "given")
+
+
+Facts = dict[str, tuple[Fact, ...]]
+
+
+def show(value: float) -> str:
+    """Return a number with six significant digits, thousands separated."""
+    if abs(value) < 1e-15:  # what is left of 1 - 1
+        return "0"
+    if not 1e-4 <= abs(value) < 1e15:
+        return f"{value:.6g}"
+    decimals = max(0, 5 - math.floor(math.log10(abs(value))))
+    text = f"{float(f'{value:.6g}'):,.{decimals}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def show_interval(interval: Interval) -> str:
+    """Return the middle, or the finite end of a one-sided interval."""
+    return show(interval.middle)
+
+
+def combinations(names: tuple[str, ...], facts: Facts) -> Iterator[dict[str, Fact]]:
+    """Yield every choice of one alternative for each name, the preferred ones first."""
+    unique = tuple(dict.fromkeys(names))
+    for chosen in islice(product(*(facts[name] for name in unique)), MOST_COMBINATIONS):
+        yield dict(zip(unique, chosen, strict=True))
+
+
+def intervals(chosen: Mapping[str, Fact]) -> dict[str, Interval]:
+    """Return the interval of each chosen fact."""
+    return {name: fact.interval for name, fact in chosen.items()}
+
+
+def substitute(expression: str, chosen: Mapping[str, Fact]) -> str:
+    """Return an expression with every quantity replaced by its value."""
+    return re.sub(
+        r"[a-z_]\w*",
+        lambda match: chosen[match[0]].text if match[0] in chosen else match[0],
+        expression,
+    )
+
+
+def solve(identity: Identity, target: str, facts: Facts) -> tuple[Fact, ...]:
+    """Return ``target`` from the identity under every combination of alternatives."""
+    others = tuple(name for name in identity.names if name != target)
+    expression = identity.expression(target)
+    found: list[Fact] = []
+    for chosen in combinations(others, facts):
+        interval = identity.solve(target, intervals(chosen))
+        result = show_interval(interval)
+        step = f"{target} = {expression} = {substitute(expression, chosen)} = {result}"
+        found.append(_derived(target, interval, result, chosen, step))
+    return tuple(found)
+
+
+def _derived(
+    target: str, interval: Interval, text: str, chosen: Mapping[str, Fact], step: str
+) -> Fact:
+    variants = dict.fromkeys(fact.variant for fact in chosen.values() if fact.variant)
+    earlier = dict.fromkeys(line for fact in chosen.values() for line in fact.steps)
+    inputs: set[str] = set()
+    for name, fact in chosen.items():
+        inputs |= fact.inputs or {name}
+    return Fact(
+        target,
+        interval,
+        text,
+        "derived",
+        variant=", ".join(variants),
+        legitimate=all(fact.legitimate for fact in chosen.values()),
+        steps=(*earlier, step),
+        inputs=frozenset(inputs),
+    )
+
+
+def evaluate(side: Product, chosen: Mapping[str, Fact]) -> Interval:
+    """Return the value of one side of a limit."""
+    return side.value(intervals(chosen))
+
+
+def derive(facts: Facts, identities: tuple[Identity, ...], counts: frozenset[str]) -> set[Identity]:
+    """Add to ``facts`` everything that follows; return the identities that were used up by it.
+
+    A quantity that is known already is never derived again, so this ends. A count that would
+    come out as a fraction is left out.
+    """
+    used: set[Identity] = set()
+    while True:
+        ready = [
+            (identity, missing[0])
+            for identity in identities
+            if len(missing := [name for name in identity.names if name not in facts]) == 1
+        ]
+        # What follows from counts and assumptions alone comes first: it is no claim of the row.
+        # Then what an identity defines, so that what it is defined from stays to be checked.
+        ready.sort(key=lambda pair: (not _exact(*pair, facts), pair[1] != pair[0].subject))
+        for identity, target in ready:
+            found = solve(identity, target, facts)
+            if target in counts:
+                found = tuple(fact for fact in found if _maybe_whole(fact.interval))
+            if found:
+                facts[target] = found
+                used.add(identity)
+                break
+        else:
+            return used
+
+
+def _exact(identity: Identity, target: str, facts: Facts) -> bool:
+    return all(facts[name][0].interval.exact for name in identity.names if name != target)
+
+
+def _maybe_whole(interval: Interval) -> bool:
+    """Return whether a count may lie in the interval."""
+    middle = interval.middle
+    return not interval.exact or abs(middle - round(middle)) <= 1e-9 * abs(middle)

@@ -1,0 +1,82 @@
+"""The vocabulary of claims: which fields there are and which quantity each one states."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+BASE = "base_"  # prefix of a quantity of the run that a row is compared with
+ALSO = "also_"  # prefix of a value that another place of the source gives the same quantity
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A column that a claims file may have; ``scale`` turns its values into ``quantity``."""
+
+    name: str
+    quantity: str
+    scale: float
+    exact: bool
+    total: bool
+    meaning: str
+
+
+@cache
+def _data() -> dict[str, Any]:
+    path = files("scalebook.audit").joinpath("fields.toml")
+    return tomllib.loads(path.read_text(encoding="utf-8"))
+
+
+@cache
+def words() -> dict[str, str]:
+    """Return the fields that hold text, with their meaning."""
+    return {name: row["meaning"] for name, row in _data()["words"].items()}
+
+
+@cache
+def choices(name: str) -> tuple[str, ...]:
+    """Return what a field of text may say; empty where it may say anything."""
+    return tuple(_data()["words"][name].get("choices", ()))
+
+
+@cache
+def fields() -> dict[str, Field]:
+    """Return the fields that hold numbers, by name; base_ fields are not listed."""
+    return {
+        name: Field(
+            name=name,
+            quantity=row.get("quantity", name),
+            scale=float(row.get("scale", 1)),
+            exact=row.get("exact", False),
+            total=row.get("total", False),
+            meaning=row["meaning"],
+        )
+        for name, row in _data()["fields"].items()
+    }
+
+
+def field(name: str) -> Field | None:
+    """Return the field of a name, base_ and also_ fields included; None if there is none."""
+    if name.startswith(ALSO):
+        again = field(name.removeprefix(ALSO))
+        return None if again is None else replace(again, name=name)
+    plain = fields().get(name.removeprefix(BASE))
+    if plain is None or not name.startswith(BASE):
+        return plain
+    return Field(
+        name,
+        BASE + plain.quantity,
+        plain.scale,
+        plain.exact,
+        False,
+        f"{plain.meaning}, of the base",
+    )
+
+
+@cache
+def exact_quantities() -> frozenset[str]:
+    """Return the quantities that are counts."""
+    return frozenset(item.quantity for item in fields().values() if item.exact)

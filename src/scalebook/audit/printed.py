@@ -1,0 +1,117 @@
+"""The interval that a printed value stands for.
+
+Rounding: ``38.3%`` is anything from 38.25 % to 38.35 %. A value that was cut and not rounded may
+also be up to one unit of its last digit higher; ``claimed`` allows that, ``interval`` does not.
+Marks: ``~390`` is within a tenth, ``<30`` and ``up to 47%`` are upper ends, ``>400``, ``175K+`` and
+``at least 3`` lower ends, ``85-95%`` and ``85..95%`` ranges; a trailing ``x`` says times. ``=1T``
+is exact: a budget or an assumption that somebody chose, which was never rounded.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from scalebook.errors import ClaimError
+from scalebook.intervals import Interval, Numeral, point, read_numeral
+
+LONGEST = 60  # characters of a value
+APPROXIMATE = 0.1  # what ~ allows, as a fraction
+
+_ABOUT = re.compile(r"(~|≈|about\s)\s*", re.IGNORECASE)
+_AT_MOST = re.compile(r"(<=|≤|<|up to\s)\s*", re.IGNORECASE)
+_AT_LEAST = re.compile(r"(>=|≥|>|at least\s)\s*", re.IGNORECASE)
+_RANGE = re.compile(
+    r"(?P<low>\$?\d[\d,.]*\s*[a-z%×]*)\s*(?:\.\.|–|-|\sto\s)\s*(?P<high>\$?\d.*)", re.IGNORECASE
+)
+_EXPONENT = re.compile(r"[\d.]+e-\d+", re.IGNORECASE)  # 3e-4 is no range
+_SUFFIX = re.compile(r"[\d.,]+\s*(?P<suffix>[a-z]*\s*%?)$", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Printed:
+    """A value as printed: what it may stand for, and what it may be claimed for when cut."""
+
+    text: str
+    interval: Interval
+    claimed: Interval
+
+
+def read_printed(text: str, *, exact: bool = False, scale: float = 1.0) -> Printed:
+    """Return what ``text`` stands for, times ``scale``.
+
+    ``exact`` values are counts: their digits are all there is, unless a mark, a range or a suffix
+    such as K says otherwise. Raises ClaimError when the text is no value.
+    """
+    if len(text) > LONGEST:
+        raise ClaimError(f"{text[:20]!r}... is {len(text)} characters long; a value has {LONGEST}.")
+    interval, claimed = _read(text.strip(), exact)
+    return Printed(text.strip(), interval.scaled(scale), claimed.scaled(scale))
+
+
+def _read(text: str, exact: bool) -> tuple[Interval, Interval]:
+    if text.startswith("="):
+        value = point(_numeral(text[1:]).value)
+        return value, value
+    for pattern, reader in ((_ABOUT, _about), (_AT_MOST, _at_most), (_AT_LEAST, _at_least)):
+        mark = pattern.match(text)
+        if mark:
+            return reader(text[mark.end() :])
+    if text.endswith("+"):
+        return _at_least(text[:-1])
+    between = None if _EXPONENT.fullmatch(text) else _RANGE.fullmatch(text)
+    if between:
+        return _between(between["low"], between["high"])
+    numeral = _numeral(text)
+    if exact and text.lstrip("-").replace(",", "").isdigit():
+        return point(numeral.value), point(numeral.value)
+    return _rounded(numeral), _cut(numeral)
+
+
+def _numeral(text: str) -> Numeral:
+    return read_numeral(re.sub(r"(?<=\d)\s*[x×]$", "", text.strip()))
+
+
+def _rounded(numeral: Numeral) -> Interval:
+    return Interval(numeral.value - numeral.unit / 2, numeral.value + numeral.unit / 2)
+
+
+def _cut(numeral: Numeral) -> Interval:
+    """Return the rounded interval, up to one whole unit away from zero."""
+    half = numeral.unit / 2
+    outer = numeral.unit * (1 - 1e-9)
+    if numeral.value < 0:
+        return Interval(numeral.value - outer, numeral.value + half)
+    return Interval(numeral.value - half, numeral.value + outer)
+
+
+def _about(text: str) -> tuple[Interval, Interval]:
+    if _RANGE.fullmatch(text):
+        inner, _ = _read(text, exact=False)
+        wide = inner.widened(APPROXIMATE)
+        return wide, wide
+    numeral = _numeral(text)
+    half = max(abs(numeral.value) * APPROXIMATE, numeral.unit / 2)
+    value = Interval(numeral.value - half, numeral.value + half)
+    return value, value
+
+
+def _at_most(text: str) -> tuple[Interval, Interval]:
+    # quantities here are never below zero, but changes may be
+    value = Interval(min(0.0, _numeral(text).value), _rounded(_numeral(text)).high)
+    return value, value
+
+
+def _at_least(text: str) -> tuple[Interval, Interval]:
+    value = Interval(_rounded(_numeral(text)).low, math.inf)
+    return value, value
+
+
+def _between(low: str, high: str) -> tuple[Interval, Interval]:
+    """Return the range; ``85-95%`` and ``6-20K`` give the low end the suffix of the high one."""
+    suffix = _SUFFIX.search(re.sub(r"\s*[x×]$", "", high))
+    if suffix and re.fullmatch(r"[$\d.,\s]+", low):
+        low = f"{low}{suffix['suffix']}"
+    value = Interval(_rounded(_numeral(low)).low, _rounded(_numeral(high)).high)
+    return value, value

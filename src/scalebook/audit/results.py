@@ -1,0 +1,128 @@
+"""Result rows as claims: what ``scalebook list --json`` prints, from this project or elsewhere."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from scalebook.audit.knowledge import unknown_names
+from scalebook.audit.printed import Printed
+from scalebook.audit.rows import Claims, Row, Table
+from scalebook.errors import ClaimError
+from scalebook.intervals import Interval
+
+LARGEST_FILE = 20_000_000  # bytes
+MOST_ROWS = 20_000
+COMPUTED = 1e-6  # rounding of a number that was computed rather than printed
+LARGEST = 1e30
+
+# Column of a result row -> field of a claim. The median of the steps is left out: tokens per
+# second are all tokens over all time, which follows the mean. GiB are taken as the GB by which
+# makers name the memory of a device: an "80 GB" device has about 80 GiB.
+NUMBERS = {
+    "world_size": "gpus",
+    "nodes": "nodes",
+    "tensor_parallel_size": "tensor_parallel_size",
+    "pipeline_parallel_size": "pipeline_parallel_size",
+    "context_parallel_size": "context_parallel_size",
+    "expert_parallel_size": "expert_parallel_size",
+    "data_parallel_size": "data_parallel_size",
+    "micro_batch_size": "micro_batch_size",
+    "global_batch_size": "global_batch_size",
+    "sequence_length": "sequence_length",
+    "num_layers": "num_layers",
+    "tokens_per_second": "tokens_per_second",
+    "tokens_per_second_per_gpu": "tokens_per_second_per_gpu",
+    "model_tflops_per_second_per_gpu": "model_tflops_per_second_per_gpu",
+    "peak_tflops_per_second": "peak_tflops_per_second",
+    "mfu": "mfu",
+    "peak_memory_gib": "memory_gb",
+}
+WORDS = ("model", "accelerator", "precision")
+
+
+def load_results(path: Path) -> Claims:
+    """Return the claims of a JSON array of result rows; raises ClaimError as ``read_rows``."""
+    return parse_results(read_rows(path), str(path))
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Return the objects of a JSON array.
+
+    Raises:
+        ClaimError: the file cannot be read, is too large, or is no JSON array of objects.
+    """
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(LARGEST_FILE + 1)
+    except OSError as error:
+        raise ClaimError(f"{path} cannot be read: {error.strerror or error}.") from error
+    if len(data) > LARGEST_FILE:
+        raise ClaimError(f"{path} is larger than {LARGEST_FILE:,} bytes. Split it.")
+    try:
+        rows = json.loads(data)
+    except (ValueError, RecursionError) as error:  # ValueError: bad JSON, UTF-8 or a huge integer
+        reason = " ".join(str(error).split())[:200]
+        raise ClaimError(f"{path} is no valid JSON: {reason}.") from error
+    items = cast(list[Any], rows) if isinstance(rows, list) else []
+    if not items or not all(isinstance(row, dict) for row in items):
+        raise ClaimError(f"{path} holds no result rows: a JSON array of objects is expected.")
+    if len(items) > MOST_ROWS:
+        raise ClaimError(f"{path} has more than {MOST_ROWS:,} rows. Split it.")
+    return cast(list[dict[str, Any]], items)
+
+
+def parse_results(rows: Sequence[Mapping[str, Any]], name: str) -> Claims:
+    """Return the claims of result rows; ``name`` is the file's, for messages.
+
+    Raises:
+        ClaimError: a number is none, or a name is no short printable text.
+    """
+    found = tuple(_row(row, f"{name} row {number}") for number, row in enumerate(rows, 1))
+    return Claims("Result rows", name, (Table("Results", found),))
+
+
+def _row(data: Mapping[str, Any], place: str) -> Row:
+    label = _text(data.get("run_id"), place) or place
+    words = {key: text for key in WORDS if (text := _text(data.get(key), place))}
+    values = {
+        field: _number(data[column], f"{place}: {column}")
+        for column, field in NUMBERS.items()
+        if data.get(column) is not None
+    }
+    return _without_unknown(Row("Results", label, None, values, words))
+
+
+def _without_unknown(row: Row) -> Row:
+    """Return the row without names that the catalog lacks; a note says which."""
+    problem = unknown_names(row)
+    if problem is None:
+        return row
+    for key in ("model", "accelerator"):
+        words = {name: text for name, text in row.words.items() if name != key}
+        rest = Row(row.table, row.label, row.line, row.values, {**words, "note": problem})
+        if unknown_names(rest) is None:
+            return rest
+    words = {name: text for name, text in row.words.items() if name not in WORDS[:2]}
+    return Row(row.table, row.label, row.line, row.values, {**words, "note": problem})
+
+
+def _text(value: Any, place: str) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str) or len(value) > 300 or not value.isprintable():
+        raise ClaimError(f"{place}: a name must be a printable text of at most 300 characters.")
+    return value
+
+
+def _number(value: Any, place: str) -> Printed:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ClaimError(f"{place}={str(value)[:40]!r} must be a number or null.")
+    if not abs(value) <= LARGEST or math.isnan(value):
+        raise ClaimError(f"{place} must be a finite number below {LARGEST:g}.")
+    exact = Interval(float(value), float(value))
+    interval = exact if isinstance(value, int) else exact.widened(COMPUTED)
+    return Printed(f"{value:.10g}", interval, interval)

@@ -1,0 +1,48 @@
+"""Claims as values: rows, the tables that they stand in, and all of one source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from scalebook.audit.printed import Printed
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row: ``values`` by field name as typed, ``words``, and where it stands in the source.
+
+    ``given`` are the fields that were not claimed by this row but hold for its whole table.
+    """
+
+    table: str
+    label: str
+    line: int | None
+    values: Mapping[str, Printed]
+    words: Mapping[str, str]
+    given: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows that belong together, and what the source says about them as a whole."""
+
+    name: str
+    rows: tuple[Row, ...]
+    base: str | None = None
+    same: tuple[str, ...] = ()
+    total: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """All claims of one source."""
+
+    title: str
+    source: str
+    tables: tuple[Table, ...] = field(default=())
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """Every row of every table."""
+        return tuple(row for table in self.tables for row in table.rows)

@@ -1,0 +1,146 @@
+"""Intervals of real numbers, and the interval that a printed number stands for."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from decimal import Decimal
+
+from scalebook.errors import ClaimError
+
+SCALES = {
+    "": 1,
+    "k": 10**3,
+    "m": 10**6,
+    "b": 10**9,
+    "t": 10**12,
+    "thousand": 10**3,
+    "million": 10**6,
+    "billion": 10**9,
+    "trillion": 10**12,
+}
+
+_NUMERAL = re.compile(
+    r"(?P<sign>[-+−–]?)\$?(?P<digits>\d{1,3}(?:,\d{3}){1,6}|\d{1,24})(?P<decimals>\.\d{1,17})?"
+    r"(?:e(?P<exponent>[-+]?\d{1,2}))?\s*(?P<scale>[a-z]*)\s*(?P<percent>%?)",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """All numbers from ``low`` to ``high``; an end may be infinite, never NaN."""
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        """Refuse ends that are out of order."""
+        if math.isnan(self.low) or math.isnan(self.high) or self.low > self.high:
+            raise ClaimError(f"{self.low} to {self.high} is no range: write the low end first.")
+
+    @property
+    def middle(self) -> float:
+        """The middle, or the finite end of a one-sided interval."""
+        if math.isinf(self.low) or math.isinf(self.high):
+            return self.high if math.isinf(self.low) else self.low
+        return (self.low + self.high) / 2
+
+    @property
+    def exact(self) -> bool:
+        """Whether the interval is one number."""
+        return self.low == self.high
+
+    def __add__(self, other: Interval) -> Interval:
+        """Return every sum."""
+        return Interval(self.low + other.low, self.high + other.high)
+
+    def __neg__(self) -> Interval:
+        """Return every negative."""
+        return Interval(-self.high, -self.low)
+
+    def __mul__(self, other: Interval) -> Interval:
+        """Return every product; zero times an open end counts as zero."""
+        ends = [
+            0.0 if a == 0 or b == 0 else a * b
+            for a in (self.low, self.high)
+            for b in (other.low, other.high)
+        ]
+        return Interval(min(ends), max(ends))
+
+    def reciprocal(self) -> Interval:
+        """Return every 1 / x; the whole line where the interval reaches across zero."""
+        if self.low < 0 < self.high or self.low == self.high == 0:
+            return Interval(-math.inf, math.inf)
+        ends = sorted((_reciprocal(self.low, 1), _reciprocal(self.high, -1)))
+        return Interval(ends[0], ends[1])
+
+    def __truediv__(self, other: Interval) -> Interval:
+        """Return every quotient."""
+        return self * other.reciprocal()
+
+    def scaled(self, factor: float) -> Interval:
+        """Return the interval times a positive factor."""
+        return Interval(self.low * factor, self.high * factor)
+
+    def widened(self, fraction: float) -> Interval:
+        """Return the interval with each end moved outwards by a fraction of itself."""
+        return Interval(
+            self.low - abs(self.low) * fraction if math.isfinite(self.low) else self.low,
+            self.high + abs(self.high) * fraction if math.isfinite(self.high) else self.high,
+        )
+
+    def meets(self, other: Interval, relative: float = 1e-9) -> bool:
+        """Return whether some number lies in both, up to floating-point rounding."""
+        slack = relative * max(
+            (
+                abs(end)
+                for end in (self.low, other.high, other.low, self.high)
+                if not math.isinf(end)
+            ),
+            default=0.0,
+        )
+        return self.low <= other.high + slack and other.low <= self.high + slack
+
+
+def _reciprocal(value: float, zero_side: int) -> float:
+    """Return 1 / value; at zero, infinity on the side that the interval lies."""
+    return math.copysign(math.inf, zero_side) if value == 0 else 1 / value
+
+
+def point(value: float) -> Interval:
+    """Return the interval of one number."""
+    return Interval(value, value)
+
+
+@dataclass(frozen=True, slots=True)
+class Numeral:
+    """A number as printed: its value, the size of one unit of its last digit, and a percent sign.
+
+    The value of ``38.3%`` is 0.383 and its unit 0.001.
+    """
+
+    value: float
+    unit: float
+    percent: bool
+
+
+def read_numeral(text: str) -> Numeral:
+    """Return a printed number such as ``87,933``, ``7.6B``, ``$1,869.90``, ``38.3%``, ``1.5e12``.
+
+    Raises:
+        ClaimError: the text is no such number.
+    """
+    match = _NUMERAL.fullmatch(text.strip())
+    scale = SCALES.get(match["scale"].lower()) if match else None
+    if match is None or scale is None:
+        raise ClaimError(
+            f"{text[:40]!r} is no number. Write one like 87,933 or 7.6B or 38.3% or 1.5e12."
+        )
+    decimals = match["decimals"] or ""
+    number = Decimal(match["digits"].replace(",", "") + decimals)
+    power = Decimal(10) ** int(match["exponent"] or 0) * scale / (100 if match["percent"] else 1)
+    unit = Decimal(10) ** -max(0, len(decimals) - 1) * power
+    sign = -1 if match["sign"] in ("-", "−", "–") else 1
+    return Numeral(float(number * power) * sign, float(unit), bool(match["percent"]))
