@@ -1,9 +1,86 @@
-"""Commands (to be filled)."""
+"""Commands that build and show the report: report, demo, open."""
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
+
+from scalebook import project
+from scalebook.cli.arguments import Subparsers
+from scalebook.errors import LaunchError, ReportError
+
+RENDERERS = ("auto", "quarto", "preview")
 
 
-def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def register(subparsers: Subparsers) -> None:
     """Add this module's commands."""
+    report = subparsers.add_parser("report", help="build the report from the runs of a folder")
+    report.add_argument("--runs", default="", help="folder of runs (default: runs)")
+    _add_building(report)
+    report.set_defaults(handler=build_report)
+    demo = subparsers.add_parser("demo", help="build the report from the example runs")
+    _add_building(demo)
+    demo.set_defaults(handler=build_report, runs="", demo=True)
+    show = subparsers.add_parser("open", help="serve the report to this machine's browser")
+    show.add_argument("--output", default="", help="folder of the site (default: reports/_site)")
+    show.add_argument("--port", type=int, default=0, help="port of 127.0.0.1 (default: a free one)")
+    show.add_argument("--no-browser", action="store_true", help="print the address alone")
+    show.set_defaults(handler=open_report)
+
+
+def _add_building(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--output", default="", help="folder of the site (default: reports/_site)")
+    parser.add_argument(
+        "--renderer",
+        choices=RENDERERS,
+        default="auto",
+        help="quarto, the built-in preview, or quarto where it is installed (default: auto)",
+    )
+    parser.set_defaults(demo=False)
+
+
+def build_report(options: argparse.Namespace) -> int:
+    """Build the site; print the path of its first page last."""
+    root = project.required_root()
+    runs = root / "runs" / "examples" if options.demo else project.runs_folder(options.runs)
+    try:
+        from scalebook.report import Places, build
+    except ModuleNotFoundError as error:
+        raise LaunchError(
+            f"{error.name} is not installed. Install the extra: pip install 'scalebook[report]'."
+        ) from error
+    index = build(Places(runs, _site(options.output), root), options.renderer)
+    print(project.short(index))
+    return 0
+
+
+def _site(output: str) -> Path:
+    return Path(output) if output else project.required_root() / "reports" / "_site"
+
+
+def open_report(options: argparse.Namespace) -> int:
+    """Serve the site on this machine alone until interrupted, and show it in the browser."""
+    import functools
+    import http.server
+    import webbrowser
+
+    site = _site(options.output)
+    if not (site / "index.html").is_file():
+        raise ReportError(f"There is no report in {site}. Build it with 'make report'.")
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(site))
+    try:
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", options.port), handler)
+    except (OSError, OverflowError) as error:
+        raise ReportError(
+            f"Port {options.port} cannot be used: {error}. Leave --port out."
+        ) from error
+    address = f"http://127.0.0.1:{server.server_port}/"
+    print(f"{address} (Ctrl-C ends it)", flush=True)
+    if not options.no_browser:
+        webbrowser.open(address)
+    with server:
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            print()
+    return 0

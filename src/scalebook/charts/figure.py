@@ -1,0 +1,85 @@
+"""A chart as a page shows it: the specification as data, drawn by the page's one script."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import altair as alt
+
+from scalebook.charts.theme import config
+from scalebook.markup import Markup, raw_block, script_json
+
+AnyChart = alt.Chart | alt.LayerChart | alt.FacetChart
+TEMPLATE = Markup(
+    '<div class="sb-chart" role="img" aria-label="{}"></div>\n'
+    '<script type="application/json" class="sb-spec">{}</script>'
+)
+HEADED = Markup('<p class="sb-chart-head">{}</p>\n{}')
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A chart and what it shows in words, for readers who can't see it.
+
+    The chart travels as JSON in a script element that no browser runs: no code is made from data.
+    """
+
+    chart: AnyChart
+    description: str
+
+    def spec(self) -> dict[str, Any]:
+        """Return the Vega-Lite specification, without theme and without any address."""
+        spec = self.chart.to_dict()
+        # Altair's own default theme would win over the page's, and "$schema" is an address.
+        return {key: spec[key] for key in spec if key not in ("$schema", "config")}
+
+    @property
+    def html(self) -> Markup:
+        """The chart's place in a page."""
+        return TEMPLATE.format(self.description, script_json(self.spec()))
+
+    def _repr_markdown_(self) -> str:
+        return raw_block(str(self.html))
+
+    def _repr_html_(self) -> str:
+        return self.picture()
+
+    def picture(self) -> str:
+        """Return a still picture (SVG): what JupyterLab shows, without a network."""
+        import vl_convert  # heavy, and the pages of the report never need it here
+
+        spec = self.spec() | {"config": config("light") | {"background": "white"}}
+        spec["width"] = 760
+        return vl_convert.vegalite_to_svg(spec)
+
+
+def entitled(chart: AnyChart, title: str | None) -> AnyChart:
+    """Return the chart with a title where there is one."""
+    return chart if title is None else chart.properties(title=title)
+
+
+def rows(data: Any) -> alt.Data:
+    """Return a polars data frame as inline values; null stays null."""
+    return alt.Data(values=data.to_dicts())
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Several charts of one kind under a heading each, such as one a group of runs."""
+
+    parts: tuple[tuple[str, Figure], ...]
+
+    @classmethod
+    def of(cls, parts: Iterable[tuple[str, Figure | None]]) -> Figures | None:
+        """Return the charts that there are; None where there is none."""
+        drawn = tuple((name, figure) for name, figure in parts if figure is not None)
+        return cls(drawn) if drawn else None
+
+    def _repr_markdown_(self) -> str:
+        headed = (HEADED.format(name, figure.html) for name, figure in self.parts)
+        return raw_block("\n".join(headed))
+
+    def _repr_html_(self) -> str:
+        return "".join(str(HEADED.format(n, Markup(f.picture()))) for n, f in self.parts)

@@ -1,0 +1,97 @@
+"""Escaped HTML for pages: whatever comes from a run file is text here, never markup."""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup, escape
+
+__all__ = ["Fragment", "Markup", "anchor", "bullets", "escape", "join", "paragraphs", "run_link"]
+
+RUNS_PAGE = "throughput.html"  # where the table of all runs is, and so every run's anchor
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """A piece of a page. Its Markdown form is one raw HTML block.
+
+    Markdown and not HTML is what pages are built from: Quarto adds scripts from a CDN to a page
+    as soon as one output of a notebook has the type text/html.
+    """
+
+    html: Markup
+
+    def _repr_html_(self) -> str:
+        return str(self.html)
+
+    def _repr_markdown_(self) -> str:
+        return raw_block(str(self.html))
+
+
+def raw_block(html: str) -> str:
+    """Return a fenced raw HTML block that no run of backticks in ``html`` can close."""
+    longest = max((len(run) for run in re.findall(r"`+", html)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}{{=html}}\n{html}\n{fence}\n"
+
+
+def raw_html(markdown: str) -> str | None:
+    """Return the HTML inside a block made by ``raw_block``; None for other Markdown."""
+    match = re.fullmatch(r"(`{3,})\{=html\}\n(.*)\n\1\n?", markdown, re.DOTALL)
+    return match[2] if match else None
+
+
+def join(parts: Iterable[Markup | str], separator: str = ", ") -> Markup:
+    """Return the parts, escaped where they are not markup yet, with a separator between them."""
+    return Markup(escape(separator)).join(parts)
+
+
+def bullets(sentences: Iterable[Markup | str], style: str = "findings") -> Fragment:
+    """Return a list of sentences."""
+    items = Markup("").join(Markup("<li>{}</li>").format(sentence) for sentence in sentences)
+    return Fragment(Markup('<ul class="{}">{}</ul>').format(style, items))
+
+
+def paragraphs(*sentences: Markup | str, style: str = "") -> Fragment:
+    """Return a paragraph a sentence."""
+    opening = Markup('<p class="{}">').format(style) if style else Markup("<p>")
+    parts = (opening + Markup("{}</p>").format(sentence) for sentence in sentences)
+    return Fragment(Markup("").join(parts))
+
+
+def callout(title: str, sentences: Iterable[Markup | str]) -> Fragment:
+    """Return a marked box with a title and a list; nothing where there is no sentence."""
+    sentences = list(sentences)
+    if not sentences:
+        return Fragment(Markup(""))
+    head = Markup('<p class="callout-head">{}</p>').format(title)
+    body = bullets(sentences, style="notes").html
+    return Fragment(Markup('<aside class="sb-callout">{}{}</aside>').format(head, body))
+
+
+def anchor(run_id: str) -> str:
+    """Return the element id of a run: letters, digits, dot, dash and underscore alone.
+
+    An id that had to be changed gets a checksum, so that two of them stay different.
+    """
+    plain = re.sub(r"[^A-Za-z0-9._-]", "-", run_id)
+    return f"run-{plain}" if plain == run_id else f"run-{plain}-{zlib.crc32(run_id.encode()):08x}"
+
+
+def run_link(run_id: str, text: str | None = None) -> Markup:
+    """Return a link from any page to the row of a run; the text is the run id by default."""
+    template = '<a class="run" data-run="{0}" title="{0}" href="{1}#{2}">{3}</a>'
+    return Markup(template).format(run_id, RUNS_PAGE, anchor(run_id), text or run_id)
+
+
+def script_json(value: Any) -> Markup:
+    """Return JSON that is safe inside a script element: no character of it can end the element."""
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    for character in "<>&`":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(text)

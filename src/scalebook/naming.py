@@ -1,0 +1,73 @@
+"""How a run is called in charts, tables and sentences: from its settings, never from its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+Row = Mapping[str, Any]
+
+_SPLIT = (
+    ("TP", "tensor_parallel_size"),
+    ("PP", "pipeline_parallel_size"),
+    ("VP", "virtual_pipeline_parallel_size"),
+    ("CP", "context_parallel_size"),
+    ("EP", "expert_parallel_size"),
+    ("DP", "data_parallel_size"),
+)
+
+
+def unit_name(platform: str | None) -> str:
+    """Return what a rank of a platform is: a process on ``cpu``, else a GPU."""
+    return "process" if platform == "cpu" else "GPU"
+
+
+def units(platform: str | None) -> tuple[str, str]:
+    """Return one and many of the unit."""
+    unit = unit_name(platform)
+    return unit, "processes" if unit == "process" else "GPUs"
+
+
+def split_name(row: Row) -> str:
+    """Return the parallelism in short, sizes of 1 left out: ``TP2 DP4 SP``, or ``1 GPU``."""
+    parts = [f"{short}{row[name]}" for short, name in _SPLIT if (row.get(name) or 1) > 1]
+    if row.get("sequence_parallel"):
+        parts.append("SP")
+    if row.get("data_parallel_sharding") == "full":
+        parts.append("FSDP")
+    if not parts and row.get("world_size") in (1, None):
+        parts.append(f"1 {unit_name(row.get('platform'))}")
+    return " ".join(parts) or f"{row['world_size']} {units(row.get('platform'))[1]}"
+
+
+def sized(row: Row) -> str:
+    """Return the split and how many ranks it has: ``TP2 DP4 on 8 GPUs``, ``1 process``."""
+    split, world_size = split_name(row), row.get("world_size")
+    if split[0].isdigit() or world_size is None:
+        return split
+    return f"{split} on {world_size} {units(row.get('platform'))[world_size != 1]}"
+
+
+def group_name(row: Row) -> str:
+    """Return what must agree before two runs are ranked: the work, the device and the engine."""
+    engine, source = row.get("engine"), row.get("source")
+    details = [row.get("precision"), _sequence(row.get("sequence_length"))]
+    details += [engine] if engine not in (None, "megatron") else []
+    details += [source] if source not in (None, "measured") else []
+    what = f"{row.get('model') or 'unknown model'} on {row.get('platform') or 'unknown platform'}"
+    inside = ", ".join(str(detail) for detail in details if detail)
+    return f"{what} ({inside})" if inside else what
+
+
+def _sequence(length: int | None) -> str | None:
+    return None if length is None else f"sequence {length:,}"
+
+
+def run_label(row: Row) -> str:
+    """Return the name of a run in charts; a run that was not measured here says so."""
+    parts = [str(row.get("model") or "unknown model"), split_name(row)]
+    if row.get("strategy") not in (None, "custom", ""):
+        parts.append(str(row["strategy"]))
+    if row.get("source") not in (None, "measured"):
+        parts.append(f"[{row['source']}]")
+    return " · ".join(parts)

@@ -1,0 +1,69 @@
+"""Numbers as people read them: sensible digits, a thousands separator, always a unit."""
+
+from __future__ import annotations
+
+import math
+
+NONE = "–"  # what a missing number looks like; its reason stands beside it
+
+# A no-break space: a number and its unit stay on one line.
+GLUE = "\N{NO-BREAK SPACE}"
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """Return a number with about ``digits`` significant digits: 12,346 or 0.0123; all of an int."""
+    if value is None:
+        return NONE
+    if value == 0 or isinstance(value, int):
+        return f"{value:,}"
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    return f"{round(value, decimals):,.{decimals}f}"
+
+
+def quantity(value: float | None, unit: str, digits: int = 3) -> str:
+    """Return a number and its unit."""
+    return NONE if value is None else f"{number(value, digits)}{GLUE}{unit}"
+
+
+def duration(seconds: float | None) -> str:
+    """Return seconds as ms, s, min or h, whichever reads best."""
+    if seconds is None:
+        return NONE
+    for limit, size, unit in ((1, 1e-3, "ms"), (120, 1, "s"), (7200, 60, "min")):
+        if seconds < limit:
+            return quantity(seconds / size, unit)
+    return quantity(seconds / 3600, "h")
+
+
+def percent(fraction: float | None, digits: int = 3) -> str:
+    """Return a fraction as a percentage."""
+    return NONE if fraction is None else quantity(100 * fraction, "%", digits)
+
+
+def interval(
+    value: float | None, low: float | None, high: float | None, unit: str, digits: int = 3
+) -> str:
+    """Return a number with its interval, rounded alike: ``12,300 ± 120 tokens/s``.
+
+    An interval that is lopsided by more than a fifth is written as its two ends.
+    """
+    if value is None or low is None or high is None:
+        return quantity(value, unit, digits)
+    below, above = value - low, high - value
+    half = max(below, above)
+    if half <= 0:
+        return quantity(value, unit, digits)
+    decimals = max(0, 1 - math.floor(math.log10(half)))
+    if min(below, above) < 0.8 * half:
+        return f"{value:,.{decimals}f}{GLUE}{unit} ({low:,.{decimals}f} to {high:,.{decimals}f})"
+    return f"{value:,.{decimals}f}{GLUE}±{GLUE}{half:,.{decimals}f}{GLUE}{unit}"
+
+
+def count(amount: int, singular: str, plural: str | None = None) -> str:
+    """Return an amount and its noun: ``1 run``, ``2 runs``."""
+    return f"{amount:,}{GLUE}{singular if amount == 1 else plural or singular + 's'}"
+
+
+def times(ratio: float) -> str:
+    """Return a ratio: ``1.34x``."""
+    return f"{number(ratio)}×"

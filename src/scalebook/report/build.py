@@ -1,0 +1,152 @@
+"""Build the report: execute the pages, render them, check the site, put it in its place."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+from scalebook import __version__, frames
+from scalebook.charts import configs
+from scalebook.errors import ReportError
+from scalebook.quantities import count
+from scalebook.report import notebook, preview, quarto, vega
+from scalebook.report.check import check
+from scalebook.report.data_files import write_data
+from scalebook.report.execute import execute
+from scalebook.report.pages import PAGES
+from scalebook.report.prepare import prepare
+
+Renderer = Literal["auto", "quarto", "preview"]
+MARKER = "scalebook-report.json"  # tells a site of ours from a folder that must not be replaced
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where a build reads and writes."""
+
+    runs: Path
+    output: Path
+    project: Path  # the checkout: notebooks/ and reports/
+
+    @property
+    def pages(self) -> Path:
+        """The folder of the executed notebooks, beside the site."""
+        return self.output.parent / "_pages"
+
+    @property
+    def cache(self) -> Path:
+        """The folder of what outlives a build."""
+        return self.project / "reports" / ".cache"
+
+
+def build(places: Places, renderer: Renderer = "auto", say: Callable[[str], None] = print) -> Path:
+    """Build the site and return the path of its first page.
+
+    Raises:
+        ReportError: there is nothing to report, a page failed, or the finished site is not as it
+            must be. The site of an earlier build stays in place.
+    """
+    data = frames.load(places.runs)
+    _refuse_foreign(places.output)
+    chosen = _choose(renderer, say)
+    stage = places.pages
+    shutil.rmtree(stage, ignore_errors=True)
+    with ThreadPoolExecutor(1) as pool:
+        library = pool.submit(vega.bundle, places.cache)
+        execute(PAGES, places.project / "notebooks", places.runs, stage)
+    write_assets(stage, library.result())
+    for page in PAGES:
+        _prepare_page(stage / f"{page.slug}.ipynb", say)
+    built = _build_facts(data)
+    write_data(data, stage / "data")
+    site = _with_quarto(places, built) if chosen == "quarto" else _with_preview(stage, built)
+    _finish(site, places.output, chosen)
+    return places.output / "index.html"
+
+
+def _choose(renderer: Renderer, say: Callable[[str], None]) -> Renderer:
+    if renderer == "auto":
+        if quarto.find():
+            return "quarto"
+        say("quarto was not found: the pages are rendered by the built-in preview renderer.")
+        return "preview"
+    if renderer == "quarto" and not quarto.find():
+        raise ReportError(f"quarto was not found. {quarto.INSTALL}")
+    return renderer
+
+
+def _prepare_page(path: Path, say: Callable[[str], None]) -> None:
+    """Rewrite an executed notebook as the renderers want it; say what its code warned of."""
+    cells = notebook.read(path)
+    for cell in cells:
+        for text in cell.warned:
+            say(f"{path.stem}: {text.strip()}")
+    notebook.write(path, prepare(cells))
+
+
+def _build_facts(data: frames.ReportData) -> str:
+    """Return one line about this build, for the footer."""
+    now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    runs = count(data.runs.height, "run")
+    return f"Built {now} by Scalebook {__version__} from {runs} in {data.folder.name}."
+
+
+def write_assets(folder: Path, library: Path) -> None:
+    """Write the files that all pages share: styles, script, chart themes, Vega."""
+    for name in ("scalebook.css", "preview.css", "scalebook.js"):
+        shutil.copyfile(preview.ASSETS / name, folder / name)
+    themes = json.dumps(configs(), separators=(",", ":"))
+    (folder / "scalebook-charts.js").write_text(f"window.SCALEBOOK_CHARTS={themes};\n")
+    shutil.copyfile(library, folder / "vega-bundle.js")
+
+
+def _with_preview(stage: Path, built: str) -> Path:
+    """Render by the built-in renderer and return the folder of the site."""
+    site = stage / "_site"
+    site.mkdir()
+    for page in PAGES:
+        cells = notebook.read(stage / f"{page.slug}.ipynb")
+        html = preview.render(cells, page, PAGES, built)
+        (site / page.html).write_text(html, encoding="utf-8")
+    for path in stage.iterdir():
+        if path.suffix in (".css", ".js"):
+            shutil.copyfile(path, site / path.name)
+    shutil.copytree(stage / "data", site / "data")
+    return site
+
+
+def _with_quarto(places: Places, built: str) -> Path:
+    """Render by Quarto and return the folder of the site."""
+    reports = places.project / "reports"
+    quarto.write_project(reports / "_quarto.yml", reports / "theme", places.pages, built)
+    return quarto.render(places.pages)
+
+
+def _finish(site: Path, output: Path, renderer: str) -> None:
+    """Check the site, then put it in the place of the one before."""
+    problems = check(site)
+    if problems:
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        first = next(iter(problems))
+        raise ReportError(f"The report is not fit to publish: {first}{more}. See {site}.")
+    (site / MARKER).write_text(json.dumps({"scalebook": __version__, "renderer": renderer}) + "\n")
+    if output.exists():
+        shutil.rmtree(output)
+    site.rename(output)
+
+
+def _refuse_foreign(output: Path) -> None:
+    """Refuse to replace a folder that holds something else than a report."""
+    if output.is_file() or (
+        output.is_dir() and any(output.iterdir()) and not (output / MARKER).exists()
+    ):
+        raise ReportError(
+            f"{output} is not a report of Scalebook and would be replaced. "
+            "Choose another folder with --output."
+        )

@@ -1,0 +1,193 @@
+"""What the runs show, in sentences made from the same frame as the tables beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import polars as pl
+
+from scalebook import tables
+from scalebook.frames import ReportData
+from scalebook.markup import Fragment, Markup, bullets, callout, join, paragraphs, run_link
+from scalebook.naming import sized, unit_name
+from scalebook.quantities import count, interval, number, percent, quantity, times
+from scalebook.report.sections import loss_findings, missing_mfu
+
+Row = Mapping[str, Any]
+
+FEW_STEPS = 10  # below this a median and its interval say little
+
+
+def overview(data: ReportData) -> Fragment:
+    """Return one sentence: how many runs there are and how they ended."""
+    if data.runs.is_empty():
+        return paragraphs("No run could be read.", style="lead")
+    by_status = data.runs.group_by("status", maintain_order=True).len().sort("len", descending=True)
+    ends = join(f"{number(n)} {tables.status_words(s)}" for s, n in by_status.iter_rows())
+    models = join(sorted(data.runs["model"].drop_nulls().unique()))
+    platforms = join(sorted(data.runs["platform"].drop_nulls().unique()))
+    sentence = Markup("{}: {}. Models: {}. Platforms: {}.")
+    runs = count(data.runs.height, "run")
+    return paragraphs(sentence.format(runs, ends, models, platforms), style="lead")
+
+
+def findings(data: ReportData) -> Fragment:
+    """Return the findings as a list: an item a group of comparable runs, then losses, failures."""
+    groups = data.completed.group_by("group", maintain_order=True)
+    items = [join(group_findings(runs), " ") for _, runs in groups]
+    if not items:
+        items = [Markup("No run completed with a throughput, so there is no winner to name.")]
+    else:
+        items += loss_findings(data.completed)
+    return bullets([*items, *failure_findings(data)])
+
+
+def group_findings(runs: pl.DataFrame) -> Iterator[Markup]:
+    """Yield the winner of one group of comparable runs, and how far the others are behind."""
+    ranked = runs.drop_nulls("tokens_per_second_per_gpu")
+    ranked = ranked.sort("tokens_per_second_per_gpu", descending=True)
+    group = Markup("<strong>{}</strong>").format(runs["group"][0])
+    if ranked.is_empty():
+        words = "{}: {} with a throughput in total, but of how many ranks is not recorded."
+        yield Markup(words).format(group, count(runs.height, "run"))
+        return
+    best = ranked.row(0, named=True)
+    if ranked.height == 1:
+        yield Markup("{}: one run, {}, reached {}{}.").format(
+            group, _named(best), _rate(best), _mfu(best)
+        )
+        return
+    yield Markup("{}: {} reached the most per {} of {}, {}{}.").format(
+        group,
+        _named(best),
+        unit_name(best["platform"]),
+        count(ranked.height, "run"),
+        _rate(best),
+        _mfu(best),
+    )
+    yield from _contested(best, ranked.row(1, named=True))
+    yield from _spread(best, ranked.row(-1, named=True))
+    yield from _largest_total(ranked, best)
+
+
+def _spread(best: Row, worst: Row) -> Iterator[Markup]:
+    """Yield how far the last is behind the first."""
+    ratio = best["tokens_per_second_per_gpu"] / worst["tokens_per_second_per_gpu"]
+    yield Markup("The slowest per {}, {}, reached {}: a spread of {}.").format(
+        unit_name(best["platform"]), _named(worst), _rate(worst), times(ratio)
+    )
+
+
+def _largest_total(runs: pl.DataFrame, best: Row) -> Iterator[Markup]:
+    """Yield the run with the highest total throughput where that is another one."""
+    top = runs.sort("tokens_per_second", descending=True).row(0, named=True)
+    if top["run_id"] != best["run_id"]:
+        ends = (top["tokens_per_second_low"], top["tokens_per_second_high"])
+        total = interval(top["tokens_per_second"], *ends, "tokens/s")
+        yield Markup("The most in total is {}, with {}.").format(total, _named(top))
+
+
+def _contested(best: Row, second: Row) -> Iterator[Markup]:
+    """Yield a sentence where the intervals of the first two overlap."""
+    low = _per_rank(best, "tokens_per_second_low")
+    high = _per_rank(second, "tokens_per_second_high")
+    if low is not None and high is not None and high >= low:
+        yield Markup(
+            "Its 95 % interval overlaps that of the second, {}: "
+            "these runs do not settle which of the two is faster."
+        ).format(_named(second))
+
+
+def failure_findings(data: ReportData) -> Iterator[Markup]:
+    """Yield one sentence a kind of failure, with its runs and their reasons."""
+    for (status,), runs in data.unfinished.group_by("status", maintain_order=True):
+        reasons = join(map(_ending, runs.iter_rows(named=True)), "; ")
+        yield Markup("<strong>{} ended as {}</strong>: {}.").format(
+            count(runs.height, "run"), tables.status_words(str(status)), reasons
+        )
+
+
+def _ending(row: Row) -> Markup:
+    reason = (row["reason"] or "no reason given").rstrip(".")
+    return Markup("{} ({})").format(run_link(row["run_id"]), reason)
+
+
+def warnings(data: ReportData) -> Fragment:
+    """Return what a reader must know before using a number; nothing where all is well."""
+    return callout("Before you use these numbers", _warnings(data))
+
+
+def _warnings(data: ReportData) -> Iterator[Markup]:
+    runs = data.completed
+    if "cpu" in set(runs["platform"]):
+        yield Markup(
+            "Runs on <code>cpu</code> show that training works and how layouts compare inside one "
+            "machine. Their throughput is no result about any accelerator."
+        )
+    foreign = data.runs.filter(pl.col("source") != "measured")
+    for (source,), rows in foreign.group_by("source", maintain_order=True):
+        words = "{} <strong>{}</strong>, not measured here: marked in every table and chart."
+        yield Markup(words).format(count(rows.height, "run is", "runs are"), source)
+    yield from missing_mfu(runs)
+    yield from _thin_windows(data)
+    if data.problems:
+        yield Markup("{} could not be read: see the end of this page.").format(
+            count(len(data.problems), "part of the run files", "parts of the run files")
+        )
+
+
+def _thin_windows(data: ReportData) -> Iterator[Markup]:
+    """Yield the completed runs that measured nothing, or too little to rely on."""
+    nothing = data.runs.filter(
+        pl.col("status") == "completed", pl.col("tokens_per_second").is_null()
+    )
+    for row in nothing.iter_rows(named=True):
+        yield Markup("{} completed without a throughput: {}").format(
+            run_link(row["run_id"]), row["throughput_reason"] or "no reason recorded."
+        )
+    few = data.completed.filter(pl.col("measured_steps") < FEW_STEPS)
+    if few.height:
+        ids = join(map(run_link, few["run_id"]))
+        words = "{} measured fewer than {} steps, which gives no interval: {}."
+        yield Markup(words).format(count(few.height, "run"), FEW_STEPS, ids)
+
+
+def failed(data: ReportData) -> Fragment:
+    """Return the table of runs that gave no result, or a sentence that there is none."""
+    runs = data.runs.filter(pl.col("tokens_per_second").is_null())
+    if runs.is_empty():
+        return paragraphs("Every run completed and has a throughput.")
+    return tables.failures(runs, data.log_tails)
+
+
+def unreadable(data: ReportData) -> Fragment:
+    """Return the directories and lines that could not be read; nothing where there are none."""
+    return callout("Not readable", data.problems)
+
+
+def _named(row: Row) -> Markup:
+    """Return a run in a sentence: its split, strategy and a link to its row."""
+    strategy = row["strategy"] if row["strategy"] not in (None, "", "custom") else ""
+    name = f"{sized(row)}, {strategy}" if strategy else sized(row)
+    return Markup("{} ({})").format(name, run_link(row["run_id"]))
+
+
+def _rate(row: Row) -> str:
+    low, high = _per_rank(row, "tokens_per_second_low"), _per_rank(row, "tokens_per_second_high")
+    unit = f"tokens/s per {unit_name(row['platform'])}"
+    return interval(row["tokens_per_second_per_gpu"], low, high, unit)
+
+
+def _per_rank(row: Row, key: str) -> float | None:
+    return None if row[key] is None or not row["world_size"] else row[key] / row["world_size"]
+
+
+def _mfu(row: Row) -> Markup:
+    if row["mfu"] is None:
+        return Markup("")
+    peak = quantity(row["peak_tflops_per_second"], "TFLOP/s", 4)
+    words = ", an MFU of {} by {} over the dense {} peak of {}"
+    return Markup(words).format(
+        percent(row["mfu"]), row["flops_convention"], row["peak_precision"], peak
+    )

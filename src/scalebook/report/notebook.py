@@ -1,0 +1,123 @@
+"""A notebook file as the renderers see it: plain JSON, cells with options and outputs."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+
+from scalebook.errors import ReportError
+
+OPTION = re.compile(r"^#\|\s?(.*)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One cell. ``texts`` are its outputs as Markdown or plain text, ``warned`` its stderr."""
+
+    kind: str  # "code", "markdown" or "raw"
+    source: str  # without the options
+    tags: frozenset[str] = frozenset()
+    options: tuple[tuple[str, Any], ...] = ()  # the ``#|`` lines at its top, in order
+    texts: tuple[str, ...] = ()
+    warned: tuple[str, ...] = ()
+
+    def option(self, name: str, default: Any = None) -> Any:
+        """Return an option's value."""
+        return dict(self.options).get(name, default)
+
+    def only(self, *names: str) -> Cell:
+        """Return the cell with no other options than these."""
+        return replace(self, options=tuple(item for item in self.options if item[0] in names))
+
+
+def read(path: Path) -> tuple[Cell, ...]:
+    """Return the cells of a notebook file."""
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return tuple(_cell(cell) for cell in content["cells"])
+
+
+def _cell(cell: dict[str, Any]) -> Cell:
+    outputs: list[dict[str, Any]] = cell.get("outputs", [])
+    settings, source = split_options(_text(cell["source"]))
+    shown = [_output(output) for output in outputs if output.get("name") != "stderr"]
+    return Cell(
+        kind=cell["cell_type"],
+        source=source,
+        tags=frozenset(cell["metadata"].get("tags", ())),
+        options=settings,
+        texts=tuple(text for text in shown if text),
+        warned=tuple(_text(out["text"]) for out in outputs if out.get("name") == "stderr"),
+    )
+
+
+def _output(output: dict[str, Any]) -> str:
+    """Return an output's text: Markdown where there is some, never the HTML."""
+    if output["output_type"] == "stream":
+        return _text(output["text"])
+    data: dict[str, Any] = output.get("data", {})
+    return _text(data.get("text/markdown") or data.get("text/plain", ""))
+
+
+def _text(value: str | list[str]) -> str:
+    return value if isinstance(value, str) else "".join(value)
+
+
+def split_options(source: str) -> tuple[tuple[tuple[str, Any], ...], str]:
+    """Return the ``#|`` options at the top of a cell and the code below them."""
+    lines = source.splitlines()
+    end = next((i for i, line in enumerate(lines) if not OPTION.match(line)), len(lines))
+    text = "\n".join(OPTION.sub(r"\1", line) for line in lines[:end])
+    return tuple(yaml_mapping(text).items()), "\n".join(lines[end:]).strip()
+
+
+def yaml_mapping(text: str) -> dict[str, Any]:
+    """Return a YAML mapping; an empty one for anything else."""
+    try:
+        parsed: object = yaml.safe_load(text) if text else {}
+    except yaml.YAMLError as error:
+        raise ReportError(f"The options of a cell are no YAML: {text!r}") from error
+    return cast("dict[str, Any]", parsed) if isinstance(parsed, dict) else {}
+
+
+def front_matter(cells: tuple[Cell, ...]) -> dict[str, Any]:
+    """Return the YAML of the first raw cell: title and subtitle."""
+    raw = next((cell.source for cell in cells if cell.kind == "raw"), "")
+    return yaml_mapping(raw.strip().strip("-"))
+
+
+def write(path: Path, cells: tuple[Cell, ...]) -> None:
+    """Write cells as a notebook file whose outputs are printed text.
+
+    Printed text of a cell with the option ``output: asis`` is the one form of output that Quarto
+    puts into a page as it is, without adding a script of its own.
+    """
+    written = [_written(index, cell) for index, cell in enumerate(cells)]
+    python = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    content = {
+        "cells": written,
+        "metadata": {"kernelspec": python},
+        "nbformat": 4,
+        "nbformat_minor": 5,
+    }
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def _written(index: int, cell: Cell) -> dict[str, Any]:
+    basic: dict[str, Any] = {"cell_type": cell.kind, "id": f"cell-{index}", "metadata": {}}
+    if cell.kind != "code":
+        return basic | {"source": cell.source}
+    options = dict(cell.options) | {"output": "asis"}
+    lines = [f"#| {name}: {_yaml_value(value)}" for name, value in options.items()]
+    streams = [{"output_type": "stream", "name": "stdout", "text": text} for text in cell.texts]
+    source = "\n".join([*lines, cell.source])
+    return basic | {"source": source, "outputs": streams, "execution_count": index + 1}
+
+
+def _yaml_value(value: Any) -> str:
+    # a JSON text is YAML, on one line whatever is in it
+    return json.dumps(value, ensure_ascii=False)

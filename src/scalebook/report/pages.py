@@ -1,0 +1,27 @@
+"""The pages of the report: which notebook makes which file, in the order of the navigation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One page: its notebook, the name of its HTML file without suffix, its navigation title."""
+
+    notebook: str
+    slug: str
+    title: str
+
+    @property
+    def html(self) -> str:
+        """The page's file name."""
+        return f"{self.slug}.html"
+
+
+PAGES = (
+    Page("20_summary.ipynb", "index", "Summary"),
+    Page("21_throughput.ipynb", "throughput", "Throughput"),
+    Page("22_scaling.ipynb", "scaling", "Scaling"),
+    Page("23_method.ipynb", "method", "Method"),
+)

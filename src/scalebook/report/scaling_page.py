@@ -1,0 +1,35 @@
+"""Charts and table of the scaling page, over all series of the report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import polars as pl
+
+from scalebook import tables
+from scalebook.charts import Figures, against_ideal
+from scalebook.charts import efficiency as efficiency_chart
+from scalebook.markup import Fragment, Markup
+from scalebook.naming import units
+from scalebook.report.series import Series
+
+
+def throughput(found: Sequence[Series]) -> Figures | None:
+    """Return a chart of throughput against the ideal for each series; None where there is none."""
+    return Figures.of((item.group, against_ideal(item.points, _many(item))) for item in found)
+
+
+def efficiency(found: Sequence[Series]) -> Figures | None:
+    """Return a chart of efficiency for each series; None where there is none."""
+    return Figures.of((item.group, efficiency_chart(item.points, _many(item))) for item in found)
+
+
+def table(found: Sequence[Series]) -> Fragment:
+    """Return speed-up and efficiency of every run of every series."""
+    if not found:
+        return Fragment(Markup(""))
+    return tables.scaling(pl.concat([item.points for item in found], how="vertical_relaxed"))
+
+
+def _many(item: Series) -> str:
+    return units(item.base["platform"])[1]

@@ -1,0 +1,144 @@
+"""Runs that differ in size: each against the smallest of its group, and what that says in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from scalebook.frames import SCHEMA
+from scalebook.markup import Fragment, Markup, bullets, join, paragraphs, run_link
+from scalebook.naming import sized, split_name, units
+from scalebook.quantities import count, percent, quantity
+from scalebook.scaling import ScalingPoint, table
+
+Row = Mapping[str, Any]
+COMPARISON: dict[str, type[pl.DataType]] = {
+    "speedup": pl.Float64,
+    "ideal_speedup": pl.Float64,
+    "scaling_efficiency": pl.Float64,
+    "ideal_tokens_per_second": pl.Float64,
+    "kind": pl.String,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """The runs of one group at two world sizes or more, a row each, the base first.
+
+    The base is the fastest run at the smallest world size. Columns beside those of the run:
+    split, speedup, ideal_speedup, scaling_efficiency, ideal_tokens_per_second, kind.
+    """
+
+    group: str
+    base: Row
+    points: pl.DataFrame
+
+
+def series(runs: pl.DataFrame) -> tuple[Series, ...]:
+    """Return a series for each group of measured runs that has two world sizes or more."""
+    usable = runs.filter(pl.col("world_size") > 0, pl.col("tokens_per_second") > 0)
+    found: list[Series] = []
+    for (group,), members in usable.group_by("group", maintain_order=True):
+        if members["world_size"].n_unique() > 1:
+            found.append(_series(str(group), members))
+    return tuple(found)
+
+
+def _series(group: str, runs: pl.DataFrame) -> Series:
+    down = [False, True]
+    ordered = runs.sort("world_size", "tokens_per_second", descending=down, nulls_last=True)
+    base = ordered.row(0, named=True)
+    rows = [_against(base, row) for row in ordered.iter_rows(named=True)]
+    return Series(group, base, pl.DataFrame(rows, schema=SCHEMA | COMPARISON))
+
+
+def _against(base: Row, row: Row) -> dict[str, Any]:
+    """Return a run's row with its comparison to the base."""
+    pair = [_point(base)] if row["run_id"] == base["run_id"] else [_point(base), _point(row)]
+    compared = table(pair)
+    # at the base's own size the two would be pooled, so such a run is compared by hand
+    same_size = row["world_size"] == base["world_size"]
+    ideal = row["world_size"] / base["world_size"]
+    speedup = row["tokens_per_second"] / base["tokens_per_second"]
+    return {
+        **row,
+        "split": split_name(row),
+        "speedup": speedup if same_size else compared.rows[-1].speedup,
+        "ideal_speedup": ideal,
+        "scaling_efficiency": speedup / ideal,
+        "ideal_tokens_per_second": base["tokens_per_second"] * ideal,
+        "kind": "base" if row["run_id"] == base["run_id"] else compared.kind,
+    }
+
+
+def _point(row: Row) -> ScalingPoint:
+    nodes, world_size = row["nodes"] or 1, row["world_size"]
+    batch = row["global_batch_size"]
+    return ScalingPoint(
+        world_size,
+        row["tokens_per_second"],
+        nodes=min(max(nodes, 1), world_size),
+        global_batch_size=batch if batch is not None and batch >= 1 else None,
+        label=row["run_id"],
+    )
+
+
+def scaling_findings(found: Sequence[Series]) -> Fragment:
+    """Return what the sizes show, an item a group."""
+    if not found:
+        return paragraphs("No group of comparable runs has more than one size.")
+    return bullets(join(_sentences(item), " ") for item in found)
+
+
+def _sentences(item: Series) -> Iterator[Markup]:
+    base = item.base
+    yield Markup("<strong>{}</strong>: the base is {}, at {} ({}).").format(
+        item.group,
+        sized(base),
+        quantity(base["tokens_per_second"], "tokens/s"),
+        run_link(base["run_id"]),
+    )
+    larger = item.points.filter(pl.col("world_size") > base["world_size"])
+    for (size,), runs in larger.group_by("world_size", maintain_order=True):
+        best = runs.sort("tokens_per_second", descending=True).row(0, named=True)
+        words = (
+            "On {} the fastest is {} ({}): {:.2f} times the base where {:g} would be ideal, "
+            "an efficiency of {}."
+        )
+        yield Markup(words).format(
+            count(int(str(size)), *units(base["platform"])),
+            best["split"],
+            run_link(best["run_id"]),
+            best["speedup"],
+            best["ideal_speedup"],
+            percent(best["scaling_efficiency"]),
+        )
+
+
+def not_enough(runs: pl.DataFrame, found: Sequence[Series]) -> Fragment:
+    """Return, in words, which groups have one size only and so say nothing about scaling."""
+    shown = {item.group for item in found}
+    lonely = [group for group in runs["group"].unique(maintain_order=True) if group not in shown]
+    if not lonely:
+        return Fragment(Markup(""))
+    words = (
+        "Not enough sizes: {} {} runs at one world size only. Scaling needs the same model, "
+        "platform, precision and sequence length at two sizes or more."
+    )
+    verb = "has" if len(lonely) == 1 else "have"
+    return paragraphs(Markup(words).format(join(lonely), verb), style="note")
+
+
+def law_note(found: Sequence[Series]) -> Fragment:
+    """Return why no law is fitted where a group has fewer than three sizes."""
+    short = [item.group for item in found if item.points["world_size"].n_unique() < 3]
+    if not short:
+        return Fragment(Markup(""))
+    words = (
+        "Two sizes give a ratio and no trend: a law needs three sizes or more, so nothing is "
+        "projected for {}."
+    )
+    return paragraphs(Markup(words).format(join(short)), style="note")

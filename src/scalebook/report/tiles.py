@@ -1,0 +1,57 @@
+"""The few numbers that a reader looks for first, each with its unit and its run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import polars as pl
+
+from scalebook.frames import ReportData
+from scalebook.markup import Fragment, Markup, run_link
+from scalebook.naming import split_name, unit_name
+from scalebook.quantities import NONE, number
+
+
+def tiles(data: ReportData) -> Fragment:
+    """Return a row of tiles: runs, highest throughput, highest per GPU, highest MFU."""
+    parts = Markup("").join(
+        Markup(
+            '<div class="sb-tile"><dt>{}</dt><dd class="value">{} <span class="unit">{}</span></dd>'
+            '<dd class="about">{}</dd></div>'
+        ).format(*tile)
+        for tile in _tiles(data)
+    )
+    return Fragment(Markup('<dl class="sb-tiles">{}</dl>').format(parts))
+
+
+Tile = tuple[str, str, str, Markup]  # what, number, unit, about
+
+
+def _tiles(data: ReportData) -> Iterator[Tile]:
+    completed = data.runs.filter(pl.col("status") == "completed").height
+    failed = data.runs.height - completed
+    about = f"{failed} without a result" if failed else "none failed"
+    yield "Runs completed", str(completed), f"of {data.runs.height}", Markup("{}").format(about)
+    # A number that was not measured here wins no tile from one that was.
+    own = data.completed.filter(pl.col("source") == "measured")
+    runs = data.completed if own.is_empty() else own
+    yield _best(runs, "tokens_per_second", "Highest throughput", "tokens/s")
+    each = unit_name(runs["platform"][0]) if runs["platform"].n_unique() == 1 else "rank"
+    per_rank = ("tokens_per_second_per_gpu", f"Highest per {each}", f"tokens/s per {each}")
+    yield _best(runs, *per_rank)
+    yield _best(runs, "mfu", "Highest MFU", "% of dense peak", scale=100)
+
+
+def _best(runs: pl.DataFrame, key: str, title: str, unit: str, scale: float = 1) -> Tile:
+    """Return the tile of the highest value; a dash and a reason where there is none."""
+    known = runs.filter(pl.col(key).is_not_null()).sort(key, descending=True)
+    if known.is_empty():
+        reasons = runs["mfu_reason"].drop_nulls().unique() if key == "mfu" else pl.Series([])
+        text = reasons[0] if len(reasons) == 1 else "no measured run has one"
+        return title, NONE, "", Markup("{}").format(text)
+    best = known.row(0, named=True)
+    source = "" if best["source"] == "measured" else f" [{best['source']}]"
+    about = Markup("{} {}{}, {}").format(
+        best["model"], split_name(best), source, run_link(best["run_id"])
+    )
+    return title, number(scale * best[key]), unit, about
