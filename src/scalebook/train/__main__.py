@@ -16,6 +16,10 @@ from scalebook.config import RunConfig
 from scalebook.errors import ConfigError, ScalebookError
 
 
+def _note(number: int, frame: object) -> None:
+    """Do nothing: Python must have a handler for the C handler to write to the pipe."""
+
+
 def exit_on_signals() -> None:
     """Leave at once with 128 + n on SIGTERM and SIGINT, even while waiting for other ranks.
 
@@ -32,7 +36,7 @@ def exit_on_signals() -> None:
         os._exit(128 + number)
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)
+        signal.signal(number, _note)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     threading.Thread(target=leave, daemon=True).start()
 

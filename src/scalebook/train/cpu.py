@@ -1,6 +1,6 @@
 """Stand-ins for the CUDA that Megatron-Core takes for granted, so that it trains on a CPU.
 
-Never imported by a run on a GPU. Each piece says what it replaces and why; a test takes each away
+Never imported by a run on a GPU. Each piece says what it answers and why; a test takes each away
 and expects training to break, so that a piece leaves when Megatron-Core no longer needs it.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -19,35 +19,65 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 CPU = torch.device("cpu")
+Call = tuple[Any, tuple[Any, ...], dict[str, Any]]  # a function of torch and its arguments
 
 
-class _DeviceMode(TorchFunctionMode):
-    """Read device 'cuda' as the CPU, and let a tensor's type name be the one of CUDA."""
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """Names that a module gets in place of its own."""
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        """Return what ``func`` answers with its device replaced."""
-        kwargs = kwargs or {}
-        if func is torch.Tensor.type and len(args) == 1 and not kwargs:
-            return func(*args).replace("torch.", "torch.cuda.", 1)
-        if func is torch.Tensor.cuda:
-            return args[0]
-        if kwargs and _is_cuda(kwargs.get("device")):
-            kwargs = {**kwargs, "device": CPU}
-        if "pin_memory" in kwargs:
-            kwargs = {**kwargs, "pin_memory": False}
-        return func(*args, **kwargs)
+    name: str
+    reason: str
+    module: str
+    values: dict[str, Any]
+
+    def install(self) -> None:
+        """Put the names in place."""
+        module = import_module(self.module)
+        for name, value in self.values.items():
+            setattr(module, name, value)
 
 
-def _is_cuda(device: Any) -> bool:
-    return device is not None and str(device).startswith("cuda")
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How a call of a torch function is rewritten."""
+
+    name: str
+    reason: str
+    rewrite: Callable[[Any, tuple[Any, ...], dict[str, Any]], Call]
+
+
+def _device(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    if str(kwargs.get("device")).startswith("cuda"):
+        kwargs = {**kwargs, "device": CPU}
+    return func, args, kwargs
+
+
+def _pinned(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    if kwargs.get("pin_memory"):
+        kwargs = {**kwargs, "pin_memory": False}
+    return func, args, kwargs
+
+
+def _same(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    return tensor
+
+
+def _to_cuda(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    return (_same if func is torch.Tensor.cuda else func), args, kwargs
+
+
+def _cuda_type(tensor: torch.Tensor) -> str:
+    return str(tensor.type()).replace("torch.", "torch.cuda.", 1)
+
+
+def _type(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    asks = func is torch.Tensor.type and len(args) == 1 and not kwargs
+    return (_cuda_type if asks else func), args, kwargs
 
 
 class _Stream:
-    """A stream of a device that does one thing after the other anyway."""
-
-    def __init__(self, *_: Any, **__: Any) -> None: ...
+    """A stream of a device that does one thing after the other anyway, and its events."""
 
     def wait_stream(self, stream: Any) -> None:
         """Do nothing: there is nothing to wait for."""
@@ -61,34 +91,86 @@ class _Stream:
 
 
 @contextlib.contextmanager
-def _stream_context(_: Any) -> Iterator[None]:
+def _on_stream(_: Any) -> Generator[None]:
     yield
 
 
-_STREAM = _Stream()
+def _host_counts(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+    return tensor.numpy() if as_numpy and isinstance(tensor, torch.Tensor) else tensor
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """One stand-in: ``install`` puts it in place."""
-
-    name: str
-    reason: str
-    install: Callable[[], None]
+def _random_state(*_: Any, **__: Any) -> torch.Tensor:
+    return torch.get_rng_state()
 
 
-def _patch(owner: Any, **values: Any) -> Callable[[], None]:
-    def install() -> None:
-        for name, value in values.items():
-            setattr(owner, name, value)
+def _set_random_state(state: torch.Tensor, *_: Any, **__: Any) -> None:
+    torch.set_rng_state(state)
 
-    return install
+
+STREAM = _Stream()
+
+RULES = (
+    Rule("device", "buffers are made with device='cuda'", _device),
+    Rule("pinned memory", "indices of context parallelism are made in pinned memory", _pinned),
+    Rule("Tensor.cuda", "the same indices are moved with .cuda()", _to_cuda),
+    Rule("Tensor.type", "the optimizers know parameters by the name torch.cuda.FloatTensor", _type),
+)
+
+PATCHES = (
+    Patch(
+        "current_device",
+        "weights and buffers are made on torch.cuda.current_device()",
+        "torch.cuda",
+        {"current_device": lambda: CPU},
+    ),
+    Patch(
+        "get_rng_state",
+        "the tracker of random states reads the GPU's generator before it seeds it",
+        "torch.cuda",
+        {"get_rng_state": torch.get_rng_state},
+    ),
+    Patch(
+        "streams",
+        "the token dispatcher copies its counts on a stream of its own",
+        "torch.cuda",
+        {"Stream": _Stream, "current_stream": lambda: STREAM, "stream": _on_stream},
+    ),
+    Patch(
+        "random states",
+        "dropout and recomputation save and set the GPU's generator",
+        "megatron.core.tensor_parallel.random",
+        {"_get_cuda_rng_state": _random_state, "_set_cuda_rng_state": _set_random_state},
+    ),
+    Patch(
+        "counts",
+        "the numbers of tokens for each expert become lists only on their way from GPU to host",
+        "megatron.core.transformer.moe.token_dispatcher",
+        {"maybe_move_tensor_to_cpu": _host_counts},
+    ),
+)
+
+
+class _Rewriting(TorchFunctionMode):
+    """Apply rules to every call of a torch function."""
+
+    def __init__(self, rules: tuple[Rule, ...]) -> None:
+        super().__init__()
+        self.rules = rules
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Return what the rewritten call answers."""
+        kwargs = kwargs or {}
+        for rule in self.rules:
+            func, args, kwargs = rule.rewrite(func, args, kwargs)
+        return func(*args, **kwargs)
 
 
 class _Triton(ModuleType):
     """A triton whose kernels can be defined but not run."""
 
-    __version__ = "3.4.0"  # the oldest that Megatron-Core wants
+    __version__ = "3.4.0"  # the oldest that Megatron-Core takes
 
     def __getattr__(self, name: str) -> Any:
         """Return something that can stand wherever a kernel's definition needs a name."""
@@ -97,98 +179,38 @@ class _Triton(ModuleType):
         return _decorate
 
 
-@contextlib.contextmanager
-def _triton_during_import() -> Iterator[None]:
-    if find_spec("triton"):
-        yield
-        return
-    triton, language = _Triton("triton"), _Triton("triton.language")
-    setattr(triton, "language", language)  # noqa: B010
-    sys.modules.update({"triton": triton, "triton.language": language})
-    try:
-        yield
-    finally:
-        del sys.modules["triton"], sys.modules["triton.language"]  # torch would take it for real
-
-
-def install() -> None:
-    """Put every stand-in in place, before megatron.core is imported."""
-    for piece in BEFORE_IMPORT:
-        piece.install()
-    with _triton_during_import():
-        import_module("scalebook.train.mcore")
-    for piece in AFTER_IMPORT:
-        piece.install()
-
-
 def _decorate(function: Any = None, *_: Any, **__: Any) -> Any:
     """Return what is decorated, with or without arguments in between."""
     return function if callable(function) else _decorate
 
 
-BEFORE_IMPORT = (
-    Piece(
-        "torch.compile",
-        "Megatron-Core's fused functions are compiled at import: seconds of start-up, and a C++ "
-        "compiler, for a model that runs in milliseconds",
-        _patch(torch, compile=_decorate),
-    ),
-)
+@contextlib.contextmanager
+def lean_import() -> Generator[None]:
+    """Import without compiling, and without a Triton where there is none (0.17 and newer ask).
+
+    Megatron-Core hands its fused functions to torch.compile when it is imported, which costs
+    4 seconds of start-up and later a C++ compiler, for models that run in milliseconds.
+    """
+    missing: dict[str, Any] = {}
+    if find_spec("triton") is None:
+        missing = {name: _Triton(name) for name in ("triton", "triton.language")}
+        missing["triton"].language = missing["triton.language"]
+    sys.modules.update(missing)
+    module: Any = torch
+    compiler, module.compile = module.compile, _decorate
+    try:
+        yield
+    finally:
+        module.compile = compiler
+        for name in missing:
+            del sys.modules[name]  # torch would take it for the real one
 
 
-
-def _random_module() -> Any:
-    return import_module("megatron.core.tensor_parallel.random")
-
-
-def _install_random_state() -> None:
-    random = _random_module()
-    _patch(
-        random,
-        _get_cuda_rng_state=lambda *_, **__: torch.get_rng_state(),  # pyright: ignore
-        _set_cuda_rng_state=lambda state, *_, **__: torch.set_rng_state(state),  # pyright: ignore
-    )()
-
-
-def _host_counts(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
-    """Return a tensor of counts as the collectives take it: in numpy where that is asked for."""
-    return tensor.numpy() if as_numpy and isinstance(tensor, torch.Tensor) else tensor
-
-
-def _install_host_counts() -> None:
-    dispatcher = import_module("megatron.core.transformer.moe.token_dispatcher")
-    _patch(dispatcher, maybe_move_tensor_to_cpu=_host_counts)()
-
-
-AFTER_IMPORT = (
-    Piece(
-        "device mode",
-        "buffers are made with device='cuda', and the optimizer asks for torch.cuda.FloatTensor",
-        lambda: _DeviceMode().__enter__(),
-    ),
-    Piece(
-        "torch.cuda.current_device",
-        "weights and buffers are made on torch.cuda.current_device()",
-        _patch(torch.cuda, current_device=lambda: CPU),
-    ),
-    Piece(
-        "torch.cuda.get_rng_state",
-        "the tracker of random states saves and seeds the GPU's generator",
-        _patch(torch.cuda, get_rng_state=torch.get_rng_state),
-    ),
-    Piece(
-        "torch.cuda.Stream",
-        "the token dispatcher copies counts on a stream of its own",
-        _patch(torch.cuda, Stream=_Stream, current_stream=lambda: _STREAM, stream=_stream_context),
-    ),
-    Piece(
-        "random states of Megatron-Core",
-        "dropout and recomputation fork the GPU's generator",
-        _install_random_state,
-    ),
-    Piece(
-        "counts of the token dispatcher",
-        "how many tokens go to each expert becomes a list only on its way from a GPU to the host",
-        _install_host_counts,
-    ),
-)
+def install(without: str | None = None) -> None:
+    """Import Megatron-Core with every stand-in in place, but the one a test leaves out."""
+    with lean_import():
+        import_module("scalebook.train.mcore")
+    for patch in PATCHES:
+        if patch.name != without:
+            patch.install()
+    _Rewriting(tuple(rule for rule in RULES if rule.name != without)).__enter__()

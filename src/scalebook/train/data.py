@@ -124,7 +124,7 @@ def micro_batches(
     """Yield this rank's micro batches of a step (counted from 0)."""
     positions = share.positions(config.sequence_length)
     for indices in share.sample_indices(config, step):
-        rows = torch.from_numpy(np.stack([samples(index) for index in indices]))
+        rows = torch.tensor(np.stack([samples(index) for index in indices]))
         if device.type == "cuda":
             rows = rows.pin_memory()
         on_device = rows.to(device, non_blocking=True)

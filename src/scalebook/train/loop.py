@@ -21,7 +21,7 @@ from scalebook.train.indexed import samples_of
 from scalebook.train.model import Model, build, refuse_unsupported
 from scalebook.train.optimizer import Optimizer, build_optimizer
 from scalebook.train.steps import RankStep, gather, open_steps, progress
-from scalebook.train.world import World, join
+from scalebook.train.world import World, join, leave
 
 DIVERGED_EXIT_CODE = 3
 
@@ -130,8 +130,11 @@ def train(config: RunConfig, shape: ModelShape, output: Path) -> int:
     """Train for ``config.steps`` steps and return the exit code; rank 0 writes to ``output``."""
     trainer = prepare(config, shape, output)
     observed = observe.observed(trainer)
-    if trainer.world.rank != 0:
-        return _run_steps(trainer, None)
-    observe.write(output, observed, trainer)
-    with open_steps(output) as stream:
-        return _run_steps(trainer, stream)
+    if trainer.world.rank == 0:
+        observe.write(output, observed, trainer)
+        with open_steps(output) as stream:
+            code = _run_steps(trainer, stream)
+    else:
+        code = _run_steps(trainer, None)
+    leave()
+    return code

@@ -37,6 +37,9 @@ PERFORMANCE_PREFIXES = (
 CONTAINER_VARIABLES = ("SCALEBOOK_IMAGE", "NVIDIA_PRODUCT_NAME", "NVIDIA_PYTORCH_VERSION")
 
 
+_cuda: Any = torch.cuda
+
+
 def performance_variables() -> dict[str, str]:
     """Return the environment variables that change how fast training runs."""
     return {
@@ -124,7 +127,7 @@ def accelerator() -> dict[str, Any]:
     if not torch.cuda.is_available():
         reason = "trained on the CPU"
         return {"accelerator": None, "accelerator_reason": reason, "accelerators_per_node": 0}
-    properties: Any = torch.cuda.get_device_properties(0)
+    properties = _cuda.get_device_properties(0)
     return {
         "accelerator": torch.cuda.get_device_name(0),
         "accelerators_per_node": torch.cuda.device_count(),
@@ -137,7 +140,7 @@ def accelerator() -> dict[str, Any]:
 def _collectives() -> dict[str, str | None]:
     if not torch.cuda.is_available():
         return {"nccl": None, "rccl": None}
-    version = ".".join(str(part) for part in torch.cuda.nccl.version())
+    version = ".".join(str(part) for part in _cuda.nccl.version())
     # torch calls RCCL nccl in a build for ROCm.
     return {"nccl": None, "rccl": version} if torch.version.hip else {"nccl": version, "rccl": None}
 

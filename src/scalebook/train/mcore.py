@@ -6,10 +6,8 @@ megatron.core; on the CPU ``scalebook.train.cpu.install()`` must have run before
 
 from __future__ import annotations
 
-import inspect
 import logging
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
@@ -65,12 +63,7 @@ def quiet() -> None:
     logging.getLogger("megatron").setLevel(logging.ERROR)
     # Newer torch renames collectives that Megatron-Core still calls by the old name.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
-
-
-def accepted(target: Callable[..., Any], options: dict[str, Any]) -> dict[str, Any]:
-    """Return those options that this version's ``target`` takes; it may lack a newer one."""
-    known = inspect.signature(target).parameters
-    return {name: value for name, value in options.items() if name in known}
+    warnings.filterwarnings("ignore", message="full scope is deprecated")
 
 
 def block_spec(

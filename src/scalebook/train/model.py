@@ -152,9 +152,9 @@ def _speed(config: RunConfig, shape: ModelShape, world: World, te: bool) -> dict
         # With 2 stages, batched sends of both directions go to the same peer and are mixed up.
         "overlap_p2p_comm": interleaved,
         "batch_p2p_comm": not interleaved,
-        # Megatron-Core's default; gloo has no stream to wait for.
+        # As Megatron-LM. gloo has no stream to wait for, and sends from memory that must stay.
         "batch_p2p_sync": world.on_gpu,
-        "deallocate_pipeline_outputs": True,
+        "deallocate_pipeline_outputs": world.on_gpu,
     }
 
 

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed
 
 from scalebook.store import write_json
 from scalebook.train import machine, mcore
 from scalebook.train.indexed import fingerprint
 from scalebook.train.model import DTYPES
+from scalebook.train.world import distributed
 
 if TYPE_CHECKING:
     from scalebook.train.loop import Trainer
@@ -21,14 +21,14 @@ def _parameter_total(trainer: Trainer) -> int:
     """Return the parameters of the whole model: the sum over the pipeline's stages."""
     count = torch.tensor(trainer.model.parameter_count, device=trainer.world.device)
     group = mcore.parallel_state.get_pipeline_model_parallel_group()
-    torch.distributed.all_reduce(count, group=group)
+    distributed.all_reduce(count, group=group)
     return int(count.item())
 
 
 def _split() -> dict[str, Any]:
     ranks = mcore.parallel_state
     return {
-        "world_size": torch.distributed.get_world_size(),
+        "world_size": distributed.get_world_size(),
         "tensor_parallel_size": ranks.get_tensor_model_parallel_world_size(),
         "pipeline_parallel_size": ranks.get_pipeline_model_parallel_world_size(),
         "virtual_pipeline_parallel_size": (
@@ -97,7 +97,7 @@ def environment(trainer: Trainer) -> dict[str, Any]:
     return {
         **machine.accelerator(),
         **machine.software(),
-        "backend": torch.distributed.get_backend(),
+        "backend": distributed.get_backend(),
         "megatron_core": mcore.version,
         "transformer_engine": mcore.transformer_engine_version(),
         "container": machine.containers(),

@@ -6,14 +6,13 @@ import math
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import torch
-import torch.distributed
 
 from scalebook.config import RunConfig
 from scalebook.record import Phase, StepRecord
-from scalebook.train.world import World
+from scalebook.train.world import World, distributed
 
 GIB = 2**30
 
@@ -40,6 +39,11 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
+def _rows(table: Any) -> list[list[float]]:
+    rows: list[list[float]] = table.tolist()
+    return rows
+
+
 def gather(number: int, step: RankStep, config: RunConfig, world: World) -> StepRecord:
     """Return the record of a step over all ranks; every rank must call this.
 
@@ -53,8 +57,9 @@ def gather(number: int, step: RankStep, config: RunConfig, world: World) -> Step
     own = [step.seconds, step.loss or 0.0, float(has_loss), allocated, reserved]
     local = torch.tensor(own, dtype=torch.float64, device=world.device)
     table = [torch.empty_like(local) for _ in range(world.size)]
-    torch.distributed.all_gather(table, local)
-    seconds, losses, seen, allocated_all, reserved_all = torch.stack(table).T.tolist()
+    distributed.all_gather(table, local)
+    columns: Any = torch.stack(table).T
+    seconds, losses, seen, allocated_all, reserved_all = _rows(columns)
     return StepRecord(
         step=number,
         phase=phase(number, config.warmup_steps),

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from datetime import timedelta
+from importlib import import_module
+from typing import Any
 
 import torch
-import torch.distributed
 
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError, LaunchError
 from scalebook.train import mcore
+
+distributed: Any = import_module("torch.distributed")
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 
@@ -39,7 +42,9 @@ class World:
 def _environment_number(name: str) -> int:
     value = os.environ.get(name)
     if value is None:
-        raise LaunchError(f"{name} is not set. Start the trainer with torchrun, also for 1 process.")
+        raise LaunchError(
+            f"{name} is not set. Start the trainer with torchrun, also for 1 process."
+        )
     return int(value)
 
 
@@ -57,9 +62,14 @@ def join(config: RunConfig) -> World:
         raise ConfigError(f"torchrun started {size} processes, but world_size={config.world_size}.")
     device = _device(config, local_rank)
     backend = "nccl" if device.type == "cuda" else "gloo"
-    torch.distributed.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT)
+    distributed.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT)
     _split(config)
     return World(rank, size, local_rank, device)
+
+
+def leave() -> None:
+    """Part from the other processes, all steps done."""
+    distributed.destroy_process_group()
 
 
 def _device(config: RunConfig, local_rank: int) -> torch.device:
