@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from training import environment
 
-from scalebook import notebooks, store
+from scalebook import kernel, notebooks, store
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError, LaunchError
 
@@ -36,7 +36,7 @@ def namespace(**changes: Any) -> dict[str, Any]:
     """Return what a kernel's namespace holds after the parameters cell of 10_train.ipynb."""
     values: dict[str, Any] = {"__name__": "__main__", "_i": "", "In": [""], "Out": {}}
     exec("".join(cells()[0]["source"]), values)
-    return {**values, "notebooks": notebooks, "exit": object(), **changes}
+    return {**values, "kernel": kernel, "exit": object(), **changes}
 
 
 def test_every_plain_type_is_understood():
@@ -97,7 +97,7 @@ def test_a_kernel_that_dies_is_told(tmp_path: Path):
 
 def test_the_training_notebook_has_every_field_of_the_configuration_with_its_type():
     types = notebooks.parameters_of(NOTEBOOK)
-    options = set(notebooks.RunOptions.__dataclass_fields__)
+    options = set(kernel.RunOptions.__dataclass_fields__)
     assert set(types) == set(RunConfig.model_fields) | options
     defaults = RunConfig(
         platform="cpu", model="m", world_size=1, global_batch_size=1, sequence_length=1
@@ -117,12 +117,10 @@ def test_the_training_notebooks_defaults_are_those_of_the_configuration():
 def test_by_hand_the_defaults_make_a_configuration_for_this_machine(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(
-        notebooks.detect, "detect", lambda: notebooks.detect.Machine("cpu", None, 0)
-    )
-    config, options = notebooks.run_parameters(namespace())
+    monkeypatch.setattr(kernel.detect, "detect", lambda: kernel.detect.Machine("cpu", None, 0))
+    config, options = kernel.run_parameters(namespace())
     assert (config.platform, config.precision, config.world_size) == ("cpu", "fp32", 1)
-    assert options == notebooks.RunOptions()
+    assert options == kernel.RunOptions()
 
 
 @pytest.mark.parametrize(
@@ -140,14 +138,14 @@ def test_by_hand_wrong_parameters_are_refused_by_the_second_cell(
     changes: dict[str, Any], message: str
 ):
     with pytest.raises(ConfigError, match=message):
-        notebooks.run_parameters(namespace(platform="cpu", **changes))
+        kernel.run_parameters(namespace(platform="cpu", **changes))
 
 
 def test_running_the_second_cell_again_is_fine():
     first = namespace(platform="cpu")
-    config, options = notebooks.run_parameters(first)
+    config, options = kernel.run_parameters(first)
     again = {**first, "config": config, "options": options}
-    assert notebooks.run_parameters(again) == (config, options)
+    assert kernel.run_parameters(again) == (config, options)
 
 
 def test_the_training_notebook_keeps_the_rules():

@@ -17,7 +17,7 @@ from training import small, wait_for, without_torchrun
 
 from scalebook import launch, processes, progress, runner, store
 from scalebook.errors import ConfigError, LaunchError
-from scalebook.notebooks import RunOptions
+from scalebook.kernel import RunOptions
 from scalebook.record import RunRecord
 
 

@@ -28,7 +28,7 @@ from scalebook import (
 )
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError, LaunchError
-from scalebook.notebooks import RunOptions
+from scalebook.kernel import RunOptions
 from scalebook.progress import POLL_SECONDS, Tail, line
 from scalebook.record import RunRecord, Status
 

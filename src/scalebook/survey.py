@@ -33,6 +33,7 @@ class Entry:
     action: Action
     reason: str | None = None
     warnings: tuple[str, ...] = ()
+    memory_gib: float | None = None  # predicted, of the most loaded rank
 
 
 def survey(
@@ -56,7 +57,10 @@ def _entry(
     problems = [problem for problem in planned.problems if problem.rule != "devices"]
     lacking = [problem for problem in planned.problems if problem.rule == "devices"]
     errors = " ".join(problem.message for problem in problems if problem.severity == "error")
-    warnings = tuple(problem.message for problem in problems if problem.severity != "error")
+    warnings = [problem.message for problem in problems if problem.severity != "error"]
+    if planned.fits is False and planned.fit is not None:
+        # A prediction forbids nothing: if the run breaks, its record says so.
+        warnings.append(f"{planned.fit.reason}.")
     missing = launch.unavailable(config, devices)
     if errors:
         known = finished.get(name) == "illegal"
@@ -67,7 +71,8 @@ def _entry(
         return Entry(config, "unavailable", missing or lacking[0].message)
     if name in live:
         return Entry(config, "elsewhere", "another process runs it at this moment")
-    return Entry(config, "run", None, warnings)
+    memory = planned.memory.total_gib if planned.memory else None
+    return Entry(config, "run", None, tuple(warnings), memory)
 
 
 def finished_hashes(runs: Path) -> dict[str, Status]:

@@ -6,47 +6,43 @@ import argparse
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from scalebook.cli.arguments import Subparsers, at_least
 
 if TYPE_CHECKING:
     from scalebook.catalog.types import Platform
     from scalebook.plan import Plan
     from scalebook.survey import Entry
 
-SubParsers = Any  # argparse keeps the type of add_subparsers() to itself
 
-
-def register(subparsers: SubParsers) -> None:
+def register(subparsers: Subparsers) -> None:
     """Add this module's commands."""
-    parser = subparsers.add_parser(
-        "run", aliases=["resume"], help="train every configuration of a plan that is not done yet"
-    )
-    parser.add_argument("--platform", help="cpu, h100, mi300x, ...; default: what this machine has")
-    parser.add_argument("--plan", type=Path, help="TOML file; default: a small plan of runs/plans")
-    parser.add_argument("--model", help="train this model in place of the plan's")
-    parser.add_argument("--gpus", type=_positive, help="use at most so many GPUs")
-    parser.add_argument("--nodes", type=_positive, help="number of machines of every run")
-    parser.add_argument("--runs", type=Path, help="folder of run directories; default: runs")
-    parser.add_argument(
-        "--force-platform", action="store_true", help="run also where the device is another"
-    )
-    parser.add_argument("--rerun", action="store_true", help="run also what is done")
-    parser.add_argument("--time-limit", type=_positive, metavar="S", help="seconds for each run")
-    parser.add_argument("--budget-seconds", type=_positive, metavar="S", help="for the whole plan")
-    parser.add_argument("--dry-run", action="store_true", help="print the commands; start nothing")
-    parser.add_argument("--trainer", default="", help=argparse.SUPPRESS)
-    parser.set_defaults(handler=run)
-
+    _add_run(subparsers.add_parser("run", help="train what a plan names and is not done yet"))
+    _add_run(subparsers.add_parser("resume", help="the same: what is done is not repeated"))
     parser = subparsers.add_parser("recover", help="record the runs that a dead process left")
     parser.add_argument("--runs", type=Path, help="folder of run directories; default: runs")
     parser.set_defaults(handler=recover)
 
 
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} must be at least 1")
-    return value
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--platform", help="cpu, h100, mi300x, ...; default: what this machine has")
+    parser.add_argument("--plan", type=Path, help="TOML file; default: a small plan of runs/plans")
+    parser.add_argument("--model", help="train this model in place of the plan's")
+    parser.add_argument("--gpus", type=at_least(1), help="use at most so many GPUs")
+    parser.add_argument("--nodes", type=at_least(1), help="number of machines of every run")
+    parser.add_argument("--runs", type=Path, help="folder of run directories; default: runs")
+    parser.add_argument(
+        "--force-platform", action="store_true", help="run also where the device is another"
+    )
+    parser.add_argument("--rerun", action="store_true", help="run also what is done")
+    parser.add_argument("--time-limit", type=at_least(1), metavar="S", help="seconds for each run")
+    parser.add_argument(
+        "--budget-seconds", type=at_least(1), metavar="S", help="for the whole plan"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="print the commands; start nothing")
+    parser.add_argument("--trainer", default="", help=argparse.SUPPRESS)
+    parser.set_defaults(handler=run)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -161,6 +157,8 @@ def _print_commands(entries: tuple[Entry, ...], platform: Platform, runs: Path) 
             print(f"    note: {warning}")
         if entry.action != "run":
             continue
+        if entry.memory_gib is not None:
+            print(f"    predicted memory: {entry.memory_gib:.2f} GiB on the most loaded rank")
         directory = short(runs) / "RUN_ID"
         plan = launch.direct(
             entry.config,
