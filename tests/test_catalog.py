@@ -9,9 +9,12 @@ import subprocess
 import sys
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from scalebook import catalog
-from scalebook.catalog.rows import parse
+from scalebook.catalog import build
+from scalebook.catalog.rows import Row, parse
 from scalebook.errors import CatalogError
 
 # Dense BF16 TFLOP/s of one device, from the vendors' data sheets.
@@ -405,6 +408,34 @@ def test_a_child_process_sees_the_users_file(own):
     code = "from scalebook import catalog; print(catalog.model('mine-1b').num_layers)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "16"
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=4,
+)
+GOOD_ROWS = {kind: rows[0] for kind, rows in parse(ACCELERATOR + MODEL, "f.toml").items()}
+
+
+@given(st.sampled_from(sorted(GOOD_ROWS)), st.data())
+def test_any_value_in_a_row_is_taken_or_refused_in_one_line(kind, data):
+    good = GOOD_ROWS[kind]
+    key = data.draw(st.sampled_from([*good.values, "moe", "mla", "notes", "extra"]))
+    row = Row(kind, {**good.values, key: data.draw(VALUES)}, "f.toml", 1)
+    try:
+        (build.model if kind == "models" else build.accelerator)(row)
+    except CatalogError as error:
+        assert "\n" not in str(error)
+        assert str(error).startswith("f.toml line 1: ")
+
+
+@given(st.text(max_size=40) | st.text("[]={}modelsabc\"'\n .", max_size=40))
+def test_any_text_is_read_or_refused_in_one_line(text):
+    try:
+        parse(text, "f.toml")
+    except CatalogError as error:
+        assert "\n" not in str(error)
 
 
 def number(text):

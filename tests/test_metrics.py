@@ -387,3 +387,22 @@ def test_the_interval_is_ordered_around_the_value(seconds):
     assert 0 < found.mfu_low <= found.mfu <= found.mfu_high
     slowest, fastest = TOKENS / max(seconds), TOKENS / min(seconds)
     assert slowest * (1 - 1e-9) <= found.tokens_per_second <= fastest * (1 + 1e-9)
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=3,
+)
+
+
+@given(
+    st.dictionaries(st.sampled_from([*SETTINGS, "num_layers", "recompute"]), ANYTHING),
+    ANYTHING,
+    st.lists(st.builds(StepRecord, step=st.integers(), phase=st.just("measured"),
+                       step_seconds=st.floats(), tokens=st.integers(), loss=st.floats(),
+                       allocated_gib=st.floats()), max_size=12),
+)  # fmt: skip
+def test_whatever_a_record_holds_is_measured_or_null(settings, device, series):
+    run = make_run(series, device=device, observed=settings, environment={"memory_reason": device})
+    json.dumps(measure(run).as_dict(), allow_nan=False)
