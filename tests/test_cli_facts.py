@@ -112,6 +112,14 @@ def test_catalog_lists_are_whole_as_json(answer):
     assert sizes["identical_config"] == 4
 
 
+def test_a_driver_string_names_one_accelerator_exactly(run, answer):
+    (found,) = answer("accelerators", "--device", "AMD Instinct MI300X OAM")
+    assert found["name"] == "MI300X"
+    code, _, err = run("accelerators", "--device", "AMD Instinct MI300")
+    assert code == 2
+    assert "[[accelerators]]" in err
+
+
 @pytest.mark.parametrize("name", ["accelerators", "models", "platforms", "strategies"])
 def test_catalog_lists_have_a_row_each_for_people(run, answer, name):
     code, out, _ = run(name)

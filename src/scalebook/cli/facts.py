@@ -19,6 +19,8 @@ def register(subparsers: Subparsers) -> None:
         ("platforms", platforms, "list platforms"),
     ):
         parser = subparsers.add_parser(name, help=text)
+        if name == "accelerators":
+            parser.add_argument("--device", help="only the one whose driver reports this string")
         add_json(parser)
         parser.set_defaults(handler=handler)
     parser = subparsers.add_parser("strategies", help="list named parallelism strategies")

@@ -8,10 +8,16 @@ from scalebook.cli.output import number, print_json, print_table
 
 
 def accelerators(options: argparse.Namespace) -> int:
-    """Print every accelerator."""
+    """Print every accelerator, or the one of a driver string."""
     from scalebook import catalog
+    from scalebook.errors import CatalogError
 
     found = catalog.accelerators()
+    if options.device is not None:
+        match = catalog.accelerator_for_device(options.device)
+        if match is None:
+            raise CatalogError(catalog.unknown_device(options.device))
+        found = (match,)
     if options.json:
         print_json(found)
         return 0
