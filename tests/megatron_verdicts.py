@@ -1,9 +1,10 @@
 """A program that asks megatron-core itself which of the configurations on its input it refuses.
 
-Reads a JSON list of RunConfig fields, writes a JSON list of null (runs as far as its first forward
-pass) or the error's text. The world is faked: torch's "fake" process group answers every collective
-at once, so one process is rank 0 of as many as a configuration names. A process of its own, because
-the stand-ins for CUDA change torch for good.
+Reads a JSON list of RunConfig fields, writes a JSON list of what became of each: the error's text,
+or, where the first forward pass was reached, how many parameters rank 0 holds. The world is faked:
+torch's "fake" process group answers every collective at once, so one process is rank 0 of as many
+as a configuration names. A process of its own, because the stand-ins for CUDA change torch for
+good.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ def transformer_config(config: RunConfig, shape: ModelShape) -> Any:
         hidden_dropout=0.0,
         bias_activation_fusion=False,
         use_cpu_initialization=True,
+        perform_initialization=False,
         tensor_model_parallel_size=config.tensor_parallel_size,
         pipeline_model_parallel_size=config.pipeline_parallel_size,
         virtual_pipeline_model_parallel_size=chunks if chunks > 1 else None,
@@ -114,7 +116,16 @@ def forward_step(length: int, micro: int) -> Any:
     return step
 
 
-def run(config: RunConfig) -> None:
+def held(models: list[Any]) -> dict[str, int]:
+    """Parameters of rank 0; those of experts are marked by megatron-core."""
+    counts = {"dense": 0, "expert": 0}
+    for parameter in (parameter for model in models for parameter in model.parameters()):
+        kind = "dense" if getattr(parameter, "allreduce", True) else "expert"
+        counts[kind] += parameter.numel()
+    return counts
+
+
+def run(config: RunConfig) -> dict[str, int]:
     shape, chunks = SHAPES[config.model], config.virtual_pipeline_parallel_size
     ranks.initialize_model_parallel(
         tensor_model_parallel_size=config.tensor_parallel_size,
@@ -137,6 +148,15 @@ def run(config: RunConfig) -> None:
     models = [
         chunk(transformer, shape, stage) for stage in (range(chunks) if chunks > 1 else [None])
     ]
+    try:
+        forward(config, models, microbatches)
+    except ReachedForwardError:
+        return held(models)
+    raise SystemExit(f"no forward pass was reached: {config}")
+
+
+def forward(config: RunConfig, models: list[Any], microbatches: int) -> None:
+    chunks = len(models)
     mcore.get_forward_backward_func()(
         forward_step_func=forward_step(config.sequence_length, config.micro_batch_size),
         data_iterator=[None] * chunks if chunks > 1 else None,
@@ -147,24 +167,22 @@ def run(config: RunConfig) -> None:
     )
 
 
-def verdict(fields: dict[str, Any]) -> str | None:
+def verdict(fields: dict[str, Any]) -> dict[str, Any]:
     config = RunConfig.from_parameters(fields)
     torch.distributed.init_process_group(
         "fake", rank=0, world_size=config.world_size, store=FakeStore()
     )
     try:
-        run(config)
-    except ReachedForwardError:
-        return None
+        return {"error": None, "parameters": run(config)}
     except (ValueError, AssertionError, RuntimeError) as error:
-        return f"{type(error).__name__}: {error}"
+        return {"error": f"{type(error).__name__}: {error}"}
     finally:
         ranks.destroy_model_parallel()
         torch.distributed.destroy_process_group()
-    raise SystemExit(f"no forward pass was reached: {fields}")
 
 
 if __name__ == "__main__":
     mcore.quiet()
+    torch.set_grad_enabled(False)
     torch.set_num_threads(1)  # the matrices are far too small to share
     print(json.dumps([verdict(fields) for fields in json.load(sys.stdin)]))

@@ -98,6 +98,13 @@ def test_sequence_parallelism_follows_tensor_parallelism_where_asked(load) -> No
     assert column(load(text), "sequence_parallel") == [False, True]
 
 
+def test_experts_that_are_not_spread_are_split_like_the_layers(load) -> None:
+    text = HEAD.replace("llama3.1-8b", "tiny-moe") + "sequence_parallel = true\n[[runs]]\n"
+    plan = load(text + "tensor_parallel_size = 2\nexpert_parallel_size = [1, 2]")
+    assert column(plan, "expert_tensor_parallel_size") == [2, 1]
+    assert all(run.legal for run in plan.runs)
+
+
 def test_precision_is_the_platforms_unless_given(load) -> None:
     assert column(load(HEAD + "[[runs]]", platform="cpu"), "precision") == ["fp32"]
     assert column(load(HEAD + '[[runs]]\nprecision = "fp16"'), "precision") == ["fp16"]

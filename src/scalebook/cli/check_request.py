@@ -140,6 +140,11 @@ def _training_defaults(
 ) -> dict[str, Any]:
     """Return what a check needs and the user left out: batch, length, precision, SP."""
     defaults: dict[str, Any] = {}
+    if shape.moe is not None and "expert_tensor_parallel_size" not in known:
+        # Experts that are not spread have to be split as the layers are.
+        spread = known.get("expert_parallel_size", 1) > 1
+        inner = 1 if spread else known.get("tensor_parallel_size", 1)
+        defaults["expert_tensor_parallel_size"] = inner
     sizes = {name: known.get(name, 1) for name in SPLIT}
     split = Parallelism(known["world_size"], **sizes)
     if "precision" not in known:

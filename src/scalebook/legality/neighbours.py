@@ -150,11 +150,23 @@ def _experts(config: RunConfig, shape: ModelShape, change: Change) -> Change:
     if shape.moe is None:
         return dict.fromkeys(names, 1)
     ranks = change["world_size"] // change["pipeline_parallel_size"]
-    inner = config.expert_tensor_parallel_size
-    if shape.moe.ffn_hidden_size % inner or ranks % inner:
-        inner = 1
-    sizes = [size for size in divisors(shape.moe.num_experts) if ranks % (size * inner) == 0]
-    return dict(zip(names, (_closest(config.expert_parallel_size, sizes), inner), strict=True))
+    tensor, width = change["tensor_parallel_size"], shape.moe.ffn_hidden_size
+    inner_sizes = {config.expert_tensor_parallel_size, 1, tensor}
+    pairs = [
+        (size, inner)
+        for inner in sorted(inner_sizes)
+        for size in divisors(shape.moe.num_experts)
+        if width % inner == 0 and ranks % (size * inner) == 0 and (size > 1 or inner == tensor)
+    ]
+    wanted = (config.expert_parallel_size, config.expert_tensor_parallel_size)
+    nearest = min(
+        pairs,
+        key=lambda pair: sum(
+            abs(math.log2(size / now)) for size, now in zip(pair, wanted, strict=True)
+        ),
+        default=(1, tensor),
+    )
+    return dict(zip(names, nearest, strict=True))
 
 
 def _format(config: RunConfig, accelerator: Accelerator | None) -> Change:

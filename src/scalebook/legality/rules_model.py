@@ -161,6 +161,24 @@ def experts(case: Case) -> Iterator[Problem]:
         )
 
 
+def expert_gradients(case: Case) -> Iterator[Problem]:
+    """Experts that no expert parallelism spreads are split as the layers are.
+
+    Megatron-Core takes any other size without a word, and then reduces the experts' gradients over
+    the data-parallel ranks of the dense layers (tensor_parallel/layers.py marks expert weights only
+    where ep is above 1): copies of one expert drift apart, and the loss with them.
+    """
+    config = case.config
+    tensor, inner = config.tensor_parallel_size, config.expert_tensor_parallel_size
+    if case.shape.moe is not None and config.expert_parallel_size == 1 and inner != tensor:
+        yield Problem(
+            "expert_gradients",
+            f"expert_tensor_parallel_size={inner} differs from tensor_parallel_size={tensor} at "
+            "expert_parallel_size=1: megatron-core would not keep copies of an expert in step. "
+            f"Use expert_tensor_parallel_size={tensor}, or expert_parallel_size above 1.",
+        )
+
+
 def _expert_world(case: Case) -> Iterator[Problem]:
     config = case.config
     stage, rest = divmod(config.world_size, config.pipeline_parallel_size)
@@ -174,4 +192,4 @@ def _expert_world(case: Case) -> Iterator[Problem]:
         )
 
 
-RULES = (tensor_parallel, replicated_groups, sequence, layers, experts)
+RULES = (tensor_parallel, replicated_groups, sequence, layers, experts, expert_gradients)

@@ -8,7 +8,8 @@ Beside the fields of RunConfig a table may have ``global_batch_size_per_gpu`` (t
 world_size: weak scaling), ``platforms`` (the table counts on those alone), ``strategy`` with names
 of the catalog in place of sizes, and ``sequence_parallel = "auto"`` (on where tensor_parallel_size
 is above 1). Without ``precision`` a run has the platform's default, without ``nodes`` as many as
-world_size fills.
+world_size fills, without ``expert_tensor_parallel_size`` experts that expert parallelism does not
+spread are split like the layers.
 """
 
 from __future__ import annotations

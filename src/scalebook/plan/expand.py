@@ -48,7 +48,7 @@ def _complete(run: Table, platform: Platform, world_size: int | None) -> Table:
     run = _with_strategy(run, platform, model)
     if run.get("sequence_parallel") == "auto":
         run["sequence_parallel"] = run.get("tensor_parallel_size", 1) != 1
-    return run
+    return _with_experts(run, model)
 
 
 def _with_world(run: Table, platform: Platform, world_size: int | None) -> Table:
@@ -76,6 +76,14 @@ def _with_strategy(run: Table, platform: Platform, model: str) -> Table:
         raise ConfigError(f"strategy={name!r} must be a name or a list of names.")
     found = catalog.strategy(name, platform.name, model)
     return run | {size: getattr(found, size) for size in SIZES} | {"strategy": found.name}
+
+
+def _with_experts(run: Table, model: str) -> Table:
+    """Experts that are not spread have to be split as the layers are (legality, same name)."""
+    given = "expert_tensor_parallel_size" in run or run.get("expert_parallel_size", 1) != 1
+    if given or catalog.model(model).moe is None:
+        return run
+    return run | {"expert_tensor_parallel_size": run.get("tensor_parallel_size", 1)}
 
 
 def _size(run: Table, name: str) -> int | None:
