@@ -258,6 +258,13 @@ def test_the_layers_that_ran_are_counted():
     assert getattr(part, rate) == getattr(proxy, rate) < getattr(whole, rate)
 
 
+def test_a_shape_that_is_not_the_named_models_has_no_flops():
+    found = measure(make_run(observed={"hidden_size": 2048}))
+    assert found.model_tflops_per_second_per_gpu is None
+    assert "hidden_size=2048, but llama3.1-8b has 4096" in found.model_tflops_reason
+    assert measure(make_run(observed={"hidden_size": 4096})).mfu is not None
+
+
 def test_an_unknown_model_has_tokens_but_no_flops():
     found = measure(make_run(model="secret-9b"))
     assert found.tokens_per_second is not None

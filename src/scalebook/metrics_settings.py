@@ -52,6 +52,10 @@ def run_shape(record: RunRecord) -> tuple[ModelShape | None, str | None]:
             shape = catalog.model(f"{name.partition('@')[0]}@{layers}")
     except CatalogError as error:
         return None, str(error)
+    for field in ("hidden_size", "num_attention_heads"):
+        ran, known = count(record, field), getattr(shape, field)
+        if ran is not None and ran != known:
+            return None, f"The run had {field}={ran}, but {shape.name} has {known}: another model."
     return shape, None
 
 
