@@ -1,7 +1,8 @@
 """A program that asks megatron-core itself which of the configurations on its input it refuses.
 
-Reads a JSON list of RunConfig fields, writes a JSON list of what became of each: the error's text,
-or, where the first forward pass was reached, how many parameters rank 0 holds. The world is faked:
+Reads two JSON lists of RunConfig fields. Of each of ``built`` it writes what became of it: the
+error's text, or, where the first forward pass was reached, how many parameters rank 0 holds; of
+each of ``asked`` whether Scalebook's trainer would take it. The world is faked:
 torch's "fake" process group answers every collective at once, so one process is rank 0 of as many
 as a configuration names. A process of its own, because the stand-ins for CUDA change torch for
 good.
@@ -17,8 +18,10 @@ import torch
 from legality_shapes import SHAPES
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from scalebook import catalog
 from scalebook.catalog import ModelShape
 from scalebook.config import RunConfig
+from scalebook.errors import ConfigError
 from scalebook.flops import padded_vocab_size
 from scalebook.train import cpu
 
@@ -27,6 +30,7 @@ cpu.install()
 from megatron.core import num_microbatches_calculator, utils  # noqa: E402
 
 from scalebook.train import layers, mcore  # noqa: E402
+from scalebook.train.model import refuse_unsupported  # noqa: E402
 
 ranks = mcore.parallel_state
 
@@ -181,8 +185,22 @@ def verdict(fields: dict[str, Any]) -> dict[str, Any]:
         torch.distributed.destroy_process_group()
 
 
+def taken(fields: dict[str, Any]) -> bool:
+    config = RunConfig.from_parameters(fields)
+    try:
+        refuse_unsupported(config, catalog.model(config.model))
+    except ConfigError:
+        return False
+    return True
+
+
 if __name__ == "__main__":
     mcore.quiet()
     torch.set_grad_enabled(False)
     torch.set_num_threads(1)  # the matrices are far too small to share
-    print(json.dumps([verdict(fields) for fields in json.load(sys.stdin)]))
+    cases = json.load(sys.stdin)
+    answers = {
+        "built": [verdict(fields) for fields in cases["built"]],
+        "asked": [taken(fields) for fields in cases["asked"]],
+    }
+    print(json.dumps(answers))

@@ -289,3 +289,22 @@ def test_a_model_too_large_for_its_gpus_is_advised_more_of_them() -> None:
     assert fit.fits is False
     assert fit.advice[0].startswith("world_size=")
     assert "tensor_parallel_size=32" not in fit.advice[0]
+
+
+def test_an_odd_head_cannot_turn() -> None:
+    shape = replace(DENSE, name="dense", head_dim=7)
+    assert "head_dim=7 of dense is odd" in message(config("dense", sequence_length=64), shape)
+
+
+def test_heads_that_their_groups_do_not_divide_are_a_problem_of_the_model() -> None:
+    shape = replace(DENSE, name="dense", num_query_groups=3)
+    asked = config("dense", sequence_length=64)
+    assert "8 heads, not a multiple of its 3 key-value groups" in message(asked, shape)
+    assert legality.nearest(asked, shape) == ()
+
+
+def test_a_vocabulary_that_padding_inflates_is_a_warning() -> None:
+    shape = replace(DENSE, name="dense", vocab_size=130)
+    (problem,) = problems(config("dense", sequence_length=64), shape)
+    assert (problem.rule, problem.severity) == ("vocabulary", "warning")
+    assert "from 130 to 256 rows" in problem.message
