@@ -46,7 +46,7 @@ from scalebook.audit.rows import Claims, Row, Table
 from scalebook.errors import ClaimError, unknown
 
 LARGEST_FILE = 2_000_000  # bytes
-MOST_ROWS = 20_000
+MOST_ROWS = 5_000  # some seconds of work
 LONGEST_WORD = 300
 
 _TOP = ("title", "source", "tables", "claims")
@@ -82,12 +82,11 @@ def parse_claims(text: str, name: str) -> Claims:
         raise ClaimError(f"{name} is no valid TOML: {reason}.") from error
     place = Place(name, text)
     _known(data, _TOP, "key", place)
-    tables = [
-        _table(row, number, place.header("tables", number))
-        for number, row in enumerate(_tables(data, "tables", place))
-    ]
-    for number, row in enumerate(_tables(data, "claims", place)):
-        tables.append(_single(row, number, place.header("claims", number)))
+    tables: list[Table] = []
+    for kind, read in (("tables", _table), ("claims", _single)):
+        rows = _tables(data, kind, place)
+        places = place.headers(kind, len(rows))
+        tables += [read(row, i, at) for i, (row, at) in enumerate(zip(rows, places, strict=True))]
     if not any(table.rows for table in tables):
         raise place.error("no claims in it. Add [[tables]] or [[claims]].")
     if sum(len(table.rows) for table in tables) > MOST_ROWS:
@@ -195,7 +194,9 @@ def _row(
     row = Row(table, words.get("label", table), line, values, words, frozenset(shared))
     problem = unknown_names(row)
     if problem is not None:
-        raise place.error(f"{problem} Leave it out where the catalog has none.", row.label)
+        named = (words.get(key, "") for key in ("model", "accelerator"))
+        near = next((name for name in named if name and repr(name) in problem), row.label)
+        raise place.error(f"{problem} Leave it out where the catalog has none.", near)
     return row
 
 
@@ -217,12 +218,9 @@ def _value(item: vocabulary.Field, cell: Any, place: Place) -> Printed:
 
 def _field(name: Any, place: Place) -> vocabulary.Field | None:
     """Return the number field of a name, None for a field of words."""
-    known = [*vocabulary.fields(), *vocabulary.words()]
     item = vocabulary.field(name) if isinstance(name, str) else None
-    if item is None and name not in vocabulary.words():
-        near = unknown("field", str(name)[:60], known)
-        short = near.partition(" Known")[0] + near.partition(".")[2].partition(".")[2]
-        raise place.error(f"{short} 'scalebook audit --fields' lists them.", str(name))
+    if item is None and (not isinstance(name, str) or name not in vocabulary.words()):
+        raise place.error(vocabulary.unknown_field(str(name)[:60]), str(name))
     return item
 
 

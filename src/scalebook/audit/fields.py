@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import tomllib
 from dataclasses import dataclass, replace
 from functools import cache
@@ -74,6 +75,13 @@ def field(name: str) -> Field | None:
         False,
         f"{plain.meaning}, of the base",
     )
+
+
+def unknown_field(name: str) -> str:
+    """Return the message for a field that there is not, with the nearest one."""
+    nearest = difflib.get_close_matches(name, [*fields(), *words()], n=1)
+    hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
+    return f"Unknown field {name!r}.{hint} 'scalebook audit --fields' lists them."
 
 
 @cache

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from scalebook.audit.engine import Known
 from scalebook.audit.knowledge import accelerator_of, model_of
+from scalebook.audit.known import Known
 from scalebook.audit.rows import Row
 from scalebook.audit.verdicts import Check, check_of
 from scalebook.catalog.types import ModelShape

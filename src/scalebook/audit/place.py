@@ -16,11 +16,13 @@ class Place:
     text: str
     start: int = 1
 
-    def header(self, name: str, number: int) -> Place:
-        """Return the place of the n-th ``[[name]]``, n counted from 0."""
+    def headers(self, name: str, count: int) -> list[Place]:
+        """Return the places of every ``[[name]]``, or ``count`` times this one if they differ."""
         pattern = re.compile(rf"^\s*\[\[\s*{name}\s*\]\]")
         found = [i for i, line in enumerate(self.text.splitlines(), 1) if pattern.match(line)]
-        return Place(self.file, self.text, found[number]) if number < len(found) else self
+        if len(found) != count:  # written in another way, or inside a text
+            return [self] * count
+        return [Place(self.file, self.text, line) for line in found]
 
     def error(self, message: str, near: str | None = None) -> ClaimError:
         """Return the error with file and line: of the first ``near`` from here on, or of here."""

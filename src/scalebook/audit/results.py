@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,10 +13,10 @@ from scalebook.audit.knowledge import unknown_names
 from scalebook.audit.printed import Printed
 from scalebook.audit.rows import Claims, Row, Table
 from scalebook.errors import ClaimError
-from scalebook.intervals import Interval
+from scalebook.intervals import Interval, point
 
 LARGEST_FILE = 20_000_000  # bytes
-MOST_ROWS = 20_000
+MOST_ROWS = 5_000  # some seconds of work
 COMPUTED = 1e-6  # rounding of a number that was computed rather than printed
 LARGEST = 1e30
 
@@ -41,6 +42,7 @@ NUMBERS = {
     "mfu": "mfu",
     "peak_memory_gib": "memory_gb",
 }
+PEAK_FIELDS = ("mfu", "peak_tflops_per_second")
 WORDS = ("model", "accelerator", "precision")
 
 
@@ -76,12 +78,18 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def parse_results(rows: Sequence[Mapping[str, Any]], name: str) -> Claims:
-    """Return the claims of result rows; ``name`` is the file's, for messages.
+    """Return the claims of the completed runs; ``name`` is the file's, for messages.
 
     Raises:
-        ClaimError: a number is none, or a name is no short printable text.
+        ClaimError: no run completed, a number is none, or a name is no short printable text.
     """
-    found = tuple(_row(row, f"{name} row {number}") for number, row in enumerate(rows, 1))
+    found = tuple(
+        _row(row, f"{name} row {number}")
+        for number, row in enumerate(rows, 1)
+        if row.get("status", "completed") == "completed"
+    )
+    if not found:
+        raise ClaimError(f"{name} holds no completed run to audit.")
     return Claims("Result rows", name, (Table("Results", found),))
 
 
@@ -93,6 +101,10 @@ def _row(data: Mapping[str, Any], place: str) -> Row:
         for column, field in NUMBERS.items()
         if data.get(column) is not None
     }
+    over = _text(data.get("peak_precision"), place)
+    if over and over != words.get("precision"):  # an fp8 run whose MFU is over the bf16 peak
+        values = {key: value for key, value in values.items() if key not in PEAK_FIELDS}
+        words["note"] = f"MFU over the {over} peak: left out"
     return _without_unknown(Row("Results", label, None, values, words))
 
 
@@ -101,6 +113,7 @@ def _without_unknown(row: Row) -> Row:
     problem = unknown_names(row)
     if problem is None:
         return row
+    problem = problem.partition(" Known")[0]
     for key in ("model", "accelerator"):
         words = {name: text for name, text in row.words.items() if name != key}
         rest = Row(row.table, row.label, row.line, row.values, {**words, "note": problem})
@@ -123,6 +136,13 @@ def _number(value: Any, place: str) -> Printed:
         raise ClaimError(f"{place}={str(value)[:40]!r} must be a number or null.")
     if not abs(value) <= LARGEST or math.isnan(value):
         raise ClaimError(f"{place} must be a finite number below {LARGEST:g}.")
-    exact = Interval(float(value), float(value))
-    interval = exact if isinstance(value, int) else exact.widened(COMPUTED)
-    return Printed(f"{value:.10g}", interval, interval)
+    number = float(value)
+    if isinstance(value, int):
+        return Printed(str(value), point(number), point(number))
+    # a number that somebody rounded has few digits; a computed one has its own rounding
+    exponent = Decimal(repr(value)).as_tuple().exponent
+    unit = 10.0**exponent if isinstance(exponent, int) else 0.0
+    slack = abs(number) * COMPUTED
+    low = number - max(unit / 2, slack)
+    interval = Interval(low, number + max(unit / 2, slack))
+    return Printed(f"{value:.10g}", interval, Interval(low, number + max(unit, slack)))

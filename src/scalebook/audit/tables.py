@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from scalebook.audit import fields as vocabulary
-from scalebook.audit.engine import Known, check_row, compare, field_of, know
+from scalebook.audit.engine import check_row, compare
 from scalebook.audit.facts import Fact, show
 from scalebook.audit.identities import identities
 from scalebook.audit.judgements import judge_words
+from scalebook.audit.known import Known, field_of, know
 from scalebook.audit.rows import Row, Table
 from scalebook.audit.unchecked import unchecked
 from scalebook.audit.verdicts import Check, check_of

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator, Sequence
 
 from scalebook.audit import fields as vocabulary
-from scalebook.audit.engine import Known
 from scalebook.audit.identities import identities
 from scalebook.audit.judgements import SIZES
+from scalebook.audit.known import Known
 from scalebook.audit.verdicts import Check, check_of
 
 

@@ -1,0 +1,83 @@
+"""Everything that is known about a row before it is checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from scalebook.audit import fields as vocabulary
+from scalebook.audit.facts import Fact, Facts, derive, show
+from scalebook.audit.identities import Identity, identities
+from scalebook.audit.knowledge import catalog_facts
+from scalebook.audit.rows import Row
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """All that is known about a row, and which identities were used up to know it."""
+
+    row: Row
+    facts: Facts
+    used: frozenset[Identity]
+
+
+def field_of(row: Row, quantity: str) -> vocabulary.Field | None:
+    """Return the field by which a row states a quantity, the first as typed."""
+    for name in row.values:
+        item = vocabulary.field(name)
+        if item is not None and item.quantity == quantity:
+            return item
+    return None
+
+
+def know(row: Row, base: Sequence[Fact] = ()) -> Known:
+    """Return everything that a row states, its base and the catalog add, and what follows."""
+    facts: Facts = {}
+    for fact in (*_stated(row), *base, *catalog_facts(row)):
+        earlier = facts.get(fact.quantity, ())
+        if fact.origin == "base" and earlier and earlier[0].origin != "base":
+            continue
+        facts[fact.quantity] = (*earlier, fact)
+    for quantity, alternatives in facts.items():
+        facts[quantity] = _ranked(alternatives)
+    used = derive(facts, identities(), vocabulary.exact_quantities())
+    return Known(row, facts, frozenset(used))
+
+
+def _stated(row: Row) -> Iterator[Fact]:
+    """Yield one fact a quantity that the row states; a second field of it is compared, not used."""
+    seen: set[str] = set()
+    for name, printed in row.values.items():
+        item = vocabulary.field(name)
+        if item is None or item.quantity in seen:
+            continue
+        seen.add(item.quantity)
+        # shown in base units, so that the arithmetic reads right
+        plain = printed.text.removeprefix("=")
+        text = plain if item.scale == 1 else show(printed.interval.middle)
+        origin = "given" if name in row.given else "stated"
+        inputs = frozenset({item.quantity})
+        yield Fact(item.quantity, printed.interval, text, origin, printed.claimed, inputs=inputs)
+
+
+def _ranked(alternatives: tuple[Fact, ...]) -> tuple[Fact, ...]:
+    """Return a stated value as an explanation only where the catalog contradicts it."""
+    stated = [fact for fact in alternatives if fact.is_stated]
+    known = [fact for fact in alternatives if not fact.is_stated]
+    if not stated or not known:
+        return alternatives
+    first = stated[0]
+    claimed = first.claimed or first.interval
+    if any(fact.legitimate and claimed.meets(fact.interval) for fact in known):
+        return alternatives
+    wrong = Fact(
+        first.quantity,
+        first.interval,
+        first.text,
+        first.origin,
+        first.claimed,
+        variant=f"{first.quantity} as stated, {first.text}",
+        legitimate=False,
+        inputs=first.inputs,
+    )
+    return (*known, wrong)

@@ -1,0 +1,527 @@
+"""Claims about the audit of claims."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scalebook.audit import (
+    Check,
+    audit,
+    count_claims,
+    parse_claims,
+    parse_results,
+    sample_text,
+    samples,
+)
+from scalebook.audit.fields import field, fields, words
+from scalebook.audit.identities import identities, limits, parse_identity
+from scalebook.audit.printed import read_printed
+from scalebook.errors import ClaimError
+from scalebook.intervals import Interval, point
+
+SEEDS = {
+    "peak-summary": "000_*.txt",
+    "benchmark-suite": "001_*.txt",
+    "scaling-analysis": "002_*.txt",
+    "megatron-page": "003_*.txt",
+    "platform-benchmark": "004_*.txt",
+}
+WRONG = ("contradicts", "impossible")
+
+
+def checks_of(text: str) -> tuple[Check, ...]:
+    """The checks of a claims file."""
+    return audit(parse_claims(text, "test.toml")).checks
+
+
+def claim(**cells: str) -> tuple[Check, ...]:
+    """The checks of one claim."""
+    lines = [f"{name} = {value!r}" for name, value in cells.items()]
+    return checks_of("[[claims]]\n" + "\n".join(lines))
+
+
+def verdict(field_name: str, **cells: str) -> str:
+    """The worst verdict about a field of one claim."""
+    found = tuple(check for check in claim(**cells) if check.field == field_name)
+    counts = count_claims(found)
+    return next(name for name, count in counts.items() if count)
+
+
+def only(field_name: str, checks: tuple[Check, ...], rule: str = "") -> Check:
+    """The first check about a field whose rule contains a text."""
+    return next(c for c in checks if c.field == field_name and rule in c.rule)
+
+
+# What printed digits stand for
+
+
+@pytest.mark.parametrize(
+    ("text", "low", "high"),
+    [
+        ("38.3%", 0.3825, 0.3835),
+        ("87,933", 87932.5, 87933.5),
+        ("7.6B", 7.55e9, 7.65e9),
+        ("$1,869.90", 1869.895, 1869.905),
+        ("1.11x", 1.105, 1.115),
+        ("1.92×", 1.915, 1.925),
+        ("-15%", -0.155, -0.145),
+        ("~390", 351, 429),
+        ("~5", 4.5, 5.5),
+        ("85-95%", 0.845, 0.955),
+        ("47–48%", 0.465, 0.485),
+        ("6-20K", 5500, 20500),
+        ("1-2", 0.5, 2.5),
+        ("2.1..2.6", 2.05, 2.65),
+        ("<30", 0, 30.5),
+        ("up to 47%", 0, 0.475),
+        ("175K+", 174500, float("inf")),
+        (">400", 399.5, float("inf")),
+        ("=1T", 1e12, 1e12),
+        ("3e-4", 2.5e-4, 3.5e-4),
+        ("1.5 trillion", 1.45e12, 1.55e12),
+    ],
+)
+def test_a_printed_value_stands_for_what_rounds_to_it(text, low, high):
+    interval = read_printed(text).interval
+    assert interval.low == pytest.approx(low)
+    assert interval.high == pytest.approx(high)
+
+
+def test_a_count_is_exact_unless_it_has_a_suffix():
+    assert read_printed("1,024", exact=True).interval == point(1024)
+    assert read_printed("8K", exact=True).interval == Interval(7500, 8500)
+
+
+def test_a_value_that_was_cut_and_not_rounded_may_be_claimed():
+    printed = read_printed("22.7%")
+    assert printed.claimed.meets(point(0.22799))
+    assert not printed.interval.meets(point(0.22799))
+    assert not printed.claimed.meets(point(0.2264))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "abc", "1,00", "nan", "inf", "1e400", "--3", "9" * 70, "~", "="]
+)
+def test_what_is_no_value_is_refused(text):
+    with pytest.raises(ClaimError):
+        read_printed(text)
+
+
+# Identities
+
+
+def test_every_quantity_of_an_identity_is_in_the_vocabulary_or_defined_by_another():
+    quantities = {item.quantity for item in fields().values()}
+    defined = {identity.subject for identity in identities()} | {"highest_peak_tflops_per_second"}
+    used = [name for identity in identities() for name in identity.names]
+    used += [name for limit in limits() for name in limit.names]
+    for name in used:
+        assert name.removeprefix("base_") in quantities | defined, name
+
+
+@given(st.lists(st.floats(0.01, 1e6), min_size=6, max_size=6))
+def test_solving_an_identity_for_each_quantity_gives_it_back(values):
+    for identity in identities():
+        names = list(dict.fromkeys(identity.right.names()))
+        known = dict(zip(names, (point(value) for value in values), strict=False))
+        known[identity.subject] = identity.solve(identity.subject, known)
+        for name in identity.names:
+            solved = identity.solve(name, {k: v for k, v in known.items() if k != name})
+            # 1 - (1 - x) loses digits where x is large
+            assert solved.low == pytest.approx(known[name].low, rel=1e-6, abs=1e-8)
+
+
+def test_an_equation_is_written_solved_for_any_quantity():
+    identity = parse_identity("elapsed = 2 * tokens / rate")
+    assert identity.expression("elapsed") == "2 * tokens / rate"
+    assert identity.expression("tokens") == "0.5 * elapsed * rate"
+    assert identity.expression("rate") == "2 * tokens / elapsed"
+
+
+# Verdicts
+
+
+def test_100_billion_tokens_at_145267_a_second_do_not_take_6_hours():
+    check = only(
+        "elapsed_hours",
+        claim(tokens="=100B", tokens_per_second="145,267", elapsed_hours="5.7"),
+    )
+    assert check.verdict == "contradicts"
+    assert check.expected == pytest.approx(191.219, abs=1e-3)
+    assert "100B / 145,267" in check.arithmetic
+
+
+def test_a_sparse_peak_under_an_mfu_is_named():
+    cells = {"accelerator": "h100", "model_tflops_per_second_per_gpu": "450", "mfu": "22.7%"}
+    check = only("mfu", claim(**cells))
+    assert check.verdict == "contradicts"
+    assert check.expected == pytest.approx(450 / 989.4)
+    assert "the claim fits bf16 2:4 sparse" in check.note
+
+
+def test_390_tflops_are_not_47_percent_of_an_h100():
+    check = only("mfu", claim(accelerator="h100", model_tflops_per_second_per_gpu="390", mfu="47%"))
+    assert check.verdict == "contradicts"
+    assert check.expected == pytest.approx(0.394, abs=1e-3)
+    assert "fits" not in check.note
+
+
+def test_an_mfu_over_the_dense_peak_holds():
+    cells = {"accelerator": "mi300x", "model_tflops_per_second_per_gpu": "501"}
+    assert verdict("mfu", **cells, mfu="38.3%") == "holds"
+
+
+@pytest.mark.parametrize(
+    ("tflops", "convention"),
+    [("463", "megatron_causal"), ("521", "full_attention"), ("434", "six_n"), ("600", None)],
+)
+def test_the_flops_convention_that_fits_is_named(tflops, convention):
+    checks = claim(
+        model="llama3.1-8b", sequence_length="8192", tokens_per_second_per_gpu="9,000",
+        model_tflops_per_second_per_gpu=tflops,
+    )  # fmt: skip
+    check = only("model_tflops_per_second_per_gpu", checks)
+    if convention is None:
+        assert check.verdict == "contradicts"
+    else:
+        assert check.verdict == "holds"
+        assert convention in check.note
+
+
+def test_a_rate_above_the_physical_peak_is_impossible():
+    cells = {"model": "llama3.1-8b", "accelerator": "h100", "gpus": "8"}
+    rate = {"tokens_per_second": "180,000"}
+    assert verdict("tokens_per_second", **cells, **rate, precision="bf16") == "impossible"
+    # without a precision it may have been fp8
+    assert verdict("tokens_per_second", **cells, **rate) == "holds"
+
+
+def test_a_time_below_that_of_the_peak_is_impossible_whatever_rate_is_stated():
+    cells = {"accelerator": "A100-SXM4-40GB", "precision": "bf16", "gpus": "32", "parameters": "7B"}
+    assert verdict("elapsed_hours", **cells, tokens="=1T", elapsed_hours="57") == "impossible"
+    assert verdict("elapsed_hours", **cells, tokens="=1T", elapsed_hours="5,700") == "holds"
+
+
+def test_memory_above_the_device_is_impossible():
+    assert verdict("memory_gb", accelerator="h100", memory_gb="96") == "impossible"
+    assert verdict("memory_gb", accelerator="h100", memory_gb="71.2") == "holds"
+
+
+def test_efficiency_is_judged_against_the_base_row():
+    text = """
+    [[tables]]
+    base = "1 node"
+    line = 54
+    columns = ["label", "gpus", "tokens_per_second", "scaling_efficiency"]
+    rows = [["1 node", "8", "36,421", "100%"],
+            ["2 nodes", "16", "70,234", "96.4%"],
+            ["4 nodes", "32", "133,892", "92.0%"]]
+    """
+    checks = [check for check in checks_of(text) if check.field == "scaling_efficiency"]
+    assert [check.verdict for check in checks] == ["holds", "holds", "contradicts"]
+    assert [check.line for check in checks] == [54, 55, 56]
+    assert checks[2].expected == pytest.approx(0.91906, abs=1e-5)
+
+
+def test_the_rate_of_another_model_is_no_base():
+    text = """
+    [[tables]]
+    base = "7B"
+    given = { accelerator = "h100" }
+    columns = ["label", "gpus", "parameters", "mfu", "scaling_efficiency"]
+    rows = [["7B", "8", "7B", "42%", "100%"], ["70B", "64", "70B", "42%", "100%"]]
+    """
+    assert not [check for check in checks_of(text) if check.verdict in WRONG]
+
+
+def test_a_total_is_the_sum_of_the_rows():
+    rows = '["a", "$10.50"], ["b", "$2.25"], ["Total", "{}"]'
+    head = '[[tables]]\ntotal = "Total"\ncolumns = ["label", "cost"]\nrows = ['
+    good = checks_of(head + rows.format("$12.75") + "]")
+    bad = checks_of(head + rows.format("$13.75") + "]")
+    assert [check.verdict for check in good] == ["holds"]
+    assert [check.verdict for check in bad] == ["contradicts"]
+    assert "$10.50 + $2.25 = 12.75" in bad[0].arithmetic
+
+
+def test_what_is_the_same_in_every_row_is_compared():
+    text = """
+    [[tables]]
+    same = ["price_per_gpu_hour"]
+    given = { gpus = "8" }
+    columns = ["label", "elapsed_hours", "cost"]
+    rows = [["a", "10", "$160"], ["b", "20", "$320"], ["c", "30", "$580"]]
+    """
+    found = {check.label: check.verdict for check in checks_of(text) if "same" in check.rule}
+    assert found == {"b": "holds", "c": "contradicts"}
+
+
+def test_a_value_said_twice_must_be_one_value():
+    assert verdict("elapsed_minutes", elapsed_seconds="991.38", elapsed_minutes="16.5") == "holds"
+    assert verdict("also_cost", cost="$2,216.00", also_cost="$2,416.00") == "contradicts"
+
+
+@pytest.mark.parametrize(
+    ("model", "size", "legal", "expected"),
+    [
+        ("qwen2.5-7b", "4", "yes", "holds"),
+        ("qwen2.5-7b", "7", "yes", "contradicts"),
+        ("qwen2.5-7b", "8", "no", "holds"),
+        ("llama3.1-8b", "8", "no", "contradicts"),
+    ],
+)
+def test_tensor_parallel_sizes_are_judged_by_legality(model, size, legal, expected):
+    assert verdict("legal", model=model, tensor_parallel_size=size, legal=legal) == expected
+
+
+def test_sizes_that_leave_no_whole_number_of_replicas_contradict():
+    sizes = {
+        "tensor_parallel_size": "4", "pipeline_parallel_size": "2", "context_parallel_size": "1"
+    }  # fmt: skip
+    assert verdict("gpus", gpus="12", **sizes) == "contradicts"
+    assert verdict("gpus", gpus="16", **sizes) == "holds"
+
+
+@pytest.mark.parametrize(
+    ("cells", "expected"),
+    [
+        ({"parameters": "405B"}, "holds"),  # 405.85: cut, not rounded
+        ({"parameters": "70B"}, "contradicts"),
+    ],
+)
+def test_parameters_are_compared_with_the_named_model(cells, expected):
+    assert verdict("parameters", model="llama3.1-405b", **cells) == expected
+
+
+def test_a_dense_model_called_a_mixture_contradicts():
+    assert verdict("architecture", model="nemotron4-340b", architecture="moe") == "contradicts"
+
+
+def test_what_cannot_be_checked_says_what_it_needs():
+    check = only("cost_reduction", claim(cost_reduction="63%"))
+    assert check.verdict == "not checkable"
+    assert check.note == "needs base_cost, cost"
+
+
+def test_energy_is_power_times_time_and_pue():
+    cells = {"power_kilowatts": "10.24", "elapsed_hours": "57", "pue": "1.12"}
+    assert verdict("energy_kwh", **cells, energy_kwh="654") == "holds"
+    assert verdict("energy_kwh", **cells, energy_kwh="584") == "contradicts"
+
+
+def test_a_wrong_peak_does_not_make_the_utilisation_right():
+    checks = claim(
+        accelerator="h100", model_tflops_per_second_per_gpu="450", peak_tflops_per_second="1,979",
+        mfu="22.7%",
+    )  # fmt: skip
+    assert only("peak_tflops_per_second", checks).verdict == "contradicts"
+    assert only("mfu", checks).verdict == "contradicts"
+
+
+# Result rows
+
+
+def row(**changes: object) -> dict[str, object]:
+    """A result row as ``scalebook list --json`` prints it."""
+    return {
+        "run_id": "r1", "status": "completed", "model": "llama3.1-8b",
+        "accelerator": "NVIDIA H100 80GB HBM3", "precision": "bf16", "world_size": 8,
+        "tensor_parallel_size": 1, "pipeline_parallel_size": 1, "context_parallel_size": 1,
+        "data_parallel_size": 8, "sequence_length": 8192, "tokens_per_second": 72000.0,
+        "tokens_per_second_per_gpu": 9000.0, "model_tflops_per_second_per_gpu": 463.2336,
+        "mfu": 0.468196482716798, "peak_memory_gib": 71.5, "step_seconds_median": None,
+        **changes,
+    }  # fmt: skip
+
+
+def test_the_projects_own_rows_hold():
+    checks = audit(parse_results([row()], "rows.json")).checks
+    assert not [check for check in checks if check.verdict in WRONG]
+    assert only("mfu", checks).verdict == "holds"
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"mfu": 0.234}, "mfu"),
+        ({"tokens_per_second_per_gpu": 9100.0}, "tokens_per_second_per_gpu"),
+        ({"data_parallel_size": 4}, "gpus"),
+        ({"peak_memory_gib": 120.0}, "memory_gb"),
+    ],
+)
+def test_a_wrong_number_of_a_result_row_is_found(changes, name):
+    checks = audit(parse_results([row(**changes)], "rows.json")).checks
+    assert name in {check.field for check in checks if check.verdict in WRONG}
+
+
+def test_a_row_of_an_unknown_model_is_checked_without_it():
+    checks = audit(parse_results([row(model="my-own", accelerator="Foo 9")], "rows.json")).checks
+    assert not [check for check in checks if check.verdict in WRONG]
+
+
+def test_runs_that_did_not_complete_claim_nothing():
+    with pytest.raises(ClaimError, match="no completed run"):
+        parse_results([row(status="failed", tokens_per_second=None)], "rows.json")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e300, "9", True, [1]])
+def test_a_number_that_is_none_is_refused(value):
+    with pytest.raises(ClaimError, match="tokens_per_second"):
+        parse_results([row(tokens_per_second=value)], "rows.json")
+
+
+# Files
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x = ", "no valid TOML"),
+        ("[" * 5000, "no valid TOML"),
+        ("a = " + "9" * 5000, "no valid TOML"),
+        ("", "no claims in it"),
+        ("titel = 'x'", "Unknown key 'titel'"),
+        ("tables = 3", "must be written as"),
+        ("[[claims]]\nmfuu = '3'", "line 2: Unknown field 'mfuu'. Did you mean 'mfu'?"),
+        ("[[claims]]\nlabel = 'x'\nmfu = 'high'", "line 3: mfu: 'high' is no number"),
+        ("[[claims]]\nmfu = 0.3\ngpus = true", "gpus must be a text"),
+        ("[[claims]]\nmodel = 'llama9'", "line 2: Unknown model 'llama9'"),
+        ("[[claims]]\naccelerator = 'h1000'", "Unknown accelerator"),
+        ("[[claims]]\nprecision = 'bf17'", "line 2: precision='bf17' must be one of"),
+        ('[[claims]]\nlabel = "a\\u001b[31m"', "printable"),
+        ("[[claims]]\nline = -3\nmfu = '3%'", "must be a line number"),
+        ("[[tables]]\ncolumns = ['mfu']\nrows = [['3%', '4%']]", "row 1 of table 'table 1' has 2"),
+        ("[[tables]]\ncolumns = ['mfu', 'mfu']\nrows = []", "column twice"),
+        ("[[tables]]\nbase = 'x'\ncolumns = ['mfu']\nrows = [['3%']]", "label of no row"),
+        ("[[tables]]\nrows = []", "needs columns"),
+        ("[[tables]]\ncolumns = [['mfu']]\nrows = []", "Unknown field"),
+        ("[[tables]]\nsame = [{}]\ncolumns = ['mfu']\nrows = []", "Unknown field"),
+    ],
+)
+def test_a_malformed_file_is_one_line_with_its_place(text, message):
+    with pytest.raises(ClaimError) as caught:
+        checks_of(text)
+    assert message in str(caught.value)
+    assert "test.toml" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@given(st.text(max_size=200))
+def test_no_text_breaks_the_reader(text):
+    for content in (text, f"[[claims]]\nmfu = '''{text}'''"):
+        try:
+            checks_of(content)
+        except ClaimError as error:
+            assert "\n" not in str(error)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=6,
+)
+
+
+@given(
+    st.sampled_from(["base", "given", "line", "same", "total", "name", "columns", "rows", "note"]),
+    JSON,
+)
+def test_no_shape_of_a_table_breaks_the_reader(key, value):
+    table = {"columns": ["label", "mfu"], "rows": [["a", "3%"]], key: value}
+    lines = [f"{name} = {toml(item)}" for name, item in table.items()]
+    try:
+        checks_of("[[tables]]\n" + "\n".join(lines))
+    except ClaimError as error:
+        assert "\n" not in str(error)
+
+
+def toml(value: object) -> str:
+    """A value as TOML writes it, null as a text."""
+    if isinstance(value, dict):
+        pairs = (f"{toml(name)} = {toml(item)}" for name, item in value.items())
+        return "{" + ", ".join(pairs) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(toml, value)) + "]"
+    return json.dumps(value if value is not None else "null").replace("NaN", "nan")
+
+
+@given(JSON, st.sampled_from(["tokens_per_second", "model", "run_id", "world_size", "status"]))
+def test_no_result_row_breaks_the_reader(value, key):
+    try:
+        audit(parse_results([row(**{key: value})], "rows.json"))
+    except ClaimError as error:
+        assert "\n" not in str(error)
+
+
+@given(st.text(alphabet="0123456789.,-+~<>=%xKMBT$e ", max_size=20))
+def test_no_value_breaks_the_arithmetic(text):
+    try:
+        claim(mfu=text, accelerator="h100", model_tflops_per_second_per_gpu=text, gpus="8")
+    except ClaimError as error:
+        assert "\n" not in str(error)
+
+
+# The claims files that the package ships
+
+
+@pytest.mark.parametrize("name", samples())
+def test_a_shipped_file_names_only_known_fields_and_gives_lines(name):
+    claims = parse_claims(sample_text(name), name)
+    for row_ in claims.rows:
+        assert set(row_.words) <= set(words())
+        assert all(field(key) for key in row_.values)
+        assert row_.line is not None
+
+
+def test_the_wrong_claims_of_the_shipped_files_are_these(root: Path):
+    with (root / "tests/golden/audit_wrong.csv").open(newline="") as stream:
+        expected = {tuple(row_.values()) for row_ in csv.DictReader(stream)}
+    found: dict[tuple[str, ...], str] = {}
+    for name in SEEDS:
+        for check in audit(parse_claims(sample_text(name), name)).checks:
+            if check.verdict in WRONG:
+                key = (name, str(check.line), check.label, check.field, check.stated)
+                worst = found.get(key) == "impossible" or check.verdict == "impossible"
+                found[key] = "impossible" if worst else "contradicts"
+    assert {(*key, value) for key, value in found.items()} == expected
+
+
+def test_most_claims_of_the_shipped_files_hold():
+    checks = [
+        check for name in SEEDS for check in audit(parse_claims(sample_text(name), name)).checks
+    ]
+    counts = count_claims(tuple(checks))
+    assert counts["contradicts"] + counts["impossible"] > 60
+    assert counts["holds"] > 100
+
+
+def test_the_published_scaling_table_is_consistent():
+    assert not [
+        check
+        for check in audit(parse_claims(sample_text("scaling-analysis"), "x")).checks
+        if check.verdict in WRONG
+    ]
+
+
+@pytest.mark.parametrize("name", SEEDS)
+def test_the_typed_in_values_stand_in_their_source(name, shared):
+    (path,) = (shared / "seeds").glob(SEEDS[name])
+    source = re.sub(r"[,_]", "", path.read_text())
+    spelled = {"16384": "16K"}  # written out, so that it divides
+    for row_ in parse_claims(sample_text(name), name).rows:
+        for key, printed in row_.values.items():
+            digits = re.sub(r"[,=~$<>+x%KBT]", "", printed.text).split("-")[0].split(" ")[0]
+            if len(digits) >= 2 and key not in row_.given:
+                assert spelled.get(digits, digits) in source, (row_.label, key, printed.text)
+
+
+def test_the_example_shows_every_verdict_but_one():
+    counts = count_claims(audit(parse_claims(sample_text("example"), "example")).checks)
+    assert counts == {"impossible": 1, "contradicts": 2, "holds": 10, "not checkable": 0}
