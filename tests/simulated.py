@@ -30,7 +30,7 @@ def config(**changes: Any) -> RunConfig:
 
 def write_run(
     runs: Path,
-    run_id: str,
+    name: str,
     settings: RunConfig,
     *,
     seconds: float = 0.1,
@@ -41,9 +41,9 @@ def write_run(
     **record: Any,
 ) -> Path:
     """Write a run whose measured steps take about ``seconds`` each; return its directory."""
-    directory = runs / run_id
+    directory = runs / name
     directory.mkdir(parents=True)
-    generator = random.Random(run_id)
+    generator = random.Random(name)
     lines = (
         StepRecord(
             step=step,
@@ -59,7 +59,7 @@ def write_run(
     text = "".join(json.dumps(line.model_dump(mode="json")) + "\n" for line in lines)
     (directory / "steps.jsonl").write_text(text)
     values: dict[str, Any] = {
-        "run_id": run_id,
+        "run_id": name,
         "config_hash": settings.config_hash(),
         "status": status,
         "source": source,

@@ -149,7 +149,9 @@ def collect(folder: Path, runs: Sequence[Run], problems: Iterable[str]) -> Repor
     frame, bad_values = run_frame(rows)
     frame = unique_labels(in_order(frame))
     tails = {run_id: run.record.log_tail for run_id, run in kept.items()}
-    return ReportData(folder, frame, step_frame(kept.values()), tails, (*found, *bad_values))
+    # a report may travel: it names run directories, not where they lay
+    shown = (problem.replace(f"{folder}/", "") for problem in (*found, *bad_values))
+    return ReportData(folder, frame, step_frame(kept.values()), tails, tuple(shown))
 
 
 def run_frame(rows: Iterable[Mapping[str, Any]]) -> tuple[pl.DataFrame, tuple[str, ...]]:

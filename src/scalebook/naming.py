@@ -35,9 +35,10 @@ def split_name(row: Row) -> str:
         parts.append("SP")
     if row.get("data_parallel_sharding") == "full":
         parts.append("FSDP")
-    if not parts and row.get("world_size") in (1, None):
-        parts.append(f"1 {unit_name(row.get('platform'))}")
-    return " ".join(parts) or f"{row['world_size']} {units(row.get('platform'))[1]}"
+    world_size = row.get("world_size")
+    if not parts and world_size is None:
+        return "split unknown"
+    return " ".join(parts) or f"{world_size} {units(row.get('platform'))[world_size != 1]}"
 
 
 def sized(row: Row) -> str:
@@ -68,6 +69,5 @@ def run_label(row: Row) -> str:
     parts = [str(row.get("model") or "unknown model"), split_name(row)]
     if row.get("strategy") not in (None, "custom", ""):
         parts.append(str(row["strategy"]))
-    if row.get("source") not in (None, "measured"):
-        parts.append(f"[{row['source']}]")
-    return " · ".join(parts)
+    mark = "" if row.get("source") in (None, "measured") else f" [{row['source']}]"
+    return " · ".join(parts) + mark

@@ -9,15 +9,21 @@ NONE = "–"  # what a missing number looks like; its reason stands beside it
 # A no-break space: a number and its unit stay on one line.
 GLUE = "\N{NO-BREAK SPACE}"
 
+SMALLEST = 1e-4  # below this a number is written with an exponent
+
 
 def number(value: float | None, digits: int = 3) -> str:
     """Return a number with about ``digits`` significant digits: 12,346 or 0.0123; all of an int."""
     if value is None:
         return NONE
     if value == 0 or isinstance(value, int):
-        return f"{value:,}"
-    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
-    return f"{round(value, decimals):,.{decimals}f}"
+        return f"{int(value):,}"
+    # rounded before its digits are counted: 9.996 is 10.0
+    rounded = float(f"{value:.{digits}g}") if abs(value) < 10**digits else value
+    if abs(rounded) < SMALLEST:
+        return f"{rounded:.{digits - 1}e}"
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(rounded))))
+    return f"{rounded:,.{decimals}f}"
 
 
 def quantity(value: float | None, unit: str, digits: int = 3) -> str:

@@ -11,6 +11,10 @@ import altair as alt
 from scalebook.charts.theme import config
 from scalebook.markup import Markup, raw_block, script_json
 
+SHAPES = {
+    "domain": ["measured", "ingested", "simulated", "published"],
+    "range": ["circle", "square", "diamond", "triangle-up"],
+}
 AnyChart = alt.Chart | alt.LayerChart | alt.FacetChart
 TEMPLATE = Markup(
     '<div class="sb-chart" role="img" aria-label="{}"></div>\n'
@@ -53,6 +57,12 @@ class Figure:
         spec = self.spec() | {"config": config("light") | {"background": "white"}}
         spec["width"] = 760
         return vl_convert.vegalite_to_svg(spec)
+
+
+def by_source() -> alt.Shape:
+    """Return shape by source: a run that was not measured here never looks like one that was."""
+    grey = alt.Legend(symbolFillColor="gray", symbolStrokeColor="gray")
+    return alt.Shape("source:N", title=None, legend=grey, scale=alt.Scale(**SHAPES))
 
 
 def entitled(chart: AnyChart, title: str | None) -> AnyChart:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import altair as alt
 import polars as pl
 
-from scalebook.charts.figure import Figure, rows
+from scalebook.charts.figure import Figure, by_source, rows
 from scalebook.quantities import count, percent
 
 WIDE = 4  # from this ratio of sizes on, both axes double, so that ideal scaling is a straight line
@@ -63,7 +63,7 @@ def _marks(base: alt.Chart, many: str) -> alt.Chart:
     """Return a point a run, coloured by layout, shaped by source, with its run id when touched."""
     return base.mark_point(filled=True, size=110, opacity=0.9).encode(
         color=alt.Color("layout:N", title=None),
-        shape=alt.Shape("source:N", title=None),
+        shape=by_source(),
         tooltip=[
             alt.Tooltip("run_id:N", title="run"),
             alt.Tooltip("split:N", title="parallelism"),

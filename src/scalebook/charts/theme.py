@@ -44,6 +44,7 @@ def config(mode: str) -> dict[str, Any]:
         "axisY": {"labelLimit": 280},
         "legend": {
             "columns": 3,
+            "symbolOpacity": 1,
             "labelColor": ink,
             "labelLimit": 300,
             "orient": "top",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import altair as alt
 import polars as pl
 
-from scalebook.charts.figure import Figure, Figures, entitled, rows
+from scalebook.charts.figure import Figure, Figures, by_source, entitled, rows
 from scalebook.naming import unit_name
 from scalebook.quantities import NONE, count, percent, quantity
 
@@ -78,7 +78,7 @@ def utilisation(runs: pl.DataFrame) -> Figure | None:
         y=y,
         x=x,
         color=_by_model(data),
-        shape=alt.Shape("source:N", title=None),
+        shape=by_source(),
         tooltip=[*_TOOLTIP, alt.Tooltip("mfu:Q", title="MFU", format=".1%")],
     )
     ends = base.transform_filter("isValid(datum.mfu_low) && isValid(datum.mfu_high)")

@@ -16,11 +16,11 @@ from scalebook.charts import configs
 from scalebook.errors import ReportError
 from scalebook.quantities import count
 from scalebook.report import notebook, preview, quarto, vega
-from scalebook.report.check import check
 from scalebook.report.data_files import write_data
 from scalebook.report.execute import execute
 from scalebook.report.pages import PAGES
 from scalebook.report.prepare import prepare
+from scalebook.report.site_check import check
 
 Renderer = Literal["auto", "quarto", "preview"]
 MARKER = "scalebook-report.json"  # tells a site of ours from a folder that must not be replaced

@@ -18,7 +18,6 @@ ASSETS = {
 }  # fmt: skip
 REMOTE = re.compile(r"^\s*(?:[a-z][a-z0-9+.-]*:)?//", re.IGNORECASE)
 CSS_ADDRESS = re.compile(r"(?:url\(|@import)\s*['\"]?\s*((?:https?:)?//[^'\")\s]+)", re.IGNORECASE)
-RAW_MARKS = re.compile(r"^\s*(?::::|#\| )", re.MULTILINE)
 
 
 @dataclass
@@ -61,8 +60,6 @@ class _Scan(HTMLParser):
             self._style(data)
         elif self._is_spec:
             self.problems += _spec_problems(data)
-        elif self._inside not in ("script", "pre", "code") and RAW_MARKS.search(data):
-            self.problems.append(f"raw notebook syntax is shown: {data.strip()[:40]!r}")
 
     def _style(self, css: str) -> None:
         self.problems += [f"style asks for {url}" for url in CSS_ADDRESS.findall(css)]

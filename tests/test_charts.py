@@ -1,0 +1,150 @@
+"""Charts are data: valid specifications, escaped, with words, readable in both themes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import polars as pl
+import pytest
+from simulated import H100, config, write_run, write_sample
+
+from scalebook import charts
+from scalebook.charts.theme import PALETTE, SURFACE, configs
+from scalebook.charts.throughput import MAX_BARS
+from scalebook.charts.training import MAX_RUNS, thinned
+from scalebook.frames import load
+from scalebook.markup import raw_html
+
+
+def every_chart(folder: Path) -> list[charts.Figure]:
+    data = load(folder)
+    bars = charts.throughput(data.completed)
+    found = [
+        charts.utilisation(data.completed),
+        charts.curves(data.steps, data.runs, "loss", "loss"),
+        charts.steadiness(data.measured_steps, data.runs),
+    ]
+    assert bars is not None
+    return [figure for _, figure in bars.parts] + [figure for figure in found if figure]
+
+
+def test_every_chart_compiles_to_a_picture(tmp_path: Path) -> None:
+    figures = every_chart(write_sample(tmp_path))
+    assert len(figures) == 5
+    for figure in figures:
+        assert figure.picture().startswith("<svg")
+
+
+def test_a_specification_holds_no_address_and_no_theme(tmp_path: Path) -> None:
+    for figure in every_chart(write_sample(tmp_path)):
+        text = json.dumps(figure.spec())
+        assert "http" not in text
+        assert '"url"' not in text
+        assert "config" not in figure.spec()
+
+
+def test_markup_in_a_run_cannot_leave_the_specification(tmp_path: Path) -> None:
+    evil = "</script><script>alert(1)</script>```\n{{< env HOME >}}"
+    write_run(tmp_path, "evil", config(model=evil, strategy=evil), run_id=evil)
+    for figure in every_chart(tmp_path):
+        html = str(figure.html)
+        assert html.count("</script>") == 1
+        assert "alert(1)</script" not in html
+        assert "{{<" not in html
+        spec = html.partition('class="sb-spec">')[2].removesuffix("</script>")
+        assert evil in json.dumps(json.loads(spec), ensure_ascii=False).replace("\\n", "\n")
+        assert raw_html(figure._repr_markdown_()) == html
+
+
+def test_a_chart_says_in_words_what_it_shows(tmp_path: Path) -> None:
+    figures = every_chart(write_sample(tmp_path))
+    assert figures[0].description.startswith("3\N{NO-BREAK SPACE}runs, from llama3.1-8b · TP2 DP4")
+    assert all(figure.description in str(figure.html) for figure in figures)
+
+
+def test_bars_hold_the_numbers_of_the_frame_in_order(tmp_path: Path) -> None:
+    data = load(write_sample(tmp_path))
+    figures = charts.throughput(data.completed)
+    assert figures is not None
+    name, figure = figures.parts[0]
+    rows = figure.spec()["data"]["values"]
+    frame = data.completed.filter(pl.col("platform") == name)
+    assert [row["tokens_per_second"] for row in rows] == frame["tokens_per_second"].to_list()
+    assert [row["low"] * row["world_size"] for row in rows] == pytest.approx(
+        frame["tokens_per_second_low"].to_list()
+    )
+
+
+def test_cpu_processes_and_gpus_share_no_axis(tmp_path: Path) -> None:
+    figures = charts.throughput(load(write_sample(tmp_path)).completed)
+    assert figures is not None
+    assert [name for name, _ in figures.parts] == ["h100", "cpu"]
+
+
+def test_simulated_runs_are_paler_than_measured_ones(tmp_path: Path) -> None:
+    write_run(tmp_path, "own", config(), source="measured")
+    write_run(tmp_path, "made-up", config(world_size=2))
+    figures = charts.throughput(load(tmp_path).completed)
+    assert figures is not None
+    rows = figures.parts[0][1].spec()["data"]["values"]
+    alpha = {row["run_id"]: row["alpha"] for row in rows}
+    assert alpha["made-up"] < alpha["own"] == 1
+
+
+def test_no_data_is_no_chart(tmp_path: Path) -> None:
+    write_run(tmp_path, "a", config(), status="failed", steps=0, reason="It broke.")
+    data = load(tmp_path)
+    assert charts.throughput(data.completed) is None
+    assert charts.utilisation(data.completed) is None
+    assert charts.curves(data.steps, data.runs, "loss", "loss") is None
+
+
+def test_a_chart_that_leaves_runs_out_says_so(tmp_path: Path) -> None:
+    for index in range(MAX_BARS + 1):
+        write_run(tmp_path, f"run-{index:02}", config())
+    data = load(tmp_path)
+    figures = charts.throughput(data.completed)
+    assert figures is not None
+    assert figures.parts[0][1].spec()["title"] == f"The {MAX_BARS} highest of {MAX_BARS + 1} runs"
+    curves = charts.curves(data.steps, data.runs, "loss", "loss")
+    assert curves is not None
+    assert curves.spec()["title"] == f"The first {MAX_RUNS} of {MAX_BARS + 1} runs"
+
+
+def test_a_long_curve_keeps_its_ends(tmp_path: Path) -> None:
+    steps = pl.DataFrame({"run_id": ["a"] * 5000 + ["b"] * 7, "step": [*range(5000), *range(7)]})
+    short = thinned(steps, 200)
+    assert short.filter(run_id="a").height <= 202
+    assert short.filter(run_id="a")["step"].to_list()[0] == 0
+    assert short.filter(run_id="a")["step"].to_list()[-1] == 4999
+    assert short.filter(run_id="b").height == 7
+
+
+def test_mfu_points_carry_their_interval(tmp_path: Path) -> None:
+    made = config(platform="h100", model="llama3.1-8b", precision="bf16", sequence_length=8192)
+    write_run(tmp_path, "a", made, seconds=12, device=H100)
+    figure = charts.utilisation(load(tmp_path).completed)
+    assert figure is not None
+    row = figure.spec()["data"]["values"][0]
+    assert row["mfu_low"] < row["mfu"] < row["mfu_high"] < 1
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance, WCAG 2.2."""
+    parts = [int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)]
+    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("mode", ["light", "dark"])
+def test_every_colour_has_a_contrast_of_three_to_one_with_the_page(mode: str) -> None:
+    page = luminance(SURFACE[mode])
+    for colour in PALETTE[mode]:
+        lighter, darker = sorted((luminance(colour), page), reverse=True)
+        assert (lighter + 0.05) / (darker + 0.05) >= 3, colour
+
+
+def test_there_are_as_many_colours_as_curves_in_both_themes() -> None:
+    assert {len(palette) for palette in PALETTE.values()} == {MAX_RUNS}
+    assert set(configs()) == {"light", "dark"}

@@ -1,0 +1,288 @@
+"""The site as a whole: built from runs of every kind, in one place, needing no network."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import polars as pl
+import pytest
+import yaml
+from simulated import config, write_run, write_sample
+from test_tables import Tags
+
+from scalebook import notebooks
+from scalebook.cli import main
+from scalebook.errors import ReportError
+from scalebook.frames import load
+from scalebook.markup import anchor
+from scalebook.report import PAGES, Places, build, check, quarto
+
+EVIL = "</script><script>alert(1)</script><b>\"'`*_[x](javascript:1) {{< env HOME >}} ```\n::: x"
+
+Built = tuple[Path, list[str]]
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Built:
+    """A site over good, failed and broken runs, and what its build said."""
+    folder = tmp_path_factory.mktemp("report")
+    runs = write_sample(folder / "runs")
+    evil = config(model=EVIL, strategy=EVIL)
+    write_run(runs, "evil", evil, run_id=EVIL, status="failed", reason=EVIL, log_tail=(EVIL,))
+    write_run(runs, "evil-good", evil)
+    write_run(runs, "torn", config())
+    (runs / "torn" / "record.json").write_text(f'{{"run_id": "{EVIL[:8]}')
+    said: list[str] = []
+    index = build(Places(runs, folder / "site", root), "preview", said.append)
+    return index.parent, said
+
+
+@pytest.fixture(scope="session")
+def html(site: Built) -> Callable[[str], str]:
+    """Read a page."""
+    return lambda name: (site[0] / name).read_text()
+
+
+def test_every_page_is_there_with_the_same_navigation(html: Callable[[str], str]) -> None:
+    for page in PAGES:
+        text = html(page.html)
+        links = re.findall(r'<a href="([a-z]+\.html)"(?: aria-current="page")?>', text)
+        assert links[: len(PAGES)] == [other.html for other in PAGES]
+        assert f'href="{page.html}" aria-current="page"' in text
+
+
+def test_the_site_passes_its_own_check(site: Built) -> None:
+    assert check(site[0]) == ()
+
+
+def test_no_page_names_a_server(html: Callable[[str], str]) -> None:
+    for page in PAGES:
+        assert not re.search(r"""(src|href)\s*=\s*["']?(https?:)?//""", html(page.html))
+
+
+def test_markup_of_a_run_file_is_text_on_every_page(html: Callable[[str], str]) -> None:
+    for page in PAGES:
+        text = html(page.html)
+        assert "<script>alert" not in text
+        assert "<b>\"'" not in text
+        scripts = {a.get("src") or a.get("type") for a in Tags(text).attributes if a}
+        assert "javascript:1" not in str(scripts)
+        assert "{{< env" not in text
+
+
+def test_every_mention_of_a_run_leads_to_its_row(site: Built, html: Callable[[str], str]) -> None:
+    rows = Tags(html("throughput.html")).attributes
+    ids = {attributes["id"] for attributes in rows if attributes.get("id")}
+    for page in PAGES:
+        for attributes in Tags(html(page.html)).attributes:
+            if "data-run" in attributes:
+                assert anchor(str(attributes["data-run"])) in ids
+
+
+def test_notebook_syntax_and_parameters_are_not_shown(html: Callable[[str], str]) -> None:
+    for page in PAGES:
+        text = html(page.html)
+        assert "#|" not in text
+        assert "{=html}" not in text
+        assert "Parameters" not in text
+        assert "runs: str" not in text
+
+
+def test_figures_and_tables_are_numbered_with_captions(html: Callable[[str], str]) -> None:
+    text = html("throughput.html")
+    assert re.findall(r"<figcaption><b>(.*?)</b> \S", text) == [
+        *("Figure 1", "Table 1", "Figure 2", "Table 2", "Figure 3", "Figure 4", "Table 3")
+    ]
+
+
+def test_broken_directories_are_on_the_page(html: Callable[[str], str]) -> None:
+    assert "torn/record.json cannot be read" in html("index.html")
+    assert "Not readable" in html("throughput.html")
+
+
+def test_failed_runs_are_on_the_page_with_their_reason(html: Callable[[str], str]) -> None:
+    for page in ("index.html", "throughput.html"):
+        assert "GPU 3 ran out of memory in step 1" in html(page)
+
+
+def test_the_chart_library_is_in_the_site_once(site: Built) -> None:
+    big = [path for path in site[0].rglob("*") if path.stat().st_size > 500_000]
+    assert [path.name for path in big] == ["vega-bundle.js"]
+    assert "</script" not in big[0].read_text()
+
+
+def test_a_page_without_charts_does_not_load_the_chart_library(html: Callable[[str], str]) -> None:
+    assert "vega-bundle.js" in html("index.html")
+    assert "vega-bundle.js" not in html("method.html")
+
+
+def test_the_data_files_hold_every_run(site: Built) -> None:
+    frame = pl.read_parquet(site[0] / "data" / "runs.parquet")
+    assert frame.height == 11
+    assert pl.read_csv(site[0] / "data" / "runs.csv").height == 11
+    assert pl.read_parquet(site[0] / "data" / "steps.parquet")["run_id"].n_unique() >= 9
+
+
+def test_a_csv_cell_that_looks_like_a_formula_is_tamed(site: Built, tmp_path: Path) -> None:
+    from scalebook.report.data_files import write_data
+
+    write_run(tmp_path / "runs", "a", config(model="=cmd|' /C calc'!A0"))
+    write_data(load(tmp_path / "runs"), tmp_path)
+    assert (
+        "\"'=cmd" in (tmp_path / "runs.csv").read_text()
+        or ",'=cmd" in (tmp_path / "runs.csv").read_text()
+    )
+
+
+def test_a_missing_quarto_is_said_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, root: Path
+) -> None:
+    monkeypatch.setattr(quarto, "find", lambda: None)
+    runs = write_run(tmp_path / "runs", "a", config()).parent
+    said: list[str] = []
+    assert build(Places(runs, tmp_path / "site", root), "auto", said.append).is_file()
+    assert said == [
+        "quarto was not found: the pages are rendered by the built-in preview renderer."
+    ]
+    with pytest.raises(ReportError, match=r"quarto was not found\. Install it from quarto.org"):
+        build(Places(runs, tmp_path / "site", root), "quarto", said.append)
+
+
+def test_failed_runs_alone_give_a_site(tmp_path: Path, root: Path) -> None:
+    runs = tmp_path / "runs"
+    write_run(runs, "a", config(), status="timeout", steps=0, reason="It took more than 10 s.")
+    index = build(Places(runs, tmp_path / "site", root), "preview", print)
+    assert "No run completed with a throughput" in index.read_text()
+    assert "It took more than 10 s" in (index.parent / "throughput.html").read_text()
+
+
+def test_unreadable_runs_alone_give_a_site_that_says_so(tmp_path: Path, root: Path) -> None:
+    (tmp_path / "runs" / "a").mkdir(parents=True)
+    (tmp_path / "runs" / "a" / "record.json").write_text("")
+    index = build(Places(tmp_path / "runs", tmp_path / "site", root), "preview", print)
+    assert "No run could be read" in index.read_text()
+    assert "a/record.json cannot be read" in index.read_text()
+
+
+def test_a_folder_that_is_no_report_is_never_replaced(tmp_path: Path, root: Path) -> None:
+    runs = write_run(tmp_path / "runs", "a", config()).parent
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    with pytest.raises(ReportError, match="is not a report of Scalebook and would be replaced"):
+        build(Places(runs, tmp_path / "mine", root), "preview", print)
+    assert (tmp_path / "mine" / "thesis.txt").exists()
+
+
+def test_a_failed_build_leaves_the_site_before_it(
+    site: Built, tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(site[0], tmp_path / "site")
+    runs = write_run(tmp_path / "runs", "a", config()).parent
+    monkeypatch.setattr("scalebook.report.site.check", lambda folder: ("index.html: loads x",))
+    with pytest.raises(ReportError, match=r"not fit to publish: index\.html: loads x"):
+        build(Places(runs, tmp_path / "site", root), "preview", print)
+    assert (tmp_path / "site" / "index.html").read_text() == (site[0] / "index.html").read_text()
+
+
+def test_a_cell_that_raises_names_its_page_and_cell(tmp_path: Path) -> None:
+    from scalebook.report.execute import execute
+    from scalebook.report.pages import Page
+
+    cell = {"cell_type": "code", "execution_count": None, "outputs": [], "metadata": {}}
+    parameters = cell | {
+        "id": "a",
+        "source": 'runs: str = "runs"',
+        "metadata": {"tags": ["parameters"]},
+    }
+    content = {
+        "cells": [parameters, cell | {"id": "b", "source": "1 / 0"}],
+        "metadata": {"kernelspec": {"name": "python3", "display_name": "x", "language": "python"}},
+        "nbformat": 4,
+        "nbformat_minor": 5,
+    }
+    (tmp_path / "29_broken.ipynb").write_text(json.dumps(content))
+    page = Page("29_broken.ipynb", "broken", "Broken")
+    with pytest.raises(ReportError, match=r"29_broken\.ipynb, cell 2: ZeroDivisionError"):
+        execute((page,), tmp_path, tmp_path, tmp_path / "out")
+
+
+def test_the_quarto_project_lists_the_same_pages(root: Path, tmp_path: Path) -> None:
+    quarto.write_project(root / "reports" / "_quarto.yml", root / "reports/theme", tmp_path, "Now.")
+    made = yaml.safe_load((tmp_path / "_quarto.yml").read_text())
+    entries = made["website"]["navbar"]["left"]
+    assert [(entry["href"], entry["text"]) for entry in entries] == [
+        (f"{page.slug}.ipynb", page.title) for page in PAGES
+    ]
+    assert made["website"]["page-footer"] == {"left": "Now."}
+    assert made["format"]["html"]["html-math-method"] == "mathml"
+    assert not re.search(r"https?://", (tmp_path / "_quarto.yml").read_text())
+    assert (tmp_path / "theme" / "dark.scss").is_file()
+
+
+def test_quarto_gets_pages_as_printed_html_and_its_failure_is_one_line(
+    tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = tmp_path / "quarto"
+    fake.write_text("#!/bin/sh\necho 'ERROR: no pandoc here' >&2\nexit 3\n")
+    fake.chmod(0o755)
+    monkeypatch.setattr(quarto, "find", lambda: str(fake))
+    runs = write_run(tmp_path / "runs", "a", config()).parent
+    with pytest.raises(ReportError, match=r"quarto failed \(exit 3\): ERROR: no pandoc here"):
+        build(Places(runs, tmp_path / "site", root), "quarto", print)
+    page = json.loads((tmp_path / "_pages" / "throughput.ipynb").read_text())
+    outputs = [output for cell in page["cells"] for output in cell.get("outputs", [])]
+    assert outputs
+    assert {output["output_type"] for output in outputs} == {"stream"}
+    code = [cell["source"] for cell in page["cells"] if cell["cell_type"] == "code"]
+    assert all('#| output: "asis"' in text for text in code)
+
+
+@pytest.mark.quarto
+def test_quarto_renders_a_site_that_passes_the_check(tmp_path: Path, root: Path) -> None:
+    if quarto.find() is None:
+        pytest.skip("quarto is not installed")
+    runs = write_sample(tmp_path / "runs")
+    index = build(Places(runs, tmp_path / "site", root), "quarto", print)
+    assert check(index.parent) == ()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.slug)
+def test_a_page_runs_in_a_kernel_as_well(page: object, tmp_path: Path, root: Path) -> None:
+    runs = write_sample(tmp_path / "runs")
+    source = root / "notebooks" / page.notebook  # type: ignore[attr-defined]
+    notebooks.execute(source, tmp_path / "out.ipynb", {"runs": str(runs)})
+    cells = json.loads((tmp_path / "out.ipynb").read_text())["cells"]
+    outputs = [output for cell in cells for output in cell.get("outputs", [])]
+    assert outputs
+    assert not any(output["output_type"] == "error" for output in outputs)
+
+
+def test_the_command_prints_the_path_of_the_first_page_last(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = write_run(tmp_path / "runs", "a", config()).parent
+    made = ["report", "--runs", str(runs), "--output", str(tmp_path / "site")]
+    assert main([*made, "--renderer", "preview"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == str(tmp_path / "site" / "index.html")
+
+
+def test_the_command_on_an_empty_folder_is_one_line_and_exit_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", "--runs", str(tmp_path), "--output", str(tmp_path / "site")]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "holds no run" in error
+    assert not (tmp_path / "site").exists()
+
+
+def test_opening_a_report_that_is_not_there_says_how_to_build_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["open", "--output", str(tmp_path)]) == 2
+    assert "Build it with 'make report'" in capsys.readouterr().err
