@@ -91,7 +91,7 @@ def test_daily_tokens_and_samples():
     ("name", "text"),
     [
         ("tokens", "0"), ("gpus", "-8"), ("pue", "0.9"), ("preemption_overhead", "-1%"),
-        ("price_per_gpu_hour", "0..2"),
+        ("price_per_gpu_hour", "0..2"), ("tokens", "1e60"), ("tokens_per_second", "1e-60"),
     ],
 )  # fmt: skip
 def test_an_input_out_of_range_is_refused(name, text):

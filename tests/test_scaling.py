@@ -152,7 +152,8 @@ def test_student_quantile_agrees_with_scipy(freedom):
 
 
 @pytest.mark.parametrize(
-    "arguments", [(0, 1.0), (4, 0.0), (4, math.nan), (4, math.inf), (4, 1.0, 5), (4, 1.0, 1, 0)]
+    "arguments",
+    [(0, 1.0), (4, 0.0), (4, math.nan), (4, math.inf), (4, 1e300), (4, 1.0, 5), (4, 1.0, 1, 0)],
 )
 def test_a_point_that_is_no_run_is_refused(arguments):
     with pytest.raises(ClaimError):

@@ -8,7 +8,6 @@ enters an answer once, so the ends of the range are exact.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -16,6 +15,7 @@ from scalebook.errors import ClaimError
 from scalebook.intervals import Interval, point, read_numeral
 
 SECONDS_PER_DAY = 86_400
+SMALLEST, LARGEST = 1e-30, 1e30  # products of such stay finite
 FRACTIONS = ("preemption_overhead",)
 AT_LEAST_ONE = ("pue",)
 
@@ -43,13 +43,13 @@ class Inputs:
     def __post_init__(self) -> None:
         """Refuse ranges that cannot be: rates and sizes above 0, PUE from 1, overhead from 0."""
         for name, value in self.stated().items():
-            lowest, words = 0.0, "above 0"
+            lowest, words = SMALLEST, "above 0"
             if name in FRACTIONS:
-                lowest, words = -math.ulp(0.0), "0 or more"
+                lowest, words = 0.0, "0 or more"
             if name in AT_LEAST_ONE:
-                lowest, words = math.nextafter(1.0, 0.0), "1 or more"
-            if not (value.low > lowest and math.isfinite(value.high)):
-                raise ClaimError(f"{name}={value.low:g} must be a finite number, {words}.")
+                lowest, words = 1.0, "1 or more"
+            if not lowest <= value.low <= value.high <= LARGEST:
+                raise ClaimError(f"{name}={value.low:g} must be a number, {words}.")
 
     def stated(self) -> dict[str, Interval]:
         """Return the inputs that were stated."""

@@ -17,6 +17,7 @@ from scalebook.scaling_law import FittedLaw, ScalingKind, fit_law
 
 Base = Literal["smallest", "node"]
 
+LARGEST_RATE = 1e20  # tokens/s; quotients of such stay finite
 DEFAULT_LIMIT_FACTOR = 4.0  # how far past the largest measured size a projection may go
 
 
@@ -37,7 +38,7 @@ class ScalingPoint:
                 f"world_size={self.world_size} on nodes={self.nodes} is no size. "
                 "Both are at least 1 and a node holds at least one GPU."
             )
-        if not (math.isfinite(self.tokens_per_second) and self.tokens_per_second > 0):
+        if not 1 / LARGEST_RATE <= self.tokens_per_second <= LARGEST_RATE:
             raise ClaimError(
                 f"tokens_per_second={self.tokens_per_second} at world_size={self.world_size} "
                 "is no rate. Give a number above 0, or leave the run out."
