@@ -20,15 +20,15 @@ def config(**changes: Any) -> RunConfig:
     return RunConfig(**{**base, "global_batch_size": 8, "sequence_length": 128, **changes})
 
 
-def direct(vendor: str = "cpu", **changes: Any) -> launch.Launch:
+def direct(platform: str = "cpu", **changes: Any) -> launch.Launch:
     """Return the launch of a small configuration."""
     paths = {"config_path": Path("r/config.json"), "output": Path("r")}
-    return launch.direct(config(**changes), vendor=vendor, python="py", **paths)
+    return launch.direct(config(platform=platform, **changes), python="py", **paths)
 
 
-def names(vendor: str, **changes: Any) -> set[str]:
+def names(platform: str, **changes: Any) -> set[str]:
     """Return the names of the variables that are set."""
-    return {variable.name for variable in direct(vendor, **changes).variables}
+    return {variable.name for variable in direct(platform, **changes).variables}
 
 
 def test_the_command_is_torchrun_of_this_python_with_one_process_a_rank():
@@ -41,22 +41,23 @@ def test_the_command_is_torchrun_of_this_python_with_one_process_a_rank():
 
 def test_another_trainer_is_started_in_place_of_ours():
     paths = {"config_path": Path("c"), "output": Path("o")}
-    plan = launch.direct(config(), vendor="cpu", trainer="mine", **paths)
+    plan = launch.direct(config(), trainer="mine", **paths)
     assert plan.command[plan.command.index("mine") - 1] == "-m"
 
 
 def test_cpu_ranks_get_one_thread_each():
     assert "OMP_NUM_THREADS" in names("cpu")
-    assert "OMP_NUM_THREADS" not in names("nvidia")
+    assert "OMP_NUM_THREADS" not in names("h100")
 
 
-def test_one_hardware_queue_is_asked_for_tensor_parallelism_on_nvidia_alone():
+def test_one_hardware_queue_is_asked_for_tensor_parallelism_up_to_hopper_alone():
     queue = "CUDA_DEVICE_MAX_CONNECTIONS"
-    assert queue in names("nvidia", tensor_parallel_size=2)
-    assert queue in names("nvidia", context_parallel_size=2)
-    assert queue not in names("nvidia")
-    assert queue not in names("amd", tensor_parallel_size=2)
-    assert queue not in names("nvidia", tensor_parallel_size=2, data_parallel_sharding="full")
+    assert queue in names("h100", tensor_parallel_size=2)
+    assert queue in names("h100", context_parallel_size=2)
+    assert queue not in names("h100")
+    assert queue not in names("b200", tensor_parallel_size=2)
+    assert queue not in names("mi300x", tensor_parallel_size=2)
+    assert queue not in names("h100", tensor_parallel_size=2, data_parallel_sharding="full")
 
 
 def test_what_the_user_set_wins():
@@ -65,8 +66,8 @@ def test_what_the_user_set_wins():
 
 
 def test_every_variable_has_a_reason():
-    for vendor in ("cpu", "nvidia", "amd"):
-        assert all(variable.reason for variable in direct(vendor).variables)
+    for platform in ("cpu", "h100", "mi300x"):
+        assert all(variable.reason for variable in direct(platform).variables)
 
 
 def test_more_gpus_than_the_machine_has_are_refused_in_words():

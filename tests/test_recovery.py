@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 from training import small, wait_for
 
 from scalebook import conclusion, ownership, processes, recovery, store
-from scalebook.errors import LaunchError
+from scalebook.errors import LaunchError, RecordError
 from scalebook.record import RunRecord
 
 
@@ -114,3 +115,35 @@ def test_what_still_runs_of_a_dead_run_is_ended(tmp_path: Path):
     recovery.recover(tmp_path)
     assert rank.wait(5) != 0
     assert not processes.marked(run_id)
+
+
+def test_without_locks_the_text_of_the_owner_file_tells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def flock(*_: object) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(ownership.fcntl, "flock", flock)
+    directory = store.create_partial(tmp_path, small(), datetime.now(UTC))
+    with ownership.owned(directory):
+        assert ownership.is_live(directory)
+        with pytest.raises(LaunchError, match="another process"), ownership.owned(directory):
+            pass
+    host = ownership.socket.gethostname()
+    dead = {"pid": 999999, "host": host, "started": "1"}
+    (directory / ownership.FILE).write_text(json.dumps(dead))
+    assert not ownership.is_live(directory)
+    (directory / ownership.FILE).write_text('{"pid": 1, "host": "another", "started": "1"}')
+    assert ownership.is_live(directory)
+
+
+def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RecordError, match="cannot be written"):
+        store.create_partial(tmp_path / "file", small(), datetime.now(UTC))
+
+
+def test_a_setting_that_ran_otherwise_than_asked_is_noted():
+    asked = {"tensor_parallel_size": 2, "precision": "fp8", "data": ""}
+    ran = {"tensor_parallel_size": 2, "precision": "bf16"}
+    assert conclusion.differences(asked, ran) == ("precision: asked for 'fp8', ran with 'bf16'.",)

@@ -51,6 +51,7 @@ def conclude(
     )
     launch = read_object(directory / LAUNCH_FILE)
     trainer = read_object(directory / "observed.json")
+    observed: dict[str, Any] = trainer.get("observed") or {}
     record = RunRecord(
         run_id=run_id(directory),
         config_hash=hash_of(requested),
@@ -59,16 +60,34 @@ def conclude(
         log_tail=scrub.scrub_all(result.log_tail, os.environ),
         exit_code=exit_code,
         requested=requested,
-        observed=trainer.get("observed") or {},
-        environment={**launch.get("environment", {}), **(trainer.get("environment") or {})},
+        observed=observed,
+        environment=_environment(launch.get("environment"), trainer.get("environment")),
         started_at=launch.get("started_at"),
         finished_at=finished_at or now(),
         command=tuple(launch.get("command", ())),
-        notes=unreadable,
+        notes=(*unreadable, *differences(requested, observed)),
     )
     store.write_record(directory, record)
     (directory / LAUNCH_FILE).unlink(missing_ok=True)
     return record
+
+
+def differences(requested: Mapping[str, Any], observed: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return a sentence for each setting that ran otherwise than it was asked for."""
+    return tuple(
+        f"{name}: asked for {value!r}, ran with {observed[name]!r}."
+        for name, value in requested.items()
+        if observed.get(name) is not None and observed[name] != value
+    )
+
+
+def _environment(launcher: Any, trainer: Any) -> dict[str, Any]:
+    """Return what launcher and trainer say of the environment; the trainer's word counts."""
+    merged: dict[str, Any] = {**(launcher or {}), **(trainer or {})}
+    variables = merged.get("variables")
+    if isinstance(variables, dict):
+        merged["variables"] = scrub.without_secrets(cast("dict[str, str]", variables))
+    return merged
 
 
 def _clean(reason: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -13,7 +12,6 @@ from scalebook.config import RunConfig
 from scalebook.errors import ConfigError
 from scalebook.notebooks import fits
 
-STATUS_SECONDS = 2.0
 # What IPython puts into a kernel's namespace beside names with an underscore.
 KERNEL_NAMES = frozenset({"In", "Out", "exit", "quit", "open", "get_ipython"})
 
@@ -71,18 +69,7 @@ def _settled(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def status_line() -> Callable[[str], None]:
-    """Return a function that shows a text in one line of the running cell, in place of the last.
-
-    The line changes at most once in two seconds: each change is a message to whoever reads.
-    """
+    """Return a function that shows a text in one line of the running cell, in place of the last."""
     display: Any = import_module("IPython.display").display
     handle = display({"text/plain": "starting"}, raw=True, display_id=True)
-    next_change = time.monotonic()
-
-    def show(text: str) -> None:
-        nonlocal next_change
-        if time.monotonic() >= next_change:
-            next_change = time.monotonic() + STATUS_SECONDS
-            handle.update({"text/plain": text}, raw=True)
-
-    return show
+    return lambda text: handle.update({"text/plain": text}, raw=True)

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from scalebook import catalog
+from scalebook.catalog.types import Platform
 from scalebook.config import RunConfig
 from scalebook.errors import LaunchError
 
@@ -56,20 +58,32 @@ class Launch:
         return {variable.name: variable.value for variable in self.variables} | dict(base)
 
 
-def variables(config: RunConfig, vendor: str) -> tuple[Variable, ...]:
-    """Return the variables that a run needs on a vendor's devices ('cpu', 'nvidia' or 'amd')."""
+def variables(config: RunConfig) -> tuple[Variable, ...]:
+    """Return the variables that a run needs on the devices of its platform."""
+    platform = catalog.platform(config.platform)
     chosen = [Variable("PYTHONUNBUFFERED", "1", "the log holds what was printed before a kill")]
-    if vendor == "cpu":
+    if platform.vendor == "cpu":
         reason = "ranks share the cores; more threads than cores make step times noise"
         chosen.append(Variable("OMP_NUM_THREADS", "1", reason))
-    model_parallel = config.tensor_parallel_size > 1 or config.context_parallel_size > 1
-    if vendor == "nvidia" and model_parallel and config.data_parallel_sharding != "full":
-        # One hardware queue keeps kernels in the order of their launch, so that a collective
-        # starts before the matrix product that it should overlap with. Megatron requires it for
-        # TP and CP before Blackwell; FSDP is faster without.
+    if _needs_one_queue(config, platform):
         reason = "collectives start before the matrix products that hide them"
         chosen.append(Variable("CUDA_DEVICE_MAX_CONNECTIONS", "1", reason))
     return tuple(chosen)
+
+
+def _needs_one_queue(config: RunConfig, platform: Platform) -> bool:
+    """Return whether kernels must start in the order of their launch.
+
+    With one hardware queue a collective starts before the matrix product that it should overlap
+    with. Megatron-LM requires it for TP and CP up to Hopper (compute capability 9); Blackwell
+    keeps the order by itself, and FSDP is faster without.
+    """
+    if platform.vendor != "nvidia" or platform.accelerator is None:
+        return False
+    generation = catalog.accelerator(platform.accelerator).compute_capability.partition(".")[0]
+    blackwell = generation.isdigit() and int(generation) >= 10
+    model_parallel = config.tensor_parallel_size > 1 or config.context_parallel_size > 1
+    return model_parallel and config.data_parallel_sharding != "full" and not blackwell
 
 
 def direct(
@@ -77,7 +91,6 @@ def direct(
     *,
     config_path: Path,
     output: Path,
-    vendor: str,
     trainer: str = TRAINER,
     python: str = sys.executable,
 ) -> Launch:
@@ -94,7 +107,7 @@ def direct(
         *("--nproc-per-node", str(config.world_size), "-m", trainer),
         *("--config", str(config_path), "--output", str(output)),
     )
-    return Launch(command, variables(config, vendor))
+    return Launch(command, variables(config))
 
 
 def unavailable(config: RunConfig, devices: int | None = None) -> str | None:

@@ -31,7 +31,12 @@ def owned(directory: Path) -> Generator[None]:
     """
     descriptor = os.open(directory / FILE, os.O_RDWR | os.O_CREAT, 0o644)
     with os.fdopen(descriptor, "r+", encoding="utf-8") as stream:
-        if not _lock(stream):
+        try:
+            free = _lock(stream)
+        except OSError:  # no locks on this file system: the text has to do
+            free = not _alive(_read(stream))
+            stream.seek(0)
+        if not free:
             raise LaunchError(f"{directory} belongs to another process. Wait until it has ended.")
         stream.truncate()
         json.dump(_self(), stream)
@@ -52,6 +57,8 @@ def is_live(directory: Path) -> bool:
         stream = (directory / FILE).open("r+", encoding="utf-8")
     except FileNotFoundError:
         return time.time() - directory.stat().st_mtime < NEW_SECONDS
+    except PermissionError:  # another user's: not ours to end
+        return True
     with stream:
         try:
             return not _lock(stream)

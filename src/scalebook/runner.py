@@ -33,6 +33,7 @@ from scalebook.progress import POLL_SECONDS, Tail, line
 from scalebook.record import RunRecord, Status
 
 GRACE_SECONDS = 20.0  # from SIGTERM to SIGKILL: a trainer finishes its step and closes its group
+SHOW_SECONDS = 2.0  # each change of a notebook's output is a message to whoever reads it
 STOP_FILE = "stop.json"  # whoever wants a run to end writes it into the run's directory
 
 DEFAULTS = RunOptions()
@@ -90,13 +91,8 @@ def check(config: RunConfig, *, force_platform: bool = False) -> None:
 
 
 def _train_in(directory: Path, config: RunConfig, trainer: str, show: Show) -> RunRecord:
-    vendor = catalog.platform(config.platform).vendor
     plan = launch.direct(
-        config,
-        config_path=directory / "config.json",
-        output=directory,
-        vendor=vendor,
-        trainer=trainer,
+        config, config_path=directory / "config.json", output=directory, trainer=trainer
     )
     environment = plan.environment(os.environ)
     conclusion.write_launch(directory, plan.command, host.facts(environment, project.root()))
@@ -138,9 +134,12 @@ def _watch(
     deadline = time.monotonic() + limit if limit else None
     tail = Tail(directory / "steps.jsonl")
     stop: Stop | None = None
+    next_show = 0.0
     try:
         while stop is None and process.poll() is None:
-            show(line(tail.read(), config.steps))
+            if time.monotonic() >= next_show:
+                next_show = time.monotonic() + SHOW_SECONDS
+                show(line(tail.read(), config.steps))
             time.sleep(POLL_SECONDS)
             stop = _stop_request(directory)
             if stop is None and deadline is not None and time.monotonic() > deadline:

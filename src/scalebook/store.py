@@ -38,8 +38,15 @@ def run_id(config: RunConfig, started_at: datetime) -> str:
 
 def create_partial(runs: Path, config: RunConfig, started_at: datetime) -> Path:
     """Create the directory of a new run, with its configuration in it, and return its path."""
-    runs.mkdir(parents=True, exist_ok=True)
-    first = run_id(config, started_at)
+    try:
+        runs.mkdir(parents=True, exist_ok=True)
+        return _create_partial(runs, config, run_id(config, started_at))
+    except OSError as error:
+        message = f"A run cannot be written under {runs}: {error.strerror}. Choose another folder."
+        raise RecordError(message) from error
+
+
+def _create_partial(runs: Path, config: RunConfig, first: str) -> Path:
     for attempt in range(1, 1000):
         name = first if attempt == 1 else f"{first}-{attempt}"
         partial = partial_path(runs, name)

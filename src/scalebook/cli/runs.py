@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
     runs = runs_folder(str(options.runs or ""))
     if options.dry_run:
         entries = survey.survey(plan, runs, devices, options.rerun)
-        return _print_commands(entries, platform, runs)
+        return _print_commands(entries, runs)
     _recover(runs)
     entries = survey.survey(plan, runs, devices, options.rerun)
     if all(entry.action == "done" for entry in entries):
@@ -144,7 +144,7 @@ def recover(options: argparse.Namespace) -> int:
     return 0
 
 
-def _print_commands(entries: tuple[Entry, ...], platform: Platform, runs: Path) -> int:
+def _print_commands(entries: tuple[Entry, ...], runs: Path) -> int:
     """Print what would be run, how, and with which variables."""
     from scalebook import launch
     from scalebook.project import short
@@ -160,12 +160,7 @@ def _print_commands(entries: tuple[Entry, ...], platform: Platform, runs: Path) 
         if entry.memory_gib is not None:
             print(f"    predicted memory: {entry.memory_gib:.2f} GiB on the most loaded rank")
         directory = short(runs) / "RUN_ID"
-        plan = launch.direct(
-            entry.config,
-            config_path=directory / "config.json",
-            output=directory,
-            vendor=platform.vendor,
-        )
+        plan = launch.direct(entry.config, config_path=directory / "config.json", output=directory)
         for variable in plan.variables:
             print(f"    {variable.name}={variable.value}  # {variable.reason}")
         print(f"    {shlex.join(plan.command)}")
