@@ -24,8 +24,8 @@ class StepRecord(BaseModel):
 
     step: int
     phase: Phase
-    step_seconds: float
-    tokens: int
+    step_seconds: float | None  # None where an ingested log does not tell it; ours always do
+    tokens: int | None  # over all ranks; None as above
     loss: float | None = None  # None where it was not finite or not printed
     grad_norm: float | None = None
     learning_rate: float | None = None
@@ -56,6 +56,15 @@ class RunRecord(BaseModel):
     finished_at: str | None = None
     command: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()  # sentences for the reader that are no failure
+
+    @property
+    def averaged(self) -> bool:
+        """Whether rates over the steps count: the run completed, or its log just stops.
+
+        A log from elsewhere is often an excerpt, which does not say how its run ended.
+        """
+        excerpt = self.source == "ingested" and self.status == "interrupted"
+        return excerpt or self.status == "completed"
 
     def setting(self, name: str) -> Any:
         """Return what ran (observed) or else what was asked for; None where neither says."""

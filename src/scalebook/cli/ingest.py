@@ -1,34 +1,100 @@
-"""``scalebook ingest``: logs and result files from elsewhere into run directories."""
+"""Command ``ingest``: logs and result files of other trainers into run directories."""
 
 from __future__ import annotations
 
 import argparse
-import json
+import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scalebook.cli.arguments import Subparsers, add_json, at_least
+from scalebook.cli.output import number, print_json, print_table
+
+if TYPE_CHECKING:
+    from scalebook.ingest.run import Ingested
+
+_SIZES = (
+    ("--gpus", "world_size", "GPUs of the job"),
+    ("--nodes", "nodes", "nodes of the job"),
+    ("--sequence-length", "sequence_length", "tokens a sample"),
+    ("--global-batch-size", "global_batch_size", "samples an optimizer step"),
+    ("--micro-batch-size", "micro_batch_size", "samples a forward pass"),
+    ("--tensor-parallel-size", "tensor_parallel_size", "tensor-parallel ranks"),
+    ("--pipeline-parallel-size", "pipeline_parallel_size", "pipeline stages"),
+    ("--context-parallel-size", "context_parallel_size", "context-parallel ranks"),
+    ("--expert-parallel-size", "expert_parallel_size", "expert-parallel ranks"),
+)
 
 
-def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def register(subparsers: Subparsers) -> None:
     """Add this module's commands."""
     parser = subparsers.add_parser(
         "ingest", help="read logs of other trainers into run directories"
     )
     parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="files or folders")
-    parser.add_argument(
-        "--json", action="store_true", help="print what a file holds, write nothing"
-    )
-    parser.add_argument("--dialect", help="read the files as this dialect")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of run directories")
+    parser.add_argument("--dialect", help="read every file as this dialect")
+    said = parser.add_argument_group("what the files do not tell (marked as supplied)")
+    said.add_argument("--model", help="a model of the catalog")
+    said.add_argument("--platform", help="a platform of the catalog")
+    said.add_argument("--precision", choices=("bf16", "fp16", "fp8", "fp32"))
+    for flag, name, text in _SIZES:
+        said.add_argument(flag, dest=name, type=at_least(1), metavar="N", help=text)
+    add_json(parser)
     parser.set_defaults(handler=run_ingest)
 
 
 def run_ingest(options: argparse.Namespace) -> int:
-    """Print summaries, or write run directories."""
-    from scalebook.ingest.observe import observe
-    from scalebook.ingest.reader import read_file
-    from scalebook.ingest.summary import summarise
+    """Print what the files hold (``--json``), or write run directories and print a table."""
+    from scalebook import catalog
+    from scalebook.errors import IngestError
+    from scalebook.ingest.run import ingest, summaries
 
-    found = []
-    for path in options.paths:
-        _, jobs = read_file(path, options.dialect)
-        found += [summarise(job, observe(job)) for job in jobs]
-    print(json.dumps(found[0] if len(found) == 1 else found, indent=1, allow_nan=False))
+    names = ("model", "platform", "precision", *(name for _, name, _ in _SIZES))
+    given = ((name, getattr(options, name)) for name in names)
+    supplied = {name: value for name, value in given if value is not None}
+    if options.model:
+        catalog.model(options.model)
+    if options.platform:
+        catalog.platform(options.platform)
+    if options.json:
+        found = [
+            summary
+            for path in options.paths
+            for summary in summaries(path, supplied, options.dialect)
+        ]
+        print_json(found[0] if len(found) == 1 else found)
+        return 0
+    runs, notes = ingest(options.paths, options.runs, supplied, options.dialect)
+    for note in notes:
+        print(f"scalebook: {note}", file=sys.stderr)
+    if not runs:
+        raise IngestError("Nothing in these paths was recognised: no run directory was written.")
+    _print_people(runs)
     return 0
+
+
+def _print_people(runs: list[Ingested]) -> None:
+    headers = ("run", "", "status", "records", "step s", "tokens/s/GPU", "TFLOP/s/GPU logged")
+    rows = [
+        (
+            run.path.name,
+            "written" if run.new else "unchanged",
+            str(run.summary["status"]),
+            str(run.summary["n_records"]),
+            number(_step_seconds(run.summary)),
+            number(run.summary["tokens_per_second_per_gpu_median"]),
+            number(run.summary["tflops_per_second_per_gpu_logged_median"]),
+        )
+        for run in runs
+    ]
+    print_table(headers, rows)
+    for run in runs:
+        for warning in run.summary["warnings"]:
+            print(f"{run.path.name}: {warning}")
+
+
+def _step_seconds(summary: Mapping[str, Any]) -> float | None:
+    later = summary["step_seconds_median_excluding_first"]
+    return summary["step_seconds_median"] if later is None else later

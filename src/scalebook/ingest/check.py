@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 
 from scalebook.ingest.observe import Observation
+from scalebook.ingest.ratios import rounding_of
 from scalebook.logs.job import Job
 
 # Rounded digits and windows that differ by a step stay below this.
@@ -47,7 +49,7 @@ def _median_factor(job: Job, name: str, numerator: float | None) -> float | None
     if not factors:
         return None
     median = statistics.median(factors)
-    return None if abs(median - 1) <= AGREEMENT else median
+    return None if abs(median - 1) <= AGREEMENT + rounding_of(job, name) else median
 
 
 def rate_disagreements(job: Job, known: Observation) -> dict[str, float]:
@@ -106,7 +108,7 @@ def _drift(job: Job) -> list[str]:
 
 def _gaps(job: Job) -> list[str]:
     steps = job.table.values("step")
-    gaps = [after - before for before, after in zip(steps, steps[1:], strict=False)]
+    gaps = [after - before for before, after in itertools.pairwise(steps)]
     if not gaps:
         return []
     usual = statistics.median_low(gaps)
@@ -140,7 +142,7 @@ def warnings_of(job: Job, known: Observation) -> list[str]:
         found.append(f"{int(skipped)} iteration(s) were skipped by the optimizer.")
     if job.counts.repeated_steps or job.counts.restarts:
         found.append(
-            f"{job.counts.restarts} restart(s); {job.counts.repeated_steps} record(s) were repeated "
-            "and the last attempt was kept."
+            f"{job.counts.restarts} restart(s); {job.counts.repeated_steps} record(s) were "
+            "repeated and the last attempt was kept."
         )
     return found

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from scalebook.ingest.ratios import difference, only_integer, ratio
 from scalebook.logs.job import Job
 from scalebook.logs.numbers import rounding
 from scalebook.logs.settings import Value
 
 SPLIT = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
-# Rates of one log that different timers took agree to about this, so that a ratio of small whole
-# numbers is still plain.
+# Rates of one log that different timers took agree to about this.
 _NOISE = 0.015
 _FINEST = 2e-5
 # Sequence lengths are multiples of this in practice: tells one apart from rounded figures.
@@ -43,41 +42,6 @@ class Observation:
         return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def only_integer(value: float, tolerance: float, grain: int = 1) -> int | None:
-    """Return the one multiple of ``grain`` within a relative tolerance of a value, else None."""
-    if not 0 < value < 1e15:
-        return None
-    low = math.ceil(value * (1 - tolerance) / grain - 1e-12)
-    high = math.floor(value * (1 + tolerance) / grain + 1e-12)
-    return low * grain if low == high and low > 0 else None
-
-
-def _rounding_of(job: Job, name: str) -> float:
-    """Return the relative error that the digits of a column leave on its median."""
-    values = job.table.values(name)[:200]
-    median = job.table.median(name)
-    if not values or not median:
-        return math.inf
-    finest = min((rounding(value) * abs(value) for value in values if value), default=math.inf)
-    return max(finest / abs(median), job.rounded)
-
-
-def _ratio(job: Job, above: Iterable[str], below: Iterable[str]) -> tuple[float, float] | None:
-    """Return the median over rows of a quotient of columns, and its relative error."""
-    names = [*above, *below]
-    count = len(list(above))
-    columns = [job.table.column(name) for name in names]
-    quotients: list[float] = []
-    for row in zip(*columns, strict=True):
-        top, bottom = math.prod(row[:count]), math.prod(row[count:])
-        if top > 0 and bottom > 0:  # false for NaN
-            quotients.append(top / bottom)
-    if not quotients:
-        return None
-    error = sum(_rounding_of(job, name) for name in names)
-    return statistics.median(quotients), error
-
-
 def _steady(job: Job, observation: Observation, name: str) -> None:
     """Take a setting that the records print, and note it when it changes on the way."""
     values = [int(value) for value in job.table.values(name) if value >= 1]
@@ -89,20 +53,6 @@ def _steady(job: Job, observation: Observation, name: str) -> None:
         observation.notes.append(
             f"{name} changes from {values[0]} to {values[-1]}; {common} is the most common."
         )
-
-
-def _difference(job: Job, above: str, below: str) -> int | None:
-    """Return the quotient of what two counters gained over the rows, if it is one whole number."""
-    top, bottom = job.table.column(above), job.table.column(below)
-    found: Counter[int] = Counter()
-    for index in range(1, len(job.table)):
-        gained, steps = top[index] - top[index - 1], bottom[index] - bottom[index - 1]
-        if gained > 0 and steps > 0 and (gained / steps).is_integer():
-            found[int(gained / steps)] += 1
-    if not found:
-        return None
-    value, times = found.most_common(1)[0]
-    return value if times * 2 > len(job.table) - 1 or times == sum(found.values()) else None
 
 
 def _derive(
@@ -117,7 +67,7 @@ def _derive(
 def _world(job: Job, known: Observation) -> None:
     def by(above: list[str], below: list[str]) -> Callable[[], int | None]:
         def compute() -> int | None:
-            found = _ratio(job, above, below)
+            found = ratio(job, above, below)
             if found is None:
                 return None
             return only_integer(found[0], max(found[1], _FINEST)) or (
@@ -176,7 +126,7 @@ def _from_whole_run(job: Job, known: Observation) -> None:
 def _batch(job: Job, known: Observation) -> None:
     def by_rate(name: str, factor: int | None) -> Callable[[], int | None]:
         def compute() -> int | None:
-            found = _ratio(job, [name, "seconds"], [])
+            found = ratio(job, [name, "seconds"], [])
             if found is None or factor is None:
                 return None
             return only_integer(found[0] * factor, max(found[1], 2e-3))
@@ -188,7 +138,7 @@ def _batch(job: Job, known: Observation) -> None:
         known,
         name,
         "samples gained over steps",
-        lambda: _difference(job, "consumed_samples", "step") if not job.rounded else None,
+        lambda: difference(job, "consumed_samples", "step") if not job.rounded else None,
     )
     _derive(known, name, "samples per second x step time", by_rate("samples_per_second", 1))
     _derive(
@@ -211,11 +161,11 @@ def _sequence(job: Job, known: Observation) -> None:
 
     def by_tokens_seen() -> int | None:
         if job.rounded:
-            return rounded(_ratio(job, ["consumed_tokens"], ["step"]), batch and 1 / batch)
-        exact = _difference(job, "consumed_tokens", "consumed_samples")
+            return rounded(ratio(job, ["consumed_tokens"], ["step"]), batch and 1 / batch)
+        exact = difference(job, "consumed_tokens", "consumed_samples")
         if exact is not None or len(job.table) > 1:
             return exact
-        found = _ratio(job, ["consumed_tokens"], ["consumed_samples"])
+        found = ratio(job, ["consumed_tokens"], ["consumed_samples"])
         return int(found[0]) if found and found[0].is_integer() else None
 
     name = "sequence_length"
@@ -224,14 +174,14 @@ def _sequence(job: Job, known: Observation) -> None:
         known,
         name,
         "tokens per second x step time over the batch",
-        lambda: rounded(_ratio(job, ["tokens_per_second", "seconds"], []), batch and 1 / batch),
+        lambda: rounded(ratio(job, ["tokens_per_second", "seconds"], []), batch and 1 / batch),
     )
     _derive(
         known,
         name,
         "per-GPU tokens per second x world size x step time over the batch",
         lambda: rounded(
-            _ratio(job, ["tokens_per_second_per_gpu", "seconds"], []),
+            ratio(job, ["tokens_per_second_per_gpu", "seconds"], []),
             world / batch if world and batch else None,
         ),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from scalebook.logs.job import Job
+from scalebook.record import Status
 
 _SENTENCES = {
     "out_of_memory": "The log tells of memory that ran out",
@@ -33,7 +34,7 @@ def diverged(job: Job) -> str | None:
     return None
 
 
-def status_of(job: Job) -> tuple[str, str | None]:
+def status_of(job: Job) -> tuple[Status, str | None]:
     """Return the status and, unless completed, its reason.
 
     A log that stops without a word, before the last step or without telling which that is, is
@@ -47,11 +48,14 @@ def status_of(job: Job) -> tuple[str, str | None]:
         return "diverged", lost
     end = None if job.total_steps is None else job.total_steps - 1 + job.first_number
     reached = last is not None and end is not None and last >= end
-    if reached or (job.finished and job.first_number is not None):
+    if reached or job.finished:
         return "completed", None
     if ending:
         return ending.status, f"{_SENTENCES[ending.status]}: {ending.line}"
-    if last is None:
+    if not len(job.table):
         return "interrupted", "The log holds no training step and does not say how the run ended."
+    if last is None:
+        count = len(job.table)
+        return "interrupted", f"The log ends after {count} record(s), not saying how the run ended."
     of = f" of {job.total_steps}" if job.total_steps else ""
     return "interrupted", f"The log ends at step {last}{of} and does not say how the run ended."

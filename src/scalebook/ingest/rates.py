@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 from scalebook.ingest.observe import Observation
 from scalebook.logs.job import Job
@@ -17,7 +19,7 @@ def log_interval(job: Job, known: Observation) -> int | None:
         return told
     steps = [int(value) for value in job.table.values("step")]
     if len(steps) >= 2:
-        gaps = [after - before for before, after in zip(steps, steps[1:], strict=False)]
+        gaps = [after - before for before, after in itertools.pairwise(steps)]
         if steps[0] == 1 and len(gaps) == 1 and gaps[0] > 1:
             return steps[1]  # the first step is printed beside every n-th
         if steps[0] == 1 and len(gaps) > 1:
@@ -103,10 +105,12 @@ def total_of(job: Job, name: str) -> int | None:
     return int(sum(values)) if values else None
 
 
-def finite(values: Mapping[str, object]) -> dict[str, object]:
-    """Return a mapping in which a number that is not finite is None."""
-    bad = (float("inf"), float("-inf"))
-    return {
-        key: None if isinstance(v, float) and (math.isnan(v) or v in bad) else v
-        for key, v in values.items()
-    }
+def finite(value: Any) -> Any:
+    """Return a value in which every number that is not finite is None, to any depth."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in cast(Mapping[str, Any], value).items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in cast(Sequence[Any], value)]
+    return value

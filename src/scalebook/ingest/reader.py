@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from scalebook.errors import IngestError, unknown
@@ -10,9 +11,28 @@ from scalebook.logs.dialect import Dialect
 from scalebook.logs.job import Job
 from scalebook.logs.plain import Plain
 from scalebook.logs.registry import DIALECTS
-from scalebook.logs.source import Source
+from scalebook.logs.source import LONGEST_LINE, Source
 
-SEARCHED_BYTES = 256 << 20  # a file whose first record comes later than this is not recognised
+SEARCHED_CHARACTERS = 64 << 20  # a file whose first record comes later is not recognised
+_FAILURES = ("out_of_memory", "timeout", "failed")
+
+
+@dataclass(slots=True)
+class FileContent:
+    """What one file holds; ``digest`` names its decompressed content."""
+
+    path: Path
+    dialect: type[Dialect]
+    jobs: list[Job]
+    digest: str
+    tail: tuple[str, ...]
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing in the file was of use: no dialect, no settings, no failure in a log."""
+        log = self.path.suffix in (".log", ".out", ".err")
+        failed = log and any(job.ending and job.ending.status in _FAILURES for job in self.jobs)
+        return self.dialect is Plain and not failed and not any(job.settings for job in self.jobs)
 
 
 def named(name: str) -> type[Dialect]:
@@ -30,22 +50,28 @@ def named(name: str) -> type[Dialect]:
 def recognise(texts: Iterable[str]) -> type[Dialect]:
     """Return the dialect of the first piece of text that holds a record of one."""
     seen = 0
-    for text in texts:
+    for piece in texts:
+        text = piece
+        if any(len(line) > LONGEST_LINE for line in piece.split("\n")):
+            text = "\n".join(line[:LONGEST_LINE] for line in piece.split("\n"))
         for dialect in DIALECTS:
             if dialect.recognises(text):
                 return dialect
         seen += len(text)
-        if seen > SEARCHED_BYTES:
+        if seen > SEARCHED_CHARACTERS:
             break
     return Plain
 
 
-def read_file(path: Path, dialect: str | None = None) -> tuple[type[Dialect], list[Job]]:
-    """Return the dialect of a file and its jobs.
+def read_content(path: Path, dialect: str | None = None) -> FileContent:
+    """Return what a file holds.
 
     Raises:
         IngestError: the file cannot be read, or the dialect that is forced is unknown.
     """
+    if not path.is_file():
+        raise IngestError(f"{path} is not a file. Name a file, or a folder of files.")
+    kind = named(dialect) if dialect else recognise(Source(path).texts())
     source = Source(path)
-    kind = named(dialect) if dialect else recognise(source.texts())
-    return kind, kind().read(Source(path))
+    jobs = kind().read(source)
+    return FileContent(path, kind, jobs, source.digest(), source.tail())

@@ -1,4 +1,4 @@
-"""The fields of a ``iteration N/M | key: value | ...`` line: keys of every Megatron and its forks."""
+"""The fields of an ``iteration N/M | key: value | ...`` line, of Megatron and its forks."""
 
 from __future__ import annotations
 

@@ -16,7 +16,8 @@ _PIPELINE = re.compile(
     r"\bsteps: (\d+) loss: ([\d.eE+-]+|nan) iter time \(s\): ([\d.]+) samples/sec: ([\d.]+)"
 )
 _PROFILER = re.compile(
-    r"^\s*(?:\d+: )?\s*(world size|data parallel size|model parallel size|batch size per GPU): +(\d+)\s*$"
+    r"\s*(?:\d+: )?\s*(world size|data parallel size|model parallel size|batch size per GPU)"
+    r": +(\d+)\s*$"
 )
 _OURS = {
     "world size": "world_size",
@@ -35,7 +36,8 @@ class DeepSpeed(LineDialect):
     name = "deepspeed"
     markers = ("SamplesPerSec=", "iter time (s):", "DeepSpeed Flops Profiler")
     signature = re.compile(
-        r"RunningAvgSamplesPerSec=|\bsteps: \d+ loss: [^\n]*iter time \(s\):|DeepSpeed Flops Profiler"
+        r"RunningAvgSamplesPerSec=|\bsteps: \d+ loss: [^\n]*iter time \(s\):"
+        r"|DeepSpeed Flops Profiler"
     )
 
     def __init__(self) -> None:

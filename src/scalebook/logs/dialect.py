@@ -74,7 +74,7 @@ class LineDialect(Dialect):
             if not line:
                 continue
             if len(line) > LONGEST_LINE:
-                self.out.job.note("Lines of more than 32,768 characters were left out.")
+                self.out.job.note(f"Lines of more than {LONGEST_LINE:,} characters were left out.")
                 continue
             self.cut = index == last  # the text ends without a line end: the line may be cut off
             if not self.line(line):

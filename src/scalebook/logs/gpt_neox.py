@@ -13,6 +13,7 @@ class GPTNeoX(IterationDialect):
     name = "gpt-neox"
     markers = ("approx flops per GPU", "samples/sec:", "...default", "...updated", "NeoXArgs")
     signature = re.compile(
-        r"samples/sec: [\d.]+ \| iteration|approx flops per GPU|\.{3,}(?:default|updated)\b|NeoXArgs"
+        r"samples/sec: [\d.]+ \| iteration|approx flops per GPU: |\bNeoXArgs\."
+        r"|(?:^|\n)[^\n,]{0,80}\w \.{3,} \S{1,80}?\.{3,}(?:default|updated)\b"
     )
     assignments = False

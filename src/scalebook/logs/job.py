@@ -33,6 +33,7 @@ class Job:
     dialect: str
     first_number: int = 1  # what the trainer calls its first step
     table: Table = field(default_factory=Table)
+    samples: Table = field(default_factory=Table)  # telemetry
     settings: dict[str, Value] = field(default_factory=dict[str, Value])
     derived: dict[str, str] = field(default_factory=dict[str, str])  # name -> from what
     rates: dict[str, float] = field(default_factory=dict[str, float])  # of the whole run, printed

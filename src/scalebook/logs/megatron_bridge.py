@@ -1,4 +1,4 @@
-"""NVIDIA Megatron-Bridge: a ``Step Time`` line before Megatron's iteration line of the same step."""
+"""NVIDIA Megatron-Bridge: a ``Step Time`` line before Megatron's line of the same step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from scalebook.logs.numbers import number
 
 
 class MegatronBridge(IterationDialect):
-    """The two lines are one step; where only ``Step Time`` lines are printed they are the records."""
+    """The two lines are one step; ``Step Time`` lines alone are the records."""
 
     name = "megatron-bridge"
     markers = ("Step Time",)

@@ -74,7 +74,7 @@ class Nanotron(LineDialect):
             details["peak_allocated_gib"] = number(memory[1]) / _MIB_A_GIB
             details["peak_reserved_gib"] = number(memory[2]) / _MIB_A_GIB
         elif "Args(" in line or line.startswith("   ") or "]:   " in line:
-            for name, value in _ARGUMENT.findall(line):
+            for name, value in (found.groups("") for found in _ARGUMENT.finditer(line)):
                 if int(value) > 0:
                     self.out.tell(_OURS.get(name, name), int(value), weak=True)
 

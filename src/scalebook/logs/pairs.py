@@ -9,7 +9,7 @@ from scalebook.logs.job import Job
 from scalebook.logs.numbers import MISSING, clock_seconds, number
 
 BAR = re.compile(
-    r"(\d+)/(\d+) \[((?:\d+ days?, )?[\d:]+)<[^,\]]*,\s*([\d.]+)\s*(s/it|it/s)"
+    r"(\d{1,12})/(\d{1,12}) \[((?:\d+ days?, )?[\d:]+)<[^,\]]*,\s*([\d.]+)\s*(s/it|it/s)"
 )  # tqdm: done, total, elapsed, rate
 # A difference of time stamps is used when it is this many times finer than what it measures.
 _FINE_ENOUGH = 20

@@ -36,7 +36,8 @@ class PrimeRL(LineDialect):
     name = "prime-rl"
     markers = ("tokens_per_second:", "tokens/s")
     signature = re.compile(
-        r"\bStep \d+ \| [^\n]*\bTime: [\d.]+s?[^\n]*Throughput:|\bstep: \d+, [^\n]*tokens_per_second:"
+        r"\bStep \d+ \| [^\n]*\bTime: [\d.]+s?[^\n]*Throughput:"
+        r"|\bstep: \d+, [^\n]*tokens_per_second:"
     )
     first_number = 0
 

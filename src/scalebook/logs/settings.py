@@ -78,7 +78,8 @@ _ASSIGNED = re.compile(
     r"[\s#\[-]*['\"]?(?:[\w-]+\.)*([A-Za-z_]\w*)['\"]?\s*[:=]\s*['\"]?([\w.+-]+)['\"]?\s*,?\s*(?:#.*)?$"
 )
 DEVICE = re.compile(
-    r"\b(?:NVIDIA (?:A100|H100|H200|H800|H20|B200|B300|GB200|GB300|GH200|A800|L40S?|V100)\b[ \w-]{0,24}"
+    r"\b(?:NVIDIA (?:A100|H100|H200|H800|H20|B200|B300|GB200|GB300|GH200|A800|L40S?|V100)\b"
+    r"[ \w-]{0,24}"
     r"|AMD Instinct MI\d{3}[XA]?(?: OAM)?)"
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
 import zlib
 from collections.abc import Iterator
@@ -10,13 +11,13 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from scalebook.errors import IngestError
 from scalebook.logs.clean import clean, encoding
 
 CHUNK_BYTES = 1 << 20
-LONGEST_LINE = 1 << 15  # characters; a longer line is no record, and is counted, not read
+LONGEST_LINE = 1 << 13  # characters; a longer line is no record, and is counted, not read
 # A log shrinks 10 to 200 times. Beyond both of these a file is a decompression bomb.
 BOMB_BYTES = 256 << 20
 BOMB_RATIO = 600
@@ -40,6 +41,8 @@ class Source:
 
     path: Path
     notes: list[str] = field(default_factory=list[str])
+    _hash: Any = field(default_factory=hashlib.sha256)
+    _last: str = ""
 
     def _open(self) -> tuple[BinaryIO, bool]:
         raw = self.path.open("rb")
@@ -76,6 +79,7 @@ class Source:
                         f"{self.path} unpacks to more than {BOMB_RATIO} times its size: refused. "
                         "Decompress it by hand if you trust it."
                     )
+                self._hash.update(piece)
                 yield piece
 
     def _read(self, stream: BinaryIO) -> bytes:
@@ -102,9 +106,20 @@ class Source:
                 end = len(data) & ~1
             rest = data[end:]
             if end:
-                yield clean(data[:end], codec)
+                self._last = clean(data[:end], codec)
+                yield self._last
         if rest:
+            self._last = self._last[-LONGEST_LINE:] + clean(rest, codec)
             yield clean(rest, codec)
+
+    def digest(self) -> str:
+        """Return the SHA-256 of what was read, decompressed."""
+        return self._hash.hexdigest()
+
+    def tail(self, lines: int = 20) -> tuple[str, ...]:
+        """Return the last lines that were read and are not blank, each cut to 500 characters."""
+        last = [line[:500].rstrip() for line in self._last[-LONGEST_LINE:].splitlines()]
+        return tuple(line for line in last if line)[-lines:]
 
     def head(self, size: int = 1 << 16) -> str:
         """Return the first ``size`` bytes as cleaned text (fewer where the file is shorter)."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from scalebook.record import Status
+
 # Literal pieces of the lines that tell an end, in order of weight within one line.
-ENDINGS: tuple[tuple[str, str], ...] = (
+ENDINGS: tuple[tuple[str, Status], ...] = (
     ("out of memory", "out_of_memory"),
     ("OutOfMemoryError", "out_of_memory"),
     ("RESOURCE_EXHAUSTED", "out_of_memory"),
@@ -42,7 +44,7 @@ _WEIGHT = {"out_of_memory": 5, "timeout": 4, "interrupted": 3, "failed": 2, "com
 class Ending:
     """A line that tells how a run ended."""
 
-    status: str
+    status: Status
     line: str
 
 

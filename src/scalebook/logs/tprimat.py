@@ -6,7 +6,7 @@ import re
 from typing import Any, cast
 
 from scalebook.logs.json_file import JSONDialect
-from scalebook.logs.numbers import MISSING
+from scalebook.logs.numbers import LARGEST, MISSING
 
 _SIZES = {
     "global_batch_size": "global_batch_size",
@@ -37,8 +37,9 @@ def _numbers(document: dict[str, Any], *names: str) -> list[float]:
 
 
 def _number(item: object) -> float:
-    plain = isinstance(item, int | float) and not isinstance(item, bool)
-    return float(item) if plain and abs(item) < 1e300 else MISSING
+    if isinstance(item, bool) or not isinstance(item, int | float):
+        return MISSING
+    return float(item) if abs(item) < LARGEST else MISSING
 
 
 class TPrimat(JSONDialect):

@@ -79,9 +79,10 @@ def gather(number: int, step: RankStep, config: RunConfig, world: World) -> Step
 def progress(record: StepRecord, steps: int) -> str:
     """Return the line that a person watching the log reads."""
     loss = "not finite" if record.loss is None else f"{record.loss:.4f}"
-    rate = record.tokens / record.step_seconds
+    seconds, tokens = record.step_seconds or 0.0, record.tokens or 0
+    rate = tokens / seconds if seconds > 0 else 0.0
     return (
-        f"step {record.step}/{steps} loss {loss} {record.step_seconds * 1e3:.1f} ms "
+        f"step {record.step}/{steps} loss {loss} {seconds * 1e3:.1f} ms "
         f"{rate:.0f} tokens/s"
     )
 

@@ -1,0 +1,171 @@
+"""A job as a run directory of the same shape as our own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from scalebook import catalog, store
+from scalebook.ingest.group import Group
+from scalebook.ingest.observe import Observation
+from scalebook.ingest.outcome import status_of
+from scalebook.ingest.rates import finite, log_interval
+from scalebook.ingest.steps import steps_of
+from scalebook.ingest.telemetry import lines
+from scalebook.logs.job import Job
+from scalebook.record import RunRecord
+from scalebook.scrub import scrub_all
+
+_SETTINGS = (
+    "model",
+    "platform",
+    "world_size",
+    "nodes",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "virtual_pipeline_parallel_size",
+    "context_parallel_size",
+    "expert_parallel_size",
+    "expert_tensor_parallel_size",
+    "data_parallel_size",
+    "sequence_parallel",
+    "micro_batch_size",
+    "global_batch_size",
+    "sequence_length",
+    "num_layers",
+    "precision",
+    "recompute",
+    "steps",
+)
+
+
+def run_name(group: Group, index: int) -> str:
+    """Return the name of a run: the same for the same content, whatever the files are called."""
+    digests = sorted(content.digest for content in group.files)
+    joined = digests[0] if len(digests) == 1 else _joined(digests)
+    part = f"-{index + 1}" if len(group.jobs) > 1 else ""
+    return f"ingested-{group.jobs[index].dialect}-{joined[:12]}{part}"
+
+
+def _joined(digests: list[str]) -> str:
+    return hashlib.sha256("".join(digests).encode()).hexdigest()
+
+
+def precision_of(known: Observation) -> str | None:
+    """Return the precision that the argument dump tells."""
+    fp8 = known.values.get("fp8")
+    if isinstance(fp8, str) and fp8 not in ("none", "null"):
+        return "fp8"
+    return next((name for name in ("bf16", "fp16") if known.values.get(name) is True), None)
+
+
+def _observed(known: Observation) -> dict[str, Any]:
+    values = {name: known.values[name] for name in _SETTINGS if name in known.values}
+    precision = precision_of(known)
+    if precision and "precision" not in values:
+        values["precision"] = precision
+    granularity = known.values.get("recompute_granularity")
+    if granularity in ("none", "selective"):
+        values.setdefault("recompute", granularity)
+    return values
+
+
+def _environment(
+    group: Group, job: Job, known: Observation, summary: Mapping[str, Any]
+) -> dict[str, Any]:
+    environment: dict[str, Any] = {}
+    device = job.details.get("device")
+    platform = known.values.get("platform")
+    if isinstance(device, str):
+        environment["accelerator"] = device
+    elif isinstance(platform, str):
+        name = catalog.platform(platform).accelerator
+        if name is not None:
+            environment["accelerator"] = catalog.accelerator(name).device_names[0]
+    environment["ingest"] = {
+        "files": [
+            {"name": content.path.name, "dialect": content.dialect.name, "sha256": content.digest}
+            for content in (*group.files, *group.attached)
+        ],
+        "log_interval": log_interval(job, known),
+        "first_number": job.first_number,
+        **{
+            name: summary[name]
+            for name in (
+                "family", "provenance", "derived_from", "not_used", "warnings", "tflops",
+                "tflops_per_second_per_gpu_logged_median", "skipped_iterations", "nan_iterations",
+            )
+        },
+    }  # fmt: skip
+    return environment
+
+
+def record_of(
+    group: Group, index: int, known: Observation, summary: Mapping[str, Any]
+) -> RunRecord:
+    """Return the record of a job."""
+    job = group.jobs[index]
+    status, reason = status_of(job)
+    tail = () if status == "completed" else group.files[-1].tail
+    return RunRecord(
+        run_id=run_name(group, index),
+        config_hash=None,
+        source="ingested",
+        status=status,
+        reason=reason,
+        log_tail=scrub_all(tail, {}),
+        observed=_observed(known),
+        environment=_environment(group, job, known, summary),
+    )
+
+
+def _write_lines(path: Path, objects: Iterator[Mapping[str, Any]]) -> None:
+    with path.open("w", encoding="utf-8") as stream:
+        for value in objects:
+            stream.write(json.dumps(finite(value), allow_nan=False) + "\n")
+
+
+def write_run(
+    runs: Path, group: Group, index: int, known: Observation, summary: Mapping[str, Any]
+) -> tuple[Path, bool]:
+    """Write the run directory of a job and return it; False if it was there already."""
+    record = record_of(group, index, known, summary)
+    final = runs / record.run_id
+    if final.exists():
+        return final, False
+    runs.mkdir(parents=True, exist_ok=True)
+    partial = store.partial_path(runs, record.run_id)
+    if partial.exists():
+        shutil.rmtree(partial)  # left behind by an ingest that was killed
+    partial.mkdir()
+    job = group.jobs[index]
+    with (partial / "steps.jsonl").open("w", encoding="utf-8") as stream:
+        for step in steps_of(job, known):
+            stream.write(step.model_dump_json() + "\n")
+    _write_attached(partial, group)
+    store.write_record(partial, record)
+    return store.publish(partial), True
+
+
+def _write_attached(directory: Path, group: Group) -> None:
+    """Write the telemetry and the trace totals that belong to the run."""
+    samples = [
+        job.samples for content in group.attached for job in content.jobs if len(job.samples)
+    ]
+    if samples:
+        _write_lines(
+            directory / "telemetry.jsonl", (line for table in samples for line in lines(table))
+        )
+    traces: list[dict[str, object]] = [
+        {"file": content.path.name, **trace}
+        for content in group.attached
+        for job in content.jobs
+        if isinstance(trace := job.details.get("trace"), dict)
+    ]
+    if traces:
+        (directory / "profile").mkdir()
+        store.write_json(directory / "profile" / "breakdown.json", {"traces": traces})

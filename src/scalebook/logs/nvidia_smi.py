@@ -1,0 +1,116 @@
+"""nvidia-smi: the CSV of ``--query-gpu`` and the columns of ``dmon``; ``dcgmi dmon``."""
+
+from __future__ import annotations
+
+import re
+from typing import ClassVar
+
+from scalebook.logs.clock import clock_of
+from scalebook.logs.numbers import number
+from scalebook.logs.telemetry import CSVTelemetry, TelemetryDialect, cell
+
+_GIB_A_MB = 2.0**-10  # what nvidia-smi calls MB is MiB
+
+
+class NvidiaSMI(CSVTelemetry):
+    """``nvidia-smi --query-gpu=... --format=csv``: the unit stands in the header and the cells."""
+
+    name = "nvidia-smi"
+    markers = ("utilization.gpu", "power.draw", "memory.used", "temperature.gpu")
+    signature = re.compile(
+        r"(?:^|\n|, ?)(?:utilization\.gpu|power\.draw|memory\.used|temperature\.gpu)"
+        r"(?: \[[%\w]+\])?(?:,|\n|$)"
+    )
+    first_cells = ("index", "timestamp", "uuid", "name", "gpu_uuid", "pci.bus_id")
+    names = (
+        ("timestamp", "time", 1.0),
+        ("index", "gpu", 1.0),
+        ("utilization.gpu", "gpu_busy_fraction", 0.01),
+        ("utilization.memory", "memory_busy_fraction", 0.01),
+        ("memory.used", "memory_used_gib", None),
+        ("power.draw", "power_watts", 1.0),
+        ("temperature.gpu", "temperature_celsius", 1.0),
+        ("clocks.current.sm", "clock_mhz", 1.0),
+        ("clocks.sm", "clock_mhz", 1.0),
+        ("clocks.current.memory", "memory_clock_mhz", 1.0),
+        ("clocks.mem", "memory_clock_mhz", 1.0),
+        ("name", "device", 1.0),
+    )
+
+
+class NvidiaDmon(TelemetryDialect):
+    """``nvidia-smi dmon``: two header lines, which long files repeat; ``-`` is not available."""
+
+    name = "nvidia-smi-dmon"
+    markers = ("# gpu", "#gpu", "# Date", "#Date", "#Time", "# Time")
+    signature = re.compile(r"(?:^|\n)\s*# ?(?:(?:Date +)?Time +)?gpu +\w+ ")
+    _NAMES: ClassVar = {
+        "pwr": ("power_watts", 1.0),
+        "temp": ("temperature_celsius", 1.0),
+        "gtemp": ("temperature_celsius", 1.0),
+        "sm": ("gpu_busy_fraction", 0.01),
+        "mem": ("memory_busy_fraction", 0.01),
+        "mclk": ("memory_clock_mhz", 1.0),
+        "pclk": ("clock_mhz", 1.0),
+        "fb": ("memory_used_gib", _GIB_A_MB),
+    }
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._header: list[str] = []
+
+    def line(self, line: str) -> bool:
+        """Take a header or a row of one device."""
+        words = line.split()
+        if words and words[0].startswith("#"):
+            words = line.replace("#", " ", 1).split()
+            if "gpu" in words:
+                self._header = words
+            return True
+        if not self._header or len(words) != len(self._header) or self.cut:
+            return False
+        named = dict(zip(self._header, words, strict=True))
+        row = {"gpu": number(named["gpu"]), "time": clock_of(line)}
+        for name, (column, scale) in self._NAMES.items():
+            if name in named:
+                row[column] = cell(named[name], "", scale)
+        self.sample(row)
+        return True
+
+
+class DcgmiDmon(TelemetryDialect):
+    """``dcgmi dmon``: multiplexed counters leave N/A holes; values are fractions of one."""
+
+    name = "dcgmi-dmon"
+    markers = ("#Entity", "# Entity")
+    signature = re.compile(r"(?:^|\n)\s*# ?Entity +\w+")
+    _NAMES: ClassVar = {
+        "GRACT": ("gpu_busy_fraction", 1.0),
+        "SMACT": ("sm_active_fraction", 1.0),
+        "TENSO": ("tensor_active_fraction", 1.0),
+        "DRAMA": ("memory_busy_fraction", 1.0),
+        "POWER": ("power_watts", 1.0),
+        "TMPTR": ("temperature_celsius", 1.0),
+        "SMCLK": ("clock_mhz", 1.0),
+        "FBUSD": ("memory_used_gib", _GIB_A_MB),
+    }
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._header: list[str] = []
+
+    def line(self, line: str) -> bool:
+        """Take the header or a whole row."""
+        words = line.replace("#", "# ", 1).split() if "Entity" in line else line.split()
+        if "Entity" in words:
+            self._header = words[words.index("Entity") + 1 :]
+            return True
+        if not self._header or len(words) != len(self._header) + 2 or words[0] != "GPU":
+            return False
+        row = {"gpu": number(words[1])}
+        for name, text in zip(self._header, words[2:], strict=True):
+            column = self._NAMES.get(name)
+            if column:
+                row[column[0]] = cell(text, "", column[1])
+        self.sample(row)
+        return True

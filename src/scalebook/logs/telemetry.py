@@ -1,0 +1,114 @@
+"""Samples of devices over time, as monitoring tools print them."""
+
+from __future__ import annotations
+
+import math
+import re
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from scalebook.logs.clock import clock_of
+from scalebook.logs.collect import MOST_ROWS
+from scalebook.logs.dialect import LineDialect
+from scalebook.logs.numbers import MISSING, number
+from scalebook.logs.settings import DEVICE
+
+_GIB = {"b": 2.0**-30, "kib": 2.0**-20, "mib": 2.0**-10, "mb": 2.0**-10, "gib": 1.0, "gb": 1.0}
+_UNIT = re.compile(r"[\[(]([^\])]*)[\])]\s*$")
+_EPOCH = re.compile(r"\d{9,}(?:\.\d+)?$")
+
+
+class TelemetryDialect(LineDialect):
+    """A dialect whose records are samples of one device each, with no training step in them.
+
+    Columns of a sample: ``gpu`` (the tool's index), ``time`` (s), ``power_watts``,
+    ``temperature_celsius``, ``gpu_busy_fraction``, ``memory_busy_fraction``,
+    ``memory_used_gib``, ``clock_mhz``, ``memory_clock_mhz``, ``tensor_active_fraction``,
+    ``sm_active_fraction``.
+    """
+
+    kind: ClassVar[str] = "telemetry"
+
+    @abstractmethod
+    def line(self, line: str) -> bool:
+        """Take what one line holds."""
+
+    def sample(self, row: Mapping[str, float]) -> None:
+        """Record one sample; a column without a value is left out, never zero."""
+        if len(self.out.job.samples) < MOST_ROWS:
+            there = {name: value for name, value in row.items() if not math.isnan(value)}
+            self.out.job.samples.append(there)
+        else:
+            self.out.job.counts.records_beyond_limit += 1
+
+
+def cell(text: str, unit: str, scale: float | None = None) -> float:
+    """Return a cell in our unit: its own unit (``MiB``) goes before that of the header."""
+    text = text.strip()
+    if not text or not (text[0].isdigit() or text[0] in "-+.") or text == "-":
+        return MISSING
+    value = number(text)
+    if scale is not None:
+        return value * scale
+    own = text.rpartition(" ")[2].lower() if " " in text else ""
+    return value * _GIB.get(own, _GIB.get(unit.lower(), MISSING))
+
+
+class CSVTelemetry(TelemetryDialect):
+    """A CSV of samples; ``names`` maps a piece of a header cell to a column and its scale.
+
+    A scale of None means an amount of memory, whose unit stands in the cell or the header. The
+    first map entry that a header cell contains counts; a column is taken once.
+    """
+
+    names: ClassVar[Sequence[tuple[str, str, float | None]]]
+    first_cells: ClassVar[tuple[str, ...]]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._header: list[tuple[str, float | None, str] | None] = []
+
+    def line(self, line: str) -> bool:
+        """Take a header or a row."""
+        cells = [text.strip() for text in line.split(",")]
+        low = [text.lower() for text in cells]
+        if len(cells) > 1 and any(text in self.first_cells for text in low):
+            self._header = self._columns(low)
+            return True
+        if len(cells) < 2 or len(cells) != len(self._header):
+            return False
+        row: dict[str, float] = {}
+        for column, text in zip(self._header, cells, strict=True):
+            if column is None:
+                continue
+            name, scale, unit = column
+            if name == "time":
+                row[name] = number(text) if _EPOCH.match(text) else clock_of(text)
+            elif name == "gpu":
+                row[name] = number(text.removeprefix("card"))
+            elif name == "device":
+                found = DEVICE.search(text)
+                self.out.job.details.setdefault("device", found[0] if found else text[:80])
+            else:
+                row[name] = cell(text, unit, scale)
+        self.sample(row)
+        return True
+
+    def _columns(self, header: list[str]) -> list[tuple[str, float | None, str] | None]:
+        columns: list[tuple[str, float | None, str] | None] = []
+        taken: set[str] = set()
+        for text in header:
+            unit = _UNIT.search(text)
+            found = next(
+                (
+                    (column, scale, unit[1] if unit else "")
+                    for piece, column, scale in self.names
+                    if piece in text and column not in taken
+                ),
+                None,
+            )
+            if found:
+                taken.add(found[0])
+            columns.append(found)
+        return columns
