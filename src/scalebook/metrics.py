@@ -91,24 +91,29 @@ class Throughput:
 
 
 def measured_steps(steps: Iterable[StepRecord]) -> tuple[StepRecord, ...]:
-    """Return the steps that count: start-up, warm-up and profiled ones are left out."""
-    return tuple(step for step in steps if step.phase == "measured")
+    """Return the steps that count: start-up, warm-up and profiled ones are left out.
+
+    So is a step of an ingested log that does not tell its time.
+    """
+    return tuple(
+        step for step in steps if step.phase == "measured" and step.step_seconds is not None
+    )
 
 
 def throughput(
     record: RunRecord, steps: Sequence[StepRecord]
 ) -> tuple[Throughput | None, str | None]:
     """Return the rates over measured steps, or None and the reason."""
-    if record.status != "completed":
+    if not record.averaged:
         return None, f"The run did not complete ({record.status}): its window is not averaged."
     if not steps:
         return None, "No step was measured."
-    if not all(1e-9 < step.step_seconds < 1e9 for step in steps):
+    seconds = [step.step_seconds for step in steps if step.step_seconds is not None]
+    tokens = [step.tokens for step in steps if step.tokens is not None]
+    if not all(1e-9 < value < 1e9 for value in seconds):
         return None, "A measured step has no time above zero."
-    if not all(0 < step.tokens <= LARGEST for step in steps):
+    if len(tokens) < len(steps) or not all(0 < value <= LARGEST for value in tokens):
         return None, "A measured step has no usable number of tokens."
-    seconds = [step.step_seconds for step in steps]
-    tokens = [step.tokens for step in steps]
     rate = sum(tokens) / sum(seconds)
     return Throughput(median(seconds), rate, _around(rate, rate_interval(tokens, seconds))), None
 
