@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 
 END_OF_DOCUMENT = 256
 VOCABULARY = 257
@@ -32,12 +32,14 @@ def documents(text: bytes) -> list[list[int]]:
 
 def pack(text: Path, prefix: Path) -> int:
     """Write PREFIX.bin and PREFIX.idx; return the number of tokens in them."""
-    # Not the trainer's mcore: packing needs no GPU and none of the stand-ins for one.
-    indexed: Any = import_module("megatron.core.datasets.indexed_dataset")
+    from scalebook.train import cpu
+
+    with cpu.lean_import():
+        indexed: Any = import_module("megatron.core.datasets.indexed_dataset")
     builder = indexed.IndexedDatasetBuilder(f"{prefix}.bin", dtype=_smallest(indexed))
     total = 0
     for tokens in documents(text.read_bytes()):
-        builder.add_document(torch.tensor(tokens), [len(tokens)])
+        builder.add_document(np.array(tokens), [len(tokens)])
         total += len(tokens)
     builder.finalize(f"{prefix}.idx")
     return total

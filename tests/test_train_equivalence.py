@@ -1,0 +1,81 @@
+"""In fp32 on the CPU every layout trains the same model: the losses agree step by step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from train_worlds import Finished, train
+
+pytestmark = pytest.mark.slow
+
+RELATIVE = 1e-4
+
+DENSE: dict[str, dict[str, Any]] = {
+    "distributed optimizer alone": {"data_parallel_sharding": "optimizer"},
+    "TP=2": {"world_size": 2, "tensor_parallel_size": 2},
+    "TP=2 with SP": {"world_size": 2, "tensor_parallel_size": 2, "sequence_parallel": True},
+    "PP=2": {"world_size": 2, "pipeline_parallel_size": 2},
+    "PP=2 interleaved": {
+        "world_size": 2,
+        "pipeline_parallel_size": 2,
+        "virtual_pipeline_parallel_size": 2,
+    },
+    "CP=2": {"world_size": 2, "context_parallel_size": 2},
+    "DP=2": {"world_size": 2},
+    "DP=2 with distributed optimizer": {"world_size": 2, "data_parallel_sharding": "optimizer"},
+    "full recomputation": {"recompute": "full"},
+}
+
+MIXTURE: dict[str, dict[str, Any]] = {
+    "EP=2": {"world_size": 2, "expert_parallel_size": 2},
+    "EP=2 within TP=2": {
+        "world_size": 2,
+        "tensor_parallel_size": 2,
+        "expert_parallel_size": 2,
+        "sequence_parallel": True,
+        "data_parallel_sharding": "optimizer",
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """One process, dense."""
+    return train(tmp_path_factory.mktemp("dense"))
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """One process, mixture of experts."""
+    return train(tmp_path_factory.mktemp("mixture"), model="tiny-moe")
+
+
+def assert_same_curve(run: Finished, reference: Finished) -> None:
+    assert run.code == 0, run.log
+    assert len(run.losses) == len(reference.losses) == 6
+    assert run.losses == pytest.approx(reference.losses, rel=RELATIVE)
+    norms = [step.grad_norm for step in run.steps]
+    assert norms == pytest.approx([step.grad_norm for step in reference.steps], rel=1e-3)
+
+
+@pytest.mark.parametrize("layout", DENSE)
+def test_dense_layout_trains_the_same_model(layout: str, dense: Finished, tmp_path: Path):
+    assert_same_curve(train(tmp_path, **DENSE[layout]), dense)
+
+
+@pytest.mark.parametrize("layout", MIXTURE)
+def test_mixture_layout_trains_the_same_model(layout: str, mixture: Finished, tmp_path: Path):
+    assert_same_curve(train(tmp_path, model="tiny-moe", **MIXTURE[layout]), mixture)
+
+
+def test_another_seed_gives_another_curve(dense: Finished, tmp_path: Path):
+    other = train(tmp_path, seed=7, steps=1)
+    assert other.losses[0] != pytest.approx(dense.losses[0], rel=RELATIVE)
+
+
+def test_losses_fall_from_that_of_a_guess(dense: Finished, mixture: Finished):
+    for run in (dense, mixture):
+        assert run.losses[0] == pytest.approx(6.93, abs=0.2)  # ln(1024)
+        assert run.losses[-1] < run.losses[0] - 1

@@ -1,0 +1,180 @@
+"""A training process: what it records, how it fails, and how it leaves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from train_worlds import SMALL, Finished, environment, torchrun, train
+
+from scalebook.config import RunConfig
+from scalebook.store import read_steps
+
+LONG = {**SMALL, "steps": 10_000}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """Two data-parallel ranks, to the end."""
+    output = tmp_path_factory.mktemp("run")
+    return train(output, world_size=2, steps=4, data_parallel_sharding="optimizer")
+
+
+def test_each_step_is_one_record_with_the_times_of_all_ranks(finished: Finished):
+    assert finished.code == 0, finished.log
+    assert [step.step for step in finished.steps] == [1, 2, 3, 4]
+    assert [step.phase for step in finished.steps] == ["startup", "warmup", "measured", "measured"]
+    for step in finished.steps:
+        assert len(step.rank_step_seconds) == 2
+        assert step.step_seconds == max(step.rank_step_seconds) > 0
+        assert step.tokens == 4 * 32
+        assert step.allocated_gib is None
+        assert not step.skipped
+
+
+def test_progress_is_one_line_a_step(finished: Finished):
+    lines = [line for line in finished.log.splitlines() if line.startswith("step ")]
+    assert len(lines) == 4
+    assert lines[0].startswith("step 1/4 loss ")
+    assert lines[0].endswith(" tokens/s")
+
+
+def test_the_configuration_is_read_back_from_megatron(finished: Finished):
+    observed = finished.observed
+    asked = {**SMALL, "world_size": 2, "data_parallel_sharding": "optimizer"}
+    assert {name: asked[name] for name in observed if name in asked} == {
+        name: observed[name] for name in observed if name in asked
+    }
+    assert observed["data_parallel_size"] == 2
+    assert observed["num_microbatches"] == 2
+    assert observed["num_layers"] == 4
+    assert observed["padded_vocab_size"] == 1024
+
+
+def test_parameters_are_counted_as_the_architecture_says(finished: Finished):
+    layer = 128 * (128 + 2 * 64) + 128 * 128 + 3 * 128 * 384 + 2 * 128
+    assert finished.observed["parameter_count"] == 4 * layer + 128 + 2 * 1024 * 128
+
+
+def test_the_environment_names_versions_and_no_host(finished: Finished):
+    values = finished.environment
+    assert values["accelerator"] is None
+    assert values["accelerator_reason"]
+    assert values["megatron_core"]
+    assert values["torch"]
+    assert values["variables"]["OMP_NUM_THREADS"] == "1"
+    assert values["host"]["cpu_cores"] == os.cpu_count()
+    assert socket.gethostname() not in [*values["host"].values()]
+
+
+def test_the_vocabulary_is_padded_for_tensor_parallelism(tmp_path: Path):
+    run = train(tmp_path, model="gpt3-125m@2", steps=1, sequence_length=16, global_batch_size=1)
+    assert run.code == 0, run.log
+    assert run.observed["padded_vocab_size"] == 50304  # 50257 to a multiple of 128
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_as_diverged(tmp_path: Path):
+    run = train(tmp_path, learning_rate=1e30, steps=50)
+    assert run.code != 0
+    assert "DIVERGED: the loss of step" in run.log
+    assert run.steps[-1].loss is None
+    assert len(run.steps) < 50
+
+
+def test_a_text_in_indexed_format_is_learnt_and_its_fingerprint_kept(tmp_path: Path):
+    text = tmp_path / "text.txt"
+    text.write_text("\n\n".join(f"The number {n} comes before {n + 1}." for n in range(400)))
+    packing = [sys.executable, "-m", "scalebook.train.pack", str(text), str(tmp_path / "data")]
+    subprocess.run(packing, check=True, capture_output=True)
+    run = train(tmp_path / "run", data=str(tmp_path / "data"), world_size=2, steps=8)
+    assert run.code == 0, run.log
+    assert run.losses[-1] < run.losses[0] - 1
+    assert len(run.environment["data"]["index_sha256"]) == 64
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"precision": "fp8"}, "precision='fp8' is not supported by engine 'megatron'"),
+        ({"data_parallel_sharding": "full"}, "data_parallel_sharding='full' (FSDP)"),
+        ({"model": "deepseek-v3"}, "multi-latent attention"),
+        ({"model": "tiny-lama"}, "Did you mean 'tiny-llama'?"),
+        ({"world_size": 2}, "torchrun started 1 processes, but world_size=2"),
+        ({"data": "nowhere"}, "nowhere.idx does not exist"),
+    ],
+)
+def test_what_cannot_run_is_refused_in_one_line(
+    changes: dict[str, Any], message: str, tmp_path: Path
+):
+    done = alone(RunConfig(**{**SMALL, **changes}), tmp_path)
+    _, errors = done.communicate(timeout=120)
+    assert done.returncode == 2
+    assert message in errors
+    assert errors.startswith("scalebook.train: ")
+    assert errors.count("\n") == 1
+
+
+def alone(config: RunConfig, output: Path) -> subprocess.Popen[str]:
+    """Start one rank without torchrun, so that its own exit code is seen."""
+    trainer = torchrun(config, output)[torchrun(config, output).index("scalebook.train") :]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    return subprocess.Popen(
+        [sys.executable, "-m", *trainer],
+        env={**environment(), **place, **address},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_for_a_step(output: Path, process: subprocess.Popen[str]) -> None:
+    path = output / "steps.jsonl"
+    while not (path.exists() and path.read_text().count("\n")):
+        assert process.poll() is None, "training ended before its first step"
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["SIGTERM", "SIGINT"]
+)
+def test_a_signal_ends_a_rank_at_once_and_keeps_its_steps(
+    number: signal.Signals, code: int, tmp_path: Path
+):
+    process = alone(RunConfig(**LONG), tmp_path)
+    wait_for_a_step(tmp_path, process)
+    process.send_signal(number)
+    process.communicate(timeout=10)
+    assert process.returncode == code
+    steps, problems = read_steps(tmp_path / "steps.jsonl")
+    assert steps
+    assert not problems
+
+
+def test_a_signal_to_torchrun_leaves_no_rank_behind(tmp_path: Path):
+    config = RunConfig(**{**LONG, "world_size": 2, "tensor_parallel_size": 2})
+    process = subprocess.Popen(
+        torchrun(config, tmp_path),
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    wait_for_a_step(tmp_path, process)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    assert process.returncode != 0
+    assert (tmp_path / "observed.json").exists()
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)
