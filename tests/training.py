@@ -39,7 +39,8 @@ def without_torchrun(config: RunConfig, *, config_path: Path, output: Path, **_:
 
 def environment(**variables: str) -> dict[str, str]:
     """Return an environment in which ``fake_trainer`` can be imported."""
-    return {**os.environ, "PYTHONPATH": str(FAKES), **variables}
+    places = [str(FAKES), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(places), **variables}
 
 
 def wait_for(condition: Callable[[], Any], seconds: float = 60) -> Any:

@@ -17,6 +17,7 @@ class Console:
 
     stream: TextIO = field(default_factory=lambda: sys.stdout)
     _live: bool = False
+    _shown: str = ""
     _next_plain: float = 0.0
 
     def say(self, text: str) -> None:
@@ -28,6 +29,9 @@ class Console:
     def live(self, text: str) -> None:
         """Show a line that the next one replaces; in a file, print it if the last is old."""
         if self.stream.isatty():
+            if text == self._shown:
+                return
+            self._shown = text
             width = shutil.get_terminal_size().columns - 1
             self.stream.write(f"\r\x1b[K{text[:width]}")
             self.stream.flush()
@@ -38,4 +42,4 @@ class Console:
     def _clear(self) -> None:
         if self._live:
             self.stream.write("\r\x1b[K")
-            self._live = False
+            self._live, self._shown = False, ""
