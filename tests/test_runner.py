@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from training import small, wait_for, without_torchrun
 
-from scalebook import launch, processes, progress, runner, store
+from scalebook import conclusion, launch, processes, progress, runner, store
 from scalebook.errors import ConfigError, LaunchError
 from scalebook.kernel import RunOptions
 from scalebook.record import RunRecord
@@ -168,6 +168,23 @@ def test_the_death_of_the_owner_ends_the_run(tmp_path: Path):
     owner.kill()
     owner.wait()
     wait_for(lambda: not processes.marked("run-x"), 10)
+
+
+def test_a_killed_guard_leaves_nothing_running(tmp_path: Path):
+    def kill_guard() -> None:
+        partial = wait_for(lambda: store.partial_directories(tmp_path))[0]
+        wait_for((partial / "steps.jsonl").exists)
+        (trainer,) = processes.marked(conclusion.run_id(partial))
+        stat = Path(f"/proc/{trainer}/stat").read_text()
+        os.kill(int(stat.rpartition(")")[2].split()[1]), signal.SIGKILL)
+
+    thread = threading.Thread(target=kill_guard)
+    thread.start()
+    record = train(tmp_path, "hang")
+    thread.join()
+    assert (record.status, record.exit_code) == ("failed", 137)
+    assert "SIGKILL" in record.reason
+    assert nothing_is_left(record.run_id)
 
 
 def test_the_guard_answers_with_the_exit_code_or_the_signal():

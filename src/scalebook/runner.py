@@ -99,10 +99,11 @@ def _train_in(directory: Path, config: RunConfig, trainer: str, show: Show) -> R
     kills = host.memory_kills()
     process = _start(directory, plan.command, environment)
     stop = _watch(process, directory, config, show)
+    processes.end(conclusion.run_id(directory))  # a killed guard leaves the run behind
     (directory / STOP_FILE).unlink(missing_ok=True)
     return conclusion.conclude(
         directory,
-        exit_code=process.returncode,
+        exit_code=_shell_code(process.returncode),
         stop=stop,
         host_memory_kills=host.memory_kills() - kills,
     )
@@ -147,19 +148,23 @@ def _watch(
     except KeyboardInterrupt:
         stop = ("interrupted", "The run was interrupted by hand")
     if stop is not None:
-        _end(process, directory)
+        _end(process)
     return stop
 
 
-def _end(process: subprocess.Popen[bytes], directory: Path) -> None:
-    """End a run: its guard asks, waits and kills; if the guard does not, everything is killed."""
+def _shell_code(code: int) -> int:
+    """Return an exit code as a shell gives it: 128 + n for signal n."""
+    return 128 - code if code < 0 else code
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a run through its guard, which asks, waits and kills; end the guard if it does not."""
     process.terminate()
     try:
         process.wait(GRACE_SECONDS + 10)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-    processes.end(conclusion.run_id(directory))
 
 
 def request_stop(directory: Path, status: Status, sentence: str) -> None:
