@@ -118,7 +118,7 @@ def _run_steps(trainer: Trainer, stream: TextIO | None) -> int:
         record = gather(step + 1, own, config, world)
         if stream is not None:
             stream.write(record.model_dump_json() + "\n")
-            print(progress(record, config.steps), flush=True)
+            print(progress(record, config), flush=True)
         if record.loss is None:
             if stream is not None:
                 print(f"DIVERGED: the loss of step {step + 1} is not finite", file=sys.stderr)

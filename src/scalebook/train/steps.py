@@ -76,14 +76,13 @@ def gather(number: int, step: RankStep, config: RunConfig, world: World) -> Step
     )
 
 
-def progress(record: StepRecord, steps: int) -> str:
+def progress(record: StepRecord, config: RunConfig) -> str:
     """Return the line that a person watching the log reads."""
     loss = "not finite" if record.loss is None else f"{record.loss:.4f}"
-    seconds, tokens = record.step_seconds or 0.0, record.tokens or 0
-    rate = tokens / seconds if seconds > 0 else 0.0
+    seconds = max(record.rank_step_seconds)
     return (
-        f"step {record.step}/{steps} loss {loss} {seconds * 1e3:.1f} ms "
-        f"{rate:.0f} tokens/s"
+        f"step {record.step}/{config.steps} loss {loss} {seconds * 1e3:.1f} ms "
+        f"{config.tokens_per_step / seconds:.0f} tokens/s"
     )
 
 
