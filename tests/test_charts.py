@@ -71,9 +71,8 @@ def test_bars_hold_the_numbers_of_the_frame_in_order(tmp_path: Path) -> None:
     rows = figure.spec()["data"]["values"]
     frame = data.completed.filter(pl.col("platform") == name)
     assert [row["tokens_per_second"] for row in rows] == frame["tokens_per_second"].to_list()
-    assert [row["low"] * row["world_size"] for row in rows] == pytest.approx(
-        frame["tokens_per_second_low"].to_list()
-    )
+    assert [row["rate_low"] for row in rows] == frame["rate_low"].to_list()
+    assert frame["rate"].to_list() == frame["tokens_per_second_per_gpu"].to_list()
 
 
 def test_cpu_processes_and_gpus_share_no_axis(tmp_path: Path) -> None:

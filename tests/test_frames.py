@@ -11,8 +11,9 @@ import polars as pl
 import pytest
 from simulated import H100, config, write_run, write_sample
 
+from scalebook.columns import SCHEMA
 from scalebook.errors import ReportError
-from scalebook.frames import SCHEMA, load, run_frame
+from scalebook.frames import load, run_frame
 from scalebook.naming import group_name, run_label, sized, split_name
 
 

@@ -36,7 +36,7 @@ def test_the_winner_is_the_first_row_of_the_table(tmp_path: Path) -> None:
     for _, runs in data.completed.group_by("group", maintain_order=True):
         sentences = words(" ".join(findings.group_findings(runs)))
         first = runs.row(0, named=True)
-        best = runs.sort("tokens_per_second_per_gpu", descending=True).row(0, named=True)
+        best = runs.sort("rate", descending=True).row(0, named=True)
         assert first["run_id"] == best["run_id"]
         assert sentences.index(first["run_id"]) == min(
             sentences.index(run_id) for run_id in runs["run_id"] if run_id in sentences
@@ -48,11 +48,30 @@ def test_a_winner_has_its_number_interval_unit_and_run(tmp_path: Path) -> None:
     write_run(tmp_path, "fast", config(world_size=2, tensor_parallel_size=2), seconds=0.1)
     data = load(tmp_path)
     text = words(findings.findings(data))
-    fast, slow = data.runs["tokens_per_second_per_gpu"]
-    rate = rf"{fast:,.0f} ± \d+ tokens/s per process"
-    assert re.search(rf"TP2 on 2 processes \(fast\) reached .* {rate}", text)
-    loser = r"The slowest per process, DP2 on 2 processes \(slow\)"
+    fast, slow = data.runs["tokens_per_second"]
+    rate = rf"{fast:,.0f} ± \d+ tokens/s"
+    assert re.search(rf"TP2 on 2 processes \(fast\) is the fastest of 2 runs, with {rate}", text)
+    loser = r"The slowest, DP2 on 2 processes \(slow\)"
     assert re.search(rf"{loser}, reached .*: a spread of {fast / slow:.2f}×", text)
+
+
+def test_gpus_are_ranked_each_and_cpu_processes_in_total(tmp_path: Path) -> None:
+    write_sample(tmp_path)
+    text = words(findings.findings(load(tmp_path)))
+    assert "TP2 DP4 on 8 GPUs (h100-tp2-8) is the fastest of 3 runs" in text
+    assert "DP2 on 2 processes (cpu-dp2) is the fastest of 4 runs" in text
+
+
+def test_losses_of_one_training_are_compared(tmp_path: Path) -> None:
+    write_run(tmp_path, "a", config())
+    write_run(tmp_path, "b", config(world_size=2))
+    data = load(tmp_path)
+    low, high = sorted(data.runs["loss_last"])
+    start = "after 30 steps of a global batch of 8, 2 runs end at a loss of"
+    assert f"{start} {low:.5g} to {high:.5g}" in words(sections.loss(data))
+    equal = data.runs.with_columns(loss_last=pl.Series([2.5, 2.5 * (1 + 3e-7)]))
+    same = ReportData(data.folder, equal, data.steps, {}, {}, ())
+    assert f"{start} 2.5, equal to 3.0e-07 of it." in words(sections.loss(same))
 
 
 def test_the_largest_total_is_named_where_it_is_another_run(tmp_path: Path) -> None:
@@ -130,7 +149,7 @@ def test_a_loss_that_rises_is_named(tmp_path: Path) -> None:
     data = load(tmp_path)
     assert "The loss fell in 1 of 1 completed run" in words(sections.loss(data))
     rising = data.runs.with_columns(loss_last=pl.lit(9.0))
-    worse = ReportData(data.folder, rising, data.steps, {}, ())
+    worse = ReportData(data.folder, rising, data.steps, {}, {}, ())
     assert "The loss of a did not fall" in words(sections.loss(worse))
 
 
@@ -182,9 +201,18 @@ def test_a_run_of_unknown_size_breaks_no_sentence(tmp_path: Path) -> None:
     data = load(tmp_path)
     gone = pl.lit(None)
     runs = data.runs.with_columns(
-        world_size=gone.cast(pl.Int64), tokens_per_second_per_gpu=gone.cast(pl.Float64)
+        world_size=gone.cast(pl.Int64), rate=gone.cast(pl.Float64), platform=pl.lit("h100")
     )
-    unknown = ReportData(data.folder, runs, data.steps, {}, ())
+    unknown = ReportData(data.folder, runs, data.steps, {}, {}, ())
     assert "of how many ranks is not recorded" in words(findings.findings(unknown))
     assert words(sections.throughput(unknown))
     assert words(tiles(unknown))
+
+
+def test_what_records_note_is_told_once_with_its_runs(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_run(tmp_path, name, config(), notes=(f"precision ran as fp32. {EVIL}",))
+    notes = findings.notes(load(tmp_path))
+    assert f"precision ran as fp32. {EVIL} (a, b)" in words(notes).replace("&lt;", "<")
+    assert str(notes.html).count("<li>") == 1
+    assert "<img" not in str(notes.html)

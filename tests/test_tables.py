@@ -11,7 +11,7 @@ from simulated import config, write_run, write_sample
 
 from scalebook import tables
 from scalebook.frames import load
-from scalebook.markup import anchor
+from scalebook.markup import anchor, run_link
 
 EVIL = "<script>alert(1)</script>\"'`&"
 
@@ -104,3 +104,14 @@ def test_the_mfu_table_names_convention_and_peak(tmp_path: Path) -> None:
     assert html.count("megatron_causal") >= 3
     assert "989.4" in html
     assert "cpu-one" not in html
+
+
+def test_a_sentence_names_a_run_by_the_end_of_its_id_and_a_table_by_all_of_it(
+    tmp_path: Path,
+) -> None:
+    run_id = "20260101-120000-tiny-llama-w2-0123456789ab"
+    assert f'title="{run_id}"' in run_link(run_id)
+    assert run_link(run_id).endswith(">0123456789ab</a>")
+    assert run_link("my-run").endswith(">my-run</a>")
+    write_run(tmp_path, run_id, config())
+    assert f">{run_id}</a>" in str(tables.overview(load(tmp_path).runs).html)

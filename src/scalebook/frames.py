@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -11,52 +11,19 @@ from typing import Any
 
 import polars as pl
 
+from scalebook.columns import SCHEMA, STEP_SCHEMA, cast
 from scalebook.errors import ReportError, ScalebookError
 from scalebook.metrics import measure
 from scalebook.naming import group_name, run_label, split_name
 from scalebook.store import Run, read_runs
 
-# The columns of the run frame: fields of RunMetrics, settings of the record, names.
-_TEXT = (
-    "run_id", "status", "reason", "source", "platform", "accelerator", "engine", "model",
-    "precision", "strategy", "throughput_reason", "flops_convention", "model_tflops_reason",
-    "mfu_reason", "mfu_interval_reason", "peak_precision", "data_parallel_sharding", "recompute",
-    "started_at", "label", "split", "group",
-)  # fmt: skip
-_INTEGERS = (
-    "world_size", "nodes", "num_layers", "tensor_parallel_size", "pipeline_parallel_size",
-    "virtual_pipeline_parallel_size", "context_parallel_size", "expert_parallel_size",
-    "data_parallel_size", "micro_batch_size", "global_batch_size", "sequence_length",
-    "measured_steps",
-)  # fmt: skip
-_FLOATS = (
-    "step_seconds_median", "tokens_per_second", "tokens_per_second_low", "tokens_per_second_high",
-    "tokens_per_second_per_gpu", "model_tflops_per_second_per_gpu", "mfu", "mfu_low", "mfu_high",
-    "peak_tflops_per_second", "peak_memory_gib", "loss_first", "loss_last",
-)  # fmt: skip
-SCHEMA: dict[str, type[pl.DataType]] = (
-    dict[str, type[pl.DataType]](dict.fromkeys(_TEXT, pl.String))
-    | dict.fromkeys(_INTEGERS, pl.Int64)
-    | dict.fromkeys(_FLOATS, pl.Float64)
-    | {"sequence_parallel": pl.Boolean}
-)
+# Settings of a record that tell runs apart beside those of RunMetrics.
 _SETTINGS = (
     "virtual_pipeline_parallel_size",
     "sequence_parallel",
     "data_parallel_sharding",
     "recompute",
 )
-STEP_SCHEMA: dict[str, type[pl.DataType]] = {
-    "run_id": pl.String,
-    "step": pl.Int64,
-    "phase": pl.String,
-    "step_seconds": pl.Float64,
-    "tokens": pl.Int64,
-    "loss": pl.Float64,
-    "grad_norm": pl.Float64,
-    "learning_rate": pl.Float64,
-    "allocated_gib": pl.Float64,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +33,8 @@ class ReportData:
     folder: Path
     runs: pl.DataFrame  # a row a run, columns of SCHEMA
     steps: pl.DataFrame  # a row a step, columns of STEP_SCHEMA
-    log_tails: Mapping[str, tuple[str, ...]]
+    log_tails: Mapping[str, tuple[str, ...]]  # by run id
+    notes: Mapping[str, tuple[str, ...]]  # by run id: what a record says beside its numbers
     problems: tuple[str, ...]  # directories and lines that could not be read, in words
 
     @property
@@ -149,9 +117,10 @@ def collect(folder: Path, runs: Sequence[Run], problems: Iterable[str]) -> Repor
     frame, bad_values = run_frame(rows)
     frame = unique_labels(in_order(frame))
     tails = {run_id: run.record.log_tail for run_id, run in kept.items()}
+    notes = {run_id: run.record.notes for run_id, run in kept.items() if run.record.notes}
     # a report may travel: it names run directories, not where they lay
     shown = (problem.replace(f"{folder}/", "") for problem in (*found, *bad_values))
-    return ReportData(folder, frame, step_frame(kept.values()), tails, tuple(shown))
+    return ReportData(folder, frame, step_frame(kept.values()), tails, notes, tuple(shown))
 
 
 def run_frame(rows: Iterable[Mapping[str, Any]]) -> tuple[pl.DataFrame, tuple[str, ...]]:
@@ -161,11 +130,28 @@ def run_frame(rows: Iterable[Mapping[str, Any]]) -> tuple[pl.DataFrame, tuple[st
     for row in rows:
         values: dict[str, Any] = {}
         for name in SCHEMA:
-            values[name], problem = _cast(name, row.get(name))
+            values[name], problem = cast(name, row.get(name))
             problems += [f"Run {row['run_id']}: {problem}"] if problem else []
         names = {"label": run_label, "split": split_name, "group": group_name}
         clean.append(values | {name: write(values) for name, write in names.items()})
-    return pl.DataFrame(clean, schema=SCHEMA), tuple(problems)
+    return with_rates(pl.DataFrame(clean, schema=SCHEMA)), tuple(problems)
+
+
+def with_rates(runs: pl.DataFrame) -> pl.DataFrame:
+    """Return the runs with the rate that they are ranked by, its interval and its unit.
+
+    That is tokens per second per GPU; on a CPU the total, because processes share its cores.
+    """
+    on_cpu = pl.col("platform") == "cpu"
+    ranks = pl.when(on_cpu).then(1).otherwise(pl.col("world_size"))
+    rate = pl.when(on_cpu).then("tokens_per_second").otherwise("tokens_per_second_per_gpu")
+    unit = pl.when(on_cpu).then(pl.lit("tokens/s")).otherwise(pl.lit("tokens/s per GPU"))
+    return runs.with_columns(
+        rate=rate,
+        rate_low=pl.col("tokens_per_second_low") / ranks,
+        rate_high=pl.col("tokens_per_second_high") / ranks,
+        rate_unit=unit,
+    )
 
 
 def in_order(runs: pl.DataFrame) -> pl.DataFrame:
@@ -178,7 +164,7 @@ def in_order(runs: pl.DataFrame) -> pl.DataFrame:
         pl.col("source") != "measured",
         pl.col("platform") == "cpu",
         "group",
-        -pl.col("tokens_per_second_per_gpu"),
+        -pl.col("rate"),
         "run_id",
         nulls_last=True,
     )
@@ -195,40 +181,8 @@ def _row(run: Run) -> dict[str, Any]:
     """Return the metrics of a run and the settings of its record that tell runs apart."""
     record = run.record
     settings = {name: record.setting(name) for name in _SETTINGS}
-    return asdict(measure(run)) | settings | {"started_at": record.started_at}
-
-
-def _cast(name: str, value: Any) -> tuple[Any, str | None]:
-    """Return a value of the column's type; None and a sentence where it has another."""
-    convert = _CASTS[SCHEMA[name]]
-    if value is None:
-        return None, None
-    result = convert(value)
-    return result, None if result is not None else f"{name}={value!r} is not usable"
-
-
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
-
-
-def _integer(value: Any) -> int | None:
-    return value if isinstance(value, int) and abs(value) < 2**63 else None
-
-
-def _float(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
-
-
-def _boolean(value: Any) -> bool | None:
-    return value if isinstance(value, bool) else None
-
-
-_CASTS: Mapping[type[pl.DataType], Callable[[Any], Any]] = {
-    pl.Boolean: _boolean,
-    pl.String: _text,
-    pl.Int64: _integer,
-    pl.Float64: _float,
-}
+    more = {"started_at": record.started_at, "recorded_steps": len(run.steps)}
+    return asdict(measure(run)) | settings | more
 
 
 def step_frame(runs: Iterable[Run]) -> pl.DataFrame:

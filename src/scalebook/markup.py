@@ -83,10 +83,16 @@ def anchor(run_id: str) -> str:
     return f"run-{plain}" if plain == run_id else f"run-{plain}-{zlib.crc32(run_id.encode()):08x}"
 
 
+def short_id(run_id: str) -> str:
+    """Return the hash at the end of a run id that this program made; any other id whole."""
+    made = re.fullmatch(r"[0-9]{8}-[0-9]{6}-.*-([0-9a-f]{12}(?:-[0-9]+)?)", run_id)
+    return made[1] if made else run_id
+
+
 def run_link(run_id: str, text: str | None = None) -> Markup:
-    """Return a link from any page to the row of a run; the text is the run id by default."""
+    """Return a link from any page to the row of a run; its text is short, its title the run id."""
     template = '<a class="run" data-run="{0}" title="{0}" href="{1}#{2}">{3}</a>'
-    return Markup(template).format(run_id, RUNS_PAGE, anchor(run_id), text or run_id)
+    return Markup(template).format(run_id, RUNS_PAGE, anchor(run_id), text or short_id(run_id))
 
 
 def script_json(value: Any) -> Markup:

@@ -121,7 +121,7 @@ def status_words(status: str) -> str:
     return status.replace("_", " ")
 
 
-RUN = Column("run_id", "Run", lambda row: run_link(row["run_id"]), numeric=False)
+RUN = Column("run_id", "Run", lambda row: run_link(row["run_id"], row["run_id"]), numeric=False)
 STATUS = Column("status", "Status", badge, numeric=False)
 SPLIT = Column("split", "Split", split_name, numeric=False, hint="parallel sizes above 1")
 MODEL, PLATFORM, STRATEGY = (

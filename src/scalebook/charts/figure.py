@@ -11,10 +11,10 @@ import altair as alt
 from scalebook.charts.theme import config
 from scalebook.markup import Markup, raw_block, script_json
 
-SHAPES = {
-    "domain": ["measured", "ingested", "simulated", "published"],
-    "range": ["circle", "square", "diamond", "triangle-up"],
-}
+SHAPES = alt.Scale(
+    domain=["measured", "ingested", "simulated", "published"],
+    range=["circle", "square", "diamond", "triangle-up"],
+)
 AnyChart = alt.Chart | alt.LayerChart | alt.FacetChart
 TEMPLATE = Markup(
     '<div class="sb-chart" role="img" aria-label="{}"></div>\n'
@@ -37,7 +37,8 @@ class Figure:
         """Return the Vega-Lite specification, without theme and without any address."""
         spec = self.chart.to_dict()
         # Altair's own default theme would win over the page's, and "$schema" is an address.
-        return {key: spec[key] for key in spec if key not in ("$schema", "config")}
+        kept = {key: spec[key] for key in spec if key not in ("$schema", "config")}
+        return kept | {"autosize": {"type": "fit-x", "contains": "padding"}}
 
     @property
     def html(self) -> Markup:
@@ -62,7 +63,7 @@ class Figure:
 def by_source() -> alt.Shape:
     """Return shape by source: a run that was not measured here never looks like one that was."""
     grey = alt.Legend(symbolFillColor="gray", symbolStrokeColor="gray")
-    return alt.Shape("source:N", title=None, legend=grey, scale=alt.Scale(**SHAPES))
+    return alt.Shape("source:N", title=None, legend=grey, scale=SHAPES)
 
 
 def entitled(chart: AnyChart, title: str | None) -> AnyChart:

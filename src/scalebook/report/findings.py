@@ -10,7 +10,7 @@ import polars as pl
 from scalebook import tables
 from scalebook.frames import ReportData
 from scalebook.markup import Fragment, Markup, bullets, callout, join, paragraphs, run_link
-from scalebook.naming import sized, unit_name
+from scalebook.naming import sized
 from scalebook.quantities import count, interval, number, percent, quantity, times
 from scalebook.report.sections import loss_findings, missing_mfu
 
@@ -45,27 +45,19 @@ def findings(data: ReportData) -> Fragment:
 
 def group_findings(runs: pl.DataFrame) -> Iterator[Markup]:
     """Yield the winner of one group of comparable runs, and how far the others are behind."""
-    ranked = runs.drop_nulls("tokens_per_second_per_gpu")
-    ranked = ranked.sort("tokens_per_second_per_gpu", descending=True)
+    ranked = runs.drop_nulls("rate").sort("rate", descending=True)
     group = Markup("<strong>{}</strong>").format(runs["group"][0])
     if ranked.is_empty():
         words = "{}: {} with a throughput in total, but of how many ranks is not recorded."
         yield Markup(words).format(group, count(runs.height, "run"))
         return
     best = ranked.row(0, named=True)
+    reached = (_rate(best), _mfu(best))
     if ranked.height == 1:
-        yield Markup("{}: one run, {}, reached {}{}.").format(
-            group, _named(best), _rate(best), _mfu(best)
-        )
+        yield Markup("{}: one run, {}, reached {}{}.").format(group, _named(best), *reached)
         return
-    yield Markup("{}: {} reached the most per {} of {}, {}{}.").format(
-        group,
-        _named(best),
-        unit_name(best["platform"]),
-        count(ranked.height, "run"),
-        _rate(best),
-        _mfu(best),
-    )
+    words = "{}: {} is the fastest of {}, with {}{}."
+    yield Markup(words).format(group, _named(best), count(ranked.height, "run"), *reached)
     yield from _contested(best, ranked.row(1, named=True))
     yield from _spread(best, ranked.row(-1, named=True))
     yield from _largest_total(ranked, best)
@@ -73,9 +65,8 @@ def group_findings(runs: pl.DataFrame) -> Iterator[Markup]:
 
 def _spread(best: Row, worst: Row) -> Iterator[Markup]:
     """Yield how far the last is behind the first."""
-    ratio = best["tokens_per_second_per_gpu"] / worst["tokens_per_second_per_gpu"]
-    yield Markup("The slowest per {}, {}, reached {}: a spread of {}.").format(
-        unit_name(best["platform"]), _named(worst), _rate(worst), times(ratio)
+    yield Markup("The slowest, {}, reached {}: a spread of {}.").format(
+        _named(worst), _rate(worst), times(best["rate"] / worst["rate"])
     )
 
 
@@ -90,8 +81,7 @@ def _largest_total(runs: pl.DataFrame, best: Row) -> Iterator[Markup]:
 
 def _contested(best: Row, second: Row) -> Iterator[Markup]:
     """Yield a sentence where the intervals of the first two overlap."""
-    low = _per_rank(best, "tokens_per_second_low")
-    high = _per_rank(second, "tokens_per_second_high")
+    low, high = best["rate_low"], second["rate_high"]
     if low is not None and high is not None and high >= low:
         yield Markup(
             "Its 95 % interval overlaps that of the second, {}: "
@@ -161,6 +151,19 @@ def failed(data: ReportData) -> Fragment:
     return tables.failures(runs, data.log_tails)
 
 
+def notes(data: ReportData) -> Fragment:
+    """Return what the runs' records note beside their numbers; nothing where there is nothing."""
+    said: dict[str, list[str]] = {}
+    for run_id, sentences in data.notes.items():
+        for sentence in sentences:
+            said.setdefault(sentence, []).append(run_id)
+    items = (
+        Markup("{} {}").format(sentence, Markup("({})").format(join(map(run_link, run_ids))))
+        for sentence, run_ids in said.items()
+    )
+    return callout("Notes of the runs", items)
+
+
 def unreadable(data: ReportData) -> Fragment:
     """Return the directories and lines that could not be read; nothing where there are none."""
     return callout("Not readable", data.problems)
@@ -174,13 +177,7 @@ def _named(row: Row) -> Markup:
 
 
 def _rate(row: Row) -> str:
-    low, high = _per_rank(row, "tokens_per_second_low"), _per_rank(row, "tokens_per_second_high")
-    unit = f"tokens/s per {unit_name(row['platform'])}"
-    return interval(row["tokens_per_second_per_gpu"], low, high, unit)
-
-
-def _per_rank(row: Row, key: str) -> float | None:
-    return None if row[key] is None or not row["world_size"] else row[key] / row["world_size"]
+    return interval(row["rate"], row["rate_low"], row["rate_high"], row["rate_unit"])
 
 
 def _mfu(row: Row) -> Markup:

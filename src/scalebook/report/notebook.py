@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,10 +29,6 @@ class Cell:
     def option(self, name: str, default: Any = None) -> Any:
         """Return an option's value."""
         return dict(self.options).get(name, default)
-
-    def only(self, *names: str) -> Cell:
-        """Return the cell with no other options than these."""
-        return replace(self, options=tuple(item for item in self.options if item[0] in names))
 
 
 def read(path: Path) -> tuple[Cell, ...]:

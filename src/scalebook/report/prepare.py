@@ -28,7 +28,8 @@ def _prepared(cells: tuple[Cell, ...]) -> Iterator[Cell]:
         texts = tuple(_with_alt(text, cell) for text in cell.texts if raw_html(text) != "")
         shown = replace(cell, texts=texts)
         is_figure = any(mark in text for text in texts for mark in FIGURES)
-        yield shown if is_figure else shown.only("echo")
+        # words in the place of a figure need no caption, and nobody needs the code of words
+        yield shown if is_figure else replace(shown, options=(("echo", False),))
 
 
 def _with_alt(text: str, cell: Cell) -> str:

@@ -8,8 +8,10 @@ import polars as pl
 
 from scalebook.frames import ReportData
 from scalebook.markup import Fragment, Markup, bullets, join, paragraphs, run_link
-from scalebook.naming import split_name, unit_name
+from scalebook.naming import split_name
 from scalebook.quantities import count, number, percent, times
+
+SAME_LOSS = 1e-3  # below this relative difference two losses print alike
 
 
 def throughput(data: ReportData) -> Fragment:
@@ -21,22 +23,23 @@ def throughput(data: ReportData) -> Fragment:
 
 
 def _span(group: str, runs: pl.DataFrame) -> Markup:
-    ordered = runs.sort("tokens_per_second_per_gpu")
+    ordered = runs.drop_nulls("rate").sort("rate")
+    name = Markup("<strong>{}</strong>").format(group)
+    if ordered.is_empty():
+        return Markup("{}: no run of a known size.").format(name)
     low, high = ordered.row(0, named=True), ordered.row(-1, named=True)
-    unit = f"tokens/s per {unit_name(high['platform'])}"
-    if runs.height == 1:
-        return Markup("<strong>{}</strong>: one run, {} {} ({}).").format(
-            group, number(high["tokens_per_second_per_gpu"]), unit, run_link(high["run_id"])
-        )
-    return Markup("<strong>{}</strong>: {}, from {} ({}) to {} {} ({}), a factor of {}.").format(
-        group,
-        count(runs.height, "run"),
-        number(low["tokens_per_second_per_gpu"]),
+    top = Markup("{} {} ({})").format(
+        number(high["rate"]), high["rate_unit"], run_link(high["run_id"])
+    )
+    if ordered.height == 1:
+        return Markup("{}: one run, {}.").format(name, top)
+    return Markup("{}: {}, from {} ({}) to {}, a factor of {}.").format(
+        name,
+        count(ordered.height, "run"),
+        number(low["rate"]),
         run_link(low["run_id"]),
-        number(high["tokens_per_second_per_gpu"]),
-        unit,
-        run_link(high["run_id"]),
-        times(high["tokens_per_second_per_gpu"] / low["tokens_per_second_per_gpu"]),
+        top,
+        times(high["rate"] / low["rate"]),
     )
 
 
@@ -78,7 +81,28 @@ def missing_mfu(runs: pl.DataFrame) -> Iterator[Markup]:
 
 def loss(data: ReportData) -> Fragment:
     """Return whether each completed run learnt: a run that does not is no valid throughput."""
-    return bullets(loss_findings(data.completed))
+    return bullets([*loss_findings(data.completed), *_agreement(data.completed)])
+
+
+def _agreement(runs: pl.DataFrame) -> Iterator[Markup]:
+    """Yield how close the last losses of a group are: layouts of one training should agree."""
+    same = runs.drop_nulls("loss_last").group_by(
+        ["group", "global_batch_size", "recorded_steps"], maintain_order=True
+    )
+    for (group, batch, steps), members in same:
+        losses: list[float] = members["loss_last"].sort().to_list()
+        low, high = losses[0], losses[-1]
+        if len(losses) < 2 or low <= 0:
+            continue
+        words = "<strong>{}</strong>: after {} of a global batch of {}, {} end at a loss of {}."
+        apart = (high - low) / low
+        ends = (
+            f"{low:.5g}, equal to {apart:.1e} of it"
+            if apart < SAME_LOSS
+            else f"{low:.5g} to {high:.5g}, {percent(apart)} apart"
+        )
+        length = count(int(str(steps)), "step")
+        yield Markup(words).format(group, length, batch, count(len(losses), "run"), ends)
 
 
 def loss_findings(runs: pl.DataFrame) -> Iterator[Markup]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 
-from scalebook.frames import SCHEMA
+from scalebook.columns import SCHEMA
 from scalebook.markup import Fragment, Markup, bullets, join, paragraphs, run_link
 from scalebook.naming import sized, split_name, units
 from scalebook.quantities import count, percent, quantity

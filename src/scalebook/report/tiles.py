@@ -8,8 +8,8 @@ import polars as pl
 
 from scalebook.frames import ReportData
 from scalebook.markup import Fragment, Markup, run_link
-from scalebook.naming import split_name, unit_name
-from scalebook.quantities import NONE, number
+from scalebook.naming import split_name
+from scalebook.quantities import NONE, count, number, times
 
 
 def tiles(data: ReportData) -> Fragment:
@@ -36,10 +36,24 @@ def _tiles(data: ReportData) -> Iterator[Tile]:
     own = data.completed.filter(pl.col("source") == "measured")
     runs = data.completed if own.is_empty() else own
     yield _best(runs, "tokens_per_second", "Highest throughput", "tokens/s")
-    each = unit_name(runs["platform"][0]) if runs["platform"].n_unique() == 1 else "rank"
-    per_rank = ("tokens_per_second_per_gpu", f"Highest per {each}", f"tokens/s per {each}")
-    yield _best(runs, *per_rank)
+    on_gpus = runs.filter(pl.col("platform") != "cpu")
+    if on_gpus.is_empty():
+        yield _widest(runs)
+    else:
+        yield _best(on_gpus, "rate", "Highest per GPU", "tokens/s per GPU")
     yield _best(runs, "mfu", "Highest MFU", "% of dense peak", scale=100)
+
+
+def _widest(runs: pl.DataFrame) -> Tile:
+    """Return the tile of the group whose runs differ most."""
+    spread = pl.col("rate").max() / pl.col("rate").min()
+    groups = runs.group_by("group", maintain_order=True).agg(spread, runs=pl.len())
+    groups = groups.filter(pl.col("runs") > 1).sort("rate", descending=True)
+    if groups.is_empty():
+        return "Widest spread", NONE, "", Markup("no two comparable runs")
+    widest = groups.row(0, named=True)
+    about = Markup("{} of {}").format(count(widest["runs"], "run"), widest["group"])
+    return "Widest spread", times(widest["rate"]), "fastest over slowest", about
 
 
 def _best(runs: pl.DataFrame, key: str, title: str, unit: str, scale: float = 1) -> Tile:
