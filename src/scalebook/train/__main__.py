@@ -15,6 +15,8 @@ from scalebook import catalog
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError, ScalebookError
 
+ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
 
 def _note(number: int, frame: object) -> None:
     """Do nothing: Python must have a handler for the C handler to write to the pipe."""
@@ -31,11 +33,12 @@ def exit_on_signals() -> None:
     os.set_blocking(writer, False)
 
     def leave() -> None:
-        number = os.read(reader, 1)[0]
+        while (number := os.read(reader, 1)[0]) not in ENDING_SIGNALS:
+            pass  # another handler's signal
         sys.stdout.flush()
         os._exit(128 + number)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in ENDING_SIGNALS:
         signal.signal(number, _note)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     threading.Thread(target=leave, daemon=True).start()

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.attention import SDPBackend
 
 from scalebook.store import write_json
 from scalebook.train import machine, mcore
@@ -17,12 +18,41 @@ if TYPE_CHECKING:
     from scalebook.train.loop import Trainer
 
 
-def _parameter_total(trainer: Trainer) -> int:
-    """Return the parameters of the whole model: the sum over the pipeline's stages."""
-    count = torch.tensor(trainer.model.parameter_count, device=trainer.world.device)
+def _counted(trainer: Trainer) -> dict[str, int]:
+    """Return what was built, summed over the pipeline's stages."""
+    model = trainer.model
+    layers = sum(len(chunk.module.decoder.layers) for chunk in model.chunks)
+    counts = torch.tensor([layers, model.parameter_count], device=trainer.world.device)
     group = mcore.parallel_state.get_pipeline_model_parallel_group()
-    distributed.all_reduce(count, group=group)
-    return int(count.item())
+    distributed.all_reduce(counts, group=group)
+    return {"num_layers": int(counts[0]), "parameter_count": int(counts[1])}
+
+
+def _attention_kernel(trainer: Trainer) -> str | None:
+    """Return which of its kernels torch takes for this run's core attention; None if not torch's.
+
+    The question is asked of torch with tensors of this run's shape, before the first step.
+    """
+    config, run = trainer.model.config, trainer.config
+    if trainer.model.layer_spec != "torch":
+        return None
+    length = run.sequence_length // run.context_parallel_size
+    heads = config.num_attention_heads // run.tensor_parallel_size
+    groups = max(config.num_query_groups // run.tensor_parallel_size, 1)
+    query, key = (
+        torch.empty(
+            (run.micro_batch_size, number, length, config.kv_channels),
+            dtype=config.params_dtype,
+            device=trainer.world.device,
+            requires_grad=True,
+        )
+        for number in (heads, groups)
+    )
+    choice: Any = getattr(torch, "_fused_sdp_choice", None)
+    if choice is None:
+        return None
+    chosen = choice(query, key, key, is_causal=True, enable_gqa=heads != groups)
+    return SDPBackend(chosen).name.lower()
 
 
 def _split() -> dict[str, Any]:
@@ -59,7 +89,6 @@ def observed(trainer: Trainer) -> dict[str, Any]:
         "global_batch_size": run.global_batch_size,
         "sequence_length": run.sequence_length,
         "learning_rate": run.learning_rate,
-        "num_layers": config.num_layers,
         "hidden_size": config.hidden_size,
         "ffn_hidden_size": config.ffn_hidden_size,
         "num_attention_heads": config.num_attention_heads,
@@ -68,8 +97,9 @@ def observed(trainer: Trainer) -> dict[str, Any]:
         "num_experts": config.num_moe_experts,
         "expert_top_k": config.moe_router_topk if config.num_moe_experts else None,
         "padded_vocab_size": model.padded_vocab_size,
-        "parameter_count": _parameter_total(trainer),
+        **_counted(trainer),
         "layer_spec": model.layer_spec,
+        "attention_kernel": _attention_kernel(trainer),
         "context_parallel_communication": (
             "all_gather" if model.layer_spec == "torch" else config.cp_comm_type
         ),
