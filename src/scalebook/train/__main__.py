@@ -72,6 +72,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from scalebook.train import cpu
 
             cpu.install()
+        else:
+            from scalebook.train import fused
+
+            fused.install_weight_gradient()
         from scalebook.train.loop import train
 
         return train(config, shape, options.output)

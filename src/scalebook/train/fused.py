@@ -6,8 +6,10 @@ record says what was used.
 
 from __future__ import annotations
 
+import shutil
 import sys
 from importlib import import_module
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
@@ -23,9 +25,7 @@ def accumulate_weight_gradient(inputs: Tensor, grad_output: Tensor, main_grad: T
     ``inputs`` is [tokens, in], ``grad_output`` [tokens, out]. The GEMM reads and writes the fp32
     sum itself, which saves a bf16 gradient and a pass over it (4 bytes read and 8 moved a weight).
     """
-    torch.addmm(
-        main_grad, grad_output.t(), inputs, out_dtype=main_grad.dtype, out=main_grad
-    )
+    torch.addmm(main_grad, grad_output.t(), inputs, out_dtype=main_grad.dtype, out=main_grad)
 
 
 def can_accumulate(device: torch.device) -> bool:
@@ -40,14 +40,25 @@ def can_accumulate(device: torch.device) -> bool:
 
 
 def install_weight_gradient() -> None:
-    """Put the accumulation where Megatron-Core looks for Apex's kernel; before its import."""
+    """Put the accumulation where Megatron-Core looks for Apex's kernel, unless that is here.
+
+    Must run before megatron.core is imported.
+    """
+    if find_spec(APEX_MODULE) is not None:
+        return
     module: Any = ModuleType(APEX_MODULE)
     module.wgrad_gemm_accum_fp32 = accumulate_weight_gradient
     module.wgrad_gemm_accum_fp16 = accumulate_weight_gradient
-    sys.modules.setdefault(APEX_MODULE, module)
+    sys.modules[APEX_MODULE] = module
+
+
+def can_compile() -> bool:
+    """Return whether torch.compile can build GPU kernels here: Triton needs a C compiler."""
+    return any(shutil.which(compiler) for compiler in ("cc", "gcc", "clang"))
 
 
 def compile_rotary_embedding() -> None:
     """Compile the rotary embedding: one kernel instead of eight that each read the tensor."""
     rope: Any = import_module("megatron.core.models.common.embeddings.rope_utils")
-    rope._apply_rotary_pos_emb_bshd = torch.compile(rope._apply_rotary_pos_emb_bshd)
+    compiler: Any = torch.compile
+    rope._apply_rotary_pos_emb_bshd = compiler(rope._apply_rotary_pos_emb_bshd)

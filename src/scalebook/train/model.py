@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch.nn import functional
 from scalebook.catalog.types import ModelShape
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError
-from scalebook.train import layers, mcore, weights
+from scalebook.train import fused, layers, mcore, weights
 from scalebook.train.world import World
 
 VOCABULARY_MULTIPLE = 128  # Megatron-LM's --make-vocab-size-divisible-by
@@ -32,6 +31,7 @@ class Model:
     ddp_config: Any
     padded_vocab_size: int
     layer_spec: str  # "torch" or "transformer_engine"
+    compiled_rotary_embedding: bool
     parameter_count: int  # of this pipeline stage, whole
 
 
@@ -63,12 +63,6 @@ def padded_vocabulary(vocab_size: int, tensor_parallel_size: int) -> int:
     """Return the vocabulary rounded up to a multiple of 128 x tensor-parallel size."""
     multiple = VOCABULARY_MULTIPLE * tensor_parallel_size
     return math.ceil(vocab_size / multiple) * multiple
-
-
-def can_compile() -> bool:
-    """Return whether torch.compile can build GPU kernels here: Triton needs a C compiler."""
-    compilers = ("cc", "gcc", "clang")
-    return any(shutil.which(compiler) for compiler in compilers)
 
 
 def _architecture(shape: ModelShape) -> dict[str, Any]:
@@ -137,7 +131,8 @@ def _recompute(config: RunConfig) -> dict[str, Any]:
 
 
 def _speed(config: RunConfig, shape: ModelShape, world: World, te: bool) -> dict[str, Any]:
-    fuse = world.on_gpu and can_compile()
+    fuse = world.on_gpu and fused.can_compile()
+    bf16 = config.precision == "bf16"
     interleaved = config.virtual_pipeline_parallel_size > 1
     return {
         "use_cpu_initialization": not world.on_gpu,
@@ -146,7 +141,9 @@ def _speed(config: RunConfig, shape: ModelShape, world: World, te: bool) -> dict
         "bias_dropout_fusion": fuse,
         "cross_entropy_loss_fusion": fuse,
         "masked_softmax_fusion": False,
-        "gradient_accumulation_fusion": False,
+        "gradient_accumulation_fusion": (
+            world.on_gpu and bf16 and (te or fused.can_accumulate(world.device))
+        ),
         "apply_rope_fusion": te,
         "moe_grouped_gemm": te and shape.moe is not None,
         # With 2 stages, batched sends of both directions go to the same peer and are mixed up.
@@ -196,6 +193,9 @@ def _chunk(config: Any, shape: ModelShape, run: RunConfig, stage: int | None, te
 def build(config: RunConfig, shape: ModelShape, world: World) -> Model:
     """Return this rank's model chunks with weights that do not depend on the layout."""
     te = world.on_gpu and mcore.transformer_engine_version() is not None
+    compile_rotary = world.on_gpu and not te and fused.can_compile()
+    if compile_rotary:
+        fused.compile_rotary_embedding()
     options = _architecture(shape) | _split(config) | _recompute(config)
     transformer = mcore.TransformerConfig(**options, **_speed(config, shape, world, te))
     stages = config.virtual_pipeline_parallel_size
@@ -227,5 +227,6 @@ def build(config: RunConfig, shape: ModelShape, world: World) -> Model:
         ddp_config=ddp_config,
         padded_vocab_size=padded_vocabulary(shape.vocab_size, config.tensor_parallel_size),
         layer_spec="transformer_engine" if te else "torch",
+        compiled_rotary_embedding=compile_rotary,
         parameter_count=weights.parameter_count(chunks, shape.tied_embeddings),
     )

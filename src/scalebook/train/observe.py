@@ -115,7 +115,8 @@ def observed(trainer: Trainer) -> dict[str, Any]:
                 "apply_rope_fusion",
                 "moe_grouped_gemm",
             )
-        },
+        }
+        | {"compiled_rotary_embedding": model.compiled_rotary_embedding},
         "float32_matmul": torch.get_float32_matmul_precision(),
     }
 
