@@ -177,6 +177,25 @@ def test_a_folder_that_is_no_report_is_never_replaced(tmp_path: Path, root: Path
     assert (tmp_path / "mine" / "thesis.txt").exists()
 
 
+def test_a_folder_beside_the_site_that_is_not_ours_stays(tmp_path: Path, root: Path) -> None:
+    runs = write_run(tmp_path / "runs", "a", config()).parent
+    (tmp_path / "_pages").mkdir()
+    (tmp_path / "_pages" / "mine.txt").write_text("keep me")
+    with pytest.raises(ReportError, match="_pages is not a report of Scalebook"):
+        build(Places(runs, tmp_path / "site", root), "preview", print)
+    assert (tmp_path / "_pages" / "mine.txt").exists()
+
+
+def test_an_unwritable_place_is_one_line_and_exit_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = write_run(tmp_path / "runs", "a", config()).parent
+    (tmp_path / "file").write_text("")
+    made = ["report", "--runs", str(runs), "--output", str(tmp_path / "file" / "site")]
+    assert main(made) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
 def test_a_failed_build_leaves_the_site_before_it(
     site: Built, tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,10 +11,12 @@ import altair as alt
 from scalebook.charts.theme import config
 from scalebook.markup import Markup, raw_block, script_json
 
-SHAPES = alt.Scale(
-    domain=["measured", "ingested", "simulated", "published"],
-    range=["circle", "square", "diamond", "triangle-up"],
-)
+SHAPES = {
+    "measured": "circle",
+    "ingested": "square",
+    "simulated": "diamond",
+    "published": "triangle-up",
+}
 AnyChart = alt.Chart | alt.LayerChart | alt.FacetChart
 TEMPLATE = Markup(
     '<div class="sb-chart" role="img" aria-label="{}"></div>\n'
@@ -60,10 +62,17 @@ class Figure:
         return vl_convert.vegalite_to_svg(spec)
 
 
-def by_source() -> alt.Shape:
-    """Return shape by source: a run that was not measured here never looks like one that was."""
+def by_source(sources: Iterable[str]) -> alt.Shape:
+    """Return shape by source: a run that was not measured here never looks like one that was.
+
+    There is a legend unless all were measured.
+    """
+    present = set(sources)
+    shapes = {name: shape for name, shape in SHAPES.items() if name in present}
+    scale = alt.Scale(domain=list(shapes), range=list(shapes.values()))
     grey = alt.Legend(symbolFillColor="gray", symbolStrokeColor="gray")
-    return alt.Shape("source:N", title=None, legend=grey, scale=SHAPES)
+    legend = None if present <= {"measured"} else grey
+    return alt.Shape("source:N", title=None, legend=legend, scale=scale)
 
 
 def entitled(chart: AnyChart, title: str | None) -> AnyChart:

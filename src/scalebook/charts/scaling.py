@@ -26,7 +26,7 @@ def against_ideal(points: pl.DataFrame, many: str) -> Figure:
     lines = base.mark_line(opacity=0.6).encode(
         x=x, y="max(tokens_per_second):Q", color="layout:N", detail="source:N"
     )
-    marks = _marks(base, many).encode(x=x, y=y)
+    marks = _marks(base, points, many).encode(x=x, y=y)
     chart = (ideal + lines + marks).properties(width="container", height=320)
     largest = points.sort("world_size", "tokens_per_second").row(-1, named=True)
     text = (
@@ -47,7 +47,7 @@ def efficiency(points: pl.DataFrame, many: str) -> Figure:
         scale=alt.Scale(domain=[0, top]),
     )
     base = alt.Chart(rows(_named(points)))
-    marks = _marks(base, many).encode(x=_sizes(points, many), y=y)
+    marks = _marks(base, points, many).encode(x=_sizes(points, many), y=y)
     whole = alt.Chart(alt.Data(values=[{"ideal": 1}]))
     ideal = whole.mark_rule(strokeDash=[5, 4]).encode(y="ideal:Q")
     chart = (ideal + marks).properties(width="container", height=240)
@@ -59,11 +59,11 @@ def efficiency(points: pl.DataFrame, many: str) -> Figure:
     return Figure(chart, text)
 
 
-def _marks(base: alt.Chart, many: str) -> alt.Chart:
+def _marks(base: alt.Chart, points: pl.DataFrame, many: str) -> alt.Chart:
     """Return a point a run, coloured by layout, shaped by source, with its run id when touched."""
     return base.mark_point(filled=True, size=110, opacity=0.9).encode(
         color=alt.Color("layout:N", title=None),
-        shape=by_source(),
+        shape=by_source(points["source"]),
         tooltip=[
             alt.Tooltip("run_id:N", title="run"),
             alt.Tooltip("split:N", title="parallelism"),

@@ -75,7 +75,7 @@ def utilisation(runs: pl.DataFrame) -> Figure | None:
         y=y,
         x=x,
         color=_by_model(data),
-        shape=by_source(),
+        shape=by_source(data["source"]),
         tooltip=[*_TOOLTIP, alt.Tooltip("mfu:Q", title="MFU", format=".1%")],
     )
     chart = (whiskers(base, y, "mfu") + points).properties(

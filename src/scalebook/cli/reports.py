@@ -49,7 +49,12 @@ def build_report(options: argparse.Namespace) -> int:
         raise LaunchError(
             f"{error.name} is not installed. Install the extra: pip install 'scalebook[report]'."
         ) from error
-    index = build(Places(runs, _site(options.output), root), options.renderer)
+    site = _site(options.output)
+    try:
+        index = build(Places(runs, site, root), options.renderer)
+    except OSError as error:
+        problem = f"The report cannot be written to {site}: {error}."
+        raise ReportError(f"{problem} Choose another folder with --output.") from error
     print(project.short(index))
     return 0
 

@@ -116,6 +116,8 @@ def _sentences(item: Series) -> Iterator[Markup]:
             best["ideal_speedup"],
             percent(best["scaling_efficiency"]),
         )
+    if base["platform"] == "cpu":
+        yield Markup("Processes share one machine's cores: this is no result about scaling.")
 
 
 def not_enough(runs: pl.DataFrame, found: Sequence[Series]) -> Fragment:

@@ -54,9 +54,12 @@ def build(places: Places, renderer: Renderer = "auto", say: Callable[[str], None
     """
     data = frames.load(places.runs)
     _refuse_foreign(places.output)
+    _refuse_foreign(places.pages)
     chosen = _choose(renderer, say)
     stage = places.pages
     shutil.rmtree(stage, ignore_errors=True)
+    stage.mkdir(parents=True)
+    _mark(stage, chosen)
     with ThreadPoolExecutor(1) as pool:
         library = pool.submit(vega.bundle, places.cache)
         execute(PAGES, places.project / "notebooks", places.runs, stage)
@@ -135,16 +138,24 @@ def _finish(site: Path, output: Path, renderer: str) -> None:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         first = next(iter(problems))
         raise ReportError(f"The report is not fit to publish: {first}{more}. See {site}.")
-    (site / MARKER).write_text(json.dumps({"scalebook": __version__, "renderer": renderer}) + "\n")
+    _mark(site, renderer)
     if output.exists():
         shutil.rmtree(output)
     site.rename(output)
 
 
+def _mark(folder: Path, renderer: str) -> None:
+    """Mark a folder as made here, so that a later build may replace it."""
+    text = json.dumps({"scalebook": __version__, "renderer": renderer})
+    (folder / MARKER).write_text(text + "\n")
+
+
 def _refuse_foreign(output: Path) -> None:
     """Refuse to replace a folder that holds something else than a report."""
-    if output.is_file() or (
-        output.is_dir() and any(output.iterdir()) and not (output / MARKER).exists()
+    if (
+        output.is_file()
+        or output.is_symlink()
+        or (output.is_dir() and any(output.iterdir()) and not (output / MARKER).exists())
     ):
         raise ReportError(
             f"{output} is not a report of Scalebook and would be replaced. "
