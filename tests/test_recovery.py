@@ -13,6 +13,7 @@ import pytest
 from training import small, wait_for
 
 from scalebook import conclusion, ownership, processes, recovery, store
+from scalebook.cli import main
 from scalebook.errors import LaunchError, RecordError
 from scalebook.record import RunRecord
 
@@ -147,3 +148,12 @@ def test_a_setting_that_ran_otherwise_than_asked_is_noted():
     asked = {"tensor_parallel_size": 2, "precision": "fp8", "data": ""}
     ran = {"tensor_parallel_size": 2, "precision": "bf16"}
     assert conclusion.differences(asked, ran) == ("precision: asked for 'fp8', ran with 'bf16'.",)
+
+
+def test_the_recover_command_says_what_it_did(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    partial(tmp_path)
+    live = store.create_partial(tmp_path, small(repeat=1), datetime.now(UTC))
+    assert main(["recover", "--runs", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert "interrupted. The process in charge ended without a word" in text
+    assert f"{live.name} belongs to a process at work; it is left alone." in text
