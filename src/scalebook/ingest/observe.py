@@ -111,7 +111,11 @@ def _from_whole_run(job: Job, known: Observation) -> None:
             top, bottom = job.rates.get(above, 0.0), job.rates.get(below, 0.0)
             if not (top > 0 and bottom > 0):
                 return None
-            return only_integer(top / bottom, rounding(top) + rounding(bottom))
+            error = sum(
+                min(rounding(rate), job.finest.get(name, math.inf) / rate)
+                for name, rate in ((above, top), (below, bottom))
+            )
+            return only_integer(top / bottom, error)
 
         return compute
 

@@ -52,10 +52,14 @@ def status_of(job: Job) -> tuple[Status, str | None]:
         return "completed", None
     if ending:
         return ending.status, f"{_SENTENCES[ending.status]}: {ending.line}"
+    return "interrupted", f"{_where(job)} and does not say how the run ended."
+
+
+def _where(job: Job) -> str:
+    """Return where a log stops, as the start of a sentence."""
     if not len(job.table):
-        return "interrupted", "The log holds no training step and does not say how the run ended."
-    if last is None:
-        count = len(job.table)
-        return "interrupted", f"The log ends after {count} record(s), not saying how the run ended."
+        return "The log holds no training step"
+    if job.last_step is None:
+        return f"The log ends after {len(job.table)} record(s)"
     of = f" of {job.total_steps}" if job.total_steps else ""
-    return "interrupted", f"The log ends at step {last}{of} and does not say how the run ended."
+    return f"The log ends at step {job.last_step}{of}"

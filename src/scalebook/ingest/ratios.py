@@ -27,6 +27,7 @@ def rounding_of(job: Job, name: str) -> float:
     if not values or not median:
         return math.inf
     finest = min((rounding(value) * abs(value) for value in values if value), default=math.inf)
+    finest = min(finest, job.finest.get(name, math.inf))
     return max(finest / abs(median), job.rounded)
 
 

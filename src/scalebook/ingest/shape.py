@@ -82,8 +82,16 @@ def catalog_match(known: Observation) -> str | None:
         if all(value in (None, getattr(shape, name)) for name, value in told.items())
         and (shape.moe.num_experts if shape.moe else None) == experts
         and shape.mla is None
+        and _vocabulary_fits(shape.vocab_size, known)
     ]
     return found[0] if len(found) == 1 else None
+
+
+def _vocabulary_fits(rows: int, known: Observation) -> bool:
+    """Whether the told vocabulary, which a trainer pads, may be this one."""
+    told = known.size("vocab_size")
+    padding = 128 * (known.size("tensor_parallel_size") or 8)
+    return told is None or rows <= told < rows + padding
 
 
 def shape_of(known: Observation) -> tuple[ModelShape | None, str | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import shutil
@@ -20,6 +21,7 @@ from scalebook.logs.job import Job
 from scalebook.record import RunRecord
 from scalebook.scrub import scrub_all
 
+_LARGEST_TRACE = 512 << 20
 _SETTINGS = (
     "model",
     "platform",
@@ -161,11 +163,27 @@ def _write_attached(directory: Path, group: Group) -> None:
             directory / "telemetry.jsonl", (line for table in samples for line in lines(table))
         )
     traces: list[dict[str, object]] = [
-        {"file": content.path.name, **trace}
+        {"file": content.path.name, "totals": job.details["trace"]}
         for content in group.attached
         for job in content.jobs
-        if isinstance(trace := job.details.get("trace"), dict)
+        if "trace" in job.details
     ]
     if traces:
         (directory / "profile").mkdir()
+        _copy_traces(directory / "profile", group)
         store.write_json(directory / "profile" / "breakdown.json", {"traces": traces})
+
+
+def _copy_traces(folder: Path, group: Group) -> None:
+    """Copy the traces beside their totals, compressed; one that is very large is left out."""
+    traces = [content for content in group.attached if content.dialect.kind == "trace"]
+    for number, content in enumerate(traces, start=1):
+        if content.path.stat().st_size > _LARGEST_TRACE:
+            continue
+        target = folder / f"trace-{number}.json.gz"
+        with content.path.open("rb") as stream:
+            packed = stream.read(2) == b"\x1f\x8b"
+            stream.seek(0)
+            opened = target.open("wb") if packed else gzip.open(target, "wb", compresslevel=5)
+            with opened as copy:
+                shutil.copyfileobj(stream, copy)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from scalebook.logs.numbers import MISSING, number, scaled
 
@@ -55,7 +56,10 @@ def is_key(key: str) -> bool:
     return key in COLUMN_OF or key in _OTHER_KEYS or key.endswith("loss") or "tflop" in key
 
 
-def _field(text: str, row: dict[str, float]) -> None:
+Digits = Callable[[str, str, float], None]
+
+
+def _field(text: str, row: dict[str, float], digits: Digits) -> None:
     name, colon, value = text.partition(":")
     if not colon:
         bare = _TFLOPS_BARE.match(text)
@@ -69,13 +73,16 @@ def _field(text: str, row: dict[str, float]) -> None:
     column = COLUMN_OF.get(key)
     if column is None or column[0] in row:
         return
-    row[column[0]] = number(_SPACE.sub("", value)) * column[1]
+    figure = _SPACE.sub("", value)
+    row[column[0]] = number(figure) * column[1]
+    digits(column[0], figure, column[1])
 
 
-def read_fields(line: str, *, cut: bool) -> dict[str, float] | None:
+def read_fields(line: str, digits: Digits, *, cut: bool) -> dict[str, float] | None:
     """Return the row of an iteration line; None where it is none or its step time is not whole.
 
-    ``cut``: the text ends inside this line, so that its last field may lack digits.
+    ``cut``: the text ends inside this line, so that its last field may lack digits. ``digits``
+    is told every figure as printed.
     """
     found = RECORD.search(line)
     if found is None:
@@ -88,7 +95,7 @@ def read_fields(line: str, *, cut: bool) -> dict[str, float] | None:
     if "|" in before:
         fields = before.split("|")[:-1] + fields
     for text in fields[:64]:
-        _field(text, row)
+        _field(text, row, digits)
     seconds = row.get("seconds", MISSING)
     return row if seconds > 0 else None
 

@@ -7,11 +7,31 @@ from collections.abc import Mapping, Sequence
 from operator import lt
 
 from scalebook.logs.job import Job
+from scalebook.logs.numbers import MISSING, half_unit
 from scalebook.logs.settings import Value
 from scalebook.logs.status import Ending, weightier
 
 MOST_ROWS = 4_000_000  # a row takes about 100 bytes; what lies beyond is counted
 MOST_JOBS = 1000
+LARGEST = 10**15  # no size, count or rate of a run is larger; products of such stay finite
+# Columns in which a value that is not above zero is none.
+POSITIVE = {
+    "seconds",
+    "global_batch_size",
+    "sequence_length",
+    "consumed_samples",
+    "consumed_tokens",
+    "samples_per_second",
+    "samples_per_second_per_gpu",
+    "tokens_per_second",
+    "tokens_per_second_per_gpu",
+    "tflops_per_gpu",
+    "mfu",
+    "tokens_in_step",
+    "allocated_gib",
+    "reserved_gib",
+    "device_gib",
+}
 # Settings whose change says that another job began.
 IDENTITY = (
     "world_size",
@@ -32,7 +52,8 @@ class Collector:
         self._pending: dict[str, Value] = {}
         self._rows = 0
         self._clock = math.nan
-        self.job = Job(dialect, first_number)
+        self.finest: dict[str, float] = {}  # a trainer prints every record with the same digits
+        self.job = Job(dialect, first_number, finest=self.finest)
         self.jobs: list[Job] = [self.job]
         self._details: dict[str, object] = {}
 
@@ -42,10 +63,18 @@ class Collector:
         self.job.details.update(details)
 
     def tell(self, name: str, value: Value, *, weak: bool = False) -> None:
-        """Record a setting; a weak one gives way to any other."""
+        """Record a setting; a weak one gives way to any other, and an impossible size is none."""
+        if isinstance(value, int) and not isinstance(value, bool) and not 1 <= value <= LARGEST:
+            return
         target = self._pending if len(self.job.table) else self.job.settings
         if not weak or (name not in target and name not in self.job.settings):
             target[name] = value
+
+    def digits(self, column: str, text: str, scale: float = 1.0) -> None:
+        """Note how finely a column is printed, by one of its texts."""
+        half = half_unit(text) * scale
+        if half < self.finest.get(column, math.inf):
+            self.finest[column] = half
 
     def end(self, ending: Ending) -> None:
         """Record a line that tells how the run ended; the next step makes it void."""
@@ -62,6 +91,9 @@ class Collector:
         rank: int | None = None,
     ) -> None:
         """Record one step. ``row`` holds columns of ``table.COLUMNS``."""
+        bad = [name for name in row if name in POSITIVE and not 0 < row[name] <= LARGEST]
+        if bad:
+            row = {**row, **dict.fromkeys(bad, MISSING)}
         number, clock = row.get("step", math.nan), row.get("clock", math.nan)
         if self._other_rank(rank):
             return
@@ -89,6 +121,12 @@ class Collector:
         """
         numbers = rows["step"]
         last = self.job.table.column("step")[-1] if len(self.job.table) else -math.inf
+        if not all(
+            min(values) > 0 and max(values) <= LARGEST
+            for name, values in rows.items()
+            if name in POSITIVE
+        ):
+            return False
         rising = last < numbers[0] and all(map(lt, numbers, numbers[1:]))
         if not rising or self._pending or self._rows + len(numbers) > MOST_ROWS:
             return False
@@ -139,7 +177,8 @@ class Collector:
         return other_total or job.finished or number < first or clock < self._clock - 1
 
     def _start_job(self) -> None:
-        self.job = Job(self._dialect, self._first_number, details=dict(self._details))
+        details = dict(self._details)
+        self.job = Job(self._dialect, self._first_number, details=details, finest=self.finest)
         self.jobs.append(self.job)
         self._clock = math.nan
 
@@ -152,6 +191,6 @@ class Collector:
         job = self.job
         job.settings.update(self._pending)
         self._pending = {}
-        job.total_steps = total or job.total_steps
-        job.world = world or job.world
+        job.total_steps = total if total and total <= LARGEST else job.total_steps
+        job.world = world if world and world <= LARGEST else job.world
         job.ending, job.finished = None, False

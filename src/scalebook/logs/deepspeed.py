@@ -36,7 +36,7 @@ class DeepSpeed(LineDialect):
     name = "deepspeed"
     markers = ("SamplesPerSec=", "iter time (s):", "DeepSpeed Flops Profiler")
     signature = re.compile(
-        r"RunningAvgSamplesPerSec=|\bsteps: \d+ loss: [^\n]*iter time \(s\):"
+        r"RunningAvgSamplesPerSec=|\bsteps: \d+ loss: [^\n]{0,60}iter time \(s\):"
         r"|DeepSpeed Flops Profiler"
     )
 

@@ -11,7 +11,7 @@ from scalebook.logs.pairs import bar_state
 from scalebook.logs.status import Ending
 
 _DICT = re.compile(r"\{[^{}\n]*\}")
-_ENTRY = re.compile(r"['\"]([\w/(). -]+)['\"]: ['\"]?([-+\d.,:eE]+|nan|NaN|inf)['\"]?(?=[,}])")
+_ENTRY = re.compile(r"['\"]([\w/(). -]{1,60})['\"]: ['\"]?([-+\d.,:eE]+|nan|NaN|inf)['\"]?(?=[,}])")
 _BLOCK = re.compile(r"^\s*(train_\w+|epoch)\s+=\s+(\S+)\s*$")
 _TOLD = (
     (re.compile(r"Total train batch size \(w[^)]*\) = ([\d,]+)"), "global_batch_size"),
@@ -90,18 +90,33 @@ class HFTrainer(LineDialect):
     def _whole_run(self, entries: dict[str, str]) -> None:
         for name, value in entries.items():
             if name.startswith("train_") and name.endswith("_per_second"):
-                self.out.job.rates[name.removeprefix("train_")] = number(value)
+                rate = name.removeprefix("train_")
+                self.out.job.rates[rate] = number(value)
+                self.out.digits(rate, value)
         if "train_runtime" in entries:
             self.out.job.details["runtime"] = entries["train_runtime"][:40]
             self._ended = True
 
     _ended = False
 
+    def _world(self) -> None:
+        """Derive the number of processes: plain data parallelism is all that the trainer counts."""
+        settings = self.out.job.settings
+        sizes = [
+            settings.get(name)
+            for name in ("global_batch_size", "micro_batch_size", "gradient_accumulation_steps")
+        ]
+        total, each, accumulated = (size if isinstance(size, int) else 0 for size in sizes)
+        if each * accumulated and total % (each * accumulated) == 0 and total:
+            for name in ("world_size", "data_parallel_size"):
+                settings.setdefault(name, total // (each * accumulated))
+                self.out.job.derived.setdefault(
+                    name, "total batch over per-device batch x accumulation"
+                )
+
     def finish(self) -> None:
         """Number the records and hand them out."""
         self._progress.hand_out(self.out)
-        rates = self.out.job.rates
-        if "tokens_per_second" in rates or "samples_per_second" in rates:
-            self.out.job.details["rates_of_samples"] = True
+        self._world()
         if self._ended:
             self.out.end(Ending("completed", "the trainer printed its metrics of the whole run"))

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from scalebook.logs import status
 from scalebook.logs.bar_fields import COLUMN_OF, RECORD, is_key, key_of, layout, read_fields
 from scalebook.logs.clock import clock_of
+from scalebook.logs.collect import LARGEST
 from scalebook.logs.dialect import LineDialect
 from scalebook.logs.numbers import number
 
@@ -18,7 +19,7 @@ _MEMORY = re.compile(
 )
 _EFFECTIVE = re.compile(r"Effective Tera Flops per GPU: ([\d.]+)")
 _STEP_TIME = re.compile(r"Step Time ?: ?([\d.]+) ?s")
-_STEP_TFLOPS = re.compile(r"([\d.]+) ?(?:MODEL_)?TFLOP/s/GPU")
+_STEP_TFLOPS = re.compile(r"([\d.]{1,12}) ?(?:MODEL_)?TFLOP/s/GPU")
 _LOUD = ("using world size", ".. ", "Step Time", "[Rank ", "Effective Tera", "NVIDIA ", "Instinct")
 _MIB_A_GIB = 1024.0
 _LONGEST_RECORD = 4000
@@ -126,6 +127,7 @@ class IterationDialect(LineDialect):
             return False  # records are wrapped here
         if learnt is None or (self._pattern and learnt[0].pattern == self._pattern.pattern):
             return False
+        read_fields(text[start:end], self.out.digits, cut=False)
         self._pattern, self._columns = learnt
         self._total = int(found[2])
         return True
@@ -148,7 +150,7 @@ class IterationDialect(LineDialect):
         text, self._open = self._open, ""
         if not text:
             return
-        row = read_fields(text, cut=self._open_cut)
+        row = read_fields(text, self.out.digits, cut=self._open_cut)
         found = RECORD.search(text)
         if row is None or found is None:
             self.out.job.counts.broken_records += 1
@@ -178,7 +180,7 @@ class IterationDialect(LineDialect):
         self._world(world)
 
     def _world(self, world: int | None) -> None:
-        if world and len(self.out.job.table):
+        if world and world <= LARGEST and len(self.out.job.table):
             self.out.job.settings["world_size"] = world
             self.out.job.world = world
 

@@ -47,6 +47,7 @@ class Job:
     total_steps: int | None = None
     world: int | None = None  # told on the record lines themselves
     skipped_in_all: int | None = None  # where the trainer prints a running total
+    finest: dict[str, float] = field(default_factory=dict[str, float])  # half of a last digit
     rounded: float = 0.0  # relative error of every figure, where the trainer rounds to few digits
 
     def note(self, text: str) -> None:

@@ -20,6 +20,7 @@ _TOP = 20
 _NEXT_EVENT = re.compile(r"\}\s*,\s*(?=\{)")
 _DISTRIBUTED = re.compile(r'"distributedInfo"\s*:\s*(\{[^{}]*\})')
 _START = re.compile(r'"traceEvents"\s*:\s*\[')
+_DOCUMENT = re.compile(r'\s*[\[{]\s*["{]')
 _DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _MICROSECONDS = 1e6
 
@@ -88,7 +89,12 @@ class Kineto(Dialect):
     name = "kineto"
     kind: ClassVar[str] = "trace"
     markers = ('"traceEvents"', '"ph"')
-    signature = re.compile(r'^\s*(?:\{[^\n]*|\[\s*\{)(?=[\s\S]*"(?:ph|traceEvents)"\s*:)')
+    signature = re.compile(r'"(?:ph|traceEvents)"\s*:')
+
+    @classmethod
+    def recognises(cls, text: str) -> bool:
+        """Whether a text begins as a document and holds events."""
+        return bool(_DOCUMENT.match(text)) and super().recognises(text)
 
     def __init__(self) -> None:
         super().__init__()

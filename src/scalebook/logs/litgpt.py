@@ -20,7 +20,7 @@ class LitGPT(LineDialect):
 
     name = "litgpt"
     markers = ("iter time:",)
-    signature = re.compile(r"\biter \d+[^\n]*\bstep \d+[^\n]*iter time: [\d.]+ ?ms")
+    signature = re.compile(r"\biter \d+(?: \||:)? step \d+\b[^\n]{0,200}iter time: [\d.]+ ?ms")
 
     def __init__(self) -> None:
         super().__init__()

@@ -8,7 +8,7 @@ from scalebook.logs.dialect import LineDialect
 from scalebook.logs.pairs import pairs
 
 _RECORD = re.compile(r"completed step: (\d+), ")
-_PAIR = re.compile(r"([\w/]+): *([-+\d.eE]+|nan)")
+_PAIR = re.compile(r"\b([\w/]{1,24}): *([-+\d.eE]+|nan)")
 _TOLD = re.compile(r"\b(Num_devices|max_target_length|global_batch_size_to_train_on): (\d+)")
 _OURS = {
     "Num_devices": "world_size",

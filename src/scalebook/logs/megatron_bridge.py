@@ -13,10 +13,10 @@ class MegatronBridge(IterationDialect):
 
     name = "megatron-bridge"
     markers = ("Step Time",)
-    signature = re.compile(r"Step Time ?: ?[\d.]+ ?s[^\n]*TFLOP/s/GPU")
+    signature = re.compile(r"Step Time ?: ?[\d.]+ ?s[^\n]{0,200}TFLOP/s/GPU")
     _TIME = re.compile(r"Step Time ?: ?([\d.]+) ?s")
-    _TFLOPS = re.compile(r"([\d.]+) ?(?:MODEL_)?TFLOP/s/GPU")
-    _TOKENS = re.compile(r"([\d.]+) tok/s/gpu", re.IGNORECASE)
+    _TFLOPS = re.compile(r"([\d.]{1,12}) ?(?:MODEL_)?TFLOP/s/GPU")
+    _TOKENS = re.compile(r"([\d.]{1,12}) tok/s/gpu", re.IGNORECASE)
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,6 +38,7 @@ class MegatronBridge(IterationDialect):
         """Take the ``Step Time`` lines as records if there were no others."""
         super().finish()
         if not len(self.out.job.table):
+            self.out.every_job(loss_expected=False)
             for row in self._alone:
                 self.out.step(row)
             if self._alone:

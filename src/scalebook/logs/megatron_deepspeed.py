@@ -12,5 +12,6 @@ class MegatronDeepSpeed(IterationDialect):
 
     name = "megatron-deepspeed"
     signature = re.compile(
-        r"\biteration\s+\d+\s*/\s*\d+\s*\|[^\n]*(?:consumed tokens:|lm-loss:|samples per second:)"
+        r"\biteration\s+\d+\s*/\s*\d+\s*\|[^\n]{0,900}"
+        r"(?:consumed tokens:|lm-loss:|samples per second:)"
     )

@@ -10,7 +10,7 @@ from scalebook.logs.numbers import MISSING, number, scaled
 ROUNDED = 5e-3  # relative error of three digits
 _MIB_A_GIB = 1024.0
 _RECORD = re.compile(r"iteration: (\d+) / (\d+) \|")
-_PAIR = re.compile(r"([a-z_]+): ([-+\d.eE]+[KMGBT]?)")
+_PAIR = re.compile(r"\b([a-z_]{1,40}): ([-+\d.eE]+[KMGBT]?)")
 _MEMORY = re.compile(r"Peak allocated:? ([\d.]+)MiB\. Peak reserved:? ([\d.]+)MiB")
 _ARGUMENT = re.compile(
     r"\b(dp|pp|tp|expert_parallel_size|sequence_length|micro_batch_size|train_steps)=(\d+)\b"
@@ -47,7 +47,7 @@ class Nanotron(LineDialect):
 
     name = "nanotron"
     markers = ("elapsed_time_per_iteration_ms:",)
-    signature = re.compile(r"iteration: \d+ / \d+ \| [^\n]*elapsed_time_per_iteration_ms: ")
+    signature = re.compile(r"iteration: \d+ / \d+ \| [^\n]{0,100}elapsed_time_per_iteration_ms: ")
 
     def line(self, line: str) -> bool:
         """Take a record, a memory line, or arguments of the configuration."""

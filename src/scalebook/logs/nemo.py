@@ -9,6 +9,7 @@ from scalebook.logs.numbers import number
 from scalebook.logs.pairs import bar_seconds, bar_state
 
 _GIB = 2.0**30
+_ROUNDED = re.compile(r"consumed_samples=[\d.]+e")  # tqdm rounds where that is shorter
 _COLUMNS = {
     "lr": ("learning_rate", 1.0),
     "global_batch_size": ("global_batch_size", 1.0),
@@ -70,9 +71,9 @@ class NeMo1(LineDialect):
 
     name = "nemo1"
     markers = ("global_step=",)
-    signature = re.compile(r"\d+/\d+ \[[^\]\n]*reduced_train_loss=")
+    signature = re.compile(r"\d{1,12}/\d{1,12} \[[^\[\]\n]{0,400}reduced_train_loss=")
     first_number = 0
-    _BAR = re.compile(r"\[[^\]\n]*reduced_train_loss=[^\]\n]*\]")
+    _BAR = re.compile(r"\[[^\[\]\n]{0,400}reduced_train_loss=[^\]\n]{0,400}\]")
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,7 +85,7 @@ class NeMo1(LineDialect):
         if found is None:
             return False
         row = _read(found[0].strip("[]").split(","), "=")
-        if row.get("consumed_samples", 0) >= 1000:  # rounded
+        if "consumed_samples" in row and _ROUNDED.search(found[0]):
             row.pop("consumed_samples")
         if "seconds" not in row:
             row["seconds"] = bar_seconds(line)

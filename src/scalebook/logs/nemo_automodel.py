@@ -9,8 +9,8 @@ from scalebook.logs.clock import clock_of, has_fraction
 from scalebook.logs.dialect import LineDialect
 from scalebook.logs.pairs import pairs, seconds_from
 
-_RECORD = re.compile(r"\bstep (\d+) \| (?=[^\n]*\btps )")
-_PAIR = re.compile(r"([a-z_]+) ([-+\d.,eE]+|nan)")
+_RECORD = re.compile(r"\bstep (\d+) \| (?=[^\n]{0,300}\btps )")
+_PAIR = re.compile(r"\b([a-z_]{1,24}) ([-+\d.,eE]+|nan)")
 _EACH = re.compile(r"\btps [\d.,]+ ?\(([\d.,]+)/gpu\)")
 _COLUMNS = {
     "loss": "loss",
@@ -26,7 +26,7 @@ class NeMoAutomodel(LineDialect):
 
     name = "nemo-automodel"
     markers = ("tps ",)
-    signature = re.compile(r"\bstep \d+ \| epoch \d+ \| [^\n]*\btps [\d.]+")
+    signature = re.compile(r"\bstep \d+ \| epoch \d+ \| [^\n]{0,300}\btps [\d.]+")
     first_number = 0
     assignments = True
 

@@ -52,6 +52,16 @@ def clock_seconds(text: str) -> float:
     return int(short[1]) * 60 + float(short[2]) if short else MISSING
 
 
+def half_unit(text: str) -> float:
+    """Return half a unit of the last digit that a text shows, NaN where it shows no number."""
+    found = _NUMBER.match(text)
+    if found is None:
+        return MISSING
+    mantissa, _, exponent = found[1].replace(",", "").lower().partition("e")
+    decimals = len(mantissa.partition(".")[2])
+    return 0.5 * 10.0 ** (min(int(exponent or 0), 300) - decimals)
+
+
 def rounding(value: float) -> float:
     """Return half a unit of the last digit that ``value`` shows, as a fraction of it."""
     if not math.isfinite(value) or value == 0:

@@ -9,10 +9,10 @@ from scalebook.logs.dialect import LineDialect
 from scalebook.logs.numbers import MISSING
 from scalebook.logs.pairs import pairs
 
-_BAR_RECORD = re.compile(r"\bStep (\d+) \| (?=[^\n]*\bTime: )")
-_COMMA_RECORD = re.compile(r"\bstep: (\d+), (?=[^\n]*\btokens_per_second: )")
-_BAR_PAIR = re.compile(r"([A-Z][\w. ]*?): *([-+\d.,eE]+|nan)")
-_COMMA_PAIR = re.compile(r"([a-z_]+): *([-+\d.eE]+|nan)")
+_BAR_RECORD = re.compile(r"\bStep (\d+) \| (?=[^\n]{0,200}\bTime: )")
+_COMMA_RECORD = re.compile(r"\bstep: (\d+), (?=[^\n]{0,200}\btokens_per_second: )")
+_BAR_PAIR = re.compile(r"\b([A-Z][\w. ]{0,24}?): *([-+\d.,eE]+|nan)")
+_COMMA_PAIR = re.compile(r"\b([a-z_]{1,24}): *([-+\d.eE]+|nan)")
 _COLUMNS = {
     "Time": "seconds",
     "Step Time": "seconds",
@@ -36,8 +36,8 @@ class PrimeRL(LineDialect):
     name = "prime-rl"
     markers = ("tokens_per_second:", "tokens/s")
     signature = re.compile(
-        r"\bStep \d+ \| [^\n]*\bTime: [\d.]+s?[^\n]*Throughput:"
-        r"|\bstep: \d+, [^\n]*tokens_per_second:"
+        r"\bStep \d+ \| (?:Step )?Time: [\d.]+s?[^\n]{0,300}Throughput:"
+        r"|\bstep: \d+, [^\n]{0,100}tokens_per_second:"
     )
     first_number = 0
 

@@ -12,7 +12,8 @@ class PrimusMegatron(IterationDialect):
 
     name = "primus-megatron"
     signature = re.compile(
-        r"(?:rank-\d+/\d+\][^\n]*)?\biteration\s+\d+\s*/\s*\d+\s*\|[^\n]*"
-        r"(?:\(ms\): *[\d.]+/[\d.]+|tokens per GPU \(tokens/s/GPU\)|inst/harmonic mean|rocm mem)"
-        r"|rank-\d+/\d+\][^\n]*\biteration\s+\d+\s*/\s*\d+\s*\|"
+        r"\biteration\s+\d+\s*/\s*\d+\s*\|[^\n]{0,900}"
+        r"(?:\(ms\): *[\d.]{1,12}/[\d.]|tokens per GPU \(tokens/s/GPU\)|inst/harmonic mean"
+        r"|rocm mem)"
+        r"|rank-\d+/\d+\][^\n]{0,200}\biteration\s+\d+\s*/\s*\d+\s*\|"
     )

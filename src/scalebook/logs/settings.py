@@ -13,6 +13,8 @@ Value: TypeAlias = int | float | str | bool
 # Names that trainers print -> ours. An architecture name keeps Megatron's word.
 SIZES = {
     "world_size": "world_size",
+    "global_num_gpus": "world_size",
+    "gpus_per_node": "gpus_per_node",
     "tensor_model_parallel_size": "tensor_parallel_size",
     "tensor_parallel_size": "tensor_parallel_size",
     "model_parallel_size": "tensor_parallel_size",  # before pipelines, and GPT-NeoX
@@ -79,7 +81,7 @@ _ASSIGNED = re.compile(
 )
 DEVICE = re.compile(
     r"\b(?:NVIDIA (?:A100|H100|H200|H800|H20|B200|B300|GB200|GB300|GH200|A800|L40S?|V100)\b"
-    r"[ \w-]{0,24}"
+    r"(?:[ -](?:\d+GB|HBM\d\w?|SXM\d?|PCI[eE]|NVL))*"
     r"|AMD Instinct MI\d{3}[XA]?(?: OAM)?)"
 )
 

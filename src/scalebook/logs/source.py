@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import io
 import zlib
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -21,7 +19,32 @@ LONGEST_LINE = 1 << 13  # characters; a longer line is no record, and is counted
 # A log shrinks 10 to 200 times. Beyond both of these a file is a decompression bomb.
 BOMB_BYTES = 256 << 20
 BOMB_RATIO = 600
+_GZIP_FORMAT = 31  # zlib: a gzip header, the largest window
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+
+
+def _pieces(stream: BinaryIO) -> Iterator[bytes]:
+    while piece := stream.read(CHUNK_BYTES):
+        yield piece
+
+
+def _gunzip(raw: BinaryIO) -> Iterator[bytes]:
+    """Yield what a gzip file of any number of members holds, in pieces of at most a MiB.
+
+    Raises:
+        zlib.error: the data is damaged.
+        EOFError: it ends within a member; everything before was yielded.
+    """
+    unpacker, packed = zlib.decompressobj(_GZIP_FORMAT), b""
+    while packed := packed or raw.read(CHUNK_BYTES):
+        if unpacker.eof:
+            unpacker = zlib.decompressobj(_GZIP_FORMAT)
+        piece = unpacker.decompress(packed, CHUNK_BYTES)
+        packed = unpacker.unused_data if unpacker.eof else unpacker.unconsumed_tail
+        if piece:
+            yield piece
+    if not unpacker.eof:
+        raise EOFError("the end of the compressed data is missing")
 
 
 def _open_zstd(stream: BinaryIO, path: Path) -> BinaryIO:
@@ -44,16 +67,6 @@ class Source:
     _hash: Any = field(default_factory=hashlib.sha256)
     _last: str = ""
 
-    def _open(self) -> tuple[BinaryIO, bool]:
-        raw = self.path.open("rb")
-        magic = raw.read(4)
-        raw.seek(0)
-        if magic.startswith(_GZIP):
-            return cast(BinaryIO, gzip.GzipFile(fileobj=raw)), True
-        if magic == _ZSTD:
-            return _open_zstd(raw, self.path), True
-        return raw, False
-
     def note(self, text: str) -> None:
         """Add a note once."""
         if text not in self.notes:
@@ -67,12 +80,15 @@ class Source:
         """
         try:
             packed = max(self.path.stat().st_size, 1)
-            stream, compressed = self._open()
+            raw = self.path.open("rb")
         except OSError as error:
             raise IngestError(f"{self.path} cannot be read: {error.strerror}.") from error
         total = 0
-        with closing(stream):
-            while piece := self._read(stream):
+        with raw:
+            magic = raw.read(4)
+            raw.seek(0)
+            compressed = magic.startswith(_GZIP) or magic == _ZSTD
+            for piece in self._unpacked(raw, magic):
                 total += len(piece)
                 if compressed and total > BOMB_BYTES and total > BOMB_RATIO * packed:
                     raise IngestError(
@@ -82,16 +98,21 @@ class Source:
                 self._hash.update(piece)
                 yield piece
 
-    def _read(self, stream: BinaryIO) -> bytes:
+    def _unpacked(self, raw: BinaryIO, magic: bytes) -> Iterator[bytes]:
+        """Yield pieces until the end, or until the data is damaged, which is noted."""
         try:
-            return stream.read(CHUNK_BYTES)
-        except (EOFError, zlib.error, OSError) as error:  # BadGzipFile is an OSError
-            self.note(f"The compressed data is damaged or ends early ({error}); read up to there.")
+            if magic.startswith(_GZIP):
+                yield from _gunzip(raw)
+            elif magic == _ZSTD:
+                yield from _pieces(_open_zstd(raw, self.path))
+            else:
+                yield from _pieces(raw)
+        except (EOFError, zlib.error, OSError) as error:
+            self.note(f"The file is damaged or ends early ({error}); it was read up to there.")
         except Exception as error:
             if type(error).__name__ != "ZstdError":
                 raise
-            self.note("The zstd data is damaged; read up to there.")
-        return b""
+            self.note("The zstd data is damaged; the file was read up to there.")
 
     def texts(self) -> Iterator[str]:
         """Yield cleaned text in pieces that end at line ends (or, in an endless line, anywhere)."""

@@ -20,7 +20,7 @@ class SwissArmy(LineDialect):
 
     name = "swissarmytransformer"
     markers = ("samples/(min*GPU)",)
-    signature = re.compile(r"iteration +\d+/ *\d+ \|[^\n]*samples/\(min\*GPU\)")
+    signature = re.compile(r"iteration +\d+/ *\d+ \|[^\n]{0,400}samples/\(min\*GPU\)")
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,6 +40,7 @@ class SwissArmy(LineDialect):
         time = _TIME.search(line) if found else None
         if found is None or time is None:
             return False
+        self.out.digits("seconds", time[1], 1e-3)
         row = {"step": number(found[1]), "seconds": number(time[1]) / 1e3}
         for name, pattern in (("loss", _LOSS), ("learning_rate", _RATE)):
             value = pattern.search(line)
@@ -47,6 +48,7 @@ class SwissArmy(LineDialect):
         speed = _SPEED.search(line)
         if speed:
             row["samples_per_second_per_gpu"] = number(speed[1]) / 60
+            self.out.digits("samples_per_second_per_gpu", speed[1], 1 / 60)
         if self._job_rate and self._job_rate[0] == row["step"]:
             row["samples_per_second"] = self._job_rate[1]
         self.out.step(row, total=int(found[2]))

@@ -10,10 +10,10 @@ from scalebook.logs.clock import clock_of, has_fraction
 from scalebook.logs.dialect import LineDialect
 from scalebook.logs.pairs import pairs, seconds_from
 
-_RECORD = re.compile(r"(?<!validate )\bstep: +(\d+) +(?=[^\n]*\b(?:loss|tps|wps):)(?!loss: nan of)")
-_PAIR = re.compile(r"([a-z_]+): *([-+\d.,eE]+|nan|inf)")
+_RECORD = re.compile(r"(?<!validate )\bstep: +(\d+) +(?=[^\n]{0,300}\b(?:tps|wps):)")
+_PAIR = re.compile(r"\b([a-z_]{1,24}): *([-+\d.,eE]+|nan|inf)")
 _RANK = re.compile(r"rank-(\d+)/(\d+)\]")
-_MESH = re.compile(r"device mesh with [^\n]*?\[([\d, ]+)\]")
+_MESH = re.compile(r"device mesh with [^\n]{0,100}?\[([\d, ]+)\]")
 _SIZES = (
     (re.compile(r"local batch size (\d+)"), "micro_batch_size"),
     (re.compile(r"global batch size (\d+)"), "global_batch_size"),
@@ -37,7 +37,7 @@ class TorchTitan(LineDialect):
 
     name = "torchtitan"
     markers = ("step:",)
-    signature = re.compile(r"\bstep: +\d+ [^\n]*\bloss: [^\n]*\b(?:tps|wps): ")
+    signature = re.compile(r"\bstep: +\d+ +loss: +\S+ [^\n]{0,200}\b(?:tps|wps): ")
     assignments = True
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class TorchTitan(LineDialect):
         rank = int(primus[1]) if primus else split_rank(line)[0]
         self.out.step(row, rank=rank, world=int(primus[2]) if primus else None)
         if primus:
-            self.out.job.settings["world_size"] = int(primus[2])
+            self.out.tell("world_size", int(primus[2]))
         return True
 
     def _sizes(self, line: str) -> None:

@@ -1,0 +1,266 @@
+"""What each dialect's excerpt tells, value by value. The excerpts are written for these tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scalebook.errors import IngestError
+from scalebook.ingest.reader import read_content, recognise
+from scalebook.ingest.run import summaries
+from scalebook.logs.registry import DIALECTS
+
+LOGS = Path(__file__).parent / "logs"
+
+# (file, family, records, first step, last step, log interval, median step time, the same without
+# the first record, logged TFLOP/s, first loss, last loss)
+RECORDS = [
+    ("megatron_2024.log", "megatron-lm", 6, 1, 6, 1, 2.00225, 2.001, 135.6, 10.9, 8.2),
+    ("megatron_2021_windows.log", "megatron-lm", 3, 5, 15, 5, 0.7004, 0.7, None, 10.55, 9.875),
+    ("megatron_2020_effective.log", "megatron-lm", 2, 20, 40, 20, 1.45, 1.4, 18.0, 8.125, 7.25),
+    ("megatron_deepspeed_2021.log", "megatron-deepspeed", 2, 1, 2, 1, 2.4, 1.6, None, 11.0, 10.5),
+    ("megatron_deepspeed_seconds.log", "megatron-deepspeed", 3, 700, 702, 1, 41.0, 41.5, 119.0, 3.5,
+     3.3),
+    ("primus_ansi.log", "primus-megatron", 4, 1, 4, 1, 4.536, 3.072, 232.5, 8.9, 8.6),
+    ("primus_new_keys.log", "primus-megatron", 2, 8, 9, 1, 3.036, 3.072, 311.25, 8.2, 8.1),
+    ("bridge_wrapped.log", "megatron-bridge", 2, 4, 8, 4, 4.9965, 4.9803, 333.5, 6.5, 5.25),
+    ("bridge_step_time_only.log", "megatron-bridge", 3, None, None, None, 5.25, 5.125, 240.0, None,
+     None),
+    ("gpt_neox.log", "gpt-neox", 2, 10, 20, 10, 4.048, 4.096, 50.74, 9.5, 8.5),
+    ("torchtitan.log", "torchtitan", 4, 1, 30, 10, 1.1, 1.1, 302.0, 11.5, 8.25),
+    ("prime_rl.log", "prime-rl", 3, 0, 2, 1, 2.0, 1.95, None, 11.0, 10.0),
+    ("prime_rl_comma.log", "prime-rl", 2, 40, 41, 1, None, None, None, 2.5, 2.4),
+    ("nemo2.log", "nemo2", 2, 3, 4, 1, 11.375, 11.25, 411.5, 9.5, 9.25),
+    ("nemo1.log", "nemo1", 2, 39, 40, 1, 9.8, 9.85, None, 3.15, 3.05),
+    ("nemo_automodel.log", "nemo-automodel", 2, 8, 9, 1, None, None, None, 0.75, 0.7),
+    ("nanotron.log", "nanotron", 2, 101, 102, 1, 2.62, 2.62, 210.0, 5.25, 5.12),
+    ("nanotron.csv", "nanotron-csv", 3, 1, 3, 1, 3.01, 3.005, 146.0, 11.1, 9.83),
+    ("composer.log", "composer", 3, 11, 31, 10, 2.0, 2.0, 250.0, 7.9, 5.9),
+    ("hf_trainer.log", "hf-trainer", 3, 10, 30, 10, 4.85, 4.85, None, 3.5, 3.0),
+    ("hf_metrics.txt", "hf-trainer", 0, None, None, None, None, None, None, None, None),
+    ("llama_factory.jsonl", "hf-trainer", 3, 20, 60, 20, 13.5, 13.5, None, 3.0, 1.0),
+    ("deepspeed_timer.log", "deepspeed", 2, 10, 20, 10, 3.875, 3.75, None, None, None),
+    ("deepspeed_pipeline.log", "deepspeed", 3, 1, 3, 1, 30.2, 30.25, None, 0.89, 0.87),
+    ("sat.log", "swissarmytransformer", 1, 50, 50, None, 2.0, None, None, 4.5, 4.5),
+    ("deepspeed_profiler.txt", "deepspeed", 0, None, None, None, None, None, None, None, None),
+    ("mlperf.log", "mlperf", 0, None, None, None, None, None, None, None, None),
+    ("torchtune.log", "torchtune", 4, 1, 4, 1, None, None, None, 2.375, 2.0),
+    ("litgpt.log", "litgpt", 2, 100, 120, 20, None, None, None, 3.5, 3.25),
+    ("litgpt_single.log", "litgpt", 2, 10, 20, 10, 1.55, 1.6, None, 3.5, 3.25),
+    ("maxtext.log", "maxtext", 3, 0, 2, 1, 5.0, 5.0625, 200.0, 10.25, 8.25),
+    ("tprimat_new.json", "tprimat", 4, 1, 4, 1, 2.25, 2.0, None, 10.0, 8.5),
+    ("tprimat_old.json", "tprimat", 3, 1, 3, 1, 2.0, 2.0, None, None, None),
+    ("kineto.json", "kineto", 0, None, None, None, None, None, None, None, None),
+]  # fmt: skip
+NAMES = (
+    "family", "n_records", "first_step", "last_step", "log_interval", "step_seconds_median",
+    "step_seconds_median_excluding_first", "tflops_per_second_per_gpu_logged_median",
+    "loss_first", "loss_last",
+)  # fmt: skip
+
+W, T, P, C, E, D, G, M, S = (
+    "world_size", "tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size",
+    "expert_parallel_size", "data_parallel_size", "global_batch_size", "micro_batch_size",
+    "sequence_length",
+)  # fmt: skip
+SIZES: dict[str, dict[str, int]] = {
+    "megatron_2024.log": {W: 32, T: 2, P: 2, C: 2, E: 1, D: 4, G: 96, M: 3, S: 2048},
+    "megatron_2021_windows.log": {W: 12, G: 24, M: 2, S: 512},
+    "megatron_2020_effective.log": {W: 8, S: 1024},
+    "megatron_deepspeed_2021.log": {W: 8, T: 1, P: 4, D: 2, G: 64, M: 4, S: 256},
+    "megatron_deepspeed_seconds.log": {G: 512, S: 1024},
+    "primus_ansi.log": {W: 16, G: 48, S: 4096},
+    "primus_new_keys.log": {W: 16, G: 48, S: 4096},
+    "bridge_wrapped.log": {G: 32},
+    "bridge_step_time_only.log": {},
+    "gpt_neox.log": {W: 8, T: 2, P: 1, G: 64, M: 8, S: 2048},
+    "torchtitan.log": {W: 8, G: 12, M: 3, S: 4096},
+    "nemo2.log": {G: 128},
+    "nemo1.log": {G: 64},
+    "nemo_automodel.log": {W: 4},
+    "nanotron.log": {W: 32, G: 512, S: 2048},
+    "nanotron.csv": {W: 8, G: 512, S: 2048},
+    "composer.log": {W: 8, G: 64, M: 4},
+    "hf_trainer.log": {W: 4, D: 4, G: 32, M: 2, S: 512},
+    "hf_metrics.txt": {G: 16, S: 2048},
+    "deepspeed_timer.log": {G: 96},
+    "deepspeed_pipeline.log": {G: 8},
+    "sat.log": {W: 4, G: 64},
+    "deepspeed_profiler.txt": {W: 24, T: 4, D: 6, M: 5},
+    "mlperf.log": {G: 48},
+    "maxtext.log": {W: 4},
+    "litgpt.log": {},
+    "tprimat_new.json": {W: 4, T: 2, P: 1, D: 2, G: 16, M: 2, S: 1024},
+    "tprimat_old.json": {W: 2, G: 4, M: 1, S: 2048},
+}
+
+
+def summary(name: str) -> dict[str, Any]:
+    found = summaries(LOGS / name, {})
+    assert len(found) == 1
+    return found[0]
+
+
+@pytest.mark.parametrize("row", RECORDS, ids=lambda row: row[0])
+def test_an_excerpt_gives_its_records(row):
+    found = summary(row[0])
+    assert [found[name] for name in NAMES[:5]] == list(row[1:6])
+    for name, expected in zip(NAMES[5:], row[6:], strict=True):
+        assert found[name] == (None if expected is None else pytest.approx(expected, rel=1e-6)), (
+            name
+        )
+
+
+@pytest.mark.parametrize(("name", "sizes"), SIZES.items(), ids=list(SIZES))
+def test_an_excerpt_gives_its_sizes_and_no_others(name, sizes):
+    found = summary(name)
+    assert {size: found[size] for size in (W, T, P, C, E, D, G, M, S) if found[size]} == sizes
+
+
+@pytest.mark.parametrize(
+    ("name", "total", "each"),
+    [
+        ("megatron_2024.log", 96 * 2048 / 2.001, 96 * 2048 / 2.001 / 32),
+        ("megatron_deepspeed_seconds.log", 512 * 1024 / 41.5, None),
+        ("prime_rl.log", 4148.0, None),  # the first one, 0, is not a rate
+        ("nemo_automodel.log", 12200.0, 3050.0),
+        ("composer.log", 65536.0, 8192.0),
+        ("torchtune.log", None, 410.5),
+        ("tprimat_new.json", 8192.0, 2048.0),  # of the file's own summary
+        ("hf_metrics.txt", 65536.0, None),
+    ],
+)
+def test_token_rates_are_of_the_job_and_of_a_gpu(name, total, each):
+    found = summary(name)
+    assert found["tokens_per_second_median"] == pytest.approx(total) if total else total is None
+    assert found["tokens_per_second_per_gpu_median"] == (pytest.approx(each) if each else None)
+
+
+@pytest.mark.parametrize(
+    ("name", "status"),
+    [
+        ("megatron_2024.log", "completed"),
+        ("megatron_2021_windows.log", "interrupted"),
+        ("primus_ansi.log", "completed"),
+        ("prime_rl.log", "completed"),
+        ("mlperf.log", "completed"),
+        ("hf_metrics.txt", "completed"),
+        ("oom_only.log", "out_of_memory"),
+        ("nccl_timeout.log", "timeout"),
+        ("kineto.json", None),
+        ("nvidia_smi.csv", None),
+    ],
+)
+def test_the_status_is_read_from_the_log(name, status):
+    assert summary(name)["status"] == status
+
+
+def test_skipped_iterations_are_summed_over_windows_and_running_totals_are_not():
+    assert summary("megatron_2021_windows.log")["skipped_iterations"] == 7
+    assert summary("deepspeed_timer.log")["skipped_iterations"] == 4
+    assert summary("sat.log")["skipped_iterations"] == 1
+    assert summary("nemo2.log")["skipped_iterations"] is None
+
+
+def test_a_restart_keeps_the_last_attempt_and_counts_the_repeat():
+    found = summary("restart.log")
+    assert (found["n_records"], found["first_step"], found["last_step"]) == (11, 1, 40)
+    assert found["not_used"] == {"repeated_steps": 3, "restarts": 1}
+    assert any("gap" in warning for warning in found["warnings"])
+
+
+def test_two_jobs_of_one_file_stay_apart():
+    first, second = summaries(LOGS / "primus_two_jobs.log", {})
+    assert (first["world_size"], first["n_records"]) == (16, 1)
+    assert (second["world_size"], second["n_records"]) == (8, 2)
+
+
+def test_records_of_other_ranks_are_counted_not_mixed_in():
+    assert summary("torchtitan.log")["not_used"] == {"other_rank_records": 2}
+
+
+def test_an_mfu_above_one_is_flagged():
+    assert any("MFU" in warning for warning in summary("prime_rl_comma.log")["warnings"])
+
+
+def test_a_micro_batch_time_is_no_step_time():
+    found = summary("litgpt.log")
+    assert found["step_seconds_median"] is None
+    assert any("micro-batch" in warning for warning in found["warnings"])
+
+
+def test_what_is_derived_says_from_what():
+    found = summary("primus_ansi.log")
+    assert found["provenance"]["sequence_length"] == "derived"
+    assert found["provenance"]["global_batch_size"] == "told"
+    assert "step time" in found["derived_from"]["sequence_length"]
+
+
+TELEMETRY = [
+    ("nvidia_smi.csv", 3, [0, 1], {"power_watts": 615.5, "memory_used_gib": 241 / 3}),
+    ("nvidia_dmon.txt", 2, [0, 1], {"power_watts": 505.0, "memory_used_gib": 2.5}),
+    ("dcgmi.txt", 3, [0, 1], {"power_watts": 601.5, "tensor_active_fraction": 0.35}),
+    ("rocm_smi.txt", 3, [0, 1], {"power_watts": 700.0, "gpu_busy_fraction": 0.99}),
+    ("rocm_smi.csv", 2, [0, 1], {"power_watts": 705.0, "memory_used_gib": 100.0}),
+    ("amd_smi.csv", 2, [0], {"power_watts": 1010.0, "clock_mhz": 2105.0}),
+    ("amd_smi_monitor.txt", 2, [0, 1], {"power_watts": 182.0, "temperature_celsius": 41.0}),
+]
+
+
+@pytest.mark.parametrize("row", TELEMETRY, ids=lambda row: row[0])
+def test_telemetry_has_samples_and_no_training_steps(row):
+    name, samples, devices, means = row
+    found = summary(name)
+    assert found["n_records"] == 0
+    assert found["world_size"] is None
+    assert found["telemetry"]["samples"] == samples
+    assert found["telemetry"]["devices"] == devices
+    for quantity, mean in means.items():
+        assert found["telemetry"]["mean"][quantity] == pytest.approx(mean), quantity
+
+
+def test_a_missing_reading_is_not_zero():
+    found = summary("dcgmi.txt")["telemetry"]["mean"]
+    assert found["gpu_busy_fraction"] == pytest.approx(0.8)
+    assert "memory_busy_fraction" not in found
+
+
+def test_a_trace_gives_totals_by_category_and_the_longest_kernels():
+    trace = summary("kineto.json")["trace"]
+    assert trace["device_seconds"] == pytest.approx(900e-6)
+    assert trace["communication_seconds"] == pytest.approx(250e-6)
+    assert trace["step_seconds"] == [pytest.approx(1e-3)]
+    assert trace["longest_kernels"][0]["name"] == "gemm"
+
+
+def test_a_broken_trace_names_the_line_and_keeps_the_events_behind_it(tmp_path):
+    text = (LOGS / "kineto.json").read_text().replace('"gemm"', "gemm")
+    path = tmp_path / "trace.json"
+    path.write_text(text)
+    found = summaries(path, {})[0]
+    line = text[: text.index("gemm")].count("\n") + 1
+    assert any(f"line {line}" in warning for warning in found["warnings"])
+    assert found["trace"]["communication_seconds"] == pytest.approx(250e-6)
+
+
+def test_every_dialect_has_its_own_name():
+    names = [dialect.name for dialect in DIALECTS]
+    assert len(set(names)) == len(names)
+
+
+def test_every_dialect_is_recognised_in_some_excerpt():
+    seen = {read_content(path).dialect.name for path in sorted(LOGS.iterdir())}
+    assert {dialect.name for dialect in DIALECTS} <= seen
+
+
+def test_a_forced_dialect_is_used_and_an_unknown_one_refused():
+    assert read_content(LOGS / "sat.log", "deepspeed").dialect.name == "deepspeed"
+    with pytest.raises(IngestError, match=r"Unknown dialect .megatronlm.*Did you mean"):
+        read_content(LOGS / "sat.log", "megatronlm")
+
+
+def test_prose_about_a_dialect_is_not_a_log_of_it():
+    prose = "The iteration time was 3 s. Step 3 of the tutorial: train loss: see below.\n"
+    assert recognise([prose]).name == "unknown"
