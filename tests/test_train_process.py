@@ -70,6 +70,8 @@ def test_the_environment_names_versions_and_no_host(finished: Finished):
     assert values["megatron_core"]
     assert values["torch"]
     assert values["variables"]["OMP_NUM_THREADS"] == "1"
+    # Megatron-Core sets these itself; nobody asked for them.
+    assert not [name for name in values["variables"] if name.startswith("NVTE_")]
     assert values["host"]["cpu_cores"] == os.cpu_count()
     assert socket.gethostname() not in [*values["host"].values()]
 
@@ -78,6 +80,13 @@ def test_the_vocabulary_is_padded_for_tensor_parallelism(tmp_path: Path):
     run = train(tmp_path, model="gpt3-125m@2", steps=1, sequence_length=16, global_batch_size=1)
     assert run.code == 0, run.log
     assert run.observed["padded_vocab_size"] == 50304  # 50257 to a multiple of 128
+
+
+def test_twenty_steps_halve_the_loss_of_a_guess(tmp_path: Path):
+    size = {"micro_batch_size": 4, "global_batch_size": 8, "sequence_length": 128}
+    run = train(tmp_path, **size, steps=20, learning_rate=3e-3)
+    assert run.code == 0, run.log
+    assert run.losses[-1] < 6.93 / 2  # ln(1024) / 2
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_as_diverged(tmp_path: Path):

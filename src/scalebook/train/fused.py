@@ -60,5 +60,5 @@ def can_compile() -> bool:
 def compile_rotary_embedding() -> None:
     """Compile the rotary embedding: one kernel instead of eight that each read the tensor."""
     rope: Any = import_module("megatron.core.models.common.embeddings.rope_utils")
-    compiler: Any = torch.compile
-    rope._apply_rotary_pos_emb_bshd = compiler(rope._apply_rotary_pos_emb_bshd)
+    compiler: Any = torch  # typed only in part
+    rope._apply_rotary_pos_emb_bshd = compiler.compile(rope._apply_rotary_pos_emb_bshd)

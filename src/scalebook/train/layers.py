@@ -32,6 +32,14 @@ class Norm:
         return norm
 
 
+def takes_grouped_heads(query: Tensor) -> bool:
+    """Return whether a fused kernel of torch takes fewer key than query heads for this query.
+
+    On GPUs only the kernels for half precision do; others would store the s x s scores.
+    """
+    return not (query.is_cuda and query.dtype == torch.float32)
+
+
 class CoreAttention(mcore.MegatronModule):
     """Causal attention by torch's fused kernels, with grouped queries and context parallelism.
 
@@ -58,6 +66,9 @@ class CoreAttention(mcore.MegatronModule):
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Return attention of the last queries of a sequence to all its keys and values."""
+        groups = query.shape[2] // key.shape[2]
+        if groups > 1 and not takes_grouped_heads(query):
+            key, value = (tensor.repeat_interleave(groups, dim=2) for tensor in (key, value))
         q, k, v = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
         options: dict[str, Any] = {
             "scale": self.softmax_scale,

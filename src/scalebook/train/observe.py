@@ -9,7 +9,7 @@ import torch
 from torch.nn.attention import SDPBackend
 
 from scalebook.store import write_json
-from scalebook.train import machine, mcore
+from scalebook.train import layers, machine, mcore
 from scalebook.train.indexed import fingerprint
 from scalebook.train.model import DTYPES
 from scalebook.train.world import distributed
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 def _counted(trainer: Trainer) -> dict[str, int]:
     """Return what was built, summed over the pipeline's stages."""
     model = trainer.model
-    layers = sum(len(chunk.module.decoder.layers) for chunk in model.chunks)
-    counts = torch.tensor([layers, model.parameter_count], device=trainer.world.device)
+    built = sum(len(chunk.module.decoder.layers) for chunk in model.chunks)
+    counts = torch.tensor([built, model.parameter_count], device=trainer.world.device)
     group = mcore.parallel_state.get_pipeline_model_parallel_group()
     distributed.all_reduce(counts, group=group)
     return {"num_layers": int(counts[0]), "parameter_count": int(counts[1])}
@@ -51,7 +51,9 @@ def _attention_kernel(trainer: Trainer) -> str | None:
     choice: Any = getattr(torch, "_fused_sdp_choice", None)
     if choice is None:
         return None
-    chosen = choice(query, key, key, is_causal=True, enable_gqa=heads != groups)
+    if not layers.takes_grouped_heads(query):
+        key = query
+    chosen = choice(query, key, key, is_causal=True, enable_gqa=query.shape != key.shape)
     return SDPBackend(chosen).name.lower()
 
 
@@ -132,7 +134,7 @@ def environment(trainer: Trainer) -> dict[str, Any]:
         "megatron_core": mcore.version,
         "transformer_engine": mcore.transformer_engine_version(),
         "container": machine.containers(),
-        "variables": machine.performance_variables(),
+        "variables": trainer.variables,
         "host": machine.host(),
         "data": fingerprint(data) if data else {"synthetic": True},
         **memory,
