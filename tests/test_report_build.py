@@ -5,6 +5,10 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import signal
+import subprocess
+import sys
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
@@ -305,3 +309,28 @@ def test_opening_a_report_that_is_not_there_says_how_to_build_it(
 ) -> None:
     assert main(["open", "--output", str(tmp_path)]) == 2
     assert "Build it with 'make report'" in capsys.readouterr().err
+
+
+def test_opening_serves_the_site_on_this_machine_until_interrupted(site: Built) -> None:
+    command = [sys.executable, "-m", "scalebook", "open", "--no-browser", "--output", str(site[0])]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            address = server.stdout.readline().split()[0]
+            assert address.startswith("http://127.0.0.1:")
+            with urllib.request.urlopen(address, timeout=30) as answer:
+                assert b"<h1>Summary</h1>" in answer.read()
+            server.send_signal(signal.SIGINT)
+            assert server.wait(timeout=30) == 0
+        finally:
+            server.kill()
+
+
+def test_a_log_without_step_times_or_tokens_gives_a_site(tmp_path: Path, root: Path) -> None:
+    runs = tmp_path / "runs"
+    path = write_run(runs, "a", config(), source="ingested") / "steps.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    bare = [line | {"step_seconds": None, "tokens": None, "loss": None} for line in lines]
+    path.write_text("".join(json.dumps(line) + "\n" for line in bare))
+    index = build(Places(runs, tmp_path / "site", root), "preview", print)
+    assert "completed without a throughput" in index.read_text()

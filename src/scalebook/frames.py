@@ -64,6 +64,8 @@ def load(folder: str | Path) -> ReportData:
     path = Path(folder)
     if not path.is_dir():
         raise ReportError(f"{path} is not a folder. Give the folder of runs with --runs.")
+    # resolved, so that a build and the pages that it executes share one reading
+    path = path.resolve()
     return _load(path, tuple(_fingerprint(path)))
 
 
