@@ -8,6 +8,7 @@ from collections.abc import Callable
 from scalebook.logs.numbers import MISSING, number, scaled
 
 RECORD = re.compile(r"\biteration:?[ \t]+(\d+)[ \t]*/[ \t]*(\d+)[ \t]*\|")
+_PLAIN = re.compile(r" *[\d.eE+-]+ *")
 _SPACE = re.compile(r"\s+")
 _GIB = 1.0  # what these logs call GB is GiB
 COLUMN_OF = {
@@ -109,16 +110,23 @@ def layout(line: str, total: int) -> tuple[re.Pattern[str], list[tuple[str, floa
     found = RECORD.search(line)
     if found is None or "|" in line[: found.start()] or not line.rstrip().endswith("|"):
         return None
-    pattern = rf"iteration:? +(\d+) */ *{total} *\|"
+    pattern = rf"iteration:? ++(\d++) *+/ *+{total} *+\|"
     columns: list[tuple[str, float]] = [("step", 1.0)]
+    keys = {key_of(text.partition(":")[0]) for text in line.split("|")}
+    taken = {"step"}
+    if "globalbatchsize" in keys and "consumedtokens" not in keys:
+        taken.add("consumed_samples")  # only ever used to derive these two
     for text in line[found.end() :].rstrip().split("|")[:-1]:
-        name, colon, _ = text.partition(":")
+        name, colon, value = text.partition(":")
         column = COLUMN_OF.get(key_of(name)) if colon else None
-        if column is None or column[0] in {taken for taken, _ in columns}:
-            pattern += r"[^|\n]*\|"
+        if column is None or column[0] in taken:
+            pattern += r"[^|\n]*+\|"
         else:
-            pattern += rf" *{re.escape(name.strip())}: *([\d.eE+-]+)[^|\n]*\|"
+            plain = _PLAIN.fullmatch(value)
+            pattern += rf" *+{re.escape(name.strip())}: *+([\d.eE+-]++)"
+            pattern += r" *+\|" if plain else r"[^|\n]*+\|"
             columns.append(column)
-    if "seconds" not in {name for name, _ in columns}:
+            taken.add(column[0])
+    if "seconds" not in taken:
         return None
-    return re.compile(pattern + r"[^|\n]*(?:\n|\Z)"), columns
+    return re.compile(pattern + r" *(?:\n|\Z)"), columns

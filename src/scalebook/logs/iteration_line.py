@@ -41,6 +41,14 @@ def _goes_on(record: str, line: str) -> bool:
     return ":" in first and is_key(key_of((tail + first).partition(":")[0]))
 
 
+def _floats(texts: list[str]) -> list[float]:
+    """Return numbers; a column of one value, as many are, is converted once."""
+    first = texts[0]
+    if texts.count(first) == len(texts):
+        return [float(first)] * len(texts)
+    return list(map(float, texts))
+
+
 class IterationDialect(LineDialect):
     """Iteration lines, whole or wrapped, with the lines around them that belong to them."""
 
@@ -58,43 +66,47 @@ class IterationDialect(LineDialect):
         self._step_time: tuple[float, float] | None = None
 
     def text(self, text: str) -> None:
-        """Take a piece of text: lines of a known layout at once, the others one by one."""
-        loud = status.mentions_ending(text) or any(piece in text for piece in _LOUD)
-        few = text.count("iteration") < _FEW  # and then every detail of a line may matter
-        if few or len(set(_WORLD.findall(text))) > 1 or not self._split(text, loud=loud):
+        """Take a piece of text: lines of a known layout at once, the others one by one.
+
+        In a small piece every line is read by itself: there every detail may matter.
+        """
+        if text.count("iteration") < _FEW or not self._split(text):
             super().text(text)
 
-    def _split(self, text: str, *, loud: bool) -> bool:
+    def _split(self, text: str) -> bool:
         """Read the records by their layout; return False, having read nothing, if none fits."""
         if self._pattern is None and not self._learn(text):
             return False
         assert self._pattern is not None
         parts = self._pattern.split(text)
         width = len(self._columns) + 1
-        if len(parts) == 1 and not self._learn(text):
-            return False
         if len(parts) == 1:
+            self._learn(text)  # for the next piece
+            return False
+        rests = parts[::width]
+        between = "".join(rests)
+        worlds = set(_WORLD.findall(between)) if "rank-" in between else set[str]()
+        if len(worlds) > 1:
             return False
         try:
-            columns = [list(map(float, parts[group::width])) for group in range(1, width)]
+            columns = [_floats(parts[group::width]) for group in range(1, width)]
         except ValueError:
             return False
-        self._take(parts[::width], columns, text, loud=loud)
+        self._line_world = int(worlds.pop()) if worlds else None
+        self._take(rests, columns, between)
         return True
 
-    def _take(
-        self, rests: Sequence[str], columns: list[list[float]], text: str, *, loud: bool
-    ) -> None:
+    def _take(self, rests: Sequence[str], columns: list[list[float]], between: str) -> None:
         """Take what stands between the records, and the records, in file order."""
-        world = _WORLD.search(text)
-        self._line_world = int(world[1]) if world else None
+        loud = status.mentions_ending(between) or any(piece in between for piece in _LOUD)
         start = 0
-        for row, rest in enumerate(rests[:-1]):
-            body = rest[: rest.rfind("\n") + 1]
-            if body and (loud or "iteration" in body or self._open):
-                self._rows(columns, start, row)
-                start = row
-                super().text(body)
+        if loud or self._open or "iteration" in between:
+            for row, rest in enumerate(rests[:-1]):
+                body = rest[: rest.rfind("\n") + 1]
+                if body and (loud or self._open or "iteration" in body):
+                    self._rows(columns, start, row)
+                    start = row
+                    super().text(body)
         self._rows(columns, start, len(rests) - 1)
         if rests[-1]:
             super().text(rests[-1])
