@@ -39,10 +39,8 @@ class ReportData:
 
     @property
     def completed(self) -> pl.DataFrame:
-        """The completed runs that have a throughput."""
-        return self.runs.filter(
-            (pl.col("status") == "completed") & pl.col("tokens_per_second").is_not_null()
-        )
+        """The runs that have a throughput: completed, or ingested from a log that just stops."""
+        return self.runs.filter(pl.col("tokens_per_second").is_not_null())
 
     @property
     def measured_steps(self) -> pl.DataFrame:
