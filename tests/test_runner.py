@@ -100,7 +100,7 @@ def test_secrets_and_home_do_not_reach_the_record(tmp_path: Path, monkeypatch: p
     text = (tmp_path / record.run_id / "record.json").read_text()
     assert "s3cr3t-value" not in text
     assert "token *** is wrong" in record.reason
-    assert record.command[0].startswith("~/")
+    assert record.command[0] == "python"
 
 
 @pytest.mark.parametrize("mode", ["hang", "deaf"])

@@ -12,6 +12,9 @@ from typing import Any
 
 from scalebook import __version__, launch, scrub
 
+# Names the commit where the package is a copy without git's folder, such as in an image.
+COMMIT_VARIABLE = "SCALEBOOK_GIT_COMMIT"
+
 
 def facts(environment: Mapping[str, str], checkout: Path | None) -> dict[str, Any]:
     """Return versions, commit, host and performance variables as a record keeps them.
@@ -21,7 +24,8 @@ def facts(environment: Mapping[str, str], checkout: Path | None) -> dict[str, An
     """
     return {
         "scalebook": __version__,
-        "git_commit": git_commit(checkout) if checkout else None,
+        "git_commit": environment.get(COMMIT_VARIABLE)
+        or (git_commit(checkout) if checkout else None),
         "python": platform.python_version(),
         "host": {
             "cpu_model": cpu_name(),

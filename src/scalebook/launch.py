@@ -18,8 +18,10 @@ TRAINER = "scalebook.train"
 PERFORMANCE_PREFIXES = (
     "CUDA_",
     "CUBLAS",
+    "CUDNN_",
     "GLOO_",
     "GPU_",
+    "HIPBLASLT_",
     "HIP_",
     "HSA_",
     "KMP_",
@@ -33,6 +35,7 @@ PERFORMANCE_PREFIXES = (
     "ROCM_",
     "ROCR_",
     "TORCH_",
+    "UB_",
     "UCX_",
 )
 

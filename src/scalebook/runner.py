@@ -95,7 +95,9 @@ def _train_in(directory: Path, config: RunConfig, trainer: str, show: Show) -> R
         config, config_path=directory / "config.json", output=directory, trainer=trainer
     )
     environment = plan.environment(os.environ)
-    conclusion.write_launch(directory, plan.command, host.facts(environment, project.root()))
+    # The interpreter's path says nothing that another machine could use.
+    command = ("python", *plan.command[1:])
+    conclusion.write_launch(directory, command, host.facts(environment, project.root()))
     kills = host.memory_kills()
     process = _start(directory, plan.command, environment)
     stop = _watch(process, directory, config, show)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -18,7 +19,6 @@ from scalebook.config import RunConfig
 from scalebook.train import mcore, observe
 from scalebook.train.data import Batch, Samples, Share, micro_batches
 from scalebook.train.indexed import samples_of
-from scalebook.train.machine import performance_variables
 from scalebook.train.model import Model, build, refuse_unsupported
 from scalebook.train.optimizer import Optimizer, build_optimizer
 from scalebook.train.steps import RankStep, gather, open_steps, progress
@@ -37,7 +37,7 @@ class Trainer:
     optimizer: Optimizer
     samples: Samples
     share: Share
-    variables: dict[str, str]  # of the environment, before Megatron-Core adds its own
+    variables: dict[str, str]  # the environment, before Megatron-Core adds its own
     forward_backward: Any
 
 
@@ -84,7 +84,7 @@ def prepare(config: RunConfig, shape: ModelShape, output: Path) -> Trainer:
     """Return a trainer ready for its first step."""
     refuse_unsupported(config, shape)
     mcore.quiet()
-    variables = performance_variables()
+    variables = dict(os.environ)
     world = join(config)
     model = build(config, shape, world)
     ranks = mcore.parallel_state

@@ -1,9 +1,8 @@
-"""What this machine is: host, accelerator, software and the settings that change speed."""
+"""What training stands on, as torch and the driver tell: accelerator, libraries, image."""
 
 from __future__ import annotations
 
 import os
-import platform
 import shutil
 import subprocess
 from importlib.util import find_spec
@@ -12,41 +11,11 @@ from typing import Any
 
 import torch
 
-# Settings that change speed, by prefix. Nothing else of the environment is recorded: it may hold
-# secrets.
-PERFORMANCE_PREFIXES = (
-    "CUDA_",
-    "CUBLAS_",
-    "CUDNN_",
-    "GPU_MAX_HW_QUEUES",
-    "HIPBLASLT_",
-    "HIP_",
-    "HSA_",
-    "MIOPEN_",
-    "MKL_NUM_THREADS",
-    "NCCL_",
-    "NVTE_",
-    "OMP_NUM_THREADS",
-    "PYTORCH_",
-    "RCCL_",
-    "ROCR_VISIBLE_DEVICES",
-    "TORCH_",
-    "UB_",
-)
 # Set by the launcher, or by the images of NVIDIA and AMD themselves.
 CONTAINER_VARIABLES = ("SCALEBOOK_IMAGE", "NVIDIA_PRODUCT_NAME", "NVIDIA_PYTORCH_VERSION")
 
 
 _cuda: Any = torch.cuda
-
-
-def performance_variables() -> dict[str, str]:
-    """Return the environment variables that change how fast training runs."""
-    return {
-        name: value
-        for name, value in sorted(os.environ.items())
-        if name.startswith(PERFORMANCE_PREFIXES)
-    }
 
 
 def _output(*command: str) -> str | None:
@@ -65,36 +34,6 @@ def _text(path: str) -> str | None:
         return Path(path).read_text(encoding="utf-8").strip()
     except OSError:
         return None
-
-
-def host() -> dict[str, Any]:
-    """Return facts of the host that can change speed; never its name."""
-    model = next(
-        (
-            line.partition(":")[2].strip()
-            for line in (_text("/proc/cpuinfo") or "").splitlines()
-            if line.startswith("model name")
-        ),
-        platform.processor() or None,
-    )
-    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return {
-        "cpu_model": model,
-        "cpu_cores": os.cpu_count(),
-        "memory_gib": round(pages / 2**30, 1),
-        "kernel": platform.release(),
-        "architecture": platform.machine(),
-    }
-
-
-def git_commit() -> str | None:
-    """Return the commit of the checkout that this package runs from, with ``+`` if changed."""
-    folder = str(Path(__file__).parent)
-    commit = _output("git", "-C", folder, "rev-parse", "HEAD")
-    if commit is None:
-        return None
-    changed = _output("git", "-C", folder, "status", "--porcelain", "--untracked-files=no")
-    return f"{commit}+" if changed else commit
 
 
 def _nvidia() -> dict[str, Any]:
@@ -148,12 +87,10 @@ def _collectives() -> dict[str, str | None]:
 def software() -> dict[str, Any]:
     """Return the versions that training depends on, beside Megatron-Core's."""
     return {
-        "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "rocm": torch.version.hip,
         "triton": find_spec("triton") is not None,
-        "git_commit": git_commit(),
         **_collectives(),
     }
 

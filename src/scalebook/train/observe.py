@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.attention import SDPBackend
 
+from scalebook import host, project
 from scalebook.store import write_json
 from scalebook.train import layers, machine, mcore
 from scalebook.train.indexed import fingerprint
@@ -128,14 +129,13 @@ def environment(trainer: Trainer) -> dict[str, Any]:
     data = trainer.config.data
     memory = {} if trainer.world.on_gpu else {"memory_reason": "the CPU has no device allocator"}
     return {
+        **host.facts(trainer.variables, project.root()),
         **machine.accelerator(),
         **machine.software(),
         "backend": distributed.get_backend(),
         "megatron_core": mcore.version,
         "transformer_engine": mcore.transformer_engine_version(),
         "container": machine.containers(),
-        "variables": trainer.variables,
-        "host": machine.host(),
         "data": fingerprint(data) if data else {"synthetic": True},
         **memory,
     }
