@@ -383,6 +383,7 @@ def test_every_excerpt_becomes_runs_that_can_be_measured(tmp_path):
             assert not isinstance(value, float) or (math.isfinite(value) and value >= 0)
 
 
+@pytest.mark.slow
 def test_the_excerpts_beside_the_checkout_give_what_their_index_says(shared):
     tool = shared / "tools" / "check_ingest"
     if not tool.exists():

@@ -198,6 +198,73 @@ def test_what_is_derived_says_from_what():
     assert "step time" in found["derived_from"]["sequence_length"]
 
 
+def read(tmp_path: Path, text: str) -> dict[str, Any]:
+    path = tmp_path / "a.log"
+    path.write_text(text)
+    found = summaries(path, {})
+    assert len(found) == 1
+    return found[0]
+
+
+def test_a_record_that_every_rank_prints_is_one_record(tmp_path):
+    stamp = "[titan] 2031-02-24 19:46:1{0},000 - root - INFO - "
+    row = (
+        "step:  {0}  loss:  7.5000  memory: 10.00GiB(12.50%)  tps: {1}  tflops: 100.00  mfu: 10.00%"
+    )
+    text = "".join(
+        stamp.format(step) + row.format(step, f"2,04{rank}") + "\n"
+        for step in (4, 5, 6)
+        for rank in range(4)
+    )
+    found = read(tmp_path, text)
+    assert (found["n_records"], found["not_used"]) == (3, {"duplicate_records": 9})
+    assert found["step_seconds_median"] == pytest.approx(1.0)
+
+
+def test_litgpt_lines_of_finetuning_are_records(tmp_path):
+    text = (
+        "iter 1760 | step 220: loss 1.5000, iter time: 263.85 ms (optimizer.step)\n"
+        "iter 1770 | step 221: loss 1.4000, iter time: 89.96 ms\n"
+        "Ep 1 | iter 1780 | step 222: loss train (curr): 1.25, val (prev val iter): None "
+        "| iter time: 181.34 ms (opt.step)\n"
+    )
+    found = read(tmp_path, text)
+    assert (found["n_records"], found["first_step"], found["last_step"]) == (3, 220, 222)
+    assert (found["loss_first"], found["loss_last"]) == (1.5, 1.25)
+
+
+def test_the_oldest_deepspeed_timer_is_read(tmp_path):
+    text = "".join(
+        f"[2031-03-11 02:06:58,985] [INFO] [timer.py:189:stop] 0/{step}, SamplesPerSec=64.0, "
+        "MemAllocated=0.25GB, MaxMemAllocated=9.5GB\n"
+        for step in (40, 50)
+    )
+    found = read(tmp_path, text)
+    assert (found["n_records"], found["log_interval"]) == (2, 10)
+    assert found["step_seconds_median"] is None
+
+
+def test_an_epoch_of_few_digits_leaves_the_step_to_the_bar(tmp_path):
+    text = "".join(
+        f" 30%|###    | {step}/900 [20:00<40:00,  4.50s/it]\n"
+        f"{{'loss': {loss}, 'learning_rate': 0.0001, 'epoch': {step / 300:.2f}}}\n"
+        for step, loss in ((261, 1.5), (262, 1.25), (263, 1.0))
+    )
+    found = read(tmp_path, text)
+    assert (found["first_step"], found["last_step"], found["log_interval"]) == (261, 263, 1)
+    assert found["step_seconds_median"] == 4.5
+
+
+def test_steps_that_trainers_print_at_multiples_tell_the_interval(tmp_path):
+    row = (
+        " iteration {0}/ 900 | elapsed time per iteration (ms): 1000.0 | "
+        "tokens-per-second-per-gpu: 2048.0 | global batch size: 8 | lm loss: 2.5E+00 |\n"
+    )
+    found = read(tmp_path, row.format(100) + row.format(300))
+    assert found["log_interval"] == 100
+    assert found["tokens_per_second_per_gpu_median"] == 2048.0
+
+
 TELEMETRY = [
     ("nvidia_smi.csv", 3, [0, 1], {"power_watts": 615.5, "memory_used_gib": 241 / 3}),
     ("nvidia_dmon.txt", 2, [0, 1], {"power_watts": 505.0, "memory_used_gib": 2.5}),

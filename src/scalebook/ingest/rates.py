@@ -18,6 +18,8 @@ def log_interval(job: Job, known: Observation) -> int | None:
     if told is not None:
         return told
     steps = [int(value) for value in job.table.values("step")]
+    if len(steps) >= 2 and job.details.get("logs_multiples"):
+        return math.gcd(*steps) or None  # the trainer prints at multiples of the interval
     if len(steps) >= 2:
         gaps = [after - before for before, after in itertools.pairwise(steps)]
         if steps[0] == 1 and len(gaps) == 1 and gaps[0] > 1:

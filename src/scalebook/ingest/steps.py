@@ -47,7 +47,7 @@ def _tokens(row: Mapping[str, float], known: Observation) -> int | None:
 def steps_of(job: Job, known: Observation) -> Iterator[StepRecord]:
     """Yield the records as lines of steps.jsonl; steps count from 1 there."""
     warmup = _warmup(job)
-    shift = 1 - job.first_number
+    shift = 1 if job.first_step == 0 else 1 - job.first_number
     for index in range(len(job.table)):
         row = job.table.row(index)
         number = row.get("step")

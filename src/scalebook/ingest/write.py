@@ -184,6 +184,8 @@ def _copy_traces(folder: Path, group: Group) -> None:
         with content.path.open("rb") as stream:
             packed = stream.read(2) == b"\x1f\x8b"
             stream.seek(0)
-            opened = target.open("wb") if packed else gzip.open(target, "wb", compresslevel=5)
-            with opened as copy:
+            if packed:
+                shutil.copyfile(content.path, target)
+                continue
+            with gzip.open(target, "wb", compresslevel=5) as copy:
                 shutil.copyfileobj(stream, copy)

@@ -42,9 +42,23 @@ COLUMN_OF = {
     "hipmemusage/free/total/usage_ratio": ("device_gib", _GIB),
     "rocmmemusage/free/total/usage_ratio": ("device_gib", _GIB),
 }
+
 # Keys that carry nothing we keep, but that tell a wrapped line from another one.
 _OTHER_KEYS = {"lossscale", "numzeros", "paramsnorm", "memusages", "batchsize", "approxflopspergpu"}
 _TFLOPS_BARE = re.compile(r"\s*([\d.]+)\s*(?:MODEL_)?TFLOP/s/GPU")
+
+
+def column_of(key: str) -> tuple[str, float] | None:
+    """Return the column of a key and its scale; forks spell rates in their own ways."""
+    found = COLUMN_OF.get(key)
+    if found or "loss" in key or "hardware" in key:
+        return found
+    if "tflop" in key:
+        return "tflops_per_gpu", 1.0
+    a_second = "/s" in key or "persec" in key or "per-sec" in key or "per_sec" in key
+    if "token" in key and a_second:
+        return ("tokens_per_second_per_gpu" if "gpu" in key else "tokens_per_second"), 1.0
+    return None
 
 
 def key_of(text: str) -> str:
@@ -54,7 +68,7 @@ def key_of(text: str) -> str:
 
 def is_key(key: str) -> bool:
     """Whether a key (as from ``key_of``) belongs to an iteration line."""
-    return key in COLUMN_OF or key in _OTHER_KEYS or key.endswith("loss") or "tflop" in key
+    return column_of(key) is not None or key in _OTHER_KEYS or key.endswith("loss")
 
 
 Digits = Callable[[str, str, float], None]
@@ -71,7 +85,7 @@ def _field(text: str, row: dict[str, float], digits: Digits) -> None:
     if key == "approxflopspergpu":
         row["tflops_per_gpu"] = scaled(_SPACE.sub("", value)) / 1e12
         return
-    column = COLUMN_OF.get(key)
+    column = column_of(key)
     if column is None or column[0] in row:
         return
     figure = _SPACE.sub("", value)
@@ -118,7 +132,7 @@ def layout(line: str, total: int) -> tuple[re.Pattern[str], list[tuple[str, floa
         taken.add("consumed_samples")  # only ever used to derive these two
     for text in line[found.end() :].rstrip().split("|")[:-1]:
         name, colon, value = text.partition(":")
-        column = COLUMN_OF.get(key_of(name)) if colon else None
+        column = column_of(key_of(name)) if colon else None
         if column is None or column[0] in taken:
             pattern += r"[^|\n]*+\|"
         else:

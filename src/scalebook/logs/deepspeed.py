@@ -8,8 +8,9 @@ from scalebook.logs.dialect import LineDialect
 from scalebook.logs.numbers import number
 
 TIMER = re.compile(
-    r"(?:global_step=|\[timer\.py:\d+:stop\] \d+/)(\d+), RunningAvgSamplesPerSec=([\d.eE+-]+), "
-    r"CurrSamplesPerSec=([\d.eE+-]+)(?:, MemAllocated=([\d.]+)GB, MaxMemAllocated=([\d.]+)GB)?"
+    r"(?:global_step=|\] \d{1,9}/)(\d+), (?:RunningAvg)?SamplesPerSec=([\d.eE+-]+)"
+    r"(?:, CurrSamplesPerSec=([\d.eE+-]+))?"
+    r"(?:, MemAllocated=([\d.]+)GB, MaxMemAllocated=([\d.]+)GB)?"
 )
 SKIPPED = re.compile(r"\bstep=(\d+), skipped=(\d+),")
 _PIPELINE = re.compile(
@@ -36,7 +37,7 @@ class DeepSpeed(LineDialect):
     name = "deepspeed"
     markers = ("SamplesPerSec=", "iter time (s):", "DeepSpeed Flops Profiler")
     signature = re.compile(
-        r"RunningAvgSamplesPerSec=|\bsteps: \d+ loss: [^\n]{0,60}iter time \(s\):"
+        r"\d, (?:RunningAvg)?SamplesPerSec=|\bsteps: \d+ loss: [^\n]{0,60}iter time \(s\):"
         r"|DeepSpeed Flops Profiler"
     )
 
@@ -77,7 +78,7 @@ class DeepSpeed(LineDialect):
     def _timer(self, line: str) -> bool:
         found = TIMER.search(line)
         if found and not self._pipeline and len(self._timers) < 1_000_000:
-            row = {"step": number(found[1]), "samples_per_second": number(found[3])}
+            row = {"step": number(found[1]), "samples_per_second": number(found[3] or found[2])}
             if found[4]:  # what it calls GB is GiB
                 row["allocated_gib"] = number(found[5])
             self._timers.append(row)

@@ -22,6 +22,15 @@ class _Record:
     seconds: float = MISSING  # an iteration by the bar
 
 
+def _step_of(record: _Record, length: float) -> float:
+    """Return the step of an epoch; where its digits leave several, the one that a bar shows."""
+    step = record.epoch * length
+    error = step * rounding(record.epoch)
+    if error > 0.5:
+        step = next((bar for bar in record.bars if abs(bar - step) <= error + 0.5), step)
+    return float(round(step))
+
+
 @dataclass(slots=True)
 class Progress:
     """Records and the bars around them, in file order."""
@@ -73,7 +82,7 @@ class Progress:
         for record in self.records:
             step = record.step
             if math.isnan(step) and length and record.epoch > 0:
-                step = float(round(record.epoch * length))
+                step = _step_of(record, length)
             elif math.isnan(step) and record.bars and math.isnan(record.epoch):
                 step = float(record.bars[-1])
             out.step(record.row | {"step": step}, total=self.total)
@@ -89,7 +98,8 @@ class Progress:
         ):
             job.table.set_column("seconds", bars)
             job.note("The step time is the smoothed mean of a progress bar.")
-        if job.table.has("consumed_tokens") and job.table.has("seconds"):
+        known = job.table.has("tokens_per_second")
+        if not known and job.table.has("consumed_tokens") and job.table.has("seconds"):
             tokens = differences(job, "consumed_tokens")
             times = job.table.column("seconds")
             rates = (n / s if s > 0 else MISSING for n, s in zip(tokens, times, strict=True))

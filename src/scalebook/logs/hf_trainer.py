@@ -26,6 +26,8 @@ _COLUMNS = {
     "lr": "learning_rate",
     "num_input_tokens_seen": "consumed_tokens",
     "total_tokens": "consumed_tokens",
+    "tokens_per_second_per_gpu": "tokens_per_second_per_gpu",
+    "step_tokens_per_second": "tokens_per_second",
     "memory/max_mem_allocated(gib)": "allocated_gib",
     "memory/device_mem_reserved(gib)": "reserved_gib",
     "memory/max_allocated (GiB)": "allocated_gib",

@@ -8,7 +8,7 @@ from scalebook.logs.dialect import LineDialect
 from scalebook.logs.numbers import MISSING, number
 
 _RECORD = re.compile(r"\biter (\d+)(?: \||:)? step (\d+)\b")
-_LOSS = re.compile(r"\bloss(?: train)?:? ?([\d.]+|nan)")
+_LOSS = re.compile(r"\bloss(?: train)?(?: \([^)]{0,20}\))?:? ?([\d.]+|nan)")
 _TIME = re.compile(r"iter time: ([\d.]+) ?ms")
 
 

@@ -30,7 +30,7 @@ class SwissArmy(LineDialect):
         """Take a record; DeepSpeed's timer line of the same step gives the rate of the job."""
         timer = TIMER.search(line) if "SamplesPerSec=" in line else None
         if timer:
-            self._job_rate = (number(timer[1]), number(timer[3]))
+            self._job_rate = (number(timer[1]), number(timer[3] or timer[2]))
             return True
         skipped = SKIPPED.search(line) if "skipped=" in line else None
         if skipped:
