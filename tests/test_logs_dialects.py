@@ -10,7 +10,7 @@ import pytest
 from scalebook.errors import IngestError
 from scalebook.ingest.reader import read_content, recognise
 from scalebook.ingest.run import summaries
-from scalebook.logs.registry import DIALECTS
+from scalebook.logs.registry import dialects
 
 LOGS = Path(__file__).parent / "logs"
 
@@ -313,19 +313,26 @@ def test_a_broken_trace_names_the_line_and_keeps_the_events_behind_it(tmp_path):
 
 
 def test_every_dialect_has_its_own_name():
-    names = [dialect.name for dialect in DIALECTS]
+    names = [dialect.name for dialect in dialects()]
     assert len(set(names)) == len(names)
 
 
 def test_every_dialect_is_recognised_in_some_excerpt():
     seen = {read_content(path).dialect.name for path in sorted(LOGS.iterdir())}
-    assert {dialect.name for dialect in DIALECTS} <= seen
+    assert {dialect.name for dialect in dialects()} <= seen
 
 
 def test_a_forced_dialect_is_used_and_an_unknown_one_refused():
     assert read_content(LOGS / "sat.log", "deepspeed").dialect.name == "deepspeed"
     with pytest.raises(IngestError, match=r"Unknown dialect .megatronlm.*Did you mean"):
         read_content(LOGS / "sat.log", "megatronlm")
+
+
+def test_output_of_a_monitoring_tool_before_the_records_does_not_decide():
+    tool = (LOGS / "rocm_smi.txt").read_text()
+    records = (LOGS / "restart.log").read_text()
+    assert recognise([tool, "setting up\n", records]).name == "megatron-lm"
+    assert recognise([tool, "setting up\n"]).name == "rocm-smi"
 
 
 def test_prose_about_a_dialect_is_not_a_log_of_it():

@@ -10,9 +10,10 @@ from scalebook.errors import IngestError, unknown
 from scalebook.logs.dialect import Dialect
 from scalebook.logs.job import Job
 from scalebook.logs.plain import Plain
-from scalebook.logs.registry import DIALECTS
+from scalebook.logs.registry import dialects
 from scalebook.logs.source import LONGEST_LINE, Source
 
+SEARCHED_BESIDE = 16 << 20
 SEARCHED_CHARACTERS = 64 << 20  # a file whose first record comes later is not recognised
 _FAILURES = ("out_of_memory", "timeout", "failed")
 
@@ -41,26 +42,31 @@ def named(name: str) -> type[Dialect]:
     Raises:
         IngestError: no dialect has this name.
     """
-    known = {dialect.name: dialect for dialect in (*DIALECTS, Plain)}
+    known = {dialect.name: dialect for dialect in (*dialects(), Plain)}
     if name not in known:
         raise IngestError(unknown("dialect", name, known))
     return known[name]
 
 
 def recognise(texts: Iterable[str]) -> type[Dialect]:
-    """Return the dialect of the first piece of text that holds a record of one."""
-    seen = 0
+    """Return the dialect of the first piece of text that holds a record of one.
+
+    A log of training may begin with a monitoring tool's output: such a dialect counts only if no
+    record of training follows soon.
+    """
+    seen, beside = 0, None
     for piece in texts:
         text = piece
         if any(len(line) > LONGEST_LINE for line in piece.split("\n")):
             text = "\n".join(line[:LONGEST_LINE] for line in piece.split("\n"))
-        for dialect in DIALECTS:
-            if dialect.recognises(text):
-                return dialect
+        found = next((dialect for dialect in dialects() if dialect.recognises(text)), None)
+        if found and found.kind == "training":
+            return found
+        beside = beside or found
         seen += len(text)
-        if seen > SEARCHED_CHARACTERS:
+        if seen > (SEARCHED_BESIDE if beside else SEARCHED_CHARACTERS):
             break
-    return Plain
+    return beside or Plain
 
 
 def read_content(path: Path, dialect: str | None = None) -> FileContent:

@@ -11,7 +11,7 @@ from scalebook.logs.numbers import MISSING, half_unit
 from scalebook.logs.settings import Value
 from scalebook.logs.status import Ending, weightier
 
-MOST_ROWS = 4_000_000  # a row takes about 100 bytes; what lies beyond is counted
+MOST_ROWS = 2_000_000  # a row takes about 100 bytes; what lies beyond is counted
 MOST_JOBS = 1000
 LARGEST = 10**15  # no size, count or rate of a run is larger; products of such stay finite
 # Columns in which a value that is not above zero is none.
