@@ -265,6 +265,42 @@ def test_steps_that_trainers_print_at_multiples_tell_the_interval(tmp_path):
     assert found["tokens_per_second_per_gpu_median"] == 2048.0
 
 
+@pytest.mark.parametrize(
+    ("excerpt", "lines", "sizes"),
+    [
+        (
+            "megatron_2021_windows.log",
+            "using world size: 12, data-parallel-size: 2, tensor-model-parallel size: 3, "
+            "pipeline-model-parallel size: 2 \n",
+            {W: 12, D: 2, T: 3, P: 2},
+        ),
+        (
+            "prime_rl_comma.log",
+            "using world size: 12, data-parallel size: 2, hierarchical context-parallel sizes: None"
+            "tensor-model-parallel size: 6, encoder-tensor-model-parallel size: 4\n",
+            {W: 12, D: 2, T: 6},
+        ),
+        (
+            "torchtitan.log",
+            "Building device mesh with parallelism: pp=2, dp_replicate=1, dp_shard=2, cp=1, tp=2, "
+            "ep=2, etp=1\n",
+            {P: 2, D: 2, C: 1, T: 2, E: 2},
+        ),
+        ("bridge_wrapped.log", "model:\n  seq_length: 4096\n", {S: 4096}),
+        ("composer.log", "max_seq_len: 2048\nn_gpus: 8\n", {S: 2048, W: 8}),
+        ("torchtune.log", "tokenizer:\n  max_seq_len: 2048\n", {S: None}),  # a cap, not a length
+        ("hf_trainer.log", "Num processes: 4\n", {W: 4}),
+        ("deepspeed_timer.log", '  "train_micro_batch_size_per_gpu": 3, \n', {M: 3}),
+        ("maxtext.log", "Config param max_target_length: 8192\nNum_devices: 4\n", {S: 8192, W: 4}),
+        ("nemo2.log", "0: tensor_model_parallel_size: 4\n", {T: 4}),  # a task prefix
+        ("nemo2.log", "    tensor_model_parallel_size: 4\n", {T: 4}),
+    ],
+)
+def test_lines_about_the_configuration_are_read_in_every_dialect(tmp_path, excerpt, lines, sizes):
+    found = read(tmp_path, lines + (LOGS / excerpt).read_text())
+    assert {name: found[name] for name in sizes} == sizes
+
+
 TELEMETRY = [
     ("nvidia_smi.csv", 3, [0, 1], {"power_watts": 615.5, "memory_used_gib": 241 / 3}),
     ("nvidia_dmon.txt", 2, [0, 1], {"power_watts": 505.0, "memory_used_gib": 2.5}),

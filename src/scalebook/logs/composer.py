@@ -20,6 +20,7 @@ _COLUMNS = {
     "time/token": "consumed_tokens",
 }
 _GB_IN_GIB = 1e9 / 2**30
+_LENGTH = re.compile(r"\s*max_seq_len: (\d{1,9})\s*$")  # samples are packed up to it
 
 
 class Composer(LineDialect):
@@ -46,6 +47,9 @@ class Composer(LineDialect):
         entry = _ENTRY.search(line) if "Train " in line else None
         if entry and not self.cut:
             self._entries[entry[1]] = number(entry[2])
+        length = _LENGTH.match(line) if "max_seq_len" in line else None
+        if length:
+            self.out.tell("sequence_length", int(length[1]), weak=True)
         return bool(header or entry)
 
     def _emit(self) -> None:

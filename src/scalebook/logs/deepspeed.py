@@ -41,6 +41,8 @@ class DeepSpeed(LineDialect):
         r"|DeepSpeed Flops Profiler"
     )
 
+    assignments = True  # the configuration is printed as JSON
+
     def __init__(self) -> None:
         super().__init__()
         self._pipeline = False

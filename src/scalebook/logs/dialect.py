@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from typing import ClassVar
 
 from scalebook.logs import settings, status
+from scalebook.logs.clean import split_rank
 from scalebook.logs.collect import Collector
 from scalebook.logs.job import Job
 from scalebook.logs.source import LONGEST_LINE, Source
@@ -90,7 +91,7 @@ class LineDialect(Dialect):
             if ending:
                 self.out.end(ending)
         if self.assignments and (":" in line or "=" in line):
-            told = settings.assigned(line)
+            told = settings.assigned(split_rank(line)[1])
             if told:
                 self.out.tell(*told, weak=True)
 

@@ -19,6 +19,7 @@ _TOLD = (
     (re.compile(r"Gradient Accumulation steps = ([\d,]+)"), "gradient_accumulation_steps"),
     (re.compile(r"Total optimization steps = ([\d,]+)"), "steps"),
 )
+_PROCESSES = re.compile(r"^\s*Num processes: (\d+)\s*$")
 _COLUMNS = {
     "loss": "loss",
     "grad_norm": "grad_norm",
@@ -45,6 +46,8 @@ class HFTrainer(LineDialect):
         r"|\*{5} train metrics \*{5}|\{[^{}\n]*['\"]train_runtime['\"]: "
     )
 
+    assignments = True
+
     def __init__(self) -> None:
         super().__init__()
         self._progress = Progress()
@@ -59,6 +62,9 @@ class HFTrainer(LineDialect):
             self._progress.bar(state[0], state[1], line)
         if " = " in line:
             self._setting(line)
+        processes = _PROCESSES.match(line) if "Num processes" in line else None
+        if processes:
+            self.out.tell("world_size", int(processes[1]))
         return taken
 
     def _entries(self, entries: dict[str, str]) -> bool:

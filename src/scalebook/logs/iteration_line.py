@@ -218,7 +218,7 @@ class IterationDialect(LineDialect):
 
     def other(self, line: str, *, endings: bool, dumps: bool) -> None:
         """Take a line that is no record."""
-        if dumps or endings:
+        if dumps or endings or self.assignments:
             super().other(line, endings=endings, dumps=dumps)
 
     def finish(self) -> None:

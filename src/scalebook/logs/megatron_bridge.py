@@ -14,6 +14,7 @@ class MegatronBridge(IterationDialect):
     name = "megatron-bridge"
     markers = ("Step Time",)
     signature = re.compile(r"Step Time ?: ?[\d.]+ ?s[^\n]{0,200}TFLOP/s/GPU")
+    assignments = True  # the configuration is printed as YAML
     _TIME = re.compile(r"Step Time ?: ?([\d.]+) ?s")
     _TFLOPS = re.compile(r"([\d.]{1,12}) ?(?:MODEL_)?TFLOP/s/GPU")
     _TOKENS = re.compile(r"([\d.]{1,12}) tok/s/gpu", re.IGNORECASE)

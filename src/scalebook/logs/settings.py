@@ -14,6 +14,7 @@ Value: TypeAlias = int | float | str | bool
 SIZES = {
     "world_size": "world_size",
     "global_num_gpus": "world_size",
+    "n_gpus": "world_size",
     "gpus_per_node": "gpus_per_node",
     "tensor_model_parallel_size": "tensor_parallel_size",
     "tensor_parallel_size": "tensor_parallel_size",
@@ -31,10 +32,12 @@ SIZES = {
     "train_batch_size": "global_batch_size",
     "global_train_batch_size": "global_batch_size",
     "micro_batch_size": "micro_batch_size",
+    "local_batch_size": "micro_batch_size",
+    "device_train_microbatch_size": "micro_batch_size",
+    "gradient_accumulation_steps": "gradient_accumulation_steps",
     "train_micro_batch_size_per_gpu": "micro_batch_size",
     "seq_length": "sequence_length",
     "seq_len": "sequence_length",
-    "max_seq_len": "sequence_length",
     "sequence_length": "sequence_length",
     "log_interval": "log_interval",
     "train_iters": "steps",
@@ -74,7 +77,7 @@ _DOTTED = re.compile(r"(?<![\w.-])([A-Za-z_]\w*) ?\.{2,}:? ?([^\n]*)")
 _ORIGIN = re.compile(r"\.{3,}\w+\s*$")  # GPT-NeoX puts where a value came from behind it
 _GROUP_SIZES = re.compile(
     r"(encoder-)?(world|data-parallel|context-parallel|tensor-model-parallel"
-    r"|pipeline-model-parallel) size: (\d+)"
+    r"|pipeline-model-parallel)[- ]size: (\d+)"
 )
 _ASSIGNED = re.compile(
     r"[\s#\[-]*['\"]?(?:[\w-]+\.)*([A-Za-z_]\w*)['\"]?\s*[:=]\s*['\"]?([\w.+-]+)['\"]?\s*,?\s*(?:#.*)?$"

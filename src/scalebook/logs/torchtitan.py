@@ -13,6 +13,13 @@ from scalebook.logs.pairs import pairs, seconds_from
 _RECORD = re.compile(r"(?<!validate )\bstep: +(\d+) +(?=[^\n]{0,300}\b(?:tps|wps):)")
 _PAIR = re.compile(r"\b([a-z_]{1,24}): *([-+\d.,eE]+|nan|inf)")
 _RANK = re.compile(r"rank-(\d+)/(\d+)\]")
+_DEGREE = re.compile(r"\b(pp|dp_replicate|dp_shard|cp|tp|ep)=(\d+)")
+_OURS = {
+    "pp": "pipeline_parallel_size",
+    "cp": "context_parallel_size",
+    "tp": "tensor_parallel_size",
+    "ep": "expert_parallel_size",
+}
 _MESH = re.compile(r"device mesh with [^\n]{0,100}?\[([\d, ]+)\]")
 _SIZES = (
     (re.compile(r"local batch size (\d+)"), "micro_batch_size"),
@@ -71,6 +78,16 @@ class TorchTitan(LineDialect):
                 found = pattern.search(line)
                 if found:
                     self.out.tell(name, int(found[1]))
+        if "device mesh with parallelism" in line:
+            degrees = {name: int(size) for name, size in _DEGREE.findall(line)}
+            for name, size in degrees.items():
+                if name in _OURS:
+                    self.out.tell(_OURS[name], size)
+            outer = [size for name, size in degrees.items() if name != "ep"]  # ep is inside them
+            replicas = degrees.get("dp_replicate", 0) * degrees.get("dp_shard", 0)
+            self.out.tell("data_parallel_size", replicas)
+            if len(outer) == 5:
+                self.out.tell("world_size", math.prod(outer))
         mesh = _MESH.search(line) if "device mesh with" in line else None
         if mesh:
             sizes = [int(size) for size in mesh[1].split(",") if size.strip()]
