@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from scalebook import catalog, detect
-from scalebook.detect import Machine
+from scalebook import catalog
 from scalebook.errors import LaunchError
+from scalebook.running import detect
+from scalebook.running.detect import Machine
 
 
 def tools(**answers: str) -> Callable[[Sequence[str]], str | None]:

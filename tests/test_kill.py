@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 from training import environment, wait_for
 
-from scalebook import conclusion, ownership, processes, store
+from scalebook import store
+from scalebook.running import conclusion, ownership, processes
 
 pytestmark = pytest.mark.slow
 

@@ -90,7 +90,8 @@ def test_only_variables_that_change_speed_are_kept():
 
 def test_the_run_path_loads_neither_torch_nor_polars():
     code = (
-        "import sys, scalebook.sweep, scalebook.runner, scalebook.cli.runs, scalebook.survey; "
+        "import sys, scalebook.cli.runs, scalebook.running.survey; "
+        "import scalebook.running.sweep, scalebook.running.runner; "
         "print({'torch', 'polars', 'numpy', 'papermill'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

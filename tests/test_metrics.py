@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from scalebook import catalog
 from scalebook.flops import flops_per_token, hardware_flops_per_token
 from scalebook.metrics import measure
-from scalebook.metrics_interval import MINIMUM_STEPS, block_length, rate_interval
+from scalebook.metrics.interval import MINIMUM_STEPS, block_length, rate_interval
 from scalebook.record import RunRecord, StepRecord
 from scalebook.store import Run
 

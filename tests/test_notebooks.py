@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 from training import environment
 
-from scalebook import kernel, notebooks, store
+from scalebook import notebooks, store
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError, LaunchError
+from scalebook.running import kernel
 
 MICRO = Path(__file__).parent / "notebooks"
 NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "10_train.ipynb"

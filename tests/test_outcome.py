@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scalebook.outcome import LOG_TAIL_LINES, Evidence, classify, informative, root_cause
+from scalebook.running.outcome import LOG_TAIL_LINES, Evidence, classify, informative, root_cause
 
 
 def torchrun_report(rank: int, code: int) -> list[str]:

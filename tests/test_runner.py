@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 from training import small, wait_for, without_torchrun
 
-from scalebook import conclusion, launch, processes, progress, runner, store
+from scalebook import launch, store
 from scalebook.errors import ConfigError, LaunchError
-from scalebook.kernel import RunOptions
 from scalebook.record import RunRecord
+from scalebook.running import conclusion, processes, progress, runner
+from scalebook.running.kernel import RunOptions
 
 
 @pytest.fixture(autouse=True)
@@ -159,7 +160,7 @@ def test_two_runs_of_one_second_get_two_directories(tmp_path: Path):
 def test_the_death_of_the_owner_ends_the_run(tmp_path: Path):
     code = (
         "import subprocess, sys, time\n"
-        "p = subprocess.Popen([sys.executable, '-m', 'scalebook.guard', 'run-x', '1',"
+        "p = subprocess.Popen([sys.executable, '-m', 'scalebook.running.guard', 'run-x', '1',"
         " 'sleep', '300'], stdin=subprocess.PIPE, start_new_session=True)\n"
         "time.sleep(300)\n"
     )
@@ -189,7 +190,7 @@ def test_a_killed_guard_leaves_nothing_running(tmp_path: Path):
 
 def test_the_guard_answers_with_the_exit_code_or_the_signal():
     def code(*command: str) -> int:
-        guard = (sys.executable, "-m", "scalebook.guard", "run-y", "1", *command)
+        guard = (sys.executable, "-m", "scalebook.running.guard", "run-y", "1", *command)
         with subprocess.Popen(guard, stdin=subprocess.PIPE) as process:
             return process.wait()  # the pipe stays open: the owner lives
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from scalebook.errors import ClaimError
 from scalebook.scaling import ScalingPoint, project, scaling_kind, table
-from scalebook.scaling_law import fit_law, student_quantile
+from scalebook.scaling.law import fit_law, student_quantile
 
 # A published weak-scaling series: 1 to 8 nodes, 22,528 tokens per GPU and step.
 PUBLISHED = (

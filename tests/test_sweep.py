@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 from training import small
 
-from scalebook import conclusion, notebooks, ownership, runner, store, sweep
+from scalebook import notebooks, store
 from scalebook.cli import main
-from scalebook.console import Console
 from scalebook.legality import Problem
 from scalebook.notebooks import NotebookError
 from scalebook.plan import Plan, PlannedRun
-from scalebook.survey import Entry, label, survey
+from scalebook.running import conclusion, ownership, runner, sweep
+from scalebook.running.console import Console
+from scalebook.running.survey import Entry, label, survey
 
 Execute = Callable[[Path, Path, Mapping[str, Any]], None]
 

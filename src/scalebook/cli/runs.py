@@ -13,7 +13,7 @@ from scalebook.cli.arguments import Subparsers, at_least
 if TYPE_CHECKING:
     from scalebook.catalog.types import Platform
     from scalebook.plan import Plan
-    from scalebook.survey import Entry
+    from scalebook.running.survey import Entry
 
 
 def register(subparsers: Subparsers) -> None:
@@ -47,9 +47,9 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run a plan; 0 if any of its configurations has a completed run."""
-    from scalebook import survey, sweep
-    from scalebook.console import Console
     from scalebook.project import TRAIN_NOTEBOOK, required_root, runs_folder
+    from scalebook.running import survey, sweep
+    from scalebook.running.console import Console
 
     platform, devices = _machine(options)
     plan = _load(options, platform, devices)
@@ -78,8 +78,9 @@ def run(options: argparse.Namespace) -> int:
 
 def _machine(options: argparse.Namespace) -> tuple[Platform, int | None]:
     """Return the platform to run as and how many GPUs it may use (None: a CPU, or not asked)."""
-    from scalebook import catalog, detect
+    from scalebook import catalog
     from scalebook.errors import LaunchError
+    from scalebook.running import detect
 
     if options.platform:
         platform = catalog.platform(options.platform)
@@ -124,8 +125,8 @@ def _announce(plan: Plan, entries: tuple[Entry, ...]) -> None:
 
 
 def _recover(runs: Path) -> None:
-    from scalebook import recovery
     from scalebook.project import short
+    from scalebook.running import recovery
 
     for leftover in recovery.recover(runs):
         if leftover.record is None:
@@ -148,7 +149,7 @@ def _print_commands(entries: tuple[Entry, ...], runs: Path) -> int:
     """Print what would be run, how, and with which variables."""
     from scalebook import launch
     from scalebook.project import short
-    from scalebook.survey import label
+    from scalebook.running.survey import label
 
     for entry in entries:
         reason = f": {entry.reason}" if entry.reason else ""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from scalebook.catalog.types import ModelShape
 from scalebook.flops import padded_vocab_size
-from scalebook.flops_parameters import LayerParameters, layer_parameters, parameter_count
+from scalebook.flops.parameters import LayerParameters, layer_parameters, parameter_count
 from scalebook.parallelism import Parallelism
 
 

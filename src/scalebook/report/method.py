@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import polars as pl
 
 from scalebook import catalog
-from scalebook.flops_conventions import CONVENTIONS, DEFAULT_CONVENTION
+from scalebook.flops.conventions import CONVENTIONS, DEFAULT_CONVENTION
 from scalebook.frames import ReportData
 from scalebook.markup import Fragment, Markup, escape, join
 from scalebook.quantities import number

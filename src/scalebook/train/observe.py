@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.attention import SDPBackend
 
-from scalebook import host, project
+from scalebook import project
+from scalebook.running import host
 from scalebook.store import write_json
 from scalebook.train import layers, machine, mcore
 from scalebook.train.indexed import fingerprint

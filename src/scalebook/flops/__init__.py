@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 from scalebook.catalog.types import ModelShape
 from scalebook.errors import ConfigError, unknown
-from scalebook.flops_conventions import (
+from scalebook.flops.conventions import (
     CONVENTIONS,
     DEFAULT_CONVENTION,
     FlopParts,
     attention_width,
     flop_parts,
 )
-from scalebook.flops_parameters import (
+from scalebook.flops.parameters import (
     LayerParameters,
     ParameterCount,
     attention_projections,

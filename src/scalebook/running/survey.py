@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from scalebook import conclusion, launch, ownership, store
+from scalebook import launch, store
 from scalebook.config import RunConfig
 from scalebook.errors import RecordError
 from scalebook.plan import Plan, PlannedRun
 from scalebook.record import Status
+from scalebook.running import conclusion, ownership
 
 Action = Literal["run", "done", "illegal", "known_illegal", "unavailable", "elsewhere"]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from scalebook.errors import ClaimError
-from scalebook.scaling_law import FittedLaw, ScalingKind, fit_law
+from scalebook.scaling.law import FittedLaw, ScalingKind, fit_law
 
 Base = Literal["smallest", "node"]
 

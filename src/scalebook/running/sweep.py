@@ -12,14 +12,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 
-from scalebook import conclusion, notebooks, ownership, processes, recovery, runner, store
+from scalebook import notebooks, store
 from scalebook.config import RunConfig
-from scalebook.console import Console
-from scalebook.outcome import signal_name
-from scalebook.progress import POLL_SECONDS, Tail, duration, line
 from scalebook.project import short
 from scalebook.record import RunRecord
-from scalebook.survey import Entry, label
+from scalebook.running import conclusion, ownership, processes, recovery, runner
+from scalebook.running.console import Console
+from scalebook.running.outcome import signal_name
+from scalebook.running.progress import POLL_SECONDS, Tail, duration, line
+from scalebook.running.survey import Entry, label
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """A small process between the notebook's kernel and torchrun that never leaves ranks behind.
 
-``python -m scalebook.guard RUN_ID GRACE_SECONDS COMMAND...`` runs the command and answers with
-its exit code (128 + n for signal n). Its standard input is a pipe from the owner: when the owner
+``python -m scalebook.running.guard RUN_ID GRACE_SECONDS COMMAND...`` runs the command and answers
+with its exit code (128 + n for signal n). Its standard input is a pipe from the owner: when the owner
 dies, even by SIGKILL, the pipe closes and the guard ends the whole run, so that the GPUs are free
 for the next one. It sleeps in select() until something happens: it costs a rank nothing.
 """
@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from types import FrameType
 
-from scalebook import processes
+from scalebook.running import processes
 
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 

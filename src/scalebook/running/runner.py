@@ -14,23 +14,13 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from scalebook import (
-    catalog,
-    conclusion,
-    detect,
-    host,
-    launch,
-    legality,
-    ownership,
-    processes,
-    project,
-    store,
-)
+from scalebook import catalog, launch, legality, project, store
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError, LaunchError
-from scalebook.kernel import RunOptions
-from scalebook.progress import POLL_SECONDS, Tail, line
 from scalebook.record import RunRecord, Status
+from scalebook.running import conclusion, detect, host, ownership, processes
+from scalebook.running.kernel import RunOptions
+from scalebook.running.progress import POLL_SECONDS, Tail, line
 
 GRACE_SECONDS = 20.0  # from SIGTERM to SIGKILL: a trainer finishes its step and closes its group
 SHOW_SECONDS = 2.0  # each change of a notebook's output is a message to whoever reads it
@@ -116,7 +106,7 @@ def _start(
 ) -> subprocess.Popen[bytes]:
     """Start the command under a guard, which ends it when this process dies."""
     run_id = conclusion.run_id(directory)
-    guard = (sys.executable, "-m", "scalebook.guard", run_id, str(GRACE_SECONDS))
+    guard = (sys.executable, "-m", "scalebook.running.guard", run_id, str(GRACE_SECONDS))
     with (directory / "train.log").open("ab") as log:
         return subprocess.Popen(
             (*guard, *command),

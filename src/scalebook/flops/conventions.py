@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 from scalebook.catalog.types import ModelShape
 from scalebook.errors import ConfigError, unknown
-from scalebook.flops_parameters import (
+from scalebook.flops.parameters import (
     attention_projections,
     dense_layers,
     layer_parameters,

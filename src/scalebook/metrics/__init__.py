@@ -17,9 +17,9 @@ from scalebook.flops import (
     flops_per_token,
     hardware_flops_per_token,
 )
-from scalebook.metrics_interval import MINIMUM_STEPS, rate_interval
-from scalebook.metrics_peak import peak_of
-from scalebook.metrics_settings import LARGEST, count, finite, run_shape, settings, text
+from scalebook.metrics.interval import MINIMUM_STEPS, rate_interval
+from scalebook.metrics.peak import peak_of
+from scalebook.metrics.settings import LARGEST, count, finite, run_shape, settings, text
 from scalebook.record import RunRecord, StepRecord
 from scalebook.store import Run
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from scalebook import conclusion, ownership, processes, store
+from scalebook import store
 from scalebook.errors import RecordError
 from scalebook.record import RunRecord, Status
+from scalebook.running import conclusion, ownership, processes
 
 GRACE_SECONDS = 10.0  # for processes of a dead run that still hold a GPU
 

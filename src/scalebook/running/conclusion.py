@@ -9,10 +9,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
-from scalebook import outcome, progress, scrub, store
+from scalebook import scrub, store
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError
 from scalebook.record import RunRecord, Status
+from scalebook.running import outcome, progress
 
 LAUNCH_FILE = "launch.json"  # command, environment, started_at: written before the start
 LOG_LINES = 2000  # enough to look over the tracebacks of many ranks

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from scalebook import catalog
-from scalebook.metrics_settings import text
+from scalebook.metrics.settings import text
 from scalebook.record import RunRecord
 
 

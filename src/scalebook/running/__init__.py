@@ -1,0 +1,1 @@
+"""Run configurations: start, watch, end, record, recover, and go through a plan."""
