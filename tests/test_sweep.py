@@ -236,10 +236,12 @@ def test_a_terminal_gets_one_live_line_and_a_file_plain_ones():
     assert "step 2" in terminal.getvalue()
 
 
-def test_a_label_names_every_size_above_1():
+def test_a_label_names_every_size_above_1_and_the_batch():
     config = small(world_size=8, tensor_parallel_size=2, pipeline_parallel_size=2, repeat=3)
-    assert label(config) == "tiny-llama fp32, 8 ranks (tp 2, pp 2, dp 2), repeat 3"
-    assert label(small()) == "tiny-llama fp32, 1 rank"
+    batch = f"batch {config.global_batch_size}x{config.sequence_length} by 1"
+    assert label(config) == f"tiny-llama fp32, 8 ranks (tp 2, pp 2, dp 2), {batch}, repeat 3"
+    assert label(small()) == f"tiny-llama fp32, 1 rank, {batch}"
+    assert label(small(strategy="balanced")).startswith("tiny-llama fp32 balanced, 1 rank")
 
 
 def test_a_dry_run_prints_commands_and_touches_nothing(tmp_path: Path, capsys: Any):

@@ -31,6 +31,13 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", help="train this model in place of the plan's")
     parser.add_argument("--gpus", type=at_least(1), help="use at most so many GPUs")
     parser.add_argument("--nodes", type=at_least(1), help="number of machines of every run")
+    parser.add_argument("--steps", type=at_least(1), help="optimizer steps of every run")
+    parser.add_argument(
+        "--data",
+        metavar="PREFIX",
+        help="train on PREFIX.bin and PREFIX.idx (Megatron's indexed format) "
+        "in place of synthetic tokens",
+    )
     parser.add_argument("--runs", type=Path, help="folder of run directories; default: runs")
     parser.add_argument(
         "--force-platform", action="store_true", help="run also where the device is another"
@@ -109,6 +116,8 @@ def _load(options: argparse.Namespace, platform: Platform, devices: int | None) 
         "model": options.model,
         "nodes": options.nodes,
         "time_limit_seconds": options.time_limit,
+        "steps": options.steps,
+        "data": options.data,
     }
     return load_plan(
         path,

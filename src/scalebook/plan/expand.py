@@ -54,9 +54,14 @@ def _complete(run: Table, platform: Platform, world_size: int | None) -> Table:
 def _with_world(run: Table, platform: Platform, world_size: int | None) -> Table:
     room = platform.gpus_per_node
     nodes = _size(run, "nodes")
+    if platform.vendor == "cpu":  # its cores are no devices: one process unless said otherwise
+        return run | {
+            "world_size": _size(run, "world_size") or world_size or 1,
+            "nodes": nodes or 1,
+        }
     world = _size(run, "world_size") or world_size or (nodes or 1) * room
     if nodes is None:
-        nodes = 1 if platform.vendor == "cpu" else -(-world // room)
+        nodes = -(-world // room)
     return run | {"world_size": world, "nodes": nodes}
 
 

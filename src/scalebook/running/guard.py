@@ -1,9 +1,9 @@
 """A small process between the notebook's kernel and torchrun that never leaves ranks behind.
 
 ``python -m scalebook.running.guard RUN_ID GRACE_SECONDS COMMAND...`` runs the command and answers
-with its exit code (128 + n for signal n). Its standard input is a pipe from the owner: when the owner
-dies, even by SIGKILL, the pipe closes and the guard ends the whole run, so that the GPUs are free
-for the next one. It sleeps in select() until something happens: it costs a rank nothing.
+with its exit code (128 + n for signal n). Its standard input is a pipe from the owner: when the
+owner dies, even by SIGKILL, the pipe closes and the guard ends the whole run, so that the GPUs are
+free for the next one. It sleeps in select() until something happens: it costs a rank nothing.
 """
 
 from __future__ import annotations

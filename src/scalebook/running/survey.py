@@ -101,7 +101,7 @@ def live_hashes(runs: Path) -> frozenset[str]:
 
 
 def label(config: RunConfig) -> str:
-    """Return a configuration's short name: model, processes, and every size above 1."""
+    """Return a configuration's short name: model, processes, every size above 1, the batch."""
     sizes = [
         f"{short} {getattr(config, name)}"
         for name, short in _SHORT.items()
@@ -110,5 +110,8 @@ def label(config: RunConfig) -> str:
     sizes += ["sp"] if config.sequence_parallel else []
     ranks = "1 rank" if config.world_size == 1 else f"{config.world_size} ranks"
     split = f" ({', '.join(sizes)})" if sizes else ""
+    strategy = "" if config.strategy == "custom" else f" {config.strategy}"
+    batch = f", batch {config.global_batch_size}x{config.sequence_length}"
+    micro = f" by {config.micro_batch_size}"
     repeat = f", repeat {config.repeat}" if config.repeat else ""
-    return f"{config.model} {config.precision}, {ranks}{split}{repeat}"
+    return f"{config.model} {config.precision}{strategy}, {ranks}{split}{batch}{micro}{repeat}"
