@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import importlib.util
 import json
 import math
 import shutil
@@ -12,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import zstandard
 
 from scalebook import catalog, flops
 from scalebook.cli import main
@@ -319,12 +319,61 @@ def test_a_gzip_that_ends_early_gives_what_it_holds(tmp_path):
     assert any("ends early" in warning for warning in found["warnings"])
 
 
-@pytest.mark.skipif(importlib.util.find_spec("zstandard") is not None, reason="zstandard is there")
-def test_zstd_without_its_package_is_refused_with_the_remedy(tmp_path):
+def test_zstd_without_its_package_is_refused_with_the_remedy(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "zstandard", None)
     path = tmp_path / "a.log.zst"
     path.write_bytes(b"\x28\xb5\x2f\xfd" + b"\0" * 20)
     with pytest.raises(IngestError, match=r"pip install zstandard.*zstd -d a\.log\.zst"):
         summaries(path, {})
+
+
+def test_a_zstd_log_of_several_frames_gives_the_run_of_the_plain_one(tmp_path):
+    content = (LOGS / "megatron_2024.log").read_bytes()
+    half = len(content) // 2
+    frames = (content[:half], content[half:])
+    path = tmp_path / "a.log.zst"
+    path.write_bytes(b"".join(zstandard.ZstdCompressor().compress(frame) for frame in frames))
+    assert one(path) == one(LOGS / "megatron_2024.log")
+    names = [
+        ingest([log], tmp_path / log.suffix[1:], {})[0][0].path.name
+        for log in (path, LOGS / "megatron_2024.log")
+    ]
+    assert names[0] == names[1]
+
+
+def test_a_zstd_bomb_is_refused_after_a_bounded_part_of_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(source, "BOMB_BYTES", 1 << 20)
+    path = tmp_path / "bomb.log.zst"
+    path.write_bytes(zstandard.ZstdCompressor().compress(b"\0" * (64 << 20)))
+    assert path.stat().st_size < 1 << 13
+    read = 0
+    with pytest.raises(IngestError, match="unpacks to more than"):
+        for piece in source.Source(path).pieces():
+            read += len(piece)
+            assert len(piece) <= source.CHUNK_BYTES
+    assert read < 8 << 20
+
+
+def test_a_zstd_log_that_ends_early_gives_what_it_holds(tmp_path):
+    text = "".join(line(n, loss=9.0 - n % 97 / 13) for n in range(1, 9000))
+    packed = zstandard.ZstdCompressor().compress(text.encode())
+    path = tmp_path / "a.log.zst"
+    path.write_bytes(packed[: len(packed) // 2])
+    found = one(path)
+    assert 0 < found["n_records"] < 8999
+    assert any("ends early" in warning for warning in found["warnings"])
+
+
+def test_damaged_zstd_data_raises_nothing(tmp_path):
+    packed = bytearray(zstandard.ZstdCompressor().compress((LOGS / "restart.log").read_bytes()))
+    path = tmp_path / "a.log.zst"
+    for place in range(4, len(packed), 7):
+        damaged = packed.copy()
+        damaged[place] ^= 0x55
+        path.write_bytes(damaged)
+        summaries(path, {})
+    path.write_bytes(packed[:5])
+    summaries(path, {})
 
 
 def test_a_log_of_utf_16_is_read(tmp_path):

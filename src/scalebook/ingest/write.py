@@ -183,9 +183,8 @@ def _copy_traces(folder: Path, group: Group) -> None:
         target = folder / f"trace-{number}.json.gz"
         with content.path.open("rb") as stream:
             packed = stream.read(2) == b"\x1f\x8b"
-            stream.seek(0)
-            if packed:
-                shutil.copyfile(content.path, target)
-                continue
-            with gzip.open(target, "wb", compresslevel=5) as copy:
-                shutil.copyfileobj(stream, copy)
+        if packed:
+            shutil.copyfile(content.path, target)
+            continue
+        with content.path.open("rb") as stream, gzip.open(target, "wb", compresslevel=5) as copy:
+            shutil.copyfileobj(stream, copy)

@@ -20,6 +20,7 @@ LONGEST_LINE = 1 << 13  # characters; a longer line is no record, and is counted
 BOMB_BYTES = 256 << 20
 BOMB_RATIO = 600
 _GZIP_FORMAT = 31  # zlib: a gzip header, the largest window
+_ZSTD_HEADER = 18  # bytes, at most
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 
 
@@ -47,7 +48,13 @@ def _gunzip(raw: BinaryIO) -> Iterator[bytes]:
         raise EOFError("the end of the compressed data is missing")
 
 
-def _open_zstd(stream: BinaryIO, path: Path) -> BinaryIO:
+def _unzstd(raw: BinaryIO, path: Path) -> Iterator[bytes]:
+    """Yield what a zstd file of any number of frames holds, in pieces of at most a MiB.
+
+    Raises:
+        IngestError: the package that unpacks it is not installed.
+        EOFError: it ends before the size that its first frame tells; all before was yielded.
+    """
     try:
         module = import_module("zstandard")
     except ImportError as error:
@@ -55,7 +62,15 @@ def _open_zstd(stream: BinaryIO, path: Path) -> BinaryIO:
             f"{path} is compressed with zstd, which needs the package 'zstandard'. Install it "
             f"(pip install zstandard) or decompress the file first (zstd -d {path.name})."
         ) from error
-    return cast(BinaryIO, module.ZstdDecompressor().stream_reader(stream, read_across_frames=True))
+    expected = module.frame_content_size(raw.read(_ZSTD_HEADER))  # -1 where it does not tell
+    raw.seek(0)
+    stream = module.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
+    total = 0
+    for piece in _pieces(cast(BinaryIO, stream)):
+        total += len(piece)
+        yield piece
+    if total < expected:
+        raise EOFError("the end of the compressed data is missing")
 
 
 @dataclass(slots=True)
@@ -104,7 +119,7 @@ class Source:
             if magic.startswith(_GZIP):
                 yield from _gunzip(raw)
             elif magic == _ZSTD:
-                yield from _pieces(_open_zstd(raw, self.path))
+                yield from _unzstd(raw, self.path)
             else:
                 yield from _pieces(raw)
         except (EOFError, zlib.error, OSError) as error:
