@@ -148,3 +148,16 @@ def test_a_plan_for_people_explains_what_is_illegal(
     text = capsys.readouterr().out
     assert "#2 error: tensor_parallel_size=8 does not fit qwen2.5-7b" in text
     assert "2 runs, 1 legal" in text
+
+
+def test_check_says_what_a_rank_sends_and_the_bubble(capsys: pytest.CaptureFixture[str]):
+    sizes = ("--tensor-parallel-size", "2", "--pipeline-parallel-size", "4")
+    arguments = ("check", "--model", "llama3.1-8b", "--platform", "h100", "--gpus", "8", *sizes)
+    assert main([*arguments, "--global-batch-size", "8", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    # (p - 1) / (m + p - 1) with 4 stages and 8 microbatches.
+    assert answer["pipeline_bubble"] == pytest.approx(3 / 11)
+    sent = answer["communication_bytes"]
+    # 8 layers a stage, 8 microbatches, 10 (t - 1) / t b s h 2 bytes with sequence parallelism.
+    assert sent["tensor"] == 8 * 8 * 10 * 0.5 * 4096 * 4096 * 2
+    assert sent["data"] == sent["context"] == sent["expert"] == 0

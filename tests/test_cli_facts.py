@@ -200,3 +200,13 @@ def test_the_command_answers_without_the_heavy_packages():
     from scalebook import catalog
 
     assert found["six_n"] == flops_per_token(catalog.model("llama3.1-8b"), 8192, "six_n")
+
+
+def test_published_results_can_be_listed_for_a_device_and_a_model(capsys):
+    assert main(["published", "--model", "llama3.1-8b", "--accelerator", "h100-sxm5-80gb"]) == 0
+    assert "as their sources state them" in capsys.readouterr().out
+    arguments = ["published", "--model", "llama3.1-8b", "--json"]
+    assert main(arguments) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {row["model"] for row in rows} == {"llama3.1-8b"}
+    assert all(row["source"] for row in rows)

@@ -188,6 +188,11 @@ def _print_verdict(asked: Request, result: dict[str, Any]) -> None:
             [(name, number(result["memory_gib"][name], 3)) for name in names],
         )
     print(f"  memory: {result['fits_reason']}")
+    if result["communication_bytes"]:
+        sent = {name: size for name, size in result["communication_bytes"].items() if size}
+        parts = ", ".join(f"{name} {number(size / 1e9, 3)}" for name, size in sent.items())
+        print(f"  a rank sends a step, GB: {parts or 'nothing'}")
+        print(f"  pipeline bubble: {number(100 * result['pipeline_bubble'], 3)} % of a step")
     for advice in result["advice"]:
         print(f"  to fit: {advice}")
     if result["defaults"]:

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import dataclass
 from typing import Any
 
-from scalebook import catalog, legality
+from scalebook import catalog, communication, legality
 from scalebook.catalog import Accelerator, ModelShape, Platform
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError
@@ -89,10 +89,31 @@ def answer(asked: Request) -> dict[str, Any]:
         "fits_reason": fit.reason if fit else "not predicted: the configuration is illegal",
         "device_memory_gib": asked.accelerator.memory_gb if asked.accelerator else None,
         "advice": list(fit.advice) if fit else [],
+        **(_communication(config, shape) if legal else _NO_COMMUNICATION),
         "data_parallel_size": config.data_parallel_size if legal else None,
         "num_microbatches": config.num_microbatches if legal else None,
         "config": config.model_dump(),
         "defaults": asked.defaults,
+    }
+
+
+_NO_COMMUNICATION: dict[str, Any] = {"communication_bytes": None, "pipeline_bubble": None}
+
+
+def _communication(config: RunConfig, shape: ModelShape) -> dict[str, Any]:
+    """Return bytes that a rank sends in a step, by kind, and the idle part of the pipeline."""
+    sent = communication.estimate(
+        shape,
+        config.parallelism,
+        micro_batch_size=config.micro_batch_size,
+        num_microbatches=config.num_microbatches,
+        sequence_length=config.sequence_length,
+        precision=config.precision,
+    )
+    kinds = ("tensor", "pipeline", "context", "expert", "data", "total")
+    return {
+        "communication_bytes": {kind: getattr(sent, kind) for kind in kinds},
+        "pipeline_bubble": sent.bubble,
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from scalebook.cli.arguments import Subparsers, add_json, at_least, positive
-from scalebook.cli.facts_tables import accelerators, models, platforms, strategies
+from scalebook.cli.facts_tables import accelerators, models, platforms, published, strategies
 from scalebook.cli.output import print_json, print_table
 
 
@@ -28,6 +28,11 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument("--model", help="only those for a model")
     add_json(parser)
     parser.set_defaults(handler=strategies)
+    parser = subparsers.add_parser("published", help="list results that others published")
+    parser.add_argument("--accelerator", help="only those on an accelerator of the catalog")
+    parser.add_argument("--model", help="only those of a model of the catalog")
+    add_json(parser)
+    parser.set_defaults(handler=published)
 
 
 def _register_flops(subparsers: Subparsers) -> None:

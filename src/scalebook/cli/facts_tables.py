@@ -119,3 +119,38 @@ def strategies(options: argparse.Namespace) -> int:
     headers = ["strategy", "platform", "model", "TP", "PP", "CP", "EP", "aliases"]
     print_table(headers, rows)
     return 0
+
+
+def published(options: argparse.Namespace) -> int:
+    """Print published results as their sources state them."""
+    from scalebook import catalog
+
+    device = catalog.accelerator(options.accelerator).name if options.accelerator else None
+    model = catalog.model(options.model).name if options.model else None
+    found = [
+        row
+        for row in catalog.published()
+        if device in (None, row.accelerator) and model in (None, row.model)
+    ]
+    if options.json:
+        print_json(found)
+        return 0
+    rows = [
+        [
+            row.id or "-",
+            row.hardware or "-",
+            number(row.world_size),
+            row.model_label or "-",
+            number(row.sequence_length),
+            row.precision or "-",
+            number(row.tokens_per_second_per_gpu, 6),
+            number(row.claimed_tflops_per_second_per_gpu, 4),
+            row.flops_convention or "-",
+            row.source or "-",
+        ]
+        for row in found
+    ]
+    headers = ["id", "hardware", "GPUs", "model", "sequence", "precision", "tokens/s/GPU"]
+    print_table([*headers, "claimed TFLOP/s", "counted by", "source"], rows)
+    print(f"{len(found)} results, as their sources state them.")
+    return 0
