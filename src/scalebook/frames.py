@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,8 @@ class ReportData:
     log_tails: Mapping[str, tuple[str, ...]]  # by run id
     notes: Mapping[str, tuple[str, ...]]  # by run id: what a record says beside its numbers
     problems: tuple[str, ...]  # directories and lines that could not be read, in words
+    # by run id: what ingest found in the log of an ingested run, as its record holds it
+    ingests: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
     def completed(self) -> pl.DataFrame:
@@ -118,9 +120,15 @@ def collect(folder: Path, runs: Sequence[Run], problems: Iterable[str]) -> Repor
     frame = unique_labels(in_order(frame))
     tails = {run_id: run.record.log_tail for run_id, run in kept.items()}
     notes = {run_id: run.record.notes for run_id, run in kept.items() if run.record.notes}
+    ingests = {
+        run_id: run.record.environment.get("ingest")
+        for run_id, run in kept.items()
+        if run.record.source == "ingested"
+    }
     # a report may travel: it names run directories, not where they lay
     shown = (problem.replace(f"{folder}/", "") for problem in (*found, *bad_values))
-    return ReportData(folder, frame, step_frame(kept.values()), tails, notes, tuple(shown))
+    steps = step_frame(kept.values())
+    return ReportData(folder, frame, steps, tails, notes, tuple(shown), ingests)
 
 
 def run_frame(rows: Iterable[Mapping[str, Any]]) -> tuple[pl.DataFrame, tuple[str, ...]]:

@@ -14,6 +14,8 @@ from scalebook.logs.job import Job
 
 _NEEDED = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "vocab_size")
 _FITS = 0.02
+# Printed and recounted TFLOP/s that are closer than this agree.
+AGREES = AGREEMENT / 2
 
 
 def _told_shape(known: Observation) -> tuple[ModelShape | None, str | None]:
@@ -161,7 +163,7 @@ def recount(job: Job, known: Observation) -> dict[str, Any]:
 def disagreement(found: dict[str, Any]) -> list[str]:
     """Return a warning where the printed TFLOP/s are not ours."""
     factor, fits = found["logged_over_recounted"], found["convention_that_fits"]
-    if factor is None or abs(factor - 1) <= AGREEMENT / 2:
+    if factor is None or abs(factor - 1) <= AGREES:
         return []
     by = f"; it is that of {fits}" if fits else "; no convention known here gives it"
     return [f"Printed TFLOP/s are {factor:.3f} times those of {flops.DEFAULT_CONVENTION}{by}."]
