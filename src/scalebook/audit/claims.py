@@ -42,7 +42,7 @@ from scalebook.audit import fields as vocabulary
 from scalebook.audit.knowledge import unknown_names
 from scalebook.audit.place import Place
 from scalebook.audit.printed import Printed, read_printed
-from scalebook.audit.rows import Claims, Row, Table
+from scalebook.audit.rows import Claims, Row, Table, read_bounded
 from scalebook.errors import ClaimError, unknown
 
 LARGEST_FILE = 2_000_000  # bytes
@@ -60,14 +60,7 @@ def load_claims(path: Path) -> Claims:
         ClaimError: the file cannot be read, is too large, or is malformed; with file and line.
     """
     try:
-        with path.open("rb") as stream:
-            data = stream.read(LARGEST_FILE + 1)
-    except OSError as error:
-        raise ClaimError(f"{path} cannot be read: {error.strerror or error}.") from error
-    if len(data) > LARGEST_FILE:
-        raise ClaimError(f"{path} is larger than {LARGEST_FILE:,} bytes. Split it.")
-    try:
-        text = data.decode()
+        text = read_bounded(path, LARGEST_FILE).decode()
     except UnicodeDecodeError as error:
         raise ClaimError(f"{path} is not UTF-8 text.") from error
     return parse_claims(text, str(path))

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from scalebook.audit.knowledge import unknown_names
 from scalebook.audit.printed import Printed
-from scalebook.audit.rows import Claims, Row, Table
+from scalebook.audit.rows import Claims, Row, Table, read_bounded
 from scalebook.errors import ClaimError
 from scalebook.intervals import Interval, point
 
@@ -57,13 +57,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     Raises:
         ClaimError: the file cannot be read, is too large, or is no JSON array of objects.
     """
-    try:
-        with path.open("rb") as stream:
-            data = stream.read(LARGEST_FILE + 1)
-    except OSError as error:
-        raise ClaimError(f"{path} cannot be read: {error.strerror or error}.") from error
-    if len(data) > LARGEST_FILE:
-        raise ClaimError(f"{path} is larger than {LARGEST_FILE:,} bytes. Split it.")
+    data = read_bounded(path, LARGEST_FILE)
     try:
         rows = json.loads(data)
     except (ValueError, RecursionError) as error:  # ValueError: bad JSON, UTF-8 or a huge integer

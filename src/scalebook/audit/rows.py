@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from scalebook.audit.printed import Printed
+from scalebook.errors import ClaimError
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,3 +48,19 @@ class Claims:
     def rows(self) -> tuple[Row, ...]:
         """Every row of every table."""
         return tuple(row for table in self.tables for row in table.rows)
+
+
+def read_bounded(path: Path, limit: int) -> bytes:
+    """Return the bytes of a file of claims or rows, ``limit`` at the most.
+
+    Raises:
+        ClaimError: the file cannot be read or is too large.
+    """
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(limit + 1)
+    except OSError as error:
+        raise ClaimError(f"{path} cannot be read: {error.strerror or error}.") from error
+    if len(data) > limit:
+        raise ClaimError(f"{path} is larger than {limit:,} bytes. Split it.")
+    return data
