@@ -96,3 +96,12 @@ def test_the_run_path_loads_neither_torch_nor_polars():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize("missing", ["torch", "megatron"])
+def test_a_machine_without_the_trainer_is_told_what_to_install(
+    missing: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(launch, "find_spec", lambda name: None if name == missing else object())
+    with pytest.raises(LaunchError, match=rf"{missing}.* is not installed here.*pip install"):
+        launch.require_trainer()

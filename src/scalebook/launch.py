@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from scalebook import catalog
@@ -123,6 +124,24 @@ def unavailable(config: RunConfig, devices: int | None = None) -> str | None:
         gpus = "GPU" if config.world_size == 1 else "GPUs"
         return f"needs {config.world_size} {gpus}, this machine has {devices}"
     return None
+
+
+def require_trainer() -> None:
+    """Refuse to start where what the trainer imports is not installed.
+
+    Raises:
+        LaunchError: torch or megatron-core is missing, with how to install it.
+    """
+    if find_spec("torch") is None:
+        raise LaunchError(
+            "torch is not installed here. Use a training container, or install the extra 'train': "
+            "pip install 'scalebook[train]'."
+        )
+    if find_spec("megatron") is None:
+        raise LaunchError(
+            "megatron-core is not installed here. Beside a torch that must stay as it is: "
+            "pip install --no-deps megatron-core."
+        )
 
 
 def performance_variables(environment: Mapping[str, str]) -> dict[str, str]:

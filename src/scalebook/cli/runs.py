@@ -54,6 +54,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run a plan; 0 if any of its configurations has a completed run."""
+    from scalebook import launch
     from scalebook.project import TRAIN_NOTEBOOK, required_root, runs_folder
     from scalebook.running import survey, sweep
     from scalebook.running.console import Console
@@ -69,6 +70,8 @@ def run(options: argparse.Namespace) -> int:
     if all(entry.action == "done" for entry in entries):
         print(f"All {len(entries)} runs of plan {plan.name!r} are done. Repeat them with --rerun.")
         return 0
+    if not options.trainer:
+        launch.require_trainer()
     settings = sweep.Settings(
         runs=runs,
         notebook=required_root() / TRAIN_NOTEBOOK,

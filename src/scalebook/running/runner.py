@@ -42,6 +42,8 @@ def train(
         LaunchError: this machine cannot run it.
     """
     check(config, force_platform=options.force_platform)
+    if not options.trainer:
+        launch.require_trainer()
     trainer = options.trainer or launch.TRAINER
     if options.run_directory:
         return _train_in(Path(options.run_directory), config, trainer, show)
