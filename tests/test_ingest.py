@@ -141,6 +141,15 @@ def test_tflops_are_recounted_and_the_disagreement_kept(tmp_path):
     assert any("times those of megatron_causal" in warning for warning in found["warnings"])
 
 
+def test_printed_tflops_are_kept_where_nothing_can_be_counted_beside_them(tmp_path):
+    rates = (100.0, 500.0, 510.0, 520.0)
+    path = write(tmp_path / "a.log", *(line(n + 1, tflops=rate) for n, rate in enumerate(rates)))
+    tflops = one(path)["tflops"]
+    assert tflops["logged"] == 510.0  # the median without the first record
+    assert tflops["recounted"] is None
+    assert "sequence_length" in tflops["reason"]
+
+
 def test_the_convention_that_gives_the_printed_tflops_is_named(tmp_path):
     shape = catalog.model("llama3.1-8b")
     rate = 16 * 8192 / 8.0 / 8

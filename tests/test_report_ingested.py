@@ -117,7 +117,7 @@ def test_a_run_that_cannot_be_recounted_says_why(tmp_path: Path) -> None:
     (tmp_path / "short.log").write_text(text)
     write_ingested(tmp_path / "runs", tmp_path / "short.log")
     data = load(tmp_path / "runs")
-    assert "0 of them print TFLOP/s that can be compared" in words(ingested.overview(data).html)
+    assert "No log among them tells enough" in words(ingested.overview(data).html)
     shown = words(ingested.table(data).html)
     assert "No count of ours: The log names no model and does not tell hidden_size" in shown
 

@@ -38,7 +38,9 @@ def throughput(runs: pl.DataFrame) -> Figures | None:
     A process of a CPU and a GPU share no axis.
     """
     platforms = runs.group_by("platform", maintain_order=True)
-    return Figures.of((str(name), bars(members)) for (name,), members in platforms)
+    return Figures.of(
+        (str(name or "unknown platform"), bars(members)) for (name,), members in platforms
+    )
 
 
 def bars(runs: pl.DataFrame) -> Figure | None:

@@ -125,6 +125,14 @@ def _tokens_per_gpu(job: Job, known: Observation) -> tuple[list[tuple[float, flo
     return [], f"Tokens per second of a GPU do not follow: {', '.join(missing)} not known."
 
 
+def _printed(job: Job) -> list[float]:
+    """Return the printed TFLOP/s of a GPU where nothing can be counted beside them."""
+    if not job.table.has("tflops_per_gpu"):
+        return []
+    values = list(job.table.column("tflops_per_gpu"))
+    return [value for value in (values[1:] if len(values) > 1 else values) if value > 0]
+
+
 def recount(job: Job, known: Observation) -> dict[str, Any]:
     """Return TFLOP/s of a GPU by convention, what was printed, and the factor between them.
 
@@ -134,7 +142,7 @@ def recount(job: Job, known: Observation) -> dict[str, Any]:
     shape, no_shape = shape_of(known)
     length = known.size("sequence_length")
     rows = rows[1:] if len(rows) > 1 else rows
-    printed = [tflops for _, tflops in rows if tflops > 0]
+    printed = [tflops for _, tflops in rows if tflops > 0] or _printed(job)
     result: dict[str, Any] = {
         "logged": statistics.median(printed) if printed else None,
         "recounted": None,

@@ -104,11 +104,15 @@ def _findings(found: Sequence[Row]) -> Iterator[Markup]:
     """Yield how many logs agree with our count, and each that does not."""
     compared = [row for row in found if row["factor"] is not None]
     apart = [row for row in compared if abs(row["factor"] - 1) > AGREES]
+    yield Markup("{} from logs of other trainers, marked <em>ingested</em>.").format(
+        count(len(found), "run comes", "runs come")
+    )
+    if not compared:
+        yield Markup("No log among them tells enough to count its TFLOP/s again.")
+        return
     yield Markup(
-        "{} from logs of other trainers, marked <em>ingested</em>. {} TFLOP/s that can be compared "
-        "with our count by <code>{}</code>: {} within {}, {} not."
+        "{} TFLOP/s that can be compared with our count by <code>{}</code>: {} within {}, {} not."
     ).format(
-        count(len(found), "run comes", "runs come"),
         count(len(compared), "of them prints", "of them print"),
         DEFAULT_CONVENTION,
         count(len(compared) - len(apart), "agrees", "agree"),
