@@ -15,7 +15,7 @@ import sys
 from typing import Any
 
 import torch
-from legality_shapes import SHAPES
+from shapes import SHAPES
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from scalebook import catalog

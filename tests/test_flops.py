@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from shapes import DENSE
 
 from scalebook import catalog
 from scalebook.catalog import MLAShape, ModelShape, MoEShape
@@ -57,7 +58,8 @@ FITS = {
     "megatron-bridge SWA": "sliding_window",
 }
 
-TOY = ModelShape(
+TOY = replace(
+    DENSE,
     name="toy",
     num_layers=2,
     hidden_size=8,
@@ -66,19 +68,6 @@ TOY = ModelShape(
     num_query_groups=1,
     head_dim=4,
     vocab_size=32,
-    gated_mlp=True,
-    tied_embeddings=False,
-    normalization="rms",
-    attention_bias="none",
-    mlp_bias=False,
-    qk_norm=False,
-    learned_positions=0,
-    max_sequence_length=64,
-    rope_theta=10000.0,
-    moe=None,
-    mla=None,
-    mtp_layers=0,
-    source="test",
 )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from legality_shapes import DENSE, SHAPES
+from shapes import DENSE, SHAPES
 
 from scalebook import catalog, legality
 from scalebook.catalog import ModelShape

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from legality_shapes import SHAPES
+from shapes import SHAPES
 
 from scalebook import catalog, legality
 from scalebook.config import RunConfig
