@@ -8,14 +8,17 @@ RENDERER ?= auto
 PIP_ARGS ?=
 PY := $(VENV)/bin/python
 SCALEBOOK := $(PY) -m scalebook
-# An image that ships torch keeps it: the environment sees the image's packages and adds none of `train`.
+# An image that ships torch keeps it: the environment sees the image's packages (also where they are
+# in a virtual environment themselves, hence image.pth) and adds none of `train`. Such images
+# pin packages by themselves (PIP_CONSTRAINT), which the lock must not contradict.
 HAS_TORCH := $(shell $(PYTHON) -c "import importlib.util as u; print('yes' if u.find_spec('torch') else '')" 2>/dev/null)
 TRAIN := $(if $(HAS_TORCH),,train,)
-INSTALL = $(PY) -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) --constraint requirements.lock --editable
+INSTALL = $(PY) -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) $(if $(HAS_TORCH),,--constraint requirements.lock) --editable
 SELECT := $(if $(PLATFORM),--platform $(PLATFORM)) $(if $(PLAN),--plan $(PLAN)) $(if $(MODEL),--model $(MODEL)) $(if $(GPUS),--gpus $(GPUS)) $(if $(NODES),--nodes $(NODES))
 
 $(PY):
 	$(PYTHON) -m venv $(if $(HAS_TORCH),--system-site-packages) $(VENV)
+	$(if $(HAS_TORCH),$(PYTHON) -c "import site; print(*site.getsitepackages(), sep='\n')" > $$($@ -c "import site; print(site.getsitepackages()[0])")/image.pth)
 
 $(VENV)/.run: $(PY) pyproject.toml requirements.lock
 	@echo "Setting up $(VENV): trainer, notebooks and report"
