@@ -452,6 +452,37 @@ def toml(value: object) -> str:
     return json.dumps(value if value is not None else "null").replace("NaN", "nan")
 
 
+@pytest.mark.parametrize("size", [-1, 0])
+@pytest.mark.parametrize("name", ["world_size", "tensor_parallel_size"])
+def test_a_size_that_is_no_number_of_processes_is_impossible(name, size):
+    checks = audit(parse_results([row(**{name: size})], "rows.json")).checks
+    (legality,) = [check for check in checks if check.rule == "legality"]
+    assert legality.verdict == "impossible"
+    assert "is no whole number of at least 1" in legality.note
+
+
+@pytest.mark.parametrize("length", ["0", ">4096", "-2048"])
+def test_a_sequence_length_that_is_no_length_counts_nothing(length):
+    cells = {
+        "model": "llama3.1-8b",
+        "sequence_length": length,
+        "model_tflops_per_second_per_gpu": "1",
+    }
+    found = only(
+        "model_tflops_per_second_per_gpu", claim(**cells, tokens_per_second_per_gpu="9000")
+    )
+    assert found.verdict in ("contradicts", "impossible")
+    assert "megatron_causal" not in found.note
+
+
+@given(st.dictionaries(st.sampled_from(sorted(row())), st.integers() | st.floats(), max_size=4))
+def test_no_numbers_of_a_result_row_break_the_reader(changes):
+    try:
+        audit(parse_results([row(**changes)], "rows.json"))
+    except ClaimError as error:
+        assert "\n" not in str(error)
+
+
 @given(JSON, st.sampled_from(["tokens_per_second", "model", "run_id", "world_size", "status"]))
 def test_no_result_row_breaks_the_reader(value, key):
     try:

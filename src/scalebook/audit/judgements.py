@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from scalebook.audit.knowledge import accelerator_of, model_of
@@ -44,15 +45,31 @@ def _legality(row: Row, shape: ModelShape) -> Iterator[Check]:
     stated = [name for name in SIZES if name in row.values]
     if not stated or not all(row.values[name].interval.exact for name in stated):
         return
+    says_legal = row.words.get("legal", "yes").lower() == "yes"
+    field = "legal" if "legal" in row.words else stated[0]
+    absurd = _absurd(row)
+    if absurd:
+        yield check_of(row, field, "legality", "impossible" if says_legal else "holds", note=absurd)
+        return
     problems = [item for item in _problems(row, shape) if item.rule in (*RULES, UNEVEN)]
     errors = [item for item in problems if item.severity == "error" and item.rule != UNEVEN]
-    says_legal = row.words.get("legal", "yes").lower() == "yes"
     verdict = "holds" if says_legal == (not errors) else "contradicts"
     note = "; ".join(item.message for item in errors or problems)
     if not errors and not says_legal:
         note = f"these sizes fit {shape.name}"
-    field = "legal" if "legal" in row.words else stated[0]
     yield check_of(row, field, "legality", verdict, note=note)
+
+
+def _absurd(row: Row) -> str | None:
+    """Return which stated size can be none at all, None where each is a number of processes."""
+    for name in (*SIZES, "gpus"):
+        value = row.values.get(name)
+        if value is None or not value.interval.exact:
+            continue
+        size = value.interval.low
+        if not (1 <= size < math.inf and size == int(size)):
+            return f"{name}={value.text} is no whole number of at least 1"
+    return None
 
 
 def _problems(row: Row, shape: ModelShape) -> tuple[Problem, ...]:

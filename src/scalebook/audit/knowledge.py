@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from scalebook import catalog
@@ -105,11 +106,14 @@ def _model_facts(shape: ModelShape, row: Row) -> Iterator[Fact]:
 def _flop_facts(shape: ModelShape, row: Row) -> Iterator[Fact]:
     """Yield FLOPs per token by convention; without a sequence length only 6 N can be told."""
     length = row.values.get("sequence_length")
+    span = length.interval if length else None
+    if span is not None and not 0 < span.low <= span.high < math.inf:
+        span = None  # such as ">4096": no length to count with
     for name in CONVENTIONS:
-        if length is None and name != "six_n":
+        if span is None and name != "six_n":
             continue
-        span = length.interval if length else point(1)
-        low, high = (flops_per_token(shape, end, name) for end in (span.low, span.high))
+        ends = span or point(1)
+        low, high = (flops_per_token(shape, end, name) for end in (ends.low, ends.high))
         interval = Interval(low, high).widened(CONVENTION_TOLERANCE)
         yield Fact("flops_per_token", interval, show((low + high) / 2), "catalog", variant=name)
     active = parameter_count(shape).active
