@@ -71,7 +71,7 @@ list: $(VENV)/.report  ## Print a table of the runs
 test: $(VENV)/.test  ## Run all tests (one trains for real on the CPU)
 	$(PY) -m pytest $(ARGS)
 
-test-fast: $(VENV)/.test  ## Run the tests that take seconds
+test-fast: $(VENV)/.test  ## Run the tests that are not marked slow
 	$(PY) -m pytest -m "not slow" $(ARGS)
 
 lint: $(VENV)/.test  ## Check style, types, import order and that notebooks hold no output
