@@ -90,7 +90,7 @@ format: $(VENV)/.test  ## Format the code and strip the notebooks
 lab: $(VENV)/.lab  ## Open the notebooks in JupyterLab
 	$(VENV)/bin/jupyter lab notebooks
 
-lock: $(VENV)/.test  ## Write the installed versions to requirements.lock
+lock: $(VENV)/.test $(VENV)/.lab  ## Write the installed versions to requirements.lock
 	$(PY) -m pip freeze --exclude-editable | sed 's/+cpu$$//' > requirements.lock
 
 clean:  ## Remove the report and caches; never touches runs/
