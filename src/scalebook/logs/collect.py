@@ -10,27 +10,20 @@ from scalebook.logs.job import Job
 from scalebook.logs.numbers import MISSING, half_unit
 from scalebook.logs.settings import Value
 from scalebook.logs.status import Ending, weightier
+from scalebook.logs.table import COLUMNS
 
 MOST_ROWS = 2_000_000  # a row takes about 100 bytes; what lies beyond is counted
 MOST_JOBS = 1000
 LARGEST = 10**15  # no size, count or rate of a run is larger; products of such stay finite
-# Columns in which a value that is not above zero is none.
-POSITIVE = {
-    "seconds",
-    "global_batch_size",
-    "sequence_length",
-    "consumed_samples",
-    "consumed_tokens",
-    "samples_per_second",
-    "samples_per_second_per_gpu",
-    "tokens_per_second",
-    "tokens_per_second_per_gpu",
-    "tflops_per_gpu",
-    "mfu",
-    "tokens_in_step",
-    "allocated_gib",
-    "reserved_gib",
-    "device_gib",
+# Columns in which a value that is not above zero is none: all but these.
+POSITIVE = set(COLUMNS) - {
+    "step",
+    "loss",
+    "grad_norm",
+    "learning_rate",
+    "skipped",
+    "nan",
+    "clock",
 }
 # Settings whose change says that another job began.
 IDENTITY = (
