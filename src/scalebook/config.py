@@ -95,8 +95,9 @@ class RunConfig(BaseModel):
     def config_hash(self) -> str:
         """Return 12 hex digits that name this configuration, equal for equal fields.
 
-        The time limit does not count: it does not change what a run that keeps it measures.
+        Fields at their default are left out, so that a new field renames no old configuration. The
+        time limit does not count: it does not change what a run that keeps it measures.
         """
-        fields = self.model_dump(exclude={"time_limit_seconds"})
+        fields = self.model_dump(exclude_defaults=True, exclude={"time_limit_seconds"})
         canonical = json.dumps(fields, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:12]
