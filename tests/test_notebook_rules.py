@@ -14,7 +14,7 @@ from scalebook.report.notebook import split_options
 
 FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
-PARAMETER = re.compile(r"^[a-z_]+: (str|int|float|bool) = [^=#(]+(  # .+)?$")
+PARAMETER = re.compile(r"^[a-z0-9_]+: (str|int|float|bool) = [^=#(]+(  # .+)?$")
 MAX_LINES = 12
 
 pytestmark = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)

@@ -15,6 +15,9 @@ from scalebook.parallelism import Parallelism
 Precision = Literal["bf16", "fp16", "fp8", "fp4", "fp32"]
 Recompute = Literal["none", "selective", "full"]
 Sharding = Literal["none", "optimizer", "full"]
+Switch = Literal["auto", "on", "off"]  # auto: on where this machine and configuration can
+LayerSpec = Literal["auto", "torch", "transformer_engine"]
+Fp8Recipe = Literal["delayed", "tensorwise", "blockwise"]
 
 
 class RunConfig(BaseModel):
@@ -52,6 +55,21 @@ class RunConfig(BaseModel):
     data: str = ""  # prefix of an indexed dataset; empty means seeded synthetic tokens
     repeat: int = Field(default=0, ge=0)  # which repetition of the same configuration
     time_limit_seconds: int = Field(default=0, ge=0)  # 0: no limit
+    # How fast the same mathematics runs. What "auto" came to is in the record.
+    layer_spec: LayerSpec = "auto"  # auto: Transformer Engine where it is installed
+    fp8_recipe: Fp8Recipe = "delayed"  # how FP8 tensors are scaled, with precision fp8
+    fp8_primary_weights: bool = False  # weights kept and gathered in FP8, with precision fp8
+    fused_attention: Switch = "auto"
+    fused_norm: Switch = "auto"
+    fused_rope: Switch = "auto"
+    fused_activation: Switch = "auto"
+    fused_cross_entropy: Switch = "auto"
+    fused_weight_gradient: Switch = "auto"  # accumulated by the GEMM itself
+    fused_optimizer: Switch = "auto"
+    overlap_grad_reduce: Switch = "auto"
+    overlap_param_gather: Switch = "auto"
+    overlap_tensor_parallel: Switch = "auto"  # collectives in pieces, between pieces of the GEMM
+    cuda_graph: Switch = "auto"  # of a micro batch, replayed (HIP graph on AMD)
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, Any]) -> RunConfig:
