@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from scalebook.running.outcome import LOG_TAIL_LINES, Evidence, classify, informative, root_cause
+from scalebook.running.outcome import LOG_TAIL_LINES, Evidence, classify
+from scalebook.running.torchrun import RootCause, informative, root_cause
 
 
 def torchrun_report(rank: int, code: int) -> list[str]:
@@ -116,7 +117,7 @@ def test_a_collective_that_timed_out_is_named_with_its_rank():
         "Timeout(ms)=600000) ran for 600021 milliseconds before timing out."
     )
     outcome = classify(evidence(line))
-    assert outcome.status == "failed"
+    assert (outcome.status, outcome.cause) == ("timeout", "collective_timeout")
     assert "collective did not finish in time" in outcome.reason
     assert "rank 2 (ALLREDUCE, 600 s)" in outcome.reason
 
@@ -160,8 +161,8 @@ def test_a_log_of_nothing_but_torchruns_report_is_kept():
 
 
 def test_the_root_cause_is_the_rank_that_failed_first_not_the_one_told_to_end():
-    assert root_cause("\n".join(torchrun_report(rank=6, code=-7))) == (6, -7)
-    assert root_cause("nothing") is None
+    assert root_cause(torchrun_report(rank=6, code=-7)) == RootCause(6, -7, 9)
+    assert root_cause(["nothing"]) is None
 
 
 def test_every_reason_is_one_line():

@@ -145,12 +145,6 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path):
         store.create_partial(tmp_path / "file", small(), datetime.now(UTC))
 
 
-def test_a_setting_that_ran_otherwise_than_asked_is_noted():
-    asked = {"tensor_parallel_size": 2, "precision": "fp8", "data": ""}
-    ran = {"tensor_parallel_size": 2, "precision": "bf16"}
-    assert conclusion.differences(asked, ran) == ("precision: asked for 'fp8', ran with 'bf16'.",)
-
-
 def test_the_recover_command_says_what_it_did(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     partial(tmp_path)
     live = store.create_partial(tmp_path, small(repeat=1), datetime.now(UTC))

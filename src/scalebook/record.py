@@ -13,7 +13,8 @@ SCHEMA_VERSION = 1
 Status = Literal[
     "completed", "out_of_memory", "timeout", "illegal", "failed", "diverged", "interrupted"
 ]
-Source = Literal["measured", "ingested", "simulated", "published"]
+# inferred: nothing ran; a smaller configuration ran out of memory (inferred_from)
+Source = Literal["measured", "ingested", "simulated", "published", "inferred"]
 Phase = Literal["startup", "warmup", "measured", "profiled"]
 
 
@@ -47,6 +48,8 @@ class RunRecord(BaseModel):
     source: Source = "measured"
     status: Status
     reason: str | None = None  # a sentence for a person; None when completed
+    cause: str | None = None  # its kind, of running/causes.py: gpu_memory, collective_timeout, ...
+    inferred_from: str | None = None  # the run that an inferred record follows from
     log_tail: tuple[str, ...] = ()
     exit_code: int | None = None
     requested: dict[str, Any] = {}  # RunConfig fields, as asked for
@@ -55,6 +58,8 @@ class RunRecord(BaseModel):
     started_at: str | None = None  # UTC, ISO 8601
     finished_at: str | None = None
     command: tuple[str, ...] = ()
+    schedule: dict[str, Any] = {}  # place in its plan's order, seed, cool-down before it
+    differences: tuple[dict[str, Any], ...] | None = None  # name, asked, ran; None: not compared
     notes: tuple[str, ...] = ()  # sentences for the reader that are no failure
 
     @property

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
-from scalebook import scrub, store
+from scalebook import provenance, scrub, store
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError
-from scalebook.record import RunRecord, Status
+from scalebook.record import RunRecord, Status, StepRecord
 from scalebook.running import outcome, progress
 
 LAUNCH_FILE = "launch.json"  # command, environment, started_at: written before the start
+SCHEDULE_FILE = "schedule.json"  # the place in a plan's order, where a plan started the run
 LOG_LINES = 2000  # enough to look over the tracebacks of many ranks
 
 
@@ -35,9 +36,14 @@ def conclude(
     exit_code: int | None = None,
     stop: tuple[Status, str] | None = None,
     host_memory_kills: int = 0,
+    memory_killed: frozenset[int] = frozenset(),
+    inferred_from: str | None = None,
     finished_at: str | None = None,
 ) -> RunRecord:
-    """Write and return the record of a run that has ended; ``finished_at`` defaults to now."""
+    """Write and return the record of a run that has ended; ``finished_at`` defaults to now.
+
+    ``inferred_from`` names the run from which follows how this one, never started, would end.
+    """
     requested = read_object(directory / "config.json")
     steps, unreadable = store.read_steps(directory / "steps.jsonl")
     result = outcome.classify(
@@ -48,37 +54,76 @@ def conclude(
             log=progress.last_lines(directory / "train.log", LOG_LINES),
             stop=stop,
             host_memory_kills=host_memory_kills,
+            memory_killed=memory_killed,
+            **_learning(steps),
         )
     )
     launch = read_object(directory / LAUNCH_FILE)
     trainer = read_object(directory / "observed.json")
     observed: dict[str, Any] = trainer.get("observed") or {}
+    environment = _environment(launch.get("environment"), trainer.get("environment"))
+    schedule = read_object(directory / SCHEDULE_FILE)
+    differences = provenance.differences(requested, observed, environment)
     record = RunRecord(
         run_id=run_id(directory),
         config_hash=hash_of(requested),
+        source="inferred" if inferred_from else "measured",
         status=result.status,
         reason=_clean(result.reason) if result.reason else None,
+        cause=result.cause,
+        inferred_from=inferred_from,
         log_tail=scrub.scrub_all(result.log_tail, os.environ),
         exit_code=exit_code,
         requested=requested,
         observed=observed,
-        environment=_environment(launch.get("environment"), trainer.get("environment")),
+        environment=environment,
         started_at=launch.get("started_at"),
         finished_at=finished_at or now(),
         command=tuple(launch.get("command", ())),
-        notes=(*unreadable, *differences(requested, observed)),
+        schedule=schedule,
+        differences=tuple(one.value() for one in differences),
+        notes=(
+            *unreadable,
+            *(one.sentence() for one in differences),
+            *_skipped(steps),
+            *schedule.pop("notes", ()),
+        ),
     )
     store.write_record(directory, record)
-    (directory / LAUNCH_FILE).unlink(missing_ok=True)
+    for name in (LAUNCH_FILE, SCHEDULE_FILE):
+        (directory / name).unlink(missing_ok=True)
     return record
 
 
-def differences(requested: Mapping[str, Any], observed: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return a sentence for each setting that ran otherwise than it was asked for."""
-    return tuple(
-        f"{name}: asked for {value!r}, ran with {observed[name]!r}."
-        for name, value in requested.items()
-        if observed.get(name) is not None and observed[name] != value
+def _learning(steps: Sequence[StepRecord]) -> dict[str, Any]:
+    """Return what the steps say about whether training learnt anything, as Evidence takes it."""
+    measured = [step for step in steps if step.phase == "measured"]
+    return {
+        "loss_lost_at": _loss_lost_at(steps),
+        "measured_steps": len(measured),
+        "skipped_steps": sum(step.skipped for step in measured),
+    }
+
+
+def _loss_lost_at(steps: Sequence[StepRecord]) -> int | None:
+    """Return the step from which no loss was recorded to the end; None where the last has one.
+
+    Trainers that record no loss at all are none that lost it.
+    """
+    known = [step.step for step in steps if step.loss is not None]
+    lost = [step.step for step in steps if known and step.step > known[-1] and not step.skipped]
+    return lost[0] if lost else None
+
+
+def _skipped(steps: Sequence[StepRecord]) -> tuple[str, ...]:
+    """Return a sentence about measured steps that the optimizer refused; none where it took all."""
+    measured = [step for step in steps if step.phase == "measured"]
+    count = sum(step.skipped for step in measured)
+    if not count:
+        return ()
+    return (
+        f"The optimizer refused {count} of {len(measured)} measured steps (a gradient was not "
+        "finite): they are in the averages, and take less time.",
     )
 
 

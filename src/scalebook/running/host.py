@@ -73,12 +73,3 @@ def git_commit(checkout: Path) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() or None if done.returncode == 0 else None
-
-
-def memory_kills(path: Path = Path("/sys/fs/cgroup/memory.events")) -> int:
-    """Return how many processes of this control group the kernel has ended for want of memory."""
-    try:
-        match = re.search(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE)
-    except OSError:
-        return 0
-    return int(match[1]) if match else 0

@@ -8,84 +8,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from scalebook.record import Status
+from scalebook.running import causes, torchrun
+from scalebook.running.torchrun import Raised, RootCause, informative
 
 LOG_TAIL_LINES = 15
+LINE_CHARACTERS = 2000  # of a line are looked at and kept: logs are untrusted
 DIVERGED_EXIT_CODE = 3  # the trainer's: loss or gradient was not finite
+MESSAGE_LINES = 8  # an exception's message may go on over so many lines
+REASON_CHARACTERS = 300  # of what an exception says
+SKIPPED_SHARE = 0.5  # above it so few measured steps learnt anything that training has diverged
 
-# From here on torchrun speaks of its own traceback; what went wrong stands above it.
-_TORCHRUN_REPORT = re.compile(
-    r"torch/distributed/elastic/\S+ (failed \(exitcode|Received \d+ death signal)"
-    r"|Sending process \d+ closing signal"
-)
-_ROOT_CAUSE = re.compile(
-    r"Root Cause.*?rank\s+: (?P<rank>\d+).*?exitcode\s+: (?P<code>-?\d+)", re.DOTALL
-)
-_EXCEPTION = re.compile(
-    r"^(?:\[rank\d+\]:\s*)?(?P<text>(?:\w+\.)*\w*(?:Error|Exception|Exit)\b.*)$"
-)
-_RANK_OF_LINE = re.compile(r"\[rank(?P<rank>\d+)\]|\bGPU (?P<gpu>\d+) has a total capacity")
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """Text in a log that says what happened, and how to say it: sentence, details, hint."""
-
-    status: Status
-    pattern: re.Pattern[str]
-    sentence: str
-    hint: str = ""
-
-
-# First match wins. The texts are those of torch, CUDA, HIP, NCCL, RCCL and Linux.
-RULES = (
-    Rule("diverged", re.compile(r"^.*\bDIVERGED\b[:\s]*(?P<what>.*)$", re.M), "Training diverged"),
-    Rule(
-        "out_of_memory",
-        re.compile(
-            r"(?:CUDA|HIP|XPU) out of memory\. Tried to allocate (?P<size>[\d.]+ \w+)"
-            r"(?:.*?total capacity of (?P<total>[\d.]+ \w+))?"
-        ),
-        "The GPU's memory ran out",
-    ),
-    Rule(
-        "out_of_memory",
-        re.compile(
-            r"OutOfMemoryError|(?:CUDA|HIP) out of memory|(?:CUDA|HIP) error: out of memory"
-            r"|hipErrorOutOfMemory|cudaErrorMemoryAllocation|C[UI]BLAS_STATUS_ALLOC_FAILED"
-            r"|HIPBLAS_STATUS_ALLOC_FAILED|(?:NCCL|RCCL|nccl\w*).{0,80}out of memory"
-        ),
-        "The GPU's memory ran out",
-    ),
-    Rule(
-        "out_of_memory",
-        re.compile(
-            r"DefaultCPUAllocator: (?:can't|not enough memory)|MemoryError\b|std::bad_alloc"
-            r"|Cannot allocate memory|Out of memory: Killed process|oom-kill"
-        ),
-        "The host's memory ran out",
-    ),
-    Rule(
-        "failed",
-        re.compile(
-            r"Watchdog caught collective operation timeout(?:[^\n]*?OpType=(?P<op>\w+))?"
-            r"(?:[^\n]*?Timeout\(ms\)=(?P<limit>\d+))?[^\n]*"
-        ),
-        "A collective did not finish in time",
-        ": another rank hung, died or took another path",
-    ),
-    Rule(
-        "failed",
-        re.compile(
-            r"(?:NCCL|RCCL) (?:error|WARN).*(?P<what>unhandled \w+ error|Call to \w+ failed)"
-        ),
-        "The collective library failed",
-    ),
-    Rule(
-        "failed",
-        re.compile(r"No module named '(?P<what>[\w.]+)'"),
-        "A Python module is missing",
-    ),
-)
+_COLOUR = re.compile(r"\x1b\[[0-9;]{0,20}[A-Za-z]")
+_WORKER_KILLED = "killed by signal: Killed"  # torch's DataLoader about a worker of it
+_OUTSIDE = "death signal, shutting down workers"
+_OF_STOP = {"timeout": "time_limit", "interrupted": "stopped", "illegal": "rules"}
+_HINTS: dict[int, str] = {
+    signal.SIGKILL: " (by a person, or by the system for want of memory)",
+    signal.SIGBUS: f" (often {causes.SHM_HINT})",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,44 +41,50 @@ class Evidence:
     log: Sequence[str] = ()  # the last lines of train.log, some hundreds
     stop: tuple[Status, str] | None = None
     host_memory_kills: int = 0  # processes that the kernel's OOM killer ended meanwhile
+    memory_killed: frozenset[int] = frozenset()  # their process ids, where the kernel's log tells
+    loss_lost_at: int | None = None  # the first step whose loss was not finite
+    measured_steps: int = 0
+    skipped_steps: int = 0  # measured steps that the optimizer refused
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended; ``reason`` is one line, None when it completed."""
+    """How a run ended; ``reason`` is one line and ``cause`` its kind, None when it completed."""
 
     status: Status
     reason: str | None
     log_tail: tuple[str, ...]
+    cause: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    status: Status
+    cause: str
+    sentence: str
+    line: int | None = None  # the line of the log that told it
 
 
 def classify(evidence: Evidence) -> Outcome:
     """Return the status of a run, why in one line, and the last lines of its log that tell."""
-    lines = informative(evidence.log)
-    tail = tuple(lines[-LOG_TAIL_LINES:])
-    done = evidence.steps_done
-    if evidence.exit_code == 0 and done >= (evidence.steps_asked or 1):
+    log = [_COLOUR.sub("", line[:LINE_CHARACTERS]) for line in evidence.log]
+    lines = informative(log)
+    whole = evidence.exit_code == 0 and evidence.steps_done >= (evidence.steps_asked or 1)
+    verdict = _unlearnt(evidence) if whole else _explain(evidence, lines, log)
+    if verdict is None:
         return Outcome("completed", None, ())
-    status, sentence = _explain(evidence, "\n".join(lines), "\n".join(evidence.log))
-    reason = sentence if status == "illegal" else f"{sentence.rstrip('.')} {_where(evidence)}"
-    return Outcome(status, reason, tail)
+    rules = verdict.status == "illegal"
+    reason = verdict.sentence if rules else f"{verdict.sentence.rstrip('.')} {_where(evidence)}"
+    return Outcome(verdict.status, reason, _tail(lines, verdict.line), verdict.cause)
 
 
-def informative(log: Sequence[str]) -> list[str]:
-    """Return the lines of a log that are not torchrun's report about itself, nor empty."""
-    kept: list[str] = []
-    for line in log:
-        if _TORCHRUN_REPORT.search(line):
-            break
-        if line.strip():
-            kept.append(line.rstrip())
-    return kept or [line.rstrip() for line in log if line.strip()]
-
-
-def root_cause(log: str) -> tuple[int, int] | None:
-    """Return the rank that failed first and its exit code (-n for signal n), as torchrun says."""
-    matches = list(_ROOT_CAUSE.finditer(log))
-    return (int(matches[-1]["rank"]), int(matches[-1]["code"])) if matches else None
+def _tail(lines: list[str], telling: int | None) -> tuple[str, ...]:
+    """Return the last lines; where the one that tells is above them, it and a mark before them."""
+    if telling is None or telling >= len(lines) - LOG_TAIL_LINES:
+        return tuple(lines[-LOG_TAIL_LINES:])
+    rest = lines[-(LOG_TAIL_LINES - 2) :]
+    between = len(lines) - len(rest) - telling - 1
+    return (lines[telling], *([f"[{between} lines left out]"] if between else []), *rest)
 
 
 def _where(evidence: Evidence) -> str:
@@ -149,68 +95,120 @@ def _where(evidence: Evidence) -> str:
     return f"(after step {evidence.steps_done}{of})."
 
 
-def _explain(evidence: Evidence, text: str, whole_log: str) -> tuple[Status, str]:
-    """Return status and sentence of a run that did not complete."""
+def _unlearnt(evidence: Evidence) -> _Verdict | None:
+    """Return why a run with all its steps has diverged, None where it has not."""
+    if evidence.loss_lost_at is not None:
+        sentence = f"Training diverged: the loss of step {evidence.loss_lost_at} is not finite"
+        return _Verdict("diverged", "not_finite", sentence)
+    if evidence.skipped_steps > SKIPPED_SHARE * evidence.measured_steps:
+        sentence = (
+            f"The optimizer refused {evidence.skipped_steps} of {evidence.measured_steps} measured "
+            "steps, whose gradients were not finite"
+        )
+        return _Verdict("diverged", "skipped_steps", sentence)
+    return None
+
+
+def _explain(evidence: Evidence, lines: list[str], log: list[str]) -> _Verdict:
+    """Return status and sentence of a run that did not complete: the first witness that knows."""
     if evidence.stop is not None:
-        return evidence.stop
-    cause = root_cause(whole_log)
-    if evidence.host_memory_kills:
-        killed = f"rank {cause[0]}" if cause and cause[1] == -signal.SIGKILL else "a process"
-        return "out_of_memory", f"The host's memory ran out: the kernel's OOM killer ended {killed}"
-    for rule in RULES:
-        match = rule.pattern.search(text)
-        if match:
-            return rule.status, rule.sentence + _details(match, text, cause) + rule.hint
-    if evidence.exit_code == DIVERGED_EXIT_CODE or (cause and cause[1] == DIVERGED_EXIT_CODE):
-        return "diverged", "Training diverged: loss or gradient was not finite"
-    if "death signal, shutting down workers" in whole_log or evidence.exit_code in {130, 143}:
-        return "interrupted", "The run was asked to end from outside (SIGTERM or SIGINT)"
-    return "failed", _failure(evidence, text, cause)
+        status, sentence = evidence.stop
+        return _Verdict(status, _OF_STOP.get(status, "stopped"), sentence)
+    cause = torchrun.root_cause(log)
+    verdict = _killed_for_memory(evidence, lines, cause) or _told(evidence, lines, cause)
+    if verdict is not None:
+        return verdict
+    if DIVERGED_EXIT_CODE in {evidence.exit_code, cause.code if cause else None}:
+        sentence = "Training diverged: loss or gradient was not finite"
+        return _Verdict("diverged", "not_finite", sentence)
+    if any(_OUTSIDE in line for line in log) or evidence.exit_code in {130, 143}:
+        sentence = "The run was asked to end from outside (SIGTERM or SIGINT)"
+        return _Verdict("interrupted", "stopped", sentence)
+    return _unexplained(evidence, cause)
 
 
-def _details(match: re.Match[str], text: str, cause: tuple[int, int] | None) -> str:
-    """Return rank and figures that a matching line holds, as the rest of a sentence."""
-    groups = {name: value for name, value in match.groupdict().items() if value}
-    start = text.rfind("\n", 0, match.start()) + 1
-    rank = _RANK_OF_LINE.search(text[start : text.find("\n", match.end())])
-    parts: list[str] = []
-    if rank and rank["rank"]:
-        parts.append(f" on rank {rank['rank']}")
-    elif cause and cause[1] > 0:
-        parts.append(f" on rank {cause[0]}")
-    if "size" in groups:
-        total = f" of {groups['total']}" if "total" in groups else ""
-        parts.append(f": {groups['size']} more did not fit{total}")
-    if "op" in groups:
-        limit = f", {int(groups['limit']) / 1000:g} s" if "limit" in groups else ""
-        parts.append(f" ({groups['op']}{limit})")
-    if "what" in groups:
-        parts.append(f": {groups['what'].rstrip('.')}")
-    return "".join(parts)
+def _killed_for_memory(
+    evidence: Evidence, lines: list[str], cause: RootCause | None
+) -> _Verdict | None:
+    """Return that the kernel's OOM killer ended a rank: a SIGKILL, and the kernel's word for it.
+
+    Without a SIGKILL a process that was ended meanwhile was none that this run needed.
+    """
+    rank = cause if cause and cause.code == -signal.SIGKILL else None
+    worker = any(_WORKER_KILLED in line for line in lines)
+    known = evidence.host_memory_kills > 0 or (
+        rank is not None and rank.process_id in evidence.memory_killed
+    )
+    if not known or not (rank or worker or evidence.exit_code == 128 + signal.SIGKILL):
+        return None
+    killed = f"rank {rank.rank}" if rank else "a process"
+    sentence = f"The host's memory ran out: the kernel's OOM killer ended {killed}"
+    return _Verdict("out_of_memory", "host_memory", sentence)
 
 
-def _failure(evidence: Evidence, text: str, cause: tuple[int, int] | None) -> str:
-    """Return the sentence for an end that no rule explains."""
-    if cause and cause[1] < 0:
-        return f"Rank {cause[0]} was ended by {signal_name(-cause[1])}{_hint(-cause[1])}"
-    if evidence.exit_code is not None and evidence.exit_code > 128 and not cause:
-        number = evidence.exit_code - 128
-        return f"The launcher (torchrun) was ended by {signal_name(number)}{_hint(number)}"
-    rank = f" on rank {cause[0]}" if cause else ""
-    exceptions = [m["text"] for line in text.splitlines() if (m := _EXCEPTION.match(line))]
-    if exceptions:
-        return f"The trainer failed{rank}: {exceptions[-1][:300].rstrip('.: ')}"
-    if evidence.exit_code == 0:
-        return "The trainer ended without an error, but early"
-    code = cause[1] if cause else evidence.exit_code
-    return f"The trainer ended with exit code {code}{rank}, without a message"
+def _told(evidence: Evidence, lines: list[str], cause: RootCause | None) -> _Verdict | None:
+    """Return what the log itself says; after a kill only that the host's memory was short."""
+    diverged = causes.search(lines, causes.RULES[:1])
+    if diverged is not None:
+        return _of(diverged, cause)
+    number = -cause.code if cause and cause.code < 0 else (evidence.exit_code or 0) - 128
+    if number in {signal.SIGKILL, signal.SIGTERM, signal.SIGINT}:
+        found = causes.search(lines, causes.HOST_MEMORY)
+        return _of(found, cause) if found else None
+    raised = _first_failure(torchrun.exceptions(lines), cause)
+    if raised is not None:
+        message = lines[raised.line : raised.line + MESSAGE_LINES]
+        found = causes.search(message[:1], first=raised.line) or causes.search(
+            message[1:], first=raised.line + 1
+        )
+        consequence = causes.CONSEQUENCE.search(lines[raised.line])
+        if found is not None and not (consequence and found.rule.status == "failed"):
+            return _of(found, cause, raised.rank)
+        if not consequence:
+            return _of_exception(raised, cause)
+    found = causes.search(lines)
+    if found is not None:
+        return _of(found, cause)
+    return _of_exception(raised, cause) if raised is not None else None
 
 
-def _hint(number: int) -> str:
-    """Return what a signal usually means, for those that surprise."""
-    if number == signal.SIGKILL:
-        return " (by a person, or by the system for want of memory)"
-    return ""
+def _first_failure(found: list[Raised], cause: RootCause | None) -> Raised | None:
+    """Return the exception that ended the run, not one that another rank's end caused."""
+    own = [one for one in found if not causes.CONSEQUENCE.search(one.text)]
+    of_rank = [one for one in own if cause and one.rank == cause.rank]
+    return next((chosen[-1] for chosen in (of_rank, own, found) if chosen), None)
+
+
+def _of(found: causes.Found, cause: RootCause | None, rank: int | None = None) -> _Verdict:
+    if rank is None and cause and cause.code > 0:
+        rank = cause.rank
+    text = causes.sentence(found, rank)
+    return _Verdict(found.rule.status, found.rule.cause, text, found.line)
+
+
+def _of_exception(raised: Raised, cause: RootCause | None) -> _Verdict:
+    rank = cause.rank if raised.rank is None and cause else raised.rank
+    where = "" if rank is None else f" on rank {rank}"
+    text = raised.text[:REASON_CHARACTERS].rstrip(".: ")
+    return _Verdict("failed", "python_error", f"The trainer failed{where}: {text}", raised.line)
+
+
+def _unexplained(evidence: Evidence, cause: RootCause | None) -> _Verdict:
+    """Return the verdict on an end of which the log says nothing."""
+    if cause and cause.code < 0:
+        number = -cause.code
+        sentence = f"Rank {cause.rank} was ended by {signal_name(number)}{_HINTS.get(number, '')}"
+        return _Verdict("failed", "signal", sentence)
+    code = evidence.exit_code
+    if code is not None and code > 128 and not cause:
+        name, hint = signal_name(code - 128), _HINTS.get(code - 128, "")
+        return _Verdict("failed", "signal", f"The launcher (torchrun) was ended by {name}{hint}")
+    if code == 0:
+        return _Verdict("failed", "ended_early", "The trainer ended without an error, but early")
+    rank = f" on rank {cause.rank}" if cause else ""
+    code = cause.code if cause else code
+    sentence = f"The trainer ended with exit code {code}{rank}, without a message"
+    return _Verdict("failed", "exit_code", sentence)
 
 
 def signal_name(number: int) -> str:

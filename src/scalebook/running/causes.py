@@ -1,0 +1,190 @@
+"""What lines of a log say about the end of a run: texts of torch, CUDA, ROCm, NCCL, gloo, Linux.
+
+A rule looks at one line at a time, and lines are cut before (see ``outcome``): a log is untrusted,
+and no line of it may cost more than its length.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from scalebook.record import Status
+
+SHM_HINT = "/dev/shm is too small: start the container with --ipc=host or a larger --shm-size"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Text in a log that says what happened, and how to say it: sentence, details, hint."""
+
+    status: Status
+    cause: str  # what records keep as ``cause``
+    pattern: re.Pattern[str]
+    sentence: str
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The line that a rule recognised."""
+
+    rule: Rule
+    match: re.Match[str]
+    line: int  # index into the lines that were searched
+
+
+def _rule(status: Status, cause: str, sentence: str, hint: str, *texts: str) -> Rule:
+    return Rule(status, cause, re.compile("|".join(texts)), sentence, hint)
+
+
+# Their own text says what happened; the first rule that finds a line wins.
+RULES = (
+    _rule(
+        "diverged", "not_finite", "Training diverged", "",
+        r"\bDIVERGED\b[:\s]*(?P<what>.*)",
+    ),
+    _rule(  # Megatron-Core: param_and_grad_buffer, rerun_state_machine
+        "diverged", "not_finite", "Training diverged: a loss or gradient was not finite", "",
+        r"found (?:NaN|Inf) in local (?:grad norm|forward loss)", r"Unexpected result (?:nan|inf)",
+    ),
+    _rule(
+        "out_of_memory", "gpu_memory", "The GPU's memory ran out", "",
+        r"(?:CUDA|HIP|XPU) out of memory\. Tried to allocate (?P<size>[\d.]+ \w+)"
+        r"(?:.*?total capacity of (?P<total>[\d.]+ \w+))?",
+    ),
+    _rule(
+        "out_of_memory", "gpu_memory", "The GPU's memory ran out", "",
+        r"OutOfMemoryError", r"(?:CUDA|HIP) (?:[Ee]rror: )?out of memory",
+        r"(?:hip|cuda)Error(?:OutOfMemory|MemoryAllocation)", r"CUDA_ERROR_OUT_OF_MEMORY",
+        r"(?:Cuda|CUDA|HIP|Hip) failure (?:\d+ )?'out of memory'",
+        r"Failed to (?:CUDA|Cuda|HIP) [cm]alloc", r"(?:NCCL|RCCL|nccl\w*).{0,80}out of memory",
+    ),
+    _rule(
+        "out_of_memory", "gpu_memory", "The GPU's memory ran out", " for a library's work space",
+        r"(?:CU|HIP)(?:BLAS|SOLVER|SPARSE)_STATUS_ALLOC_FAILED", r"CUDNN_STATUS_ALLOC_FAILED",
+        r"CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED", r"miopenStatusAllocFailed",
+        r"rocblas_status_memory_error",
+    ),
+    _rule(
+        "failed", "collective_error", "The collective library could not pin memory",
+        ": raise the limit on locked memory (ulimit -l unlimited)",
+        r"ibv_(?:reg_mr|create_\w+)\w* failed.{0,80}(?:Cannot allocate memory|error 12)",
+    ),
+    _rule(
+        "failed", "shared_memory", "Shared memory ran out", f": {SHM_HINT}",
+        r"insufficient shared memory", r"creating shared memory segment",
+        r"unable to (?:mmap|write to file|allocate shared memory|open shared memory object)\b",
+    ),
+    _rule(
+        "out_of_memory", "host_memory", "The host's memory ran out", "",
+        r"DefaultCPUAllocator: (?:can't|not enough memory)", r"\bMemoryError\b",
+        r"std::bad_alloc", r"Cannot allocate memory", r"Out of memory: Killed process",
+        r"oom-kill",
+    ),
+    _rule(
+        "timeout", "collective_timeout", "A collective did not finish in time",
+        ": another rank hung, died or took another path",
+        r"Watchdog caught collective operation timeout(?:.{0,200}?OpType=(?P<op>\w+))?"
+        r"(?:.{0,200}?Timeout\(ms\)=(?P<limit>\d{1,12}))?",
+    ),
+    _rule(
+        "timeout", "collective_timeout", "A collective did not finish in time",
+        ": another rank hung, died or took another path",
+        r"Timed out waiting (?P<limit>\d{1,12})ms for (?P<op>\w+) operation to complete",
+    ),
+    _rule(
+        "timeout", "collective_timeout", "A collective did not finish in time",
+        ": a rank or a library call hung",
+        r"Heartbeat monitor timed out",
+        r"watchdog got stuck for (?P<seconds>\d{1,9}) seconds",
+        r"Received a dump signal due to a collective timeout",
+    ),
+    _rule(
+        "timeout", "rendezvous_timeout", "The processes did not find one another in time", "",
+        r"client socket has timed out after", r"seconds waiting for clients", r"Socket Timeout",
+        r"wait timeout after (?P<limit>\d{1,12})ms",
+    ),
+    _rule(
+        "failed", "gpu_fault", "The GPU reported a fault", "",
+        r"(?P<what>Memory access fault by GPU node-\d+|HW Exception by GPU node-\d+|GPU Hang)",
+        r"(?P<error>an illegal memory access was encountered|unspecified launch failure"
+        r"|uncorrectable (?:ECC|NVLink) error\w*|device-side assert triggered)",
+        r"(?P<status>HSA_STATUS_ERROR\w*)",
+    ),
+    _rule(
+        "failed", "gpu_code", "This build of torch or of a library has no code for this GPU", "",
+        r"no kernel image is available", r"hipErrorNoBinaryForGpu", r"invalid device function",
+    ),
+    _rule(
+        "failed", "no_space", "The file system is full", "", r"No space left on device",
+    ),
+    _rule(
+        "failed", "collective_error", "The collective library failed", "",
+        r"(?:NCCL|RCCL) (?:error|WARN).{0,300}?(?P<what>unhandled \w+ error|Call to \w+ failed)",
+        r"(?P<error>ncclRemoteError|ncclSystemError|ncclInternalError)",
+    ),
+    _rule(
+        "failed", "missing_module", "A Python module is missing", "",
+        r"No module named '(?P<what>[\w.]+)'",
+    ),
+    _rule(
+        "failed", "refused", "The trainer refused to start", "",
+        r"^scalebook\.train: (?P<what>.+)",
+    ),
+    _rule(
+        "failed", "native_error", "The trainer's native code failed", "",
+        r"^(?:\[rank\d+\]:)?\s*what\(\):\s*(?P<what>.{1,300})",
+    ),
+)  # fmt: skip
+HOST_MEMORY = tuple(rule for rule in RULES if rule.cause == "host_memory")
+
+# What a rank says when another one has failed: no cause by itself.
+CONSEQUENCE = re.compile(
+    r"Connection (?:closed|reset) by (?:remote )?peer|Broken pipe|communicator was aborted"
+    r"|remote process exited|ncclRemoteError|Failed to recv, got 0 bytes|Socket closed"
+    r"|caused pair closure|unhandled \w+ error|DistNetworkError|DistStoreError|ChildFailedError"
+    r"|SignalException|RendezvousConnectionError"
+)
+
+
+def search(lines: Sequence[str], rules: Sequence[Rule] = RULES, first: int = 0) -> Found | None:
+    """Return the first rule that recognises a line, with that line; None where none does.
+
+    ``first`` is added to the index of the line.
+    """
+    for rule in rules:
+        for number, line in enumerate(lines):
+            match = rule.pattern.search(line)
+            if match:
+                return Found(rule, match, first + number)
+    return None
+
+
+_RANK = re.compile(r"\[rank(?P<rank>\d+)\]|\bRank (?P<said>\d+)\]")
+
+
+def sentence(found: Found, rank: int | None) -> str:
+    """Return what a rule's line says; ``rank`` is told where the line names none itself."""
+    match = found.match
+    groups = {name: value for name, value in match.groupdict().items() if value}
+    named = _RANK.search(match.string)
+    number = (named["rank"] or named["said"]) if named else rank
+    parts = [found.rule.sentence]
+    parts += [f" on rank {number}"] if number is not None else []
+    if "size" in groups:
+        total = f" of {groups['total']}" if "total" in groups else ""
+        parts.append(f": {groups['size']} more did not fit{total}")
+    parts += _bracket(groups)
+    for name in ("what", "error", "status"):
+        parts += [f": {groups[name].rstrip('. ')}"] if name in groups else []
+    return "".join(parts) + found.rule.hint
+
+
+def _bracket(groups: dict[str, str]) -> list[str]:
+    """Return which operation took longer than what, in brackets."""
+    inside = [groups["op"]] if "op" in groups else []
+    inside += [f"{int(groups['limit']) / 1000:g} s"] if "limit" in groups else []
+    inside += [f"{groups['seconds']} s"] if "seconds" in groups else []
+    return [f" ({', '.join(inside)})"] if inside else []
