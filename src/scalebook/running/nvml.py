@@ -73,10 +73,10 @@ class NVML:
         handles = [self._handle(index) for index in range(self._count())]
         names = [self._text("nvmlDeviceGetUUID", handle, _UUID_BYTES) or "" for handle in handles]
         indices = visible.chosen("nvidia", names, environment)[:count]
-        if not indices:
+        self._devices = {index: handles[index] for index in indices if handles[index]}
+        if not self._devices:
             self.close()
             raise SensorError("NVML shows no GPU that CUDA_VISIBLE_DEVICES lets this run use")
-        self._devices = {index: handles[index] for index in indices}
 
     def devices(self) -> list[Row]:
         """Return what does not change: index, name, power cap (W), highest SM clock (MHz)."""
@@ -91,8 +91,15 @@ class NVML:
         ]
 
     def read(self) -> list[Row]:
-        """Return a reading of each GPU; a quantity that the driver does not tell is left out."""
-        return [self._row(index, handle) for index, handle in self._devices.items()]
+        """Return a reading of each GPU; a quantity that the driver does not tell is left out.
+
+        Raises:
+            SensorError: the driver tells nothing of any of them any more.
+        """
+        rows = [self._row(index, handle) for index, handle in self._devices.items()]
+        if not any(len(row) > 1 for row in rows):
+            raise SensorError("NVML answers no question about any GPU of this run")
+        return rows
 
     def _row(self, index: int, handle: ctypes.c_void_p) -> Row:
         used = self._get("nvmlDeviceGetUtilizationRates", handle, Utilization)
@@ -110,6 +117,10 @@ class NVML:
             throttle_reasons=self._reasons(handle),
         )
 
+    def once(self) -> list[Row]:
+        """Return one reading of each device: nothing has to be waited for."""
+        return self.read()
+
     def close(self) -> None:
         """Let go of the driver."""
         self._library.nvmlShutdown()
@@ -120,10 +131,9 @@ class NVML:
         return count.value
 
     def _handle(self, index: int) -> ctypes.c_void_p:
+        """Return a device's handle, empty where this process may not use the device."""
         handle = ctypes.c_void_p()
-        code = self._library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle))
-        if code:
-            raise SensorError(f"NVML cannot open GPU {index} (error {code})")
+        self._library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle))
         return handle
 
     def _get(self, name: str, handle: ctypes.c_void_p, kind: Any, *arguments: int) -> Any:

@@ -18,7 +18,7 @@ from scalebook import catalog, launch, legality, project, store
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError, LaunchError
 from scalebook.record import RunRecord, Status
-from scalebook.running import conclusion, detect, host, ownership, processes
+from scalebook.running import conclusion, detect, host, memory_kills, ownership, processes, telemetry
 from scalebook.running.kernel import RunOptions
 from scalebook.running.progress import POLL_SECONDS, Tail, line
 
@@ -90,16 +90,19 @@ def _train_in(directory: Path, config: RunConfig, trainer: str, show: Show) -> R
     # The interpreter's path says nothing that another machine could use.
     command = ("python", *plan.command[1:])
     conclusion.write_launch(directory, command, host.facts(environment, project.root()))
-    kills = host.memory_kills()
-    process = _start(directory, plan.command, environment)
-    stop = _watch(process, directory, config, show)
+    before = memory_kills.before()
+    with telemetry.sampling(directory, config, environment):
+        process = _start(directory, plan.command, environment)
+        stop = _watch(process, directory, config, show)
     processes.end(conclusion.run_id(directory))  # a killed guard leaves the run behind
     (directory / STOP_FILE).unlink(missing_ok=True)
+    kills, killed = memory_kills.since(before)
     return conclusion.conclude(
         directory,
         exit_code=_shell_code(process.returncode),
         stop=stop,
-        host_memory_kills=host.memory_kills() - kills,
+        host_memory_kills=kills,
+        memory_killed=killed,
     )
 
 

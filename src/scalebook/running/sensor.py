@@ -28,6 +28,14 @@ class Sensor(Protocol):
         """
         ...
 
+    def once(self) -> list[Row]:
+        """Return one reading of each device, waiting for it if need be.
+
+        Raises:
+            SensorError: no reading will come.
+        """
+        ...
+
     def close(self) -> None:
         """End what reads the devices."""
         ...
