@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
+from scalebook.cli import build_parser
+from scalebook.cli.check_request import request
 from scalebook.errors import ConfigError
-from scalebook.plan import Plan, load_plan
+from scalebook.plan import Plan, load_plan, single_plan
 
 HEAD = """
 [defaults]
@@ -161,6 +164,15 @@ BAD = {
     "runs must be tables": "runs = [1, 2]",
     "global_batch_size: Field required": '[[runs]]\nmodel = "tiny-llama"\nsequence_length = 8',
     "Unknown platform 'h10'": HEAD + '[[runs]]\nplatforms = ["h10"]',
+    "Unknown key of [plan] 'repeat'": "[plan]\nrepeat = 3\n" + HEAD + "[[runs]]",
+    "repeats=0 must be a whole number of 1 to": "[plan]\nrepeats = 0\n" + HEAD + "[[runs]]",
+    "has repeat and [plan] has repeats": "[plan]\nrepeats = 2\n" + HEAD + "[[runs]]\nrepeat = 1",
+    "order='up' is not known": '[plan]\norder = "up"\n' + HEAD + "[[runs]]",
+    "order_seed=1 needs order='random'": '[plan]\norder = "planned"\norder_seed = 1\n'
+    + HEAD
+    + "[[runs]]",
+    "cool_down='45' is not understood": '[plan]\ncool_down = "45"\n' + HEAD + "[[runs]]",
+    "cool_down='300C' must be 10C to 110C": '[plan]\ncool_down = "300C"\n' + HEAD + "[[runs]]",
     "learning_rate=nan": HEAD + "[[runs]]\nlearning_rate = nan",
 }
 
@@ -185,3 +197,89 @@ def test_the_committed_plans_are_legal_and_fit(root: Path, platform: str) -> Non
         assert plan.name == name
         assert len(plan.runs) >= 10
         assert all(run.legal and run.fits for run in plan.runs)
+
+
+SPLITS = HEAD + "[[runs]]\ntensor_parallel_size = [1, 2, 4]\n"
+
+
+def test_each_configuration_runs_as_often_as_asked_a_round_after_the_other(load) -> None:
+    plan = load('[plan]\nrepeats = 2\norder = "planned"\n' + SPLITS)
+    pairs = zip(column(plan, "repeat"), column(plan, "tensor_parallel_size"), strict=True)
+    assert list(pairs) == [(0, 1), (0, 2), (0, 4), (1, 1), (1, 2), (1, 4)]
+    assert len({run.config.config_hash() for run in plan.runs}) == 6
+
+
+def test_repeats_asked_for_by_the_caller_displace_those_of_the_file(load) -> None:
+    text = SPLITS + "repeat = [0, 1, 2, 3]"
+    plan = load(text, scheduled={"repeats": 2, "order": "planned"})
+    assert column(plan, "repeat") == [0] * 3 + [1] * 3
+    assert column(load(text), "repeat") == [0, 1, 2, 3] * 3
+
+
+def test_repeats_are_shuffled_unless_an_order_is_named(load) -> None:
+    assert load(SPLITS).schedule.order == "planned"
+    assert load(SPLITS, scheduled={"repeats": 1}).schedule.order == "planned"
+    assert load(SPLITS, scheduled={"repeats": 2}).schedule.order == "random"
+
+
+def test_a_seed_gives_one_order_that_can_be_checked_from_the_hashes(load) -> None:
+    asked = {"repeats": 4, "order": "random", "order_seed": 7}
+    plan = load(SPLITS, scheduled=asked)
+    assert [run.config for run in plan.runs] == [
+        run.config for run in load(SPLITS, scheduled=asked).runs
+    ]
+    assert column(plan, "repeat") == [0] * 3 + [1] * 3 + [2] * 3 + [3] * 3
+    for repeat in range(4):
+        hashes = [run.config.config_hash() for run in plan.runs if run.config.repeat == repeat]
+        assert hashes == sorted(hashes, key=lambda h: sha256(f"7:{h}".encode()).hexdigest())
+
+
+def test_every_configuration_comes_first_in_some_order(load) -> None:
+    plan = load(SPLITS)
+    first = {plan.shuffled(seed).runs[0].config.tensor_parallel_size for seed in range(30)}
+    assert first == {1, 2, 4}
+
+
+def test_a_callers_order_displaces_the_files_order_and_seed(load) -> None:
+    text = '[plan]\norder = "random"\norder_seed = 3\n' + SPLITS
+    assert load(text).schedule.seed == 3
+    assert load(text, scheduled={"order": "planned"}).schedule.seed is None
+    planned = '[plan]\norder = "planned"\n' + SPLITS
+    assert load(planned, scheduled={"order_seed": 5}).schedule.order == "random"
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds", "celsius"), [("30s", 30, None), ("1.5s", 1.5, None), ("45C", None, 45)]
+)
+def test_a_cool_down_is_seconds_or_a_temperature(load, text, seconds, celsius) -> None:
+    found = load(f'[plan]\ncool_down = "{text}"\n' + SPLITS).schedule.cool_down
+    assert (found.seconds, found.celsius, str(found)) == (seconds, celsius, text)
+
+
+def test_no_seconds_are_no_cool_down(load) -> None:
+    assert load('[plan]\ncool_down = "0s"\n' + SPLITS).schedule.cool_down is None
+
+
+def test_a_single_run_has_the_defaults_of_a_plan_and_keeps_its_label() -> None:
+    fields = {"model": "tiny-moe", "global_batch_size": 8, "sequence_length": 64}
+    plan = single_plan({**fields, "strategy": "balanced"}, platform="cpu")
+    config = plan.runs[0].config
+    assert (config.world_size, config.precision, config.strategy) == (1, "fp32", "balanced")
+    split = {"tensor_parallel_size": 2, "sequence_parallel": True, "world_size": 2}
+    config = single_plan({**fields, **split}, platform="cpu").runs[0].config
+    assert config.expert_tensor_parallel_size == 2
+
+
+@pytest.mark.parametrize("platform", ["cpu", "h100"])
+@pytest.mark.parametrize("given", [{}, {"nodes": 2}, {"world_size": 16}])
+def test_check_and_plan_fill_in_the_same_world_and_experts(load, platform, given) -> None:
+    text = HEAD.replace("llama3.1-8b", "mixtral-8x7b") + "[[runs]]\n"
+    text += "tensor_parallel_size = 2\nsequence_parallel = true\n"
+    text += "".join(f"{name} = {value}\n" for name, value in given.items())
+    planned = load(text, platform=platform).runs[0].config
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+    more = ("--tensor-parallel-size=2", "--global-batch-size=32", "--sequence-length=2048")
+    options = build_parser().parse_args(
+        ["check", "--model=mixtral-8x7b", f"--platform={platform}", *flags, *more]
+    )
+    assert request(options).config == planned

@@ -12,6 +12,7 @@ from scalebook.config import RunConfig
 from scalebook.errors import ConfigError
 from scalebook.legality import Problem
 from scalebook.parallelism import Parallelism
+from scalebook.plan import defaults as plan_defaults
 
 SPLIT = (
     "tensor_parallel_size",
@@ -146,14 +147,8 @@ def _strategy(given: dict[str, Any], platform: Platform, shape: ModelShape) -> d
 
 
 def _machine_defaults(given: dict[str, Any], platform: Platform) -> dict[str, Any]:
-    room = platform.gpus_per_node
-    defaults: dict[str, Any] = {}
-    if "world_size" not in given:
-        defaults["world_size"] = given.get("nodes", 1) * room
-    if "nodes" not in given:
-        world = (given | defaults)["world_size"]
-        defaults["nodes"] = 1 if platform.vendor == "cpu" else -(-world // room)
-    return defaults
+    whole = plan_defaults.world(given, platform)
+    return {name: value for name, value in whole.items() if name not in given}
 
 
 def _training_defaults(
@@ -161,10 +156,8 @@ def _training_defaults(
 ) -> dict[str, Any]:
     """Return what a check needs and the user left out: batch, length, precision, SP."""
     defaults: dict[str, Any] = {}
-    if shape.moe is not None and "expert_tensor_parallel_size" not in known:
-        # Experts that are not spread have to be split as the layers are.
-        spread = known.get("expert_parallel_size", 1) > 1
-        inner = 1 if spread else known.get("tensor_parallel_size", 1)
+    inner = plan_defaults.expert_tensor_parallel_size(known, shape)
+    if inner is not None and "expert_tensor_parallel_size" not in known:
         defaults["expert_tensor_parallel_size"] = inner
     sizes = {name: known.get(name, 1) for name in SPLIT}
     split = Parallelism(known["world_size"], **sizes)

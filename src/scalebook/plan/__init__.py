@@ -1,6 +1,6 @@
 """A plan: a TOML matrix of runs, expanded for one platform and checked before anything starts.
 
-    [plan]      name, description
+    [plan]      name, description; repeats, order, order_seed, cool_down
     [defaults]  fields of RunConfig, below every [[runs]] table
     [[runs]]    fields of RunConfig; a list stands for each of its values, lists multiply out
 
@@ -10,12 +10,16 @@ of the catalog in place of sizes, and ``sequence_parallel = "auto"`` (on where t
 is above 1). Without ``precision`` a run has the platform's default, without ``nodes`` as many as
 world_size fills, without ``expert_tensor_parallel_size`` experts that expert parallelism does not
 spread are split like the layers.
+
+``repeats = 3`` runs every configuration three times (their field ``repeat`` counts from 0),
+``order = "random"`` shuffles them within each repeat by ``order_seed`` (drawn and recorded if not
+given), ``cool_down = "30s"`` or ``"45C"`` waits between two runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +29,12 @@ from scalebook.config import RunConfig
 from scalebook.errors import CatalogError, ConfigError
 from scalebook.legality import Fit, Problem
 from scalebook.memory import MemoryEstimate
+from scalebook.plan import defaults
 from scalebook.plan.document import Table, read_document
 from scalebook.plan.expand import expand
+from scalebook.plan.schedule import Schedule, read_schedule, shuffled
 
-__all__ = ["Plan", "PlannedRun", "load_plan"]
+__all__ = ["Plan", "PlannedRun", "Schedule", "load_plan", "single_plan"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +59,19 @@ class PlannedRun:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to run, in the order of the file."""
+    """What to run, in the order of running it."""
 
     name: str
     description: str
     runs: tuple[PlannedRun, ...]
+    schedule: Schedule = field(default_factory=Schedule)
+
+    def shuffled(self, seed: int) -> Plan:
+        """Return the plan in the random order of a seed, which its schedule then names."""
+        by_hash = {run.config.config_hash(): run for run in self.runs}
+        order = shuffled((run.config for run in self.runs), seed)
+        runs = tuple(by_hash[config.config_hash()] for config in order)
+        return replace(self, runs=runs, schedule=replace(self.schedule, seed=seed))
 
 
 def load_plan(
@@ -66,18 +80,24 @@ def load_plan(
     platform: str,
     world_size: int | None = None,
     overrides: Mapping[str, Any] | None = None,
+    scheduled: Mapping[str, Any] | None = None,
 ) -> Plan:
     """Return the plan of a file for one platform.
 
     ``world_size`` says how many devices there are: runs that name no world size use all of them,
-    runs that need more are marked illegal. ``overrides`` replace RunConfig fields in every run.
-    A configuration that the file describes twice is planned once.
+    runs that need more are marked illegal. ``overrides`` replace RunConfig fields in every run,
+    ``scheduled`` the file's keys of the schedule. A configuration that the file describes twice is
+    planned once. A random order without a seed is left to ``Plan.shuffled``.
 
     Raises:
         ConfigError: the file is malformed, or names something that does not exist.
     """
     target = catalog.platform(platform)
     document = read_document(path, overrides)
+    try:
+        times = read_schedule(_displaced(document.schedule, scheduled or {}))
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
     configs: dict[str, RunConfig] = {}
     for number, table in enumerate(document.tables, start=1):
         try:
@@ -85,8 +105,56 @@ def load_plan(
                 configs.setdefault(config.config_hash(), config)
         except (ConfigError, CatalogError) as error:
             raise ConfigError(f"{path}: [[runs]] {number}: {error}") from error
-    runs = tuple(_planned(config, target, world_size) for config in configs.values())
-    return Plan(document.name, document.description, runs)
+    plan = Plan(document.name, document.description, (), times)
+    return _filled(plan, configs.values(), target, world_size)
+
+
+def single_plan(
+    fields: Mapping[str, Any],
+    *,
+    platform: str,
+    world_size: int | None = None,
+    scheduled: Mapping[str, Any] | None = None,
+) -> Plan:
+    """Return the plan of one configuration: these fields of RunConfig, each as it stands.
+
+    What is left out has the defaults of a plan. ``strategy`` is a label here: sizes are given.
+
+    Raises:
+        ConfigError: a field is unknown, missing or malformed.
+    """
+    target = catalog.platform(platform)
+    run: Table = {"platform": target.name, "precision": target.default_precision, **fields}
+    run |= defaults.world(run, target, world_size)
+    config = RunConfig.from_parameters(run)
+    inner = defaults.expert_tensor_parallel_size(run, catalog.model(config.model))
+    if inner is not None:
+        config = RunConfig.from_parameters(run | {"expert_tensor_parallel_size": inner})
+    plan = Plan("single run", "", (), read_schedule(scheduled or {}))
+    return _filled(plan, (config,), target, world_size)
+
+
+def _displaced(below: Mapping[str, Any], above: Mapping[str, Any]) -> Table:
+    """Return schedule keys with others on top; an order and its seed displace one another."""
+    paired = ("order", "order_seed")
+    gone = paired if any(name in above for name in paired) else ()
+    return {name: value for name, value in below.items() if name not in gone} | dict(above)
+
+
+def _filled(
+    plan: Plan, configs: Collection[RunConfig], platform: Platform, available: int | None
+) -> Plan:
+    """Return the plan with these configurations, repeated and ordered as its schedule says."""
+    repeats, seed = plan.schedule.repeats, plan.schedule.seed
+    again = (
+        config if repeats is None else config.model_copy(update={"repeat": repeat})
+        for repeat in range(repeats or 1)
+        for config in configs
+    )
+    once = {config.config_hash(): config for config in again}
+    runs = tuple(_planned(config, platform, available) for config in once.values())
+    filled = replace(plan, runs=runs)
+    return filled if seed is None else filled.shuffled(seed)
 
 
 def _configs(table: Table, platform: Platform, world_size: int | None) -> Iterator[RunConfig]:

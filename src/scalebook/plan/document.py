@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError, unknown
+from scalebook.plan.schedule import KEYS as SCHEDULE_KEYS
 
 SIZES = (
     "tensor_parallel_size",
@@ -26,11 +27,15 @@ Table = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A plan file as written: its name, its description, and one merged table per [[runs]]."""
+    """A plan file as written: its name, its description, and one merged table per [[runs]].
+
+    ``schedule`` holds the keys of [plan] that say how often and in which order.
+    """
 
     name: str
     description: str
     tables: tuple[Table, ...]
+    schedule: Table
 
 
 def read_document(path: Path, overrides: Mapping[str, Any] | None = None) -> Document:
@@ -42,7 +47,7 @@ def read_document(path: Path, overrides: Mapping[str, Any] | None = None) -> Doc
     content = _parse(path)
     _refuse_unknown(path, "section", content, ("plan", "defaults", "runs"))
     head = _table(path, content, "plan")
-    _refuse_unknown(path, "key of [plan]", head, ("name", "description"))
+    _refuse_unknown(path, "key of [plan]", head, ("name", "description", *SCHEDULE_KEYS))
     defaults = _table(path, content, "defaults")
     _refuse_unknown(path, "key of [defaults]", defaults, KEYS)
     runs = content.get("runs")
@@ -57,9 +62,13 @@ def read_document(path: Path, overrides: Mapping[str, Any] | None = None) -> Doc
         _refuse_unknown(path, f"key of {where}", table, KEYS)
         for layer, name in ((defaults, "[defaults]"), (table, where)):
             _refuse_conflicts(path, name, layer)
+            _refuse_repeat(path, name, layer, head)
         tables.append(displace(displace(defaults, table), overrides or {}))
     return Document(
-        _text(path, head, "name", path.stem), _text(path, head, "description", ""), tuple(tables)
+        _text(path, head, "name", path.stem),
+        _text(path, head, "description", ""),
+        tuple(tables),
+        {name: head[name] for name in SCHEDULE_KEYS if name in head},
     )
 
 
@@ -115,4 +124,12 @@ def _refuse_conflicts(path: Path, where: str, table: Table) -> None:
         raise ConfigError(
             f"{path}: {where} has both global_batch_size and global_batch_size_per_gpu. "
             "Keep the first for strong scaling, the second for weak scaling."
+        )
+
+
+def _refuse_repeat(path: Path, where: str, table: Table, head: Table) -> None:
+    if "repeat" in table and "repeats" in head:
+        raise ConfigError(
+            f"{path}: {where} has repeat and [plan] has repeats. Keep one of them: repeats runs "
+            "every configuration so often."
         )

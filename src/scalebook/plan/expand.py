@@ -9,6 +9,7 @@ from typing import Any, cast
 from scalebook import catalog
 from scalebook.catalog.types import Platform
 from scalebook.errors import ConfigError
+from scalebook.plan import defaults
 from scalebook.plan.document import SIZES, Table
 
 
@@ -43,7 +44,7 @@ def _complete(run: Table, platform: Platform, world_size: int | None) -> Table:
         known = ", ".join(shape.name for shape in catalog.models())
         raise ConfigError(f"model={model!r} is no model name. Known models: {known}.")
     run = {"platform": platform.name, "precision": platform.default_precision, **run}
-    run = _with_world(run, platform, world_size)
+    run |= defaults.world(run, platform, world_size)
     run = _with_batch(run)
     run = _with_strategy(run, platform, model)
     if run.get("sequence_parallel") == "auto":
@@ -51,22 +52,8 @@ def _complete(run: Table, platform: Platform, world_size: int | None) -> Table:
     return _with_experts(run, model)
 
 
-def _with_world(run: Table, platform: Platform, world_size: int | None) -> Table:
-    room = platform.gpus_per_node
-    nodes = _size(run, "nodes")
-    if platform.vendor == "cpu":  # its cores are no devices: one process unless said otherwise
-        return run | {
-            "world_size": _size(run, "world_size") or world_size or 1,
-            "nodes": nodes or 1,
-        }
-    world = _size(run, "world_size") or world_size or (nodes or 1) * room
-    if nodes is None:
-        nodes = -(-world // room)
-    return run | {"world_size": world, "nodes": nodes}
-
-
 def _with_batch(run: Table) -> Table:
-    per_gpu = _size(run, "global_batch_size_per_gpu")
+    per_gpu = defaults.size(run, "global_batch_size_per_gpu")
     if per_gpu is not None:
         del run["global_batch_size_per_gpu"]
         return run | {"global_batch_size": per_gpu * run["world_size"]}
@@ -84,18 +71,5 @@ def _with_strategy(run: Table, platform: Platform, model: str) -> Table:
 
 
 def _with_experts(run: Table, model: str) -> Table:
-    """Experts that are not spread have to be split as the layers are (legality, same name)."""
-    given = "expert_tensor_parallel_size" in run or run.get("expert_parallel_size", 1) != 1
-    if given or catalog.model(model).moe is None:
-        return run
-    return run | {"expert_tensor_parallel_size": run.get("tensor_parallel_size", 1)}
-
-
-def _size(run: Table, name: str) -> int | None:
-    """Return a positive size, None where the table has none."""
-    value = run.get(name)
-    if value is None:
-        return None
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigError(f"{name}={value!r} must be a whole number of at least 1.")
-    return value
+    inner = defaults.expert_tensor_parallel_size(run, catalog.model(model))
+    return run if inner is None else run | {"expert_tensor_parallel_size": inner}
