@@ -26,6 +26,21 @@ DENSE: dict[str, dict[str, Any]] = {
     "DP=2": {"world_size": 2},
     "DP=2 with distributed optimizer": {"world_size": 2, "data_parallel_sharding": "optimizer"},
     "full recomputation": {"recompute": "full"},
+    "pointwise recomputation": {"recompute": "pointwise"},
+    "FSDP over DP=2": {"world_size": 2, "data_parallel_sharding": "full"},
+    "FSDP over CP=2": {
+        "world_size": 2,
+        "context_parallel_size": 2,
+        "data_parallel_sharding": "full",
+        "recompute": "full",
+    },
+    "FSDP of TP=2 with SP": {
+        "world_size": 2,
+        "tensor_parallel_size": 2,
+        "sequence_parallel": True,
+        "data_parallel_sharding": "full",
+        "recompute": "pointwise",
+    },
 }
 
 MIXTURE: dict[str, dict[str, Any]] = {

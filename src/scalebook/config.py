@@ -13,7 +13,8 @@ from scalebook.errors import ConfigError, unknown
 from scalebook.parallelism import Parallelism
 
 Precision = Literal["bf16", "fp16", "fp8", "fp4", "fp32"]
-Recompute = Literal["none", "selective", "full"]
+# pointwise: what costs no matrix product, the outputs of norms and of the activation function
+Recompute = Literal["none", "pointwise", "selective", "full"]
 Sharding = Literal["none", "optimizer", "full"]
 Switch = Literal["auto", "on", "off"]  # auto: on where this machine and configuration can
 LayerSpec = Literal["auto", "torch", "transformer_engine"]

@@ -42,7 +42,7 @@ def register(subparsers: Subparsers) -> None:
     for flag, text in SIZE_FLAGS:
         parser.add_argument(f"--{flag}", type=at_least(1), help=text)
     parser.add_argument("--precision", choices=("bf16", "fp16", "fp8", "fp4", "fp32"))
-    parser.add_argument("--recompute", choices=("none", "selective", "full"))
+    parser.add_argument("--recompute", choices=("none", "pointwise", "selective", "full"))
     parser.add_argument(
         "--data-parallel-sharding",
         choices=("none", "optimizer", "full"),

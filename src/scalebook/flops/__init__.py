@@ -51,7 +51,7 @@ __all__ = [
     "parameter_count",
 ]
 
-RECOMPUTE = ("none", "selective", "full")
+RECOMPUTE = ("none", "pointwise", "selective", "full")
 
 
 def padded_vocab_size(
@@ -103,6 +103,7 @@ def hardware_flops_per_token(
 ) -> float:
     """Return FLOPs per trained token that the hardware executes, recomputed ones included.
 
+    ``pointwise`` recomputes no matrix product, so it adds nothing here;
     ``selective`` runs the attention core's forward twice (Korthikanti 2022, arXiv 2205.05198);
     ``full`` the forward of every layer, or of ``recompute_num_layers`` of them (taken as mean
     layers). The output layer is never recomputed. ``narayanan_2021`` has recomputation in its
@@ -114,7 +115,7 @@ def hardware_flops_per_token(
     found = flop_parts(
         shape, sequence_length, counted, mtp_layers=mtp_layers, vocab_size=vocab_size
     )
-    if recompute == "none":
+    if recompute in ("none", "pointwise"):
         return float(found.total)
     if recompute == "selective":
         return found.total + found.attention_core / 3

@@ -32,6 +32,7 @@ class Fit:
 
 def estimate(config: RunConfig, shape: ModelShape) -> MemoryEstimate:
     """Return the predicted memory (GiB a rank) of a legal configuration."""
+    plain_loss = config.fused_cross_entropy == "off"
     return memory.estimate(
         shape,
         config.parallelism,
@@ -40,6 +41,9 @@ def estimate(config: RunConfig, shape: ModelShape) -> MemoryEstimate:
         sequence_length=config.sequence_length,
         precision=config.precision,
         recompute=config.recompute,
+        attention="unfused" if config.fused_attention == "off" else "fused",
+        # Whether torch can compile is not known before a run: that it can is the usual case.
+        cross_entropy="unfused" if config.platform == "cpu" or plain_loss else "fused",
     )
 
 
@@ -114,10 +118,16 @@ def _single_changes(config: RunConfig, shape: ModelShape) -> Iterator[dict[str, 
     for factor in (2, 4):
         yield {"pipeline_parallel_size": factor * config.pipeline_parallel_size}
         yield {"context_parallel_size": factor * config.context_parallel_size}
+    if config.recompute == "none":
+        yield {"recompute": "pointwise"}
     if config.recompute != "full":
         yield {"recompute": "full"}
-    # FSDP shares nothing out among one replica, and Scalebook's own trainer does not have it.
-    if config.data_parallel_sharding != "full" and config.engine != "megatron":
+    # FSDP shares nothing out among one replica; Scalebook's own trainer has it without pipeline
+    # stages and experts.
+    own = config.engine == "megatron"
+    if config.data_parallel_sharding != "full" and not (
+        own and (config.pipeline_parallel_size > 1 or shape.moe is not None)
+    ):
         yield {"data_parallel_sharding": "full"}
 
 

@@ -11,7 +11,7 @@ QUANTISED = ("fp8", "fp4")
 # Transformer Engine refuses FP8 products whose inner dimensions are no multiples of 16, or whose
 # number of tokens is no multiple of 8.
 INNER_MULTIPLE, TOKEN_MULTIPLE = 16, 8
-TRAINED_PRECISIONS = ("bf16", "fp32")
+TRAINED_PRECISIONS = ("bf16", "fp8", "fp32")
 WASTE = 0.05  # share of padded vocabulary rows worth a word
 
 
@@ -123,7 +123,10 @@ def engine(case: Case) -> Iterator[Problem]:
     if config.precision not in TRAINED_PRECISIONS:
         missing.append(f"precision={config.precision}")
     if config.data_parallel_sharding == "full":
-        missing.append("data_parallel_sharding=full")
+        if config.pipeline_parallel_size > 1:
+            missing.append("data_parallel_sharding=full with pipeline stages")
+        if shape.moe is not None:
+            missing.append(f"data_parallel_sharding=full with the experts of {shape.name}")
     if shape.mla is not None:
         missing.append(f"the latent attention of {shape.name}")
     elif shape.mtp_layers:

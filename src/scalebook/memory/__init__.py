@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from scalebook.catalog.types import ModelShape
 from scalebook.errors import ConfigError, unknown
 from scalebook.memory import activations
-from scalebook.memory.activations import AttentionKernel, Workload
+from scalebook.memory.activations import AttentionKernel, CrossEntropy, Workload
 from scalebook.memory.parameters import Count, is_moe, layer_count, stage_count, stage_layers
 from scalebook.parallelism import Parallelism
 
 __all__ = ["MemoryEstimate", "StageMemory", "estimate"]
 
 GIB = 2**30
-RECOMPUTE = ("none", "selective", "full")
+RECOMPUTE = ("none", "pointwise", "selective", "full")
 SHARDING = ("none", "optimizer", "full")
 
 
@@ -110,6 +110,7 @@ def estimate(
     precision: str = "bf16",
     recompute: str = "none",
     attention: AttentionKernel = "fused",
+    cross_entropy: CrossEntropy = "unfused",
 ) -> MemoryEstimate:
     """Return the memory (GiB) that each pipeline stage needs on one rank.
 
@@ -125,7 +126,7 @@ def estimate(
             raise ConfigError(unknown(kind, name, known))
     numbers = PRECISIONS[precision]
     tokens = sequence_length * micro_batch_size / parallelism.context_parallel_size
-    work = Workload(tokens, sequence_length, numbers.activation, attention)
+    work = Workload(tokens, sequence_length, numbers.activation, attention, cross_entropy)
     job = _Job(shape, parallelism, num_microbatches, numbers, recompute, work)
     return MemoryEstimate(
         tuple(_stage(job, stage) for stage in range(parallelism.pipeline_parallel_size))
@@ -213,6 +214,8 @@ def _layer_bytes(job: _Job, layer: int) -> float:
     kept = activations.layer_bytes(shape, parallelism, work, moe=is_moe(shape, layer))
     if job.recompute == "selective":
         kept -= activations.softmax_bytes(shape, parallelism, work)
+    if job.recompute == "pointwise":
+        kept -= activations.pointwise_bytes(shape, parallelism, work, moe=is_moe(shape, layer))
     return kept
 
 
@@ -223,5 +226,7 @@ def _working_bytes(job: _Job, layer: int) -> float:
         return 0.0
     if job.recompute == "selective":
         return activations.softmax_bytes(shape, parallelism, work)
+    if job.recompute == "pointwise":
+        return activations.pointwise_bytes(shape, parallelism, work, moe=is_moe(shape, layer))
     whole = activations.layer_bytes(shape, parallelism, work, moe=is_moe(shape, layer))
     return whole - activations.checkpoint_bytes(shape, parallelism, work)

@@ -17,6 +17,8 @@ from scalebook.parallelism import Parallelism
 
 # "fused" keeps one number a query for the softmax; "unfused" keeps the matrix of scores.
 AttentionKernel = Literal["fused", "unfused"]
+# "fused" turns the logits into their gradient where they lie; "unfused" keeps an fp32 softmax.
+CrossEntropy = Literal["fused", "unfused"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,7 @@ class Workload:
     sequence_length: int  # keys that a query sees
     element_bytes: int
     attention: AttentionKernel
+    cross_entropy: CrossEntropy = "unfused"
 
 
 def layer_bytes(shape: ModelShape, parallelism: Parallelism, work: Workload, *, moe: bool) -> float:
@@ -51,6 +54,20 @@ def softmax_bytes(shape: ModelShape, parallelism: Parallelism, work: Workload) -
     return 2.5 * work.element_bytes * heads * work.tokens * work.sequence_length
 
 
+def pointwise_bytes(
+    shape: ModelShape, parallelism: Parallelism, work: Workload, *, moe: bool
+) -> float:
+    """Return bytes that ``pointwise`` recomputation saves: norms' outputs, the MLP's product.
+
+    Before experts, the norm's output is also what the router and the dispatcher keep.
+    """
+    hidden = shape.hidden_size * replicated_share(parallelism)
+    if moe and shape.moe is not None:
+        return work.tokens * work.element_bytes * hidden
+    product = shape.ffn_hidden_size / parallelism.tensor_parallel_size if shape.gated_mlp else 0.0
+    return work.tokens * work.element_bytes * (2 * hidden + product)
+
+
 def checkpoint_bytes(shape: ModelShape, parallelism: Parallelism, work: Workload) -> float:
     """Return bytes that one layer keeps under full recomputation: its input."""
     return work.tokens * work.element_bytes * shape.hidden_size * replicated_share(parallelism)
@@ -59,13 +76,15 @@ def checkpoint_bytes(shape: ModelShape, parallelism: Parallelism, work: Workload
 def head_bytes(shape: ModelShape, parallelism: Parallelism, work: Workload) -> tuple[float, float]:
     """Return bytes of the last norm and of the logits of one microbatch.
 
-    The cross entropy works in fp32: beside an fp32 copy of the logits there is at its worst moment
-    one 16-bit copy (the logits before it, or their gradient after it).
+    An unfused cross entropy works in fp32: beside an fp32 copy of the logits there is at its worst
+    moment one 16-bit copy (the logits before it, or their gradient after it).
     """
     norm = 2 * checkpoint_bytes(shape, parallelism, work)
     vocabulary = padded_vocab_size(shape.vocab_size, parallelism.tensor_parallel_size)
     width = vocabulary / parallelism.tensor_parallel_size
-    per_element = 4 if work.element_bytes == 4 else 4 + work.element_bytes
+    if work.cross_entropy == "fused" or work.element_bytes == 4:
+        return norm, work.tokens * width * work.element_bytes
+    per_element = 4 + work.element_bytes
     return norm, work.tokens * width * per_element
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
@@ -15,6 +16,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from scalebook.train.remake import made_by
 
 APEX_MODULE = "fused_weight_gradient_mlp_cuda"
 
@@ -62,3 +65,46 @@ def compile_rotary_embedding() -> None:
     rope: Any = import_module("megatron.core.models.common.embeddings.rope_utils")
     compiler: Any = torch  # typed only in part
     rope._apply_rotary_pos_emb_bshd = compiler.compile(rope._apply_rotary_pos_emb_bshd)
+
+
+def _rms_norm(hidden: Tensor, shape: tuple[int], weight: Tensor, eps: float) -> Tensor:
+    wide = hidden.float()
+    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return (wide * scale * weight.float()).to(hidden.dtype)
+
+
+@cache
+def _compiled_rms_norm() -> Any:
+    compiler: Any = torch
+    return compiler.compile(_rms_norm)
+
+
+def rms_norm(hidden: Tensor, shape: tuple[int], weight: Tensor, eps: float) -> Tensor:
+    """Return torch's ``rms_norm`` over the last dimension, compiled into one pass each way."""
+    normalised: Tensor = _compiled_rms_norm()(hidden, shape, weight, eps)
+    return normalised
+
+
+def swiglu(doubled: Tensor) -> Tensor:
+    """Return silu(gate) x up for ``doubled`` [..., gate and up]."""
+    gate, up = doubled.chunk(2, dim=-1)
+    return torch.nn.functional.silu(gate) * up
+
+
+def remake_activation(*, fused: bool) -> None:
+    """Let the SwiGLU of Megatron-Core's MLP tell how its product can be made again."""
+    mlp: Any = import_module("megatron.core.transformer.mlp")
+    original = mlp.bias_swiglu_impl
+
+    def activate(doubled: Tensor, bias: Tensor | None, *options: Any) -> Tensor:
+        product = original(doubled, bias, *options) if fused else swiglu(doubled)
+        return made_by(product, partial(_activate_again, original, fused), doubled)
+
+    if not hasattr(original, "remakes"):
+        activate.remakes = True  # pyright: ignore[reportFunctionMemberAccess]
+        mlp.bias_swiglu_impl = activate
+
+
+def _activate_again(original: Any, fused: bool, doubled: Tensor) -> Tensor:
+    product: Tensor = original(doubled, None) if fused else swiglu(doubled)
+    return product

@@ -1,35 +1,104 @@
 """Torch-native pieces of a transformer layer, for machines without Transformer Engine.
 
-They replace Megatron-Core's local norms (which refuse sequence parallelism) and its unfused core
-attention (which refuses context parallelism and stores the s x s scores).
+They replace Megatron-Core's local norms (which refuse sequence parallelism), its unfused core
+attention (which refuses context parallelism and stores the s x s scores), and wrap its linear
+layers so that they can keep a recipe instead of their input (recompute mode ``pointwise``).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import bias
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import layer_norm, scaled_dot_product_attention
 
-from scalebook.train import mcore
+from scalebook.train import async_tensor_parallel, fused, mcore, remake
 
 lower_right: Any = getattr(bias, "causal_lower_right")  # noqa: B009
 
 
-class Norm:
-    """RMSNorm or LayerNorm of torch whose parameters are marked for sequence parallelism."""
+class Norm(nn.Module):
+    """RMSNorm or LayerNorm whose parameters are marked for sequence parallelism."""
 
-    def __new__(cls, config: Any, hidden_size: int, eps: float = 1e-5, **_: Any) -> nn.Module:
-        """Return the norm that ``config.normalization`` names."""
-        kinds = {"RMSNorm": nn.RMSNorm, "LayerNorm": nn.LayerNorm}
-        norm = kinds[config.normalization](hidden_size, eps=eps, dtype=config.params_dtype)
-        for parameter in norm.parameters():
+    def __init__(
+        self, config: Any, hidden_size: int, eps: float = 1e-5, *, style: Style, **_: Any
+    ) -> None:
+        super().__init__()
+        shape = (hidden_size,)
+        self.weight = nn.Parameter(torch.ones(shape, dtype=config.params_dtype))
+        if config.normalization == "RMSNorm":
+            function: Any = fused.rms_norm if style.compiled_norm else nn.functional.rms_norm
+            self.normalise: Callable[..., Tensor] = partial(_rms, function, shape, eps)
+        else:
+            self.bias = nn.Parameter(torch.zeros(shape, dtype=config.params_dtype))
+            self.normalise = partial(_layer, shape, eps)
+        for parameter in self.parameters():
             # Each tensor-parallel rank sees a part of the sequence; this mark makes Megatron-Core
             # add up the ranks' gradients.
             setattr(parameter, "sequence_parallel", config.sequence_parallel)  # noqa: B010
-        return norm
+        self.remade = style.remake
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return ``hidden`` [..., hidden size] with unit mean square (or variance), scaled."""
+        parameters = tuple(self.parameters())
+        normalised = self.normalise(hidden, *parameters)
+        if self.remade and torch.is_grad_enabled():
+            return remake.made_by(normalised, self.normalise, hidden, *parameters)
+        return normalised
+
+
+def _rms(function: Any, shape: tuple[int], eps: float, hidden: Tensor, weight: Tensor) -> Tensor:
+    normalised: Tensor = function(hidden, shape, weight, eps)
+    return normalised
+
+
+def _layer(shape: tuple[int], eps: float, hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return layer_norm(hidden, shape, weight, bias, eps)
+
+
+class ColumnParallelLinear(mcore.ColumnParallelLinear):
+    """Megatron-Core's, which saves a recipe of its input where one is known."""
+
+    def forward(self, input_: Tensor, *given: Any, **options: Any) -> Any:
+        """Return (output, bias) as Megatron-Core's layer does."""
+        parent: Any = super()
+        with remake.instead_of_saving(input_):
+            return parent.forward(input_, *given, **options)
+
+
+class RowParallelLinear(mcore.RowParallelLinear):
+    """Megatron-Core's, which saves a recipe of its input where one is known."""
+
+    def forward(self, input_: Tensor) -> Any:
+        """Return (output, bias) as Megatron-Core's layer does."""
+        parent: Any = super()
+        with remake.instead_of_saving(input_):
+            return parent.forward(input_)
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """How the pieces of a layer compute the same mathematics."""
+
+    compiled_norm: bool
+    fused_attention: bool
+    overlap_tensor_parallel: bool
+    remake: bool  # recompute mode pointwise
+
+    def pieces(self) -> mcore.Pieces:
+        """Return the classes of which Megatron-Core builds its layers."""
+        overlapped = self.overlap_tensor_parallel
+        return mcore.Pieces(
+            norm=mcore.ModuleSpec(module=Norm, params={"style": self}),
+            core_attention=CoreAttention if self.fused_attention else mcore.DotProductAttention,
+            column=async_tensor_parallel.Column if overlapped else ColumnParallelLinear,
+            row=async_tensor_parallel.Row if overlapped else RowParallelLinear,
+        )
 
 
 def takes_grouped_heads(query: Tensor) -> bool:

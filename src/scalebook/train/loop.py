@@ -18,6 +18,7 @@ from scalebook.catalog.types import ModelShape
 from scalebook.config import RunConfig
 from scalebook.train import mcore, observe
 from scalebook.train.data import Batch, Samples, Share, micro_batches
+from scalebook.train.graph import GraphedSchedule
 from scalebook.train.indexed import samples_of
 from scalebook.train.model import Model, build, refuse_unsupported
 from scalebook.train.optimizer import Optimizer, build_optimizer
@@ -44,7 +45,7 @@ class Trainer:
 def _loss(config: RunConfig, losses: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the summed loss, the number of tokens it is over, and the mean to report."""
     total = losses.float().sum()
-    count = torch.tensor(losses.numel(), dtype=torch.int, device=losses.device)
+    count = torch.full((), losses.numel(), dtype=torch.int, device=losses.device)
     return total, count, total.detach() / losses.numel()
 
 
@@ -80,6 +81,11 @@ def train_step(trainer: Trainer, step: int) -> tuple[float | None, float | None,
     return loss, grad_norm, not succeeded
 
 
+def _schedule(model: Model) -> Any:
+    schedule = mcore.get_forward_backward_func()
+    return GraphedSchedule(schedule) if model.switches.cuda_graph else schedule
+
+
 def prepare(config: RunConfig, shape: ModelShape, output: Path) -> Trainer:
     """Return a trainer ready for its first step."""
     refuse_unsupported(config, shape)
@@ -102,7 +108,7 @@ def prepare(config: RunConfig, shape: ModelShape, output: Path) -> Trainer:
         samples=samples_of(config, shape, output),
         share=share,
         variables=variables,
-        forward_backward=mcore.get_forward_backward_func(),
+        forward_backward=_schedule(model),
     )
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import logging
 import warnings
-from dataclasses import replace
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -32,6 +34,12 @@ _distributed: Any = _import("megatron.core.distributed")
 GPTModel: Any = _import("megatron.core.models.gpt.gpt_model").GPTModel
 TransformerConfig: Any = _import("megatron.core.transformer.transformer_config").TransformerConfig
 MegatronModule: Any = _import("megatron.core.transformer.module").MegatronModule
+ModuleSpec: Any = _import("megatron.core.transformer.spec_utils").ModuleSpec
+DotProductAttention: Any = _import(
+    "megatron.core.transformer.dot_product_attention"
+).DotProductAttention
+ColumnParallelLinear: Any = tensor_parallel.ColumnParallelLinear
+RowParallelLinear: Any = tensor_parallel.RowParallelLinear
 DistributedDataParallel: Any = _distributed.DistributedDataParallel
 DistributedDataParallelConfig: Any = _distributed.DistributedDataParallelConfig
 finalize_model_grads: Any = _distributed.finalize_model_grads
@@ -66,39 +74,53 @@ def quiet() -> None:
     warnings.filterwarnings("ignore", message="full scope is deprecated")
 
 
-def block_spec(
-    config: Any, *, transformer_engine: bool, norm: Any, core_attention: Any, vp_stage: int | None
-) -> Any:
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """The classes (or specs) that take the places of Megatron-Core's local ones in a layer."""
+
+    norm: Any
+    core_attention: Any
+    column: Any
+    row: Any
+
+
+@contextmanager
+def _local_provider(pieces: Pieces) -> Generator[None]:
+    """Let Megatron-Core's local specifications be made of our pieces."""
+    local: Any = _gpt_specs.LocalSpecProvider
+
+    class Provider(local):
+        def column_parallel_linear(self) -> Any:
+            return pieces.column
+
+        def row_parallel_linear(self) -> Any:
+            return pieces.row
+
+        def layer_norm(self, **_: Any) -> Any:
+            return pieces.norm
+
+        def core_attention(self) -> Any:
+            return pieces.core_attention
+
+    _gpt_specs.LocalSpecProvider = Provider
+    try:
+        yield
+    finally:
+        _gpt_specs.LocalSpecProvider = local
+
+
+def block_spec(config: Any, *, pieces: Pieces | None, vp_stage: int | None) -> Any:
     """Return the layers of one model chunk as Megatron-Core's specification of submodules.
 
-    Without Transformer Engine, norms and core attention are replaced by ours: Megatron-Core's own
-    refuse sequence parallelism, context parallelism and use no fused attention kernel.
+    Without ``pieces`` they are those of Transformer Engine.
     """
-    spec = _gpt_specs.get_gpt_decoder_block_spec(
-        config,
-        use_transformer_engine=transformer_engine,
-        normalization=config.normalization,
-        vp_stage=vp_stage,
-    )
-    if transformer_engine:
-        return spec
-    layers = [_torch_layer(layer, config, norm, core_attention) for layer in spec.layer_specs]
-    return replace(spec, layer_specs=layers, layer_norm=norm)
-
-
-def _torch_layer(layer: Any, config: Any, norm: Any, core_attention: Any) -> Any:
-    attention = layer.submodules.self_attention
-    parts: dict[str, Any] = {"core_attention": core_attention}
-    if config.qk_layernorm:
-        parts |= {"q_layernorm": norm, "k_layernorm": norm}
-    attention = replace(attention, submodules=replace(attention.submodules, **parts))
-    submodules = replace(
-        layer.submodules,
-        input_layernorm=norm,
-        pre_mlp_layernorm=norm,
-        self_attention=attention,
-    )
-    return replace(layer, submodules=submodules)
+    options: dict[str, Any] = {"normalization": config.normalization, "vp_stage": vp_stage}
+    build: Any = _gpt_specs.get_gpt_decoder_block_spec
+    if pieces is None:
+        return build(config, use_transformer_engine=True, **options)
+    with _local_provider(pieces):
+        spec = build(config, use_transformer_engine=False, **options)
+    return replace(spec, layer_norm=pieces.norm)
 
 
 def forget_auxiliary_losses() -> None:

@@ -7,16 +7,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from scalebook.catalog.types import ModelShape
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError
-from scalebook.train import fused, layers, mcore, weights
+from scalebook.train import fsdp, fused, layers, mcore, weights
+from scalebook.train.cross_entropy import cross_entropy
+from scalebook.train.switches import Switches, resolve
 from scalebook.train.world import World
 
 VOCABULARY_MULTIPLE = 128  # Megatron-LM's --make-vocab-size-divisible-by
-DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+# What parameters are computed in: FP8 is a format of the matrix products alone.
+DTYPES = {"bf16": torch.bfloat16, "fp8": torch.bfloat16, "fp32": torch.float32}
 # The weight that Mixtral's configuration gives to the load-balancing loss is 0.02; Megatron-LM's
 # examples use 0.01.
 AUXILIARY_LOSS_COEFFICIENT = 1e-2
@@ -26,12 +30,11 @@ AUXILIARY_LOSS_COEFFICIENT = 1e-2
 class Model:
     """This rank's part of the model, wrapped for data parallelism."""
 
-    chunks: list[Any]  # DistributedDataParallel, one a virtual pipeline stage
+    chunks: list[Any]  # DistributedDataParallel or fsdp.Sharded, one a virtual pipeline stage
     config: Any  # megatron.core.TransformerConfig
     ddp_config: Any
     padded_vocab_size: int
-    layer_spec: str  # "torch" or "transformer_engine"
-    compiled_rotary_embedding: bool
+    switches: Switches
     parameter_count: int  # of this pipeline stage, whole
 
 
@@ -42,10 +45,12 @@ def refuse_unsupported(config: RunConfig, shape: ModelShape) -> None:
             f"precision={config.precision!r} is not supported by engine 'megatron'. "
             f"Use one of: {', '.join(DTYPES)}."
         )
-    if config.data_parallel_sharding == "full":
+    if config.data_parallel_sharding == "full" and (
+        config.pipeline_parallel_size > 1 or shape.moe is not None
+    ):
         raise ConfigError(
-            "data_parallel_sharding='full' (FSDP) is not supported by engine 'megatron'. "
-            "Use 'none' or 'optimizer'."
+            "data_parallel_sharding='full' (FSDP) is supported by engine 'megatron' without "
+            "pipeline stages and without experts. Use 'none' or 'optimizer'."
         )
     if shape.mla is not None or shape.mtp_layers:
         raise ConfigError(
@@ -116,7 +121,7 @@ def _split(config: RunConfig) -> dict[str, Any]:
         "sequence_parallel": config.sequence_parallel,
         "pipeline_dtype": DTYPES[config.precision],
         "params_dtype": DTYPES[config.precision],
-        "bf16": config.precision == "bf16",
+        "bf16": config.precision != "fp32",
     }
 
 
@@ -130,21 +135,16 @@ def _recompute(config: RunConfig) -> dict[str, Any]:
     return {"recompute_granularity": "selective"} if config.recompute == "selective" else {}
 
 
-def _speed(config: RunConfig, shape: ModelShape, world: World, te: bool) -> dict[str, Any]:
-    fuse = world.on_gpu and fused.can_compile()
-    bf16 = config.precision == "bf16"
+def _speed(config: RunConfig, shape: ModelShape, world: World, on: Switches) -> dict[str, Any]:
+    te = on.transformer_engine
     interleaved = config.virtual_pipeline_parallel_size > 1
     return {
         "use_cpu_initialization": not world.on_gpu,
-        # Megatron-Core's fused GELU wants a bias.
-        "bias_activation_fusion": fuse and (shape.gated_mlp or shape.mlp_bias),
-        "bias_dropout_fusion": fuse,
-        "cross_entropy_loss_fusion": fuse,
+        "bias_activation_fusion": on.fused_activation or _remakes_activation(config, shape),
+        "bias_dropout_fusion": on.fused_activation,
         "masked_softmax_fusion": False,
-        "gradient_accumulation_fusion": (
-            world.on_gpu and bf16 and (te or fused.can_accumulate(world.device))
-        ),
-        "apply_rope_fusion": te,
+        "gradient_accumulation_fusion": on.fused_weight_gradient,
+        "apply_rope_fusion": te and on.fused_rope,
         "moe_grouped_gemm": te and shape.moe is not None,
         # With 2 stages, batched sends of both directions go to the same peer and are mixed up.
         "overlap_p2p_comm": interleaved,
@@ -156,30 +156,59 @@ def _speed(config: RunConfig, shape: ModelShape, world: World, te: bool) -> dict
     }
 
 
-def _ddp_config(config: RunConfig, world: World) -> Any:
-    sharded = config.data_parallel_sharding == "optimizer"
+def _quantised(config: RunConfig) -> dict[str, Any]:
+    """Transformer Engine's FP8: E4M3 forward, E5M2 backward (arXiv 2209.05433)."""
+    if config.precision != "fp8":
+        return {}
+    return {
+        "fp8": "hybrid",
+        "fp8_recipe": config.fp8_recipe,
+        "fp8_param": config.fp8_primary_weights,
+    }
+
+
+def _remakes_activation(config: RunConfig, shape: ModelShape) -> bool:
+    return config.recompute == "pointwise" and shape.gated_mlp
+
+
+def _ddp_config(config: RunConfig, on: Switches) -> Any:
     return mcore.DistributedDataParallelConfig(
         grad_reduce_in_fp32=True,
-        use_distributed_optimizer=sharded,
-        overlap_grad_reduce=world.on_gpu,
-        # With pipeline stages the gather would have to be aligned among them.
-        overlap_param_gather=world.on_gpu and sharded and config.pipeline_parallel_size == 1,
+        use_distributed_optimizer=config.data_parallel_sharding == "optimizer",
+        overlap_grad_reduce=on.overlap_grad_reduce,
+        overlap_param_gather=on.overlap_param_gather,
+        fp8_param_gather=config.fp8_primary_weights,
     )
 
 
-def _chunk(config: Any, shape: ModelShape, run: RunConfig, stage: int | None, te: bool) -> Any:
-    spec = mcore.block_spec(
-        config,
-        transformer_engine=te,
-        norm=layers.Norm,
-        core_attention=layers.CoreAttention,
-        vp_stage=stage,
+class _GPTModel(mcore.GPTModel):
+    """Megatron-Core's model with our cross entropy, where that is on."""
+
+    fused_cross_entropy = False
+
+    def compute_language_model_loss(self, labels: Tensor, logits: Tensor) -> Tensor:
+        """Return the loss [batch, sequence] of logits [sequence, batch, columns of this rank]."""
+        if not self.fused_cross_entropy:
+            parent: Any = super()
+            return parent.compute_language_model_loss(labels, logits)
+        group = self.pg_collection.tp
+        loss = cross_entropy(logits, labels.transpose(0, 1).contiguous(), group, compiled=True)
+        return loss.transpose(0, 1).contiguous()
+
+
+def _chunk(config: Any, shape: ModelShape, run: RunConfig, stage: int | None, on: Switches) -> Any:
+    style = layers.Style(
+        compiled_norm=on.fused_norm,
+        fused_attention=on.fused_attention,
+        overlap_tensor_parallel=on.overlap_tensor_parallel,
+        remake=run.recompute == "pointwise",
     )
+    pieces = None if on.transformer_engine else style.pieces()
     ranks = mcore.parallel_state
     where = {"ignore_virtual": False, "vp_stage": stage}
-    return mcore.GPTModel(
+    chunk = _GPTModel(
         config=config,
-        transformer_layer_spec=spec,
+        transformer_layer_spec=mcore.block_spec(config, pieces=pieces, vp_stage=stage),
         vocab_size=padded_vocabulary(shape.vocab_size, run.tensor_parallel_size),
         max_sequence_length=shape.learned_positions or run.sequence_length,
         pre_process=ranks.is_pipeline_first_stage(**where),
@@ -189,21 +218,30 @@ def _chunk(config: Any, shape: ModelShape, run: RunConfig, stage: int | None, te
         rotary_base=shape.rope_theta,
         vp_stage=stage,
     )
+    chunk.fused_cross_entropy = on.fused_cross_entropy
+    return chunk
+
+
+def _install(config: RunConfig, shape: ModelShape, on: Switches) -> None:
+    """Put the pieces in place that Megatron-Core has no seam for."""
+    if on.fused_rope and not on.transformer_engine:
+        fused.compile_rotary_embedding()
+    if _remakes_activation(config, shape):
+        fused.remake_activation(fused=on.fused_activation)
 
 
 def build(config: RunConfig, shape: ModelShape, world: World) -> Model:
     """Return this rank's model chunks with weights that do not depend on the layout."""
-    te = world.on_gpu and mcore.transformer_engine_version() is not None
-    compile_rotary = world.on_gpu and not te and fused.can_compile()
-    if compile_rotary:
-        fused.compile_rotary_embedding()
-    options = _architecture(shape) | _split(config) | _recompute(config)
-    transformer = mcore.TransformerConfig(**options, **_speed(config, shape, world, te))
+    on = resolve(config, shape, world)
+    _install(config, shape, on)
+    options = _architecture(shape) | _split(config) | _recompute(config) | _quantised(config)
+    transformer = mcore.TransformerConfig(**options, **_speed(config, shape, world, on))
     stages = config.virtual_pipeline_parallel_size
+    sharded = config.data_parallel_sharding == "full"
+    # FSDP keeps the fp32 parameters that are updated in the model itself.
+    dtype = torch.float32 if sharded else DTYPES[config.precision]
     chunks = [
-        _chunk(transformer, shape, config, stage, te).to(
-            device=world.device, dtype=DTYPES[config.precision]
-        )
+        _chunk(transformer, shape, config, stage, on).to(device=world.device, dtype=dtype)
         for stage in (range(stages) if stages > 1 else [None])
     ]
     weights.initialise(
@@ -213,21 +251,24 @@ def build(config: RunConfig, shape: ModelShape, world: World) -> Model:
         tied=shape.tied_embeddings,
         seed=config.seed,
     )
-    ddp_config = _ddp_config(config, world)
+    count = weights.parameter_count(chunks, shape.tied_embeddings)
+    ddp_config = _ddp_config(config, on)
+    if sharded:
+        computed = DTYPES[config.precision]
+        wrapped = [fsdp.shard(transformer, chunk, world, computed) for chunk in chunks]
+    else:
+        wrapped = [_wrap(transformer, ddp_config, one, index) for index, one in enumerate(chunks)]
     return Model(
-        chunks=[
-            mcore.DistributedDataParallel(
-                config=transformer,
-                ddp_config=ddp_config,
-                module=chunk,
-                disable_bucketing=index > 0,
-            )
-            for index, chunk in enumerate(chunks)
-        ],
+        chunks=wrapped,
         config=transformer,
         ddp_config=ddp_config,
         padded_vocab_size=padded_vocabulary(shape.vocab_size, config.tensor_parallel_size),
-        layer_spec="transformer_engine" if te else "torch",
-        compiled_rotary_embedding=compile_rotary,
-        parameter_count=weights.parameter_count(chunks, shape.tied_embeddings),
+        switches=on,
+        parameter_count=count,
+    )
+
+
+def _wrap(config: Any, ddp_config: Any, chunk: Any, index: int) -> Any:
+    return mcore.DistributedDataParallel(
+        config=config, ddp_config=ddp_config, module=chunk, disable_bucketing=index > 0
     )

@@ -11,9 +11,9 @@ from torch.nn.attention import SDPBackend
 from scalebook import project
 from scalebook.running import host
 from scalebook.store import write_json
-from scalebook.train import layers, machine, mcore
+from scalebook.train import fsdp, layers, machine, mcore
 from scalebook.train.indexed import fingerprint
-from scalebook.train.model import DTYPES
+from scalebook.train.model import DTYPES, Model
 from scalebook.train.world import distributed
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def _attention_kernel(trainer: Trainer) -> str | None:
     The question is asked of torch with tensors of this run's shape, before the first step.
     """
     config, run = trainer.model.config, trainer.config
-    if trainer.model.layer_spec != "torch":
+    if trainer.model.switches.transformer_engine or not trainer.model.switches.fused_attention:
         return None
     length = run.sequence_length // run.context_parallel_size
     heads = config.num_attention_heads // run.tensor_parallel_size
@@ -75,20 +75,34 @@ def _split() -> dict[str, Any]:
     }
 
 
+def _sharding(model: Model) -> str:
+    if isinstance(model.chunks[0], fsdp.Sharded):
+        return "full"
+    return "optimizer" if model.ddp_config.use_distributed_optimizer else "none"
+
+
+def _remakes(model: Model) -> bool:
+    """Return whether a norm of this rank's layers keeps recipes instead of its output."""
+    parts = (part for chunk in model.chunks for part in chunk.module.modules())
+    return any(getattr(part, "remade", False) for part in parts)
+
+
 def observed(trainer: Trainer) -> dict[str, Any]:
     """Return RunConfig's names with the values that are in force; every rank must call this."""
     config, model = trainer.model.config, trainer.model
     ddp = model.ddp_config
-    precisions = {dtype: name for name, dtype in DTYPES.items()}
+    precisions = {DTYPES[name]: name for name in ("bf16", "fp32")}
     run = trainer.config
     return {
         **_split(),
         "num_microbatches": run.num_microbatches,
         "sequence_parallel": config.sequence_parallel,
-        "data_parallel_sharding": "optimizer" if ddp.use_distributed_optimizer else "none",
-        "precision": precisions[config.params_dtype],
+        "data_parallel_sharding": _sharding(model),
+        "precision": "fp8" if config.fp8 else precisions[config.params_dtype],
+        "fp8_recipe": config.fp8_recipe if config.fp8 else None,
+        "fp8_primary_weights": bool(config.fp8 and config.fp8_param),
         "gradient_precision": "fp32" if ddp.grad_reduce_in_fp32 else "as parameters",
-        "recompute": config.recompute_granularity or "none",
+        "recompute": config.recompute_granularity or ("pointwise" if _remakes(model) else "none"),
         "micro_batch_size": run.micro_batch_size,
         "global_batch_size": run.global_batch_size,
         "sequence_length": run.sequence_length,
@@ -102,25 +116,12 @@ def observed(trainer: Trainer) -> dict[str, Any]:
         "expert_top_k": config.moe_router_topk if config.num_moe_experts else None,
         "padded_vocab_size": model.padded_vocab_size,
         **_counted(trainer),
-        "layer_spec": model.layer_spec,
+        **model.switches.observed(),
         "attention_kernel": _attention_kernel(trainer),
         "context_parallel_communication": (
-            "all_gather" if model.layer_spec == "torch" else config.cp_comm_type
+            config.cp_comm_type if model.switches.transformer_engine else "all_gather"
         ),
-        "overlap_grad_reduce": ddp.overlap_grad_reduce,
-        "overlap_param_gather": ddp.overlap_param_gather,
-        "fusions": {
-            name: getattr(config, name)
-            for name in (
-                "bias_activation_fusion",
-                "bias_dropout_fusion",
-                "cross_entropy_loss_fusion",
-                "gradient_accumulation_fusion",
-                "apply_rope_fusion",
-                "moe_grouped_gemm",
-            )
-        }
-        | {"compiled_rotary_embedding": model.compiled_rotary_embedding},
+        "moe_grouped_gemm": config.moe_grouped_gemm,
         "float32_matmul": torch.get_float32_matmul_precision(),
     }
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from scalebook.config import RunConfig
-from scalebook.train import mcore
+from scalebook.train import fsdp, mcore
 from scalebook.train.model import DTYPES, Model
 
 WEIGHT_DECAY = 0.1
 GRADIENT_CLIP = 1.0
 FINAL_LEARNING_RATE = 0.1  # of the peak
-WARMUP = 0.1  # part of the steps over which the learning rate rises
+WARMUP = 0.1  # least part of the steps over which the learning rate rises
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,31 +39,35 @@ def build_optimizer(config: RunConfig, model: Model) -> Optimizer:
         adam_beta2=0.95,
         adam_eps=1e-8,
         clip_grad=GRADIENT_CLIP,
-        bf16=config.precision == "bf16",
+        bf16=config.precision != "fp32",
         params_dtype=DTYPES[config.precision],
         use_distributed_optimizer=model.ddp_config.use_distributed_optimizer,
         overlap_param_gather=model.ddp_config.overlap_param_gather,
     )
-    inner = mcore.get_megatron_optimizer(options, model.chunks, use_gloo_process_groups=False)
-    _fuse(inner)
+    if config.data_parallel_sharding == "full":
+        inner: Any = fsdp.Optimizer(model.chunks, options, fused=model.switches.fused_optimizer)
+    else:
+        inner = mcore.get_megatron_optimizer(options, model.chunks, use_gloo_process_groups=False)
+        _fuse(inner, fused=model.switches.fused_optimizer)
     _hook(inner, model)
     return Optimizer(inner, _schedule(config, inner))
 
 
-def _fuse(inner: Any) -> None:
-    """Let torch's Adam update all parameters in one kernel; others are fused already."""
+def _fuse(inner: Any, *, fused: bool) -> None:
+    """Let torch's Adam update all parameters in one kernel; those of other packages do always."""
     for optimizer in getattr(inner, "chained_optimizers", [inner]):
         for group in optimizer.param_groups:
             if "fused" in group:
-                group.update(fused=True, foreach=False)
+                group.update(fused=fused, foreach=not fused)
 
 
 def _hook(inner: Any, model: Model) -> None:
     """Tell the pipeline schedules how to scale the loss and when to reduce gradients."""
     config, chunks = model.config, model.chunks
     config.grad_scale_func = inner.scale_loss
-    config.finalize_model_grads_func = mcore.finalize_model_grads
-    if model.ddp_config.overlap_grad_reduce:
+    sharded = isinstance(chunks[0], fsdp.Sharded)
+    config.finalize_model_grads_func = fsdp.finalize if sharded else mcore.finalize_model_grads
+    if not sharded and model.ddp_config.overlap_grad_reduce:
         no_sync = [chunk.no_sync for chunk in chunks]
         config.no_sync_func = no_sync if len(chunks) > 1 else no_sync[0]
 
@@ -74,7 +78,8 @@ def _schedule(config: RunConfig, inner: Any) -> Any:
         init_lr=config.learning_rate * FINAL_LEARNING_RATE,
         max_lr=config.learning_rate,
         min_lr=config.learning_rate * FINAL_LEARNING_RATE,
-        lr_warmup_steps=int(config.steps * WARMUP),
+        # At least over the steps that no average counts: a large model diverges without.
+        lr_warmup_steps=min(max(int(config.steps * WARMUP), config.warmup_steps), config.steps - 1),
         lr_decay_steps=config.steps,
         lr_decay_style="cosine",
         start_wd=WEIGHT_DECAY,

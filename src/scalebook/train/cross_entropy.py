@@ -1,0 +1,86 @@
+"""Cross entropy over a vocabulary split among tensor-parallel ranks, in few passes over the logits.
+
+With logits of T tokens and V columns, Megatron-Core's own keeps the softmax in fp32 beside the
+logits: 4 T V bytes more, and about 30 T V / 2 bytes of traffic. Here the forward pass reads the
+logits and keeps one log-sum-exp a token; the backward pass turns the logits into their gradient
+where they lie. At Llama 3's vocabulary of 128,256 and 8,192 tokens that is 2.1 GB instead of 6.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from scalebook.train.world import distributed
+
+
+def _statistics(logits: Tensor, target: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the log-sum-exp of each row and its target's logit, zero where that is elsewhere."""
+    picked = logits.gather(1, target.unsqueeze(1)).squeeze(1).float()
+    return torch.logsumexp(logits.float(), dim=1), torch.where(inside, picked, 0.0)
+
+
+def _gradient(
+    logits: Tensor, log_sum: Tensor, target: Tensor, inside: Tensor, grad_output: Tensor
+) -> None:
+    """Replace each logit by its gradient: softmax minus one at the target, times the loss's."""
+    columns = torch.arange(logits.shape[1], device=logits.device)
+    hit = (columns == target.unsqueeze(1)) & inside.unsqueeze(1)
+    softmax = torch.exp(logits.float() - log_sum.unsqueeze(1))
+    logits.copy_((softmax - hit.float()) * grad_output.unsqueeze(1))
+
+
+class VocabularyParallelCrossEntropy(torch.autograd.Function):
+    """Loss of each token from this rank's columns of the logits."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, group: Any, compiled: bool) -> Tensor:
+        """Return the loss [tokens] in fp32; ``logits`` is [tokens, columns], labels [tokens]."""
+        start = group.rank() * logits.shape[1]
+        inside = (labels >= start) & (labels < start + logits.shape[1])
+        target = (labels - start).clamp(0, logits.shape[1] - 1)
+        log_sum, picked = _call(_statistics, compiled)(logits, target, inside)
+        if group.size() > 1:
+            gathered = [torch.empty_like(log_sum) for _ in range(group.size())]
+            distributed.all_gather(gathered, log_sum, group=group)
+            log_sum = torch.logsumexp(torch.stack(gathered), dim=0)
+            distributed.all_reduce(picked, group=group)
+        ctx.compiled = compiled
+        ctx.save_for_backward(logits, log_sum, target, inside)
+        return log_sum - picked
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradient of the logits, made in place of them."""
+        logits, log_sum, target, inside = ctx.saved_tensors
+        logits = logits.detach()
+        (grad_output,) = grad_outputs
+        _call(_gradient, ctx.compiled)(logits, log_sum, target, inside, grad_output)
+        return logits, None, None, None
+
+
+_compiled: dict[Callable[..., Any], Any] = {}
+
+
+def _call(function: Callable[..., Any], compiled: bool) -> Callable[..., Any]:
+    """Return the function, compiled once where asked: a pass over memory instead of several."""
+    if not compiled:
+        return function
+    if function not in _compiled:
+        compiler: Any = torch  # typed only in part
+        _compiled[function] = compiler.compile(function, dynamic=False)
+    return _compiled[function]
+
+
+def cross_entropy(logits: Tensor, labels: Tensor, group: Any, *, compiled: bool) -> Tensor:
+    """Return the loss of each token [sequence, batch] in fp32.
+
+    ``logits`` is [sequence, batch, columns of this rank] and is overwritten by the backward pass;
+    ``labels`` [sequence, batch] number the whole vocabulary; ``group`` is the tensor-parallel one.
+    """
+    function: Any = VocabularyParallelCrossEntropy
+    loss: Tensor = function.apply(logits.flatten(0, 1), labels.flatten(), group, compiled)
+    return loss.view(labels.shape)

@@ -1,0 +1,143 @@
+"""What each speed switch of a RunConfig comes to on this machine: the one place that decides.
+
+``auto`` is on where the machine and the configuration can; ``on`` where they cannot is an error
+that says why. Nothing here names a vendor: what the device's torch can do is asked of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from scalebook.catalog.types import ModelShape
+from scalebook.config import RunConfig
+from scalebook.errors import ConfigError
+from scalebook.train import async_tensor_parallel, fused, mcore
+from scalebook.train.world import World
+
+NO_GPU = "it is made for GPUs"
+NO_COMPILER = "torch.compile finds no C compiler (cc, gcc or clang)"
+
+
+@dataclass(frozen=True, slots=True)
+class Switches:
+    """Each speed switch, decided: the names are those of RunConfig."""
+
+    transformer_engine: bool
+    fused_attention: bool
+    fused_norm: bool
+    fused_rope: bool
+    fused_activation: bool
+    fused_cross_entropy: bool
+    fused_weight_gradient: bool
+    fused_optimizer: bool
+    overlap_grad_reduce: bool
+    overlap_param_gather: bool
+    overlap_tensor_parallel: bool
+    cuda_graph: bool
+
+    def observed(self) -> dict[str, str]:
+        """Return RunConfig's names with what is in force, as in observed.json."""
+        values = asdict(self)
+        spec = "transformer_engine" if values.pop("transformer_engine") else "torch"
+        return {"layer_spec": spec} | {name: "on" if on else "off" for name, on in values.items()}
+
+
+def _decide(config: RunConfig, name: str, obstacle: str | None, *, default: bool = True) -> bool:
+    """Return whether a switch is on; ``obstacle`` says why it cannot be, None where it can."""
+    value = getattr(config, name)
+    if value == "on" and obstacle is not None:
+        raise ConfigError(f"{name}='on' is not possible here: {obstacle}. Use 'auto' or 'off'.")
+    return value == "on" or (value == "auto" and default and obstacle is None)
+
+
+def _transformer_engine(config: RunConfig, world: World) -> bool:
+    found = world.on_gpu and mcore.transformer_engine_version() is not None
+    if config.layer_spec == "transformer_engine" and not found:
+        raise ConfigError(
+            "layer_spec='transformer_engine' needs a GPU and the package transformer_engine. "
+            "Use 'auto' or 'torch'."
+        )
+    if config.precision == "fp8" and (config.layer_spec == "torch" or not found):
+        raise ConfigError(
+            "precision='fp8' needs Transformer Engine on a GPU. Install it, or use bf16."
+        )
+    return found and config.layer_spec != "torch"
+
+
+def _compiled(world: World) -> str | None:
+    if not world.on_gpu:
+        return NO_GPU
+    return None if fused.can_compile() else NO_COMPILER
+
+
+def _weight_gradient(config: RunConfig, world: World, te: bool) -> str | None:
+    if not world.on_gpu:
+        return NO_GPU
+    if config.precision == "fp32":
+        return "fp32 weights have no separate fp32 gradient"
+    if config.data_parallel_sharding == "full":
+        return "FSDP has no main gradient that outlasts a micro batch"
+    if not (te or fused.can_accumulate(world.device)):
+        return "this device's GEMM cannot add bf16 products to an fp32 sum"
+    return None
+
+
+def _param_gather(config: RunConfig, world: World) -> str | None:
+    if not world.on_gpu:
+        return NO_GPU
+    if config.data_parallel_sharding != "optimizer":
+        return "only data_parallel_sharding='optimizer' gathers parameters after a step"
+    if config.pipeline_parallel_size > 1:
+        return "with pipeline stages the gathers would have to be aligned among them"
+    return None
+
+
+def _graph(config: RunConfig, shape: ModelShape, world: World) -> str | None:
+    obstacles = {
+        NO_GPU: not world.on_gpu,
+        "a pipeline's schedule is not captured": config.pipeline_parallel_size > 1,
+        "the number of tokens an expert gets changes": shape.moe is not None,
+        "FSDP frees and gathers parameters": config.data_parallel_sharding == "full",
+        "FP8 scales change between micro batches": config.precision == "fp8",
+        "a step has 1 micro batch, and the last is never shared": config.num_microbatches < 2,
+    }
+    return next((why for why, stands in obstacles.items() if stands), None)
+
+
+def resolve(config: RunConfig, shape: ModelShape, world: World) -> Switches:
+    """Return what is on, decided for this machine and configuration.
+
+    Raises:
+        ConfigError: a switch is asked to be on where it cannot be.
+    """
+    te = _transformer_engine(config, world)
+    compiled = _compiled(world)
+
+    def decide(name: str, obstacle: str | None, *, default: bool = True) -> bool:
+        return _decide(config, name, obstacle, default=default)
+
+    return Switches(
+        transformer_engine=te,
+        fused_attention=decide("fused_attention", None),
+        fused_norm=decide("fused_norm", None if te else compiled),
+        fused_rope=decide("fused_rope", None if te else compiled),
+        # Megatron-Core's fused GELU wants a bias.
+        fused_activation=decide(
+            "fused_activation",
+            compiled
+            if shape.gated_mlp or shape.mlp_bias
+            else "the fused GELU of Megatron-Core wants a bias",
+        ),
+        fused_cross_entropy=decide("fused_cross_entropy", compiled),
+        fused_weight_gradient=decide("fused_weight_gradient", _weight_gradient(config, world, te)),
+        fused_optimizer=decide("fused_optimizer", None if world.on_gpu else NO_GPU),
+        overlap_grad_reduce=decide("overlap_grad_reduce", None if world.on_gpu else NO_GPU),
+        overlap_param_gather=decide("overlap_param_gather", _param_gather(config, world)),
+        overlap_tensor_parallel=decide(
+            "overlap_tensor_parallel", async_tensor_parallel.obstacle(config, world, te)
+        ),
+        # On by default where launches limit: many short kernels a layer.
+        cuda_graph=decide(
+            "cuda_graph", _graph(config, shape, world), default=config.tensor_parallel_size > 1
+        ),
+    )
