@@ -15,7 +15,7 @@ from scalebook.errors import ScalebookError
 
 # Modules with ``register(subparsers)``; they import what a command needs only when it runs,
 # so that every command starts fast and works where the optional parts are not installed.
-COMMAND_MODULES = ("facts", "listing", "check", "claims", "runs", "reports", "ingest")
+COMMAND_MODULES = ("facts", "listing", "check", "claims", "runs", "probe", "reports", "ingest")
 
 
 class Parser(argparse.ArgumentParser):

@@ -18,7 +18,7 @@ CONTAINER_VARIABLES = ("SCALEBOOK_IMAGE", "NVIDIA_PRODUCT_NAME", "NVIDIA_PYTORCH
 _cuda: Any = torch.cuda
 
 
-def _output(*command: str) -> str | None:
+def output(*command: str) -> str | None:
     """Return what a command prints, or None where it is missing, fails or hangs."""
     if shutil.which(command[0]) is None:
         return None
@@ -38,7 +38,7 @@ def _text(path: str) -> str | None:
 
 def _nvidia() -> dict[str, Any]:
     query = "--query-gpu=driver_version,power.limit"
-    lines = _output("nvidia-smi", query, "--format=csv,noheader,nounits")
+    lines = output("nvidia-smi", query, "--format=csv,noheader,nounits")
     if not lines:
         return {"driver": None, "power_cap_watts": None}
     driver, _, cap = lines.splitlines()[0].partition(",")

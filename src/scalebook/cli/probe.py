@@ -1,0 +1,120 @@
+"""``probe``: measure what this machine can reach, apart from any training."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from scalebook.cli.arguments import Subparsers, add_json, at_least, positive
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from scalebook.probes import Probe
+
+
+def register(subparsers: Subparsers) -> None:
+    """Add this module's command."""
+    parser = subparsers.add_parser(
+        "probe", help="measure matrix products, copies and collectives of this machine"
+    )
+    parser.add_argument("--platform", default="", help="default: what this machine has")
+    parser.add_argument(
+        "--world-size", type=at_least(1), default=0, metavar="N", help="default: every GPU"
+    )
+    parser.add_argument(
+        "--model",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="measure the products of this model's layers; may be repeated",
+    )
+    parser.add_argument("--micro-batch-size", type=at_least(1), default=1, metavar="B")
+    parser.add_argument("--sequence-length", type=at_least(1), default=0, metavar="S")
+    parser.add_argument(
+        "--seconds",
+        type=positive,
+        default=0.0,
+        help="time to measure in, start-up apart; default: 60 on GPUs, 4 on a CPU",
+    )
+    parser.add_argument("--runs", default="", help="folder of run directories; default: runs")
+    parser.add_argument("--module", default="", help=argparse.SUPPRESS)
+    add_json(parser)
+    parser.set_defaults(handler=probe)
+
+
+def probe(options: argparse.Namespace) -> int:
+    """Probe this machine; 0 if the probe completed."""
+    from scalebook.cli.output import print_json
+    from scalebook.probes.files import FOLDER
+    from scalebook.project import runs_folder, short
+    from scalebook.running import probing
+    from scalebook.running.console import Console
+
+    asked = probing.request(
+        platform=options.platform,
+        world_size=options.world_size,
+        models=tuple(options.model),
+        seconds=options.seconds,
+        micro_batch_size=options.micro_batch_size,
+        sequence_length=options.sequence_length,
+    )
+    console = Console(sys.stderr)
+    module = options.module or probing.MODULE
+    found = probing.probe(asked, options.runs, console.live, module)
+    directory = short(runs_folder(options.runs) / FOLDER / found.probe_id)
+    console.say(f"{found.status}: {directory}")
+    if options.json:
+        print_json(found.model_dump(mode="json"))
+    else:
+        _print(found)
+    return 0 if found.status == "completed" else 1
+
+
+def _print(found: Probe) -> None:
+    """Print the ceilings as a table, what was left out, and why a probe did not complete."""
+    from scalebook.cli.output import print_table
+
+    if found.reason:
+        print("\n".join((f"{found.reason}.", *(f"  | {line}" for line in found.log_tail))))
+    rows = list(_lines(found))
+    if rows:
+        print_table(("what", "rate", "unit"), rows)
+    left_out: dict[str, list[str]] = {}
+    for item in found.skipped:
+        left_out.setdefault(item.reason.rstrip("."), []).append(item.what)
+    for reason, names in left_out.items():
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        print(f"not measured: {names[0]}{more}: {reason}.")
+
+
+def _lines(found: Probe) -> Iterator[tuple[str, str, str]]:
+    from scalebook.cli.output import number
+
+    summary = found.ceilings
+    if summary is None:
+        return
+    for name, rate in summary.matmul_tflops.items():
+        yield f"matrix products, {name}", number(rate), "TFLOP/s"
+    for name, rate in summary.sustained_matmul_tflops.items():
+        yield f"the same for seconds, {name}", number(rate), "TFLOP/s"
+    for name, rate in summary.model_matmul_tflops.items():
+        yield f"products of {name}", number(rate), "TFLOP/s"
+    best: dict[tuple[str, str], float] = {}
+    for row in found.attention:
+        key = (row.backend, row.direction.replace("_", " and "))
+        best[key] = max(row.tflops, best.get(key, 0.0))
+    for (backend, direction), rate in best.items():
+        yield f"attention by {backend}, {direction}", number(rate), "TFLOP/s"
+    copies: dict[str, float] = {}
+    for row in found.copies:
+        copies[row.kind] = max(row.gib_per_second, copies.get(row.kind, 0.0))
+    for kind, rate in copies.items():
+        yield f"copy {kind.replace('_', ' ')}", number(rate), "GiB/s"
+    buses: dict[tuple[str, int], float] = {}
+    for row in found.collectives:
+        at = (row.operation, row.group_size)
+        buses[at] = max(row.bus_gb_per_second, buses.get(at, 0.0))
+    for (operation, size), rate in buses.items():
+        yield f"{operation.replace('_', '-')} over {size}", number(rate), "GB/s bus"

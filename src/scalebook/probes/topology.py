@@ -1,0 +1,66 @@
+"""How the devices of a node are linked, from the text that the vendors' tools print.
+
+The formats are the tools' own and change; what cannot be read is left out, never guessed.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+_DEVICE = re.compile(r"GPU\d+")
+_LINK_TYPES = re.compile(r"^=+ *Link Type between two GPUs *=+$", re.MULTILINE)
+_NVLINK_DEVICE = re.compile(r"^GPU (\d+):")
+_NVLINK_RATE = re.compile(r"^\s*Link \d+: ([\d.]+) GB/s")
+
+
+def parse_nvidia_matrix(text: str) -> dict[str, Any]:
+    """Return devices and links of ``nvidia-smi topo -m``: NV18, SYS, NODE, ... by pair."""
+    lines = [_ANSI.sub("", line).rstrip() for line in text.splitlines()]
+    header = next((line for line in lines if line.lstrip().startswith("GPU0")), None)
+    if header is None:
+        return {}
+    devices = _DEVICE.findall(header)
+    rows: dict[str, list[str]] = {}
+    for line in lines[lines.index(header) + 1 :]:
+        name, *cells = line.split()[: len(devices) + 1] or [""]
+        if name in devices and len(cells) == len(devices):
+            rows[name] = cells
+    return _matrix(devices, rows)
+
+
+def parse_nvlink(text: str) -> dict[str, list[float]]:
+    """Return the rates of ``nvidia-smi nvlink --status``: GB/s of each active link by device."""
+    found: dict[str, list[float]] = {}
+    device = ""
+    for line in text.splitlines():
+        if match := _NVLINK_DEVICE.match(line):
+            device = f"GPU{match[1]}"
+            found[device] = []
+        elif device and (match := _NVLINK_RATE.match(line)):
+            found[device].append(float(match[1]))
+    return {name: rates for name, rates in found.items() if rates}
+
+
+def parse_rocm_matrix(text: str) -> dict[str, Any]:
+    """Return devices and links of ``rocm-smi --showtopo``: XGMI or PCIE by pair."""
+    start = _LINK_TYPES.search(text)
+    if start is None:
+        return {}
+    lines = text[start.end() :].lstrip("\n").splitlines()
+    devices = _DEVICE.findall(lines[0]) if lines else []
+    rows: dict[str, list[str]] = {}
+    for line in lines[1:]:
+        name, *cells = line.split() or [""]
+        if name not in devices or len(cells) != len(devices):
+            break
+        rows[name] = ["X" if cell == "0" else cell for cell in cells]
+    return _matrix(devices, rows)
+
+
+def _matrix(devices: list[str], rows: dict[str, list[str]]) -> dict[str, Any]:
+    """Return the matrix where it is whole; nothing where a row is missing."""
+    if not devices or list(rows) != devices:
+        return {}
+    return {"devices": devices, "links": [rows[name] for name in devices]}
