@@ -64,6 +64,11 @@ def _unlike(expected: Values, observed: Values) -> tuple[Difference, ...]:
 
 
 def _equal(asked: Any, ran: Any) -> bool:
+    """Return whether a setting ran as asked; ``auto`` leaves the choice to the trainer."""
+    if asked == "auto":
+        return True
+    if asked in ("on", "off") and isinstance(ran, bool):
+        return (asked == "on") == ran
     if isinstance(asked, float) and isinstance(ran, int | float):
         return math.isclose(asked, ran, rel_tol=1e-9)
     return bool(asked == ran)
