@@ -15,7 +15,17 @@ from scalebook.errors import ScalebookError
 
 # Modules with ``register(subparsers)``; they import what a command needs only when it runs,
 # so that every command starts fast and works where the optional parts are not installed.
-COMMAND_MODULES = ("facts", "listing", "check", "claims", "runs", "probe", "reports", "ingest")
+COMMAND_MODULES = (
+    "facts",
+    "listing",
+    "check",
+    "claims",
+    "runs",
+    "cluster",
+    "probe",
+    "reports",
+    "ingest",
+)
 
 
 class Parser(argparse.ArgumentParser):

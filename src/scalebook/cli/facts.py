@@ -7,6 +7,7 @@ import argparse
 from scalebook.cli.arguments import Subparsers, add_json, at_least, positive
 from scalebook.cli.facts_tables import accelerators, models, platforms, published, strategies
 from scalebook.cli.output import print_json, print_table
+from scalebook.flops import RECOMPUTE
 
 
 def register(subparsers: Subparsers) -> None:
@@ -49,7 +50,7 @@ def _register_flops(subparsers: Subparsers) -> None:
     )
     parser.add_argument(
         "--recompute",
-        choices=("none", "selective", "full"),
+        choices=RECOMPUTE,
         default="none",
         help="count hardware FLOPs with this recomputation",
     )

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from scalebook.cli import cluster
 from scalebook.cli.arguments import Subparsers, at_least
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dry-run", action="store_true", help="print the commands; start nothing")
     parser.add_argument("--trainer", default="", help=argparse.SUPPRESS)
+    cluster.add_arguments(parser)
     parser.set_defaults(handler=run)
 
 
@@ -59,6 +61,8 @@ def run(options: argparse.Namespace) -> int:
     from scalebook.running import survey, sweep
     from scalebook.running.console import Console
 
+    if options.launcher != "direct":
+        return cluster.run(options, _load)
     platform, devices = _machine(options)
     plan = _load(options, platform, devices)
     runs = runs_folder(str(options.runs or ""))

@@ -39,8 +39,11 @@ def conclude(
     memory_killed: frozenset[int] = frozenset(),
     inferred_from: str | None = None,
     finished_at: str | None = None,
+    log: Sequence[str] | None = None,
 ) -> RunRecord:
     """Write and return the record of a run that has ended; ``finished_at`` defaults to now.
+
+    ``log`` are the lines that tell how it ended, where they are not the end of its train.log.
 
     ``inferred_from`` names the run from which follows how this one, never started, would end.
     """
@@ -51,7 +54,7 @@ def conclude(
             exit_code=exit_code,
             steps_done=max((step.step for step in steps), default=0),
             steps_asked=requested.get("steps"),
-            log=progress.last_lines(directory / "train.log", LOG_LINES),
+            log=progress.last_lines(directory / "train.log", LOG_LINES) if log is None else log,
             stop=stop,
             host_memory_kills=host_memory_kills,
             memory_killed=memory_killed,

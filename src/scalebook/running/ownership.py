@@ -19,6 +19,7 @@ from typing import Any, TextIO
 from scalebook.errors import LaunchError
 
 FILE = "owner.json"
+JOB_FILE = "job.json"  # a directory that waits for a cluster's job, and belongs to it
 NEW_SECONDS = 60.0  # a directory this young may be about to get its owner
 
 
@@ -52,7 +53,9 @@ def _forget(directory: Path) -> None:
 
 
 def is_live(directory: Path) -> bool:
-    """Return whether a process still writes this run directory."""
+    """Return whether a process still writes this run directory, or a job is to."""
+    if (directory / JOB_FILE).exists():
+        return True
     try:
         stream = (directory / FILE).open("r+", encoding="utf-8")
     except FileNotFoundError:

@@ -38,20 +38,30 @@ class Entry:
 
 
 def survey(
-    plan: Plan, runs: Path, devices: int | None = None, rerun: bool = False
+    plan: Plan,
+    runs: Path,
+    devices: int | None = None,
+    rerun: bool = False,
+    *,
+    here: bool = True,
 ) -> tuple[Entry, ...]:
     """Return what to do about each run of a plan, in its order.
 
     Only a completed run of the same configuration counts as done, so that a failed one is tried
-    again. ``devices`` is how many this machine has (None: does not matter).
+    again. ``devices`` is how many this machine has (None: does not matter); ``here`` False: the
+    runs are for other machines, so what this one cannot start does not count.
     """
     finished = {} if rerun else finished_hashes(runs)
     live = live_hashes(runs)
-    return tuple(_entry(planned, finished, live, devices) for planned in plan.runs)
+    return tuple(_entry(planned, finished, live, devices, here) for planned in plan.runs)
 
 
 def _entry(
-    planned: PlannedRun, finished: Mapping[str, Status], live: frozenset[str], devices: int | None
+    planned: PlannedRun,
+    finished: Mapping[str, Status],
+    live: frozenset[str],
+    devices: int | None,
+    here: bool,
 ) -> Entry:
     config, name = planned.config, planned.config.config_hash()
     # What this machine lacks is no property of the configuration: it is said, but not recorded.
@@ -62,7 +72,7 @@ def _entry(
     if planned.fits is False and planned.fit is not None:
         # A prediction forbids nothing: if the run breaks, its record says so.
         warnings.append(f"{planned.fit.reason}.")
-    missing = launch.unavailable(config, devices)
+    missing = launch.unavailable(config, devices) if here else None
     if errors:
         known = finished.get(name) == "illegal"
         return Entry(config, "known_illegal" if known else "illegal", errors)
@@ -71,7 +81,7 @@ def _entry(
     if missing or lacking:
         return Entry(config, "unavailable", missing or lacking[0].message)
     if name in live:
-        return Entry(config, "elsewhere", "another process runs it at this moment")
+        return Entry(config, "elsewhere", "another process or job has it at this moment")
     memory = planned.memory.total_gib if planned.memory else None
     return Entry(config, "run", None, tuple(warnings), memory)
 

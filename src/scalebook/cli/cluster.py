@@ -1,0 +1,211 @@
+"""``run`` through a cluster's scheduler, and ``status``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from scalebook.cli.arguments import Subparsers, add_json
+
+if TYPE_CHECKING:
+    from scalebook.catalog.types import Platform
+    from scalebook.launch.slurm import Options
+    from scalebook.plan import Plan
+    from scalebook.running.slurm_submit import Submitted
+    from scalebook.running.survey import Entry
+    from scalebook.running.sweep import Result, Stop
+
+    Load = Callable[[argparse.Namespace, Platform, int | None], Plan]
+
+LAUNCHERS = ("direct", "slurm", "kubernetes")
+
+
+def register(subparsers: Subparsers) -> None:
+    """Add this module's commands."""
+    parser = subparsers.add_parser(
+        "status", help="runs that wait, train or have ended, with their steps so far"
+    )
+    parser.add_argument("--runs", type=Path, help="folder of run directories; default: runs")
+    parser.add_argument("--all", action="store_true", help="also all runs that ended before today")
+    add_json(parser)
+    parser.set_defaults(handler=status)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``run`` that are about a cluster."""
+    group = parser.add_argument_group("on a cluster")
+    group.add_argument("--launcher", choices=LAUNCHERS, default="direct", help="default: direct")
+    group.add_argument("--one-job", action="store_true", help="one Slurm job for the whole plan")
+    group.add_argument("--detach", action="store_true", help="submit, and do not wait")
+    group.add_argument(
+        "--cancel-on-exit", action="store_true", help="cancel the jobs when this command is ended"
+    )
+    group.add_argument(
+        "--sbatch-option",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an option of sbatch, such as partition=gpu; an empty VALUE leaves one out",
+    )
+    group.add_argument("--setup", type=Path, metavar="FILE", help="bash that a job sources first")
+    group.add_argument("--python", default="", help="interpreter of the nodes; default: this one")
+    group.add_argument("--no-requeue", action="store_true", help="end with the first attempt")
+
+
+def run(options: argparse.Namespace, load: Load) -> int:
+    """Run a plan through the scheduler that ``--launcher`` names."""
+    from scalebook import catalog
+    from scalebook.errors import LaunchError
+    from scalebook.project import runs_folder
+    from scalebook.running import survey
+
+    if not options.platform:
+        raise LaunchError(
+            f"--launcher {options.launcher} needs --platform: what this machine has says nothing "
+            "about the cluster's nodes."
+        )
+    platform = catalog.platform(options.platform)
+    plan = load(options, platform, options.gpus)
+    runs = runs_folder(str(options.runs or ""))
+    if not options.dry_run:
+        _settle(runs)
+    entries = survey.survey(plan, runs, None, options.rerun, here=False)
+    return _slurm(options, plan, entries, runs)
+
+
+def _slurm(options: argparse.Namespace, plan: Plan, entries: tuple[Entry, ...], runs: Path) -> int:
+    from scalebook.running import slurm_submit, survey, sweep
+
+    chosen = _slurm_options(options)
+    jobs = slurm_submit.jobs(entries, options.one_job)
+    if options.dry_run:
+        for number, job in enumerate(jobs):
+            print(("\n" if number else "") + slurm_submit.preview(job, runs, chosen))
+        for entry in entries:
+            if entry.action != "run":
+                print(f"# not run: {survey.label(entry.config)}: {entry.reason or entry.action}")
+        return 0
+    slurm_submit.require_slurm()
+    rest = [
+        sweep.Result(entry, sweep.record_illegal(entry, runs))
+        if entry.action == "illegal"
+        else sweep.Result(entry, None, entry.reason)
+        for entry in entries
+        if entry.action != "run"
+    ]
+    with sweep.stop_on_signals(options.budget_seconds) as stop:
+        submitted: list[Submitted] = []
+        for job in jobs:
+            waiting = slurm_submit.submit(job, runs, chosen)
+            submitted += waiting
+            print(f"Submitted {slurm_submit.describe(waiting)}", flush=True)
+        if not submitted:
+            print(f"Nothing to submit: {len(entries)} runs in plan {plan.name!r}.")
+        if options.detach:
+            _say_how_to_follow(submitted, runs)
+            return 0
+        results, why = _follow(submitted, stop)
+        if why is not None:
+            _leave(submitted, results, why, options.cancel_on_exit, runs)
+    results = [*results, *rest]
+    print("\n".join(("", *sweep.summary(results))), flush=True)
+    return sweep.exit_code(results, stop)
+
+
+def _slurm_options(options: argparse.Namespace) -> Options:
+    """Return how jobs are made, as the command line says.
+
+    Raises:
+        LaunchError: an option cannot be used, or the trainer is missing in the nodes' Python.
+    """
+    from scalebook import launch
+    from scalebook.launch import slurm, slurm_container
+
+    container = slurm_container.chosen(
+        getattr(options, "container", None) or "auto",
+        getattr(options, "image", None) or "",
+        ask=not options.dry_run,
+    )
+    python = options.python or sys.executable
+    own = container.form == "none" and not options.python and not options.trainer
+    if own and not options.dry_run:
+        launch.require_trainer()
+    return slurm.Options(
+        container=container,
+        python=python,
+        sbatch=slurm.parse_options(options.sbatch_option),
+        setup=options.setup,
+        requeue=not options.no_requeue,
+        trainer=options.trainer or launch.TRAINER,
+    )
+
+
+def _follow(submitted: list[Submitted], stop: Stop) -> tuple[list[Result], str | None]:
+    from scalebook.running.console import Console
+    from scalebook.running.slurm_follow import POLL_SECONDS, Follower
+
+    seconds = float(os.environ.get("SCALEBOOK_POLL_SECONDS", POLL_SECONDS))
+    return Follower(Console(), stop, poll_seconds=seconds).follow(submitted)
+
+
+def _leave(
+    submitted: list[Submitted], results: list[Result], why: str, cancel: bool, runs: Path
+) -> None:
+    """Say what becomes of the jobs that are not followed any more, or cancel them."""
+    from scalebook.running import slurm_follow
+
+    followed = zip(submitted, results, strict=True)
+    left = [run for run, result in followed if result.note is not None]
+    print(f"\n{why}.", flush=True)
+    if cancel and left:
+        slurm_follow.cancel(left)
+        ids = ", ".join(dict.fromkeys(run.job_id for run in left))
+        print(f"Cancelled: {ids}. Their records follow with 'scalebook status'.", flush=True)
+    else:
+        _say_how_to_follow(left, runs)
+
+
+def _say_how_to_follow(submitted: list[Submitted], runs: Path) -> None:
+    from scalebook.project import short
+
+    ids = " ".join(dict.fromkeys(run.job_id for run in submitted))
+    if ids:
+        print(f"The jobs go on: {ids}. Look: scalebook status --runs {short(runs)}", end="")
+        print(f"   End them: scancel {ids}", flush=True)
+
+
+def _settle(runs: Path) -> None:
+    """Record the runs whose jobs have ended, and say so."""
+    from scalebook.project import short
+    from scalebook.running import slurm_jobs
+
+    for settled in slurm_jobs.settle(runs):
+        what = "still to be run: its job ended before"
+        if settled.record is not None:
+            what = f"{settled.record.status}. {settled.record.reason or ''}"
+        print(f"{short(settled.path)}: {what}", flush=True)
+
+
+def status(options: argparse.Namespace) -> int:
+    """Print the runs of a folder: waiting, training and ended."""
+    from scalebook.cli.output import print_json, print_table
+    from scalebook.project import runs_folder
+    from scalebook.running import situation
+
+    runs = runs_folder(str(options.runs or ""))
+    if not options.json:
+        _settle(runs)
+    rows = situation.rows(runs, everything=options.all)
+    if options.json:
+        print_json(rows)
+        return 0
+    if not rows:
+        print(f"No runs in {runs}.")
+        return 0
+    headers = ("run", "job", "state", "steps", "for", "what")
+    print_table(headers, [row.cells() for row in rows])
+    return 0

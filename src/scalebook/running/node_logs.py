@@ -1,0 +1,72 @@
+"""The logs of a run's nodes: put together in one file, and the one that tells what happened."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+from scalebook.running import causes, outcome, torchrun
+from scalebook.running.progress import last_lines
+
+PREFIX = "train.log.node"
+LOG = "train.log"
+_WEIGHT = {"out_of_memory": 4, "diverged": 3, "failed": 2, "timeout": 1, "interrupted": 0}
+
+
+def node_logs(directory: Path) -> list[tuple[int, Path]]:
+    """Return number and log of each node, in the nodes' order."""
+    found = [
+        (int(path.name.removeprefix(PREFIX)), path)
+        for path in directory.glob(f"{PREFIX}*")
+        if path.name.removeprefix(PREFIX).isdigit()
+    ]
+    return sorted(found)
+
+
+def telling(logs: Sequence[Sequence[str]], exit_code: int | None) -> Sequence[str]:
+    """Return the lines of the node that says most about a failure: the others only follow it.
+
+    A rank that failed by itself counts more than one that was ended, or broke, because of it.
+    """
+    best: Sequence[str] = ()
+    most = (-1, False, False)
+    for lines in logs:
+        evidence = outcome.Evidence(exit_code=exit_code, steps_done=0, steps_asked=None, log=lines)
+        found = outcome.classify(evidence)
+        cause = torchrun.root_cause(lines)
+        alone = not causes.CONSEQUENCE.search(found.reason or "")
+        own = cause is not None and cause.code != -signal.SIGTERM
+        weight = (_WEIGHT.get(found.status, 0), alone, own)
+        if weight > most:
+            best, most = lines, weight
+    return best
+
+
+def tails(directory: Path, count: int) -> list[list[str]]:
+    """Return the last lines of each node's log; of the merged log where there are no others."""
+    logs = node_logs(directory)
+    if not logs:
+        return [last_lines(directory / LOG, count)]
+    return [last_lines(path, count) for _, path in logs]
+
+
+def merge(directory: Path) -> None:
+    """Put the nodes' logs into ``train.log``, one after the other, each under a line of its own."""
+    logs = node_logs(directory)
+    if not logs:
+        return
+    if len(logs) == 1:
+        logs[0][1].replace(directory / LOG)
+        return
+    temporary = directory / f".{LOG}.tmp"
+    with temporary.open("wb") as merged:
+        for number, path in logs:
+            merged.write(f"===== node {number} of {len(logs)} =====\n".encode())
+            with path.open("rb") as stream:
+                while piece := stream.read(1 << 20):
+                    merged.write(piece)
+            merged.write(b"\n")
+    temporary.replace(directory / LOG)
+    for _, path in logs:
+        path.unlink()
