@@ -2,25 +2,47 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from types import FrameType
+from typing import Any
 
-from scalebook import notebooks, store
+from scalebook import notebooks, provenance, store
 from scalebook.config import RunConfig
 from scalebook.project import short
 from scalebook.record import RunRecord
-from scalebook.running import conclusion, ownership, processes, recovery, runner
+from scalebook.running import (
+    conclusion,
+    ownership,
+    processes,
+    pruning,
+    recovery,
+    runner,
+    waiting,
+)
 from scalebook.running.console import Console
-from scalebook.running.outcome import signal_name
 from scalebook.running.progress import POLL_SECONDS, Tail, duration, line
+from scalebook.running.pruning import Inference
+from scalebook.running.results import Result, exit_code, summary
+from scalebook.running.stopping import Stop, stop_on_signals
 from scalebook.running.survey import Entry, label
+from scalebook.running.waiting import Scheduled, Waited
+
+__all__ = [
+    "Result",
+    "Settings",
+    "Stop",
+    "exit_code",
+    "record_illegal",
+    "record_inferred",
+    "run_one",
+    "run_plan",
+    "stop_on_signals",
+    "summary",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,103 +54,113 @@ class Settings:
     trainer: str = ""
     force_platform: bool = False
     budget_seconds: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What became of an entry: a record where one was written now, ``note`` where none was."""
-
-    entry: Entry
-    record: RunRecord | None
-    note: str | None = None
-
-    @property
-    def good(self) -> bool:
-        """Whether a completed run of this configuration exists."""
-        done = self.entry.action == "done"
-        return done or (self.record is not None and self.record.status == "completed")
-
-
-@dataclass(slots=True)
-class Stop:
-    """Whether the plan must end: by a signal, or because its time is used up."""
-
-    deadline: float | None = None
-    signals: list[int] = field(default_factory=lambda: [])
-
-    def __call__(self, number: int, _frame: FrameType | None) -> None:
-        """Note a signal."""
-        self.signals.append(number)
-
-    def sentence(self) -> str | None:
-        """Return why a run must end now, None while it may go on."""
-        if self.signals:
-            return f"'scalebook run' was ended by {signal_name(self.signals[0])}"
-        if self.deadline is not None and time.monotonic() > self.deadline:
-            return "The time budget of the plan was used up"
-        return None
-
-    @property
-    def exit_code(self) -> int | None:
-        """128 + the first signal, None where none came."""
-        return 128 + self.signals[0] if self.signals else None
-
-
-@contextmanager
-def stop_on_signals(budget_seconds: float | None) -> Generator[Stop]:
-    """Yield what SIGINT and SIGTERM set meanwhile; the handlers from before come back."""
-    deadline = None if budget_seconds is None else time.monotonic() + budget_seconds
-    stop = Stop(deadline)
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    schedule: Scheduled = field(default_factory=Scheduled)
+    prune: bool = True  # skip what is larger than a configuration that ran out of memory
+    rerun: bool = False  # what ran out of memory before this plan counts no more
+    accelerator: str | None = None  # this machine's device, where it is known
 
 
 def run_plan(
     entries: Sequence[Entry], settings: Settings, console: Console, stop: Stop
 ) -> tuple[Result, ...]:
     """Run every entry that is to be run, and return what became of each."""
-    total = sum(entry.action == "run" for entry in entries)
-    results: list[Result] = []
-    number = 0
-    for entry in entries:
+    sweep = _Sweep(settings, console, stop, sum(entry.action == "run" for entry in entries))
+    return tuple(sweep.result(number, entry) for number, entry in enumerate(entries, start=1))
+
+
+class _Sweep:
+    """The state of a plan under way: how many have been run, and what has run out of memory."""
+
+    def __init__(self, settings: Settings, console: Console, stop: Stop, total: int) -> None:
+        self.settings, self.console, self.stop, self.total = settings, console, stop, total
+        self.number = 0
+        self.started = False
+        known = pruning.broken(settings.runs, settings.accelerator, fresh=settings.rerun)
+        self.broken = known if settings.prune else None
+
+    def result(self, place: int, entry: Entry) -> Result:
+        """Return what becomes of the entry at this place of the plan, counted from 1."""
         if entry.action == "illegal":
-            results.append(Result(entry, record_illegal(entry, settings.runs)))
-        elif entry.action != "run":
-            results.append(Result(entry, None, entry.reason))
-        elif (sentence := stop.sentence()) is not None:
-            results.append(Result(entry, None, f"not started: {sentence}"))
-        else:
-            number += 1
-            results.append(_run_entry(entry, f"[{number}/{total}]", settings, console, stop))
-    return tuple(results)
+            return Result(entry, record_illegal(entry, self.settings.runs))
+        if entry.action != "run":
+            return Result(entry, None, entry.reason)
+        self.number += 1
+        where = f"[{self.number}/{self.total}]"
+        sentence = self.stop.sentence()
+        if sentence is not None:
+            return Result(entry, None, f"not started: {sentence}")
+        inference = self.broken.against(entry.config) if self.broken else None
+        if inference is not None:
+            return self._inferred(entry, inference, where)
+        return self._run(place, entry, where)
 
+    def _inferred(self, entry: Entry, inference: Inference, where: str) -> Result:
+        self.console.say(f"{where} {label(entry.config)}")
+        self.console.say(f"{where} {inference.sentence}")
+        if self.broken and self.broken.is_recorded(entry.config):
+            return Result(entry, None, inference.sentence, inferred=True)
+        record = record_inferred(entry.config, inference, self.settings.runs)
+        return Result(entry, record, inferred=True)
 
-def _run_entry(
-    entry: Entry, place: str, settings: Settings, console: Console, stop: Stop
-) -> Result:
-    console.say(f"{place} {label(entry.config)}")
-    for warning in entry.warnings:
-        console.say(f"{place} note: {warning}")
-    started = time.monotonic()
-    record, directory = run_one(entry.config, settings, console, stop, place)
-    took = duration(time.monotonic() - started)
-    reason = f" {record.reason}" if record.reason else ""
-    console.say(f"{place} {record.status} in {took}: {short(directory)}{reason}")
-    return Result(entry, record)
+    def _run(self, place: int, entry: Entry, where: str) -> Result:
+        waited = self._cool_down(where)
+        sentence = self.stop.sentence()
+        if sentence is not None:
+            return Result(entry, None, f"not started: {sentence}")
+        self.started = True
+        scheduled = self.settings.schedule.place(place, waited)
+        record = self._train(entry, where, scheduled)
+        if self.broken is not None:
+            self.broken.add(record)
+        return Result(entry, record)
+
+    def _train(self, entry: Entry, where: str, scheduled: dict[str, Any]) -> RunRecord:
+        console = self.console
+        console.say(f"{where} {label(entry.config)}")
+        for warning in entry.warnings:
+            console.say(f"{where} note: {warning}")
+        started = time.monotonic()
+        record, directory = run_one(
+            entry.config, self.settings, console, self.stop, where, scheduled=scheduled
+        )
+        took = duration(time.monotonic() - started)
+        reason = f" {record.reason}" if record.reason else ""
+        console.say(f"{where} {record.status} in {took}: {short(directory)}{reason}")
+        for one in provenance.of(record):
+            console.say(f"{where} warning: this run is not what was asked for: {one.sentence()}")
+        return record
+
+    def _cool_down(self, where: str) -> Waited | None:
+        """Wait as the plan asks; None before the first run and where nothing is asked for."""
+        asked = self.settings.schedule.cool_down
+        if asked is None or not self.started:
+            return None
+        waited = waiting.wait(
+            asked,
+            lambda: self.stop.sentence() is not None,
+            lambda text: self.console.live(f"{where} {text}"),
+        )
+        if waited.note:
+            self.console.say(f"{where} note: {waited.note}")
+        return waited
 
 
 def run_one(
-    config: RunConfig, settings: Settings, console: Console, stop: Stop, place: str
+    config: RunConfig,
+    settings: Settings,
+    console: Console,
+    stop: Stop,
+    where: str,
+    *,
+    scheduled: dict[str, Any] | None = None,
 ) -> tuple[RunRecord, Path]:
     """Train one configuration through its notebook; return its record and its directory."""
     partial = store.create_partial(settings.runs, config, datetime.now(UTC))
     with ownership.owned(partial):
+        if scheduled:
+            store.write_json(partial / conclusion.SCHEDULE_FILE, scheduled)
         work = _Execution(config, partial, settings)
-        _follow(work, console, stop, place)
+        _follow(work, console, stop, where)
         record = _settle(partial, work.error, stop)
         return record, store.publish(partial)
 
@@ -196,19 +228,11 @@ def record_illegal(entry: Entry, runs: Path) -> RunRecord:
     return record
 
 
-def summary(results: Sequence[Result]) -> list[str]:
-    """Return one line for each entry of a plan: what it is and what became of it."""
-    lines: list[str] = []
-    for result in results:
-        status = result.record.status if result.record else result.entry.action
-        note = (result.record.reason if result.record else result.note) or ""
-        shown = status.replace("known_illegal", "illegal").replace("_", " ")
-        lines.append(f"{shown:<13} {label(result.entry.config)}{': ' if note else ''}{note}")
-    return lines
-
-
-def exit_code(results: Sequence[Result], stop: Stop) -> int:
-    """Return 0 if any configuration has a completed run, 1 if none, 128 + n after signal n."""
-    if stop.exit_code is not None:
-        return stop.exit_code
-    return 0 if any(result.good for result in results) else 1
+def record_inferred(config: RunConfig, inference: Inference, runs: Path) -> RunRecord:
+    """Write and return the record of a configuration that was not run: a smaller one broke."""
+    partial = store.create_partial(runs, config, datetime.now(UTC))
+    with ownership.owned(partial):
+        stop = ("out_of_memory", inference.sentence)
+        record = conclusion.conclude(partial, stop=stop, inferred_from=inference.run_id)
+        store.publish(partial)
+    return record
