@@ -5,14 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+# Names of variables that the user asked for by name (--env), separated by spaces.
+ASKED = "SCALEBOOK_VARIABLES"
+
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """One environment variable that the launcher sets unless the user already has."""
+    """One environment variable that the launcher sets unless somebody already has.
+
+    A value in ``replaces`` is one that an image bakes in, which nobody chose for this run: it is
+    replaced, unless the user asked for it by name.
+    """
 
     name: str
     value: str
     reason: str
+    replaces: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,4 +32,10 @@ class Launch:
 
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
         """Return the whole environment of the command; what the user set wins."""
-        return {variable.name: variable.value for variable in self.variables} | dict(base)
+        asked = base.get(ASKED, "").split()
+        result = dict(base)
+        for variable in self.variables:
+            baked = base.get(variable.name) in variable.replaces and variable.name not in asked
+            if variable.name not in base or baked:
+                result[variable.name] = variable.value
+        return result

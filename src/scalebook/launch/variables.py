@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from scalebook import catalog
-from scalebook.catalog.types import Platform
 from scalebook.config import RunConfig
-from scalebook.launch.command import Variable
+from scalebook.containers import rules
+from scalebook.launch.command import ASKED, Variable
 
 # Variables with these prefixes change how fast training is: a record keeps what they were.
 PERFORMANCE_PREFIXES = (
@@ -25,6 +24,7 @@ PERFORMANCE_PREFIXES = (
     "NCCL_",
     "NVTE_",
     "OMP_",
+    "PYTHONUNBUFFERED",
     "PYTORCH_",
     "RCCL_",
     "ROCM_",
@@ -36,37 +36,23 @@ PERFORMANCE_PREFIXES = (
 
 
 def variables(config: RunConfig) -> tuple[Variable, ...]:
-    """Return the variables that a run needs on the devices of its platform."""
-    platform = catalog.platform(config.platform)
-    chosen = [Variable("PYTHONUNBUFFERED", "1", "the log holds what was printed before a kill")]
-    if platform.vendor == "cpu":
-        reason = "ranks share the cores; more threads than cores make step times noise"
-        chosen.append(Variable("OMP_NUM_THREADS", "1", reason))
-    if _needs_one_queue(config, platform):
-        reason = "collectives start before the matrix products that hide them"
-        chosen.append(Variable("CUDA_DEVICE_MAX_CONNECTIONS", "1", reason))
-    return tuple(chosen)
-
-
-def _needs_one_queue(config: RunConfig, platform: Platform) -> bool:
-    """Return whether kernels must start in the order of their launch.
-
-    With one hardware queue a collective starts before the matrix product that it should overlap
-    with. Megatron-LM requires it for TP and CP up to Hopper (compute capability 9); Blackwell
-    keeps the order by itself, and FSDP is faster without.
-    """
-    if platform.vendor != "nvidia" or platform.accelerator is None:
-        return False
-    generation = catalog.accelerator(platform.accelerator).compute_capability.partition(".")[0]
-    blackwell = generation.isdigit() and int(generation) >= 10
-    model_parallel = config.tensor_parallel_size > 1 or config.context_parallel_size > 1
-    return model_parallel and config.data_parallel_sharding != "full" and not blackwell
+    """Return the variables that a run needs on the devices of its platform (env.toml)."""
+    values = rules.values_of(config)
+    return tuple(
+        Variable(rule.name, rule.value, rule.reason, rule.replaces)
+        for rule in rules.rules(str(values["vendor"]))
+        if rule.applies(values)
+    )
 
 
 def performance_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of an environment that change how fast training is, sorted by name."""
+    """Return the variables that a record keeps, sorted by name.
+
+    Those that change how fast training is, and those that the user asked for by name.
+    """
+    asked = environment.get(ASKED, "").split()
     return {
         name: value
         for name, value in sorted(environment.items())
-        if name.startswith(PERFORMANCE_PREFIXES)
+        if name.startswith(PERFORMANCE_PREFIXES) or name in asked
     }

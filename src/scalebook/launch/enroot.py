@@ -1,0 +1,46 @@
+"""The argv of enroot."""
+
+from __future__ import annotations
+
+import re
+
+from scalebook.containers.images import image
+from scalebook.errors import LaunchError
+from scalebook.launch.container import Contained, EngineCommand, Mount, check, settle
+
+_UNFIT = re.compile(r"[\s:\\$]")  # enroot cuts a mount at colons and spaces, and reads escapes
+
+
+def command(contained: Contained) -> EngineCommand:
+    """Return how enroot starts a command in an image file, as the user who calls it.
+
+    enroot has no option for the working directory: ``env --chdir`` of the image enters it. The
+    image stays read-only; the host's environment stays outside by itself.
+
+    Raises:
+        LaunchError: a path cannot be mounted.
+    """
+    check(contained)
+    flags = image(contained.vendor).flags.get("enroot", ())
+    argv = (
+        *("enroot", "start"),
+        *settle([flag.argument for flag in flags], contained.arguments),
+        *(f"--mount={_mount(mount)}" for mount in contained.mounts),
+        *(f"--env={name}={value}" for name, value in contained.environment.items()),
+        *(f"--env={name}" for name in contained.passed),
+        contained.image,
+        *("env", f"--chdir={contained.workdir}"),
+        *contained.command,
+    )
+    return EngineCommand(argv, {}, {})
+
+
+def _mount(mount: Mount) -> str:
+    path = str(mount.source)
+    if _UNFIT.search(path):
+        raise LaunchError(
+            f"enroot cannot mount {path!r}: it allows no spaces, ':', '\\' or '$' in a path. "
+            "Move the folder, or use another engine (--container podman)."
+        )
+    access = "rw" if mount.writable else "ro"
+    return f"{path}:{path}:none:x-create=auto,rbind,{access},rslave"
