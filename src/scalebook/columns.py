@@ -13,6 +13,7 @@ _TEXT = (
     "run_id", "status", "reason", "source", "platform", "accelerator", "engine", "model",
     "precision", "strategy", "throughput_reason", "flops_convention", "model_tflops_reason",
     "mfu_reason", "mfu_interval_reason", "peak_precision", "data_parallel_sharding", "recompute",
+    "matmul_fraction_reason",
     "started_at", "label", "split", "group", "rate_unit",
 )  # fmt: skip
 _INTEGERS = (
@@ -25,6 +26,7 @@ _FLOATS = (
     "step_seconds_median", "tokens_per_second", "tokens_per_second_low", "tokens_per_second_high",
     "tokens_per_second_per_gpu", "model_tflops_per_second_per_gpu", "mfu", "mfu_low", "mfu_high",
     "peak_tflops_per_second", "peak_memory_gib", "loss_first", "loss_last",
+    "measured_matmul_tflops", "matmul_fraction",
     "rate", "rate_low", "rate_high",
 )  # fmt: skip
 SCHEMA: dict[str, type[pl.DataType]] = (

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 from scalebook.cli.arguments import Subparsers, add_json, at_least, positive
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from scalebook.probes import Probe
 
 
@@ -73,48 +71,14 @@ def probe(options: argparse.Namespace) -> int:
 
 
 def _print(found: Probe) -> None:
-    """Print the ceilings as a table, what was left out, and why a probe did not complete."""
-    from scalebook.cli.output import print_table
+    """Print the best rates as a table, what was left out, and why a probe did not complete."""
+    from scalebook.cli.output import number, print_table
+    from scalebook.probes.words import left_out, lines
 
     if found.reason:
         print("\n".join((f"{found.reason}.", *(f"  | {line}" for line in found.log_tail))))
-    rows = list(_lines(found))
+    rows = [(what, number(rate), unit) for what, rate, unit in lines(found)]
     if rows:
         print_table(("what", "rate", "unit"), rows)
-    left_out: dict[str, list[str]] = {}
-    for item in found.skipped:
-        left_out.setdefault(item.reason.rstrip("."), []).append(item.what)
-    for reason, names in left_out.items():
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        print(f"not measured: {names[0]}{more}: {reason}.")
-
-
-def _lines(found: Probe) -> Iterator[tuple[str, str, str]]:
-    from scalebook.cli.output import number
-
-    summary = found.ceilings
-    if summary is None:
-        return
-    for name, rate in summary.matmul_tflops.items():
-        yield f"matrix products, {name}", number(rate), "TFLOP/s"
-    for name, rate in summary.sustained_matmul_tflops.items():
-        yield f"the same for seconds, {name}", number(rate), "TFLOP/s"
-    for name, rate in summary.model_matmul_tflops.items():
-        yield f"products of {name}", number(rate), "TFLOP/s"
-    best: dict[tuple[str, str], float] = {}
-    for row in found.attention:
-        key = (row.backend, row.direction.replace("_", " and "))
-        best[key] = max(row.tflops, best.get(key, 0.0))
-    for (backend, direction), rate in best.items():
-        yield f"attention by {backend}, {direction}", number(rate), "TFLOP/s"
-    copies: dict[str, float] = {}
-    for row in found.copies:
-        copies[row.kind] = max(row.gib_per_second, copies.get(row.kind, 0.0))
-    for kind, rate in copies.items():
-        yield f"copy {kind.replace('_', ' ')}", number(rate), "GiB/s"
-    buses: dict[tuple[str, int], float] = {}
-    for row in found.collectives:
-        at = (row.operation, row.group_size)
-        buses[at] = max(row.bus_gb_per_second, buses.get(at, 0.0))
-    for (operation, size), rate in buses.items():
-        yield f"{operation.replace('_', '-')} over {size}", number(rate), "GB/s bus"
+    for sentence in left_out(found):
+        print(sentence)

@@ -17,6 +17,7 @@ from scalebook.flops import (
     flops_per_token,
     hardware_flops_per_token,
 )
+from scalebook.metrics.ceiling import fraction
 from scalebook.metrics.interval import MINIMUM_STEPS, rate_interval
 from scalebook.metrics.peak import peak_of
 from scalebook.metrics.settings import LARGEST, count, finite, run_shape, settings, text
@@ -71,6 +72,9 @@ class RunMetrics:
     hfu_reason: str | None
     peak_tflops_per_second: float | None  # dense, of one device
     peak_precision: str | None
+    measured_matmul_tflops: float | None  # best product that a probe saw on this machine
+    matmul_fraction: float | None  # achieved over that; on a CPU of a process
+    matmul_fraction_reason: str | None
     peak_memory_gib: float | None  # most that torch had allocated on any rank
     peak_memory_reason: str | None
     loss_first: float | None
@@ -211,6 +215,7 @@ def measure(run: Run, *, peak_precision: str | None = None) -> RunMetrics:
     scale, layers, no_scale = _scale(record)
     peak, peak_name, no_peak = peak_of(record, peak_precision)
     rate = rates.tokens_per_second if rates else None
+    achieved = rate * scale.model if rate and scale else None
     losses = finite(step.loss for step in run.steps)
     return RunMetrics(
         run_id=record.run_id,
@@ -222,12 +227,13 @@ def measure(run: Run, *, peak_precision: str | None = None) -> RunMetrics:
         num_layers=layers,
         measured_steps=len(steps),
         **_rates(rates, no_rate, count(record, "world_size")),
-        model_tflops_per_second_per_gpu=rate * scale.model if rate and scale else None,
+        model_tflops_per_second_per_gpu=achieved,
         flops_convention=DEFAULT_CONVENTION,
         model_tflops_reason=no_rate or no_scale,
         **_mfu(rates, scale, peak, no_rate or no_scale or no_peak),
         peak_tflops_per_second=peak,
         peak_precision=peak_name,
+        **fraction(achieved, record, peak_precision, no_rate or no_scale),
         **_memory(run),
         loss_first=losses[0] if losses else None,
         loss_last=losses[-1] if losses else None,

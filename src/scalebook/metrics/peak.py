@@ -7,7 +7,7 @@ from scalebook.metrics.settings import text
 from scalebook.record import RunRecord
 
 
-def _peak_precision(record: RunRecord, named: str | None) -> tuple[str | None, str | None]:
+def peak_precision(record: RunRecord, named: str | None) -> tuple[str | None, str | None]:
     """Return the precision whose peak is the denominator, or None and the reason."""
     precision = text(record.setting("precision"))
     if precision is None:
@@ -29,7 +29,7 @@ def peak_of(record: RunRecord, named: str | None) -> tuple[float | None, str | N
         return None, None, "A CPU has no peak in the catalog: MFU is left empty."
     if device is None:
         return None, None, "The run names no accelerator: MFU is left empty."
-    precision, reason = _peak_precision(record, named)
+    precision, reason = peak_precision(record, named)
     if precision is None:
         return None, None, reason
     # AMD's matrix cores take fp32; where a device has none, its vector rate is the peak.

@@ -17,6 +17,7 @@ from scalebook.errors import LaunchError, RecordError
 from scalebook.probes import Probe, ProbeRequest
 from scalebook.probes.files import FILE, FOLDER, read_probe
 from scalebook.probes.types import Status
+from scalebook.probes.words import summary
 from scalebook.running import detect, processes
 from scalebook.running.outcome import LOG_TAIL_LINES
 from scalebook.running.progress import POLL_SECONDS, last_lines
@@ -68,6 +69,22 @@ def request(
         micro_batch_size=micro_batch_size,
         sequence_length=sequence_length or DEFAULT_LENGTH[kind],
     )
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Return the names in a text that commas separate."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def show_result(found: Probe) -> None:
+    """Print a probe, so that a notebook of one that did not complete ends in an error.
+
+    Raises:
+        LaunchError: the probe did not complete.
+    """
+    print(summary(found))
+    if found.status != "completed":
+        raise LaunchError(f"Probe {found.probe_id}: {found.status}. {found.reason}.")
 
 
 def probe(

@@ -9,11 +9,13 @@ import torch
 from torch.nn.attention import SDPBackend
 
 from scalebook import project
+from scalebook.probes import ceilings
 from scalebook.running import host
 from scalebook.store import write_json
 from scalebook.train import fsdp, layers, machine, mcore
 from scalebook.train.indexed import fingerprint
 from scalebook.train.model import DTYPES, Model
+from scalebook.train.probe.device import identity
 from scalebook.train.world import distributed
 
 if TYPE_CHECKING:
@@ -145,4 +147,7 @@ def environment(trainer: Trainer) -> dict[str, Any]:
 
 def write(output: Path, values: dict[str, Any], trainer: Trainer) -> None:
     """Write observed.json into a run directory, before the first step."""
-    write_json(output / "observed.json", {"observed": values, "environment": environment(trainer)})
+    # A run lies beside the probes of its folder of runs; the newest of this machine counts.
+    known = ceilings(output.absolute().parent, identity(trainer.world.size))
+    around = environment(trainer) | known
+    write_json(output / "observed.json", {"observed": values, "environment": around})
