@@ -13,7 +13,7 @@ _TEXT = (
     "run_id", "status", "reason", "source", "platform", "accelerator", "engine", "model",
     "precision", "strategy", "throughput_reason", "flops_convention", "model_tflops_reason",
     "mfu_reason", "mfu_interval_reason", "peak_precision", "data_parallel_sharding", "recompute",
-    "matmul_fraction_reason",
+    "matmul_fraction_reason", "energy_method", "energy_reason", "power_reason", "clock_reason",
     "started_at", "label", "split", "group", "rate_unit",
 )  # fmt: skip
 _INTEGERS = (
@@ -27,6 +27,8 @@ _FLOATS = (
     "tokens_per_second_per_gpu", "model_tflops_per_second_per_gpu", "mfu", "mfu_low", "mfu_high",
     "peak_tflops_per_second", "peak_memory_gib", "loss_first", "loss_last",
     "measured_matmul_tflops", "matmul_fraction",
+    "energy_joules_per_token", "mean_power_watts", "max_power_watts", "power_cap_watts",
+    "mean_clock_mhz", "min_clock_mhz", "max_temperature_celsius", "gpu_busy_fraction",
     "rate", "rate_low", "rate_high",
 )  # fmt: skip
 SCHEMA: dict[str, type[pl.DataType]] = (
@@ -46,6 +48,25 @@ STEP_SCHEMA: dict[str, type[pl.DataType]] = {
     "learning_rate": pl.Float64,
     "allocated_gib": pl.Float64,
 }
+
+# A row a cell of a feasibility map: the fields of scalebook.feasibility.Cell. ``run_ids`` are the
+# runs that a measured cell shows, or the one that an inferred cell follows from.
+FEASIBILITY_SCHEMA: dict[str, type[pl.DataType] | pl.DataType] = {
+    **dict.fromkeys(
+        ("model", "platform", "accelerator", "engine", "precision", "data_parallel_sharding",
+         "recompute", "verdict", "evidence", "reason"),
+        pl.String,
+    ),
+    **dict.fromkeys(
+        ("world_size", "sequence_length", "global_batch_size", "tensor_parallel_size",
+         "pipeline_parallel_size", "virtual_pipeline_parallel_size", "context_parallel_size",
+         "expert_parallel_size", "micro_batch_size"),
+        pl.Int64,
+    ),
+    **dict.fromkeys(("peak_memory_gib", "predicted_gib", "capacity_gib"), pl.Float64),
+    "sequence_parallel": pl.Boolean,
+    "run_ids": pl.List(pl.String),
+}  # fmt: skip
 
 
 def cast(name: str, value: Any) -> tuple[Any, str | None]:

@@ -11,8 +11,10 @@ from typing import Any
 
 import polars as pl
 
-from scalebook.columns import SCHEMA, STEP_SCHEMA, cast
+from scalebook import provenance
+from scalebook.columns import FEASIBILITY_SCHEMA, SCHEMA, STEP_SCHEMA, cast
 from scalebook.errors import ReportError, ScalebookError
+from scalebook.feasibility import feasibility
 from scalebook.metrics import measure
 from scalebook.naming import group_name, run_label, split_name
 from scalebook.store import Run, read_runs
@@ -38,6 +40,10 @@ class ReportData:
     problems: tuple[str, ...]  # directories and lines that could not be read, in words
     # by run id: what ingest found in the log of an ingested run, as its record holds it
     ingests: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    # by run id: sentences about what ran otherwise than asked for
+    differences: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    # a row a cell of the feasibility maps, columns of FEASIBILITY_SCHEMA
+    feasibility: pl.DataFrame = field(default_factory=lambda: feasibility_frame(()))
 
     @property
     def completed(self) -> pl.DataFrame:
@@ -83,8 +89,8 @@ def _load(folder: Path, fingerprint: tuple[tuple[str, int], ...]) -> ReportData:
 def _fingerprint(folder: Path) -> Iterator[tuple[str, int]]:
     """Yield each file that the frames are made from and its time of change."""
     for directory in sorted(path for path in folder.iterdir() if path.is_dir()):
-        for name in ("record.json", "steps.jsonl"):
-            path = directory / name
+        names = (directory / name for name in ("record.json", "steps.jsonl"))
+        for path in (*names, *sorted(directory.glob("telemetry*.jsonl"))):
             if path.exists():
                 yield str(path), path.stat().st_mtime_ns
 
@@ -125,10 +131,25 @@ def collect(folder: Path, runs: Sequence[Run], problems: Iterable[str]) -> Repor
         for run_id, run in kept.items()
         if run.record.source == "ingested"
     }
+    differences = {
+        run_id: tuple(one.sentence() for one in provenance.of(run.record))
+        for run_id, run in kept.items()
+        if run.record.source == "measured"
+    }
     # a report may travel: it names run directories, not where they lay
     shown = (problem.replace(f"{folder}/", "") for problem in (*found, *bad_values))
     steps = step_frame(kept.values())
-    return ReportData(folder, frame, steps, tails, notes, tuple(shown), ingests)
+    return ReportData(
+        folder,
+        frame,
+        steps,
+        tails,
+        notes,
+        tuple(shown),
+        ingests,
+        differences={run_id: said for run_id, said in differences.items() if said},
+        feasibility=feasibility_frame(kept.values()),
+    )
 
 
 def run_frame(rows: Iterable[Mapping[str, Any]]) -> tuple[pl.DataFrame, tuple[str, ...]]:
@@ -204,3 +225,9 @@ def step_frame(runs: Iterable[Run]) -> pl.DataFrame:
                 finite = not isinstance(value, float) or math.isfinite(value)
                 columns[name].append(value if finite else None)
     return pl.DataFrame(columns, schema=STEP_SCHEMA)
+
+
+def feasibility_frame(runs: Iterable[Run]) -> pl.DataFrame:
+    """Return a row a cell of the feasibility maps of these runs, map after map."""
+    cells = (asdict(cell) for cell in feasibility(runs))
+    return pl.DataFrame(list(cells), schema=FEASIBILITY_SCHEMA)

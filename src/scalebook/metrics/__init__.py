@@ -7,7 +7,7 @@ measured nothing, has no rate; each null of a rate has its reason beside it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -18,71 +18,15 @@ from scalebook.flops import (
     hardware_flops_per_token,
 )
 from scalebook.metrics.ceiling import fraction
+from scalebook.metrics.devices import device_fields
 from scalebook.metrics.interval import MINIMUM_STEPS, rate_interval
 from scalebook.metrics.peak import peak_of
+from scalebook.metrics.row import RunMetrics
 from scalebook.metrics.settings import LARGEST, count, finite, run_shape, settings, text
 from scalebook.record import RunRecord, StepRecord
 from scalebook.store import Run
 
 FEW_STEPS = f"Fewer than {MINIMUM_STEPS} measured steps: no interval."
-
-
-@dataclass(frozen=True, slots=True)
-class RunMetrics:
-    """What ``scalebook list --json`` prints of a run; a rate that does not exist is None."""
-
-    run_id: str
-    status: str
-    reason: str | None
-    source: str
-    platform: str | None
-    accelerator: str | None  # as the driver names it
-    world_size: int | None
-    nodes: int | None
-    engine: str | None
-    model: str | None
-    num_layers: int | None
-    tensor_parallel_size: int | None
-    pipeline_parallel_size: int | None
-    context_parallel_size: int | None
-    expert_parallel_size: int | None
-    data_parallel_size: int | None
-    micro_batch_size: int | None
-    global_batch_size: int | None
-    sequence_length: int | None
-    precision: str | None
-    strategy: str | None
-    measured_steps: int
-    step_seconds_median: float | None
-    tokens_per_second: float | None  # total tokens over total time
-    tokens_per_second_low: float | None  # 95 % interval
-    tokens_per_second_high: float | None
-    tokens_per_second_per_gpu: float | None
-    throughput_reason: str | None
-    interval_reason: str | None
-    model_tflops_per_second_per_gpu: float | None
-    flops_convention: str
-    model_tflops_reason: str | None
-    mfu: float | None  # a fraction of the dense peak
-    mfu_low: float | None  # 95 % interval
-    mfu_high: float | None
-    mfu_reason: str | None
-    mfu_interval_reason: str | None
-    hfu: float | None  # the same with what was recomputed
-    hfu_reason: str | None
-    peak_tflops_per_second: float | None  # dense, of one device
-    peak_precision: str | None
-    measured_matmul_tflops: float | None  # best product that a probe saw on this machine
-    matmul_fraction: float | None  # achieved over that; on a CPU of a process
-    matmul_fraction_reason: str | None
-    peak_memory_gib: float | None  # most that torch had allocated on any rank
-    peak_memory_reason: str | None
-    loss_first: float | None
-    loss_last: float | None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return every field by name, for JSON."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +179,7 @@ def measure(run: Run, *, peak_precision: str | None = None) -> RunMetrics:
         peak_precision=peak_name,
         **fraction(achieved, record, peak_precision, no_rate or no_scale),
         **_memory(run),
+        **device_fields(run, steps),
         loss_first=losses[0] if losses else None,
         loss_last=losses[-1] if losses else None,
     )

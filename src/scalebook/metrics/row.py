@@ -1,0 +1,81 @@
+"""The numbers of one run, side by side: a row of the list and of the report."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class RunMetrics:
+    """What ``scalebook list --json`` prints of a run; a rate that does not exist is None."""
+
+    run_id: str
+    status: str
+    reason: str | None
+    source: str
+    platform: str | None
+    accelerator: str | None  # as the driver names it
+    world_size: int | None
+    nodes: int | None
+    engine: str | None
+    model: str | None
+    num_layers: int | None
+    tensor_parallel_size: int | None
+    pipeline_parallel_size: int | None
+    context_parallel_size: int | None
+    expert_parallel_size: int | None
+    data_parallel_size: int | None
+    micro_batch_size: int | None
+    global_batch_size: int | None
+    sequence_length: int | None
+    precision: str | None
+    strategy: str | None
+    measured_steps: int
+    step_seconds_median: float | None
+    tokens_per_second: float | None  # total tokens over total time
+    tokens_per_second_low: float | None  # 95 % interval
+    tokens_per_second_high: float | None
+    tokens_per_second_per_gpu: float | None
+    throughput_reason: str | None
+    interval_reason: str | None
+    model_tflops_per_second_per_gpu: float | None
+    flops_convention: str
+    model_tflops_reason: str | None
+    mfu: float | None  # a fraction of the dense peak
+    mfu_low: float | None  # 95 % interval
+    mfu_high: float | None
+    mfu_reason: str | None
+    mfu_interval_reason: str | None
+    hfu: float | None  # the same with what was recomputed
+    hfu_reason: str | None
+    peak_tflops_per_second: float | None  # dense, of one device
+    peak_precision: str | None
+    measured_matmul_tflops: float | None  # best product that a probe saw on this machine
+    matmul_fraction: float | None  # achieved over that; on a CPU of a process
+    matmul_fraction_reason: str | None
+    peak_memory_gib: float | None  # most that torch had allocated on any rank
+    peak_memory_reason: str | None
+    energy_joules_per_token: float | None  # of all devices of the run, over the measured steps
+    energy_method: str | None
+    energy_reason: str | None
+    mean_power_watts: float | None  # of one device
+    max_power_watts: float | None  # highest single reading
+    power_cap_watts: float | None
+    power_reason: str | None
+    mean_clock_mhz: float | None  # of the SMs or compute dies
+    min_clock_mhz: float | None
+    clock_reason: str | None
+    max_temperature_celsius: float | None
+    temperature_reason: str | None
+    gpu_busy_fraction: float | None  # what monitoring tools call utilisation: not MFU
+    busy_reason: str | None
+    throttle_fractions: dict[str, float] | None  # share of samples by reason
+    throttle_reason: str | None
+    device_notes: tuple[str, ...]  # what held the devices back, in sentences
+    loss_first: float | None
+    loss_last: float | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return every field by name, for JSON."""
+        return asdict(self)

@@ -1,0 +1,155 @@
+"""telemetry*.jsonl of a run directory -> a series of readings for each device."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, cast
+
+FILES = "telemetry*.jsonl"
+MOST_DEVICES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One quantity of one device at one moment: seconds since 1970, and its value."""
+
+    time: float
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """All readings of one GPU or CPU package, in order of time."""
+
+    name: str  # "GPU 3", with its node where there are several
+    rows: tuple[Mapping[str, Any], ...]
+    power_cap_watts: float | None = None
+    max_clock_mhz: float | None = None
+
+    def series(self, column: str) -> list[Reading]:
+        """Return the readings of a quantity, those alone that are finite numbers."""
+        pairs = ((row["time"], _number(row.get(column))) for row in self.rows)
+        return [Reading(time, value) for time, value in pairs if value is not None]
+
+    def within(self, begin: float, end: float) -> Device:
+        """Return the device with its readings between two times."""
+        rows = tuple(row for row in self.rows if begin <= row["time"] <= end)
+        return Device(self.name, rows, self.power_cap_watts, self.max_clock_mhz)
+
+
+@dataclass(frozen=True, slots=True)
+class Telemetry:
+    """What was read beside a run; ``reason`` says why there is nothing, or why it ended early."""
+
+    devices: tuple[Device, ...]
+    source: str | None = None
+    period_seconds: float | None = None
+    reason: str | None = None
+    sampler_cpu_seconds: float | None = None  # what sampling cost
+
+
+NOTHING = "The run directory holds no telemetry: nothing sampled the devices."
+
+
+def read(directory: Path) -> Telemetry:
+    """Return the telemetry of a run directory; a line that is no object is left out."""
+    lines = [line for path in sorted(directory.glob(FILES)) for line in _lines(path)]
+    heads = [line for line in lines if line.get("kind") == "sampler"]
+    ends = [line for line in lines if line.get("kind") == "end"]
+    rows = [line for line in lines if "kind" not in line and _number(line.get("time")) is not None]
+    reasons = [reason for line in (*heads, *ends) if isinstance(reason := line.get("reason"), str)]
+    if not lines:
+        reasons = [NOTHING]
+    elif not rows and not reasons:
+        reasons = ["The telemetry holds no sample with a time."]
+    sources = [source for line in heads if isinstance(source := line.get("source"), str)]
+    costs = [cost for line in ends if (cost := _number(line.get("cpu_seconds"))) is not None]
+    return Telemetry(
+        devices=_devices(rows, heads),
+        source=sources[0] if sources else None,
+        period_seconds=_period(heads, rows),
+        reason=reasons[0] if reasons else None,
+        sampler_cpu_seconds=sum(costs) if costs else None,
+    )
+
+
+def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
+    try:
+        stream = path.open(encoding="utf-8", errors="replace")
+    except OSError:
+        return
+    with stream:
+        for line in stream:
+            try:
+                value = json.loads(line)
+            except (ValueError, RecursionError):  # cut off by the end of its writer, or not ours
+                continue
+            if isinstance(value, dict):
+                yield cast("dict[str, Any]", value)
+
+
+def _number(value: Any) -> float | None:
+    """Return a finite number, None for anything else."""
+    plain = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if plain and abs(value) < 1e300 and math.isfinite(value) else None
+
+
+def _key(line: Mapping[str, Any]) -> tuple[int, str, int]:
+    """Return the node, kind and number of a line's device; 0 where it names none."""
+    kind = "CPU" if "cpu" in line else "GPU"
+    node, number = _number(line.get("node")), _number(line.get(kind.lower()))
+    return int(node or 0), kind, int(number or 0)
+
+
+def _devices(
+    rows: Sequence[Mapping[str, Any]], heads: Sequence[Mapping[str, Any]]
+) -> tuple[Device, ...]:
+    found: dict[tuple[int, str, int], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        key = _key(row)
+        if key in found or len(found) < MOST_DEVICES:
+            found.setdefault(key, []).append(row)
+    static = dict(_static(heads))
+    several = len({node for node, _, _ in found}) > 1
+    devices: list[Device] = []
+    for key in sorted(found):
+        node, kind, number = key
+        known = static.get(key, {})
+        devices.append(
+            Device(
+                name=f"node {node} {kind} {number}" if several else f"{kind} {number}",
+                rows=tuple(sorted(found[key], key=lambda row: row["time"])),
+                power_cap_watts=_number(known.get("power_cap_watts")),
+                max_clock_mhz=_number(known.get("max_clock_mhz")),
+            )
+        )
+    return tuple(devices)
+
+
+def _static(
+    heads: Sequence[Mapping[str, Any]],
+) -> Iterator[tuple[tuple[int, str, int], Mapping[str, Any]]]:
+    """Yield what the samplers said of each device when they began."""
+    for head in heads:
+        listed = head.get("devices")
+        for entry in cast("list[Any]", listed) if isinstance(listed, list) else []:
+            if isinstance(entry, dict):
+                device = cast("dict[str, Any]", entry)
+                yield _key({**device, "node": head.get("node")}), device
+
+
+def _period(heads: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return the sampling period in seconds: as recorded, else the median step of a device."""
+    stated = [period for head in heads if (period := _number(head.get("period_seconds")))]
+    if stated:
+        return max(stated)
+    first = [row["time"] for row in rows if _key(row) == _key(rows[0])]
+    steps = [after - before for before, after in itertools.pairwise(first)]
+    positive = [step for step in steps if step > 0]
+    return median(positive) if positive else None
