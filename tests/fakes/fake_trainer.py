@@ -14,6 +14,7 @@ from pathlib import Path
 
 RANK = int(os.environ.get("RANK", "0"))
 SECONDS = float(os.environ.get("FAKE_STEP_SECONDS", "0.02"))
+SLOW_SECONDS = 0.25
 
 
 def misbehave(mode: str, step: int) -> None:
@@ -54,7 +55,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     for step in range(1, config["steps"] + 1):
         misbehave(mode, step)
-        time.sleep(SECONDS)
+        time.sleep(SLOW_SECONDS if mode == "slow" else SECONDS)
         if RANK == 0:
             record = {"step": step, "phase": "measured", "step_seconds": SECONDS, "tokens": 64}
             with (output / "steps.jsonl").open("a") as stream:

@@ -208,7 +208,9 @@ def _munge(made: Cluster) -> subprocess.Popen[bytes]:
         "seed-file": "munged.seed",
     }
     flags = [f"--{option}={made.munge / name}" for option, name in files.items()]
-    return _start(made.folder, "munged", ["timeout", LIFE_SECONDS, "munged", "--foreground", *flags])
+    return _start(
+        made.folder, "munged", ["timeout", LIFE_SECONDS, "munged", "--foreground", *flags]
+    )
 
 
 def _daemon(made: Cluster, host: str, *command: str) -> subprocess.Popen[bytes]:

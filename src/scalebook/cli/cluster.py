@@ -39,6 +39,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``run`` that are about a cluster."""
     group = parser.add_argument_group("on a cluster")
     group.add_argument("--launcher", choices=LAUNCHERS, default="direct", help="default: direct")
+    group.add_argument(
+        "--container",
+        default="auto",
+        metavar="auto|docker|podman|apptainer|enroot|pyxis|none",
+        help="what starts the image; in a Slurm job: pyxis (enroot is the same), apptainer or none",
+    )
+    group.add_argument("--image", default="", help="name or file of the image; a job needs it")
     group.add_argument("--one-job", action="store_true", help="one Slurm job for the whole plan")
     group.add_argument("--detach", action="store_true", help="submit, and do not wait")
     group.add_argument(
@@ -126,8 +133,8 @@ def _slurm_options(options: argparse.Namespace) -> Options:
     from scalebook.launch import slurm, slurm_container
 
     container = slurm_container.chosen(
-        getattr(options, "container", None) or "auto",
-        getattr(options, "image", None) or "",
+        options.container,
+        options.image,
         ask=not options.dry_run,
     )
     python = options.python or sys.executable

@@ -12,6 +12,7 @@ from typing import Literal
 
 from scalebook import catalog
 from scalebook.config import RunConfig
+from scalebook.containers import images
 from scalebook.errors import LaunchError
 from scalebook.launch.shell import safe_path
 
@@ -76,7 +77,7 @@ class Container:
 
     def _apptainer(self, runs: Path, config: RunConfig) -> tuple[str, ...]:
         vendor = catalog.platform(config.platform).vendor
-        device = {"nvidia": ("--nv",), "amd": ("--rocm",)}.get(vendor, ())
+        device = [flag.argument for flag in images.image(vendor).flags.get("apptainer", ())]
         binds = [
             f"--bind={path}:{path}" + ("" if writes else ":ro")
             for path, writes in self._mounts(runs, config)
@@ -100,19 +101,19 @@ def chosen(
     """
     if asked == "none" or (asked == "auto" and not image):
         return NO_CONTAINER
-    if asked in ("docker", "podman"):
+    if asked not in ("auto", "pyxis", "enroot", "apptainer"):
         raise LaunchError(
-            f"CONTAINER={asked} is not started by Slurm. Use pyxis (also called enroot), apptainer "
-            "or none."
+            f"A Slurm job does not start its image by {asked!r}. Use --container pyxis (enroot is "
+            "the same here), apptainer or none."
         )
     if not image:
-        raise LaunchError(f"CONTAINER={asked} needs an image. Name it with --image.")
+        raise LaunchError(f"--container {asked} needs an image. Name it with --image.")
     form: Form = "apptainer" if asked == "apptainer" else "pyxis"
     if asked == "auto" and ask and not has_pyxis():
         if shutil.which("apptainer") is None:
             raise LaunchError(
                 "srun has no --container-image here (pyxis) and apptainer was not found. Install "
-                "one, or run without a container: CONTAINER=none."
+                "one, or run without a container: --container none."
             )
         form = "apptainer"
     listed = [part for part in environment.get(CATALOG_VARIABLE, "").split(os.pathsep) if part]

@@ -1,0 +1,303 @@
+"""Plans on a real Slurm cluster of two hosts: every way in which a job can end, as a record.
+
+All jobs are submitted at the start and train at the same time; each test waits for its own.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster import Cluster, cluster, missing
+
+from scalebook import store
+from scalebook.record import RunRecord
+
+pytestmark = pytest.mark.slurm
+
+ROOT = Path(__file__).resolve().parents[2]
+SCALEBOOK = (sys.executable, "-m", "scalebook")
+WAIT_SECONDS = 180.0
+
+PLAN = """
+[plan]
+name = "{name}"
+description = "a run of two nodes"
+
+[defaults]
+model = "tiny-llama"
+world_size = 2
+nodes = 2
+sequence_length = 64
+micro_batch_size = 2
+global_batch_size = 4
+precision = "fp32"
+steps = {steps}
+warmup_steps = 1
+
+[[runs]]
+seed = {seed}
+{more}
+"""
+
+APPTAINER = """#!/bin/bash
+# Stands for apptainer: notes how it was called, sets what it would set, runs the command here.
+{{ printf '%s\\n' "$@"; echo; }} >>{log}
+while [[ ${{1-}} == exec || ${{1-}} == --* ]]; do shift; done
+for name in ${{!APPTAINERENV_*}}; do export "${{name#APPTAINERENV_}}=${{!name}}"; done
+shift  # the image
+[[ $1 == python ]] && set -- {python} "${{@:2}}"
+exec "$@"
+"""
+
+
+@dataclass(slots=True)
+class Site:
+    """The cluster and a folder that all its hosts see."""
+
+    slurm: Cluster
+    folder: Path
+
+    def submit(
+        self,
+        name: str,
+        *,
+        trainer: str = "",
+        steps: int = 3,
+        seed: int,
+        more: str = "",
+        **options: Any,
+    ) -> Path:
+        """Submit a plan of one run and return the folder that its run will be in."""
+        plan = self.folder / f"{name}.toml"
+        plan.write_text(PLAN.format(name=name, steps=steps, seed=seed, more=more))
+        runs = self.folder / f"{name} runs"  # every path of these jobs has a blank
+        done = self.slurm.run(*self.command(plan, runs, trainer, **options), cwd=Path("/"))
+        assert done.returncode == 0, done.stderr + done.stdout
+        return runs
+
+    def command(
+        self,
+        plan: Path,
+        runs: Path,
+        mode: str = "",
+        detach: bool = True,
+        extra: tuple[str, ...] = (),
+    ) -> tuple[str, ...]:
+        """Return the command line that runs a plan here, with a trainer that misbehaves."""
+        where = (
+            "--launcher",
+            "slurm",
+            "--platform",
+            "cpu",
+            "--plan",
+            str(plan),
+            "--runs",
+            str(runs),
+        )
+        setup = self.folder / f"{plan.stem}.sh"
+        fakes = ROOT / "tests" / "fakes"
+        setup.write_text(
+            f"export PYTHONPATH={fakes} FAKE_TRAINER={mode}\n{os.environ.get('X', '')}"
+        )
+        trainer = ("--trainer", "fake_trainer", "--setup", str(setup)) if mode else ()
+        return (*SCALEBOOK, "run", *where, *trainer, *(("--detach",) if detach else ()), *extra)
+
+    def job_of(self, runs: Path) -> str:
+        """Return the id of the one job that a folder's run waits for."""
+        shown = self.slurm.run("squeue", "-h", "-o", "%i %o").stdout.splitlines()
+        return next(line.split()[0] for line in shown if str(runs) in line)
+
+    def record(self, runs: Path) -> RunRecord:
+        """Return the record of a folder's one run, when its job has ended."""
+
+        def found() -> RunRecord | None:
+            self.slurm.run(*SCALEBOOK, "status", "--runs", str(runs))
+            done = list(store.run_directories(runs))
+            return store.read_record(done[0]) if done else None
+
+        return wait(found, seconds=2.0)
+
+
+def wait(condition: Callable[[], Any], seconds: float = 0.3) -> Any:
+    """Return the first true answer of a condition that is asked now and then, or fail."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while time.monotonic() < deadline:
+        answer = condition()
+        if answer:
+            return answer
+        time.sleep(seconds)
+    raise AssertionError(f"waited {WAIT_SECONDS:.0f} s in vain")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Generator[Site]:
+    """A cluster that every job of this module is submitted to."""
+    reason = missing()
+    if reason:
+        pytest.skip(reason)
+    folder = tmp_path_factory.mktemp("site")
+    with cluster(tmp_path_factory.mktemp("slurm")) as slurm:
+        yield Site(slurm, folder)
+
+
+@pytest.fixture(scope="module")
+def runs(site: Site) -> dict[str, Path]:
+    """The folders of the runs that are submitted at the start, the longest job first."""
+    minute = ("--sbatch-option", "time=1")
+    return {
+        "slurm_limit": site.submit("slurm_limit", trainer="hang", steps=9, seed=1, extra=minute),
+        "requeued": site.submit("requeued", trainer="slow", steps=40, seed=2),
+        "completed": site.submit("completed", seed=3),
+        "failing": site.submit("failing", trainer="raise", seed=4),
+        "own_limit": site.submit(
+            "own_limit", trainer="hang", steps=9, seed=5, more="time_limit_seconds = 12"
+        ),
+    }
+
+
+def test_a_run_of_two_nodes_is_one_directory_with_both_logs(site: Site, runs: dict[str, Path]):
+    record = site.record(runs["completed"])
+    assert (record.status, record.reason) == ("completed", None)
+    assert record.observed["world_size"] == 2
+    run = store.read_run(runs["completed"] / record.run_id)
+    assert [step.step for step in run.steps] == [1, 2, 3]
+    assert all(len(step.rank_step_seconds) == 2 for step in run.steps)
+    log = (run.path / "train.log").read_text()
+    assert log.index("===== node 0 of 2") < log.index("===== node 1 of 2")
+    assert record.environment["slurm"]["requeued"] == 0
+
+
+def test_nothing_of_the_job_is_left_in_a_run_directory(site: Site, runs: dict[str, Path]):
+    record = site.record(runs["completed"])
+    names = {path.name for path in (runs["completed"] / record.run_id).iterdir()}
+    telemetry = {"telemetry.jsonl", "telemetry.node1.jsonl"}
+    whole = {"config.json", "observed.json", "record.json", "steps.jsonl", "train.log"}
+    assert names - telemetry == whole
+
+
+def test_a_failing_rank_ends_the_job_and_its_reason_is_recorded(site: Site, runs: dict[str, Path]):
+    record = site.record(runs["failing"])
+    assert record.status == "failed"
+    assert record.reason and "ValueError" in record.reason
+    assert record.exit_code not in (None, 0)
+    assert "srun" not in record.reason
+
+
+def test_a_runs_own_limit_ends_it_as_timeout(site: Site, runs: dict[str, Path]):
+    record = site.record(runs["own_limit"])
+    assert record.status == "timeout"
+    assert record.reason == "The time limit of 12 s ran out (after step 2 of 9)."
+
+
+def test_a_requeued_job_takes_its_directory_up_again(site: Site, runs: dict[str, Path]):
+    folder = runs["requeued"]
+    wait(lambda: any(folder.glob(".partial-*/steps.jsonl")))
+    job = site.job_of(folder)
+    assert site.slurm.run("scontrol", "requeue", job).returncode == 0
+    (partial,) = store.partial_directories(folder)
+    # A requeued job waits two minutes by default: it is let go at once.
+    wait(
+        lambda: (
+            site.slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now").returncode == 0
+        )
+    )
+    record = site.record(folder)
+    assert record.status == "completed"
+    assert record.environment["slurm"]["requeued"] == 1
+    assert any("requeued the job once" in note for note in record.notes)
+    run = store.read_run(folder / record.run_id)
+    assert [step.step for step in run.steps] == list(range(1, 41))
+    assert (run.path / "attempts" / "1" / "steps.jsonl").exists()
+    assert run.path.name == partial.name.removeprefix(store.PARTIAL_PREFIX)
+
+
+def test_cancelling_a_job_leaves_an_interrupted_run(site: Site):
+    folder = site.submit("cancelled", trainer="hang", steps=9, seed=6)
+    wait(lambda: any(folder.glob(".partial-*/steps.jsonl")))
+    site.slurm.run("scancel", site.job_of(folder))
+    record = site.record(folder)
+    assert (record.status, record.reason) == (
+        "interrupted",
+        "The job was cancelled (scancel) (after step 2 of 9).",
+    )
+
+
+def test_a_job_that_never_starts_says_what_it_waits_for_and_is_recorded_when_cancelled(site: Site):
+    beyond = ("--sbatch-option", "begin=now+1hour")
+    folder = site.submit("waiting", seed=7, extra=beyond)
+    shown = site.slurm.run(*SCALEBOOK, "status", "--runs", str(folder)).stdout
+    assert "queued" in shown and "0/3" in shown
+    site.slurm.run("scancel", site.job_of(folder))
+    record = site.record(folder)
+    assert (record.status, record.started_at) == ("interrupted", None)
+    assert record.reason == "The job was cancelled (scancel) (before the first step)."
+
+
+def test_ending_the_submitter_leaves_its_jobs_and_says_so(site: Site):
+    plan = site.folder / "left.toml"
+    plan.write_text(PLAN.format(name="left", steps=3, seed=8, more=""))
+    folder = site.folder / "left runs"
+    extra = ("--sbatch-option", "begin=now+1hour")
+    command = site.command(plan, folder, "slow", detach=False, extra=extra)
+    process = subprocess.Popen(
+        site.slurm.on("ctl", *command),
+        env=site.slurm.environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    wait(lambda: any(folder.glob(".partial-*/job.json")) and site.slurm.run("squeue").stdout)
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    job = site.job_of(folder)
+    assert process.returncode == 130
+    assert f"The jobs go on: {job}" in output and f"scancel {job}" in output
+    site.slurm.run("scancel", job)
+
+
+def test_a_container_gets_the_variables_and_the_command_of_the_run(site: Site):
+    log, tools = site.folder / "apptainer.log", site.folder / "tools"
+    tools.mkdir()
+    program = tools / "apptainer"
+    program.write_text(APPTAINER.format(log=log, python=sys.executable))
+    program.chmod(0o755)
+    runs = site.folder / "image_runs"
+    plan = site.folder / "image.toml"
+    plan.write_text(PLAN.format(name="image", steps=3, seed=9, more=""))
+    setup = site.folder / "image.sh"
+    setup.write_text(f"export PATH={tools}:$PATH PYTHONPATH={ROOT}/tests/fakes FAKE_TRAINER=none\n")
+    where = ("--launcher", "slurm", "--platform", "cpu", "--plan", str(plan), "--runs", str(runs))
+    how = ("--container", "apptainer", "--image", "/images/a.sif", "--setup", str(setup))
+    done = site.slurm.run(
+        *SCALEBOOK,
+        "run",
+        *where,
+        *how,
+        "--trainer",
+        "fake_trainer",
+        "--detach",
+        OMP_NUM_THREADS="2",
+    )
+    assert done.returncode == 0, done.stderr
+    record = site.record(runs)
+    assert (record.status, record.reason) == ("completed", None)
+    calls = log.read_text().strip().split("\n\n")
+    assert len(calls) == 3  # one a node, one that writes the record
+    assert all(f"--bind={runs}:{runs}" in call.splitlines() for call in calls)
+
+
+def test_a_time_limit_of_slurm_is_a_timeout(site: Site, runs: dict[str, Path]):
+    record = site.record(runs["slurm_limit"])
+    assert (record.status, record.reason) == (
+        "timeout",
+        "The job's time limit in Slurm ran out (after step 2 of 9).",
+    )
