@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from textwrap import shorten
 from typing import Any
 
 from scalebook import catalog
@@ -26,7 +27,9 @@ class Difference:
 
     def sentence(self) -> str:
         """Return the difference as notes of records hold it."""
-        return f"{self.name}: asked for {self.asked!r}, ran with {self.ran!r}."
+        name = self.name if self.name.isidentifier() else repr(self.name)
+        asked, ran = (shorten(repr(value), 100) for value in (self.asked, self.ran))
+        return f"{name}: asked for {asked}, ran with {ran}."
 
     def value(self) -> dict[str, Any]:
         """Return the difference as records keep it."""

@@ -22,6 +22,8 @@ COMMAND_MODULES = (
     "claims",
     "runs",
     "cluster",
+    "feasibility",
+    "reproduce",
     "probe",
     "reports",
     "ingest",
@@ -68,6 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code (2 and one line on an error of the user's)."""
     rest = _take_catalog(sys.argv[1:] if arguments is None else arguments)
     options = build_parser().parse_args(rest)
+    options.arguments = rest  # as given: 'run' repeats them inside a container
     handler: Callable[[argparse.Namespace], int] = options.handler
     try:
         code = handler(options)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from scalebook.cli.arguments import Subparsers, add_json
 from scalebook.cli.output import number, print_json, print_table
 
 if TYPE_CHECKING:
     from scalebook.metrics import RunMetrics
+    from scalebook.record import RunRecord
 
 
 def register(subparsers: Subparsers) -> None:
@@ -41,15 +43,38 @@ def list_runs(options: argparse.Namespace) -> int:
     for run in runs:
         for problem in run.problems:
             print(f"scalebook: {run.record.run_id}: {problem}", file=sys.stderr)
-    found = [measure(run, peak_precision=options.peak_precision) for run in runs]
-    found.sort(key=lambda item: item.run_id)
+    found = [(measure(run, peak_precision=options.peak_precision), run.record) for run in runs]
+    found.sort(key=lambda pair: pair[0].run_id)
     if options.json:
-        print_json(found)
+        print_json([{**asdict(item), **_of_record(record)} for item, record in found])
     elif found:
-        _print_people(found)
+        _print_people([item for item, _ in found])
+        _print_differences([record for _, record in found])
     else:
         print(f"No runs under {options.runs}.")
     return 0
+
+
+def _of_record(record: RunRecord) -> dict[str, Any]:
+    """Return what a record says of a run beside its numbers."""
+    from scalebook import provenance
+
+    differences = provenance.of(record) if record.source == "measured" else ()
+    return {
+        "repeat": record.setting("repeat"),
+        "cause": record.cause,
+        "inferred_from": record.inferred_from,
+        "differences": [one.value() for one in differences],
+    }
+
+
+def _print_differences(records: list[RunRecord]) -> None:
+    from scalebook import provenance
+
+    for record in records:
+        if record.source == "measured" and (found := provenance.of(record)):
+            sentences = " ".join(one.sentence() for one in found)
+            print(f"{record.run_id}: warning: not what was asked for: {sentences}")
 
 
 def _sizes(item: RunMetrics) -> str:

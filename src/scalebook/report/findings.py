@@ -90,11 +90,26 @@ def _contested(best: Row, second: Row) -> Iterator[Markup]:
 
 
 def failure_findings(data: ReportData) -> Iterator[Markup]:
-    """Yield one sentence a kind of failure, with its runs and their reasons."""
-    for (status,), runs in data.unfinished.group_by("status", maintain_order=True):
+    """Yield one sentence a kind of failure, with its runs and their reasons, and one of the rest.
+
+    The rest was not run: a smaller configuration had run out of memory.
+    """
+    inferred = pl.col("source") == "inferred"
+    for (status,), runs in data.unfinished.filter(~inferred).group_by(
+        "status", maintain_order=True
+    ):
         reasons = join(map(_ending, runs.iter_rows(named=True)), "; ")
         yield Markup("<strong>{} ended as {}</strong>: {}.").format(
             count(runs.height, "run"), tables.status_words(str(status)), reasons
+        )
+    skipped = data.unfinished.filter(inferred)
+    if skipped.height:
+        ids = join(map(run_link, skipped["run_id"]))
+        words = (
+            "<strong>{} not run</strong>: a smaller one ran out of memory, so they would too ({})."
+        )
+        yield Markup(words).format(
+            count(skipped.height, "configuration was", "configurations were"), ids
         )
 
 
@@ -119,12 +134,20 @@ def _warnings(data: ReportData) -> Iterator[Markup]:
     for (source,), rows in foreign.group_by("source", maintain_order=True):
         words = "{} <strong>{}</strong>, not measured here: marked in every table and chart."
         yield Markup(words).format(count(rows.height, "run is", "runs are"), source)
+    yield from _not_as_asked(data)
     yield from missing_mfu(runs)
     yield from _thin_windows(data)
     if data.problems:
         yield Markup("{} could not be read: see the end of this page.").format(
             count(len(data.problems), "part of the run files", "parts of the run files")
         )
+
+
+def _not_as_asked(data: ReportData) -> Iterator[Markup]:
+    """Yield the runs whose trainer read back another setting than the one asked for."""
+    for run_id, sentences in data.differences.items():
+        words = "{} <strong>did not run as asked</strong>: {}"
+        yield Markup(words).format(run_link(run_id), " ".join(sentences))
 
 
 def _thin_windows(data: ReportData) -> Iterator[Markup]:

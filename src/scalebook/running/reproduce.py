@@ -1,0 +1,231 @@
+"""How to make a recorded run again, and what of its surroundings this machine does not share."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any, cast
+
+from scalebook import launch, project, scrub
+from scalebook.config import RunConfig
+from scalebook.errors import ConfigError, RecordError
+from scalebook.record import RunRecord
+from scalebook.running import detect, host
+
+# Plans fill these in from platform and model where they are not named.
+_ALWAYS = ("model", "world_size", "nodes", "precision", "expert_tensor_parallel_size")
+_PACKAGES = {
+    "torch": "torch",
+    "megatron_core": "megatron-core",
+    "transformer_engine": "transformer-engine",
+}
+_COMPARED = (
+    *("scalebook", "git_commit", "python", "torch", "megatron_core", "transformer_engine"),
+    *("accelerator", "accelerators_per_node"),
+)
+_COMMIT = re.compile(r"[0-9a-f]{7,64}(?:-dirty)?")
+_HOST = ("cpu_model", "cpu_cores", "memory_gib", "kernel", "architecture")
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What to do to make a run again. Commands are argv; ``differences`` are name, then, now."""
+
+    run_id: str
+    config_hash: str
+    command: tuple[str, ...]
+    papermill: tuple[str, ...]
+    git_commit: str | None
+    image: dict[str, Any]
+    versions: dict[str, Any]
+    variables: dict[str, str]  # to set: recorded, and not the launcher's own
+    unset: tuple[str, ...]  # set here, and not when the run was made
+    differences: tuple[tuple[str, Any, Any], ...]
+    notes: tuple[str, ...]
+
+
+def recipe(
+    record: RunRecord, surroundings: Mapping[str, Any], variables: Mapping[str, str]
+) -> Recipe:
+    """Return how to make a run again on a machine with these surroundings and variables.
+
+    Raises:
+        RecordError: the run was not made by Scalebook, or its configuration is not whole.
+    """
+    config = _config(record)
+    then = record.environment
+    wanted = _variables(then)
+    own = {variable.name: variable.value for variable in launch.variables(config)}
+    here = launch.performance_variables(variables)
+    return Recipe(
+        run_id=record.run_id,
+        config_hash=config.config_hash(),
+        command=command(config, pruned=record.source == "inferred"),
+        papermill=papermill(config),
+        git_commit=_commit(then),
+        image=_object(then.get("container")),
+        versions={name: then[name] for name in _versions(then)},
+        variables={
+            name: value
+            for name, value in wanted.items()
+            if value != here.get(name, own.get(name)) and value != scrub.MASK
+        },
+        unset=tuple(name for name in here if name not in wanted) if wanted else (),
+        differences=tuple(_differences(then, surroundings)),
+        notes=tuple(_notes(record, then, wanted)),
+    )
+
+
+def _config(record: RunRecord) -> RunConfig:
+    if record.source not in ("measured", "inferred"):
+        raise RecordError(
+            f"Run {record.run_id} is {record.source}: no command of Scalebook made it. Only "
+            "measured runs can be made again."
+        )
+    try:
+        config = RunConfig.from_parameters(record.requested)
+    except ConfigError as error:
+        raise RecordError(
+            f"The configuration of run {record.run_id} is not one of this version: {error}"
+        ) from error
+    if record.config_hash not in (None, config.config_hash()):
+        raise RecordError(
+            f"Run {record.run_id} has the hash {record.config_hash}, its configuration "
+            f"{config.config_hash()}: the record was changed, or made by another version."
+        )
+    return config
+
+
+def given(config: RunConfig) -> dict[str, Any]:
+    """Return the fields to name: those not at their default, and those that plans fill in."""
+    changed = config.model_dump(exclude_defaults=True)
+    named = {name: getattr(config, name) for name in _ALWAYS} | changed
+    return {name: named[name] for name in RunConfig.model_fields if name in named}
+
+
+def command(config: RunConfig, *, pruned: bool = False) -> tuple[str, ...]:
+    """Return the command line of ``scalebook run`` that runs this very configuration."""
+    fields = {name: value for name, value in given(config).items() if name != "platform"}
+    flags = (part for name, value in fields.items() for part in ("--set", f"{name}={_text(value)}"))
+    more = ("--no-prune",) if pruned else ()
+    return ("scalebook", "run", "--platform", config.platform, "--rerun", *more, *flags)
+
+
+def papermill(config: RunConfig) -> tuple[str, ...]:
+    """Return the command line of papermill that does the same; texts are passed as they are."""
+    flags: list[str] = []
+    for name, value in given(config).items():
+        flags += ["-r" if isinstance(value, str) else "-p", name, str(value)]
+    return ("papermill", str(project.TRAIN_NOTEBOOK), "out.ipynb", *flags)
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return dict(cast("dict[str, Any]", value)) if isinstance(value, dict) else {}
+
+
+def _variables(environment: Mapping[str, Any]) -> dict[str, str]:
+    """Return the recorded performance variables; a record of others may hold any name."""
+    found = _object(environment.get("variables"))
+    texts = {name: value for name, value in found.items() if isinstance(value, str)}
+    return {n: v for n, v in launch.performance_variables(texts).items() if n.isidentifier()}
+
+
+def _commit(environment: Mapping[str, Any]) -> str | None:
+    """Return the commit of a record, None where it has none or its text is none."""
+    commit = environment.get("git_commit")
+    return commit if isinstance(commit, str) and _COMMIT.fullmatch(commit) else None
+
+
+def _versions(environment: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the names of the versions that a record holds."""
+    names = ("scalebook", "python", "torch", "cuda", "rocm", "nccl", "rccl", "driver")
+    for name in (*names, "megatron_core", "transformer_engine"):
+        if environment.get(name) is not None:
+            yield name
+
+
+def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Yield each fact that was recorded and is another here: name, then, now (None: not here)."""
+    for name in _COMPARED:
+        if name in then and then[name] != now.get(name):
+            yield name, then[name], now.get(name)
+    before, here = _object(then.get("host")), _object(now.get("host"))
+    for name in _HOST:
+        if name in before and before[name] != here.get(name):
+            yield f"host.{name}", before[name], here.get(name)
+
+
+def _notes(record: RunRecord, then: Mapping[str, Any], wanted: Mapping[str, str]) -> Iterator[str]:
+    commit = _commit(then)
+    if commit is None:
+        yield "The record names no commit: which code ran is not known."
+    elif commit.endswith("-dirty"):
+        yield "Files differed from the commit when the run was made: the exact code is not known."
+    if record.source == "inferred":
+        yield f"This configuration was never run: {record.reason}"
+    if record.requested.get("data"):
+        yield f"The dataset {record.requested['data']!r} must be there, with the same content."
+    masked = [name for name, value in wanted.items() if value == scrub.MASK]
+    if masked:
+        yield f"Secret, and so not recorded: {', '.join(masked)}."
+    if not wanted:
+        yield "The record holds no environment variables."
+    yield from _unlike(record)
+
+
+def _unlike(record: RunRecord) -> Iterator[str]:
+    """Yield a warning where the recorded run was not what was asked for."""
+    if record.differences:
+        names = ", ".join(str(one.get("name")) for one in record.differences)
+        yield f"The recorded run was not what was asked for ({names}). The command asks again."
+
+
+def surroundings(variables: Mapping[str, str]) -> dict[str, Any]:
+    """Return of this machine what records hold of theirs, without loading torch."""
+    machine = detect.detect()
+    return {
+        **host.facts(variables, project.root()),
+        **{name: _version(package) for name, package in _PACKAGES.items()},
+        "accelerator": machine.device_name,
+        "accelerators_per_node": machine.count,
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def lines(found: Recipe) -> Iterator[str]:
+    """Yield the recipe as a shell script whose comments say the rest."""
+    yield f"# Run {found.run_id}, configuration {found.config_hash}"
+    for name, value in {**found.versions, **found.image}.items():
+        yield f"# {name} {_comment(value)}"
+    if found.git_commit:
+        yield f"git checkout {shlex.quote(found.git_commit.removesuffix('-dirty'))}"
+    for name in found.unset:
+        yield f"unset {shlex.quote(name)}"
+    for name, value in found.variables.items():
+        yield f"export {shlex.quote(name)}={shlex.quote(value)}"
+    yield shlex.join(found.command)
+    yield f"# or: {_comment(shlex.join(found.papermill))}"
+    for note in found.notes:
+        yield f"# note: {_comment(note)}"
+    for name, then, now in found.differences:
+        yield f"# differs here: {name}: recorded {_comment(repr(then))}, here {_comment(repr(now))}"
+    if not found.differences:
+        yield "# This machine's versions and hardware are those of the record."
+
+
+def _comment(text: Any) -> str:
+    """Return a text that stays inside a comment line, whatever a record holds."""
+    return "".join(c if c.isprintable() else " " for c in str(text))
