@@ -56,6 +56,9 @@ class RunConfig(BaseModel):
     data: str = ""  # prefix of an indexed dataset; empty means seeded synthetic tokens
     repeat: int = Field(default=0, ge=0)  # which repetition of the same configuration
     time_limit_seconds: int = Field(default=0, ge=0)  # 0: no limit
+    step_split: bool = True  # time marks around forward, backward, optimizer, ... of every step
+    profile_steps: int = Field(default=0, ge=0, le=20)  # under the profiler, after ``steps``
+    profile_all_ranks: bool = False  # else rank 0 alone
     # How fast the same mathematics runs. What "auto" came to is in the record.
     layer_spec: LayerSpec = "auto"  # auto: Transformer Engine where it is installed
     fp8_recipe: Fp8Recipe = "delayed"  # how FP8 tensors are scaled, with precision fp8

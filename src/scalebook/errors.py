@@ -26,6 +26,10 @@ class IngestError(ScalebookError):
     """A log cannot be read, or what the user supplied contradicts it."""
 
 
+class TraceError(ScalebookError):
+    """A profiler's trace cannot be read."""
+
+
 class LaunchError(ScalebookError):
     """Training cannot be started here, or the program that should start it is missing."""
 

@@ -33,6 +33,8 @@ class StepRecord(BaseModel):
     allocated_gib: float | None = None  # peak over ranks so far, torch allocator
     reserved_gib: float | None = None
     rank_step_seconds: tuple[float, ...] = ()  # by global rank
+    # Mean over ranks: data, forward, ...; what is left of the step is outside of them.
+    part_seconds: dict[str, float] = {}
     skipped: bool = False  # the optimizer refused the step (non-finite gradient)
     finished_at: str | None = None  # UTC, ISO 8601
 

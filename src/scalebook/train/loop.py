@@ -16,7 +16,7 @@ from torch import Tensor
 
 from scalebook.catalog.types import ModelShape
 from scalebook.config import RunConfig
-from scalebook.train import mcore, observe
+from scalebook.train import anatomy, mcore, observe, profile
 from scalebook.train.data import Batch, Samples, Share, micro_batches
 from scalebook.train.graph import GraphedSchedule
 from scalebook.train.indexed import samples_of
@@ -40,6 +40,7 @@ class Trainer:
     share: Share
     variables: dict[str, str]  # the environment, before Megatron-Core adds its own
     forward_backward: Any
+    marks: anatomy.Marks
 
 
 def _loss(config: RunConfig, losses: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -57,25 +58,29 @@ def _forward(config: RunConfig, batches: Iterator[Batch], model: Any) -> tuple[T
 
 def train_step(trainer: Trainer, step: int) -> tuple[float | None, float | None, bool]:
     """Run one optimizer step; return (this rank's loss or None, gradient norm, skipped)."""
-    config = trainer.config
-    for chunk in trainer.model.chunks:
-        chunk.zero_grad_buffer()
-    trainer.optimizer.inner.zero_grad()
+    config, marks = trainer.config, trainer.marks
+    with marks.part("optimizer"):
+        for chunk in trainer.model.chunks:
+            chunk.zero_grad_buffer()
+        trainer.optimizer.inner.zero_grad()
+    device = trainer.world.device
     iterators = [
-        micro_batches(trainer.samples, config, trainer.share, step, trainer.world.device)
+        marks.over("data", micro_batches(trainer.samples, config, trainer.share, step, device))
         for _ in trainer.model.chunks
     ]
-    losses: list[Tensor] = trainer.forward_backward(
-        forward_step_func=partial(_forward, config),
-        data_iterator=iterators if len(iterators) > 1 else iterators[0],
-        model=trainer.model.chunks,
-        num_microbatches=config.num_microbatches,
-        seq_length=config.sequence_length,
-        micro_batch_size=config.micro_batch_size,
-        decoder_seq_length=config.sequence_length,
-        forward_only=False,
-    )
-    succeeded, grad_norm, _ = trainer.optimizer.inner.step()
+    with marks.part("schedule"):
+        losses: list[Tensor] = trainer.forward_backward(
+            forward_step_func=partial(_forward, config),
+            data_iterator=iterators if len(iterators) > 1 else iterators[0],
+            model=trainer.model.chunks,
+            num_microbatches=config.num_microbatches,
+            seq_length=config.sequence_length,
+            micro_batch_size=config.micro_batch_size,
+            decoder_seq_length=config.sequence_length,
+            forward_only=False,
+        )
+    with marks.part("optimizer"):
+        succeeded, grad_norm, _ = trainer.optimizer.inner.step()
     trainer.optimizer.schedule.step(increment=1)
     loss = torch.stack(losses).mean().item() if losses else None
     return loss, grad_norm, not succeeded
@@ -93,6 +98,8 @@ def prepare(config: RunConfig, shape: ModelShape, output: Path) -> Trainer:
     variables = dict(os.environ)
     world = join(config)
     model = build(config, shape, world)
+    marks = anatomy.marks_for(config, world)
+    anatomy.attach(marks, model.config, config)
     ranks = mcore.parallel_state
     share = Share(
         ranks.get_data_parallel_rank(),
@@ -109,6 +116,7 @@ def prepare(config: RunConfig, shape: ModelShape, output: Path) -> Trainer:
         share=share,
         variables=variables,
         forward_backward=_schedule(model),
+        marks=marks,
     )
 
 
@@ -123,7 +131,8 @@ def _run_steps(trainer: Trainer, stream: TextIO | None) -> int:
         world.synchronize()
         # A step lasts from the end of the last one, so that steps add up to the wall time.
         end = time.perf_counter()
-        own = RankStep(end - begin, loss, grad_norm, learning_rate, skipped)
+        parts = trainer.marks.take()
+        own = RankStep(end - begin, loss, grad_norm, learning_rate, skipped, parts)
         begin = end
         record = gather(step + 1, own, config, world)
         if stream is not None:
@@ -144,7 +153,13 @@ def train(config: RunConfig, shape: ModelShape, output: Path) -> int:
         observe.write(output, observed, trainer)
         with open_steps(output) as stream:
             code = _run_steps(trainer, stream)
+            if code == 0 and config.profile_steps:
+                profile.run(trainer, train_step, output, stream)
     else:
         code = _run_steps(trainer, None)
+        if code == 0 and config.profile_steps:
+            profile.run(trainer, train_step, output, None)
     leave()
+    if code == 0:
+        profile.finish(trainer, output)  # the others need not wait for it
     return code

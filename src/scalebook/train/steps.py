@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
@@ -26,10 +26,16 @@ class RankStep:
     grad_norm: float | None
     learning_rate: float
     skipped: bool
+    parts: dict[str, float] = field(default_factory=dict[str, float])  # seconds by name
 
 
-def phase(step: int, warmup_steps: int) -> Phase:
-    """Return the phase of a step, counted from 1; the first step is always start-up."""
+def phase(step: int, warmup_steps: int, steps: int | None = None) -> Phase:
+    """Return the phase of a step, counted from 1; the first step is always start-up.
+
+    Steps after the ``steps`` that were asked for run under the profiler.
+    """
+    if steps is not None and step > steps:
+        return "profiled"
     if step == 1:
         return "startup"
     return "warmup" if step <= warmup_steps else "measured"
@@ -55,14 +61,15 @@ def gather(number: int, step: RankStep, config: RunConfig, world: World) -> Step
         reserved = torch.cuda.max_memory_reserved() / GIB
     has_loss = step.loss is not None
     own = [step.seconds, step.loss or 0.0, float(has_loss), allocated, reserved]
+    own += step.parts.values()
     local = torch.tensor(own, dtype=torch.float64, device=world.device)
     table = [torch.empty_like(local) for _ in range(world.size)]
     distributed.all_gather(table, local)
     columns: Any = torch.stack(table).T
-    seconds, losses, seen, allocated_all, reserved_all = _rows(columns)
+    seconds, losses, seen, allocated_all, reserved_all, *parts = _rows(columns)
     return StepRecord(
         step=number,
-        phase=phase(number, config.warmup_steps),
+        phase=phase(number, config.warmup_steps, config.steps),
         step_seconds=max(seconds),
         tokens=config.tokens_per_step,
         loss=_finite(sum(losses) / sum(seen)),
@@ -71,6 +78,9 @@ def gather(number: int, step: RankStep, config: RunConfig, world: World) -> Step
         allocated_gib=max(allocated_all) if world.on_gpu else None,
         reserved_gib=max(reserved_all) if world.on_gpu else None,
         rank_step_seconds=tuple(seconds),
+        part_seconds={
+            name: sum(times) / world.size for name, times in zip(step.parts, parts, strict=True)
+        },
         skipped=step.skipped,
         finished_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
     )
