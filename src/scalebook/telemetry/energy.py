@@ -34,7 +34,8 @@ def energy_of(device: Device, windows: Sequence[Window], period: float) -> Energ
     counter = _usable(_counter_joules, device, "energy_joules", windows, period)
     power = _usable(_power_joules, device, "power_watts", windows, period)
     if counter.joules is None:
-        return power if power.joules is not None or counter.reason is None else counter
+        has_counter = bool(device.series("energy_joules"))
+        return counter if has_counter and power.joules is None else power
     if power.joules:
         ratio = counter.joules / power.joules
         if not _AGREEMENT[0] <= ratio <= _AGREEMENT[1]:
