@@ -45,7 +45,6 @@ class Effect:
     size: float
     probability: float  # that chance alone gives an effect as large, either sign
     mean_variance: float  # of the mean beside the effect, averaged over rho
-    correlation: float  # the posterior's median of rho
 
 
 # What rho-differenced sums are made of: all products, those but the ends, those of neighbours.
@@ -105,15 +104,37 @@ def effect(series: Sequence[float], shape: Sequence[float]) -> Effect:
             size += weight * one
             probability += weight * two_sided_tail(abs(one) / error, free)
             variance += weight * mean_variance
-    middle = next(at for at, below in enumerate(accumulate(weights)) if below >= 0.5 - 1e-9)
-    return Effect(size, probability, variance, _GRID[middle])
+    return Effect(size, probability, variance)
 
 
-def half_width(series: Sequence[float], level: float = 0.95) -> float:
-    """Return half the interval of the mean that the series is a stretch of, in its unit.
+@dataclass(frozen=True, slots=True)
+class MeanPosterior:
+    """How sure the mean of a stretch of series is: errors by rho, each with its weight."""
 
-    The series has at least 5 values.
-    """
+    weights: tuple[float, ...]
+    errors: tuple[float, ...]  # standard errors of the mean, in units of the series
+    freedom: int
+
+    @property
+    def correlation(self) -> float:
+        """The posterior's median of rho."""
+        return _middle(self.weights)
+
+    def half_width(self, level: float = 0.95) -> float:
+        """Return half the interval of the mean, in units of the series."""
+        pairs = [
+            pair for pair in zip(self.weights, self.errors, strict=True) if pair[0] > _NEGLIGIBLE
+        ]
+
+        def tail(half: float) -> float:
+            parts = (w * two_sided_tail(half / error, self.freedom) for w, error in pairs)
+            return sum(parts)
+
+        return _solve(tail, 1 - level, sum(weight * error for weight, error in pairs))
+
+
+def mean_posterior(series: Sequence[float]) -> MeanPosterior:
+    """Return what at least 5 values that are not all the same say of their mean."""
     count = len(series)
     free = count - 1
     centre = sum(series) / count
@@ -128,12 +149,12 @@ def half_width(series: Sequence[float], level: float = 0.95) -> float:
         rest = max(_differenced(own, rho) - total * total / weight, floor)
         logs.append(log_weight - 0.5 * math.log(weight) - free / 2 * math.log(rest))
         errors.append(math.sqrt(rest / free / weight))
-    pairs = [pair for pair in zip(_normalised(logs), errors, strict=True) if pair[0] > _NEGLIGIBLE]
-    return _solve(
-        lambda half: sum(weight * two_sided_tail(half / error, free) for weight, error in pairs),
-        1 - level,
-        sum(weight * error for weight, error in pairs),
-    )
+    return MeanPosterior(tuple(_normalised(logs)), tuple(errors), free)
+
+
+def _middle(weights: Sequence[float]) -> float:
+    """Return the first rho of the grid up to which half the weight lies."""
+    return _GRID[next(at for at, sum_ in enumerate(accumulate(weights)) if sum_ >= 0.5 - 1e-9)]
 
 
 def _solve(tail: Callable[[float], float], target: float, scale: float) -> float:

@@ -89,7 +89,10 @@ def best_warm_up(series: Sequence[float]) -> WarmUp:
         if gain > best.gain * _SURELY:
             best = WarmUp("step", at, gain)
     for length in _lengths(count // 2):
-        for kind, value in (("ramp", length), ("cut", length), ("decay", length / 3)):
+        candidates: tuple[tuple[Kind, float], ...] = (
+            ("ramp", length), ("cut", length), ("decay", length / 3),
+        )  # fmt: skip
+        for kind, value in candidates:
             course = _values(kind, value)[:count]
             total = sum(course)
             room = sum(map(mul, course, course)) - total * total / count

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from scalebook.metrics.autoregression import blocks, effect
+from scalebook.metrics.autoregression import blocks, effect, mean_posterior
 from scalebook.metrics.shapes import (
     WarmUp,
     best_shift,
@@ -27,7 +27,7 @@ TOLERANCE = 0.01  # a drift or shift over the window, of the mean, that is only 
 
 # Probabilities at which a course is more than chance. A warm-up and a shift are each the best of
 # many, hence the small ones: about 1 % of stable series is refused for either.
-_WARM_UP, _DRIFT, _SHIFT = 8e-4, 0.01, 3e-4
+_WARM_UP, _DRIFT, _SHIFT = 2e-3, 0.01, 3e-4
 _BLOCKS = 50  # a drift and a shift are judged on about so many means of neighbours
 _FEW = 4.0  # independent steps below which a drift hides in slow noise
 _HINT = 0.25  # probability at which there might be one
@@ -95,7 +95,7 @@ def _warm_up(series: Sequence[float]) -> int:
         course = line(count) if drift >= gain else [0.0] * at + [1.0] * (count - at)
         series = without(series, course)
         found = best_warm_up(series)
-        if found.kind == "decay" and found.length > count / 9 or found.length > count / 3:
+        if (found.kind == "decay" and found.length > count / 9) or found.length > count / 3:
             return 0
     return _length(found, series)
 
@@ -118,10 +118,9 @@ def _course(series: Sequence[float]) -> _Course:
     drift = effect(means, straight)
     block = min(max(round((at - len(series) % size) / size), 1), count - 1)
     shift = effect(means, [0.0] * block + [1.0] * (count - block))
-    independent = count * (1 - drift.correlation) / (1 + drift.correlation)
-    return _Course(
-        drift.size, drift.probability, shift.size, shift.probability, at, independent
-    )
+    rho = mean_posterior(means).correlation
+    independent = count * (1 - rho) / (1 + rho)
+    return _Course(drift.size, drift.probability, shift.size, shift.probability, at, independent)
 
 
 def _judge(start: int, differences: Sequence[float]) -> Settled:
@@ -129,8 +128,10 @@ def _judge(start: int, differences: Sequence[float]) -> Settled:
     found = _course(differences)
     drifts = found.drift_probability < _DRIFT
     shifts = found.shift_probability < _SHIFT
-    if shifts and abs(found.shift) > TOLERANCE and (
-        not drifts or found.shift_probability < found.drift_probability
+    if (
+        shifts
+        and abs(found.shift) > TOLERANCE
+        and (not drifts or found.shift_probability < found.drift_probability)
     ):
         return Settled(start, "shift", found.shift, start + found.shift_at)
     if drifts and abs(found.drift) > TOLERANCE:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 
-from scalebook.metrics.autoregression import blocks, half_width
+from scalebook.metrics.autoregression import blocks, mean_posterior
 from scalebook.metrics.spikes import Periodic, Spikes, take_apart
 from scalebook.metrics.stability import MINIMUM_STEPS, Problem, Settled, relative, settle
 
+_FEW_BLOCKS, _MANY_BLOCKS, _FAR_MORE = 30, 50, 1.5
 _NORMAL = 1.959964  # the normal distribution's two-sided 95 % point
 
 
@@ -97,14 +99,12 @@ def _end(spikes: Spikes, start: int, count: int) -> int:
     longest = max(item.period for item in spikes.periodic)
     earliest = max(count - longest, start + MINIMUM_STEPS - 1)
     smooth = spikes.smooth[start:]
-    changes = [(b - a) ** 2 for a, b in zip(smooth, smooth[1:], strict=False)]
+    changes = [(b - a) ** 2 for a, b in pairwise(smooth)]
     enough = 0.1 * math.sqrt(sum(changes) / 2) / len(smooth)  # a tenth of the standard error
     ends = range(count, earliest, -1)
     imbalances = [_imbalance(spikes.periodic, start, end) for end in ends]
     least = max(enough, min(imbalances) * (1 + 1e-9) + 1e-15)
-    return next(
-        end for end, imbalance in zip(ends, imbalances, strict=True) if imbalance <= least
-    )
+    return next(end for end, imbalance in zip(ends, imbalances, strict=True) if imbalance <= least)
 
 
 def _imbalance(periodic: Sequence[Periodic], start: int, end: int) -> float:
@@ -125,11 +125,11 @@ def _halves(spikes: Spikes, start: int, end: int) -> tuple[float, float]:
     count = len(smooth)
     half = 0.0
     if relative(smooth) is not None:
-        half = half_width(smooth)
-        # Means of neighbours see memory that is not of first order; a short series has too few.
-        means, size = blocks(smooth, max(30, count // 20))
-        if size > 1:
-            half = max(half, half_width(means))
+        half = mean_posterior(smooth).half_width()
+        # Where means of neighbours say far more, the memory is not of first order.
+        means, size = blocks(smooth, _FEW_BLOCKS if count < 3 * _MANY_BLOCKS else _MANY_BLOCKS)
+        if size > 1 and (wider := mean_posterior(means).half_width()) > _FAR_MORE * half:
+            half = wider
     heights = [height for at, height in spikes.irregular if start <= at < end]
     if not heights:
         return half, half
