@@ -156,7 +156,7 @@ def test_steps_left_out_between_measured_ones_do_not_count(tmp_path):
         ({"end": 6.0}, "do not cover"),
         ({"begin": 4.0}, "do not cover"),
         ({"skip": (2.0, 6.0)}, "gap of"),
-        ({"skip": (0.0, 8.9)}, "at least 3 are needed"),
+        ({"skip": (0.0, 9.4)}, "at least 3 are needed"),
     ],
 )
 def test_samples_that_do_not_cover_the_run_give_a_reason_and_no_energy(tmp_path, options, reason):
