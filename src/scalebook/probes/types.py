@@ -6,12 +6,14 @@ distance between the quartiles of the rounds over their median.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 SCHEMA_VERSION = 1
 
+Positive = Annotated[float, Field(gt=0)]
+Size = Annotated[int, Field(gt=0)]
 Status = Literal["completed", "timeout", "failed", "interrupted"]
 
 
@@ -64,11 +66,11 @@ class Matmul(_Row):
     """
 
     precision: str
-    m: int
-    n: int
-    k: int
-    tflops: float
-    tflops_best: float
+    m: Size
+    n: Size
+    k: Size
+    tflops: Positive
+    tflops_best: Positive
     spread: float
     calls: int
     model: str | None = None
@@ -98,12 +100,12 @@ class Sustained(_Row):
     """The rate of one product repeated for seconds: clocks fall under load, and so does it."""
 
     precision: str
-    m: int
-    n: int
-    k: int
-    seconds: float
-    burst_tflops: float  # the first quarter of a second, after a rest
-    sustained_tflops: float  # the second half of the time
+    m: Size
+    n: Size
+    k: Size
+    seconds: Positive
+    burst_tflops: Positive  # the first quarter of a second, after a rest
+    sustained_tflops: Positive  # the second half of the time
     series_tflops: tuple[float, ...] = ()  # over time, equal parts
     rank_tflops: tuple[float, ...] = ()  # sustained, by rank: all ran at the same time
     samples: tuple[Sample, ...] = ()
@@ -113,9 +115,9 @@ class Copy(_Row):
     """Bytes moved per second; on one device bytes read and bytes written both count."""
 
     kind: Literal["device_to_device", "host_to_device", "device_to_host"]
-    bytes: int  # of the buffer
-    gib_per_second: float
-    gib_per_second_best: float
+    bytes: Size  # of the buffer
+    gib_per_second: Positive
+    gib_per_second_best: Positive
     spread: float
 
 
@@ -130,8 +132,8 @@ class Attention(_Row):
     groups: int
     sequence_length: int
     head_dim: int
-    tflops: float
-    tflops_best: float
+    tflops: Positive
+    tflops_best: Positive
     spread: float
 
 
@@ -143,12 +145,20 @@ class Collective(_Row):
     """
 
     operation: str
-    group_size: int
-    bytes: int
-    seconds: float
-    algorithm_gb_per_second: float
-    bus_gb_per_second: float
+    group_size: Size
+    bytes: Size
+    seconds: Positive
+    algorithm_gb_per_second: Positive
+    bus_gb_per_second: Positive
     spread: float
+
+
+class Topology(_Row):
+    """How the devices of the node are linked, in the words of the vendor's tool; may be empty."""
+
+    devices: tuple[str, ...] = ()
+    links: tuple[tuple[str, ...], ...] = ()  # a row a device, a column a device
+    nvlink_gb_per_second: dict[str, tuple[float, ...]] = {}  # of each active link, by device
 
 
 class Skipped(_Row):
@@ -186,7 +196,7 @@ class Probe(_Row):
     request: ProbeRequest
     identity: Identity | None = None
     environment: dict[str, Any] = {}
-    topology: dict[str, Any] = {}
+    topology: Topology = Topology()
     matmuls: tuple[Matmul, ...] = ()
     sustained: tuple[Sustained, ...] = ()
     copies: tuple[Copy, ...] = ()
