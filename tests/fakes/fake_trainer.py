@@ -6,9 +6,13 @@ FAKE_TRAINER names the misbehaviour; with FAKE_REPEAT it happens in the run of t
 from __future__ import annotations
 
 import json
+import mmap
 import os
+import resource
 import signal
+import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -36,10 +40,44 @@ def misbehave(mode: str, step: int) -> None:
     if mode == "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         time.sleep(600)
+    if mode == "tree":
+        tree()
+    if mode.startswith("signal:"):
+        os.kill(os.getpid(), getattr(signal, mode.removeprefix("signal:")))
+    if mode == "memory":
+        resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30))
+        bytearray(2**34)
+    if mode == "eat":  # until the kernel ends it
+        hold = [bytearray(b"x" * 2**24) for _ in range(2**12)]
+        sys.exit(len(hold))
+    if mode == "bus":
+        bus()
+    if mode.startswith("say:"):
+        print(mode.removeprefix("say:"), file=sys.stderr)
+        sys.exit(1)
     if mode == "early":
         sys.exit(0)
     if mode == "raise":
         raise ValueError("token s3cr3t-value is wrong")
+
+
+def tree() -> None:
+    """Leave processes that end for no SIGTERM, in sessions of their own, and hang."""
+    code = (
+        "import os, signal, time; os.setsid(); signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+        "os.fork(); time.sleep(600)"
+    )
+    subprocess.Popen([sys.executable, "-c", code])
+    time.sleep(600)
+
+
+def bus() -> None:
+    """Read a page of a mapped file that the file has no more, as where /dev/shm is full."""
+    with tempfile.TemporaryFile() as file:
+        file.truncate(mmap.PAGESIZE)
+        mapped = mmap.mmap(file.fileno(), mmap.PAGESIZE)
+        file.truncate(0)
+        mapped.read_byte()
 
 
 def main() -> int:
@@ -58,6 +96,8 @@ def main() -> int:
         time.sleep(SLOW_SECONDS if mode == "slow" else SECONDS)
         if RANK == 0:
             record = {"step": step, "phase": "measured", "step_seconds": SECONDS, "tokens": 64}
+            record |= {"loss": None if mode == "lose" and step > 3 else 1.0}
+            record |= {"skipped": mode == "skip_all" or (mode == "skip_one" and step == 2)}
             with (output / "steps.jsonl").open("a") as stream:
                 stream.write(json.dumps(record) + "\n")
             print(f"step {step}", flush=True)
