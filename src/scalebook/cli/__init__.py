@@ -27,6 +27,7 @@ COMMAND_MODULES = (
     "probe",
     "reports",
     "ingest",
+    "image",
 )
 
 

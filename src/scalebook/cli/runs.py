@@ -5,16 +5,19 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scalebook.cli import cluster
+from scalebook.cli import cluster, contained, run_options
 from scalebook.cli.arguments import Subparsers, at_least
 
 if TYPE_CHECKING:
     from scalebook.catalog.types import Platform
     from scalebook.plan import Plan
+    from scalebook.running.pruning import Inference
     from scalebook.running.survey import Entry
+    from scalebook.running.waiting import Scheduled
 
 
 def register(subparsers: Subparsers) -> None:
@@ -34,6 +37,14 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--nodes", type=at_least(1), help="number of machines of every run")
     parser.add_argument("--steps", type=at_least(1), help="optimizer steps of every run")
     parser.add_argument(
+        "--profile",
+        type=at_least(1),
+        nargs="?",
+        const=2,
+        metavar="STEPS",
+        help="profile so many more steps of every run (2), and keep the trace of rank 0",
+    )
+    parser.add_argument(
         "--data",
         metavar="PREFIX",
         help="train on PREFIX.bin and PREFIX.idx (Megatron's indexed format) "
@@ -50,7 +61,9 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dry-run", action="store_true", help="print the commands; start nothing")
     parser.add_argument("--trainer", default="", help=argparse.SUPPRESS)
+    run_options.add_arguments(parser)
     cluster.add_arguments(parser)
+    contained.add_arguments(parser)
     parser.set_defaults(handler=run)
 
 
@@ -66,9 +79,14 @@ def run(options: argparse.Namespace) -> int:
     platform, devices = _machine(options)
     plan = _load(options, platform, devices)
     runs = runs_folder(str(options.runs or ""))
+    ended = contained.enter(options, platform, plan, runs)
+    if ended is not None:
+        return ended
     if options.dry_run:
         entries = survey.survey(plan, runs, devices, options.rerun)
-        return _print_commands(entries, runs)
+        if line := run_options.describe(plan):
+            print(line)
+        return _print_commands(entries, runs, _pruned(entries, runs, options))
     _recover(runs)
     entries = survey.survey(plan, runs, devices, options.rerun)
     if all(entry.action == "done" for entry in entries):
@@ -82,6 +100,10 @@ def run(options: argparse.Namespace) -> int:
         trainer=options.trainer,
         force_platform=options.force_platform,
         budget_seconds=options.budget_seconds,
+        schedule=_scheduled(plan),
+        prune=options.prune,
+        rerun=options.rerun,
+        accelerator=_device_name(platform),
     )
     _announce(plan, entries)
     with sweep.stop_on_signals(settings.budget_seconds) as stop:
@@ -113,8 +135,36 @@ def _machine(options: argparse.Namespace) -> tuple[Platform, int | None]:
     return platform, min(machine.count, options.gpus or machine.count)
 
 
+def _device_name(platform: Platform) -> str | None:
+    """Return this machine's device as its driver calls it, None for a CPU."""
+    from scalebook.running import detect
+
+    return None if platform.vendor == "cpu" else detect.detect().device_name
+
+
+def _scheduled(plan: Plan) -> Scheduled:
+    from scalebook.running.waiting import Scheduled
+
+    times = plan.schedule
+    return Scheduled(
+        plan.name, times.order, times.seed, len(plan.runs), times.repeats, times.cool_down
+    )
+
+
+def _pruned(
+    entries: tuple[Entry, ...], runs: Path, options: argparse.Namespace
+) -> dict[str, Inference]:
+    """Return what records already show to need too much memory."""
+    from scalebook.running import pruning
+
+    if not options.prune:
+        return {}
+    known = pruning.broken(runs, None, fresh=options.rerun)
+    return pruning.inferences((entry.config for entry in entries), known)
+
+
 def _load(options: argparse.Namespace, platform: Platform, devices: int | None) -> Plan:
-    from scalebook.plan import load_plan
+    from scalebook.plan import load_plan, single_plan
     from scalebook.project import required_root
 
     name = "quick.toml" if platform.vendor == "cpu" else "gpu_quick.toml"
@@ -124,20 +174,34 @@ def _load(options: argparse.Namespace, platform: Platform, devices: int | None) 
         "nodes": options.nodes,
         "time_limit_seconds": options.time_limit,
         "steps": options.steps,
+        "profile_steps": options.profile,
         "data": options.data,
     }
-    return load_plan(
-        path,
-        platform=platform.name,
-        world_size=options.gpus if devices is None else devices,
-        overrides={name: value for name, value in overrides.items() if value is not None},
-    )
+    given = {name: value for name, value in overrides.items() if value is not None}
+    given |= run_options.fields(options.fields)
+    world_size = options.gpus if devices is None else devices
+    scheduled = run_options.scheduled(options)
+    if options.fields and options.plan is None:
+        plan = single_plan(
+            given, platform=platform.name, world_size=world_size, scheduled=scheduled
+        )
+    else:
+        plan = load_plan(
+            path,
+            platform=platform.name,
+            world_size=world_size,
+            overrides=given,
+            scheduled=scheduled,
+        )
+    return run_options.in_order(plan)
 
 
 def _announce(plan: Plan, entries: tuple[Entry, ...]) -> None:
     done = sum(entry.action == "done" for entry in entries)
     to_run = sum(entry.action == "run" for entry in entries)
     print(f"Plan {plan.name!r}: {to_run} to run, {done} done, of {len(entries)}.", flush=True)
+    if line := run_options.describe(plan):
+        print(line, flush=True)
 
 
 def _recover(runs: Path) -> None:
@@ -161,13 +225,17 @@ def recover(options: argparse.Namespace) -> int:
     return 0
 
 
-def _print_commands(entries: tuple[Entry, ...], runs: Path) -> int:
+def _print_commands(entries: tuple[Entry, ...], runs: Path, pruned: Mapping[str, Inference]) -> int:
     """Print what would be run, how, and with which variables."""
     from scalebook import launch
     from scalebook.project import short
     from scalebook.running.survey import label
 
     for entry in entries:
+        inference = pruned.get(entry.config.config_hash()) if entry.action == "run" else None
+        if inference is not None:
+            print(f"{'inferred':<13} {label(entry.config)}: {inference.sentence}")
+            continue
         reason = f": {entry.reason}" if entry.reason else ""
         print(f"{entry.action.replace('_', ' '):<13} {label(entry.config)}{reason}")
         for warning in entry.warnings:

@@ -8,7 +8,6 @@ from scalebook.launch.container import Contained, EngineCommand, Mount, check, c
 COMMON = (
     Flag("--cleanenv", "what the host exports stays outside"),
     Flag("--contain", "the host's home, /tmp and devices stay outside"),
-    Flag("--no-home", "as above; the home of the image is not the user's"),
 )
 
 
@@ -16,7 +15,7 @@ def command(contained: Contained) -> EngineCommand:
     """Return how apptainer starts a command in an image file, as the user who calls it.
 
     Variables go through apptainer's own environment (APPTAINERENV_NAME), as its ``--env`` splits
-    values at commas. ``--workdir`` gives /tmp a folder of the host: its own is 64 MiB.
+    values at commas. ``--workdir`` gives /tmp and home a folder of the host: its own have 64 MiB.
 
     Raises:
         LaunchError: a path cannot be mounted.
@@ -33,7 +32,8 @@ def command(contained: Contained) -> EngineCommand:
         *contained.command,
     )
     shown = {f"APPTAINERENV_{name}": value for name, value in contained.environment.items()}
-    return EngineCommand(argv, shown, {f"APPTAINERENV_{name}": name for name in contained.passed})
+    passed = {f"APPTAINERENV_{name}": name for name in contained.passed}
+    return EngineCommand(argv, shown, passed, contained.scratch)
 
 
 def _mount(mount: Mount) -> str:

@@ -35,7 +35,9 @@ class Contained:
 
     Paths mean the same inside and outside. ``environment`` is set and shown; ``passed`` names
     variables of the caller, whose values (a token, perhaps) stay out of every command line.
-    ``user`` None leaves the image's own. ``arguments`` are the user's own, for the engine.
+    ``user`` None leaves the image's own; ``rootless`` means that the engine runs without root, so
+    that ids have to be mapped. ``arguments`` are the user's own, for the engine. ``scratch`` is an
+    empty folder for engines that have no /tmp of their own.
     """
 
     command: tuple[str, ...]
@@ -49,6 +51,7 @@ class Contained:
     user: tuple[int, int] | None = None
     groups: tuple[int, ...] = ()
     arguments: tuple[str, ...] = ()
+    rootless: bool = False
     scratch: Path = Path("/tmp")
 
 
@@ -56,18 +59,22 @@ class Contained:
 class EngineCommand:
     """An engine's argv; ``environment`` is added to that of the engine's own process.
 
-    ``renamed`` are variables of the caller that the engine takes under another name.
+    ``renamed`` are variables of the caller that the engine takes under another name; ``scratch``
+    is a folder to make before and to remove afterwards.
     """
 
     argv: tuple[str, ...]
     environment: Mapping[str, str]
     renamed: Mapping[str, str]
+    scratch: Path | None = None
 
     def shown(self) -> str:
         """Return the line that a person can paste into a shell; secret values are not in it."""
         settings = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
         settings += [f'{new}="${old}"' for new, old in self.renamed.items()]
-        return " ".join([*(["env"] if settings else []), *settings, shlex.join(self.argv)])
+        folder = ["mkdir", shlex.quote(str(self.scratch)), "&&"] if self.scratch else []
+        line = [*folder, *(["env"] if settings else []), *settings, shlex.join(self.argv)]
+        return " ".join(line)
 
     def full_environment(self, caller: Mapping[str, str]) -> dict[str, str]:
         """Return the environment of the engine's process."""

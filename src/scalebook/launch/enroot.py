@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from scalebook.containers.images import image
 from scalebook.errors import LaunchError
@@ -25,7 +26,7 @@ def command(contained: Contained) -> EngineCommand:
     argv = (
         *("enroot", "start"),
         *settle([flag.argument for flag in flags], contained.arguments),
-        *(f"--mount={_mount(mount)}" for mount in contained.mounts),
+        *(f"--mount={_mount(item)}" for item in contained.mounts),
         *(f"--env={name}={value}" for name, value in contained.environment.items()),
         *(f"--env={name}" for name in contained.passed),
         contained.image,
@@ -35,12 +36,21 @@ def command(contained: Contained) -> EngineCommand:
     return EngineCommand(argv, {}, {})
 
 
-def _mount(mount: Mount) -> str:
-    path = str(mount.source)
-    if _UNFIT.search(path):
-        raise LaunchError(
-            f"enroot cannot mount {path!r}: it allows no spaces, ':', '\\' or '$' in a path. "
-            "Move the folder, or use another engine (--container podman)."
-        )
-    access = "rw" if mount.writable else "ro"
-    return f"{path}:{path}:none:x-create=auto,rbind,{access},rslave"
+def _mount(item: Mount) -> str:
+    access = "rw" if item.writable else "ro"
+    return f"{mount(item.source, str(item.source))}:none:x-create=auto,rbind,{access},rslave"
+
+
+def mount(source: Path, target: str) -> str:
+    """Return the first two fields of a mount.
+
+    Raises:
+        LaunchError: enroot would cut the path in two.
+    """
+    for path in (str(source), target):
+        if _UNFIT.search(path):
+            raise LaunchError(
+                f"enroot cannot mount {path!r}: it allows no spaces, ':', '\\' or '$' in a path. "
+                "Move the folder, or use another engine (--container podman)."
+            )
+    return f"{source}:{target}"

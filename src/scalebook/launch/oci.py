@@ -5,6 +5,7 @@ from __future__ import annotations
 from scalebook.containers.images import Flag, image
 from scalebook.launch.container import Contained, EngineCommand, Mount, check, csv_line, settle
 
+ENGINES = ("docker", "podman")
 STOP_SECONDS = 60  # from SIGTERM to SIGKILL: a trainer finishes its step and its record is written
 
 COMMON = (
@@ -26,13 +27,17 @@ def command(engine: str, contained: Contained) -> EngineCommand:
         LaunchError: a path cannot be mounted.
     """
     check(contained)
-    flags = (*COMMON, *image(contained.vendor).flags.get(engine, ()))
-    user = contained.user
+    flags = [*COMMON, *image(contained.vendor).flags.get(engine, ())]
+    groups, user = [f"--group-add={group}" for group in contained.groups], contained.user
+    if engine == "podman" and contained.rootless:
+        flags = [flag for flag in flags if not flag.argument.startswith("--group-add")]
+        groups = ["--group-add=keep-groups"] if contained.groups else []
+        flags.append(Flag("--userns=keep-id", "the caller's id is the same inside and outside"))
     argv = (
         *(engine, "run", f"--name={contained.name}"),
         *settle([flag.argument for flag in flags], contained.arguments),
         *([f"--user={user[0]}:{user[1]}"] if user else []),
-        *(f"--group-add={group}" for group in contained.groups),
+        *groups,
         *(f"--mount={_mount(mount)}" for mount in contained.mounts),
         f"--workdir={contained.workdir}",
         *(f"--env={name}={value}" for name, value in contained.environment.items()),

@@ -1,0 +1,154 @@
+"""``image`` builds the container image of a platform; ``verify`` compares one with image.toml."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scalebook.cli.arguments import Subparsers, add_json
+from scalebook.containers.images import ENGINES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from scalebook.catalog.types import Platform
+    from scalebook.containers.contents import Finding
+
+CONTENTS = "scalebook.containers.contents"
+
+
+def register(subparsers: Subparsers) -> None:
+    """Add this module's commands."""
+    build = subparsers.add_parser("image", help="build the container image of a platform")
+    build.add_argument("--platform", required=True, help="h100, mi300x, cpu, ...")
+    build.add_argument("--container", choices=("auto", *ENGINES), default="auto")
+    build.add_argument("--base-image", default="", metavar="REFERENCE", help="default: image.toml")
+    build.add_argument("--image", default="", metavar="REFERENCE", help="name of what is built")
+    build.add_argument(
+        "--from",
+        dest="source",
+        metavar="KIND:NAME",
+        help="take an image that is there: docker-archive:FILE, docker:TAG or podman:TAG",
+    )
+    build.add_argument("--build-arg", action="append", default=[], metavar="=--OPTION[=VALUE]")
+    build.add_argument("--dry-run", action="store_true", help="print the commands; build nothing")
+    build.set_defaults(handler=image)
+    check = subparsers.add_parser("verify", help="compare an image with what image.toml says of it")
+    check.add_argument("--platform", help="default: what this machine has")
+    check.add_argument("--container", choices=("auto", *ENGINES, "none"), default="auto")
+    check.add_argument("--image", default="", metavar="REFERENCE", help="another image than ours")
+    check.add_argument("--container-arg", action="append", default=[], metavar="=--OPTION[=VALUE]")
+    add_json(check)
+    check.set_defaults(handler=verify)
+
+
+def image(options: argparse.Namespace) -> int:
+    """Build an image; return the exit code of the first step that failed, 0 if none."""
+    from scalebook import catalog
+    from scalebook.containers import images
+    from scalebook.launch import build
+    from scalebook.project import required_root
+    from scalebook.running import context
+
+    known = images.image(catalog.platform(options.platform).vendor)
+    engine = _builder(options)
+    folder = required_root() / "containers" / "images"
+    target = options.image or known.reference(engine, str(folder))
+    with context.made(required_root(), known, dry=options.dry_run or bool(options.source)) as path:
+        wanted = build.Build(
+            engine=engine,
+            image=known,
+            base=options.base_image or known.base_reference,
+            target=target,
+            context=path,
+            source=options.source,
+            arguments=tuple(options.build_arg),
+        )
+        if options.dry_run:
+            print("\n".join(shlex.join(step) for step in build.steps(wanted)))
+            return 0
+        code = context.build(wanted)
+    if code == 0:
+        print(f"Built {target}. Check it: scalebook verify --platform {options.platform}")
+    return code
+
+
+def _builder(options: argparse.Namespace) -> str:
+    """Return the engine that builds: the one asked for, or the first that is installed.
+
+    Raises:
+        LaunchError: none is.
+    """
+    import shutil
+
+    from scalebook.errors import LaunchError
+
+    if options.container != "auto":
+        if not options.dry_run and shutil.which(options.container) is None:
+            raise LaunchError(f"{options.container} was not found. Install it first.")
+        return str(options.container)
+    for engine in ENGINES:
+        if shutil.which(engine) is not None:
+            return engine
+    raise LaunchError(f"No container engine was found ({', '.join(ENGINES)}). Install one first.")
+
+
+def verify(options: argparse.Namespace) -> int:
+    """Compare an image's contents with image.toml; 0 if all is as stated, 1 if not."""
+    from scalebook import catalog
+    from scalebook.cli.output import print_json
+    from scalebook.containers import contents, images
+    from scalebook.running import detect
+
+    named = options.platform
+    platform = catalog.platform(named) if named else detect.platform_of(detect.detect())
+    engine, read = _read(options, platform)
+    stated = images.image(platform.vendor).contents
+    findings = contents.compare(stated, read["versions"])
+    starts = read["torch"]["starts"]
+    good = all(finding.good for finding in findings) and starts is not False
+    if options.json:
+        body = {"engine": engine, "good": good, "findings": findings, "torch": read["torch"]}
+        print_json({**body, "versions": read["versions"]})
+    else:
+        _print(findings, read["torch"])
+    return 0 if good else 1
+
+
+def _print(findings: Sequence[Finding], torch: dict[str, Any]) -> None:
+    from scalebook.cli.output import print_table
+
+    rows = [(f.component, f.stated or "-", f.found or "-", f.verdict) for f in findings]
+    print_table(("component", "stated", "found", "verdict"), rows)
+    if torch["starts"]:
+        print(f"torch starts and sees {torch['devices']} GPUs.")
+    else:
+        print(f"torch does not start: {torch['reason']}.")
+
+
+def _read(options: argparse.Namespace, platform: Platform) -> tuple[str | None, dict[str, Any]]:
+    """Return the engine that was used and what the image holds."""
+    from scalebook.containers import contents
+    from scalebook.launch import choose, nested
+    from scalebook.project import required_root
+    from scalebook.running import context, engines, hosts
+
+    root, vendor = required_root(), platform.vendor
+    folder = root / "containers" / "images"
+    asked = options.container
+    wanted = engines.ENGINES if asked == "auto" else (asked,)
+    here = engines.surroundings(vendor, folder, options.image, wanted if asked != "none" else ())
+    ready = [engine for engine, lack in here.engines.items() if lack is None]
+    # A CPU platform trains without a container, but what is verified is its image, where it is.
+    engine = ready[0] if asked == "auto" and ready else choose.choose(asked, vendor, here).engine
+    if engine is None:
+        return None, contents.read()
+    reference = options.image or context.reference(vendor, engine, folder)
+    request = nested.Request(
+        engine=engine, vendor=vendor, image=reference, arguments=tuple(options.container_arg)
+    )
+    command = nested.bare(request, hosts.describe(root, Path.cwd()), ("-m", CONTENTS))
+    return engine, context.output_of(command, os.environ)

@@ -1,0 +1,104 @@
+"""Make a build's context, run its steps, and read what a container prints."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+from scalebook.containers.images import Image, image
+from scalebook.errors import LaunchError
+from scalebook.launch import build as building
+from scalebook.launch.container import EngineCommand
+from scalebook.running.container import scratch
+
+
+def reference(vendor: str, engine: str, folder: Path) -> str:
+    """Return what an engine calls our image of a vendor."""
+    return image(vendor).reference(engine, str(folder))
+
+
+@contextmanager
+def made(project: Path, known: Image, *, dry: bool) -> Generator[Path]:
+    """Yield a folder with all that an image is built from and nothing else; ``dry``: its name."""
+    if dry:
+        yield Path("CONTEXT")
+        return
+    with tempfile.TemporaryDirectory(prefix="scalebook-image-") as name:
+        folder = Path(name)
+        containers = project / "containers"
+        shutil.copy(containers / known.vendor / "Containerfile", folder)
+        shutil.copy(containers / "install.py", folder)
+        shutil.copy(project / "requirements.lock", folder)
+        ignore = shutil.ignore_patterns(".ipynb_checkpoints")
+        shutil.copytree(project / "notebooks", folder / "notebooks", ignore=ignore)
+        shutil.copytree(project / "runs" / "plans", folder / "plans")
+        wheel(project, folder)
+        folder.chmod(0o755)  # builders that run as another user read it too
+        yield folder
+
+
+def wheel(project: Path, folder: Path) -> None:
+    """Build the project's wheel into a folder, from a copy: a checkout may be read-only.
+
+    Raises:
+        LaunchError: pip could not build it.
+    """
+    with tempfile.TemporaryDirectory(prefix="scalebook-wheel-") as name:
+        copy = Path(name)
+        ignore = shutil.ignore_patterns("__pycache__", "*.egg-info", "images")
+        shutil.copytree(project / "src", copy / "src", ignore=ignore)
+        for file in ("pyproject.toml", "README.md", "LICENSE"):
+            shutil.copy(project / file, copy)
+        command = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps")
+        done = subprocess.run((*command, "--wheel-dir", str(folder), name), check=False)
+    if done.returncode != 0:
+        raise LaunchError("The wheel of scalebook could not be built; pip says why above.")
+
+
+def build(wanted: building.Build) -> int:
+    """Run the steps of a build; return the exit code of the first that failed, 0 if none."""
+    if wanted.engine in ("apptainer", "enroot"):
+        Path(wanted.target).parent.mkdir(parents=True, exist_ok=True)
+    if wanted.source is None and wanted.engine == "apptainer":
+        text = building.definition(wanted)
+        (wanted.context / "apptainer.def").write_text(text, encoding="utf-8")
+    for step in building.steps(wanted):
+        print(" ".join(step[:2]), "...", flush=True)
+        cwd = wanted.context if wanted.source is None else None
+        done = subprocess.run(step, cwd=cwd, check=False)
+        if done.returncode != 0:
+            return done.returncode
+    return 0
+
+
+def output_of(command: EngineCommand, caller: Mapping[str, str]) -> dict[str, Any]:
+    """Return the JSON object that a container prints as its last line.
+
+    Raises:
+        LaunchError: it printed none.
+    """
+    environment = command.full_environment(caller)
+    with scratch(command):
+        done = subprocess.run(
+            command.argv,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=False,
+        )
+    lines = done.stdout.decode(errors="replace").strip().splitlines()
+    try:
+        value: object = json.loads(lines[-1]) if done.returncode == 0 and lines else None
+    except ValueError:
+        value = None
+    if isinstance(value, dict):
+        return cast("dict[str, Any]", value)
+    said = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["no output"]
+    raise LaunchError(f"The image told nothing (exit {done.returncode}): {said[0][:300]}")
