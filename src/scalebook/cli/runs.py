@@ -45,6 +45,14 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         help="profile so many more steps of every run (2), and keep the trace of rank 0",
     )
     parser.add_argument(
+        "--profile",
+        type=at_least(1),
+        nargs="?",
+        const=2,
+        metavar="STEPS",
+        help="profile so many more steps of every run (2), and keep the trace of rank 0",
+    )
+    parser.add_argument(
         "--data",
         metavar="PREFIX",
         help="train on PREFIX.bin and PREFIX.idx (Megatron's indexed format) "
@@ -174,6 +182,7 @@ def _load(options: argparse.Namespace, platform: Platform, devices: int | None) 
         "nodes": options.nodes,
         "time_limit_seconds": options.time_limit,
         "steps": options.steps,
+        "profile_steps": options.profile,
         "profile_steps": options.profile,
         "data": options.data,
     }
