@@ -63,9 +63,9 @@ def matmul_scatter(whole: Tensor, weight: Tensor, group: Any) -> Tensor:
         return part
     product: Tensor = (whole @ weight).contiguous()
     distributed.all_reduce(product, group=group)
-    parts: list[Tensor] = list(product.chunk(group.size()))
-    own: Any = parts[group.rank()]
-    return own.contiguous()
+    parts: Any = product.chunk(group.size())
+    own: Tensor = parts[group.rank()].contiguous()
+    return own
 
 
 def _gathered(shard: Tensor, group: Any) -> Tensor:

@@ -28,6 +28,7 @@ parallel_state: Any = _import("megatron.core.parallel_state")
 tensor_parallel: Any = _import("megatron.core.tensor_parallel")
 _gpt_specs: Any = _import("megatron.core.models.gpt.gpt_layer_specs")
 _optimizer: Any = _import("megatron.core.optimizer")
+_clip_grads: Any = _import("megatron.core.optimizer.clip_grads")
 _schedules: Any = _import("megatron.core.pipeline_parallel.schedules")
 _distributed: Any = _import("megatron.core.distributed")
 
@@ -40,6 +41,7 @@ DotProductAttention: Any = _import(
 ).DotProductAttention
 ColumnParallelLinear: Any = tensor_parallel.ColumnParallelLinear
 RowParallelLinear: Any = tensor_parallel.RowParallelLinear
+VocabParallelEmbedding: Any = tensor_parallel.VocabParallelEmbedding
 DistributedDataParallel: Any = _distributed.DistributedDataParallel
 DistributedDataParallelConfig: Any = _distributed.DistributedDataParallelConfig
 finalize_model_grads: Any = _distributed.finalize_model_grads
@@ -121,6 +123,12 @@ def block_spec(config: Any, *, pieces: Pieces | None, vp_stage: int | None) -> A
     with _local_provider(pieces):
         spec = build(config, use_transformer_engine=False, **options)
     return replace(spec, layer_norm=pieces.norm)
+
+
+def scale_in_place(scale: Any) -> None:
+    """Let gradients be clipped by ``scale``, unless Transformer Engine or Apex have a kernel."""
+    if _clip_grads.multi_tensor_scale_impl.__name__ == "local_multi_tensor_scale":
+        _clip_grads.multi_tensor_scale_impl = scale
 
 
 def forget_auxiliary_losses() -> None:

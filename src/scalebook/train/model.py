@@ -8,22 +8,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from scalebook.catalog.types import ModelShape
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError
-from scalebook.train import fsdp, fused, layers, mcore, weights
+from scalebook.train import embedding, fsdp, fused, layers, mcore, settings, weights
 from scalebook.train.cross_entropy import cross_entropy
+from scalebook.train.settings import DTYPES
 from scalebook.train.switches import Switches, resolve
 from scalebook.train.world import World
 
 VOCABULARY_MULTIPLE = 128  # Megatron-LM's --make-vocab-size-divisible-by
-# What parameters are computed in: FP8 is a format of the matrix products alone.
-DTYPES = {"bf16": torch.bfloat16, "fp8": torch.bfloat16, "fp32": torch.float32}
-# The weight that Mixtral's configuration gives to the load-balancing loss is 0.02; Megatron-LM's
-# examples use 0.01.
-AUXILIARY_LOSS_COEFFICIENT = 1e-2
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,117 +65,6 @@ def padded_vocabulary(vocab_size: int, tensor_parallel_size: int) -> int:
     return math.ceil(vocab_size / multiple) * multiple
 
 
-def _architecture(shape: ModelShape) -> dict[str, Any]:
-    options: dict[str, Any] = {
-        "num_layers": shape.num_layers,
-        "hidden_size": shape.hidden_size,
-        "ffn_hidden_size": shape.ffn_hidden_size,
-        "num_attention_heads": shape.num_attention_heads,
-        "num_query_groups": shape.num_query_groups,
-        "kv_channels": shape.head_dim,
-        "normalization": "RMSNorm" if shape.normalization == "rms" else "LayerNorm",
-        "layernorm_epsilon": 1e-5,
-        "gated_linear_unit": shape.gated_mlp,
-        "activation_func": functional.silu if shape.gated_mlp else functional.gelu,
-        "add_bias_linear": shape.mlp_bias,
-        "add_qkv_bias": shape.attention_bias in ("qkv", "all"),
-        "qk_layernorm": shape.qk_norm,
-        "hidden_dropout": 0.0,
-        "attention_dropout": 0.0,
-        "init_method_std": weights.INIT_STD,
-    }
-    return options | _experts(shape)
-
-
-def _experts(shape: ModelShape) -> dict[str, Any]:
-    if shape.moe is None:
-        return {}
-    dense = shape.moe.first_dense_layers
-    return {
-        "num_moe_experts": shape.moe.num_experts,
-        "moe_router_topk": shape.moe.top_k,
-        "moe_ffn_hidden_size": shape.moe.ffn_hidden_size,
-        "moe_shared_expert_intermediate_size": shape.moe.shared_ffn_hidden_size or None,
-        "moe_layer_freq": [0] * dense + [1] * (shape.num_layers - dense),
-        "moe_token_dispatcher_type": "alltoall",
-        "moe_router_load_balancing_type": "aux_loss",
-        "moe_aux_loss_coeff": AUXILIARY_LOSS_COEFFICIENT,
-        "moe_router_dtype": "fp32",
-    }
-
-
-def _split(config: RunConfig) -> dict[str, Any]:
-    stages = config.virtual_pipeline_parallel_size
-    return {
-        "tensor_model_parallel_size": config.tensor_parallel_size,
-        "pipeline_model_parallel_size": config.pipeline_parallel_size,
-        "virtual_pipeline_model_parallel_size": stages if stages > 1 else None,
-        "context_parallel_size": config.context_parallel_size,
-        "expert_model_parallel_size": config.expert_parallel_size,
-        "expert_tensor_parallel_size": config.expert_tensor_parallel_size,
-        "sequence_parallel": config.sequence_parallel,
-        "pipeline_dtype": DTYPES[config.precision],
-        "params_dtype": DTYPES[config.precision],
-        "bf16": config.precision != "fp32",
-    }
-
-
-def _recompute(config: RunConfig) -> dict[str, Any]:
-    if config.recompute == "full":
-        return {
-            "recompute_granularity": "full",
-            "recompute_method": "uniform",
-            "recompute_num_layers": 1,
-        }
-    return {"recompute_granularity": "selective"} if config.recompute == "selective" else {}
-
-
-def _speed(config: RunConfig, shape: ModelShape, world: World, on: Switches) -> dict[str, Any]:
-    te = on.transformer_engine
-    interleaved = config.virtual_pipeline_parallel_size > 1
-    return {
-        "use_cpu_initialization": not world.on_gpu,
-        "bias_activation_fusion": on.fused_activation or _remakes_activation(config, shape),
-        "bias_dropout_fusion": on.fused_activation,
-        "masked_softmax_fusion": False,
-        "gradient_accumulation_fusion": on.fused_weight_gradient,
-        "apply_rope_fusion": te and on.fused_rope,
-        "moe_grouped_gemm": te and shape.moe is not None,
-        # With 2 stages, batched sends of both directions go to the same peer and are mixed up.
-        "overlap_p2p_comm": interleaved,
-        "batch_p2p_comm": not interleaved,
-        # As Megatron-LM. The interleaved schedule frees an output before it has waited for its
-        # send: right in a GPU's stream order, but over gloo wrong numbers arrive.
-        "batch_p2p_sync": world.on_gpu,
-        "deallocate_pipeline_outputs": world.on_gpu,
-    }
-
-
-def _quantised(config: RunConfig) -> dict[str, Any]:
-    """Transformer Engine's FP8: E4M3 forward, E5M2 backward (arXiv 2209.05433)."""
-    if config.precision != "fp8":
-        return {}
-    return {
-        "fp8": "hybrid",
-        "fp8_recipe": config.fp8_recipe,
-        "fp8_param": config.fp8_primary_weights,
-    }
-
-
-def _remakes_activation(config: RunConfig, shape: ModelShape) -> bool:
-    return config.recompute == "pointwise" and shape.gated_mlp
-
-
-def _ddp_config(config: RunConfig, on: Switches) -> Any:
-    return mcore.DistributedDataParallelConfig(
-        grad_reduce_in_fp32=True,
-        use_distributed_optimizer=config.data_parallel_sharding == "optimizer",
-        overlap_grad_reduce=on.overlap_grad_reduce,
-        overlap_param_gather=on.overlap_param_gather,
-        fp8_param_gather=config.fp8_primary_weights,
-    )
-
-
 class _GPTModel(mcore.GPTModel):
     """Megatron-Core's model with our cross entropy, where that is on."""
 
@@ -219,6 +103,9 @@ def _chunk(config: Any, shape: ModelShape, run: RunConfig, stage: int | None, on
         vp_stage=stage,
     )
     chunk.fused_cross_entropy = on.fused_cross_entropy
+    # A tied table gets a second gradient, from the output layer, which is added as ever.
+    if on.fused_weight_gradient and not shape.tied_embeddings:
+        embedding.install(chunk)
     return chunk
 
 
@@ -226,7 +113,7 @@ def _install(config: RunConfig, shape: ModelShape, on: Switches) -> None:
     """Put the pieces in place that Megatron-Core has no seam for."""
     if on.fused_rope and not on.transformer_engine:
         fused.compile_rotary_embedding()
-    if _remakes_activation(config, shape):
+    if settings.remakes_activation(config, shape):
         fused.remake_activation(fused=on.fused_activation)
 
 
@@ -234,8 +121,7 @@ def build(config: RunConfig, shape: ModelShape, world: World) -> Model:
     """Return this rank's model chunks with weights that do not depend on the layout."""
     on = resolve(config, shape, world)
     _install(config, shape, on)
-    options = _architecture(shape) | _split(config) | _recompute(config) | _quantised(config)
-    transformer = mcore.TransformerConfig(**options, **_speed(config, shape, world, on))
+    transformer = settings.transformer_config(config, shape, world, on)
     stages = config.virtual_pipeline_parallel_size
     sharded = config.data_parallel_sharding == "full"
     # FSDP keeps the fp32 parameters that are updated in the model itself.
@@ -252,7 +138,7 @@ def build(config: RunConfig, shape: ModelShape, world: World) -> Model:
         seed=config.seed,
     )
     count = weights.parameter_count(chunks, shape.tied_embeddings)
-    ddp_config = _ddp_config(config, on)
+    ddp_config = settings.ddp_config(config, on)
     if sharded:
         computed = DTYPES[config.precision]
         wrapped = [fsdp.shard(transformer, chunk, world, computed) for chunk in chunks]

@@ -14,8 +14,9 @@ from scalebook.running import host
 from scalebook.store import write_json
 from scalebook.train import fsdp, layers, machine, mcore
 from scalebook.train.indexed import fingerprint
-from scalebook.train.model import DTYPES, Model
+from scalebook.train.model import Model
 from scalebook.train.probe.device import identity
+from scalebook.train.settings import DTYPES
 from scalebook.train.world import distributed
 
 if TYPE_CHECKING:

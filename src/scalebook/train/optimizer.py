@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from scalebook.config import RunConfig
 from scalebook.train import fsdp, mcore
-from scalebook.train.model import DTYPES, Model
+from scalebook.train.model import Model
+from scalebook.train.settings import DTYPES
 
 WEIGHT_DECAY = 0.1
 GRADIENT_CLIP = 1.0
@@ -44,6 +48,8 @@ def build_optimizer(config: RunConfig, model: Model) -> Optimizer:
         use_distributed_optimizer=model.ddp_config.use_distributed_optimizer,
         overlap_param_gather=model.ddp_config.overlap_param_gather,
     )
+    if model.switches.fused_optimizer:
+        mcore.scale_in_place(_scale)
     if config.data_parallel_sharding == "full":
         inner: Any = fsdp.Optimizer(model.chunks, options, fused=model.switches.fused_optimizer)
     else:
@@ -51,6 +57,16 @@ def build_optimizer(config: RunConfig, model: Model) -> Optimizer:
         _fuse(inner, fused=model.switches.fused_optimizer)
     _hook(inner, model)
     return Optimizer(inner, _schedule(config, inner))
+
+
+def _scale(_: int, __: Tensor, tensors: list[list[Tensor]], factor: float) -> None:
+    """Scale gradients in place, all in one pass: the clipping by norm."""
+    sources, targets = tensors
+    for source, target in zip(sources, targets, strict=True):
+        if source is not target:
+            target.copy_(source)
+    operators: Any = torch
+    operators._foreach_mul_(targets, factor)
 
 
 def _fuse(inner: Any, *, fused: bool) -> None:

@@ -95,6 +95,10 @@ def _param_gather(config: RunConfig, world: World) -> str | None:
 def _graph(config: RunConfig, shape: ModelShape, world: World) -> str | None:
     obstacles = {
         NO_GPU: not world.on_gpu,
+        "a tied embedding's gradient asks the device for a size": shape.tied_embeddings,
+        "without fused_weight_gradient the embedding's gradient asks the device for a size": (
+            config.fused_weight_gradient == "off"
+        ),
         "a pipeline's schedule is not captured": config.pipeline_parallel_size > 1,
         "the number of tokens an expert gets changes": shape.moe is not None,
         "FSDP frees and gathers parameters": config.data_parallel_sharding == "full",

@@ -1,0 +1,139 @@
+"""What Megatron-Core is told: a RunConfig and a ModelShape as fields of its own configurations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from scalebook.catalog.types import ModelShape
+from scalebook.config import RunConfig
+from scalebook.train import mcore, weights
+from scalebook.train.switches import Switches
+from scalebook.train.world import World
+
+# What parameters are computed in: FP8 is a format of the matrix products alone.
+DTYPES = {"bf16": torch.bfloat16, "fp8": torch.bfloat16, "fp32": torch.float32}
+# The weight that Mixtral's configuration gives to the load-balancing loss is 0.02; Megatron-LM's
+# examples use 0.01.
+AUXILIARY_LOSS_COEFFICIENT = 1e-2
+
+
+def _architecture(shape: ModelShape) -> dict[str, Any]:
+    options: dict[str, Any] = {
+        "num_layers": shape.num_layers,
+        "hidden_size": shape.hidden_size,
+        "ffn_hidden_size": shape.ffn_hidden_size,
+        "num_attention_heads": shape.num_attention_heads,
+        "num_query_groups": shape.num_query_groups,
+        "kv_channels": shape.head_dim,
+        "normalization": "RMSNorm" if shape.normalization == "rms" else "LayerNorm",
+        "layernorm_epsilon": 1e-5,
+        "gated_linear_unit": shape.gated_mlp,
+        "activation_func": functional.silu if shape.gated_mlp else functional.gelu,
+        "add_bias_linear": shape.mlp_bias,
+        "add_qkv_bias": shape.attention_bias in ("qkv", "all"),
+        "qk_layernorm": shape.qk_norm,
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+        "init_method_std": weights.INIT_STD,
+    }
+    return options | _experts(shape)
+
+
+def _experts(shape: ModelShape) -> dict[str, Any]:
+    if shape.moe is None:
+        return {}
+    dense = shape.moe.first_dense_layers
+    return {
+        "num_moe_experts": shape.moe.num_experts,
+        "moe_router_topk": shape.moe.top_k,
+        "moe_ffn_hidden_size": shape.moe.ffn_hidden_size,
+        "moe_shared_expert_intermediate_size": shape.moe.shared_ffn_hidden_size or None,
+        "moe_layer_freq": [0] * dense + [1] * (shape.num_layers - dense),
+        "moe_token_dispatcher_type": "alltoall",
+        "moe_router_load_balancing_type": "aux_loss",
+        "moe_aux_loss_coeff": AUXILIARY_LOSS_COEFFICIENT,
+        "moe_router_dtype": "fp32",
+    }
+
+
+def _split(config: RunConfig) -> dict[str, Any]:
+    stages = config.virtual_pipeline_parallel_size
+    return {
+        "tensor_model_parallel_size": config.tensor_parallel_size,
+        "pipeline_model_parallel_size": config.pipeline_parallel_size,
+        "virtual_pipeline_model_parallel_size": stages if stages > 1 else None,
+        "context_parallel_size": config.context_parallel_size,
+        "expert_model_parallel_size": config.expert_parallel_size,
+        "expert_tensor_parallel_size": config.expert_tensor_parallel_size,
+        "sequence_parallel": config.sequence_parallel,
+        "pipeline_dtype": DTYPES[config.precision],
+        "params_dtype": DTYPES[config.precision],
+        "bf16": config.precision != "fp32",
+    }
+
+
+def _recompute(config: RunConfig) -> dict[str, Any]:
+    if config.recompute == "full":
+        return {
+            "recompute_granularity": "full",
+            "recompute_method": "uniform",
+            "recompute_num_layers": 1,
+        }
+    return {"recompute_granularity": "selective"} if config.recompute == "selective" else {}
+
+
+def _speed(config: RunConfig, shape: ModelShape, world: World, on: Switches) -> dict[str, Any]:
+    te = on.transformer_engine
+    interleaved = config.virtual_pipeline_parallel_size > 1
+    return {
+        "use_cpu_initialization": not world.on_gpu,
+        "bias_activation_fusion": on.fused_activation or remakes_activation(config, shape),
+        "bias_dropout_fusion": on.fused_activation,
+        "masked_softmax_fusion": False,
+        "gradient_accumulation_fusion": on.fused_weight_gradient,
+        "apply_rope_fusion": te and on.fused_rope,
+        "moe_grouped_gemm": te and shape.moe is not None,
+        # With 2 stages, batched sends of both directions go to the same peer and are mixed up.
+        "overlap_p2p_comm": interleaved,
+        "batch_p2p_comm": not interleaved,
+        # As Megatron-LM. The interleaved schedule frees an output before it has waited for its
+        # send: right in a GPU's stream order, but over gloo wrong numbers arrive.
+        "batch_p2p_sync": world.on_gpu,
+        "deallocate_pipeline_outputs": world.on_gpu,
+    }
+
+
+def _quantised(config: RunConfig) -> dict[str, Any]:
+    """Transformer Engine's FP8: E4M3 forward, E5M2 backward (arXiv 2209.05433)."""
+    if config.precision != "fp8":
+        return {}
+    return {
+        "fp8": "hybrid",
+        "fp8_recipe": config.fp8_recipe,
+        "fp8_param": config.fp8_primary_weights,
+    }
+
+
+def remakes_activation(config: RunConfig, shape: ModelShape) -> bool:
+    """Return whether the product of the activation function is made again, not kept."""
+    return config.recompute == "pointwise" and shape.gated_mlp
+
+
+def ddp_config(config: RunConfig, on: Switches) -> Any:
+    """Return how Megatron-Core's data parallelism reduces gradients."""
+    return mcore.DistributedDataParallelConfig(
+        grad_reduce_in_fp32=True,
+        use_distributed_optimizer=config.data_parallel_sharding == "optimizer",
+        overlap_grad_reduce=on.overlap_grad_reduce,
+        overlap_param_gather=on.overlap_param_gather,
+        fp8_param_gather=config.fp8_primary_weights,
+    )
+
+
+def transformer_config(config: RunConfig, shape: ModelShape, world: World, on: Switches) -> Any:
+    """Return Megatron-Core's TransformerConfig of a run."""
+    options = _architecture(shape) | _split(config) | _recompute(config) | _quantised(config)
+    return mcore.TransformerConfig(**options, **_speed(config, shape, world, on))
