@@ -56,6 +56,7 @@ def conclude(
             steps_asked=requested.get("steps"),
             log=progress.last_lines(directory / "train.log", LOG_LINES) if log is None else log,
             stop=stop,
+            started=inferred_from is None,
             host_memory_kills=host_memory_kills,
             memory_killed=memory_killed,
             **_learning(steps),

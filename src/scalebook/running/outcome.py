@@ -21,7 +21,12 @@ SKIPPED_SHARE = 0.5  # above it so few measured steps learnt anything that train
 _COLOUR = re.compile(r"\x1b\[[0-9;]{0,20}[A-Za-z]")
 _WORKER_KILLED = "killed by signal: Killed"  # torch's DataLoader about a worker of it
 _OUTSIDE = "death signal, shutting down workers"
-_OF_STOP = {"timeout": "time_limit", "interrupted": "stopped", "illegal": "rules"}
+_OF_STOP = {
+    "timeout": "time_limit",
+    "interrupted": "stopped",
+    "illegal": "rules",
+    "out_of_memory": "inferred",
+}
 _HINTS: dict[int, str] = {
     signal.SIGKILL: " (by a person, or by the system for want of memory)",
     signal.SIGBUS: f" (often {causes.SHM_HINT})",
@@ -40,6 +45,7 @@ class Evidence:
     steps_asked: int | None
     log: Sequence[str] = ()  # the last lines of train.log, some hundreds
     stop: tuple[Status, str] | None = None
+    started: bool = True  # else ``stop`` says all there is
     host_memory_kills: int = 0  # processes that the kernel's OOM killer ended meanwhile
     memory_killed: frozenset[int] = frozenset()  # their process ids, where the kernel's log tells
     loss_lost_at: int | None = None  # the first step whose loss was not finite
@@ -73,8 +79,8 @@ def classify(evidence: Evidence) -> Outcome:
     verdict = _unlearnt(evidence) if whole else _explain(evidence, lines, log)
     if verdict is None:
         return Outcome("completed", None, ())
-    rules = verdict.status == "illegal"
-    reason = verdict.sentence if rules else f"{verdict.sentence.rstrip('.')} {_where(evidence)}"
+    whole = not evidence.started or verdict.status == "illegal"
+    reason = verdict.sentence if whole else f"{verdict.sentence.rstrip('.')} {_where(evidence)}"
     return Outcome(verdict.status, reason, _tail(lines, verdict.line), verdict.cause)
 
 

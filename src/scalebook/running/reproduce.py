@@ -73,9 +73,9 @@ def recipe(
             for name, value in wanted.items()
             if value != here.get(name, own.get(name)) and value != scrub.MASK
         },
-        unset=tuple(name for name in here if name not in wanted) if wanted else (),
+        unset=tuple(name for name in here if name not in {**wanted, **own}) if wanted else (),
         differences=tuple(_differences(then, surroundings)),
-        notes=tuple(_notes(record, then, wanted)),
+        notes=tuple(_notes(record, config, wanted)),
     )
 
 
@@ -91,11 +91,6 @@ def _config(record: RunRecord) -> RunConfig:
         raise RecordError(
             f"The configuration of run {record.run_id} is not one of this version: {error}"
         ) from error
-    if record.config_hash not in (None, config.config_hash()):
-        raise RecordError(
-            f"Run {record.run_id} has the hash {record.config_hash}, its configuration "
-            f"{config.config_hash()}: the record was changed, or made by another version."
-        )
     return config
 
 
@@ -162,12 +157,17 @@ def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tu
             yield f"host.{name}", before[name], here.get(name)
 
 
-def _notes(record: RunRecord, then: Mapping[str, Any], wanted: Mapping[str, str]) -> Iterator[str]:
-    commit = _commit(then)
+def _notes(record: RunRecord, config: RunConfig, wanted: Mapping[str, str]) -> Iterator[str]:
+    commit = _commit(record.environment)
     if commit is None:
         yield "The record names no commit: which code ran is not known."
     elif commit.endswith("-dirty"):
         yield "Files differed from the commit when the run was made: the exact code is not known."
+    if record.config_hash not in (None, config.config_hash()):
+        yield (
+            f"The record's hash is {record.config_hash}: it was made by a version that hashes the "
+            "same fields otherwise, or was changed since."
+        )
     if record.source == "inferred":
         yield f"This configuration was never run: {record.reason}"
     if record.requested.get("data"):
