@@ -28,6 +28,7 @@ class Clocks:
     lowest_mhz: float
     highest_possible_mhz: float | None
     falling: tuple[str, Trend] | None  # the device whose clock fell most, beyond noise
+    by_device: tuple[tuple[str, float], ...] = ()  # mean clock of each
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +170,9 @@ def _clocks(devices: Sequence[Device], reason: str | None) -> dict[str, Any]:
     clocks = None
     if readings:
         highest = min(possible, default=None)
-        clocks = Clocks(fmean(readings), min(readings), highest, _falling(devices))
+        each = ((device.name, _values((device,), "clock_mhz")) for device in devices)
+        means = tuple((name, fmean(values)) for name, values in each if values)
+        clocks = Clocks(fmean(readings), min(readings), highest, _falling(devices), means)
     why = reason or "No device told its clock while measured steps ran."
     return {
         "clocks": clocks,
