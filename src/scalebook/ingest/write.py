@@ -8,7 +8,7 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from scalebook import catalog, store
 from scalebook.ingest.group import Group
@@ -171,7 +171,19 @@ def _write_attached(directory: Path, group: Group) -> None:
     if traces:
         (directory / "profile").mkdir()
         _copy_traces(directory / "profile", group)
-        store.write_json(directory / "profile" / "breakdown.json", {"traces": traces})
+        breakdown = _first_breakdown(group)
+        store.write_json(directory / "profile" / "breakdown.json", breakdown | {"traces": traces})
+
+
+def _first_breakdown(group: Group) -> dict[str, Any]:
+    """Return the anatomy of a step from the trace of the lowest rank."""
+    found = [
+        cast("dict[str, Any]", job.details["breakdown"])
+        for content in group.attached
+        for job in content.jobs
+        if "breakdown" in job.details
+    ]
+    return min(found, key=lambda one: one["rank"] if one["rank"] is not None else 1 << 30)
 
 
 def _copy_traces(folder: Path, group: Group) -> None:

@@ -2,56 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, cast
+from typing import ClassVar
 
+from scalebook.anatomy import EventReader, Trace, fault_of, reduce_trace
+from scalebook.anatomy.events import Event
 from scalebook.logs.dialect import Dialect
 from scalebook.logs.job import Job
 from scalebook.logs.source import Source
 
-_LONGEST_EVENT = 1 << 20
-_LONGEST_HEAD = 1 << 16
-_BLANKS = re.compile(r"[\s,]*")
 _MOST_NAMES = 20_000
 _TOP = 20
-_NEXT_EVENT = re.compile(r"\}\s*,\s*(?=\{)")
-_DISTRIBUTED = re.compile(r'"distributedInfo"\s*:\s*(\{[^{}]*\})')
-_START = re.compile(r'"traceEvents"\s*:\s*\[')
 _DOCUMENT = re.compile(r'\s*[\[{]\s*["{]')
 _DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _MICROSECONDS = 1e6
-
-
-@dataclass(slots=True)
-class _Stream:
-    """A text that grows while it is read from ``at`` on; what lies far behind is dropped."""
-
-    pieces: Iterator[str]
-    buffer: str = ""
-    at: int = 0
-    lines: int = 0  # dropped so far
-
-    def more(self) -> bool:
-        """Read on; False at the end of the file."""
-        piece = next(self.pieces, None)
-        if self.at:
-            self.lines += self.buffer.count("\n", 0, self.at)
-        self.buffer = self.buffer[self.at :] + (piece or "")
-        self.at = 0
-        return piece is not None
-
-    def skip(self, blanks: re.Pattern[str]) -> str:
-        """Move past blanks and return the character there, empty at the end of the buffer."""
-        found = blanks.match(self.buffer, self.at)
-        self.at = found.end() if found else self.at
-        return self.buffer[self.at : self.at + 1]
-
-    def line_of(self, position: int) -> int:
-        """Return the line number of a position in the buffer, from 1."""
-        return self.lines + self.buffer.count("\n", 0, position) + 1
 
 
 @dataclass(slots=True)
@@ -60,7 +25,7 @@ class _Totals:
     kernels: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
     steps: list[float] = field(default_factory=list[float])
 
-    def add(self, event: dict[str, Any]) -> None:
+    def add(self, event: Event) -> None:
         duration, name = event.get("dur"), event.get("name")
         if event.get("ph") != "X" or not isinstance(duration, int | float):
             return
@@ -96,85 +61,33 @@ class Kineto(Dialect):
         """Whether a text begins as a document and holds events."""
         return bool(_DOCUMENT.match(text)) and super().recognises(text)
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._decoder = json.JSONDecoder()
-        self._fault = 0  # line of the last fault
-
     def read(self, source: Source) -> list[Job]:
-        """Return one job without steps, with the totals in its details."""
-        stream, totals = _Stream(source.texts()), _Totals()
-        self._seek(stream)
-        broken = 0
-        while True:
-            event = self._event(stream)
-            if event is None:
-                break
-            if not event:
-                broken += 1
-                self.out.job.note(
-                    f"{source.path.name} line {self._fault}: not valid JSON; "
-                    "the event was left out."
-                )
-                continue
+        """Return one job without steps; its details hold the totals and the anatomy of a step."""
+        reader, totals, trace = EventReader(source.texts()), _Totals(), Trace()
+        for event in reader.events():
             totals.add(event)
-        self.out.job.counts.broken_records = broken
+            trace.add(event)
+        job = self.out.job
+        for line in reader.broken_lines:
+            job.note(f"{source.path.name} line {line}: not valid JSON; the event was left out.")
+        job.counts.broken_records = reader.broken
+        self._distributed(reader.distributed)
         self._keep(totals)
+        rank = job.details.get("rank")
+        found = reduce_trace(
+            trace, rank=rank if isinstance(rank, int) else None, fault=fault_of(reader)
+        )
+        job.details["breakdown"] = found.model_dump(mode="json")
         for note in source.notes:
-            self.out.job.note(note)
+            job.note(note)
         return self.out.close()
 
-    def _seek(self, stream: _Stream) -> None:
-        """Move behind the bracket before the first event."""
-        stream.more()
-        if stream.skip(_BLANKS) == "[":
-            stream.at += 1
-            return
-        while True:
-            start = _START.search(stream.buffer, stream.at)
-            info = _DISTRIBUTED.search(
-                stream.buffer, stream.at, start.start() if start else 1 << 62
-            )
-            if info:
-                self._distributed(info[1])
-            if start:
-                stream.at = start.end()
-                return
-            stream.at = max(len(stream.buffer) - _LONGEST_HEAD, 0)
-            if not stream.more():
-                return
-
-    def _distributed(self, text: str) -> None:
-        try:
-            info = json.loads(text)
-        except ValueError:
-            return
-        for key, ours in (("world_size", "world_size"), ("rank", "rank")):
-            value = info.get(key)
-            if isinstance(value, int) and value >= 0:
-                if ours == "world_size" and value > 0:
-                    self.out.tell(ours, value)
-                else:
-                    self.out.job.details[ours] = value
-
-    def _event(self, stream: _Stream) -> dict[str, Any] | None:
-        """Return the next event, an empty one where it is not JSON, None at the end."""
-        while (sign := stream.skip(_BLANKS)) != "{":
-            if sign or not stream.more():
-                return None
-        while True:
-            try:
-                event, stream.at = self._decoder.raw_decode(stream.buffer, stream.at)
-            except (ValueError, RecursionError) as error:
-                after = _NEXT_EVENT.search(stream.buffer, stream.at)
-                whole = after is not None or len(stream.buffer) - stream.at > _LONGEST_EVENT
-                if not whole and stream.more():
-                    continue
-                where = error.pos if isinstance(error, json.JSONDecodeError) else stream.at
-                self._fault = stream.line_of(where)
-                stream.at = after.end() if after else len(stream.buffer)
-                return {}
-            return cast(dict[str, Any], event) if isinstance(event, dict) else {}
+    def _distributed(self, info: Event) -> None:
+        world, rank = info.get("world_size"), info.get("rank")
+        if isinstance(world, int) and world > 0:
+            self.out.tell("world_size", world)
+        if isinstance(rank, int) and rank >= 0:
+            self.out.job.details["rank"] = rank
 
     def _keep(self, totals: _Totals) -> None:
         device = sum(totals.categories.get(name, [0, 0.0])[1] for name in _DEVICE)
