@@ -17,6 +17,7 @@ from scalebook.launch.inside import CONTAINER
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 CATALOG = "SCALEBOOK_CATALOG"
 PYTHON = "python3"  # of the image
+HOME = "/tmp/home"  # for caches; nothing of the host
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,7 @@ def bare(request: Request, host: Host, arguments: Sequence[str]) -> EngineComman
         name=host.name,
         mounts=(),
         workdir=Path("/"),
-        environment={"HOME": "/tmp", "USER": "scalebook"},
+        environment={"HOME": HOME, "USER": "scalebook"},
         user=host.user,
         groups=host.groups if request.vendor == "amd" else (),
         arguments=request.arguments,
@@ -118,7 +119,7 @@ def _dispatch(engine: str, contained: Contained) -> EngineCommand:
 
 def _variables(request: Request, host: Host, asked: Sequence[str]) -> dict[str, str]:
     """Return what the launcher itself sets inside."""
-    home = {} if request.engine == "apptainer" else {"HOME": "/tmp"}
+    home = {} if request.engine == "apptainer" else {"HOME": HOME}
     optional = {
         "SCALEBOOK_IMAGE_ID": request.image_id,
         "SCALEBOOK_BASE_IMAGE": request.base,
@@ -182,4 +183,5 @@ def asked_variables(
 def not_passed(names: Sequence[str], given: Sequence[str]) -> tuple[str, ...]:
     """Return those of the host's performance variables that a container will not see."""
     asked = {item.partition("=")[0] for item in given}
-    return tuple(name for name in names if name not in asked and name not in VISIBLE)
+    own = (*VISIBLE, "PYTHONUNBUFFERED")  # each run sets the latter
+    return tuple(name for name in names if name not in asked and name not in own)

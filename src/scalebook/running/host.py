@@ -16,6 +16,22 @@ from scalebook import __version__, launch, scrub
 COMMIT_VARIABLE = "SCALEBOOK_GIT_COMMIT"
 
 
+# Set by the launcher, or by the images of NVIDIA and AMD themselves.
+CONTAINER_VARIABLES = (
+    "SCALEBOOK_CONTAINER",
+    "SCALEBOOK_IMAGE",
+    "SCALEBOOK_IMAGE_ID",
+    "SCALEBOOK_BASE_IMAGE",
+    "NVIDIA_PRODUCT_NAME",
+    "NVIDIA_PYTORCH_VERSION",
+)
+
+
+def container(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return what is known of the container that this is; empty on a bare machine."""
+    return {name: environment[name] for name in CONTAINER_VARIABLES if environment.get(name)}
+
+
 def facts(environment: Mapping[str, str], checkout: Path | None) -> dict[str, Any]:
     """Return versions, commit, host and performance variables as a record keeps them.
 
@@ -34,6 +50,7 @@ def facts(environment: Mapping[str, str], checkout: Path | None) -> dict[str, An
             "kernel": platform.release(),
             "architecture": platform.machine(),
         },
+        "container": container(environment),
         "variables": scrub.without_secrets(launch.performance_variables(environment)),
     }
 

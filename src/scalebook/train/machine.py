@@ -11,9 +11,7 @@ from typing import Any
 
 import torch
 
-# Set by the launcher, or by the images of NVIDIA and AMD themselves.
-CONTAINER_VARIABLES = ("SCALEBOOK_IMAGE", "NVIDIA_PRODUCT_NAME", "NVIDIA_PYTORCH_VERSION")
-
+from scalebook.running import host
 
 _cuda: Any = torch.cuda
 
@@ -97,4 +95,4 @@ def software() -> dict[str, Any]:
 
 def containers() -> dict[str, str]:
     """Return what the image says of itself, where it does."""
-    return {name: os.environ[name] for name in CONTAINER_VARIABLES if name in os.environ}
+    return host.container(os.environ)
