@@ -20,7 +20,8 @@ from scalebook.config import RunConfig
 from scalebook.train import cpu
 
 LIMIT_SECONDS = 60
-# One small run that walks through everything: experts, context parallelism, recomputation.
+# One small run that walks through everything: experts, context parallelism, recomputation,
+# a checkpoint.
 CONFIG = RunConfig(
     platform="cpu",
     model="tiny-moe",
@@ -33,6 +34,7 @@ CONFIG = RunConfig(
     precision="fp32",
     steps=2,
     warmup_steps=0,
+    checkpoint_interval=2,
 )
 
 

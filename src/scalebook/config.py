@@ -56,6 +56,11 @@ class RunConfig(BaseModel):
     data: str = ""  # prefix of an indexed dataset; empty means seeded synthetic tokens
     repeat: int = Field(default=0, ge=0)  # which repetition of the same configuration
     time_limit_seconds: int = Field(default=0, ge=0)  # 0: no limit
+    checkpoint_interval: int = Field(default=0, ge=0)  # steps between two checkpoints; 0: none
+    checkpoint_async: bool = False  # written by processes beside the training
+    checkpoint_keep: int = Field(default=0, ge=0)  # how many a completed run leaves on disk
+    load_checkpoint: str = ""  # a run's directory, or its checkpoints; empty: start anew
+    max_restarts: int = Field(default=0, ge=0)  # times a run whose process died is started again
     step_split: bool = True  # time marks around forward, backward, optimizer, ... of every step
     profile_steps: int = Field(default=0, ge=0, le=20)  # under the profiler, after ``steps``
     profile_all_ranks: bool = False  # else rank 0 alone

@@ -37,6 +37,9 @@ class StepRecord(BaseModel):
     part_seconds: dict[str, float] = {}
     skipped: bool = False  # the optimizer refused the step (non-finite gradient)
     finished_at: str | None = None  # UTC, ISO 8601
+    # Of step_seconds: waited before the step for a checkpoint. None: the run saves none.
+    checkpoint_seconds: float | None = None
+    restart: int = 0  # how often the processes had been started again after one died
 
 
 class RunRecord(BaseModel):

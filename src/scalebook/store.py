@@ -97,7 +97,28 @@ def write_record(directory: Path, record: RunRecord) -> None:
 
 
 def read_steps(path: Path) -> tuple[tuple[StepRecord, ...], tuple[str, ...]]:
-    """Return the readable steps of a steps.jsonl and a sentence for each line that is not."""
+    """Return the readable steps of a steps.jsonl and a sentence for each line that is not.
+
+    Of steps that were done again after a restart, those that training went on from count.
+    """
+    steps, problems = read_step_lines(path)
+    if any(step.restart for step in steps):
+        steps = _gone_on_from(steps)
+    return steps, problems
+
+
+def _gone_on_from(steps: tuple[StepRecord, ...]) -> tuple[StepRecord, ...]:
+    """Return the steps without those that a later restart went back behind."""
+    kept: list[StepRecord] = []
+    for step in steps:
+        while kept and kept[-1].restart < step.restart and kept[-1].step >= step.step:
+            kept.pop()
+        kept.append(step)
+    return tuple(kept)
+
+
+def read_step_lines(path: Path) -> tuple[tuple[StepRecord, ...], tuple[str, ...]]:
+    """Return every readable line of a steps.jsonl, and a sentence for each that is not."""
     if not path.exists():
         return (), ()
     steps: list[StepRecord] = []

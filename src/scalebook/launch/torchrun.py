@@ -32,7 +32,9 @@ def direct(
         raise LaunchError(refusal)
     command = (
         *(python, "-m", "torch.distributed.run", "--standalone"),
-        *("--nproc-per-node", str(config.world_size), "-m", trainer),
+        *("--nproc-per-node", str(config.world_size)),
+        *(("--max-restarts", str(config.max_restarts)) if config.max_restarts else ()),
+        *("-m", trainer),
         *("--config", str(config_path), "--output", str(output)),
     )
     return Launch(command, variables(config))

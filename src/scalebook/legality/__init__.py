@@ -12,7 +12,14 @@ from itertools import islice
 
 from scalebook.catalog.types import Accelerator, ModelShape
 from scalebook.config import RunConfig
-from scalebook.legality import fit, neighbours, rules_device, rules_model, rules_world
+from scalebook.legality import (
+    fit,
+    neighbours,
+    rules_checkpoint,
+    rules_device,
+    rules_model,
+    rules_world,
+)
 from scalebook.legality.fit import Fit
 from scalebook.legality.neighbours import changes
 from scalebook.legality.problem import Case, Problem, Severity
@@ -20,7 +27,12 @@ from scalebook.memory import MemoryEstimate
 
 __all__ = ["Fit", "Problem", "Severity", "changes", "check", "fitting", "is_legal", "nearest"]
 
-RULES = (*rules_model.RULES, *rules_world.RULES, *rules_device.RULES)
+RULES = (
+    *rules_model.RULES,
+    *rules_world.RULES,
+    *rules_device.RULES,
+    *rules_checkpoint.RULES,
+)
 
 
 def check(

@@ -22,6 +22,13 @@ def _note(number: int, frame: object) -> None:
     """Do nothing: Python must have a handler for the C handler to write to the pipe."""
 
 
+def _end_as_usual() -> None:
+    """Let a process forked from this one (it writes a checkpoint) be ended by these signals."""
+    signal.set_wakeup_fd(-1)
+    for number in ENDING_SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+
+
 def exit_on_signals() -> None:
     """Leave at once with 128 + n on SIGTERM and SIGINT, even while waiting for other ranks.
 
@@ -41,6 +48,7 @@ def exit_on_signals() -> None:
     for number in ENDING_SIGNALS:
         signal.signal(number, _note)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    os.register_at_fork(after_in_child=_end_as_usual)
     threading.Thread(target=leave, daemon=True).start()
 
 

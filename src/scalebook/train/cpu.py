@@ -136,6 +136,12 @@ PATCHES = (
         {"Stream": _Stream, "current_stream": lambda: STREAM, "stream": _on_stream},
     ),
     Patch(
+        "synchronize",
+        "a checkpoint is copied to the host before it is written",
+        "torch.cuda",
+        {"synchronize": lambda *_: None},
+    ),
+    Patch(
         "random states",
         "dropout and recomputation save and set the GPU's generator",
         "megatron.core.tensor_parallel.random",

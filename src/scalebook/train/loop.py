@@ -17,6 +17,7 @@ from torch import Tensor
 from scalebook.catalog.types import ModelShape
 from scalebook.config import RunConfig
 from scalebook.train import anatomy, mcore, observe, profile
+from scalebook.train.checkpoint import Keeper
 from scalebook.train.data import Batch, Samples, Share, micro_batches
 from scalebook.train.graph import GraphedSchedule
 from scalebook.train.indexed import samples_of
@@ -120,11 +121,12 @@ def prepare(config: RunConfig, shape: ModelShape, output: Path) -> Trainer:
     )
 
 
-def _run_steps(trainer: Trainer, stream: TextIO | None) -> int:
+def _run_steps(trainer: Trainer, keeper: Keeper, stream: TextIO | None) -> int:
     config, world = trainer.config, trainer.world
     world.synchronize()
     begin = time.perf_counter()
-    for step in range(config.steps):
+    for step in range(keeper.done, config.steps):
+        waited = keeper.after(step)
         learning_rate = trainer.optimizer.learning_rate
         loss, grad_norm, skipped = train_step(trainer, step)
         mcore.forget_auxiliary_losses()
@@ -134,7 +136,7 @@ def _run_steps(trainer: Trainer, stream: TextIO | None) -> int:
         parts = trainer.marks.take()
         own = RankStep(end - begin, loss, grad_norm, learning_rate, skipped, parts)
         begin = end
-        record = gather(step + 1, own, config, world)
+        record = keeper.mark(gather(step + 1, own, config, world), waited)
         if stream is not None:
             stream.write(record.model_dump_json() + "\n")
             print(progress(record, config), flush=True)
@@ -142,23 +144,26 @@ def _run_steps(trainer: Trainer, stream: TextIO | None) -> int:
             if stream is not None:
                 print(f"DIVERGED: the loss of step {step + 1} is not finite", file=sys.stderr)
             return DIVERGED_EXIT_CODE
+    keeper.after(config.steps)
     return 0
 
 
 def train(config: RunConfig, shape: ModelShape, output: Path) -> int:
     """Train for ``config.steps`` steps and return the exit code; rank 0 writes to ``output``."""
     trainer = prepare(config, shape, output)
+    keeper = Keeper.open(trainer, output)
     observed = observe.observed(trainer)
     if trainer.world.rank == 0:
         observe.write(output, observed, trainer)
         with open_steps(output) as stream:
-            code = _run_steps(trainer, stream)
+            code = _run_steps(trainer, keeper, stream)
             if code == 0 and config.profile_steps:
                 profile.run(trainer, train_step, output, stream)
     else:
-        code = _run_steps(trainer, None)
+        code = _run_steps(trainer, keeper, None)
         if code == 0 and config.profile_steps:
             profile.run(trainer, train_step, output, None)
+    keeper.finish(completed=code == 0)
     leave()
     if code == 0:
         profile.finish(trainer, output)  # the others need not wait for it

@@ -12,7 +12,7 @@ import torch
 
 from scalebook.config import RunConfig
 from scalebook.record import Phase, StepRecord
-from scalebook.train.world import World, distributed
+from scalebook.train.world import World, distributed, restart_count
 
 GIB = 2**30
 
@@ -97,5 +97,13 @@ def progress(record: StepRecord, config: RunConfig) -> str:
 
 
 def open_steps(output: Path) -> TextIO:
-    """Return steps.jsonl of a run directory, opened so that each line is on disk when written."""
-    return (output / "steps.jsonl").open("w", encoding="utf-8", buffering=1)
+    """Return steps.jsonl of a run directory, opened so that each line is on disk when written.
+
+    A run that was started again after a process died adds to what it has.
+    """
+    path = output / "steps.jsonl"
+    mode = "a" if restart_count() else "w"
+    stream = path.open(mode, encoding="utf-8", buffering=1)
+    if mode == "a" and path.stat().st_size and not path.read_bytes().endswith(b"\n"):
+        stream.write("\n")  # the line that the death cut off
+    return stream

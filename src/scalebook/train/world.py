@@ -39,6 +39,11 @@ class World:
             torch.cuda.synchronize()
 
 
+def restart_count() -> int:
+    """Return how often torchrun has started the processes of this run again."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
 def _environment_number(name: str) -> int:
     value = os.environ.get(name)
     if value is None:

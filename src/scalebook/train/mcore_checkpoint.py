@@ -1,0 +1,112 @@
+"""megatron.core.dist_checkpointing as the trainer uses it, and its differences between versions.
+
+Beside ``mcore``, the other place that knows them: 0.19 took out the base classes of strategies,
+renamed the queue of results and asks which asynchronous writer to use.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from scalebook.train import mcore
+
+# Newer torch announces changes to what Megatron-Core calls; its users can do nothing about them.
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    _dist: Any = import_module("megatron.core.dist_checkpointing")
+    _torch: Any = import_module("megatron.core.dist_checkpointing.strategies.torch")
+    _writer: Any = import_module("megatron.core.dist_checkpointing.strategies.filesystem_async")
+    _storage: Any = import_module("torch.distributed.checkpoint.storage")
+    _async: Any = import_module("megatron.core.dist_checkpointing.strategies.async_utils")
+    _parallel: Any = import_module("megatron.core.dist_checkpointing.strategies.fully_parallel")
+
+ShardedObject: Any = _dist.ShardedObject
+
+# Each data-parallel rank keeps its own part of the optimizer, by the buckets of its buffers:
+# nothing is gathered, and the checkpoint fits the same layout alone.
+CONTENT: dict[str, Any] = {"distrib_optim_sharding_type": "dp_reshardable"}
+FILES_PER_RANK = 2  # written by as many processes; Megatron-LM's default before 0.19
+
+
+def prepare() -> None:
+    """Start the process through which writers answer, which the first save would wait for.
+
+    It imports torch (seconds) when it first gets a writer's answer; so give it one.
+    """
+    newer = getattr(_writer, "get_write_results_queue", None)
+    answers = (newer or _writer._get_write_results_queue)()
+    answers.put(_storage.WriteResult)
+    answers.get()
+
+
+def _strategy() -> Any:
+    """Return how to save: every rank writes, also of what data-parallel ranks hold alike."""
+    plain = _torch.TorchDistSaveShardedStrategy("torch_dist", 1, thread_count=FILES_PER_RANK)
+    ranks = mcore.parallel_state
+    group = ranks.get_data_parallel_group(with_context_parallel=True)
+    if group.size() == 1:
+        return plain
+    return _parallel.FullyParallelSaveStrategyWrapper(plain, group)
+
+
+def save(state: dict[str, Any], directory: Path, *, asynchronous: bool) -> Any:
+    """Save a sharded state; return the request that is still to be written, None if all is done.
+
+    Every rank must call this; ``directory`` exists and is empty.
+    """
+    options: dict[str, Any] = {"async_sharded_save": asynchronous}
+    if "async_strategy" in inspect.signature(_dist.save).parameters:
+        options["async_strategy"] = "mcore"  # the other needs nvidia-resiliency-ext
+    return _dist.save(state, str(directory), _strategy(), **options)
+
+
+def load(state: dict[str, Any], directory: Path) -> dict[str, Any]:
+    """Return the state of a checkpoint, in the place of a sharded state; every rank must call."""
+    loaded: dict[str, Any] = _dist.load(state, str(directory))
+    return loaded
+
+
+def fill(optimizer: Any) -> None:
+    """Give torch's Adam the state that its first step would make.
+
+    Megatron-Core reads the state's step before it loads one, which Adam of Transformer Engine
+    keeps elsewhere.
+    """
+    for adam in _torch_adams(optimizer):
+        for parameter in (p for group in adam.param_groups for p in group["params"]):
+            if not adam.state[parameter]:
+                moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+                adam.state[parameter] = {"step": torch.zeros((), device=parameter.device)} | moments
+
+
+def set_steps(optimizer: Any) -> None:
+    """Give each parameter of torch's Adam its own count of steps after a load.
+
+    Megatron-Core leaves the count of a sharded optimizer in the parameter groups; that of another
+    is one tensor for all, to which torch would add 1 for every parameter that holds it.
+    """
+    for adam in _torch_adams(optimizer):
+        for group in adam.param_groups:
+            count = group.pop("step", None)
+            for values in (adam.state[parameter] for parameter in group["params"]):
+                if count is not None:
+                    values["step"].fill_(count)
+                values["step"] = values["step"].clone()
+
+
+def _torch_adams(optimizer: Any) -> Iterator[Any]:
+    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
+        if isinstance(part.optimizer, torch.optim.Adam):
+            yield part.optimizer
+
+
+def queue() -> Any:
+    """Return the queue of saves that go on in processes of their own, forked for each."""
+    return _async.AsyncCallsQueue(persistent=False)
