@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,29 +51,37 @@ def recompute_rule(found: Evidence) -> Iterator[Finding]:
     extra = 1 - metrics.mfu / metrics.hfu
     if extra < 0.02:
         return
-    advice: list[str] = []
-    for less in ("none", "pointwise", "selective"):
-        need = None if less == mode else fits_with(found, recompute=less)
-        if need is not None and need.fits:
-            advice.append(f"recompute={less}: {need.gib:.3g} of {need.of_gib:.3g} GiB predicted.")
-            break
-    if not advice:
-        advice.append(
-            "Less recomputation is not predicted to fit here: shard further or spread the model "
-            "over more GPUs to do without it."
-        )
+    needs = {
+        less: fits_with(found, recompute=less)
+        for less in ("none", "pointwise", "selective")
+        if less != mode
+    }
+    advice = _less_recomputation(needs)
     yield Finding(
         rule="recompute",
         says=(
             f"recompute={mode} makes {percent(extra)} of all matrix products again: HFU is "
             f"{percent(metrics.hfu)}, MFU {percent(metrics.mfu)}."
         ),
-        advice=tuple(advice),
+        advice=(advice,),
         # of the time in which products run, which is no more than the step
         step_fraction=extra * _compute(found),
         basis="computed",
         evidence={"hfu": metrics.hfu, "mfu": metrics.mfu, "recompute": str(mode)},
     )
+
+
+def _less_recomputation(needs: Mapping[str, Need | None]) -> str:
+    """Return which mode with less recomputation would fit into memory, if that can be told."""
+    for mode, need in needs.items():
+        if need is not None and need.fits:
+            return f"recompute={mode}: {need.gib:.3g} of {need.of_gib:.3g} GiB predicted."
+    if any(need is not None for need in needs.values()):
+        return (
+            "Less recomputation is not predicted to fit here: shard further or spread the model "
+            "over more GPUs to do without it."
+        )
+    return "Try less recomputation, where memory is left: no prediction fits what was measured."
 
 
 def _compute(found: Evidence) -> float:
