@@ -15,12 +15,14 @@ _TEXT = (
     "mfu_reason", "mfu_interval_reason", "peak_precision", "data_parallel_sharding", "recompute",
     "matmul_fraction_reason", "energy_method", "energy_reason", "power_reason", "clock_reason",
     "started_at", "label", "split", "group", "rate_unit",
+    "interval_reason", "steady_reason", "straggler_reason", "pooled_reason",
 )  # fmt: skip
 _INTEGERS = (
     "world_size", "nodes", "num_layers", "tensor_parallel_size", "pipeline_parallel_size",
     "virtual_pipeline_parallel_size", "context_parallel_size", "expert_parallel_size",
     "data_parallel_size", "micro_batch_size", "global_batch_size", "sequence_length",
     "measured_steps", "recorded_steps",
+    "steady_steps", "steady_first_step", "slowest_rank", "repeats",
 )  # fmt: skip
 _FLOATS = (
     "step_seconds_median", "tokens_per_second", "tokens_per_second_low", "tokens_per_second_high",
@@ -30,12 +32,16 @@ _FLOATS = (
     "energy_joules_per_token", "mean_power_watts", "max_power_watts", "power_cap_watts",
     "mean_clock_mhz", "min_clock_mhz", "max_temperature_celsius", "gpu_busy_fraction",
     "rate", "rate_low", "rate_high",
+    "steady_change", "step_seconds_mean", "step_seconds_low", "step_seconds_high",
+    "step_seconds_p10", "step_seconds_p90", "step_seconds_p99",
+    "rank_seconds_fastest", "rank_seconds_slowest", "straggler_spread",
+    "pooled_tokens_per_second", "pooled_tokens_per_second_low", "pooled_tokens_per_second_high",
 )  # fmt: skip
 SCHEMA: dict[str, type[pl.DataType]] = (
     dict[str, type[pl.DataType]](dict.fromkeys(_TEXT, pl.String))
     | dict.fromkeys(_INTEGERS, pl.Int64)
     | dict.fromkeys(_FLOATS, pl.Float64)
-    | {"sequence_parallel": pl.Boolean}
+    | dict.fromkeys(("sequence_parallel", "steady"), pl.Boolean)
 )
 STEP_SCHEMA: dict[str, type[pl.DataType]] = {
     "run_id": pl.String,

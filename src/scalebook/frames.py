@@ -15,7 +15,8 @@ from scalebook import provenance
 from scalebook.columns import FEASIBILITY_SCHEMA, SCHEMA, STEP_SCHEMA, cast
 from scalebook.errors import ReportError, ScalebookError
 from scalebook.feasibility import feasibility
-from scalebook.metrics import measure
+from scalebook.metrics import RunMetrics, measure
+from scalebook.metrics.repeats import with_repeats
 from scalebook.naming import group_name, run_label, split_name
 from scalebook.store import Run, read_runs
 
@@ -108,7 +109,7 @@ def collect(folder: Path, runs: Sequence[Run], problems: Iterable[str]) -> Repor
     """Return the data of these runs; a run that can't be measured becomes a problem."""
     found: list[str] = list(problems)
     kept: dict[str, Run] = {}
-    rows: list[dict[str, Any]] = []
+    measured: list[RunMetrics] = []
     for run in runs:
         run_id = run.record.run_id
         found += [f"{run.path}: {problem}" for problem in run.problems]
@@ -116,12 +117,14 @@ def collect(folder: Path, runs: Sequence[Run], problems: Iterable[str]) -> Repor
             found.append(f"{run.path} repeats run {run_id} of {kept[run_id].path}: not shown")
             continue
         try:
-            rows.append(_row(run))
+            measured.append(measure(run))
         except (ScalebookError, ArithmeticError, TypeError, ValueError, LookupError) as error:
             # Records come from anywhere; one with a value of the wrong type must not stop a page.
             found.append(f"{run.path} cannot be measured: {error}")
             continue
         kept[run_id] = run
+    pairs = ((run.record, item) for run, item in zip(kept.values(), measured, strict=True))
+    rows = map(_row, kept.values(), with_repeats(pairs))
     frame, bad_values = run_frame(rows)
     frame = unique_labels(in_order(frame))
     tails = {run_id: run.record.log_tail for run_id, run in kept.items()}
@@ -206,12 +209,12 @@ def unique_labels(runs: pl.DataFrame) -> pl.DataFrame:
     return runs.with_columns(label=pl.when(repeat == 0).then("label").otherwise(numbered))
 
 
-def _row(run: Run) -> dict[str, Any]:
+def _row(run: Run, item: RunMetrics) -> dict[str, Any]:
     """Return the metrics of a run and the settings of its record that tell runs apart."""
     record = run.record
     settings = {name: record.setting(name) for name in _SETTINGS}
     more = {"started_at": record.started_at, "recorded_steps": len(run.steps)}
-    return asdict(measure(run)) | settings | more
+    return asdict(item) | settings | more
 
 
 def step_frame(runs: Iterable[Run]) -> pl.DataFrame:

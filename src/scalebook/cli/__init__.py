@@ -18,16 +18,20 @@ from scalebook.errors import ScalebookError
 COMMAND_MODULES = (
     "facts",
     "listing",
+    "steady",
+    "gate",
     "check",
     "claims",
     "runs",
     "cluster",
     "feasibility",
     "reproduce",
+    "diagnose",
     "probe",
     "reports",
     "ingest",
     "image",
+    "doctor",
 )
 
 

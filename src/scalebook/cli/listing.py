@@ -33,6 +33,7 @@ def list_runs(options: argparse.Namespace) -> int:
     """Print one row a run, sorted by run id; what cannot be read goes to stderr."""
     from scalebook.errors import RecordError
     from scalebook.metrics import measure
+    from scalebook.metrics.repeats import with_repeats
     from scalebook.store import read_runs
 
     if not options.runs.is_dir():
@@ -43,8 +44,10 @@ def list_runs(options: argparse.Namespace) -> int:
     for run in runs:
         for problem in run.problems:
             print(f"scalebook: {run.record.run_id}: {problem}", file=sys.stderr)
-    found = [(measure(run, peak_precision=options.peak_precision), run.record) for run in runs]
-    found.sort(key=lambda pair: pair[0].run_id)
+    records = [run.record for run in runs]
+    items = [measure(run, peak_precision=options.peak_precision) for run in runs]
+    pooled = with_repeats(zip(records, items, strict=True))
+    found = sorted(zip(pooled, records, strict=True), key=lambda pair: pair[0].run_id)
     if options.json:
         print_json([{**asdict(item), **_of_record(record)} for item, record in found])
     elif found:

@@ -1,14 +1,12 @@
 """One run's numbers: steady step time, rates, MFU with its interval, memory and loss.
 
-Averages cover the steps whose recorded phase is ``measured``. A run that did not complete, or
-measured nothing, has no rate; each null of a rate has its reason beside it.
+Averages cover the steady state of the steps whose recorded phase is ``measured``. A run that did
+not complete, measured nothing or was not steady has no rate; each null of a rate has its reason.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 from scalebook.flops import (
@@ -19,56 +17,12 @@ from scalebook.flops import (
 )
 from scalebook.metrics.ceiling import fraction
 from scalebook.metrics.devices import device_fields
-from scalebook.metrics.interval import MINIMUM_STEPS, rate_interval
 from scalebook.metrics.peak import peak_of
 from scalebook.metrics.row import RunMetrics
-from scalebook.metrics.settings import LARGEST, count, finite, run_shape, settings, text
-from scalebook.record import RunRecord, StepRecord
+from scalebook.metrics.settings import count, finite, run_shape, settings, text
+from scalebook.metrics.window import Throughput, measured_steps, throughput
+from scalebook.record import RunRecord
 from scalebook.store import Run
-
-FEW_STEPS = f"Fewer than {MINIMUM_STEPS} measured steps: no interval."
-
-
-@dataclass(frozen=True, slots=True)
-class Throughput:
-    """Rates over the measured steps."""
-
-    step_seconds_median: float
-    tokens_per_second: float
-    interval: tuple[float, float] | None  # of tokens_per_second, 95 %
-
-
-def measured_steps(steps: Iterable[StepRecord]) -> tuple[StepRecord, ...]:
-    """Return the steps that count: start-up, warm-up and profiled ones are left out.
-
-    So is a step of an ingested log that does not tell its time.
-    """
-    return tuple(
-        step for step in steps if step.phase == "measured" and step.step_seconds is not None
-    )
-
-
-def throughput(
-    record: RunRecord, steps: Sequence[StepRecord]
-) -> tuple[Throughput | None, str | None]:
-    """Return the rates over measured steps, or None and the reason."""
-    if not record.averaged:
-        return None, f"The run did not complete ({record.status}): its window is not averaged."
-    if not steps:
-        return None, "No step was measured."
-    seconds = [step.step_seconds for step in steps if step.step_seconds is not None]
-    tokens = [step.tokens for step in steps if step.tokens is not None]
-    if not all(1e-9 < value < 1e9 for value in seconds):
-        return None, "A measured step has no time above zero."
-    if len(tokens) < len(steps) or not all(0 < value <= LARGEST for value in tokens):
-        return None, "A measured step has no usable number of tokens."
-    rate = sum(tokens) / sum(seconds)
-    return Throughput(median(seconds), rate, _around(rate, rate_interval(tokens, seconds))), None
-
-
-def _around(value: float, interval: tuple[float, float] | None) -> tuple[float, float] | None:
-    """Return the interval, widened where rounding left the value itself outside."""
-    return None if interval is None else (min(interval[0], value), max(interval[1], value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +73,15 @@ def _rates(found: Throughput | None, reason: str | None, world: int | None) -> d
         "tokens_per_second_high": high,
         "tokens_per_second_per_gpu": rate / world if rate and world else None,
         "throughput_reason": reason,
-        "interval_reason": None if interval else reason or FEW_STEPS,
+        "interval_reason": None if interval else reason or _no_interval(found),
+        **(found.fields() if found else {"steady_reason": reason}),
     }
+
+
+def _no_interval(found: Throughput | None) -> str:
+    """Return why a rate has no interval."""
+    reason = found.steady.reason if found else None
+    return reason or "The interval of the step time reaches down to zero."
 
 
 def _mfu(
@@ -138,7 +99,7 @@ def _mfu(
             f"{value:.3f} of the peak is physically impossible: time, tokens or device are wrong."
         )
     if rates.interval is None:
-        found["mfu_interval_reason"] = FEW_STEPS
+        found["mfu_interval_reason"] = _no_interval(rates)
     else:
         found["mfu_low"], found["mfu_high"] = (end * scale.model / peak for end in rates.interval)
     if scale.hardware is None:

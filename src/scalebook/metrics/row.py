@@ -75,6 +75,30 @@ class RunMetrics:
     device_notes: tuple[str, ...]  # what held the devices back, in sentences
     loss_first: float | None
     loss_last: float | None
+    # The steady state inside the measured window, found from the data.
+    steady: bool | None = None
+    steady_reason: str | None = None
+    steady_steps: int | None = None
+    steady_first_step: int | None = None
+    steady_change: float | None = None  # a drift or shift over it that is tolerated, a fraction
+    step_seconds_mean: float | None = None
+    step_seconds_low: float | None = None  # 95 % interval of the mean
+    step_seconds_high: float | None = None
+    step_seconds_p10: float | None = None
+    step_seconds_p90: float | None = None
+    step_seconds_p99: float | None = None
+    spike_periods: tuple[int, ...] = ()  # steps between periodic slow steps
+    rank_seconds_fastest: float | None = None  # mean step time of one rank
+    rank_seconds_slowest: float | None = None
+    slowest_rank: int | None = None
+    straggler_spread: float | None = None  # slowest over fastest, less 1
+    straggler_reason: str | None = None
+    # Over all runs of the same configuration; None for a single one.
+    repeats: int = 1
+    pooled_tokens_per_second: float | None = None
+    pooled_tokens_per_second_low: float | None = None  # 95 % interval
+    pooled_tokens_per_second_high: float | None = None
+    pooled_reason: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return every field by name, for JSON."""

@@ -1,0 +1,88 @@
+"""Command ``gate``: runs against a stored baseline, for a CI."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from scalebook.cli.arguments import Subparsers, add_json
+from scalebook.cli.output import print_json
+
+if TYPE_CHECKING:
+    from scalebook.store import Run
+
+
+def _fraction(text: str) -> float:
+    """Return a fraction below one, as an argument type; ``2%`` is 0.02."""
+    try:
+        value = float(text[:-1]) / 100 if text.endswith("%") else float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is no fraction like 0.02 or 2%")
+    return value
+
+
+def register(subparsers: Subparsers) -> None:
+    """Add this module's commands."""
+    parser = subparsers.add_parser("gate", help="fail where runs differ from a stored baseline")
+    parser.add_argument("--baseline", type=Path, required=True, help="folder of baseline runs")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of the new runs")
+    parser.add_argument("--junit", type=Path, help="write JUnit XML to this file")
+    parser.add_argument("--markdown", type=Path, help="write a Markdown table to this file")
+    parser.add_argument(
+        "--tolerance",
+        type=_fraction,
+        default=0.0,
+        help="a change that never fails, like 0.02 or 2%%; default: what the noise hides",
+    )
+    add_json(parser)
+    parser.set_defaults(handler=gate)
+
+
+def gate(options: argparse.Namespace) -> int:
+    """Print how each configuration came out; 1 where one is slower or faster for sure, else 0."""
+    from scalebook.verdicts.gate import check
+    from scalebook.verdicts.gate_report import junit, markdown, summary
+
+    baseline, current = (_read(folder) for folder in (options.baseline, options.runs))
+    checks = check(baseline, current, options.tolerance)
+    for path, write in ((options.junit, junit), (options.markdown, markdown)):
+        if path is not None:
+            _write(path, write(checks))
+    if options.json:
+        print_json(checks)
+    else:
+        for one in checks:
+            print(f"{one.outcome}: {one.name}. {one.detail}")
+            for item in one.differences if one.failed else ():
+                print(f"  differs: {item}")
+        print(summary(checks))
+    return int(any(one.failed for one in checks))
+
+
+def _read(folder: Path) -> tuple[Run, ...]:
+    """Return the runs of a folder; what cannot be read goes to stderr."""
+    from scalebook.errors import RecordError
+    from scalebook.store import read_runs
+
+    if not folder.is_dir():
+        raise RecordError(f"No folder of runs at {folder}. Name one with --baseline and --runs.")
+    runs, problems = read_runs(folder)
+    for problem in problems:
+        print(f"scalebook: {problem}", file=sys.stderr)
+    if not runs:
+        raise RecordError(f"{folder} holds no run. Name a folder with --baseline and --runs.")
+    return runs
+
+
+def _write(path: Path, text: str) -> None:
+    from scalebook.errors import RecordError
+
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise RecordError(f"{path} cannot be written: {error.strerror}.") from error

@@ -1,0 +1,139 @@
+"""Commands ``steady`` and ``compare``: what step times say, and of two runs which is faster."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scalebook.cli.arguments import Subparsers, add_json
+from scalebook.cli.output import number, print_json
+
+if TYPE_CHECKING:
+    from scalebook.metrics.steady import Steady
+    from scalebook.verdicts.differences import Difference
+    from scalebook.verdicts.read import Side
+
+
+def register(subparsers: Subparsers) -> None:
+    """Add this module's commands."""
+    steady = subparsers.add_parser("steady", help="find the steady state of step times")
+    steady.add_argument(
+        "files",
+        nargs="+",
+        metavar="FILE",
+        help="step times in seconds, one a line, or a steps.jsonl",
+    )
+    add_json(steady)
+    steady.set_defaults(handler=print_steady)
+    versus = subparsers.add_parser("compare", help="say which of two runs is faster, and how sure")
+    for side in ("A", "B"):
+        versus.add_argument(
+            side.lower(),
+            metavar=side,
+            help="a run id, a run's directory, a folder of repeats, or a file of step times",
+        )
+    versus.add_argument("--runs", type=Path, default=Path("runs"), help="folder of the run ids")
+    add_json(versus)
+    versus.set_defaults(handler=print_comparison)
+
+
+def print_steady(options: argparse.Namespace) -> int:
+    """Print a line a file, those that cannot be read too; 2 where there is one of them."""
+    from scalebook.errors import RecordError
+    from scalebook.verdicts.read import read_series
+
+    rows: list[dict[str, Any]] = []
+    unreadable = 0
+    for file in options.files:
+        try:
+            found: Steady | str = read_series(Path(file)).steady()
+        except RecordError as error:
+            print(f"scalebook: {error}", file=sys.stderr)
+            unreadable += 1
+            found = str(error)
+        rows.append(_row(file, found))
+        if not options.json and not isinstance(found, str):
+            print(f"{file}: {_words(found)}")
+    if options.json:
+        print_json(rows)
+    return 2 if unreadable else 0
+
+
+def _row(file: str, found: Steady | str) -> dict[str, Any]:
+    names = ("start", "count", "median", "mean", "low", "high")
+    if isinstance(found, str):
+        return {"file": file, "accepted": False, "reason": found} | dict.fromkeys(names)
+    values = {name: getattr(found, name) for name in names}
+    return {"file": file, "accepted": found.accepted, "reason": found.reason} | values
+
+
+def _words(found: Steady) -> str:
+    """Return a steady state in a sentence or two."""
+    if found.quantiles is None or found.start is None or found.count is None:
+        return f"not averaged. {found.reason}"
+    p10, p90, p99 = (number(value) for value in found.quantiles)
+    sentences = [
+        f"steady from step {found.start} on ({found.count} steps): mean {number(found.mean)} s "
+        f"(95 %: {number(found.low, 5)} to {number(found.high, 5)}), median "
+        f"{number(found.median)} s, p10 {p10} s, p90 {p90} s, p99 {p99} s."
+    ]
+    if found.periods:
+        every = " and ".join(map(str, found.periods))
+        sentences.append(f"Slow steps every {every} steps belong to it.")
+    if found.irregular:
+        sentences.append(f"It holds {found.irregular} slow steps without a period.")
+    if found.change:
+        change = 100 * found.change
+        sentences.append(f"It changes by {change:.2g} % over the window, which the interval holds.")
+    return " ".join(sentences)
+
+
+def print_comparison(options: argparse.Namespace) -> int:
+    """Print the verdict on A against B."""
+    from scalebook.verdicts.differences import differences
+    from scalebook.verdicts.read import judge, read_side
+
+    sides = tuple(read_side(name, options.runs) for name in (options.a, options.b))
+    verdict, reason = judge(*sides)
+    found = (
+        differences(sides[0].records, sides[1].records)
+        if all(side.records for side in sides)
+        else ()
+    )
+    if options.json:
+        print_json(
+            {
+                "ratio": verdict.ratio if verdict else None,
+                "low": verdict.low if verdict else None,
+                "high": verdict.high if verdict else None,
+                "verdict": verdict.word if verdict else "cannot tell",
+                "differences": found,
+                "reason": reason,
+                "advice": verdict.advice if verdict else None,
+            }
+        )
+        return 0
+    print(verdict.sentence if verdict else f"Cannot tell. {reason}")
+    if verdict:
+        print(_measured(verdict.ratio, verdict.low, verdict.high, sides))
+        print(verdict.advice or "", end="\n" if verdict.advice else "")
+    _print_differences(found, sides)
+    return 0
+
+
+def _measured(ratio: float, low: float, high: float, sides: tuple[Side, ...]) -> str:
+    runs = " against ".join(f"{len(side.steps)} run{'s'[: len(side.steps) - 1]}" for side in sides)
+    return f"Throughput of A over B: {ratio:.4f} (95 %: {low:.4f} to {high:.4f}), {runs}."
+
+
+def _print_differences(found: tuple[Difference, ...], sides: tuple[Side, ...]) -> None:
+    if not all(side.records for side in sides):
+        print("Files of step times do not say what else differs.")
+    elif found:
+        print("What differs beside the speed:")
+        for difference in found:
+            print(f"  {difference}")
+    else:
+        print("No recorded setting differs.")

@@ -1,0 +1,77 @@
+"""What differs between two runs beside their speed: settings, software, devices."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from scalebook.record import RunRecord
+
+# What a run is called or how often it was run makes no other configuration of it.
+_NO_SETTING = ("repeat", "time_limit_seconds")
+# The parts of an environment that can change a speed; the rest is names, places and times.
+_ENVIRONMENT = (
+    "accelerator", "accelerators_per_node", "accelerator_memory_gib", "multiprocessors", "driver",
+    "power_cap_watts", "torch", "cuda", "rocm", "triton", "nccl", "rccl", "backend",
+    "megatron_core", "transformer_engine", "python", "scalebook", "git_commit", "container",
+    "variables", "host.cpu_model", "host.cpu_cores", "host.kernel", "host.architecture", "threads",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One setting and its values on the two sides, as text; None where a side has none."""
+
+    name: str
+    a: str | None
+    b: str | None
+
+    def __str__(self) -> str:
+        """Return the difference as one line."""
+        return f"{self.name}: {self.a or 'none'} against {self.b or 'none'}"
+
+
+def differences(a: Sequence[RunRecord], b: Sequence[RunRecord]) -> tuple[Difference, ...]:
+    """Return every setting whose values over the runs of A are not those over the runs of B."""
+    left, right = _values(a), _values(b)
+    names = sorted({*left, *right})
+    return tuple(
+        Difference(name, _shown(left.get(name)), _shown(right.get(name)))
+        for name in names
+        if left.get(name) != right.get(name)
+    )
+
+
+def _shown(values: set[str] | None) -> str | None:
+    return ", ".join(sorted(values)) if values else None
+
+
+def _values(records: Iterable[RunRecord]) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for record in records:
+        for name, value in _settings(record).items():
+            found.setdefault(name, set()).add(value)
+    return found
+
+
+def _settings(record: RunRecord) -> dict[str, str]:
+    """Return the settings of a run by dotted name: what was observed before what was asked for."""
+    asked = {name: value for name, value in _flat(record.requested) if name not in _NO_SETTING}
+    environment = {
+        name: value
+        for name, value in _flat(record.environment)
+        if any(name == kept or name.startswith(f"{kept}.") for kept in _ENVIRONMENT)
+    }
+    return {**environment, **asked, **dict(_flat(record.observed))}
+
+
+def _flat(values: Mapping[str, Any], before: str = "") -> Iterable[tuple[str, str]]:
+    """Yield (dotted name, value as text) of each value that is not None."""
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _flat(cast(Mapping[str, Any], value), f"{before}{name}.")
+        elif value is not None:
+            text = value if isinstance(value, str) else json.dumps(value, default=str)
+            yield f"{before}{name}", text
