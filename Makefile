@@ -1,5 +1,5 @@
 # Every recipe is one call of the package; the virtual environment is made on demand.
-# Variables: PLATFORM MODEL PLAN GPUS NODES RUNS RENDERER ARGS (passed to the command as they are).
+# Variables: PLATFORM MODEL PLAN GPUS NODES CONTAINER IMAGE RUNS RENDERER ARGS (passed to the command as they are).
 .DEFAULT_GOAL := help
 PYTHON ?= python3
 VENV ?= .venv
@@ -12,15 +12,19 @@ SCALEBOOK := $(PY) -m scalebook
 # in a virtual environment themselves, hence image.pth) and adds none of `train`. Such images
 # pin packages by themselves (PIP_CONSTRAINT), which the lock must not contradict.
 HAS_TORCH := $(shell $(PYTHON) -c "import importlib.util as u; print('yes' if u.find_spec('torch') else '')" 2>/dev/null)
-TRAIN := $(if $(HAS_TORCH),,train,)
+# Where a container engine will run the platform's image, this machine needs no torch of its own.
+IN_IMAGE := $(or $(filter-out auto none,$(CONTAINER)),$(if $(filter none,$(CONTAINER)),,$(if $(filter-out cpu,$(PLATFORM)),$(firstword $(foreach engine,docker podman apptainer enroot,$(shell command -v $(engine) 2>/dev/null))))))
+TRAIN := $(if $(HAS_TORCH)$(IN_IMAGE),,train,)
+READY := $(VENV)/.run$(if $(IN_IMAGE),-image)
 INSTALL = $(PY) -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) $(if $(HAS_TORCH),,--constraint requirements.lock) --editable
-SELECT := $(if $(PLATFORM),--platform $(PLATFORM)) $(if $(PLAN),--plan $(PLAN)) $(if $(MODEL),--model $(MODEL)) $(if $(GPUS),--gpus $(GPUS)) $(if $(NODES),--nodes $(NODES))
+IN := $(if $(CONTAINER),--container $(CONTAINER)) $(if $(IMAGE),--image $(IMAGE))
+SELECT := $(if $(PLATFORM),--platform $(PLATFORM)) $(if $(PLAN),--plan $(PLAN)) $(if $(MODEL),--model $(MODEL)) $(if $(GPUS),--gpus $(GPUS)) $(if $(NODES),--nodes $(NODES)) $(IN)
 
 $(PY):
 	$(PYTHON) -m venv $(if $(HAS_TORCH),--system-site-packages) $(VENV)
 	$(if $(HAS_TORCH),$(PYTHON) -c "import site; print(*site.getsitepackages(), sep='\n')" > $$($@ -c "import site; print(site.getsitepackages()[0])")/image.pth)
 
-$(VENV)/.run: $(PY) pyproject.toml requirements.lock
+$(VENV)/.run $(VENV)/.run-image: $(PY) pyproject.toml requirements.lock
 	@echo "Setting up $(VENV): trainer, notebooks and report"
 	$(INSTALL) ".[run,$(TRAIN)report]"
 	@touch $@
@@ -39,15 +43,16 @@ $(VENV)/.lab: $(VENV)/.run
 	$(INSTALL) ".[run,report,lab]"
 	@touch $@
 
-.PHONY: help setup run resume report open demo plan list test test-fast lint check-notebooks format lab lock clean
+.PHONY: help setup run resume report open demo plan list test test-fast image verify doctor test-containers lint check-notebooks format lab lock clean
 
 help:  ## Show this help
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "Variables: PLATFORM=cpu|h100|mi300x|... MODEL= PLAN=runs/plans/NAME.toml GPUS= NODES= RUNS=runs ARGS="
+	@echo "           CONTAINER=auto|docker|podman|apptainer|enroot|none IMAGE= (containers/README.md)"
 
-setup: $(VENV)/.run  ## Make the virtual environment of `make run`
+setup: $(READY)  ## Make the virtual environment of `make run`
 
-run: $(VENV)/.run  ## Train every configuration of a plan, then build the report
+run: $(READY)  ## Train every configuration of a plan, then build the report
 	$(SCALEBOOK) run $(SELECT) --runs $(RUNS) $(ARGS)
 	$(SCALEBOOK) report --runs $(RUNS) --renderer $(RENDERER)
 
@@ -62,8 +67,17 @@ open: $(VENV)/.report  ## Open the report in a browser
 demo: $(VENV)/.report  ## Build the report from the committed example runs
 	$(SCALEBOOK) demo --renderer $(RENDERER) $(ARGS)
 
-plan: $(VENV)/.run  ## Dry run: every configuration, its memory, its command; starts nothing
+plan: $(READY)  ## Dry run: every configuration, its memory, its command; starts nothing
 	$(SCALEBOOK) run $(SELECT) --runs $(RUNS) --dry-run $(ARGS)
+
+image: $(VENV)/.report  ## Build the container image of PLATFORM
+	$(SCALEBOOK) image --platform $(or $(PLATFORM),cpu) $(IN) $(ARGS)
+
+verify: $(VENV)/.report  ## Compare the versions inside the image of PLATFORM with what is known of it
+	$(SCALEBOOK) verify --platform $(or $(PLATFORM),cpu) $(IN) $(ARGS)
+
+doctor: $(VENV)/.report  ## Check this machine: devices, limits, memory, disk; changes nothing
+	$(SCALEBOOK) doctor --runs $(RUNS) $(ARGS)
 
 list: $(VENV)/.report  ## Print a table of the runs
 	$(SCALEBOOK) list --runs $(RUNS) $(ARGS)
@@ -73,6 +87,9 @@ test: $(VENV)/.test  ## Run all tests (one trains for real on the CPU)
 
 test-fast: $(VENV)/.test  ## Run the tests that are not marked slow
 	$(PY) -m pytest -m "not slow" $(ARGS)
+
+test-containers: $(VENV)/.test  ## Build and run real containers with podman (installs nothing: see containers/README.md)
+	SCALEBOOK_TEST_CONTAINERS=1 $(PY) -m pytest tests/containers $(ARGS)
 
 lint: $(VENV)/.test  ## Check style, types, import order and that notebooks hold no output
 	$(PY) -m ruff check . && $(PY) -m ruff format --check .

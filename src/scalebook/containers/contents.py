@@ -59,10 +59,15 @@ class Finding:
 
 def read() -> dict[str, Any]:
     """Return the versions in this Python and whether its torch starts; null for none."""
-    versions: dict[str, str | None] = {"python": platform.python_version()}
-    versions.update({name: _version(names) for name, names in PACKAGES.items()})
-    versions.update(_torch_build())
-    return {"versions": versions, "torch": _import_torch(versions["torch"] is not None)}
+    found = versions()
+    return {"versions": found, "torch": _import_torch(found["torch"] is not None)}
+
+
+def versions() -> dict[str, str | None]:
+    """Return the version of each component in this Python, None for what is not here."""
+    found: dict[str, str | None] = {"python": platform.python_version()}
+    found.update({name: _version(names) for name, names in PACKAGES.items()})
+    return {**found, **_torch_build()}
 
 
 def _version(names: tuple[str, ...]) -> str | None:

@@ -1,0 +1,44 @@
+"""``doctor``: what of this machine or container would spoil a run, and how to mend it."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from scalebook.cli.arguments import Subparsers, add_json
+
+MARKS = {"ok": "ok", "warning": "WARNING", "problem": "PROBLEM", "unknown": "unknown"}
+
+
+def register(subparsers: Subparsers) -> None:
+    """Add this module's command."""
+    parser = subparsers.add_parser(
+        "doctor", help="check this machine or container before a run; changes nothing"
+    )
+    parser.add_argument("--runs", type=Path, help="folder of run directories; default: runs")
+    parser.add_argument("--strict", action="store_true", help="exit with 1 also for a warning")
+    add_json(parser)
+    parser.set_defaults(handler=doctor)
+
+
+def doctor(options: argparse.Namespace) -> int:
+    """Print what every check found; 0 without a problem, 1 with one."""
+    from scalebook.cli.output import print_json
+    from scalebook.doctor import examine, gather
+    from scalebook.project import root, runs_folder
+
+    images = (root() or Path.cwd()) / "containers" / "images"
+    facts = gather.gather(runs_folder(str(options.runs or "")), images)
+    findings = examine.examine(facts)
+    code = examine.exit_code(findings, strict=options.strict)
+    if options.json:
+        print_json({"findings": findings, "facts": facts, "exit_code": code})
+        return code
+    width = max(len(finding.check) for finding in findings)
+    for finding in findings:
+        print(f"{MARKS[finding.level]:<8} {finding.check:<{width}}  {finding.found}")
+        if finding.advice:
+            print(f"{'':<{width + 11}}{finding.advice}")
+    counts = {level: sum(f.level == level for f in findings) for level in ("problem", "warning")}
+    print(f"\n{counts['problem']} problems, {counts['warning']} warnings.")
+    return code
