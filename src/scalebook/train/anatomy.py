@@ -14,12 +14,13 @@ import time
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 
-from scalebook.config import RunConfig
-from scalebook.train.world import World
+if TYPE_CHECKING:
+    from scalebook.config import RunConfig
+    from scalebook.train.world import World
 
 Item = TypeVar("Item")
 
