@@ -2,7 +2,7 @@
 
 They replace Megatron-Core's local norms (which refuse sequence parallelism), its unfused core
 attention (which refuses context parallelism and stores the s x s scores), and wrap its linear
-layers so that they can keep a recipe instead of their input (recompute mode ``pointwise``).
+layers so that they can free their input (recompute mode ``pointwise``).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.attention import bias
 from torch.nn.functional import layer_norm, scaled_dot_product_attention
 
-from scalebook.train import async_tensor_parallel, fused, mcore, remake
+from scalebook.train import async_tensor_parallel, experts, fused, mcore, remake
 
 lower_right: Any = getattr(bias, "causal_lower_right")  # noqa: B009
 
@@ -41,7 +41,7 @@ class Norm(nn.Module):
             # Each tensor-parallel rank sees a part of the sequence; this mark makes Megatron-Core
             # add up the ranks' gradients.
             setattr(parameter, "sequence_parallel", config.sequence_parallel)  # noqa: B010
-        self.remade = style.remake
+        self.remade = False  # see remake_norms
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return ``hidden`` [..., hidden size] with unit mean square (or variance), scaled."""
@@ -62,23 +62,33 @@ def _layer(shape: tuple[int], eps: float, hidden: Tensor, weight: Tensor, bias: 
 
 
 class ColumnParallelLinear(mcore.ColumnParallelLinear):
-    """Megatron-Core's, which saves a recipe of its input where one is known."""
+    """Megatron-Core's, which frees its input where that can be made again."""
 
     def forward(self, input_: Tensor, *given: Any, **options: Any) -> Any:
         """Return (output, bias) as Megatron-Core's layer does."""
         parent: Any = super()
-        with remake.instead_of_saving(input_):
-            return parent.forward(input_, *given, **options)
+        output, bias = parent.forward(input_, *given, **options)
+        remake.release(input_, output)
+        return output, bias
 
 
 class RowParallelLinear(mcore.RowParallelLinear):
-    """Megatron-Core's, which saves a recipe of its input where one is known."""
+    """Megatron-Core's, which frees its input where that can be made again."""
 
     def forward(self, input_: Tensor) -> Any:
         """Return (output, bias) as Megatron-Core's layer does."""
         parent: Any = super()
-        with remake.instead_of_saving(input_):
-            return parent.forward(input_)
+        output, bias = parent.forward(input_)
+        remake.release(input_, output)
+        return output, bias
+
+
+def remake_norms(chunk: Any) -> None:
+    """Let the norms of a model chunk that feed one linear layer alone tell how they are made."""
+    for layer in chunk.decoder.layers:
+        layer.input_layernorm.remade = True
+        # Before experts, the router and the dispatcher keep the norm's output as well.
+        layer.pre_mlp_layernorm.remade = isinstance(layer.mlp, mcore.MLP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +99,8 @@ class Style:
     fused_attention: bool
     overlap_tensor_parallel: bool
     remake: bool  # recompute mode pointwise
+    grouped_gemm: bool
+    compiled_activation: bool
 
     def pieces(self) -> mcore.Pieces:
         """Return the classes of which Megatron-Core builds its layers."""
@@ -98,6 +110,11 @@ class Style:
             core_attention=CoreAttention if self.fused_attention else mcore.DotProductAttention,
             column=async_tensor_parallel.Column if overlapped else ColumnParallelLinear,
             row=async_tensor_parallel.Row if overlapped else RowParallelLinear,
+            experts=(
+                experts.styled(compiled=self.compiled_activation, remakes=self.remake)
+                if self.grouped_gemm
+                else None
+            ),
         )
 
 

@@ -35,6 +35,7 @@ _distributed: Any = _import("megatron.core.distributed")
 GPTModel: Any = _import("megatron.core.models.gpt.gpt_model").GPTModel
 TransformerConfig: Any = _import("megatron.core.transformer.transformer_config").TransformerConfig
 MegatronModule: Any = _import("megatron.core.transformer.module").MegatronModule
+MLP: Any = _import("megatron.core.transformer.mlp").MLP
 ModuleSpec: Any = _import("megatron.core.transformer.spec_utils").ModuleSpec
 DotProductAttention: Any = _import(
     "megatron.core.transformer.dot_product_attention"
@@ -84,6 +85,7 @@ class Pieces:
     core_attention: Any
     column: Any
     row: Any
+    experts: type | None  # None: Megatron-Core's, one after the other
 
 
 @contextmanager
@@ -103,6 +105,12 @@ def _local_provider(pieces: Pieces) -> Generator[None]:
 
         def core_attention(self) -> Any:
             return pieces.core_attention
+
+        def grouped_mlp_modules(self, *given: Any, **options: Any) -> Any:
+            parent: Any = super()
+            if pieces.experts is None:
+                return parent.grouped_mlp_modules(*given, **options)
+            return pieces.experts, None
 
     _gpt_specs.LocalSpecProvider = Provider
     try:

@@ -14,7 +14,7 @@ from scalebook.config import RunConfig
 from scalebook.errors import ConfigError
 from scalebook.train import embedding, fsdp, fused, layers, mcore, settings, weights
 from scalebook.train.cross_entropy import cross_entropy
-from scalebook.train.settings import DTYPES
+from scalebook.train.precision import DTYPES
 from scalebook.train.switches import Switches, resolve
 from scalebook.train.world import World
 
@@ -52,6 +52,10 @@ def refuse_unsupported(config: RunConfig, shape: ModelShape) -> None:
             f"{shape.name} uses multi-latent attention or multi-token prediction, which engine "
             "'megatron' does not train. Choose another model."
         )
+    if config.recompute == "pointwise" and config.layer_spec == "transformer_engine":
+        raise ConfigError(
+            "recompute='pointwise' is made for layer_spec 'torch'. Use recompute 'full' or 'none'."
+        )
     if config.sequence_length > shape.max_sequence_length and shape.learned_positions:
         raise ConfigError(
             f"sequence_length={config.sequence_length} is beyond the "
@@ -86,6 +90,8 @@ def _chunk(config: Any, shape: ModelShape, run: RunConfig, stage: int | None, on
         fused_attention=on.fused_attention,
         overlap_tensor_parallel=on.overlap_tensor_parallel,
         remake=run.recompute == "pointwise",
+        grouped_gemm=on.grouped_gemm,
+        compiled_activation=on.fused_activation,
     )
     pieces = None if on.transformer_engine else style.pieces()
     ranks = mcore.parallel_state
@@ -103,6 +109,8 @@ def _chunk(config: Any, shape: ModelShape, run: RunConfig, stage: int | None, on
         vp_stage=stage,
     )
     chunk.fused_cross_entropy = on.fused_cross_entropy
+    if run.recompute == "pointwise":
+        layers.remake_norms(chunk)
     # A tied table gets a second gradient, from the output layer, which is added as ever.
     if on.fused_weight_gradient and not shape.tied_embeddings:
         embedding.install(chunk)

@@ -15,8 +15,8 @@ from scalebook.store import write_json
 from scalebook.train import fsdp, layers, machine, mcore
 from scalebook.train.indexed import fingerprint
 from scalebook.train.model import Model
+from scalebook.train.precision import DTYPES
 from scalebook.train.probe.device import identity
-from scalebook.train.settings import DTYPES
 from scalebook.train.world import distributed
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from torch import Tensor
 from scalebook.config import RunConfig
 from scalebook.train import fsdp, mcore
 from scalebook.train.model import Model
-from scalebook.train.settings import DTYPES
+from scalebook.train.precision import DTYPES
 
 WEIGHT_DECAY = 0.1
 GRADIENT_CLIP = 1.0

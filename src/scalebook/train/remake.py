@@ -1,19 +1,18 @@
 """Activations that are made again in the backward pass because that costs no matrix product.
 
 A norm's output and an activation function's product are each a pass over their input, which is
-kept anyway. The linear layer that reads them saves them for its weight gradient; under recompute
-mode ``pointwise`` it saves how to make them instead.
+kept anyway. Under recompute mode ``pointwise`` the linear layer that reads them gives their memory
+back once it has multiplied, and fills it again when its own gradient arrives.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
 
 ATTRIBUTE = "made_by"  # set on the tensor object; lost where something else is made of it
 
@@ -38,20 +37,23 @@ def made_by(tensor: Tensor, function: Callable[..., Tensor], *inputs: Tensor) ->
     return tensor
 
 
-def instead_of_saving(tensor: Tensor) -> AbstractContextManager[None]:
-    """Return a context in which ``tensor`` is not saved for the backward pass if a recipe is known.
+def release(tensor: Tensor, output: Tensor) -> None:
+    """Free ``tensor`` until the gradient of ``output`` arrives, if it can be made again.
 
-    Only what lies in the same memory with the same shape is replaced: weights are saved as ever.
+    Nothing but the function that made ``output`` may need the tensor from here on.
     """
     recipe: Recipe | None = getattr(tensor, ATTRIBUTE, None)
-    if recipe is None:
-        return nullcontext()
-    where, shape = tensor.data_ptr(), tensor.shape
+    if recipe is None or not output.requires_grad:
+        return
+    delattr(tensor, ATTRIBUTE)
+    storage = tensor.untyped_storage()
+    size = storage.nbytes()
 
-    def pack(saved: Tensor) -> Tensor | Recipe:
-        return recipe if saved.data_ptr() == where and saved.shape == shape else saved
+    def refill(_: Tensor) -> None:
+        storage.resize_(size)
+        # Past autograd's count of versions, which would take this for a change of the value.
+        storage.copy_(recipe.make().contiguous().untyped_storage())
 
-    def unpack(kept: Tensor | Recipe) -> Tensor:
-        return kept.make() if isinstance(kept, Recipe) else kept
-
-    return saved_tensors_hooks(pack, unpack)
+    untyped: Any = output
+    untyped.register_hook(refill)
+    storage.resize_(0)

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch.nn import functional
 
 from scalebook.catalog.types import ModelShape
 from scalebook.config import RunConfig
 from scalebook.train import mcore, weights
+from scalebook.train.precision import DTYPES
 from scalebook.train.switches import Switches
 from scalebook.train.world import World
 
-# What parameters are computed in: FP8 is a format of the matrix products alone.
-DTYPES = {"bf16": torch.bfloat16, "fp8": torch.bfloat16, "fp32": torch.float32}
 # The weight that Mixtral's configuration gives to the load-balancing loss is 0.02; Megatron-LM's
 # examples use 0.01.
 AUXILIARY_LOSS_COEFFICIENT = 1e-2
@@ -95,7 +93,7 @@ def _speed(config: RunConfig, shape: ModelShape, world: World, on: Switches) -> 
         "masked_softmax_fusion": False,
         "gradient_accumulation_fusion": on.fused_weight_gradient,
         "apply_rope_fusion": te and on.fused_rope,
-        "moe_grouped_gemm": te and shape.moe is not None,
+        "moe_grouped_gemm": te and on.grouped_gemm,
         # With 2 stages, batched sends of both directions go to the same peer and are mixed up.
         "overlap_p2p_comm": interleaved,
         "batch_p2p_comm": not interleaved,

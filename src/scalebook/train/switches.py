@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
+import torch
+
 from scalebook.catalog.types import ModelShape
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError
-from scalebook.train import async_tensor_parallel, fused, mcore
+from scalebook.train import async_tensor_parallel, experts, fused, mcore
+from scalebook.train.precision import DTYPES
 from scalebook.train.world import World
 
 NO_GPU = "it is made for GPUs"
@@ -30,6 +33,7 @@ class Switches:
     fused_cross_entropy: bool
     fused_weight_gradient: bool
     fused_optimizer: bool
+    grouped_gemm: bool
     overlap_grad_reduce: bool
     overlap_param_gather: bool
     overlap_tensor_parallel: bool
@@ -61,7 +65,8 @@ def _transformer_engine(config: RunConfig, world: World) -> bool:
         raise ConfigError(
             "precision='fp8' needs Transformer Engine on a GPU. Install it, or use bf16."
         )
-    return found and config.layer_spec != "torch"
+    # Its linear layers save their input themselves, which pointwise recomputation frees.
+    return found and config.layer_spec != "torch" and config.recompute != "pointwise"
 
 
 def _compiled(world: World) -> str | None:
@@ -79,6 +84,18 @@ def _weight_gradient(config: RunConfig, world: World, te: bool) -> str | None:
         return "FSDP has no main gradient that outlasts a micro batch"
     if not (te or fused.can_accumulate(world.device)):
         return "this device's GEMM cannot add bf16 products to an fp32 sum"
+    return None
+
+
+def _grouped(config: RunConfig, shape: ModelShape, world: World, te: bool) -> str | None:
+    if shape.moe is None:
+        return "the model has no experts"
+    if te:
+        return None
+    if shape.mlp_bias:
+        return "the experts have biases"
+    if not experts.can_group(world.device, DTYPES[config.precision]):
+        return f"torch {torch.__version__} has no grouped product for this device that is right"
     return None
 
 
@@ -135,6 +152,10 @@ def resolve(config: RunConfig, shape: ModelShape, world: World) -> Switches:
         fused_cross_entropy=decide("fused_cross_entropy", compiled),
         fused_weight_gradient=decide("fused_weight_gradient", _weight_gradient(config, world, te)),
         fused_optimizer=decide("fused_optimizer", None if world.on_gpu else NO_GPU),
+        # On a CPU the grouped product is computed expert after expert anyway.
+        grouped_gemm=decide(
+            "grouped_gemm", _grouped(config, shape, world, te), default=world.on_gpu
+        ),
         overlap_grad_reduce=decide("overlap_grad_reduce", None if world.on_gpu else NO_GPU),
         overlap_param_gather=decide("overlap_param_gather", _param_gather(config, world)),
         overlap_tensor_parallel=decide(

@@ -23,6 +23,7 @@ INIT_STD = 0.02
 _LAYER = re.compile(r"^decoder\.layers\.(\d+)\.")
 _EXPERT = re.compile(r"\.local_experts\.(\d+)\.")
 _GROUPED_EXPERT = re.compile(r"\.experts\.(linear_fc[12])\.(weight|bias)(\d+)$")
+_STACKED_EXPERTS = re.compile(r"\.experts\.weight([12])$")
 _NORM = re.compile(r"(layernorm\.weight|layer_norm_weight)$")
 # Projections into the residual stream start smaller, by 1 / sqrt(2 x layers) (GPT-2).
 _RESIDUAL = re.compile(r"\.(linear_proj|linear_fc2)\.")
@@ -70,6 +71,21 @@ def global_name(name: str, chunk: Any, tied: bool) -> str:
     return name
 
 
+def _parameters(chunk: Any) -> Iterator[tuple[str, Any, int | None]]:
+    """Yield name, parameter and split dimension; experts in one tensor are yielded one by one."""
+    for name, parameter in chunk.named_parameters():
+        split = getattr(parameter, "tensor_model_parallel", False)
+        dimension = parameter.partition_dim if split else None
+        stacked = _STACKED_EXPERTS.search(name)
+        if stacked is None:
+            yield name, parameter, dimension
+            continue
+        prefix = name[: stacked.start()]
+        for index, own in enumerate(parameter.detach()):
+            place = f"{prefix}.experts.local_experts.{index}.linear_fc{stacked[1]}.weight"
+            yield place, own, None if dimension is None else dimension - 1
+
+
 def shards(chunks: list[Any], tied: bool) -> Iterator[Shard]:
     """Yield every parameter of this rank's model chunks with its place in the whole model."""
     ranks = mcore.parallel_state
@@ -82,12 +98,11 @@ def shards(chunks: list[Any], tied: bool) -> Iterator[Shard]:
         ranks.get_expert_tensor_parallel_world_size(),
     )
     for chunk in chunks:
-        for local_name, parameter in chunk.named_parameters():
+        for local_name, parameter, split_along in _parameters(chunk):
             name = global_name(local_name, chunk, tied)
             is_expert = ".local_experts." in name
             rank, size = expert if is_expert else tensor
-            split = getattr(parameter, "tensor_model_parallel", False)
-            dimension = parameter.partition_dim if split and size > 1 else None
+            dimension = split_along if size > 1 else None
             yield Shard(name, parameter, is_expert, dimension, rank, size)
 
 
