@@ -144,7 +144,7 @@ def _request(options: argparse.Namespace, engine: str, vendor: str) -> Request:
 
 def _inner_arguments(options: argparse.Namespace, platform: str, runs: Path) -> list[str]:
     """Return the command line inside: the same, with every path absolute and no container."""
-    arguments = without_container_options(options.arguments)
+    arguments = [a for a in without_container_options(options.arguments) if a != "--dry-run"]
     arguments += ["--platform", platform, "--runs", str(runs.resolve()), "--container", "none"]
     if options.plan:
         arguments += ["--plan", str(options.plan.resolve())]
