@@ -57,7 +57,7 @@ class VocabularyParallelCrossEntropy(torch.autograd.Function):
         """Return the gradient of the logits, made in place of them."""
         logits, log_sum, target, inside = ctx.saved_tensors
         logits = logits.detach()
-        (grad_output,) = grad_outputs
+        grad_output = grad_outputs[0].contiguous()  # so that one compiled kernel serves all callers
         _call(_gradient, ctx.compiled)(logits, log_sum, target, inside, grad_output)
         return logits, None, None, None
 

@@ -79,7 +79,7 @@ def _captured(chunk: Any, batch: Batch, count: int, pool: Any, *, finish: bool) 
     # The watchdog of the communicators may ask for events meanwhile: only this thread is bound.
     with _cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
         output = chunk(static.tokens, static.position_ids, None, labels=static.labels)
-        mean = output.float().mean()
+        mean = output.float().sum() / output.numel()  # as in the schedule, kernel for kernel
         torch.autograd.backward(config.grad_scale_func(mean / count))
         if finish:
             config.finalize_model_grads_func([chunk], None)

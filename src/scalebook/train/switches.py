@@ -13,7 +13,7 @@ import torch
 from scalebook.catalog.types import ModelShape
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError
-from scalebook.train import async_tensor_parallel, experts, fused, mcore
+from scalebook.train import async_tensor_parallel, fused, grouped, mcore
 from scalebook.train.precision import DTYPES
 from scalebook.train.world import World
 
@@ -94,7 +94,7 @@ def _grouped(config: RunConfig, shape: ModelShape, world: World, te: bool) -> st
         return None
     if shape.mlp_bias:
         return "the experts have biases"
-    if not experts.can_group(world.device, DTYPES[config.precision]):
+    if not grouped.can_group(world.device, DTYPES[config.precision]):
         return f"torch {torch.__version__} has no grouped product for this device that is right"
     return None
 
