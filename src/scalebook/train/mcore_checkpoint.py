@@ -69,7 +69,9 @@ def save(state: dict[str, Any], directory: Path, *, asynchronous: bool) -> Any:
 
 def load(state: dict[str, Any], directory: Path) -> dict[str, Any]:
     """Return the state of a checkpoint, in the place of a sharded state; every rank must call."""
-    loaded: dict[str, Any] = _dist.load(state, str(directory))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        loaded: dict[str, Any] = _dist.load(state, str(directory))
     return loaded
 
 

@@ -67,9 +67,21 @@ def join(config: RunConfig) -> World:
         raise ConfigError(f"torchrun started {size} processes, but world_size={config.world_size}.")
     device = _device(config, local_rank)
     backend = "nccl" if device.type == "cuda" else "gloo"
-    distributed.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT)
+    distributed.init_process_group(
+        backend, store=_store(), rank=rank, world_size=size, timeout=COLLECTIVE_TIMEOUT
+    )
     _split(config)
     return World(rank, size, local_rank, device)
+
+
+def _store() -> Any:
+    """Return the store in which the processes of this start meet.
+
+    torchrun keeps its store over a restart, and there the addresses of processes that are gone.
+    """
+    rendezvous: Any = import_module("torch.distributed.rendezvous").rendezvous
+    store, _, _ = next(rendezvous("env://", timeout=COLLECTIVE_TIMEOUT))
+    return distributed.PrefixStore(f"start_{restart_count()}", store)
 
 
 def leave() -> None:
