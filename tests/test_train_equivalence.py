@@ -52,6 +52,14 @@ MIXTURE: dict[str, dict[str, Any]] = {
         "sequence_parallel": True,
         "data_parallel_sharding": "optimizer",
     },
+    "one product for all experts, EP=2 within TP=2": {
+        "world_size": 2,
+        "tensor_parallel_size": 2,
+        "expert_parallel_size": 2,
+        "sequence_parallel": True,
+        "recompute": "pointwise",
+        "grouped_gemm": "on",
+    },
 }
 
 
