@@ -13,6 +13,7 @@ from scalebook.feasibility.order import WITHOUT_EFFECT
 from scalebook.record import RunRecord
 from scalebook.store import Run
 
+LARGEST = 10**15  # of any field: records come from anywhere
 PROVING_STEPS = 2  # after the second step optimizer state and every buffer are allocated
 
 
@@ -69,16 +70,21 @@ def ran_out(record: RunRecord) -> bool:
 
 
 def config_of(record: RunRecord) -> RunConfig | None:
-    """Return the configuration that ran, as read back where it was; None where it is not whole."""
+    """Return the configuration that ran, as read back where it was.
+
+    None where it is not whole, or has a size that no machine can have.
+    """
     values = {
         name: record.observed[name]
         for name in WITHIN_OBSERVED
         if record.observed.get(name) is not None
     }
     try:
-        return RunConfig.from_parameters({**record.requested, **values})
+        config = RunConfig.from_parameters({**record.requested, **values})
     except ConfigError:
         return None
+    sizes = (value for value in config.model_dump().values() if isinstance(value, int))
+    return config if all(size <= LARGEST for size in sizes) else None
 
 
 # The fields that decide about memory and that a trainer reads back under the same name and type.

@@ -105,9 +105,7 @@ def failure_findings(data: ReportData) -> Iterator[Markup]:
     skipped = data.unfinished.filter(inferred)
     if skipped.height:
         ids = join(map(run_link, skipped["run_id"]))
-        words = (
-            "<strong>{} not run</strong>: a smaller one ran out of memory, so they would too ({})."
-        )
+        words = "<strong>{} not run</strong>: a smaller one had run out of memory ({})."
         yield Markup(words).format(
             count(skipped.height, "configuration was", "configurations were"), ids
         )
