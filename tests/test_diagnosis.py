@@ -14,10 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated import config, write_run
 
+from scalebook import frames
 from scalebook.anatomy import Breakdown
 from scalebook.cli import main
 from scalebook.config import RunConfig
 from scalebook.diagnosis import Diagnosis, Finding, diagnose
+from scalebook.report import diagnosis
 from scalebook.store import read_run
 
 H200 = "NVIDIA H200"
@@ -479,6 +481,26 @@ def test_the_example_runs_are_diagnosed_by_what_their_layouts_did(root):
     )
     full = example("cd3e6a08d4e1")  # full recomputation
     assert full.findings[0].rule == "recompute"
+
+
+def test_the_report_has_a_row_a_cause_and_escapes_what_a_profile_names(tmp_path):
+    profile = breakdown(exposed={"<b>all</b>": 0.25}, exposed_communication=0.25)
+    diagnosed(tmp_path, profile=profile)
+    data = frames.load(tmp_path)
+    found = diagnosis.diagnoses(data)
+    assert [one.run_id for one in found] == ["run"]
+    shown = diagnosis.causes(found)._repr_markdown_()
+    assert "most of it &lt;b&gt;all&lt;/b&gt;" in shown
+    assert "<b>all" not in shown
+    assert 'data-value="0.25"' in shown  # the exact value, for sorting and for the CSV file
+    assert "Exposed communication" in diagnosis.overview(found)._repr_markdown_()
+    assert 'data-key="unexplained"' in diagnosis.waterfalls(found)._repr_markdown_()
+
+
+def test_a_report_without_a_cause_says_so(tmp_path):
+    write_run(tmp_path, "cpu", config())
+    found = diagnosis.diagnoses(frames.load(tmp_path))
+    assert "No rule found a cause" in diagnosis.overview(found)._repr_markdown_()
 
 
 def test_the_command_prints_json_and_sentences(root, capsys):

@@ -1,0 +1,91 @@
+"""Command ``diagnose``: why the MFU of a run is what it is, and what to try."""
+
+from __future__ import annotations
+
+import argparse
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from scalebook.cli.arguments import Subparsers, add_json
+from scalebook.cli.found import run_directory
+from scalebook.cli.output import plain, print_json
+
+if TYPE_CHECKING:
+    from scalebook.diagnosis import Diagnosis, Finding, Waterfall
+
+WIDTH = 100
+
+
+def register(subparsers: Subparsers) -> None:
+    """Add this module's commands."""
+    parser = subparsers.add_parser(
+        "diagnose", help="say why the MFU of a run is what it is, and what to try"
+    )
+    parser.add_argument("run", metavar="RUN", help="a run id, or a run directory")
+    parser.add_argument("--runs", type=Path, help="folder of run directories; default: runs")
+    add_json(parser)
+    parser.set_defaults(handler=diagnose)
+
+
+def diagnose(options: argparse.Namespace) -> int:
+    """Print what the measurements of a run say about its speed."""
+    from scalebook.diagnosis import diagnose as diagnosed
+    from scalebook.store import read_run
+
+    found = diagnosed(read_run(run_directory(options.run, options.runs)))
+    if options.json:
+        print_json({**plain(found), "explained_fraction": _explained(found)})
+        return 0
+    for line in _lines(found):
+        print(line)
+    return 0
+
+
+def _explained(found: Diagnosis) -> float | None:
+    return found.waterfall.explained if found.waterfall else None
+
+
+def _lines(found: Diagnosis) -> Iterator[str]:
+    if found.reason is not None:
+        yield f"{found.run_id}: {found.reason}"
+        return
+    mfu = f"MFU {100 * found.mfu:.1f} %" if found.mfu is not None else f"no MFU. {found.mfu_reason}"
+    yield f"{found.run_id}: {mfu}"
+    for number, finding in enumerate(found.findings, start=1):
+        yield from _finding(number, finding)
+    if not found.findings:
+        yield "No rule found a cause in what was measured."
+    if found.waterfall is not None:
+        yield from _waterfall(found.waterfall)
+    for sentence in found.missing:
+        yield from _wrapped("? ", sentence)
+
+
+def _finding(number: int, finding: Finding) -> Iterator[str]:
+    size = ""
+    if finding.step_fraction is not None:
+        size = f" [{100 * finding.step_fraction:.3g} % of the step, {finding.basis}]"
+    yield from _wrapped(f"{number}. ", f"{finding.says}{size}")
+    for advice in finding.advice:
+        yield from _wrapped("   -> ", advice)
+
+
+def _waterfall(found: Waterfall) -> Iterator[str]:
+    yield "Where the step's time goes:"
+    for part in found.parts:
+        name = part.name.replace("_", " ")
+        if part.step_fraction is None:
+            yield f"  {'?':>7}  {name} ({part.reason})"
+        elif part.step_fraction > 0:
+            basis = f" ({part.basis})" if part.basis else ""
+            yield f"  {100 * part.step_fraction:6.1f}%  {name}{basis}"
+    for note in found.notes:
+        yield from _wrapped("  ! ", note)
+
+
+def _wrapped(mark: str, sentence: str) -> list[str]:
+    return textwrap.wrap(
+        sentence, WIDTH, initial_indent=mark, subsequent_indent=" " * len(mark), tabsize=1
+    )

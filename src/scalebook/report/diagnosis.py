@@ -1,0 +1,130 @@
+"""The section of the throughput page that says why MFU is what it is, from each run's rules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from scalebook import tables
+from scalebook.diagnosis import Diagnosis, Finding, diagnose
+from scalebook.errors import ScalebookError
+from scalebook.frames import ReportData
+from scalebook.markup import Fragment, Markup, bullets, paragraphs, run_link
+from scalebook.quantities import NONE, percent
+from scalebook.store import read_run, run_directories
+
+Row = Mapping[str, Any]
+MOST_FINDINGS = 4  # of a run; 'scalebook diagnose' prints them all
+PARTS = (
+    ("useful_work_at_peak", "Useful at peak"),
+    ("products_below_peak", "Products below peak"),
+    ("recomputation", "Recomputation"),
+    ("pipeline_bubble", "Bubble"),
+    ("unequal_stages", "Unequal stages"),
+    ("exposed_communication", "Exposed communication"),
+    ("optimizer", "Optimizer"),
+    ("other_kernels", "Other kernels, data, idle"),
+    ("unexplained", "Unexplained"),
+)
+
+
+def diagnoses(data: ReportData) -> tuple[Diagnosis, ...]:
+    """Return the diagnosis of each run that has a throughput, in the order of the tables."""
+    wanted: list[str] = data.completed["run_id"].to_list()
+    found: dict[str, Diagnosis] = {}
+    for directory in run_directories(data.folder):
+        try:
+            one = diagnose(read_run(directory))
+        except (ScalebookError, ArithmeticError, TypeError, ValueError, LookupError):
+            continue  # what is odd about the record is said where the runs are read
+        found.setdefault(one.run_id, one)
+    return tuple(found[run_id] for run_id in wanted if run_id in found)
+
+
+def overview(found: Sequence[Diagnosis]) -> Fragment:
+    """Return the largest cause of each run in a sentence, and how many runs have none."""
+    sized = [one for one in found if one.findings and one.findings[0].step_fraction is not None]
+    items = [
+        Markup("{}: {}").format(run_link(one.run_id), one.findings[0].says)
+        for one in sorted(sized, key=lambda one: -(one.findings[0].step_fraction or 0.0))
+    ]
+    missing = list(_missing(found))
+    if not items and not missing:
+        return paragraphs("No rule found a cause in what these runs measured.")
+    return bullets([*items, *missing])
+
+
+def _missing(found: Sequence[Diagnosis]) -> Iterator[Markup]:
+    """Yield what more to measure, a sentence for all runs that lack it."""
+    lacking: dict[str, list[str]] = {}
+    for one in found:
+        for sentence in one.missing:
+            lacking.setdefault(sentence, []).append(one.run_id)
+    for sentence, run_ids in lacking.items():
+        shown = Markup(", ").join(run_link(run_id) for run_id in run_ids[:8])
+        more = f" and {len(run_ids) - 8} more" if len(run_ids) > 8 else ""
+        yield Markup("{} ({}{})").format(sentence, shown, more)
+
+
+def causes(found: Sequence[Diagnosis]) -> Fragment:
+    """Return the table of causes by run, largest first, each with its size and what to try."""
+    rows = [_row(one, cause) for one in found for cause in one.findings[:MOST_FINDINGS]]
+    if not rows:
+        return Fragment(Markup(""))
+    columns = (
+        tables.RUN,
+        tables.text("cause", "Cause"),
+        tables.Column(
+            "step_fraction",
+            "Of the step",
+            lambda row: percent(row["step_fraction"]),
+            hint="estimated share of the step's time; causes may overlap",
+        ),
+        tables.text("basis", "Basis", hint="measured in this run, or computed for it"),
+        tables.Column("says", "What", lambda row: row["says"], numeric=False, wide=True),
+        tables.Column("advice", "What to try", lambda row: row["advice"], numeric=False, wide=True),
+    )
+    return tables.table(rows, columns, "causes")
+
+
+def _row(one: Diagnosis, cause: Finding) -> Row:
+    return {
+        "run_id": one.run_id,
+        "cause": cause.rule.replace("_", " "),
+        "step_fraction": cause.step_fraction,
+        "basis": cause.basis,
+        "says": cause.says,
+        "advice": " ".join(cause.advice),
+    }
+
+
+def waterfalls(found: Sequence[Diagnosis]) -> Fragment:
+    """Return where each run's step goes, as shares that add up to the whole."""
+    rows = [_shares(one) for one in found if one.waterfall is not None]
+    if not rows:
+        return Fragment(Markup(""))
+    columns = (tables.RUN, *(_share_column(name, label) for name, label in PARTS))
+    return tables.table(rows, columns, "waterfall")
+
+
+def _share_column(name: str, label: str) -> tables.Column:
+    def show(row: Row) -> str:
+        return NONE if row[name] is None else percent(row[name])
+
+    return tables.Column(name, label, show, hint="share of the step's time")
+
+
+def _shares(one: Diagnosis) -> Row:
+    """Return the shares of a run; small kinds of waiting are counted with communication."""
+    parts = one.waterfall.parts if one.waterfall else ()
+    shares = {part.name: part.step_fraction for part in parts}
+    together = [shares.get(name) for name in ("exposed_communication", "waits_between_stages")]
+    known = [share for share in together if share is not None]
+    other = [shares.get(name) for name in ("other_kernels", "data", "idle_device")]
+    rest = [share for share in other if share is not None]
+    return {
+        **shares,
+        "run_id": one.run_id,
+        "exposed_communication": sum(known) if known else None,
+        "other_kernels": sum(rest) if rest else None,
+    }
