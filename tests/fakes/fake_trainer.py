@@ -18,7 +18,6 @@ from pathlib import Path
 
 RANK = int(os.environ.get("RANK", "0"))
 SECONDS = float(os.environ.get("FAKE_STEP_SECONDS", "0.02"))
-SLOW_SECONDS = 0.25
 
 
 def misbehave(mode: str, step: int) -> None:
@@ -36,6 +35,8 @@ def misbehave(mode: str, step: int) -> None:
     if mode == "kill_last_rank" and int(os.environ.get("WORLD_SIZE", "1")) == RANK + 1:
         os.kill(os.getpid(), signal.SIGKILL)
     if mode == "hang":
+        time.sleep(600)
+    if mode == "hang_until_requeued" and os.environ.get("SLURM_RESTART_COUNT", "0") == "0":
         time.sleep(600)
     if mode == "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -93,7 +94,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     for step in range(1, config["steps"] + 1):
         misbehave(mode, step)
-        time.sleep(SLOW_SECONDS if mode == "slow" else SECONDS)
+        time.sleep(SECONDS)
         if RANK == 0:
             record = {"step": step, "phase": "measured", "step_seconds": SECONDS, "tokens": 64}
             record |= {"loss": None if mode == "lose" and step > 3 else 1.0}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -133,6 +134,7 @@ def cluster(folder: Path) -> Generator[Cluster]:
             made.run("scancel", "--full", "--signal=KILL", "--user=root", timeout=10)
             made.run("scancel", "--user=root", timeout=10)
         _end(daemons[::-1])
+        _kill_inside(made)
         _end(list(made.holders.values()))
         shutil.rmtree(made.munge, ignore_errors=True)
 
@@ -227,6 +229,25 @@ def _wait_until_idle(made: Cluster) -> None:
         time.sleep(0.2)
     log = (made.folder / "log" / "slurmctld.log").read_text(errors="replace")
     raise RuntimeError(f"The nodes did not become idle. slurmctld: {log[-2000:]}")
+
+
+def _kill_inside(made: Cluster) -> None:
+    """Kill whatever still runs on the hosts: daemons, and what jobs left."""
+    holders = {process.pid for process in made.holders.values()}
+    networks = {_network(process) for process in holders} - {_network(os.getpid())}
+    for path in Path("/proc").glob("[0-9]*"):
+        process = int(path.name)
+        if process not in holders and _network(process) in networks - {None}:
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+
+
+def _network(process: int) -> str | None:
+    """Return the name of a process's network namespace, None where it is gone."""
+    try:
+        return str(Path(f"/proc/{process}/ns/net").readlink())
+    except OSError:
+        return None
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:

@@ -54,7 +54,7 @@ APPTAINER = """#!/bin/bash
 while [[ ${{1-}} == exec || ${{1-}} == --* ]]; do shift; done
 for name in ${{!APPTAINERENV_*}}; do export "${{name#APPTAINERENV_}}=${{!name}}"; done
 shift  # the image
-[[ $1 == python ]] && set -- {python} "${{@:2}}"
+PATH={bin}:$PATH
 exec "$@"
 """
 
@@ -72,7 +72,7 @@ class Site:
         *,
         trainer: str = "",
         steps: int = 3,
-        seed: int,
+        seed: int | list[int],
         more: str = "",
         **options: Any,
     ) -> Path:
@@ -118,11 +118,15 @@ class Site:
 
     def record(self, runs: Path) -> RunRecord:
         """Return the record of a folder's one run, when its job has ended."""
+        return self.records(runs, 1)[0]
 
-        def found() -> RunRecord | None:
+    def records(self, runs: Path, count: int) -> list[RunRecord]:
+        """Return the records of a folder's runs, when there are so many."""
+
+        def found() -> list[RunRecord]:
             self.slurm.run(*SCALEBOOK, "status", "--runs", str(runs))
             done = list(store.run_directories(runs))
-            return store.read_record(done[0]) if done else None
+            return [store.read_record(path) for path in done] if len(done) >= count else []
 
         return wait(found, seconds=2.0)
 
@@ -155,11 +159,12 @@ def runs(site: Site) -> dict[str, Path]:
     minute = ("--sbatch-option", "time=1")
     return {
         "slurm_limit": site.submit("slurm_limit", trainer="hang", steps=9, seed=1, extra=minute),
-        "requeued": site.submit("requeued", trainer="slow", steps=40, seed=2),
+        "requeued": site.submit("requeued", trainer="hang_until_requeued", steps=4, seed=2),
         "completed": site.submit("completed", seed=3),
+        "one_job": site.submit("one_job", trainer="none", seed=[10, 11], extra=("--one-job",)),
         "failing": site.submit("failing", trainer="raise", seed=4),
         "own_limit": site.submit(
-            "own_limit", trainer="hang", steps=9, seed=5, more="time_limit_seconds = 12"
+            "own_limit", trainer="hang", steps=9, seed=5, more="time_limit_seconds = 20"
         ),
     }
 
@@ -195,7 +200,7 @@ def test_a_failing_rank_ends_the_job_and_its_reason_is_recorded(site: Site, runs
 def test_a_runs_own_limit_ends_it_as_timeout(site: Site, runs: dict[str, Path]):
     record = site.record(runs["own_limit"])
     assert record.status == "timeout"
-    assert record.reason == "The time limit of 12 s ran out (after step 2 of 9)."
+    assert record.reason and record.reason.startswith("The time limit of 20 s ran out")
 
 
 def test_a_requeued_job_takes_its_directory_up_again(site: Site, runs: dict[str, Path]):
@@ -204,20 +209,27 @@ def test_a_requeued_job_takes_its_directory_up_again(site: Site, runs: dict[str,
     job = site.job_of(folder)
     assert site.slurm.run("scontrol", "requeue", job).returncode == 0
     (partial,) = store.partial_directories(folder)
-    # A requeued job waits two minutes by default: it is let go at once.
-    wait(
-        lambda: (
-            site.slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now").returncode == 0
-        )
-    )
+
+    def runs_again() -> bool:  # Slurm lets a requeued job wait for two minutes, unless it is told
+        site.slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now")
+        return site.slurm.job(job).get("JobState") == "RUNNING"
+
+    wait(runs_again, seconds=1.0)
     record = site.record(folder)
     assert record.status == "completed"
     assert record.environment["slurm"]["requeued"] == 1
     assert any("requeued the job once" in note for note in record.notes)
     run = store.read_run(folder / record.run_id)
-    assert [step.step for step in run.steps] == list(range(1, 41))
+    assert [step.step for step in run.steps] == [1, 2, 3, 4]
     assert (run.path / "attempts" / "1" / "steps.jsonl").exists()
     assert run.path.name == partial.name.removeprefix(store.PARTIAL_PREFIX)
+
+
+def test_one_job_trains_a_whole_plan(site: Site, runs: dict[str, Path]):
+    first, second = site.records(runs["one_job"], 2)
+    assert (first.status, second.status) == ("completed", "completed")
+    assert first.environment["slurm"]["job_id"] == second.environment["slurm"]["job_id"]
+    assert {first.requested["seed"], second.requested["seed"]} == {10, 11}
 
 
 def test_cancelling_a_job_leaves_an_interrupted_run(site: Site):
@@ -247,7 +259,7 @@ def test_ending_the_submitter_leaves_its_jobs_and_says_so(site: Site):
     plan.write_text(PLAN.format(name="left", steps=3, seed=8, more=""))
     folder = site.folder / "left runs"
     extra = ("--sbatch-option", "begin=now+1hour")
-    command = site.command(plan, folder, "slow", detach=False, extra=extra)
+    command = site.command(plan, folder, "hang", detach=False, extra=extra)
     process = subprocess.Popen(
         site.slurm.on("ctl", *command),
         env=site.slurm.environment(),
@@ -268,7 +280,7 @@ def test_a_container_gets_the_variables_and_the_command_of_the_run(site: Site):
     log, tools = site.folder / "apptainer.log", site.folder / "tools"
     tools.mkdir()
     program = tools / "apptainer"
-    program.write_text(APPTAINER.format(log=log, python=sys.executable))
+    program.write_text(APPTAINER.format(log=log, bin=Path(sys.executable).parent))
     program.chmod(0o755)
     runs = site.folder / "image_runs"
     plan = site.folder / "image.toml"

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from scalebook.cli import contained
 from scalebook.cli.arguments import Subparsers, add_json
 
 if TYPE_CHECKING:
@@ -39,13 +40,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``run`` that are about a cluster."""
     group = parser.add_argument_group("on a cluster")
     group.add_argument("--launcher", choices=LAUNCHERS, default="direct", help="default: direct")
-    group.add_argument(
-        "--container",
-        default="auto",
-        metavar="auto|docker|podman|apptainer|enroot|pyxis|none",
-        help="what starts the image; in a Slurm job: pyxis (enroot is the same), apptainer or none",
-    )
-    group.add_argument("--image", default="", help="name or file of the image; a job needs it")
     group.add_argument("--one-job", action="store_true", help="one Slurm job for the whole plan")
     group.add_argument("--detach", action="store_true", help="submit, and do not wait")
     group.add_argument(
@@ -131,12 +125,17 @@ def _slurm_options(options: argparse.Namespace) -> Options:
     """
     from scalebook import launch
     from scalebook.launch import slurm, slurm_container
+    from scalebook.scrub import is_secret
 
     container = slurm_container.chosen(
         options.container,
         options.image,
+        arguments=options.container_arg,
         ask=not options.dry_run,
     )
+    contained.set_variables(options)
+    for name in filter(is_secret, slurm.asked(os.environ)):
+        print(f"note: {name} is not written into a job's script; set it in the file of --setup.")
     python = options.python or sys.executable
     own = container.form == "none" and not options.python and not options.trainer
     if own and not options.dry_run:

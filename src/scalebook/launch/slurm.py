@@ -17,6 +17,7 @@ from pathlib import Path
 from scalebook import catalog
 from scalebook.config import RunConfig
 from scalebook.errors import LaunchError
+from scalebook.launch.command import ASKED
 from scalebook.launch.shell import Expression, array, assignment, fill, quoted, safe_path
 from scalebook.launch.slurm_container import CATALOG_VARIABLE, NO_CONTAINER, Container
 from scalebook.launch.torchrun import TRAINER
@@ -151,10 +152,15 @@ def _setup(options: Options) -> str:
     return f"# shellcheck source=/dev/null\nsource {quoted(str(path))}"
 
 
+def asked(environment: Mapping[str, str]) -> list[str]:
+    """Return the variables that the user named (--env)."""
+    return environment.get(ASKED, "").split()
+
+
 def exported(config: RunConfig, environment: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     """Return value and reason of each variable that the job sets; what the submitter set wins."""
     chosen = {item.name: (item.value, item.reason) for item in variables(config)}
-    named = [name for name in chosen if name in environment]
+    named = [name for name in (*chosen, *asked(environment)) if name in environment]
     catalogs = [part for part in environment.get(CATALOG_VARIABLE, "").split(os.pathsep) if part]
     for name in (*named, *performance_variables(environment)):
         if _IDENTIFIER.fullmatch(name) and not is_secret(name):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -14,6 +14,7 @@ from scalebook import catalog
 from scalebook.config import RunConfig
 from scalebook.containers import images
 from scalebook.errors import LaunchError
+from scalebook.launch.container import settle
 from scalebook.launch.shell import safe_path
 
 Form = Literal["none", "pyxis", "apptainer"]
@@ -28,6 +29,7 @@ class Container:
     form: Form = "none"
     image: str = ""
     catalogs: tuple[Path, ...] = ()
+    arguments: tuple[str, ...] = ()  # the user's own, for srun or apptainer
 
     @property
     def python(self) -> str | None:
@@ -73,6 +75,7 @@ class Container:
             "--container-writable",
             # Else what the image sets wins over what the job sets.
             f"--container-env={','.join(names)}",
+            *self.arguments,
         )
 
     def _apptainer(self, runs: Path, config: RunConfig) -> tuple[str, ...]:
@@ -83,14 +86,19 @@ class Container:
             for path, writes in self._mounts(runs, config)
         ]
         clean = ("--cleanenv", "--no-home", "--pwd=/tmp")
-        return ("apptainer", "exec", *clean, *device, *binds, self.image)
+        return ("apptainer", "exec", *clean, *device, *binds, *self.arguments, self.image)
 
 
 NO_CONTAINER = Container()
 
 
 def chosen(
-    asked: str, image: str, environment: Mapping[str, str] = os.environ, *, ask: bool = True
+    asked: str,
+    image: str,
+    environment: Mapping[str, str] = os.environ,
+    *,
+    arguments: Sequence[str] = (),
+    ask: bool = True,
 ) -> Container:
     """Return the container of a job; ``auto`` takes pyxis or Apptainer where an image is named.
 
@@ -101,10 +109,10 @@ def chosen(
     """
     if asked == "none" or (asked == "auto" and not image):
         return NO_CONTAINER
-    if asked not in ("auto", "pyxis", "enroot", "apptainer"):
+    if asked not in ("auto", "enroot", "apptainer"):
         raise LaunchError(
-            f"A Slurm job does not start its image by {asked!r}. Use --container pyxis (enroot is "
-            "the same here), apptainer or none."
+            f"A Slurm job does not start its image by {asked!r}. Use --container enroot (by pyxis, "
+            "the plugin of srun), apptainer or none."
         )
     if not image:
         raise LaunchError(f"--container {asked} needs an image. Name it with --image.")
@@ -117,7 +125,8 @@ def chosen(
             )
         form = "apptainer"
     listed = [part for part in environment.get(CATALOG_VARIABLE, "").split(os.pathsep) if part]
-    return Container(form, image, tuple(Path(part) for part in listed))
+    catalogs = tuple(Path(part) for part in listed)
+    return Container(form, image, catalogs, settle((), arguments))
 
 
 def has_pyxis() -> bool:

@@ -8,6 +8,7 @@ directory, for whoever writes the record.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from scalebook.running import conclusion, memory_kills, telemetry
 
 GRACE_SECONDS = 20.0  # from SIGTERM to SIGKILL; Slurm's KillWait is 30 s unless a site shortens it
 REPORT = "node{}.json"
+_NUMBER = re.compile(r"node(\d+)\.json")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -36,7 +38,8 @@ def run(directory: Path, command: Sequence[str]) -> int:
     node = telemetry.node_number(os.environ)
     before = memory_kills.before()
     with telemetry.sampling(directory, config, os.environ):
-        code = _guarded(conclusion.run_id(directory), command)
+        # Where two nodes are one machine (a test's) each ends its own processes alone.
+        code = _guarded(f"{conclusion.run_id(directory)}.node{node}", command)
     kills, killed = memory_kills.since(before)
     report = {"exit_code": code, "memory_kills": kills, "memory_killed": sorted(killed)}
     if directory.is_dir():
@@ -44,9 +47,9 @@ def run(directory: Path, command: Sequence[str]) -> int:
     return code
 
 
-def _guarded(run_id: str, command: Sequence[str]) -> int:
+def _guarded(mark: str, command: Sequence[str]) -> int:
     """Run the command under a guard, which ends every process of the run on this node."""
-    guard = (sys.executable, "-m", "scalebook.running.guard", run_id, str(GRACE_SECONDS))
+    guard = (sys.executable, "-m", "scalebook.running.guard", mark, str(GRACE_SECONDS))
     process = subprocess.Popen((*guard, *command), stdin=subprocess.PIPE)
 
     def end(_number: int, _frame: FrameType | None) -> None:
@@ -58,9 +61,13 @@ def _guarded(run_id: str, command: Sequence[str]) -> int:
     return 128 - code if code < 0 else code
 
 
-def reports(directory: Path) -> list[dict[str, Any]]:
-    """Return what each node left, in no order; a report that was cut off is empty."""
-    return [conclusion.read_object(path) for path in sorted(directory.glob(REPORT.format("*")))]
+def reports(directory: Path) -> dict[int, dict[str, Any]]:
+    """Return what each node left, by its number; a report that was cut off is empty."""
+    return {
+        int(match[1]): conclusion.read_object(path)
+        for path in sorted(directory.glob(REPORT.format("*")))
+        if (match := _NUMBER.fullmatch(path.name))
+    }
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from scalebook.running import causes, outcome, torchrun
@@ -24,31 +25,40 @@ def node_logs(directory: Path) -> list[tuple[int, Path]]:
     return sorted(found)
 
 
-def telling(logs: Sequence[Sequence[str]], exit_code: int | None) -> Sequence[str]:
-    """Return the lines of the node that says most about a failure: the others only follow it.
+@dataclass(frozen=True, slots=True)
+class NodeLog:
+    """The last lines of a node's log, and the exit code of what ran there (None: not known)."""
 
-    A rank that failed by itself counts more than one that was ended, or broke, because of it.
+    lines: Sequence[str]
+    exit_code: int | None
+
+
+def telling(logs: Sequence[NodeLog]) -> NodeLog | None:
+    """Return the node that says most about a failure: the others only follow it.
+
+    One that failed by itself counts more than one that was ended, or broke, because of it.
     """
-    best: Sequence[str] = ()
+    best: NodeLog | None = None
     most = (-1, False, False)
-    for lines in logs:
-        evidence = outcome.Evidence(exit_code=exit_code, steps_done=0, steps_asked=None, log=lines)
-        found = outcome.classify(evidence)
-        cause = torchrun.root_cause(lines)
+    for log in logs:
+        found = outcome.classify(
+            outcome.Evidence(log.exit_code, steps_done=0, steps_asked=None, log=log.lines)
+        )
+        cause = torchrun.root_cause(log.lines)
         alone = not causes.CONSEQUENCE.search(found.reason or "")
         own = cause is not None and cause.code != -signal.SIGTERM
-        weight = (_WEIGHT.get(found.status, 0), alone, own)
+        weight = (_WEIGHT.get(found.status, -1), alone, own)
         if weight > most:
-            best, most = lines, weight
+            best, most = log, weight
     return best
 
 
-def tails(directory: Path, count: int) -> list[list[str]]:
-    """Return the last lines of each node's log; of the merged log where there are no others."""
+def tails(directory: Path, codes: Mapping[int, int], count: int) -> list[NodeLog]:
+    """Return the end of each node's log; of the merged log where there are no others."""
     logs = node_logs(directory)
     if not logs:
-        return [last_lines(directory / LOG, count)]
-    return [last_lines(path, count) for _, path in logs]
+        return [NodeLog(last_lines(directory / LOG, count), None)]
+    return [NodeLog(last_lines(path, count), codes.get(number)) for number, path in logs]
 
 
 def merge(directory: Path) -> None:

@@ -21,6 +21,7 @@ from scalebook.errors import LaunchError
 from scalebook.record import RunRecord, Status
 from scalebook.running import conclusion, job_files, node, node_logs, ownership
 from scalebook.running.job_files import Attempt, Job
+from scalebook.running.node_logs import NodeLog
 from scalebook.running.slurm_state import Ask, JobState, ask_slurm, ending, state_of
 
 TIMEOUT_CODE = 124  # of the timeout command, which keeps a run's own limit
@@ -94,19 +95,20 @@ def _conclude(directory: Path, state: JobState | None) -> RunRecord:
     last = tries[-1] if tries else None
     _complete_launch(directory, job, tries, state)
     requested = conclusion.read_object(directory / "config.json")
-    log = node_logs.telling(node_logs.tails(directory, conclusion.LOG_LINES), _code(last))
-    node_logs.merge(directory)
     reports = node.reports(directory)
+    codes = {number: report.get("exit_code", 1) for number, report in reports.items()}
+    told = node_logs.telling(node_logs.tails(directory, codes, conclusion.LOG_LINES))
+    node_logs.merge(directory)
     record = conclusion.conclude(
         directory,
-        exit_code=_code(last),
+        exit_code=_code(last, told),
         stop=_stop(last, state, requested),
-        host_memory_kills=sum(report.get("memory_kills", 0) for report in reports),
+        host_memory_kills=sum(report.get("memory_kills", 0) for report in reports.values()),
         memory_killed=frozenset(
-            number for report in reports for number in report.get("memory_killed", ())
+            number for report in reports.values() for number in report.get("memory_killed", ())
         ),
         finished_at=last.ended_at if last else None,
-        log=log,
+        log=told.lines if told else (),
     )
     for path in directory.glob(node.REPORT.format("*")):
         path.unlink()
@@ -115,8 +117,11 @@ def _conclude(directory: Path, state: JobState | None) -> RunRecord:
     return record
 
 
-def _code(last: Attempt | None) -> int | None:
-    return last.exit_code if last else None
+def _code(last: Attempt | None, told: NodeLog | None) -> int | None:
+    """Return how the run ended: srun answers with the highest code, often of a node it ended."""
+    if last is None or not last.exit_code or told is None or not told.exit_code:
+        return last.exit_code if last else None
+    return told.exit_code
 
 
 def _stop(
