@@ -12,13 +12,13 @@ SCALEBOOK := $(PY) -m scalebook
 # in a virtual environment themselves, hence image.pth) and adds none of `train`. Such images
 # pin packages by themselves (PIP_CONSTRAINT), which the lock must not contradict.
 HAS_TORCH := $(shell $(PYTHON) -c "import importlib.util as u; print('yes' if u.find_spec('torch') else '')" 2>/dev/null)
-# Where a container engine will run the platform's image, this machine needs no torch of its own.
-IN_IMAGE := $(or $(filter-out auto none,$(CONTAINER)),$(if $(filter none,$(CONTAINER)),,$(if $(filter-out cpu,$(PLATFORM)),$(firstword $(foreach engine,docker podman apptainer enroot,$(shell command -v $(engine) 2>/dev/null))))))
+# Where a container engine or a cluster runs the training, this machine needs no torch of its own.
+IN_IMAGE := $(or $(filter slurm kubernetes,$(LAUNCHER)),$(filter-out auto none,$(CONTAINER)),$(if $(filter none,$(CONTAINER)),,$(if $(filter-out cpu,$(PLATFORM)),$(firstword $(foreach engine,docker podman apptainer enroot,$(shell command -v $(engine) 2>/dev/null))))))
 TRAIN := $(if $(HAS_TORCH)$(IN_IMAGE),,train,)
 READY := $(VENV)/.run$(if $(IN_IMAGE),-image)
 INSTALL = $(PY) -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) $(if $(HAS_TORCH),,--constraint requirements.lock) --editable
 IN := $(if $(CONTAINER),--container $(CONTAINER)) $(if $(IMAGE),--image $(IMAGE))
-SELECT := $(if $(PLATFORM),--platform $(PLATFORM)) $(if $(PLAN),--plan $(PLAN)) $(if $(MODEL),--model $(MODEL)) $(if $(GPUS),--gpus $(GPUS)) $(if $(NODES),--nodes $(NODES)) $(IN)
+SELECT := $(if $(PLATFORM),--platform $(PLATFORM)) $(if $(PLAN),--plan $(PLAN)) $(if $(MODEL),--model $(MODEL)) $(if $(GPUS),--gpus $(GPUS)) $(if $(NODES),--nodes $(NODES)) $(if $(LAUNCHER),--launcher $(LAUNCHER)) $(if $(ENGINE),--engine $(ENGINE)) $(IN)
 
 $(PY):
 	$(PYTHON) -m venv $(if $(HAS_TORCH),--system-site-packages) $(VENV)
@@ -43,12 +43,13 @@ $(VENV)/.lab: $(VENV)/.run
 	$(INSTALL) ".[run,report,lab]"
 	@touch $@
 
-.PHONY: help setup run resume report open demo plan list test test-fast image verify doctor test-containers lint check-notebooks format lab lock clean
+.PHONY: help setup run resume report open demo plan list test test-fast image verify doctor test-containers test-slurm lint check-notebooks format lab lock clean
 
 help:  ## Show this help
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "Variables: PLATFORM=cpu|h100|mi300x|... MODEL= PLAN=runs/plans/NAME.toml GPUS= NODES= RUNS=runs ARGS="
 	@echo "           CONTAINER=auto|docker|podman|apptainer|enroot|none IMAGE= (containers/README.md)"
+	@echo "           LAUNCHER=slurm|kubernetes (containers/slurm/README.md) ENGINE=megatron|nemo|primus"
 
 setup: $(READY)  ## Make the virtual environment of `make run`
 
@@ -90,6 +91,10 @@ test-fast: $(VENV)/.test  ## Run the tests that are not marked slow
 
 test-containers: $(VENV)/.test  ## Build and run real containers with podman (installs nothing: see containers/README.md)
 	SCALEBOOK_TEST_CONTAINERS=1 $(PY) -m pytest tests/containers $(ARGS)
+
+test-slurm: $(VENV)/.test  ## Run jobs on a real Slurm cluster of two namespaced hosts (root; installs Slurm by apt)
+	tests/slurm/install.sh
+	SCALEBOOK_TEST_SLURM=1 $(PY) -m pytest tests/slurm -rs $(ARGS)
 
 lint: $(VENV)/.test  ## Check style, types, import order and that notebooks hold no output
 	$(PY) -m ruff check . && $(PY) -m ruff format --check .

@@ -33,17 +33,10 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--platform", help="cpu, h100, mi300x, ...; default: what this machine has")
     parser.add_argument("--plan", type=Path, help="TOML file; default: a small plan of runs/plans")
     parser.add_argument("--model", help="train this model in place of the plan's")
+    parser.add_argument("--engine", help="megatron, nemo or primus; default: the plan's")
     parser.add_argument("--gpus", type=at_least(1), help="use at most so many GPUs")
     parser.add_argument("--nodes", type=at_least(1), help="number of machines of every run")
     parser.add_argument("--steps", type=at_least(1), help="optimizer steps of every run")
-    parser.add_argument(
-        "--profile",
-        type=at_least(1),
-        nargs="?",
-        const=2,
-        metavar="STEPS",
-        help="profile so many more steps of every run (2), and keep the trace of rank 0",
-    )
     parser.add_argument(
         "--profile",
         type=at_least(1),
@@ -179,10 +172,10 @@ def _load(options: argparse.Namespace, platform: Platform, devices: int | None) 
     path = options.plan or required_root() / "runs" / "plans" / name
     overrides = {
         "model": options.model,
+        "engine": options.engine,
         "nodes": options.nodes,
         "time_limit_seconds": options.time_limit,
         "steps": options.steps,
-        "profile_steps": options.profile,
         "profile_steps": options.profile,
         "data": options.data,
     }
