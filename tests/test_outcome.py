@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
+
 import pytest
 
-from scalebook.running.outcome import LOG_TAIL_LINES, Evidence, classify
+from scalebook.running import memory_kills
+from scalebook.running.outcome import LINE_CHARACTERS, LOG_TAIL_LINES, Evidence, classify
 from scalebook.running.torchrun import RootCause, informative, root_cause
 
 
@@ -168,3 +172,141 @@ def test_the_root_cause_is_the_rank_that_failed_first_not_the_one_told_to_end():
 def test_every_reason_is_one_line():
     for log in (["ValueError: a\nb"], torchrun_report(rank=0, code=1), []):
         assert "\n" not in classify(evidence(*log)).reason
+
+
+def traceback(*lines: str, rank: int | None = None) -> list[str]:
+    """Return a traceback that ends in the given lines, as a rank prints it."""
+    text = ["Traceback (most recent call last):", '  File "a.py", line 1, in f', "    g()", *lines]
+    return text if rank is None else [f"[rank{rank}]: {line}" for line in text]
+
+
+CLOSED = "RuntimeError: [x/gloo/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:3"
+
+
+def test_an_exception_that_another_ranks_end_caused_is_not_the_reason():
+    log = [*traceback("KeyError: 'a'", rank=1), *traceback(CLOSED, rank=0)]
+    outcome = classify(evidence(*log, *torchrun_report(rank=0, code=1)))
+    assert outcome.reason.startswith("The trainer failed on rank 1: KeyError: 'a'")
+    assert outcome.cause == "python_error"
+
+
+def test_of_chained_exceptions_the_one_that_ended_the_rank_is_told():
+    first, last = traceback("KeyError: 'a'", rank=1), traceback("ValueError: b", rank=1)
+    log = [*first, "[rank1]: During handling of the above exception, another occurred:", *last]
+    assert "rank 1: ValueError: b" in classify(evidence(*log)).reason
+
+
+def test_an_exception_of_any_name_is_told_where_it_ends_a_traceback():
+    assert ": mine.Trouble: here (" in classify(evidence(*traceback("mine.Trouble: here"))).reason
+    assert classify(evidence("Trouble: here")).cause == "exit_code"
+
+
+def test_memory_that_was_short_for_a_while_does_not_explain_another_error():
+    tuner = "autotuner: CUDA out of memory. Tried to allocate 2.00 GiB; next choice"
+    outcome = classify(evidence(tuner, *traceback("ValueError: a is not b")))
+    assert (outcome.status, outcome.cause) == ("failed", "python_error")
+
+
+def test_a_library_that_hides_memory_behind_its_own_error_is_out_of_memory():
+    hidden = "torch.distributed.DistBackendError: NCCL error in: x.cpp:9, unhandled cuda error"
+    warned = "n:1:2 [0] include/alloc.h:178 NCCL WARN Cuda failure 'out of memory'"
+    assert classify(evidence(warned, *traceback(hidden))).cause == "gpu_memory"
+    follows = [hidden, "ncclUnhandledCudaError: Call to CUDA failed.", "Last error:",
+               "Cuda failure 2 'out of memory'"]  # fmt: skip
+    assert classify(evidence(*traceback(*follows))).cause == "gpu_memory"
+
+
+def test_a_kill_is_not_explained_by_what_the_log_told_before():
+    log = ["WARNING CUDA out of memory. Tried to allocate 1.00 GiB", *torchrun_report(1, -9)]
+    assert classify(evidence(*log)).cause == "signal"
+
+
+def test_a_kill_is_the_systems_only_with_its_word_for_it():
+    report = torchrun_report(rank=1, code=-9)
+    assert classify(evidence(*report)).status == "failed"
+    assert classify(evidence(*report, memory_killed=frozenset({8}))).status == "failed"
+    outcome = classify(evidence(*report, memory_killed=frozenset({9})))
+    assert (outcome.status, outcome.cause) == ("out_of_memory", "host_memory")
+
+
+def test_a_process_that_the_system_ended_beside_the_run_does_not_explain_its_error():
+    outcome = classify(evidence(*traceback("ValueError: a"), host_memory_kills=1))
+    assert outcome.cause == "python_error"
+    worker = "RuntimeError: DataLoader worker (pid 3) is killed by signal: Killed."
+    outcome = classify(evidence(*traceback(worker), host_memory_kills=1))
+    assert outcome.cause == "host_memory"
+
+
+def test_the_line_that_tells_is_in_the_tail_however_much_follows_it():
+    line = "RuntimeError: CUDA error: out of memory"
+    tail = classify(evidence(line, *(f"note {number}" for number in range(99)))).log_tail
+    assert (len(tail), tail[0], tail[1], tail[-1]) == (
+        LOG_TAIL_LINES,
+        line,
+        "[86 lines left out]",
+        "note 98",
+    )
+
+
+def test_colours_and_long_lines_do_not_reach_the_record():
+    outcome = classify(evidence("\x1b[31mValueError: red\x1b[0m", "x" * 99_999))
+    assert "failed: ValueError: red (" in outcome.reason
+    assert max(map(len, outcome.log_tail)) == LINE_CHARACTERS
+
+
+HOSTILE = [
+    "Root Cause\n" * 40_000,
+    "a" * 400_000,
+    "a." * 200_000 + "Error",
+    "NCCL WARN " * 40_000,
+    "CUDA out of memory. Tried to allocate 1 G " * 9_000,
+    "Watchdog caught collective operation timeout" * 9_000,
+    "Traceback (most recent call last):\n" * 12_000,
+    "\x1b[" + "1;" * 200_000,
+    "[rank1]:" * 50_000,
+    "  rank      : " + "9" * 400_000,
+    " torch/distributed/elastic/" * 15_000,
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+def test_no_text_costs_more_than_its_length(text: str):
+    """A factor of 100 over an ordinary log of the same size would be a blow-up."""
+    ordinary = [f"step {number} loss 3.2 and so on" for number in range(2000)]
+    seconds: list[float] = []
+    for log in (ordinary, text.split("\n")[-2000:]):
+        start = time.process_time()
+        classify(evidence(*log))
+        seconds.append(time.process_time() - start)
+    assert seconds[1] < 100 * max(seconds[0], 0.01)
+
+
+def test_the_systems_kills_are_counted_in_the_group_of_the_process(tmp_path: Path):
+    own, root = tmp_path / "own", tmp_path / "fs"
+    second = root / "a" / "b"
+    second.mkdir(parents=True)
+    own.write_text("0::/a/b\n")
+    (second / "memory.events").write_text("low 0\noom 3\noom_kill 2\n")
+    (root / "memory.events").write_text("oom_kill 9\n")
+    assert memory_kills.count(own, root) == 2
+    own.write_text("0::/elsewhere\n")  # the path of the host, seen in a container
+    assert memory_kills.count(own, root) == 9
+    first = root / "memory" / "job"
+    first.mkdir(parents=True)
+    (root / "memory.events").unlink()
+    own.write_text("4:cpu:/\n5:memory:/job\n0::/\n")
+    (first / "memory.oom_control").write_text("under_oom 0\noom_kill 4\n")
+    assert memory_kills.count(own, root) == 4
+    assert memory_kills.count(tmp_path / "none", tmp_path) == 0
+
+
+def test_the_kernels_log_names_whom_it_ended_since_the_start(tmp_path: Path):
+    log = tmp_path / "kmsg"
+    killed = "Out of memory: Killed process {} (python) total-vm:9kB"
+    group = "Memory cgroup out of memory: Killed process {} (python)"
+    log.write_text(
+        f"6,1,{50 * 10**6},-;{killed.format(1)}\n6,2,{99 * 10**6},-;{killed.format(2)}\n"
+        f"6,3,{120 * 10**6},-;{group.format(3)}\n6,x\n6,4,y,-;{killed.format(4)}\n"
+    )
+    assert memory_kills.killed(99.5, log) == {2, 3}
+    assert memory_kills.killed(0, tmp_path / "none") == frozenset()
