@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from scalebook import catalog
 from scalebook.flops import flops_per_token, hardware_flops_per_token
 from scalebook.metrics import measure
-from scalebook.metrics.interval import MINIMUM_STEPS, block_length, rate_interval
+from scalebook.metrics.repeats import Estimate, configuration, pool, with_repeats
+from scalebook.metrics.stability import MINIMUM_STEPS
+from scalebook.metrics.student import student_quantile
 from scalebook.record import RunRecord, StepRecord
 from scalebook.store import Run
 
@@ -314,7 +316,7 @@ def test_too_few_steps_have_no_interval_but_a_rate():
     found = measure(make_run(steps([8.0] * (MINIMUM_STEPS - 1))))
     assert found.mfu is not None
     assert found.mfu_low is None
-    assert "Fewer than 10" in found.mfu_interval_reason
+    assert "at least 10 are needed" in found.mfu_interval_reason
     enough = measure(make_run(steps([8.0] * MINIMUM_STEPS)))
     assert enough.mfu_low == pytest.approx(enough.mfu)
     assert enough.mfu_interval_reason is None
@@ -331,51 +333,6 @@ def test_the_interval_holds_the_value_and_is_the_same_every_time():
     )
 
 
-def noise(correlation, count, seed):
-    """Return an autocorrelated series around 1."""
-    generator, value, series = random.Random(seed), 0.0, []
-    for _ in range(count + 50):  # the first 50 let it forget its start
-        value = correlation * value + generator.gauss(0, 0.03)
-        series.append(1 + value)
-    return series[50:]
-
-
-def coverage(correlation, count, trials=150):
-    """Return how often the interval of such a series holds the true rate, 1."""
-    hits = 0
-    for trial in range(trials):
-        low, high = rate_interval([1.0] * count, noise(correlation, count, trial), resamples=250)
-        hits += low <= 1 <= high
-    return hits / trials
-
-
-@pytest.mark.parametrize(
-    ("correlation", "count", "least"), [(0.0, 10, 0.92), (0.0, 40, 0.92), (0.5, 100, 0.88)]
-)
-def test_the_interval_holds_the_true_rate_about_as_often_as_it_says(correlation, count, least):
-    assert coverage(correlation, count) >= least
-
-
-def test_the_interval_is_no_wider_than_it_must_be():
-    """Student's interval of 100 uncorrelated steps, 30 thousandths each, is 12 thousandths wide."""
-    widths = []
-    for seed in range(20):
-        low, high = rate_interval([1.0] * 100, noise(0.0, 100, seed), resamples=250)
-        widths.append(high - low)
-    assert 0.009 < sum(widths) / 20 < 0.016
-
-
-def test_correlated_neighbours_are_drawn_together():
-    assert block_length([1.0] * 27) == 3
-    assert block_length([1.0] * 1000) == 10
-    assert block_length(noise(0.9, 400, 1)) > 2 * block_length(noise(0.0, 400, 1))
-    slow = [1.0] * 30 + [2.0] * 30  # one change of clock
-    assert block_length(slow) > 10
-    mixed = [1.0, 2.0] * 30
-    widths = [high - low for low, high in (rate_interval([1.0] * 60, s) for s in (slow, mixed))]
-    assert widths[0] > 2 * widths[1]
-
-
 SECONDS = st.lists(st.floats(0.1, 10), min_size=MINIMUM_STEPS, max_size=40)
 
 
@@ -383,6 +340,9 @@ SECONDS = st.lists(st.floats(0.1, 10), min_size=MINIMUM_STEPS, max_size=40)
 def test_mfu_is_linear_in_tokens_per_second(seconds, factor):
     slow = measure(make_run(steps(seconds)))
     fast = measure(make_run(steps([value / factor for value in seconds])))
+    if slow.mfu is None or slow.mfu_low is None:
+        assert (fast.mfu is None, fast.mfu_low) == (slow.mfu is None, None)
+        return
     assert fast.mfu == pytest.approx(factor * slow.mfu)
     assert fast.mfu_low == pytest.approx(factor * slow.mfu_low)
     assert fast.tokens_per_second == pytest.approx(factor * slow.tokens_per_second)
@@ -391,9 +351,126 @@ def test_mfu_is_linear_in_tokens_per_second(seconds, factor):
 @given(SECONDS)
 def test_the_interval_is_ordered_around_the_value(seconds):
     found = measure(make_run(steps(seconds)))
-    assert 0 < found.mfu_low <= found.mfu <= found.mfu_high
+    if found.tokens_per_second is None:
+        assert "not averaged" in found.throughput_reason
+        return
     slowest, fastest = TOKENS / max(seconds), TOKENS / min(seconds)
     assert slowest * (1 - 1e-9) <= found.tokens_per_second <= fastest * (1 + 1e-9)
+    if found.mfu_low is None:
+        assert found.mfu_interval_reason
+    else:
+        assert 0 < found.mfu_low <= found.mfu <= found.mfu_high
+
+
+def drifting(count=40):
+    return [8.0 + at / 10 + (0.01 if at % 3 else 0.0) for at in range(count)]
+
+
+def test_a_window_that_drifts_is_said_and_not_averaged():
+    found = measure(make_run(steps(drifting())))
+    assert_no_rate(found, "Still drifting")
+    assert found.measured_steps == 40
+    assert found.steady is None
+    assert "drifting" in found.steady_reason
+
+
+def test_too_few_steps_are_a_total_without_an_interval_or_a_steady_state():
+    found = measure(make_run(steps([8.0, 9.0, 8.5])))
+    assert found.tokens_per_second == pytest.approx(3 * TOKENS / 25.5)
+    assert (found.steady, found.step_seconds_mean, found.tokens_per_second_low) == (
+        False, None, None,
+    )  # fmt: skip
+    assert "Too short to say" in found.interval_reason
+
+
+def test_a_longer_warm_up_than_recorded_is_left_out():
+    generator = random.Random(4)
+    series = [12.0, 11.0, 10.0, 9.0] + [generator.gauss(8, 0.02) for _ in range(40)]
+    found = measure(make_run(steps(series, first=6)))
+    assert (found.measured_steps, found.steady_steps, found.steady_first_step) == (44, 40, 10)
+    assert found.step_seconds_mean == pytest.approx(sum(series[4:]) / 40)
+    assert found.tokens_per_second == pytest.approx(TOKENS / found.step_seconds_mean)
+    assert found.step_seconds_low < found.step_seconds_mean < found.step_seconds_high
+    ends = (found.tokens_per_second_low, found.tokens_per_second_high)
+    assert ends == pytest.approx(
+        (TOKENS / found.step_seconds_high, TOKENS / found.step_seconds_low)
+    )
+    assert found.step_seconds_p10 < found.step_seconds_median < found.step_seconds_p99
+
+
+def test_steps_of_unequal_tokens_are_compared_by_the_time_of_a_token():
+    tokens = [TOKENS, 2 * TOKENS] * 10
+    series = [
+        step.model_copy(update={"tokens": amount, "step_seconds": 8.0 * amount / TOKENS})
+        for step, amount in zip(steps([8.0] * 20), tokens, strict=True)
+    ]
+    found = measure(make_run(series))
+    assert found.tokens_per_second == pytest.approx(TOKENS / 8)
+    assert found.tokens_per_second_high == pytest.approx(found.tokens_per_second_low)
+
+
+def test_the_straggler_is_the_rank_that_is_slower_over_the_window():
+    series = steps([8.0] * 12, rank_step_seconds=(8.0, 7.0, 8.4, 7.5))
+    found = measure(make_run(series))
+    assert (found.rank_seconds_fastest, found.rank_seconds_slowest) == (7.0, pytest.approx(8.4))
+    assert found.slowest_rank == 2
+    assert found.straggler_spread == pytest.approx(0.2)
+    assert measure(make_run()).straggler_spread is None
+    alone = measure(make_run(steps([8.0] * 12, rank_step_seconds=(8.0,))))
+    assert "one rank" in alone.straggler_reason
+
+
+def repeated(means, **settings):
+    pairs = []
+    for repeat, mean in enumerate(means):
+        generator = random.Random(repeat)
+        run = make_run(
+            steps([generator.gauss(mean, 0.01) for _ in range(30)]), repeat=repeat, **settings
+        )
+        pairs.append((run.record, measure(run)))
+    return pairs
+
+
+def test_repeats_are_pooled_with_the_spread_between_runs():
+    """Three runs whose steps are far quieter than the runs differ: Student's interval of means."""
+    pooled = with_repeats(repeated([8.0, 8.2, 8.1]))
+    assert [item.repeats for item in pooled] == [3, 3, 3]
+    logs = [math.log(item.tokens_per_second) for item in pooled]
+    mean = sum(logs) / 3
+    deviation = math.sqrt(sum((value - mean) ** 2 for value in logs) / 2)
+    half = 4.302653 * deviation / math.sqrt(3)
+    for item in pooled:
+        assert item.pooled_tokens_per_second == pytest.approx(math.exp(mean))
+        assert item.pooled_tokens_per_second_low == pytest.approx(math.exp(mean - half))
+        assert item.pooled_tokens_per_second_high == pytest.approx(math.exp(mean + half))
+
+
+def test_a_run_alone_and_a_run_of_another_configuration_are_not_pooled():
+    (alone,) = with_repeats(repeated([8.0]))
+    assert (alone.repeats, alone.pooled_tokens_per_second) == (1, None)
+    assert "two runs" in alone.pooled_reason
+    others = with_repeats([*repeated([8.0]), *repeated([8.0], micro_batch_size=2)])
+    assert [item.repeats for item in others] == [1, 1]
+    assert configuration(RunRecord(run_id="x", config_hash=None, status="completed")) is None
+
+
+def test_two_repeats_do_not_count_on_their_one_difference_alone():
+    same = [Estimate.of(100.0, 99.9, 100.1, 50)] * 2
+    pooled = pool(same, 0.005)
+    least = student_quantile(2) * 0.005 / math.sqrt(2)
+    assert math.log(pooled.high / pooled.rate) > least
+
+
+def test_pooled_intervals_hold_the_truth_of_runs_that_differ():
+    generator, held = random.Random(6), {}
+    for runs in (3, 5):
+        hits = 0
+        for _ in range(400):
+            means = [math.exp(generator.gauss(0, 0.02)) for _ in range(runs)]
+            pooled = pool([Estimate.of(m, m * 0.999, m * 1.001, 50) for m in means])
+            hits += pooled.low <= 1 <= pooled.high
+        held[runs] = hits / 400
+    assert all(0.92 <= share <= 0.98 for share in held.values()), held
 
 
 ANYTHING = st.recursive(

@@ -34,7 +34,7 @@ _SPACING = tuple(
     for before, after in zip((_GRID[0], *_GRID[:-1]), (*_GRID[1:], _GRID[-1]), strict=True)
 )
 _LOG_WEIGHT = tuple(math.log(spacing) for spacing in _SPACING)
-_NEGLIGIBLE = 1e-6  # posterior weight that no sum notices
+_NEGLIGIBLE = 1e-5  # posterior weight that no sum notices
 _TINY = 1e-300
 
 
@@ -158,14 +158,25 @@ def _middle(weights: Sequence[float]) -> float:
 
 
 def _solve(tail: Callable[[float], float], target: float, scale: float) -> float:
-    """Return where a falling tail reaches the target, to a ten-thousandth of itself."""
-    low, high = 0.0, 2 * scale
-    while tail(high) > target:
-        low, high = high, 2 * high
-    while high - low > 1e-4 * high:
-        middle = (low + high) / 2
-        low, high = (middle, high) if tail(middle) > target else (low, middle)
-    return (low + high) / 2
+    """Return where a falling tail reaches the target, to a ten-thousandth of itself.
+
+    By false position on the logarithm, which is nearly straight there (the Illinois variant).
+    """
+    goal = math.log(target)
+    low, above = 0.0, -goal  # the tail is 1 at zero
+    high = 2 * scale
+    while (below := math.log(max(tail(high), _TINY)) - goal) > 0:
+        low, above, high = high, below, 2 * high
+    for _ in range(60):
+        middle = (low * below - high * above) / (below - above)
+        error = math.log(max(tail(middle), _TINY)) - goal
+        if abs(error) < 1e-4 or high - low < 1e-5 * high:
+            return middle
+        if error > 0:
+            low, above, below = middle, error, below / 2
+        else:
+            high, below, above = middle, error, above / 2
+    return high
 
 
 def blocks(series: Sequence[float], count: int) -> tuple[list[float], int]:

@@ -51,7 +51,8 @@ def take_apart(seconds: Sequence[float]) -> Spikes:
     smooth = list(seconds)
     periodic: list[Periodic] = []
     for period, positions in classes:
-        height = sum(excess[at] for at in positions) / len(positions)
+        # the middle one: a step that is due to two periods stands out more
+        height = median(excess[at] for at in positions)
         periodic.append(Periodic(period, positions, height))
         for at in positions:
             smooth[at] -= height
@@ -89,10 +90,11 @@ def _periods(
     positions: Sequence[int], count: int
 ) -> tuple[list[tuple[int, tuple[int, ...]]], list[int]]:
     """Return the periods among positions, each with its positions, and what is left over."""
+    everywhere = frozenset(positions)
     left = set(positions)
     found: list[tuple[int, tuple[int, ...]]] = []
     while len(left) > 1 and len(found) < 3:
-        best = max(_candidates(sorted(left), left, count), default=None)
+        best = max(_candidates(sorted(left), left, everywhere, count), default=None)
         if best is None:
             break
         found.append((best[1], best[2]))
@@ -101,9 +103,9 @@ def _periods(
 
 
 def _candidates(
-    ordered: Sequence[int], left: set[int], count: int
+    ordered: Sequence[int], left: set[int], everywhere: frozenset[int], count: int
 ) -> Iterable[tuple[int, int, tuple[int, ...]]]:
-    """Yield (hits, period, positions) of each period whose spikes are nearly all there."""
+    """Yield (new ones, period, positions) of each period whose spikes are nearly all there."""
     pairs = {
         (later - earlier, earlier % (later - earlier))
         for index, earlier in enumerate(ordered)
@@ -112,12 +114,14 @@ def _candidates(
     }
     for period, phase in pairs if len(pairs) <= _MOST_CANDIDATES else ():
         expected = range(phase, count, period)
-        hits = tuple(at for at in expected if at in left)
+        hits = tuple(at for at in expected if at in everywhere)
+        fresh = sum(at in left for at in hits)
         # a warm-up may hide the first ones
         seen = min(hits[0], max(10, count // 10))
         missed = sum(at >= seen for at in expected) - len(hits)
-        if missed <= len(hits) // 10 and (len(hits) > 2 or len(ordered) == 2):
-            yield len(hits), period, hits
+        enough = fresh > 2 or len(ordered) == fresh == 2
+        if missed <= len(hits) // 10 and enough and 2 * fresh > len(hits):
+            yield fresh, period, hits
 
 
 def _without_pattern(series: list[float]) -> tuple[int | None, list[float]]:

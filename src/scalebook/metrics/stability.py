@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Literal
 
-from scalebook.metrics.autoregression import blocks, effect, mean_posterior
+from scalebook.metrics.autoregression import Effect, blocks, effect, mean_posterior
 from scalebook.metrics.shapes import (
     WarmUp,
     best_shift,
@@ -30,7 +31,10 @@ TOLERANCE = 0.01  # a drift or shift over the window, of the mean, that is only 
 _WARM_UP, _DRIFT, _SHIFT = 2e-3, 0.01, 3e-4
 _BLOCKS = 50  # a drift and a shift are judged on about so many means of neighbours
 _FEW = 4.0  # independent steps below which a drift hides in slow noise
+_NOTHING = 5.0  # square of a t that is not worth a closer look
 _HINT = 0.25  # probability at which there might be one
+
+_NO_EFFECT = Effect(0.0, 1.0, 0.0)
 
 Problem = Literal["too short", "warm-up", "drift", "shift"]
 
@@ -102,7 +106,8 @@ def _warm_up(series: Sequence[float]) -> int:
 
 def _length(found: WarmUp, series: Sequence[float]) -> int:
     count = len(series)
-    if found.gain <= 0:
+    # Less than chance gives even where neighbours are unrelated, the case most in its favour.
+    if found.gain * count < _NOTHING * sum(value * value for value in series):
         return 0
     judged = effect(series, found.course(count))
     if judged.probability > _WARM_UP:
@@ -111,16 +116,19 @@ def _length(found: WarmUp, series: Sequence[float]) -> int:
 
 
 def _course(series: Sequence[float]) -> _Course:
-    at, _ = best_shift(series)
-    means, size = blocks(series, _BLOCKS)
+    at, gain = best_shift(series)
+    means, each = blocks(series, _BLOCKS)
     count = len(means)
     straight = line(count)
     drift = effect(means, straight)
-    block = min(max(round((at - len(series) % size) / size), 1), count - 1)
-    shift = effect(means, [0.0] * block + [1.0] * (count - block))
+    block = min(max(round((at - len(series) % each) / each), 1), count - 1)
+    shift = _NO_EFFECT
+    if gain * len(series) >= _NOTHING * sum(value * value for value in series):
+        shift = effect(means, [0.0] * block + [1.0] * (count - block))
+    size = (1 + fmean(series[at:])) / (1 + fmean(series[:at])) - 1  # of the level before
     rho = mean_posterior(means).correlation
     independent = count * (1 - rho) / (1 + rho)
-    return _Course(drift.size, drift.probability, shift.size, shift.probability, at, independent)
+    return _Course(drift.size, drift.probability, size, shift.probability, at, independent)
 
 
 def _judge(start: int, differences: Sequence[float]) -> Settled:
@@ -136,11 +144,8 @@ def _judge(start: int, differences: Sequence[float]) -> Settled:
         return Settled(start, "shift", found.shift, start + found.shift_at)
     if drifts and abs(found.drift) > TOLERANCE:
         return Settled(start, "drift", found.drift)
-    if found.independent < 1 or (
-        found.independent < _FEW
-        and found.drift_probability < _HINT
-        and abs(found.drift) > TOLERANCE
-    ):
+    hint = found.independent < 1 or (found.independent < _FEW and found.drift_probability < _HINT)
+    if hint and abs(found.drift) > TOLERANCE:
         return Settled(start, "too short", found.drift, independent=found.independent)
     changes = [abs(found.drift)] * drifts + [abs(found.shift)] * shifts
     return Settled(start, None, max(changes, default=0.0))
