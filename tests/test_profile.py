@@ -15,7 +15,10 @@ from scalebook import plan
 from scalebook.anatomy import Breakdown, read_breakdown, reduce_file
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError
+from scalebook.frames import load
 from scalebook.record import StepRecord
+from scalebook.report import anatomy_findings, anatomy_page
+from scalebook.running.conclusion import conclude
 from scalebook.train.anatomy import PARTS, HostClock, Mark, Marks
 
 
@@ -97,7 +100,7 @@ def test_without_a_split_no_clock_is_read():
 @pytest.fixture(scope="module")
 def profiled(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     """Two pipeline stages, each profiled for two steps."""
-    output = tmp_path_factory.mktemp("profiled")
+    output = tmp_path_factory.mktemp("runs") / "profiled"
     split = {"world_size": 2, "pipeline_parallel_size": 2}
     return train(output, **split, steps=5, profile_steps=2, profile_all_ranks=True)
 
@@ -203,3 +206,16 @@ def test_the_number_of_profiled_steps_is_bounded(steps: int):
 def test_a_plan_of_two_runs_measures_what_the_split_costs(root: Path):
     loaded = plan.load_plan(root / "runs/plans/step_split.toml", platform="h100", world_size=8)
     assert {run.config.step_split for run in loaded.runs} == {True, False}
+
+
+def test_a_profiled_run_has_its_bars_on_the_page(profiled: Finished):
+    conclude(profiled.output, exit_code=0)
+    data = load(profiled.output.parent)
+    found = data.anatomies[data.runs["run_id"][0]]
+    assert [one.rank for one in found.profiles] == [0, 1]
+    assert found.marked is not None
+    assert sum(found.marked.parts.values()) == pytest.approx(found.marked.step_seconds)
+    assert found.theory is not None
+    assert found.theory.bubble == pytest.approx(1 / (4 + 1))  # 2 stages, 4 micro batches
+    assert "profiled step" in str(anatomy_findings.findings(data).html)
+    assert anatomy_page.profile_bars(data) is not None

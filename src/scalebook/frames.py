@@ -17,6 +17,7 @@ from scalebook.errors import ReportError, ScalebookError
 from scalebook.feasibility import feasibility
 from scalebook.metrics import RunMetrics, measure
 from scalebook.metrics.repeats import with_repeats
+from scalebook.metrics.step_anatomy import RunAnatomy, step_anatomy
 from scalebook.naming import group_name, run_label, split_name
 from scalebook.store import Run, read_runs
 
@@ -45,6 +46,8 @@ class ReportData:
     differences: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     # a row a cell of the feasibility maps, columns of FEASIBILITY_SCHEMA
     feasibility: pl.DataFrame = field(default_factory=lambda: feasibility_frame(()))
+    # by run id: where the steps of a run spend their time, as far as it tells
+    anatomies: Mapping[str, RunAnatomy] = field(default_factory=dict[str, RunAnatomy])
 
     @property
     def completed(self) -> pl.DataFrame:
@@ -91,7 +94,8 @@ def _fingerprint(folder: Path) -> Iterator[tuple[str, int]]:
     """Yield each file that the frames are made from and its time of change."""
     for directory in sorted(path for path in folder.iterdir() if path.is_dir()):
         names = (directory / name for name in ("record.json", "steps.jsonl"))
-        for path in (*names, *sorted(directory.glob("telemetry*.jsonl"))):
+        profiles = sorted(directory.glob("profile/breakdown*.json"))
+        for path in (*names, *profiles, *sorted(directory.glob("telemetry*.jsonl"))):
             if path.exists():
                 yield str(path), path.stat().st_mtime_ns
 
@@ -152,6 +156,7 @@ def collect(folder: Path, runs: Sequence[Run], problems: Iterable[str]) -> Repor
         ingests,
         differences={run_id: said for run_id, said in differences.items() if said},
         feasibility=feasibility_frame(kept.values()),
+        anatomies={run_id: step_anatomy(run) for run_id, run in kept.items()},
     )
 
 

@@ -1,5 +1,6 @@
 """Data frames -> charts: each function returns a ``Figure``, or None where there is no data."""
 
+from scalebook.charts.anatomy import anatomy
 from scalebook.charts.figure import Figure, Figures
 from scalebook.charts.scaling import against_ideal, efficiency
 from scalebook.charts.theme import configs
@@ -10,6 +11,7 @@ __all__ = [
     "Figure",
     "Figures",
     "against_ideal",
+    "anatomy",
     "configs",
     "curves",
     "efficiency",

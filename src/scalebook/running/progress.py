@@ -48,6 +48,8 @@ def line(step: StepRecord | None, steps_asked: int) -> str:
     """Return step, rate in tokens per second and time left as one line."""
     if step is None or step.step_seconds is None or step.tokens is None:
         return "starting"
+    if step.phase == "profiled":
+        return f"step {step.step}, profiling"
     rate = step.tokens / step.step_seconds if step.step_seconds > 0 else 0.0
     left = duration((steps_asked - step.step) * step.step_seconds)
     return f"step {step.step}/{steps_asked}, {rate:,.0f} tokens/s, {left} left"
