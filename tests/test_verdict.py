@@ -1,0 +1,255 @@
+"""A against B: what is said, how often by chance, and what would decide."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from series import noise
+from simulated import H100, config, write_run
+from train_worlds import environment
+
+from scalebook.cli import main
+from scalebook.metrics.repeats import Estimate, spread
+from scalebook.metrics.steady import find_steady
+from scalebook.record import RunRecord
+from scalebook.verdicts import compare
+from scalebook.verdicts.differences import differences
+from scalebook.verdicts.read import Side, judge
+
+BIG = {
+    "platform": "h100", "model": "llama3.1-8b", "precision": "bf16", "sequence_length": 8192,
+    "world_size": 8, "global_batch_size": 128,
+}  # fmt: skip
+
+
+def a_run(generator, mean=1.0, correlation=0.5, spread=0.0, count=60):
+    """Return the estimate of a simulated run whose start shifts its level by chance."""
+    level = mean * math.exp(generator.gauss(0, spread))
+    series = [level * (1 + value) for value in noise(generator, count, correlation, 0.01)]
+    found = find_steady(series)
+    if not found.accepted:
+        return a_run(generator, mean, correlation, spread, count)
+    return Estimate.of(1 / found.mean, 1 / found.high, 1 / found.low, found.count)
+
+
+def verdicts(trials, runs, slowdown=0.0, **fields):
+    generator = random.Random(trials + runs)
+    sides = [
+        [[a_run(generator, factor, **fields) for _ in range(runs)] for factor in (1, 1 + slowdown)]
+        for _ in range(trials)
+    ]
+    return [compare(b, a).word for a, b in sides]
+
+
+def test_two_runs_of_the_same_are_told_apart_in_one_case_of_twenty_at_most():
+    said = verdicts(200, 1)
+    assert said.count("cannot tell") >= 0.95 * len(said)
+
+
+@pytest.mark.parametrize("runs", [2, 3, 5])
+def test_repeats_that_differ_from_start_to_start_are_told_apart_as_seldom(runs):
+    said = verdicts(120, runs, spread=0.03, count=24, correlation=0.0)
+    assert said.count("cannot tell") >= 0.92 * len(said)
+
+
+def test_a_planted_slowdown_of_five_percent_is_found():
+    assert verdicts(60, 1, 0.05).count("slower") >= 58
+    assert verdicts(30, 4, 0.05, spread=0.01, count=24).count("slower") >= 25
+
+
+def test_the_ratio_is_throughput_of_a_over_b():
+    a, b = Estimate.of(110.0, 109.9, 110.1, 50), Estimate.of(100.0, 99.9, 100.1, 50)
+    found = compare([a], [b])
+    assert found.ratio == pytest.approx(1.1)
+    assert found.low < 1.1 < found.high
+    assert found.word == "faster"
+    assert found.sentence.startswith("A is faster than B by 8.")
+    assert compare([b], [a]).word == "slower"
+
+
+def test_single_runs_have_the_interval_of_both_and_of_what_starts_change():
+    """By hand: half = sqrt(0.01^2 + 0.02^2 + 2 (1.96 x 0.005)^2) on logarithms."""
+    a = Estimate(0.0, 0.01, 50)
+    b = Estimate(0.0, 0.02, 50)
+    half = math.sqrt(0.01**2 + 0.02**2 + 2 * (1.959964 * 0.005) ** 2)
+    assert math.log(compare([a], [b]).high) == pytest.approx(half, rel=1e-6)
+    assert math.log(compare([a], [b], start_spread=0.0).high) == pytest.approx(
+        math.hypot(0.01, 0.02), rel=1e-6
+    )
+
+
+def test_repeats_have_students_interval_of_the_runs():
+    """By hand: means 0.00, 0.02 against 0.01, 0.03: s^2 = 0.0002, t of 2 is 4.3027, half 6.08 %."""
+    a = [Estimate(0.00, 1e-6, 50), Estimate(0.02, 1e-6, 50)]
+    b = [Estimate(0.01, 1e-6, 50), Estimate(0.03, 1e-6, 50)]
+    found = compare(a, b)
+    half = 4.302653 * math.sqrt(0.0002 * (1 / 2 + 1 / 2))
+    assert math.log(found.ratio) == pytest.approx(-0.01)
+    assert math.log(found.high) == pytest.approx(-0.01 + half, rel=1e-5)
+    assert spread([a, b], 0.005).freedom == 2
+
+
+ESTIMATES = st.builds(Estimate, st.floats(-5, 5), st.floats(0, 0.2), st.integers(10, 1000))
+SIDES = st.lists(ESTIMATES, min_size=1, max_size=5)
+
+
+@given(SIDES, SIDES)
+def test_exchanging_the_sides_inverts_the_ratio(a, b):
+    one, other = compare(a, b), compare(b, a)
+    assert one.ratio == pytest.approx(1 / other.ratio)
+    assert (one.low, one.high) == pytest.approx((1 / other.high, 1 / other.low))
+    opposite = {"faster": "slower", "slower": "faster", "cannot tell": "cannot tell"}
+    assert other.word == opposite[one.word]
+    assert (one.advice is None) == (one.word != "cannot tell")
+
+
+@given(SIDES, SIDES, st.randoms(use_true_random=False))
+def test_the_order_of_repeats_does_not_matter(a, b, generator):
+    mixed = generator.sample(a, len(a))
+    assert compare(mixed, b).low == pytest.approx(compare(a, b).low)
+
+
+def test_the_advice_names_steps_where_steps_decide_and_repeats_where_they_do_not():
+    wide = Estimate(0.03, 0.05, 40), Estimate(0.0, 0.05, 40)
+    advice = compare([wide[0]], [wide[1]]).advice
+    assert "more steps a run" in advice
+    more = int(advice.split()[1].replace(",", ""))
+    narrow = [Estimate(item.log_rate, 0.05 * math.sqrt(40 / (40 + more)), 40) for item in wide]
+    assert compare([narrow[0]], [narrow[1]]).word == "faster"
+    near = Estimate(0.01, 1e-4, 400), Estimate(0.0, 1e-4, 400)
+    assert "repeats a side" in compare([near[0]], [near[1]]).advice
+    same = Estimate(1e-6, 1e-4, 400), Estimate(0.0, 1e-4, 400)
+    assert "too small to settle" in compare([same[0]], [same[1]]).advice
+
+
+def test_a_side_without_a_steady_state_gives_no_ratio_but_a_reason():
+    verdict, reason = judge(Side("a", reason="Still drifting."), Side("b", (Estimate(0, 0, 9),)))
+    assert verdict is None
+    assert reason == "a: Still drifting."
+
+
+def record(name, requested=None, **environment):
+    return RunRecord(
+        run_id=name, config_hash=None, status="completed", requested=requested or {},
+        environment=environment,
+    )  # fmt: skip
+
+
+def test_what_differs_is_what_matters_and_each_with_both_values():
+    a = record("a", {"micro_batch_size": 1, "repeat": 0}, torch="2.8", variables={"X": "1"},
+               hostname="n1")  # fmt: skip
+    b = record("b", {"micro_batch_size": 2, "repeat": 3}, torch="2.9", hostname="n2")
+    found = [(item.name, item.a, item.b) for item in differences([a], [b])]
+    assert found == [
+        ("micro_batch_size", "1", "2"), ("torch", "2.8", "2.9"), ("variables.X", "1", None),
+    ]  # fmt: skip
+    assert differences([a], [a]) == ()
+
+
+# The command
+
+FIELDS = {"ratio", "low", "high", "verdict", "differences"}
+
+
+@pytest.fixture
+def versus(tmp_path, capsys):
+    def call(a, b, code=0):
+        assert main(["compare", str(a), str(b), "--json", "--runs", str(tmp_path / "runs")]) == code
+        return json.loads(capsys.readouterr().out)
+
+    return call
+
+
+def test_files_of_step_times_are_compared_by_their_times(tmp_path, versus):
+    generator = random.Random(2)
+    for name, mean in (("a", 1.05), ("b", 1.0)):
+        values = (mean * (1 + value) for value in noise(generator, 200, 0.3, 0.01))
+        (tmp_path / name).write_text("".join(f"{value}\n" for value in values))
+    found = versus(tmp_path / "a", tmp_path / "b")
+    assert set(found) >= FIELDS
+    assert found["verdict"] == "slower"
+    assert found["low"] < 1 / 1.05 < found["high"]
+    assert found["differences"] == []
+    (tmp_path / "c").write_text("1\n2\n")
+    refused = versus(tmp_path / "a", tmp_path / "c")
+    assert (refused["ratio"], refused["verdict"]) == (None, "cannot tell")
+    assert "Too short" in refused["reason"]
+
+
+def test_runs_are_named_by_id_directory_or_folder_of_repeats(tmp_path, versus):
+    runs = tmp_path / "runs"
+    slow, fast = config(**BIG), config(**BIG, recompute="full")
+    for repeat in range(3):
+        again = {"repeat": repeat}
+        write_run(runs, f"s{repeat}", slow.model_copy(update=again), seconds=2.0, device=H100)
+        write_run(tmp_path / "f", f"f{repeat}", fast.model_copy(update=again), seconds=1.5,
+                  device=H100)  # fmt: skip
+    by_id = versus("s0", tmp_path / "f" / "f0")
+    assert by_id["verdict"] == "slower"
+    assert {"name": "recompute", "a": "none", "b": "full"} in by_id["differences"]
+    repeats = versus(runs, tmp_path / "f")
+    assert repeats["low"] <= 0.75 <= repeats["high"]
+    assert [item["name"] for item in repeats["differences"]] == ["recompute"]
+    write_run(runs, "other", fast, seconds=1.5, device=H100)
+    assert main(["compare", str(runs), str(runs)]) == 2
+
+
+def test_what_does_not_exist_is_said_in_one_line(tmp_path, capsys):
+    assert main(["compare", "no", "such", "--runs", str(tmp_path)]) == 2
+    assert "no run under" in capsys.readouterr().err
+
+
+def test_a_planted_slowdown_of_measured_steps_is_found_and_the_same_steps_are_not(
+    root, tmp_path, versus
+):
+    example = next((root / "runs" / "examples").glob("*-bd160e6e21c5")) / "steps.jsonl"
+    lines = [json.loads(line) for line in example.read_text().splitlines()]
+    slow = tmp_path / "steps.jsonl"
+    slowed = [line | {"step_seconds": 1.05 * line["step_seconds"]} for line in lines]
+    slow.write_text("".join(json.dumps(line) + "\n" for line in slowed))
+    assert versus(slow, example)["verdict"] == "slower"
+    assert versus(example, slow)["verdict"] == "faster"
+    assert versus(example, example)["verdict"] == "cannot tell"
+
+
+def train(folder: Path, repeat: int, **changes) -> None:
+    """Train for real on the CPU in one process; leave a run directory."""
+    fields = {"seed": 1, "steps": 30, "warmup_steps": 5, "global_batch_size": 4}
+    settings = config(**fields | changes | {"repeat": repeat})
+    output = folder / f"run{repeat}"
+    output.mkdir(parents=True)
+    (output / "config.json").write_text(settings.model_dump_json())
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"),
+        *("-m", "scalebook.train", "--config", str(output / "config.json")),
+        *("--output", str(output)),
+    ]
+    subprocess.run(command, env=environment(), check=True, capture_output=True, timeout=300)
+    made = RunRecord(
+        run_id=f"{folder.name}{repeat}", config_hash=settings.config_hash(), status="completed",
+        requested=settings.model_dump(),
+    )  # fmt: skip
+    (output / "record.json").write_text(made.model_dump_json())
+
+
+@pytest.mark.slow
+def test_real_runs_of_the_same_are_not_told_apart_and_of_twice_the_work_are(tmp_path, versus):
+    for repeat in range(2):  # interleaved, as what slows a machine comes and goes
+        train(tmp_path / "a", repeat)
+        train(tmp_path / "b", repeat)
+    train(tmp_path / "double", 0, global_batch_size=16)
+    assert versus(tmp_path / "a", tmp_path / "b")["verdict"] == "cannot tell"
+    seconds = [
+        find_steady([json.loads(line)["step_seconds"] for line in path.open()], 5).mean
+        for path in (tmp_path / "double/run0/steps.jsonl", tmp_path / "a/run0/steps.jsonl")
+    ]
+    if None not in seconds:
+        assert seconds[0] > 2 * seconds[1]
