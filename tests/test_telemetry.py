@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,11 +13,16 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from simulated import config, write_run
+from training import small, without_torchrun
 
-from scalebook import telemetry
+from scalebook import frames, telemetry
+from scalebook.ingest.run import ingest
 from scalebook.metrics import measure
 from scalebook.record import RunRecord, StepRecord
-from scalebook.store import Run
+from scalebook.report import devices
+from scalebook.running import runner
+from scalebook.store import Run, read_run
 from scalebook.telemetry.samples import Reading
 from scalebook.telemetry.trend import trend_of
 
@@ -311,6 +317,51 @@ def test_the_numbers_of_a_run_hold_its_telemetry(tmp_path):
     assert found.energy_joules_per_token == pytest.approx(1.0)
     assert found.mean_clock_mhz == found.min_clock_mhz == 1755
     json.dumps(found.as_dict(), allow_nan=False)
+
+
+def test_telemetry_beside_an_ingested_log_goes_through_the_same_reduction(tmp_path):
+    logs = Path(__file__).parent / "logs"
+    for name in ("megatron_2024.log", "nvidia_smi.csv"):
+        shutil.copy(logs / name, tmp_path)
+    (run,), _ = ingest([tmp_path], tmp_path / "runs", {})
+    found = measure(read_run(run.path))
+    powers = [
+        row["power_watts"]
+        for row in map(json.loads, (run.path / "telemetry.jsonl").read_text().splitlines())
+        if "power_watts" in row
+    ]
+    assert found.mean_power_watts == pytest.approx(sum(powers) / len(powers))
+    assert found.energy_joules_per_token is None
+    assert "no time of day" in (found.energy_reason or "")
+
+
+def test_a_run_on_a_cpu_leaves_its_energy_or_the_reason_for_none(tmp_path, monkeypatch):
+    monkeypatch.setattr("scalebook.launch.direct", without_torchrun)
+    record = runner.train(small(), runner.RunOptions(runs=str(tmp_path), trainer="fake_trainer"))
+    run = read_run(tmp_path / record.run_id)
+    assert record.status == "completed"
+    head = json.loads((run.path / "telemetry.jsonl").read_text().splitlines()[0])
+    assert head["period_seconds"] == 0.5
+    assert (head["source"] == "rapl") != bool(head["reason"])
+    found = measure(run)
+    assert (found.energy_joules_per_token is None) == (found.energy_reason is not None)
+
+
+def test_the_report_shows_power_and_says_why_an_energy_is_missing(tmp_path):
+    path = write_run(tmp_path, "gpu", config(world_size=2))
+    lines = [json.loads(line) for line in (path / "steps.jsonl").read_text().splitlines()]
+    for line in lines:
+        line |= {"step_seconds": 1.0, "finished_at": stamp(BEGIN + line["step"] - 6)}
+    (path / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write(path, {"power_watts": lambda _: 700.0, "clock_mhz": lambda _: 1755}, end=30.0)
+    write_run(tmp_path, "bare", config(world_size=1))
+    read = devices.measured(frames.load(tmp_path))
+    said = devices.overview(read)._repr_markdown_()
+    # 2 x 700 W over 8 x 128 tokens a second
+    assert "The least energy is 1.37\u00a0J a token" in said
+    assert "as much as their power cap allows" in said
+    assert "nothing sampled the devices" in said
+    assert 'data-value="700.0"' in devices.table(read)._repr_markdown_()
 
 
 json_values = st.recursive(
