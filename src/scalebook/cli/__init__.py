@@ -23,6 +23,7 @@ COMMAND_MODULES = (
     "check",
     "claims",
     "runs",
+    "drill",
     "cluster",
     "feasibility",
     "reproduce",

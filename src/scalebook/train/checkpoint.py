@@ -64,18 +64,18 @@ class Keeper:
     _pending: _Save | None = None
     _blocked: float = 0.0  # seconds that training has waited for the pending save
     _last: int = field(default=0)  # steps done at the last save or load
+    _preparing: threading.Thread = field(
+        default_factory=lambda: threading.Thread(target=mcore_checkpoint.prepare, daemon=True)
+    )
 
     @classmethod
     def open(cls, trainer: Trainer, output: Path) -> Keeper:
         """Return the keeper of a run, its state loaded where there is one to go on from."""
         refuse_unsupported(trainer.config)
         keeper = cls(trainer, output)
-        preparing = threading.Thread(target=mcore_checkpoint.prepare)
         if trainer.config.checkpoint_interval:
-            preparing.start()
+            keeper._preparing.start()
         keeper.load()
-        if trainer.config.checkpoint_interval:
-            preparing.join()
         return keeper
 
     @property
@@ -130,6 +130,7 @@ class Keeper:
         name = f"{UNFINISHED}{step:08d}-{restart_count()}"
         save = _Save(step, self.folder / name, time.perf_counter(), now())
         self._blocked, self._last = 0.0, step
+        self._preparing.join()
         if self._first_rank:
             save.temporary.mkdir(parents=True)
         distributed.barrier()
