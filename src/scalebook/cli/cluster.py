@@ -146,7 +146,7 @@ def _slurm_options(options: argparse.Namespace) -> Options:
         sbatch=slurm.parse_options(options.sbatch_option),
         setup=options.setup,
         requeue=not options.no_requeue,
-        trainer=options.trainer or launch.TRAINER,
+        trainer=options.trainer,
     )
 
 

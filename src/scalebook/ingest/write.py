@@ -65,7 +65,8 @@ def precision_of(known: Observation) -> str | None:
     return next((name for name in ("bf16", "fp16") if known.values.get(name) is True), None)
 
 
-def _observed(known: Observation) -> dict[str, Any]:
+def observed_settings(known: Observation) -> dict[str, Any]:
+    """Return RunConfig's names with the values that a log told or implied."""
     values = {name: known.values[name] for name in _SETTINGS if name in known.values}
     precision = precision_of(known)
     if precision and "precision" not in values:
@@ -120,7 +121,7 @@ def record_of(
         status=status,
         reason=reason,
         log_tail=scrub_all(tail, {}),
-        observed=_observed(known),
+        observed=observed_settings(known),
         environment=_environment(group, job, known, summary),
     )
 

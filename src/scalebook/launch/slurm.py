@@ -14,13 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from scalebook import catalog
+from scalebook import catalog, engines
 from scalebook.config import RunConfig
 from scalebook.errors import LaunchError
 from scalebook.launch.command import ASKED
 from scalebook.launch.shell import Expression, array, assignment, fill, quoted, safe_path
 from scalebook.launch.slurm_container import CATALOG_VARIABLE, NO_CONTAINER, Container
-from scalebook.launch.torchrun import TRAINER
 from scalebook.launch.variables import performance_variables, variables
 from scalebook.scrub import is_secret
 
@@ -47,7 +46,7 @@ class Options:
     sbatch: Mapping[str, str] | None = None
     setup: Path | None = None  # a script of the site that the job sources first
     requeue: bool = True
-    trainer: str = TRAINER
+    trainer: str = ""  # empty: the engine's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,11 +184,17 @@ def command(task: Task, options: Options) -> tuple[str, ...]:
     Which node holds rank 0 is settled there (c10d), not by the nodes' order.
     """
     config, directory = task.config, task.directory.absolute()
+    trainer = options.trainer or engines.TRAINERS[config.engine]
     return (
         *(interpreter(options), "-m", "torch.distributed.run", "--nnodes", str(config.nodes)),
-        *("--nproc-per-node", str(ranks_per_node(config)), "--max-restarts", "0"),
+        *(
+            "--nproc-per-node",
+            str(ranks_per_node(config)),
+            "--max-restarts",
+            str(config.max_restarts),
+        ),
         *("--rdzv-backend", "c10d", "--rdzv-endpoint", RENDEZVOUS, "--rdzv-id", JOB_NUMBER),
-        *("--rdzv-conf", f"join_timeout={JOIN_SECONDS}", "-m", options.trainer),
+        *("--rdzv-conf", f"join_timeout={JOIN_SECONDS}", "-m", trainer),
         *("--config", str(directory / "config.json"), "--output", str(directory)),
     )
 

@@ -6,12 +6,13 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+from scalebook import engines
 from scalebook.config import RunConfig
 from scalebook.errors import LaunchError
 from scalebook.launch.command import Launch
 from scalebook.launch.variables import variables
 
-TRAINER = "scalebook.train"
+TRAINER = engines.TRAINERS["megatron"]
 
 
 def direct(
@@ -19,13 +20,13 @@ def direct(
     *,
     config_path: Path,
     output: Path,
-    trainer: str = TRAINER,
+    trainer: str = "",
     python: str = sys.executable,
 ) -> Launch:
-    """Return how to start a run on this machine, without a container.
+    """Return how to start a run on this machine; ``trainer`` empty: its engine's own module.
 
     Raises:
-        LaunchError: the run needs more than one node, or an engine that has no adaptor.
+        LaunchError: the run needs more than one node, or an engine that is not installed.
     """
     refusal = unavailable(config)
     if refusal:
@@ -34,7 +35,7 @@ def direct(
         *(python, "-m", "torch.distributed.run", "--standalone"),
         *("--nproc-per-node", str(config.world_size)),
         *(("--max-restarts", str(config.max_restarts)) if config.max_restarts else ()),
-        *("-m", trainer),
+        *("-m", trainer or engines.TRAINERS[config.engine]),
         *("--config", str(config_path), "--output", str(output)),
     )
     return Launch(command, variables(config))
@@ -44,8 +45,9 @@ def unavailable(config: RunConfig, devices: int | None = None) -> str | None:
     """Return why this machine cannot start a run, None if it can; ``devices`` None: any number."""
     if config.nodes > 1:
         return f"needs {config.nodes} nodes, and 'scalebook run' starts one"
-    if config.engine != "megatron":
-        return f"needs the engine {config.engine!r}, and only 'megatron' is started directly"
+    lack = engines.missing(config.engine)
+    if lack:
+        return f"needs the engine {config.engine!r}: {lack.rstrip('.')}"
     if devices is not None and config.world_size > devices:
         gpus = "GPU" if config.world_size == 1 else "GPUs"
         return f"needs {config.world_size} {gpus}, this machine has {devices}"

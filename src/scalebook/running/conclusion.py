@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from scalebook import provenance, scrub, store
 from scalebook.config import RunConfig
+from scalebook.engines import harvest
 from scalebook.errors import ConfigError
 from scalebook.record import RunRecord, Status, StepRecord
 from scalebook.running import outcome, progress
@@ -48,6 +49,7 @@ def conclude(
     ``inferred_from`` names the run from which follows how this one, never started, would end.
     """
     requested = read_object(directory / "config.json")
+    harvested = harvest.harvest(directory, requested) if harvest.is_foreign(requested) else ()
     steps, unreadable = store.read_steps(directory / "steps.jsonl")
     result = outcome.classify(
         outcome.Evidence(
@@ -88,6 +90,7 @@ def conclude(
         differences=tuple(one.value() for one in differences),
         notes=(
             *unreadable,
+            *harvested,
             *(one.sentence() for one in differences),
             *_skipped(steps),
             *schedule.pop("notes", ()),

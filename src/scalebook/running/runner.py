@@ -14,11 +14,19 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from scalebook import catalog, launch, legality, project, store
+from scalebook import catalog, engines, launch, legality, project, store
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError, LaunchError
 from scalebook.record import RunRecord, Status
-from scalebook.running import conclusion, detect, host, memory_kills, ownership, processes, telemetry
+from scalebook.running import (
+    conclusion,
+    detect,
+    host,
+    memory_kills,
+    ownership,
+    processes,
+    telemetry,
+)
 from scalebook.running.kernel import RunOptions
 from scalebook.running.progress import POLL_SECONDS, Tail, line
 
@@ -42,9 +50,9 @@ def train(
         LaunchError: this machine cannot run it.
     """
     check(config, force_platform=options.force_platform)
-    if not options.trainer:
+    if not options.trainer and config.engine == "megatron":
         launch.require_trainer()
-    trainer = options.trainer or launch.TRAINER
+    trainer = options.trainer or engines.TRAINERS[config.engine]
     if options.run_directory:
         return _train_in(Path(options.run_directory), config, trainer, show)
     runs = project.runs_folder(options.runs)
@@ -69,6 +77,7 @@ def check(config: RunConfig, *, force_platform: bool = False) -> None:
     ]
     if errors:
         raise ConfigError(" ".join(errors))
+    engines.check(config)
     platform = catalog.platform(config.platform)
     devices = None
     if platform.vendor != "cpu":

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from scalebook import launch, store
+from scalebook import engines, launch, store
 from scalebook.config import RunConfig
-from scalebook.errors import RecordError
+from scalebook.errors import ConfigError, RecordError
 from scalebook.plan import Plan, PlannedRun
 from scalebook.record import Status
 from scalebook.running import conclusion, ownership
@@ -69,6 +69,8 @@ def _entry(
     lacking = [problem for problem in planned.problems if problem.rule == "devices"]
     errors = " ".join(problem.message for problem in problems if problem.severity == "error")
     warnings = [problem.message for problem in problems if problem.severity != "error"]
+    if not errors:
+        errors = _refused_by_engine(config)
     if planned.fits is False and planned.fit is not None:
         # A prediction forbids nothing: if the run breaks, its record says so.
         warnings.append(f"{planned.fit.reason}.")
@@ -84,6 +86,15 @@ def _entry(
         return Entry(config, "elsewhere", "another process or job has it at this moment")
     memory = planned.memory.total_gib if planned.memory else None
     return Entry(config, "run", None, tuple(warnings), memory)
+
+
+def _refused_by_engine(config: RunConfig) -> str:
+    """Return what the engine of a run cannot be told; empty where it can all be."""
+    try:
+        engines.check(config)
+    except ConfigError as error:
+        return str(error)
+    return ""
 
 
 def finished_hashes(runs: Path) -> dict[str, Status]:

@@ -1,0 +1,132 @@
+"""Which fields of a configuration an engine can be told, and whether it is installed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from scalebook import catalog
+from scalebook.config import RunConfig
+from scalebook.engines import names
+from scalebook.errors import ConfigError
+
+# The module that torchrun starts for each engine.
+TRAINERS: Mapping[str, str] = {
+    "megatron": "scalebook.train",
+    "nemo": "scalebook.engines.nemo_train",
+    "primus": "scalebook.engines.primus_train",
+}
+NEMO_KINDS = ("nemo", "bridge")  # NeMo 2.7's llm collection, and Megatron-Bridge after it
+PRIMUS_VARIABLE = "PRIMUS_PATH"  # a checkout of Primus, where it is not installed
+PRIMUS_FOLDERS = (Path("/workspace/Primus"), Path("/opt/Primus"))
+
+# Fields that say nothing to a trainer, or that the launcher keeps.
+_OURS = frozenset(
+    (
+        "platform", "engine", "strategy", "repeat", "time_limit_seconds", "warmup_steps",
+        "max_restarts", "step_split",
+    )
+)  # fmt: skip
+_TOLD = frozenset(
+    (
+        "model", "world_size", "nodes", "tensor_parallel_size", "pipeline_parallel_size",
+        "virtual_pipeline_parallel_size", "context_parallel_size", "expert_parallel_size",
+        "expert_tensor_parallel_size", "sequence_parallel", "data_parallel_sharding",
+        "micro_batch_size", "global_batch_size", "sequence_length", "precision", "recompute",
+        "steps", "learning_rate", "seed", "overlap_grad_reduce", "overlap_param_gather",
+    )
+)  # fmt: skip
+_VENDORS: Mapping[str, str] = {"nemo": "nvidia", "primus": "amd"}
+_VALUES: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
+    "nemo": {
+        "precision": ("bf16", "fp16", "fp8"),
+        "data_parallel_sharding": ("none", "optimizer"),
+        "recompute": ("none", "selective", "full"),
+    },
+    "primus": {
+        "precision": ("bf16", "fp16", "fp8"),
+        "data_parallel_sharding": ("none", "optimizer"),
+        "recompute": ("none", "selective", "full"),
+        "data": ("",),
+    },
+}
+_MORE: Mapping[str, frozenset[str]] = {
+    "nemo": frozenset(("data", "fp8_recipe")),
+    "primus": frozenset(),
+}
+
+
+def check(config: RunConfig) -> None:
+    """Refuse what an engine cannot be told.
+
+    Raises:
+        ConfigError: a field has a value that the engine has no word for, or the model has none.
+    """
+    if config.engine == "megatron":
+        return
+    vendor = catalog.platform(config.platform).vendor
+    if vendor != _VENDORS[config.engine]:
+        raise ConfigError(
+            f"Engine {config.engine!r} trains on {_VENDORS[config.engine]} platforms, and "
+            f"platform={config.platform!r} is {vendor}. Use engine 'megatron', which trains on all."
+        )
+    defaults = RunConfig.model_fields
+    told = _OURS | _TOLD | _MORE[config.engine]
+    for name, value in config:
+        allowed = _VALUES[config.engine].get(name)
+        if allowed is not None and value not in allowed:
+            listed = ", ".join(str(one) or "''" for one in allowed)
+            raise ConfigError(
+                f"{name}={value!r} cannot be told to engine {config.engine!r}. Use one of "
+                f"{listed}, or engine 'megatron'."
+            )
+        if name not in told and value != defaults[name].default:
+            raise ConfigError(
+                f"{name}={value!r} cannot be told to engine {config.engine!r}. Leave it at "
+                f"{defaults[name].default!r}, or use engine 'megatron'."
+            )
+    if config.engine == "primus":
+        names.name_of("primus", config)
+    elif all(config.model.partition("@")[0] not in names.known(kind) for kind in NEMO_KINDS):
+        names.name_of("nemo", config)
+
+
+def missing(engine: str, environment: Mapping[str, str] = os.environ) -> str | None:
+    """Return what has to be installed here for an engine, None where it is."""
+    if engine == "nemo" and nemo_kind() is None:
+        return (
+            "neither NeMo (nemo.collections.llm with nemo_run) nor Megatron-Bridge is installed. "
+            "Use NVIDIA's NeMo image (--container, --image), or engine 'megatron'."
+        )
+    if engine == "primus" and primus_folder(environment) is None and find_spec("primus") is None:
+        return (
+            "Primus was not found. Use AMD's Primus image, set PRIMUS_PATH to a checkout of "
+            "AMD-AGI/Primus, or use engine 'megatron'."
+        )
+    return None
+
+
+def nemo_kind() -> str | None:
+    """Return which of NVIDIA's trainers is installed: ``nemo``, ``bridge``, or None."""
+    if find_spec("nemo") and find_spec("nemo_run") and _has("nemo.collections.llm"):
+        return "nemo"
+    return "bridge" if find_spec("megatron") and _has("megatron.bridge") else None
+
+
+def _has(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ImportError:
+        return False
+
+
+def primus_folder(environment: Mapping[str, str] = os.environ) -> Path | None:
+    """Return the checkout of Primus: where PRIMUS_PATH says, else where its images have it."""
+    named = environment.get(PRIMUS_VARIABLE)
+    places = (Path(named),) if named else PRIMUS_FOLDERS
+    return next(
+        (place for place in places if (place / "primus" / "cli" / "main.py").exists()), None
+    )

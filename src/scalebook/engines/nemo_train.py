@@ -1,0 +1,115 @@
+"""What torchrun starts for engine ``nemo``: a recipe of NeMo 2.7, or of Megatron-Bridge.
+
+The recipe is built in every rank from the run's configuration and trained in this process, so that
+the launcher, the container and the log are those of every other run.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from scalebook.config import RunConfig
+from scalebook.engines import mapping, names, nemo
+from scalebook.engines.start import main_of, write_once
+from scalebook.errors import ConfigError, LaunchError
+
+FILE = "nemo.json"
+RECIPES = "nemo.collections.llm.recipes"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train as the arguments say; return the exit code."""
+    return main_of(_train, arguments)
+
+
+def _train(config: RunConfig, output: Path) -> int:
+    if mapping.nemo_kind() == "nemo":
+        settings = nemo.recipe_settings(config)
+        recipe = build_recipe(config, output, settings)
+        _keep(output, "nemo", settings)
+        import_module("nemo_run").run(recipe, direct=True)
+    else:
+        settings = nemo.bridge_settings(config, output)
+        container = build_bridge(config, settings)
+        _keep(output, "bridge", settings)
+        step: Any = import_module("megatron.bridge.training.gpt_step").forward_step
+        import_module("megatron.bridge.training.pretrain").pretrain(container, step)
+    return 0
+
+
+def _keep(output: Path, kind: str, settings: Mapping[str, Any]) -> None:
+    """Leave in the run directory what was set on the recipe."""
+    text = json.dumps({"trainer": kind, "settings": dict(settings)}, indent=1)
+    write_once(output / FILE, text + "\n")
+
+
+def build_recipe(config: RunConfig, output: Path, settings: Mapping[str, Any]) -> Any:
+    """Return the recipe of a run, ready to be trained (NeMo 2.7)."""
+    module = import_module(f"{RECIPES}.{names.name_of('nemo', config)}")
+    recipe: Any = module.pretrain_recipe(
+        dir=str(output / "nemo"),
+        name="scalebook",
+        num_nodes=config.nodes,
+        num_gpus_per_node=config.world_size // config.nodes,
+    )
+    if config.data:
+        recipe.data = _dataset(config)
+    for path, value in settings.items():
+        put(recipe, path, value)
+    plugins = import_module(f"{RECIPES}.precision.mixed_precision")
+    name = nemo.precision_name(nemo.NEMO_PRECISION, config)
+    recipe.trainer.plugins = getattr(plugins, name)()
+    return recipe
+
+
+def _dataset(config: RunConfig) -> Any:
+    """Return NeMo's reader of an indexed dataset in place of its random tokens."""
+    run: Any = import_module("nemo_run")
+    reader: Any = import_module("nemo.collections.llm.gpt.data.pre_training").PreTrainingDataModule
+    return run.Config(reader, paths=[config.data], seed=config.seed, split="1,0,0")
+
+
+def build_bridge(config: RunConfig, settings: Mapping[str, Any]) -> Any:
+    """Return the configuration of a run (Megatron-Bridge)."""
+    recipes: Any = import_module("megatron.bridge.recipes")
+    known = names.name_of("bridge", config)
+    found = next((getattr(recipes, name) for name in known if hasattr(recipes, name)), None)
+    if found is None:
+        raise LaunchError(
+            f"This Megatron-Bridge has none of the recipes {', '.join(known)}. Use the version "
+            "that the platform's image.toml names."
+        )
+    container: Any = found()
+    for path, value in settings.items():
+        put(container, path, value)
+    return container
+
+
+def put(root: Any, path: str, value: Any) -> None:
+    """Set an attribute by its path; one that the recipe does not know is an error, not a new one.
+
+    Raises:
+        ConfigError: a part of the path does not exist, or cannot be set.
+    """
+    *parents, last = path.split(".")
+    target = root
+    try:
+        for name in parents:
+            target = getattr(target, name)
+        if not hasattr(target, "__fn_or_cls__") and not hasattr(target, last):
+            raise AttributeError(last)
+        setattr(target, last, value)  # a fiddle Config refuses names that its class has not
+    except (AttributeError, TypeError) as error:
+        raise ConfigError(
+            f"The recipe of engine 'nemo' has no {path!r} to set to {value!r}. Use the version "
+            "that the platform's image.toml names, or engine 'megatron'."
+        ) from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,48 @@
+"""What the entry points of the engines share: arguments, errors, files that every rank needs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from scalebook.config import RunConfig
+from scalebook.engines import mapping
+from scalebook.errors import ConfigError, LaunchError, ScalebookError
+
+
+def main_of(train: Callable[[RunConfig, Path], int], arguments: Sequence[str] | None = None) -> int:
+    """Read the arguments of our trainer, check that the engine can do it, and train."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--config", type=Path, required=True, help="RunConfig as JSON")
+    parser.add_argument("--output", type=Path, required=True, help="run directory to write into")
+    options = parser.parse_args(arguments)
+    try:
+        config = _read(options.config)
+        mapping.check(config)
+        lack = mapping.missing(config.engine)
+        if lack:
+            raise LaunchError(f"Engine {config.engine!r} cannot run here: {lack}")
+        return train(config, options.output.absolute())
+    except ScalebookError as error:
+        print(f"scalebook {Path(sys.argv[0]).stem}: {error}", file=sys.stderr)
+        return 2
+
+
+def _read(path: Path) -> RunConfig:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read as JSON: {error}.") from error
+    return RunConfig.from_parameters(values)
+
+
+def write_once(path: Path, text: str) -> Path:
+    """Write a file that every rank writes alike, so that none reads half of it; return its path."""
+    temporary = path.with_name(f".{path.name}.{os.environ.get('RANK', '0')}")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+    return path
