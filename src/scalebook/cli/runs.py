@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scalebook.cli import cluster, contained, run_options
+from scalebook.cli import cluster, contained, dry_run, run_options
 from scalebook.cli.arguments import Subparsers, at_least
 
 if TYPE_CHECKING:
     from scalebook.catalog.types import Platform
     from scalebook.plan import Plan
-    from scalebook.running.pruning import Inference
     from scalebook.running.survey import Entry
     from scalebook.running.waiting import Scheduled
 
@@ -87,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
         entries = survey.survey(plan, runs, devices, options.rerun)
         if line := run_options.describe(plan):
             print(line)
-        return _print_commands(entries, runs, _pruned(entries, runs, options))
+        return dry_run.show(entries, runs, dry_run.pruned(entries, runs, options))
     _recover(runs)
     entries = survey.survey(plan, runs, devices, options.rerun)
     if all(entry.action == "done" for entry in entries):
@@ -152,18 +149,6 @@ def _scheduled(plan: Plan) -> Scheduled:
     )
 
 
-def _pruned(
-    entries: tuple[Entry, ...], runs: Path, options: argparse.Namespace
-) -> dict[str, Inference]:
-    """Return what records already show to need too much memory."""
-    from scalebook.running import pruning
-
-    if not options.prune:
-        return {}
-    known = pruning.broken(runs, None, fresh=options.rerun)
-    return pruning.inferences((entry.config for entry in entries), known)
-
-
 def _load(options: argparse.Namespace, platform: Platform, devices: int | None) -> Plan:
     from scalebook.plan import load_plan, single_plan
     from scalebook.project import required_root
@@ -224,31 +209,4 @@ def recover(options: argparse.Namespace) -> int:
     from scalebook.project import runs_folder
 
     _recover(runs_folder(str(options.runs or "")))
-    return 0
-
-
-def _print_commands(entries: tuple[Entry, ...], runs: Path, pruned: Mapping[str, Inference]) -> int:
-    """Print what would be run, how, and with which variables."""
-    from scalebook import launch
-    from scalebook.project import short
-    from scalebook.running.survey import label
-
-    for entry in entries:
-        inference = pruned.get(entry.config.config_hash()) if entry.action == "run" else None
-        if inference is not None:
-            print(f"{'inferred':<13} {label(entry.config)}: {inference.sentence}")
-            continue
-        reason = f": {entry.reason}" if entry.reason else ""
-        print(f"{entry.action.replace('_', ' '):<13} {label(entry.config)}{reason}")
-        for warning in entry.warnings:
-            print(f"    note: {warning}")
-        if entry.action != "run":
-            continue
-        if entry.memory_gib is not None:
-            print(f"    predicted memory: {entry.memory_gib:.2f} GiB on the most loaded rank")
-        directory = short(runs) / "RUN_ID"
-        plan = launch.direct(entry.config, config_path=directory / "config.json", output=directory)
-        for variable in plan.variables:
-            print(f"    {variable.name}={variable.value}  # {variable.reason}")
-        print(f"    {shlex.join(plan.command)}")
     return 0

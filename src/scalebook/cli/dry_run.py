@@ -1,0 +1,52 @@
+"""What ``run --dry-run`` prints: every configuration, its memory, its command and variables."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from scalebook.running.pruning import Inference
+    from scalebook.running.survey import Entry
+
+
+def pruned(
+    entries: tuple[Entry, ...], runs: Path, options: argparse.Namespace
+) -> dict[str, Inference]:
+    """Return what records already show to need too much memory."""
+    from scalebook.running import pruning
+
+    if not options.prune:
+        return {}
+    known = pruning.broken(runs, None, fresh=options.rerun)
+    return pruning.inferences((entry.config for entry in entries), known)
+
+
+def show(entries: tuple[Entry, ...], runs: Path, pruned: Mapping[str, Inference]) -> int:
+    """Print what would be run, how, and with which variables."""
+    from scalebook import launch
+    from scalebook.project import short
+    from scalebook.running.survey import label
+
+    for entry in entries:
+        inference = pruned.get(entry.config.config_hash()) if entry.action == "run" else None
+        if inference is not None:
+            print(f"{'inferred':<13} {label(entry.config)}: {inference.sentence}")
+            continue
+        reason = f": {entry.reason}" if entry.reason else ""
+        print(f"{entry.action.replace('_', ' '):<13} {label(entry.config)}{reason}")
+        for warning in entry.warnings:
+            print(f"    note: {warning}")
+        if entry.action != "run":
+            continue
+        if entry.memory_gib is not None:
+            print(f"    predicted memory: {entry.memory_gib:.2f} GiB on the most loaded rank")
+        directory = short(runs) / "RUN_ID"
+        plan = launch.direct(entry.config, config_path=directory / "config.json", output=directory)
+        for variable in plan.variables:
+            print(f"    {variable.name}={variable.value}  # {variable.reason}")
+        print(f"    {shlex.join(plan.command)}")
+    return 0
