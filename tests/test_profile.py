@@ -7,6 +7,8 @@ import json
 import time
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from train_worlds import SMALL, Finished, train
@@ -19,7 +21,7 @@ from scalebook.frames import load
 from scalebook.record import StepRecord
 from scalebook.report import anatomy_findings, anatomy_page
 from scalebook.running.conclusion import conclude
-from scalebook.train.anatomy import PARTS, HostClock, Mark, Marks
+from scalebook.train.anatomy import PARTS, HostClock, Mark, Marks, attach, marks_for
 
 
 class Clock:
@@ -179,11 +181,18 @@ def test_the_marks_cost_less_than_half_a_percent_of_a_step(profiled: Finished):
     assert median(costs) < 0.005 * step
 
 
-def test_a_run_without_profile_or_split_leaves_neither(tmp_path: Path):
-    run = train(tmp_path, steps=2, step_split=False)
-    assert run.code == 0, run.log
-    assert not (run.output / "profile").exists()
-    assert all(step.part_seconds == {} for step in run.steps)
+def test_without_split_and_profile_megatron_gets_no_timers():
+    world: Any = SimpleNamespace(on_gpu=False)
+    for options, timed, read in (
+        ({}, True, True),
+        ({"step_split": False}, False, False),
+        ({"step_split": False, "profile_steps": 2}, True, False),
+    ):
+        config, transformer = RunConfig(**SMALL, **options), SimpleNamespace()
+        marks = marks_for(config, world)
+        attach(marks, transformer, config)
+        assert (transformer.timers is marks) == timed
+        assert (marks.clock is not None) == read
 
 
 def test_records_of_before_read_as_steps_without_a_split():
