@@ -89,8 +89,9 @@ test: $(VENV)/.test  ## Run all tests (one trains for real on the CPU)
 test-fast: $(VENV)/.test  ## Run the tests that are not marked slow
 	$(PY) -m pytest -m "not slow" $(ARGS)
 
-test-containers: $(VENV)/.test  ## Build and run real containers with podman (installs nothing: see containers/README.md)
-	SCALEBOOK_TEST_CONTAINERS=1 $(PY) -m pytest tests/containers $(ARGS)
+test-containers: $(VENV)/.test  ## Build, run and kill real containers (root; installs podman by apt, and says so)
+	tests/containers/install.sh
+	SCALEBOOK_TEST_CONTAINERS=1 $(PY) -m pytest tests/containers -rs $(ARGS)
 
 test-slurm: $(VENV)/.test  ## Run jobs on a real Slurm cluster of two namespaced hosts (root; installs Slurm by apt)
 	tests/slurm/install.sh

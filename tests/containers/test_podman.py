@@ -1,0 +1,183 @@
+"""Real containers: built, verified, trained in, killed; nothing of them stays."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from podman_engine import ROOT, USER, Engine
+
+PLAN = Path(__file__).parent / "two.toml"
+SECRET = "hunter2-of-the-token"
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 120) -> Any:
+    """Return the first true answer of a condition; fail if none comes in time."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if answer := condition():
+            return answer
+        time.sleep(0.1)
+    raise AssertionError(f"waited {seconds} s in vain")
+
+
+def command(runs: Path, *arguments: str) -> list[str]:
+    """Return the arguments of a plan in a container."""
+    base = ["run", "--platform", "cpu", "--container", "podman", "--plan", str(PLAN)]
+    return [*base, "--runs", str(runs), *arguments]
+
+
+def record(runs: Path) -> dict[str, Any]:
+    """Return the record of the only run."""
+    (path,) = runs.glob("2*/record.json")
+    return json.loads(path.read_text())
+
+
+def test_the_build_leaves_the_base_as_it_is_and_needs_no_root(engine: Engine, built: str):
+    code = (
+        "import json, os; from importlib.metadata import version as v; "
+        "names = ['torch', 'megatron-core', 'pyzmq', 'scalebook', 'papermill']; "
+        "print(json.dumps([os.getuid(), os.environ['PIP_CONSTRAINT'], *map(v, names)]))"
+    )
+    done = engine.podman("run", "--rm", built, "python3", "-c", code)
+    uid, constraint, torch, megatron, pyzmq, *_ = json.loads(done.stdout)
+    assert uid == 65534
+    assert (torch, megatron) == ("2.12.0a0+0291f960b6", "0.18.0")
+    assert constraint == "/opt/standin/constraint.txt"
+    assert pyzmq.startswith("26."), "the image's own constraint holds for what is added"
+    files = engine.podman("run", "--rm", built, "find", "/opt/scalebook", "-name", "*.toml")
+    assert "/opt/scalebook/runs/plans/quick.toml" in files.stdout
+
+
+def test_verify_says_what_is_not_as_image_toml_states(engine: Engine, built: str):
+    options = ("verify", "--container", "podman", "--image", built, "--json")
+    cpu = engine.scalebook(*options, "--platform", "cpu")
+    assert cpu.returncode == 1, cpu.stderr
+    body = json.loads(cpu.stdout)
+    verdicts = {row["component"]: row["verdict"] for row in body["findings"]}
+    assert verdicts["torch"] == "different"
+    assert verdicts["papermill"] == "present"
+    assert body["torch"] == {"starts": True, "devices": 0, "reason": None}
+    # In versions the stand-in pretends to be NVIDIA's, whose own run flags need a GPU.
+    stated = {"torch": "2.12.0", "cuda": "13.2", "megatron_core": "0.18.0"}
+    assert all(body["versions"][name].startswith(value) for name, value in stated.items())
+
+
+def test_two_processes_train_as_an_ordinary_user_whose_files_they_are(
+    engine: Engine, built: str, runs: Path, trainer_inside: list[str], tmp_path: Path
+):
+    engine.environment["HF_TOKEN"] = SECRET
+    engine.environment["NCCL_DEBUG"] = "INFO"
+    asked = ["--env=HF_TOKEN", "--container-arg=--network=none"]
+    done = engine.scalebook(*command(runs, *asked, *trainer_inside))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Not passed into the container: NCCL_DEBUG" in done.stdout
+    found = record(runs)
+    assert found["status"] == "completed"
+    owners = {path.stat().st_uid for path in runs.rglob("*")}
+    assert owners == {USER}
+    container = found["environment"]["container"]
+    assert container["SCALEBOOK_CONTAINER"] == "podman"
+    assert container["SCALEBOOK_IMAGE"] == built
+    assert container["SCALEBOOK_IMAGE_ID"]
+    assert container["SCALEBOOK_BASE_IMAGE"] == "localhost/standin"
+    variables = found["environment"]["variables"]
+    assert variables["OMP_NUM_THREADS"] == "1"
+    assert variables["HF_TOKEN"] == "***"
+    assert "NCCL_DEBUG" not in variables
+    texts = [path.read_bytes() for path in runs.rglob("*") if path.is_file()]
+    assert not any(SECRET.encode() in text for text in texts)
+    assert engine.containers() == []
+
+
+def test_a_plan_without_a_completed_run_fails_outside_too(
+    engine: Engine, built: str, runs: Path, trainer_inside: list[str]
+):
+    done = engine.scalebook(*command(runs, "--trainer", "not_a_module", *trainer_inside))
+    assert done.returncode == 1, done.stderr
+    assert record(runs)["status"] == "failed"
+    assert engine.containers() == []
+
+
+def start(engine: Engine, runs: Path, options: list[str]) -> subprocess.Popen[bytes]:
+    """Start a plan that would train for long, and return when it has made steps."""
+    process = subprocess.Popen(
+        (sys.executable, "-m", "scalebook", *command(runs, "--steps", "100000", *options)),
+        env=engine.environment,
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    wait_for(lambda: [p for p in runs.glob(".partial-*/steps.jsonl") if p.stat().st_size])
+    return process
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_killed_launcher_ends_the_run_and_leaves_a_record_and_no_container(
+    number: signal.Signals,
+    engine: Engine,
+    built: str,
+    runs: Path,
+    trainer_inside: list[str],
+):
+    process = start(engine, runs, trainer_inside)
+    assert len(engine.containers()) == 1
+    process.send_signal(number)
+    code = process.wait(timeout=90)
+    wait_for(lambda: list(runs.glob("2*/record.json")))
+    wait_for(lambda: engine.containers() == [])
+    assert code == (143 if number == signal.SIGTERM else -signal.SIGKILL)
+    found = record(runs)
+    assert found["status"] == "interrupted"
+    assert "ended by SIGTERM" in found["reason"]
+    assert not list(runs.glob(".partial-*"))
+
+
+def test_nothing_but_the_runs_can_be_written_and_codes_pass(engine: Engine, built: str, runs: Path):
+    code = (
+        "import sys, json; from pathlib import Path; from scalebook.launch import nested; "
+        "from scalebook.running import container, hosts; from scalebook.launch import oci; "
+        "runs = Path(sys.argv[1]); host = hosts.describe(Path(sys.argv[2]), runs); "
+        "request = nested.Request('podman', 'cpu', sys.argv[3]); "
+        "command = nested.command(request, host, [], writes=[runs]); "
+        "argv = list(command.argv); argv[argv.index('python3'):] = ['sh', '-c', sys.argv[4], 'sh', "
+        "str(runs), sys.argv[2]]; "
+        "from dataclasses import replace; command = replace(command, argv=tuple(argv)); "
+        "sys.exit(container.run(command, oci.remove('podman', host.name)))"
+    )
+    script = (
+        'for place in / /opt "$2" "$2/src" /usr/bin; do touch "$place/new" 2>/dev/null && exit 1; '
+        'done; touch "$1/new" /tmp/new && exit 7'
+    )
+    done = subprocess.run(
+        (sys.executable, "-c", code, str(runs), str(ROOT), built, script),
+        env=engine.environment,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 7
+    assert (runs / "new").stat().st_uid == USER
+    assert not (ROOT / "new").exists()
+    assert [path.name for path in runs.iterdir()] == ["new"]
+
+
+def test_an_image_goes_to_another_machine_as_a_file(engine: Engine, built: str):
+    archive = engine.folder / "image.tar"
+    engine.podman("save", "--quiet", f"--output={archive}", built)
+    engine.podman("rmi", "--force", built)
+    missing = engine.scalebook("verify", "--platform", "cpu", "--container", "podman")
+    assert missing.returncode == 2
+    assert "podman has no image localhost/scalebook-cpu:0.1.0. Build it" in missing.stderr
+    source = f"docker-archive:{archive}"
+    options = ("image", "--platform", "cpu", "--container", "podman", "--from", source)
+    loaded = engine.scalebook(*options)
+    assert loaded.returncode == 0, loaded.stderr
+    assert engine.podman("image", "exists", built, check=False).returncode == 0
+    archive.unlink()
