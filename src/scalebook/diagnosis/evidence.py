@@ -15,7 +15,7 @@ from scalebook.config import RunConfig
 from scalebook.diagnosis.split import Split, rank_seconds, split_of
 from scalebook.errors import ScalebookError, TraceError
 from scalebook.memory import MemoryEstimate
-from scalebook.metrics import RunMetrics, measure, measured_steps
+from scalebook.metrics import RunMetrics, measure, measured_steps, throughput
 from scalebook.metrics.devices import telemetry
 from scalebook.metrics.settings import run_shape
 from scalebook.parallelism import Parallelism
@@ -106,7 +106,8 @@ def number(value: Any) -> float | None:
 def gather(run: Run) -> Evidence:
     """Return what the run's directory tells."""
     record, steps = run.record, measured_steps(run.steps)
-    metrics = measure(run)
+    metrics, rates = measure(run), throughput(run.record, steps)[0]
+    steps = rates.steps if rates else steps  # the very steps that the rates are over
     breakdown, reason = _breakdown(run.path / "profile" / BREAKDOWN_FILE)
     ceilings = record.environment.get("ceilings")
     return Evidence(

@@ -140,7 +140,7 @@ def measure(run: Run, *, peak_precision: str | None = None) -> RunMetrics:
         peak_precision=peak_name,
         **fraction(achieved, record, peak_precision, no_rate or no_scale),
         **_memory(run),
-        **device_fields(run, steps),
+        **device_fields(run, rates.steps if rates else steps),
         loss_first=losses[0] if losses else None,
         loss_last=losses[-1] if losses else None,
     )
