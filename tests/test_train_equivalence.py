@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 from train_worlds import Finished, train
 
+from scalebook import catalog
+from scalebook.flops.parameters import parameter_count
+
 pytestmark = pytest.mark.slow
 
 RELATIVE = 1e-4
@@ -52,14 +55,6 @@ MIXTURE: dict[str, dict[str, Any]] = {
         "sequence_parallel": True,
         "data_parallel_sharding": "optimizer",
     },
-    "one product for all experts, EP=2 within TP=2": {
-        "world_size": 2,
-        "tensor_parallel_size": 2,
-        "expert_parallel_size": 2,
-        "sequence_parallel": True,
-        "recompute": "pointwise",
-        "grouped_gemm": "on",
-    },
 }
 
 
@@ -91,6 +86,25 @@ def test_dense_layout_trains_the_same_model(layout: str, dense: Finished, tmp_pa
 @pytest.mark.parametrize("layout", MIXTURE)
 def test_mixture_layout_trains_the_same_model(layout: str, mixture: Finished, tmp_path: Path):
     assert_same_curve(train(tmp_path, model="tiny-moe", **MIXTURE[layout]), mixture)
+
+
+def test_latent_attention_and_one_product_for_all_experts_train_the_same_model(tmp_path: Path):
+    reference = train(tmp_path / "one", model="tiny-mla", grouped_gemm="off")
+    split = train(
+        tmp_path / "two",
+        model="tiny-mla",
+        world_size=2,
+        tensor_parallel_size=2,
+        expert_parallel_size=2,
+        sequence_parallel=True,
+        recompute="pointwise",
+        grouped_gemm="on",
+    )
+    assert_same_curve(split, reference)
+    assert (reference.observed["grouped_gemm"], split.observed["grouped_gemm"]) == ("off", "on")
+    expected = parameter_count(catalog.model("tiny-mla")).total
+    assert reference.observed["parameter_count"] == expected
+    assert split.observed["parameter_count"] == expected
 
 
 def test_another_seed_gives_another_curve(dense: Finished, tmp_path: Path):

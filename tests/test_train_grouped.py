@@ -1,4 +1,4 @@
-"""One grouped product of all experts computes what one product an expert computes."""
+"""Pieces of experts and latent attention: grouped products, gradients added up over ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from scalebook.train import fused, grouped
+from scalebook.train import added_up, fused, grouped
 
 COUNTS = [5, 0, 1, 14]
 
@@ -134,3 +134,23 @@ def test_the_activation_is_weighted_and_keeps_its_type() -> None:
     torch.testing.assert_close(grouped.weighted(doubled, weights, True), expected)
     plain = torch.nn.functional.gelu(doubled) * weights
     torch.testing.assert_close(grouped.weighted(doubled, weights, False), plain.bfloat16())
+
+
+def test_a_gradient_of_some_columns_is_added_up_over_the_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Ranks:
+        """A group of three whose ranks all have the same gradient; it wants contiguous ones."""
+
+        @staticmethod
+        def all_reduce(tensor: Tensor, group: Any) -> None:
+            assert group == "group"
+            assert tensor.is_contiguous()
+            tensor *= 3
+
+    monkeypatch.setattr(added_up, "distributed", Ranks)
+    output = torch.randn(4, 5, requires_grad=True)
+    own, shared = torch.split(output, [3, 2], dim=-1)
+    whole = torch.cat([own, added_up.added_up(shared, "group")], dim=-1)
+    (found,) = torch.autograd.grad(whole, output, torch.ones(4, 5))
+    assert found.tolist() == [[1.0, 1.0, 1.0, 3.0, 3.0]] * 4

@@ -113,7 +113,7 @@ def test_a_text_in_indexed_format_is_learnt_and_its_fingerprint_kept(tmp_path: P
     [
         ({"precision": "fp8"}, "precision='fp8' is not supported by engine 'megatron'"),
         ({"data_parallel_sharding": "full"}, "data_parallel_sharding='full' (FSDP)"),
-        ({"model": "deepseek-v3"}, "multi-latent attention"),
+        ({"model": "deepseek-v3"}, "multi-token prediction"),
         ({"model": "tiny-lama"}, "Did you mean 'tiny-llama'?"),
         ({"world_size": 2}, "torchrun started 1 processes, but world_size=2"),
         ({"data": "nowhere"}, "nowhere.idx does not exist"),

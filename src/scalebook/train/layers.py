@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.attention import bias
 from torch.nn.functional import layer_norm, scaled_dot_product_attention
 
-from scalebook.train import async_tensor_parallel, experts, fused, mcore, remake
+from scalebook.train import async_tensor_parallel, experts, fused, latent, mcore, remake
 
 lower_right: Any = getattr(bias, "causal_lower_right")  # noqa: B009
 
@@ -86,7 +86,8 @@ class RowParallelLinear(mcore.RowParallelLinear):
 def remake_norms(chunk: Any) -> None:
     """Let the norms of a model chunk that feed one linear layer alone tell how they are made."""
     for layer in chunk.decoder.layers:
-        layer.input_layernorm.remade = True
+        # Two down projections of multi-latent attention read it.
+        layer.input_layernorm.remade = not layer.config.multi_latent_attention
         # Before experts, the router and the dispatcher keep the norm's output as well.
         layer.pre_mlp_layernorm.remade = isinstance(layer.mlp, mcore.MLP)
 
@@ -115,6 +116,7 @@ class Style:
                 if self.grouped_gemm
                 else None
             ),
+            latent_attention=latent.LatentAttention,
         )
 
 

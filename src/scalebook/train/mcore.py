@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
@@ -34,8 +34,13 @@ _distributed: Any = _import("megatron.core.distributed")
 
 GPTModel: Any = _import("megatron.core.models.gpt.gpt_model").GPTModel
 TransformerConfig: Any = _import("megatron.core.transformer.transformer_config").TransformerConfig
+MLATransformerConfig: Any = _import(
+    "megatron.core.transformer.transformer_config"
+).MLATransformerConfig
 MegatronModule: Any = _import("megatron.core.transformer.module").MegatronModule
 MLP: Any = _import("megatron.core.transformer.mlp").MLP
+_latent: Any = _import("megatron.core.transformer.multi_latent_attention")
+MLASelfAttention: Any = _latent.MLASelfAttention
 ModuleSpec: Any = _import("megatron.core.transformer.spec_utils").ModuleSpec
 DotProductAttention: Any = _import(
     "megatron.core.transformer.dot_product_attention"
@@ -62,6 +67,11 @@ if not hasattr(_moe_utils, "te_general_gemm"):
     _moe_utils.te_general_gemm = None
 
 
+# 0.16 takes Transformer Engine for installed here, and then None for one of its classes.
+if find_spec("transformer_engine") is None:
+    _latent.HAVE_TE = False
+
+
 def transformer_engine_version() -> str | None:
     """Return the version of Transformer Engine that Megatron-Core will use; None without one."""
     if find_spec("transformer_engine") is None:
@@ -86,6 +96,7 @@ class Pieces:
     column: Any
     row: Any
     experts: type | None  # None: Megatron-Core's, one after the other
+    latent_attention: Any
 
 
 @contextmanager
@@ -130,7 +141,31 @@ def block_spec(config: Any, *, pieces: Pieces | None, vp_stage: int | None) -> A
         return build(config, use_transformer_engine=True, **options)
     with _local_provider(pieces):
         spec = build(config, use_transformer_engine=False, **options)
-    return replace(spec, layer_norm=pieces.norm)
+    made = [_with_latent_attention(layer, pieces.latent_attention) for layer in spec.layer_specs]
+    return replace(spec, layer_specs=made, layer_norm=pieces.norm)
+
+
+def _with_latent_attention(layer: Any, attention: Any) -> Any:
+    """Return a layer's specification with ours in the place of Megatron-Core's, if it has one."""
+    own = layer.submodules.self_attention
+    if own.module is not MLASelfAttention:
+        return layer
+    parts = replace(layer.submodules, self_attention=replace(own, module=attention))
+    return replace(layer, submodules=parts)
+
+
+@contextmanager
+def no_random_streams() -> Generator[None]:
+    """Draw from no random stream of a tensor-parallel rank: a graph cannot change its seed.
+
+    Nothing is drawn where dropout is zero, as it is in every model here.
+    """
+    tracker: Any = tensor_parallel.get_cuda_rng_tracker()
+    tracker.fork = lambda *_: nullcontext()
+    try:
+        yield
+    finally:
+        del tracker.fork
 
 
 def scale_in_place(scale: Any) -> None:

@@ -47,10 +47,10 @@ def refuse_unsupported(config: RunConfig, shape: ModelShape) -> None:
             "data_parallel_sharding='full' (FSDP) is supported by engine 'megatron' without "
             "pipeline stages and without experts. Use 'none' or 'optimizer'."
         )
-    if shape.mla is not None or shape.mtp_layers:
+    if shape.mtp_layers:
         raise ConfigError(
-            f"{shape.name} uses multi-latent attention or multi-token prediction, which engine "
-            "'megatron' does not train. Choose another model."
+            f"{shape.name} uses multi-token prediction, which engine 'megatron' does not train. "
+            "Choose another model."
         )
     if config.recompute == "pointwise" and config.layer_spec == "transformer_engine":
         raise ConfigError(

@@ -44,21 +44,25 @@ def _attention_kernel(trainer: Trainer) -> str | None:
     length = run.sequence_length // run.context_parallel_size
     heads = config.num_attention_heads // run.tensor_parallel_size
     groups = max(config.num_query_groups // run.tensor_parallel_size, 1)
-    query, key = (
+    wide = narrow = config.kv_channels
+    if config.multi_latent_attention:
+        wide, narrow = config.qk_head_dim + config.qk_pos_emb_head_dim, config.v_head_dim
+    query, key, value = (
         torch.empty(
-            (run.micro_batch_size, number, length, config.kv_channels),
+            (run.micro_batch_size, number, length, width),
             dtype=config.params_dtype,
             device=trainer.world.device,
             requires_grad=True,
         )
-        for number in (heads, groups)
+        for number, width in ((heads, wide), (groups, wide), (groups, narrow))
     )
     choice: Any = getattr(torch, "_fused_sdp_choice", None)
     if choice is None:
         return None
     if not layers.takes_grouped_heads(query):
-        key = query
-    chosen = choice(query, key, key, is_causal=True, enable_gqa=query.shape != key.shape)
+        key, value = query, query[..., :narrow]
+    grouped = query.shape[1] != key.shape[1]
+    chosen = choice(query, key, value, is_causal=True, enable_gqa=grouped)
     return SDPBackend(chosen).name.lower()
 
 

@@ -37,7 +37,7 @@ def _architecture(shape: ModelShape) -> dict[str, Any]:
         "attention_dropout": 0.0,
         "init_method_std": weights.INIT_STD,
     }
-    return options | _experts(shape)
+    return options | _experts(shape) | _latent(shape)
 
 
 def _experts(shape: ModelShape) -> dict[str, Any]:
@@ -54,6 +54,25 @@ def _experts(shape: ModelShape) -> dict[str, Any]:
         "moe_router_load_balancing_type": "aux_loss",
         "moe_aux_loss_coeff": AUXILIARY_LOSS_COEFFICIENT,
         "moe_router_dtype": "fp32",
+    }
+
+
+def _latent(shape: ModelShape) -> dict[str, Any]:
+    """Multi-latent attention, with plain rotary embedding: no stretching of the context."""
+    mla = shape.mla
+    if mla is None:
+        return {}
+    return {
+        "multi_latent_attention": True,
+        "q_lora_rank": mla.q_lora_rank or None,
+        "kv_lora_rank": mla.kv_lora_rank,
+        "qk_head_dim": mla.qk_nope_head_dim,
+        "qk_pos_emb_head_dim": mla.qk_rope_head_dim,
+        "v_head_dim": mla.v_head_dim,
+        "qk_layernorm": True,  # the norms of both compressed vectors
+        "rope_type": "rope",
+        "rotary_base": shape.rope_theta,
+        "rotary_scaling_factor": 1.0,
     }
 
 
@@ -134,4 +153,5 @@ def ddp_config(config: RunConfig, on: Switches) -> Any:
 def transformer_config(config: RunConfig, shape: ModelShape, world: World, on: Switches) -> Any:
     """Return Megatron-Core's TransformerConfig of a run."""
     options = _architecture(shape) | _split(config) | _recompute(config) | _quantised(config)
-    return mcore.TransformerConfig(**options, **_speed(config, shape, world, on))
+    kind = mcore.MLATransformerConfig if shape.mla else mcore.TransformerConfig
+    return kind(**options, **_speed(config, shape, world, on))
