@@ -15,11 +15,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from scalebook.train import mcore
 from scalebook.train.data import Batch
 
 WARM_UP_STEPS = 2  # steps before the capture: compilers, allocators and communicators start in them
 
 _cuda: Any = torch.cuda
+
+
+def leave_default_stream() -> None:
+    """Make another stream the current one; must run before the model is wrapped.
+
+    Gradients are accumulated in the stream that was current when their hooks were made, and work
+    in the default stream waits for a capture in any other, which a capture forbids.
+    """
+    stream = _cuda.Stream()
+    stream.wait_stream(_cuda.current_stream())
+    _cuda.set_stream(stream)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +89,10 @@ def _captured(chunk: Any, batch: Batch, count: int, pool: Any, *, finish: bool) 
     config = chunk.config
     graph = _cuda.CUDAGraph()
     # The watchdog of the communicators may ask for events meanwhile: only this thread is bound.
-    with _cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+    capture = _cuda.graph(
+        graph, pool=pool, stream=_cuda.current_stream(), capture_error_mode="thread_local"
+    )
+    with mcore.no_random_streams(), capture:
         output = chunk(static.tokens, static.position_ids, None, labels=static.labels)
         mean = output.float().sum() / output.numel()  # as in the schedule, kernel for kernel
         torch.autograd.backward(config.grad_scale_func(mean / count))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Generator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
@@ -154,6 +154,10 @@ def _with_latent_attention(layer: Any, attention: Any) -> Any:
     return replace(layer, submodules=parts)
 
 
+def _nothing(*_: Any) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
 @contextmanager
 def no_random_streams() -> Generator[None]:
     """Draw from no random stream of a tensor-parallel rank: a graph cannot change its seed.
@@ -161,7 +165,7 @@ def no_random_streams() -> Generator[None]:
     Nothing is drawn where dropout is zero, as it is in every model here.
     """
     tracker: Any = tensor_parallel.get_cuda_rng_tracker()
-    tracker.fork = lambda *_: nullcontext()
+    tracker.fork = _nothing
     try:
         yield
     finally:

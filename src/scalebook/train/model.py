@@ -12,7 +12,7 @@ from torch import Tensor
 from scalebook.catalog.types import ModelShape
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError
-from scalebook.train import embedding, fsdp, fused, layers, mcore, settings, weights
+from scalebook.train import embedding, fsdp, fused, graph, layers, mcore, settings, weights
 from scalebook.train.cross_entropy import cross_entropy
 from scalebook.train.precision import DTYPES
 from scalebook.train.switches import Switches, resolve
@@ -129,6 +129,8 @@ def build(config: RunConfig, shape: ModelShape, world: World) -> Model:
     """Return this rank's model chunks with weights that do not depend on the layout."""
     on = resolve(config, shape, world)
     _install(config, shape, on)
+    if on.cuda_graph:
+        graph.leave_default_stream()
     transformer = settings.transformer_config(config, shape, world, on)
     stages = config.virtual_pipeline_parallel_size
     sharded = config.data_parallel_sharding == "full"
