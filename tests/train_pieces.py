@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -44,8 +45,8 @@ def free_port() -> str:
         return str(probe.getsockname()[1])
 
 
-def rank(number: int, port: str, output: Path, without: str | None) -> int:
-    """Fork one rank; return its process id."""
+def rank(number: int, port: str, output: Path, without: str | None, answers: Any) -> int:
+    """Fork one rank; return its process id. A checkpoint's writers answer through ``answers``."""
     child = os.fork()
     if child:
         return child
@@ -54,6 +55,9 @@ def rank(number: int, port: str, output: Path, without: str | None) -> int:
     code = 1
     try:
         cpu.install(without)
+        from megatron.core.dist_checkpointing.strategies import filesystem_async
+
+        filesystem_async._results_queue = answers  # else every rank starts a process for it
         from scalebook.train.loop import train
 
         code = train(CONFIG, catalog.model(CONFIG.model), output)
@@ -61,11 +65,11 @@ def rank(number: int, port: str, output: Path, without: str | None) -> int:
         os._exit(code)
 
 
-def trains(without: str | None) -> bool:
+def trains(without: str | None, answers: list[Any]) -> bool:
     """Whether two ranks train to the end without one of the stand-ins."""
     port = free_port()
     with tempfile.TemporaryDirectory() as output:
-        left = {rank(number, port, Path(output), without) for number in range(2)}
+        left = {rank(n, port, Path(output), without, answers[n]) for n in range(2)}
         good, deadline = True, time.monotonic() + LIMIT_SECONDS
         while left:
             child, status = os.waitpid(-1, os.WNOHANG)
@@ -87,7 +91,8 @@ def main() -> None:
     from scalebook.train import loop  # noqa: F401
 
     names = [piece.name for piece in (*cpu.PATCHES, *cpu.RULES)]
-    verdicts = {name: trains(name) for name in (None, *names)}
+    manager = torch.multiprocessing.get_context("spawn").Manager()
+    verdicts = {name: trains(name, [manager.Queue(), manager.Queue()]) for name in (None, *names)}
     Path(sys.argv[1]).write_text(json.dumps({str(k): v for k, v in verdicts.items()}))
 
 
