@@ -131,7 +131,7 @@ def test_a_short_window_and_an_impossible_mfu_are_warned_of(tmp_path: Path) -> N
     write_run(tmp_path, "short", made, seconds=12, steps=8, device=H100, source="measured")
     write_run(tmp_path, "wrong", made, seconds=0.01, device=H100, source="measured")
     text = words(findings.warnings(load(tmp_path)))
-    assert "1 run measured fewer than 10 steps, which gives no interval: short." in text
+    assert "1 throughput without an interval (short): Too short to say: 3 steps" in text
     assert "wrong: " in text and "physically impossible" in text
 
 

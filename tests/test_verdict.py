@@ -241,15 +241,8 @@ def train(folder: Path, repeat: int, **changes) -> None:
 
 
 @pytest.mark.slow
-def test_real_runs_of_the_same_are_not_told_apart_and_of_twice_the_work_are(tmp_path, versus):
+def test_real_repeated_runs_of_the_same_are_not_told_apart(tmp_path, versus):
     for repeat in range(2):  # interleaved, as what slows a machine comes and goes
         train(tmp_path / "a", repeat)
         train(tmp_path / "b", repeat)
-    train(tmp_path / "double", 0, global_batch_size=16)
     assert versus(tmp_path / "a", tmp_path / "b")["verdict"] == "cannot tell"
-    seconds = [
-        find_steady([json.loads(line)["step_seconds"] for line in path.open()], 5).mean
-        for path in (tmp_path / "double/run0/steps.jsonl", tmp_path / "a/run0/steps.jsonl")
-    ]
-    if None not in seconds:
-        assert seconds[0] > 2 * seconds[1]

@@ -13,10 +13,9 @@ from scalebook.markup import Fragment, Markup, bullets, callout, join, paragraph
 from scalebook.naming import sized
 from scalebook.quantities import count, interval, number, percent, quantity, times
 from scalebook.report.sections import loss_findings, missing_mfu
+from scalebook.report.versus import verdict_on
 
 Row = Mapping[str, Any]
-
-FEW_STEPS = 10  # below this a median and its interval say little
 
 
 def overview(data: ReportData) -> Fragment:
@@ -39,7 +38,7 @@ def findings(data: ReportData) -> Fragment:
     if not items:
         items = [Markup("No run completed with a throughput, so there is no winner to name.")]
     else:
-        items += loss_findings(data.completed)
+        items += [*repeat_findings(data), *loss_findings(data.completed)]
     return bullets([*items, *failure_findings(data)])
 
 
@@ -80,13 +79,24 @@ def _largest_total(runs: pl.DataFrame, best: Row) -> Iterator[Markup]:
 
 
 def _contested(best: Row, second: Row) -> Iterator[Markup]:
-    """Yield a sentence where the intervals of the first two overlap."""
-    low, high = best["rate_low"], second["rate_high"]
-    if low is not None and high is not None and high >= low:
-        yield Markup(
-            "Its 95 % interval overlaps that of the second, {}: "
-            "these runs do not settle which of the two is faster."
-        ).format(_named(second))
+    """Yield a sentence where the first two are not surely apart, and what would decide."""
+    verdict = verdict_on(best, second)
+    if verdict is not None and verdict.word == "cannot tell":
+        words = "Against the second, {}, these runs do not settle which of the two is faster. {}"
+        yield Markup(words).format(_named(second), verdict.advice or "")
+
+
+def repeat_findings(data: ReportData) -> Iterator[Markup]:
+    """Yield the pooled rate of each configuration that has repeats."""
+    pooled = data.completed.filter(pl.col("pooled_tokens_per_second").is_not_null())
+    for _, rows in pooled.group_by("pooled_tokens_per_second", "group", maintain_order=True):
+        row = rows.row(0, named=True)
+        ends = (row["pooled_tokens_per_second_low"], row["pooled_tokens_per_second_high"])
+        rate = interval(row["pooled_tokens_per_second"], *ends, "tokens/s")
+        words = "{} of {} on {} together reached {}, the spread from run to run counted: {}."
+        ids = join(map(run_link, rows["run_id"]))
+        repeats = count(rows.height, "repeat")
+        yield Markup(words).format(repeats, row["model"], sized(row), rate, ids)
 
 
 def failure_findings(data: ReportData) -> Iterator[Markup]:
@@ -157,11 +167,20 @@ def _thin_windows(data: ReportData) -> Iterator[Markup]:
         yield Markup("{} completed without a throughput: {}").format(
             run_link(row["run_id"]), row["throughput_reason"] or "no reason recorded."
         )
-    few = data.completed.filter(pl.col("measured_steps") < FEW_STEPS)
-    if few.height:
-        ids = join(map(run_link, few["run_id"]))
-        words = "{} measured fewer than {} steps, which gives no interval: {}."
-        yield Markup(words).format(count(few.height, "run"), FEW_STEPS, ids)
+    unsure = data.completed.filter(pl.col("tokens_per_second_low").is_null())
+    for (reason,), rows in unsure.group_by("interval_reason", maintain_order=True):
+        ids = join(map(run_link, rows["run_id"]))
+        words = "{} without an interval ({}): {}"
+        yield Markup(words).format(count(rows.height, "throughput"), ids, reason or "no reason.")
+    changing = data.completed.filter(pl.col("steady_change") > 0)
+    if changing.height:
+        ids = join(map(run_link, changing["run_id"]))
+        most = percent(changing["steady_change"].max(), 2)  # pyright: ignore[reportArgumentType]
+        words = (
+            "The steps of {} still drift or shift, by up to {} over their window, less than the "
+            "1 % that would refuse them; their intervals hold it: {}."
+        )
+        yield Markup(words).format(count(changing.height, "run"), most, ids)
 
 
 def failed(data: ReportData) -> Fragment:

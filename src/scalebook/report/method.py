@@ -117,13 +117,14 @@ def _source(row: Row) -> Markup:
 
 
 def windows(data: ReportData) -> Fragment:
-    """Return how many steps the runs of this report measured."""
-    steps = data.completed["measured_steps"]
+    """Return how many steps the runs of this report are averaged over."""
+    steps = data.completed["steady_steps"].drop_nulls()
     if steps.is_empty():
         return Fragment(Markup(""))
     low, high = steps.min(), steps.max()
     span = f"{low}" if low == high else f"{low} to {high}"
-    return Fragment(Markup("<p>The runs of this report measured {} steps each.</p>").format(span))
+    words = "<p>The runs of this report are averaged over a steady state of {} steps each.</p>"
+    return Fragment(Markup(words).format(span))
 
 
 def used_conventions(data: ReportData) -> Fragment:
