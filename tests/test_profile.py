@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from train_worlds import SMALL, Finished, train
 
-from scalebook import plan
+from scalebook import catalog, legality, plan
 from scalebook.anatomy import Breakdown, read_breakdown, reduce_file
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError
@@ -210,6 +210,13 @@ def test_asking_for_a_profile_names_another_configuration_and_leaving_it_out_doe
 def test_the_number_of_profiled_steps_is_bounded(steps: int):
     with pytest.raises(ConfigError, match="profile_steps"):
         RunConfig.from_parameters({**SMALL, "profile_steps": steps})
+
+
+def test_asking_for_all_ranks_without_steps_to_profile_is_a_warning():
+    shape = catalog.model("tiny-llama")
+    found = legality.check(RunConfig(**SMALL, profile_all_ranks=True), shape)
+    assert [(one.rule, one.severity) for one in found] == [("profile_all_ranks", "warning")]
+    assert not legality.check(RunConfig(**SMALL, profile_all_ranks=True, profile_steps=1), shape)
 
 
 def test_a_plan_of_two_runs_measures_what_the_split_costs(root: Path):

@@ -18,6 +18,7 @@ from scalebook.legality import (
     rules_checkpoint,
     rules_device,
     rules_model,
+    rules_profile,
     rules_world,
 )
 from scalebook.legality.fit import Fit
@@ -32,6 +33,7 @@ RULES = (
     *rules_world.RULES,
     *rules_device.RULES,
     *rules_checkpoint.RULES,
+    *rules_profile.RULES,
 )
 
 
