@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from podman_engine import ROOT, USER, Engine
 
+from scalebook.containers import rules
+
 PLAN = Path(__file__).parent / "two.toml"
 SECRET = "hunter2-of-the-token"
 
@@ -43,12 +45,15 @@ def record(runs: Path) -> dict[str, Any]:
 def test_the_build_leaves_the_base_as_it_is_and_needs_no_root(engine: Engine, built: str):
     code = (
         "import json, os; from importlib.metadata import version as v; "
+        "from scalebook.containers import images, rules; "
         "names = ['torch', 'megatron-core', 'pyzmq', 'scalebook', 'papermill']; "
-        "print(json.dumps([os.getuid(), os.environ['PIP_CONSTRAINT'], *map(v, names)]))"
+        "print(json.dumps([os.getuid(), images.image('amd').name, len(rules.rules('amd')), "
+        "os.environ['PIP_CONSTRAINT'], *map(v, names)]))"
     )
     done = engine.podman("run", "--rm", built, "python3", "-c", code)
-    uid, constraint, torch, megatron, pyzmq, *_ = json.loads(done.stdout)
+    uid, name, count, constraint, torch, megatron, pyzmq, *_ = json.loads(done.stdout)
     assert uid == 65534
+    assert (name, count) == ("scalebook-amd", len(rules.rules("amd"))), "the wheel has the tables"
     assert (torch, megatron) == ("2.12.0a0+0291f960b6", "0.18.0")
     assert constraint == "/opt/standin/constraint.txt"
     assert pyzmq.startswith("26."), "the image's own constraint holds for what is added"
@@ -107,9 +112,10 @@ def test_a_plan_without_a_completed_run_fails_outside_too(
 
 
 def start(engine: Engine, runs: Path, options: list[str]) -> subprocess.Popen[bytes]:
-    """Start a plan that would train for long, and return when it has made steps."""
+    """Start a plan whose trainer hangs after two steps, and return when it has made them."""
+    hanging = ("--trainer", "fake_trainer", "--env=FAKE_TRAINER=hang")
     process = subprocess.Popen(
-        (sys.executable, "-m", "scalebook", *command(runs, "--steps", "100000", *options)),
+        (sys.executable, "-m", "scalebook", *command(runs, *hanging, *options)),
         env=engine.environment,
         cwd=ROOT,
         stdout=subprocess.DEVNULL,
