@@ -73,6 +73,10 @@ class GraphedSchedule:
         losses = [self.inner.run(batch) for batch in batches[:-1]]
         return [*losses, self.last.run(batches[-1])]
 
+    def close(self) -> None:
+        """Drop the graphs: a communicator waits for those that hold its kernels before it ends."""
+        self.inner = self.last = None
+
     def _capture(self, chunk: Any, batch: Batch, count: int) -> None:
         """Capture both graphs; nothing runs, so no gradient is added."""
         _cuda.synchronize()

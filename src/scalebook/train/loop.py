@@ -164,6 +164,8 @@ def train(config: RunConfig, shape: ModelShape, output: Path) -> int:
         if code == 0 and config.profile_steps:
             profile.run(trainer, train_step, output, None)
     keeper.finish(completed=code == 0)
+    if isinstance(trainer.forward_backward, GraphedSchedule):
+        trainer.forward_backward.close()
     leave()
     if code == 0:
         profile.finish(trainer, output)  # the others need not wait for it
