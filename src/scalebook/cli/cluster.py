@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scalebook.cli import contained
+from scalebook.cli import contained, manifests
 from scalebook.cli.arguments import Subparsers, add_json
 
 if TYPE_CHECKING:
@@ -54,6 +54,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--setup", type=Path, metavar="FILE", help="bash that a job sources first")
     group.add_argument("--python", default="", help="interpreter of the nodes; default: this one")
+    group.add_argument(
+        "--claim", default="scalebook-runs", help="Kubernetes: the volume claim that holds the runs"
+    )
+    group.add_argument("--namespace", default="", help="Kubernetes: default: that of the context")
     group.add_argument("--no-requeue", action="store_true", help="end with the first attempt")
 
 
@@ -75,6 +79,8 @@ def run(options: argparse.Namespace, load: Load) -> int:
     if not options.dry_run:
         _settle(runs)
     entries = survey.survey(plan, runs, None, options.rerun, here=False)
+    if options.launcher == "kubernetes":
+        return manifests.show(options, entries)
     return _slurm(options, plan, entries, runs)
 
 

@@ -19,7 +19,10 @@ class Expression(str):
 
 def quoted(word: str) -> str:
     """Return a word as bash reads it back unchanged; an ``Expression`` as it stands."""
-    return str(word) if isinstance(word, Expression) else shlex.quote(word)
+    if isinstance(word, Expression):
+        return str(word)
+    plain = shlex.quote(word)
+    return f"'{word}'" if plain == word and "," in word else plain  # no comma between elements
 
 
 def array(name: str, words: Iterable[str]) -> str:

@@ -39,7 +39,7 @@ def telling(logs: Sequence[NodeLog]) -> NodeLog | None:
     One that failed by itself counts more than one that was ended, or broke, because of it.
     """
     best: NodeLog | None = None
-    most = (-1, False, False)
+    most = (False, -1, False, False)
     for log in logs:
         found = outcome.classify(
             outcome.Evidence(log.exit_code, steps_done=0, steps_asked=None, log=log.lines)
@@ -47,7 +47,7 @@ def telling(logs: Sequence[NodeLog]) -> NodeLog | None:
         cause = torchrun.root_cause(log.lines)
         alone = not causes.CONSEQUENCE.search(found.reason or "")
         own = cause is not None and cause.code != -signal.SIGTERM
-        weight = (_WEIGHT.get(found.status, -1), alone, own)
+        weight = (log.exit_code != 0, _WEIGHT.get(found.status, -1), alone, own)
         if weight > most:
             best, most = log, weight
     return best

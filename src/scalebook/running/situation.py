@@ -80,7 +80,8 @@ def _unfinished(partial: Path, states: Mapping[str, JobState] | None) -> Row | N
     requested = conclusion.read_object(partial / "config.json")
     if job is None:
         here = ownership.is_live(partial)
-        state = "training here" if here else "left behind"
+        pods = conclusion.read_object(partial / ownership.JOB_FILE).get("scheduler") == "kubernetes"
+        state = "in Kubernetes" if pods else "training here" if here else "left behind"
         detail = None if here else "its process is gone: scalebook recover"
         started = conclusion.read_object(partial / conclusion.LAUNCH_FILE).get("started_at")
     else:

@@ -19,9 +19,8 @@ from typing import Any
 from scalebook import store
 from scalebook.errors import LaunchError
 from scalebook.record import RunRecord, Status
-from scalebook.running import conclusion, job_files, node, node_logs, ownership
+from scalebook.running import conclusion, job_files, node_record, ownership
 from scalebook.running.job_files import Attempt, Job
-from scalebook.running.node_logs import NodeLog
 from scalebook.running.slurm_state import Ask, JobState, ask_slurm, ending, state_of
 
 TIMEOUT_CODE = 124  # of the timeout command, which keeps a run's own limit
@@ -70,6 +69,8 @@ def settle(runs: Path, ask: Ask = ask_slurm) -> tuple[Settled, ...]:
 def _forget_unsubmitted(partial: Path) -> None:
     """Let go of a directory whose submitter died before it had a job: ``recover`` records it."""
     file = partial / ownership.JOB_FILE
+    if conclusion.read_object(file).get("scheduler") != "slurm":
+        return
     with suppress(FileNotFoundError):
         if time.time() - file.stat().st_mtime > UNSUBMITTED_SECONDS:
             file.unlink()
@@ -95,33 +96,15 @@ def _conclude(directory: Path, state: JobState | None) -> RunRecord:
     last = tries[-1] if tries else None
     _complete_launch(directory, job, tries, state)
     requested = conclusion.read_object(directory / "config.json")
-    reports = node.reports(directory)
-    codes = {number: report.get("exit_code", 1) for number, report in reports.items()}
-    told = node_logs.telling(node_logs.tails(directory, codes, conclusion.LOG_LINES))
-    node_logs.merge(directory)
-    record = conclusion.conclude(
+    record = node_record.conclude_nodes(
         directory,
-        exit_code=_code(last, told),
+        exit_code=last.exit_code if last else None,
         stop=_stop(last, state, requested),
-        host_memory_kills=sum(report.get("memory_kills", 0) for report in reports.values()),
-        memory_killed=frozenset(
-            number for report in reports.values() for number in report.get("memory_killed", ())
-        ),
         finished_at=last.ended_at if last else None,
-        log=told.lines if told else (),
     )
-    for path in directory.glob(node.REPORT.format("*")):
-        path.unlink()
     for name in (ownership.JOB_FILE, job_files.EVENTS):
         (directory / name).unlink(missing_ok=True)
     return record
-
-
-def _code(last: Attempt | None, told: NodeLog | None) -> int | None:
-    """Return how the run ended: srun answers with the highest code, often of a node it ended."""
-    if last is None or not last.exit_code or told is None or not told.exit_code:
-        return last.exit_code if last else None
-    return told.exit_code
 
 
 def _stop(
