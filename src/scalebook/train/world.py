@@ -40,8 +40,9 @@ class World:
 
 
 def restart_count() -> int:
-    """Return how often torchrun has started the processes of this run again."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    """Return how often this run has been started again: by torchrun, or by a requeued job."""
+    names = ("TORCHELASTIC_RESTART_COUNT", "SCALEBOOK_RESTARTS")
+    return sum(int(os.environ.get(name, "0")) for name in names)
 
 
 def _environment_number(name: str) -> int:
