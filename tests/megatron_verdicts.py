@@ -78,14 +78,18 @@ def transformer_config(config: RunConfig, shape: ModelShape) -> Any:
     )
 
 
+STYLE = layers.Style(
+    compiled_norm=False,
+    fused_attention=True,
+    overlap_tensor_parallel=False,
+    remake=False,
+    grouped_gemm=False,
+    compiled_activation=False,
+)
+
+
 def chunk(config: Any, shape: ModelShape, stage: int | None) -> Any:
-    spec = mcore.block_spec(
-        config,
-        transformer_engine=False,
-        norm=layers.Norm,
-        core_attention=layers.CoreAttention,
-        vp_stage=stage,
-    )
+    spec = mcore.block_spec(config, pieces=STYLE.pieces(), vp_stage=stage)
     model = mcore.GPTModel(
         config=config,
         transformer_layer_spec=spec,

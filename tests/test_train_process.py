@@ -111,8 +111,16 @@ def test_a_text_in_indexed_format_is_learnt_and_its_fingerprint_kept(tmp_path: P
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"precision": "fp8"}, "precision='fp8' is not supported by engine 'megatron'"),
-        ({"data_parallel_sharding": "full"}, "data_parallel_sharding='full' (FSDP)"),
+        ({"precision": "fp16"}, "precision='fp16' is not supported by engine 'megatron'"),
+        (
+            {"data_parallel_sharding": "full", "model": "tiny-moe"},
+            "data_parallel_sharding='full' (FSDP)",
+        ),
+        ({"fused_norm": "on"}, "fused_norm='on' is not possible here: it is made for GPUs"),
+        (
+            {"recompute": "pointwise", "layer_spec": "transformer_engine"},
+            "recompute='pointwise' is made for layer_spec 'torch'",
+        ),
         ({"model": "deepseek-v3"}, "multi-token prediction"),
         ({"model": "tiny-lama"}, "Did you mean 'tiny-llama'?"),
         ({"world_size": 2}, "torchrun started 1 processes, but world_size=2"),

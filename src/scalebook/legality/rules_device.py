@@ -127,10 +127,10 @@ def engine(case: Case) -> Iterator[Problem]:
             missing.append("data_parallel_sharding=full with pipeline stages")
         if shape.moe is not None:
             missing.append(f"data_parallel_sharding=full with the experts of {shape.name}")
-    if shape.mla is not None:
-        missing.append(f"the latent attention of {shape.name}")
-    elif shape.mtp_layers:
+    if shape.mtp_layers:
         missing.append(f"the multi-token prediction of {shape.name}")
+    if config.recompute == "pointwise" and config.layer_spec == "transformer_engine":
+        missing.append("recompute=pointwise with layer_spec=transformer_engine")
     for what in missing:
         yield Problem(
             "engine",
