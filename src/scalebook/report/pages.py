@@ -24,6 +24,7 @@ PAGES = (
     Page("21_throughput.ipynb", "throughput", "Throughput"),
     Page("22_scaling.ipynb", "scaling", "Scaling"),
     Page("24_anatomy.ipynb", "anatomy", "Step anatomy"),
+    Page("25_reliability.ipynb", "reliability", "Reliability"),
     Page("26_probe.ipynb", "probe", "Probe"),
     Page("23_method.ipynb", "method", "Method"),
 )

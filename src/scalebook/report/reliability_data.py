@@ -1,0 +1,136 @@
+"""What the runs of a report tell about checkpoints and drills, a row a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import polars as pl
+
+from scalebook import store
+from scalebook.frames import ReportData
+from scalebook.markup import short_id
+from scalebook.reliability import CheckpointRecord, DrillRecord, read_checkpoints, read_drill
+
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """The checkpoints of one run; ``run`` is its row of the report."""
+
+    run: Mapping[str, Any]
+    saves: tuple[CheckpointRecord, ...]
+    loads: tuple[CheckpointRecord, ...]
+    steps_seconds: float | None  # all recorded steps together
+
+    def row(self) -> dict[str, Any]:
+        """Return the figures of a table: medians over the saves, and over the loads, of the run."""
+        waited = _median([entry.blocking_seconds for entry in self.saves])
+        step = self.run["step_seconds_median"]
+        return {
+            **self.run,
+            "saves": len(self.saves),
+            "mode": self.mode,
+            "size_gib": (self.saves or self.loads)[-1].size_bytes / GIB,
+            "save_seconds": _median([entry.seconds for entry in self.saves]),
+            "blocking_seconds": waited,
+            "save_rate": _median([entry.gib_per_second for entry in self.saves]),
+            "waited_steps": waited / step if waited is not None and step else None,
+            "waited_share": self.waited_share,
+            "load_seconds": _median([entry.seconds for entry in self.loads]),
+            "load_rate": _median([entry.gib_per_second for entry in self.loads]),
+        }
+
+    @property
+    def mode(self) -> str | None:
+        """How the checkpoints were saved; None where none was."""
+        if not self.saves:
+            return None
+        return "asynchronous" if self.saves[-1].asynchronous else "synchronous"
+
+    @property
+    def waited_share(self) -> float | None:
+        """The share of training that was waiting for saves; None without steps or saves."""
+        if not self.saves or not self.steps_seconds:
+            return None
+        waited = sum(entry.blocking_seconds for entry in self.saves)
+        return min(waited / self.steps_seconds, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Drilled:
+    """A drill and the row of its run."""
+
+    run: Mapping[str, Any]
+    drill: DrillRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Reliability:
+    """Everything that the page shows beside the statuses, and lines that could not be read."""
+
+    saved: tuple[Saved, ...]
+    drills: tuple[Drilled, ...]
+    problems: tuple[str, ...]
+
+
+def reliability(data: ReportData) -> Reliability:
+    """Return the checkpoints and drills of every run of the report, in the order of its table."""
+    places = {path.name: path for path in store.run_directories(data.folder)}
+    seconds = dict(data.steps.group_by("run_id").agg(pl.col("step_seconds").sum()).iter_rows())
+    saved: list[Saved] = []
+    drills: list[Drilled] = []
+    problems: list[str] = []
+    for run in data.runs.iter_rows(named=True):
+        path = places.get(run["run_id"])
+        if path is None:
+            continue
+        entries, broken = read_checkpoints(path)
+        problems += [f"{path.name}: {sentence}" for sentence in broken]
+        if entries:
+            saved.append(_saved(run, entries, seconds.get(run["run_id"])))
+        drill = read_drill(path)
+        if drill is not None:
+            drills.append(Drilled(run, drill))
+    return Reliability(tuple(saved), tuple(drills), tuple(problems))
+
+
+def _saved(
+    run: Mapping[str, Any], entries: Sequence[CheckpointRecord], seconds: float | None
+) -> Saved:
+    kinds = {kind: tuple(e for e in entries if e.kind == kind) for kind in ("save", "load")}
+    return Saved(run, kinds["save"], kinds["load"], seconds)
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
+
+
+def bar_label(run: Mapping[str, Any]) -> str:
+    """Return what names a run in a chart that shows runs of one configuration side by side.
+
+    Its configuration's hash would not tell them apart; the time at which it started does.
+    """
+    run_id: str = run["run_id"]
+    return f"{run['label']}, {run_id if short_id(run_id) == run_id else run_id[:15]}"
+
+
+def failure_kinds(runs: pl.DataFrame) -> Iterator[tuple[str, str, list[str]]]:
+    """Yield each kind of failure: status, what its reasons have in common, and its runs."""
+    kinds: dict[tuple[str, str], list[str]] = {}
+    for row in runs.filter(pl.col("status") != "completed").iter_rows(named=True):
+        kinds.setdefault((row["status"], _stem(row["reason"])), []).append(row["run_id"])
+    for (status, stem), run_ids in sorted(kinds.items(), key=lambda item: -len(item[1])):
+        yield status, stem, run_ids
+
+
+def _stem(reason: str | None) -> str:
+    """Return the part of a reason that does not name its rank, its sizes or its step."""
+    text = reason or "no reason recorded"
+    for mark in (" on rank", " (", ": "):
+        text = text.partition(mark)[0]
+    return text.rstrip(".")
