@@ -1,0 +1,67 @@
+"""Run by two processes: pieces split over ranks against the same on one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from scalebook.train import cpu
+
+cpu.install()
+
+from scalebook.train import async_tensor_parallel  # noqa: E402
+from scalebook.train.cross_entropy import cross_entropy  # noqa: E402
+
+torch.distributed.init_process_group("gloo")
+group: Any = torch.distributed.group.WORLD
+rank, size = group.rank(), group.size()
+generator = torch.Generator().manual_seed(11)
+
+
+def random(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=generator)
+
+
+def same(ours: Any, expected: Any) -> None:
+    torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)
+
+
+def part(tensor: torch.Tensor, dimension: int) -> torch.Tensor:
+    return tensor.chunk(size, dimension)[rank].contiguous()
+
+
+def check_cross_entropy() -> None:
+    logits, labels = random(4, 2, 24), torch.randint(0, 24, (4, 2), generator=generator)
+    whole = logits.clone().requires_grad_()
+    expected = torch.nn.functional.cross_entropy(
+        whole.flatten(0, 1), labels.flatten(), reduction="none"
+    )
+    expected.sum().backward()
+    own = part(logits, 2).requires_grad_()
+    loss = cross_entropy(own * 1.0, labels, group, compiled=False)
+    loss.sum().backward()
+    same(loss.flatten(), expected)
+    same(own.grad, part(whole.grad, 2))
+
+
+def check_linear_pair() -> None:
+    """A column-parallel layer and a row-parallel one, each mixed with its collective."""
+    inputs, first, second = random(6, 2, 8), random(10, 8), random(8, 10)
+    leaves = [leaf.clone().requires_grad_() for leaf in (inputs, first, second)]
+    expected = leaves[0] @ leaves[1].t() @ leaves[2].t()
+    expected.square().sum().backward()
+    own = [part(inputs, 0), part(first, 0), part(second, 1)]
+    x, a, b = (leaf.requires_grad_() for leaf in own)
+    hidden = async_tensor_parallel._GatherMatmul.apply(x, a, group, False)
+    output = async_tensor_parallel._MatmulScatter.apply(hidden, b, group, False)
+    output.square().sum().backward()
+    same(output, part(expected, 0))
+    for leaf, whole, dimension in zip((x, a, b), leaves, (0, 0, 1), strict=True):
+        same(leaf.grad, part(whole.grad, dimension))
+
+
+check_cross_entropy()
+check_linear_pair()
+print("agrees", flush=True)
+torch.distributed.destroy_process_group()
