@@ -15,6 +15,7 @@ from scalebook import provenance
 from scalebook.columns import FEASIBILITY_SCHEMA, SCHEMA, STEP_SCHEMA, cast
 from scalebook.errors import ReportError, ScalebookError
 from scalebook.feasibility import feasibility
+from scalebook.feasibility.predicted import Predicted, predictions
 from scalebook.metrics import RunMetrics, measure
 from scalebook.metrics.repeats import with_repeats
 from scalebook.metrics.step_anatomy import RunAnatomy, step_anatomy
@@ -48,6 +49,8 @@ class ReportData:
     feasibility: pl.DataFrame = field(default_factory=lambda: feasibility_frame(()))
     # by run id: where the steps of a run spend their time, as far as it tells
     anatomies: Mapping[str, RunAnatomy] = field(default_factory=dict[str, RunAnatomy])
+    # by run id: what memory prediction says of a run
+    predictions: Mapping[str, Predicted] = field(default_factory=dict[str, Predicted])
 
     @property
     def completed(self) -> pl.DataFrame:
@@ -157,6 +160,7 @@ def collect(folder: Path, runs: Sequence[Run], problems: Iterable[str]) -> Repor
         differences={run_id: said for run_id, said in differences.items() if said},
         feasibility=feasibility_frame(kept.values()),
         anatomies={run_id: step_anatomy(run) for run_id, run in kept.items()},
+        predictions=predictions(kept.values()),
     )
 
 

@@ -56,7 +56,10 @@ def config(mode: str) -> dict[str, Any]:
         "text": {"color": ink, "fontSize": 12},
         "title": {"anchor": "start", "color": ink, "fontSize": 13},
         "view": {"stroke": None},
-        "style": {"halo": {"color": SURFACE[mode], "stroke": SURFACE[mode]}},
+        "style": {
+            "halo": {"color": SURFACE[mode], "stroke": SURFACE[mode]},
+            "ink": {"color": ink, "fill": ink},
+        },
         "bar": {"color": PALETTE[mode][0]},
         "point": {"color": PALETTE[mode][0]},
         "line": {"color": PALETTE[mode][0], "strokeWidth": 2},

@@ -23,6 +23,7 @@ PAGES = (
     Page("20_summary.ipynb", "index", "Summary"),
     Page("21_throughput.ipynb", "throughput", "Throughput"),
     Page("22_scaling.ipynb", "scaling", "Scaling"),
+    Page("27_memory.ipynb", "memory", "Memory"),
     Page("24_anatomy.ipynb", "anatomy", "Step anatomy"),
     Page("25_reliability.ipynb", "reliability", "Reliability"),
     Page("26_probe.ipynb", "probe", "Probe"),
