@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
+from inspect import signature
 from typing import Any
 
 
@@ -121,7 +122,11 @@ def _local_provider(pieces: Pieces) -> Generator[None]:
             parent: Any = super()
             if pieces.experts is None:
                 return parent.grouped_mlp_modules(*given, **options)
-            return pieces.experts, None
+            # Before 0.18: a class and its submodules, for any number of arguments.
+            paired = (
+                "moe_use_legacy_grouped_gemm" in signature(parent.grouped_mlp_modules).parameters
+            )
+            return (pieces.experts, None) if paired else pieces.experts
 
     _gpt_specs.LocalSpecProvider = Provider
     try:
