@@ -17,6 +17,7 @@ from scalebook import catalog, legality, reliability, store
 from scalebook.errors import ConfigError
 from scalebook.launch import direct
 from scalebook.record import StepRecord
+from scalebook.running import restarts
 from scalebook.train import checkpoint_place as place
 
 
@@ -175,6 +176,17 @@ def test_a_second_restart_may_go_back_behind_the_first(tmp_path: Path):
 def test_steps_without_a_restart_are_read_as_they_stand(tmp_path: Path):
     lines = [step(2), step(1), step(2)]  # a log of another trainer may repeat a number
     assert store.read_steps(written(tmp_path / "steps.jsonl", lines))[0] == tuple(lines)
+
+
+def test_a_record_says_that_its_processes_were_started_again(tmp_path: Path):
+    lines = [step(1), step(2), step(3), step(3, 1), step(4, 1), step(1, 2)]
+    written(tmp_path / "steps.jsonl", lines)
+    assert restarts.notes(tmp_path) == (
+        "A process died after step 3 and all were started again: 1 step was done twice.",
+        "A process died after step 4 and all were started again: 4 steps were done twice.",
+    )
+    written(tmp_path / "steps.jsonl", lines[:3])
+    assert restarts.notes(tmp_path) == ()
 
 
 def test_a_broken_line_of_checkpoints_is_a_problem_and_hides_no_other(tmp_path: Path):

@@ -14,7 +14,7 @@ from scalebook.config import RunConfig
 from scalebook.engines import harvest
 from scalebook.errors import ConfigError
 from scalebook.record import RunRecord, Status, StepRecord
-from scalebook.running import outcome, progress
+from scalebook.running import outcome, progress, restarts
 
 LAUNCH_FILE = "launch.json"  # command, environment, started_at: written before the start
 SCHEDULE_FILE = "schedule.json"  # the place in a plan's order, where a plan started the run
@@ -93,6 +93,7 @@ def conclude(
             *harvested,
             *(one.sentence() for one in differences),
             *_skipped(steps),
+            *restarts.notes(directory),
             *schedule.pop("notes", ()),
         ),
     )
