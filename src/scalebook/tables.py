@@ -13,11 +13,13 @@ from typing import Any
 
 import polars as pl
 
-from scalebook.markup import Fragment, Markup, anchor, join, run_link
+from scalebook.markup import Fragment, Markup, anchor, escape, join, run_link, script_json
 from scalebook.naming import split_name
 from scalebook.quantities import NONE, duration, number, percent
 
 Row = Mapping[str, Any]
+LONG = 300  # a table of more rows comes as its first FIRST rows and data for the others
+FIRST = 100
 Show = Callable[[Row], Markup | str]
 
 
@@ -39,15 +41,39 @@ def table(
 ) -> Fragment:
     """Return a table; ``name`` names its CSV file; with ``anchors`` each row can be linked to."""
     head = Markup("").join(_heading(column) for column in columns)
-    body = Markup("\n").join(_row(row, columns, anchors) for row in rows)
+    given = list(rows)
+    long = len(given) > LONG
+    shown = given[:FIRST] if long else given
+    body = Markup("\n").join(_row(row, columns, anchors) for row in shown)
+    rest = _as_data(given[FIRST:], columns, anchors) if long else Markup("")
     # Quarto would take the table apart and drop the exact values without the attribute.
     return Fragment(
         Markup(
             '<div class="sb-table" data-name="{}"><div class="sb-scroll" tabindex="0">'
             '<table data-quarto-disable-processing="true">\n'
-            "<thead><tr>{}</tr></thead>\n<tbody>\n{}\n</tbody></table></div></div>"
-        ).format(name, head, body)
+            "<thead><tr>{}</tr></thead>\n<tbody>\n{}\n</tbody></table></div>{}</div>"
+        ).format(name, head, body, rest)
     )
+
+
+def _as_data(rows: Sequence[Row], columns: Sequence[Column], anchors: bool) -> Markup:
+    """Return rows as data that the page's script makes rows of, a page at a time.
+
+    A row is [class, id, run, [exact value, html] ...]; a cell whose html is its value has no html.
+    """
+    data: list[list[Any]] = []
+    for row in rows:
+        run_id, cells = row.get("run_id"), [_pair(row, column) for column in columns]
+        mark = anchor(run_id) if anchors and run_id is not None else ""
+        data.append([_classes(row), mark, run_id or "", *cells])
+    template = Markup('<script type="application/json" class="sb-rows">{}</script>')
+    return template.format(script_json(data))
+
+
+def _pair(row: Row, column: Column) -> list[str]:
+    value, shown = row.get(column.key), escape(column.show(row))
+    exact = "" if value is None else str(value)
+    return [exact] if shown == exact else [exact, str(shown)]
 
 
 def _heading(column: Column) -> Markup:
@@ -64,9 +90,14 @@ def _heading(column: Column) -> Markup:
 def _row(row: Row, columns: Sequence[Column], anchors: bool) -> Markup:
     run_id = row.get("run_id")
     mark = Markup(' id="{}"').format(anchor(run_id)) if anchors and run_id is not None else ""
-    classes = f"is-{row.get('status', '')} from-{row.get('source', '')}"
+    # what the page's filter knows a row by
+    mark += Markup(' data-run="{}"').format(run_id) if run_id is not None else ""
     cells = Markup("").join(_cell(row, column) for column in columns)
-    return Markup('<tr{} class="{}">{}</tr>').format(mark, classes, cells)
+    return Markup('<tr{} class="{}">{}</tr>').format(mark, _classes(row), cells)
+
+
+def _classes(row: Row) -> str:
+    return f"is-{row.get('status', '')} from-{row.get('source', '')}"
 
 
 def _cell(row: Row, column: Column) -> Markup:

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import altair as alt
 
 from scalebook.charts.theme import config
-from scalebook.markup import Markup, raw_block, script_json
+from scalebook.markup import Markup, join, raw_block, script_json
 
 SHAPES = {
     "measured": "circle",
     "ingested": "square",
     "simulated": "diamond",
     "published": "triangle-up",
+    "inferred": "triangle-down",
 }
 AnyChart = alt.Chart | alt.LayerChart | alt.FacetChart
 TEMPLATE = Markup(
     '<div class="sb-chart" role="img" aria-label="{}"></div>\n'
     '<script type="application/json" class="sb-spec">{}</script>'
 )
+SOURCE = Markup('<span class="badge source">{}</span> {}')
 HEADED = Markup('<p class="sb-chart-head">{}</p>\n{}')
 
 
@@ -45,7 +47,8 @@ class Figure:
     @property
     def html(self) -> Markup:
         """The chart's place in a page."""
-        return TEMPLATE.format(self.description, script_json(self.spec()))
+        spec = self.spec()
+        return sources_note(spec) + TEMPLATE.format(self.description, script_json(spec))
 
     def _repr_markdown_(self) -> str:
         return raw_block(str(self.html))
@@ -60,6 +63,32 @@ class Figure:
         spec = self.spec() | {"config": config("light") | {"background": "white"}}
         spec["width"] = 760
         return vl_convert.vegalite_to_svg(spec)
+
+
+def sources_note(spec: Mapping[str, Any]) -> Markup:
+    """Return which rows of a chart were not measured here, for above it; nothing where all were."""
+    found: dict[str, set[str]] = {}
+    for row in data_rows(spec):
+        source = row.get("source")
+        if isinstance(source, str) and source in SHAPES and source != "measured":
+            found.setdefault(source, set()).add(str(row.get("run_id") or row.get("label") or row))
+    if not found:
+        return Markup("")
+    marks = (SOURCE.format(source, len(found[source])) for source in SHAPES if source in found)
+    return Markup('<p class="sb-sources">Not measured here: {}</p>\n').format(join(marks))
+
+
+def data_rows(spec: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield every row that a specification holds, of all its layers."""
+    for rows_ in spec.get("datasets", {}).values():
+        yield from (row for row in rows_ if isinstance(row, dict))
+    values: Any = spec.get("data", {}).get("values", ())
+    yield from (row for row in values if isinstance(row, dict))
+    for name in ("layer", "hconcat", "vconcat"):
+        for part in spec.get(name, ()):
+            yield from data_rows(part)
+    if "spec" in spec:
+        yield from data_rows(spec["spec"])
 
 
 def by_source(sources: Iterable[str]) -> alt.Shape:

@@ -15,8 +15,8 @@ MAX_POINTS = 200  # per curve: no screen shows more
 
 # A run that was not measured here is never drawn as a solid line.
 DASHES = alt.Scale(
-    domain=["measured", "ingested", "simulated", "published"],
-    range=[[1, 0], [8, 3], [4, 3], [2, 2]],
+    domain=["measured", "ingested", "simulated", "published", "inferred"],
+    range=[[1, 0], [8, 3], [4, 3], [2, 2], [6, 2, 1, 2]],
 )
 
 

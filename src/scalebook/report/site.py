@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Literal
 
 from scalebook import __version__, frames
-from scalebook.charts import configs
 from scalebook.errors import ReportError
 from scalebook.quantities import count
 from scalebook.report import notebook, preview, quarto, vega
+from scalebook.report.assets_files import write_assets
 from scalebook.report.data_files import write_data
 from scalebook.report.execute import execute
 from scalebook.report.pages import PAGES
@@ -63,7 +63,7 @@ def build(places: Places, renderer: Renderer = "auto", say: Callable[[str], None
     with ThreadPoolExecutor(1) as pool:
         library = pool.submit(vega.bundle, places.cache)
         execute(PAGES, places.project / "notebooks", places.runs, stage)
-    write_assets(stage, library.result())
+    write_assets(stage, library.result(), data.runs)
     for page in PAGES:
         _prepare_page(stage / f"{page.slug}.ipynb", say)
     built = _build_facts(data)
@@ -98,15 +98,6 @@ def _build_facts(data: frames.ReportData) -> str:
     now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     runs = count(data.runs.height, "run")
     return f"Built {now} by Scalebook {__version__} from {runs} in {data.folder.name}."
-
-
-def write_assets(folder: Path, library: Path) -> None:
-    """Write the files that all pages share: styles, script, chart themes, Vega."""
-    for name in ("scalebook.css", "preview.css", "scalebook.js"):
-        shutil.copyfile(preview.ASSETS / name, folder / name)
-    themes = json.dumps(configs(), separators=(",", ":"))
-    (folder / "scalebook-charts.js").write_text(f"window.SCALEBOOK_CHARTS={themes};\n")
-    shutil.copyfile(library, folder / "vega-bundle.js")
 
 
 def _with_preview(stage: Path, built: str) -> Path:

@@ -30,6 +30,7 @@ class _Scan(HTMLParser):
     problems: list[str] = field(default_factory=list[str])
     _inside: str = ""
     _is_spec: bool = False
+    _is_rows: bool = False
 
     def __post_init__(self) -> None:
         super().__init__(convert_charrefs=True)
@@ -38,6 +39,7 @@ class _Scan(HTMLParser):
         """Note the element's id, address and words."""
         values = {name: value or "" for name, value in attrs}
         self._inside, self._is_spec = tag, "sb-spec" in values.get("class", "")
+        self._is_rows = "sb-rows" in values.get("class", "")
         if values.get("id"):
             # the anchors of runs are ours; a renderer may repeat one of its own
             if values["id"] in self.ids and values["id"].startswith("run-"):
@@ -53,7 +55,7 @@ class _Scan(HTMLParser):
 
     def handle_endtag(self, tag: str) -> None:
         """Leave the element."""
-        self._inside, self._is_spec = "", False
+        self._inside, self._is_spec, self._is_rows = "", False, False
 
     def handle_data(self, data: str) -> None:
         """Look into styles and chart specifications."""
@@ -61,6 +63,9 @@ class _Scan(HTMLParser):
             self._style(data)
         elif self._is_spec:
             self.problems += _spec_problems(data)
+        elif self._is_rows:
+            # the rows of a long table that are made when they are shown
+            self.ids.update(entry[1] for entry in json.loads(data) if entry[1])
 
     def _style(self, css: str) -> None:
         self.problems += [f"style asks for {url}" for url in CSS_ADDRESS.findall(css)]

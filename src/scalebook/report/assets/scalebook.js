@@ -1,4 +1,4 @@
-// Draws the charts, sorts the tables, keeps the reader's choice of light or dark.
+// Draws the charts, sorts, searches and pages the tables, keeps the choice of light or dark.
 // Everything here also works from a file: no module, no request.
 (function () {
   "use strict";
@@ -17,52 +17,141 @@
   }
 
   // Charts: the specification is data in the script element behind the chart's place.
+  const filter = window.ScalebookFilter;
+  const drawn = new WeakMap(); // place -> what vegaEmbed returned
   function draw() {
     if (typeof vegaEmbed === "undefined") return;
-    const config = window.SCALEBOOK_CHARTS[isDark() ? "dark" : "light"];
     document.querySelectorAll(".sb-chart").forEach(function (place, index) {
-      const spec = JSON.parse(place.nextElementSibling.textContent);
-      const narrow = place.clientWidth < 560;
-      const axisY = Object.assign({}, config.axisY, narrow ? { labelLimit: 150 } : {});
-      const legend = Object.assign({}, config.legend, narrow ? { columns: 1, labelLimit: 280 } : {});
-      vegaEmbed(place, spec, {
-        mode: "vega-lite",
-        renderer: "svg",
-        actions: { export: true, source: false, compiled: false, editor: false },
-        config: Object.assign({}, config, { axisY: axisY, legend: legend }),
-        tooltip: { theme: isDark() ? "dark" : "light" },
-        downloadFileName: "scalebook-chart-" + (index + 1),
-      }).catch(function (error) {
-        place.textContent = "This chart could not be drawn: " + error.message;
-        place.classList.add("message");
-      });
+      if (place.clientWidth > 0) drawOne(place, index); // a hidden page draws when it is shown
     });
   }
 
-  // Tables: the exact value of a cell is in data-value.
-  function value(row, column, numeric) {
-    const text = row.cells[column].dataset.value;
-    if (!numeric) return text.toLowerCase();
-    return text === "" ? null : Number(text);
+  function drawOne(place, index) {
+    const config = window.SCALEBOOK_CHARTS[isDark() ? "dark" : "light"];
+    const spec = filter.narrow(JSON.parse(place.nextElementSibling.textContent));
+    if (drawn.has(place)) drawn.get(place).finalize();
+    drawn.delete(place);
+    place.classList.toggle("is-empty", spec === null);
+    if (spec === null) {
+      place.textContent = "Nothing of this chart is in the selection.";
+      return;
+    }
+    const narrow = place.clientWidth < 560;
+    const axisY = Object.assign({}, config.axisY, narrow ? { labelLimit: 150 } : {});
+    const legend = Object.assign({}, config.legend, narrow ? { columns: 1, labelLimit: 280 } : {});
+    vegaEmbed(place, spec, {
+      mode: "vega-lite",
+      renderer: "svg",
+      actions: { export: true, source: false, compiled: false, editor: false },
+      config: Object.assign({}, config, { axisY: axisY, legend: legend }),
+      tooltip: { theme: isDark() ? "dark" : "light" },
+      downloadFileName: "scalebook-chart-" + (index + 1),
+    }).then(function (result) {
+      drawn.set(place, result);
+      // the chart's place has the words; the picture inside repeats them to nobody
+      const svg = place.querySelector("svg.marks");
+      if (svg) svg.setAttribute("aria-hidden", "true");
+      const menu = place.querySelector("summary");
+      if (menu) menu.setAttribute("aria-label", "Save this chart");
+      filter.watch(result.view);
+      filter.mark(place);
+    }).catch(function (error) {
+      place.textContent = "This chart could not be drawn: " + error.message;
+      place.classList.add("message");
+    });
   }
 
-  function sort(table, column, button) {
-    const heading = table.tHead.rows[0].cells[column];
+  // Tables: the exact value of a cell is in data-value. A long table keeps the rows after its
+  // first ones as data in the script element behind it; the page makes the rows that it shows.
+  const PAGE = 100; // rows at a time, of a table that comes with such data
+  const tables = []; // {box, table, rows, keys, long, page, words, left}
+
+  function fromElement(row) {
+    const values = Array.from(row.cells, function (cell) { return cell.dataset.value; });
+    return { tr: row, values: values, run: row.dataset.run, id: row.id };
+  }
+
+  // An entry is [class, id, run, [value, html] ...]; a cell without html shows its value.
+  function fromData(entry) {
+    return { entry: entry, values: entry.slice(3).map(function (cell) { return cell[0]; }),
+      run: entry[2] || undefined, id: entry[1] };
+  }
+
+  function element(row, kinds) {
+    if (row.tr) return row.tr;
+    const tr = document.createElement("tr");
+    tr.className = row.entry[0];
+    if (row.id) tr.id = row.id;
+    if (row.run) tr.dataset.run = row.run;
+    row.entry.slice(3).forEach(function (cell, i) {
+      const td = document.createElement("td");
+      td.className = kinds[i];
+      td.dataset.value = cell[0];
+      // written and escaped by the program that wrote the rows above
+      if (cell.length > 1) td.innerHTML = cell[1]; else td.textContent = cell[0];
+      tr.append(td);
+    });
+    row.tr = tr;
+    return tr;
+  }
+
+  function textOf(row) {
+    if (row.text === undefined) {
+      row.text = (row.tr ? row.tr.textContent : row.values.join(" ")).toLowerCase();
+    }
+    return row.text;
+  }
+
+  function cellsOf(state, row) {
+    return function () {
+      const named = {};
+      state.keys.forEach(function (key, i) { if (key) named[key] = row.values[i] || null; });
+      return named;
+    };
+  }
+
+  // Show the rows that the search and the page's filter leave, a page of them.
+  function refresh(state) {
+    state.left = state.rows.filter(function (row) {
+      return filter.tableKeeps(row.run, cellsOf(state, row)) &&
+        (!state.words.length || state.words.every(function (word) { return textOf(row).includes(word); }));
+    });
+    const last = Math.max(0, Math.ceil(state.left.length / PAGE) - 1);
+    state.page = Math.min(state.page, last);
+    const from = state.long ? state.page * PAGE : 0;
+    const shown = state.long ? state.left.slice(from, from + PAGE) : state.left;
+    state.table.tBodies[0].replaceChildren.apply(state.table.tBodies[0], shown.map(function (row) {
+      return element(row, state.kinds);
+    }));
+    if (state.pager) {
+      state.where.textContent = state.left.length
+        ? (from + 1) + " to " + (from + shown.length) + " of " + state.left.length : "no row";
+      state.back.disabled = state.page === 0;
+      state.next.disabled = state.page === last;
+    }
+  }
+
+  function sort(state, column) {
+    const heading = state.headings[column];
     const numeric = heading.classList.contains("num");
     const now = heading.getAttribute("aria-sort");
     const down = now ? now === "ascending" : numeric;
-    const body = table.tBodies[0];
-    const rows = Array.from(body.rows);
-    rows.sort(function (a, b) {
-      const x = value(a, column, numeric), y = value(b, column, numeric);
-      if (x === y) return 0;
-      if (x === null) return 1; // a missing number is last in both directions
-      if (y === null) return -1;
-      return (x < y ? -1 : 1) * (down ? -1 : 1);
+    const key = function (row) {
+      const text = row.values[column];
+      return !numeric ? text.toLowerCase() : text === "" ? null : Number(text);
+    };
+    const keyed = state.rows.map(function (row) { return [key(row), row]; });
+    keyed.sort(function (a, b) {
+      if (a[0] === b[0]) return 0;
+      if (a[0] === null) return 1; // a missing number is last in both directions
+      if (b[0] === null) return -1;
+      return (a[0] < b[0] ? -1 : 1) * (down ? -1 : 1);
     });
-    body.append.apply(body, rows);
-    for (const cell of table.tHead.rows[0].cells) cell.removeAttribute("aria-sort");
+    state.rows = keyed.map(function (pair) { return pair[1]; });
+    for (const cell of state.headings) cell.removeAttribute("aria-sort");
     heading.setAttribute("aria-sort", down ? "descending" : "ascending");
+    state.page = 0;
+    refresh(state);
   }
 
   function csvCell(text) {
@@ -71,15 +160,18 @@
     return /[",\n\r]/.test(safe) ? '"' + safe.replace(/"/g, '""') + '"' : safe;
   }
 
-  function download(table, name) {
-    const headings = Array.from(table.tHead.rows[0].cells);
-    const kept = headings.map(function (cell, i) { return i; })
-      .filter(function (i) { return headings[i].dataset.key; });
-    const lines = [kept.map(function (i) { return headings[i].dataset.key; })];
-    for (const row of table.tBodies[0].rows) {
-      lines.push(kept.map(function (i) { return csvCell(row.cells[i].dataset.value); }));
+  // The rows that are in the selection, all pages of them.
+  function csv(state) {
+    const kept = state.keys.map(function (key, i) { return i; })
+      .filter(function (i) { return state.keys[i]; });
+    const lines = [kept.map(function (i) { return state.keys[i]; })];
+    for (const row of state.left) {
+      lines.push(kept.map(function (i) { return csvCell(row.values[i]); }));
     }
-    const text = lines.map(function (line) { return line.join(","); }).join("\r\n") + "\r\n";
+    return lines.map(function (line) { return line.join(","); }).join("\r\n") + "\r\n";
+  }
+
+  function download(text, name) {
     const link = document.createElement("a");
     link.href = URL.createObjectURL(new Blob([text], { type: "text/csv" }));
     link.download = name + ".csv";
@@ -87,10 +179,11 @@
     setTimeout(function () { URL.revokeObjectURL(link.href); }, 1000);
   }
 
-  function button(text, action) {
+  function button(text, action, label) {
     const made = document.createElement("button");
     made.type = "button";
     made.textContent = text;
+    if (label) made.setAttribute("aria-label", label);
     made.addEventListener("click", action);
     return made;
   }
@@ -98,32 +191,87 @@
   function equip(box) {
     const table = box.querySelector("table");
     if (!table || !table.tBodies.length) return;
-    const rows = table.tBodies[0].rows;
-    if (rows.length > 1) {
-      Array.from(table.tHead.rows[0].cells).forEach(function (heading, column) {
-        const made = button("", function () { sort(table, column); });
+    const more = box.querySelector("script.sb-rows");
+    const headings = Array.from(table.tHead.rows[0].cells);
+    const state = {
+      box: box, table: table, headings: headings, page: 0, words: [], long: Boolean(more),
+      keys: headings.map(function (cell) { return cell.dataset.key; }),
+      kinds: headings.map(function (cell) { return cell.className; }),
+      rows: Array.from(table.tBodies[0].rows, fromElement),
+    };
+    if (more) state.rows = state.rows.concat(JSON.parse(more.textContent).map(fromData));
+    state.left = state.rows;
+    if (state.rows.length > 1) {
+      headings.forEach(function (heading, column) {
+        if (!heading.textContent) return;
+        const made = button("", function () { sort(state, column); });
         made.append.apply(made, Array.from(heading.childNodes));
         heading.append(made);
       });
     }
+    const name = box.dataset.name;
     const tools = document.createElement("div");
     tools.className = "tools";
-    if (rows.length > 8) {
-      const search = document.createElement("input");
-      search.type = "search";
-      search.placeholder = "Filter " + rows.length + " rows";
-      search.setAttribute("aria-label", "Filter the rows of the table");
-      search.addEventListener("input", function () {
-        const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
-        for (const row of rows) {
-          const text = row.textContent.toLowerCase();
-          row.hidden = !words.every(function (word) { return text.includes(word); });
-        }
-      });
-      tools.append(search);
-    }
-    tools.append(button("CSV", function () { download(table, box.dataset.name); }));
+    if (state.long) tools.append(pager(state));
+    if (state.rows.length > 8) tools.append(searchOf(state));
+    tools.append(button("CSV", function () { download(csv(state), name); }, "Download table " + name + " as CSV"));
     box.prepend(tools);
+    table.tBodies[0].addEventListener("click", function (event) {
+      const row = event.target.closest("tr[data-run]");
+      const words = window.getSelection && String(window.getSelection());
+      if (row && !words && !event.target.closest("a, button, summary, pre")) filter.pick(row.dataset.run);
+    });
+    tables.push(state);
+    box.scalebook = { csv: function () { return csv(state); } };
+    refresh(state);
+  }
+
+  function pager(state) {
+    const made = document.createElement("span");
+    made.className = "pager";
+    state.pager = made;
+    state.where = document.createElement("span");
+    const turn = function (by) { return function () { state.page += by; refresh(state); filter.show(); }; };
+    state.back = button("\u2190", turn(-1), "Rows before");
+    state.next = button("\u2192", turn(1), "Rows after");
+    made.append(state.back, state.where, state.next);
+    return made;
+  }
+
+  function searchOf(state) {
+    const search = document.createElement("input");
+    search.type = "search";
+    search.placeholder = "Search " + state.rows.length + " rows";
+    search.setAttribute("aria-label", "Search the rows of table " + state.box.dataset.name);
+    search.addEventListener("input", function () {
+      state.words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
+      state.page = 0;
+      refresh(state);
+    });
+    return search;
+  }
+
+  // A link may lead to a row that a filter hides or that is on another page of its table.
+  function reveal() {
+    const id = decodeURIComponent(location.hash.slice(1));
+    if (!id) return;
+    const state = tables.find(function (one) {
+      return one.rows.some(function (row) { return row.id === id; });
+    });
+    document.querySelectorAll("tr.is-target").forEach(function (row) { row.classList.remove("is-target"); });
+    if (!state) return;
+    if (!state.left.some(function (row) { return row.id === id; })) {
+      state.words = [];
+      const search = state.box.querySelector("input[type=search]");
+      if (search) search.value = "";
+      filter.clear();
+    }
+    const place = state.left.findIndex(function (row) { return row.id === id; });
+    if (place < 0) return;
+    if (state.long) { state.page = Math.floor(place / PAGE); refresh(state); }
+    const row = document.getElementById(id);
+    row.classList.add("is-target");
+    row.scrollIntoView({ block: "center" });
   }
 
   const NEXT = { auto: "dark", dark: "light", light: "auto" };
@@ -133,7 +281,18 @@
   }
 
   function start() {
+    const content = document.getElementById("content") || document.querySelector("main");
+    const specs = content ? Array.from(content.querySelectorAll("script.sb-spec")) : [];
+    const about = content && (content.querySelector("tr[data-run]") ||
+      specs.some(function (spec) { return spec.textContent.includes('"run_id":'); }));
+    if (about) filter.build(placeOfFilter(content));
     document.querySelectorAll(".sb-table").forEach(equip);
+    filter.show();
+    filter.onChange(function (what) {
+      if (what === "filtered") { tables.forEach(refresh); draw(); filter.show(); }
+      else document.querySelectorAll(".sb-chart").forEach(filter.mark);
+    });
+    window.addEventListener("hashchange", reveal);
     const control = document.getElementById("theme");
     if (control) {
       control.hidden = false;
@@ -150,6 +309,13 @@
     }
     system.addEventListener("change", draw);
     draw();
+    reveal();
+  }
+
+  // The filter stands before the first section, so that the title and its facts come first.
+  function placeOfFilter(content) {
+    return content.querySelector("h2") && content.querySelector("h2").closest("section") ||
+      content.querySelector("h2") || content.firstElementChild;
   }
 
   const choice = stored();
