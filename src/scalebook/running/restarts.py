@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 from scalebook import store
@@ -11,7 +12,7 @@ def notes(directory: Path) -> tuple[str, ...]:
     """Return a sentence for each time that the processes were started again and made a step."""
     lines, _ = store.read_step_lines(directory / "steps.jsonl")
     said: list[str] = []
-    for before, after in zip(lines, lines[1:], strict=False):
+    for before, after in itertools.pairwise(lines):
         if after.restart <= before.restart:
             continue
         again = max(before.step - after.step + 1, 0)
