@@ -24,8 +24,10 @@ PAGES = (
     Page("21_throughput.ipynb", "throughput", "Throughput"),
     Page("22_scaling.ipynb", "scaling", "Scaling"),
     Page("27_memory.ipynb", "memory", "Memory"),
+    Page("28_curves.ipynb", "curves", "Curves"),
     Page("24_anatomy.ipynb", "anatomy", "Step anatomy"),
     Page("25_reliability.ipynb", "reliability", "Reliability"),
     Page("26_probe.ipynb", "probe", "Probe"),
+    Page("30_comparison.ipynb", "comparison", "Comparison"),
     Page("23_method.ipynb", "method", "Method"),
 )
