@@ -1,0 +1,150 @@
+"""What each switch is worth: runs that differ from an optimised one in that switch alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from scalebook.naming import sized
+from scalebook.report.sides import (
+    SIZES,
+    SWITCHES,
+    Member,
+    Pair,
+    configuration_key,
+    grouped,
+    mean_rate,
+    side_name,
+    work_key,
+)
+from scalebook.verdicts import Verdict
+
+Repeats = tuple[Member, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """One switch: its value in the optimised configuration, the other, and the rates' verdict.
+
+    ``pair`` has the optimised configuration as A.
+    """
+
+    name: str
+    value: str
+    other: str
+    pair: Pair
+
+    @property
+    def label(self) -> str:
+        """The switch in words: ``fused attention: on, not off``."""
+        return f"{self.name.replace('_', ' ')}: {self.value}, not {self.other}"
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """What the optimised value is worth: its rate over that with the other value."""
+        return self.pair.verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Ablation:
+    """The switches of one optimised configuration, the largest worth first.
+
+    ``plain`` is the configuration with the most switches changed at once, as A over B with the
+    optimised one; None where no run changes several.
+    """
+
+    name: str
+    optimised: Repeats
+    switches: tuple[Switch, ...]
+    plain: Pair | None
+    plain_changes: tuple[str, ...] = ()
+
+
+def effective(item: Member, name: str) -> Any:
+    """Return what a switch was: as asked for, or as it ran where that was left open."""
+    value = item.record.requested.get(name)
+    ran = item.record.observed.get(name)
+    return ran if value in (None, "auto") and ran is not None else value
+
+
+def changed(a: Member, b: Member) -> tuple[str, ...]:
+    """Return the switches that were set otherwise and ran otherwise.
+
+    A switch that was left open on both sides is no change, even if it came out differently: what
+    made it so is the change.
+    """
+    return tuple(
+        name
+        for name in SWITCHES
+        if a.record.requested.get(name) != b.record.requested.get(name)
+        and effective(a, name) != effective(b, name)
+    )
+
+
+def ablations(items: Sequence[Member]) -> tuple[Ablation, ...]:
+    """Return the ablation of each group of runs that differ in switches alone."""
+    found = (_ablation(group) for group in grouped(items, _same_but_switches).values())
+    return tuple(item for item in found if item is not None)
+
+
+def _same_but_switches(item: Member) -> str | None:
+    work = work_key(item)
+    if work is None or not item.record.requested:
+        return None
+    return json.dumps([work, side_name(item.row), [item.row.get(name) for name in SIZES]])
+
+
+def _ablation(group: Repeats) -> Ablation | None:
+    """Return the ablation of a group; None where no two of its runs differ in one switch.
+
+    The optimised configuration is the one that most others differ from in a single switch.
+    """
+    certain = [item for item in group if item.estimate is not None]
+    configurations = list(grouped(certain, configuration_key).values())
+    if len(configurations) < 2:
+        return None
+    ranked = sorted(
+        configurations, key=lambda one: (-_neighbours(one, configurations), -mean_rate(one))
+    )
+    best = ranked[0]
+    if _neighbours(best, configurations) == 0:
+        return None
+    switches = sorted(_switches(best, configurations), key=_worth, reverse=True)
+    most = max(configurations, key=lambda one: len(changed(best[0], one[0])))
+    changes = changed(best[0], most[0])
+    plain = _pair(best, most) if len(changes) > 1 else None
+    return Ablation(_name(best[0]), best, tuple(switches), plain, changes if plain else ())
+
+
+def _neighbours(one: Repeats, configurations: Sequence[Repeats]) -> int:
+    return sum(len(changed(one[0], other[0])) == 1 for other in configurations)
+
+
+def _switches(best: Repeats, configurations: Sequence[Repeats]) -> Iterator[Switch]:
+    for other in configurations:
+        names = changed(best[0], other[0])
+        if len(names) == 1:
+            value, instead = (_text(effective(side[0], names[0])) for side in (best, other))
+            yield Switch(names[0], value, instead, _pair(best, other))
+
+
+def _pair(best: Repeats, other: Repeats) -> Pair:
+    return Pair("as named", "optimised", "changed", best, other)
+
+
+def _worth(item: Switch) -> float:
+    return item.verdict.ratio if item.verdict else 0.0
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return str(value)
+
+
+def _name(item: Member) -> str:
+    row = item.row
+    what = f"{row['model']} on {side_name(row)}"
+    return f"{what}, {sized(row)}, {row['precision']}, sequence {row['sequence_length']:,}"

@@ -1,0 +1,173 @@
+"""The page that compares platforms, runs or sets of runs: sentences, chart and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import polars as pl
+
+from scalebook.charts.comparison import RATIO_SCHEMA, ratios
+from scalebook.charts.figure import Figures
+from scalebook.frames import ReportData, unique_labels
+from scalebook.markup import Fragment, Markup, bullets, join, paragraphs, run_link
+from scalebook.naming import sized, split_name
+from scalebook.quantities import count, percent
+from scalebook.report.ablation_page import ratio_row
+from scalebook.report.bases import sides, title
+from scalebook.report.records import records
+from scalebook.report.sides import (
+    Member,
+    Pair,
+    members,
+    named_pair,
+    platform_pairs,
+    side_name,
+)
+from scalebook.report.versus import verdict_on
+from scalebook.tables import Column, Row, table, text
+
+MOST_DIFFERENCES = 400  # rows of the table
+
+
+def runs_of(data: ReportData) -> tuple[Member, ...]:
+    """Return every run with a rate, and its record."""
+    return members(data, records(data))
+
+
+def pairs(items: Sequence[Member], a: str = "", b: str = "") -> tuple[Pair, ...]:
+    """Return the named pair, else every pair of platforms."""
+    if a or b:
+        found = named_pair(items, a, b)
+        return (found,) if found else ()
+    return tuple(platform_pairs(items))
+
+
+def overview(items: Sequence[Member], found: Sequence[Pair], a: str = "", b: str = "") -> Fragment:
+    """Return the verdict on each pair in words, or why nothing can be compared."""
+    if found:
+        return bullets(map(sentence, found))
+    if a or b:
+        return paragraphs(
+            f"No run with a throughput is of {a or 'no name'} or of {b or 'no name'}."
+        )
+    known = sorted({side_name(item.row) for item in items})
+    if not known:
+        return paragraphs("No run has a throughput, so there is nothing to compare.")
+    if len(known) == 1:
+        words = f"All runs with a throughput are of {known[0]}: there is no second side."
+        return paragraphs(words)
+    words = "share no model, sequence length, precision and number of GPUs: nothing compares them."
+    return paragraphs(f"The runs of {', '.join(known)} {words}")
+
+
+def sentence(pair: Pair) -> Markup:
+    """Return what was compared and the verdict with its interval."""
+    head = Markup("<strong>{}</strong> ({} against {}), {}: {}").format(
+        title(pair), _runs(pair.a), _runs(pair.b), pair.kind, _verdict(pair)
+    )
+    several = {side_name(item.row) for item in (*pair.a, *pair.b)}
+    many = count(
+        len(pair.differences), "setting or version differs", "settings and versions differ"
+    )
+    tail = f" Beside the GPU, {many}." if len(several) > 1 else f" {many}."
+    return head + tail
+
+
+def _verdict(pair: Pair) -> str:
+    verdict = pair.verdict
+    if verdict is None:
+        reasons = [item.row["interval_reason"] for item in (*pair.a, *pair.b) if not item.estimate]
+        return f"no verdict. {reasons[0] if reasons and reasons[0] else 'A side has no interval.'}"
+    low, high = verdict.low - 1, verdict.high - 1
+    words = {
+        "faster": f"the first is faster by {percent(low, 2)} to {percent(high, 2)}.",
+        "slower": f"the first is slower by {percent(-high, 2)} to {percent(-low, 2)}.",
+        "cannot tell": (
+            f"cannot tell: the first is between {percent(-low, 2)} slower and "
+            f"{percent(high, 2)} faster."
+        ),
+    }[verdict.word]
+    return f"{words} {verdict.advice}" if verdict.advice else words
+
+
+def _runs(side: Sequence[Member]) -> Markup:
+    names = join(run_link(item.row["run_id"]) for item in side)
+    return Markup("{}, {}").format(sized(side[0].row), names)
+
+
+def chart(found: Sequence[Pair]) -> Figures | None:
+    """Return the ratio of each pair with its interval, a chart for every two sides."""
+    groups: dict[str, list[Pair]] = {}
+    for pair in found:
+        groups.setdefault(sides(pair), []).append(pair)
+    axis = "first over second, throughput per rank"
+    return Figures.of(
+        (name, ratios(_ratio_rows(group), axis, "comparison")) for name, group in groups.items()
+    )
+
+
+def _ratio_rows(group: Sequence[Pair]) -> pl.DataFrame:
+    rows = (ratio_row(_label(pair), pair) for pair in group)
+    data = pl.DataFrame([row for row in rows if row], schema=RATIO_SCHEMA)
+    return unique_labels(data)
+
+
+def _label(pair: Pair) -> str:
+    """Return a pair in a chart: matched ones by their split, best ones by both splits."""
+    a, b = pair.a[0].row, pair.b[0].row
+    if pair.kind == "matched configuration":
+        return f"matched · {a['model']} · {split_name(a)}"
+    return f"best · {a['model']} · {split_name(a)} / {split_name(b)}"
+
+
+def differing(found: Sequence[Pair]) -> Fragment:
+    """Return everything that is not equal between the sides of each pair."""
+    rows = [
+        {"what": title(pair), "kind": pair.kind, "name": one.name, "a": one.a, "b": one.b}
+        for pair in found
+        for one in pair.differences
+    ]
+    if not rows:
+        return paragraphs("No two sides are compared, or nothing differs between them.")
+    columns = (
+        Column("what", "Comparison", lambda row: row["what"], numeric=False, wide=True),
+        text("kind", "Kind"),
+        text("name", "Setting or version"),
+        Column("a", "First", lambda row: row["a"] or "none", numeric=False, wide=True),
+        Column("b", "Second", lambda row: row["b"] or "none", numeric=False, wide=True),
+    )
+    return table(rows[:MOST_DIFFERENCES], columns, "differences")
+
+
+def against_best(data: ReportData) -> Fragment:
+    """Return every run beside the fastest of its group, with the verdict on the two."""
+    rows: list[dict[str, Any]] = []
+    for _, runs in data.completed.group_by("group", maintain_order=True):
+        ranked = list(runs.drop_nulls("rate").sort("rate", descending=True).iter_rows(named=True))
+        for row in ranked[1:]:
+            verdict = verdict_on(row, ranked[0])
+            words = verdict.word if verdict else "no interval"
+            change = row["rate"] / ranked[0]["rate"] - 1
+            ends = (verdict.low - 1, verdict.high - 1) if verdict else (None, None)
+            more = {"best": ranked[0]["run_id"], "word": words, "change": change}
+            rows.append({**row, **more, "low": ends[0], "high": ends[1]})
+    if not rows:
+        return paragraphs("No group of comparable runs has two.")
+    columns = (
+        Column("run_id", "Run", lambda row: run_link(row["run_id"]), numeric=False),
+        Column("best", "Fastest of its group", lambda row: run_link(row["best"]), numeric=False),
+        Column("group", "Group", lambda row: row["group"], numeric=False, wide=True),
+        Column("label", "What", lambda row: row["label"], numeric=False, wide=True),
+        Column("change", "Against it", _behind, hint="rate over that of the fastest, less 1"),
+        text("word", "Verdict", hint="on the run, against the fastest"),
+    )
+    return table(rows[:MOST_DIFFERENCES], columns, "against-fastest")
+
+
+def _behind(row: Row) -> Markup | str:
+    if row["low"] is None:
+        return percent(row["change"])
+    return Markup('{} <span class="range">{} to {}</span>').format(
+        percent(row["change"]), percent(row["low"]), percent(row["high"])
+    )

@@ -1,0 +1,188 @@
+"""Two sides of a comparison: platforms, runs or sets of runs, and which of their runs to pair.
+
+A side never mixes engines or sources. ``matched`` pairs have one and the same configuration but
+for the platform; ``best`` pairs do the same work (model, sequence, precision, number of GPUs),
+each side in its own fastest configuration.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from math import exp
+from statistics import fmean
+from typing import Any, Literal
+
+from scalebook.frames import ReportData
+from scalebook.metrics.repeats import Estimate, start_spread
+from scalebook.record import RunRecord
+from scalebook.report.versus import estimate_of
+from scalebook.verdicts import Verdict, compare
+from scalebook.verdicts.differences import Difference, differences
+
+Row = Mapping[str, Any]
+Kind = Literal["matched configuration", "best against best", "as named"]
+
+WORK = ("model", "sequence_length", "precision", "world_size")
+SIZES = (
+    "tensor_parallel_size", "pipeline_parallel_size", "virtual_pipeline_parallel_size",
+    "context_parallel_size", "expert_parallel_size", "micro_batch_size", "global_batch_size",
+    "sequence_parallel",
+)  # fmt: skip
+SWITCHES = (
+    "fused_attention", "fused_norm", "fused_rope", "fused_activation", "fused_cross_entropy",
+    "fused_weight_gradient", "fused_optimizer", "grouped_gemm", "overlap_grad_reduce",
+    "overlap_param_gather", "overlap_tensor_parallel", "cuda_graph", "recompute",
+    "data_parallel_sharding", "layer_spec", "fp8_recipe", "fp8_primary_weights",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One run of a side: its row of the run frame and its record."""
+
+    row: Row
+    record: RunRecord
+
+    @property
+    def estimate(self) -> Estimate | None:
+        """The run's rate with its interval; None where it has none."""
+        return estimate_of(self.row)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """What is compared: repeats of one configuration on either side, and how they were chosen."""
+
+    kind: Kind
+    name_a: str
+    name_b: str
+    a: tuple[Member, ...]
+    b: tuple[Member, ...]
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """Rate of A over rate of B; None where a side has no interval."""
+        left, right = _estimates(self.a), _estimates(self.b)
+        if not left or not right:
+            return None
+        spreads = (start_spread(item.row["platform"]) for item in (*self.a, *self.b))
+        return compare(left, right, start_spread=max(spreads))
+
+    @property
+    def differences(self) -> tuple[Difference, ...]:
+        """Return every setting, version and device that is not equal."""
+        left, right = ([item.record for item in side] for side in (self.a, self.b))
+        return differences(left, right)
+
+
+def _estimates(side: Sequence[Member]) -> list[Estimate]:
+    return [found for item in side if (found := item.estimate) is not None]
+
+
+def mean_rate(side: Sequence[Member]) -> float:
+    """Return the rate of a side in the unit of its first run: the geometric mean of its runs."""
+    known = _estimates(side)
+    if known:
+        return exp(fmean(item.log_rate for item in known))
+    return fmean(item.row["rate"] for item in side)
+
+
+def members(data: ReportData, records: Mapping[str, RunRecord]) -> tuple[Member, ...]:
+    """Return every run that has a rate, in the order of the frame."""
+    rows = data.completed.filter(data.completed["rate"].is_not_null()).iter_rows(named=True)
+    return tuple(Member(row, records[row["run_id"]]) for row in rows if row["run_id"] in records)
+
+
+def side_name(row: Row) -> str:
+    """Return the side that a run is of: its platform, with engine and source where unusual."""
+    engine, source = row["engine"], row["source"]
+    more = [engine] if engine not in (None, "megatron") else []
+    name = ", ".join([str(row["platform"] or "unknown platform"), *more])
+    return name if source in (None, "measured") else f"{name} [{source}]"
+
+
+def asked(record: RunRecord, name: str) -> Any:
+    """Return a setting as it was asked for, as it ran where nobody asked."""
+    value = record.requested.get(name)
+    return record.observed.get(name) if value is None else value
+
+
+def work_key(item: Member) -> str | None:
+    """Return what two runs must share to do the same work; None where a part is unknown."""
+    values = [item.row[name] for name in WORK]
+    return None if None in values else json.dumps(values)
+
+
+def match_key(item: Member) -> str | None:
+    """Return what two runs must share to have a matched configuration; None where unknown."""
+    work = work_key(item)
+    names = ("engine", *SIZES, *SWITCHES)
+    values = [asked(item.record, name) for name in names]
+    return None if work is None else json.dumps([work, values], default=str)
+
+
+def grouped(
+    items: Sequence[Member], key: Callable[[Member], str | None]
+) -> dict[str, tuple[Member, ...]]:
+    """Return the runs by key, those without one left out."""
+    found: dict[str, list[Member]] = {}
+    for item in items:
+        name = key(item)
+        if name is not None:
+            found.setdefault(name, []).append(item)
+    return {name: tuple(group) for name, group in found.items()}
+
+
+def platform_pairs(items: Sequence[Member]) -> Iterator[Pair]:
+    """Yield the pairs of every two sides: matched configurations, then best against best."""
+    sides = grouped(items, lambda item: side_name(item.row))
+    for (name_a, a), (name_b, b) in combinations(sides.items(), 2):
+        yield from pairs("matched configuration", (name_a, a), (name_b, b), match_key)
+        yield from pairs("best against best", (name_a, a), (name_b, b), work_key)
+
+
+def pairs(
+    kind: Kind,
+    side_a: tuple[str, Sequence[Member]],
+    side_b: tuple[str, Sequence[Member]],
+    key: Callable[[Member], str | None],
+) -> Iterator[Pair]:
+    """Yield a pair for each key that both sides have: on each the fastest configuration of it."""
+    left, right = grouped(side_a[1], key), grouped(side_b[1], key)
+    for name in left:
+        if name in right:
+            yield Pair(kind, side_a[0], side_b[0], fastest(left[name]), fastest(right[name]))
+
+
+def fastest(items: Sequence[Member]) -> tuple[Member, ...]:
+    """Return the repeats of the fastest configuration among these runs.
+
+    Runs with an interval go before those without, which no verdict can be given on.
+    """
+    certain = [item for item in items if item.estimate is not None]
+    configurations = grouped(certain or items, configuration_key)
+    return max(configurations.values(), key=mean_rate)
+
+
+def configuration_key(item: Member) -> str:
+    """Return what repeats have in common; a run with an unknown part stands for itself."""
+    return match_key(item) or item.row["run_id"]
+
+
+def named_pair(items: Sequence[Member], a: str, b: str) -> Pair | None:
+    """Return the pair of two sides named by run ids (separated by commas) or by platform.
+
+    None where a side has no run with a rate.
+    """
+    left, right = _chosen(items, a), _chosen(items, b)
+    return Pair("as named", a, b, left, right) if left and right else None
+
+
+def _chosen(items: Sequence[Member], name: str) -> tuple[Member, ...]:
+    wanted = {part.strip() for part in name.split(",")}
+    runs = tuple(item for item in items if item.row["run_id"] in wanted)
+    side = [item for item in items if side_name(item.row) == name]
+    return runs or (fastest(side) if side else ())

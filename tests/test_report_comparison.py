@@ -1,0 +1,236 @@
+"""The comparison page: matched and best apart, verdicts with intervals, each switch's worth."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from simulated import H100, config, write_run
+
+from scalebook.frames import load
+from scalebook.markup import Markup
+from scalebook.report import ablation, ablation_page, bases, comparison_page
+from scalebook.report.sides import Member, Pair
+from scalebook.report.stated import Stated, read_stated
+
+MI300X = "AMD Instinct MI300X OAM"
+EVIL = "<img src=x onerror=alert(1)>"
+JOB = {
+    "model": "llama3.1-8b",
+    "world_size": 8,
+    "global_batch_size": 64,
+    "sequence_length": 2048,
+    "precision": "bf16",
+}
+
+
+def rows_of(spec: Any) -> Iterator[dict[str, Any]]:
+    """Yield every row of data with a ratio in a chart."""
+    for value in spec.values() if isinstance(spec, dict) else spec:
+        if isinstance(value, dict) and "change" in value and "label" in value:
+            yield value
+        elif isinstance(value, dict | list):
+            yield from rows_of(value)
+
+
+def words(fragment: Any) -> str:
+    text = Markup(re.sub(r"\s+", " ", str(fragment.html).replace("<", " <"))).striptags()
+    return re.sub(r" +", " ", text.replace("\N{NO-BREAK SPACE}", " "))
+
+
+def job(platform: str, **changes: Any) -> Any:
+    return config(**(JOB | {"platform": platform} | changes))
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Path:
+    """An H100 is twice as fast in the split that both ran; the MI300X ran a better one alone."""
+    write_run(tmp_path, "h-tp2", job("h100", tensor_parallel_size=2), seconds=1.0, device=H100)
+    write_run(tmp_path, "m-tp2", job("mi300x", tensor_parallel_size=2), seconds=2.0, device=MI300X)
+    write_run(tmp_path, "m-dp8", job("mi300x"), seconds=0.5, device=MI300X)
+    return tmp_path
+
+
+def compared(folder: Path, a: str = "", b: str = "") -> tuple[tuple[Member, ...], tuple[Pair, ...]]:
+    items = comparison_page.runs_of(load(folder))
+    return items, comparison_page.pairs(items, a, b)
+
+
+def test_matched_configurations_and_the_best_of_each_are_kept_apart(two: Path) -> None:
+    _, found = compared(two)
+    by_kind = {pair.kind: pair for pair in found}
+    assert set(by_kind) == {"matched configuration", "best against best"}
+    runs = {
+        kind: {item.row["run_id"] for item in (*pair.a, *pair.b)} for kind, pair in by_kind.items()
+    }
+    assert runs["matched configuration"] == {"h-tp2", "m-tp2"}
+    assert runs["best against best"] == {"h-tp2", "m-dp8"}
+
+
+def test_the_verdict_is_said_with_the_ends_of_its_interval(two: Path) -> None:
+    items, found = compared(two)
+    (matched,) = (pair for pair in found if pair.kind == "matched configuration")
+    verdict = matched.verdict
+    assert verdict is not None
+    first, second = matched.a[0].row, matched.b[0].row
+    assert verdict.low < first["rate"] / second["rate"] < verdict.high
+    text = words(comparison_page.overview(items, found))
+    word = "faster" if verdict.low > 1 else "slower"
+    assert f"the first is {word} by" in text
+    assert "cannot tell" not in text
+
+
+def test_everything_that_differs_beside_the_gpu_is_listed(two: Path) -> None:
+    (two / "h-tp2" / "record.json").write_text(
+        (two / "h-tp2" / "record.json")
+        .read_text()
+        .replace('"accelerator":', '"nccl": "2.28.9", "accelerator":')
+    )
+    _, found = compared(two)
+    (matched,) = (pair for pair in found if pair.kind == "matched configuration")
+    assert {one.name for one in matched.differences} == {"accelerator", "nccl", "platform"}
+    assert "2.28.9" in words(comparison_page.differing(found))
+
+
+def test_dividing_by_prices_and_peaks_follows_by_hand(two: Path) -> None:
+    (two / "economics.toml").write_text(
+        "[h100]\nprice_per_gpu_hour = 3.6\n[mi300x]\nprice_per_gpu_hour = 1.8\n"
+    )
+    _, found = compared(two)
+    (pair,) = (pair for pair in found if pair.kind == "matched configuration")
+    rows = {row["per"]: row for row in bases.basis_rows(pair, read_stated(two))}
+    ratio = rows["GPU"]["ratio"]
+    on_h100 = pair.a[0].row["platform"] == "h100"
+    rate = pair.a[0].row["tokens_per_second"] / 8
+    assert rows["GPU"]["a"] == pytest.approx(rate)
+    assert rows["dollar"]["a"] == pytest.approx(rate * 3600 / (3.6 if on_h100 else 1.8))
+    assert rows["dollar"]["ratio"] == pytest.approx(ratio / 2 if on_h100 else ratio * 2)
+    # dense bf16 peaks: 989.4 and 1,307.4 TFLOP/s
+    factor = 1307.4 / 989.4 if on_h100 else 989.4 / 1307.4
+    assert rows["peak FLOP"]["ratio"] == pytest.approx(ratio * factor, rel=1e-3)
+    assert rows["peak FLOP"]["low"] / rows["GPU"]["low"] == pytest.approx(factor, rel=1e-3)
+
+
+def test_without_a_price_or_a_power_the_cell_is_empty_and_says_why(two: Path) -> None:
+    _, found = compared(two)
+    for pair in found:
+        rows = {row["per"]: row for row in bases.basis_rows(pair, Stated())}
+        assert rows["dollar"]["ratio"] is None
+        assert rows["dollar"]["reason"].startswith("no price is stated")
+        assert rows["watt"]["reason"].startswith("power was not measured")
+
+
+def test_stated_numbers_that_cannot_be_are_refused_with_words(tmp_path: Path) -> None:
+    text = 'pue = 0.5\nrent = 3\n[h100]\nprice_per_gpu_hour = "-2"\nwatts_per_gpu = "700..900"\n'
+    (tmp_path / "economics.toml").write_text(text)
+    stated = read_stated(tmp_path)
+    assert stated.shared == {}
+    assert set(stated.platforms["h100"]) == {"watts_per_gpu"}
+    assert len(stated.problems) == 3
+    (tmp_path / "economics.toml").write_text("[h100\n")
+    assert "cannot be read" in read_stated(tmp_path).problems[0]
+
+
+def test_two_named_sets_are_compared_as_named(two: Path) -> None:
+    items, found = compared(two, "m-dp8", "m-tp2")
+    assert [pair.kind for pair in found] == ["as named"]
+    assert "the first is faster by" in words(comparison_page.overview(items, found, "m-dp8", "b"))
+    items, none = compared(two, "m-dp8", "nobody")
+    assert none == ()
+    assert "No run with a throughput is of" in words(
+        comparison_page.overview(items, none, "m-dp8", "nobody")
+    )
+
+
+def test_one_platform_alone_is_a_sentence(tmp_path: Path) -> None:
+    write_run(tmp_path, "one", config(), source="measured")
+    items, found = compared(tmp_path)
+    assert comparison_page.chart(found) is None
+    text = words(comparison_page.overview(items, found))
+    assert text.strip() == "All runs with a throughput are of cpu: there is no second side."
+
+
+def test_no_run_at_all_is_a_sentence(tmp_path: Path) -> None:
+    write_run(tmp_path, "none", config(), status="failed", reason="It broke.")
+    items, found = compared(tmp_path)
+    assert "nothing to compare" in words(comparison_page.overview(items, found))
+    assert "No two runs differ" in words(ablation_page.overview(ablation.ablations(items)))
+    assert "No group" in words(comparison_page.against_best(load(tmp_path)))
+
+
+def test_names_of_runs_are_never_markup(two: Path) -> None:
+    write_run(two, "x", job("h100"), seconds=0.2, device=H100, run_id=EVIL)
+    items, found = compared(two)
+    html = "".join(
+        str(part.html)
+        for part in (
+            comparison_page.overview(items, found),
+            comparison_page.differing(found),
+            comparison_page.against_best(load(two)),
+            bases.per_basis(found, Stated()),
+        )
+    )
+    figure = comparison_page.chart(found)
+    assert figure is not None
+    assert "<img" not in html + figure._repr_markdown_()
+    assert "&lt;img" in html
+
+
+@pytest.fixture
+def switched(tmp_path: Path) -> Path:
+    """All on 1 s, without attention 1.5 s, without norms 1 s, all off 3 s."""
+    off = {"fused_attention": "off", "fused_norm": "off", "fused_rope": "off"}
+    for name, changes, seconds in (
+        ("on", {}, 1.0),
+        ("no-attention", {"fused_attention": "off"}, 1.5),
+        ("no-norm", {"fused_norm": "off"}, 1.0),
+        ("off", off, 3.0),
+    ):
+        ran = {key: changes.get(key, "on") for key in off}
+        settings = job("h100", **changes)
+        write_run(tmp_path, name, settings, seconds=seconds, device=H100, observed=ran, steps=60)
+    return tmp_path
+
+
+def test_the_optimised_run_is_the_one_that_others_differ_from_in_one_switch(switched: Path) -> None:
+    (found,) = ablation.ablations(comparison_page.runs_of(load(switched)))
+    assert [item.row["run_id"] for item in found.optimised] == ["on"]
+    assert [item.name for item in found.switches] == ["fused_attention", "fused_norm"]
+    assert found.plain is not None
+    assert set(found.plain_changes) == {"fused_attention", "fused_norm", "fused_rope"}
+
+
+def test_a_switch_is_worth_the_ratio_of_the_rates_with_its_interval(switched: Path) -> None:
+    items = comparison_page.runs_of(load(switched))
+    (found,) = ablation.ablations(items)
+    attention, norm = (item.verdict for item in found.switches)
+    assert attention is not None and norm is not None
+    assert attention.word == "faster"
+    assert attention.low < 1.5 < attention.high
+    assert norm.word == "cannot tell"
+    text = words(ablation_page.overview((found,)))
+    assert "Surely worth having: fused attention: on, not off" in text
+    assert "do not tell what is better in: fused norm" in text
+
+
+def test_the_chart_of_switches_shows_what_the_table_holds(switched: Path) -> None:
+    found = ablation.ablations(comparison_page.runs_of(load(switched)))
+    figures, bars = ablation_page.worth(found), ablation_page.bars(found)
+    assert figures is not None and bars is not None
+    html = str(ablation_page.switches(found).html)
+    values = list(rows_of(figures.parts[0][1].spec()))
+    assert {row["label"] for row in values} == {item.label for item in found[0].switches}
+    for row in values:
+        assert f'data-value="{row["change"]}"' in html
+        assert row["source"] == "simulated"
+    assert "baseline: several changed" in bars.parts[0][1].description
+
+
+def test_a_switch_left_open_on_both_sides_is_no_change(tmp_path: Path) -> None:
+    for name, ran in (("a", "on"), ("b", "off")):
+        seen = {"fused_norm": ran}
+        write_run(tmp_path, name, job("h100"), device=H100, observed=seen)
+    assert ablation.ablations(comparison_page.runs_of(load(tmp_path))) == ()
