@@ -220,6 +220,21 @@ def test_a_planted_slowdown_of_measured_steps_is_found_and_the_same_steps_are_no
     assert versus(example, example)["verdict"] == "cannot tell"
 
 
+def test_real_repeats_on_h100s_are_not_told_apart_though_their_steps_alone_would(root, versus):
+    examples = root / "runs" / "examples"
+    names = ("7fe874b3543f", "b83534c9cb93")  # one configuration on two devices of a node
+    a, b = (next(examples.glob(f"*-{name}")) for name in names)
+    found = versus(a, b)
+    assert found["verdict"] == "cannot tell"
+    assert "repeats a side" in found["advice"]
+    seconds = [
+        [json.loads(line)["step_seconds"] for line in (run / "steps.jsonl").open()]
+        for run in (a, b)
+    ]
+    one, other = (find_steady(series, 5) for series in seconds)
+    assert one.low > other.high
+
+
 def train(folder: Path, repeat: int, **changes) -> None:
     """Train for real on the CPU in one process; leave a run directory."""
     fields = {"seed": 1, "steps": 30, "warmup_steps": 5, "global_batch_size": 4}
