@@ -1,9 +1,9 @@
 """Install Scalebook into a vendor's image and leave everything that the image has as it is.
 
-``python3 install.py FOLDER [--train] [--megatron-core VERSION]`` runs while an image is built.
-FOLDER holds our wheel. What is installed already is pinned for the installer, and compared
-afterwards: a build that changed the image's torch, or anything else of it, fails. The image's own
-constraint (PIP_CONSTRAINT) stays in force.
+``python3 install.py FOLDER [--train [--torch-index URL]] [--megatron-core VERSION]`` runs while an
+image is built. FOLDER holds our wheel. What is installed already is pinned for the installer, and
+compared afterwards: a build that changed the image's torch, or anything else of it, fails. The
+image's own constraint (PIP_CONSTRAINT) stays in force.
 
 Only the standard library is used: nothing else is sure to be here.
 """
@@ -77,6 +77,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--train", action="store_true", help="also torch, where there is none")
+    parser.add_argument("--torch-index", default="", help="index of torch, beside the usual one")
     parser.add_argument("--megatron-core", default="", help="version, where the image has none")
     options = parser.parse_args()
     before = installed()
@@ -92,6 +93,8 @@ def main() -> None:
         constraints = Path(temporary) / "image.txt"
         constraints.write_text(pins(before, locked), encoding="utf-8")
         wanted = ["--constraint", str(constraints), f"{wheels[0]}[{extras}]"]
+        if extras != "run" and options.torch_index:
+            wanted += ["--extra-index-url", options.torch_index]
         subprocess.run([*command, *wanted], check=True)
     importlib.invalidate_caches()
     if options.megatron_core and not has_megatron():

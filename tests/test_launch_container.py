@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from training import wait_for
 
 from scalebook.cli import contained as cli_contained
 from scalebook.cli import main
@@ -359,3 +360,61 @@ def test_variables_of_the_user_are_set_also_without_a_container(tmp_path: Path):
         check=True,
     )
     assert done.stdout.splitlines()[-1] == "Ring NCCL_ALGO"
+
+
+# A launcher that is told to stop
+
+SLEEPER = """#!{python}
+import os, signal, sys, time
+with open(os.environ["STUB_LOG"], "a") as log:
+    log.write(sys.argv[1] + "\\n")
+if sys.argv[1] != "run":
+    sys.exit(0)
+deaf = os.environ["STUB_DEAF"] == "1"
+signal.signal(signal.SIGTERM, signal.SIG_IGN if deaf else lambda *_: sys.exit(42))
+open(os.environ["STUB_LOG"] + ".ready", "w").close()
+time.sleep(60)
+"""
+START = (
+    "import sys; from scalebook.running import container; container.PATIENCE_SECONDS = 0.5; "
+    "from scalebook.launch.container import EngineCommand; "
+    "command = EngineCommand((sys.argv[1], 'run'), {}, {}); "
+    "sys.exit(container.run(command, (sys.argv[1], 'rm')))"
+)
+
+
+@pytest.mark.parametrize(("deaf", "code"), [("0", 42), ("1", 137)])
+def test_sigterm_goes_to_the_engine_and_its_container_is_removed_whatever_it_does(
+    deaf: str, code: int, tmp_path: Path
+):
+    program, log = tmp_path / "engine", tmp_path / "log"
+    program.write_text(SLEEPER.format(python=sys.executable))
+    program.chmod(0o755)
+    environment = {**os.environ, "STUB_LOG": str(log), "STUB_DEAF": deaf}
+    launcher = subprocess.Popen((sys.executable, "-c", START, str(program)), env=environment)
+    wait_for((tmp_path / "log.ready").exists)
+    launcher.terminate()
+    assert launcher.wait(timeout=30) == code
+    assert log.read_text().split() == ["run", "rm"]
+
+
+def test_the_command_inside_gets_sigterm_when_its_standard_input_closes(tmp_path: Path):
+    code = (
+        "import signal, sys, time; from scalebook.running import container; "
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(9)); container.follow(); "
+        "print('ready', flush=True); time.sleep(60)"
+    )
+    home = tmp_path / "home"
+    environment = {**os.environ, "SCALEBOOK_OWNER": "stdin", "HOME": str(home)}
+    process = subprocess.Popen(
+        (sys.executable, "-c", code),
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdin is not None and process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    assert home.is_dir()
+    process.stdin.close()
+    assert process.wait(timeout=30) == 9
+    process.stdout.close()

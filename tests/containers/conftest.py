@@ -14,7 +14,7 @@ import site
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -54,7 +54,45 @@ def cache() -> Path:
 
 
 @pytest.fixture(scope="session")
-def wheels(cache: Path) -> Path:
+def archive(cache: Path) -> Iterator[Callable[[], Path]]:
+    """Yield a function that returns the stand-in's file system, once it is there.
+
+    It is made from Debian's packages once, beside whatever else these tests prepare, and kept.
+    """
+    final = cache / f"standin-{SUITE}-1.tar"
+    part = final.with_suffix(".part")
+    process = None if final.exists() else subprocess.Popen(_debian(part))
+
+    def wait() -> Path:
+        if process is not None and not final.exists():
+            assert process.wait(timeout=300) == 0
+            part.rename(final)
+        return final
+
+    yield wait
+    if process is not None and process.poll() is None:
+        process.terminate()
+        process.wait()
+
+
+def _debian(part: Path) -> tuple[str, ...]:
+    """Return the command that makes the file system, without what no test reads."""
+    unread = ("doc/*", "man/*", "locale/*", "zoneinfo/*", "info/*")
+    return (
+        *("mmdebstrap", "--quiet", "--variant=minbase", "--format=tar"),
+        "--include=python3,python3-venv,ca-certificates",
+        '--aptopt=Acquire::Languages "none"',
+        "--dpkgopt=force-unsafe-io",
+        *(f"--dpkgopt=path-exclude=/usr/share/{folder}" for folder in unread),
+        f"--customize-hook=copy-in {HERE / 'standin'} /opt",
+        '--customize-hook=chroot "$1" python3 -m venv /opt/venv',
+        '--customize-hook=chroot "$1" /opt/venv/bin/python3 /opt/standin/fake.py',
+        *(SUITE, str(part)),
+    )
+
+
+@pytest.fixture(scope="session")
+def wheels(cache: Path, archive: Callable[[], Path]) -> Path:
     """Return a folder of wheels, fetched once: inside, pip needs no network and no index."""
     folder = cache / f"wheels-{DEBIAN_PYTHON}"
     subprocess.run(
@@ -80,27 +118,8 @@ def engine(wheels: Path) -> Iterator[Engine]:
 
 
 @pytest.fixture(scope="session")
-def standin(engine: Engine, cache: Path) -> str:
-    """Return the stand-in image, made from Debian's packages once and kept as a file."""
-    archive = cache / f"standin-{SUITE}-1.tar"
-    if not archive.exists():
-        part = archive.with_suffix(".part")
-        subprocess.run(
-            (
-                *("mmdebstrap", "--quiet", "--variant=minbase", "--format=tar"),
-                "--include=python3,python3-venv,ca-certificates",
-                '--aptopt=Acquire::Languages "none"',
-                "--dpkgopt=path-exclude=/usr/share/doc/*",
-                "--dpkgopt=path-exclude=/usr/share/man/*",
-                f"--customize-hook=copy-in {HERE / 'standin'} /opt",
-                '--customize-hook=chroot "$1" python3 -m venv /opt/venv',
-                '--customize-hook=chroot "$1" /opt/venv/bin/python3 /opt/standin/fake.py',
-                *(SUITE, str(part)),
-            ),
-            check=True,
-            timeout=600,
-        )
-        part.rename(archive)
+def standin(engine: Engine, archive: Callable[[], Path]) -> str:
+    """Return the stand-in image."""
     path = "/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     changes = (
         f"ENV PATH={path}",
@@ -108,7 +127,7 @@ def standin(engine: Engine, cache: Path) -> str:
         'ENTRYPOINT ["/opt/standin/entrypoint.sh"]',
     )
     options = [f"--change={change}" for change in changes]
-    engine.podman("import", "--quiet", *options, str(archive), STANDIN)
+    engine.podman("import", "--quiet", *options, str(archive()), STANDIN)
     return STANDIN
 
 

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 
 from scalebook.errors import LaunchError
@@ -110,8 +111,13 @@ def _end(process: subprocess.Popen[bytes], cleanup: tuple[str, ...], *, interrup
 
 
 def follow(environment: Mapping[str, str] = os.environ) -> None:
-    """End this process by SIGTERM when its standard input closes, where its starter asks for it."""
+    """Settle in a container that ``run`` started: make its home, and end with its starter.
+
+    This process gets SIGTERM when its standard input closes.
+    """
     if environment.get(OWNER) == "stdin":
+        if home := environment.get("HOME"):
+            Path(home).mkdir(parents=True, exist_ok=True)
         threading.Thread(target=_read_to_end, daemon=True).start()
 
 
