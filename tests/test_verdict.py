@@ -261,3 +261,16 @@ def test_real_repeated_runs_of_the_same_are_not_told_apart(tmp_path, versus):
         train(tmp_path / "a", repeat)
         train(tmp_path / "b", repeat)
     assert versus(tmp_path / "a", tmp_path / "b")["verdict"] == "cannot tell"
+
+
+def test_a_run_whose_loss_did_not_fall_is_refused_however_fast(tmp_path, versus):
+    runs = tmp_path / "runs"
+    broken = write_run(runs, "broken", config(**BIG), seconds=0.5, device=H100)
+    write_run(runs, "sound", config(**BIG), seconds=1.0, device=H100)
+    lines = [json.loads(line) for line in (broken / "steps.jsonl").read_text().splitlines()]
+    flat = [json.dumps(line | {"loss": 11.0}) + "\n" for line in lines]
+    (broken / "steps.jsonl").write_text("".join(flat))
+    found = versus("broken", "sound")
+    assert found["verdict"] == "cannot tell"
+    assert found["ratio"] is None
+    assert "its loss did not fall (11 to 11)" in found["reason"]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from scalebook.errors import RecordError
-from scalebook.metrics import measure
+from scalebook.metrics import RunMetrics, measure
 from scalebook.metrics.repeats import Estimate, configuration, estimate, start_spread
 from scalebook.metrics.steady import Steady, find_steady
 from scalebook.record import RunRecord
@@ -175,11 +175,21 @@ def _runs_side(name: str, runs: Sequence[Run]) -> Side:
             reason = item.throughput_reason or item.interval_reason
             reasons.append(f"{item.run_id}: {reason or 'no interval.'}")
             continue
+        if _does_not_train(item):
+            losses = f"{item.loss_first:.5g} to {item.loss_last:.5g}"
+            reasons.append(f"{item.run_id}: its loss did not fall ({losses}), so it is refused.")
+            continue
         tokens.append(rate)
         steps.append(Estimate.of(1 / mean, 1 / high, 1 / low, item.steady_steps or 0))
     records = tuple(run.record for run in runs)
     reason = " ".join(reasons) if reasons else None
     return Side(name, tuple(steps), tuple(tokens), records, reason)
+
+
+def _does_not_train(item: RunMetrics) -> bool:
+    """Return whether a run's loss did not fall: how fast it computed means nothing then."""
+    first, last = item.loss_first, item.loss_last
+    return first is not None and last is not None and last >= first
 
 
 def judge(a: Side, b: Side) -> tuple[Verdict | None, str | None]:
