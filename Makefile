@@ -6,6 +6,8 @@ VENV ?= .venv
 RUNS ?= runs
 RENDERER ?= auto
 PIP_ARGS ?=
+# Files of tests that run at once; many start processes themselves.
+TEST_JOBS ?= 2
 PY := $(VENV)/bin/python
 SCALEBOOK := $(PY) -m scalebook
 # An image that ships torch keeps it: the environment sees the image's packages (also where they are
@@ -59,14 +61,14 @@ run: $(READY)  ## Train every configuration of a plan, then build the report
 
 resume: run  ## The same: finished configurations are skipped
 
-report: $(VENV)/.report  ## Build the report from RUNS (needs no GPU and no torch)
-	$(SCALEBOOK) report --runs $(RUNS) --renderer $(RENDERER) $(ARGS)
+report: $(VENV)/.report  ## Build the report from RUNS (no GPU, no torch; ONE_FILE=1: one HTML file for mail)
+	$(SCALEBOOK) report --runs $(RUNS) --renderer $(RENDERER) $(if $(ONE_FILE),--one-file) $(ARGS)
 
 open: $(VENV)/.report  ## Open the report in a browser
 	$(SCALEBOOK) open
 
 demo: $(VENV)/.report  ## Build the report from the committed example runs
-	$(SCALEBOOK) demo --renderer $(RENDERER) $(ARGS)
+	$(SCALEBOOK) demo --renderer $(RENDERER) $(if $(ONE_FILE),--one-file) $(ARGS)
 
 plan: $(READY)  ## Dry run: every configuration, its memory, its command; starts nothing
 	$(SCALEBOOK) run $(SELECT) --runs $(RUNS) --dry-run $(ARGS)
@@ -84,10 +86,10 @@ list: $(VENV)/.report  ## Print a table of the runs
 	$(SCALEBOOK) list --runs $(RUNS) $(ARGS)
 
 test: $(VENV)/.test  ## Run all tests (one trains for real on the CPU)
-	$(PY) -m pytest $(ARGS)
+	$(PY) -m pytest -n $(TEST_JOBS) --dist loadfile $(ARGS)
 
 test-fast: $(VENV)/.test  ## Run the tests that are not marked slow
-	$(PY) -m pytest -m "not slow" $(ARGS)
+	$(PY) -m pytest -n $(TEST_JOBS) --dist loadfile -m "not slow" $(ARGS)
 
 test-containers: $(VENV)/.test  ## Build, run and kill real containers (root; installs podman by apt, and says so)
 	tests/containers/install.sh
