@@ -331,6 +331,20 @@ def test_a_missing_or_different_component_is_not_good():
     assert [f.component for f in found if f.good] == ["cuda", "scalebook", "pydantic"]
 
 
+@pytest.mark.parametrize("value", [{}, {"versions": [], "torch": {}}, {"versions": {}, "torch": 1}])
+def test_an_image_that_tells_something_else_is_an_error(value: dict[str, Any]):
+    with pytest.raises(LaunchError, match="told no versions"):
+        contents.told(value)
+
+
+def test_what_an_image_tells_beside_versions_is_dropped():
+    value = {"versions": {"torch": 2, "cuda": None}, "torch": {"starts": True, "x": "y"}}
+    assert contents.told(value) == (
+        {"torch": "2", "cuda": None},
+        {"starts": True, "devices": None, "reason": None},
+    )
+
+
 def test_this_python_tells_its_versions_without_importing_torch():
     code = (
         "import sys; from scalebook.containers import contents; v = contents.versions(); "

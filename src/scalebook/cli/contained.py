@@ -104,6 +104,7 @@ def enter(options: argparse.Namespace, platform: Platform, plan: Plan, runs: Pat
 def _choice(options: argparse.Namespace, vendor: str) -> Choice:
     """Return the engine to use; a dry run of what cannot run here says so and goes on."""
     from scalebook.errors import LaunchError
+    from scalebook.launch import inside
     from scalebook.launch.choose import Choice, choose
     from scalebook.project import required_root
     from scalebook.running import engines
@@ -111,6 +112,8 @@ def _choice(options: argparse.Namespace, vendor: str) -> Choice:
     if options.container == "none":
         return Choice(None)
     wanted = engines.ENGINES if options.container == "auto" else (options.container,)
+    if options.container == "auto" and (vendor == "cpu" or inside.container(os.environ)):
+        wanted = ()  # no engine is used: none is asked, which can take a while
     here = engines.surroundings(vendor, required_root() / IMAGES, options.image, wanted)
     try:
         return choose(options.container, vendor, here)

@@ -106,15 +106,14 @@ def verify(options: argparse.Namespace) -> int:
     named = options.platform
     platform = catalog.platform(named) if named else detect.platform_of(detect.detect())
     engine, read = _read(options, platform)
-    stated = images.image(platform.vendor).contents
-    findings = contents.compare(stated, read["versions"])
-    starts = read["torch"]["starts"]
-    good = all(finding.good for finding in findings) and starts is not False
+    versions, torch = contents.told(read)
+    findings = contents.compare(images.image(platform.vendor).contents, versions)
+    good = all(finding.good for finding in findings) and torch["starts"] is True
     if options.json:
-        body = {"engine": engine, "good": good, "findings": findings, "torch": read["torch"]}
-        print_json({**body, "versions": read["versions"]})
+        body = {"engine": engine, "good": good, "findings": findings, "torch": torch}
+        print_json({**body, "versions": versions})
     else:
-        _print(findings, read["torch"])
+        _print(findings, torch)
     return 0 if good else 1
 
 

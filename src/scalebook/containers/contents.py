@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
+
+from scalebook.errors import LaunchError
 
 IMPORT_SECONDS = 300.0  # a first import from a cold network file system takes minutes
 IMPORT = (
@@ -61,6 +63,22 @@ def read() -> dict[str, Any]:
     """Return the versions in this Python and whether its torch starts; null for none."""
     found = versions()
     return {"versions": found, "torch": _import_torch(found["torch"] is not None)}
+
+
+def told(value: Mapping[str, Any]) -> tuple[dict[str, str | None], dict[str, Any]]:
+    """Return versions and torch's state from what ``read`` gave in an image, which may be anyone's.
+
+    Raises:
+        LaunchError: it is something else.
+    """
+    versions, torch = value.get("versions"), value.get("torch")
+    if not isinstance(versions, dict) or not isinstance(torch, dict):
+        raise LaunchError("The image's scalebook told no versions. Build the image again.")
+    texts = cast("dict[object, object]", versions)
+    state = cast("dict[str, Any]", torch)
+    names = ("starts", "devices", "reason")
+    found = {str(k): None if v is None else str(v) for k, v in texts.items()}
+    return found, {name: state.get(name) for name in names}
 
 
 def versions() -> dict[str, str | None]:

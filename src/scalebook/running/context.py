@@ -18,6 +18,8 @@ from scalebook.launch import build as building
 from scalebook.launch.container import EngineCommand
 from scalebook.running.container import scratch
 
+END_SECONDS = 900.0  # a first start unpacks tens of gigabytes on some engines
+
 
 def reference(vendor: str, engine: str, folder: Path) -> str:
     """Return what an engine calls our image of a vendor."""
@@ -82,17 +84,21 @@ def output_of(command: EngineCommand, caller: Mapping[str, str]) -> dict[str, An
     """Return the JSON object that a container prints as its last line.
 
     Raises:
-        LaunchError: it printed none.
+        LaunchError: it printed none, or did not end.
     """
     environment = command.full_environment(caller)
-    with scratch(command):
-        done = subprocess.run(
-            command.argv,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=False,
-        )
+    try:
+        with scratch(command):
+            done = subprocess.run(
+                command.argv,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                check=False,
+                timeout=END_SECONDS,
+            )
+    except subprocess.TimeoutExpired as error:
+        raise LaunchError(f"The image did not answer within {END_SECONDS:.0f} s.") from error
     lines = done.stdout.decode(errors="replace").strip().splitlines()
     try:
         value: object = json.loads(lines[-1]) if done.returncode == 0 and lines else None
