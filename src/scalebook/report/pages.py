@@ -29,5 +29,6 @@ PAGES = (
     Page("25_reliability.ipynb", "reliability", "Reliability"),
     Page("26_probe.ipynb", "probe", "Probe"),
     Page("30_comparison.ipynb", "comparison", "Comparison"),
+    Page("31_published.ipynb", "published", "Published"),
     Page("23_method.ipynb", "method", "Method"),
 )
