@@ -59,6 +59,26 @@ def efficiency(points: pl.DataFrame, many: str) -> Figure:
     return Figure(chart, text)
 
 
+def speedup(points: pl.DataFrame, many: str) -> Figure:
+    """Return speed-up over the base by world size, and the ideal, which is the ratio of sizes."""
+    scale = alt.Scale(type="log", base=2, nice=False) if _is_wide(points) else alt.Scale(zero=True)
+    y = alt.Y("speedup:Q", title="speed-up", scale=scale, axis=alt.Axis(tickCount=6))
+    x = _sizes(points, many)
+    base = alt.Chart(rows(_named(points)))
+    ideal = base.mark_line(strokeDash=[5, 4], strokeWidth=1.5, opacity=0.7).encode(
+        x=x, y="ideal_speedup:Q", color=alt.value("gray")
+    )
+    chart = (ideal + _marks(base, points, many).encode(x=x, y=y)).properties(
+        width="container", height=240
+    )
+    best = points.sort("speedup").row(-1, named=True)
+    text = (
+        f"Speed-up of {count(points.height, 'run')} by number of {many}; the highest is "
+        f"{best['speedup']:.2f} on {best['world_size']}, where {best['ideal_speedup']:g} is ideal."
+    )
+    return Figure(chart, text)
+
+
 def _marks(base: alt.Chart, points: pl.DataFrame, many: str) -> alt.Chart:
     """Return a point a run, coloured by layout, shaped by source, with its run id when touched."""
     return base.mark_point(filled=True, size=110, opacity=0.9).encode(
@@ -71,6 +91,7 @@ def _marks(base: alt.Chart, points: pl.DataFrame, many: str) -> alt.Chart:
             alt.Tooltip("world_size:Q", title=many),
             alt.Tooltip("tokens_per_second:Q", title="tokens/s", format=",.0f"),
             alt.Tooltip("ideal_tokens_per_second:Q", title="ideal tokens/s", format=",.0f"),
+            alt.Tooltip("speedup:Q", title="speed-up", format=".2f"),
             alt.Tooltip("scaling_efficiency:Q", title="efficiency", format=".1%"),
         ],
     )
@@ -82,7 +103,7 @@ def _named(points: pl.DataFrame) -> pl.DataFrame:
     replicas_alone = (layout == "") | layout.str.contains(r"^\d")
     return points.select(
         *("run_id", "split", "source", "world_size", "tokens_per_second"),
-        *("ideal_tokens_per_second", "scaling_efficiency"),
+        *("ideal_tokens_per_second", "scaling_efficiency", "speedup", "ideal_speedup"),
         layout=pl.when(replicas_alone).then(pl.lit("data parallel alone")).otherwise(layout),
     )
 

@@ -9,6 +9,7 @@ import polars as pl
 from scalebook import tables
 from scalebook.charts import Figures, against_ideal
 from scalebook.charts import efficiency as efficiency_chart
+from scalebook.charts.scaling import speedup as speedup_chart
 from scalebook.markup import Fragment, Markup
 from scalebook.naming import units
 from scalebook.report.series import Series
@@ -22,6 +23,11 @@ def throughput(found: Sequence[Series]) -> Figures | None:
 def efficiency(found: Sequence[Series]) -> Figures | None:
     """Return a chart of efficiency for each series; None where there is none."""
     return Figures.of((item.group, efficiency_chart(item.points, _many(item))) for item in found)
+
+
+def speedup(found: Sequence[Series]) -> Figures | None:
+    """Return a chart of speed-up over the base for each series; None where there is none."""
+    return Figures.of((item.group, speedup_chart(item.points, _many(item))) for item in found)
 
 
 def table(found: Sequence[Series]) -> Fragment:
