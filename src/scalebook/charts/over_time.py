@@ -70,14 +70,22 @@ def lines(data: pl.DataFrame, title: str, cut: str | None = None) -> Figure | No
     if known.is_empty():
         return None
     order: list[str] = data["label"].unique(maintain_order=True).to_list()
-    drawn = thinned(known)
-    base = alt.Chart(rows(drawn)).encode(
-        x=alt.X("step:Q", title="optimizer step", axis=alt.Axis(format="d", tickMinStep=1)),
-        y=alt.Y("value:Q", title=title, scale=alt.Scale(zero=False)),
-        color=alt.Color("label:N", title=None, sort=order, scale=alt.Scale(domain=order)),
+    drawn = thinned(known).with_columns(value=pl.col("value").round_sig_figs(5))
+    facts = rows(known.unique("run_id", keep="first").select("run_id", "label", "source", "status"))
+    # what is the same for a whole run is said once; the layers share the data of the chart
+    named = alt.LookupData(data=facts, key="run_id", fields=["label", "source", "status"])
+    base = (
+        alt.Chart()
+        .transform_lookup(lookup="run_id", from_=named)
+        .encode(
+            x=alt.X("step:Q", title="optimizer step", axis=alt.Axis(format="d", tickMinStep=1)),
+            y=alt.Y("value:Q", title=title, scale=alt.Scale(zero=False)),
+            color=alt.Color("label:N", title=None, sort=order, scale=alt.Scale(domain=order)),
+        )
     )
     layers = (*_shade(known), *_lines(base, title), _ends(known, title, order))
-    chart = alt.layer(*layers).properties(width="container", height=260)
+    data_of_lines = rows(drawn.select("run_id", "step", "phase", "value", "steady"))
+    chart = alt.layer(*layers, data=data_of_lines).properties(width="container", height=260)
     return Figure(entitled(chart, cut), _describe(known, title))
 
 
