@@ -20,7 +20,8 @@ from scalebook.running.progress import Tail
 
 POLL_SECONDS = 0.01  # between two looks at a file
 SEARCH_SECONDS = 0.05  # between two looks at all processes: how exactly their start is known
-CHECKPOINTS, UNFINISHED = "checkpoints", ".saving-*"  # of scalebook.train.checkpoint_place
+# Names of scalebook.train.checkpoint_place; after the prefix stands the step.
+CHECKPOINTS, UNFINISHED = "checkpoints", ".saving-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +99,15 @@ class Killer(threading.Thread):
             last = tail.read()
             if last is None or last.step < self.order.step:
                 continue
-            if self.order.during_save and not self._saving():
+            if self.order.during_save and not self._saving(self.order.step):
                 continue
             return rank_process(self.run_id, self.order.rank, 0)
         return None
 
-    def _saving(self) -> bool:
-        return any((self.directory / CHECKPOINTS).glob(UNFINISHED))
+    def _saving(self, step: int = 0) -> bool:
+        """Return whether a checkpoint of this step or a later one is being saved.
+
+        An earlier one may still be written beside the training, and be the first of all.
+        """
+        found = (self.directory / CHECKPOINTS).glob(f"{UNFINISHED}*")
+        return any(int(path.name.removeprefix(UNFINISHED)[:8]) >= step for path in found)
