@@ -166,7 +166,7 @@ def train(config: RunConfig, shape: ModelShape, output: Path) -> int:
     keeper.finish(completed=code == 0)
     if isinstance(trainer.forward_backward, GraphedSchedule):
         trainer.forward_backward.close()
-    leave()
+    leave(code)
     if code == 0:
         profile.finish(trainer, output)  # the others need not wait for it
     return code

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib import import_module
@@ -17,6 +18,7 @@ from scalebook.train import mcore
 distributed: Any = import_module("torch.distributed")
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+LEAVE_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +87,22 @@ def _store() -> Any:
     return distributed.PrefixStore(f"start_{restart_count()}", store)
 
 
-def leave() -> None:
-    """Part from the other processes, all steps done."""
+def leave(code: int, patience: float = LEAVE_SECONDS) -> None:
+    """Part from the other processes, all steps done and on disk.
+
+    A communicator whose kernels something still holds never ends (a graph, a peer's memory). After
+    ``patience`` seconds the process exits with ``code`` as it is, rather than hold its GPUs.
+    """
+
+    def give_up() -> None:
+        print(f"scalebook.train: left communicators that did not end in {patience:g} s", flush=True)
+        os._exit(code)
+
+    timer = threading.Timer(patience, give_up)
+    timer.daemon = True
+    timer.start()
     distributed.destroy_process_group()
+    timer.cancel()
 
 
 def _device(config: RunConfig, local_rank: int) -> torch.device:
