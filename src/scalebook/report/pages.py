@@ -22,6 +22,7 @@ class Page:
 PAGES = (
     Page("20_summary.ipynb", "index", "Summary"),
     Page("21_throughput.ipynb", "throughput", "Throughput"),
+    Page("29_peak.ipynb", "peak", "Peak"),
     Page("22_scaling.ipynb", "scaling", "Scaling"),
     Page("27_memory.ipynb", "memory", "Memory"),
     Page("28_curves.ipynb", "curves", "Curves"),
@@ -30,5 +31,6 @@ PAGES = (
     Page("26_probe.ipynb", "probe", "Probe"),
     Page("30_comparison.ipynb", "comparison", "Comparison"),
     Page("31_published.ipynb", "published", "Published"),
+    Page("32_cost.ipynb", "cost", "Cost"),
     Page("23_method.ipynb", "method", "Method"),
 )
