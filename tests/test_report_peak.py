@@ -1,0 +1,148 @@
+"""The peak page: the best run of each group, held against dense peaks alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from simulated import H100, config, write_run, write_sample
+from test_report_findings import words
+
+from scalebook import frames
+from scalebook.frames import load
+from scalebook.report import peak_page
+
+BIG: dict[str, Any] = {
+    "platform": "h100", "model": "llama3.1-8b", "precision": "bf16", "sequence_length": 4096,
+    "world_size": 8, "global_batch_size": 64,
+}  # fmt: skip
+
+
+def write_three(folder: Path) -> None:
+    """Write three configurations of 8 GPUs, and one of 16 that is slower per GPU."""
+    for name, seconds, changes in (
+        ("middle", 4.0, {"tensor_parallel_size": 2}), ("fast", 3.0, {}),
+        ("slow", 6.0, {"tensor_parallel_size": 4}),
+        ("wide", 2.0, {"world_size": 16, "nodes": 2}),
+    ):  # fmt: skip
+        write_run(folder, name, config(**(BIG | changes)), seconds=seconds, device=H100)
+
+
+def bars(figure: Any) -> list[dict[str, Any]]:
+    return figure.spec()["data"]["values"]
+
+
+def test_the_best_of_a_group_has_the_most_tokens_per_gpu(tmp_path: Path) -> None:
+    write_three(tmp_path)
+    data = load(tmp_path)
+    assert peak_page.best(data)["run_id"].to_list() == ["fast"]
+    (bar,) = bars(peak_page.panel(data, "each"))
+    assert bar["run_id"] == "fast"
+    assert bar["value"] == pytest.approx(data.runs["tokens_per_second_per_gpu"].max(), rel=1e-4)
+
+
+def test_panels_of_totals_are_of_the_run_with_the_most_in_all(tmp_path: Path) -> None:
+    write_three(tmp_path)
+    data = load(tmp_path)
+    for name in ("total", "compute", "day"):
+        (bar,) = bars(peak_page.panel(data, name))
+        assert bar["run_id"] == "wide"
+    (bar,) = bars(peak_page.panel(data, "day"))
+    rate = data.runs["tokens_per_second"].max()
+    assert bar["value"] == pytest.approx(rate * 86_400 / 1e9, rel=1e-4)  # type: ignore[operator]
+
+
+def test_the_peak_beside_a_rate_is_the_dense_one(tmp_path: Path) -> None:
+    write_three(tmp_path)
+    (bar,) = bars(peak_page.panel(load(tmp_path), "rate"))
+    assert bar["limit"] == 989.4  # dense BF16 of an H100 SXM; 1,979 is with sparsity
+    (bar,) = bars(peak_page.panel(load(tmp_path), "memory"))
+    assert bar["limit"] == 80
+
+
+def test_utilisation_is_the_rate_over_the_peak(tmp_path: Path) -> None:
+    write_three(tmp_path)
+    data = load(tmp_path)
+    (mfu,) = bars(peak_page.panel(data, "mfu"))
+    (rate,) = bars(peak_page.panel(data, "rate"))
+    assert mfu["value"] == pytest.approx(rate["value"] / 989.4, rel=1e-4)
+
+
+def test_the_sentence_has_the_numbers_of_the_table(tmp_path: Path) -> None:
+    write_three(tmp_path)
+    data = load(tmp_path)
+    row = peak_page.best(data).row(0, named=True)
+    text = words(peak_page.findings(data))
+    assert f"{row['rate']:,.0f} tokens/s per GPU, {100 * row['mfu']:.1f} %" in text
+    samples = row["tokens_per_second"] * 86_400 / 4096
+    assert f"({samples:,.0f} samples of 4,096)" in text
+    slowest = data.runs.sort("rate").row(0, named=True)
+    assert f"({slowest['run_id']}) is a factor of {row['rate'] / slowest['rate']:.2f}×" in text
+    assert f'data-value="{samples}"' in str(peak_page.best_table(data).html)
+
+
+def test_every_configuration_is_a_point_of_the_spread(tmp_path: Path) -> None:
+    write_three(tmp_path)
+    data = load(tmp_path)
+    figure = peak_page.spread(data)
+    assert figure is not None
+    layer = figure.spec()["layer"][-1]
+    values = layer["data"]["values"] if "data" in layer else figure.spec()["data"]["values"]
+    assert {value["run_id"] for value in values} == {"fast", "middle", "slow", "wide"}
+
+
+def test_two_platforms_of_one_model_are_compared_with_a_verdict(tmp_path: Path) -> None:
+    write_three(tmp_path)
+    amd = config(**(BIG | {"platform": "mi300x"}))
+    write_run(tmp_path, "amd", amd, seconds=2.0, device="AMD Instinct MI300X OAM")
+    data = load(tmp_path)
+    first, second = peak_page.best(data).iter_rows(named=True)
+    ratio = first["rate"] / second["rate"]
+    text = words(peak_page.findings(data))
+    said = f"mi300x (amd) over h100 (fast) is {ratio:.2f}× per GPU: "
+    assert said in text
+    verdict = peak_page.verdict_on(first, second)
+    assert verdict is not None
+    assert f"{said}{verdict.word}." in text
+
+
+def test_an_unknown_device_has_no_utilisation_and_says_why(tmp_path: Path) -> None:
+    write_run(tmp_path, "odd", config(**BIG), device="NVIDIA X999")
+    data = load(tmp_path)
+    assert peak_page.panel(data, "mfu") is None
+    (bar,) = bars(peak_page.panel(data, "memory"))
+    assert bar["limit"] is None
+    reason = data.runs["mfu_reason"][0]
+    assert reason.split(":")[0] in words(peak_page.best_table(data))
+
+
+def test_processes_of_a_cpu_stand_beside_no_gpu(tmp_path: Path) -> None:
+    data = load(write_sample(tmp_path))
+    assert set(peak_page.field(data)["platform"]) == {"h100"}
+    assert "5 runs on cpu left out" in words(peak_page.findings(data))
+
+
+def test_runs_on_a_cpu_alone_are_shown_and_say_so(tmp_path: Path) -> None:
+    write_run(tmp_path, "one", config())
+    (bar,) = bars(peak_page.panel(load(tmp_path), "total"))
+    assert bar["platform"] == "cpu"
+
+
+def test_every_panel_compiles_to_a_picture(tmp_path: Path) -> None:
+    data = load(write_sample(tmp_path))
+    figures = [peak_page.panel(data, name) for name in peak_page.PANELS]
+    figures.append(peak_page.spread(data))
+    assert len(figures) == 9
+    for figure in figures:
+        assert figure is not None
+        assert figure.picture().startswith("<svg")
+        assert figure.description.endswith(".")
+
+
+def test_no_run_is_a_sentence_and_not_an_error(tmp_path: Path) -> None:
+    data = frames.collect(tmp_path, (), ())
+    assert words(peak_page.findings(data)) == "No run has a throughput, so there is no peak."
+    assert [peak_page.panel(data, name) for name in peak_page.PANELS] == [None] * 8
+    assert peak_page.spread(data) is None
+    assert words(peak_page.best_table(data)) == ""
