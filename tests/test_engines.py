@@ -278,9 +278,12 @@ def test_a_recipe_is_built_in_this_process_and_every_setting_reaches_it(
         for name in parents:
             target = target.__dict__.setdefault(name, SimpleNamespace())
         setattr(target, last, "the recipe's")
+    built.data.tokenizer = None
     modules = {
         "nemo.collections.llm.recipes.llama31_8b": {"pretrain_recipe": lambda **_: built},
         "nemo.collections.llm.recipes.precision.mixed_precision": {"bf16_mixed": lambda: "plugin"},
+        "nemo.collections.common.tokenizers.null_tokenizer": {"NullTokenizer": "null"},
+        "nemo_run": {"Config": lambda made, **fields: (made, fields)},
     }
     for name, content in modules.items():
         module = ModuleType(name)
@@ -290,4 +293,5 @@ def test_a_recipe_is_built_in_this_process_and_every_setting_reaches_it(
     assert recipe.trainer.strategy.tensor_model_parallel_size == 2
     assert recipe.trainer.strategy.sequence_parallel is True
     assert recipe.trainer.plugins == "plugin"
+    assert recipe.data.tokenizer == ("null", {"vocab_size": 128255})  # NeMo adds the end itself
     assert recipe.trainer.max_steps == 4

@@ -13,6 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from scalebook import catalog
 from scalebook.config import RunConfig
 from scalebook.engines import mapping, names, nemo
 from scalebook.engines.start import main_of, write_once
@@ -59,12 +60,34 @@ def build_recipe(config: RunConfig, output: Path, settings: Mapping[str, Any]) -
     )
     if config.data:
         recipe.data = _dataset(config)
+    put(recipe, "data.tokenizer", _null_tokenizer(config))
+    _open_ddp(recipe)
     for path, value in settings.items():
         put(recipe, path, value)
     plugins = import_module(f"{RECIPES}.precision.mixed_precision")
     name = nemo.precision_name(nemo.NEMO_PRECISION, config)
     recipe.trainer.plugins = getattr(plugins, name)()
     return recipe
+
+
+def _null_tokenizer(config: RunConfig) -> Any:
+    """Return a tokenizer of the model's vocabulary: data are tokens already, and none is fetched.
+
+    NeMo sizes the model's vocabulary by it, and counts one token more than it is told: the end.
+    """
+    run: Any = import_module("nemo_run")
+    module: Any = import_module("nemo.collections.common.tokenizers.null_tokenizer")
+    size = catalog.model(config.model).vocab_size - 1
+    return run.Config(module.NullTokenizer, vocab_size=size)
+
+
+def _open_ddp(recipe: Any) -> None:
+    """Give a recipe that leaves data parallelism to its strategy's name for it a configuration."""
+    strategy = recipe.trainer.strategy
+    if isinstance(getattr(strategy, "ddp", None), str):
+        ddp: Any = import_module("megatron.core.distributed").DistributedDataParallelConfig
+        # What NeMo's strategy makes of the name "megatron".
+        strategy.ddp = import_module("nemo_run").Config(ddp, check_for_nan_in_grad=True)
 
 
 def _dataset(config: RunConfig) -> Any:
