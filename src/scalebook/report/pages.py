@@ -32,5 +32,6 @@ PAGES = (
     Page("30_comparison.ipynb", "comparison", "Comparison"),
     Page("31_published.ipynb", "published", "Published"),
     Page("32_cost.ipynb", "cost", "Cost"),
+    Page("33_claims.ipynb", "claims", "Claims"),
     Page("23_method.ipynb", "method", "Method"),
 )

@@ -1,0 +1,122 @@
+"""The claims audit as a page: the shipped samples, and the claims files beside the runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from scalebook.audit import (
+    ORDER,
+    Audit,
+    Check,
+    audit,
+    count_claims,
+    load_claims,
+    parse_claims,
+    sample_text,
+    samples,
+)
+from scalebook.errors import ScalebookError
+from scalebook.markup import Fragment, Markup, bullets, callout, paragraphs
+from scalebook.quantities import NONE, count, number
+from scalebook.tables import Column, Row, plain, table, text
+
+FOLDER = "claims"  # under the folder of runs
+WRONG = ("impossible", "contradicts")
+MOST_FILES, MOST_ROWS = 50, 500
+
+
+def audits(runs: Path) -> tuple[tuple[Audit, ...], tuple[str, ...]]:
+    """Return the audit of each file under ``claims``, else of the samples; and what failed."""
+    paths = sorted((runs / FOLDER).glob("*.toml"))[:MOST_FILES]
+    found: list[Audit] = []
+    problems: list[str] = []
+    for path in paths:
+        try:
+            found.append(audit(load_claims(path)))
+        except ScalebookError as error:
+            problems.append(f"{path.name}: {str(error).replace(f'{path.parent}/', '')}")
+    if not paths:
+        found = [audit(parse_claims(sample_text(name), f"{name}.toml")) for name in samples()]
+    return tuple(found), tuple(problems)
+
+
+def overview(runs: Path, found: Sequence[Audit], problems: Sequence[str]) -> Fragment:
+    """Return how many claims hold, contradict and cannot be, a sentence a source."""
+    own = any((runs / FOLDER).glob("*.toml"))
+    words = (
+        "These are the files of the folder claims beside the runs."
+        if own
+        else "These are the sample claims that come with Scalebook, not figures of these runs. "
+        "Files of your own go into a folder claims beside the runs; 'scalebook audit --sample' "
+        "prints one to start from."
+    )
+    items = [Markup("{}").format(words), *map(_sentence, found)]
+    failed = callout("Not readable", problems).html
+    return Fragment(bullets(items).html + failed)
+
+
+def _sentence(one: Audit) -> Markup:
+    counts = one.counts()
+    parts = ", ".join(f"{counts[name]} {name}" for name in ORDER)
+    total = count(sum(counts.values()), "claim")
+    return Markup("<strong>{}</strong>: {}: {}.").format(one.claims.title, total, parts)
+
+
+def verdicts(found: Sequence[Audit]) -> Fragment:
+    """Return the claims of each source by verdict."""
+    if not found:
+        return paragraphs("No file of claims could be read.")
+    rows: list[dict[str, Any]] = [{"title": one.claims.title, **one.counts()} for one in found]
+    if len(rows) > 1:
+        every = count_claims(tuple(check for one in found for check in one.checks))
+        rows.append({"title": "all sources", **every})
+    columns = (
+        Column("title", "Source", lambda row: row["title"], numeric=False, wide=True),
+        *(plain(name, name.capitalize()) for name in ORDER),
+    )
+    return table(rows, columns, "claims")
+
+
+def contradictions(found: Sequence[Audit]) -> Fragment:
+    """Return every claim that contradicts or cannot be, with the computed value."""
+    rows = list(_wrong(found))
+    if not rows:
+        return paragraphs("No claim contradicts another number, the catalog or a limit.")
+    columns = (
+        Column("title", "Source", lambda row: row["title"], numeric=False, wide=True),
+        *(text("line", "Line"), text("label", "Claim"), text("field", "Quantity")),
+        text("stated", "Stated"),
+        Column("expected", "Computed", _expected, hint="in the unit of the claim"),
+        text("verdict", "Verdict"),
+        Column("why", "How", lambda row: row["why"], numeric=False, wide=True),
+    )
+    cut = f"The first {MOST_ROWS} of {len(rows)} are shown." if len(rows) > MOST_ROWS else ""
+    shown = table(rows[:MOST_ROWS], columns, "contradictions")
+    return Fragment(shown.html + paragraphs(cut).html) if cut else shown
+
+
+def _wrong(found: Sequence[Audit]) -> Iterator[Row]:
+    for one in found:
+        for check in one.checks:
+            if check.verdict in WRONG:
+                yield _row(one, check)
+
+
+def _row(one: Audit, check: Check) -> Row:
+    parts = (check.rule, check.arithmetic, check.note, check.remark)
+    return {
+        "title": one.claims.title, "line": check.line, "label": check.label,
+        "field": check.field.replace("_", " "), "stated": check.stated,
+        "expected": check.expected, "verdict": check.verdict,
+        "why": "; ".join(part for part in parts if part),
+    }  # fmt: skip
+
+
+def _expected(row: Row) -> str:
+    """Return the computed value, in percent where the claim is."""
+    value = row["expected"]
+    if value is None:
+        return NONE
+    return f"{number(100 * value, 4)} %" if "%" in row["stated"] else number(value, 4)
