@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -68,6 +69,10 @@ class ReportData:
         return self.runs.filter(pl.col("status") != "completed")
 
 
+# The data of the build that is going on: all its pages are of one moment.
+HELD: ContextVar[ReportData | None] = ContextVar("HELD", default=None)
+
+
 def load(folder: str | Path) -> ReportData:
     """Return the data of every run under a folder, read again only when a file has changed.
 
@@ -75,11 +80,11 @@ def load(folder: str | Path) -> ReportData:
         ReportError: the folder is missing or holds no run at all.
     """
     path = Path(folder)
+    if (held := HELD.get()) and path.resolve() == held.folder:
+        return held
     if not path.is_dir():
         raise ReportError(f"{path} is not a folder. Give the folder of runs with --runs.")
-    # resolved, so that a build and the pages that it executes share one reading
-    path = path.resolve()
-    return _load(path, tuple(_fingerprint(path)))
+    return _load(path.resolve(), tuple(_fingerprint(path.resolve())))
 
 
 @lru_cache(maxsize=1)

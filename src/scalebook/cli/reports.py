@@ -36,6 +36,11 @@ def _add_building(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="quarto, the built-in preview, or quarto where it is installed (default: auto)",
     )
+    parser.add_argument(
+        "--one-file",
+        action="store_true",
+        help="also write the whole report into one HTML file, for mail",
+    )
     parser.set_defaults(demo=False)
 
 
@@ -51,7 +56,7 @@ def build_report(options: argparse.Namespace) -> int:
         ) from error
     site = _site(options.output)
     try:
-        index = build(Places(runs, site, root), options.renderer)
+        index = build(Places(runs, site, root), options.renderer, one_file=options.one_file)
     except OSError as error:
         problem = f"The report cannot be written to {site}: {error}."
         raise ReportError(f"{problem} Choose another folder with --output.") from error

@@ -14,10 +14,10 @@ from typing import Literal
 from scalebook import __version__, frames
 from scalebook.errors import ReportError
 from scalebook.quantities import count
-from scalebook.report import notebook, preview, quarto, vega
+from scalebook.report import made, notebook, preview, quarto, vega
 from scalebook.report.assets_files import write_assets
 from scalebook.report.data_files import write_data
-from scalebook.report.execute import execute
+from scalebook.report.one_file import NAME, one_page
 from scalebook.report.pages import PAGES
 from scalebook.report.prepare import prepare
 from scalebook.report.site_check import check
@@ -45,14 +45,20 @@ class Places:
         return self.project / "reports" / ".cache"
 
 
-def build(places: Places, renderer: Renderer = "auto", say: Callable[[str], None] = print) -> Path:
-    """Build the site and return the path of its first page.
+def build(
+    places: Places,
+    renderer: Renderer = "auto",
+    say: Callable[[str], None] = print,
+    *,
+    one_file: bool = False,
+) -> Path:
+    """Build the site and return the path of its first page, or of the one file of all pages.
 
     Raises:
         ReportError: there is nothing to report, a page failed, or the finished site is not as it
             must be. The site of an earlier build stays in place.
     """
-    data = frames.load(places.runs)
+    data, cache = made.load(places.runs, places.cache)
     _refuse_foreign(places.output)
     _refuse_foreign(places.pages)
     chosen = _choose(renderer, say)
@@ -62,15 +68,18 @@ def build(places: Places, renderer: Renderer = "auto", say: Callable[[str], None
     _mark(stage, chosen)
     with ThreadPoolExecutor(1) as pool:
         library = pool.submit(vega.bundle, places.cache)
-        execute(PAGES, places.project / "notebooks", places.runs, stage)
+        made.make(PAGES, places.project / "notebooks", data, cache, stage)
     write_assets(stage, library.result(), data.runs)
     for page in PAGES:
         _prepare_page(stage / f"{page.slug}.ipynb", say)
     built = _build_facts(data)
     write_data(data, stage / "data")
     site = _with_quarto(places, built) if chosen == "quarto" else _with_preview(stage, built)
+    if one_file:
+        cells = {page: notebook.read(stage / f"{page.slug}.ipynb") for page in PAGES}
+        (site / NAME).write_text(one_page(cells, PAGES, stage, built), encoding="utf-8")
     _finish(site, places.output, chosen)
-    return places.output / "index.html"
+    return places.output / (NAME if one_file else "index.html")
 
 
 def _choose(renderer: Renderer, say: Callable[[str], None]) -> Renderer:

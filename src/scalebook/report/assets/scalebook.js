@@ -22,15 +22,21 @@
   function draw() {
     if (typeof vegaEmbed === "undefined") return;
     document.querySelectorAll(".sb-chart").forEach(function (place, index) {
-      if (place.clientWidth > 0) drawOne(place, index); // a hidden page draws when it is shown
+      // a page that is not shown draws when it is
+      if (place.clientWidth > 0) drawOne(place, index);
+      else { forget(place); place.classList.remove("is-empty"); }
     });
+  }
+
+  function forget(place) {
+    if (drawn.has(place)) drawn.get(place).finalize();
+    drawn.delete(place);
   }
 
   function drawOne(place, index) {
     const config = window.SCALEBOOK_CHARTS[isDark() ? "dark" : "light"];
     const spec = filter.narrow(JSON.parse(place.nextElementSibling.textContent));
-    if (drawn.has(place)) drawn.get(place).finalize();
-    drawn.delete(place);
+    forget(place);
     place.classList.toggle("is-empty", spec === null);
     if (spec === null) {
       place.textContent = "Nothing of this chart is in the selection.";
@@ -42,12 +48,16 @@
     vegaEmbed(place, spec, {
       mode: "vega-lite",
       renderer: "svg",
+      // a layer that the filter has emptied is no mistake: then errors alone go to the console
+      logLevel: filter.isActive() ? vega.Error : vega.Warn,
       actions: { export: true, source: false, compiled: false, editor: false },
       config: Object.assign({}, config, { axisY: axisY, legend: legend }),
       tooltip: { theme: isDark() ? "dark" : "light" },
       downloadFileName: "scalebook-chart-" + (index + 1),
     }).then(function (result) {
       drawn.set(place, result);
+      // an image may hold no menu, a figure may
+      place.setAttribute("role", "figure");
       // the chart's place has the words; the picture inside repeats them to nobody
       const svg = place.querySelector("svg.marks");
       if (svg) svg.setAttribute("aria-hidden", "true");
@@ -251,6 +261,29 @@
     return search;
   }
 
+  // In the one file each page is a section: the one that the address names is shown.
+  const sections = function () { return Array.from(document.querySelectorAll("section.page")); };
+  function turnTo() {
+    const all = sections();
+    if (!all.length) return;
+    const hash = decodeURIComponent(location.hash.slice(1));
+    const slug = hash.startsWith("page-") ? hash.slice(5) : hash.split("--")[0];
+    const shown = all.find(function (one) { return one.dataset.slug === slug; }) ||
+      all.find(function (one) { return !one.hidden; }) || all[0];
+    const before = all.find(function (one) { return !one.hidden; });
+    for (const one of all) one.hidden = one !== shown;
+    document.querySelectorAll("header.site nav a").forEach(function (link) {
+      if (link.hash === "#" + shown.id) link.setAttribute("aria-current", "page");
+      else link.removeAttribute("aria-current");
+    });
+    const missing = Array.from(shown.querySelectorAll(".sb-chart")).some(function (place) {
+      return !drawn.has(place) && !place.classList.contains("is-empty");
+    });
+    if (missing) draw();
+    if (before !== shown && hash === shown.id) window.scrollTo(0, 0);
+    else if (hash && document.getElementById(hash)) document.getElementById(hash).scrollIntoView();
+  }
+
   // A link may lead to a row that a filter hides or that is on another page of its table.
   function reveal() {
     const id = decodeURIComponent(location.hash.slice(1));
@@ -292,7 +325,9 @@
       if (what === "filtered") { tables.forEach(refresh); draw(); filter.show(); }
       else document.querySelectorAll(".sb-chart").forEach(filter.mark);
     });
-    window.addEventListener("hashchange", reveal);
+    window.addEventListener("hashchange", function () { turnTo(); reveal(); });
+    // of the one file only the first page is open, and its charts alone are drawn
+    sections().forEach(function (one, i) { one.hidden = i > 0; });
     const control = document.getElementById("theme");
     if (control) {
       control.hidden = false;
@@ -309,11 +344,13 @@
     }
     system.addEventListener("change", draw);
     draw();
+    turnTo();
     reveal();
   }
 
   // The filter stands before the first section, so that the title and its facts come first.
   function placeOfFilter(content) {
+    if (sections().length) return sections()[0];
     return content.querySelector("h2") && content.querySelector("h2").closest("section") ||
       content.querySelector("h2") || content.firstElementChild;
   }
