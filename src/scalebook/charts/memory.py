@@ -26,6 +26,7 @@ PARTS: dict[str, type[pl.DataType]] = {
 # Two runs of one place in a map may disagree; so there are four verdicts.
 VERDICTS = ("fits", "out of memory", "both", "cannot tell")
 KINDS = ("shown by a run", "inferred", "predicted")
+ALPHA = dict(zip(KINDS, (0.9, 0.25, 0.0), strict=True))  # how solid a place is
 MAP: dict[str, type[pl.DataType]] = {
     **dict.fromkeys(("row", "micro", "verdict", "kind", "shown", "run_ids", "reason"), pl.String),
     **dict.fromkeys(("recompute", "evidence"), pl.String),
@@ -170,11 +171,12 @@ def feasibility_map(cells: pl.DataFrame, frontier: pl.DataFrame) -> Figure:
         "micro:O", sort=micros, title="micro batch", axis=alt.Axis(orient="top", labelAngle=0)
     )
     y = alt.Y("row:N", sort=order, title=None)
-    base = alt.Chart(rows(cells)).encode(x=x, y=y)
+    alpha = pl.col("kind").replace_strict(ALPHA, return_dtype=pl.Float64)
+    base = alt.Chart(rows(cells.with_columns(alpha=alpha))).encode(x=x, y=y)
     tiles = base.mark_rect(cornerRadius=3, strokeWidth=2).encode(
         color=_verdict("color"),
         stroke=_verdict("stroke"),
-        fillOpacity=_by_kind([0.85, 0.3, 0.0]),
+        fillOpacity=alt.FillOpacity("alpha:Q", scale=None),
         strokeDash=alt.StrokeDash(
             "kind:N",
             title=None,
@@ -183,9 +185,8 @@ def feasibility_map(cells: pl.DataFrame, frontier: pl.DataFrame) -> Figure:
         ),
         tooltip=_MAP_TOOLTIP,
     )  # fmt: skip
-    text = base.mark_text(fontSize=12).encode(
-        text="shown:N", color=alt.condition("datum.kind == 'shown by a run'", *_TEXT)
-    )
+    solid = base.transform_filter(f"datum.kind == '{KINDS[0]}'").mark_text(color="white")
+    pale = base.transform_filter(f"datum.kind != '{KINDS[0]}'").mark_text()
     edge = (
         alt.Chart(rows(frontier))
         .mark_rule(strokeWidth=5, strokeCap="butt")
@@ -195,11 +196,12 @@ def feasibility_map(cells: pl.DataFrame, frontier: pl.DataFrame) -> Figure:
             y2=alt.Y2("row:N", bandPosition=1),
         )
     )
-    chart = (tiles + text + edge).properties(width="container", height=34 * len(order) + 10)
+    chart = alt.layer(
+        tiles, solid.encode(text="shown:N"), pale.encode(text="shown:N"), edge
+    ).properties(width="container", height=34 * len(order) + 10)
     return Figure(chart, _describe_map(cells, frontier))
 
 
-_TEXT: tuple[Any, Any] = (alt.value("white"), alt.value("gray"))
 _MAP_TOOLTIP = [
     alt.Tooltip("row:N", title="split"),
     alt.Tooltip("micro:N", title="micro batch"),
@@ -216,14 +218,8 @@ def _verdict(channel: str) -> Any:
     """Return colour by verdict: blue, orange, violet, grey of the theme's own hues."""
     scale = alt.Scale(domain=list(VERDICTS), range=["#0072b2", "#c04e00", "#a3478c", "#77818f"])
     if channel == "stroke":
-        return alt.Stroke("verdict:N", scale=scale, legend=None)
+        return alt.Stroke("verdict:N", title=None, scale=scale)
     return alt.Color("verdict:N", title=None, scale=scale)
-
-
-def _by_kind(opacities: list[float]) -> alt.FillOpacity:
-    return alt.FillOpacity(
-        "kind:N", legend=None, scale=alt.Scale(domain=list(KINDS), range=opacities)
-    )
 
 
 def _describe_map(cells: pl.DataFrame, frontier: pl.DataFrame) -> str:
