@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import altair as alt
+import polars as pl
 
 from scalebook.charts.theme import config
 from scalebook.markup import Markup, join, raw_block, script_json
@@ -110,8 +111,9 @@ def entitled(chart: AnyChart, title: str | None) -> AnyChart:
 
 
 def rows(data: Any) -> alt.Data:
-    """Return a polars data frame as inline values; null stays null."""
-    return alt.Data(values=data.to_dicts())
+    """Return a polars data frame as inline values, to six digits; null stays null."""
+    # more digits than anyone sees would be half of a page's size
+    return alt.Data(values=data.with_columns(pl.col(pl.Float64).round_sig_figs(6)).to_dicts())
 
 
 @dataclass(frozen=True, slots=True)
