@@ -92,7 +92,7 @@ def test_notebook_syntax_and_parameters_are_not_shown(html: Callable[[str], str]
         text = html(page.html)
         assert "#|" not in text
         assert "{=html}" not in text
-        assert "Parameters" not in text
+        assert "# Parameters" not in text
         assert "runs: str" not in text
 
 

@@ -1,0 +1,70 @@
+// Runs inside each page under test and posts what it saw to the page around it.
+setTimeout(async function () {
+  const wait = ms => new Promise(done => setTimeout(done, ms));
+  const all = selector => [...document.querySelectorAll(selector)];
+  const charts = () => all(".sb-chart").filter(place => !place.classList.contains("is-empty"));
+  const drawn = () => charts().filter(place => place.querySelector("svg.marks")).length;
+  const overflow = () => document.documentElement.scrollWidth - document.documentElement.clientWidth;
+  const runOf = node => node.__data__ && node.__data__.datum && node.__data__.datum.run_id;
+  const marks = () => all("svg.marks .role-mark path").filter(runOf);
+  const rows = () => all("tbody tr[data-run]");
+  const out = {page: location.pathname.split("/").pop(), width: innerWidth, seen: window.seen};
+  try {
+    for (let turn = 0; turn < 100 && drawn() < charts().length; turn++) await wait(200);
+    out.charts = charts().length; out.drawn = drawn(); out.overflow = overflow();
+    out.marks = all("svg.marks .role-mark path").length;
+    out.csv = all(".sb-table").map(box => [
+      box.querySelector(".tools button:last-child").textContent, box.dataset.name,
+      box.scalebook.csv().split("\r\n").length - 2, box.querySelectorAll("tbody tr").length]);
+    out.bare = all("table").filter(table => !table.closest(".sb-table")).length;
+    const heading = document.querySelector("th[data-key=tokens_per_second] button");
+    if (heading) {
+      heading.click();
+      const cell = heading.parentElement;
+      out.sorted = [...cell.closest("table").tBodies[0].rows]
+        .map(row => row.cells[cell.cellIndex].dataset.value).filter(Boolean).map(Number);
+    }
+    const mark = all(".mark-symbol.role-mark path, .mark-rect.role-mark path").find(runOf);
+    if (mark) {
+      const box = mark.getBoundingClientRect();
+      const at = {bubbles: true, clientX: box.x + box.width / 2, clientY: box.y + box.height / 2};
+      for (const name of ["pointerover", "pointermove", "mousemove"])
+        mark.dispatchEvent(new PointerEvent(name, at));
+      await wait(300);
+      const tip = document.getElementById("vg-tooltip-element");
+      out.tooltip = [tip ? tip.textContent : "", runOf(mark)];
+      mark.dispatchEvent(new PointerEvent("click", at));
+      await wait(200);
+      out.picked = [runOf(mark), all("svg.marks .role-mark path:not(.sb-dim)").map(runOf)
+        .filter(Boolean).length, all(".sb-dim").map(runOf).filter(run => run === runOf(mark)).length,
+        all("tr.is-picked").map(row => row.dataset.run)];
+      document.dispatchEvent(new KeyboardEvent("keydown", {key: "Escape"}));
+    }
+    const menu = document.querySelector("select[name=sb-platform]");
+    if (menu) {
+      const before = [marks().length, rows().length];
+      menu.value = "cpu";
+      menu.dispatchEvent(new Event("change"));
+      await wait(700);
+      out.filtered = {before: before, marks: marks().map(runOf), rows: rows().map(r => r.dataset.run)};
+      menu.value = "";
+      menu.dispatchEvent(new Event("change"));
+      await wait(700);
+      out.restored = [marks().length, rows().length];
+    }
+    const serious = async () => typeof axe === "undefined" || innerWidth < 1000 ? [] : (await axe.run({preload: false})).violations
+      .filter(one => ["serious", "critical"].includes(one.impact))
+      .map(one => one.id + ": " + one.nodes.slice(0, 3).map(node => node.html.slice(0, 160)).join(" | "));
+    document.documentElement.dataset.theme = "light";
+    out.light = await serious();
+    document.documentElement.dataset.theme = "auto";
+    document.getElementById("theme").click();
+    await wait(700);
+    for (let turn = 0; turn < 100 && drawn() < charts().length; turn++) await wait(200);
+    out.dark = [getComputedStyle(document.body).backgroundColor, drawn() + "/" + charts().length,
+      overflow(), document.documentElement.dataset.theme];
+    out.darkFindings = await serious();
+    out.links = performance.getEntriesByType("resource").map(entry => entry.name);
+  } catch (error) { window.seen.push("test: " + error.stack); }
+  parent.postMessage(out, "*");
+}, 500);
