@@ -45,7 +45,7 @@ $(VENV)/.lab: $(VENV)/.run
 	$(INSTALL) ".[run,report,lab]"
 	@touch $@
 
-.PHONY: help setup run resume report open demo plan list test test-fast image verify doctor test-containers test-slurm lint check-notebooks format lab lock clean
+.PHONY: help setup run resume report open demo plan list test test-fast image verify doctor test-containers test-slurm lint bench-report check-notebooks format lab lock clean
 
 help:  ## Show this help
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -103,6 +103,9 @@ lint: $(VENV)/.test  ## Check style, types, import order and that notebooks hold
 	$(PY) -m ruff check . && $(PY) -m ruff format --check .
 	$(PY) -m pyright && $(VENV)/bin/lint-imports
 	$(VENV)/bin/nbstripout --verify notebooks/*.ipynb
+
+bench-report: $(VENV)/.test  ## Time the report of 10,000 simulated runs (ARGS="--runs 1000" for fewer)
+	$(PY) tests/benchmarks/bench_report.py $(ARGS)
 
 check-notebooks: $(VENV)/.test  ## Check the notebooks' rules alone
 	$(PY) -m pytest tests/test_notebook_rules.py
