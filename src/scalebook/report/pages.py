@@ -33,5 +33,6 @@ PAGES = (
     Page("31_published.ipynb", "published", "Published"),
     Page("32_cost.ipynb", "cost", "Cost"),
     Page("33_claims.ipynb", "claims", "Claims"),
+    Page("34_provenance.ipynb", "provenance", "Provenance"),
     Page("23_method.ipynb", "method", "Method"),
 )
