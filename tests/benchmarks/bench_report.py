@@ -3,7 +3,7 @@
 Not part of the tests: python tests/benchmarks/bench_report.py [--runs 10000] [--steps 50]. The runs
 are made up and marked as such (source: simulated).
 
-Seen on 2 shared cores: the first build of 2,000 runs of 50 steps took 91 s of CPU time, with 11 pages.
+Seen on 2 shared cores: the first build of 2,000 runs of 50 steps took 91 s of CPU time (11 pages).
 """
 
 from __future__ import annotations
