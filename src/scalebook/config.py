@@ -75,6 +75,7 @@ class RunConfig(BaseModel):
     fused_cross_entropy: Switch = "auto"
     fused_weight_gradient: Switch = "auto"  # accumulated by the GEMM itself
     fused_optimizer: Switch = "auto"
+    grouped_gemm: Switch = "auto"  # one matrix product for all experts of a rank
     overlap_grad_reduce: Switch = "auto"
     overlap_param_gather: Switch = "auto"
     overlap_tensor_parallel: Switch = "auto"  # collectives in pieces, between pieces of the GEMM

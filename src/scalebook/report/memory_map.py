@@ -102,7 +102,8 @@ def figures(data: ReportData) -> Figures | None:
 
 def _title(cell: Row) -> str:
     """Return what the runs of a map have in common."""
-    unit: str = units(cell["platform"])[cell["world_size"] != 1]
+    one, many = units(cell["platform"])
+    unit = one if cell["world_size"] == 1 else many
     device = cell["accelerator"] or cell["platform"]
     parts = [
         f"{cell['model']} on {cell['world_size']} {unit} ({device})",
