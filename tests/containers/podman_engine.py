@@ -65,7 +65,8 @@ def configuration(folder: Path, wheels: Path) -> dict[str, str]:
     CAP_SYS_RESOURCE can give. runc also runs where control groups are of both versions.
     """
     pip = folder / "pip.conf"
-    pip.write_text("[global]\nno-index = true\nfind-links = /wheels\n")
+    index = "[global]\nno-index = true\nfind-links = /wheels\n"
+    pip.write_text(f"{index}[install]\nno-compile = true\n")
     runtime = 'runtime = "runc"\n' if shutil.which("runc") else ""
     volumes = [f"{pip}:/etc/pip.conf:ro", f"{wheels}:/wheels:ro"]
     (folder / "containers.conf").write_text(
