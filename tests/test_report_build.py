@@ -18,7 +18,7 @@ import yaml
 from simulated import config, write_run, write_sample
 from test_tables import Tags
 
-from scalebook import notebooks
+from scalebook import catalog, notebooks
 from scalebook.cli import main
 from scalebook.errors import ReportError
 from scalebook.frames import load
@@ -65,7 +65,9 @@ def test_the_site_passes_its_own_check(site: Built) -> None:
 
 def test_no_page_names_a_server(html: Callable[[str], str]) -> None:
     for page in PAGES:
-        assert not re.search(r"""(src|href)\s*=\s*["']?(https?:)?//""", html(page.html))
+        # A link that a reader may follow asks nobody for anything while the page is open.
+        loaded = re.sub(r"<a [^>]*>", "", html(page.html))
+        assert not re.search(r"""(src|href)\s*=\s*["']?(https?:)?//""", loaded)
 
 
 def test_markup_of_a_run_file_is_text_on_every_page(html: Callable[[str], str]) -> None:
@@ -81,9 +83,11 @@ def test_markup_of_a_run_file_is_text_on_every_page(html: Callable[[str], str]) 
 def test_every_mention_of_a_run_leads_to_its_row(site: Built, html: Callable[[str], str]) -> None:
     rows = Tags(html("throughput.html")).attributes
     ids = {attributes["id"] for attributes in rows if attributes.get("id")}
+    # Results of others have no run here; their names serve the filter and the selection.
+    published = {f"published {row.id}" for row in catalog.published()}
     for page in PAGES:
         for attributes in Tags(html(page.html)).attributes:
-            if "data-run" in attributes:
+            if "data-run" in attributes and attributes["data-run"] not in published:
                 assert anchor(str(attributes["data-run"])) in ids
 
 

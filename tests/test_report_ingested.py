@@ -54,7 +54,7 @@ def cells(page: str) -> dict[str, tuple[str, str]]:
     """The one row of the table: the value and the text of each cell by its heading's key."""
     table = page[page.index('data-name="ingested"') :].partition("</table>")[0]
     keys = re.findall(r'<th [^>]*data-key="(\w+)"', table)
-    (row,) = re.findall(r"<tr class=.*?</tr>", table, re.DOTALL)
+    (row,) = re.findall(r"<tr [^>]*class=.*?</tr>", table, re.DOTALL)
     found = re.findall(r'<td class="[^"]*" data-value="(.*?)">(.*?)</td>', row, re.DOTALL)
     return dict(zip(keys, found, strict=True))
 
