@@ -14,7 +14,7 @@ setTimeout(async function () {
     out.charts = charts().length; out.drawn = drawn(); out.overflow = overflow();
     out.marks = all("svg.marks .role-mark path").length;
     out.csv = all(".sb-table").map(box => [
-      box.querySelector(".tools button:last-child").textContent, box.dataset.name,
+      ([...box.querySelectorAll(".tools button")].find(b => b.textContent === "CSV") || {}).textContent, box.dataset.name,
       box.scalebook.csv().split("\r\n").length - 2, box.querySelectorAll("tbody tr").length]);
     out.bare = all("table").filter(table => !table.closest(".sb-table")).length;
     const heading = document.querySelector("th[data-key=tokens_per_second] button");

@@ -75,13 +75,13 @@ def site(tmp_path_factory: pytest.TempPathFactory, root: Path, axe: Path | None)
     if axe:
         shutil.copyfile(axe, made / "axe.js")
         late = '<script src="axe.js"></script>' + late
-    frames = ""
     for page in PAGES:
         text = (made / page.html).read_text().replace("<head>", "<head>" + EARLY)
         (made / page.html).write_text(text.replace("</body>", late))
-        for width in WIDTHS:
-            frames += f'<iframe src="{page.html}" width="{width}" height="1500"></iframe>'
-    (made / "harness.html").write_text(HARNESS + frames)
+        frames = (
+            f'<iframe src="{page.html}" width="{width}" height="1500"></iframe>' for width in WIDTHS
+        )
+        (made / f"harness-{page.html}").write_text(HARNESS + "".join(frames))
     return made
 
 
@@ -91,7 +91,7 @@ def look(browser: str, address: str, profile: Path) -> Seen:
         browser, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
         "--disable-background-networking", "--disable-component-update", "--disable-sync",
         "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1", f"--user-data-dir={profile}",
-        "--virtual-time-budget=40000", "--dump-dom", address,
+        "--virtual-time-budget=60000", "--dump-dom", address,
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     match = re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.DOTALL)
@@ -102,7 +102,10 @@ def look(browser: str, address: str, profile: Path) -> Seen:
 @pytest.fixture(scope="module")
 def found(browser: str, site: Path, tmp_path_factory: pytest.TempPathFactory) -> Seen:
     """What the browser saw of every page at every width, from files."""
-    return look(browser, (site / "harness.html").as_uri(), tmp_path_factory.mktemp("profile"))
+    profile = tmp_path_factory.mktemp("profile")
+    # A browser for each page: with all pages at once, a slow machine draws none in time.
+    visits = [look(browser, (site / f"harness-{page.html}").as_uri(), profile) for page in PAGES]
+    return [item for visit in visits for item in visit]
 
 
 def test_every_page_answers_at_every_width(found: Seen) -> None:
@@ -147,7 +150,7 @@ def test_every_table_gives_all_its_rows_as_csv(found: Seen) -> None:
         for label, name, lines, rows in item["csv"]:
             assert label == "CSV"
             assert name
-            assert lines == rows
+            assert lines == rows or lines > rows >= 100  # a long table shows a page of its rows
 
 
 def test_a_tooltip_names_the_run(found: Seen) -> None:
@@ -171,7 +174,8 @@ def test_a_filter_acts_on_every_chart_and_table_of_a_page(found: Seen) -> None:
     assert {item["page"] for item in filtered} >= {"index.html", "throughput.html", "scaling.html"}
     for item in filtered:
         left = item["filtered"]
-        assert set(left["marks"]) | set(left["rows"]) <= CPU_RUNS, item["page"]
+        own = {run for run in (*left["marks"], *left["rows"]) if not run.startswith("published ")}
+        assert own <= CPU_RUNS, item["page"]  # results of others have no platform of ours
         assert item["restored"] == left["before"], item["page"]
     of = next(item["filtered"] for item in filtered if item["page"] == "throughput.html")
     assert set(of["marks"]) == CPU_RUNS
