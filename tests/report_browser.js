@@ -7,6 +7,8 @@ setTimeout(async function () {
   const overflow = () => document.documentElement.scrollWidth - document.documentElement.clientWidth;
   const runOf = node => node.__data__ && node.__data__.datum && node.__data__.datum.run_id;
   const marks = () => all("svg.marks .role-mark path").filter(runOf);
+  // A long table shows its first rows and holds the later ones as data.
+  const later = box => JSON.parse((box.querySelector("script.sb-rows") || {textContent: "[]"}).textContent).length;
   const rows = () => all("tbody tr[data-run]");
   const out = {page: location.pathname.split("/").pop(), width: innerWidth, seen: window.seen};
   try {
@@ -15,7 +17,8 @@ setTimeout(async function () {
     out.marks = all("svg.marks .role-mark path").length;
     out.csv = all(".sb-table").map(box => [
       ([...box.querySelectorAll(".tools button")].find(b => b.textContent === "CSV") || {}).textContent, box.dataset.name,
-      box.scalebook.csv().split("\r\n").length - 2, box.querySelectorAll("tbody tr").length]);
+      box.scalebook.csv().split("\r\n").length - 2, 
+      box.querySelectorAll("tbody tr").length + later(box)]);
     out.bare = all("table").filter(table => !table.closest(".sb-table")).length;
     const heading = document.querySelector("th[data-key=tokens_per_second] button");
     if (heading) {

@@ -26,7 +26,7 @@ PARTS: dict[str, type[pl.DataType]] = {
 # Two runs of one place in a map may disagree; so there are four verdicts.
 VERDICTS = ("fits", "out of memory", "both", "cannot tell")
 KINDS = ("shown by a run", "inferred", "predicted")
-ALPHA = dict(zip(KINDS, (0.9, 0.25, 0.0), strict=True))  # how solid a place is
+SOLID = (0.9, 0.25, 0.0)  # how solid the place of each kind is
 MAP: dict[str, type[pl.DataType]] = {
     **dict.fromkeys(("row", "micro", "verdict", "kind", "shown", "run_ids", "reason"), pl.String),
     **dict.fromkeys(("recompute", "evidence"), pl.String),
@@ -171,17 +171,17 @@ def feasibility_map(cells: pl.DataFrame, frontier: pl.DataFrame) -> Figure:
         "micro:O", sort=micros, title="micro batch", axis=alt.Axis(orient="top", labelAngle=0)
     )
     y = alt.Y("row:N", sort=order, title=None)
-    alpha = pl.col("kind").replace_strict(ALPHA, return_dtype=pl.Float64)
-    base = alt.Chart(rows(cells.with_columns(alpha=alpha))).encode(x=x, y=y)
+    base = alt.Chart(rows(cells)).encode(x=x, y=y)
     tiles = base.mark_rect(cornerRadius=3, strokeWidth=2).encode(
         color=_verdict("color"),
         stroke=_verdict("stroke"),
-        fillOpacity=alt.FillOpacity("alpha:Q", scale=None),
-        strokeDash=alt.StrokeDash(
+        fillOpacity=alt.FillOpacity(
             "kind:N",
             title=None,
-            scale=alt.Scale(domain=list(KINDS), range=[[1, 0], [1, 0], [4, 3]]),
-            legend=alt.Legend(symbolType="stroke", symbolStrokeColor="gray"),
+            scale=alt.Scale(domain=list(KINDS), range=list(SOLID)),
+            legend=alt.Legend(
+                symbolType="square", symbolFillColor="gray", symbolStrokeColor="gray"
+            ),
         ),
         tooltip=_MAP_TOOLTIP,
     )  # fmt: skip

@@ -117,7 +117,7 @@ def calculator(data: ReportData, stated: Stated) -> Fragment:
     return Fragment(
         Markup(
             '<div class="sb-cost"><form class="sb-inputs" autocomplete="off">{}{}{}</form>'
-            '<div class="sb-table"><div class="sb-scroll" tabindex="0">'
+            '<div class="sb-table" data-name="answers"><div class="sb-scroll" tabindex="0">'
             '<table data-quarto-disable-processing="true"><thead><tr>{}</tr></thead>'
             '<tbody aria-live="polite">{}</tbody></table></div></div>'
             '<script type="application/json">{}</script></div><script>{}</script>'

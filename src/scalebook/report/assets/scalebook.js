@@ -48,9 +48,9 @@
     vegaEmbed(place, spec, {
       mode: "vega-lite",
       renderer: "svg",
-      // a layer that the filter has emptied is no mistake: errors alone go to the console
-      // (1 is Vega's level of errors: the bundle need not show its name)
-      logLevel: 1,
+      // a layer that the filter has emptied is no mistake: then errors (Vega's level 1) alone go to
+      // the console, else warnings (2) too
+      logLevel: filter.isActive() ? 1 : 2,
       actions: { export: true, source: false, compiled: false, editor: false },
       config: Object.assign({}, config, { axisY: axisY, legend: legend }),
       tooltip: { theme: isDark() ? "dark" : "light" },
