@@ -176,7 +176,7 @@ def feasibility_map(cells: pl.DataFrame, frontier: pl.DataFrame) -> Figure:
         color=_verdict("color"),
         stroke=_verdict("stroke"),
         fillOpacity=alt.FillOpacity(
-            "kind:N",
+            "kind:O",
             title=None,
             scale=alt.Scale(domain=list(KINDS), range=list(SOLID)),
             legend=alt.Legend(

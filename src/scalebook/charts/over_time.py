@@ -83,13 +83,14 @@ def lines(data: pl.DataFrame, title: str, cut: str | None = None) -> Figure | No
             color=alt.Color("label:N", title=None, sort=order, scale=alt.Scale(domain=order)),
         )
     )
-    layers = (*_shade(known), *_lines(base, title), _ends(known, title, order))
+    steady = bool(known["steady"].any())
+    layers = (*_shade(known), *_lines(base, title, steady), *_ends(known, title, order))
     data_of_lines = rows(drawn.select("run_id", "step", "phase", "value", "steady"))
     chart = alt.layer(*layers, data=data_of_lines).properties(width="container", height=260)
     return Figure(entitled(chart, cut), _describe(known, title))
 
 
-def _lines(base: alt.Chart, title: str) -> tuple[alt.Chart, ...]:
+def _lines(base: alt.Chart, title: str, steady: bool) -> tuple[alt.Chart, ...]:
     """Return thin lines, thick ones in the steady state, and the point under the pointer."""
     pick = alt.selection_point(fields=["label"], bind="legend")
     near = alt.selection_point(nearest=True, on="pointerover", fields=["step"], empty=False)
@@ -104,7 +105,8 @@ def _lines(base: alt.Chart, title: str) -> tuple[alt.Chart, ...]:
     dots = base.mark_point(filled=True, size=45).encode(
         opacity=alt.condition(near, alt.value(1), alt.value(0)), tooltip=_tooltip(title)
     )
-    return thin.add_params(pick), thick, dots.add_params(near)
+    # A layer without a row would have no extent.
+    return thin.add_params(pick), *((thick,) if steady else ()), dots.add_params(near)
 
 
 def _tooltip(title: str) -> list[alt.Tooltip]:
@@ -116,11 +118,14 @@ def _tooltip(title: str) -> list[alt.Tooltip]:
     ]
 
 
-def _ends(known: pl.DataFrame, title: str, order: list[str]) -> alt.Chart:
-    """Return a cross on the last step of each run that did not complete."""
-    ends = known.filter(pl.col("status") != "completed").group_by("run_id", maintain_order=True)
-    return (
-        alt.Chart(rows(ends.last().select(known.columns)))
+def _ends(known: pl.DataFrame, title: str, order: list[str]) -> tuple[alt.Chart, ...]:
+    """Return a cross on the last step of each run that did not complete; nothing without one."""
+    broken = known.filter(pl.col("status") != "completed")
+    if broken.is_empty():
+        return ()
+    ends = broken.group_by("run_id", maintain_order=True).last().select(known.columns)
+    crosses = (
+        alt.Chart(rows(ends))
         .mark_point(shape="cross", filled=True, angle=45, size=160, opacity=1)
         .encode(
             x="step:Q",
@@ -129,6 +134,7 @@ def _ends(known: pl.DataFrame, title: str, order: list[str]) -> alt.Chart:
             tooltip=_tooltip(title),
         )
     )
+    return (crosses,)
 
 
 def common_window(known: pl.DataFrame) -> tuple[int, int] | None:
