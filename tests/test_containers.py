@@ -22,6 +22,7 @@ from scalebook.launch import build, choose, inside
 from scalebook.launch.choose import Choice, Surroundings
 from scalebook.launch.command import ASKED, Launch, Variable
 from scalebook.running import engines, hosts
+from scalebook.running.query import Answer
 
 VENDORS = ("nvidia", "amd", "cpu")
 
@@ -462,15 +463,21 @@ def test_an_engine_asked_for_that_cannot_run_is_an_error():
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        ((1, "", "Error: No such image: x"), "docker has no image x. Build it"),
-        ((1, "", "Error: x: image not known"), "docker has no image x. Build it"),
-        ((1, "", "Cannot connect to the Docker daemon. Is it running?"), "docker does not answer"),
-        ((124, "", "no answer within 60 s"), "docker does not answer: no answer within 60 s."),
-        ((1, "", ""), "docker does not answer: exit 1."),
+        (Answer(1, "", "Error: No such image: x"), "docker has no image x. Build it"),
+        (Answer(1, "", "Error: x: image not known"), "docker has no image x. Build it"),
+        (
+            Answer(1, "", "Cannot connect to the Docker daemon. Is it running?"),
+            "docker does not answer",
+        ),
+        (
+            Answer(None, "", "no answer within 60 s"),
+            "docker does not answer: no answer within 60 s.",
+        ),
+        (Answer(1, "", ""), "docker does not answer: exit 1."),
     ],
 )
 def test_a_missing_image_and_a_silent_engine_are_told_apart(
-    answer: engines.Found, message: str, monkeypatch: pytest.MonkeyPatch
+    answer: Answer, message: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(engines, "ask", lambda command: answer)
     found = engines.find("docker", "x")
@@ -479,7 +486,7 @@ def test_a_missing_image_and_a_silent_engine_are_told_apart(
 
 
 def test_an_image_without_a_label_has_no_base(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(engines, "ask", lambda command: (0, "sha256:1 \n", ""))
+    monkeypatch.setattr(engines, "ask", lambda command: Answer(0, "sha256:1 \n", ""))
     assert engines.find("docker", "x") == engines.LocalImage("x", "sha256:1", None)
 
 

@@ -12,6 +12,7 @@ from scalebook import catalog
 from scalebook.errors import LaunchError
 from scalebook.running import detect
 from scalebook.running.detect import Machine
+from scalebook.running.query import printed
 
 
 def tools(**answers: str) -> Callable[[Sequence[str]], str | None]:
@@ -90,6 +91,6 @@ def test_the_right_device_and_the_cpu_are_not_refused():
 
 
 def test_a_tool_that_is_missing_or_fails_answers_nothing():
-    assert detect.run_query(("no-such-tool-anywhere",)) is None
-    assert detect.run_query(("false",)) is None
-    assert detect.run_query(("echo", "yes")) == "yes\n"
+    assert printed(("no-such-tool-anywhere",)) is None
+    assert printed(("false",)) is None
+    assert printed(("echo", "yes")) == "yes\n"

@@ -29,7 +29,8 @@ from scalebook.running import (
     survey,
 )  # fmt: skip
 from scalebook.running.console import Console
-from scalebook.running.slurm_state import Answer, JobState
+from scalebook.running.query import Answer
+from scalebook.running.slurm_state import JobState
 from scalebook.running.sweep import Stop
 
 STEP = '{"step": 2, "phase": "measured", "step_seconds": 0.1, "tokens": 64}\n'

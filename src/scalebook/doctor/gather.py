@@ -16,6 +16,7 @@ from scalebook.doctor import tools
 from scalebook.doctor.facts import Device, Facts, Node
 from scalebook.launch import inside
 from scalebook.running import detect, engines
+from scalebook.running.query import printed
 
 CDI_FOLDERS = ("etc/cdi", "var/run/cdi")
 
@@ -25,7 +26,7 @@ class Machine:
     """Where to look and whom to ask; the defaults are this machine."""
 
     root: Path = Path("/")
-    query: detect.Runner = detect.run_query
+    query: detect.Runner = printed
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
 
     def text(self, path: str) -> str | None:

@@ -5,27 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from scalebook import tables
-from scalebook.errors import ScalebookError
 from scalebook.frames import ReportData
 from scalebook.markup import Fragment, Markup, bullets, join, run_link
 from scalebook.metrics import RunMetrics, measure
 from scalebook.quantities import percent, quantity
-from scalebook.store import read_run, run_directories
+from scalebook.report.each_run import of_completed
 
 MOST_NAMED = 8  # runs in one sentence
 
 
 def measured(data: ReportData) -> tuple[RunMetrics, ...]:
     """Return the numbers of the runs that have a throughput, in the order of the tables."""
-    wanted: list[str] = data.completed["run_id"].to_list()
-    found: dict[str, RunMetrics] = {}
-    for directory in run_directories(data.folder):
-        try:
-            one = measure(read_run(directory))
-        except (ScalebookError, ArithmeticError, TypeError, ValueError, LookupError):
-            continue  # what is odd about the record is said where the runs are read
-        found.setdefault(one.run_id, one)
-    return tuple(found[run_id] for run_id in wanted if run_id in found)
+    return of_completed(data, measure)
 
 
 def overview(runs: Sequence[RunMetrics]) -> Fragment:

@@ -7,11 +7,10 @@ from typing import Any
 
 from scalebook import tables
 from scalebook.diagnosis import Diagnosis, Finding, diagnose
-from scalebook.errors import ScalebookError
 from scalebook.frames import ReportData
 from scalebook.markup import Fragment, Markup, bullets, paragraphs, run_link
 from scalebook.quantities import NONE, percent
-from scalebook.store import read_run, run_directories
+from scalebook.report.each_run import of_completed
 
 Row = Mapping[str, Any]
 MOST_FINDINGS = 4  # of a run; 'scalebook diagnose' prints them all
@@ -30,15 +29,7 @@ PARTS = (
 
 def diagnoses(data: ReportData) -> tuple[Diagnosis, ...]:
     """Return the diagnosis of each run that has a throughput, in the order of the tables."""
-    wanted: list[str] = data.completed["run_id"].to_list()
-    found: dict[str, Diagnosis] = {}
-    for directory in run_directories(data.folder):
-        try:
-            one = diagnose(read_run(directory))
-        except (ScalebookError, ArithmeticError, TypeError, ValueError, LookupError):
-            continue  # what is odd about the record is said where the runs are read
-        found.setdefault(one.run_id, one)
-    return tuple(found[run_id] for run_id in wanted if run_id in found)
+    return of_completed(data, diagnose)
 
 
 def overview(found: Sequence[Diagnosis]) -> Fragment:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any, cast
 from scalebook import catalog
 from scalebook.catalog.types import Platform
 from scalebook.errors import LaunchError
+from scalebook.running.query import printed
 
 Runner = Callable[[Sequence[str]], str | None]
 
@@ -23,7 +23,6 @@ AMD_QUERIES = (
     ("rocm-smi", "--showproductname", "--json"),
 )
 AMD_NAME_KEYS = ("market_name", "Card Series", "Card series", "Card SKU")
-QUERY_SECONDS = 60.0  # a first call wakes the driver: seconds, on an eight-GPU node more
 VISIBLE = {
     "nvidia": ("CUDA_VISIBLE_DEVICES",),
     "amd": ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
@@ -45,19 +44,8 @@ class Machine:
         return f"{self.count} x {self.device_name or 'an AMD GPU of unknown name'}"
 
 
-def run_query(command: Sequence[str]) -> str | None:
-    """Return what a query tool prints; None where it is missing, fails or hangs."""
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=QUERY_SECONDS, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout if done.returncode == 0 else None
-
-
 def detect(
-    query: Runner = run_query,
+    query: Runner = printed,
     environment: Mapping[str, str] = os.environ,
     sysfs: Path = Path("/sys"),
 ) -> Machine:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -14,9 +13,7 @@ from pathlib import Path
 from scalebook.containers.images import ENGINES, image
 from scalebook.launch import inside, oci
 from scalebook.launch.choose import Surroundings
-
-ASK_SECONDS = 60.0  # a daemon that has just started takes a while
-Found = tuple[int, str, str]  # exit code, standard output, standard error
+from scalebook.running.query import ask
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,34 +25,16 @@ class LocalImage:
     base: str | None
 
 
-def ask(command: Sequence[str]) -> Found:
-    """Return how a query ended and what it printed; 127 where it is missing, 124 where it hangs."""
-    try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=ASK_SECONDS,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
-    except subprocess.TimeoutExpired:
-        return 124, "", f"no answer within {ASK_SECONDS:.0f} s"
-    except OSError as error:
-        return 127, "", str(error)
-    return done.returncode, done.stdout, done.stderr
-
-
 def find(engine: str, reference: str) -> LocalImage | str:
     """Return an engine's image, or a sentence that says what is missing and what to do."""
     if engine not in ("docker", "podman"):
         return _file(engine, reference)
-    code, text, error = ask(oci.inspect(engine, reference))
-    if code == 0:
-        image_id, _, base = text.strip().partition(" ")
+    answer = ask(oci.inspect(engine, reference))
+    if answer.code == 0:
+        image_id, _, base = answer.output.strip().partition(" ")
         return LocalImage(reference, image_id, base.strip() or None)
-    lines = [line for line in error.strip().splitlines() if line.strip()]
-    said = lines[-1] if lines else f"exit {code}"
+    lines = [line for line in answer.errors.strip().splitlines() if line.strip()]
+    said = lines[-1] if lines else f"exit {answer.code}"
     if re.search(r"no such (image|object)|image not known|not found", said, re.IGNORECASE):
         return f"{engine} has no image {reference}. {_how_to_build(engine)}"
     return f"{engine} does not answer: {said.rstrip('.?! ')}."

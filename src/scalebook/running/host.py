@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import platform
 import re
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from scalebook import __version__, launch, scrub
+from scalebook.running.query import printed
 
 # Names the commit where the package is a copy without git's folder, such as in an image.
 COMMIT_VARIABLE = "SCALEBOOK_GIT_COMMIT"
@@ -83,10 +83,5 @@ def memory_gib() -> float | None:
 def git_commit(checkout: Path) -> str | None:
     """Return the commit of a checkout, with ``-dirty`` where files differ; None without git."""
     command = ("git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=40")
-    try:
-        done = subprocess.run(
-            (*command, "--exclude=*"), capture_output=True, text=True, timeout=30, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() or None if done.returncode == 0 else None
+    described = printed((*command, "--exclude=*"), seconds=30)
+    return described.strip() or None if described else None

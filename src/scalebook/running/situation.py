@@ -12,8 +12,8 @@ from typing import Any
 from scalebook import store
 from scalebook.errors import RecordError
 from scalebook.record import RunRecord
-from scalebook.running import conclusion, job_files, ownership, progress
-from scalebook.running.slurm_state import Ask, JobState, ask_slurm, queue
+from scalebook.running import conclusion, job_files, ownership, progress, query
+from scalebook.running.slurm_state import Ask, JobState, queue
 
 RECENT_SECONDS = 86400.0
 
@@ -38,7 +38,7 @@ class Row:
         return (self.run_id, self.job_id or "-", self.state, steps, took, self.detail or "")
 
 
-def rows(runs: Path, everything: bool = False, ask: Ask = ask_slurm) -> list[Row]:
+def rows(runs: Path, everything: bool = False, ask: Ask = query.ask) -> list[Row]:
     """Return the runs of a folder, those that have ended first; the queue is asked once.
 
     Runs that ended more than a day ago are left out, unless ``everything``.

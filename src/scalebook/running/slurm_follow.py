@@ -12,10 +12,10 @@ from scalebook import store
 from scalebook.errors import RecordError
 from scalebook.project import short
 from scalebook.record import RunRecord
-from scalebook.running import job_files, slurm_jobs
+from scalebook.running import job_files, query, slurm_jobs
 from scalebook.running.console import Console
 from scalebook.running.progress import Tail, line
-from scalebook.running.slurm_state import GONE, Ask, JobState, ask_slurm, queue, state_of
+from scalebook.running.slurm_state import GONE, Ask, JobState, queue, state_of
 from scalebook.running.slurm_submit import Submitted
 from scalebook.running.survey import label
 from scalebook.running.sweep import Result, Stop
@@ -48,7 +48,7 @@ class Follower:
 
     console: Console
     stop: Stop
-    ask: Ask = ask_slurm
+    ask: Ask = query.ask
     poll_seconds: float = POLL_SECONDS
     sleep: Callable[[float], None] = time.sleep
     _heard: float = field(default_factory=time.monotonic)
@@ -146,6 +146,6 @@ def _summary(watches: Sequence[Watch]) -> str:
     return ", ".join(parts)
 
 
-def cancel(jobs: Sequence[Submitted], ask: Ask = ask_slurm) -> None:
+def cancel(jobs: Sequence[Submitted], ask: Ask = query.ask) -> None:
     """Ask Slurm to end the jobs."""
     ask(("scancel", *dict.fromkeys(run.job_id for run in jobs)))

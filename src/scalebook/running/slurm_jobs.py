@@ -19,9 +19,9 @@ from typing import Any
 from scalebook import store
 from scalebook.errors import LaunchError
 from scalebook.record import RunRecord, Status
-from scalebook.running import conclusion, job_files, node_record, ownership
+from scalebook.running import conclusion, job_files, node_record, ownership, query
 from scalebook.running.job_files import Attempt, Job
-from scalebook.running.slurm_state import Ask, JobState, ask_slurm, ending, state_of
+from scalebook.running.slurm_state import Ask, JobState, ending, state_of
 
 TIMEOUT_CODE = 124  # of the timeout command, which keeps a run's own limit
 UNSUBMITTED_SECONDS = 600.0  # nobody waits so long for sbatch
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def settle(runs: Path, ask: Ask = ask_slurm) -> tuple[Settled, ...]:
+def settle(runs: Path, ask: Ask = query.ask) -> tuple[Settled, ...]:
     """Record every run under a folder whose job has ended; leave those of live jobs alone."""
     known: dict[str, JobState | None] = {}
     found: list[Settled] = []

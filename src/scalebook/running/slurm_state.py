@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from scalebook.record import Status
+from scalebook.running import query
 
-ASK_SECONDS = 60.0  # a busy controller answers late
 GONE = "GONE"  # the controller has forgotten the job, as it does some minutes after its end
 
 ACTIVE = frozenset(
@@ -35,16 +34,7 @@ _ENDS: Mapping[str, tuple[Status, str]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What a command of Slurm answered; ``code`` None: it is missing, or hung."""
-
-    code: int | None
-    output: str
-    errors: str
-
-
-Ask = Callable[[Sequence[str]], Answer]
+Ask = Callable[[Sequence[str]], query.Answer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,23 +51,7 @@ class JobState:
         return self.name in ACTIVE
 
 
-def ask_slurm(command: Sequence[str]) -> Answer:
-    """Return what a command answers within a minute."""
-    try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=ASK_SECONDS,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return Answer(None, "", str(error))
-    return Answer(done.returncode, done.stdout, done.stderr)
-
-
-def state_of(job_id: str, ask: Ask = ask_slurm) -> JobState | None:
+def state_of(job_id: str, ask: Ask = query.ask) -> JobState | None:
     """Return a job's state, ``GONE`` where it is not known any more, None without an answer."""
     answer = ask(("scontrol", "show", "job", "-o", job_id))
     if "Invalid job id" in answer.errors:
@@ -112,7 +86,7 @@ def ending(state: JobState, asked_to_end: bool, seconds: float | None) -> tuple[
     return None
 
 
-def queue(user: int, ask: Ask = ask_slurm) -> dict[str, JobState] | None:
+def queue(user: int, ask: Ask = query.ask) -> dict[str, JobState] | None:
     """Return the jobs of a user that have not ended, by id; None without an answer."""
     answer = ask(("squeue", "--noheader", f"--user={user}", "--format=%i|%T|%r"))
     if answer.code != 0:

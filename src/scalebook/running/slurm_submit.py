@@ -14,8 +14,8 @@ from pathlib import Path
 from scalebook import __version__, launch, project, scrub, store
 from scalebook.errors import LaunchError
 from scalebook.launch import slurm
-from scalebook.running import conclusion, host, job_files
-from scalebook.running.slurm_state import Ask, ask_slurm
+from scalebook.running import conclusion, host, job_files, query
+from scalebook.running.slurm_state import Ask
 from scalebook.running.survey import Entry, label
 
 FOLDER = ".slurm"  # below the runs: scripts, and what jobs print beside their runs
@@ -78,7 +78,7 @@ def preview(entries: Sequence[Entry], runs: Path, options: slurm.Options) -> str
 
 
 def submit(
-    entries: Sequence[Entry], runs: Path, options: slurm.Options, ask: Ask = ask_slurm
+    entries: Sequence[Entry], runs: Path, options: slurm.Options, ask: Ask = query.ask
 ) -> list[Submitted]:
     """Submit one job of these entries and return what waits for it; nothing is left on refusal.
 

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+from scalebook.running.query import printed
 from scalebook.running.sensor import SensorError
 
-QUERY_SECONDS = 60.0  # a first call wakes the driver
 _PR_SET_PDEATHSIG = 1
 FARTHEST_STAMP = 60.0  # seconds; a tool's clock farther off is in another time zone
 
@@ -74,13 +74,7 @@ class Stream:
 
 def ask(*command: str) -> str | None:
     """Return what a command prints, None where it is missing, fails or hangs."""
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=QUERY_SECONDS, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout if done.returncode == 0 else None
+    return printed(command)
 
 
 def near(own: float, arrived: float) -> float:

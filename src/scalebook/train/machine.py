@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,19 +10,15 @@ from typing import Any
 import torch
 
 from scalebook.running import host
+from scalebook.running.query import printed
 
 _cuda: Any = torch.cuda
 
 
 def output(*command: str) -> str | None:
     """Return what a command prints, or None where it is missing, fails or hangs."""
-    if shutil.which(command[0]) is None:
-        return None
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()
+    text = printed(command, seconds=20)
+    return None if text is None else text.strip()
 
 
 def _text(path: str) -> str | None:
