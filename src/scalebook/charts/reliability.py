@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import altair as alt
 import polars as pl
 
@@ -44,22 +46,14 @@ def checkpoints(data: pl.DataFrame) -> Figure | None:
     labels, data = _first(data)
     if data.is_empty():
         return None
-    chart = (
-        alt.Chart(rows(data))
-        .mark_bar()
-        .encode(
-            y=alt.Y("label:N", sort=labels, title=None),
-            yOffset=alt.YOffset("kind:N", sort=list(KINDS)),
-            x=alt.X("seconds:Q", title="seconds, median of the run"),
-            color=alt.Color("kind:N", title=None, scale=alt.Scale(domain=list(KINDS))),
-            tooltip=[
-                *(alt.Tooltip("run_id:N", title="run"), alt.Tooltip("label:N", title="what")),
-                *(alt.Tooltip("source:N"), alt.Tooltip("kind:N", title="time until")),
-                alt.Tooltip("seconds:Q", format=".4~g"),
-                alt.Tooltip("size_gib:Q", title="GiB", format=".4~g"),
-            ],
-        )
-        .properties(width="container", height=ROW_HEIGHT * len(labels) + 10)
+    told = (
+        alt.Tooltip("kind:N", title="time until"),
+        alt.Tooltip("seconds:Q", format=".4~g"),
+        alt.Tooltip("size_gib:Q", title="GiB", format=".4~g"),
+    )
+    chart = _bars(data, labels, ("kind", KINDS), told).encode(
+        yOffset=alt.YOffset("kind:N", sort=list(KINDS)),
+        x=alt.X("seconds:Q", title="seconds, median of the run"),
     )
     longest = data.sort("seconds").row(-1, named=True)
     words = (
@@ -75,22 +69,14 @@ def timeline(data: pl.DataFrame) -> Figure | None:
     labels, data = _first(data)
     if data.is_empty():
         return None
-    chart = (
-        alt.Chart(rows(data))
-        .mark_bar()
-        .encode(
-            y=alt.Y("label:N", sort=labels, title=None),
-            x=alt.X("begins:Q", title="seconds after the kill"),
-            x2="ends:Q",
-            color=alt.Color("part:N", title=None, scale=alt.Scale(domain=list(PARTS))),
-            tooltip=[
-                *(alt.Tooltip("run_id:N", title="run"), alt.Tooltip("label:N", title="what")),
-                *(alt.Tooltip("source:N"), alt.Tooltip("part:N")),
-                alt.Tooltip("seconds:Q", format=".4~g"),
-                alt.Tooltip("ends:Q", title="seconds after the kill", format=".4~g"),
-            ],
-        )
-        .properties(width="container", height=ROW_HEIGHT * len(labels) + 10)
+    told = (
+        alt.Tooltip("part:N"),
+        alt.Tooltip("seconds:Q", format=".4~g"),
+        alt.Tooltip("ends:Q", title="seconds after the kill", format=".4~g"),
+    )
+    chart = _bars(data, labels, ("part", PARTS), told).encode(
+        x=alt.X("begins:Q", title="seconds after the kill"),
+        x2="ends:Q",
     )
     slowest = data.sort("ends").row(-1, named=True)
     words = (
@@ -98,6 +84,31 @@ def timeline(data: pl.DataFrame) -> Figure | None:
         f"{duration(slowest['ends'])} after the kill."
     )
     return Figure(_cut(chart, runs), words)
+
+
+def _bars(
+    data: pl.DataFrame,
+    labels: Sequence[str],
+    parts: tuple[str, Sequence[str]],
+    told: Sequence[alt.Tooltip],
+) -> alt.Chart:
+    """Return bars in a row a run, coloured by a column in its order; x is for the caller."""
+    column, order = parts
+    return (
+        alt.Chart(rows(data))
+        .mark_bar()
+        .encode(
+            y=alt.Y("label:N", sort=list(labels), title=None),
+            color=alt.Color(f"{column}:N", title=None, scale=alt.Scale(domain=list(order))),
+            tooltip=[
+                alt.Tooltip("run_id:N", title="run"),
+                alt.Tooltip("label:N", title="what"),
+                alt.Tooltip("source:N"),
+                *told,
+            ],
+        )
+        .properties(width="container", height=ROW_HEIGHT * len(labels) + 10)
+    )
 
 
 def _first(data: pl.DataFrame) -> tuple[list[str], pl.DataFrame]:

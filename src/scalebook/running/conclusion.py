@@ -64,13 +64,45 @@ def conclude(
             **_learning(steps),
         )
     )
+    record = _record(
+        directory,
+        requested,
+        result,
+        exit_code=exit_code,
+        inferred_from=inferred_from,
+        finished_at=finished_at or now(),
+        of_files=(*unreadable, *harvested),
+        of_steps=_skipped(steps),
+    )
+    store.write_record(directory, record)
+    for name in (LAUNCH_FILE, SCHEDULE_FILE):
+        (directory / name).unlink(missing_ok=True)
+    return record
+
+
+def _record(
+    directory: Path,
+    requested: dict[str, Any],
+    result: outcome.Outcome,
+    *,
+    exit_code: int | None,
+    inferred_from: str | None,
+    finished_at: str,
+    of_files: Sequence[str],
+    of_steps: Sequence[str],
+) -> RunRecord:
+    """Return the record: what was asked for, what the trainer told, and how it ended.
+
+    ``of_files`` and ``of_steps`` are notes on what the directory's files and the steps say.
+    """
     launch = read_object(directory / LAUNCH_FILE)
     trainer = read_object(directory / "observed.json")
     observed: dict[str, Any] = trainer.get("observed") or {}
     environment = _environment(launch.get("environment"), trainer.get("environment"))
     schedule = read_object(directory / SCHEDULE_FILE)
     differences = provenance.differences(requested, observed, environment)
-    record = RunRecord(
+    scheduled = schedule.pop("notes", ())
+    return RunRecord(
         run_id=run_id(directory),
         config_hash=hash_of(requested),
         source="inferred" if inferred_from else "measured",
@@ -84,23 +116,18 @@ def conclude(
         observed=observed,
         environment=environment,
         started_at=launch.get("started_at"),
-        finished_at=finished_at or now(),
+        finished_at=finished_at,
         command=tuple(launch.get("command", ())),
         schedule=schedule,
         differences=tuple(one.value() for one in differences),
         notes=(
-            *unreadable,
-            *harvested,
+            *of_files,
             *(one.sentence() for one in differences),
-            *_skipped(steps),
+            *of_steps,
             *restarts.notes(directory),
-            *schedule.pop("notes", ()),
+            *scheduled,
         ),
     )
-    store.write_record(directory, record)
-    for name in (LAUNCH_FILE, SCHEDULE_FILE):
-        (directory / name).unlink(missing_ok=True)
-    return record
 
 
 def _learning(steps: Sequence[StepRecord]) -> dict[str, Any]:
