@@ -30,6 +30,7 @@ DENSE: dict[str, dict[str, Any]] = {
     "DP=2 with distributed optimizer": {"world_size": 2, "data_parallel_sharding": "optimizer"},
     "full recomputation": {"recompute": "full"},
     "pointwise recomputation": {"recompute": "pointwise"},
+    "a layer in host memory": {"recompute": "pointwise", "offload_layers": 1},
     "FSDP over DP=2": {"world_size": 2, "data_parallel_sharding": "full"},
     "FSDP over CP=2": {
         "world_size": 2,
@@ -43,6 +44,7 @@ DENSE: dict[str, dict[str, Any]] = {
         "sequence_parallel": True,
         "data_parallel_sharding": "full",
         "recompute": "pointwise",
+        "offload_layers": 9,  # all there are
     },
 }
 
@@ -105,6 +107,17 @@ def test_latent_attention_and_one_product_for_all_experts_train_the_same_model(t
     expected = parameter_count(catalog.model("tiny-mla")).total
     assert reference.observed["parameter_count"] == expected
     assert split.observed["parameter_count"] == expected
+
+
+def test_gradients_added_up_in_bf16_train_nearly_the_same_model(tmp_path: Path):
+    options = {"world_size": 2, "precision": "bf16", "data_parallel_sharding": "optimizer"}
+    wide = train(tmp_path / "wide", **options)
+    narrow = train(tmp_path / "narrow", **options, gradient_precision="bf16")
+    for run, expected in ((wide, "fp32"), (narrow, "bf16")):
+        assert run.code == 0, run.log
+        assert run.observed["gradient_precision"] == expected
+    assert narrow.losses == pytest.approx(wide.losses, rel=1e-2)
+    assert narrow.losses != wide.losses
 
 
 def test_another_seed_gives_another_curve(dense: Finished, tmp_path: Path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -20,7 +21,7 @@ cpu.install()
 from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from scalebook.train import fused, layers, remake  # noqa: E402
+from scalebook.train import fused, layers, offload, remake  # noqa: E402
 from scalebook.train.cross_entropy import cross_entropy  # noqa: E402
 
 TOKENS, BATCH, VOCABULARY = 6, 2, 40
@@ -110,6 +111,53 @@ def test_gradients_through_what_is_made_again_are_the_same():
     (functional.rms_norm(plain, (8,), weight, 1e-5) @ other.t()).square().sum().backward()
     assert torch.equal(hidden.grad, plain.grad)
     assert torch.equal(matrix.grad, other.grad)
+
+
+def same_memory(address: int) -> int:
+    """Return how many living tensor objects begin at an address."""
+    gc.collect()
+    found = [one for one in gc.get_objects() if type(one) is Tensor]
+    return sum(one.untyped_storage().data_ptr() == address for one in found)
+
+
+def test_nothing_of_a_layer_outlives_its_turn_in_the_backward_pass():
+    generator = torch.Generator().manual_seed(7)
+    hidden = torch.randn(5, 8, generator=generator)
+    leaf = hidden.clone().requires_grad_()
+    middle = leaf * 1.0
+    kept = middle.untyped_storage().data_ptr()
+    normed = remake.made_by(middle.square(), torch.square, middle)
+    output = normed @ torch.eye(8)
+    remake.release(normed, output)
+    del normed, middle
+    assert same_memory(kept) >= 1  # the recipe's
+    output.sum().backward()
+    # The graph still lives with its output, as that of the last micro batch does in a schedule.
+    assert same_memory(kept) == 0
+    assert torch.equal(leaf.grad, 2 * hidden)
+
+
+def test_what_waits_in_host_memory_comes_back_unchanged():
+    generator = torch.Generator().manual_seed(7)
+    plain = torch.randn(5, 8, generator=generator).requires_grad_()
+    matrix = torch.randn(3, 4, generator=generator)
+    (fused.swiglu(plain * 1.0) @ matrix.t()).square().sum().backward()
+    leaf = plain.detach().clone().requires_grad_()
+    below, host = offload.HostCopy(None), offload.HostCopy(None)
+    for _ in range(2):  # the place serves one micro batch after another
+        leaf.grad = None
+        other = torch.arange(6.0)
+        below.store(other)
+        doubled = leaf * 1.0
+        product = remake.made_by(fused.swiglu(doubled), fused.swiglu, doubled)
+        output = product @ matrix.t()
+        remake.release(product, output, host, below)
+        away = [one.untyped_storage().nbytes() for one in (doubled, product, other)]
+        assert away == [0, 0, 0]
+        output.square().sum().backward()
+        assert torch.equal(leaf.grad, plain.grad)
+        assert torch.equal(other, torch.arange(6.0))  # begun for the layer below
+        below.fetch()
 
 
 def test_a_tensor_without_a_recipe_stays():

@@ -14,6 +14,7 @@ from scalebook.parallelism import Parallelism
 
 Precision = Literal["bf16", "fp16", "fp8", "fp4", "fp32"]
 # pointwise: what costs no matrix product, the outputs of norms and of the activation function
+GradientPrecision = Literal["fp32", "bf16"]
 Recompute = Literal["none", "pointwise", "selective", "full"]
 Sharding = Literal["none", "optimizer", "full"]
 Switch = Literal["auto", "on", "off"]  # auto: on where this machine and configuration can
@@ -48,7 +49,9 @@ class RunConfig(BaseModel):
     global_batch_size: int = Field(ge=1)
     sequence_length: int = Field(ge=1)
     precision: Precision = "bf16"
+    gradient_precision: GradientPrecision = "fp32"  # in which a step's gradients are added up
     recompute: Recompute = "none"
+    offload_layers: int = Field(default=0, ge=0)  # first layers whose MLP waits in host memory
     steps: int = Field(default=20, ge=1)
     warmup_steps: int = Field(default=5, ge=0)  # dropped from every average
     learning_rate: float = Field(default=1e-3, gt=0)

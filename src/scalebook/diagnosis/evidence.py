@@ -68,6 +68,9 @@ class Evidence:
     def memory(self, **changes: Any) -> MemoryEstimate | None:
         """Return the memory that the run, with some settings changed, is predicted to need."""
         values = self._sizes() | changes
+        # Runs of before these settings existed have none: then they had the defaults.
+        for name, default in (("gradient_precision", "fp32"), ("offload_layers", 0)):
+            values[name] = self.record.setting(name) or default
         if self.shape is None or self.parallelism is None or None in values.values():
             return None
         try:

@@ -131,6 +131,7 @@ def engine(case: Case) -> Iterator[Problem]:
         missing.append(f"the multi-token prediction of {shape.name}")
     if config.recompute == "pointwise" and config.layer_spec == "transformer_engine":
         missing.append("recompute=pointwise with layer_spec=transformer_engine")
+    missing += _offload(case)
     for what in missing:
         yield Problem(
             "engine",
@@ -138,6 +139,19 @@ def engine(case: Case) -> Iterator[Problem]:
             "start.",
             "warning",
         )
+
+
+def _offload(case: Case) -> list[str]:
+    config, shape = case.config, case.shape
+    if config.offload_layers == 0:
+        return []
+    obstacles = {
+        f"recompute={config.recompute}": config.recompute != "pointwise",
+        "pipeline stages": config.pipeline_parallel_size > 1,
+        f"the MLP of {shape.name}": shape.moe is not None or not shape.gated_mlp,
+        f"{shape.num_layers} layers": config.offload_layers > shape.num_layers,
+    }
+    return [f"offload_layers with {why}" for why, stands in obstacles.items() if stands]
 
 
 def _has(case: Case, name: str) -> bool:

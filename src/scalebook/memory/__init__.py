@@ -9,7 +9,7 @@ driver, buffers of collectives, temporary buffers of kernels, fragmentation.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scalebook.catalog.types import ModelShape
 from scalebook.errors import ConfigError, unknown
@@ -98,6 +98,7 @@ class _Job:
     numbers: PrecisionBytes
     recompute: str
     work: Workload
+    offload_layers: int
 
 
 def estimate(
@@ -109,6 +110,8 @@ def estimate(
     sequence_length: int,
     precision: str = "bf16",
     recompute: str = "none",
+    gradient_precision: str = "fp32",
+    offload_layers: int = 0,
     attention: AttentionKernel = "fused",
     cross_entropy: CrossEntropy = "unfused",
 ) -> MemoryEstimate:
@@ -125,9 +128,12 @@ def estimate(
         if name not in known:
             raise ConfigError(unknown(kind, name, known))
     numbers = PRECISIONS[precision]
+    # FSDP keeps fp32 gradients whatever it adds up.
+    if gradient_precision == "bf16" and parallelism.data_parallel_sharding != "full":
+        numbers = replace(numbers, gradients=min(numbers.gradients, 2))
     tokens = sequence_length * micro_batch_size / parallelism.context_parallel_size
     work = Workload(tokens, sequence_length, numbers.activation, attention, cross_entropy)
-    job = _Job(shape, parallelism, num_microbatches, numbers, recompute, work)
+    job = _Job(shape, parallelism, num_microbatches, numbers, recompute, work, offload_layers)
     return MemoryEstimate(
         tuple(_stage(job, stage) for stage in range(parallelism.pipeline_parallel_size))
     )
@@ -200,6 +206,9 @@ def _activation_bytes(job: _Job, stage: int) -> tuple[float, float]:
     sizes = [sum(_layer_bytes(job, layer) for layer in chunk) for chunk in chunks]
     kept = flights * max(sizes) if len(sizes) > 1 else flights * sum(sizes)
     kept += max((_working_bytes(job, layer) for chunk in chunks for layer in chunk), default=0.0)
+    # One of them is on its way back while the layer above is computed.
+    away = max(min(job.offload_layers, sum(map(len, chunks))) - 1, 0)
+    kept -= away * activations.gate_and_up_bytes(shape, parallelism, work)
     if stage != parallelism.pipeline_parallel_size - 1:
         return kept, 0.0
     norm, logits = activations.head_bytes(shape, parallelism, work)

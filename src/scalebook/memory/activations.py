@@ -68,6 +68,12 @@ def pointwise_bytes(
     return work.tokens * work.element_bytes * (2 * hidden + product)
 
 
+def gate_and_up_bytes(shape: ModelShape, parallelism: Parallelism, work: Workload) -> float:
+    """Return bytes that a gated MLP's first product takes: what offloading sends to the host."""
+    width = 2 * shape.ffn_hidden_size / parallelism.tensor_parallel_size
+    return work.tokens * work.element_bytes * width
+
+
 def checkpoint_bytes(shape: ModelShape, parallelism: Parallelism, work: Workload) -> float:
     """Return bytes that one layer keeps under full recomputation: its input."""
     return work.tokens * work.element_bytes * shape.hidden_size * replicated_share(parallelism)

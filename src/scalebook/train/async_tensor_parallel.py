@@ -129,7 +129,7 @@ class _MatmulScatter(torch.autograd.Function):
 def _apply(function: Any, input_: Tensor, layer: Any) -> tuple[Tensor, Tensor | None]:
     into_main = bool(layer.gradient_accumulation_fusion)
     output: Tensor = function.apply(input_, layer.weight, layer.tp_group, into_main)
-    remake.release(input_, output)
+    remake.release(input_, output, getattr(layer, "host", None), getattr(layer, "below", None))
     if layer.bias is None:
         return output, None
     return (output, layer.bias) if layer.skip_bias_add else (output + layer.bias, None)

@@ -1,8 +1,9 @@
 """Fully sharded data parallelism by torch's FSDP2: parameters, gradients and optimizer in parts.
 
 Each transformer layer is gathered (in the run's precision) just before it is needed and its
-gradient is summed in fp32 and scattered just after; the fp32 parameters that are updated stay in
-parts. Megatron-Core's tensor and context parallelism work inside; pipelines and experts do not.
+gradient is summed (in fp32, unless told otherwise) and scattered just after; the fp32 parameters
+that are updated stay in parts. Megatron-Core's tensor and context parallelism work inside;
+pipelines and experts do not.
 """
 
 from __future__ import annotations
@@ -38,8 +39,13 @@ class Sharded(nn.Module):
         self.zero_grad(set_to_none=True)
 
 
-def shard(config: Any, chunk: Any, world: World, dtype: torch.dtype) -> Sharded:
-    """Return a model chunk, its weights initialised in fp32, in parts over data-parallel ranks."""
+def shard(
+    config: Any, chunk: Any, world: World, dtype: torch.dtype, reduced: torch.dtype
+) -> Sharded:
+    """Return a model chunk, its weights initialised in fp32, in parts over data-parallel ranks.
+
+    Layers are gathered and computed in ``dtype``, their gradients added up in ``reduced``.
+    """
     api: Any = import_module("torch.distributed.fsdp")
     mesh_type: Any = import_module("torch.distributed.device_mesh").DeviceMesh
     group = mcore.parallel_state.get_data_parallel_group(with_context_parallel=True)
@@ -47,7 +53,7 @@ def shard(config: Any, chunk: Any, world: World, dtype: torch.dtype) -> Sharded:
         "mesh": mesh_type.from_group(group, world.device.type),
         # Inputs are not cast: rotary angles need fp32.
         "mp_policy": api.MixedPrecisionPolicy(
-            param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
+            param_dtype=dtype, reduce_dtype=reduced, cast_forward_inputs=False
         ),
     }
     notes = {

@@ -18,6 +18,7 @@ from torch.nn.attention import bias
 from torch.nn.functional import layer_norm, scaled_dot_product_attention
 
 from scalebook.train import async_tensor_parallel, experts, fused, latent, mcore, remake
+from scalebook.train.offload import HostCopy
 
 lower_right: Any = getattr(bias, "causal_lower_right")  # noqa: B009
 
@@ -75,11 +76,14 @@ class ColumnParallelLinear(mcore.ColumnParallelLinear):
 class RowParallelLinear(mcore.RowParallelLinear):
     """Megatron-Core's, which frees its input where that can be made again."""
 
+    host: HostCopy | None = None  # see offload.install
+    below: HostCopy | None = None
+
     def forward(self, input_: Tensor) -> Any:
         """Return (output, bias) as Megatron-Core's layer does."""
         parent: Any = super()
         output, bias = parent.forward(input_)
-        remake.release(input_, output)
+        remake.release(input_, output, self.host, self.below)
         return output, bias
 
 

@@ -12,7 +12,17 @@ from torch import Tensor
 from scalebook.catalog.types import ModelShape
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError
-from scalebook.train import embedding, fsdp, fused, graph, layers, mcore, settings, weights
+from scalebook.train import (
+    embedding,
+    fsdp,
+    fused,
+    graph,
+    layers,
+    mcore,
+    offload,
+    settings,
+    weights,
+)
 from scalebook.train.cross_entropy import cross_entropy
 from scalebook.train.precision import DTYPES
 from scalebook.train.switches import Switches, resolve
@@ -52,6 +62,7 @@ def refuse_unsupported(config: RunConfig, shape: ModelShape) -> None:
             f"{shape.name} uses multi-token prediction, which engine 'megatron' does not train. "
             "Choose another model."
         )
+    refuse_offload(config, shape)
     if config.recompute == "pointwise" and config.layer_spec == "transformer_engine":
         raise ConfigError(
             "recompute='pointwise' is made for layer_spec 'torch'. Use recompute 'full' or 'none'."
@@ -60,6 +71,22 @@ def refuse_unsupported(config: RunConfig, shape: ModelShape) -> None:
         raise ConfigError(
             f"sequence_length={config.sequence_length} is beyond the "
             f"{shape.learned_positions} learned positions of {shape.name}."
+        )
+
+
+def refuse_offload(config: RunConfig, shape: ModelShape) -> None:
+    """Raise ConfigError where activations cannot wait in host memory as asked for."""
+    if config.offload_layers == 0:
+        return
+    if (
+        config.recompute != "pointwise"
+        or config.pipeline_parallel_size > 1
+        or shape.moe is not None
+        or not shape.gated_mlp
+    ):
+        raise ConfigError(
+            "offload_layers above 0 needs recompute='pointwise', no pipeline stages, and a gated "
+            "MLP without experts. Use offload_layers=0."
         )
 
 
@@ -111,6 +138,8 @@ def _chunk(config: Any, shape: ModelShape, run: RunConfig, stage: int | None, on
     chunk.fused_cross_entropy = on.fused_cross_entropy
     if run.recompute == "pointwise":
         layers.remake_norms(chunk)
+    if run.offload_layers:
+        offload.install(chunk, run.offload_layers)
     # A tied table gets a second gradient, from the output layer, which is added as ever.
     if on.fused_weight_gradient and not shape.tied_embeddings:
         embedding.install(chunk)
@@ -150,8 +179,8 @@ def build(config: RunConfig, shape: ModelShape, world: World) -> Model:
     count = weights.parameter_count(chunks, shape.tied_embeddings)
     ddp_config = settings.ddp_config(config, on)
     if sharded:
-        computed = DTYPES[config.precision]
-        wrapped = [fsdp.shard(transformer, chunk, world, computed) for chunk in chunks]
+        types = DTYPES[config.precision], DTYPES[config.gradient_precision]
+        wrapped = [fsdp.shard(transformer, chunk, world, *types) for chunk in chunks]
     else:
         wrapped = [_wrap(transformer, ddp_config, one, index) for index, one in enumerate(chunks)]
     return Model(

@@ -88,6 +88,18 @@ def _sharding(model: Model) -> str:
     return "optimizer" if model.ddp_config.use_distributed_optimizer else "none"
 
 
+def _gradient_precision(trainer: Trainer) -> str:
+    if trainer.config.precision == "fp32" or trainer.model.ddp_config.grad_reduce_in_fp32:
+        return "fp32"
+    return "bf16"
+
+
+def _offloaded(model: Model) -> int:
+    """Return how many of this rank's layers keep a tensor in host memory."""
+    parts = (part for chunk in model.chunks for part in chunk.module.modules())
+    return sum(getattr(part, "host", None) is not None for part in parts)
+
+
 def _remakes(model: Model) -> bool:
     """Return whether a norm of this rank's layers keeps recipes instead of its output."""
     parts = (part for chunk in model.chunks for part in chunk.module.modules())
@@ -97,7 +109,6 @@ def _remakes(model: Model) -> bool:
 def observed(trainer: Trainer) -> dict[str, Any]:
     """Return RunConfig's names with the values that are in force; every rank must call this."""
     config, model = trainer.model.config, trainer.model
-    ddp = model.ddp_config
     precisions = {DTYPES[name]: name for name in ("bf16", "fp32")}
     run = trainer.config
     return {
@@ -108,8 +119,9 @@ def observed(trainer: Trainer) -> dict[str, Any]:
         "precision": "fp8" if config.fp8 else precisions[config.params_dtype],
         "fp8_recipe": config.fp8_recipe if config.fp8 else None,
         "fp8_primary_weights": bool(config.fp8 and config.fp8_param),
-        "gradient_precision": "fp32" if ddp.grad_reduce_in_fp32 else "as parameters",
+        "gradient_precision": _gradient_precision(trainer),
         "recompute": config.recompute_granularity or ("pointwise" if _remakes(model) else "none"),
+        "offload_layers": _offloaded(model),
         "micro_batch_size": run.micro_batch_size,
         "global_batch_size": run.global_batch_size,
         "sequence_length": run.sequence_length,

@@ -142,7 +142,7 @@ def remakes_activation(config: RunConfig, shape: ModelShape) -> bool:
 def ddp_config(config: RunConfig, on: Switches) -> Any:
     """Return how Megatron-Core's data parallelism reduces gradients."""
     return mcore.DistributedDataParallelConfig(
-        grad_reduce_in_fp32=True,
+        grad_reduce_in_fp32=config.gradient_precision == "fp32",
         use_distributed_optimizer=config.data_parallel_sharding == "optimizer",
         overlap_grad_reduce=on.overlap_grad_reduce,
         overlap_param_gather=on.overlap_param_gather,
