@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import altair as alt
 import polars as pl
 
+from scalebook.charts.sample import sample
 from scalebook.charts.theme import config
 from scalebook.markup import Markup, join, raw_block, script_json
 
@@ -19,12 +22,14 @@ SHAPES = {
     "published": "triangle-up",
     "inferred": "triangle-down",
 }
+SHARED = 20_000  # characters from which on rows of several layers are there once
 AnyChart = alt.Chart | alt.LayerChart | alt.FacetChart
 TEMPLATE = Markup(
     '<div class="sb-chart" role="img" aria-label="{}"></div>\n'
     '<script type="application/json" class="sb-spec">{}</script>'
 )
 SOURCE = Markup('<span class="badge source">{}</span> {}')
+CUT = Markup('<p class="sb-sources">{}</p>\n')
 HEADED = Markup('<p class="sb-chart-head">{}</p>\n{}')
 
 
@@ -40,16 +45,22 @@ class Figure:
 
     def spec(self) -> dict[str, Any]:
         """Return the Vega-Lite specification, without theme and without any address."""
+        return self._unpacked()[0]
+
+    def _unpacked(self) -> tuple[dict[str, Any], str]:
+        """Return the specification, and what it says of the runs that it leaves out."""
         spec = self.chart.to_dict()
         # Altair's own default theme would win over the page's, and "$schema" is an address.
         kept = {key: spec[key] for key in spec if key not in ("$schema", "config")}
-        return kept | {"autosize": {"type": "fit-x", "contains": "padding"}}
+        cut = unpack(kept)
+        return kept | {"autosize": {"type": "fit-x", "contains": "padding"}}, cut
 
     @property
     def html(self) -> Markup:
         """The chart's place in a page."""
-        spec = self.spec()
-        return sources_note(spec) + TEMPLATE.format(self.description, script_json(spec))
+        spec, cut = self._unpacked()
+        note = CUT.format(cut) if cut else Markup("")
+        return note + sources_note(spec) + TEMPLATE.format(self.description, script_json(spec))
 
     def _repr_markdown_(self) -> str:
         return raw_block(str(self.html))
@@ -111,9 +122,56 @@ def entitled(chart: AnyChart, title: str | None) -> AnyChart:
 
 
 def rows(data: Any) -> alt.Data:
-    """Return a polars data frame as inline values, to six digits; null stays null."""
+    """Return a polars data frame as inline values, to six digits; null stays null.
+
+    Of a great many runs a sample is drawn, which the figure says. The rows travel through Altair
+    as one text, because it would check and copy each of them several times; ``unpack`` makes rows
+    of it again.
+    """
+    shown = sample(data)
     # more digits than anyone sees would be half of a page's size
-    return alt.Data(values=data.with_columns(pl.col(pl.Float64).round_sig_figs(6)).to_dicts())
+    values = shown.with_columns(pl.col(pl.Float64).round_sig_figs(6)).to_dicts()
+    cut = ""
+    if shown.height < data.height:
+        drawn, known = shown["run_id"].n_unique(), data["run_id"].n_unique()
+        cut = f"Drawn: {drawn:,} of {known:,} runs, the highest and lowest of each kind among them."
+    return alt.Data(values=json.dumps([cut, values]))
+
+
+def unpack(spec: dict[str, Any]) -> str:
+    """Put the rows of ``rows`` into a specification; return what was said of those left out.
+
+    Rows that several layers share are there once, where they are many.
+    """
+    places = [place for place in _data_places(spec) if isinstance(place.get("values"), str)]
+    times = Counter(place["values"] for place in places)
+    said: dict[str, None] = {}
+    names: dict[str, str] = {}
+    for place in places:
+        text = place["values"]
+        cut, values = json.loads(text)
+        said |= {cut: None} if cut else {}
+        if times[text] == 1 or len(text) < SHARED:
+            place["values"] = values
+            continue
+        name = names.setdefault(text, f"rows-{len(names) + 1}")
+        spec.setdefault("datasets", {})[name] = values
+        del place["values"]
+        place["name"] = name
+    return " ".join(said)
+
+
+def _data_places(part: Any) -> Iterator[dict[str, Any]]:
+    """Yield every data entry of a specification, those of look-ups too."""
+    if isinstance(part, list):
+        for one in part:  # pyright: ignore[reportUnknownVariableType]
+            yield from _data_places(one)
+    elif isinstance(part, dict):
+        for key, value in part.items():  # pyright: ignore[reportUnknownVariableType]
+            if key == "data" and isinstance(value, dict):
+                yield value
+            else:
+                yield from _data_places(value)
 
 
 @dataclass(frozen=True, slots=True)
