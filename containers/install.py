@@ -1,9 +1,10 @@
 """Install Scalebook into a vendor's image and leave everything that the image has as it is.
 
 ``python3 install.py FOLDER [--train [--torch-index URL]] [--megatron-core VERSION]`` runs while an
-image is built. FOLDER holds our wheel. What is installed already is pinned for the installer, and
-compared afterwards: a build that changed the image's torch, or anything else of it, fails. The
-image's own constraint (PIP_CONSTRAINT) stays in force.
+image is built. FOLDER holds our wheel; where it holds others too, everything comes from them and no
+index is asked. What is installed already is pinned for the installer, and compared afterwards: a
+build that changed the image's torch, or anything else of it, fails. The image's own constraint
+(PIP_CONSTRAINT) stays in force.
 
 Only the standard library is used: nothing else is sure to be here.
 """
@@ -22,6 +23,8 @@ from pathlib import Path
 
 # A version that pip takes in a constraint; those that it does not take are only compared.
 PLAIN = re.compile(r"[0-9]+(\.[0-9]+)*((a|b|rc|\.post|\.dev)[0-9]+)*(\+[A-Za-z0-9.]+)?")
+# What an image without torch has for installing alone: torch may need a newer one.
+TOOLS = frozenset(("pip", "setuptools", "wheel"))
 
 
 def installed() -> dict[str, str]:
@@ -32,6 +35,11 @@ def installed() -> dict[str, str]:
         if name:  # the first on the path is the one that imports find
             found.setdefault(normal(name), item.version)
     return found
+
+
+def kept(versions: dict[str, str], *, train: bool) -> dict[str, str]:
+    """Return what has to stay as it is: all, but for the tools where torch is added (train)."""
+    return {n: v for n, v in versions.items() if not (train and n in TOOLS)}
 
 
 def normal(name: str) -> str:
@@ -65,6 +73,20 @@ def installer() -> list[str]:
     return [uv, "pip", "install", "--no-cache", "--python", sys.executable]
 
 
+def sources(folder: Path, torch_index: str) -> list[str]:
+    """Return pip's options for where packages come from: the folder's wheels, else indexes."""
+    if len(list(folder.glob("*.whl"))) > 1:
+        return ["--no-index", "--find-links", str(folder)]
+    return ["--extra-index-url", torch_index] if torch_index else []
+
+
+def run(command: list[str]) -> None:
+    """Run the installer; end where it fails, as it has said why."""
+    code = subprocess.run(command, check=False).returncode
+    if code != 0:
+        sys.exit(f"install.py: {command[0]} could not install {command[-1]} (exit {code}).")
+
+
 def has_megatron() -> bool:
     """Return whether megatron.core can be imported, without importing it."""
     spec = importlib.util.find_spec("megatron")
@@ -80,26 +102,23 @@ def main() -> None:
     parser.add_argument("--torch-index", default="", help="index of torch, beside the usual one")
     parser.add_argument("--megatron-core", default="", help="version, where the image has none")
     options = parser.parse_args()
-    before = installed()
     wheels = sorted(options.folder.glob("scalebook-*.whl"))
     if len(wheels) != 1:
         sys.exit(f"install.py: {options.folder} must hold one wheel of scalebook: {wheels}")
-    torch = importlib.util.find_spec("torch") is not None
-    extras = "run,train" if options.train and not torch else "run"
-    command = installer()
+    train = options.train and importlib.util.find_spec("torch") is None
+    before = kept(installed(), train=train)
     lock = options.folder / "requirements.lock"
-    locked = lock.read_text(encoding="utf-8") if extras != "run" and lock.is_file() else ""
+    locked = lock.read_text(encoding="utf-8") if train and lock.is_file() else ""
+    places = sources(options.folder, options.torch_index if train else "")
     with tempfile.TemporaryDirectory() as temporary:
         constraints = Path(temporary) / "image.txt"
         constraints.write_text(pins(before, locked), encoding="utf-8")
-        wanted = ["--constraint", str(constraints), f"{wheels[0]}[{extras}]"]
-        if extras != "run" and options.torch_index:
-            wanted += ["--extra-index-url", options.torch_index]
-        subprocess.run([*command, *wanted], check=True)
+        wanted = f"{wheels[0]}[{'run,train' if train else 'run'}]"
+        run([*installer(), *places, "--constraint", str(constraints), wanted])
     importlib.invalidate_caches()
     if options.megatron_core and not has_megatron():
         version = f"megatron-core=={options.megatron_core}"
-        subprocess.run([*command, "--no-deps", version], check=True)
+        run([*installer(), *places, "--no-deps", version])
     changed = changes(before, installed())
     if changed:
         sys.exit("install.py: the image's own packages were changed: " + "; ".join(changed))

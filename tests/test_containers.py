@@ -6,6 +6,7 @@ import importlib.util
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,7 +22,7 @@ from scalebook.errors import CatalogError, LaunchError
 from scalebook.launch import build, choose, inside
 from scalebook.launch.choose import Choice, Surroundings
 from scalebook.launch.command import ASKED, Launch, Variable
-from scalebook.running import engines, hosts
+from scalebook.running import context, engines, hosts
 from scalebook.running.query import Answer
 
 VENDORS = ("nvidia", "amd", "cpu")
@@ -296,6 +297,34 @@ def test_a_package_that_was_changed_or_removed_is_named(install: Any):
     after = {"torch": "2.13", "pip": "24.0", "papermill": "2.7"}
     assert install.changes(before, after) == ["numpy: 2.1 -> removed", "torch: 2.12 -> 2.13"]
     assert install.changes(before, {**before, "papermill": "2.7"}) == []
+
+
+def test_an_image_without_torch_gets_the_tools_that_torch_asks_for(install: Any):
+    image = {"setuptools": "66.1", "pip": "23.0", "numpy": "2.1"}
+    assert install.kept(image, train=True) == {"numpy": "2.1"}
+    assert install.kept(image, train=False) == image
+
+
+def test_other_wheels_beside_ours_take_the_place_of_every_index(install: Any, tmp_path: Path):
+    (tmp_path / "scalebook-1-py3-none-any.whl").touch()
+    assert install.sources(tmp_path, "") == []
+    assert install.sources(tmp_path, "https://i") == ["--extra-index-url", "https://i"]
+    (tmp_path / "papermill-2-py3-none-any.whl").touch()
+    assert install.sources(tmp_path, "https://i") == ["--no-index", "--find-links", str(tmp_path)]
+
+
+def test_a_build_from_wheels_gets_no_network():
+    offline = replace(_build("podman"), offline=True)
+    assert "--network=none" in build.steps(offline)[0]
+    assert "--network=none" not in build.steps(_build("podman"))[0]
+
+
+def test_a_folder_without_wheels_is_refused_before_anything_is_built(root: Path, tmp_path: Path):
+    with (
+        pytest.raises(LaunchError, match="holds no wheels"),
+        context.made(root, images.image("cpu"), dry=False, wheels=tmp_path),
+    ):
+        pass
 
 
 def test_install_needs_exactly_one_wheel(root: Path, tmp_path: Path):

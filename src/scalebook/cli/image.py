@@ -33,6 +33,12 @@ def register(subparsers: Subparsers) -> None:
         metavar="KIND:NAME",
         help="take an image that is there: docker-archive:FILE, docker:TAG or podman:TAG",
     )
+    build.add_argument(
+        "--wheels",
+        type=Path,
+        metavar="FOLDER",
+        help="take every package from here: the build asks no index and gets no network",
+    )
     build.add_argument("--build-arg", action="append", default=[], metavar="=--OPTION[=VALUE]")
     build.add_argument("--dry-run", action="store_true", help="print the commands; build nothing")
     build.set_defaults(handler=image)
@@ -57,7 +63,9 @@ def image(options: argparse.Namespace) -> int:
     engine = _builder(options)
     folder = required_root() / "containers" / "images"
     target = options.image or known.reference(engine, str(folder))
-    with context.made(required_root(), known, dry=options.dry_run or bool(options.source)) as path:
+    dry = options.dry_run or bool(options.source)
+    wheels = options.wheels.absolute() if options.wheels else None
+    with context.made(required_root(), known, dry=dry, wheels=wheels) as path:
         wanted = build.Build(
             engine=engine,
             image=known,
@@ -66,6 +74,7 @@ def image(options: argparse.Namespace) -> int:
             context=path,
             source=options.source,
             arguments=tuple(options.build_arg),
+            offline=wheels is not None,
         )
         if options.dry_run:
             print("\n".join(shlex.join(step) for step in build.steps(wanted)))

@@ -17,7 +17,8 @@ class Build:
     """One image to make: ``base`` is its base, ``target`` a tag or a file, ``context`` a folder.
 
     ``source`` names an image that is there already: ``docker-archive:FILE`` (from ``docker save``
-    or ``podman save``), ``docker:TAG`` or ``podman:TAG``. None: build from the base.
+    or ``podman save``), ``docker:TAG`` or ``podman:TAG``. None: build from the base. ``offline``:
+    the context holds every wheel, and the build gets no network.
     """
 
     engine: str
@@ -27,6 +28,7 @@ class Build:
     context: Path
     source: str | None = None
     arguments: tuple[str, ...] = ()
+    offline: bool = False
 
 
 def steps(build: Build) -> tuple[tuple[str, ...], ...]:
@@ -53,6 +55,7 @@ def _oci(build: Build) -> tuple[tuple[str, ...], ...]:
         f"--file={build.context / 'Containerfile'}",
         f"--build-arg=BASE_IMAGE={build.base}",
         f"--build-arg=MEGATRON_CORE={build.image.megatron_core}",
+        *(("--network=none",) if build.offline else ()),
         *build.arguments,
         str(build.context),
     )
@@ -112,7 +115,7 @@ def definition(build: Build) -> str:
             "",
             "%files",
             *(f"    {name} {INSIDE}/" for name in ("install.py", "requirements.lock")),
-            f"    scalebook-*.whl {INSIDE}/",
+            f"    *.whl {INSIDE}/",
             f"    notebooks {INSIDE}/notebooks",
             f"    plans {INSIDE}/runs/plans",
             "",

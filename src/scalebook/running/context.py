@@ -27,8 +27,11 @@ def reference(vendor: str, engine: str, folder: Path) -> str:
 
 
 @contextmanager
-def made(project: Path, known: Image, *, dry: bool) -> Generator[Path]:
-    """Yield a folder with all that an image is built from and nothing else; ``dry``: its name."""
+def made(project: Path, known: Image, *, dry: bool, wheels: Path | None = None) -> Generator[Path]:
+    """Yield a folder with all that an image is built from and nothing else; ``dry``: its name.
+
+    ``wheels`` is a folder of packages to take in place of an index's.
+    """
     if dry:
         yield Path("CONTEXT")
         return
@@ -41,13 +44,33 @@ def made(project: Path, known: Image, *, dry: bool) -> Generator[Path]:
         ignore = shutil.ignore_patterns(".ipynb_checkpoints")
         shutil.copytree(project / "notebooks", folder / "notebooks", ignore=ignore)
         shutil.copytree(project / "runs" / "plans", folder / "plans")
-        wheel(project, folder)
+        if wheels is not None:
+            _copy_wheels(wheels, folder)
+        wheel(project, folder, wheels)
         folder.chmod(0o755)  # builders that run as another user read it too
         yield folder
 
 
-def wheel(project: Path, folder: Path) -> None:
+def _copy_wheels(wheels: Path, folder: Path) -> None:
+    """Copy a folder's wheels, but for one of ours, which may be older.
+
+    Raises:
+        LaunchError: there is none.
+    """
+    found = [path for path in wheels.glob("*.whl") if not path.name.startswith("scalebook-")]
+    if not found:
+        raise LaunchError(
+            f"{wheels} holds no wheels. Fill it by 'pip download' on a machine with a network; "
+            "containers/README.md says with what."
+        )
+    for path in found:
+        shutil.copy(path, folder)
+
+
+def wheel(project: Path, folder: Path, wheels: Path | None = None) -> None:
     """Build the project's wheel into a folder, from a copy: a checkout may be read-only.
+
+    ``wheels`` has the tool that builds it (setuptools), where no index can be asked.
 
     Raises:
         LaunchError: pip could not build it.
@@ -59,7 +82,8 @@ def wheel(project: Path, folder: Path) -> None:
         for file in ("pyproject.toml", "README.md", "LICENSE"):
             shutil.copy(project / file, copy)
         command = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps")
-        done = subprocess.run((*command, "--wheel-dir", str(folder), name), check=False)
+        local = ("--no-index", "--find-links", str(wheels)) if wheels is not None else ()
+        done = subprocess.run((*command, *local, "--wheel-dir", str(folder), name), check=False)
     if done.returncode != 0:
         raise LaunchError("The wheel of scalebook could not be built; pip says why above.")
 
