@@ -150,6 +150,9 @@ class CoreAttention(mcore.MegatronModule):
         self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **_: Any
     ) -> Tensor:
         """Return the context [sequence, batch, heads x dim]; inputs keep heads and dim apart."""
+        # The values are a part of the tensor that holds queries and keys as well, of which new ones
+        # were made: as a view they would keep all of it.
+        value = value.contiguous()
         if self.context_size == 1:
             context = self._attend(query, key, value)
         else:
