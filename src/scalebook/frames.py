@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
@@ -12,16 +12,19 @@ from typing import Any
 
 import polars as pl
 
-from scalebook import provenance
 from scalebook.columns import FEASIBILITY_SCHEMA, SCHEMA, STEP_SCHEMA, cast
-from scalebook.errors import ReportError, ScalebookError
+from scalebook.diagnosis import Diagnosis
+from scalebook.errors import ReportError
 from scalebook.feasibility import feasibility
 from scalebook.feasibility.predicted import Predicted, predictions
-from scalebook.metrics import RunMetrics, measure
+from scalebook.fingerprint import entries, together
+from scalebook.labels import with_labels
+from scalebook.measured import Measured, measured
+from scalebook.metrics import RunMetrics
 from scalebook.metrics.repeats import with_repeats
-from scalebook.metrics.step_anatomy import RunAnatomy, step_anatomy
+from scalebook.metrics.step_anatomy import RunAnatomy
 from scalebook.naming import group_name, run_label, split_name
-from scalebook.store import Run, read_runs
+from scalebook.store import Run, read_runs, without_record
 
 # Settings of a record that tell runs apart beside those of RunMetrics.
 _SETTINGS = (
@@ -52,6 +55,10 @@ class ReportData:
     anatomies: Mapping[str, RunAnatomy] = field(default_factory=dict[str, RunAnatomy])
     # by run id: what memory prediction says of a run
     predictions: Mapping[str, Predicted] = field(default_factory=dict[str, Predicted])
+    # by run id: the numbers of each run alone, its repeats not counted
+    metrics: Mapping[str, RunMetrics] = field(default_factory=dict[str, RunMetrics])
+    # by run id: what explains the speed of a run that has a throughput
+    diagnoses: Mapping[str, Diagnosis] = field(default_factory=dict[str, Diagnosis])
 
     @property
     def completed(self) -> pl.DataFrame:
@@ -73,6 +80,14 @@ class ReportData:
 HELD: ContextVar[ReportData | None] = ContextVar("HELD", default=None)
 
 
+Measure = Callable[[Sequence[Run]], Sequence[Measured | str]]
+
+
+def each(runs: Sequence[Run]) -> Sequence[Measured | str]:
+    """Return the numbers of each run, or why it has none."""
+    return [measured(run) for run in runs]
+
+
 def load(folder: str | Path) -> ReportData:
     """Return the data of every run under a folder, read again only when a file has changed.
 
@@ -84,88 +99,74 @@ def load(folder: str | Path) -> ReportData:
         return held
     if not path.is_dir():
         raise ReportError(f"{path} is not a folder. Give the folder of runs with --runs.")
-    return _load(path.resolve(), tuple(_fingerprint(path.resolve())))
+    return _load(path.resolve(), together(entries(path)))
 
 
 @lru_cache(maxsize=1)
-def _load(folder: Path, fingerprint: tuple[tuple[str, int], ...]) -> ReportData:
+def _load(folder: Path, fingerprint: str) -> ReportData:
+    return read(folder)
+
+
+def read(folder: Path, measure: Measure = each) -> ReportData:
+    """Return the data of every run under a folder; ``measure`` may know the numbers of some.
+
+    Raises:
+        ReportError: the folder holds no run at all.
+    """
     runs, problems = read_runs(folder)
-    problems = (*problems, *_without_record(folder))
+    problems = (*problems, *without_record(folder))
     if not runs and not problems:
         raise ReportError(
             f"{folder} holds no run. 'make run' makes some; 'make demo' shows the example runs."
         )
-    return collect(folder, runs, problems)
+    return collect(folder, runs, problems, measure)
 
 
-def _fingerprint(folder: Path) -> Iterator[tuple[str, int]]:
-    """Yield each file that the frames are made from and its time of change."""
-    for directory in sorted(path for path in folder.iterdir() if path.is_dir()):
-        names = (directory / name for name in ("record.json", "steps.jsonl"))
-        profiles = sorted(directory.glob("profile/breakdown*.json"))
-        for path in (*names, *profiles, *sorted(directory.glob("telemetry*.jsonl"))):
-            if path.exists():
-                yield str(path), path.stat().st_mtime_ns
-
-
-def _without_record(folder: Path) -> Iterator[str]:
-    """Yield a sentence for each directory that a run has written to but never recorded."""
-    for path in sorted(folder.iterdir()):
-        if path.name.startswith(".") or not path.is_dir() or (path / "record.json").exists():
-            continue
-        if (path / "steps.jsonl").exists() or (path / "train.log").exists():
-            yield f"{path} has no record.json: the run in it is not shown"
-
-
-def collect(folder: Path, runs: Sequence[Run], problems: Iterable[str]) -> ReportData:
+def collect(
+    folder: Path, runs: Sequence[Run], problems: Iterable[str], measure: Measure = each
+) -> ReportData:
     """Return the data of these runs; a run that can't be measured becomes a problem."""
     found: list[str] = list(problems)
-    kept: dict[str, Run] = {}
-    measured: list[RunMetrics] = []
+    unique: dict[str, Run] = {}
     for run in runs:
         run_id = run.record.run_id
         found += [f"{run.path}: {problem}" for problem in run.problems]
-        if run_id in kept:
-            found.append(f"{run.path} repeats run {run_id} of {kept[run_id].path}: not shown")
-            continue
-        try:
-            measured.append(measure(run))
-        except (ScalebookError, ArithmeticError, TypeError, ValueError, LookupError) as error:
-            # Records come from anywhere; one with a value of the wrong type must not stop a page.
-            found.append(f"{run.path} cannot be measured: {error}")
-            continue
-        kept[run_id] = run
-    pairs = ((run.record, item) for run, item in zip(kept.values(), measured, strict=True))
+        if run_id in unique:
+            found.append(f"{run.path} repeats run {run_id} of {unique[run_id].path}: not shown")
+        else:
+            unique[run_id] = run
+    results = dict(zip(unique, measure(list(unique.values())), strict=True))
+    told = {run_id: one for run_id, one in results.items() if not isinstance(one, str)}
+    kept = {run_id: unique[run_id] for run_id in told}
+    found += [
+        f"{unique[run_id].path} cannot be measured: {one}"
+        for run_id, one in results.items()
+        if isinstance(one, str)
+    ]
+    pairs = ((kept[run_id].record, one.metrics) for run_id, one in told.items())
     rows = map(_row, kept.values(), with_repeats(pairs))
     frame, bad_values = run_frame(rows)
-    frame = unique_labels(in_order(frame))
-    tails = {run_id: run.record.log_tail for run_id, run in kept.items()}
-    notes = {run_id: run.record.notes for run_id, run in kept.items() if run.record.notes}
-    ingests = {
-        run_id: run.record.environment.get("ingest")
-        for run_id, run in kept.items()
-        if run.record.source == "ingested"
-    }
-    differences = {
-        run_id: tuple(one.sentence() for one in provenance.of(run.record))
-        for run_id, run in kept.items()
-        if run.record.source == "measured"
-    }
+    records = {run_id: run.record for run_id, run in kept.items()}
     # a report may travel: it names run directories, not where they lay
     shown = (problem.replace(f"{folder}/", "") for problem in (*found, *bad_values))
-    steps = step_frame(kept.values())
     return ReportData(
         folder,
-        frame,
-        steps,
-        tails,
-        notes,
+        with_labels(in_order(frame), records),
+        step_frame(kept.values()),
+        {run_id: record.log_tail for run_id, record in records.items()},
+        {run_id: record.notes for run_id, record in records.items() if record.notes},
         tuple(shown),
-        ingests,
-        differences={run_id: said for run_id, said in differences.items() if said},
+        {
+            run_id: record.environment.get("ingest")
+            for run_id, record in records.items()
+            if record.source == "ingested"
+        },
+        differences={run_id: one.differences for run_id, one in told.items() if one.differences},
         feasibility=feasibility_frame(kept.values()),
-        anatomies={run_id: step_anatomy(run) for run_id, run in kept.items()},
+        anatomies={run_id: one.anatomy for run_id, one in told.items()},
         predictions=predictions(kept.values()),
+        metrics={run_id: one.metrics for run_id, one in told.items()},
+        diagnoses={run_id: one.diagnosis for run_id, one in told.items() if one.diagnosis},
     )
 
 

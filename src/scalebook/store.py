@@ -180,3 +180,12 @@ def read_runs(runs: Path) -> tuple[tuple[Run, ...], tuple[str, ...]]:
         except RecordError as error:
             problems.append(str(error))
     return tuple(found), tuple(problems)
+
+
+def without_record(runs: Path) -> Iterator[str]:
+    """Yield a sentence for each directory that a run has written to but never recorded."""
+    for path in sorted(runs.iterdir()):
+        if path.name.startswith(".") or not path.is_dir() or (path / "record.json").exists():
+            continue
+        if (path / "steps.jsonl").exists() or (path / "train.log").exists():
+            yield f"{path} has no record.json: the run in it is not shown"

@@ -14,6 +14,7 @@ from scalebook.diagnosis import device, host, memory_use, network, pipeline
 from scalebook.diagnosis.evidence import Evidence, gather
 from scalebook.diagnosis.finding import Finding
 from scalebook.diagnosis.waterfall import Part, Waterfall, waterfall
+from scalebook.metrics import RunMetrics
 from scalebook.store import Run
 
 __all__ = ["Diagnosis", "Finding", "Part", "Waterfall", "diagnose"]
@@ -61,9 +62,12 @@ class Diagnosis:
     missing: tuple[str, ...]  # what to measure to know more
 
 
-def diagnose(run: Run) -> Diagnosis:
-    """Return what the measurements of a run say about its speed."""
-    found = gather(run)
+def diagnose(run: Run, metrics: RunMetrics | None = None) -> Diagnosis:
+    """Return what the measurements of a run say about its speed.
+
+    ``metrics`` are the run's own numbers where the caller has them already.
+    """
+    found = gather(run, metrics)
     metrics = found.metrics
     if metrics.step_seconds_median is None:
         reason = metrics.throughput_reason

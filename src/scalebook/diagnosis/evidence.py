@@ -106,10 +106,10 @@ def number(value: Any) -> float | None:
     return float(value) if plain and 0 < value < 1e300 else None
 
 
-def gather(run: Run) -> Evidence:
-    """Return what the run's directory tells."""
+def gather(run: Run, metrics: RunMetrics | None = None) -> Evidence:
+    """Return what the run's directory tells; its numbers are measured where none are given."""
     record, steps = run.record, measured_steps(run.steps)
-    metrics, rates = measure(run), throughput(run.record, steps)[0]
+    metrics, rates = metrics or measure(run), throughput(run.record, steps)[0]
     steps = rates.steps if rates else steps  # the very steps that the rates are over
     breakdown, reason = _breakdown(run.path / "profile" / BREAKDOWN_FILE)
     ceilings = record.environment.get("ceilings")

@@ -7,16 +7,16 @@ from collections.abc import Iterator, Sequence
 from scalebook import tables
 from scalebook.frames import ReportData
 from scalebook.markup import Fragment, Markup, bullets, join, run_link
-from scalebook.metrics import RunMetrics, measure
+from scalebook.metrics import RunMetrics
 from scalebook.quantities import percent, quantity
-from scalebook.report.each_run import of_completed
 
 MOST_NAMED = 8  # runs in one sentence
 
 
 def measured(data: ReportData) -> tuple[RunMetrics, ...]:
     """Return the numbers of the runs that have a throughput, in the order of the tables."""
-    return of_completed(data, measure)
+    wanted: list[str] = data.completed["run_id"].to_list()
+    return tuple(data.metrics[run_id] for run_id in wanted if run_id in data.metrics)
 
 
 def overview(runs: Sequence[RunMetrics]) -> Fragment:

@@ -6,11 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from scalebook import tables
-from scalebook.diagnosis import Diagnosis, Finding, diagnose
+from scalebook.diagnosis import Diagnosis, Finding
 from scalebook.frames import ReportData
 from scalebook.markup import Fragment, Markup, bullets, paragraphs, run_link
 from scalebook.quantities import NONE, percent
-from scalebook.report.each_run import of_completed
 
 Row = Mapping[str, Any]
 MOST_FINDINGS = 4  # of a run; 'scalebook diagnose' prints them all
@@ -29,7 +28,8 @@ PARTS = (
 
 def diagnoses(data: ReportData) -> tuple[Diagnosis, ...]:
     """Return the diagnosis of each run that has a throughput, in the order of the tables."""
-    return of_completed(data, diagnose)
+    wanted: list[str] = data.completed["run_id"].to_list()
+    return tuple(data.diagnoses[run_id] for run_id in wanted if run_id in data.diagnoses)
 
 
 def overview(found: Sequence[Diagnosis]) -> Fragment:

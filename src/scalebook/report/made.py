@@ -1,7 +1,8 @@
 """Executed pages: those of the build before where nothing that they are made from has changed.
 
-A page is a function of the files of the runs, its notebook, this package with the libraries that
-draw, and the user's catalog. The key of the first, third and fourth names a folder of the cache.
+A page is a function of the files below the folder of runs (economics.toml and claims with them),
+its notebook, this package with the libraries that draw, and the user's catalog. The key of the
+first, third and fourth names a folder of the cache.
 """
 
 from __future__ import annotations
@@ -10,16 +11,18 @@ import hashlib
 import os
 import pickle
 import shutil
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
 
 import scalebook
-from scalebook import frames
+from scalebook import fingerprint, frames
 from scalebook.catalog import load as catalog
 from scalebook.report.execute import execute
+from scalebook.report.known_runs import KnownRuns, cores, write_pickle
 from scalebook.report.pages import Page
 
 KEPT = 3  # builds whose pages are kept: those of a few folders of runs
@@ -36,14 +39,19 @@ def load(runs: Path, cache: Path) -> tuple[frames.ReportData, Path]:
     """
     if not runs.is_dir():
         return frames.load(runs), cache  # which says what is wrong
-    folder = cache / "built" / _key(runs.resolve())
+    place = runs.resolve()
+    # before anything is read: a file that changes while pages are made counts as changed
+    code, files = _code(place), fingerprint.entries(place)
+    folder = cache / "built" / f"{code}-{fingerprint.together(files)[:24]}"
     kept = folder / "data.pickle"
     if kept.is_file():
         return _unpickle(kept), folder
-    data = frames.load(runs)
+    known = KnownRuns(files, cache / "measured" / f"{code}.pickle")
+    data = frames.read(place, known.measure)
     folder.mkdir(parents=True, exist_ok=True)
-    _write(kept, pickle.dumps(data, pickle.HIGHEST_PROTOCOL))
-    _forget_old(folder)
+    write_pickle(kept, data)
+    for newest in (folder, known.kept):
+        _forget_old(newest)
     return data, folder
 
 
@@ -57,8 +65,7 @@ def make(
     """
     known = {page: folder / _name(page, notebooks) for page in pages}
     missing = [page for page in pages if not known[page].is_file()]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    processes = min(cores or 1, len(missing))
+    processes = min(cores(), len(missing))
     if data.runs.height < MANY or processes < 2:
         before = frames.HELD.set(data)
         try:
@@ -97,10 +104,10 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _forget_old(newest: Path) -> None:
-    """Remove the folders of older builds but for the last few."""
+    """Remove what older builds have left beside the newest, but for the last few."""
     others = sorted(newest.parent.iterdir(), key=lambda path: path.stat().st_mtime_ns)
     for path in others[:-KEPT]:
-        shutil.rmtree(path, ignore_errors=True)
+        path.unlink() if path.is_file() else shutil.rmtree(path, ignore_errors=True)
 
 
 def _name(page: Page, notebooks: Path) -> str:
@@ -108,24 +115,14 @@ def _name(page: Page, notebooks: Path) -> str:
     return f"{page.slug}-{digest[:16]}.ipynb"
 
 
-def _key(runs: Path) -> str:
-    """Return a name for what every page is made from beside its notebook."""
-    digest = hashlib.sha256(repr((str(runs), catalog.signature())).encode())
+def _code(runs: Path) -> str:
+    """Return a name for what pages are made from beside the runs' files and their notebooks."""
+    digest = hashlib.sha256(repr((str(runs), sys.version, catalog.signature())).encode())
     for library in LIBRARIES:
         digest.update(version(library).encode())
-    for path in sorted(Path(scalebook.__file__).parent.rglob("*")):
-        if path.suffix in (".py", ".toml"):
-            digest.update(path.read_bytes())
-    for entry in sorted(_files(runs)):
-        digest.update(repr(entry).encode())
+    own = Path(scalebook.__file__).parent
+    named = sorted(path for path in own.rglob("*") if path.suffix in (".py", ".toml", ".csv"))
+    for path in (*named, *catalog.user_files()):
+        digest.update(f"{path}".encode())
+        digest.update(path.read_bytes())
     return digest.hexdigest()[:24]
-
-
-def _files(folder: Path) -> Iterator[tuple[str, int, int]]:
-    """Yield path, size and time of change of every file below a folder."""
-    for entry in os.scandir(folder):
-        if entry.is_dir(follow_symlinks=False):
-            yield from _files(Path(entry.path))
-        elif entry.is_file():
-            about = entry.stat()
-            yield entry.path, about.st_size, about.st_mtime_ns
