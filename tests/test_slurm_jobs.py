@@ -229,7 +229,7 @@ def entry() -> survey.Entry:
 def test_a_refused_job_leaves_nothing_and_says_what_slurm_said(tmp_path: Path):
     ask = lambda _: Answer(1, "", "sbatch: error: invalid partition specified: x")  # noqa: E731
     with pytest.raises(LaunchError, match="Slurm refused the job: sbatch: error: invalid"):
-        slurm_submit.submit([entry()], tmp_path, slurm.Options(), ask)
+        slurm_submit.submit([entry()], tmp_path, slurm.Options(), ask=ask)
     assert store.partial_directories(tmp_path) == ()
 
 
@@ -240,7 +240,7 @@ def test_a_submitted_run_has_its_script_and_its_job(tmp_path: Path):
         seen.append(command)
         return Answer(0, "7;cluster\n", "")
 
-    (submitted,) = slurm_submit.submit([entry()], tmp_path / "a b", slurm.Options(), ask)
+    (submitted,) = slurm_submit.submit([entry()], tmp_path / "a b", slurm.Options(), ask=ask)
     assert submitted.job_id == "7"
     assert job_files.Job.read(submitted.directory) is not None
     assert seen[0][:2] == ("sbatch", "--parsable")

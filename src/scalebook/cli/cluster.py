@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scalebook.cli import contained, manifests
+from scalebook.cli import cluster_order, contained, manifests, run_options
 from scalebook.cli.arguments import Subparsers, add_json
 
 if TYPE_CHECKING:
@@ -85,29 +85,28 @@ def run(options: argparse.Namespace, load: Load) -> int:
 
 
 def _slurm(options: argparse.Namespace, plan: Plan, entries: tuple[Entry, ...], runs: Path) -> int:
-    from scalebook.running import slurm_submit, survey, sweep
+    from scalebook.running import slurm_submit, sweep
 
     chosen = _slurm_options(options)
-    jobs = slurm_submit.jobs(entries, options.one_job)
+    order = cluster_order.of(options, plan, entries)
+    pruned = order.inferences(entries, runs)
+    left = [entry for entry in entries if entry.config.config_hash() not in pruned]
+    jobs = slurm_submit.jobs(left, options.one_job)
     if options.dry_run:
         for number, job in enumerate(jobs):
-            print(("\n" if number else "") + slurm_submit.preview(job, runs, chosen))
-        for entry in entries:
-            if entry.action != "run":
-                print(f"# not run: {survey.label(entry.config)}: {entry.reason or entry.action}")
+            print(("\n" if number else "") + slurm_submit.preview(job, runs, chosen, order))
+        cluster_order.say_what_is_not_run(entries, pruned)
         return 0
     slurm_submit.require_slurm()
-    rest = [
-        sweep.Result(entry, sweep.record_illegal(entry, runs))
-        if entry.action == "illegal"
-        else sweep.Result(entry, None, entry.reason)
-        for entry in entries
-        if entry.action != "run"
-    ]
+    if line := run_options.describe(plan):
+        print(line, flush=True)
+    if order.scheduled.cool_down and len(jobs) > 1:
+        print("note: jobs of their own do not wait for each other to cool down: use --one-job.")
+    rest = cluster_order.not_run(entries, pruned, runs)
     with sweep.stop_on_signals(options.budget_seconds) as stop:
         submitted: list[Submitted] = []
         for job in jobs:
-            waiting = slurm_submit.submit(job, runs, chosen)
+            waiting = slurm_submit.submit(job, runs, chosen, order)
             submitted += waiting
             print(f"Submitted {slurm_submit.describe(waiting)}", flush=True)
         if not submitted:

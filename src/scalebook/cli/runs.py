@@ -143,10 +143,7 @@ def _device_name(platform: Platform) -> str | None:
 def _scheduled(plan: Plan) -> Scheduled:
     from scalebook.running.waiting import Scheduled
 
-    times = plan.schedule
-    return Scheduled(
-        plan.name, times.order, times.seed, len(plan.runs), times.repeats, times.cool_down
-    )
+    return Scheduled.of(plan)
 
 
 def _load(options: argparse.Namespace, platform: Platform, devices: int | None) -> Plan:

@@ -51,10 +51,15 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One run of a job: what to train and the directory that it is written to."""
+    """One run of a job: what to train and the directory that it is written to.
+
+    ``turn`` is what ``running.slurm_turn`` is told, which settles whether and when the run starts;
+    empty: it starts at once.
+    """
 
     config: RunConfig
     directory: Path
+    turn: tuple[str, ...] = ()
 
 
 def parse_options(pairs: Sequence[str]) -> dict[str, str]:
@@ -211,11 +216,14 @@ def _task(task: Task, options: Options, environment: Mapping[str, str]) -> str:
     node = (python, "-m", "scalebook.running.node", directory)
     names = tuple(exported(task.config, environment))
     mounts = (task.directory.parent.absolute(), task.config, names)
+    turn = (python, "-m", "scalebook.running.slurm_turn", directory, *task.turn)
+    before = (*container.once(*mounts), *turn) if task.turn else ()
     return "\n".join(
         (
             assignment("DIRECTORY", directory),
             assignment("NODES", str(task.config.nodes)),
             assignment("LIMIT", str(task.config.time_limit_seconds)),
+            array("BEFORE", before),
             array("CONTAINER", container.each_node(*mounts)),
             array("COMMAND", (*node, *command(task, options))),
             array("FINISH", (*container.once(*mounts), *finish)),

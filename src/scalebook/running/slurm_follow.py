@@ -64,9 +64,7 @@ class Follower:
             if why is None and not all(watch.done for watch in watches):
                 self._pause()
         note = None if why is None else f"not followed to its end: {why}"
-        return [
-            Result(watch.run.entry, watch.record, None if watch.done else note) for watch in watches
-        ], why
+        return [_result(watch, None if watch.done else note) for watch in watches], why
 
     def _pause(self) -> None:
         """Wait until it is time to ask again; a signal is noticed within half a second."""
@@ -128,6 +126,11 @@ class Follower:
         if text != watch.shown and state.name != GONE:
             watch.shown = text
             self.console.say(f"{_name(watch)}: {text}")
+
+
+def _result(watch: Watch, note: str | None) -> Result:
+    record = watch.record
+    return Result(watch.run.entry, record, note, record is not None and record.source == "inferred")
 
 
 def _name(watch: Watch) -> str:

@@ -15,6 +15,7 @@ from scalebook import __version__, launch, project, scrub, store
 from scalebook.errors import LaunchError
 from scalebook.launch import slurm
 from scalebook.running import conclusion, host, job_files, query
+from scalebook.running.slurm_order import NO_ORDER, Order
 from scalebook.running.slurm_state import Ask
 from scalebook.running.survey import Entry, label
 
@@ -66,11 +67,17 @@ def jobs(entries: Sequence[Entry], one_job: bool) -> list[list[Entry]]:
     return [[entry] for entry in to_run]
 
 
-def preview(entries: Sequence[Entry], runs: Path, options: slurm.Options) -> str:
+def preview(
+    entries: Sequence[Entry], runs: Path, options: slurm.Options, order: Order = NO_ORDER
+) -> str:
     """Return the very script that these entries would be submitted as, but for the runs' names."""
     tasks = [
-        slurm.Task(entry.config, store.partial_path(runs.absolute(), f"RUN_ID_{number}"))
-        for number, entry in enumerate(entries, start=1)
+        slurm.Task(
+            entry.config,
+            store.partial_path(runs.absolute(), f"RUN_ID_{number + 1}"),
+            order.turn(entries, number),
+        )
+        for number, entry in enumerate(entries)
     ]
     return slurm.script(
         tasks, options, template=template(), logs=_folder(runs), environment=os.environ
@@ -78,7 +85,11 @@ def preview(entries: Sequence[Entry], runs: Path, options: slurm.Options) -> str
 
 
 def submit(
-    entries: Sequence[Entry], runs: Path, options: slurm.Options, ask: Ask = query.ask
+    entries: Sequence[Entry],
+    runs: Path,
+    options: slurm.Options,
+    order: Order = NO_ORDER,
+    ask: Ask = query.ask,
 ) -> list[Submitted]:
     """Submit one job of these entries and return what waits for it; nothing is left on refusal.
 
@@ -88,11 +99,13 @@ def submit(
     runs = runs.absolute()
     tasks: list[slurm.Task] = []
     try:
-        for entry in entries:
+        for number, entry in enumerate(entries):
             directory = store.create_partial(runs, entry.config, datetime.now(UTC))
             job_files.write_job(directory, None, len(entries))
-            tasks.append(slurm.Task(entry.config, directory))
+            tasks.append(slurm.Task(entry.config, directory, order.turn(entries, number)))
             _write_launch(tasks[-1], options)
+            if order.places:
+                store.write_json(directory / conclusion.SCHEDULE_FILE, order.record(entry))
         job_id = _sbatch(_write_script(tasks, runs, options), ask)
     except BaseException:
         for task in tasks:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from scalebook.plan import Plan
 from scalebook.plan.schedule import CoolDown
 from scalebook.running import telemetry
 
@@ -46,6 +47,13 @@ class Scheduled:
     runs: int = 0  # of the whole plan, also those that are done
     repeats: int | None = None  # None: as the runs say themselves
     cool_down: CoolDown | None = None
+
+    @classmethod
+    def of(cls, plan: Plan) -> Scheduled:
+        """Return the order of a plan."""
+        times = plan.schedule
+        runs = len(plan.runs)
+        return cls(plan.name, times.order, times.seed, runs, times.repeats, times.cool_down)
 
     def place(self, number: int, waited: Waited | None) -> dict[str, Any]:
         """Return what the record of the run at a place of the order keeps; empty without a plan."""
