@@ -1,0 +1,227 @@
+"""Labels that tell runs apart by what was set otherwise: the one place that makes them.
+
+A run has a name, which is unique among the runs it is ranked with, and a label, which is unique
+in a report: the model, what tells this group from others of the model, and the name.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import polars as pl
+
+from scalebook.markup import short_id
+from scalebook.naming import split_name
+from scalebook.record import RunRecord
+
+Row = Mapping[str, Any]
+Item = TypeVar("Item")
+
+# Sizes are named on every run where they vary; of a switch, only the value that is not usual.
+SIZES = {"micro_batch_size": "micro batch", "global_batch_size": "global batch"}
+# In the name of a group, in the split, or without an effect on what is computed and how fast.
+NAMED = frozenset({
+    "platform", "model", "world_size", "engine", "strategy", "precision", "sequence_length",
+    "tensor_parallel_size", "pipeline_parallel_size", "virtual_pipeline_parallel_size",
+    "context_parallel_size", "expert_parallel_size", "sequence_parallel",
+    "repeat", "time_limit_seconds", *SIZES,
+})  # fmt: skip
+# Named only where nothing else tells two runs apart: they leave the speed of a step alone.
+MINOR = frozenset({
+    "steps", "warmup_steps", "learning_rate", "seed", "data", "step_split", "profile_steps",
+    "profile_all_ranks", "checkpoint_interval", "checkpoint_async", "checkpoint_keep",
+    "load_checkpoint", "max_restarts",
+})  # fmt: skip
+WORDS = {
+    "cuda_graph": "CUDA graph",
+    "fused_rope": "fused RoPE",
+    "fp8_recipe": "FP8 recipe",
+    "fp8_primary_weights": "FP8 primary weights",
+    "gradient_precision": "gradients in",
+    "expert_tensor_parallel_size": "expert TP",
+    "data_parallel_sharding": "sharding",
+    "warmup_steps": "warm-up steps",
+    "profile_steps": "profiled steps",
+    "offload_layers": "layers offloaded",
+}
+COUNTS = ("nodes", "steps", "warmup_steps", "profile_steps", "offload_layers")
+OFF = (False, "off", "none")
+NO_STRATEGY = (None, "", "custom")
+MOST = 3  # deviations named one by one
+
+
+@dataclass(slots=True)
+class _Named:
+    """One run on its way to a name: its settings, and the parts of the name so far."""
+
+    row: Row
+    settings: Mapping[str, Any]
+    parts: list[str] = field(default_factory=list[str])
+
+    @property
+    def name(self) -> str:
+        return " · ".join(self.parts)
+
+
+def with_labels(runs: pl.DataFrame, records: Mapping[str, RunRecord]) -> pl.DataFrame:
+    """Return the runs with ``name`` and ``label`` of each, in the order given."""
+    found = labels(list(runs.iter_rows(named=True)), records)
+    texts = zip(("name", "label"), zip(*found, strict=True) if found else ((), ()), strict=True)
+    return runs.with_columns(pl.Series(column, values, pl.String) for column, values in texts)
+
+
+def labels(rows: Sequence[Row], records: Mapping[str, RunRecord]) -> list[tuple[str, str]]:
+    """Return (name, label) of each run, in the order given: the first is the usual one."""
+    runs = [_Named(row, _settings(row, records.get(row["run_id"]))) for row in rows]
+    for run in runs:
+        strategy = run.row.get("strategy")
+        run.parts = [split_name(run.row), *([strategy] if strategy not in NO_STRATEGY else [])]
+    for alike in _by(runs, lambda run: (run.row.get("group"), run.name)):
+        _tell_apart(alike)
+    heads = dict(_heads(rows))
+    found = [_label(heads[_group(run.row)], run) for run in runs]
+    seen = Counter(label for _, label in found)
+    return [
+        pair if seen[pair[1]] == 1 else _with_id(pair, run.row["run_id"])
+        for pair, run in zip(found, runs, strict=True)
+    ]
+
+
+def _label(head: Sequence[str], run: _Named) -> tuple[str, str]:
+    source = run.row.get("source")
+    mark = "" if source in (None, "measured") else f" [{source}]"
+    return run.name + mark, " · ".join([*head, run.name]) + mark
+
+
+def _with_id(pair: tuple[str, str], run_id: str) -> tuple[str, str]:
+    name, label = (f"{text} · {short_id(run_id)}" for text in pair)
+    return name, label
+
+
+def _settings(row: Row, record: RunRecord | None) -> dict[str, Any]:
+    """Return every setting as it was asked for, as it ran where that was left open."""
+    if record is None:
+        return {name: row.get(name) for name in (*SIZES, "recompute", "data_parallel_sharding")}
+    ran = record.observed
+    asked = {
+        name: ran[name] if value in (None, "auto") and ran.get(name) is not None else value
+        for name, value in record.requested.items()
+    }
+    # an ingested log tells what ran and was asked nothing
+    open_ = {name: ran.get(name) for name in (*SIZES, "recompute", "data_parallel_sharding")}
+    return {**open_, **asked}
+
+
+def _tell_apart(alike: Sequence[_Named]) -> None:
+    """Add to each of several runs of one name what is not equal between them."""
+    groups = [list(alike)]
+    for size, word in SIZES.items():
+        groups = [part for runs in groups for part in _by_size(runs, size, word)]
+    for runs in groups:
+        _name_changes(runs, minor=False)
+        for same in _by(runs, lambda run: run.name):
+            _name_changes(same, minor=True)
+            for equal in _by(same, lambda run: run.name):
+                _number(equal)
+
+
+def _by_size(runs: Sequence[_Named], size: str, word: str) -> Iterator[list[_Named]]:
+    parts = list(_by(runs, lambda run: repr(run.settings.get(size))))
+    for part in parts:
+        value = part[0].settings.get(size)
+        if len(parts) > 1 and value is not None:
+            for run in part:
+                run.parts.append(f"{word} {value}")
+        yield part
+
+
+def _name_changes(runs: Sequence[_Named], *, minor: bool) -> None:
+    """Add the settings of each run that are not the usual ones of these runs."""
+    if len(runs) < 2:
+        return
+    names = dict.fromkeys(name for run in runs for name in run.settings if name not in NAMED)
+    changed: dict[int, list[tuple[str, Any]]] = {}
+    for name in names:
+        if (name in MINOR) != minor:
+            continue
+        values = [repr(run.settings.get(name)) for run in runs]
+        known = Counter(value for value in values if value != "None")
+        if len(known) < 2:
+            continue  # of a setting that a record does not know nothing is said
+        usual = max(known, key=lambda value: (known[value], -values.index(value)))
+        for i, value in enumerate(values):
+            if value not in (usual, "None"):
+                changed.setdefault(i, []).append((name, runs[i].settings[name]))
+    for i, changes in changed.items():
+        runs[i].parts += _in_words(changes)
+
+
+def _in_words(changes: Sequence[tuple[str, Any]]) -> list[str]:
+    """Return changes in words, many switches of one kind together."""
+    fusions = [name for name, value in changes if name.startswith("fused_") and value in OFF]
+    together = [f"{len(fusions)} fusions off"] if len(fusions) > 2 else []
+    rest = [change for change in changes if not together or change[0] not in fusions]
+    words = together + [_words(name, value) for name, value in rest]
+    return words if len(words) <= MOST else [*words[: MOST - 1], f"{len(words) - MOST + 1} more"]
+
+
+def _words(name: str, value: Any) -> str:
+    word = WORDS.get(name, name.replace("_", " "))
+    if name in COUNTS:
+        return f"{value} {word}"
+    if value in OFF:
+        return f"no {word}"
+    return word if value is True or value == "on" else f"{word} {value}"
+
+
+def _number(equal: Sequence[_Named]) -> None:
+    """Number the repeats of one configuration, in the order in which they were made.
+
+    Runs that are not told apart by any setting and yet are not of one configuration (a record
+    that does not know its settings) get their id.
+    """
+    made = sorted(equal, key=lambda run: (run.settings.get("repeat") or 0, run.row["run_id"]))
+    first = _configuration(made[0])
+    for i, run in enumerate(made[1:], 2):
+        same = first is not None and _configuration(run) == first
+        run.parts.append(f"repeat {i}" if same else short_id(run.row["run_id"]))
+
+
+def _configuration(run: _Named) -> str | None:
+    """Return what repeats have in common; None where a record does not tell."""
+    asked = {k: v for k, v in run.settings.items() if k not in ("repeat", "time_limit_seconds")}
+    return repr(sorted(asked.items())) if "model" in asked else None
+
+
+def _group(row: Row) -> tuple[Any, ...]:
+    return tuple(row.get(name) for name in ("model", "group"))
+
+
+def _heads(rows: Sequence[Row]) -> Iterator[tuple[tuple[Any, ...], list[str]]]:
+    """Yield each group with what its labels begin with: its model and what only it has."""
+    groups = {_group(row): row for row in rows}
+    for same in _by(groups.items(), lambda item: item[0][0]):
+        facts = [list(_facts(row)) for _, row in same]
+        vary = [len({fact[i] for fact in facts}) > 1 for i in range(len(facts[0]))]
+        for (group, row), fact in zip(same, facts, strict=True):
+            more = [text for text, differs in zip(fact, vary, strict=True) if differs and text]
+            yield group, [str(row.get("model") or "unknown model"), *more]
+
+
+def _facts(row: Row) -> Iterator[str]:
+    length = row.get("sequence_length")
+    yield str(row.get("platform") or "unknown platform")
+    yield str(row.get("engine") or "")
+    yield str(row.get("precision") or "")
+    yield "" if length is None else f"seq {length:,}"
+
+
+def _by(items: Iterable[Item], key: Callable[[Item], Any]) -> Iterator[list[Item]]:
+    """Yield the items of equal keys together, in the order of their first."""
+    found: dict[Any, list[Item]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    yield from found.values()

@@ -1,0 +1,100 @@
+"""Labels of runs: each says what tells the run from those beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from simulated import config, write_run
+
+from scalebook.frames import load
+
+GPU: dict[str, Any] = {"platform": "h100", "model": "llama3.1-8b", "precision": "bf16"}
+USUAL: dict[str, Any] = {}
+
+
+def names(tmp_path: Path, *changes: Mapping[str, Any], column: str = "name") -> list[str]:
+    """Return the names of measured runs of these configurations, of which the first is fastest."""
+    for i, change in enumerate(changes):
+        made = config(**{**GPU, **change})
+        write_run(tmp_path, f"run-{i}", made, seconds=0.1 + i, source="measured")
+    frame = load(tmp_path).runs.sort("run_id")
+    return frame[column].to_list()
+
+
+def test_a_run_is_named_by_the_switch_that_only_it_has(tmp_path: Path) -> None:
+    changes = (USUAL, {"fused_attention": "off"}, {"cuda_graph": "on"}, {"recompute": "full"})
+    assert names(tmp_path, *changes) == [
+        "1 GPU",
+        "1 GPU · no fused attention",
+        "1 GPU · CUDA graph",
+        "1 GPU · recompute full",
+    ]
+
+
+def test_the_usual_value_of_a_switch_is_not_named(tmp_path: Path) -> None:
+    full = {"recompute": "full"}
+    found = names(tmp_path, full | {"fused_norm": "off"}, full, USUAL, full | {"cuda_graph": "on"})
+    assert found == ["1 GPU · no fused norm", "1 GPU", "1 GPU · no recompute", "1 GPU · CUDA graph"]
+
+
+def test_many_fusions_are_named_together(tmp_path: Path) -> None:
+    fusions: dict[str, Any] = dict.fromkeys(("fused_attention", "fused_norm", "fused_rope"), "off")
+    found = names(tmp_path, USUAL, fusions | {"recompute": "full"})
+    assert found[1] == "1 GPU · 3 fusions off · recompute full"
+
+
+def test_sizes_of_a_batch_are_named_on_each_run_where_they_vary(tmp_path: Path) -> None:
+    found = names(
+        tmp_path, {"micro_batch_size": 1}, {"micro_batch_size": 4, "recompute": "full"},
+        {"micro_batch_size": 4}, {"micro_batch_size": 4, "cuda_graph": "on"},
+    )  # fmt: skip
+    assert found[0] == "1 GPU · micro batch 1"
+    assert found[1] == "1 GPU · micro batch 4 · recompute full"
+    assert found[2] == "1 GPU · micro batch 4"
+
+
+def test_only_one_configuration_again_is_a_repeat(tmp_path: Path) -> None:
+    found = names(tmp_path, {"repeat": 1}, {"repeat": 0}, {"repeat": 2, "time_limit_seconds": 9})
+    assert found == ["1 GPU · repeat 2", "1 GPU", "1 GPU · repeat 3"]
+
+
+def test_a_setting_without_effect_on_speed_is_named_where_nothing_else_tells(
+    tmp_path: Path,
+) -> None:
+    found = names(tmp_path, USUAL, {"steps": 100, "cuda_graph": "on"}, {"steps": 100})
+    assert found == ["1 GPU", "1 GPU · CUDA graph", "1 GPU · 100 steps"]
+
+
+def test_a_record_that_does_not_tell_its_settings_is_told_apart_by_its_id(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_run(tmp_path, name, config(), requested={"world_size": 1})
+    assert load(tmp_path).runs["name"].to_list() == [
+        "1 GPU [simulated]",
+        "1 GPU · b [simulated]",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "label"),
+    [
+        ({"sequence_length": 4096}, "llama3.1-8b · seq 4,096 · 1 GPU"),
+        ({"precision": "fp8"}, "llama3.1-8b · fp8 · 1 GPU"),
+        ({"platform": "mi300x"}, "llama3.1-8b · mi300x · 1 GPU"),
+        ({"model": "qwen2.5-7b"}, "qwen2.5-7b · 1 GPU"),
+    ],
+)
+def test_a_label_names_what_tells_groups_of_one_model_apart(
+    tmp_path: Path, change: dict[str, Any], label: str
+) -> None:
+    found = names(tmp_path, USUAL, change, column="label")
+    assert found[1] == label
+    assert found[0] != label
+
+
+def test_every_label_is_unique_and_none_is_numbered(root: Path) -> None:
+    runs = load(root / "runs" / "examples").runs
+    assert runs["label"].n_unique() == runs.height
+    assert not runs["label"].str.contains(r"\(\d+\)").any()
