@@ -24,6 +24,7 @@ from scalebook.errors import ReportError
 from scalebook.frames import load
 from scalebook.markup import anchor
 from scalebook.report import PAGES, Places, build, check, quarto
+from scalebook.report.pages import menus
 
 EVIL = "</script><script>alert(1)</script><b>\"'`*_[x](javascript:1) {{< env HOME >}} ```\n::: x"
 
@@ -57,6 +58,15 @@ def test_every_page_is_there_with_the_same_navigation(html: Callable[[str], str]
         links = re.findall(r'<a href="([a-z]+\.html)"(?: aria-current="page")?>', text)
         assert links[: len(PAGES)] == [other.html for other in PAGES]
         assert f'href="{page.html}" aria-current="page"' in text
+
+
+def test_the_navigation_is_short_and_its_menus_need_no_script(html: Callable[[str], str]) -> None:
+    entries = list(menus(PAGES))
+    assert len(entries) <= 7
+    assert [page for _, pages in entries for page in pages] == list(PAGES)
+    text = html("scaling.html")
+    titles = re.findall(r'<details name="menu">\s*<summary>(.*?)</summary>', text)
+    assert titles == [title for title, _ in entries if title]
 
 
 def test_the_site_passes_its_own_check(site: Built) -> None:
@@ -242,9 +252,12 @@ def test_the_quarto_project_lists_the_same_pages(root: Path, tmp_path: Path) -> 
     quarto.write_project(root / "reports" / "_quarto.yml", root / "reports/theme", tmp_path, "Now.")
     made = yaml.safe_load((tmp_path / "_quarto.yml").read_text())
     entries = made["website"]["navbar"]["left"]
-    assert [(entry["href"], entry["text"]) for entry in entries] == [
-        (f"{page.slug}.ipynb", page.title) for page in PAGES
+    held = [
+        (entry.get("text") if "menu" in entry else "", inside["href"], inside["text"])
+        for entry in entries
+        for inside in entry.get("menu", [entry])
     ]
+    assert held == [(page.menu, f"{page.slug}.ipynb", page.title) for page in PAGES]
     assert made["website"]["page-footer"] == {"left": "Now."}
     assert made["format"]["html"]["html-math-method"] == "mathml"
     assert not re.search(r"https?://", (tmp_path / "_quarto.yml").read_text())

@@ -14,7 +14,7 @@ from scalebook.markup import Markup, script_json
 from scalebook.report import preview
 from scalebook.report.assets_files import SCRIPTS, STYLES
 from scalebook.report.notebook import Cell, front_matter
-from scalebook.report.pages import Page
+from scalebook.report.pages import Page, menus
 
 NAME = "scalebook-report.html"
 DATA = ("runs.csv", "runs.parquet", "steps.parquet")
@@ -30,7 +30,7 @@ def one_page(
     loader = FileSystemLoader(preview.ASSETS)
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
     return environment.get_template("one_file.html").render(
-        pages=pages,
+        menus=tuple(menus(pages)),
         sections=[_section(page, cells[page]) for page in pages],
         styles=[_inside(folder / name) for name in STYLES],
         scripts=[_inside(folder / name) for name in ("vega-bundle.js", *SCRIPTS)],

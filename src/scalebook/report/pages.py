@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One page: its notebook, the name of its HTML file without suffix, its navigation title."""
+    """One page: its notebook, the name of its HTML file without suffix, its navigation title.
+
+    ``menu`` is the menu of the navigation that holds it; empty for an entry of its own.
+    """
 
     notebook: str
     slug: str
     title: str
+    menu: str = ""
 
     @property
     def html(self) -> str:
@@ -21,18 +27,27 @@ class Page:
 
 PAGES = (
     Page("20_summary.ipynb", "index", "Summary"),
-    Page("21_throughput.ipynb", "throughput", "Throughput"),
-    Page("29_peak.ipynb", "peak", "Peak"),
-    Page("22_scaling.ipynb", "scaling", "Scaling"),
-    Page("27_memory.ipynb", "memory", "Memory"),
-    Page("28_curves.ipynb", "curves", "Curves"),
-    Page("24_anatomy.ipynb", "anatomy", "Step anatomy"),
-    Page("25_reliability.ipynb", "reliability", "Reliability"),
-    Page("26_probe.ipynb", "probe", "Probe"),
-    Page("30_comparison.ipynb", "comparison", "Comparison"),
-    Page("31_published.ipynb", "published", "Published"),
+    Page("21_throughput.ipynb", "throughput", "Throughput and MFU", "Results"),
+    Page("29_peak.ipynb", "peak", "Best configurations", "Results"),
+    Page("22_scaling.ipynb", "scaling", "Scaling", "Results"),
+    Page("30_comparison.ipynb", "comparison", "Comparison", "Results"),
+    Page("31_published.ipynb", "published", "Published results", "Results"),
+    Page("27_memory.ipynb", "memory", "Memory", "Inside a run"),
+    Page("24_anatomy.ipynb", "anatomy", "Step anatomy", "Inside a run"),
+    Page("28_curves.ipynb", "curves", "Training curves", "Inside a run"),
+    Page("25_reliability.ipynb", "reliability", "Reliability", "Inside a run"),
     Page("32_cost.ipynb", "cost", "Cost"),
-    Page("33_claims.ipynb", "claims", "Claims"),
-    Page("34_provenance.ipynb", "provenance", "Provenance"),
+    Page("26_probe.ipynb", "probe", "Machine probe", "Evidence"),
+    Page("33_claims.ipynb", "claims", "Claims audit", "Evidence"),
+    Page("34_provenance.ipynb", "provenance", "Provenance", "Evidence"),
     Page("23_method.ipynb", "method", "Method"),
 )
+
+
+def menus(pages: Sequence[Page]) -> Iterator[tuple[str, tuple[Page, ...]]]:
+    """Yield each entry of the navigation: the title of a menu with its pages, or "" and a page."""
+    for menu, members in groupby(pages, key=lambda page: page.menu):
+        if menu:
+            yield menu, tuple(members)
+        else:
+            yield from (("", (page,)) for page in members)

@@ -12,7 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from scalebook.markup import Markup, raw_html
 from scalebook.report.notebook import Cell, front_matter
-from scalebook.report.pages import Page
+from scalebook.report.pages import Page, menus
 
 ASSETS = Path(__file__).parent / "assets"
 KINDS = {"fig": "Figure", "tbl": "Table"}
@@ -35,7 +35,7 @@ def render(cells: tuple[Cell, ...], page: Page, pages: Sequence[Page], built: st
     facts = front_matter(cells)
     return _template().render(
         page=page,
-        pages=pages,
+        menus=tuple(menus(pages)),
         title=facts.get("title", page.title),
         subtitle=facts.get("subtitle", ""),
         has_charts=any("sb-chart" in text for cell in cells for text in cell.texts),

@@ -285,6 +285,26 @@
     else if (hash && document.getElementById(hash)) document.getElementById(hash).scrollIntoView();
   }
 
+  // A menu of the navigation opens without this script; with it, it also closes by itself.
+  function closeMenus(besides) {
+    document.querySelectorAll("header.site details[open]").forEach(function (menu) {
+      if (menu !== besides) menu.open = false;
+    });
+  }
+
+  function watchMenus() {
+    document.addEventListener("click", function (event) {
+      const link = event.target.closest("header.site .menu a");
+      closeMenus(link ? null : event.target.closest("header.site details"));
+    });
+    document.addEventListener("keydown", function (event) {
+      const menu = document.querySelector("header.site details[open]");
+      if (event.key !== "Escape" || !menu) return;
+      closeMenus(null);
+      menu.querySelector("summary").focus();
+    });
+  }
+
   // A link may lead to a row that a filter hides or that is on another page of its table.
   function reveal() {
     const id = decodeURIComponent(location.hash.slice(1));
@@ -327,6 +347,7 @@
       else document.querySelectorAll(".sb-chart").forEach(filter.mark);
     });
     window.addEventListener("hashchange", function () { turnTo(); reveal(); });
+    watchMenus();
     // of the one file only the first page is open, and its charts alone are drawn
     sections().forEach(function (one, i) { one.hidden = i > 0; });
     const control = document.getElementById("theme");
