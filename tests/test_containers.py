@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -235,10 +236,13 @@ def test_docker_and_podman_build_the_containerfile_on_the_base(engine: str):
 
 
 def test_enroot_installs_into_the_base_and_exports_it():
-    names = [step[:2] for step in build.steps(_build("enroot"))]
-    actions = ["import", "create", "start", "export", "remove"]
-    assert names == [("enroot", action) for action in actions]
-    assert build.steps(_build("enroot"))[0][-1] == "docker://reg#base:1"
+    steps = build.steps(_build("enroot"))
+    words = [word for step in steps if "enroot" in step for word in step]
+    actions = [after for word, after in pairwise(words) if word == "enroot"]
+    assert actions == ["import", "create", "start", "export", "remove"]
+    assert steps[1][-1] == "docker://reg#base:1"
+    assert steps[0] == steps[-1] == ("rm", "--force", "out.base"), "the base takes tens of GB"
+    assert steps[3][:3] == ("env", "ENROOT_LOGIN_SHELL=no", "enroot")
 
 
 @pytest.mark.parametrize(

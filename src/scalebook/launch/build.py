@@ -7,7 +7,7 @@ from pathlib import Path
 
 from scalebook.containers.images import Image
 from scalebook.errors import LaunchError
-from scalebook.launch.enroot import mount
+from scalebook.launch.enroot import PLAIN_SHELL, mount
 
 INSIDE = "/opt/scalebook"
 
@@ -91,13 +91,28 @@ def _enroot(build: Build) -> tuple[tuple[str, ...], ...]:
     base = f"{build.target}.base"
     registry, _, rest = build.base.partition("/")
     start = ("enroot", "start", "--root", "--rw", f"--mount={mount(build.context, INSIDE)}")
+    plain = ("env", *(f"{name}={value}" for name, value in PLAIN_SHELL.items()))
     return (
+        ("rm", "--force", base),  # enroot writes over no file: one is there where a build failed
         ("enroot", "import", f"--output={base}", f"docker://{registry}#{rest}"),
         ("enroot", "create", "--force", f"--name={container}", base),
-        (*start, container, "python3", f"{INSIDE}/install.py", INSIDE, *_flags(build.image)),
+        (
+            *plain,
+            *start,
+            container,
+            "python3",
+            f"{INSIDE}/install.py",
+            INSIDE,
+            *_flags(build.image),
+        ),
         ("enroot", "export", "--force", f"--output={build.target}", container),
         ("enroot", "remove", "--force", container),
+        ("rm", "--force", base),
     )
+
+
+def _install(image: Image) -> tuple[str, ...]:
+    return ("python3", f"{INSIDE}/install.py", INSIDE, *_flags(image))
 
 
 def _flags(image: Image) -> tuple[str, ...]:
@@ -107,7 +122,7 @@ def _flags(image: Image) -> tuple[str, ...]:
 
 def definition(build: Build) -> str:
     """Return apptainer's definition file: the same steps as the Containerfile's."""
-    flags = " ".join(_flags(build.image))
+    install = " ".join(_install(build.image))
     return "\n".join(
         (
             "Bootstrap: docker",
@@ -120,7 +135,7 @@ def definition(build: Build) -> str:
             f"    plans {INSIDE}/runs/plans",
             "",
             "%post",
-            f"    python3 {INSIDE}/install.py {INSIDE} {flags}",
+            f"    {install}",
             "",
             "%labels",
             f"    org.opencontainers.image.base.name {build.base}",

@@ -11,6 +11,10 @@ from scalebook.launch.container import Contained, EngineCommand, Mount, check, s
 
 _UNFIT = re.compile(r"[\s:\\$]")  # enroot cuts a mount at colons and spaces, and reads escapes
 
+# A login shell reads the image's /etc/profile, which on Debian sets PATH anew: the Python of a
+# virtual environment that the image has on its PATH would not be found.
+PLAIN_SHELL = {"ENROOT_LOGIN_SHELL": "no"}
+
 
 def command(contained: Contained) -> EngineCommand:
     """Return how enroot starts a command in an image file, as the user who calls it.
@@ -33,7 +37,7 @@ def command(contained: Contained) -> EngineCommand:
         *("env", f"--chdir={contained.workdir}"),
         *contained.command,
     )
-    return EngineCommand(argv, {}, {})
+    return EngineCommand(argv, PLAIN_SHELL, {})
 
 
 def _mount(item: Mount) -> str:
