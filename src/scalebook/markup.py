@@ -13,6 +13,8 @@ from markupsafe import Markup, escape
 
 __all__ = ["Fragment", "Markup", "anchor", "bullets", "escape", "join", "paragraphs", "run_link"]
 
+MOST_ITEMS = 200  # of one list: a page of ten thousand runs must open
+MOST_NAMED = 12  # runs in one sentence; the tables have them all
 RUNS_PAGE = "throughput.html"  # where the table of all runs is, and so every run's anchor
 
 
@@ -52,8 +54,12 @@ def join(parts: Iterable[Markup | str], separator: str = ", ") -> Markup:
 
 
 def bullets(sentences: Iterable[Markup | str], style: str = "findings") -> Fragment:
-    """Return a list of sentences."""
-    items = Markup("").join(Markup("<li>{}</li>").format(sentence) for sentence in sentences)
+    """Return a list of sentences, of the first MOST_ITEMS where there are more."""
+    every = list(sentences)
+    more = len(every) - MOST_ITEMS
+    cut = [f"And {more:,} more like these."] if more > 0 else []
+    shown = (Markup("<li>{}</li>").format(one) for one in (*every[:MOST_ITEMS], *cut))
+    items = Markup("").join(shown)
     return Fragment(Markup('<ul class="{}">{}</ul>').format(style, items))
 
 
@@ -93,6 +99,14 @@ def run_link(run_id: str, text: str | None = None) -> Markup:
     """Return a link from any page to the row of a run; its text is short, its title the run id."""
     template = '<a class="run" data-run="{0}" title="{0}" href="{1}#{2}">{3}</a>'
     return Markup(template).format(run_id, RUNS_PAGE, anchor(run_id), text or short_id(run_id))
+
+
+def run_links(run_ids: Iterable[str]) -> Markup:
+    """Return links to the first MOST_NAMED runs, and how many there are beside them."""
+    every = list(run_ids)
+    more = len(every) - MOST_NAMED
+    names = join(map(run_link, every[:MOST_NAMED]))
+    return Markup("{} and {:,} more").format(names, more) if more > 0 else names
 
 
 def script_json(value: Any) -> Markup:

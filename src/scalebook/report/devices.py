@@ -6,11 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from scalebook import tables
 from scalebook.frames import ReportData
-from scalebook.markup import Fragment, Markup, bullets, join, run_link
+from scalebook.markup import Fragment, Markup, bullets, run_link, run_links
 from scalebook.metrics import RunMetrics
 from scalebook.quantities import percent, quantity
-
-MOST_NAMED = 8  # runs in one sentence
 
 
 def measured(data: ReportData) -> tuple[RunMetrics, ...]:
@@ -47,11 +45,7 @@ def _missing(runs: Sequence[RunMetrics]) -> Iterator[Markup]:
         if run.energy_joules_per_token is None:
             reasons.setdefault(run.energy_reason or "no reason recorded", []).append(run.run_id)
     for reason, run_ids in reasons.items():
-        more = len(run_ids) - MOST_NAMED
-        names = join(run_link(run_id) for run_id in run_ids[:MOST_NAMED])
-        yield Markup("No energy per token of {}{}: {}").format(
-            names, f" and {more} more" if more > 0 else "", reason
-        )
+        yield Markup("No energy per token of {}: {}").format(run_links(run_ids), reason)
 
 
 def table(runs: Sequence[RunMetrics]) -> Fragment:

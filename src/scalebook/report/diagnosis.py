@@ -8,11 +8,12 @@ from typing import Any
 from scalebook import tables
 from scalebook.diagnosis import Diagnosis, Finding
 from scalebook.frames import ReportData
-from scalebook.markup import Fragment, Markup, bullets, paragraphs, run_link
+from scalebook.markup import Fragment, Markup, bullets, paragraphs, run_link, run_links
 from scalebook.quantities import NONE, percent
 
 Row = Mapping[str, Any]
 MOST_FINDINGS = 4  # of a run; 'scalebook diagnose' prints them all
+MOST_RUNS = 40  # in sentences, those with the largest causes; the table has them all
 PARTS = (
     ("useful_work_at_peak", "Useful at peak"),
     ("products_below_peak", "Products below peak"),
@@ -33,12 +34,16 @@ def diagnoses(data: ReportData) -> tuple[Diagnosis, ...]:
 
 
 def overview(found: Sequence[Diagnosis]) -> Fragment:
-    """Return the largest cause of each run in a sentence, and how many runs have none."""
+    """Return the largest cause of each run in a sentence, and what more to measure."""
     sized = [one for one in found if one.findings and one.findings[0].step_fraction is not None]
+    sized.sort(key=lambda one: -(one.findings[0].step_fraction or 0.0))
     items = [
         Markup("{}: {}").format(run_link(one.run_id), one.findings[0].says)
-        for one in sorted(sized, key=lambda one: -(one.findings[0].step_fraction or 0.0))
+        for one in sized[:MOST_RUNS]
     ]
+    if len(sized) > MOST_RUNS:
+        words = "The largest cause of {:,} more runs is smaller: the table has it."
+        items.append(Markup(words).format(len(sized) - MOST_RUNS))
     missing = list(_missing(found))
     if not items and not missing:
         return paragraphs("No rule found a cause in what these runs measured.")
@@ -52,9 +57,7 @@ def _missing(found: Sequence[Diagnosis]) -> Iterator[Markup]:
         for sentence in one.missing:
             lacking.setdefault(sentence, []).append(one.run_id)
     for sentence, run_ids in lacking.items():
-        shown = Markup(", ").join(run_link(run_id) for run_id in run_ids[:8])
-        more = f" and {len(run_ids) - 8} more" if len(run_ids) > 8 else ""
-        yield Markup("{} ({}{})").format(sentence, shown, more)
+        yield Markup("{} ({})").format(sentence, run_links(run_ids))
 
 
 def causes(found: Sequence[Diagnosis]) -> Fragment:

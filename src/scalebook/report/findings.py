@@ -9,8 +9,18 @@ import polars as pl
 
 from scalebook import tables
 from scalebook.frames import ReportData
-from scalebook.markup import Fragment, Markup, bullets, callout, join, paragraphs, run_link
-from scalebook.naming import sized
+from scalebook.markup import (
+    MOST_NAMED,
+    Fragment,
+    Markup,
+    bullets,
+    callout,
+    join,
+    paragraphs,
+    run_link,
+    run_links,
+)
+from scalebook.naming import in_words, sized
 from scalebook.quantities import count, interval, number, percent, quantity, times
 from scalebook.report.sections import loss_findings, missing_mfu
 from scalebook.report.versus import verdict_on
@@ -94,7 +104,7 @@ def repeat_findings(data: ReportData) -> Iterator[Markup]:
         ends = (row["pooled_tokens_per_second_low"], row["pooled_tokens_per_second_high"])
         rate = interval(row["pooled_tokens_per_second"], *ends, "tokens/s")
         words = "{} of {} on {} together reached {}, the spread from run to run counted: {}."
-        ids = join(map(run_link, rows["run_id"]))
+        ids = run_links(rows["run_id"])
         repeats = count(rows.height, "repeat")
         yield Markup(words).format(repeats, row["model"], sized(row), rate, ids)
 
@@ -108,13 +118,15 @@ def failure_findings(data: ReportData) -> Iterator[Markup]:
     for (status,), runs in data.unfinished.filter(~inferred).group_by(
         "status", maintain_order=True
     ):
-        reasons = join(map(_ending, runs.iter_rows(named=True)), "; ")
+        named = map(_ending, runs.head(MOST_NAMED).iter_rows(named=True))
+        more = runs.height - MOST_NAMED
+        reasons = join([*named, *([f"and {more:,} more"] if more > 0 else [])], "; ")
         yield Markup("<strong>{} ended as {}</strong>: {}.").format(
             count(runs.height, "run"), tables.status_words(str(status)), reasons
         )
     skipped = data.unfinished.filter(inferred)
     if skipped.height:
-        ids = join(map(run_link, skipped["run_id"]))
+        ids = run_links(skipped["run_id"])
         words = "<strong>{} not run</strong>: a smaller one had run out of memory ({})."
         yield Markup(words).format(
             count(skipped.height, "configuration was", "configurations were"), ids
@@ -169,12 +181,12 @@ def _thin_windows(data: ReportData) -> Iterator[Markup]:
         )
     unsure = data.completed.filter(pl.col("tokens_per_second_low").is_null())
     for (reason,), rows in unsure.group_by("interval_reason", maintain_order=True):
-        ids = join(map(run_link, rows["run_id"]))
+        ids = run_links(rows["run_id"])
         words = "{} without an interval ({}): {}"
         yield Markup(words).format(count(rows.height, "throughput"), ids, reason or "no reason.")
     changing = data.completed.filter(pl.col("steady_change") > 0)
     if changing.height:
-        ids = join(map(run_link, changing["run_id"]))
+        ids = run_links(changing["run_id"])
         most = percent(changing["steady_change"].max(), 2)  # pyright: ignore[reportArgumentType]
         words = (
             "The steps of {} still drift or shift, by up to {} over their window, less than the "
@@ -198,7 +210,7 @@ def notes(data: ReportData) -> Fragment:
         for sentence in sentences:
             said.setdefault(sentence, []).append(run_id)
     items = (
-        Markup("{} {}").format(sentence, Markup("({})").format(join(map(run_link, run_ids))))
+        Markup("{} {}").format(sentence, Markup("({})").format(run_links(run_ids)))
         for sentence, run_ids in said.items()
     )
     return callout("Notes of the runs", items)
@@ -210,10 +222,8 @@ def unreadable(data: ReportData) -> Fragment:
 
 
 def _named(row: Row) -> Markup:
-    """Return a run in a sentence: its split, strategy and a link to its row."""
-    strategy = row["strategy"] if row["strategy"] not in (None, "", "custom") else ""
-    name = f"{sized(row)}, {strategy}" if strategy else sized(row)
-    return Markup("{} ({})").format(name, run_link(row["run_id"]))
+    """Return a run in a sentence: its configuration and a link to its row."""
+    return Markup("{} ({})").format(in_words(row), run_link(row["run_id"]))
 
 
 def _rate(row: Row) -> str:

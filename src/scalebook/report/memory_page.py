@@ -13,7 +13,7 @@ from scalebook.charts import Figure, Figures
 from scalebook.charts import memory as charts
 from scalebook.errors import CatalogError
 from scalebook.frames import ReportData
-from scalebook.markup import Fragment, Markup, bullets, join, paragraphs, run_link
+from scalebook.markup import Fragment, Markup, bullets, paragraphs, run_link, run_links
 from scalebook.quantities import count, number, percent, quantity
 from scalebook.tables import MODEL, RUN, SPLIT, STATUS, Column, plain, status_words, table, text
 
@@ -165,12 +165,12 @@ def _unknown(data: ReportData) -> Iterator[Markup]:
             without.setdefault(found.reason or "no reason", []).append(run_id)
     for reason, run_ids in without.items():
         yield Markup("{} without a prediction ({}): {}.").format(
-            count(len(run_ids), "run"), reason, join(map(run_link, run_ids))
+            count(len(run_ids), "run"), reason, run_links(run_ids)
         )
     silent = data.completed.filter(pl.col("peak_memory_gib").is_null())
     if silent.height:
         yield Markup("{} recorded no memory: {}.").format(
-            count(silent.height, "completed run"), join(map(run_link, silent["run_id"]))
+            count(silent.height, "completed run"), run_links(silent["run_id"])
         )
 
 

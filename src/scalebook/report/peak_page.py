@@ -14,7 +14,7 @@ from scalebook.charts import peak as charts
 from scalebook.economics import SECONDS_PER_DAY
 from scalebook.errors import CatalogError
 from scalebook.frames import ReportData
-from scalebook.markup import Fragment, Markup, bullets, join, paragraphs, run_link
+from scalebook.markup import Fragment, Markup, bullets, paragraphs, run_link, run_links
 from scalebook.naming import sized
 from scalebook.quantities import count, number, percent, quantity, times
 from scalebook.report.versus import verdict_on
@@ -221,5 +221,5 @@ def _left_out(data: ReportData) -> Iterator[Markup]:
         )
     unsized = field(data).filter(pl.col("rate").is_null())
     if unsized.height:
-        ids = join(map(run_link, unsized["run_id"]))
+        ids = run_links(unsized["run_id"])
         yield Markup("Of how many ranks {} were is not recorded.").format(ids)

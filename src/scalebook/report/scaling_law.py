@@ -12,7 +12,7 @@ from scalebook import catalog
 from scalebook.charts import Figures
 from scalebook.charts.law import CURVE, POINTS, fitted
 from scalebook.errors import CatalogError
-from scalebook.markup import Fragment, Markup, bullets, join, run_link
+from scalebook.markup import Fragment, Markup, bullets, join, run_links
 from scalebook.naming import units
 from scalebook.quantities import number, percent, quantity
 from scalebook.report.series import Series
@@ -29,6 +29,7 @@ _LAYOUT = (
     *("data_parallel_sharding", "recompute", "micro_batch_size"),
 )
 MOST_POINTS = 60  # of a drawn law
+MOST_DRAWN = 12  # laws, those through most sizes; the sentences and the table have more
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,16 @@ def _layout(row: Row, kind: ScalingKind) -> str:
 
 def findings(found: Sequence[Series]) -> Fragment:
     """Return what the laws say, or why there is none, a sentence a set of runs."""
-    return bullets([*_sentences(found), *_mixed(found)])
+    laws = len(_with_law(found))
+    words = "Drawn are {} of {} laws, those through most sizes; the table of projections has all."
+    cut = [Markup(words).format(MOST_DRAWN, laws)] if laws > MOST_DRAWN else []
+    return bullets([*cut, *_sentences(found), *_mixed(found)])
+
+
+def _with_law(found: Sequence[Series]) -> list[tuple[Arm, FittedLaw]]:
+    """Return every set of runs that has a law, those with most sizes first."""
+    every = [(arm, law) for arm in arms(found) if not isinstance(law := arm.law(), str)]
+    return sorted(every, key=lambda pair: -len(pair[0].sizes))
 
 
 def _sentences(found: Sequence[Series]) -> Iterator[Markup]:
@@ -136,13 +146,12 @@ def _sentences(found: Sequence[Series]) -> Iterator[Markup]:
 
 
 def _law_words(arm: Arm, law: FittedLaw) -> Iterator[Markup]:
-    base = table(arm.points)
     parts = [f"{name} {number(value * 1e6)}" for name, value in law.coefficients]
     yield Markup(
         "against {}, the law has {} GPU µs per token, a scatter of {}, and fits as well as {} "
         "other {}."
     ).format(
-        base.base_text,
+        table(arm.points).base_text,
         join(parts, " + "),
         percent(law.relative_scatter, 2),
         law.alternatives - 1,
@@ -187,8 +196,7 @@ def _mixed(found: Sequence[Series]) -> Iterator[Markup]:
                 "<strong>{}</strong>: runs of different size differ in layout, batch or "
                 "recomputation too ({}), so neither weak nor strong scaling can be told."
             )
-            ids = join(map(run_link, item.points["run_id"].head(4)))
-            yield Markup(words).format(item.group, ids)
+            yield Markup(words).format(item.group, run_links(item.points["run_id"].head(4)))
 
 
 def curve(arm: Arm, law: FittedLaw) -> pl.DataFrame:
@@ -206,8 +214,7 @@ def curve(arm: Arm, law: FittedLaw) -> pl.DataFrame:
 
 
 def figures(found: Sequence[Series]) -> Figures | None:
-    """Return a chart of each set of runs that has a law; None where there is none."""
-    drawn = ((arm, law) for arm in arms(found) if not isinstance(law := arm.law(), str))
+    """Return a chart of MOST_DRAWN sets of runs that have a law; None where there is none."""
     return Figures.of(
         (
             arm.title,
@@ -217,16 +224,14 @@ def figures(found: Sequence[Series]) -> Figures | None:
                 arm.many,
             ),
         )
-        for arm, law in drawn
+        for arm, law in _with_law(found)[:MOST_DRAWN]
     )
 
 
 def projections(found: Sequence[Series]) -> Fragment:
     """Return what each law says of twice, four times, ... the largest size, or why not."""
     rows: list[dict[str, Any]] = []
-    for arm in arms(found):
-        if isinstance(arm.law(), str):
-            continue
+    for arm, _ in _with_law(found):
         for one in (arm.project(factor * arm.sizes[-1]) for factor in (2, 4, 8)):
             rows.append({
                 "kind": arm.kind, "title": f"{arm.group}, {arm.layout}", "size": one.world_size,
@@ -236,8 +241,7 @@ def projections(found: Sequence[Series]) -> Fragment:
     if not rows:
         return Fragment(Markup(""))
     columns = (
-        *(text("kind", "Scaling"), Column("title", "Runs", lambda r: r["title"], numeric=False)),
-        plain("size", "Projected to"),
+        *(text("kind", "Scaling"), text("title", "Runs"), plain("size", "Projected to")),
         *(plain("value", "Throughput", "tokens/s"), plain("low", "From", "tokens/s")),
         plain("high", "To", "tokens/s", hint="empty: not bounded by the runs"),
         Column("efficiency", "Efficiency", lambda row: percent(row["efficiency"])),

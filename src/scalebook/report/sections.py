@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import polars as pl
 
 from scalebook.frames import ReportData
-from scalebook.markup import Fragment, Markup, bullets, join, paragraphs, run_link
+from scalebook.markup import Fragment, Markup, bullets, paragraphs, run_link, run_links
 from scalebook.naming import split_name
 from scalebook.quantities import count, number, percent, times
 
@@ -124,4 +124,4 @@ def loss_findings(runs: pl.DataFrame) -> Iterator[Markup]:
     without = runs.height - both.height
     if without:
         ids = runs.filter(pl.col("loss_last").is_null())["run_id"]
-        yield Markup("No loss was recorded by {}.").format(join(map(run_link, ids)))
+        yield Markup("No loss was recorded by {}.").format(run_links(ids))

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 ScalingKind = Literal["weak", "strong"]
@@ -153,6 +154,7 @@ def _invert(matrix: list[list[float]]) -> tuple[tuple[float, ...], ...] | None:
     return tuple(tuple(row[size:]) for row in work)
 
 
+@lru_cache(maxsize=256)
 def student_quantile(freedom: int, probability: float = 0.975) -> float:
     """Return Student's t at a probability above one half, by bisection on the exact integral."""
     low, high = 0.0, 1e4
