@@ -11,7 +11,7 @@ from simulated import H100, config, write_run, write_sample
 
 from scalebook import charts
 from scalebook.charts.theme import PALETTE, SURFACE, configs
-from scalebook.charts.throughput import MAX_BARS
+from scalebook.charts.throughput import MAX_BARS, MAX_CHARTS
 from scalebook.charts.training import MAX_RUNS, thinned
 from scalebook.frames import load
 from scalebook.markup import raw_html
@@ -31,7 +31,7 @@ def every_chart(folder: Path) -> list[charts.Figure]:
 
 def test_every_chart_compiles_to_a_picture(tmp_path: Path) -> None:
     figures = every_chart(write_sample(tmp_path))
-    assert len(figures) == 5
+    assert len(figures) == 6
     for figure in figures:
         assert figure.picture().startswith("<svg")
 
@@ -69,7 +69,7 @@ def test_bars_hold_the_numbers_of_the_frame_in_order(tmp_path: Path) -> None:
     assert figures is not None
     name, figure = figures.parts[0]
     rows = figure.spec()["data"]["values"]
-    frame = data.completed.filter(pl.col("platform") == name)
+    frame = data.completed.filter(pl.col("group") == name)
     # Charts hold six digits.
     expected = pytest.approx(frame["tokens_per_second"].to_list(), rel=1e-5)
     assert [row["tokens_per_second"] for row in rows] == expected
@@ -78,10 +78,25 @@ def test_bars_hold_the_numbers_of_the_frame_in_order(tmp_path: Path) -> None:
     assert frame["rate"].to_list() == frame["tokens_per_second_per_gpu"].to_list()
 
 
-def test_cpu_processes_and_gpus_share_no_axis(tmp_path: Path) -> None:
+def test_only_runs_of_the_same_work_share_an_axis(tmp_path: Path) -> None:
     figures = charts.throughput(load(write_sample(tmp_path)).completed)
     assert figures is not None
-    assert [name for name, _ in figures.parts] == ["h100", "cpu"]
+    assert [name for name, _ in figures.parts] == [
+        "llama3.1-8b on h100 (bf16, sequence 8,192, simulated)",
+        "tiny-llama on cpu (fp32, sequence 128, simulated)",
+        "CPU runs that compare with no other",
+    ]
+
+
+def test_groups_beyond_the_last_chart_are_counted(tmp_path: Path) -> None:
+    for length in range(MAX_CHARTS + 2):
+        for size in (1, 2):
+            write_run(tmp_path, f"{length}-{size}", config(sequence_length=64 + length,
+                world_size=size), steps=9)  # fmt: skip
+    figures = charts.throughput(load(tmp_path).completed)
+    assert figures is not None
+    assert len(figures.parts) == MAX_CHARTS
+    assert "2 groups of runs are in the table alone" in figures.parts[-1][0].replace("\xa0", " ")
 
 
 def test_simulated_runs_are_paler_than_measured_ones(tmp_path: Path) -> None:

@@ -204,12 +204,13 @@ def with_rates(runs: pl.DataFrame) -> pl.DataFrame:
 def in_order(runs: pl.DataFrame) -> pl.DataFrame:
     """Return the runs in the order of every table.
 
-    Own measurements come first and accelerators before CPUs; in a group the fastest per GPU is
-    first and a run without a number last.
+    Own measurements come first, accelerators before CPUs and whole models before the first layers
+    of one; in a group the fastest per GPU is first and a run without a number last.
     """
     return runs.sort(
         pl.col("source") != "measured",
         pl.col("platform") == "cpu",
+        pl.col("model").str.contains("@", literal=True),
         "group",
         -pl.col("rate"),
         "run_id",

@@ -49,6 +49,18 @@ def sized(row: Row) -> str:
     return f"{split} on {world_size} {units(row.get('platform'))[world_size != 1]}"
 
 
+def in_words(row: Row) -> str:
+    """Return what a run is called in a sentence: ``TP2 DP4 on 8 GPUs, no fused attention``."""
+    name = row.get("name") or split_name(row)
+    rest = name.removeprefix(split_name(row)).partition(" [")[0]
+    return sized(row) + rest.replace(" · ", ", ")
+
+
+def is_proxy(model: str | None) -> bool:
+    """Return whether a model is cut to its first layers (``llama3.1-8b@8``): no whole model."""
+    return "@" in (model or "")
+
+
 def group_name(row: Row) -> str:
     """Return what must agree before two runs are ranked: the work, the device and the engine."""
     engine, source = row.get("engine"), row.get("source")

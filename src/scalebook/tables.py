@@ -152,15 +152,22 @@ def status_words(status: str) -> str:
     return status.replace("_", " ")
 
 
-RUN = Column("run_id", "Run", lambda row: run_link(row["run_id"], row["run_id"]), numeric=False)
+RUN = Column("run_id", "Run", lambda row: run_link(row["run_id"]), numeric=False)
 STATUS = Column("status", "Status", badge, numeric=False)
-SPLIT = Column("split", "Split", split_name, numeric=False, hint="parallel sizes above 1")
+SPLIT = Column(
+    "name",
+    "Configuration",
+    lambda row: row.get("name") or split_name(row),
+    numeric=False,
+    hint="parallel sizes above 1, and what is set otherwise than in the runs beside it",
+)
 MODEL, PLATFORM, STRATEGY = (
     text("model", "Model"),
     text("platform", "Platform"),
     text("strategy", "Strategy"),
 )
 WORLD = plain("world_size", "Ranks", hint="processes; on a GPU platform one a GPU")
+SEQUENCE = plain("sequence_length", "Sequence", "tokens", digits=6)
 TOKENS = Column(
     "tokens_per_second",
     "Throughput",
@@ -183,19 +190,21 @@ LOSS = Column(
 
 def overview(runs: pl.DataFrame) -> Fragment:
     """Return the short table of the summary: what ran and what it reached."""
-    columns = (RUN, STATUS, MODEL, PLATFORM, SPLIT, WORLD, TOKENS, TOKENS_EACH, STEP, MFU)
+    columns = (RUN, STATUS, MODEL, PLATFORM, SEQUENCE, SPLIT, WORLD)
+    columns = (*columns, TOKENS, TOKENS_EACH, STEP, MFU)
     return table(runs.iter_rows(named=True), columns, "overview")
 
 
 def all_runs(runs: pl.DataFrame) -> Fragment:
     """Return the full table, whose rows every mention of a run links to."""
     columns = (
-        *(RUN, STATUS, MODEL, PLATFORM, STRATEGY, SPLIT, WORLD, text("precision", "Precision")),
+        *(RUN, STATUS, MODEL, PLATFORM, SPLIT, WORLD),
+        *(TOKENS, TOKENS_EACH, MFU, STEP, MEMORY, TFLOPS, LOSS),
+        *(text("precision", "Precision"), SEQUENCE),
         plain("micro_batch_size", "Micro batch"),
         plain("global_batch_size", "Global batch"),
-        plain("sequence_length", "Sequence", "tokens", digits=6),
+        *(text("recompute", "Recompute"), STRATEGY),
         plain("measured_steps", "Steps", hint="steps of the measured window"),
-        *(TOKENS, TOKENS_EACH, STEP, TFLOPS, MFU, MEMORY, LOSS),
     )
     return table(runs.iter_rows(named=True), columns, "runs", anchors=True)
 
@@ -206,11 +215,11 @@ def utilisation(runs: pl.DataFrame) -> Fragment:
     if known.is_empty():
         return Fragment(Markup(""))
     columns = (
-        *(RUN, MODEL, SPLIT, text("accelerator", "Accelerator"), TFLOPS),
-        text("flops_convention", "Convention"),
-        text("peak_precision", "Peak of"),
+        *(RUN, MODEL, SPLIT, MFU, TFLOPS),
         plain("peak_tflops_per_second", "Dense peak", "TFLOP/s", digits=4),
-        MFU,
+        text("peak_precision", "Peak of"),
+        text("flops_convention", "Convention"),
+        text("accelerator", "Accelerator"),
     )
     return table(known.iter_rows(named=True), columns, "mfu")
 

@@ -41,7 +41,7 @@ def config(mode: str) -> dict[str, Any]:
         "background": "transparent",
         "font": FONT,
         "axis": axis,
-        "axisY": {"labelLimit": 280},
+        "axisY": {"labelLimit": 400},
         "legend": {
             "columns": 3,
             "symbolOpacity": 1,
@@ -59,6 +59,7 @@ def config(mode: str) -> dict[str, Any]:
         "style": {
             "halo": {"color": SURFACE[mode], "stroke": SURFACE[mode]},
             "ink": {"color": ink, "fill": ink},
+            "on-bar": {"color": SURFACE[mode], "fill": SURFACE[mode], "fontSize": 11},
         },
         "bar": {"color": PALETTE[mode][0]},
         "point": {"color": PALETTE[mode][0]},

@@ -8,13 +8,15 @@ import polars as pl
 from scalebook.charts.figure import AnyChart, Figure, Figures, by_source, entitled, rows
 from scalebook.quantities import NONE, count, percent, quantity
 
+MAX_CHARTS = 12
 MAX_BARS = 40  # more bars than this are read as a wall; the table holds them all
 ROW_HEIGHT = 26
 
+ROOM = 0.2  # of the longest bar: a shorter one is written on nothing
 PALE = 0.55  # opacity of what was not measured here
 FROM_ZERO = alt.Scale(domainMin=0)
 _FIELDS = (
-    "run_id", "label", "model", "platform", "split", "source", "step_seconds_median",
+    "run_id", "label", "name", "model", "platform", "split", "source", "step_seconds_median",
     "tokens_per_second", "rate", "rate_low", "rate_high", "rate_unit", "mfu", "mfu_low", "mfu_high",
 )  # fmt: skip
 TICKS = alt.Axis(tickCount=6)
@@ -22,7 +24,7 @@ _TOOLTIP = [
     alt.Tooltip("run_id:N", title="run"),
     alt.Tooltip("model:N"),
     alt.Tooltip("platform:N"),
-    alt.Tooltip("split:N", title="parallelism"),
+    alt.Tooltip("name:N", title="configuration"),
     alt.Tooltip("source:N"),
     alt.Tooltip("tokens_per_second:Q", title="tokens/s", format=",.0f"),
     alt.Tooltip("rate:Q", title="ranked by", format=",.0f"),
@@ -33,36 +35,54 @@ _TOOLTIP = [
 
 
 def throughput(runs: pl.DataFrame) -> Figures | None:
-    """Return bars of each run's throughput, a chart a platform; None where no run has one.
+    """Return bars of each run's throughput, a chart a group; None where no run has one.
 
-    A process of a CPU and a GPU share no axis.
+    Only runs of one group do the same work and so share an axis. Groups of one run, in which
+    nothing is ranked, come last and together, accelerators and CPUs apart.
     """
-    platforms = runs.group_by("platform", maintain_order=True)
-    return Figures.of(
-        (str(name or "unknown platform"), bars(members)) for (name,), members in platforms
-    )
+    known = runs.filter(pl.col("rate").is_not_null()).with_columns(many=pl.len().over("group"))
+    several = known.filter(pl.col("many") > 1).group_by("group", maintain_order=True)
+    parts = [(str(group), bars(members)) for (group,), members in several]
+    alone = known.filter(pl.col("many") == 1)
+    for (on_cpu,), members in alone.group_by(pl.col("platform") == "cpu", maintain_order=True):
+        title = f"{'CPU runs' if on_cpu else 'Runs'} that compare with no other"
+        parts.append((title, bars(members, "label")))
+    if len(parts) > MAX_CHARTS:
+        title, figure = parts[MAX_CHARTS - 1]
+        more = count(len(parts) - MAX_CHARTS, "group of runs is", "groups of runs are")
+        parts[MAX_CHARTS - 1] = (f"{title} ({more} in the table alone)", figure)
+    return Figures.of(parts[:MAX_CHARTS])
 
 
-def bars(runs: pl.DataFrame) -> Figure | None:
-    """Return bars of the rate that runs are ranked by, with intervals; None for no run."""
+def bars(runs: pl.DataFrame, names: str = "name") -> Figure | None:
+    """Return bars of the rate that runs are ranked by, with intervals; None for no run.
+
+    ``names`` is the column that a bar is called by.
+    """
     data = _shown(runs, "rate")
     if data.is_empty():
         return None
     unit = data["rate_unit"][0]
     base = alt.Chart(rows(data))
-    y = alt.Y("label:N", sort=data["label"].to_list(), title=None)
-    pick = alt.selection_point(fields=["model"], bind="legend")
+    y = alt.Y(f"{names}:N", sort=data[names].to_list(), title=None)
     marks = base.mark_bar(cornerRadiusEnd=2).encode(
         y=y,
         x=alt.X("rate:Q", title=unit, axis=TICKS),
-        color=_by_model(data),
-        opacity=alt.condition(pick, alt.Opacity("alpha:Q", scale=None), alt.value(0.15)),
+        opacity=alt.Opacity("alpha:Q", scale=None),
         tooltip=_TOOLTIP,
     )
-    chart = (marks.add_params(pick) + whiskers(base, y, "rate")).properties(
+    chart = (marks + whiskers(base, y, "rate") + _numbers(base, y, data["rate"][0])).properties(
         width="container", height=ROW_HEIGHT * data.height
     )
     return Figure(entitled(chart, _cut(runs, data)), _describe(data, unit))
+
+
+def _numbers(base: alt.Chart, y: alt.Y, longest: float) -> alt.Chart:
+    """Return the rate in figures at the foot of each bar that has room for them."""
+    room = base.transform_filter(alt.datum.rate > longest * ROOM)
+    return room.mark_text(align="left", dx=6, style="on-bar").encode(
+        y=y, x=alt.datum(0), text=alt.Text("rate:Q", format=",.0f")
+    )
 
 
 def utilisation(runs: pl.DataFrame) -> Figure | None:

@@ -9,11 +9,10 @@ from scalebook import tables
 from scalebook.diagnosis import Diagnosis, Finding
 from scalebook.frames import ReportData
 from scalebook.markup import Fragment, Markup, bullets, paragraphs, run_link, run_links
-from scalebook.quantities import NONE, percent
+from scalebook.quantities import NONE, count, percent
 
 Row = Mapping[str, Any]
 MOST_FINDINGS = 4  # of a run; 'scalebook diagnose' prints them all
-MOST_RUNS = 40  # in sentences, those with the largest causes; the table has them all
 PARTS = (
     ("useful_work_at_peak", "Useful at peak"),
     ("products_below_peak", "Products below peak"),
@@ -34,20 +33,28 @@ def diagnoses(data: ReportData) -> tuple[Diagnosis, ...]:
 
 
 def overview(found: Sequence[Diagnosis]) -> Fragment:
-    """Return the largest cause of each run in a sentence, and what more to measure."""
+    """Return the largest causes, each with its runs, and what more to measure."""
     sized = [one for one in found if one.findings and one.findings[0].step_fraction is not None]
     sized.sort(key=lambda one: -(one.findings[0].step_fraction or 0.0))
-    items = [
-        Markup("{}: {}").format(run_link(one.run_id), one.findings[0].says)
-        for one in sized[:MOST_RUNS]
-    ]
-    if len(sized) > MOST_RUNS:
-        words = "The largest cause of {:,} more runs is smaller: the table has it."
-        items.append(Markup(words).format(len(sized) - MOST_RUNS))
+    by_cause: dict[str, list[Diagnosis]] = {}
+    for one in sized:
+        by_cause.setdefault(one.findings[0].rule, []).append(one)
+    items = [_largest(cause, runs) for cause, runs in by_cause.items()]
     missing = list(_missing(found))
     if not items and not missing:
         return paragraphs("No rule found a cause in what these runs measured.")
     return bullets([*items, *missing])
+
+
+def _largest(cause: str, runs: Sequence[Diagnosis]) -> Markup:
+    """Return a cause with the runs in which it is the largest, and what it does in the first."""
+    first, says = run_link(runs[0].run_id), runs[0].findings[0].says
+    name = cause.replace("_", " ")
+    if len(runs) == 1:
+        return Markup("<strong>{}</strong> in {}: {}").format(name, first, says)
+    words = "<strong>{}</strong> is the largest cause in {}, most in {}: {} Also in {}."
+    others = run_links([one.run_id for one in runs[1:]])
+    return Markup(words).format(name, count(len(runs), "run"), first, says, others)
 
 
 def _missing(found: Sequence[Diagnosis]) -> Iterator[Markup]:

@@ -8,7 +8,7 @@ import polars as pl
 
 from scalebook.frames import ReportData
 from scalebook.markup import Fragment, Markup, run_link
-from scalebook.naming import split_name
+from scalebook.naming import in_words
 from scalebook.quantities import NONE, count, number, times
 
 
@@ -34,14 +34,25 @@ def _tiles(data: ReportData) -> Iterator[Tile]:
     yield "Runs completed", str(completed), f"of {data.runs.height}", Markup("{}").format(about)
     # A number that was not measured here wins no tile from one that was.
     own = data.completed.filter(pl.col("source") == "measured")
-    runs = data.completed if own.is_empty() else own
-    yield _best(runs, "tokens_per_second", "Highest throughput", "tokens/s")
+    runs, of = _whole(data.completed if own.is_empty() else own)
+    yield _best(runs, "tokens_per_second", f"Highest throughput{of}", "tokens/s")
     on_gpus = runs.filter(pl.col("platform") != "cpu")
     if on_gpus.is_empty():
         yield _widest(runs)
     else:
-        yield _best(on_gpus, "rate", "Highest per GPU", "tokens/s per GPU")
-    yield _best(runs, "mfu", "Highest MFU", "% of dense peak", scale=100)
+        yield _best(on_gpus, "rate", f"Highest per GPU{of}", "tokens/s per GPU")
+    yield _best(runs, "mfu", f"Highest MFU{of}", "% of dense peak", scale=100)
+
+
+def _whole(runs: pl.DataFrame) -> tuple[pl.DataFrame, str]:
+    """Return the runs of whole models where accelerators ran both, and words that say so.
+
+    The first layers of a model are fast because they are few.
+    """
+    proxies = pl.col("model").str.contains("@", literal=True).fill_null(value=False)
+    whole = runs.filter(~proxies, pl.col("platform") != "cpu")
+    mixed = not whole.is_empty() and not runs.filter(proxies).is_empty()
+    return (whole, " of a whole model") if mixed else (runs, "")
 
 
 def _widest(runs: pl.DataFrame) -> Tile:
@@ -65,7 +76,7 @@ def _best(runs: pl.DataFrame, key: str, title: str, unit: str, scale: float = 1)
         return title, NONE, "", Markup("{}").format(text)
     best = known.row(0, named=True)
     source = "" if best["source"] == "measured" else f" [{best['source']}]"
-    about = Markup("{} {}{}, {}").format(
-        best["model"], split_name(best), source, run_link(best["run_id"])
+    about = Markup("{}, {}{}, {}").format(
+        best["model"], in_words(best), source, run_link(best["run_id"])
     )
     return title, number(scale * best[key]), unit, about
