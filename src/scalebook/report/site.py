@@ -20,6 +20,7 @@ from scalebook.report.data_files import write_data
 from scalebook.report.one_file import NAME, one_page
 from scalebook.report.pages import PAGES
 from scalebook.report.prepare import prepare
+from scalebook.report.row_files import move_out
 from scalebook.report.site_check import check
 
 Renderer = Literal["auto", "quarto", "preview"]
@@ -70,13 +71,13 @@ def build(
         library = pool.submit(vega.bundle, places.cache)
         made.make(PAGES, places.project / "notebooks", data, cache, stage)
     write_assets(stage, library.result(), data.runs)
-    for page in PAGES:
-        _prepare_page(stage / f"{page.slug}.ipynb", say)
+    cells = {page: _prepared(stage / f"{page.slug}.ipynb", say) for page in PAGES}
+    for page, shown in cells.items():
+        notebook.write(stage / f"{page.slug}.ipynb", move_out(shown, page.slug, stage))
     built = _build_facts(data)
     write_data(data, stage / "data")
     site = _with_quarto(places, built) if chosen == "quarto" else _with_preview(stage, built)
     if one_file:
-        cells = {page: notebook.read(stage / f"{page.slug}.ipynb") for page in PAGES}
         (site / NAME).write_text(one_page(cells, PAGES, stage, built), encoding="utf-8")
     _finish(site, places.output, chosen)
     return places.output / (NAME if one_file else "index.html")
@@ -93,13 +94,13 @@ def _choose(renderer: Renderer, say: Callable[[str], None]) -> Renderer:
     return renderer
 
 
-def _prepare_page(path: Path, say: Callable[[str], None]) -> None:
-    """Rewrite an executed notebook as the renderers want it; say what its code warned of."""
+def _prepared(path: Path, say: Callable[[str], None]) -> tuple[notebook.Cell, ...]:
+    """Return an executed notebook as the renderers want it; say what its code warned of."""
     cells = notebook.read(path)
     for cell in cells:
         for text in cell.warned:
             say(f"{path.stem}: {text.strip()}")
-    notebook.write(path, prepare(cells))
+    return prepare(cells)
 
 
 def _build_facts(data: frames.ReportData) -> str:

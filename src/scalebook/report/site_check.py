@@ -10,6 +10,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from scalebook.report.row_files import anchors
+
 # Elements whose address the browser fetches by itself; a link that a reader clicks is no asset.
 ASSETS = {
     "audio": "src", "embed": "src", "iframe": "src", "image": "href", "img": "src", "input": "src",
@@ -28,6 +30,7 @@ class _Scan(HTMLParser):
     links: list[str] = field(default_factory=list[str])
     assets: list[str] = field(default_factory=list[str])
     problems: list[str] = field(default_factory=list[str])
+    row_files: list[str] = field(default_factory=list[str])
     _inside: str = ""
     _is_spec: bool = False
     _is_rows: bool = False
@@ -40,6 +43,9 @@ class _Scan(HTMLParser):
         values = {name: value or "" for name, value in attrs}
         self._inside, self._is_spec = tag, "sb-spec" in values.get("class", "")
         self._is_rows = "sb-rows" in values.get("class", "")
+        if values.get("data-src"):
+            self._is_rows = False
+            self.row_files.append(values["data-src"])
         if values.get("id"):
             # the anchors of runs are ours; a renderer may repeat one of its own
             if values["id"] in self.ids and values["id"].startswith("run-"):
@@ -93,6 +99,7 @@ def check(site: Path) -> tuple[str, ...]:
     for path in sorted(site.rglob("*.html")):
         scan = _Scan()
         scan.feed(path.read_text(encoding="utf-8"))
+        _scan_rows(site, scan)
         scans[path.relative_to(site).as_posix()] = scan
     problems = [f"{page}: {text}" for page, scan in scans.items() for text in scan.problems]
     for page in scans:
@@ -101,6 +108,15 @@ def check(site: Path) -> tuple[str, ...]:
         for url in CSS_ADDRESS.findall(path.read_text(encoding="utf-8")):
             problems.append(f"{path.relative_to(site)}: style asks for {url}")
     return tuple(problems)
+
+
+def _scan_rows(site: Path, scan: _Scan) -> None:
+    """Note the ids of the rows that a page reads from files of their own."""
+    for name in scan.row_files:
+        if (site / name).is_file():
+            scan.ids.update(anchors(site / name))
+        else:
+            scan.problems.append(f"reads rows from {name}, which is not in the site")
 
 
 def _addresses(site: Path, page: str, scans: dict[str, _Scan]) -> Iterator[str]:

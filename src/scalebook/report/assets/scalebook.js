@@ -121,6 +121,36 @@
     };
   }
 
+  // The rows of a very long table are in a file of their own: read it, then go on.
+  function whole(state, then) {
+    if (!state.src) { then(); return; }
+    state.waiting.push(then);
+    if (state.waiting.length > 1) return;
+    const script = document.createElement("script");
+    script.src = state.src;
+    script.onload = function () {
+      state.rows = state.rows.concat(window.SCALEBOOK_ROWS[state.src].map(fromData));
+      delete window.SCALEBOOK_ROWS[state.src];
+      state.src = "";
+      refresh(state);
+      filter.show();
+      state.waiting.splice(0).forEach(function (next) { next(); });
+    };
+    script.onerror = function () {
+      state.waiting = [];
+      state.where.textContent = "the other rows are in " + state.src + ", which cannot be read";
+    };
+    document.head.append(script);
+  }
+
+  function wholeInSight(state) {
+    new IntersectionObserver(function (entries, observer) {
+      if (!entries.some(function (entry) { return entry.isIntersecting; })) return;
+      observer.disconnect();
+      whole(state, function () {});
+    }, { rootMargin: "300px" }).observe(state.box);
+  }
+
   // Show the rows that the search and the page's filter leave, a page of them.
   function refresh(state) {
     state.left = state.rows.filter(function (row) {
@@ -135,10 +165,11 @@
       return element(row, state.kinds);
     }));
     if (state.pager) {
-      state.where.textContent = state.left.length
-        ? (from + 1) + " to " + (from + shown.length) + " of " + state.left.length : "no row";
+      const many = state.left.length + (state.src ? state.more : 0);
+      state.where.textContent = many
+        ? (from + 1) + " to " + (from + shown.length) + " of " + many : "no row";
       state.back.disabled = state.page === 0;
-      state.next.disabled = state.page === last;
+      state.next.disabled = state.page === last && !state.src;
     }
   }
 
@@ -210,12 +241,16 @@
       kinds: headings.map(function (cell) { return cell.className; }),
       rows: Array.from(table.tBodies[0].rows, fromElement),
     };
-    if (more) state.rows = state.rows.concat(JSON.parse(more.textContent).map(fromData));
+    state.src = more && more.dataset.src || "";
+    state.more = state.src ? Number(more.dataset.rows) : 0;
+    state.anchors = Boolean(more) && more.dataset.anchors === "yes";
+    state.waiting = [];
+    if (more && !state.src) state.rows = state.rows.concat(JSON.parse(more.textContent).map(fromData));
     state.left = state.rows;
     if (state.rows.length > 1) {
       headings.forEach(function (heading, column) {
         if (!heading.textContent) return;
-        const made = button("", function () { sort(state, column); });
+        const made = button("", function () { whole(state, function () { sort(state, column); }); });
         made.append.apply(made, Array.from(heading.childNodes));
         heading.append(made);
       });
@@ -225,7 +260,7 @@
     tools.className = "tools";
     if (state.long) tools.append(pager(state));
     if (state.rows.length > 8) tools.append(searchOf(state));
-    tools.append(button("CSV", function () { download(csv(state), name); }, "Download table " + name + " as CSV"));
+    tools.append(button("CSV", function () { whole(state, function () { download(csv(state), name); }); }, "Download table " + name + " as CSV"));
     box.prepend(tools);
     table.tBodies[0].addEventListener("click", function (event) {
       const row = event.target.closest("tr[data-run]");
@@ -235,6 +270,7 @@
     tables.push(state);
     box.scalebook = { csv: function () { return csv(state); } };
     refresh(state);
+    if (state.src) wholeInSight(state);
   }
 
   function pager(state) {
@@ -242,7 +278,9 @@
     made.className = "pager";
     state.pager = made;
     state.where = document.createElement("span");
-    const turn = function (by) { return function () { state.page += by; refresh(state); filter.show(); }; };
+    const turn = function (by) {
+      return function () { whole(state, function () { state.page += by; refresh(state); filter.show(); }); };
+    };
     state.back = button("\u2190", turn(-1), "Rows before");
     state.next = button("\u2192", turn(1), "Rows after");
     made.append(state.back, state.where, state.next);
@@ -252,12 +290,12 @@
   function searchOf(state) {
     const search = document.createElement("input");
     search.type = "search";
-    search.placeholder = "Search " + state.rows.length + " rows";
+    search.placeholder = "Search " + (state.rows.length + state.more) + " rows";
     search.setAttribute("aria-label", "Search the rows of table " + state.box.dataset.name);
     search.addEventListener("input", function () {
       state.words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
       state.page = 0;
-      refresh(state);
+      whole(state, function () { refresh(state); });
     });
     return search;
   }
@@ -313,7 +351,11 @@
       return one.rows.some(function (row) { return row.id === id; });
     });
     document.querySelectorAll("tr.is-target").forEach(function (row) { row.classList.remove("is-target"); });
-    if (!state) return;
+    if (!state) {
+      const unread = tables.find(function (one) { return one.src && one.anchors; });
+      if (unread) whole(unread, reveal);
+      return;
+    }
     if (!state.left.some(function (row) { return row.id === id; })) {
       state.words = [];
       const search = state.box.querySelector("input[type=search]");
@@ -343,7 +385,11 @@
     document.querySelectorAll(".sb-table").forEach(equip);
     filter.show();
     filter.onChange(function (what) {
-      if (what === "filtered") { tables.forEach(refresh); draw(); filter.show(); }
+      if (what === "filtered") {
+        tables.forEach(function (state) { whole(state, function () { refresh(state); }); });
+        draw();
+        filter.show();
+      }
       else document.querySelectorAll(".sb-chart").forEach(filter.mark);
     });
     window.addEventListener("hashchange", function () { turnTo(); reveal(); });
