@@ -10,7 +10,6 @@ import polars as pl
 from scalebook import tables
 from scalebook.frames import ReportData
 from scalebook.markup import (
-    MOST_NAMED,
     Fragment,
     Markup,
     bullets,
@@ -20,12 +19,13 @@ from scalebook.markup import (
     run_link,
     run_links,
 )
-from scalebook.naming import in_words, sized
-from scalebook.quantities import count, interval, number, percent, quantity, times
+from scalebook.naming import sized
+from scalebook.quantities import count, interval, number, percent
 from scalebook.report.sections import loss_findings, missing_mfu
-from scalebook.report.versus import verdict_on
+from scalebook.report.winners import group_findings, peaks
 
 Row = Mapping[str, Any]
+FEW = 2  # failures whose reasons fit into a sentence; the table has those of all
 
 
 def overview(data: ReportData) -> Fragment:
@@ -48,52 +48,8 @@ def findings(data: ReportData) -> Fragment:
     if not items:
         items = [Markup("No run completed with a throughput, so there is no winner to name.")]
     else:
-        items += [*repeat_findings(data), *loss_findings(data.completed)]
+        items += [*repeat_findings(data), *loss_findings(data.completed), *peaks(data.completed)]
     return bullets([*items, *failure_findings(data)])
-
-
-def group_findings(runs: pl.DataFrame) -> Iterator[Markup]:
-    """Yield the winner of one group of comparable runs, and how far the others are behind."""
-    ranked = runs.drop_nulls("rate").sort("rate", descending=True)
-    group = Markup("<strong>{}</strong>").format(runs["group"][0])
-    if ranked.is_empty():
-        words = "{}: {} with a throughput in total, but of how many ranks is not recorded."
-        yield Markup(words).format(group, count(runs.height, "run"))
-        return
-    best = ranked.row(0, named=True)
-    reached = (_rate(best), _mfu(best))
-    if ranked.height == 1:
-        yield Markup("{}: one run, {}, reached {}{}.").format(group, _named(best), *reached)
-        return
-    words = "{}: {} is the fastest of {}, with {}{}."
-    yield Markup(words).format(group, _named(best), count(ranked.height, "run"), *reached)
-    yield from _contested(best, ranked.row(1, named=True))
-    yield from _spread(best, ranked.row(-1, named=True))
-    yield from _largest_total(ranked, best)
-
-
-def _spread(best: Row, worst: Row) -> Iterator[Markup]:
-    """Yield how far the last is behind the first."""
-    yield Markup("The slowest, {}, reached {}: a spread of {}.").format(
-        _named(worst), _rate(worst), times(best["rate"] / worst["rate"])
-    )
-
-
-def _largest_total(runs: pl.DataFrame, best: Row) -> Iterator[Markup]:
-    """Yield the run with the highest total throughput where that is another one."""
-    top = runs.sort("tokens_per_second", descending=True).row(0, named=True)
-    if top["run_id"] != best["run_id"]:
-        ends = (top["tokens_per_second_low"], top["tokens_per_second_high"])
-        total = interval(top["tokens_per_second"], *ends, "tokens/s")
-        yield Markup("The most in total is {}, with {}.").format(total, _named(top))
-
-
-def _contested(best: Row, second: Row) -> Iterator[Markup]:
-    """Yield a sentence where the first two are not surely apart, and what would decide."""
-    verdict = verdict_on(best, second)
-    if verdict is not None and verdict.word == "cannot tell":
-        words = "Against the second, {}, these runs do not settle which of the two is faster. {}"
-        yield Markup(words).format(_named(second), verdict.advice or "")
 
 
 def repeat_findings(data: ReportData) -> Iterator[Markup]:
@@ -118,11 +74,12 @@ def failure_findings(data: ReportData) -> Iterator[Markup]:
     for (status,), runs in data.unfinished.filter(~inferred).group_by(
         "status", maintain_order=True
     ):
-        named = map(_ending, runs.head(MOST_NAMED).iter_rows(named=True))
-        more = runs.height - MOST_NAMED
-        reasons = join([*named, *([f"and {more:,} more"] if more > 0 else [])], "; ")
+        if runs.height > FEW:
+            what = Markup("{}, with their reasons below").format(run_links(runs["run_id"]))
+        else:
+            what = join(map(_ending, runs.iter_rows(named=True)), "; ")
         yield Markup("<strong>{} ended as {}</strong>: {}.").format(
-            count(runs.height, "run"), tables.status_words(str(status)), reasons
+            count(runs.height, "run"), tables.status_words(str(status)), what
         )
     skipped = data.unfinished.filter(inferred)
     if skipped.height:
@@ -219,22 +176,3 @@ def notes(data: ReportData) -> Fragment:
 def unreadable(data: ReportData) -> Fragment:
     """Return the directories and lines that could not be read; nothing where there are none."""
     return callout("Not readable", data.problems)
-
-
-def _named(row: Row) -> Markup:
-    """Return a run in a sentence: its configuration and a link to its row."""
-    return Markup("{} ({})").format(in_words(row), run_link(row["run_id"]))
-
-
-def _rate(row: Row) -> str:
-    return interval(row["rate"], row["rate_low"], row["rate_high"], row["rate_unit"])
-
-
-def _mfu(row: Row) -> Markup:
-    if row["mfu"] is None:
-        return Markup("")
-    peak = quantity(row["peak_tflops_per_second"], "TFLOP/s", 4)
-    words = ", an MFU of {} by {} over the dense {} peak of {}"
-    return Markup(words).format(
-        percent(row["mfu"]), row["flops_convention"], row["peak_precision"], peak
-    )
