@@ -14,7 +14,7 @@ from simulated import H100, config, write_run, write_sample
 from scalebook.columns import SCHEMA
 from scalebook.errors import ReportError
 from scalebook.frames import load, run_frame
-from scalebook.naming import group_name, run_label, sized, split_name
+from scalebook.naming import group_name, sized, split_name
 
 
 def row_of(runs: Path, run_id: str) -> dict[str, Any]:
@@ -164,4 +164,3 @@ def test_runs_of_another_engine_or_source_are_another_group() -> None:
 def test_a_label_says_where_a_run_comes_from(tmp_path: Path) -> None:
     write_run(tmp_path, "a", config(), device=H100)
     assert row_of(tmp_path, "a")["label"] == "tiny-llama · 1 process [simulated]"
-    assert run_label({"model": "m", "world_size": 1, "source": "measured"}) == "m · 1 GPU"

@@ -23,7 +23,7 @@ from scalebook.measured import Measured, measured
 from scalebook.metrics import RunMetrics
 from scalebook.metrics.repeats import with_repeats
 from scalebook.metrics.step_anatomy import RunAnatomy
-from scalebook.naming import group_name, run_label, split_name
+from scalebook.naming import group_name, split_name
 from scalebook.store import Run, read_runs, without_record
 
 # Settings of a record that tell runs apart beside those of RunMetrics.
@@ -179,7 +179,7 @@ def run_frame(rows: Iterable[Mapping[str, Any]]) -> tuple[pl.DataFrame, tuple[st
         for name in SCHEMA:
             values[name], problem = cast(name, row.get(name))
             problems += [f"Run {row['run_id']}: {problem}"] if problem else []
-        names = {"label": run_label, "split": split_name, "group": group_name}
+        names = {"split": split_name, "group": group_name}
         clean.append(values | {name: write(values) for name, write in names.items()})
     return with_rates(pl.DataFrame(clean, schema=SCHEMA)), tuple(problems)
 
@@ -216,13 +216,6 @@ def in_order(runs: pl.DataFrame) -> pl.DataFrame:
         "run_id",
         nulls_last=True,
     )
-
-
-def unique_labels(runs: pl.DataFrame) -> pl.DataFrame:
-    """Return the runs with a number behind each label that an earlier row has already."""
-    repeat = pl.int_range(pl.len()).over("label")
-    numbered = pl.format("{} ({})", "label", repeat + 1)
-    return runs.with_columns(label=pl.when(repeat == 0).then("label").otherwise(numbered))
 
 
 def _row(run: Run, item: RunMetrics) -> dict[str, Any]:

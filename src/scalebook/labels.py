@@ -168,8 +168,13 @@ def _in_words(changes: Sequence[tuple[str, Any]]) -> list[str]:
     return words if len(words) <= MOST else [*words[: MOST - 1], f"{len(words) - MOST + 1} more"]
 
 
+def setting_words(name: str) -> str:
+    """Return a setting as readers call it: ``CUDA graph``."""
+    return WORDS.get(name, name.replace("_", " "))
+
+
 def _words(name: str, value: Any) -> str:
-    word = WORDS.get(name, name.replace("_", " "))
+    word = setting_words(name)
     if name in COUNTS:
         return f"{value} {word}"
     if value in OFF:

@@ -74,12 +74,3 @@ def group_name(row: Row) -> str:
 
 def _sequence(length: int | None) -> str | None:
     return None if length is None else f"sequence {length:,}"
-
-
-def run_label(row: Row) -> str:
-    """Return the name of a run in charts; a run that was not measured here says so."""
-    parts = [str(row.get("model") or "unknown model"), split_name(row)]
-    if row.get("strategy") not in (None, "custom", ""):
-        parts.append(str(row["strategy"]))
-    mark = "" if row.get("source") in (None, "measured") else f" [{row['source']}]"
-    return " · ".join(parts) + mark

@@ -46,6 +46,11 @@ def percent(fraction: float | None, digits: int = 3) -> str:
     return NONE if fraction is None else quantity(100 * fraction, "%", digits)
 
 
+def change(fraction: float | None) -> str:
+    """Return a change as a signed percentage of one decimal: ``+12.3 %``."""
+    return NONE if fraction is None else f"{100 * fraction:+.1f}{GLUE}%"
+
+
 def interval(
     value: float | None, low: float | None, high: float | None, unit: str, digits: int = 3
 ) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from scalebook.labels import setting_words
 from scalebook.naming import sized
 from scalebook.report.sides import (
     SIZES,
@@ -39,7 +40,12 @@ class Switch:
     @property
     def label(self) -> str:
         """The switch in words: ``fused attention: on, not off``."""
-        return f"{self.name.replace('_', ' ')}: {self.value}, not {self.other}"
+        return f"{self.words}: {self.value}, not {self.other}"
+
+    @property
+    def words(self) -> str:
+        """The switch as labels call it: ``fused RoPE``."""
+        return setting_words(self.name)
 
     @property
     def verdict(self) -> Verdict | None:

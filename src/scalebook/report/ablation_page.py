@@ -10,7 +10,7 @@ import polars as pl
 from scalebook.charts.comparison import BAR_SCHEMA, RATIO_SCHEMA, against_baseline, ratios
 from scalebook.charts.figure import Figures
 from scalebook.markup import Fragment, Markup, bullets, join, paragraphs, run_link
-from scalebook.quantities import count, percent, times
+from scalebook.quantities import change, count, times
 from scalebook.report.ablation import Ablation, Repeats, Switch
 from scalebook.report.sides import Pair, mean_rate
 from scalebook.tables import Column, Row, table, text
@@ -48,14 +48,14 @@ def _sentences(item: Ablation) -> Iterator[Markup]:
     open_ones = [one for one in item.switches if one.verdict and one.verdict.word == "cannot tell"]
     if open_ones:
         yield Markup("These runs do not tell what is better in: {}.").format(
-            join(one.name.replace("_", " ") for one in open_ones)
+            join(one.words for one in open_ones)
         )
 
 
 def _gain(item: Switch) -> Markup:
     verdict = item.verdict
     low, high = (verdict.low - 1, verdict.high - 1) if verdict else (None, None)
-    return Markup("{} ({} to {})").format(item.label, percent(low, 2), percent(high, 2))
+    return Markup("{} ({} to {})").format(item.label, change(low), change(high))
 
 
 def _runs(side: Repeats) -> Markup:
@@ -102,10 +102,7 @@ def bars(found: Sequence[Ablation]) -> Figures | None:
 def _bar_rows(item: Ablation) -> pl.DataFrame:
     changes = sorted(item.switches, key=lambda one: mean_rate(one.pair.b))
     rows = [_bar(item.plain.b, "baseline: several changed", "baseline")] if item.plain else []
-    rows += [
-        _bar(one.pair.b, f"{one.name.replace('_', ' ')}: {one.other}", "one switch changed")
-        for one in changes
-    ]
+    rows += [_bar(one.pair.b, f"{one.words}: {one.other}", "one switch changed") for one in changes]
     rows.append(_bar(item.optimised, "optimised", "optimised"))
     return pl.DataFrame(rows, schema=BAR_SCHEMA)
 
@@ -130,7 +127,7 @@ def switches(found: Sequence[Ablation]) -> Fragment:
     rows = [
         {
             **(ratio_row(one.label, one.pair) or {}),
-            **{"what": item.name, "name": one.name, "value": one.value, "other": one.other},
+            **{"what": item.name, "name": one.words, "value": one.value, "other": one.other},
             "run_id": one.pair.b[0].row["run_id"],
         }
         for item in found
@@ -139,12 +136,12 @@ def switches(found: Sequence[Ablation]) -> Fragment:
     if not rows:
         return Fragment(Markup(""))
     columns = (
-        Column("what", "Configuration", lambda row: row["what"], numeric=False, wide=True),
         text("name", "Switch"),
         text("value", "Optimised"),
         text("other", "Changed to"),
         Column("change", "Worth", _change, hint="optimised over changed, with its 95 % interval"),
         text("word", "Verdict", hint="on the optimised value"),
+        Column("what", "Of", lambda row: row["what"], numeric=False, wide=True),
         Column("run_id", "Run with the change", lambda row: run_link(row["run_id"]), numeric=False),
     )
     return table(rows, columns, "switches")
@@ -152,5 +149,5 @@ def switches(found: Sequence[Ablation]) -> Fragment:
 
 def _change(row: Row) -> Markup:
     return Markup('{} <span class="range">{} to {}</span>').format(
-        percent(row["change"]), percent(row["change_low"]), percent(row["change_high"])
+        change(row["change"]), change(row["change_low"]), change(row["change_high"])
     )

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import polars as pl
 
 from scalebook.charts.comparison import RATIO_SCHEMA, ratios
 from scalebook.charts.figure import Figures
-from scalebook.frames import ReportData, unique_labels
+from scalebook.frames import ReportData
 from scalebook.markup import Fragment, Markup, bullets, join, paragraphs, run_link
-from scalebook.naming import sized, split_name
-from scalebook.quantities import count, percent
+from scalebook.naming import in_words, units
+from scalebook.quantities import change, count, percent
 from scalebook.report.ablation_page import ratio_row
 from scalebook.report.bases import sides, title
 from scalebook.report.records import records
@@ -25,7 +25,7 @@ from scalebook.report.sides import (
     side_name,
 )
 from scalebook.report.versus import verdict_on
-from scalebook.tables import Column, Row, table, text
+from scalebook.tables import RUN, SPLIT, Column, Row, table, text
 
 MOST_DIFFERENCES = 400  # rows of the table
 
@@ -93,7 +93,7 @@ def _verdict(pair: Pair) -> str:
 
 def _runs(side: Sequence[Member]) -> Markup:
     names = join(run_link(item.row["run_id"]) for item in side)
-    return Markup("{}, {}").format(sized(side[0].row), names)
+    return Markup("{}, {}").format(in_words(side[0].row), names)
 
 
 def chart(found: Sequence[Pair]) -> Figures | None:
@@ -108,17 +108,33 @@ def chart(found: Sequence[Pair]) -> Figures | None:
 
 
 def _ratio_rows(group: Sequence[Pair]) -> pl.DataFrame:
-    rows = (ratio_row(_label(pair), pair) for pair in group)
-    data = pl.DataFrame([row for row in rows if row], schema=RATIO_SCHEMA)
-    return unique_labels(data)
+    rows = map(ratio_row, _labels(group), group)
+    return pl.DataFrame([row for row in rows if row], schema=RATIO_SCHEMA)
 
 
-def _label(pair: Pair) -> str:
-    """Return a pair in a chart: matched ones by their split, best ones by both splits."""
-    a, b = pair.a[0].row, pair.b[0].row
-    if pair.kind == "matched configuration":
-        return f"matched · {a['model']} · {split_name(a)}"
-    return f"best · {a['model']} · {split_name(a)} / {split_name(b)}"
+def _labels(group: Sequence[Pair]) -> Iterator[str]:
+    """Yield what each pair is called in a chart: how it was chosen, its work, its configurations.
+
+    The parts of the work that all pairs share are left out.
+    """
+    works = [_work(pair.a[0].row) for pair in group]
+    vary = [len(set(values)) > 1 for values in zip(*works, strict=True)]
+    for pair, parts in zip(group, works, strict=True):
+        names = dict.fromkeys(_name(side[0].row) for side in (pair.a, pair.b))
+        how = {"matched configuration": "matched", "best against best": "best"}.get(pair.kind, "")
+        work = [text for text, differs in zip(parts, vary, strict=True) if differs]
+        yield " · ".join(part for part in (how, *work, " / ".join(names)) if part)
+
+
+def _work(row: Row) -> tuple[str, ...]:
+    ranks = count(row["world_size"] or 0, *units(row["platform"]))
+    length = f"seq {row['sequence_length'] or 0:,}"
+    return str(row["model"]), str(row["precision"]), length, ranks
+
+
+def _name(row: Row) -> str:
+    """Return the configuration of a run without the mark of its source, which the chart shows."""
+    return str(row["name"]).partition(" [")[0]
 
 
 def differing(found: Sequence[Pair]) -> Fragment:
@@ -128,8 +144,10 @@ def differing(found: Sequence[Pair]) -> Fragment:
         for pair in found
         for one in pair.differences
     ]
+    if not found:
+        return paragraphs("There are no two sides, so there is nothing that differs.")
     if not rows:
-        return paragraphs("No two sides are compared, or nothing differs between them.")
+        return paragraphs("Nothing that the runs recorded differs between the sides.")
     columns = (
         Column("what", "Comparison", lambda row: row["what"], numeric=False, wide=True),
         text("kind", "Kind"),
@@ -148,26 +166,27 @@ def against_best(data: ReportData) -> Fragment:
         for row in ranked[1:]:
             verdict = verdict_on(row, ranked[0])
             words = verdict.word if verdict else "no interval"
-            change = row["rate"] / ranked[0]["rate"] - 1
+            over = row["rate"] / ranked[0]["rate"] - 1
             ends = (verdict.low - 1, verdict.high - 1) if verdict else (None, None)
-            more = {"best": ranked[0]["run_id"], "word": words, "change": change}
+            more = {"best": ranked[0]["run_id"], "word": words, "change": over}
+            more["best_name"] = ranked[0]["name"]
             rows.append({**row, **more, "low": ends[0], "high": ends[1]})
     if not rows:
         return paragraphs("No group of comparable runs has two.")
     columns = (
-        Column("run_id", "Run", lambda row: run_link(row["run_id"]), numeric=False),
-        Column("best", "Fastest of its group", lambda row: run_link(row["best"]), numeric=False),
-        Column("group", "Group", lambda row: row["group"], numeric=False, wide=True),
-        Column("label", "What", lambda row: row["label"], numeric=False, wide=True),
-        Column("change", "Against it", _behind, hint="rate over that of the fastest, less 1"),
+        *(RUN, SPLIT),
+        Column("change", "Change", _behind, hint="rate over that of the fastest, less 1"),
         text("word", "Verdict", hint="on the run, against the fastest"),
+        Column("best", "Fastest", lambda row: run_link(row["best"]), numeric=False),
+        Column("best_name", "Its configuration", lambda row: row["best_name"], numeric=False),
+        Column("group", "Group", lambda row: row["group"], numeric=False, wide=True),
     )
     return table(rows[:MOST_DIFFERENCES], columns, "against-fastest")
 
 
 def _behind(row: Row) -> Markup | str:
     if row["low"] is None:
-        return percent(row["change"])
+        return change(row["change"])
     return Markup('{} <span class="range">{} to {}</span>').format(
-        percent(row["change"]), percent(row["low"]), percent(row["high"])
+        change(row["change"]), change(row["low"]), change(row["high"])
     )
