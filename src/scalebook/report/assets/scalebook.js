@@ -270,7 +270,8 @@
     tables.push(state);
     box.scalebook = { csv: function () { return csv(state); } };
     refresh(state);
-    if (state.src) wholeInSight(state);
+    // a filter of the page before acts on rows that are not in sight too
+    if (state.src && filter.isActive()) whole(state, function () {}); else if (state.src) wholeInSight(state);
   }
 
   function pager(state) {
