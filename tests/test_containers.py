@@ -218,6 +218,11 @@ def test_an_unknown_vendor_has_no_image():
         images.image("intel")
 
 
+def test_pyxis_is_sent_to_slurm():
+    with pytest.raises(LaunchError, match="Add --launcher slurm"):
+        choose.choose("pyxis", "cpu", Surroundings(None, {}, None))
+
+
 # Building
 
 

@@ -227,6 +227,7 @@ def test_the_container_of_a_job_is_named_in_words():
     assert chosen("none", "x").form == "none"
     assert chosen("auto", "", ask=False).form == "none"
     assert chosen("enroot", "x", {}).form == "pyxis"
+    assert chosen("pyxis", "x", {}).form == "pyxis"
     assert chosen("auto", "x", {}, ask=False).form == "pyxis"
     with pytest.raises(LaunchError, match="does not start its image by 'docker'"):
         chosen("docker", "x")

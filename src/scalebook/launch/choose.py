@@ -57,6 +57,10 @@ def choose(asked: str, vendor: str, here: Surroundings) -> Choice:
 
 
 def _asked(engine: str, here: Surroundings) -> Choice:
+    if engine == "pyxis":
+        raise LaunchError(
+            "pyxis starts images in Slurm jobs. Add --launcher slurm, or use --container enroot."
+        )
     if engine not in ASKABLE:
         raise LaunchError(unknown("container engine", engine, ASKABLE))
     if engine not in here.engines:

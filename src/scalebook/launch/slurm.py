@@ -177,7 +177,8 @@ def exported(config: RunConfig, environment: Mapping[str, str]) -> dict[str, tup
 
 def _exports(task: Task, options: Options, environment: Mapping[str, str]) -> list[str]:
     prefix = options.container.variable_prefix
-    return [
+    own = [f"export {assignment(*item)}" for item in options.container.settings.items()]
+    return own + [
         f"export {assignment(prefix + name, value)} # {reason}"
         for name, (value, reason) in exported(task.config, environment).items()
     ]

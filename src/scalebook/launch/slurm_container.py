@@ -15,6 +15,7 @@ from scalebook.config import RunConfig
 from scalebook.containers import images
 from scalebook.errors import LaunchError
 from scalebook.launch.container import settle
+from scalebook.launch.enroot import PLAIN_SHELL
 from scalebook.launch.shell import safe_path
 
 Form = Literal["none", "pyxis", "apptainer"]
@@ -40,6 +41,11 @@ class Container:
     def variable_prefix(self) -> str:
         """What stands before a variable's name on the host for it to be set inside."""
         return "APPTAINERENV_" if self.form == "apptainer" else ""
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """Variables for the program that enters the image, not for what runs inside."""
+        return PLAIN_SHELL if self.form == "pyxis" else {}
 
     def each_node(self, runs: Path, config: RunConfig, names: tuple[str, ...]) -> tuple[str, ...]:
         """Return what stands between srun and the command."""
@@ -109,10 +115,10 @@ def chosen(
     """
     if asked == "none" or (asked == "auto" and not image):
         return NO_CONTAINER
-    if asked not in ("auto", "enroot", "apptainer"):
+    if asked not in ("auto", "pyxis", "enroot", "apptainer"):
         raise LaunchError(
-            f"A Slurm job does not start its image by {asked!r}. Use --container enroot (by pyxis, "
-            "the plugin of srun), apptainer or none."
+            f"A Slurm job does not start its image by {asked!r}. Use --container pyxis (the plugin "
+            "of srun that starts enroot), apptainer or none."
         )
     if not image:
         raise LaunchError(f"--container {asked} needs an image. Name it with --image.")
