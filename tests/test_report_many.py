@@ -94,6 +94,7 @@ def test_what_is_kept_of_runs_gives_the_same_data_as_reading_them(
     assert kept.anatomies == read.anatomies
 
 
+@pytest.mark.slow  # each process imports the package
 def test_several_processes_find_the_same_numbers_in_the_same_order(
     runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,7 +199,8 @@ def points(count: int) -> pl.DataFrame:
     each = [
         {
             "run_id": f"run-{i:05d}", "layout": f"TP{2 ** (i % 3)}", "split": f"s{i}",
-            "source": "simulated", "world_size": 8, "tokens_per_second": float((i - count // 2) ** 2),
+            "source": "simulated", "world_size": 8,
+            "tokens_per_second": float((i - count // 2) ** 2),
             "ideal_tokens_per_second": 1e9, "scaling_efficiency": 0.5, "speedup": 1.0 + i,
             "ideal_speedup": 2.0,
         }
@@ -271,7 +273,7 @@ def test_laws_that_are_not_drawn_are_counted(
     assert str(scaling_law.projections(found).html).count("<tr ") == 2 * 3
 
 
-def long_table(count: int, more: int = 0) -> Cell:
+def long_table(count: int) -> Cell:
     rows = [
         {"run_id": f"r{i}", "world_size": i, "status": "completed", "source": "simulated"}
         for i in range(count)
