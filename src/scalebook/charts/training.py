@@ -34,7 +34,8 @@ def curves(steps: pl.DataFrame, runs: pl.DataFrame, field: str, title: str) -> F
     cut = names.height > MAX_RUNS
     shown = f"The first {MAX_RUNS} of {names.height} runs" if cut else None
     data = data.select("run_id", "label", "source", "step", "phase", field)
-    chart = _lines(data, field, title, names["label"].to_list())
+    # Vega breaks down over an order of thousands of names
+    chart = _lines(data, field, title, names["label"].head(MAX_RUNS).to_list())
     return Figure(entitled(chart, shown), _describe(data, field, title))
 
 
