@@ -227,6 +227,14 @@ def test_charts_of_the_same_runs_draw_the_same_ones() -> None:
     assert len(shared) >= MOST_RUNS - 4  # at most the two ends that a column brings in each
 
 
+def test_a_few_results_of_another_source_are_all_drawn_among_many_runs() -> None:
+    rare = pl.when(pl.int_range(pl.len()) % 10 == 7).then(pl.lit("published"))
+    data = points(3000).with_columns(source=rare.otherwise("source"))
+    drawn = sample(data)
+    assert drawn.filter(pl.col("source") == "published").height == 300
+    assert drawn.height == MOST_RUNS
+
+
 def test_all_rows_of_a_drawn_run_are_drawn() -> None:
     parts = pl.concat([points(1500), points(1500)])
     drawn = sample(parts).group_by("run_id").len()

@@ -12,12 +12,13 @@ FEW = 12  # a column with more values than that names runs, not kinds of them
 def sample(data: pl.DataFrame) -> pl.DataFrame:
     """Return the rows of MOST_RUNS runs at most, all of them where there are no more.
 
-    The runs with the highest and the lowest value of each quantity in each kind of runs are kept;
-    a hash of the run's id picks the others, so that all charts of a page show the same ones.
+    The runs with the highest and the lowest value of each quantity in each kind of runs are kept,
+    and those of the rarer sources where they are few. A hash of the run's id picks the others, so
+    that all charts of a page show the same ones.
     """
     if "run_id" not in data.columns or data["run_id"].n_unique() <= MOST_RUNS:
         return data
-    kept = _extremes(data)
+    kept = sorted({*_extremes(data), *_rare(data)})
     others = (
         data.select(pl.col("run_id").unique())
         .filter(~pl.col("run_id").is_in(kept))
@@ -27,7 +28,16 @@ def sample(data: pl.DataFrame) -> pl.DataFrame:
     return data.filter(pl.col("run_id").is_in([*kept, *others["run_id"]]))
 
 
-def _extremes(data: pl.DataFrame) -> list[str]:
+def _rare(data: pl.DataFrame) -> list[str]:
+    """Return the runs of all sources but the most frequent one; none where they are many."""
+    if "source" not in data.columns:
+        return []
+    most = data["source"].mode().sort()[0]
+    runs = data.filter(pl.col("source") != most)["run_id"].drop_nulls().unique().to_list()
+    return runs if len(runs) <= MOST_RUNS // 2 else []
+
+
+def _extremes(data: pl.DataFrame) -> set[str]:
     """Return the runs at either end of a quantity in one kind of runs."""
     quantities = [name for name, kind in data.schema.items() if kind.is_float()]
     kinds = [name for name, kind in data.schema.items() if _names_kinds(data, name, kind)]
@@ -40,7 +50,7 @@ def _extremes(data: pl.DataFrame) -> list[str]:
             parts = known.group_by(group, maintain_order=True) if group else known
             ends = (parts.head(1), parts.tail(1))
             found.update(run for end in ends for run in end["run_id"].drop_nulls())
-    return sorted(found)
+    return found
 
 
 def _names_kinds(data: pl.DataFrame, name: str, kind: pl.DataType) -> bool:
