@@ -28,7 +28,8 @@ def test_the_samples_are_audited_and_said_to_be_samples(tmp_path: Path) -> None:
     text = words(claims_page.overview(tmp_path, found, problems))
     assert "not figures of these runs" in text
     for one in found:
-        assert f"{one.counts()['contradicts']} contradicts" in text
+        wrong = one.counts()["contradicts"]
+        assert not wrong or f"{wrong} contradict" in text
     assert "all sources" in words(claims_page.verdicts(found))
 
 

@@ -13,7 +13,7 @@ from simulated import H100, config, write_run
 from scalebook.economics import ANSWERS, answers
 from scalebook.frames import load
 from scalebook.markup import Markup
-from scalebook.report import comparison_page, cost_page
+from scalebook.report import comparison_page, cost_page, energy_page
 from scalebook.report.stated import Stated, read_stated
 
 MI300X = "AMD Instinct MI300X OAM"
@@ -86,7 +86,7 @@ def test_the_break_even_price_is_the_ratio_of_throughputs(two: Path) -> None:
 
 def test_a_run_without_telemetry_says_why_it_has_no_energy(two: Path) -> None:
     data = load(two)
-    assert cost_page.energy_chart(data) is None
+    assert energy_page.energy_chart(data) is None
     text = words(cost_page.overview(data, Stated()))
     assert "No energy per token of" in text
     assert str(data.runs["energy_reason"][0]) in text
@@ -95,10 +95,10 @@ def test_a_run_without_telemetry_says_why_it_has_no_energy(two: Path) -> None:
 def test_measured_energy_is_shown_with_the_least_named(root: Path) -> None:
     data = load(root / "runs" / "examples")
     known = data.completed.drop_nulls("energy_joules_per_token").sort("energy_joules_per_token")
-    figures = cost_page.energy_chart(data)
+    figures = energy_page.energy_chart(data)
     assert figures is not None
     assert str(known["run_id"][0])[-12:] in words(cost_page.overview(data, Stated()))
-    assert str(cost_page.energy_table(data).html).count("<tr ") == known.height
+    assert str(energy_page.energy_table(data).html).count("<tr ") == known.height
 
 
 def test_no_run_with_a_rate_is_a_sentence(tmp_path: Path) -> None:

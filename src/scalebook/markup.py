@@ -70,6 +70,12 @@ def paragraphs(*sentences: Markup | str, style: str = "") -> Fragment:
     return Fragment(Markup("").join(parts))
 
 
+def to_copy(summary: str, text: str) -> Markup:
+    """Return a text to copy, such as a sample file, folded under a line that says what it is."""
+    template = '<details class="sb-sample"><summary>{}</summary><pre>{}</pre></details>'
+    return Markup(template).format(summary, text)
+
+
 def callout(title: str, sentences: Iterable[Markup | str]) -> Fragment:
     """Return a marked box with a title and a list; nothing where there is no sentence."""
     sentences = list(sentences)

@@ -6,11 +6,12 @@ import altair as alt
 import polars as pl
 
 from scalebook.charts.figure import Figure, entitled, rows
+from scalebook.charts.throughput import TICKS
 from scalebook.quantities import count, quantity
 
 MAX_BARS = 40
 _FIELDS = (
-    "run_id", "label", "model", "platform", "split", "source",
+    "run_id", "label", "name", "model", "platform", "split", "source",
     "energy_joules_per_token", "mean_power_watts", "energy_method",
 )  # fmt: skip
 
@@ -18,22 +19,23 @@ _FIELDS = (
 def energy_bars(runs: pl.DataFrame) -> Figure | None:
     """Return bars of J per token, the least first; None for no run."""
     data = runs.select(_FIELDS).sort("energy_joules_per_token").head(MAX_BARS)
+    data = data.with_columns(millijoules=1e3 * pl.col("energy_joules_per_token"))
     if data.is_empty():
         return None
     chart = (
         alt.Chart(rows(data))
         .mark_bar(cornerRadiusEnd=2)
         .encode(
-            y=alt.Y("label:N", sort=data["label"].to_list(), title=None),
-            x=alt.X("energy_joules_per_token:Q", title="J per token, devices alone"),
+            y=alt.Y("name:N", sort=data["name"].to_list(), title=None),
+            x=alt.X("millijoules:Q", title="mJ per token, devices alone", axis=TICKS),
             opacity=alt.condition("datum.source == 'measured'", alt.value(1), alt.value(0.55)),
             tooltip=[
                 alt.Tooltip("run_id:N", title="run"),
                 alt.Tooltip("model:N"),
                 alt.Tooltip("platform:N"),
-                alt.Tooltip("split:N", title="parallelism"),
+                alt.Tooltip("name:N", title="configuration"),
                 alt.Tooltip("source:N"),
-                alt.Tooltip("energy_joules_per_token:Q", title="J/token", format=".4~g"),
+                alt.Tooltip("millijoules:Q", title="mJ/token", format=".4~g"),
                 alt.Tooltip("mean_power_watts:Q", title="W per device", format=".0f"),
                 alt.Tooltip("energy_method:N", title="by"),
             ],
@@ -45,6 +47,6 @@ def energy_bars(runs: pl.DataFrame) -> Figure | None:
     return Figure(
         entitled(chart, cut),
         f"{count(data.height, 'run')}, from {best['label']} with "
-        f"{quantity(best['energy_joules_per_token'], 'J a token')} to {worst['label']} with "
-        f"{quantity(worst['energy_joules_per_token'], 'J a token')}.",
+        f"{quantity(best['millijoules'], 'mJ a token')} to {worst['label']} with "
+        f"{quantity(worst['millijoules'], 'mJ a token')}.",
     )

@@ -14,11 +14,21 @@ from scalebook.quantities import count, number, percent
 TFLOPS = "TFLOP/s"
 
 
-def _log(field: str, title: str, values: list[int]) -> alt.X:
+# Expressions of Vega that write a tick: a whole number, or bytes in their binary unit.
+WHOLE = "format(datum.value, ',')"
+BINARY = (
+    "datum.value >= 1073741824 ? format(datum.value / 1073741824, '.3~g') + ' GiB' : "
+    "datum.value >= 1048576 ? format(datum.value / 1048576, '.3~g') + ' MiB' : "
+    "datum.value >= 1024 ? format(datum.value / 1024, '.3~g') + ' KiB' : datum.value + ' B'"
+)
+
+
+def _log(field: str, title: str, values: list[int], labels: str) -> alt.X:
     """Return an axis that doubles, a tick a measured size."""
     scale = alt.Scale(type="log", base=2, nice=False, padding=20)
     ticks = sorted(set(values))
-    return alt.X(f"{field}:Q", title=title, scale=scale, axis=alt.Axis(values=ticks, format="~s"))
+    axis = alt.Axis(values=ticks, labelExpr=labels)
+    return alt.X(f"{field}:Q", title=title, scale=scale, axis=axis)
 
 
 def products(rows: tuple[Matmul, ...], peaks: Mapping[str, float]) -> Figure | None:
@@ -30,7 +40,7 @@ def products(rows: tuple[Matmul, ...], peaks: Mapping[str, float]) -> Figure | N
         for row in rows
     ]
     base = alt.Chart(alt.Data(values=values)).encode(
-        x=_log("size", "rows = columns = depth", [row.n for row in rows]),
+        x=_log("size", "rows = columns = depth", [row.n for row in rows], WHOLE),
         y=alt.Y("rate:Q", title=TFLOPS, axis=alt.Axis(tickCount=6)),
         color=alt.Color("precision:N", title=None),
     )
@@ -102,7 +112,7 @@ def bus(rows: tuple[Collective, ...]) -> Figure | None:
         for row in rows
     ]
     base = alt.Chart(alt.Data(values=values)).encode(
-        x=_log("bytes", "bytes", [row.bytes for row in rows]),
+        x=_log("bytes", "size of the buffer", [row.bytes for row in rows], BINARY),
         y=alt.Y("rate:Q", title="GB/s bus", axis=alt.Axis(tickCount=6)),
         color=alt.Color("operation:N", title=None),
     )

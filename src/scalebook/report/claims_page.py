@@ -18,13 +18,30 @@ from scalebook.audit import (
     samples,
 )
 from scalebook.errors import ScalebookError
-from scalebook.markup import Fragment, Markup, bullets, callout, paragraphs
+from scalebook.markup import Fragment, Markup, bullets, callout, paragraphs, to_copy
 from scalebook.quantities import NONE, count, number
 from scalebook.tables import Column, Row, plain, table, text
 
 FOLDER = "claims"  # under the folder of runs
 WRONG = ("impossible", "contradicts")
 MOST_FILES, MOST_ROWS = 50, 500
+VERBS = {
+    "impossible": ("is impossible", "are impossible"),
+    "contradicts": ("contradicts another number", "contradict another number"),
+    "holds": ("holds", "hold"),
+    "not checkable": ("cannot be checked", "cannot be checked"),
+}
+SAMPLE = """\
+title = "Slides of a vendor"
+source = "slide 12"
+
+[[tables]]
+name = "Throughput"
+line = 1                             # where the first row stands in the source
+given = { gpus = "8", sequence_length = "8192", precision = "bf16" }
+columns = ["label", "model", "accelerator", "tokens_per_second", "mfu"]
+rows = [["8B on one node", "llama3.1-8b", "h100", "72,000", "23.4%"]]
+"""
 
 
 def audits(runs: Path) -> tuple[tuple[Audit, ...], tuple[str, ...]]:
@@ -49,17 +66,18 @@ def overview(runs: Path, found: Sequence[Audit], problems: Sequence[str]) -> Fra
         "These are the files of the folder claims beside the runs."
         if own
         else "These are the sample claims that come with Scalebook, not figures of these runs. "
-        "Files of your own go into a folder claims beside the runs; 'scalebook audit --sample' "
-        "prints one to start from."
+        "To audit your own, put a file of the printed numbers into the folder claims beside the "
+        "runs; 'scalebook audit --sample' prints a longer one."
     )
     items = [Markup("{}").format(words), *map(_sentence, found)]
     failed = callout("Not readable", problems).html
-    return Fragment(bullets(items).html + failed)
+    sample = to_copy(f"A file to copy: {FOLDER}/slides.toml", SAMPLE)
+    return Fragment(bullets(items).html + failed + sample)
 
 
 def _sentence(one: Audit) -> Markup:
     counts = one.counts()
-    parts = ", ".join(f"{counts[name]} {name}" for name in ORDER)
+    parts = ", ".join(count(counts[name], *VERBS[name]) for name in ORDER if counts[name])
     total = count(sum(counts.values()), "claim")
     return Markup("<strong>{}</strong>: {}: {}.").format(one.claims.title, total, parts)
 
@@ -85,12 +103,13 @@ def contradictions(found: Sequence[Audit]) -> Fragment:
     if not rows:
         return paragraphs("No claim contradicts another number, the catalog or a limit.")
     columns = (
-        Column("title", "Source", lambda row: row["title"], numeric=False, wide=True),
-        *(text("line", "Line"), text("label", "Claim"), text("field", "Quantity")),
-        text("stated", "Stated"),
+        Column("label", "Claim", lambda row: row["label"], numeric=False, wide=True),
+        *(text("field", "Quantity"), text("stated", "Stated")),
         Column("expected", "Computed", _expected, hint="in the unit of the claim"),
         text("verdict", "Verdict"),
         Column("why", "How", lambda row: row["why"], numeric=False, wide=True),
+        Column("title", "Source", lambda row: row["title"], numeric=False, wide=True),
+        text("line", "Line"),
     )
     cut = f"The first {MOST_ROWS} of {len(rows)} are shown." if len(rows) > MOST_ROWS else ""
     shown = table(rows[:MOST_ROWS], columns, "contradictions")

@@ -8,21 +8,27 @@ from typing import Any
 
 import polars as pl
 
-from scalebook.charts.cost import energy_bars
-from scalebook.charts.figure import Figures
 from scalebook.economics import ANSWERS, Answer, Inputs, answers
 from scalebook.frames import ReportData
 from scalebook.intervals import Interval, point
-from scalebook.markup import Fragment, Markup, bullets, join, paragraphs, run_link, script_json
-from scalebook.quantities import NONE, count, number, quantity
+from scalebook.markup import (
+    Fragment,
+    Markup,
+    bullets,
+    join,
+    paragraphs,
+    script_json,
+    to_copy,
+)
+from scalebook.quantities import NONE, number
 from scalebook.report.bases import title
+from scalebook.report.energy_page import energy_findings
 from scalebook.report.sides import Pair
-from scalebook.report.stated import Stated
-from scalebook.tables import Column, Row, table, text
+from scalebook.report.stated import SAMPLE, Stated
+from scalebook.tables import Column, Row, table
 
 SCRIPT = Path(__file__).parent / "assets" / "cost.js"
 MOST_RUNS = 200  # in the menus: the fastest of each group come first
-MOST_NAMED = 8
 LABELS = {
     "tokens": "Tokens to train on (1T, 300B)",
     "tokens_per_second": "Tokens per second, all GPUs",
@@ -69,30 +75,11 @@ def overview(data: ReportData, stated: Stated) -> Fragment:
             Markup(
                 "No price, power or token budget is stated beside the runs, so cost, time, energy "
                 "and carbon stay empty until you type them below. A file "
-                "<code>economics.toml</code> in the folder of runs states them for everybody."
+                "<code>economics.toml</code> in the folder of runs states them for every reader."
             )
         )
-    return bullets([*items, *_energy(data)])
-
-
-def _energy(data: ReportData) -> Iterator[Markup]:
-    known = data.completed.drop_nulls("energy_joules_per_token")
-    if known.height:
-        best = known.sort("energy_joules_per_token").row(0, named=True)
-        words = "Energy was measured in {}: the least is {} by {} of {} ({}), of its devices alone."
-        yield Markup(words).format(
-            count(known.height, "run"),
-            quantity(best["energy_joules_per_token"], "J a token"),
-            run_link(best["run_id"]),
-            best["model"],
-            best["energy_method"],
-        )
-    missing = data.completed.filter(pl.col("energy_joules_per_token").is_null())
-    for (reason,), rows in missing.group_by("energy_reason", maintain_order=True):
-        ids = join(map(run_link, rows["run_id"].head(MOST_NAMED)))
-        more = rows.height - MOST_NAMED
-        tail = f" and {more} more" if more > 0 else ""
-        yield Markup("No energy per token of {}{}: {}").format(ids, tail, reason or "no reason.")
+    sample = to_copy("A file to copy: economics.toml", SAMPLE)
+    return Fragment(bullets([*items, *energy_findings(data)]).html + sample)
 
 
 def calculator(data: ReportData, stated: Stated) -> Fragment:
@@ -169,7 +156,7 @@ def _answer(item: Answer) -> Markup:
         '</td><td data-value="{3}">{3}</td><td class="wide" data-value="{4}"><code>{4}</code></td>'
         '<td class="wide" data-value="{5}">{5}</td></tr>'
     )
-    words = item.name.replace("_", " ")
+    words = item.name.replace("_", " ").replace("gpu", "GPU").replace("dollar", "unit of currency")
     return Markup(template).format(
         item.name, words, shown(item.value), item.unit, item.formula, item.reason or ""
     )
@@ -217,31 +204,3 @@ def _break_even(found: Sequence[Pair], stated: Stated) -> Iterator[dict[str, Any
             "even": price * factor if price else None,
             "reason": None if price else f"no price of {row['platform']} is stated",
         }
-
-
-def energy_chart(data: ReportData) -> Figures | None:
-    """Return the measured energy per token, a chart a model and platform."""
-    known = data.completed.drop_nulls("energy_joules_per_token")
-    groups = known.group_by("group", maintain_order=True)
-    return Figures.of((str(name), energy_bars(rows)) for (name,), rows in groups)
-
-
-def energy_table(data: ReportData) -> Fragment:
-    """Return energy per token and mean power of the runs that have them."""
-    known = data.completed.drop_nulls("energy_joules_per_token")
-    if known.is_empty():
-        return Fragment(Markup(""))
-    columns = (
-        Column("run_id", "Run", lambda row: run_link(row["run_id"]), numeric=False),
-        *(text("group", "Group"), text("split", "Split"), text("energy_method", "By")),
-        Column(
-            "energy_joules_per_token", "Energy",
-            lambda row: number(row["energy_joules_per_token"]), "J/token",
-        ),
-        Column(
-            "mean_power_watts", "Mean power",
-            lambda row: number(row["mean_power_watts"]), "W per device",
-        ),
-    )  # fmt: skip
-    rows = known.sort("group", "energy_joules_per_token").iter_rows(named=True)
-    return table(rows, columns, "energy")

@@ -9,7 +9,7 @@ from scalebook import catalog
 from scalebook.charts import Figures
 from scalebook.charts.probe import bus, over_time, products
 from scalebook.frames import ReportData
-from scalebook.markup import Fragment, Markup, bullets, paragraphs
+from scalebook.markup import Fragment, Markup, bullets, join, paragraphs
 from scalebook.probes import Probe, read_probes
 from scalebook.probes.words import left_out, lines
 from scalebook.quantities import count, number, percent
@@ -38,6 +38,11 @@ def name(probe: Probe) -> str:
     return f"{many} × {device} ({probe.probe_id})"
 
 
+def _machine(probes: tuple[Probe, ...]) -> tuple[Column, ...]:
+    """Return the column of the machine; none where a page is about one machine."""
+    return (text("probe", "Machine"),) if len(probes) > 1 else ()
+
+
 def peaks(probe: Probe) -> Mapping[str, float]:
     """Return the dense peaks (TFLOP/s) of a probe's device by precision; empty where unknown."""
     device = catalog.accelerator_for_device(
@@ -62,19 +67,24 @@ def overview(probes: tuple[Probe, ...], data: ReportData) -> Fragment:
 def _sentences(probe: Probe) -> Iterator[Markup]:
     dense = peaks(probe)
     rates = probe.ceilings.matmul_tflops if probe.ceilings else {}
-    for precision, rate in rates.items():
-        of = f", {percent(rate / dense[precision])} of the dense peak" if precision in dense else ""
-        yield Markup("<strong>{}</strong>: the fastest {} product reaches {} TFLOP/s{}.").format(
-            name(probe), precision, number(rate), of
-        )
+    if rates:
+        found = (_best(precision, rate, dense) for precision, rate in rates.items())
+        words = "<strong>{}</strong>: the fastest matrix products reach {}."
+        yield Markup(words).format(name(probe), join(found))
     for row in probe.sustained:
-        yield Markup("<strong>{}</strong>: over {} s the {} rate is {} of the first {} s'.").format(
-            name(probe),
-            number(row.seconds),
-            row.precision,
-            percent(row.sustained_tflops / row.burst_tflops),
-            "0.25",
+        words = (
+            "<strong>{}</strong>: held for {} s, the {} product falls to {} of its rate in the "
+            "first quarter of a second, as clocks do under load."
+            if row.sustained_tflops < row.burst_tflops
+            else "<strong>{}</strong>: held for {} s, the {} product keeps its first rate ({})."
         )
+        kept = percent(row.sustained_tflops / row.burst_tflops)
+        yield Markup(words).format(name(probe), number(row.seconds), row.precision, kept)
+
+
+def _best(precision: str, rate: float, dense: Mapping[str, float]) -> str:
+    of = f" ({percent(rate / dense[precision])} of the dense peak)" if precision in dense else ""
+    return f"{number(rate)} TFLOP/s in {precision}{of}"
 
 
 def sweep(probes: tuple[Probe, ...]) -> Figures | Fragment:
@@ -113,15 +123,15 @@ def summary(probes: tuple[Probe, ...]) -> Fragment:
         for probe in probes
         for what, rate, unit in lines(probe)
     ]
-    columns = (text("probe", "Machine"), text("what", "What"), plain("rate", "Rate"))
-    return _table(rows, (*columns, text("unit", "Unit")), "probe")
+    columns = (text("what", "What"), plain("rate", "Rate"))
+    return _table(rows, (*columns, text("unit", "Unit"), *_machine(probes)), "probe")
 
 
 def layers(probes: tuple[Probe, ...]) -> Fragment:
     """Return every product of the models' layers with its part of the dense peak."""
     rows = [_layer(probe, row) for probe in probes for row in probe.layers]
     columns = (
-        *(text("probe", "Machine"), text("model", "Model"), text("layer", "Layer")),
+        *(text("model", "Model"), text("layer", "Layer")),
         text("layout", "Pass", hint="which transposes lie in memory"),
         plain("tensor_parallel_size", "TP"),
         text("precision", "Precision"),
@@ -129,6 +139,7 @@ def layers(probes: tuple[Probe, ...]) -> Fragment:
         plain("tflops", "Median", "TFLOP/s"),
         plain("tflops_best", "Best", "TFLOP/s"),
         Column("of_peak", "Of peak", lambda row: percent(row["of_peak"])),
+        *_machine(probes),
     )
     return _table(rows, columns, "probe-layers")
 
@@ -146,8 +157,8 @@ def links(probes: tuple[Probe, ...]) -> Fragment:
         for probe in probes
         for device, cells in zip(probe.topology.devices, probe.topology.links, strict=False)
     ]
-    columns = (text("probe", "Machine"), text("device", "Device"), text("links", "To each device"))
-    return _table(rows, columns, "probe-links")
+    columns = (text("device", "Device"), text("links", "To each device"))
+    return _table(rows, (*columns, *_machine(probes)), "probe-links")
 
 
 def missing(probes: tuple[Probe, ...]) -> Fragment:

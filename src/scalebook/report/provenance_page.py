@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping
 from typing import Any, cast
@@ -60,12 +61,14 @@ def runs(found: Records) -> Fragment:
     rows = [_row(one) for one in list(found.values())[:MOST_ROWS]]
     columns = (
         Column("run_id", "Run", lambda row: run_link(row["run_id"]), numeric=False),
-        *(text("source", "Source"), text("started_at", "Started"), text("git_commit", "Commit")),
+        Column("started_at", "Started, UTC", _started, numeric=False),
+        Column("git_commit", "Commit", _commit, numeric=False),
         Column("versions", "Versions", lambda row: row["versions"], numeric=False, wide=True),
-        Column("image", "Image", lambda row: row["image"] or NONE, numeric=False, wide=True),
-        Column("command", "Command", _folded("command"), numeric=False, wide=True),
-        Column("variables", "Variables", _folded("variables"), numeric=False, wide=True),
+        Column("command", "Command", _folded("command"), numeric=False),
+        Column("variables", "Variables", _folded("variables"), numeric=False),
+        Column("image", "Image", _folded("image"), numeric=False),
         Column("again", "Again with", _again, numeric=False, wide=True),
+        text("source", "Source"),
     )
     shown = table(rows, columns, "provenance")
     if len(found) <= MOST_ROWS:
@@ -98,6 +101,21 @@ def _flat(value: Any) -> str:
         return str(value or "")
     items = cast("dict[str, Any]", value).items()
     return ", ".join(f"{name}={one}" for name, one in sorted(items) if one is not None)
+
+
+def _started(row: Row) -> str:
+    """Return when a run started, to the minute; the exact time goes with the cell."""
+    return str(row["started_at"] or NONE)[:16].replace("T", " ")
+
+
+def _commit(row: Row) -> Markup | str:
+    commit = row["git_commit"]
+    return NONE if commit is None else Markup("<code>{}</code>").format(_short(str(commit)))
+
+
+def _short(text: str) -> str:
+    """Return a text with every hash of a commit cut to its first 12 digits."""
+    return re.sub(r"\b([0-9a-f]{12})[0-9a-f]{28}\b", r"\1", text)
 
 
 def _folded(key: str) -> Any:
@@ -145,7 +163,7 @@ def _values(group: list[RunRecord], name: str) -> str:
         value: Any = one.environment
         for part in name.split("."):
             value = cast("dict[str, Any]", value).get(part) if isinstance(value, dict) else None
-        words = "none" if value is None else str(value)
+        words = "none" if value is None else _short(str(value))
         counts[words] = counts.get(words, 0) + 1
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return "; ".join(f"{words} ({count(many, 'run')})" for words, many in ranked)

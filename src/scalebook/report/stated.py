@@ -17,6 +17,18 @@ from scalebook.errors import ClaimError
 from scalebook.intervals import Interval
 
 FILE = "economics.toml"
+SAMPLE = """\
+# Every line may be left out; a value is a number, or a text such as "2.1..2.6", "1T" or "5%".
+tokens = "1T"                        # to train on
+pue = "1.15..1.3"                    # energy of the facility over energy of its computers
+grid_kg_per_kwh = 0.35               # CO2 equivalent of the grid
+
+[h100]                               # a platform, as the runs call it
+price_per_gpu_hour = "2.1..2.6"      # in any one currency: replace it by yours
+spot_price_per_gpu_hour = 1.2
+preemption_overhead = "5%"           # extra time by preemptions
+watts_per_gpu = 900                  # mean draw of a GPU with its share of the node
+"""
 SHARED = ("tokens", "pue", "grid_kg_per_kwh")
 EACH = ("price_per_gpu_hour", "spot_price_per_gpu_hour", "preemption_overhead", "watts_per_gpu")
 _LARGEST_FILE = 100_000  # bytes
