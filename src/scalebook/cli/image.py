@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -153,6 +154,7 @@ def _read(options: argparse.Namespace, platform: Platform) -> tuple[str | None, 
     # A CPU platform trains without a container, but what is verified is its image, where it is.
     engine = ready[0] if asked == "auto" and ready else choose.choose(asked, vendor, here).engine
     if engine is None:
+        print("No image is started: this is what this machine's own Python has.", file=sys.stderr)
         return None, contents.read()
     reference = options.image or context.reference(vendor, engine, folder)
     request = nested.Request(

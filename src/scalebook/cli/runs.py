@@ -114,7 +114,7 @@ def _machine(options: argparse.Namespace) -> tuple[Platform, int | None]:
     """Return the platform to run as and how many GPUs it may use (None: a CPU, or not asked)."""
     from scalebook import catalog
     from scalebook.errors import LaunchError
-    from scalebook.running import detect
+    from scalebook.running import absent, detect
 
     if options.platform:
         platform = catalog.platform(options.platform)
@@ -123,6 +123,9 @@ def _machine(options: argparse.Namespace) -> tuple[Platform, int | None]:
         machine = detect.detect()
         refusal = detect.refusal(platform, machine)
         if refusal and not options.force_platform:
+            if machine.vendor == "cpu":
+                named = f"Platform {platform.name!r} needs {platform.accelerator}, and no GPU"
+                refusal = f"{named} is seen here. {absent.explain(platform)}"
             raise LaunchError(refusal)
     else:
         machine = detect.detect()
