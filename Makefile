@@ -19,8 +19,12 @@ IN_IMAGE := $(or $(filter slurm kubernetes,$(LAUNCHER)),$(filter-out auto none,$
 TRAIN := $(if $(HAS_TORCH)$(IN_IMAGE),,train,)
 READY := $(VENV)/.run$(if $(IN_IMAGE),-image)
 INSTALL = $(PY) -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) $(if $(HAS_TORCH),,--constraint requirements.lock) --editable
-IN := $(if $(CONTAINER),--container $(CONTAINER)) $(if $(IMAGE),--image $(IMAGE))
-SELECT := $(if $(PLATFORM),--platform $(PLATFORM)) $(if $(PLAN),--plan $(PLAN)) $(if $(MODEL),--model $(MODEL)) $(if $(GPUS),--gpus $(GPUS)) $(if $(NODES),--nodes $(NODES)) $(if $(LAUNCHER),--launcher $(LAUNCHER)) $(if $(ENGINE),--engine $(ENGINE)) $(IN)
+# One word of the shell, whatever a path or a name holds; ARGS alone is read by the shell as it is.
+home = $(if $(filter ~/%,$1),$(subst ~/,$(HOME)/,$1),$1)
+q = '$(subst ','\'',$(call home,$1))'
+option = $(if $2,$1 $(call q,$2))
+IN := $(call option,--container,$(CONTAINER)) $(call option,--image,$(IMAGE))
+SELECT := $(call option,--platform,$(PLATFORM)) $(call option,--plan,$(PLAN)) $(call option,--model,$(MODEL)) $(call option,--gpus,$(GPUS)) $(call option,--nodes,$(NODES)) $(call option,--launcher,$(LAUNCHER)) $(call option,--engine,$(ENGINE)) $(IN)
 
 $(PY):
 	$(PYTHON) -m venv $(if $(HAS_TORCH),--system-site-packages) $(VENV)
@@ -56,34 +60,34 @@ help:  ## Show this help
 setup: $(READY)  ## Make the virtual environment of `make run`
 
 run: $(READY)  ## Train every configuration of a plan, then build the report
-	$(SCALEBOOK) run $(SELECT) --runs $(RUNS) $(ARGS)
-	$(SCALEBOOK) report --runs $(RUNS) --renderer $(RENDERER)
+	$(SCALEBOOK) run $(SELECT) --runs $(call q,$(RUNS)) $(ARGS)
+	$(SCALEBOOK) report --runs $(call q,$(RUNS)) --renderer $(call q,$(RENDERER))
 
 resume: run  ## The same: finished configurations are skipped
 
 report: $(VENV)/.report  ## Build the report from RUNS (no GPU, no torch; ONE_FILE=1: one HTML file for mail)
-	$(SCALEBOOK) report --runs $(RUNS) --renderer $(RENDERER) $(if $(ONE_FILE),--one-file) $(ARGS)
+	$(SCALEBOOK) report --runs $(call q,$(RUNS)) --renderer $(call q,$(RENDERER)) $(if $(ONE_FILE),--one-file) $(ARGS)
 
 open: $(VENV)/.report  ## Open the report in a browser
 	$(SCALEBOOK) open
 
 demo: $(VENV)/.report  ## Build the report from the committed example runs
-	$(SCALEBOOK) demo --renderer $(RENDERER) $(if $(ONE_FILE),--one-file) $(ARGS)
+	$(SCALEBOOK) demo --renderer $(call q,$(RENDERER)) $(if $(ONE_FILE),--one-file) $(ARGS)
 
 plan: $(READY)  ## Dry run: every configuration, its memory, its command; starts nothing
-	$(SCALEBOOK) run $(SELECT) --runs $(RUNS) --dry-run $(ARGS)
+	$(SCALEBOOK) run $(SELECT) --runs $(call q,$(RUNS)) --dry-run $(ARGS)
 
 image: $(VENV)/.report  ## Build the container image of PLATFORM
-	$(SCALEBOOK) image --platform $(or $(PLATFORM),cpu) $(IN) $(ARGS)
+	$(SCALEBOOK) image --platform $(call q,$(or $(PLATFORM),cpu)) $(IN) $(ARGS)
 
 verify: $(VENV)/.report  ## Compare the versions inside the image of PLATFORM with what is known of it
-	$(SCALEBOOK) verify --platform $(or $(PLATFORM),cpu) $(IN) $(ARGS)
+	$(SCALEBOOK) verify --platform $(call q,$(or $(PLATFORM),cpu)) $(IN) $(ARGS)
 
 doctor: $(VENV)/.report  ## Check this machine: devices, limits, memory, disk; changes nothing
-	$(SCALEBOOK) doctor --runs $(RUNS) $(ARGS)
+	$(SCALEBOOK) doctor --runs $(call q,$(RUNS)) $(ARGS)
 
 list: $(VENV)/.report  ## Print a table of the runs
-	$(SCALEBOOK) list --runs $(RUNS) $(ARGS)
+	$(SCALEBOOK) list --runs $(call q,$(RUNS)) $(ARGS)
 
 test: $(VENV)/.test  ## Run all tests (one trains for real on the CPU)
 	$(PY) -m pytest -n $(TEST_JOBS) --dist loadfile $(ARGS)

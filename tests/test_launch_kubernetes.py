@@ -84,6 +84,15 @@ def test_texts_that_yaml_would_read_as_something_else_stay_texts():
     assert {one["name"]: one["value"] for one in shown if one["name"][:5] == "NCCL_"} == given_
 
 
+def test_dollars_reach_the_pod_as_they_are():
+    """Kubernetes expands $(NAME) in arguments and values, and reads $$ as one dollar."""
+    variables = {"NCCL_DEBUG_FILE": "/tmp/$(HOME)/$$.log"}
+    made = container(job(options={"environment": variables}, data="/d/$(x)"))
+    values = {item["name"]: item["value"] for item in made["env"]}
+    assert values["NCCL_DEBUG_FILE"] == "/tmp/$$(HOME)/$$$$.log"
+    assert "/d/$$(x)" in made["args"][made["args"].index("--config") + 1]
+
+
 def test_secrets_are_not_written_into_a_manifest():
     shown = container(job(options={"environment": {"NCCL_TOKEN": "x" * 9}}))["env"]
     assert not any(one["name"] == "NCCL_TOKEN" for one in shown)

@@ -108,7 +108,7 @@ def _pod(config: RunConfig, run_id: str, options: Options, trainer: str) -> dict
         "command": ["python", "-m", "scalebook.running.pod"],
         "args": _arguments(config, run_id, trainer),
         "env": [
-            {"name": name, "value": value}
+            {"name": name, "value": _literal(value)}
             for name, (value, _) in exported(config, options.environment).items()
         ],
         "volumeMounts": [
@@ -138,8 +138,12 @@ def _arguments(config: RunConfig, run_id: str, trainer: str) -> list[str]:
     """Return what a pod is told: the whole configuration, so that nothing else has to be there."""
     fields = json.dumps(config.model_dump(exclude_defaults=True), sort_keys=True)
     more = ["--trainer", trainer] if trainer else []
-    # Kubernetes would expand $(NAME) in an argument.
-    return ["--runs", MOUNT, "--run-id", run_id, "--config", fields.replace("$(", "$$("), *more]
+    return ["--runs", MOUNT, "--run-id", run_id, "--config", *map(_literal, [fields, *more])]
+
+
+def _literal(text: str) -> str:
+    """Return a text that Kubernetes leaves as it is: $(NAME) is expanded, and $$ read as $."""
+    return text.replace("$", "$$")
 
 
 def text(manifests: Sequence[Mapping[str, Any]]) -> str:

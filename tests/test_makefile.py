@@ -1,0 +1,45 @@
+"""What a person gives to make reaches the command line as one word, whatever is in it."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+
+
+def printed(root: Path, target: str, **variables: str) -> list[str]:
+    """Return the words of the last command that make would run."""
+    given = [f"{name}={value.replace('$', '$$')}" for name, value in variables.items()]
+    done = subprocess.run(
+        ("make", "--dry-run", "--no-print-directory", target, *given),
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return shlex.split(done.stdout.strip().splitlines()[-1])
+
+
+@pytest.mark.parametrize("name", ["a b", "a'b", 'a"b', "$(touch x)", "`id`", "a;b", "a&b", "a\\b"])
+def test_a_name_is_one_word_of_the_command(name: str, root: Path):
+    words = printed(root, "plan", RUNS=name, PLAN=name, MODEL=name, IMAGE=name, CONTAINER="none")
+    for option in ("--runs", "--plan", "--model", "--image"):
+        assert words[words.index(option) + 1] == name
+
+
+def test_what_is_not_given_is_not_said(root: Path):
+    assert printed(root, "image")[-3:] == ["image", "--platform", "cpu"]
+
+
+def test_the_home_folder_can_be_written_short(root: Path):
+    words = printed(root, "list", RUNS="~/runs", HOME="/home/ada")
+    assert words[words.index("--runs") + 1] == "/home/ada/runs"
+
+
+def test_arguments_for_the_command_are_read_by_the_shell(root: Path):
+    assert printed(root, "list", ARGS="--all 'a b'")[-2:] == ["--all", "a b"]
