@@ -33,7 +33,8 @@ class Column:
     unit: str = ""
     numeric: bool = True
     hint: str = ""  # what the heading means, shown when pointed at
-    wide: bool = False  # holds sentences: its lines wrap
+    wide: bool = False  # its lines wrap
+    prose: bool = False  # they are sentences, for which a wide column has room
 
 
 def table(
@@ -108,7 +109,9 @@ def _cell(row: Row, column: Column) -> Markup:
 
 
 def _kind(column: Column) -> str:
-    return "num" if column.numeric else "txt wide" if column.wide else "txt"
+    if column.numeric:
+        return "num"
+    return "txt wide prose" if column.prose else "txt wide" if column.wide else "txt"
 
 
 def plain(key: str, label: str, unit: str = "", digits: int = 3, hint: str = "") -> Column:
@@ -216,12 +219,15 @@ def utilisation(runs: pl.DataFrame) -> Fragment:
         return Fragment(Markup(""))
     columns = (
         *(RUN, MODEL, SPLIT, MFU, TFLOPS),
-        plain("peak_tflops_per_second", "Dense peak", "TFLOP/s", digits=4),
-        text("peak_precision", "Peak of"),
+        Column("peak_tflops_per_second", "Dense peak", _peak, "TFLOP/s", hint="of the precision"),
         text("flops_convention", "Convention"),
         text("accelerator", "Accelerator"),
     )
     return table(known.iter_rows(named=True), columns, "mfu")
+
+
+def _peak(row: Row) -> str:
+    return f"{number(row['peak_tflops_per_second'], 4)} {row['peak_precision']}"
 
 
 def failures(runs: pl.DataFrame, log_tails: Mapping[str, Sequence[str]]) -> Fragment:
@@ -236,7 +242,7 @@ def failures(runs: pl.DataFrame, log_tails: Mapping[str, Sequence[str]]) -> Frag
 
     columns = (
         *(RUN, STATUS, MODEL, PLATFORM, SPLIT),
-        Column("reason", "Reason", _reason, numeric=False, wide=True),
+        Column("reason", "Reason", _reason, numeric=False, prose=True),
         Column("", "End of the log", tail, numeric=False, wide=True),
     )
     return table(runs.iter_rows(named=True), columns, "failed")

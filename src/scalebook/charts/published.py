@@ -6,6 +6,7 @@ import altair as alt
 import polars as pl
 
 from scalebook.charts.figure import Figure, by_source, rows
+from scalebook.charts.throughput import TICKS
 from scalebook.quantities import count, number
 
 SCHEMA: dict[str, type[pl.DataType]] = {
@@ -48,7 +49,7 @@ def field(data: pl.DataFrame, convention: str) -> Figure | None:
         base.mark_point(filled=True, size=60, strokeWidth=1)
         .encode(
             y=alt.Y("accelerator:N", sort=order, title=None, axis=alt.Axis(grid=True)),
-            x=alt.X("tflops:Q", title=f"TFLOP/s per GPU by {convention}"),
+            x=alt.X("tflops:Q", title=f"TFLOP/s per GPU by {convention}", axis=TICKS),
             color=alt.Color("family:N", title=None, scale=alt.Scale(domain=list(WIDTHS))),
             shape=by_source(data["source"]),
             size=alt.condition("datum.ours", alt.value(180), alt.value(45)),

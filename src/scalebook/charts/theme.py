@@ -46,7 +46,7 @@ def config(mode: str) -> dict[str, Any]:
             "columns": 3,
             "symbolOpacity": 1,
             "labelColor": ink,
-            "labelLimit": 300,
+            "labelLimit": 380,
             "orient": "top",
             "titleColor": muted,
             "titleFontWeight": "normal",

@@ -107,7 +107,7 @@ def contradictions(found: Sequence[Audit]) -> Fragment:
         *(text("field", "Quantity"), text("stated", "Stated")),
         Column("expected", "Computed", _expected, hint="in the unit of the claim"),
         text("verdict", "Verdict"),
-        Column("why", "How", lambda row: row["why"], numeric=False, wide=True),
+        Column("why", "How", lambda row: row["why"], numeric=False, prose=True),
         Column("title", "Source", lambda row: row["title"], numeric=False, wide=True),
         text("line", "Line"),
     )

@@ -149,6 +149,12 @@ def _out(out: pl.DataFrame) -> Markup:
     return Markup(" Memory runs out at {}{}.").format(join(some, "; "), more)
 
 
+def _why(row: Row) -> Markup | str:
+    if not row["reason"]:
+        return NONE
+    return Markup("<details><summary>show</summary>{}</details>").format(row["reason"])
+
+
 def cells_table(data: ReportData) -> Fragment:
     """Return every cell of every map, with what it rests on."""
     cells = data.feasibility
@@ -168,7 +174,7 @@ def cells_table(data: ReportData) -> Fragment:
         plain("predicted_gib", "Predicted", "GiB"),
         plain("capacity_gib", "Device", "GiB"),
         Column("", "Runs", lambda row: join(map(run_link, row["run_ids"])), numeric=False),
-        Column("reason", "Why", lambda row: row["reason"], numeric=False, wide=True),
+        Column("reason", "Why", _why, numeric=False),
     )
     shown = table(cells.head(MOST_ROWS).iter_rows(named=True), columns, "feasibility")
     if cells.height <= MOST_ROWS:

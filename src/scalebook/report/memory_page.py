@@ -143,11 +143,12 @@ def _ran_out(data: ReportData) -> Iterator[Markup]:
             )
             continue
         side = "more" if predicted > capacity else "less"
-        words = "{} ({}, micro batch {}) ran out of memory: {} predicted, {} than the device's {}."
+        words = "{} ({}{}) ran out of memory: {} predicted, {} than the device's {}."
+        batch = f", micro batch {number(row['micro_batch_size'])}"
         told = Markup(words).format(
             run_link(row["run_id"]),
             row["label"],
-            number(row["micro_batch_size"]),
+            "" if "micro batch" in row["label"] else batch,
             quantity(predicted, "GiB"),
             side,
             quantity(capacity, "GiB"),

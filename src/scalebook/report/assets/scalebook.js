@@ -33,6 +33,9 @@
     drawn.delete(place);
   }
 
+  // Where a label has no room, its end tells more: runs of one model differ there.
+  const TAIL = "length(datum.label) > 24 ? '\u2026' + slice(datum.label, length(datum.label) - 22) : datum.label";
+
   function drawOne(place, index) {
     const config = window.SCALEBOOK_CHARTS[isDark() ? "dark" : "light"];
     const spec = filter.narrow(JSON.parse(place.nextElementSibling.textContent));
@@ -43,7 +46,7 @@
       return;
     }
     const narrow = place.clientWidth < 560;
-    const axisY = Object.assign({}, config.axisY, narrow ? { labelLimit: 150 } : {});
+    const axisY = Object.assign({}, config.axisY, narrow ? { labelLimit: 150, labelExpr: TAIL } : {});
     const legend = Object.assign({}, config.legend, narrow ? { columns: 1, labelLimit: 280 } : {});
     vegaEmbed(place, spec, {
       mode: "vega-lite",
