@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -192,6 +193,18 @@ def test_pages_are_made_anew_when_the_package_changes(
     before = made._code(runs)
     rewrite_like_before(own, "1", "2")
     assert made._code(runs) != before
+
+
+def test_the_report_starts_without_the_grammar_that_takes_seconds() -> None:
+    program = (
+        "import sys, scalebook.report, scalebook.charts\n"
+        "assert 'jsonschema' in sys.modules\n"
+        "print(*(name for name in sys.modules if name.startswith('rfc3987_syntax')))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.stderr) == ("\n", "")
 
 
 def points(count: int) -> pl.DataFrame:

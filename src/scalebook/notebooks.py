@@ -14,6 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from scalebook import light_jsonschema
 from scalebook.errors import ConfigError, LaunchError
 
 TYPES: dict[str, type[object]] = {"str": str, "int": int, "float": float, "bool": bool}
@@ -106,6 +107,7 @@ def _papermill() -> Any:
     Raises:
         LaunchError: it is not installed.
     """
+    light_jsonschema.load()
     try:
         module = import_module("papermill")
     except ImportError as error:

@@ -1,5 +1,6 @@
 """Data frames -> charts: each function returns a ``Figure``, or None where there is no data."""
 
+from scalebook import light_jsonschema as light_jsonschema  # before altair
 from scalebook.charts.anatomy import anatomy
 from scalebook.charts.figure import Figure, Figures
 from scalebook.charts.scaling import against_ideal, efficiency
