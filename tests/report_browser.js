@@ -7,14 +7,18 @@ setTimeout(async function () {
   const overflow = () => document.documentElement.scrollWidth - document.documentElement.clientWidth;
   const runOf = node => node.__data__ && node.__data__.datum && node.__data__.datum.run_id;
   const marks = () => all("svg.marks .role-mark path").filter(runOf);
-  // A long table shows its first rows and holds the later ones as data.
-  const later = box => JSON.parse((box.querySelector("script.sb-rows") || {textContent: "[]"}).textContent).length;
+  // A long table shows its first rows and holds the later ones as data, a very long one in a file.
+  const later = box => {
+    const more = box.querySelector("script.sb-rows");
+    return !more ? 0 : more.dataset.src ? Number(more.dataset.rows) : JSON.parse(more.textContent).length;
+  };
   const rows = () => all("tbody tr[data-run]");
   const out = {page: location.pathname.split("/").pop(), width: innerWidth, seen: window.seen};
   try {
     for (let turn = 0; turn < 100 && drawn() < charts().length; turn++) await wait(200);
     out.charts = charts().length; out.drawn = drawn(); out.overflow = overflow();
     out.marks = all("svg.marks .role-mark path").length;
+    await Promise.all(all(".sb-table").map(box => new Promise(done => box.scalebook.whole(done))));
     out.csv = all(".sb-table").map(box => [
       ([...box.querySelectorAll(".tools button")].find(b => b.textContent === "CSV") || {}).textContent, box.dataset.name,
       box.scalebook.csv().split("\r\n").length - 2, 

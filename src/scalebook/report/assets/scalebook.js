@@ -271,7 +271,10 @@
       if (row && !words && !event.target.closest("a, button, summary, pre")) filter.pick(row.dataset.run);
     });
     tables.push(state);
-    box.scalebook = { csv: function () { return csv(state); } };
+    box.scalebook = {
+      csv: function () { return csv(state); },
+      whole: function (then) { whole(state, then); },
+    };
     refresh(state);
     // a filter of the page before acts on rows that are not in sight too
     if (state.src && filter.isActive()) whole(state, function () {}); else if (state.src) wholeInSight(state);
