@@ -138,6 +138,16 @@ def test_context_parallel_ranks_synchronise_gradients_like_replicas() -> None:
     assert estimate(Parallelism(2, context_parallel_size=2)).data == estimate(Parallelism(2)).data
 
 
+def test_gradients_in_bf16_travel_as_half_of_those_in_fp32() -> None:
+    shape, split = catalog.model("llama3.1-8b"), Parallelism(4)
+    sent = [
+        communication.estimate(shape, split, **SIZES, gradient_precision=one).data
+        for one in ("fp32", "bf16")
+    ]
+    # The distributed optimizer scatters gradients (4 or 2 bytes) and gathers bf16 weights (2).
+    assert sent[1] / sent[0] == pytest.approx((2 + 2) / (4 + 2))
+
+
 def test_gradients_travel_once_a_step_and_activations_once_a_microbatch() -> None:
     parallelism = Parallelism(4, 2)
     few, many = (estimate(parallelism, num_microbatches=count) for count in (4, 8))

@@ -174,6 +174,9 @@ def test_the_output_layer_of_the_last_stage_makes_the_others_wait(tmp_path):
     bubble = 3 / (128 + 3)
     assert waits.step_fraction == pytest.approx(expected * (1 - bubble), rel=1e-3)
     assert "2.2 layers more" in waits.says
+    # 9, 9, 9 and 5 layers: stages of 7.24 and 9 wait for one of 9.
+    assert "last_pipeline_stage_layers=5" in waits.advice[1]
+    assert f"{100 * (1 - (32 + in_layers) / 4 / 9):.1f} %" in waits.advice[1]
     small = diagnosed(tmp_path / "b", model="llama3-70b", tensor_parallel_size=8, profile=None)
     assert "pipeline_imbalance" not in rules(small)
 

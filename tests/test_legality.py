@@ -67,6 +67,8 @@ RULES: tuple[tuple[str, str, dict[str, Any]], ...] = (
         {"tensor_parallel_size": 4, "sequence_parallel": True, "sequence_length": 2046},
     ),
     ("layers", "llama3.1-70b", {"world_size": 3, "pipeline_parallel_size": 3}),
+    ("layers", "llama3.1-8b", {"last_pipeline_stage_layers": 4}),
+    ("layers", "llama3.1-8b", {"pipeline_parallel_size": 4, "last_pipeline_stage_layers": 6}),
     (
         "layers",
         "llama3.1-8b",

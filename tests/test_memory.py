@@ -13,7 +13,7 @@ from scalebook.catalog import ModelShape
 from scalebook.errors import ConfigError
 from scalebook.flops import padded_vocab_size, parameter_count
 from scalebook.memory.conventions import korthikanti_layer_bytes
-from scalebook.memory.parameters import stage_count
+from scalebook.memory.parameters import stage_count, stage_layers
 from scalebook.parallelism import Parallelism
 
 GIB = 2**30
@@ -32,6 +32,33 @@ def test_one_rank_holds_exactly_the_models_parameters(name: str) -> None:
     rows = padded_vocab_size(shape.vocab_size)
     count = stage_count(shape, Parallelism(1), 0)
     assert count.total == parameter_count(shape, rows).total
+
+
+def test_a_last_stage_of_its_own_size_leaves_the_others_equal_parts() -> None:
+    shape = catalog.model("llama3.1-8b")
+    split = Parallelism(4, pipeline_parallel_size=4, last_pipeline_stage_layers=5)
+    layers = [stage_layers(shape, split, stage) for stage in range(4)]
+    assert [len(chunk) for (chunk,) in layers] == [9, 9, 9, 5]
+    assert [layer for (chunk,) in layers for layer in chunk] == list(range(32))
+    whole = parameter_count(shape).total
+    assert sum(stage_count(shape, split, stage).total for stage in range(4)) == whole
+
+
+def test_gradients_in_bf16_take_half_and_offloaded_layers_leave_one_on_its_way() -> None:
+    shape = catalog.model("tiny-llama")  # 4 layers, an FFN of 384
+    sizes = SIZES | {"sequence_length": 64, "recompute": "pointwise"}
+    plain = memory.estimate(shape, Parallelism(1), **sizes).worst
+    saved = memory.estimate(
+        shape, Parallelism(1), **sizes, gradient_precision="bf16", offload_layers=3
+    ).worst
+    assert saved.gradients == plain.gradients / 2
+    assert (plain.activations - saved.activations) * GIB == 2 * 64 * 2 * 2 * 384
+    sharded = Parallelism(2, data_parallel_sharding="full")
+    kept = [
+        memory.estimate(shape, sharded, **sizes, gradient_precision=one).worst.gradients
+        for one in ("fp32", "bf16")
+    ]
+    assert kept[0] == kept[1]
 
 
 def test_states_of_a_toy_model_are_18_bytes_a_parameter() -> None:

@@ -20,6 +20,11 @@ DENSE: dict[str, dict[str, Any]] = {
     "TP=2": {"world_size": 2, "tensor_parallel_size": 2},
     "TP=2 with SP": {"world_size": 2, "tensor_parallel_size": 2, "sequence_parallel": True},
     "PP=2": {"world_size": 2, "pipeline_parallel_size": 2},
+    "PP=2 with fewer layers last": {
+        "world_size": 2,
+        "pipeline_parallel_size": 2,
+        "last_pipeline_stage_layers": 1,
+    },
     "PP=2 interleaved": {
         "world_size": 2,
         "pipeline_parallel_size": 2,

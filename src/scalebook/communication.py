@@ -140,6 +140,7 @@ def estimate(
     num_microbatches: int,
     sequence_length: int,
     precision: str = "bf16",
+    gradient_precision: str = "fp32",
 ) -> CommunicationEstimate:
     """Return what one rank sends in one optimizer step, on the stage that sends most.
 
@@ -147,7 +148,14 @@ def estimate(
     embeddings and control messages are left out: they are small beside these.
     """
     stages = [
-        _stage(shape, parallelism, stage, micro_batch_size * sequence_length, precision)
+        _stage(
+            shape,
+            parallelism,
+            stage,
+            tokens=micro_batch_size * sequence_length,
+            precision=precision,
+            gradient=_gradient_bytes(precision, gradient_precision),
+        )
         for stage in range(parallelism.pipeline_parallel_size)
     ]
     times = num_microbatches
@@ -171,7 +179,13 @@ def estimate(
 
 
 def _stage(
-    shape: ModelShape, parallelism: Parallelism, stage: int, tokens: int, precision: str
+    shape: ModelShape,
+    parallelism: Parallelism,
+    stage: int,
+    *,
+    tokens: int,
+    precision: str,
+    gradient: int,
 ) -> CommunicationEstimate:
     """Bytes for one microbatch, and for the data-parallel part once."""
     size = _WEIGHTS.get(precision, 2)
@@ -193,7 +207,7 @@ def _stage(
         / tensor,
         expert=moe
         * expert_bytes(shape, parallelism.expert_parallel_size, routed, element_bytes=size),
-        data=_data(shape, parallelism, stage, precision),
+        data=_data(shape, parallelism, stage, _WEIGHTS.get(precision, 2), gradient),
         bubble=0.0,
     )
 
@@ -209,8 +223,15 @@ def _crossings(parallelism: Parallelism, stage: int) -> int:
     return forward + backward
 
 
-def _data(shape: ModelShape, parallelism: Parallelism, stage: int, precision: str) -> float:
-    weights, gradients = _WEIGHTS.get(precision, 2), _GRADIENTS.get(precision, 4)
+def _gradient_bytes(precision: str, gradient_precision: str) -> int:
+    if gradient_precision == "bf16" and precision != "fp32":
+        return 2
+    return _GRADIENTS.get(precision, 4)
+
+
+def _data(
+    shape: ModelShape, parallelism: Parallelism, stage: int, weights: int, gradients: int
+) -> float:
     factor = {
         "none": 2 * gradients,
         "optimizer": gradients + weights,

@@ -40,6 +40,7 @@ class RunConfig(BaseModel):
     tensor_parallel_size: int = Field(default=1, ge=1)
     pipeline_parallel_size: int = Field(default=1, ge=1)
     virtual_pipeline_parallel_size: int = Field(default=1, ge=1)  # model chunks a stage
+    last_pipeline_stage_layers: int = Field(default=0, ge=0)  # beside the output layer; 0: as many
     context_parallel_size: int = Field(default=1, ge=1)
     expert_parallel_size: int = Field(default=1, ge=1)
     expert_tensor_parallel_size: int = Field(default=1, ge=1)

@@ -24,6 +24,7 @@ class Parallelism:
     expert_tensor_parallel_size: int = 1
     sequence_parallel: bool = False
     data_parallel_sharding: str = "optimizer"
+    last_pipeline_stage_layers: int = 0  # 0: as many as every other stage
 
     @property
     def model_parallel_size(self) -> int:

@@ -18,12 +18,14 @@ SIZE_FLAGS = (
     ("tensor-parallel-size", "ranks that share each layer"),
     ("pipeline-parallel-size", "pipeline stages"),
     ("virtual-pipeline-parallel-size", "model chunks a stage, for interleaving"),
+    ("last-pipeline-stage-layers", "layers of the last stage, if not as many as the others"),
     ("context-parallel-size", "ranks that share each sequence"),
     ("expert-parallel-size", "ranks that share the experts"),
     ("expert-tensor-parallel-size", "ranks that share each expert"),
     ("micro-batch-size", "samples a forward pass"),
     ("global-batch-size", "samples an optimizer step"),
     ("sequence-length", "tokens of a sample"),
+    ("offload-layers", "first layers whose MLP waits in host memory, with pointwise"),
 )
 
 
@@ -43,6 +45,7 @@ def register(subparsers: Subparsers) -> None:
         parser.add_argument(f"--{flag}", type=at_least(1), help=text)
     parser.add_argument("--precision", choices=("bf16", "fp16", "fp8", "fp4", "fp32"))
     parser.add_argument("--recompute", choices=("none", "pointwise", "selective", "full"))
+    parser.add_argument("--gradient-precision", choices=("fp32", "bf16"))
     parser.add_argument(
         "--data-parallel-sharding",
         choices=("none", "optimizer", "full"),

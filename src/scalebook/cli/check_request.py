@@ -110,6 +110,7 @@ def _communication(config: RunConfig, shape: ModelShape) -> dict[str, Any]:
         num_microbatches=config.num_microbatches,
         sequence_length=config.sequence_length,
         precision=config.precision,
+        gradient_precision=config.gradient_precision,
     )
     kinds = ("tensor", "pipeline", "context", "expert", "data", "total")
     return {
@@ -126,8 +127,8 @@ def said(problems: tuple[Problem, ...], severity: str) -> list[dict[str, str]]:
 
 
 def _neighbour(config: RunConfig, candidate: RunConfig) -> dict[str, Any]:
-    names = ("world_size", "nodes", *SPLIT, "sequence_parallel", "micro_batch_size")
-    names = (*names, "global_batch_size", "sequence_length", "precision")
+    names = ("world_size", "nodes", *SPLIT, "last_pipeline_stage_layers", "sequence_parallel")
+    names = (*names, "micro_batch_size", "global_batch_size", "sequence_length", "precision")
     return {name: getattr(candidate, name) for name in names} | {
         "data_parallel_size": candidate.data_parallel_size,
         "changes": legality.changes(config, candidate),

@@ -67,10 +67,8 @@ class Evidence:
 
     def memory(self, **changes: Any) -> MemoryEstimate | None:
         """Return the memory that the run, with some settings changed, is predicted to need."""
-        values = self._sizes() | changes
-        # Runs of before these settings existed have none: then they had the defaults.
-        for name, default in (("gradient_precision", "fp32"), ("offload_layers", 0)):
-            values[name] = self.record.setting(name) or default
+        values: dict[str, Any] = {"offload_layers": self.record.setting("offload_layers") or 0}
+        values |= self._sizes() | changes
         if self.shape is None or self.parallelism is None or None in values.values():
             return None
         try:
@@ -97,6 +95,8 @@ class Evidence:
             "sequence_length": found.sequence_length,
             "precision": found.precision,
             "recompute": self.record.setting("recompute"),
+            # Runs of before this setting existed had this.
+            "gradient_precision": self.record.setting("gradient_precision") or "fp32",
         }
 
 
@@ -153,6 +153,8 @@ def _parallelism(record: RunRecord, metrics: RunMetrics) -> Parallelism | None:
     for name in ("virtual_pipeline_parallel_size", "expert_tensor_parallel_size"):
         value = record.setting(name)
         plain[name] = value if isinstance(value, int) and 0 < value < 2**20 else 1
+    last = record.setting("last_pipeline_stage_layers")
+    plain["last_pipeline_stage_layers"] = last if isinstance(last, int) and 0 < last < 2**20 else 0
     sharding = record.setting("data_parallel_sharding")
     split = Parallelism(
         **plain,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from scalebook.communication import pipeline_bubble
 from scalebook.diagnosis.evidence import Evidence
 from scalebook.diagnosis.finding import Finding, percent
 from scalebook.flops import DEFAULT_CONVENTION, flop_parts
+from scalebook.parallelism import Parallelism
 
 SMALLEST = 0.03  # of the step
 
@@ -36,9 +38,10 @@ def head_fraction(found: Evidence) -> float | None:
 def imbalance_of(found: Evidence) -> float | None:
     """Return the fraction of the step in which stages wait for the last one's output layer.
 
-    Every stage has as many layers; the last has the output layer on top, and the slowest stage
-    sets the pace: 1 - mean over longest, (1 / p) / ((1 - h) / p + h) with h the layer's share of
-    the FLOPs. Embeddings cost no matrix product. 0 without pipeline parallelism.
+    The last stage has the output layer on top of its layers, and the slowest stage sets the pace:
+    1 - mean over longest. Where every stage has as many layers, that is 1 - (1 / p) / ((1 - h) / p
+    + h) with h the layer's share of the FLOPs. Embeddings cost no matrix product. 0 without
+    pipeline parallelism.
     """
     split, head = found.parallelism, head_fraction(found)
     if split is None:
@@ -48,8 +51,34 @@ def imbalance_of(found: Evidence) -> float | None:
         return 0.0
     if head is None:
         return None
-    mean, longest = 1 / stages, (1 - head) / stages + head
-    return 1 - mean / longest
+    if found.shape is None:
+        return None
+    return 1 - 1 / stages / _longest(split, found.shape.num_layers, head)
+
+
+def _longest(split: Parallelism, layers: int, head: float) -> float:
+    """Return the slowest stage's share of the model's FLOPs."""
+    stages = split.pipeline_parallel_size
+    last = split.last_pipeline_stage_layers
+    if not last:
+        return (1 - head) / stages + head
+    layer = (1 - head) / layers
+    return max((layers - last) / (stages - 1) * layer, last * layer + head)
+
+
+def balanced(split: Parallelism, layers: int, head: float) -> int | None:
+    """Return how many layers on the last stage balance the pipeline best; None for the even split.
+
+    Megatron-Core wants the other stages to share the rest equally.
+    """
+    stages = split.pipeline_parallel_size
+    legal = [size for size in range(1, layers) if (layers - size) % (stages - 1) == 0]
+    splits = {size: replace(split, last_pipeline_stage_layers=size) for size in legal}
+    best = min(legal, key=lambda size: _longest(splits[size], layers, head), default=0)
+    even = replace(split, last_pipeline_stage_layers=0)
+    if not best or _longest(splits[best], layers, head) >= _longest(even, layers, head):
+        return None
+    return best
 
 
 def pipeline_bubble_rule(found: Evidence) -> Iterator[Finding]:
@@ -85,6 +114,20 @@ def pipeline_bubble_rule(found: Evidence) -> Iterator[Finding]:
     )
 
 
+def _uneven_advice(split: Parallelism, layers: int, head: float) -> Iterator[str]:
+    best = balanced(split, layers, head)
+    if best is None or split.virtual_pipeline_parallel_size > 1:
+        return
+    if best == split.last_pipeline_stage_layers:
+        return
+    longest = _longest(replace(split, last_pipeline_stage_layers=best), layers, head)
+    waits = 1 - 1 / split.pipeline_parallel_size / longest
+    yield (
+        f"last_pipeline_stage_layers={best}: the stages then wait for {percent(waits)} of the "
+        "schedule."
+    )
+
+
 def pipeline_imbalance_rule(found: Evidence) -> Iterator[Finding]:
     """Yield that the last stage has the output layer on top of its layers."""
     waits, head, split = imbalance_of(found), head_fraction(found), found.parallelism
@@ -92,17 +135,18 @@ def pipeline_imbalance_rule(found: Evidence) -> Iterator[Finding]:
         return
     stages, layers = split.pipeline_parallel_size, found.shape.num_layers
     in_layers = head / ((1 - head) / layers)
+    own = split.last_pipeline_stage_layers or layers // stages
     bubble = bubble_of(found) or 0.0
     yield Finding(
         rule="pipeline_imbalance",
         says=(
             f"The last of {stages} stages has the output layer (a vocabulary of "
-            f"{found.shape.vocab_size:,}) on top of its {layers // stages} layers: as much work as "
+            f"{found.shape.vocab_size:,}) on top of its {own} layers: as much work as "
             f"{in_layers:.2g} layers more, for which the other stages wait."
         ),
         advice=(
             "Fewer stages: the output layer is then a smaller part of the last one.",
-            "An uneven split with fewer layers on the last stage, where the trainer has one.",
+            *_uneven_advice(split, layers, head),
         ),
         step_fraction=waits * (1 - bubble),
         basis="computed",

@@ -141,7 +141,8 @@ def _pipeline(config: RunConfig, shape: ModelShape, change: Change) -> Change:
     stages = change["pipeline_parallel_size"]
     chunks = divisors(shape.num_layers // stages) if stages > 1 else [1]
     return {
-        "virtual_pipeline_parallel_size": _closest(config.virtual_pipeline_parallel_size, chunks)
+        "virtual_pipeline_parallel_size": _closest(config.virtual_pipeline_parallel_size, chunks),
+        "last_pipeline_stage_layers": 0,
     }
 
 

@@ -112,7 +112,9 @@ def layers(case: Case) -> Iterator[Problem]:
     """Layers split evenly over stages, and a stage's layers over its virtual chunks."""
     config, shape = case.config, case.shape
     stages, chunks = config.pipeline_parallel_size, config.virtual_pipeline_parallel_size
-    if shape.num_layers % stages:
+    if config.last_pipeline_stage_layers:
+        yield from _uneven(case)
+    elif shape.num_layers % stages:
         yield Problem(
             "layers",
             f"pipeline_parallel_size={stages} does not divide the {shape.num_layers} layers of "
@@ -124,6 +126,26 @@ def layers(case: Case) -> Iterator[Problem]:
             "layers",
             f"virtual_pipeline_parallel_size={chunks} does not divide the {local} layers of a "
             f"stage of {shape.name}. Use {choices(divisors(local))}.",
+        )
+
+
+def _uneven(case: Case) -> Iterator[Problem]:
+    """Yield what is wrong with a last stage of its own size (Megatron-Core's transformer block)."""
+    config, layers = case.config, case.shape.num_layers
+    stages, last = config.pipeline_parallel_size, config.last_pipeline_stage_layers
+    if stages == 1 or config.virtual_pipeline_parallel_size > 1:
+        yield Problem(
+            "layers",
+            f"last_pipeline_stage_layers={last} needs pipeline_parallel_size above 1 and "
+            "virtual_pipeline_parallel_size=1. Use last_pipeline_stage_layers=0.",
+        )
+        return
+    legal = [size for size in range(1, layers) if (layers - size) % (stages - 1) == 0]
+    if last not in legal:
+        yield Problem(
+            "layers",
+            f"last_pipeline_stage_layers={last} does not leave the {stages - 1} other stages an "
+            f"equal part of the {layers} layers of {case.shape.name}. Use {choices(legal)}.",
         )
 
 

@@ -43,6 +43,11 @@ def stage_layers(shape: ModelShape, parallelism: Parallelism, stage: int) -> lis
     """Return the layer numbers of each model chunk of a stage (chunks alternate over stages)."""
     stages = parallelism.pipeline_parallel_size
     chunks = parallelism.virtual_pipeline_parallel_size
+    last = parallelism.last_pipeline_stage_layers
+    if last and stages > 1:
+        width = -(-(shape.num_layers - last) // (stages - 1))
+        end = shape.num_layers if stage == stages - 1 else (stage + 1) * width
+        return [list(range(stage * width, min(end, shape.num_layers)))]
     # Ceiling, so that a split which is not even (and not legal) still has an upper bound.
     width = -(-shape.num_layers // (stages * chunks))
     starts = [(chunk * stages + stage) * width for chunk in range(chunks)]

@@ -113,6 +113,7 @@ def theory(record: RunRecord) -> CommunicationEstimate | None:
             num_microbatches=microbatches,
             sequence_length=length,
             precision=text(record.setting("precision")) or "bf16",
+            gradient_precision=text(record.setting("gradient_precision")) or "fp32",
         )
     except (ScalebookError, ArithmeticError, LookupError):
         return None  # a split that cannot be: said where the record is judged
@@ -124,7 +125,7 @@ def _parallelism(record: RunRecord) -> Parallelism | None:
         return None
     values: dict[str, Any] = {"world_size": world}
     for name, field in Parallelism.__dataclass_fields__.items():
-        if name.endswith("_size") and name != "world_size":
+        if name.endswith(("_size", "_layers")) and name != "world_size":
             values[name] = count(record, name) or field.default
     values["sequence_parallel"] = record.setting("sequence_parallel") is True
     sharding = record.setting("data_parallel_sharding")

@@ -20,6 +20,7 @@ LAYOUT = (
     "tensor_parallel_size",
     "pipeline_parallel_size",
     "virtual_pipeline_parallel_size",
+    "last_pipeline_stage_layers",
     "context_parallel_size",
     "expert_parallel_size",
     "expert_tensor_parallel_size",

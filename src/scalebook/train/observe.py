@@ -113,6 +113,7 @@ def observed(trainer: Trainer) -> dict[str, Any]:
     run = trainer.config
     return {
         **_split(),
+        "last_pipeline_stage_layers": config.num_layers_in_last_pipeline_stage or 0,
         "num_microbatches": run.num_microbatches,
         "sequence_parallel": config.sequence_parallel,
         "data_parallel_sharding": _sharding(model),

@@ -82,6 +82,7 @@ def _split(config: RunConfig) -> dict[str, Any]:
         "tensor_model_parallel_size": config.tensor_parallel_size,
         "pipeline_model_parallel_size": config.pipeline_parallel_size,
         "virtual_pipeline_model_parallel_size": stages if stages > 1 else None,
+        "num_layers_in_last_pipeline_stage": config.last_pipeline_stage_layers or None,
         "context_parallel_size": config.context_parallel_size,
         "expert_model_parallel_size": config.expert_parallel_size,
         "expert_tensor_parallel_size": config.expert_tensor_parallel_size,
