@@ -221,3 +221,26 @@ def test_the_runner_waits_without_using_the_processor(tmp_path: Path):
     before, wall = time.process_time(), time.monotonic()
     train(tmp_path, "hang", time_limit_seconds=2)
     assert time.process_time() - before < 0.5 * (time.monotonic() - wall)
+
+
+def test_a_run_of_the_same_name_in_another_folder_is_left_alone():
+    """Two folders may hold the same configuration, started in the same second."""
+    guard = (sys.executable, "-m", "scalebook.running.guard", "run-y", "1")
+    first, second = (
+        subprocess.Popen(
+            (*guard, "sleep", seconds),
+            stdin=subprocess.PIPE,
+            env={**os.environ, processes.START: seconds},
+        )
+        for seconds in ("0.5", "300")
+    )
+    try:
+        wait_for(lambda: processes.marked("run-y", "300"))
+        assert first.wait(60) == 0
+        assert second.poll() is None
+        assert processes.marked("run-y", "300")
+        assert not processes.marked("run-y", "0.5")
+    finally:
+        second.terminate()
+        second.wait(60)
+    assert not processes.marked("run-y")

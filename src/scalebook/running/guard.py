@@ -46,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
     _watch(child, stop, wake)
     if child.poll() is None:
         _end(child, float(grace_seconds))
-    processes.end(run_id)
+    processes.end(run_id, start=os.environ.get(processes.START))
     code = child.wait()
     return 128 - code if code < 0 else code
 

@@ -14,31 +14,39 @@ import time
 from pathlib import Path
 
 MARK = "SCALEBOOK_RUN"  # environment variable that holds the run id
+# One that tells this start of a run from another of the same id: two folders of runs may hold the
+# same configuration, started in the same second on the same machine.
+START = "SCALEBOOK_RUN_START"
 PROC = Path("/proc")
 
 
-def marked(run_id: str) -> tuple[int, ...]:
-    """Return the ids of the processes that carry this run's mark, but for the caller."""
-    needle = f"{MARK}={run_id}".encode()
+def marked(run_id: str, start: str | None = None) -> tuple[int, ...]:
+    """Return the ids of the processes that carry this run's mark, but for the caller.
+
+    Where ``start`` is given, only those of this very start of it.
+    """
+    needles = {f"{MARK}={run_id}".encode()}
+    if start is not None:
+        needles.add(f"{START}={start}".encode())
     return tuple(
         int(path.name)
         for path in PROC.glob("[0-9]*")
-        if int(path.name) != os.getpid() and needle in _environment(path)
+        if int(path.name) != os.getpid() and needles <= _environment(path)
     )
 
 
-def _environment(path: Path) -> list[bytes]:
+def _environment(path: Path) -> set[bytes]:
     """Return the NAME=value entries a process was started with; none if it is gone or another's."""
     try:
-        return (path / "environ").read_bytes().split(b"\0")
+        return set((path / "environ").read_bytes().split(b"\0"))
     except OSError:
-        return []
+        return set()
 
 
-def send(run_id: str, number: signal.Signals) -> int:
+def send(run_id: str, number: signal.Signals, start: str | None = None) -> int:
     """Send a signal to every process of a run; return to how many."""
     reached = 0
-    for process_id in marked(run_id):
+    for process_id in marked(run_id, start):
         try:
             os.kill(process_id, number)
         except ProcessLookupError:
@@ -47,19 +55,19 @@ def send(run_id: str, number: signal.Signals) -> int:
     return reached
 
 
-def end(run_id: str, grace_seconds: float = 0) -> bool:
+def end(run_id: str, grace_seconds: float = 0, *, start: str | None = None) -> bool:
     """End every process of a run (SIGTERM, after the grace SIGKILL); return if any was there."""
-    found = bool(marked(run_id))
+    found = bool(marked(run_id, start))
     if found and grace_seconds > 0:
-        send(run_id, signal.SIGTERM)
-        _wait_until_gone(run_id, grace_seconds)
-    while send(run_id, signal.SIGKILL):  # again: one may have started another meanwhile
-        _wait_until_gone(run_id, 1)
+        send(run_id, signal.SIGTERM, start)
+        _wait_until_gone(run_id, grace_seconds, start)
+    while send(run_id, signal.SIGKILL, start):  # again: one may have started another meanwhile
+        _wait_until_gone(run_id, 1, start)
     return found
 
 
-def _wait_until_gone(run_id: str, seconds: float) -> None:
+def _wait_until_gone(run_id: str, seconds: float, start: str | None) -> None:
     """Return when no process of the run is left, or after so many seconds."""
     deadline = time.monotonic() + seconds
-    while marked(run_id) and time.monotonic() < deadline:
+    while marked(run_id, start) and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from uuid import uuid4
 
 from scalebook import catalog, engines, launch, legality, project, store
 from scalebook.config import RunConfig
@@ -99,11 +100,13 @@ def _train_in(directory: Path, config: RunConfig, trainer: str, show: Show) -> R
     # The interpreter's path says nothing that another machine could use.
     command = ("python", *plan.command[1:])
     conclusion.write_launch(directory, command, host.facts(environment, project.root()))
+    start = uuid4().hex
     before = memory_kills.before()
     with telemetry.sampling(directory, config, environment):
-        process = _start(directory, plan.command, environment)
+        process = _start(directory, plan.command, {**environment, processes.START: start})
         stop = _watch(process, directory, config, show)
-    processes.end(conclusion.run_id(directory))  # a killed guard leaves the run behind
+    # a killed guard leaves the run behind
+    processes.end(conclusion.run_id(directory), start=start)
     (directory / STOP_FILE).unlink(missing_ok=True)
     kills, killed = memory_kills.since(before)
     return conclusion.conclude(
