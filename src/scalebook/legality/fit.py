@@ -124,6 +124,7 @@ def _single_changes(config: RunConfig, shape: ModelShape) -> Iterator[dict[str, 
         yield {"recompute": "pointwise"}
     if config.recompute != "full":
         yield {"recompute": "full"}
+    yield from _own_changes(config, shape)
     # FSDP shares nothing out among one replica; Scalebook's own trainer has it without pipeline
     # stages and experts.
     own = config.engine == "megatron"
@@ -131,6 +132,16 @@ def _single_changes(config: RunConfig, shape: ModelShape) -> Iterator[dict[str, 
         own and (config.pipeline_parallel_size > 1 or shape.moe is not None)
     ):
         yield {"data_parallel_sharding": "full"}
+
+
+def _own_changes(config: RunConfig, shape: ModelShape) -> Iterator[dict[str, Any]]:
+    """Yield what Scalebook's own trainer alone can do."""
+    if config.engine != "megatron" or config.layer_spec == "transformer_engine":
+        return
+    if config.pipeline_parallel_size == 1 and shape.moe is None and shape.gated_mlp:
+        yield {"recompute": "pointwise", "offload_layers": max(shape.num_layers // 2, 1)}
+    if config.gradient_precision == "fp32" and config.precision in ("bf16", "fp8"):
+        yield {"gradient_precision": "bf16"}
 
 
 def _text(value: Any) -> str:
