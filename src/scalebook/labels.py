@@ -209,18 +209,19 @@ def _heads(rows: Sequence[Row]) -> Iterator[tuple[tuple[Any, ...], list[str]]]:
     """Yield each group with what its labels begin with: its model and what only it has."""
     groups = {_group(row): row for row in rows}
     for same in _by(groups.items(), lambda item: item[0][0]):
-        facts = [list(_facts(row)) for _, row in same]
+        usual = Counter(row.get("precision") for _, row in same).most_common(1)[0][0]
+        facts = [list(_facts(row, usual)) for _, row in same]
         vary = [len({fact[i] for fact in facts}) > 1 for i in range(len(facts[0]))]
         for (group, row), fact in zip(same, facts, strict=True):
             more = [text for text, differs in zip(fact, vary, strict=True) if differs and text]
             yield group, [str(row.get("model") or "unknown model"), *more]
 
 
-def _facts(row: Row) -> Iterator[str]:
-    length = row.get("sequence_length")
+def _facts(row: Row, usual_precision: Any) -> Iterator[str]:
+    length, precision = row.get("sequence_length"), row.get("precision")
     yield str(row.get("platform") or "unknown platform")
     yield str(row.get("engine") or "")
-    yield str(row.get("precision") or "")
+    yield "" if precision == usual_precision else str(precision or "unknown precision")
     yield "" if length is None else f"seq {length:,}"
 
 

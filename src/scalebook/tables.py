@@ -162,6 +162,7 @@ SPLIT = Column(
     "Configuration",
     lambda row: row.get("name") or split_name(row),
     numeric=False,
+    wide=True,
     hint="parallel sizes above 1, and what is set otherwise than in the runs beside it",
 )
 MODEL, PLATFORM, STRATEGY = (

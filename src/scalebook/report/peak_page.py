@@ -97,9 +97,14 @@ def _capacity(accelerator: str | None) -> float | None:
 
 
 def best(data: ReportData, by: str = "rate") -> pl.DataFrame:
-    """Return the run of each group that is highest by a column, the highest group first."""
+    """Return the run of each group that is highest by a column, the highest group first.
+
+    Whole models come before the first layers of one, which are fast because they are few.
+    """
     known = field(data).drop_nulls(by).sort(by, descending=True, maintain_order=True)
-    return known.unique("group", keep="first", maintain_order=True)
+    first = known.unique("group", keep="first", maintain_order=True)
+    proxies = pl.col("model").str.contains("@", literal=True)
+    return first.sort(proxies, maintain_order=True)
 
 
 def panel(data: ReportData, name: str) -> Figure | None:
@@ -129,18 +134,18 @@ def best_table(data: ReportData) -> Fragment:
     if runs.is_empty():
         return Fragment(Markup(""))
     columns = (
-        *(text("model", "Model"), PLATFORM, RUN, text("source", "Source"), SPLIT, WORLD),
+        *(RUN, text("model", "Model"), PLATFORM, SPLIT, WORLD, TOKENS, TOKENS_EACH, MFU, STEP),
         plain("micro_batch_size", "Micro batch"),
-        *(text("recompute", "Recompute"), TOKENS, TOKENS_EACH, STEP, TFLOPS),
+        *(text("recompute", "Recompute"), TFLOPS),
         plain("peak_tflops_per_second", "Dense peak", "TFLOP/s", digits=4),
-        MFU,
-        text("mfu_reason", "No MFU because"),
         plain("peak_memory_gib", "Peak memory", "GiB"),
         plain("tokens_per_day", "A day", "billion tokens"),
         Column(
             "samples_per_day", "A day", lambda row: number(row["samples_per_day"]), "samples",
             hint="samples of the run's own sequence length, without stops or checkpoints",
         ),
+        text("source", "Source"),
+        text("mfu_reason", "No MFU because"),
     )  # fmt: skip
     return table(runs.iter_rows(named=True), columns, "peak")
 
