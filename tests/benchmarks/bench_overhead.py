@@ -29,7 +29,7 @@ FIELDS = {
     "global_batch_size": 16,
     "micro_batch_size": 2,
     "precision": "fp32",
-    "steps": 60,
+    "steps": 40,
     "warmup_steps": 10,
 }
 
