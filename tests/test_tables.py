@@ -12,6 +12,7 @@ from simulated import config, write_run, write_sample
 from scalebook import tables
 from scalebook.frames import load
 from scalebook.markup import anchor, run_link
+from scalebook.report.failures import failures
 
 EVIL = "<script>alert(1)</script>\"'`&"
 
@@ -48,7 +49,7 @@ def test_markup_in_a_run_stays_text(tmp_path: Path, make: object) -> None:
 def test_markup_in_a_reason_and_a_log_stays_text(tmp_path: Path) -> None:
     write_run(tmp_path, "a", config(), status="failed", reason=EVIL, log_tail=(EVIL, "</pre>"))
     data = load(tmp_path)
-    parsed = Tags(str(tables.failures(data.runs, data.log_tails).html))
+    parsed = Tags(str(failures(data.runs, data.log_tails).html))
     assert "script" not in parsed.tags
     assert parsed.text.count(EVIL) == 2
 

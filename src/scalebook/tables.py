@@ -231,24 +231,6 @@ def _peak(row: Row) -> str:
     return f"{number(row['peak_tflops_per_second'], 4)} {row['peak_precision']}"
 
 
-def failures(runs: pl.DataFrame, log_tails: Mapping[str, Sequence[str]]) -> Fragment:
-    """Return the runs that gave no result, each with its reason and the end of its log."""
-
-    def tail(row: Row) -> Markup:
-        lines = log_tails.get(row["run_id"], ())
-        if not lines:
-            return Markup(NONE)
-        shown = Markup("<details><summary>{} lines</summary><pre>{}</pre></details>")
-        return shown.format(len(lines), "\n".join(lines))
-
-    columns = (
-        *(RUN, STATUS, MODEL, PLATFORM, SPLIT),
-        Column("reason", "Reason", _reason, numeric=False, prose=True),
-        Column("", "End of the log", tail, numeric=False, wide=True),
-    )
-    return table(runs.iter_rows(named=True), columns, "failed")
-
-
 def scaling(points: pl.DataFrame) -> Fragment:
     """Return speed-up and efficiency, a row a run, the base marked."""
     columns = (
@@ -259,8 +241,3 @@ def scaling(points: pl.DataFrame) -> Fragment:
         text("kind", "Scaling", hint="strong: same global batch; weak: same batch per rank"),
     )
     return table(points.iter_rows(named=True), columns, "scaling")
-
-
-def _reason(row: Row) -> str:
-    """Return why a run has no result: its own reason, else why it has no throughput."""
-    return row.get("reason") or row.get("throughput_reason") or NONE

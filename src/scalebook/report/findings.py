@@ -21,6 +21,7 @@ from scalebook.markup import (
 )
 from scalebook.naming import sized
 from scalebook.quantities import count, interval, number, percent
+from scalebook.report.failures import failures
 from scalebook.report.sections import loss_findings, missing_mfu
 from scalebook.report.winners import group_findings, peaks
 
@@ -157,7 +158,7 @@ def failed(data: ReportData) -> Fragment:
     runs = data.runs.filter(pl.col("tokens_per_second").is_null())
     if runs.is_empty():
         return paragraphs("Every run completed and has a throughput.")
-    return tables.failures(runs, data.log_tails)
+    return failures(runs, data.log_tails)
 
 
 def notes(data: ReportData) -> Fragment:
