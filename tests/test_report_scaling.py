@@ -56,6 +56,18 @@ def test_runs_of_another_layout_or_batch_are_in_no_law(tmp_path: Path) -> None:
     assert "neither weak nor strong scaling can be told" in words(scaling_law.findings(every))
 
 
+def test_a_size_measured_with_another_switch_is_no_base_of_the_others(tmp_path: Path) -> None:
+    for gpus in (8, 16):
+        write(tmp_path, gpus, 16.0, 16 * gpus)
+        write(tmp_path, gpus, 20.0, 16 * gpus, fused_attention="off")
+    write(tmp_path, 8, 8.0, 128, layer_spec="transformer_engine")
+    every = found(tmp_path)
+    assert [item.points["world_size"].to_list() for item in every] == [[8, 16], [8, 16]]
+    for item in every:
+        assert item.points["scaling_efficiency"].to_list() == pytest.approx([1, 1], abs=0.02)
+    assert sorted("fused attention" in item.group for item in every) == [False, True]
+
+
 def test_a_law_names_its_base_and_its_projection_is_that_of_the_scaling_module(
     weak: tuple[Series, ...],
 ) -> None:

@@ -14,7 +14,7 @@ _TEXT = (
     "precision", "strategy", "throughput_reason", "flops_convention", "model_tflops_reason",
     "mfu_reason", "mfu_interval_reason", "peak_precision", "data_parallel_sharding", "recompute",
     "matmul_fraction_reason", "energy_method", "energy_reason", "power_reason", "clock_reason",
-    "started_at", "label", "name", "split", "group", "rate_unit",
+    "started_at", "label", "name", "split", "group", "setup", "rate_unit",
     "interval_reason", "steady_reason", "straggler_reason", "pooled_reason",
 )  # fmt: skip
 _INTEGERS = (

@@ -24,6 +24,7 @@ from scalebook.metrics import RunMetrics
 from scalebook.metrics.repeats import with_repeats
 from scalebook.metrics.step_anatomy import RunAnatomy
 from scalebook.naming import group_name, split_name
+from scalebook.setups import setup
 from scalebook.store import Run, read_runs, without_record
 
 # Settings of a record that tell runs apart beside those of RunMetrics.
@@ -223,7 +224,7 @@ def _row(run: Run, item: RunMetrics) -> dict[str, Any]:
     record = run.record
     settings = {name: record.setting(name) for name in _SETTINGS}
     more = {"started_at": record.started_at, "recorded_steps": len(run.steps)}
-    return asdict(item) | settings | more
+    return asdict(item) | settings | more | {"setup": setup(record)}
 
 
 def step_frame(runs: Iterable[Run]) -> pl.DataFrame:

@@ -156,10 +156,10 @@ def _name_changes(runs: Sequence[_Named], *, minor: bool) -> None:
             if value not in (usual, "None"):
                 changed.setdefault(i, []).append((name, runs[i].settings[name]))
     for i, changes in changed.items():
-        runs[i].parts += _in_words(changes)
+        runs[i].parts += in_words(changes)
 
 
-def _in_words(changes: Sequence[tuple[str, Any]]) -> list[str]:
+def in_words(changes: Sequence[tuple[str, Any]]) -> list[str]:
     """Return changes in words, many switches of one kind together."""
     fusions = [name for name, value in changes if name.startswith("fused_") and value in OFF]
     together = [f"{len(fusions)} fusions off"] if len(fusions) > 2 else []

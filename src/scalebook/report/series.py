@@ -13,6 +13,7 @@ from scalebook.markup import Fragment, Markup, bullets, join, paragraphs, run_li
 from scalebook.naming import sized, split_name, units
 from scalebook.quantities import count, percent, quantity
 from scalebook.scaling import ScalingPoint, table
+from scalebook.setups import setup_words
 
 Row = Mapping[str, Any]
 COMPARISON: dict[str, type[pl.DataType]] = {
@@ -26,7 +27,7 @@ COMPARISON: dict[str, type[pl.DataType]] = {
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """The runs of one group at two world sizes or more, a row each, the base first.
+    """The runs of one group and setup at two world sizes or more, a row each, the base first.
 
     The base is the fastest run at the smallest world size. Columns beside those of the run:
     split, speedup, ideal_speedup, scaling_efficiency, ideal_tokens_per_second, kind.
@@ -38,12 +39,17 @@ class Series:
 
 
 def series(runs: pl.DataFrame) -> tuple[Series, ...]:
-    """Return a series for each group of measured runs that has two world sizes or more."""
+    """Return a series for each group and setup of measured runs at two world sizes or more."""
     usable = runs.filter(pl.col("world_size") > 0, pl.col("tokens_per_second") > 0)
     found: list[Series] = []
+    usable = usable.with_columns(pl.col("setup").fill_null(""))
     for (group,), members in usable.group_by("group", maintain_order=True):
-        if members["world_size"].n_unique() > 1:
-            found.append(_series(str(group), members))
+        # A size measured with another setting or version says nothing about scaling.
+        parts = members.partition_by("setup", maintain_order=True)
+        parts = [part for part in parts if part["world_size"].n_unique() > 1]
+        others = setup_words([str(part["setup"][0]) for part in parts])
+        for part, other in zip(parts, others, strict=True):
+            found.append(_series(f"{group} · {other}" if other else str(group), part))
     return tuple(found)
 
 
@@ -122,13 +128,13 @@ def _sentences(item: Series) -> Iterator[Markup]:
 
 def not_enough(runs: pl.DataFrame, found: Sequence[Series]) -> Fragment:
     """Return, in words, which groups have one size only and so say nothing about scaling."""
-    shown = {item.group for item in found}
+    shown = {item.base["group"] for item in found}
     lonely = [group for group in runs["group"].unique(maintain_order=True) if group not in shown]
     if not lonely:
         return Fragment(Markup(""))
     words = (
         "Not enough sizes: {} {} runs at one world size only. Scaling needs the same model, "
-        "platform, precision and sequence length at two sizes or more."
+        "platform, precision, sequence length and settings at two sizes or more."
     )
     verb = "has" if len(lonely) == 1 else "have"
     return paragraphs(Markup(words).format(join(lonely), verb), style="note")
