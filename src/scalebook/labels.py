@@ -112,7 +112,15 @@ def _settings(row: Row, record: RunRecord | None) -> dict[str, Any]:
     }
     # an ingested log tells what ran and was asked nothing
     open_ = {name: ran.get(name) for name in (*SIZES, "recompute", "data_parallel_sharding")}
-    return {**open_, **asked}
+    return {**open_, **asked, "layer_spec": layer_spec(record)}
+
+
+def layer_spec(record: RunRecord) -> str | None:
+    """Return whose layers ran: as the trainer said, else torch's where nothing else was there."""
+    ran = record.observed.get("layer_spec")
+    if ran is None and record.environment.get("transformer_engine", "unknown") is None:
+        return "torch"
+    return ran if ran is not None else record.requested.get("layer_spec")
 
 
 def _tell_apart(alike: Sequence[_Named]) -> None:

@@ -7,13 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from scalebook.config import RunConfig
-from scalebook.labels import MINOR, NAMED, in_words
+from scalebook.labels import MINOR, NAMED, in_words, layer_spec
 from scalebook.record import RunRecord
 
 # A layout is a part of the size.
 _LAYOUT = frozenset({"nodes", "expert_tensor_parallel_size", "last_pipeline_stage_layers"})
-# Asked for as auto, this says what ran; the others may follow from the size.
-_AS_RAN = ("layer_spec",)
 _SOFTWARE = ("torch", "megatron_core")
 
 
@@ -29,7 +27,8 @@ def setup(record: RunRecord) -> str:
         for name, value in record.requested.items()
         if name in fields and name not in NAMED | MINOR | _LAYOUT and value != fields[name].default
     }
-    ran = {name: record.observed.get(name) for name in _AS_RAN}
+    # What auto came to for the others may follow from the size.
+    ran = {"layer_spec": layer_spec(record)}
     stood_on = {name: record.environment.get(name) for name in _SOFTWARE}
     known = {name: value for name, value in (ran | stood_on).items() if value is not None}
     return json.dumps(asked | known, sort_keys=True, default=str)
