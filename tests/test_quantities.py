@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from scalebook.quantities import count, duration, interval, number, percent, quantity, times
+from scalebook.quantities import (
+    GLUE,
+    NONE,
+    change,
+    count,
+    duration,
+    interval,
+    number,
+    percent,
+    quantity,
+    times,
+)
 
 
 @pytest.mark.parametrize(
@@ -60,3 +71,14 @@ def test_amounts_and_ratios_have_their_words() -> None:
     assert count(1, "run") == "1\N{NO-BREAK SPACE}run"
     assert count(2, "process", "processes") == "2\N{NO-BREAK SPACE}processes"
     assert times(1.344) == "1.34×"
+
+
+def test_a_change_too_small_to_show_has_no_sign() -> None:
+    shown = [change(value) for value in (0.1234, -0.0004, 0.0004, -0.021, None)]
+    assert [text.replace(GLUE, " ") for text in shown] == [
+        "+12.3 %",
+        "0.0 %",
+        "0.0 %",
+        "-2.1 %",
+        NONE,
+    ]

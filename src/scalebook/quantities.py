@@ -48,7 +48,10 @@ def percent(fraction: float | None, digits: int = 3) -> str:
 
 def change(fraction: float | None) -> str:
     """Return a change as a signed percentage of one decimal: ``+12.3 %``."""
-    return NONE if fraction is None else f"{100 * fraction:+.1f}{GLUE}%"
+    if fraction is None:
+        return NONE
+    rounded = round(100 * fraction, 1)
+    return f"{rounded:+.1f}{GLUE}%" if rounded else f"0.0{GLUE}%"
 
 
 def interval(
