@@ -103,17 +103,21 @@ def contradictions(found: Sequence[Audit]) -> Fragment:
     if not rows:
         return paragraphs("No claim contradicts another number, the catalog or a limit.")
     columns = (
-        Column("label", "Claim", lambda row: row["label"], numeric=False, wide=True),
+        Column("label", "Claim", _claim, numeric=False, wide=True),
         *(text("field", "Quantity"), text("stated", "Stated")),
         Column("expected", "Computed", _expected, hint="in the unit of the claim"),
         text("verdict", "Verdict"),
         Column("why", "How", lambda row: row["why"], numeric=False, prose=True),
-        Column("title", "Source", lambda row: row["title"], numeric=False, wide=True),
-        text("line", "Line"),
     )
     cut = f"The first {MOST_ROWS} of {len(rows)} are shown." if len(rows) > MOST_ROWS else ""
     shown = table(rows[:MOST_ROWS], columns, "contradictions")
     return Fragment(shown.html + paragraphs(cut).html) if cut else shown
+
+
+def _claim(row: Row) -> str:
+    """Return what a claim is about and where it stands."""
+    line = f", line {row['line']}" if row.get("line") else ""
+    return f"{row['label']} ({row['title']}{line})"
 
 
 def _wrong(found: Sequence[Audit]) -> Iterator[Row]:
