@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -89,6 +90,11 @@ def test_a_cell_that_raises_is_told_and_the_copy_is_kept(tmp_path: Path):
     with pytest.raises(notebooks.NotebookError, match="raised ValueError: count is 3"):
         notebooks.execute(micro("cell_raises"), tmp_path / "out.ipynb", {"count": 3})
     assert "count is 3" in (tmp_path / "out.ipynb").read_text()
+
+
+def test_a_kernel_keeps_the_tracebacks_of_its_messaging_to_itself(tmp_path: Path):
+    notebooks.execute(micro("quiet_kernel"), tmp_path / "out.ipynb", {})
+    assert f"messaging is logged from {logging.CRITICAL}" in (tmp_path / "out.ipynb").read_text()
 
 
 def test_a_kernel_that_dies_is_told(tmp_path: Path):
