@@ -75,6 +75,14 @@ ASKED = [
     for model in ("llama3.1-8b", "mixtral-8x7b", "deepseek-v3", "deepseek-v2-lite")
     for precision in ("bf16", "fp16", "fp8", "fp4", "fp32")
     for sharding in ("none", "optimizer", "full")
+] + [
+    BASE
+    | {"model": model, "recompute": recompute, "offload_layers": layers}
+    | ({"pipeline_parallel_size": stages, "world_size": 2})
+    for model in ("llama3.1-8b", "mixtral-8x7b", "gpt3-125m")
+    for recompute in ("none", "pointwise")
+    for stages in (1, 2)
+    for layers in (4, 200)
 ]
 
 

@@ -49,7 +49,7 @@ DENSE: dict[str, dict[str, Any]] = {
         "sequence_parallel": True,
         "data_parallel_sharding": "full",
         "recompute": "pointwise",
-        "offload_layers": 9,  # all there are
+        "offload_layers": 4,  # all there are
     },
 }
 

@@ -19,8 +19,8 @@ from scalebook.errors import ConfigError, LaunchError
 
 TYPES: dict[str, type[object]] = {"str": str, "int": int, "float": float, "bool": bool}
 # ipykernel warns at every start that it talks over loopback; its errors are still shown.
-# Now and then a kernel that is told to end while it sends prints a traceback of its messaging, which
-# no user can act on: a kernel that dies is told by papermill.
+# Now and then a kernel that is told to end while it sends prints a traceback of its messaging,
+# which no user can act on: a kernel that dies is told by papermill.
 _LOGGING = {"loggers": {"tornado.general": {"level": "CRITICAL"}}}
 QUIET_KERNEL: dict[str, Any] = {
     "extra_arguments": ["--log-level=ERROR", f"--IPKernelApp.logging_config={_LOGGING}"]

@@ -83,10 +83,12 @@ def refuse_offload(config: RunConfig, shape: ModelShape) -> None:
         or config.pipeline_parallel_size > 1
         or shape.moe is not None
         or not shape.gated_mlp
+        or config.offload_layers > shape.num_layers
     ):
         raise ConfigError(
-            "offload_layers above 0 needs recompute='pointwise', no pipeline stages, and a gated "
-            "MLP without experts. Use offload_layers=0."
+            f"offload_layers={config.offload_layers} needs recompute='pointwise', no pipeline "
+            f"stages, a gated MLP without experts, and so many layers ({shape.name} has "
+            f"{shape.num_layers}). Use offload_layers=0."
         )
 
 
