@@ -28,7 +28,11 @@ from scalebook.launch import apptainer, container, enroot, nested, oci
 from scalebook.launch.container import Contained, EngineCommand, Mount
 
 GOLDEN = Path(__file__).parent / "golden" / "launch"
-PLATFORMS = {"h100": "nvidia", "b200": "nvidia", "mi300x": "amd", "mi355x": "amd", "cpu": "cpu"}
+PLATFORMS = {
+    **dict.fromkeys(("a100", "h100", "h200", "b200"), "nvidia"),
+    **dict.fromkeys(("mi300x", "mi325x", "mi355x"), "amd"),
+    "cpu": "cpu",
+}
 
 HOST = nested.Host(
     project=Path("/home/ada/scalebook"),

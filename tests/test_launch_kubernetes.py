@@ -23,7 +23,8 @@ from scalebook.errors import LaunchError
 from scalebook.launch import kubernetes
 from scalebook.running import pod
 
-SCHEMA = json.loads((Path(__file__).parent / "golden/launch/pytorchjob.schema.json").read_text())
+GOLDEN = Path(__file__).parent / "golden" / "launch"
+SCHEMA = json.loads((GOLDEN / "pytorchjob.schema.json").read_text())
 RUN = "20330102-030405-llama3.1-8b-w16-0123456789ab"
 
 
@@ -45,9 +46,22 @@ def container(manifest: dict[str, Any], replica: str = "Master") -> dict[str, An
     return spec["containers"][0]
 
 
-@pytest.mark.parametrize("platform", ["cpu", "h100", "b200", "mi300x", "mi355x"])
+PLATFORMS = ("cpu", "a100", "h100", "h200", "b200", "mi300x", "mi325x", "mi355x")
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_a_manifest_is_as_it_was(platform: str):
+    """SCALEBOOK_WRITE_GOLDEN=1 writes the snapshots anew; read their difference."""
+    found = kubernetes.text([job(platform=platform)])
+    path = GOLDEN / f"kubernetes_{platform}.yaml"
+    if os.environ.get("SCALEBOOK_WRITE_GOLDEN"):
+        path.write_text(found)
+    assert found == path.read_text()
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
 def test_the_manifest_of_every_platform_fits_the_schema(platform: str):
-    resource = {"cpu": None, "mi300x": "amd.com/gpu", "mi355x": "amd.com/gpu"}
+    resource = {"cpu": None, **dict.fromkeys(("mi300x", "mi325x", "mi355x"), "amd.com/gpu")}
     limits = container(job(platform=platform)).get("resources", {}).get("limits")
     name = resource.get(platform, "nvidia.com/gpu")
     assert limits == ({name: 8} if name else None)
