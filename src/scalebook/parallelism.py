@@ -5,6 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
+def last_stage_sizes(layers: int, stages: int) -> list[int]:
+    """Return how many layers the last of several pipeline stages can have.
+
+    Megatron-Core wants the other stages to share the rest equally.
+    """
+    return [size for size in range(1, layers) if (layers - size) % (stages - 1) == 0]
+
+
 @dataclass(frozen=True, slots=True)
 class Parallelism:
     """Sizes of every kind of parallelism; ``world_size = tp x pp x cp x dp``.

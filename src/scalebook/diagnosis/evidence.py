@@ -67,7 +67,7 @@ class Evidence:
 
     def memory(self, **changes: Any) -> MemoryEstimate | None:
         """Return the memory that the run, with some settings changed, is predicted to need."""
-        values: dict[str, Any] = {"offload_layers": self.record.setting("offload_layers") or 0}
+        values: dict[str, Any] = {"offload_layers": _whole(self.record, "offload_layers", 0)}
         values |= self._sizes() | changes
         if self.shape is None or self.parallelism is None or None in values.values():
             return None
@@ -151,10 +151,8 @@ def _parallelism(record: RunRecord, metrics: RunMetrics) -> Parallelism | None:
         return None
     fields = RunConfig.model_fields
     for name in ("virtual_pipeline_parallel_size", "expert_tensor_parallel_size"):
-        value = record.setting(name)
-        plain[name] = value if isinstance(value, int) and 0 < value < 2**20 else 1
-    last = record.setting("last_pipeline_stage_layers")
-    plain["last_pipeline_stage_layers"] = last if isinstance(last, int) and 0 < last < 2**20 else 0
+        plain[name] = _whole(record, name, 1)
+    plain["last_pipeline_stage_layers"] = _whole(record, "last_pipeline_stage_layers", 0)
     sharding = record.setting("data_parallel_sharding")
     split = Parallelism(
         **plain,
@@ -164,6 +162,12 @@ def _parallelism(record: RunRecord, metrics: RunMetrics) -> Parallelism | None:
         ),
     )
     return split if split.world_size % split.model_parallel_size == 0 else None
+
+
+def _whole(record: RunRecord, name: str, default: int) -> int:
+    """Return a setting that is a plausible whole number, else what runs without it had."""
+    value = record.setting(name)
+    return value if isinstance(value, int) and 0 < value < 2**20 else default
 
 
 def _num_microbatches(metrics: RunMetrics) -> int | None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from scalebook.communication import pipeline_bubble
 from scalebook.diagnosis.evidence import Evidence
 from scalebook.diagnosis.finding import Finding, percent
 from scalebook.flops import DEFAULT_CONVENTION, flop_parts
-from scalebook.parallelism import Parallelism
+from scalebook.parallelism import Parallelism, last_stage_sizes
 
 SMALLEST = 0.03  # of the step
 
@@ -53,32 +52,20 @@ def imbalance_of(found: Evidence) -> float | None:
         return None
     if found.shape is None:
         return None
-    return 1 - 1 / stages / _longest(split, found.shape.num_layers, head)
+    return _waits(stages, split.last_pipeline_stage_layers, found.shape.num_layers, head)
 
 
-def _longest(split: Parallelism, layers: int, head: float) -> float:
-    """Return the slowest stage's share of the model's FLOPs."""
-    stages = split.pipeline_parallel_size
-    last = split.last_pipeline_stage_layers
-    if not last:
-        return (1 - head) / stages + head
-    layer = (1 - head) / layers
-    return max((layers - last) / (stages - 1) * layer, last * layer + head)
+def _waits(stages: int, last: int, layers: int, head: float) -> float:
+    """Return the fraction of the step in which stages wait for the slowest.
 
-
-def balanced(split: Parallelism, layers: int, head: float) -> int | None:
-    """Return how many layers on the last stage balance the pipeline best; None for the even split.
-
-    Megatron-Core wants the other stages to share the rest equally.
+    ``last`` are the layers of the last stage, 0 where it has as many as the others.
     """
-    stages = split.pipeline_parallel_size
-    legal = [size for size in range(1, layers) if (layers - size) % (stages - 1) == 0]
-    splits = {size: replace(split, last_pipeline_stage_layers=size) for size in legal}
-    best = min(legal, key=lambda size: _longest(splits[size], layers, head), default=0)
-    even = replace(split, last_pipeline_stage_layers=0)
-    if not best or _longest(splits[best], layers, head) >= _longest(even, layers, head):
-        return None
-    return best
+    if last:
+        layer = (1 - head) / layers
+        longest = max((layers - last) / (stages - 1) * layer, last * layer + head)
+    else:
+        longest = (1 - head) / stages + head
+    return 1 - 1 / stages / longest
 
 
 def pipeline_bubble_rule(found: Evidence) -> Iterator[Finding]:
@@ -115,17 +102,19 @@ def pipeline_bubble_rule(found: Evidence) -> Iterator[Finding]:
 
 
 def _uneven_advice(split: Parallelism, layers: int, head: float) -> Iterator[str]:
-    best = balanced(split, layers, head)
-    if best is None or split.virtual_pipeline_parallel_size > 1:
+    """Yield the size of the last stage that balances the pipeline best, 0 being the even split."""
+    stages, now = split.pipeline_parallel_size, split.last_pipeline_stage_layers
+    if split.virtual_pipeline_parallel_size > 1:
         return
-    if best == split.last_pipeline_stage_layers:
-        return
-    longest = _longest(replace(split, last_pipeline_stage_layers=best), layers, head)
-    waits = 1 - 1 / split.pipeline_parallel_size / longest
-    yield (
-        f"last_pipeline_stage_layers={best}: the stages then wait for {percent(waits)} of the "
-        "schedule."
-    )
+    waits = {
+        size: _waits(stages, size, layers, head) for size in (0, *last_stage_sizes(layers, stages))
+    }
+    best = min(waits, key=lambda size: waits[size])
+    if best not in (0, now):
+        yield (
+            f"last_pipeline_stage_layers={best}: the stages then wait for {percent(waits[best])} "
+            "of the schedule."
+        )
 
 
 def pipeline_imbalance_rule(found: Evidence) -> Iterator[Finding]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from scalebook.catalog.types import ModelShape
 from scalebook.legality.problem import Case, Problem, choices, divisors
+from scalebook.parallelism import last_stage_sizes
 
 
 def tensor_sizes(shape: ModelShape) -> list[int]:
@@ -140,7 +141,7 @@ def _uneven(case: Case) -> Iterator[Problem]:
             "virtual_pipeline_parallel_size=1. Use last_pipeline_stage_layers=0.",
         )
         return
-    legal = [size for size in range(1, layers) if (layers - size) % (stages - 1) == 0]
+    legal = last_stage_sizes(layers, stages)
     if last not in legal:
         yield Problem(
             "layers",

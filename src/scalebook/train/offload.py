@@ -23,26 +23,23 @@ class HostCopy:
         self.stream = stream  # None on a CPU, where copies are plain
         self.buffer: Tensor | None = None
         self.storage: Any = None  # of the tensor that is away, or on its way back
-        self.size = 0
         self.back: Any = None  # the event after which the tensor is whole again
-        self.coming = False
 
     def store(self, tensor: Tensor) -> None:
         """Copy the memory of a tensor to the host and give the device's back."""
         self.storage = tensor.untyped_storage()
-        self.size = self.storage.nbytes()
-        if self.buffer is None or self.buffer.numel() != self.size:
+        size = self.storage.nbytes()
+        if self.buffer is None or self.buffer.numel() != size:
             locked = self.stream is not None
-            self.buffer = torch.empty(self.size, dtype=torch.uint8, pin_memory=locked)
+            self.buffer = torch.empty(size, dtype=torch.uint8, pin_memory=locked)
         self._copy(to_host=True)
         self.storage.resize_(0)
 
     def start(self) -> None:
         """Begin to bring the tensor back, unless that has begun."""
-        if self.storage is None or self.coming:
+        if self.storage is None or self.buffer is None or self.storage.nbytes():
             return
-        self.coming = True
-        self.storage.resize_(self.size)
+        self.storage.resize_(self.buffer.numel())
         self._copy(to_host=False)
 
     def fetch(self) -> None:
@@ -50,7 +47,7 @@ class HostCopy:
         self.start()
         if self.back is not None:
             _cuda.current_stream().wait_event(self.back)
-        self.storage, self.back, self.coming = None, None, False
+        self.storage = self.back = None
 
     def _copy(self, *, to_host: bool) -> None:
         assert self.buffer is not None
