@@ -17,6 +17,11 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "one process, bf16": {"precision": "bf16", "data_parallel_sharding": "none"},
     "DP=2": {"world_size": 2, "data_parallel_sharding": "none"},
     "DP=2, bf16, sharded optimizer": {"world_size": 2, "precision": "bf16", **OPTIMIZER},
+    # The parameters of a step are gathered while the next begins: a save comes in between.
+    "DP=2, bf16, collectives beside computation": {
+        "world_size": 2, "precision": "bf16", **OPTIMIZER,
+        "overlap_grad_reduce": "on", "overlap_param_gather": "on",
+    },
     "TP=2 with SP": {
         "world_size": 2, "tensor_parallel_size": 2, "sequence_parallel": True, **OPTIMIZER,
     },

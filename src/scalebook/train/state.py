@@ -18,6 +18,8 @@ def sharded(trainer: Trainer, step: int, *, loading: bool = False) -> dict[str, 
     The place in the data is the step itself: sample numbers follow from it alone.
     """
     chunks = trainer.model.chunks
+    if not loading:
+        _gather(trainer)
     names = ["model"] if len(chunks) == 1 else [f"model{i}" for i in range(len(chunks))]
     models = {
         name: chunk.module.sharded_state_dict(metadata=dict(mcore_checkpoint.CONTENT))
@@ -38,6 +40,17 @@ def sharded(trainer: Trainer, step: int, *, loading: bool = False) -> dict[str, 
         "samples": step * trainer.config.global_batch_size,
         "random": random,
     }
+
+
+def _gather(trainer: Trainer) -> None:
+    """Let every rank hold the parameters of the last step; every rank must call this.
+
+    With ``overlap_param_gather`` a rank has updated its own shard alone when a step ends, and gets
+    the others' while the next step computes: until then it would save old ones.
+    """
+    if trainer.model.ddp_config.overlap_param_gather:
+        for chunk in trainer.model.chunks:
+            chunk.start_param_sync(force_sync=True)
 
 
 @torch.no_grad()

@@ -99,9 +99,7 @@ def _grouped(config: RunConfig, shape: ModelShape, world: World, te: bool) -> st
     return None
 
 
-def _param_gather(config: RunConfig, world: World) -> str | None:
-    if not world.on_gpu:
-        return NO_GPU
+def _param_gather(config: RunConfig) -> str | None:
     if config.data_parallel_sharding != "optimizer":
         return "only data_parallel_sharding='optimizer' gathers parameters after a step"
     if config.pipeline_parallel_size > 1:
@@ -157,8 +155,11 @@ def resolve(config: RunConfig, shape: ModelShape, world: World) -> Switches:
         grouped_gemm=decide(
             "grouped_gemm", _grouped(config, shape, world, te), default=world.on_gpu
         ),
-        overlap_grad_reduce=decide("overlap_grad_reduce", None if world.on_gpu else NO_GPU),
-        overlap_param_gather=decide("overlap_param_gather", _param_gather(config, world)),
+        # On a CPU the collectives take the cores that compute: possible, but no gain.
+        overlap_grad_reduce=decide("overlap_grad_reduce", None, default=world.on_gpu),
+        overlap_param_gather=decide(
+            "overlap_param_gather", _param_gather(config), default=world.on_gpu
+        ),
         overlap_tensor_parallel=decide(
             "overlap_tensor_parallel", async_tensor_parallel.obstacle(config, world, te)
         ),
