@@ -83,6 +83,15 @@ def steps(seconds, phase="measured", first=1, **fields):
     ]
 
 
+def test_a_rate_does_not_leave_out_the_time_that_a_restart_took():
+    before, after = steps([8.0] * 12), steps([8.0] * 12, first=9, restart=1)
+    item = measure(make_run([*before, *after]))
+    assert item.tokens_per_second is None
+    assert "started again" in item.throughput_reason
+    warm = steps([8.0] * 2, phase="warmup")
+    assert measure(make_run([*warm, *after])).tokens_per_second == pytest.approx(TOKENS / 8)
+
+
 def make_run(
     series=None, *, status="completed", device: object = H100, observed=None, environment=None,
     **settings,
@@ -452,6 +461,16 @@ def test_a_run_alone_and_a_run_of_another_configuration_are_not_pooled():
     others = with_repeats([*repeated([8.0]), *repeated([8.0], micro_batch_size=2)])
     assert [item.repeats for item in others] == [1, 1]
     assert configuration(RunRecord(run_id="x", config_hash=None, status="completed")) is None
+
+
+def test_repeats_from_before_and_after_a_setting_came_are_pooled():
+    old, new = ({"model": "tiny-llama"}, {"model": "tiny-llama", "gradient_precision": "fp32"})
+    other = new | {"gradient_precision": "bf16"}
+    keys = [
+        configuration(RunRecord(run_id="x", config_hash=None, status="completed", requested=asked))
+        for asked in (old, new, other)
+    ]
+    assert keys[0] == keys[1] != keys[2]
 
 
 def test_two_repeats_do_not_count_on_their_one_difference_alone():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,6 +69,21 @@ def test_matched_configurations_and_the_best_of_each_are_kept_apart(two: Path) -
     }
     assert runs["matched configuration"] == {"h-tp2", "m-tp2"}
     assert runs["best against best"] == {"h-tp2", "m-dp8"}
+
+
+def test_a_run_from_before_a_setting_existed_ran_with_its_default(tmp_path: Path) -> None:
+    write_run(tmp_path, "old", job("h100"), seconds=1.0, device=H100)
+    write_run(tmp_path, "new", job("h200"), seconds=1.0, device="NVIDIA H200")
+    path = tmp_path / "old" / "record.json"
+    record = json.loads(path.read_text())
+    for name in ("gradient_precision", "offload_layers", "last_pipeline_stage_layers"):
+        del record["requested"][name]
+    path.write_text(json.dumps(record))
+    _, found = compared(tmp_path)
+    matched = next(pair for pair in found if pair.kind == "matched configuration")
+    names = {item.name for item in matched.differences}
+    assert "platform" in names
+    assert not names & {"gradient_precision", "offload_layers", "last_pipeline_stage_layers"}
 
 
 def test_the_verdict_is_said_with_the_ends_of_its_interval(two: Path) -> None:

@@ -113,6 +113,17 @@ def test_the_time_limit_ends_the_run_and_every_process_of_it(tmp_path: Path, mod
     assert nothing_is_left(record.run_id)
 
 
+def test_a_run_whose_steps_are_all_done_may_close_beyond_its_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    record = train(tmp_path, "close_slowly", time_limit_seconds=1)
+    assert record.status == "completed"
+    monkeypatch.setattr(progress, "CLOSING_SECONDS", 1.0)
+    record = train(tmp_path, "never_close", time_limit_seconds=1)
+    assert record.reason == "The time limit of 1 s ran out (after step 5 of 5)."
+    assert nothing_is_left(record.run_id)
+
+
 def test_a_request_to_stop_interrupts_the_run(tmp_path: Path):
     def ask() -> None:
         partial = wait_for(lambda: store.partial_directories(tmp_path))[0]

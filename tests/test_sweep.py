@@ -6,6 +6,7 @@ import io
 import json
 import os
 import signal
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -210,6 +211,20 @@ def test_a_used_up_budget_starts_nothing_more(tmp_path: Path, papermill: Any):
     assert [result.record for result in results] == [None] * 3
     assert all("budget" in result.note for result in results)
     assert code == 1
+
+
+def test_a_budget_does_not_end_a_run_whose_steps_are_all_done(tmp_path: Path, papermill: Any):
+    """It ends after the budget but within the extra time; what is left is not started."""
+
+    def execute(notebook: Path, output: Path, parameters: Mapping[str, Any]) -> None:
+        kernel()(notebook, output, parameters)
+        time.sleep(2.5)
+
+    papermill(execute)
+    results, said, code = run(tmp_path, plan(), budget_seconds=2.0)
+    assert (code, results[0].record.status) == (0, "completed")
+    assert "ending this run" not in said
+    assert all("budget" in result.note for result in results[1:])
 
 
 def test_every_entry_has_a_line_in_the_summary(tmp_path: Path, papermill: Any):

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from scalebook.config import RunConfig
 from scalebook.errors import LaunchError
 
 SCHEMA_VERSION = 1
@@ -42,6 +43,13 @@ class StepRecord(BaseModel):
     restart: int = 0  # how often the processes had been started again after one died
 
 
+_DEFAULTS = {
+    name: field.get_default(call_default_factory=True)
+    for name, field in RunConfig.model_fields.items()
+    if not field.is_required()
+}  # of what a user can ask for
+
+
 class RunRecord(BaseModel):
     """record.json: the whole story of one run, except its steps and its log."""
 
@@ -75,6 +83,17 @@ class RunRecord(BaseModel):
         """
         excerpt = self.source == "ingested" and self.status == "interrupted"
         return excerpt or self.status == "completed"
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """Settings by name as they were asked for.
+
+        One that did not exist when the run was made stood at its default. To a log from elsewhere
+        nothing is added: it tells what it tells.
+        """
+        if not self.requested or self.source in ("ingested", "published"):
+            return self.requested
+        return _DEFAULTS | self.requested
 
     def setting(self, name: str) -> Any:
         """Return what ran (observed) or else what was asked for; None where neither says."""

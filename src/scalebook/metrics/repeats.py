@@ -103,7 +103,7 @@ def configuration(record: RunRecord) -> str | None:
     """
     if not record.requested:
         return None
-    fields = {name: value for name, value in record.requested.items() if name not in _NOT_COMPARED}
+    fields = {name: value for name, value in record.asked.items() if name not in _NOT_COMPARED}
     device = record.environment.get("accelerator")
     return json.dumps([fields, device, record.source], sort_keys=True, default=str)
 

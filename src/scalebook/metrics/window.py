@@ -69,6 +69,11 @@ def throughput(
         return None, f"The run did not complete ({record.status}): its window is not averaged."
     if not steps:
         return None, "No step was measured."
+    if len({step.restart for step in steps}) > 1:
+        return None, (
+            "A process died between measured steps and all were started again: that time is in no "
+            "step, so a rate would leave it out."
+        )
     seconds = [step.step_seconds for step in steps if step.step_seconds is not None]
     tokens = [step.tokens for step in steps if step.tokens is not None]
     if not all(1e-9 < value < 1e9 for value in seconds):

@@ -70,9 +70,11 @@ class Ablation:
 
 def effective(item: Member, name: str) -> Any:
     """Return what a switch was: as asked for, or as it ran where that was left open."""
-    value = item.record.requested.get(name)
-    ran = item.record.observed.get(name)
-    return ran if value in (None, "auto") and ran is not None else value
+    return _effective(item.record.asked.get(name), item.record.observed.get(name))
+
+
+def _effective(asked: Any, ran: Any) -> Any:
+    return ran if asked in (None, "auto") and ran is not None else asked
 
 
 def changed(a: Member, b: Member) -> tuple[str, ...]:
@@ -81,11 +83,14 @@ def changed(a: Member, b: Member) -> tuple[str, ...]:
     A switch that was left open on both sides is no change, even if it came out differently: what
     made it so is the change.
     """
+    asked_a, asked_b = a.record.asked, b.record.asked
+    ran_a, ran_b = a.record.observed, b.record.observed
     return tuple(
         name
         for name in SWITCHES
-        if a.record.requested.get(name) != b.record.requested.get(name)
-        and effective(a, name) != effective(b, name)
+        if asked_a.get(name) != asked_b.get(name)
+        and _effective(asked_a.get(name), ran_a.get(name))
+        != _effective(asked_b.get(name), ran_b.get(name))
     )
 
 

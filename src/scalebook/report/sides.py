@@ -105,12 +105,6 @@ def side_name(row: Row) -> str:
     return name if source in (None, "measured") else f"{name} [{source}]"
 
 
-def asked(record: RunRecord, name: str) -> Any:
-    """Return a setting as it was asked for, as it ran where nobody asked."""
-    value = record.requested.get(name)
-    return record.observed.get(name) if value is None else value
-
-
 def work_key(item: Member) -> str | None:
     """Return what two runs must share to do the same work; None where a part is unknown."""
     values = [item.row[name] for name in WORK]
@@ -121,7 +115,8 @@ def match_key(item: Member) -> str | None:
     """Return what two runs must share to have a matched configuration; None where unknown."""
     work = work_key(item)
     names = ("engine", *SIZES, *SWITCHES)
-    values = [asked(item.record, name) for name in names]
+    wanted, ran = item.record.asked, item.record.observed
+    values = [ran.get(name) if wanted.get(name) is None else wanted[name] for name in names]
     return None if work is None else json.dumps([work, values], default=str)
 
 

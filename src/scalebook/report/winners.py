@@ -35,8 +35,13 @@ def group_findings(runs: pl.DataFrame) -> Iterator[Markup]:
         return
     words = "{}: {} is the fastest of {}, with {}{}."
     yield Markup(words).format(group, _named(best), count(ranked.height, "run"), *reached)
-    yield from _contested(best, others[0])
-    yield from _spread(best, others[-1])
+    if len(others) == 1:
+        yield _spread("The other", best, others[0])
+        yield from _contested(best, others[0], Markup("These runs"))
+    else:
+        second = Markup("Against the second, {}, these runs").format(_named(others[0]))
+        yield from _contested(best, others[0], second)
+        yield _spread("The slowest", best, others[-1])
     yield from _largest_total(ranked, best)
 
 
@@ -59,10 +64,10 @@ def _only_repeats(group: Markup, ranked: pl.DataFrame, reached: tuple[str, Marku
     )
 
 
-def _spread(best: Row, worst: Row) -> Iterator[Markup]:
-    """Yield how far the last is behind the first."""
-    yield Markup("The slowest, {}, reached {}: a spread of {}.").format(
-        _named(worst), _rate(worst), times(best["rate"] / worst["rate"])
+def _spread(role: str, best: Row, worst: Row) -> Markup:
+    """Return how far a run is behind the first."""
+    return Markup("{}, {}, reached {}: a spread of {}.").format(
+        role, _named(worst), _rate(worst), times(best["rate"] / worst["rate"])
     )
 
 
@@ -75,12 +80,12 @@ def _largest_total(runs: pl.DataFrame, best: Row) -> Iterator[Markup]:
         yield Markup("The most in total is {}, with {}.").format(total, _named(top))
 
 
-def _contested(best: Row, second: Row) -> Iterator[Markup]:
+def _contested(best: Row, second: Row, beginning: Markup) -> Iterator[Markup]:
     """Yield a sentence where the first two are not surely apart, and what would decide."""
     verdict = verdict_on(best, second)
     if verdict is not None and verdict.word == "cannot tell":
-        words = "Against the second, {}, these runs do not settle which of the two is faster. {}"
-        yield Markup(words).format(_named(second), verdict.advice or "")
+        words = "{} do not settle which of the two is faster. {}"
+        yield Markup(words).format(beginning, verdict.advice or "")
 
 
 def peaks(runs: pl.DataFrame) -> Iterator[Markup]:

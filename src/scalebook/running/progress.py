@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from scalebook.record import StepRecord
 
 POLL_SECONDS = 0.5  # reading more often would take a core from the ranks of a CPU run
+CLOSING_SECONDS = 60.0  # what a run whose steps are all done may take beyond a limit
 
 
 @dataclass(slots=True)
@@ -42,6 +43,15 @@ class Tail:
         self._offset += len(new)
         *lines, self._rest = (self._rest + new).split(b"\n")
         return lines
+
+
+def extra_seconds(step: StepRecord | None, steps_asked: int) -> float:
+    """Return how long beyond a limit a run may go on.
+
+    With all its steps done it only has to write a profile or a checkpoint and to close: ended
+    there, what it has measured would be lost.
+    """
+    return CLOSING_SECONDS if step is not None and step.step >= steps_asked else 0.0
 
 
 def line(step: StepRecord | None, steps_asked: int) -> str:

@@ -29,7 +29,7 @@ from scalebook.running import (
     telemetry,
 )
 from scalebook.running.kernel import RunOptions
-from scalebook.running.progress import POLL_SECONDS, Tail, line
+from scalebook.running.progress import POLL_SECONDS, Tail, extra_seconds, line
 
 GRACE_SECONDS = 20.0  # from SIGTERM to SIGKILL: a trainer finishes its step and closes its group
 SHOW_SECONDS = 2.0  # each change of a notebook's output is a message to whoever reads it
@@ -153,7 +153,9 @@ def _watch(
             time.sleep(POLL_SECONDS)
             stop = _stop_request(directory)
             if stop is None and deadline is not None and time.monotonic() > deadline:
-                stop = ("timeout", f"The time limit of {limit} s ran out")
+                extra = extra_seconds(tail.read(), config.steps)
+                if time.monotonic() > deadline + extra:
+                    stop = ("timeout", f"The time limit of {limit} s ran out")
     except KeyboardInterrupt:
         stop = ("interrupted", "The run was interrupted by hand")
     if stop is not None:

@@ -23,11 +23,14 @@ class Stop:
         """Note a signal."""
         self.signals.append(number)
 
-    def sentence(self) -> str | None:
-        """Return why a run must end now, None while it may go on."""
+    def sentence(self, extra_seconds: float = 0.0) -> str | None:
+        """Return why a run must end now, None while it may go on.
+
+        ``extra_seconds`` are granted beyond the budget, not against a signal.
+        """
         if self.signals:
             return f"'scalebook run' was ended by {signal_name(self.signals[0])}"
-        if self.deadline is not None and time.monotonic() > self.deadline:
+        if self.deadline is not None and time.monotonic() > self.deadline + extra_seconds:
             return "The time budget of the plan was used up"
         return None
 

@@ -24,7 +24,7 @@ from scalebook.running import (
     waiting,
 )
 from scalebook.running.console import Console
-from scalebook.running.progress import POLL_SECONDS, Tail, duration, line
+from scalebook.running.progress import POLL_SECONDS, Tail, duration, extra_seconds, line
 from scalebook.running.pruning import Inference
 from scalebook.running.results import Result, exit_code, summary
 from scalebook.running.stopping import Stop, stop_on_signals
@@ -199,8 +199,9 @@ def _follow(work: _Execution, console: Console, stop: Stop, place: str) -> None:
     asked = killed = False
     while work.is_alive():
         work.join(POLL_SECONDS)
-        console.live(f"{place} {label(config)}: {line(tail.read(), config.steps)}")
-        sentence = stop.sentence()
+        last = tail.read()
+        console.live(f"{place} {label(config)}: {line(last, config.steps)}")
+        sentence = stop.sentence(extra_seconds(last, config.steps))
         if sentence is not None and not asked:
             asked = True
             runner.request_stop(partial, "interrupted", sentence)

@@ -58,7 +58,7 @@ def _values(records: Iterable[RunRecord]) -> dict[str, set[str]]:
 
 def _settings(record: RunRecord) -> dict[str, str]:
     """Return the settings of a run by dotted name: what was observed before what was asked for."""
-    asked = {name: value for name, value in _flat(record.requested) if name not in _NO_SETTING}
+    asked = {name: value for name, value in _flat(record.asked) if name not in _NO_SETTING}
     environment = {
         name: value
         for name, value in _flat(record.environment)
