@@ -87,6 +87,7 @@ def diagnosed(
     parts: dict[str, float] | None = None,
     telemetry: list[dict[str, Any]] | None = None,
     peak_gib: float = 130.0,
+    loads: float | None = None,
     device: str | None = H200,
     **changes: Any,
 ) -> Diagnosis:
@@ -100,6 +101,7 @@ def diagnosed(
     lines = [json.loads(line) for line in (path / "steps.jsonl").read_text().splitlines()]
     for line in lines:
         line |= {"step_seconds": seconds, "allocated_gib": peak_gib, "rank_step_seconds": ranks}
+        line |= {"expert_load": loads}
         line |= {"part_seconds": parts or {}, "finished_at": _stamp(line["step"], seconds)}
     (path / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     if profile is ...:
@@ -376,6 +378,24 @@ def test_a_straggler_is_named_and_even_ranks_are_not(tmp_path):
     assert rule(found, "straggler").step_fraction == pytest.approx(1 / 13)
     even = diagnosed(tmp_path / "b", ranks=(13.0, 12.99) * 4)
     assert "straggler" not in rules(even)
+
+
+MIXTURE: dict[str, Any] = {
+    "model": "mixtral-8x7b", "sequence_length": 4096, "micro_batch_size": 1, "world_size": 8,
+    "expert_parallel_size": 8, "global_batch_size": 128, "tensor_parallel_size": 1,
+}  # fmt: skip
+
+
+def test_uneven_experts_are_named_and_forced_ones_too(tmp_path):
+    found = diagnosed(tmp_path / "a", loads=1.8, seconds=25.0, profile=None, **MIXTURE)
+    finding = rule(found, "expert_load")
+    assert "1.8 times the tokens" in finding.says
+    # 12 of its 13 B active parameters lie in experts; the busiest do 0.8 of the mean more.
+    assert finding.step_fraction == pytest.approx(found.mfu * 0.8 * 0.8, rel=0.2)
+    assert "expert_load" not in rules(diagnosed(tmp_path / "b", loads=1.05, **MIXTURE))
+    assert "expert_load" not in rules(diagnosed(tmp_path / "c", **MIXTURE))
+    forced = diagnosed(tmp_path / "d", loads=1.02, expert_balance="forced", **MIXTURE)
+    assert "at random" in rule(forced, "forced_balance").says
 
 
 def test_fp32_on_a_device_with_a_faster_precision_is_named(tmp_path):

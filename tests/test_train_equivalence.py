@@ -10,6 +10,7 @@ from train_worlds import Finished, train
 
 from scalebook import catalog
 from scalebook.flops.parameters import parameter_count
+from scalebook.train import routing
 
 pytestmark = pytest.mark.slow
 
@@ -93,6 +94,33 @@ def test_dense_layout_trains_the_same_model(layout: str, dense: Finished, tmp_pa
 @pytest.mark.parametrize("layout", MIXTURE)
 def test_mixture_layout_trains_the_same_model(layout: str, mixture: Finished, tmp_path: Path):
     assert_same_curve(train(tmp_path, model="tiny-moe", **MIXTURE[layout]), mixture)
+
+
+def test_the_share_of_the_busiest_experts_is_in_every_step_where_they_are_spread(
+    mixture: Finished, tmp_path: Path
+):
+    assert {step.expert_load for step in mixture.steps} == {None}
+    spread = {"model": "tiny-moe", "world_size": 2, "expert_parallel_size": 2}
+    learned, forced = (
+        train(tmp_path / balance, **spread, expert_balance=balance)
+        for balance in ("learned", "forced")
+    )
+    for run, balance in ((learned, "learned"), (forced, "forced")):
+        assert run.code == 0, run.log
+        assert run.observed["expert_balance"] == balance
+        # Two ranks: from even to all tokens on one of them.
+        assert all(1 <= step.expert_load <= 2 for step in run.steps)
+    assert forced.losses != learned.losses
+    assert forced.losses[-1] < forced.losses[0]
+
+
+def test_ranks_wait_for_the_busiest_experts_of_each_layer():
+    assert routing.load([[10, 30], [20, 20]], 1) == pytest.approx((30 + 20) / (20 + 20))
+    # What is uneven one way here and the other way there does not cancel out.
+    assert routing.load([[10, 30], [30, 10]], 1) == pytest.approx(60 / 40)
+    assert routing.load([[10, 30, 0, 0], [0, 0, 20, 20]], 2) == pytest.approx(50 / 40)
+    assert routing.load([[0, 0]], 1) is None
+    assert routing.load([], 1) is None
 
 
 def test_latent_attention_and_one_product_for_all_experts_train_the_same_model(tmp_path: Path):

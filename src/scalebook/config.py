@@ -16,6 +16,8 @@ Precision = Literal["bf16", "fp16", "fp8", "fp4", "fp32"]
 # pointwise: what costs no matrix product, the outputs of norms and of the activation function
 GradientPrecision = Literal["fp32", "bf16"]
 Recompute = Literal["none", "pointwise", "selective", "full"]
+# forced: tokens go to experts at random, as if a router had learned to spread them evenly
+ExpertBalance = Literal["learned", "forced"]
 Sharding = Literal["none", "optimizer", "full"]
 Switch = Literal["auto", "on", "off"]  # auto: on where this machine and configuration can
 LayerSpec = Literal["auto", "torch", "transformer_engine"]
@@ -51,6 +53,7 @@ class RunConfig(BaseModel):
     sequence_length: int = Field(ge=1)
     precision: Precision = "bf16"
     gradient_precision: GradientPrecision = "fp32"  # in which a step's gradients are added up
+    expert_balance: ExpertBalance = "learned"  # which experts a token goes to
     recompute: Recompute = "none"
     offload_layers: int = Field(default=0, ge=0)  # first layers whose MLP waits in host memory
     steps: int = Field(default=20, ge=1)

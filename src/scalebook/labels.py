@@ -41,6 +41,7 @@ WORDS = {
     "fp8_recipe": "FP8 recipe",
     "fp8_primary_weights": "FP8 primary weights",
     "gradient_precision": "gradients in",
+    "expert_balance": "experts' balance",
     "expert_tensor_parallel_size": "expert TP",
     "data_parallel_sharding": "sharding",
     "warmup_steps": "warm-up steps",

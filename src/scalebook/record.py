@@ -36,6 +36,9 @@ class StepRecord(BaseModel):
     rank_step_seconds: tuple[float, ...] = ()  # by global rank
     # Mean over ranks: data, forward, ...; what is left of the step is outside of them.
     part_seconds: dict[str, float] = {}
+    # Tokens of the busiest ranks' experts over the mean of all: 1 where the router spreads them
+    # evenly. None where every rank holds all experts.
+    expert_load: float | None = None
     skipped: bool = False  # the optimizer refused the step (non-finite gradient)
     finished_at: str | None = None  # UTC, ISO 8601
     # Of step_seconds: waited before the step for a checkpoint. None: the run saves none.

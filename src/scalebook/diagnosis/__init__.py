@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from scalebook.diagnosis import device, host, memory_use, network, pipeline
+from scalebook.diagnosis import device, experts, host, memory_use, network, pipeline
 from scalebook.diagnosis.evidence import Evidence, gather
 from scalebook.diagnosis.finding import Finding
 from scalebook.diagnosis.waterfall import Part, Waterfall, waterfall
@@ -32,6 +32,8 @@ RULES: tuple[Rule, ...] = (
     network.node_rule,
     network.sequence_rule,
     network.backend_rule,
+    experts.balance_rule,
+    experts.chance_rule,
     memory_use.recompute_rule,
     memory_use.micro_batch_rule,
     memory_use.memory_full_rule,

@@ -162,6 +162,12 @@ def experts(case: Case) -> Iterator[Problem]:
                     f"{name}_parallel_size={value} needs experts; {case.shape.name} has none. "
                     "Use 1.",
                 )
+        if config.expert_balance == "forced":
+            yield Problem(
+                "experts",
+                f"expert_balance='forced' needs experts; {case.shape.name} has none. "
+                "Use 'learned'.",
+            )
         return
     if moe.num_experts % size:
         yield Problem(

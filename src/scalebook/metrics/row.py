@@ -93,6 +93,8 @@ class RunMetrics:
     slowest_rank: int | None = None
     straggler_spread: float | None = None  # slowest over fastest, less 1
     straggler_reason: str | None = None
+    expert_load: float | None = None  # tokens of the busiest ranks' experts over the mean
+    expert_load_reason: str | None = None
     # Over all runs of the same configuration; None for a single one.
     repeats: int = 1
     pooled_tokens_per_second: float | None = None

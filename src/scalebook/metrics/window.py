@@ -48,6 +48,7 @@ class Throughput:
             "spike_periods": found.periods,
             "steady_change": found.change if found.accepted else None,
             **stragglers(self.steps),
+            **expert_load(self.steps),
         }
 
 
@@ -105,6 +106,16 @@ def _rate_interval(rate: float, steady: Steady) -> tuple[float, float] | None:
         return None
     # the value itself stays inside where rounding would leave it out
     return min(rate * steady.mean / steady.high, rate), max(rate * steady.mean / steady.low, rate)
+
+
+def expert_load(steps: Sequence[StepRecord]) -> dict[str, Any]:
+    """Return the mean over the steps of what the busiest ranks' experts got over the mean rank."""
+    loads = [step.expert_load for step in steps]
+    known = [load for load in loads if load is not None and 1 - 1e-6 < load < 1e6]
+    if not known or len(known) < len(loads):
+        reason = "The steps do not tell how many tokens the experts of each rank got."
+        return {"expert_load": None, "expert_load_reason": reason}
+    return {"expert_load": fmean(known), "expert_load_reason": None}
 
 
 def stragglers(steps: Sequence[StepRecord]) -> dict[str, Any]:

@@ -36,7 +36,7 @@ SWITCHES = (
     "fused_weight_gradient", "fused_optimizer", "grouped_gemm", "overlap_grad_reduce",
     "overlap_param_gather", "overlap_tensor_parallel", "cuda_graph", "recompute",
     "data_parallel_sharding", "layer_spec", "fp8_recipe", "fp8_primary_weights",
-    "gradient_precision", "offload_layers",
+    "gradient_precision", "offload_layers", "expert_balance",
 )  # fmt: skip
 
 

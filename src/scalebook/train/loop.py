@@ -16,7 +16,7 @@ from torch import Tensor
 
 from scalebook.catalog.types import ModelShape
 from scalebook.config import RunConfig
-from scalebook.train import anatomy, mcore, observe, profile
+from scalebook.train import anatomy, mcore, observe, profile, routing
 from scalebook.train.checkpoint import Keeper
 from scalebook.train.data import Batch, Samples, Share, micro_batches
 from scalebook.train.graph import GraphedSchedule
@@ -42,6 +42,7 @@ class Trainer:
     variables: dict[str, str]  # the environment, before Megatron-Core adds its own
     forward_backward: Any
     marks: anatomy.Marks
+    routing: routing.Routing
 
 
 def _loss(config: RunConfig, losses: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -118,6 +119,7 @@ def prepare(config: RunConfig, shape: ModelShape, output: Path) -> Trainer:
         variables=variables,
         forward_backward=_schedule(model),
         marks=marks,
+        routing=routing.watch(config, model.chunks, shape.num_layers),
     )
 
 
@@ -134,7 +136,8 @@ def _run_steps(trainer: Trainer, keeper: Keeper, stream: TextIO | None) -> int:
         # A step lasts from the end of the last one, so that steps add up to the wall time.
         end = time.perf_counter()
         parts = trainer.marks.take()
-        own = RankStep(end - begin, loss, grad_norm, learning_rate, skipped, parts)
+        routed = trainer.routing.take()
+        own = RankStep(end - begin, loss, grad_norm, learning_rate, skipped, parts, routed)
         begin = end
         record = keeper.mark(gather(step + 1, own, config, world), waited)
         if stream is not None:

@@ -134,6 +134,7 @@ def observed(trainer: Trainer) -> dict[str, Any]:
         "head_dim": config.kv_channels,
         "num_experts": config.num_moe_experts,
         "expert_top_k": config.moe_router_topk if config.num_moe_experts else None,
+        "expert_balance": "forced" if config.moe_router_force_load_balancing else "learned",
         "padded_vocab_size": model.padded_vocab_size,
         **_counted(trainer),
         **model.switches.observed(),

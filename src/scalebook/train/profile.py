@@ -83,7 +83,9 @@ def run(trainer: Trainer, step: Step, output: Path, stream: TextIO | None) -> No
             mcore.forget_auxiliary_losses()
             seconds = time.perf_counter() - begin
             trainer.marks.annotate = False
-            own = RankStep(seconds, loss, norm, rate, skipped, trainer.marks.take())
+            own = RankStep(
+                seconds, loss, norm, rate, skipped, trainer.marks.take(), trainer.routing.take()
+            )
             record = gather(number + 1, own, config, world)
             if stream is not None:
                 stream.write(record.model_dump_json() + "\n")

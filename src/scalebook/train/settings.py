@@ -37,10 +37,10 @@ def _architecture(shape: ModelShape) -> dict[str, Any]:
         "attention_dropout": 0.0,
         "init_method_std": weights.INIT_STD,
     }
-    return options | _experts(shape) | _latent(shape)
+    return options | _latent(shape)
 
 
-def _experts(shape: ModelShape) -> dict[str, Any]:
+def _experts(config: RunConfig, shape: ModelShape) -> dict[str, Any]:
     if shape.moe is None:
         return {}
     dense = shape.moe.first_dense_layers
@@ -54,6 +54,7 @@ def _experts(shape: ModelShape) -> dict[str, Any]:
         "moe_router_load_balancing_type": "aux_loss",
         "moe_aux_loss_coeff": AUXILIARY_LOSS_COEFFICIENT,
         "moe_router_dtype": "fp32",
+        "moe_router_force_load_balancing": config.expert_balance == "forced",
     }
 
 
@@ -153,6 +154,7 @@ def ddp_config(config: RunConfig, on: Switches) -> Any:
 
 def transformer_config(config: RunConfig, shape: ModelShape, world: World, on: Switches) -> Any:
     """Return Megatron-Core's TransformerConfig of a run."""
-    options = _architecture(shape) | _split(config) | _recompute(config) | _quantised(config)
+    options = _architecture(shape) | _experts(config, shape) | _split(config)
+    options |= _recompute(config) | _quantised(config)
     kind = mcore.MLATransformerConfig if shape.mla else mcore.TransformerConfig
     return kind(**options, **_speed(config, shape, world, on))

@@ -12,6 +12,7 @@ import torch
 
 from scalebook.config import RunConfig
 from scalebook.record import Phase, StepRecord
+from scalebook.train import routing
 from scalebook.train.world import World, distributed, restart_count
 
 GIB = 2**30
@@ -27,6 +28,7 @@ class RankStep:
     learning_rate: float
     skipped: bool
     parts: dict[str, float] = field(default_factory=dict[str, float])  # seconds by name
+    routed: list[int] = field(default_factory=list[int])  # tokens of its experts, by layer
 
 
 def phase(step: int, warmup_steps: int, steps: int | None = None) -> Phase:
@@ -61,12 +63,13 @@ def gather(number: int, step: RankStep, config: RunConfig, world: World) -> Step
         reserved = torch.cuda.max_memory_reserved() / GIB
     has_loss = step.loss is not None
     own = [step.seconds, step.loss or 0.0, float(has_loss), allocated, reserved]
-    own += step.parts.values()
+    own += [*step.parts.values(), *step.routed]
     local = torch.tensor(own, dtype=torch.float64, device=world.device)
     table = [torch.empty_like(local) for _ in range(world.size)]
     distributed.all_gather(table, local)
     columns: Any = torch.stack(table).T
-    seconds, losses, seen, allocated_all, reserved_all, *parts = _rows(columns)
+    seconds, losses, seen, allocated_all, reserved_all, *rest = _rows(columns)
+    parts, routed = rest[: len(step.parts)], rest[len(step.parts) :]
     return StepRecord(
         step=number,
         phase=phase(number, config.warmup_steps, config.steps),
@@ -81,6 +84,7 @@ def gather(number: int, step: RankStep, config: RunConfig, world: World) -> Step
         part_seconds={
             name: sum(times) / world.size for name, times in zip(step.parts, parts, strict=True)
         },
+        expert_load=routing.load(routed, config.pipeline_parallel_size),
         skipped=step.skipped,
         finished_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
     )

@@ -1,0 +1,58 @@
+"""Experts: what an uneven router costs, and what a forced one hides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from scalebook.diagnosis.evidence import Evidence
+from scalebook.diagnosis.finding import Finding
+from scalebook.flops import flops_per_token
+
+UNEVEN = 1.1  # tokens of the busiest ranks' experts over the mean
+
+
+def balance_rule(found: Evidence) -> Iterator[Finding]:
+    """Yield that some ranks' experts get more tokens than others', which wait for them."""
+    load = found.metrics.expert_load
+    if load is None or load < UNEVEN:
+        return
+    yield Finding(
+        rule="expert_load",
+        says=(
+            f"The busiest ranks' experts get {load:.3g} times the tokens of the mean rank: the "
+            "others wait for them."
+        ),
+        advice=(
+            "Measure after the router has learned to spread tokens: seeded synthetic ones are few.",
+            "Try expert_balance='forced' to see the hardware with even experts; the record says so.",
+        ),
+        step_fraction=_waiting(found, load),
+        basis="computed",
+        evidence={"expert_load": load},
+    )
+
+
+def _waiting(found: Evidence, load: float) -> float | None:
+    """Return the part of a step that waits, or more: as if products ran at the peak."""
+    shape, length, mfu = found.shape, found.metrics.sequence_length, found.metrics.mfu
+    if shape is None or shape.moe is None or not length or mfu is None:
+        return None
+    matrices = 3 if shape.gated_mlp else 2
+    layers = shape.num_layers - shape.moe.first_dense_layers
+    width = shape.moe.top_k * shape.moe.ffn_hidden_size
+    experts = 6 * matrices * shape.hidden_size * width * layers / flops_per_token(shape, length)
+    return mfu * experts * (load - 1)
+
+
+def chance_rule(found: Evidence) -> Iterator[Finding]:
+    """Yield that tokens went to experts by chance, as no training does."""
+    if found.record.setting("expert_balance") != "forced" or found.shape is None:
+        return
+    if found.shape.moe is None:
+        return
+    yield Finding(
+        rule="forced_balance",
+        says="Tokens went to experts at random: the rate is that of an even router.",
+        advice=("Do not set it beside runs whose router learns.",),
+        evidence={"expert_balance": "forced"},
+    )
