@@ -24,7 +24,7 @@ def balance_rule(found: Evidence) -> Iterator[Finding]:
         ),
         advice=(
             "Measure after the router has learned to spread tokens: seeded synthetic ones are few.",
-            "Try expert_balance='forced' to see the hardware with even experts; the record says so.",
+            "Try expert_balance='forced' to see the hardware with even experts.",
         ),
         step_fraction=_waiting(found, load),
         basis="computed",

@@ -11,6 +11,7 @@ from scalebook import memory
 from scalebook.catalog.types import Accelerator, ModelShape
 from scalebook.config import RunConfig
 from scalebook.legality import neighbours
+from scalebook.legality.untrained import untrained
 from scalebook.memory import MemoryEstimate
 
 # The estimate leaves out the driver's context, buffers of collectives and fragmentation: some GiB.
@@ -125,23 +126,27 @@ def _single_changes(config: RunConfig, shape: ModelShape) -> Iterator[dict[str, 
     if config.recompute != "full":
         yield {"recompute": "full"}
     yield from _own_changes(config, shape)
-    # FSDP shares nothing out among one replica; Scalebook's own trainer has it without pipeline
-    # stages and experts.
-    own = config.engine == "megatron"
-    if config.data_parallel_sharding != "full" and not (
-        own and (config.pipeline_parallel_size > 1 or shape.moe is not None)
+    if config.data_parallel_sharding != "full" and _trained(
+        config, shape, fsdp := {"data_parallel_sharding": "full"}
     ):
-        yield {"data_parallel_sharding": "full"}
+        yield fsdp
 
 
 def _own_changes(config: RunConfig, shape: ModelShape) -> Iterator[dict[str, Any]]:
     """Yield what Scalebook's own trainer alone can do."""
     if config.engine != "megatron" or config.layer_spec == "transformer_engine":
         return
-    if config.pipeline_parallel_size == 1 and shape.moe is None and shape.gated_mlp:
-        yield {"recompute": "pointwise", "offload_layers": max(shape.num_layers // 2, 1)}
+    offload = {"recompute": "pointwise", "offload_layers": max(shape.num_layers // 2, 1)}
+    if _trained(config, shape, offload):
+        yield offload
     if config.gradient_precision == "fp32" and config.precision in ("bf16", "fp8"):
         yield {"gradient_precision": "bf16"}
+
+
+def _trained(config: RunConfig, shape: ModelShape, changes: dict[str, Any]) -> bool:
+    """Return whether Scalebook's own trainer would take a change, where it is the one to train."""
+    changed = config.model_copy(update=changes)
+    return config.engine != "megatron" or not any(untrained(changed, shape))
 
 
 def _text(value: Any) -> str:

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 from scalebook.flops import padded_vocab_size
 from scalebook.legality.problem import Case, Problem
+from scalebook.legality.untrained import untrained
 
 QUANTISED = ("fp8", "fp4")
 # Transformer Engine refuses FP8 products whose inner dimensions are no multiples of 16, or whose
 # number of tokens is no multiple of 8.
 INNER_MULTIPLE, TOKEN_MULTIPLE = 16, 8
-TRAINED_PRECISIONS = ("bf16", "fp8", "fp32")
 WASTE = 0.05  # share of padded vocabulary rows worth a word
 
 
@@ -112,46 +112,10 @@ def vocabulary(case: Case) -> Iterator[Problem]:
 
 
 def engine(case: Case) -> Iterator[Problem]:
-    """What Scalebook's own trainer does not do, although Megatron-Core could.
-
-    ``scalebook.train.model.refuse_unsupported`` is what refuses; a test compares the two.
-    """
-    config, shape = case.config, case.shape
-    if config.engine != "megatron":
-        return
-    missing: list[str] = []
-    if config.precision not in TRAINED_PRECISIONS:
-        missing.append(f"precision={config.precision}")
-    if config.data_parallel_sharding == "full":
-        if config.pipeline_parallel_size > 1:
-            missing.append("data_parallel_sharding=full with pipeline stages")
-        if shape.moe is not None:
-            missing.append(f"data_parallel_sharding=full with the experts of {shape.name}")
-    if shape.mtp_layers:
-        missing.append(f"the multi-token prediction of {shape.name}")
-    if config.recompute == "pointwise" and config.layer_spec == "transformer_engine":
-        missing.append("recompute=pointwise with layer_spec=transformer_engine")
-    missing += _offload(case)
-    for what in missing:
-        yield Problem(
-            "engine",
-            f"{what} is not trained by engine 'megatron' yet: the run would be refused at its "
-            "start.",
-            "warning",
-        )
-
-
-def _offload(case: Case) -> list[str]:
-    config, shape = case.config, case.shape
-    if config.offload_layers == 0:
-        return []
-    obstacles = {
-        f"recompute={config.recompute}": config.recompute != "pointwise",
-        "pipeline stages": config.pipeline_parallel_size > 1,
-        f"the MLP of {shape.name}": shape.moe is not None or not shape.gated_mlp,
-        f"{shape.num_layers} layers": config.offload_layers > shape.num_layers,
-    }
-    return [f"offload_layers with {why}" for why, stands in obstacles.items() if stands]
+    """Scalebook's own trainer trains what is asked for."""
+    if case.config.engine == "megatron":
+        for sentence in untrained(case.config, case.shape):
+            yield Problem("engine", f"{sentence} The run would end at its start.", "warning")
 
 
 def _has(case: Case, name: str) -> bool:

@@ -66,15 +66,9 @@ def throughput(
     record: RunRecord, steps: Sequence[StepRecord]
 ) -> tuple[Throughput | None, str | None]:
     """Return the rates over measured steps, or None and the reason."""
-    if not record.averaged:
-        return None, f"The run did not complete ({record.status}): its window is not averaged."
-    if not steps:
-        return None, "No step was measured."
-    if len({step.restart for step in steps}) > 1:
-        return None, (
-            "A process died between measured steps and all were started again: that time is in no "
-            "step, so a rate would leave it out."
-        )
+    reason = _no_window(record, steps)
+    if reason is not None:
+        return None, reason
     seconds = [step.step_seconds for step in steps if step.step_seconds is not None]
     tokens = [step.tokens for step in steps if step.tokens is not None]
     if not all(1e-9 < value < 1e9 for value in seconds):
@@ -90,6 +84,20 @@ def throughput(
     interval = _rate_interval(rate, steady)
     chosen = tuple(steps[part])
     return Throughput(chosen, steady, median(seconds[part]), rate, interval), None
+
+
+def _no_window(record: RunRecord, steps: Sequence[StepRecord]) -> str | None:
+    """Return why the measured steps are no window to average over; None where they are one."""
+    if not record.averaged:
+        return f"The run did not complete ({record.status}): its window is not averaged."
+    if not steps:
+        return "No step was measured."
+    if len({step.restart for step in steps}) > 1:
+        return (
+            "A process died between measured steps and all were started again: that time is in no "
+            "step, so a rate would leave it out."
+        )
+    return None
 
 
 def _evened(seconds: Sequence[float], tokens: Sequence[int]) -> list[float]:

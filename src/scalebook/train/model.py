@@ -12,6 +12,7 @@ from torch import Tensor
 from scalebook.catalog.types import ModelShape
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError
+from scalebook.legality.untrained import untrained
 from scalebook.train import (
     embedding,
     fsdp,
@@ -45,50 +46,13 @@ class Model:
 
 def refuse_unsupported(config: RunConfig, shape: ModelShape) -> None:
     """Raise ConfigError where this trainer cannot run what is asked for."""
-    if config.precision not in DTYPES:
-        raise ConfigError(
-            f"precision={config.precision!r} is not supported by engine 'megatron'. "
-            f"Use one of: {', '.join(DTYPES)}."
-        )
-    if config.data_parallel_sharding == "full" and (
-        config.pipeline_parallel_size > 1 or shape.moe is not None
-    ):
-        raise ConfigError(
-            "data_parallel_sharding='full' (FSDP) is supported by engine 'megatron' without "
-            "pipeline stages and without experts. Use 'none' or 'optimizer'."
-        )
-    if shape.mtp_layers:
-        raise ConfigError(
-            f"{shape.name} uses multi-token prediction, which engine 'megatron' does not train. "
-            "Choose another model."
-        )
-    refuse_offload(config, shape)
-    if config.recompute == "pointwise" and config.layer_spec == "transformer_engine":
-        raise ConfigError(
-            "recompute='pointwise' is made for layer_spec 'torch'. Use recompute 'full' or 'none'."
-        )
+    refused = " ".join(untrained(config, shape))
+    if refused:
+        raise ConfigError(refused)
     if config.sequence_length > shape.max_sequence_length and shape.learned_positions:
         raise ConfigError(
             f"sequence_length={config.sequence_length} is beyond the "
             f"{shape.learned_positions} learned positions of {shape.name}."
-        )
-
-
-def refuse_offload(config: RunConfig, shape: ModelShape) -> None:
-    """Raise ConfigError where activations cannot wait in host memory as asked for."""
-    if config.offload_layers == 0:
-        return
-    if (
-        config.recompute != "pointwise"
-        or config.pipeline_parallel_size > 1
-        or shape.moe is not None
-        or not shape.gated_mlp
-        or config.offload_layers > shape.num_layers
-    ):
-        raise ConfigError(
-            f"offload_layers={config.offload_layers} needs recompute='pointwise', no pipeline "
-            f"stages, a gated MLP without experts, and so many layers ({shape.name} has "
-            f"{shape.num_layers}). Use offload_layers=0."
         )
 
 

@@ -1,0 +1,51 @@
+"""What Scalebook's own trainer does not train: said before a run is started, and by the trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from scalebook.catalog.types import ModelShape
+from scalebook.config import RunConfig
+
+PRECISIONS = ("bf16", "fp8", "fp32")
+
+
+def untrained(config: RunConfig, shape: ModelShape) -> Iterator[str]:
+    """Yield a sentence for each thing asked for that engine 'megatron' does not train."""
+    if config.precision not in PRECISIONS:
+        yield (
+            f"precision={config.precision!r} is not supported by engine 'megatron'. Use one of: "
+            f"{', '.join(PRECISIONS)}."
+        )
+    if config.data_parallel_sharding == "full" and (
+        config.pipeline_parallel_size > 1 or shape.moe is not None
+    ):
+        yield (
+            "data_parallel_sharding='full' (FSDP) is supported by engine 'megatron' without "
+            "pipeline stages and without experts. Use 'none' or 'optimizer'."
+        )
+    if shape.mtp_layers:
+        yield (
+            f"{shape.name} uses multi-token prediction, which engine 'megatron' does not train. "
+            "Choose another model."
+        )
+    if config.recompute == "pointwise" and config.layer_spec == "transformer_engine":
+        yield (
+            "recompute='pointwise' is made for layer_spec 'torch'. Use recompute 'full' or 'none'."
+        )
+    yield from _offload(config, shape)
+
+
+def _offload(config: RunConfig, shape: ModelShape) -> Iterator[str]:
+    layers = config.offload_layers
+    if layers == 0:
+        return
+    needs = {
+        "recompute='pointwise'": config.recompute == "pointwise",
+        "no pipeline stages": config.pipeline_parallel_size == 1,
+        "a gated MLP without experts": shape.gated_mlp and shape.moe is None,
+        f"as many layers ({shape.name} has {shape.num_layers})": layers <= shape.num_layers,
+    }
+    missing = [need for need, met in needs.items() if not met]
+    if missing:
+        yield f"offload_layers={layers} needs {' and '.join(missing)}. Use offload_layers=0."
