@@ -40,6 +40,12 @@ def test_the_usual_value_of_a_switch_is_not_named(tmp_path: Path) -> None:
     assert found == ["1 GPU · no fused norm", "1 GPU", "1 GPU · no recompute", "1 GPU · CUDA graph"]
 
 
+def test_every_way_of_scaling_is_named_where_they_differ(tmp_path: Path) -> None:
+    recipes = ("delayed", "tensorwise", "blockwise")
+    found = names(tmp_path, *({"precision": "fp8", "fp8_recipe": recipe} for recipe in recipes))
+    assert found == [f"1 GPU · FP8 recipe {recipe}" for recipe in recipes]
+
+
 def test_many_fusions_are_named_together(tmp_path: Path) -> None:
     fusions: dict[str, Any] = dict.fromkeys(("fused_attention", "fused_norm", "fused_rope"), "off")
     found = names(tmp_path, USUAL, fusions | {"recompute": "full"})

@@ -49,6 +49,7 @@ WORDS = {
     "offload_layers": "layers offloaded",
 }
 COUNTS = ("nodes", "steps", "warmup_steps", "profile_steps", "offload_layers")
+NO_USUAL = frozenset({"fp8_recipe"})  # where runs differ in these, each says what it has
 OFF = (False, "off", "none")
 NO_STRATEGY = (None, "", "custom")
 MOST = 3  # deviations named one by one
@@ -162,7 +163,7 @@ def _name_changes(runs: Sequence[_Named], *, minor: bool) -> None:
             continue  # of a setting that a record does not know nothing is said
         usual = max(known, key=lambda value: (known[value], -values.index(value)))
         for i, value in enumerate(values):
-            if value not in (usual, "None"):
+            if value != "None" and (value != usual or name in NO_USUAL):
                 changed.setdefault(i, []).append((name, runs[i].settings[name]))
     for i, changes in changed.items():
         runs[i].parts += in_words(changes)

@@ -25,11 +25,13 @@ class Saved:
     saves: tuple[CheckpointRecord, ...]
     loads: tuple[CheckpointRecord, ...]
     steps_seconds: float | None  # all recorded steps together
+    usual_step: float | None  # seconds, median of the measured ones
+    last_step: int | None
 
     def row(self) -> dict[str, Any]:
         """Return the figures of a table: medians over the saves, and over the loads, of the run."""
         waited = _median([entry.blocking_seconds for entry in self.saves])
-        step = self.run["step_seconds_median"]
+        step = self.usual_step
         return {
             **self.run,
             "saves": len(self.saves),
@@ -57,7 +59,9 @@ class Saved:
         if not self.saves or not self.steps_seconds:
             return None
         waited = sum(entry.blocking_seconds for entry in self.saves)
-        return min(waited / self.steps_seconds, 1.0)
+        # A wait is part of the next step; there is none after the last.
+        after = [e.blocking_seconds for e in self.saves if e.step >= (self.last_step or 0)]
+        return min(waited / (self.steps_seconds + sum(after)), 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +84,7 @@ class Reliability:
 def reliability(data: ReportData) -> Reliability:
     """Return the checkpoints and drills of every run of the report, in the order of its table."""
     places = {path.name: path for path in store.run_directories(data.folder)}
-    seconds = dict(data.steps.group_by("run_id").agg(pl.col("step_seconds").sum()).iter_rows())
+    times = _times(data.steps)
     saved: list[Saved] = []
     drills: list[Drilled] = []
     problems: list[str] = []
@@ -91,18 +95,29 @@ def reliability(data: ReportData) -> Reliability:
         entries, broken = read_checkpoints(path)
         problems += [f"{path.name}: {sentence}" for sentence in broken]
         if entries:
-            saved.append(_saved(run, entries, seconds.get(run["run_id"])))
+            saved.append(_saved(run, entries, times.get(run["run_id"], (None, None, None))))
         drill = read_drill(path)
         if drill is not None:
             drills.append(Drilled(run, drill))
     return Reliability(tuple(saved), tuple(drills), tuple(problems))
 
 
+def _times(steps: pl.DataFrame) -> dict[str, tuple[Any, Any, Any]]:
+    """Return of each run: seconds of all steps, median seconds of a measured one, last step."""
+    seconds = pl.col("step_seconds")
+    found = steps.group_by("run_id").agg(
+        seconds.sum().alias("all"),
+        seconds.filter(pl.col("phase") == "measured").median().alias("usual"),
+        pl.col("step").max().alias("last"),
+    )
+    return {run_id: rest for run_id, *rest in found.iter_rows()}
+
+
 def _saved(
-    run: Mapping[str, Any], entries: Sequence[CheckpointRecord], seconds: float | None
+    run: Mapping[str, Any], entries: Sequence[CheckpointRecord], times: Sequence[Any]
 ) -> Saved:
     kinds = {kind: tuple(e for e in entries if e.kind == kind) for kind in ("save", "load")}
-    return Saved(run, kinds["save"], kinds["load"], seconds)
+    return Saved(run, kinds["save"], kinds["load"], *times)
 
 
 def _median(values: Sequence[float | None]) -> float | None:

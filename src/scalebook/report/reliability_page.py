@@ -66,7 +66,7 @@ def _cost(platform: str, model: str, mode: str, items: list[Saved]) -> Markup:
     rates, steps, shares = (_known(rows, n) for n in ("save_rate", "waited_steps", "waited_share"))
     rate = f" ({_span(rates, lambda value: quantity(value, 'GiB/s'))})" if rates else ""
     note = f", as long as {_span(steps, number)} steps" if steps else ""
-    note += f" and {_span(shares, percent)} of the training" if shares else ""
+    note += f". Waits are {_span(shares, percent)} of the training" if shares else ""
     return words.format(
         *(model, platform, mode, count(sum(row["saves"] for row in rows), "save")),
         _span(_known(rows, "size_gib"), lambda value: quantity(value, "GiB")),
