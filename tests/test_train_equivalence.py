@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-from train_worlds import Finished, train
+from train_forked import trained
+from train_worlds import Finished
 
 from scalebook import catalog
 from scalebook.flops.parameters import parameter_count
@@ -66,16 +66,36 @@ MIXTURE: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def dense(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """One process, dense."""
-    return train(tmp_path_factory.mktemp("dense"))
+LATENT: dict[str, dict[str, Any]] = {
+    "one": {"grouped_gemm": "off"},
+    "split": {
+        "world_size": 2,
+        "tensor_parallel_size": 2,
+        "expert_parallel_size": 2,
+        "sequence_parallel": True,
+        "recompute": "pointwise",
+        "grouped_gemm": "on",
+    },
+}
+SUMS = {"world_size": 2, "precision": "bf16", "data_parallel_sharding": "optimizer"}
+FORCED = {"expert_balance": "forced"}
+ALL: dict[str, dict[str, Any]] = {
+    "dense": {},
+    "mixture": {"model": "tiny-moe"},
+    **DENSE,
+    **{name: {"model": "tiny-moe", **changes} for name, changes in MIXTURE.items()},
+    **{name: {"model": "tiny-mla", **changes} for name, changes in LATENT.items()},
+    "forced": {"model": "tiny-moe", **MIXTURE["EP=2"], **FORCED},
+    "summed in fp32": SUMS,
+    "summed in bf16": {**SUMS, "gradient_precision": "bf16"},
+    "another seed": {"seed": 7, "steps": 1},
+}
 
 
 @pytest.fixture(scope="module")
-def mixture(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """One process, mixture of experts."""
-    return train(tmp_path_factory.mktemp("mixture"), model="tiny-moe")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finished]:
+    """Every run of this file, by name."""
+    return trained(tmp_path_factory.mktemp("runs"), ALL)
 
 
 def assert_same_curve(run: Finished, reference: Finished) -> None:
@@ -87,31 +107,28 @@ def assert_same_curve(run: Finished, reference: Finished) -> None:
 
 
 @pytest.mark.parametrize("layout", DENSE)
-def test_dense_layout_trains_the_same_model(layout: str, dense: Finished, tmp_path: Path):
-    assert_same_curve(train(tmp_path, **DENSE[layout]), dense)
+def test_dense_layout_trains_the_same_model(layout: str, runs: dict[str, Finished]):
+    assert_same_curve(runs[layout], runs["dense"])
 
 
 @pytest.mark.parametrize("layout", MIXTURE)
-def test_mixture_layout_trains_the_same_model(layout: str, mixture: Finished, tmp_path: Path):
-    assert_same_curve(train(tmp_path, model="tiny-moe", **MIXTURE[layout]), mixture)
+def test_mixture_layout_trains_the_same_model(layout: str, runs: dict[str, Finished]):
+    assert_same_curve(runs[layout], runs["mixture"])
 
 
 def test_the_share_of_the_busiest_experts_is_in_every_step_where_they_are_spread(
-    mixture: Finished, tmp_path: Path
+    runs: dict[str, Finished],
 ):
-    assert {step.expert_load for step in mixture.steps} == {None}
-    spread = {"model": "tiny-moe", "world_size": 2, "expert_parallel_size": 2}
-    learned, forced = (
-        train(tmp_path / balance, **spread, expert_balance=balance)
-        for balance in ("learned", "forced")
-    )
-    for run, balance in ((learned, "learned"), (forced, "forced")):
+    assert {step.expert_load for step in runs["mixture"].steps} == {None}
+    for name, balance in (("EP=2", "learned"), ("forced", "forced")):
+        run = runs[name]
         assert run.code == 0, run.log
         assert run.observed["expert_balance"] == balance
         # Two ranks: from even to all tokens on one of them.
         assert all(1 <= step.expert_load <= 2 for step in run.steps)
-    assert forced.losses != learned.losses
-    assert forced.losses[-1] < forced.losses[0]
+    forced = runs["forced"].losses
+    assert forced != runs["EP=2"].losses
+    assert forced[-1] < forced[0]
 
 
 def test_ranks_wait_for_the_busiest_experts_of_each_layer():
@@ -123,18 +140,10 @@ def test_ranks_wait_for_the_busiest_experts_of_each_layer():
     assert routing.load([], 1) is None
 
 
-def test_latent_attention_and_one_product_for_all_experts_train_the_same_model(tmp_path: Path):
-    reference = train(tmp_path / "one", model="tiny-mla", grouped_gemm="off")
-    split = train(
-        tmp_path / "two",
-        model="tiny-mla",
-        world_size=2,
-        tensor_parallel_size=2,
-        expert_parallel_size=2,
-        sequence_parallel=True,
-        recompute="pointwise",
-        grouped_gemm="on",
-    )
+def test_latent_attention_and_one_product_for_all_experts_train_the_same_model(
+    runs: dict[str, Finished],
+):
+    reference, split = runs["one"], runs["split"]
     assert_same_curve(split, reference)
     assert (reference.observed["grouped_gemm"], split.observed["grouped_gemm"]) == ("off", "on")
     expected = parameter_count(catalog.model("tiny-mla")).total
@@ -142,10 +151,8 @@ def test_latent_attention_and_one_product_for_all_experts_train_the_same_model(t
     assert split.observed["parameter_count"] == expected
 
 
-def test_gradients_added_up_in_bf16_train_nearly_the_same_model(tmp_path: Path):
-    options = {"world_size": 2, "precision": "bf16", "data_parallel_sharding": "optimizer"}
-    wide = train(tmp_path / "wide", **options)
-    narrow = train(tmp_path / "narrow", **options, gradient_precision="bf16")
+def test_gradients_added_up_in_bf16_train_nearly_the_same_model(runs: dict[str, Finished]):
+    wide, narrow = runs["summed in fp32"], runs["summed in bf16"]
     for run, expected in ((wide, "fp32"), (narrow, "bf16")):
         assert run.code == 0, run.log
         assert run.observed["gradient_precision"] == expected
@@ -153,12 +160,12 @@ def test_gradients_added_up_in_bf16_train_nearly_the_same_model(tmp_path: Path):
     assert narrow.losses != wide.losses
 
 
-def test_another_seed_gives_another_curve(dense: Finished, tmp_path: Path):
-    other = train(tmp_path, seed=7, steps=1)
-    assert other.losses[0] != pytest.approx(dense.losses[0], rel=RELATIVE)
+def test_another_seed_gives_another_curve(runs: dict[str, Finished]):
+    other = runs["another seed"]
+    assert other.losses[0] != pytest.approx(runs["dense"].losses[0], rel=RELATIVE)
 
 
-def test_losses_fall_from_that_of_a_guess(dense: Finished, mixture: Finished):
-    for run in (dense, mixture):
+def test_losses_fall_from_that_of_a_guess(runs: dict[str, Finished]):
+    for run in (runs["dense"], runs["mixture"]):
         assert run.losses[0] == pytest.approx(6.93, abs=0.2)  # ln(1024)
         assert run.losses[-1] < run.losses[0] - 1

@@ -1,16 +1,16 @@
 """Train each layout twice, to the end and again from a checkpoint in the middle; print the losses.
 
-Run as a script: ranks are forked, so that imports are paid once.
+Run as a script: ranks are forked.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import socket
 import sys
 from pathlib import Path
 from typing import Any
+
+import train_forked
 
 OPTIMIZER: dict[str, Any] = {"data_parallel_sharding": "optimizer"}
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -44,59 +44,27 @@ SMALL: dict[str, Any] = {
 }
 
 
-def free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
-
-
-def rank(number: int, config: Any, output: Path, port: str, queue: Any) -> int:
-    """Fork one rank; return its process id."""
-    child = os.fork()
-    if child:
-        return child
-    os.environ.update(RANK=str(number), LOCAL_RANK=str(number))
-    os.environ.update(WORLD_SIZE=str(config.world_size))
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
-    code = 1
-    try:
-        from megatron.core.dist_checkpointing.strategies import filesystem_async
-
-        from scalebook import catalog
-        from scalebook.train import cpu
-        from scalebook.train.loop import train
-
-        filesystem_async._results_queue = queue  # one process answers in all tests
-        cpu.install()
-        code = train(config, catalog.model(config.model), output)
-    finally:
-        os._exit(code)
-
-
 def losses(output: Path, changes: dict[str, Any], queues: list[Any]) -> list[float | None]:
     """Train with changes and return the loss of each step."""
+    from megatron.core.dist_checkpointing.strategies import filesystem_async
+
     from scalebook.config import RunConfig
     from scalebook.store import read_steps
 
-    output.mkdir(parents=True)
-    config, port = RunConfig(**{**SMALL, **changes}), free_port()
-    ranks = [rank(n, config, output, port, queues[n]) for n in range(config.world_size)]
-    codes = [os.waitpid(process, 0)[1] for process in ranks]
-    if any(codes):
-        raise RuntimeError(f"{changes} ended with {codes}")
+    def answer(rank: int) -> None:
+        filesystem_async._results_queue = queues[rank]  # one process answers in all tests
+
+    code = train_forked.run(RunConfig(**{**SMALL, **changes}), output, answer)
+    if code:
+        log = (output / train_forked.LOG).read_text()
+        raise RuntimeError(f"{changes} ended with {code}:\n{log}")
     return [step.loss for step in read_steps(output / "steps.jsonl")[0]]
 
 
 def main() -> None:
     import torch
 
-    torch.set_num_threads(1)
-    from scalebook.train import cpu
-
-    with cpu.lean_import():
-        from scalebook.train import mcore  # noqa: F401
-    from scalebook.train import loop  # noqa: F401
-
+    train_forked.prepare()
     manager = torch.multiprocessing.get_context("spawn").Manager()
     queues = [manager.Queue() for _ in range(2)]
     found: dict[str, Any] = {}

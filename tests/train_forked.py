@@ -1,0 +1,110 @@
+"""Train small configurations one after another, in ranks forked from one process.
+
+Run as a script with a file of {name: changes to SMALL} and a folder: imports are paid once. Each
+configuration gets a folder, named by its place in the file, with what a run leaves and its log.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from train_worlds import SMALL, Finished, environment
+
+from scalebook.store import read_steps
+
+LOG, CODE = "log.txt", "code.txt"
+
+
+def trained(folder: Path, changes: Mapping[str, Mapping[str, Any]]) -> dict[str, Finished]:
+    """Train SMALL with each of these changes; return what each left behind, by name."""
+    asked = folder / "asked.json"
+    asked.write_text(json.dumps(changes))
+    command = [sys.executable, __file__, str(asked), str(folder)]
+    subprocess.run(command, check=True, timeout=900, env=environment())
+    places = {name: folder / str(number) for number, name in enumerate(changes)}
+    return {name: _finished(place) for name, place in places.items()}
+
+
+def _finished(place: Path) -> Finished:
+    path = place / "steps.jsonl"
+    steps = read_steps(path)[0] if path.exists() else ()
+    return Finished(int((place / CODE).read_text()), (place / LOG).read_text(), place, steps)
+
+
+def prepare() -> None:
+    """Import, in the process that forks, what every rank needs."""
+    import torch
+
+    torch.set_num_threads(1)
+    from scalebook.train import cpu
+
+    with cpu.lean_import():
+        from scalebook.train import mcore  # noqa: F401
+    from scalebook.train import loop  # noqa: F401
+
+
+def run(config: Any, output: Path, first: Callable[[int], None] = lambda _: None) -> int:
+    """Train a configuration in forked ranks; return 0 or the first code that is not.
+
+    Each rank calls ``first`` with its number before it trains.
+    """
+    output.mkdir(parents=True)
+    port = _free_port()
+    ranks = [_rank(number, config, output, port, first) for number in range(config.world_size)]
+    codes = [os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) for process in ranks]
+    return next((code for code in codes if code), 0)
+
+
+def _free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+def _rank(number: int, config: Any, output: Path, port: str, first: Callable[[int], None]) -> int:
+    """Fork one rank; return its process id."""
+    child = os.fork()
+    if child:
+        return child
+    os.environ.update(RANK=str(number), LOCAL_RANK=str(number))
+    os.environ.update(WORLD_SIZE=str(config.world_size))
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    code = 1
+    try:
+        with (output / LOG).open("ab") as log:
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+        from scalebook import catalog
+        from scalebook.train import cpu
+        from scalebook.train.loop import train
+
+        first(number)
+        cpu.install()
+        code = train(config, catalog.model(config.model), output)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def main() -> None:
+    """Train what the file of the first argument asks for, into the folder of the second."""
+    from scalebook.config import RunConfig
+
+    prepare()
+    folder = Path(sys.argv[2])
+    for number, changes in enumerate(json.loads(Path(sys.argv[1]).read_text()).values()):
+        output = folder / str(number)
+        code = run(RunConfig(**{**SMALL, **changes}), output)
+        (output / CODE).write_text(str(code))
+
+
+if __name__ == "__main__":
+    main()
