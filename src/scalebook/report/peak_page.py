@@ -205,9 +205,12 @@ def _platforms(runs: pl.DataFrame) -> Iterator[Markup]:
         for other in ranked.tail(-1).iter_rows(named=True):
             verdict = verdict_on(first, other)
             word = verdict.word if verdict is not None else "no interval, so no verdict"
-            words = "{} at its best: {} ({}) over {} ({}) is {} per GPU: {}."
+            words = "{} ({}, sequence {}) at its best: {} ({}) over {} ({}) is {} per GPU: {}."
+            length = first["sequence_length"]
             yield Markup(words).format(
                 first["model"],
+                first["precision"] or "unknown precision",
+                "unknown" if length is None else f"{length:,}",
                 first["platform"],
                 run_link(first["run_id"]),
                 other["platform"],
