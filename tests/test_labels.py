@@ -62,6 +62,12 @@ def test_sizes_of_a_batch_are_named_on_each_run_where_they_vary(tmp_path: Path) 
     assert found[2] == "1 GPU · micro batch 4"
 
 
+def test_a_switch_is_named_also_where_a_size_differs_with_it(tmp_path: Path) -> None:
+    large = {"micro_batch_size": 4, "recompute": "full"}
+    found = names(tmp_path, {"micro_batch_size": 1}, {"micro_batch_size": 1, "repeat": 1}, large)
+    assert found[2] == "1 GPU · micro batch 4 · recompute full"
+
+
 def test_only_one_configuration_again_is_a_repeat(tmp_path: Path) -> None:
     found = names(tmp_path, {"repeat": 1}, {"repeat": 0}, {"repeat": 2, "time_limit_seconds": 9})
     assert found == ["1 GPU · repeat 2", "1 GPU", "1 GPU · repeat 3"]

@@ -48,6 +48,10 @@ WORDS = {
     "profile_steps": "profiled steps",
     "offload_layers": "layers offloaded",
 }
+VALUES = {  # settings whose value says it all
+    ("layer_spec", "transformer_engine"): "Transformer Engine's layers",
+    ("layer_spec", "torch"): "torch's layers",
+}
 COUNTS = ("nodes", "steps", "warmup_steps", "profile_steps", "offload_layers")
 NO_USUAL = frozenset({"fp8_recipe"})  # where runs differ in these, each says what it has
 OFF = (False, "off", "none")
@@ -108,9 +112,11 @@ def _settings(row: Row, record: RunRecord | None) -> dict[str, Any]:
     if record is None:
         return {name: row.get(name) for name in (*SIZES, "recompute", "data_parallel_sharding")}
     ran = record.observed
+    # What a switch that did not exist yet would have come to, nobody knows.
     asked = {
         name: ran[name] if value in (None, "auto") and ran.get(name) is not None else value
-        for name, value in record.requested.items()
+        for name, value in record.asked.items()
+        if name in record.requested or value != "auto"
     }
     # an ingested log tells what ran and was asked nothing
     open_ = {name: ran.get(name) for name in (*SIZES, "recompute", "data_parallel_sharding")}
@@ -130,8 +136,9 @@ def _tell_apart(alike: Sequence[_Named]) -> None:
     groups = [list(alike)]
     for size, word in SIZES.items():
         groups = [part for runs in groups for part in _by_size(runs, size, word)]
+    # Also between runs of two sizes: else what a switch does would pass for what the size does.
+    _name_changes(alike, minor=False)
     for runs in groups:
-        _name_changes(runs, minor=False)
         for same in _by(runs, lambda run: run.name):
             _name_changes(same, minor=True)
             for equal in _by(same, lambda run: run.name):
@@ -184,6 +191,8 @@ def setting_words(name: str) -> str:
 
 
 def _words(name: str, value: Any) -> str:
+    if (name, str(value)) in VALUES:
+        return VALUES[name, str(value)]
     word = setting_words(name)
     if name in COUNTS:
         return f"{value} {word}"
