@@ -95,14 +95,14 @@ def reliability(data: ReportData) -> Reliability:
         entries, broken = read_checkpoints(path)
         problems += [f"{path.name}: {sentence}" for sentence in broken]
         if entries:
-            saved.append(_saved(run, entries, times.get(run["run_id"], (None, None, None))))
+            saved.append(_saved(run, entries, times.get(run["run_id"], [None] * 3)))
         drill = read_drill(path)
         if drill is not None:
             drills.append(Drilled(run, drill))
     return Reliability(tuple(saved), tuple(drills), tuple(problems))
 
 
-def _times(steps: pl.DataFrame) -> dict[str, tuple[Any, Any, Any]]:
+def _times(steps: pl.DataFrame) -> dict[str, list[Any]]:
     """Return of each run: seconds of all steps, median seconds of a measured one, last step."""
     seconds = pl.col("step_seconds")
     found = steps.group_by("run_id").agg(
@@ -110,7 +110,7 @@ def _times(steps: pl.DataFrame) -> dict[str, tuple[Any, Any, Any]]:
         seconds.filter(pl.col("phase") == "measured").median().alias("usual"),
         pl.col("step").max().alias("last"),
     )
-    return {run_id: rest for run_id, *rest in found.iter_rows()}
+    return {run_id: times for run_id, *times in found.iter_rows()}
 
 
 def _saved(
