@@ -46,9 +46,7 @@ def _waiting(found: Evidence, load: float) -> float | None:
 
 def chance_rule(found: Evidence) -> Iterator[Finding]:
     """Yield that tokens went to experts by chance, as no training does."""
-    if found.record.setting("expert_balance") != "forced" or found.shape is None:
-        return
-    if found.shape.moe is None:
+    if found.record.setting("expert_balance") != "forced":
         return
     yield Finding(
         rule="forced_balance",

@@ -126,9 +126,8 @@ def _single_changes(config: RunConfig, shape: ModelShape) -> Iterator[dict[str, 
     if config.recompute != "full":
         yield {"recompute": "full"}
     yield from _own_changes(config, shape)
-    if config.data_parallel_sharding != "full" and _trained(
-        config, shape, fsdp := {"data_parallel_sharding": "full"}
-    ):
+    fsdp = {"data_parallel_sharding": "full"}
+    if config.data_parallel_sharding != "full" and _trained(config, shape, fsdp):
         yield fsdp
 
 
