@@ -54,7 +54,7 @@ TWO_SIZES = "micro_batch_size = [1, 2]"
 
 APPTAINER = """#!/bin/bash
 # Stands for apptainer: notes how it was called, sets what it would set, runs the command here.
-{{ printf '%s\\n' "$@"; echo; }} >>{log}
+printf '%s\\n' "$@" >"$(mktemp {calls}/XXXXXX)"  # two nodes call at once: a file a call
 while [[ ${{1-}} == exec || ${{1-}} == --* ]]; do shift; done
 for name in ${{!APPTAINERENV_*}}; do export "${{name#APPTAINERENV_}}=${{!name}}"; done
 shift  # the image
@@ -298,10 +298,11 @@ def test_ending_the_submitter_leaves_its_jobs_and_says_so(site: Site):
 
 
 def test_a_container_gets_the_variables_and_the_command_of_the_run(site: Site):
-    log, tools = site.folder / "apptainer.log", site.folder / "tools"
+    calls, tools = site.folder / "calls", site.folder / "tools"
+    calls.mkdir()
     tools.mkdir()
     program = tools / "apptainer"
-    program.write_text(APPTAINER.format(log=log, bin=Path(sys.executable).parent))
+    program.write_text(APPTAINER.format(calls=calls, bin=Path(sys.executable).parent))
     program.chmod(0o755)
     runs = site.folder / "image_runs"
     plan = site.folder / "image.toml"
@@ -323,9 +324,9 @@ def test_a_container_gets_the_variables_and_the_command_of_the_run(site: Site):
     assert done.returncode == 0, done.stderr
     record = site.record(runs)
     assert (record.status, record.reason) == ("completed", None)
-    calls = log.read_text().strip().split("\n\n")
-    assert len(calls) == 3  # one a node, one that writes the record
-    assert all(f"--bind={runs}:{runs}" in call.splitlines() for call in calls)
+    made = [path.read_text().splitlines() for path in calls.iterdir()]
+    assert len(made) == 3  # one a node, one that writes the record
+    assert all(f"--bind={runs}:{runs}" in call for call in made)
 
 
 def test_a_time_limit_of_slurm_is_a_timeout(site: Site, runs: dict[str, Path]):
