@@ -17,7 +17,7 @@ from scalebook.charts import throughput
 from scalebook.charts.figure import data_rows, sources_note
 from scalebook.frames import load
 from scalebook.markup import anchor
-from scalebook.report import PAGES, Places, build, made
+from scalebook.report import PAGES, Places, build, made, site
 from scalebook.report.assets_files import run_facts
 from scalebook.report.one_file import local_addresses
 from scalebook.report.pages import Page
@@ -124,8 +124,12 @@ def test_the_one_file_holds_every_page_and_needs_no_other_file(one_file: Path) -
     assert len(ids) == len(set(ids))
 
 
-def test_the_one_file_is_small_enough_for_mail(one_file: Path) -> None:
-    assert one_file.stat().st_size < 5_000_000
+def test_the_one_file_is_small_enough_for_mail_or_says_that_it_is_not(one_file: Path) -> None:
+    said: list[str] = []
+    site.weigh(one_file, said.append)
+    assert one_file.stat().st_size < 5_000_000 and not said
+    site.weigh(one_file, said.append, most=1_000_000)
+    assert f"has {one_file.stat().st_size / 1e6:.1f} MB" in said[0]
 
 
 def test_an_unchanged_page_is_not_executed_again(

@@ -24,6 +24,7 @@ from scalebook.report.row_files import move_out
 from scalebook.report.site_check import check
 
 Renderer = Literal["auto", "quarto", "preview"]
+MAIL_BYTES = 5_000_000  # what about every mail server takes
 MARKER = "scalebook-report.json"  # tells a site of ours from a folder that must not be replaced
 
 
@@ -79,8 +80,19 @@ def build(
     site = _with_quarto(places, built) if chosen == "quarto" else _with_preview(stage, built)
     if one_file:
         (site / NAME).write_text(one_page(cells, PAGES, stage, built), encoding="utf-8")
+        weigh(site / NAME, say)
     _finish(site, places.output, chosen)
     return places.output / (NAME if one_file else "index.html")
+
+
+def weigh(path: Path, say: Callable[[str], None], most: int = MAIL_BYTES) -> None:
+    """Say where the one file may be too large for what it is made for."""
+    size = path.stat().st_size
+    if size > most:
+        say(
+            f"{NAME} has {size / 1e6:.1f} MB, and some mail takes no more than "
+            f"{most / 1e6:.0f}: send the folder of the site, or report on fewer runs."
+        )
 
 
 def _choose(renderer: Renderer, say: Callable[[str], None]) -> Renderer:
