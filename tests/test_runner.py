@@ -116,11 +116,11 @@ def test_the_time_limit_ends_the_run_and_every_process_of_it(tmp_path: Path, mod
 def test_a_run_whose_steps_are_all_done_may_close_beyond_its_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    record = train(tmp_path, "close_slowly", time_limit_seconds=1)
+    record = train(tmp_path, "close_slowly", time_limit_seconds=3)
     assert record.status == "completed"
     monkeypatch.setattr(progress, "CLOSING_SECONDS", 1.0)
-    record = train(tmp_path, "never_close", time_limit_seconds=1)
-    assert record.reason == "The time limit of 1 s ran out (after step 5 of 5)."
+    record = train(tmp_path, "never_close", time_limit_seconds=3)
+    assert record.reason == "The time limit of 3 s ran out (after step 5 of 5)."
     assert nothing_is_left(record.run_id)
 
 

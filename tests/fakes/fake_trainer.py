@@ -103,7 +103,7 @@ def main() -> int:
             with (output / "steps.jsonl").open("a") as stream:
                 stream.write(json.dumps(record) + "\n")
             print(f"step {step}", flush=True)
-    time.sleep({"close_slowly": 2, "never_close": 600}.get(mode, 0))
+    time.sleep({"close_slowly": 5, "never_close": 600}.get(mode, 0))
     return 0
 
 
