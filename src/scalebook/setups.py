@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from scalebook.config import RunConfig
-from scalebook.labels import MINOR, NAMED, in_words, layer_spec
+from scalebook.labels import MINOR, NAMED, layer_spec
 from scalebook.record import RunRecord
+from scalebook.wording import in_words
 
 # A layout is a part of the size.
 _LAYOUT = frozenset({"nodes", "expert_tensor_parallel_size", "last_pipeline_stage_layers"})

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scalebook.labels import setting_words
 from scalebook.naming import sized
 from scalebook.report.sides import (
     SIZES,
@@ -21,6 +20,7 @@ from scalebook.report.sides import (
     work_key,
 )
 from scalebook.verdicts import Verdict
+from scalebook.wording import setting_words
 
 Repeats = tuple[Member, ...]
 
