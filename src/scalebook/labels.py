@@ -92,16 +92,18 @@ def _settings(row: Row, record: RunRecord | None) -> dict[str, Any]:
     """Return every setting as it was asked for, as it ran where that was left open."""
     if record is None:
         return {name: row.get(name) for name in (*SIZES, "recompute", "data_parallel_sharding")}
-    ran = record.observed
     # What a switch that did not exist yet would have come to, nobody knows.
-    asked = {
-        name: ran[name] if value in (None, "auto") and ran.get(name) is not None else value
-        for name, value in record.asked.items()
-        if name in record.requested or value != "auto"
+    asked = record.asked
+    known = {
+        name: value
+        for name, value in record.in_force.items()
+        if name in record.requested or asked[name] != "auto"
     }
     # an ingested log tells what ran and was asked nothing
-    open_ = {name: ran.get(name) for name in (*SIZES, "recompute", "data_parallel_sharding")}
-    return {**open_, **asked, "layer_spec": layer_spec(record)}
+    ran = {
+        name: record.observed.get(name) for name in (*SIZES, "recompute", "data_parallel_sharding")
+    }
+    return {**ran, **known, "layer_spec": layer_spec(record)}
 
 
 def layer_spec(record: RunRecord) -> str | None:

@@ -98,6 +98,16 @@ class RunRecord(BaseModel):
             return self.requested
         return _DEFAULTS | self.requested
 
+    @property
+    def in_force(self) -> dict[str, Any]:
+        """Settings by name as they were asked for, as they ran where that was left open."""
+        return {
+            name: self.observed[name]
+            if value in (None, "auto") and self.observed.get(name) is not None
+            else value
+            for name, value in self.asked.items()
+        }
+
     def setting(self, name: str) -> Any:
         """Return what ran (observed) or else what was asked for; None where neither says."""
         value = self.observed.get(name)

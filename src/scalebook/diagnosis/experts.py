@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from scalebook.diagnosis.evidence import Evidence
 from scalebook.diagnosis.finding import Finding
 from scalebook.flops import flops_per_token
+from scalebook.flops.parameters import dense_layers, layer_parameters
 
 UNEVEN = 1.1  # tokens of the busiest ranks' experts over the mean
 
@@ -37,10 +38,9 @@ def _waiting(found: Evidence, load: float) -> float | None:
     shape, length, mfu = found.shape, found.metrics.sequence_length, found.metrics.mfu
     if shape is None or shape.moe is None or not length or mfu is None:
         return None
-    matrices = 3 if shape.gated_mlp else 2
-    layers = shape.num_layers - shape.moe.first_dense_layers
-    width = shape.moe.top_k * shape.moe.ffn_hidden_size
-    experts = 6 * matrices * shape.hidden_size * width * layers / flops_per_token(shape, length)
+    layers = shape.num_layers - dense_layers(shape)
+    met = layers * layer_parameters(shape, dense=False).active_experts
+    experts = 6 * met / flops_per_token(shape, length)  # forward and backward
     return mfu * experts * (load - 1)
 
 

@@ -68,15 +68,6 @@ class Ablation:
     plain_changes: tuple[str, ...] = ()
 
 
-def effective(item: Member, name: str) -> Any:
-    """Return what a switch was: as asked for, or as it ran where that was left open."""
-    return _effective(item.record.asked.get(name), item.record.observed.get(name))
-
-
-def _effective(asked: Any, ran: Any) -> Any:
-    return ran if asked in (None, "auto") and ran is not None else asked
-
-
 def changed(a: Member, b: Member) -> tuple[str, ...]:
     """Return the switches that were set otherwise and ran otherwise.
 
@@ -84,13 +75,11 @@ def changed(a: Member, b: Member) -> tuple[str, ...]:
     made it so is the change.
     """
     asked_a, asked_b = a.record.asked, b.record.asked
-    ran_a, ran_b = a.record.observed, b.record.observed
+    was_a, was_b = a.record.in_force, b.record.in_force
     return tuple(
         name
         for name in SWITCHES
-        if asked_a.get(name) != asked_b.get(name)
-        and _effective(asked_a.get(name), ran_a.get(name))
-        != _effective(asked_b.get(name), ran_b.get(name))
+        if asked_a.get(name) != asked_b.get(name) and was_a.get(name) != was_b.get(name)
     )
 
 
@@ -137,7 +126,9 @@ def _switches(best: Repeats, configurations: Sequence[Repeats]) -> Iterator[Swit
     for other in configurations:
         names = changed(best[0], other[0])
         if len(names) == 1:
-            value, instead = (_text(effective(side[0], names[0])) for side in (best, other))
+            value, instead = (
+                _text(side[0].record.in_force.get(names[0])) for side in (best, other)
+            )
             yield Switch(names[0], value, instead, _pair(best, other))
 
 

@@ -44,6 +44,13 @@ class Trainer:
     marks: anatomy.Marks
     routing: routing.Routing
 
+    def told(
+        self, seconds: float, loss: float | None, norm: float | None, rate: float, skipped: bool
+    ) -> RankStep:
+        """Return this rank's view of the step that has just ended, its counters begun anew."""
+        parts, routed = self.marks.take(), self.routing.take()
+        return RankStep(seconds, loss, norm, rate, skipped, parts, routed)
+
 
 def _loss(config: RunConfig, losses: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the summed loss, the number of tokens it is over, and the mean to report."""
@@ -135,9 +142,7 @@ def _run_steps(trainer: Trainer, keeper: Keeper, stream: TextIO | None) -> int:
         world.synchronize()
         # A step lasts from the end of the last one, so that steps add up to the wall time.
         end = time.perf_counter()
-        parts = trainer.marks.take()
-        routed = trainer.routing.take()
-        own = RankStep(end - begin, loss, grad_norm, learning_rate, skipped, parts, routed)
+        own = trainer.told(end - begin, loss, grad_norm, learning_rate, skipped)
         begin = end
         record = keeper.mark(gather(step + 1, own, config, world), waited)
         if stream is not None:

@@ -23,7 +23,7 @@ from scalebook.anatomy.kinds import STEP
 from scalebook.errors import TraceError
 from scalebook.store import write_json
 from scalebook.train import mcore
-from scalebook.train.steps import RankStep, gather
+from scalebook.train.steps import gather
 
 if TYPE_CHECKING:
     from scalebook.train.loop import Trainer
@@ -83,9 +83,7 @@ def run(trainer: Trainer, step: Step, output: Path, stream: TextIO | None) -> No
             mcore.forget_auxiliary_losses()
             seconds = time.perf_counter() - begin
             trainer.marks.annotate = False
-            own = RankStep(
-                seconds, loss, norm, rate, skipped, trainer.marks.take(), trainer.routing.take()
-            )
+            own = trainer.told(seconds, loss, norm, rate, skipped)
             record = gather(number + 1, own, config, world)
             if stream is not None:
                 stream.write(record.model_dump_json() + "\n")
