@@ -76,7 +76,7 @@ class Plan:
 
     def finish(self) -> tuple[int, str]:
         """Return exit code and output of the plan."""
-        output, _ = self.process.communicate(timeout=120)
+        output, _ = self.process.communicate(timeout=300)
         return self.process.returncode, output
 
     def broken(self) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from scalebook import notebooks, provenance, store
+from scalebook import provenance, store
 from scalebook.config import RunConfig
 from scalebook.project import short
 from scalebook.record import RunRecord
@@ -24,6 +23,8 @@ from scalebook.running import (
     waiting,
 )
 from scalebook.running.console import Console
+from scalebook.running.execution import Execution, Patience
+from scalebook.running.kernel import RunOptions
 from scalebook.running.progress import POLL_SECONDS, Tail, duration, extra_seconds, line
 from scalebook.running.pruning import Inference
 from scalebook.running.results import Result, exit_code, summary
@@ -159,43 +160,21 @@ def run_one(
     with ownership.owned(partial):
         if scheduled:
             store.write_json(partial / conclusion.SCHEDULE_FILE, scheduled)
-        work = _Execution(config, partial, settings)
-        _follow(work, console, stop, where)
-        record = _settle(partial, work.error, stop)
+        options = RunOptions(trainer=settings.trainer, force_platform=settings.force_platform)
+        work = Execution(settings.notebook, config, partial, options)
+        lost = _follow(work, console, stop, where)
+        record = _settle(partial, lost or work.error, stop)
         return record, store.publish(partial)
 
 
-class _Execution(threading.Thread):
-    """Papermill in a thread: in the main thread nbclient would take the signals to itself."""
-
-    def __init__(self, config: RunConfig, partial: Path, settings: Settings) -> None:
-        super().__init__(daemon=True)
-        self.config, self.partial = config, partial
-        options = {
-            "run_directory": str(short(partial)),
-            "trainer": settings.trainer,
-            "force_platform": settings.force_platform,
-        }
-        self.parameters = {**config.model_dump(), **options}
-        self.notebook, self.output = short(settings.notebook), short(partial / "run.ipynb")
-        self.error: Exception | None = None
-        self.start()
-
-    def run(self) -> None:
-        """Execute the notebook and keep its error for the thread that waits."""
-        try:
-            notebooks.execute(self.notebook, self.output, self.parameters)
-        except Exception as error:  # noqa: BLE001  a defect in one run must not cost the others
-            self.error = error
-
-
-def _follow(work: _Execution, console: Console, stop: Stop, place: str) -> None:
+def _follow(work: Execution, console: Console, stop: Stop, place: str) -> str | None:
     """Show progress until the notebook has ended; pass on a request to stop.
 
-    A second signal does not wait for the trainer to end by itself.
+    A second signal does not wait for the trainer to end by itself. Returns what a kernel failed to
+    do that had to be ended here.
     """
-    partial, config = work.partial, work.config
-    tail = Tail(partial / "steps.jsonl")
+    partial, config = work.directory, work.config
+    tail, patience = Tail(partial / "steps.jsonl"), Patience(partial)
     asked = killed = False
     while work.is_alive():
         work.join(POLL_SECONDS)
@@ -208,9 +187,15 @@ def _follow(work: _Execution, console: Console, stop: Stop, place: str) -> None:
             console.say(f"{place} ending this run: {sentence}")
         if len(stop.signals) > 1 and not killed:
             killed = processes.end(conclusion.run_id(partial))
+        lost = patience.lost(asked=asked)
+        if lost is not None and work.is_alive():
+            console.say(f"{place} {lost}")
+            work.end()
+            return lost
+    return None
 
 
-def _settle(partial: Path, error: Exception | None, stop: Stop) -> RunRecord:
+def _settle(partial: Path, error: Exception | str | None, stop: Stop) -> RunRecord:
     """Return the record that the kernel wrote, or write the one that it could not write."""
     if error is None or (partial / "record.json").exists():
         return store.read_record(partial)
