@@ -141,6 +141,18 @@ def test_tflops_are_recounted_and_the_disagreement_kept(tmp_path):
     assert any("times those of megatron_causal" in warning for warning in found["warnings"])
 
 
+@pytest.mark.parametrize("modules", [0, 1])
+def test_further_tokens_that_a_log_says_it_trained_are_counted(tmp_path, modules):
+    told = f"  mtp_num_layers .................................. {modules or None}\n"
+    path = write(tmp_path / "a.log", told, *(line(n, 8000.0) for n in range(1, 5)))
+    found = one(path, model="deepseek-v3", sequence_length=4096, world_size=8)
+    rate = 16 * 4096 / 8.0 / 8
+    ours = rate * flops.flops_per_token(catalog.model("deepseek-v3"), 4096, mtp_layers=modules)
+    assert found["tflops"]["recounted"]["megatron_causal"] == pytest.approx(ours / 1e12)
+    (run,), _ = ingest([path], tmp_path / "runs", {"model": "deepseek-v3"})
+    assert (read_run(run.path).record.setting("mtp_layers") or 0) == modules
+
+
 def test_printed_tflops_are_kept_where_nothing_can_be_counted_beside_them(tmp_path):
     rates = (100.0, 500.0, 510.0, 520.0)
     path = write(tmp_path / "a.log", *(line(n + 1, tflops=rate) for n, rate in enumerate(rates)))

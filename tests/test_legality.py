@@ -87,6 +87,8 @@ RULES: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("experts", "llama3.1-8b", {"expert_parallel_size": 2}),
     ("experts", "llama3.1-8b", {"expert_tensor_parallel_size": 2}),
     ("experts", "llama3.1-8b", {"expert_balance": "forced"}),
+    ("mtp_layers", "llama3.1-8b", {"mtp_layers": 1}),
+    ("mtp_layers", "deepseek-v3", {"mtp_layers": 2}),
     ("experts", "mixtral-8x7b", {"expert_parallel_size": 3, "world_size": 9}),
     ("experts", "mixtral-8x7b", {"expert_parallel_size": 8, "world_size": 4}),
     ("experts", "mixtral-8x7b", {"tensor_parallel_size": 2, "expert_parallel_size": 2}),

@@ -34,6 +34,27 @@ def test_one_rank_holds_exactly_the_models_parameters(name: str) -> None:
     assert count.total == parameter_count(shape, rows).total
 
 
+def test_a_module_for_a_further_token_is_held_by_the_last_stage_and_split_as_its_layer_is() -> None:
+    shape = catalog.model("deepseek-v3")
+    alone = stage_count(shape, Parallelism(1), 0, mtp_layers=1).total
+    count = parameter_count(shape, padded_vocab_size(shape.vocab_size))
+    assert alone == count.total + count.mtp
+    split = Parallelism(8, pipeline_parallel_size=2, expert_parallel_size=4)
+    first, last = (
+        stage_count(shape, split, stage, mtp_layers=1).total
+        - stage_count(shape, split, stage).total
+        for stage in range(2)
+    )
+    experts = 256 * 3 * 7168 * 2048
+    assert (first, last) == (0, count.mtp - experts + experts / 4)
+    plain, more = (
+        memory.estimate(shape, Parallelism(1), **SIZES, mtp_layers=modules).worst
+        for modules in (0, 1)
+    )
+    assert more.logits == 2 * plain.logits
+    assert (more.parameters - plain.parameters) * GIB == pytest.approx(2 * count.mtp)
+
+
 def test_a_last_stage_of_its_own_size_leaves_the_others_equal_parts() -> None:
     shape = catalog.model("llama3.1-8b")
     split = Parallelism(4, pipeline_parallel_size=4, last_pipeline_stage_layers=5)

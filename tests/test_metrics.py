@@ -242,6 +242,20 @@ def test_hfu_counts_what_was_recomputed():
     assert full.hfu == pytest.approx(factor * full.mfu)
 
 
+def test_a_module_for_a_further_token_is_work_that_counts():
+    """DeepSeek-V3 with its module: 259,992,950,784 FLOPs a token (facts, megatron+MTP)."""
+    shape = catalog.model("deepseek-v3")
+    plain, more = (
+        measure(make_run(model=shape.name, sequence_length=4096, recompute="full", mtp_layers=n))
+        for n in (0, 1)
+    )
+    per_token = [flops_per_token(shape, 4096, mtp_layers=n) for n in (0, 1)]
+    assert per_token[1] == 259_992_950_784
+    assert more.mfu / plain.mfu == pytest.approx(per_token[1] / per_token[0])
+    hardware = hardware_flops_per_token(shape, 4096, "full", mtp_layers=1)
+    assert more.hfu / more.mfu == pytest.approx(hardware / per_token[1])
+
+
 def test_hfu_is_none_where_nobody_says_what_was_recomputed():
     for mode in (None, "some", ["full"]):
         found = measure(make_run(recompute=mode))

@@ -77,6 +77,17 @@ LATENT: dict[str, dict[str, Any]] = {
         "grouped_gemm": "on",
     },
 }
+FURTHER: dict[str, dict[str, Any]] = {
+    "further tokens": {},
+    "further, TP=2, EP=2": LATENT["split"],
+    "further, DP=2": {
+        "world_size": 2,
+        "data_parallel_sharding": "optimizer",
+        "overlap_grad_reduce": "on",
+        "overlap_param_gather": "on",
+    },
+    "further, full recomputation": {"recompute": "full"},
+}
 SUMS = {"world_size": 2, "precision": "bf16", "data_parallel_sharding": "optimizer"}
 FORCED = {"expert_balance": "forced"}
 ALL: dict[str, dict[str, Any]] = {
@@ -85,6 +96,7 @@ ALL: dict[str, dict[str, Any]] = {
     **DENSE,
     **{name: {"model": "tiny-moe", **changes} for name, changes in MIXTURE.items()},
     **{name: {"model": "tiny-mla", **changes} for name, changes in LATENT.items()},
+    **{name: {"model": "tiny-mla", "mtp_layers": 1, **more} for name, more in FURTHER.items()},
     "forced": {"model": "tiny-moe", **MIXTURE["EP=2"], **FORCED},
     "summed in fp32": SUMS,
     "summed in bf16": {**SUMS, "gradient_precision": "bf16"},
@@ -149,6 +161,21 @@ def test_latent_attention_and_one_product_for_all_experts_train_the_same_model(
     expected = parameter_count(catalog.model("tiny-mla")).total
     assert reference.observed["parameter_count"] == expected
     assert split.observed["parameter_count"] == expected
+
+
+@pytest.mark.parametrize("layout", FURTHER)
+def test_modules_for_further_tokens_train_the_same_in_every_layout(
+    layout: str, runs: dict[str, Finished]
+):
+    run, without = runs[layout], runs["one"]
+    assert_same_curve(run, runs["further tokens"])
+    # The loss is that of the next token alone; what the module learns changes the later ones.
+    assert run.losses[0] == pytest.approx(without.losses[0], rel=RELATIVE)
+    assert run.losses[1:] != pytest.approx(without.losses[1:], rel=RELATIVE)
+    assert run.steps[0].grad_norm > without.steps[0].grad_norm
+    count = parameter_count(catalog.model("tiny-mla"))
+    assert run.observed["parameter_count"] == count.total + count.mtp
+    assert run.observed["mtp_layers"] == 1
 
 
 def test_gradients_added_up_in_bf16_train_nearly_the_same_model(runs: dict[str, Finished]):

@@ -121,7 +121,15 @@ def test_a_text_in_indexed_format_is_learnt_and_its_fingerprint_kept(tmp_path: P
             {"recompute": "pointwise", "layer_spec": "transformer_engine"},
             "recompute='pointwise' is made for layer_spec 'torch'",
         ),
-        ({"model": "deepseek-v3"}, "multi-token prediction"),
+        (
+            {
+                "model": "tiny-mla",
+                "mtp_layers": 1,
+                "world_size": 2,
+                "pipeline_parallel_size": 2,
+            },
+            "mtp_layers=1 (multi-token prediction) is trained by engine 'megatron' without",
+        ),
         ({"model": "tiny-lama"}, "Did you mean 'tiny-llama'?"),
         ({"world_size": 2}, "torchrun started 1 processes, but world_size=2"),
         ({"data": "nowhere"}, "nowhere.idx does not exist"),

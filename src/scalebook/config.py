@@ -56,6 +56,7 @@ class RunConfig(BaseModel):
     expert_balance: ExpertBalance = "learned"  # which experts a token goes to
     recompute: Recompute = "none"
     offload_layers: int = Field(default=0, ge=0)  # first layers whose MLP waits in host memory
+    mtp_layers: int = Field(default=0, ge=0)  # multi-token prediction modules trained as well
     steps: int = Field(default=20, ge=1)
     warmup_steps: int = Field(default=5, ge=0)  # dropped from every average
     learning_rate: float = Field(default=1e-3, gt=0)

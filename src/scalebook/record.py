@@ -111,7 +111,7 @@ class RunRecord(BaseModel):
     def setting(self, name: str) -> Any:
         """Return what ran (observed) or else what was asked for; None where neither says."""
         value = self.observed.get(name)
-        return self.requested.get(name) if value is None else value
+        return self.asked.get(name) if value is None else value
 
     def summary(self) -> str:
         """Return the run in a few lines of text: what, how it ended, and the log's end if badly."""

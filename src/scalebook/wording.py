@@ -17,12 +17,13 @@ WORDS = {
     "warmup_steps": "warm-up steps",
     "profile_steps": "profiled steps",
     "offload_layers": "layers offloaded",
+    "mtp_layers": "MTP modules",
 }
 VALUES = {  # settings whose value says it all
     ("layer_spec", "transformer_engine"): "Transformer Engine's layers",
     ("layer_spec", "torch"): "torch's layers",
 }
-COUNTS = ("nodes", "steps", "warmup_steps", "profile_steps", "offload_layers")
+COUNTS = ("nodes", "steps", "warmup_steps", "profile_steps", "offload_layers", "mtp_layers")
 OFF = (False, "off", "none")
 MOST = 3  # deviations named one by one
 

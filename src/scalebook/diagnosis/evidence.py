@@ -96,7 +96,7 @@ class Evidence:
             "precision": found.precision,
             "recompute": self.record.setting("recompute"),
             # Runs of before this setting existed had this.
-            "gradient_precision": self.record.setting("gradient_precision") or "fp32",
+            "gradient_precision": self.record.setting("gradient_precision"),
         }
 
 

@@ -66,7 +66,7 @@ def _build(sizes: dict[str, int], heads: int, groups: int, known: Observation) -
         rope_theta=0.0,
         moe=moe,
         mla=None,
-        mtp_layers=known.size("mtp_num_layers") or 0,
+        mtp_layers=known.size("mtp_layers") or 0,
         source="the argument dump of the log",
     )
 
@@ -153,7 +153,11 @@ def recount(job: Job, known: Observation) -> dict[str, Any]:
     if result["reason"] or shape is None or length is None or not rows:
         return result
     try:
-        counted = {name: flops.flops_per_token(shape, length, name) for name in flops.CONVENTIONS}
+        modules = known.size("mtp_layers") or 0
+        counted = {
+            name: flops.flops_per_token(shape, length, name, mtp_layers=modules)
+            for name in flops.CONVENTIONS
+        }
     except (ScalebookError, OverflowError, ZeroDivisionError) as error:
         return result | {"reason": f"FLOPs cannot be counted: {error}"}
     rate = statistics.median(tokens for tokens, _ in rows)

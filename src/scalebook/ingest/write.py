@@ -41,6 +41,7 @@ _SETTINGS = (
     "num_layers",
     "precision",
     "recompute",
+    "mtp_layers",
     "steps",
 )
 

@@ -44,6 +44,7 @@ def estimate(config: RunConfig, shape: ModelShape) -> MemoryEstimate:
         recompute=config.recompute,
         gradient_precision=config.gradient_precision,
         offload_layers=config.offload_layers,
+        mtp_layers=config.mtp_layers,
         attention="unfused" if config.fused_attention == "off" else "fused",
         # Whether torch can compile is not known before a run: that it can is the usual case.
         cross_entropy="unfused" if config.platform == "cpu" or plain_loss else "fused",

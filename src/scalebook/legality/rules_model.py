@@ -190,6 +190,17 @@ def experts(case: Case) -> Iterator[Problem]:
         )
 
 
+def further_tokens(case: Case) -> Iterator[Problem]:
+    """A model has so many modules that predict further tokens (arXiv 2412.19437, section 2.2)."""
+    asked, known = case.config.mtp_layers, case.shape.mtp_layers
+    if asked > known:
+        yield Problem(
+            "mtp_layers",
+            f"mtp_layers={asked} is more multi-token prediction than {case.shape.name} has. "
+            f"Use {choices(list(range(known + 1)))}.",
+        )
+
+
 def expert_gradients(case: Case) -> Iterator[Problem]:
     """Experts that no expert parallelism spreads are split as the layers are.
 
@@ -221,4 +232,12 @@ def _expert_world(case: Case) -> Iterator[Problem]:
         )
 
 
-RULES = (tensor_parallel, replicated_groups, sequence, layers, experts, expert_gradients)
+RULES = (
+    tensor_parallel,
+    replicated_groups,
+    sequence,
+    layers,
+    experts,
+    expert_gradients,
+    further_tokens,
+)

@@ -24,10 +24,14 @@ def untrained(config: RunConfig, shape: ModelShape) -> Iterator[str]:
             "data_parallel_sharding='full' (FSDP) is supported by engine 'megatron' without "
             "pipeline stages and without experts. Use 'none' or 'optimizer'."
         )
-    if shape.mtp_layers:
+    if config.mtp_layers and (
+        config.pipeline_parallel_size > 1
+        or config.context_parallel_size > 1
+        or config.data_parallel_sharding == "full"
+    ):
         yield (
-            f"{shape.name} uses multi-token prediction, which engine 'megatron' does not train. "
-            "Choose another model."
+            f"mtp_layers={config.mtp_layers} (multi-token prediction) is trained by engine "
+            "'megatron' without pipeline stages, context parallelism and FSDP. Use mtp_layers=0."
         )
     if config.recompute == "pointwise" and config.layer_spec == "transformer_engine":
         yield (

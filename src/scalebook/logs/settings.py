@@ -52,7 +52,7 @@ SIZES = {
     "moe_router_topk": "moe_router_topk",
     "moe_ffn_hidden_size": "moe_ffn_hidden_size",
     "moe_shared_expert_intermediate_size": "moe_shared_expert_intermediate_size",
-    "mtp_num_layers": "mtp_num_layers",
+    "mtp_num_layers": "mtp_layers",
     "num_nodes": "nodes",
     "nnodes": "nodes",
     "slurm_nnodes": "nodes",

@@ -99,6 +99,7 @@ class _Job:
     recompute: str
     work: Workload
     offload_layers: int
+    mtp_layers: int
 
 
 def estimate(
@@ -112,6 +113,7 @@ def estimate(
     recompute: str = "none",
     gradient_precision: str = "fp32",
     offload_layers: int = 0,
+    mtp_layers: int = 0,
     attention: AttentionKernel = "fused",
     cross_entropy: CrossEntropy = "unfused",
 ) -> MemoryEstimate:
@@ -133,7 +135,9 @@ def estimate(
         numbers = replace(numbers, gradients=min(numbers.gradients, 2))
     tokens = sequence_length * micro_batch_size / parallelism.context_parallel_size
     work = Workload(tokens, sequence_length, numbers.activation, attention, cross_entropy)
-    job = _Job(shape, parallelism, num_microbatches, numbers, recompute, work, offload_layers)
+    job = _Job(
+        shape, parallelism, num_microbatches, numbers, recompute, work, offload_layers, mtp_layers
+    )
     return MemoryEstimate(
         tuple(_stage(job, stage) for stage in range(parallelism.pipeline_parallel_size))
     )
@@ -154,7 +158,7 @@ def chunks_in_flight(parallelism: Parallelism, stage: int, num_microbatches: int
 
 
 def _stage(job: _Job, stage: int) -> StageMemory:
-    count = stage_count(job.shape, job.parallelism, stage)
+    count = stage_count(job.shape, job.parallelism, stage, mtp_layers=job.mtp_layers)
     numbers = job.numbers
     sharding = job.parallelism.data_parallel_sharding
     everything = sharding == "full"
@@ -212,7 +216,10 @@ def _activation_bytes(job: _Job, stage: int) -> tuple[float, float]:
     if stage != parallelism.pipeline_parallel_size - 1:
         return kept, 0.0
     norm, logits = activations.head_bytes(shape, parallelism, work)
-    return kept + norm, logits
+    # Each module for a further token has logits of its own, kept beside the others.
+    module = _layer_bytes(job, shape.num_layers - 1)
+    module += activations.further_token_bytes(shape, parallelism, work)
+    return kept + norm + job.mtp_layers * module, (1 + job.mtp_layers) * logits
 
 
 def _layer_bytes(job: _Job, layer: int) -> float:

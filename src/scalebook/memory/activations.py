@@ -94,6 +94,15 @@ def head_bytes(shape: ModelShape, parallelism: Parallelism, work: Workload) -> t
     return norm, work.tokens * width * per_element
 
 
+def further_token_bytes(shape: ModelShape, parallelism: Parallelism, work: Workload) -> float:
+    """Return bytes that a multi-token prediction module keeps beside its layer.
+
+    The embedding of the next token, it and the hidden state joined (2 h), and the last norm's input
+    and output (megatron.core.transformer.multi_token_prediction).
+    """
+    return 5 * checkpoint_bytes(shape, parallelism, work)
+
+
 def replicated_share(parallelism: Parallelism) -> float:
     """Return the share of a token's hidden state that one tensor-parallel rank keeps."""
     return 1 / parallelism.tensor_parallel_size if parallelism.sequence_parallel else 1.0

@@ -68,11 +68,13 @@ def layer_count(shape: ModelShape, parallelism: Parallelism, *, moe: bool) -> Co
     return Count(split + whole, experts, split + experts)
 
 
-def stage_count(shape: ModelShape, parallelism: Parallelism, stage: int) -> Count:
+def stage_count(
+    shape: ModelShape, parallelism: Parallelism, stage: int, *, mtp_layers: int = 0
+) -> Count:
     """Return the parameters that one rank of a pipeline stage holds.
 
-    Tied embeddings are held by both the first and the last stage of a pipeline. Layers for
-    multi-token prediction are left out.
+    Tied embeddings are held by both the first and the last stage of a pipeline; modules of
+    multi-token prediction by the last.
     """
     last = parallelism.pipeline_parallel_size - 1
     total = Count()
@@ -87,7 +89,17 @@ def stage_count(shape: ModelShape, parallelism: Parallelism, stage: int) -> Coun
         total += Count(outside.final_norm + outside.lm_head / tensor)
         if shape.tied_embeddings and last > 0:
             total += Count(outside.embedding / tensor)
+        for _ in range(mtp_layers):
+            total += _further_token_count(shape, parallelism)
     return total
+
+
+def _further_token_count(shape: ModelShape, parallelism: Parallelism) -> Count:
+    """A layer like the last, a projection from 2 h to h, three norms (arXiv 2412.19437, 2.2)."""
+    projection = 2 * shape.hidden_size**2 / parallelism.tensor_parallel_size
+    norms = 3 * shape.hidden_size * (2 if shape.normalization == "layer" else 1)
+    layer = layer_count(shape, parallelism, moe=is_moe(shape, shape.num_layers - 1))
+    return layer + Count(projection + norms, linear=projection)
 
 
 def _whole(shape: ModelShape, parts: LayerParameters) -> int:

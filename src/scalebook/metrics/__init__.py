@@ -45,11 +45,12 @@ def _scale(record: RunRecord) -> tuple[_Scale | None, int | None, str | None]:
     if length is None or world is None:
         missing = "sequence_length" if length is None else "world_size"
         return None, shape.num_layers, f"The run names no {missing}."
-    gpus = world * 1e12
+    gpus, modules = world * 1e12, count(record, "mtp_layers") or 0
     mode, hardware = record.setting("recompute"), None
     if mode in RECOMPUTE:
-        hardware = hardware_flops_per_token(shape, length, mode) / gpus
-    return _Scale(flops_per_token(shape, length) / gpus, hardware), shape.num_layers, None
+        hardware = hardware_flops_per_token(shape, length, mode, mtp_layers=modules) / gpus
+    model = flops_per_token(shape, length, mtp_layers=modules) / gpus
+    return _Scale(model, hardware), shape.num_layers, None
 
 
 def _memory(run: Run) -> dict[str, Any]:

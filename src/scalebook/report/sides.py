@@ -108,7 +108,9 @@ def side_name(row: Row) -> str:
 def work_key(item: Member) -> str | None:
     """Return what two runs must share to do the same work; None where a part is unknown."""
     values = [item.row[name] for name in WORK]
-    return None if None in values else json.dumps(values)
+    # A log that says nothing of further tokens trained none.
+    more = item.record.setting("mtp_layers") or 0
+    return None if None in values else json.dumps([*values, more])
 
 
 def match_key(item: Member) -> str | None:

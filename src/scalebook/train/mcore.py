@@ -60,6 +60,7 @@ OptimizerParamScheduler: Any = _import(
 get_forward_backward_func: Any = _schedules.get_forward_backward_func
 
 _moe_utils: Any = _import("megatron.core.transformer.moe.moe_utils")
+_further_tokens: Any = _import("megatron.core.transformer.multi_token_prediction")
 
 version: str = core.__version__
 
@@ -150,6 +151,17 @@ def block_spec(config: Any, *, pieces: Pieces | None, vp_stage: int | None) -> A
     return replace(spec, layer_specs=made, layer_norm=pieces.norm)
 
 
+def further_tokens_spec(
+    config: Any, layers: Any, *, pieces: Pieces | None, vp_stage: int | None
+) -> Any:
+    """Return the modules that predict further tokens, made as the last of ``layers`` is."""
+    build: Any = _gpt_specs.get_gpt_mtp_block_spec
+    if pieces is None:
+        return build(config, layers, use_transformer_engine=True, vp_stage=vp_stage)
+    with _local_provider(pieces):
+        return build(config, layers, use_transformer_engine=False, vp_stage=vp_stage)
+
+
 def _with_latent_attention(layer: Any, attention: Any) -> Any:
     """Return a layer's specification with ours in the place of Megatron-Core's, if it has one."""
     own = layer.submodules.self_attention
@@ -184,7 +196,8 @@ def scale_in_place(scale: Any) -> None:
 
 
 def forget_auxiliary_losses() -> None:
-    """Empty the tracker in which MoE layers add up their auxiliary losses; nothing reads it."""
+    """Empty the trackers in which layers add up losses beside the main one; nothing reads them."""
     clear = getattr(_moe_utils, "clear_aux_losses_tracker", None)
     if clear is not None:
         clear()
+    _further_tokens.MTPLossLoggingHelper.tracker.clear()

@@ -89,9 +89,14 @@ def _chunk(config: Any, shape: ModelShape, run: RunConfig, stage: int | None, on
     pieces = None if on.transformer_engine else style.pieces()
     ranks = mcore.parallel_state
     where = {"ignore_virtual": False, "vp_stage": stage}
+    spec = mcore.block_spec(config, pieces=pieces, vp_stage=stage)
+    further = None
+    if run.mtp_layers:
+        further = mcore.further_tokens_spec(config, spec, pieces=pieces, vp_stage=stage)
     chunk = _GPTModel(
         config=config,
-        transformer_layer_spec=mcore.block_spec(config, pieces=pieces, vp_stage=stage),
+        transformer_layer_spec=spec,
+        mtp_block_spec=further,
         vocab_size=padded_vocabulary(shape.vocab_size, run.tensor_parallel_size),
         max_sequence_length=shape.learned_positions or run.sequence_length,
         pre_process=ranks.is_pipeline_first_stage(**where),

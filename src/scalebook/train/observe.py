@@ -123,6 +123,7 @@ def observed(trainer: Trainer) -> dict[str, Any]:
         "gradient_precision": _gradient_precision(trainer),
         "recompute": config.recompute_granularity or ("pointwise" if _remakes(model) else "none"),
         "offload_layers": _offloaded(model),
+        "mtp_layers": config.mtp_num_layers or 0,
         "micro_batch_size": run.micro_batch_size,
         "global_batch_size": run.global_batch_size,
         "sequence_length": run.sequence_length,

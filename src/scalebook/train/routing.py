@@ -30,7 +30,7 @@ def watch(config: RunConfig, chunks: Sequence[Any], num_layers: int) -> Routing:
     """Return a counter of the experts in this rank's chunks; of nothing where none are spread."""
     if config.expert_parallel_size == 1:
         return Routing()
-    routing = Routing([0] * num_layers)
+    routing = Routing([0] * (num_layers + config.mtp_layers))
     for chunk in chunks:
         for part in chunk.modules():
             if hasattr(part, "router") and hasattr(part, "experts"):

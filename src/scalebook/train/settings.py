@@ -16,6 +16,9 @@ from scalebook.train.world import World
 # The weight that Mixtral's configuration gives to the load-balancing loss is 0.02; Megatron-LM's
 # examples use 0.01.
 AUXILIARY_LOSS_COEFFICIENT = 1e-2
+# DeepSeek-V3 gives the loss of further tokens 0.3 at first and 0.1 for the rest (arXiv 2412.19437,
+# section 4.2); Megatron-LM's default is 0.1.
+FURTHER_TOKENS_LOSS_COEFFICIENT = 0.1
 
 
 def _architecture(shape: ModelShape) -> dict[str, Any]:
@@ -38,6 +41,16 @@ def _architecture(shape: ModelShape) -> dict[str, Any]:
         "init_method_std": weights.INIT_STD,
     }
     return options | _latent(shape)
+
+
+def _further_tokens(config: RunConfig) -> dict[str, Any]:
+    """Multi-token prediction: modules behind the last layer, each with a loss of its own."""
+    if not config.mtp_layers:
+        return {}
+    return {
+        "mtp_num_layers": config.mtp_layers,
+        "mtp_loss_scaling_factor": FURTHER_TOKENS_LOSS_COEFFICIENT,
+    }
 
 
 def _experts(config: RunConfig, shape: ModelShape) -> dict[str, Any]:
@@ -155,6 +168,6 @@ def ddp_config(config: RunConfig, on: Switches) -> Any:
 def transformer_config(config: RunConfig, shape: ModelShape, world: World, on: Switches) -> Any:
     """Return Megatron-Core's TransformerConfig of a run."""
     options = _architecture(shape) | _experts(config, shape) | _split(config)
-    options |= _recompute(config) | _quantised(config)
+    options |= _recompute(config) | _quantised(config) | _further_tokens(config)
     kind = mcore.MLATransformerConfig if shape.mla else mcore.TransformerConfig
     return kind(**options, **_speed(config, shape, world, on))

@@ -119,6 +119,7 @@ def _graph(config: RunConfig, shape: ModelShape, world: World) -> str | None:
         "FSDP frees and gathers parameters": config.data_parallel_sharding == "full",
         "FP8 scales change between micro batches": config.precision == "fp8",
         "copies to host memory are not captured": config.offload_layers > 0,
+        "multi-token prediction is not captured": config.mtp_layers > 0,
         "a step has 1 micro batch, and the last is never shared": config.num_microbatches < 2,
     }
     return next((why for why, stands in obstacles.items() if stands), None)
