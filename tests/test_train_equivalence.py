@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 from train_forked import trained
-from train_worlds import Finished
+from train_worlds import SMALL, Finished
 
 from scalebook import catalog
+from scalebook.config import RunConfig
 from scalebook.flops.parameters import parameter_count
 from scalebook.train import routing
 
@@ -152,6 +153,27 @@ def test_ranks_wait_for_the_busiest_experts_of_each_layer():
     assert routing.load([], 1) is None
 
 
+def test_experts_of_modules_for_further_tokens_are_counted_apart():
+    """Whatever number Megatron-Core gives their layers."""
+    import torch
+
+    class Mixture(torch.nn.Module):
+        def __init__(self, number: int) -> None:
+            super().__init__()
+            self.router, self.experts = torch.nn.Identity(), torch.nn.Identity()
+            self.layer_number = number
+
+    chunk = torch.nn.ModuleDict(
+        {"decoder": torch.nn.ModuleList([Mixture(2)]), "mtp": torch.nn.ModuleList([Mixture(1)])}
+    )
+    wrapped = torch.nn.ModuleDict({"module": chunk})
+    asked = RunConfig(**{**SMALL, "model": "tiny-mla", "expert_parallel_size": 2, "mtp_layers": 1})
+    routing_of = routing.watch(asked, [wrapped], 2)
+    chunk["decoder"][0].experts(torch.zeros(3, 1))
+    chunk["mtp"][0].experts(torch.zeros(5, 1))
+    assert routing_of.take() == [0, 3, 5]
+
+
 def test_latent_attention_and_one_product_for_all_experts_train_the_same_model(
     runs: dict[str, Finished],
 ):
@@ -168,6 +190,8 @@ def test_modules_for_further_tokens_train_the_same_in_every_layout(
     layout: str, runs: dict[str, Finished]
 ):
     run, without = runs[layout], runs["one"]
+    if run.code and "fails in megatron-core 0.18" in run.log:
+        pytest.skip("this version cannot recompute these modules, and is refused")
     assert_same_curve(run, runs["further tokens"])
     # The loss is that of the next token alone; what the module learns changes the later ones.
     assert run.losses[0] == pytest.approx(without.losses[0], rel=RELATIVE)

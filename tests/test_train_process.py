@@ -116,6 +116,10 @@ def test_a_text_in_indexed_format_is_learnt_and_its_fingerprint_kept(tmp_path: P
             {"data_parallel_sharding": "full", "model": "tiny-moe"},
             "data_parallel_sharding='full' (FSDP)",
         ),
+        (
+            {"model": "tiny-mla", "fused_attention": "off"},
+            "fused_attention='off' is not possible with multi-latent attention",
+        ),
         ({"fused_norm": "on"}, "fused_norm='on' is not possible here: it is made for GPUs"),
         (
             {"recompute": "pointwise", "layer_spec": "transformer_engine"},

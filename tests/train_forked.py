@@ -11,6 +11,7 @@ import os
 import socket
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,8 @@ def _rank(number: int, config: Any, output: Path, port: str, first: Callable[[in
         first(number)
         cpu.install()
         code = train(config, catalog.model(config.model), output)
+    except Exception:  # noqa: BLE001  the log of the run is where a test looks
+        traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

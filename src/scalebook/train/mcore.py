@@ -162,6 +162,17 @@ def further_tokens_spec(
         return build(config, layers, use_transformer_engine=False, vp_stage=vp_stage)
 
 
+def recomputes_further_tokens() -> bool:
+    """Return whether full recomputation takes in the modules for further tokens.
+
+    0.18 hands its function a padding mask, which that does not take.
+    """
+    layer: Any = _further_tokens.MultiTokenPredictionLayer
+    given = signature(layer.forward).parameters
+    taken = signature(layer._checkpointed_forward).parameters
+    return "padding_mask" not in given or "padding_mask" in taken or "kwargs" in taken
+
+
 def _with_latent_attention(layer: Any, attention: Any) -> Any:
     """Return a layer's specification with ours in the place of Megatron-Core's, if it has one."""
     own = layer.submodules.self_attention

@@ -49,6 +49,12 @@ def refuse_unsupported(config: RunConfig, shape: ModelShape) -> None:
     refused = " ".join(untrained(config, shape))
     if refused:
         raise ConfigError(refused)
+    recomputed = config.mtp_layers and config.recompute == "full"
+    if recomputed and not mcore.recomputes_further_tokens():
+        raise ConfigError(
+            f"recompute='full' with mtp_layers={config.mtp_layers} fails in megatron-core "
+            f"{mcore.version}. Use another version, or recompute 'pointwise' or 'none'."
+        )
     if config.sequence_length > shape.max_sequence_length and shape.learned_positions:
         raise ConfigError(
             f"sequence_length={config.sequence_length} is beyond the "

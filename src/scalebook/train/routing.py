@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from typing import Any
 
 from scalebook.config import RunConfig
@@ -31,11 +32,14 @@ def watch(config: RunConfig, chunks: Sequence[Any], num_layers: int) -> Routing:
     if config.expert_parallel_size == 1:
         return Routing()
     routing = Routing([0] * (num_layers + config.mtp_layers))
+    further = count(num_layers)
     for chunk in chunks:
-        for part in chunk.modules():
+        for name, part in chunk.named_modules():
             if hasattr(part, "router") and hasattr(part, "experts"):
-                count = partial(routing.add, part.layer_number - 1)
-                part.experts.register_forward_pre_hook(count)
+                # Megatron-Core from 0.17 on numbers the modules for further tokens anew, from 1.
+                beyond = ".mtp." in f".{name}"
+                layer = next(further) if beyond else part.layer_number - 1
+                part.experts.register_forward_pre_hook(partial(routing.add, layer))
     return routing
 
 

@@ -132,6 +132,11 @@ def resolve(config: RunConfig, shape: ModelShape, world: World) -> Switches:
         ConfigError: a switch is asked to be on where it cannot be.
     """
     te = _transformer_engine(config, world)
+    if shape.mla is not None and config.fused_attention == "off" and not te:
+        raise ConfigError(
+            "fused_attention='off' is not possible with multi-latent attention: Megatron-Core's "
+            "own takes queries and values of one width alone. Use 'auto'."
+        )
     compiled = _compiled(world)
 
     def decide(name: str, obstacle: str | None, *, default: bool = True) -> bool:

@@ -57,6 +57,8 @@ def global_name(name: str, chunk: Any, tied: bool) -> str:
     if layer:
         number = chunk.decoder.layers[int(layer[1])].layer_number - 1
         name = f"decoder.layers.{number}.{name[layer.end() :]}"
+    # The layer of a module for further tokens: Megatron-Core 0.17 renamed it.
+    name = name.replace(".mtp_model_layer.", ".transformer_layer.")
     config = chunk.config
     if config.num_moe_experts:
         ranks = mcore.parallel_state
