@@ -129,7 +129,7 @@ def test_time_marks_are_drawn_apart_and_add_up_with_what_is_outside(pipeline: Pa
 
 def test_a_run_without_a_profile_is_told_how_to_get_one(pipeline: Path):
     words = said(load(pipeline.parent))
-    assert "1\N{NO-BREAK SPACE}run has no profile" in words
+    assert "1\N{NO-BREAK SPACE}run with a throughput has no profile" in words
     assert "scalebook run --profile" in words.replace("&#39;", "'")
     assert anatomy_page.profile_bars(load(pipeline.parent)) is None
     assert str(anatomy_page.parts_table(load(pipeline.parent)).html) == ""

@@ -37,7 +37,6 @@ OBSERVED: dict[str, Any] = {
     "overlap_grad_reduce": True,
     "overlap_param_gather": True,
     "attention_kernel": "cudnn_attention",
-    "fusions": {"bias_activation_fusion": True, "moe_grouped_gemm": False},
 }
 ENVIRONMENT: dict[str, Any] = {
     "accelerator": H200,
@@ -359,7 +358,10 @@ def test_the_power_cap_is_named_with_the_clock_that_it_leaves(tmp_path):
     found = diagnosed(tmp_path, telemetry=samples((1485.0,), ["sw_power_cap"]))
     clocks = rule(found, "clocks")
     assert "The power cap held clocks down in 100% of the samples" in clocks.says
-    assert clocks.step_fraction == pytest.approx(0.25 * 0.93)  # a quarter below 1,980, in compute
+    assert clocks.step_fraction == pytest.approx((1 - 1485 / 1830) * 0.93)
+    assert "The peak is stated at 1,830 MHz." in clocks.says  # 132 SM x 4096 FLOP x 1.83 GHz
+    faster = diagnosed(tmp_path / "c", telemetry=samples((1900.0,), ["sw_power_cap"]))
+    assert rule(faster, "clocks").step_fraction == 0
     assert found.missing == ()
     assert rules(diagnosed(tmp_path / "b", telemetry=samples((1900.0,), []))) == set()
 
@@ -404,9 +406,15 @@ def test_fp32_on_a_device_with_a_faster_precision_is_named(tmp_path):
 
 
 def test_kernels_that_are_not_fused_are_named(tmp_path):
-    observed = {"attention_kernel": "math", "fusions": {"apply_rope_fusion": False}}
-    found = diagnosed(tmp_path, observed=observed)
-    assert {"attention_kernel", "fusions_off"} <= rules(found)
+    plain = {"fused_rope": "off", "fused_norm": "on", "fused_attention": "off"}
+    found = diagnosed(tmp_path, observed=plain, fused_rope="off")
+    assert "separate products" in rule(found, "attention_kernel").says
+    off = rule(found, "fusions_off")
+    assert off.says == "Not in force in this run: fused_rope."
+    assert off.advice == ("Leave fused_rope at 'auto', which is on where it can be.",)
+    machine = diagnosed(tmp_path / "b", observed={**plain, "attention_kernel": "math"})
+    assert rule(machine, "fusions_off").advice == ()
+    assert not {"attention_kernel", "fusions_off"} & rules(diagnosed(tmp_path / "c"))
 
 
 def test_findings_are_ordered_by_size_and_those_without_one_come_last(tmp_path):

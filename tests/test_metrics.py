@@ -125,8 +125,19 @@ def test_rates_follow_from_tokens_and_time_alone():
 
 
 def test_a_rate_is_total_tokens_over_total_time_not_a_mean_of_rates():
-    found = measure(make_run(steps([1.0, 9.0])))
-    assert found.tokens_per_second == pytest.approx(2 * TOKENS / 10)
+    found = measure(make_run(steps([1.0, 9.0, 1.0, 9.0])))
+    assert found.tokens_per_second == pytest.approx(4 * TOKENS / 20)
+
+
+def test_a_short_window_whose_halves_are_unlike_is_not_averaged():
+    """The router of a mixture learns: 0.8 s a step become 1.3 s while a few are measured."""
+    learning = measure(make_run(steps([0.8, 0.8, 0.81, 1.3, 1.31, 1.3])))
+    assert (learning.tokens_per_second, learning.mfu) == (None, None)
+    assert "later half of the steps takes 62 % more than the earlier" in learning.throughput_reason
+    spike = measure(make_run(steps([0.8, 0.8, 0.81, 0.8, 3.1, 0.81])))
+    assert spike.tokens_per_second == pytest.approx(6 * TOKENS / 7.12)
+    assert spike.tokens_per_second_low is None
+    assert "Too short to say" in spike.interval_reason
 
 
 def test_only_measured_steps_count():

@@ -100,6 +100,16 @@ def test_the_cost_of_checkpoints_is_computed_from_every_save(tmp_path: Path):
     assert "as long as 1.00 steps. Waits are 17.4 % of the training." in text
 
 
+def test_no_share_of_waiting_is_told_where_steps_were_done_anew(tmp_path: Path):
+    """The wait after the first save was in a step that a restart has done again."""
+    path = run(tmp_path, 1)
+    checkpoint(path)
+    checkpoint(path, step=10, restart=1)
+    (saved,) = found(tmp_path).saved
+    assert saved.waited_share is None
+    assert "of the training" not in words(reliability_page.checkpoint_findings(found(tmp_path)))
+
+
 def test_both_modes_of_saving_are_told_apart(tmp_path: Path):
     checkpoint(run(tmp_path, 1))
     checkpoint(run(tmp_path, 2), asynchronous=True)

@@ -28,6 +28,7 @@ def accelerator(row: Row) -> Accelerator:
         memory_bandwidth_tb_per_second=row.optional_number("memory_bandwidth_tb_per_second"),
         interconnect_gb_per_second=row.optional_number("interconnect_gb_per_second"),
         tdp_watts=row.optional_number("tdp_watts"),
+        peak_clock_mhz=row.optional_number("peak_clock_mhz"),
         peak_tflops=MappingProxyType(row.numbers("peak_tflops", PRECISIONS)),
         sparse_peak_tflops=MappingProxyType(row.numbers("sparse_peak_tflops", PRECISIONS)),
         device_names=row.texts("device_names"),

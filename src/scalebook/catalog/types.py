@@ -23,6 +23,7 @@ class Accelerator:
     memory_bandwidth_tb_per_second: float | None
     interconnect_gb_per_second: float | None
     tdp_watts: float | None
+    peak_clock_mhz: float | None  # at which the peaks hold, where it is published
     peak_tflops: Mapping[str, float]
     sparse_peak_tflops: Mapping[str, float]
     device_names: tuple[str, ...]

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from statistics import median
-from typing import Any, cast
 
 from scalebook import catalog
+from scalebook.config import RunConfig
 from scalebook.diagnosis.evidence import Evidence
 from scalebook.diagnosis.finding import Finding, listed, percent
 from scalebook.telemetry import flags
 from scalebook.telemetry.words import HEAT, POWER, SHARE, share_of
 
 SMALLEST = 0.03
+FUSIONS = tuple(
+    name
+    for name in RunConfig.model_fields
+    if name.startswith("fused_") and name != "fused_attention"
+)
 STRAGGLER = 0.02
 
 
@@ -77,17 +82,18 @@ def clock_rule(found: Evidence) -> Iterator[Finding]:
     sentences = [one for one in flags(devices) if one not in devices.notes]
     if not (held or falling) or not sentences:
         return
-    lost = None
-    if clocks is not None and clocks.highest_possible_mhz:
+    lost, peak = None, _peak_clock_mhz(found)
+    if clocks is not None and peak is not None:
         compute = found.split.compute if found.split and found.split.compute else 1.0
-        lost = max(1 - clocks.mean_mhz / clocks.highest_possible_mhz, 0.0) * min(compute, 1.0)
+        lost = max(1 - clocks.mean_mhz / peak, 0.0) * min(compute, 1.0)
+    stated = () if lost is None else (f"The peak is stated at {peak:,.0f} MHz.",)
     advice = {
         "power_cap": "Raise the power cap where it is below the board's own, or count energy too.",
         "heat": "Improve the cooling, and let the machine cool down between runs.",
     }
     yield Finding(
         rule="clocks",
-        says=" ".join(sentences),
+        says=" ".join((*sentences, *stated)),
         advice=tuple(advice[name] for name in held)
         or ("Measure longer, from when the clocks are steady.",),
         step_fraction=lost,
@@ -95,8 +101,18 @@ def clock_rule(found: Evidence) -> Iterator[Finding]:
         evidence={
             "mean_clock_mhz": clocks.mean_mhz if clocks else None,
             "max_clock_mhz": clocks.highest_possible_mhz if clocks else None,
+            "peak_clock_mhz": peak,
         },
     )
+
+
+def _peak_clock_mhz(found: Evidence) -> float | None:
+    """Return the clock at which the peak holds that MFU divides by; None where nobody says it.
+
+    A device can run faster than that: at such a clock it loses nothing against the peak.
+    """
+    device = catalog.accelerator_for_device(found.metrics.accelerator or "")
+    return device.peak_clock_mhz if device else None
 
 
 def slow_device_rule(found: Evidence) -> Iterator[Finding]:
@@ -166,23 +182,21 @@ def precision_rule(found: Evidence) -> Iterator[Finding]:
 def kernels_rule(found: Evidence) -> Iterator[Finding]:
     """Yield that attention is not fused, or which fusions were off."""
     observed = found.record.observed
-    if found.on_gpu and observed.get("attention_kernel") == "math":
+    unfused = observed.get("fused_attention") == "off"
+    if found.on_gpu and (unfused or observed.get("attention_kernel") == "math"):
         yield Finding(
             rule="attention_kernel",
             says="Attention ran as separate products with a matrix of scores in memory.",
             advice=("Use a fused (flash) attention: fused_attention=on says why it cannot run.",),
             evidence={"attention_kernel": "math"},
         )
-    fusions: Any = observed.get("fusions")
-    if not found.on_gpu or not isinstance(fusions, dict):
-        return
-    off = sorted(str(name) for name, on in cast("dict[Any, Any]", fusions).items() if on is False)
-    if found.shape is not None and found.shape.moe is None:
-        off = [name for name in off if not name.startswith("moe_")]
+    off = [name for name in FUSIONS if observed.get(name) == "off"] if found.on_gpu else []
     if off:
+        asked = [name for name in off if found.record.asked.get(name) == "off"]
+        words = "Leave {} at 'auto', which is on where it can be."
         yield Finding(
             rule="fusions_off",
-            says=f"Not fused in this run: {listed(off)}.",
-            advice=("Transformer Engine brings most of them: an image of the vendor has it.",),
-            evidence=dict.fromkeys(off, False),
+            says=f"Not in force in this run: {listed(off)}.",
+            advice=(words.format(listed(asked)),) if asked else (),
+            evidence=dict.fromkeys(off, "off"),
         )

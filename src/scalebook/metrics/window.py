@@ -2,7 +2,8 @@
 
 The recorded phase ``measured`` is where counting may start; the steady state inside it is found
 from the data. Where the steps drift or change their level there is no rate. Where they are too few
-to say, the rate is total tokens over total time of the recorded window, without an interval.
+to say, the rate is total tokens over total time of the recorded window, without an interval; and
+none where the halves of that window are plainly unlike.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from scalebook.metrics.settings import LARGEST
 from scalebook.metrics.stability import MINIMUM_STEPS
 from scalebook.metrics.steady import Steady, find_steady
 from scalebook.record import RunRecord, StepRecord
+
+UNLIKE = 0.1  # halves of a short window that differ by more are no one rate
 
 __all__ = ["MINIMUM_STEPS", "Throughput", "measured_steps", "stragglers", "throughput"]
 
@@ -78,12 +81,30 @@ def throughput(
     steady = find_steady(_evened(seconds, tokens))
     if steady.problem is not None and steady.problem != "too short":
         return None, f"The run is not averaged. {steady.reason}"
+    apart = None if steady.accepted else _apart(seconds)
+    if apart is not None:
+        return None, f"The run is not averaged. {apart} {steady.reason}"
     first, count = steady.start or 0, steady.count or len(steps)
     part = slice(first, first + count)
     rate = sum(tokens[part]) / sum(seconds[part])
     interval = _rate_interval(rate, steady)
     chosen = tuple(steps[part])
     return Throughput(chosen, steady, median(seconds[part]), rate, interval), None
+
+
+def _apart(seconds: Sequence[float]) -> str | None:
+    """Return that the later half of the steps is unlike the earlier one; None where it is not.
+
+    Medians, so that a slow step here and there does not count.
+    """
+    half = len(seconds) // 2
+    if half == 0:
+        return None
+    change = median(seconds[half:]) / median(seconds[:half]) - 1
+    if abs(change) <= UNLIKE:
+        return None
+    more = "more" if change > 0 else "less"
+    return f"The later half of the steps takes {100 * abs(change):.2g} % {more} than the earlier."
 
 
 def _no_window(record: RunRecord, steps: Sequence[StepRecord]) -> str | None:

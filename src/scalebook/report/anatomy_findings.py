@@ -158,7 +158,7 @@ def _missing(data: ReportData) -> Iterator[Markup]:
         shown = join(map(run_link, without[:SHOWN]))
         more = f" and {len(without) - SHOWN} more" if len(without) > SHOWN else ""
         words = "{} no profile ({}{}): {}."
-        has = count(len(without), "run has", "runs have")
+        has = count(len(without), "run with a throughput has", "runs with a throughput have")
         yield Markup(words).format(has, shown, more, HOW)
 
 

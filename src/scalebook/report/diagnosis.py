@@ -12,6 +12,14 @@ from scalebook.markup import Fragment, Markup, bullets, paragraphs, run_link, ru
 from scalebook.quantities import NONE, count, percent
 
 Row = Mapping[str, Any]
+SMALLEST = 1e-4  # shares below are not told apart
+HINTS = {
+    "recomputation": "share of the step's time, at the best rate that is known",
+    "other_kernels": (
+        "share of the step's time, of a profile: attention, norms and other kernels, and products "
+        "slower than the best that a probe saw, or than the peak where none was made"
+    ),
+}
 MOST_FINDINGS = 4  # of a run; 'scalebook diagnose' prints them all
 PARTS = (
     ("useful_work_at_peak", "Useful at peak"),
@@ -21,7 +29,8 @@ PARTS = (
     ("unequal_stages", "Unequal stages"),
     ("exposed_communication", "Exposed communication"),
     ("optimizer", "Optimizer"),
-    ("other_kernels", "Other kernels, data, idle"),
+    ("other_kernels", "Computing beyond that"),
+    ("data_and_idle", "Data, idle"),
     ("unexplained", "Unexplained"),
 )
 
@@ -110,9 +119,12 @@ def waterfalls(found: Sequence[Diagnosis]) -> Fragment:
 
 def _share_column(name: str, label: str) -> tables.Column:
     def show(row: Row) -> str:
-        return NONE if row[name] is None else percent(row[name])
+        share = row.get(name)
+        if share is None:
+            return NONE
+        return f"< {percent(SMALLEST)}" if 0 < share < SMALLEST else percent(share)
 
-    return tables.Column(name, label, show, hint="share of the step's time")
+    return tables.Column(name, label, show, hint=HINTS.get(name, "share of the step's time"))
 
 
 def _shares(one: Diagnosis) -> Row:
@@ -121,11 +133,11 @@ def _shares(one: Diagnosis) -> Row:
     shares = {part.name: part.step_fraction for part in parts}
     together = [shares.get(name) for name in ("exposed_communication", "waits_between_stages")]
     known = [share for share in together if share is not None]
-    other = [shares.get(name) for name in ("other_kernels", "data", "idle_device")]
+    other = [shares.get(name) for name in ("data", "idle_device")]
     rest = [share for share in other if share is not None]
     return {
         **shares,
         "run_id": one.run_id,
         "exposed_communication": sum(known) if known else None,
-        "other_kernels": sum(rest) if rest else None,
+        "data_and_idle": sum(rest) if rest else None,
     }

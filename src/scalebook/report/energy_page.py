@@ -11,6 +11,7 @@ from scalebook.charts.figure import Figures
 from scalebook.frames import ReportData
 from scalebook.markup import Fragment, Markup, join, run_link
 from scalebook.quantities import count, number, quantity
+from scalebook.report.tiles import whole_models
 from scalebook.tables import SPLIT, Column, table, text
 
 MOST_NAMED = 8
@@ -20,10 +21,14 @@ def energy_findings(data: ReportData) -> Iterator[Markup]:
     """Yield which run took the least energy, and which have none and why."""
     known = data.completed.drop_nulls("energy_joules_per_token")
     if known.height:
-        best = known.sort("energy_joules_per_token").row(0, named=True)
-        words = "Energy was measured in {}: the least is {} by {} of {} ({}), of its devices alone."
+        runs, of = whole_models(known)
+        best = runs.sort("energy_joules_per_token").row(0, named=True)
+        words = (
+            "Energy was measured in {}: the least{} is {} by {} of {} ({}), of its devices alone."
+        )
         yield Markup(words).format(
             count(known.height, "run"),
+            of,
             quantity(1e3 * best["energy_joules_per_token"], "mJ a token"),
             run_link(best["run_id"]),
             best["model"],

@@ -114,7 +114,7 @@ def _title(cell: Row) -> str:
     more = (("context_parallel_size", "CP"), ("expert_parallel_size", "EP"))
     parts += [f"{short} {cell[name]}" for name, short in more if (cell[name] or 1) > 1]
     capacity = cell["capacity_gib"]
-    return ", ".join(parts) + (f"; {number(capacity)} GiB a device" if capacity else "")
+    return ", ".join(parts) + (f"; {number(capacity)} GB a device" if capacity else "")
 
 
 def findings(data: ReportData) -> Fragment:
@@ -172,7 +172,7 @@ def cells_table(data: ReportData) -> Fragment:
         text("evidence", "Evidence", hint="measured, inferred from a run, or predicted alone"),
         plain("peak_memory_gib", "Measured peak", "GiB"),
         plain("predicted_gib", "Predicted", "GiB"),
-        plain("capacity_gib", "Device", "GiB"),
+        plain("capacity_gib", "Device, as sold", "GB"),
         Column("", "Runs", lambda row: join(map(run_link, row["run_ids"])), numeric=False),
         Column("reason", "Why", _why, numeric=False),
     )

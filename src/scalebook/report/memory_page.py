@@ -62,7 +62,7 @@ def bars(data: ReportData) -> Figures | None:
 
 
 def _capacity(row: Row) -> float | None:
-    """Return the memory (GiB) of the device that ran; None where it is not known."""
+    """Return the memory of the device that ran, in GB as sold: GiB within 1 %; or None."""
     name = row["accelerator"]
     try:
         device = catalog.accelerator_for_device(name) if name else None
@@ -91,7 +91,7 @@ def parts_table(data: ReportData) -> Fragment:
         plain("peak_memory_gib", "Measured peak", "GiB"),
         Column("difference", "Difference", lambda row: _signed(row["difference"]), "GiB"),
         Column("share", "Of the prediction", lambda row: percent(row["share"], 2)),
-        plain("capacity", "Device", "GiB"),
+        plain("capacity", "Device, as sold", "GB"),
     )
     return table(found, columns, "memory")
 
@@ -151,10 +151,14 @@ def _ran_out(data: ReportData) -> Iterator[Markup]:
             "" if "micro batch" in row["label"] else batch,
             quantity(predicted, "GiB"),
             side,
-            quantity(capacity, "GiB"),
+            quantity(capacity, "GB"),
         )
-        missed = " The prediction did not see it coming: it leaves out driver, collectives and "
-        yield told + ("" if side == "more" else missed + "fragmentation.")
+        missed = (
+            " The prediction did not see it coming. It leaves out collectives and fragmentation, "
+            "and does not know what a version of the trainer held too long; a peak beside it is of "
+            "the steps that were done."
+        )
+        yield told + ("" if side == "more" else missed)
 
 
 def _unknown(data: ReportData) -> Iterator[Markup]:

@@ -9,8 +9,8 @@ import polars as pl
 from scalebook import catalog
 from scalebook.flops.conventions import CONVENTIONS, DEFAULT_CONVENTION
 from scalebook.frames import ReportData
-from scalebook.markup import Fragment, Markup, escape, join
-from scalebook.quantities import number
+from scalebook.markup import Fragment, Markup, escape, join, run_links
+from scalebook.quantities import count, number
 from scalebook.tables import Column, Row, Show, table, text
 
 PRECISIONS = ("bf16", "fp16", "fp8", "fp32")
@@ -118,13 +118,23 @@ def _source(row: Row) -> Markup:
 
 def windows(data: ReportData) -> Fragment:
     """Return how many steps the runs of this report are averaged over."""
-    steps = data.completed["steady_steps"].drop_nulls()
-    if steps.is_empty():
+    steady = data.completed.filter(pl.col("steady"))
+    short = data.completed.height - steady.height
+    sentences: list[Markup] = []
+    if steady.height:
+        low, high = steady["steady_steps"].min(), steady["steady_steps"].max()
+        span = f"{low}" if low == high else f"{low} to {high}"
+        words = "{} of this report {} averaged over a steady state of {} steps."
+        runs, are = count(steady.height, "run"), "is" if steady.height == 1 else "are"
+        sentences.append(Markup(words).format(runs, are, span))
+    if short:
+        words = "{} {} too few steps to say, and a rate without an interval: {}."
+        run_ids = data.completed.filter(~pl.col("steady").fill_null(value=False))["run_id"]
+        runs, have = count(short, "run"), "has" if short == 1 else "have"
+        sentences.append(Markup(words).format(runs, have, run_links(run_ids)))
+    if not sentences:
         return Fragment(Markup(""))
-    low, high = steps.min(), steps.max()
-    span = f"{low}" if low == high else f"{low} to {high}"
-    words = "<p>The runs of this report are averaged over a steady state of {} steps each.</p>"
-    return Fragment(Markup(words).format(span))
+    return Fragment(Markup("<p>{}</p>").format(Markup(" ").join(sentences)))
 
 
 def used_conventions(data: ReportData) -> Fragment:

@@ -55,13 +55,18 @@ class Saved:
 
     @property
     def waited_share(self) -> float | None:
-        """The share of training that was waiting for saves; None without steps or saves."""
-        if not self.saves or not self.steps_seconds:
+        """The share of training that was waiting for saves; None without steps or saves.
+
+        None also where processes were started again: the waits of steps that were done anew are in
+        no step that counts.
+        """
+        restarted = any(entry.restart for entry in (*self.saves, *self.loads))
+        if not self.saves or not self.steps_seconds or restarted:
             return None
         waited = sum(entry.blocking_seconds for entry in self.saves)
         # A wait is part of the next step; there is none after the last.
         after = [e.blocking_seconds for e in self.saves if e.step >= (self.last_step or 0)]
-        return min(waited / (self.steps_seconds + sum(after)), 1.0)
+        return waited / (self.steps_seconds + sum(after))
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,13 +109,13 @@ def loss_findings(runs: pl.DataFrame) -> Iterator[Markup]:
     """Yield that the losses fell, and each run whose loss did not."""
     both = runs.filter(pl.col("loss_first").is_not_null(), pl.col("loss_last").is_not_null())
     if both.is_empty():
-        yield Markup("No completed run recorded a loss.")
+        yield Markup("No run with a throughput recorded a loss.")
         return
     rising = both.filter(pl.col("loss_last") >= pl.col("loss_first"))
     falling = both.height - rising.height
     if falling:
         yield Markup("The loss fell in {} of {} that recorded one.").format(
-            falling, count(both.height, "completed run")
+            falling, count(both.height, "run with a throughput", "runs with a throughput")
         )
     for row in rising.iter_rows(named=True):
         yield Markup(

@@ -30,11 +30,11 @@ Tile = tuple[str, str, str, Markup]  # what, number, unit, about
 def _tiles(data: ReportData) -> Iterator[Tile]:
     completed = data.runs.filter(pl.col("status") == "completed").height
     failed = data.runs.height - completed
-    about = f"{failed} without a result" if failed else "none failed"
+    about = f"{failed} did not" if failed else "none failed"
     yield "Runs completed", str(completed), f"of {data.runs.height}", Markup("{}").format(about)
     # A number that was not measured here wins no tile from one that was.
     own = data.completed.filter(pl.col("source") == "measured")
-    runs, of = _whole(data.completed if own.is_empty() else own)
+    runs, of = whole_models(data.completed if own.is_empty() else own)
     yield _best(runs, "tokens_per_second", f"Highest throughput{of}", "tokens/s")
     on_gpus = runs.filter(pl.col("platform") != "cpu")
     if on_gpus.is_empty():
@@ -44,7 +44,7 @@ def _tiles(data: ReportData) -> Iterator[Tile]:
     yield _best(runs, "mfu", f"Highest MFU{of}", "% of dense peak", scale=100)
 
 
-def _whole(runs: pl.DataFrame) -> tuple[pl.DataFrame, str]:
+def whole_models(runs: pl.DataFrame) -> tuple[pl.DataFrame, str]:
     """Return the runs of whole models where accelerators ran both, and words that say so.
 
     The first layers of a model are fast because they are few.
