@@ -147,7 +147,7 @@ def test_unreadable_directories_are_told_on_the_page(tmp_path: Path) -> None:
 def test_a_loss_that_rises_is_named(tmp_path: Path) -> None:
     write_run(tmp_path, "a", config())
     data = load(tmp_path)
-    assert "The loss fell in 1 of 1 completed run" in words(sections.loss(data))
+    assert "The loss fell in 1 of 1 run with a throughput" in words(sections.loss(data))
     rising = data.runs.with_columns(loss_last=pl.lit(9.0))
     worse = ReportData(data.folder, rising, data.steps, {}, {}, ())
     assert "The loss of a did not fall" in words(sections.loss(worse))

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -77,6 +78,23 @@ def test_each_run_is_measured_once_and_again_only_when_a_file_of_it_has_changed(
     measured.clear()
     made.load(runs, cache)
     assert measured == []
+
+
+def test_only_builds_of_some_time_ago_are_forgotten(tmp_path: Path):
+    """Another process may be at a younger one."""
+    for number in range(6):
+        folder = tmp_path / f"build{number}"
+        folder.mkdir()
+        (folder / "page.ipynb").write_text("{}")
+        age = made.BUSY_SECONDS * (2 if number < 4 else 0)
+        os.utime(folder, (time.time() - age + number,) * 2)
+    made._forget_old(tmp_path / "build5")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["build3", "build4", "build5"]
+    for number in range(6, 9):
+        (tmp_path / f"build{number}").mkdir()
+    made._forget_old(tmp_path / "build8")
+    left = [f"build{number}" for number in range(4, 9)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == left
 
 
 def test_what_is_kept_of_runs_gives_the_same_data_as_reading_them(

@@ -11,7 +11,9 @@ from test_report_findings import words
 
 from scalebook.frames import load
 from scalebook.report import scaling_law, scaling_page
-from scalebook.report.series import Series, series
+from scalebook.report.series import Series, scaling_findings, series
+from scalebook.report.versus import estimate_of
+from scalebook.verdicts import compare
 
 BIG: dict[str, Any] = {
     "platform": "h100", "model": "llama3.1-8b", "precision": "bf16", "sequence_length": 8192,
@@ -45,6 +47,20 @@ def test_weak_and_strong_scaling_are_told_apart(tmp_path: Path) -> None:
     by_kind = {arm.kind: arm for arm in arms}
     assert {row["global_batch_size"] for row in by_kind["strong"].runs} == {128}
     assert {r["global_batch_size"] / r["world_size"] for r in by_kind["weak"].runs} == {16}
+
+
+def test_an_efficiency_has_the_interval_that_compare_gives_the_rates_per_gpu(
+    tmp_path: Path, weak: tuple[Series, ...]
+) -> None:
+    base, *larger = weak[0].points.iter_rows(named=True)
+    assert (base["efficiency_low"], base["efficiency_high"]) == (None, None)
+    for row in larger:
+        verdict = compare([estimate_of(row)], [estimate_of(base)])
+        assert (row["efficiency_low"], row["efficiency_high"]) == (verdict.low, verdict.high)
+        assert row["efficiency_low"] < row["scaling_efficiency"] < row["efficiency_high"]
+    said = words(scaling_findings(weak))
+    low, high = (100 * row[f"efficiency_{end}"] for end in ("low", "high"))
+    assert f"({low:.3g} % to {high:.3g} %, equal work a GPU)." in said.replace("\u202f", " ")
 
 
 def test_runs_of_another_layout_or_batch_are_in_no_law(tmp_path: Path) -> None:

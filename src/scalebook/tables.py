@@ -231,13 +231,19 @@ def _peak(row: Row) -> str:
     return f"{number(row['peak_tflops_per_second'], 4)} {row['peak_precision']}"
 
 
+def _efficiency_interval(row: Row) -> str:
+    low, high = row["efficiency_low"], row["efficiency_high"]
+    return NONE if low is None else f"{percent(low)} to {percent(high)}"
+
+
 def scaling(points: pl.DataFrame) -> Fragment:
     """Return speed-up and efficiency, a row a run, the base marked."""
     columns = (
-        *(RUN, SPLIT, WORLD, TOKENS),
+        *(text("series", "Series"), RUN, SPLIT, WORLD, TOKENS),
         Column("speedup", "Speed-up", lambda row: f"{row['speedup']:.2f}×"),
         Column("ideal_speedup", "Ideal", lambda row: f"{row['ideal_speedup']:.2f}×"),
         Column("scaling_efficiency", "Efficiency", lambda r: percent(r["scaling_efficiency"])),
+        Column("efficiency_low", "Interval", _efficiency_interval, hint="95 %, of the efficiency"),
         text("kind", "Scaling", hint="strong: same global batch; weak: same batch per rank"),
     )
     return table(points.iter_rows(named=True), columns, "scaling")

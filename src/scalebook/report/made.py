@@ -12,8 +12,10 @@ import os
 import pickle
 import shutil
 import sys
+import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
@@ -25,6 +27,7 @@ from scalebook.report.execute import execute
 from scalebook.report.known_runs import KnownRuns, cores, write_pickle
 from scalebook.report.pages import Page
 
+BUSY_SECONDS = 900.0  # longer than a build of the most runs takes between two files
 KEPT = 3  # builds whose pages are kept: those of a few folders of runs
 # From this many runs on, pages take longer than the seconds that a process takes to start.
 MANY = 500
@@ -104,10 +107,18 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _forget_old(newest: Path) -> None:
-    """Remove what older builds have left beside the newest, but for the last few."""
-    others = sorted(newest.parent.iterdir(), key=lambda path: path.stat().st_mtime_ns)
-    for path in others[:-KEPT]:
-        path.unlink() if path.is_file() else shutil.rmtree(path, ignore_errors=True)
+    """Remove what older builds have left beside the newest, but for the last few.
+
+    What was written a short while ago may belong to a build that is going on.
+    """
+    written: dict[Path, float] = {}
+    for path in newest.parent.iterdir():
+        with suppress(FileNotFoundError):  # another build forgets at the same time
+            written[path] = path.stat().st_mtime
+    for path in sorted(written, key=lambda path: written[path])[:-KEPT]:
+        if time.time() - written[path] < BUSY_SECONDS:
+            continue
+        path.unlink(missing_ok=True) if path.is_file() else shutil.rmtree(path, ignore_errors=True)
 
 
 def _name(page: Page, notebooks: Path) -> str:

@@ -34,7 +34,8 @@ def table(found: Sequence[Series]) -> Fragment:
     """Return speed-up and efficiency of every run of every series."""
     if not found:
         return Fragment(Markup(""))
-    return tables.scaling(pl.concat([item.points for item in found], how="vertical_relaxed"))
+    named = [item.points.with_columns(series=pl.lit(item.group)) for item in found]
+    return tables.scaling(pl.concat(named, how="vertical_relaxed"))
 
 
 def _many(item: Series) -> str:

@@ -12,6 +12,7 @@ from scalebook.columns import SCHEMA
 from scalebook.markup import Fragment, Markup, bullets, join, paragraphs, run_link
 from scalebook.naming import sized, split_name, units
 from scalebook.quantities import count, percent, quantity
+from scalebook.report.versus import verdict_on
 from scalebook.scaling import ScalingPoint, table
 from scalebook.setups import setup_words
 
@@ -20,6 +21,8 @@ COMPARISON: dict[str, type[pl.DataType]] = {
     "speedup": pl.Float64,
     "ideal_speedup": pl.Float64,
     "scaling_efficiency": pl.Float64,
+    "efficiency_low": pl.Float64,
+    "efficiency_high": pl.Float64,
     "ideal_tokens_per_second": pl.Float64,
     "kind": pl.String,
 }
@@ -30,7 +33,8 @@ class Series:
     """The runs of one group and setup at two world sizes or more, a row each, the base first.
 
     The base is the fastest run at the smallest world size. Columns beside those of the run:
-    split, speedup, ideal_speedup, scaling_efficiency, ideal_tokens_per_second, kind.
+    split, speedup, ideal_speedup, scaling_efficiency with its 95 % interval (efficiency_low,
+    efficiency_high; None where a run has none), ideal_tokens_per_second, kind.
     """
 
     group: str
@@ -75,9 +79,17 @@ def _against(base: Row, row: Row) -> dict[str, Any]:
         "speedup": speedup if same_size else compared.rows[-1].speedup,
         "ideal_speedup": ideal,
         "scaling_efficiency": speedup / ideal,
+        **_efficiency_interval(base, row),
         "ideal_tokens_per_second": base["tokens_per_second"] * ideal,
         "kind": "base" if row["run_id"] == base["run_id"] else compared.kind,
     }
+
+
+def _efficiency_interval(base: Row, row: Row) -> dict[str, float | None]:
+    """Return the interval of the ratio of both rates per GPU, as every comparison has it."""
+    verdict = None if row["run_id"] == base["run_id"] else verdict_on(row, base)
+    low, high = (verdict.low, verdict.high) if verdict else (None, None)
+    return {"efficiency_low": low, "efficiency_high": high}
 
 
 def _point(row: Row) -> ScalingPoint:
@@ -112,7 +124,7 @@ def _sentences(item: Series) -> Iterator[Markup]:
         best = runs.sort("tokens_per_second", descending=True).row(0, named=True)
         words = (
             "On {} the fastest is {} ({}): {:.2f} times the base where {:g} would be ideal, "
-            "an efficiency of {}."
+            "an efficiency of {}{}."
         )
         yield Markup(words).format(
             count(int(str(size)), *units(base["platform"])),
@@ -121,9 +133,18 @@ def _sentences(item: Series) -> Iterator[Markup]:
             best["speedup"],
             best["ideal_speedup"],
             percent(best["scaling_efficiency"]),
+            _certainty(best),
         )
     if base["platform"] == "cpu":
         yield Markup("Processes share one machine's cores: this is no result about scaling.")
+
+
+def _certainty(row: Row) -> str:
+    """Return the interval of an efficiency and the kind of scaling, as text behind it."""
+    low, high = row["efficiency_low"], row["efficiency_high"]
+    interval = "no interval" if low is None else f"{percent(low)} to {percent(high)}"
+    work = {"weak": ", equal work a GPU", "strong": ", the same work in all"}
+    return f" ({interval}{work.get(row['kind'], '')})"
 
 
 def not_enough(runs: pl.DataFrame, found: Sequence[Series]) -> Fragment:
