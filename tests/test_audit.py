@@ -20,6 +20,7 @@ from scalebook.audit import (
     sample_text,
     samples,
 )
+from scalebook.audit.facts import show
 from scalebook.audit.fields import field, fields, words
 from scalebook.audit.identities import identities, limits, parse_identity
 from scalebook.audit.printed import read_printed
@@ -323,6 +324,118 @@ def test_a_wrong_peak_does_not_make_the_utilisation_right():
     )  # fmt: skip
     assert only("peak_tflops_per_second", checks).verdict == "contradicts"
     assert only("mfu", checks).verdict == "contradicts"
+
+
+# The arithmetic that is shown
+
+
+def computed(expression: str) -> float:
+    """What a reader gets who computes with the numbers that an expression shows."""
+    expression = re.sub(r" \(middle of [^)]*\)", "", expression)
+    result, operator = 0.0, "+"
+    for part in re.split(r" ([-+*/]) ", expression):
+        if part in tuple("+-*/"):
+            operator = part
+            continue
+        number = float(part) if "e-" in part else read_printed(part).value
+        result = {
+            "+": result + number, "-": result - number, "*": result * number,
+            "/": result / number if operator == "/" else 0.0,
+        }[operator]  # fmt: skip
+    return result
+
+
+def is_true(step: list[str]) -> bool:
+    """Whether the last part of a step is what the part before it comes to."""
+    value = computed(step[-2])
+    near = (value * factor for factor in (1 - 1e-12, 1, 1 + 1e-12))  # a half may round either way
+    return step[-1] in map(show, near)
+
+
+def steps_of(checks: tuple[Check, ...]) -> list[list[str]]:
+    """Every step of the arithmetic, in its parts between the signs of equality."""
+    lines = (line for check in checks for line in check.arithmetic.split("; "))
+    return [parts for line in lines if " <= " not in line and len(parts := line.split(" = ")) > 2]
+
+
+@pytest.mark.parametrize("name", samples())
+def test_every_step_that_a_shipped_file_shows_is_true(name):
+    for step in steps_of(audit(parse_claims(sample_text(name), name)).checks):
+        if not re.fullmatch(r"[a-z]\w+", step[-2]):  # "a = b = 9" says that b is stated
+            assert is_true(step), step
+
+
+@given(*[st.integers(1, 10**6)] * 3, st.floats(0.01, 1e4), st.floats(1, 99).map("{:.1f}%".format))
+def test_every_step_is_true_whatever_the_numbers(batch, length, gpus, seconds, mfu):
+    step = f"{seconds:.2f}"
+    checks = claim(
+        accelerator="h100", parameters="7B", global_batch_size=f"{batch}",
+        sequence_length=f"{length}", gpus=f"{gpus}", step_seconds=f"~{step}", mfu=mfu,
+    )  # fmt: skip
+    for parts in steps_of(checks):
+        assert is_true(parts), parts
+
+
+@pytest.mark.parametrize(
+    ("sample", "line", "step"),
+    [
+        ("megatron-page", 115, "1536 * 2048 = 3,145,728"),
+        ("megatron-page", 115, "3,145,728 / ~5 = 629,146"),
+        ("megatron-page", 115, "1,061,947,441,152 * 1,228.8 = 1,304.92"),
+        ("megatron-page", 87, "44% / 42% = 1.04762"),
+        ("platform-benchmark", 65, "688,388 / 3600 = 191.219"),
+        ("scaling-analysis", 19, "elapsed_seconds / 60 = 991.38 / 60 = 16.523"),
+        ("peak-summary", 177, "175K+ / 87,933 = 1.99015"),
+        ("peak-summary", 85, "listed_count = stated_count = 9"),
+    ],
+)
+def test_the_steps_of_the_shipped_files_are_these(sample, line, step):
+    checks = audit(parse_claims(sample_text(sample), sample)).checks
+    lines = [
+        part for check in checks if check.line == line for part in check.arithmetic.split("; ")
+    ]
+    assert any(part.endswith(step) for part in lines), lines
+
+
+def test_what_it_should_be_is_what_the_last_step_says():
+    """1536 x 2048 / 5 / 512 is 1228.8 tokens/s/GPU, whatever ~5 may stand for."""
+    checks = audit(parse_claims(sample_text("megatron-page"), "x")).checks
+    check = next(c for c in checks if c.line == 115 and c.verdict == "contradicts")
+    assert check.expected == pytest.approx(1304.92, abs=0.01)
+    assert check.expected_low < check.expected < check.expected_high
+
+
+def test_a_count_that_it_should_be_is_a_whole_number():
+    check = only("listed_count", claim(stated_count="9", listed_count="8"))
+    assert (check.expected, type(check.expected)) == (9, int)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (3_145_728.0, "3,145,728"), (10_147_509.7, "10,147,510"), (1_047_625_555_968, None),
+        (1304.9211, "1,304.92"), (9.0, "9"), (2.0000000001, "2"), (0.0, "0"), (1e20, "1e+20"),
+        (0.454821, "0.454821"),
+    ],
+)  # fmt: skip
+def test_whole_numbers_are_shown_to_the_last_digit(value, text):
+    assert show(value) == (text or f"{value:,}")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("~5", 5), ("175K+", 175_000), ("up to 47%", 0.47), ("=1T", 1e12), ("85-95%", 0.9),
+     ("~6-20K", 13_000), (">400", 400), ("$1,869.90", 1869.9), ("-15%", -0.15), ("1.92x", 1.92)],
+)  # fmt: skip
+def test_the_value_of_a_printed_number_is_what_is_written(text, value):
+    assert read_printed(text).value == pytest.approx(value)
+    assert read_printed(text, scale=60).value == pytest.approx(60 * value)
+
+
+def test_arithmetic_with_a_range_is_done_with_its_middle_and_says_so():
+    cells = {"accelerator": "h100", "model_tflops_per_second_per_gpu": "300-400", "mfu": "90%"}
+    check = only("mfu", claim(**cells))
+    assert "350 (middle of 300-400) / 989.4 = 0.35375" in check.arithmetic
 
 
 # Result rows

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from scalebook.audit import fields as vocabulary
-from scalebook.audit.facts import Fact, combinations, evaluate, show, solve
+from scalebook.audit.facts import Fact, combinations, evaluate, in_unit, operand, show, solve
 from scalebook.audit.identities import Identity, Limit, identities, limits
 from scalebook.audit.known import Known, field_of
 from scalebook.audit.rows import Row
 from scalebook.audit.verdicts import Check, Verdict, check_of
-from scalebook.intervals import Interval
 
 
 def check_row(known: Known) -> list[Check]:
@@ -36,13 +36,17 @@ def _twice(row: Row) -> Iterator[Check]:
             continue
         other = first.setdefault(item.quantity, name)
         if other != name:
-            value = row.values[other]
-            step = f"{name} = {other} = {value.text} = {show(value.interval.middle / item.scale)}"
-            yield compare(row, item, f"{name} = {other}", (_plain(item, value.interval, step),))
+            yield compare(row, item, f"{name} = {other}", (_said_as(row, other, item),))
 
 
-def _plain(item: vocabulary.Field, interval: Interval, step: str) -> Fact:
-    return Fact(item.quantity, interval, show(interval.middle), "derived", steps=(step,))
+def _said_as(row: Row, other: str, item: vocabulary.Field) -> Fact:
+    """Return what one field states as what a second field of the quantity should say."""
+    stated, unit = row.values[other], vocabulary.field(other)
+    scale = item.scale / (unit.scale if unit else 1)
+    value, shown = stated.value, show(stated.value / item.scale)
+    sides = (item.name, in_unit(other, scale), in_unit(operand(stated), scale), shown)
+    step = " = ".join(dict.fromkeys(sides))
+    return Fact(item.quantity, stated.interval, value, show(value), "derived", steps=(step,))
 
 
 def _against_catalog(known: Known) -> Iterator[Check]:
@@ -108,7 +112,7 @@ def _explanation(
     if explained is not None and explained.variant:
         parts.append(f"the claim fits {explained.variant}")
     others = [
-        f"{show(fact.interval.middle / item.scale)} ({fact.variant})"
+        f"{show(_value_of(fact, item))} ({fact.variant})"
         for fact in proper[:6]
         if fact is not best and fact.variant
     ]
@@ -120,24 +124,33 @@ def _explanation(
 def _check(
     row: Row, item: vocabulary.Field, right: Fact, *, rule: str, verdict: Verdict, note: str
 ) -> Check:
-    interval = right.interval.scaled(1 / item.scale)
+    interval, value = right.interval.scaled(1 / item.scale), _value_of(right, item)
+    whole = item.exact and abs(value) < math.inf and value == int(value)
+    # a count is given as one, 9 and not 9.0; what is computed from shown numbers may leave an
+    # exact interval by their rounding
     return check_of(
         row,
         item.name,
         rule,
         verdict,
-        expected=_finite(interval.middle),
-        expected_low=_finite(interval.low),
-        expected_high=_finite(interval.high),
-        arithmetic="; ".join((*right.steps, *_in_unit(right, item))),
+        expected=int(value) if whole else _finite(value),
+        expected_low=_finite(min(interval.low, value)),
+        expected_high=_finite(max(interval.high, value)),
+        arithmetic="; ".join((*right.steps, *_unit_step(right, item))),
         note=note,
     )
 
 
-def _in_unit(right: Fact, item: vocabulary.Field) -> Iterator[str]:
-    """Yield the value in the unit of the field, where that is not the base unit."""
+def _value_of(right: Fact, item: vocabulary.Field) -> float:
+    """Return the value in the unit of the field."""
+    return right.value if item.scale == 1 else right.shown / item.scale
+
+
+def _unit_step(right: Fact, item: vocabulary.Field) -> Iterator[str]:
+    """Yield the step to the unit of the field, where that is not the base unit."""
     if item.scale != 1 and right.quantity == item.quantity:
-        yield f"{item.name} = {show(right.interval.middle / item.scale)}"
+        sides = (item.name, in_unit(item.quantity, item.scale), in_unit(right.text, item.scale))
+        yield " = ".join((*sides, show(_value_of(right, item))))
 
 
 def _finite(value: float) -> float | None:
@@ -187,10 +200,9 @@ def _against_limit(known: Known, limit: Limit) -> Iterator[Check]:
     if item is None or not readings:
         return
     sides = [(evaluate(limit.left, chosen), evaluate(limit.right, chosen)) for chosen in readings]
-    broken = all(left.low > right.high * (1 + 1e-9) for left, right in sides)
+    broken = all(left.low > right.high * (1 + 1e-9) for (left, _), (right, _) in sides)
     if broken or limit.right.names():  # that a fraction is below 1 is no news
-        left, right = sides[0]
-        text = f"{show(left.middle)} against {show(right.middle)}"
+        text = " against ".join(shown for _, shown in sides[0])
         steps = dict.fromkeys(line for fact in readings[0].values() for line in fact.steps)
         arithmetic = "; ".join((*steps, f"{limit.text}: {text}"))
         verdict = "impossible" if broken else "holds"

@@ -10,7 +10,8 @@ from itertools import islice, product
 from typing import Literal
 
 from scalebook.audit.identities import Identity, Product
-from scalebook.intervals import Interval
+from scalebook.audit.printed import Printed
+from scalebook.intervals import Interval, point
 
 Origin = Literal["stated", "given", "catalog", "base", "derived"]
 
@@ -23,10 +24,12 @@ class Fact:
 
     Alternatives of one quantity differ in ``variant`` (a FLOPs convention, a dense or a sparse
     peak). Those that are not ``legitimate`` only explain how a wrong claim came about.
+    Verdicts rest on ``interval``; the arithmetic is shown with ``value`` and its ``text``.
     """
 
     quantity: str
     interval: Interval
+    value: float  # from numbers as written, whatever they were rounded from
     text: str
     origin: Origin
     claimed: Interval | None = None  # of a stated value: what it may be claimed for
@@ -40,24 +43,39 @@ class Fact:
         """Whether the row itself, or its table, states it."""
         return self.origin in ("stated", "given")
 
+    @property
+    def shown(self) -> float:
+        """The value that a reader of ``text`` computes with: where that is rounded, so is this."""
+        if self.text != show(self.value):
+            return self.value
+        return float(self.text.replace(",", ""))
+
 
 Facts = dict[str, tuple[Fact, ...]]
 
 
 def show(value: float) -> str:
-    """Return a number with six significant digits, thousands separated."""
+    """Return a number with six significant digits and all before the point, thousands separated."""
     if abs(value) < 1e-15:  # what is left of 1 - 1
         return "0"
     if not 1e-4 <= abs(value) < 1e15:
         return f"{value:.6g}"
     decimals = max(0, 5 - math.floor(math.log10(abs(value))))
-    text = f"{float(f'{value:.6g}'):,.{decimals}f}"
+    text = f"{value:,.{decimals}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-def show_interval(interval: Interval) -> str:
-    """Return the middle, or the finite end of a one-sided interval."""
-    return show(interval.middle)
+def operand(printed: Printed) -> str:
+    """Return a printed value as arithmetic shows it, of a range its middle."""
+    plain = printed.text.removeprefix("=").strip()
+    return f"{show(printed.value)} (middle of {plain})" if printed.between else plain
+
+
+def in_unit(text: str, scale: float) -> str:
+    """Return a number or a name over the ``scale`` of a unit: ``688,387 / 3600``."""
+    if scale == 1:
+        return text
+    return f"{text} / {scale:.10g}" if scale > 1 else f"{text} * {1 / scale:.10g}"
 
 
 def combinations(names: tuple[str, ...], facts: Facts) -> Iterator[dict[str, Fact]]:
@@ -70,6 +88,11 @@ def combinations(names: tuple[str, ...], facts: Facts) -> Iterator[dict[str, Fac
 def intervals(chosen: Mapping[str, Fact]) -> dict[str, Interval]:
     """Return the interval of each chosen fact."""
     return {name: fact.interval for name, fact in chosen.items()}
+
+
+def shown(chosen: Mapping[str, Fact]) -> dict[str, Interval]:
+    """Return each chosen fact as the one number that is shown of it."""
+    return {name: point(fact.shown) for name, fact in chosen.items()}
 
 
 def substitute(expression: str, chosen: Mapping[str, Fact]) -> str:
@@ -88,14 +111,15 @@ def solve(identity: Identity, target: str, facts: Facts) -> tuple[Fact, ...]:
     found: list[Fact] = []
     for chosen in combinations(others, facts):
         interval = identity.solve(target, intervals(chosen))
-        result = show_interval(interval)
-        step = f"{target} = {expression} = {substitute(expression, chosen)} = {result}"
-        found.append(_derived(target, interval, result, chosen, step))
+        value = identity.solve(target, shown(chosen)).middle
+        sides = (target, expression, substitute(expression, chosen), show(value))
+        step = " = ".join(dict.fromkeys(sides))  # of "listed = stated = 9 = 9" one 9 is enough
+        found.append(_derived(target, interval, value, chosen, step))
     return tuple(found)
 
 
 def _derived(
-    target: str, interval: Interval, text: str, chosen: Mapping[str, Fact], step: str
+    target: str, interval: Interval, value: float, chosen: Mapping[str, Fact], step: str
 ) -> Fact:
     variants = dict.fromkeys(fact.variant for fact in chosen.values() if fact.variant)
     earlier = dict.fromkeys(line for fact in chosen.values() for line in fact.steps)
@@ -105,7 +129,8 @@ def _derived(
     return Fact(
         target,
         interval,
-        text,
+        value,
+        show(value),
         "derived",
         variant=", ".join(variants),
         legitimate=all(fact.legitimate for fact in chosen.values()),
@@ -114,9 +139,9 @@ def _derived(
     )
 
 
-def evaluate(side: Product, chosen: Mapping[str, Fact]) -> Interval:
-    """Return the value of one side of a limit."""
-    return side.value(intervals(chosen))
+def evaluate(side: Product, chosen: Mapping[str, Fact]) -> tuple[Interval, str]:
+    """Return one side of a limit, and the one number that is shown of it."""
+    return side.value(intervals(chosen)), show(side.value(shown(chosen)).middle)
 
 
 def derive(facts: Facts, identities: tuple[Identity, ...], counts: frozenset[str]) -> set[Identity]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 from scalebook import catalog
-from scalebook.audit.facts import Fact, show
+from scalebook.audit.facts import Fact, operand, show
 from scalebook.audit.rows import Row
 from scalebook.catalog.types import Accelerator, ModelShape
 from scalebook.errors import CatalogError
@@ -81,8 +82,14 @@ def catalog_facts(row: Row) -> Iterator[Fact]:
 
 
 def _known(quantity: str, value: float, variant: str = "", *, legitimate: bool = True) -> Fact:
+    return _fact(quantity, point(value), value, variant, legitimate=legitimate)
+
+
+def _fact(
+    quantity: str, interval: Interval, value: float, variant: str, *, legitimate: bool = True
+) -> Fact:
     return Fact(
-        quantity, point(value), show(value), "catalog", variant=variant, legitimate=legitimate
+        quantity, interval, value, show(value), "catalog", variant=variant, legitimate=legitimate
     )
 
 
@@ -92,8 +99,7 @@ def _model_facts(shape: ModelShape, row: Row) -> Iterator[Fact]:
     for quantity, total in (("parameters", count.total), ("active_parameters", count.active)):
         for value, words in ((total, ""), (total - without, " without input embedding")):
             interval = point(value).widened(CONVENTION_TOLERANCE)
-            variant = f"{shape.name}{words}"
-            yield Fact(quantity, interval, show(value), "catalog", variant=variant)
+            yield _fact(quantity, interval, value, f"{shape.name}{words}")
     yield _known("num_layers", shape.num_layers, shape.name)
     yield _known("num_attention_heads", shape.num_attention_heads, shape.name)
     if shape.mla is None:
@@ -108,14 +114,14 @@ def _flop_facts(shape: ModelShape, row: Row) -> Iterator[Fact]:
     length = row.values.get("sequence_length")
     span = length.interval if length else None
     if span is not None and not 0 < span.low <= span.high < math.inf:
-        span = None  # such as ">4096": no length to count with
+        length = None  # such as ">4096": no length to count with
     for name in CONVENTIONS:
-        if span is None and name != "six_n":
+        if length is None and name != "six_n":
             continue
-        ends = span or point(1)
-        low, high = (flops_per_token(shape, end, name) for end in (ends.low, ends.high))
+        lengths = (length.interval.low, length.value, length.interval.high) if length else (1,) * 3
+        low, value, high = (flops_per_token(shape, one, name) for one in lengths)
         interval = Interval(low, high).widened(CONVENTION_TOLERANCE)
-        yield Fact("flops_per_token", interval, show((low + high) / 2), "catalog", variant=name)
+        yield _fact("flops_per_token", interval, value, name)
     active = parameter_count(shape).active
     yield _known("flops_per_token", 2 * active, "2 N, the forward pass alone", legitimate=False)
 
@@ -132,16 +138,11 @@ def _stated_size_facts(shape: ModelShape | None, row: Row) -> Iterator[Fact]:
         (6, f"6 N of the stated size{dense}", True),
         (2, "2 N, the forward pass alone", False),
     ):
-        interval = size.interval.scaled(factor)
-        text = show(interval.middle)
-        yield Fact(
-            "flops_per_token",
-            interval,
-            text,
-            "catalog",
-            variant=words,
-            legitimate=legitimate,
-            steps=(f"flops_per_token = {factor} * {size.text} = {text}",),
+        interval, value = size.interval.scaled(factor), size.value * factor
+        step = f"flops_per_token = {factor} * {operand(size)} = {show(value)}"
+        yield replace(
+            _fact("flops_per_token", interval, value, words, legitimate=legitimate),
+            steps=(step,),
             inputs=frozenset({"parameters"}),
         )
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scalebook.audit import fields as vocabulary
-from scalebook.audit.facts import Fact, Facts, derive, show
+from scalebook.audit.facts import Fact, Facts, derive, operand, show
 from scalebook.audit.identities import Identity, identities
 from scalebook.audit.knowledge import catalog_facts
 from scalebook.audit.rows import Row
@@ -52,12 +52,15 @@ def _stated(row: Row) -> Iterator[Fact]:
         if item is None or item.quantity in seen:
             continue
         seen.add(item.quantity)
-        # shown in base units, so that the arithmetic reads right
-        plain = printed.text.removeprefix("=")
-        text = plain if item.scale == 1 else show(printed.interval.middle)
-        origin = "given" if name in row.given else "stated"
-        inputs = frozenset({item.quantity})
-        yield Fact(item.quantity, printed.interval, text, origin, printed.claimed, inputs=inputs)
+        yield Fact(
+            item.quantity,
+            printed.interval,
+            printed.value,
+            operand(printed) if item.scale == 1 else show(printed.value),
+            "given" if name in row.given else "stated",
+            printed.claimed,
+            inputs=frozenset({item.quantity}),
+        )
 
 
 def _ranked(alternatives: tuple[Fact, ...]) -> tuple[Fact, ...]:
@@ -70,14 +73,6 @@ def _ranked(alternatives: tuple[Fact, ...]) -> tuple[Fact, ...]:
     claimed = first.claimed or first.interval
     if any(fact.legitimate and claimed.meets(fact.interval) for fact in known):
         return alternatives
-    wrong = Fact(
-        first.quantity,
-        first.interval,
-        first.text,
-        first.origin,
-        first.claimed,
-        variant=f"{first.quantity} as stated, {first.text}",
-        legitimate=False,
-        inputs=first.inputs,
-    )
+    words = f"{first.quantity} as stated, {first.text}"
+    wrong = replace(first, variant=words, legitimate=False)
     return (*known, wrong)

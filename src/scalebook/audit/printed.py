@@ -19,6 +19,7 @@ from scalebook.intervals import Interval, Numeral, point, read_numeral
 LONGEST = 60  # characters of a value
 APPROXIMATE = 0.1  # what ~ allows, as a fraction
 
+_CHOSEN = re.compile("=")
 _ABOUT = re.compile(r"(~|≈|about\s)\s*", re.IGNORECASE)
 _AT_MOST = re.compile(r"(<=|≤|<|up to\s)\s*", re.IGNORECASE)
 _AT_LEAST = re.compile(r"(>=|≥|>|at least\s)\s*", re.IGNORECASE)
@@ -31,11 +32,16 @@ _SUFFIX = re.compile(r"[\d.,]+\s*(?P<suffix>[a-z]*\s*%?)$", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Printed:
-    """A value as printed: what it may stand for, and what it may be claimed for when cut."""
+    """A value as printed: what it may stand for, and what it may be claimed for when cut.
+
+    ``value`` is the number as written, without its mark: 5 of ``~5``, and the middle of a range.
+    """
 
     text: str
+    value: float
     interval: Interval
     claimed: Interval
+    between: bool = False  # a range, which no arithmetic can be done with as it is written
 
 
 def read_printed(text: str, *, exact: bool = False, scale: float = 1.0) -> Printed:
@@ -46,8 +52,24 @@ def read_printed(text: str, *, exact: bool = False, scale: float = 1.0) -> Print
     """
     if len(text) > LONGEST:
         raise ClaimError(f"{text[:20]!r}... is {len(text)} characters long; a value has {LONGEST}.")
-    interval, claimed = _read(text.strip(), exact)
-    return Printed(text.strip(), interval.scaled(scale), claimed.scaled(scale))
+    plain = text.strip()
+    interval, claimed = _read(plain, exact)
+    ends = _written(plain)
+    return Printed(
+        text=plain,
+        value=sum(ends) / len(ends) * scale,
+        interval=interval.scaled(scale),
+        claimed=claimed.scaled(scale),
+        between=len(ends) > 1,
+    )
+
+
+def _written(text: str) -> tuple[float, ...]:
+    """Return the number as written, without its mark and its rounding; both ends of a range."""
+    patterns = (_CHOSEN, _ABOUT, _AT_MOST, _AT_LEAST)
+    mark = next((found for pattern in patterns if (found := pattern.match(text))), None)
+    plain = text[mark.end() :] if mark else text.removesuffix("+")
+    return tuple(_numeral(end).value for end in _range(plain) or (plain,))
 
 
 def _read(text: str, exact: bool) -> tuple[Interval, Interval]:
@@ -60,9 +82,9 @@ def _read(text: str, exact: bool) -> tuple[Interval, Interval]:
             return reader(text[mark.end() :])
     if text.endswith("+"):
         return _at_least(text[:-1])
-    between = None if _EXPONENT.fullmatch(text) else _RANGE.fullmatch(text)
+    between = _range(text)
     if between:
-        return _between(between["low"], between["high"])
+        return _between(*between)
     numeral = _numeral(text)
     if exact and text.lstrip("-").replace(",", "").isdigit():
         return point(numeral.value), point(numeral.value)
@@ -108,10 +130,18 @@ def _at_least(text: str) -> tuple[Interval, Interval]:
     return value, value
 
 
-def _between(low: str, high: str) -> tuple[Interval, Interval]:
-    """Return the range; ``85-95%`` and ``6-20K`` give the low end the suffix of the high one."""
+def _range(text: str) -> tuple[str, str] | None:
+    """Return both ends; ``85-95%`` and ``6-20K`` give the low end the suffix of the high one."""
+    match = None if _EXPONENT.fullmatch(text) else _RANGE.fullmatch(text)
+    if match is None:
+        return None
+    low, high = match["low"], match["high"]
     suffix = _SUFFIX.search(re.sub(r"\s*[x×]$", "", high))
     if suffix and re.fullmatch(r"[$\d.,\s]+", low):
         low = f"{low}{suffix['suffix']}"
+    return low, high
+
+
+def _between(low: str, high: str) -> tuple[Interval, Interval]:
     value = Interval(_rounded(_numeral(low)).low, _rounded(_numeral(high)).high)
     return value, value

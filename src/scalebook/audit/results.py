@@ -132,11 +132,12 @@ def _number(value: Any, place: str) -> Printed:
         raise ClaimError(f"{place} must be a finite number below {LARGEST:g}.")
     number = float(value)
     if isinstance(value, int):
-        return Printed(str(value), point(number), point(number))
+        return Printed(str(value), number, point(number), point(number))
     # a number that somebody rounded has few digits; a computed one has its own rounding
     exponent = Decimal(repr(value)).as_tuple().exponent
     unit = 10.0**exponent if isinstance(exponent, int) else 0.0
     slack = abs(number) * COMPUTED
     low = number - max(unit / 2, slack)
     interval = Interval(low, number + max(unit / 2, slack))
-    return Printed(f"{value:.10g}", interval, Interval(low, number + max(unit, slack)))
+    claimed = Interval(low, number + max(unit, slack))
+    return Printed(f"{value:.10g}", number, interval, claimed)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from scalebook.audit import fields as vocabulary
 from scalebook.audit.engine import check_row, compare
-from scalebook.audit.facts import Fact, show
+from scalebook.audit.facts import Fact, operand, show
 from scalebook.audit.identities import identities
 from scalebook.audit.judgements import judge_words
 from scalebook.audit.known import Known, field_of, know
@@ -92,7 +92,7 @@ def _same(table: Table, known: list[Known], index: int) -> Iterator[Check]:
             f"same {quantity} as {first.row.label!r}",
             verdict,
             arithmetic=arithmetic,
-            note=f"{show(mine.interval.middle)} against {show(expected.interval.middle)}",
+            note=f"{show(mine.value)} against {show(expected.value)}",
         )
 
 
@@ -107,13 +107,14 @@ def _witness(known: Known, quantity: str) -> vocabulary.Field | None:
 def _sum(known: list[Known], index: int) -> Iterator[Check]:
     """Compare the total row with the sum of the others, for quantities that add up."""
     row = known[index].row
-    for name, printed in row.values.items():
+    for name in row.values:
         item = vocabulary.field(name)
         if item is None or not item.total:
             continue
         parts = [other.row.values[name] for other in known if other.row is not row]
         total = sum((part.interval for part in parts), start=point(0.0))
-        terms = " + ".join(part.text for part in parts)
-        step = f"{name} = {terms} = {show(total.middle / item.scale)}"
-        fact = Fact(item.quantity, total, printed.text, "derived", steps=(step,))
+        terms = " + ".join(operand(part) for part in parts)
+        value = sum(part.value for part in parts)
+        step = f"{name} = {terms} = {show(value / item.scale)}"
+        fact = Fact(item.quantity, total, value, show(value), "derived", steps=(step,))
         yield compare(row, item, "sum of the rows above", (fact,))

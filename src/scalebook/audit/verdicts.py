@@ -18,9 +18,10 @@ ORDER: tuple[Verdict, ...] = ("impossible", "contradicts", "holds", "not checkab
 class Check:
     """One claim against one identity, fact or limit.
 
-    ``expected`` is the right value in the unit of ``field`` with its ends (an interval of
-    rounding); None where there is no single one. ``arithmetic`` shows how it came about, and
-    ``note`` says under which convention or peak the claim fits, or why it cannot be checked.
+    ``expected`` is the right value in the unit of ``field``, of all other numbers as they are
+    written, with its ends (an interval of their rounding); None where there is no single one.
+    ``arithmetic`` shows how it came about, and ``note`` says under which convention or peak the
+    claim fits, or why it cannot be checked.
     """
 
     table: str
