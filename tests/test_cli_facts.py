@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
 
 import pytest
 
-from scalebook.cli import main
+from scalebook.cli import build_parser, main
 from scalebook.flops import CONVENTIONS, flops_per_token
 
 
@@ -200,6 +201,20 @@ def test_the_command_answers_without_the_heavy_packages():
     from scalebook import catalog
 
     assert found["six_n"] == flops_per_token(catalog.model("llama3.1-8b"), 8192, "six_n")
+
+
+def options_of(parser):
+    """Yield the command and the name of every argument with its help text."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                yield from options_of(command)
+        else:
+            yield parser.prog, action.option_strings or action.dest, action.help
+
+
+def test_every_argument_of_every_command_says_what_it_is():
+    assert [found[:2] for found in options_of(build_parser()) if not found[2]] == []
 
 
 def test_published_results_can_be_listed_for_a_device_and_a_model(capsys):

@@ -43,15 +43,31 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument("--strategy", help="a named strategy in place of sizes")
     for flag, text in SIZE_FLAGS:
         parser.add_argument(f"--{flag}", type=at_least(1), help=text)
-    parser.add_argument("--precision", choices=("bf16", "fp16", "fp8", "fp4", "fp32"))
-    parser.add_argument("--recompute", choices=("none", "pointwise", "selective", "full"))
-    parser.add_argument("--gradient-precision", choices=("fp32", "bf16"))
+    parser.add_argument(
+        "--precision",
+        choices=("bf16", "fp16", "fp8", "fp4", "fp32"),
+        help="number format of the matrix products",
+    )
+    parser.add_argument(
+        "--recompute",
+        choices=("none", "pointwise", "selective", "full"),
+        help="what the backward pass computes again instead of keeping it",
+    )
+    parser.add_argument(
+        "--gradient-precision",
+        choices=("fp32", "bf16"),
+        help="number format that gradients are summed in",
+    )
     parser.add_argument(
         "--data-parallel-sharding",
         choices=("none", "optimizer", "full"),
         help="what replicas share out: nothing, the optimizer (default), everything (FSDP)",
     )
-    parser.add_argument("--sequence-parallel", action=argparse.BooleanOptionalAction)
+    parser.add_argument(
+        "--sequence-parallel",
+        action=argparse.BooleanOptionalAction,
+        help="whether tensor-parallel ranks share the sequence between their layers",
+    )
     add_json(parser)
     parser.set_defaults(handler=check)
 

@@ -67,7 +67,12 @@ def _register_project(subparsers: Subparsers) -> None:
     scaling.add_argument(
         "--to", type=at_least(1), action="append", default=[], metavar="GPUS", help="a size"
     )
-    scaling.add_argument("--base", choices=("smallest", "node"), default="smallest")
+    scaling.add_argument(
+        "--base",
+        choices=("smallest", "node"),
+        default="smallest",
+        help="what efficiency is measured against: the smallest run, or the largest on one node",
+    )
     scaling.add_argument("--kind", choices=("weak", "strong"), help="where the batches do not tell")
     scaling.add_argument(
         "--limit-factor",

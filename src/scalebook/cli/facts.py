@@ -68,8 +68,10 @@ def _register_convert(subparsers: Subparsers) -> None:
         "convert", help="convert TFLOP/s between conventions, or find the convention of a pair"
     )
     parser.add_argument("--model", required=True, help="a model, or name@LAYERS")
-    parser.add_argument("--sequence-length", type=at_least(1), required=True)
-    parser.add_argument("--tokens-per-second-per-gpu", type=positive)
+    parser.add_argument(
+        "--sequence-length", type=at_least(1), required=True, help="tokens of a sample"
+    )
+    parser.add_argument("--tokens-per-second-per-gpu", type=positive, help="published tokens/s/GPU")
     parser.add_argument("--tflops", type=positive, help="published TFLOP/s/GPU")
     parser.add_argument("--convention", help="how the published TFLOP/s were counted")
     parser.add_argument("--mtp-layers", type=at_least(0), default=0, help="MTP modules trained")

@@ -25,7 +25,9 @@ def register(subparsers: Subparsers) -> None:
     """Add this module's commands."""
     build = subparsers.add_parser("image", help="build the container image of a platform")
     build.add_argument("--platform", required=True, help="h100, mi300x, cpu, ...")
-    build.add_argument("--container", choices=("auto", *ENGINES), default="auto")
+    build.add_argument(
+        "--container", choices=("auto", *ENGINES), default="auto", help="what builds it"
+    )
     build.add_argument("--base-image", default="", metavar="REFERENCE", help="default: image.toml")
     build.add_argument("--image", default="", metavar="REFERENCE", help="name of what is built")
     build.add_argument(
@@ -40,14 +42,28 @@ def register(subparsers: Subparsers) -> None:
         metavar="FOLDER",
         help="take every package from here: the build asks no index and gets no network",
     )
-    build.add_argument("--build-arg", action="append", default=[], metavar="=--OPTION[=VALUE]")
+    build.add_argument(
+        "--build-arg",
+        action="append",
+        default=[],
+        metavar="=--OPTION[=VALUE]",
+        help="for what builds it; may be repeated",
+    )
     build.add_argument("--dry-run", action="store_true", help="print the commands; build nothing")
     build.set_defaults(handler=image)
     check = subparsers.add_parser("verify", help="compare an image with what image.toml says of it")
     check.add_argument("--platform", help="default: what this machine has")
-    check.add_argument("--container", choices=("auto", *ENGINES, "none"), default="auto")
+    check.add_argument(
+        "--container", choices=("auto", *ENGINES, "none"), default="auto", help="what runs it"
+    )
     check.add_argument("--image", default="", metavar="REFERENCE", help="another image than ours")
-    check.add_argument("--container-arg", action="append", default=[], metavar="=--OPTION[=VALUE]")
+    check.add_argument(
+        "--container-arg",
+        action="append",
+        default=[],
+        metavar="=--OPTION[=VALUE]",
+        help="for what runs it; may be repeated",
+    )
     add_json(check)
     check.set_defaults(handler=verify)
 

@@ -38,7 +38,7 @@ def register(subparsers: Subparsers) -> None:
     said = parser.add_argument_group("what the files do not tell (marked as supplied)")
     said.add_argument("--model", help="a model of the catalog")
     said.add_argument("--platform", help="a platform of the catalog")
-    said.add_argument("--precision", choices=("bf16", "fp16", "fp8", "fp32"))
+    said.add_argument("--precision", choices=("bf16", "fp16", "fp8", "fp32"), help="number format")
     for flag, name, text in _SIZES:
         said.add_argument(flag, dest=name, type=at_least(1), metavar="N", help=text)
     add_json(parser)

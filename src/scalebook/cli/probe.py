@@ -28,8 +28,16 @@ def register(subparsers: Subparsers) -> None:
         metavar="NAME",
         help="measure the products of this model's layers; may be repeated",
     )
-    parser.add_argument("--micro-batch-size", type=at_least(1), default=1, metavar="B")
-    parser.add_argument("--sequence-length", type=at_least(1), default=0, metavar="S")
+    parser.add_argument(
+        "--micro-batch-size",
+        type=at_least(1),
+        default=1,
+        metavar="B",
+        help="samples of the products",
+    )
+    parser.add_argument(
+        "--sequence-length", type=at_least(1), default=0, metavar="S", help="tokens of a sample"
+    )
     parser.add_argument(
         "--seconds",
         type=positive,
