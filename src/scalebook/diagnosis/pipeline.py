@@ -130,8 +130,8 @@ def pipeline_imbalance_rule(found: Evidence) -> Iterator[Finding]:
         rule="pipeline_imbalance",
         says=(
             f"The last of {stages} stages has the output layer (a vocabulary of "
-            f"{found.shape.vocab_size:,}) on top of its {own} layers: as much work as "
-            f"{in_layers:.2g} layers more, for which the other stages wait."
+            f"{found.shape.vocab_size:,}) on top of its {_layers(own)}: as much work as "
+            f"{_layers(in_layers)} more, for which the other stages wait."
         ),
         advice=(
             "Fewer stages: the output layer is then a smaller part of the last one.",
@@ -143,6 +143,12 @@ def pipeline_imbalance_rule(found: Evidence) -> Iterator[Finding]:
     )
 
 
+def _layers(count: float) -> str:
+    """Return a number of layers in words, fractions in two digits."""
+    shown = f"{count:.2g}" if isinstance(count, float) else f"{count}"
+    return f"{shown} layer{'s'[: shown != '1']}"
+
+
 def vocabulary_rule(found: Evidence) -> Iterator[Finding]:
     """Yield that the output layer is a large part of a small model."""
     head, shape = head_fraction(found), found.shape
@@ -152,7 +158,7 @@ def vocabulary_rule(found: Evidence) -> Iterator[Finding]:
         rule="vocabulary",
         says=(
             f"The output layer over {shape.vocab_size:,} tokens is {percent(head)} of the model's "
-            f"FLOPs with {shape.num_layers} layers; its softmax is memory traffic on top."
+            f"FLOPs with {_layers(shape.num_layers)}; its softmax is memory traffic on top."
         ),
         advice=(
             "Do not carry the MFU of a model with few layers over to the whole one.",

@@ -182,9 +182,10 @@ def _reason(seconds: Sequence[float], minimum: int, settled: Settled) -> str:
             f"worth {settled.independent:.1f}, and a drift of {percent} may be chance or not. "
             f"Measure about {_enough(left, settled.independent)} steps."
         )
+    steps = "step" if left == 1 else "steps"
     return (
-        f"Too short to say: {left} steps after a warm-up of {start}; at least {MINIMUM_STEPS} are "
-        "needed. Measure more steps."
+        f"Too short to say: {left} {steps} after a warm-up of {start}; at least {MINIMUM_STEPS} "
+        "are needed. Measure more steps."
     )
 
 
