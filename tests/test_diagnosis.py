@@ -184,7 +184,9 @@ def test_the_output_layer_of_the_last_stage_makes_the_others_wait(tmp_path):
 
 def test_a_proxy_with_few_layers_is_told_that_its_vocabulary_weighs_more(tmp_path):
     found = diagnosed(tmp_path, model="llama3.1-8b@4", seconds=2.0)
-    assert "4 layers" in rule(found, "vocabulary").says
+    assert "4 layers;" in rule(found, "vocabulary").says
+    one = diagnosed(tmp_path / "one", model="llama3.1-8b@1", seconds=2.0)
+    assert "FLOPs with 1 layer;" in rule(one, "vocabulary").says
 
 
 def test_exposed_communication_is_named_with_its_collective_and_its_rate(tmp_path):
@@ -545,4 +547,6 @@ def test_the_command_prints_json_and_sentences(root, capsys):
     printed = capsys.readouterr().out
     assert "4 pipeline stages with 32 micro batches a step" in printed
     assert "34.6%  unexplained" in printed
+    assert main(["diagnose", "…-24f22c14c363", "--runs", str(root / "runs")]) == 0
+    assert capsys.readouterr().out == printed
     assert main(["diagnose", "no-such-run", "--runs", str(root / "runs" / "examples")]) == 2

@@ -15,11 +15,13 @@ from scipy import stats
 from series import HARD, STABLE, UNSTABLE, correlated, drift, noise, shift, spikes
 
 from scalebook.cli import main
+from scalebook.errors import RecordError
 from scalebook.metrics.autoregression import _GRID, _SPACING, blocks, effect, mean_posterior
 from scalebook.metrics.shapes import best_shift, best_warm_up
 from scalebook.metrics.spikes import take_apart
 from scalebook.metrics.steady import find_steady
 from scalebook.metrics.student import student_quantile, two_sided_tail
+from scalebook.verdicts.series import read_series
 
 
 def jittered(count, seed=1, deviation=0.01, correlation=0.0):
@@ -387,6 +389,20 @@ def test_the_text_form_says_the_same_in_words(tmp_path, capsys):
     first, second = capsys.readouterr().out.splitlines()
     assert "mean 1.2 s" in first and "every 10 steps" in first
     assert "not averaged. Still drifting" in second
+
+
+def test_a_run_is_named_by_its_directory_or_the_end_of_its_id(root, tmp_path, steady):
+    run = next((root / "runs" / "examples").glob("*-bd160e6e21c5"))
+    (by_file, by_directory), _ = steady(run / "steps.jsonl", run)
+    assert by_directory == by_file | {"file": str(run)}
+    assert main(["steady", "bd160e6e21c5", "--runs", str(root / "runs")]) == 0
+    with pytest.raises(RecordError, match=r"holds no steps\.jsonl"):
+        read_series(tmp_path)
+
+
+def test_one_step_is_one_step():
+    assert "Too short to say: 1 step after a warm-up of 0;" in find_steady([1.0]).reason
+    assert "Too short to say: 2 steps after" in find_steady([1.0, 1.0]).reason
 
 
 def test_a_stable_series_is_the_same_in_any_run_of_the_program():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +22,7 @@ from scalebook.metrics.repeats import Estimate, spread
 from scalebook.metrics.steady import find_steady
 from scalebook.record import RunRecord
 from scalebook.verdicts import compare
-from scalebook.verdicts.differences import differences
+from scalebook.verdicts.differences import differences, other_work
 from scalebook.verdicts.read import Side, judge
 
 BIG = {
@@ -200,6 +201,104 @@ def test_runs_are_named_by_id_directory_or_folder_of_repeats(tmp_path, versus):
     assert [item["name"] for item in repeats["differences"]] == ["recompute"]
     write_run(runs, "other", fast, seconds=1.5, device=H100)
     assert main(["compare", str(runs), str(runs)]) == 2
+
+
+COMPARED = "tokens/s of all GPUs"
+
+
+@pytest.fixture
+def words(tmp_path, capsys):
+    """Return what ``compare`` prints for people, exit code 0."""
+
+    def call(a, b):
+        assert main(["compare", str(a), str(b), "--runs", str(tmp_path / "runs")]) == 0
+        return capsys.readouterr().out
+
+    return call
+
+
+def test_a_run_is_named_by_the_end_of_its_id(tmp_path, versus, capsys):
+    runs = tmp_path / "runs"
+    for name, seconds in (("x-0aaaaa111111", 1.0), ("x-0bbbbb222222", 2.0)):
+        write_run(runs / "examples", name, config(**BIG), seconds=seconds, device=H100)
+    assert versus("…-0aaaaa111111", "222222")["verdict"] == "faster"
+    write_run(runs, "y-cccccc222222", config(**BIG), seconds=2.0, device=H100)
+    assert main(["compare", "111111", "222222", "--runs", str(runs)]) == 2
+    error = capsys.readouterr().err
+    assert "2 runs under" in error
+    assert "x-0bbbbb222222, y-cccccc222222" in error
+    assert main(["compare", "0aaaaa111111", "22222", "--runs", str(runs)]) == 2
+    assert "no run under" in capsys.readouterr().err
+
+
+def test_a_run_without_a_rate_is_named_once(tmp_path, versus, words):
+    runs = tmp_path / "runs"
+    write_run(runs, "failed", config(**BIG), status="failed", device=H100)
+    write_run(runs, "sound", config(**BIG), seconds=1.0, device=H100)
+    assert versus("failed", "sound")["reason"].count("failed:") == 1
+    assert words("failed", "sound").startswith("Cannot tell. failed: The run did not complete")
+    assert words("failed", "failed").count("failed") == 1
+
+
+def test_a_run_against_itself_is_no_second_measurement(tmp_path, versus, words):
+    runs = tmp_path / "runs"
+    one = write_run(runs, "one", config(**BIG), seconds=1.0, device=H100)
+    shutil.copytree(one, tmp_path / "copy" / "one")
+    for other in ("one", one, tmp_path / "copy" / "one", tmp_path / "copy"):
+        found = versus("one", other)
+        assert (found["verdict"], found["ratio"], found["advice"]) == ("cannot tell", 1, None)
+        assert found["reason"] == "A and B are the same run (one): nothing to compare."
+    assert words("one", "one").startswith("Cannot tell. A and B are the same run (one):")
+    assert "repeats a side" not in words("one", "one")
+    again = write_run(runs, "again", config(**BIG), seconds=1.0, device=H100)
+    assert "same" not in str(versus("one", again)["reason"])
+
+
+def test_a_run_on_both_sides_of_a_comparison_is_refused(tmp_path, capsys):
+    for repeat in range(2):
+        again = config(**BIG).model_copy(update={"repeat": repeat})
+        write_run(tmp_path / "runs", f"r{repeat}", again, seconds=1.0 + repeat, device=H100)
+    folder = tmp_path / "runs"
+    assert main(["compare", "r0", str(folder), "--runs", str(folder)]) == 2
+    assert "r0 is in both A (r0) and B" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"model": "llama3.1-8b@8"}, "model llama3.1-8b against llama3.1-8b@8"),
+        ({"sequence_length": 4096}, "tokens a sample 8192 against 4096"),
+        ({"precision": "fp8"}, "precision bf16 against fp8"),
+        ({"world_size": 4}, "GPUs 8 against 4"),
+        ({"model": "deepseek-v3", "mtp_layers": 1}, "multi-token prediction modules 0 against 1"),
+    ],
+)
+def test_other_work_is_said_before_the_verdict_and_what_is_compared_in_it(
+    tmp_path, words, change, said
+):
+    write_run(tmp_path / "runs", "a", config(**BIG), seconds=1.0, device=H100)
+    write_run(tmp_path / "runs", "b", config(**BIG | change), seconds=4.0, device=H100)
+    work, verdict, ratio, *_ = words("a", "b").splitlines()
+    assert work.startswith("A and B do different work: ")
+    assert said in work
+    assert verdict.endswith(f"in {COMPARED}.")
+    assert f"in {COMPARED}: " in ratio
+
+
+def test_the_same_work_is_compared_without_a_word_on_it(tmp_path, versus, words):
+    write_run(tmp_path / "runs", "a", config(**BIG), seconds=1.0, device=H100)
+    write_run(tmp_path / "runs", "b", config(**BIG, recompute="full"), seconds=2.0, device=H100)
+    assert words("a", "b").startswith("A is faster than B")
+    assert versus("a", "b")["rate"] == COMPARED
+    (tmp_path / "times").write_text("".join(f"{1 + 1e-3 * (n % 3)}\n" for n in range(60)))
+    assert versus("a", tmp_path / "times")["rate"] == "steps/s"
+
+
+def test_what_a_log_does_not_tell_is_not_called_other_work():
+    told, silent = record("a", {"precision": "bf16"}), record("b", {})
+    silent = silent.model_copy(update={"source": "ingested"})
+    told = told.model_copy(update={"source": "ingested"})
+    assert other_work(differences([told], [silent])) is None
 
 
 def test_what_does_not_exist_is_said_in_one_line(tmp_path, capsys):

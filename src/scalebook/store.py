@@ -17,6 +17,8 @@ from scalebook.errors import RecordError
 from scalebook.record import SCHEMA_VERSION, RunRecord, StepRecord
 
 PARTIAL_PREFIX = ".partial-"
+SHORTEST_ENDING = 6  # characters of a run id by which it may be named
+_MOST_NAMED = 12  # runs of one message
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +170,30 @@ def run_directories(runs: Path) -> Iterator[Path]:
         for path in sorted(runs.iterdir()):
             if not path.name.startswith(".") and (path / "record.json").exists():
                 yield path
+
+
+def find_run(name: str, runs: Path) -> Path | None:
+    """Return the directory of a run by its id or the end of it, ``…-1f3a9c`` as reports write it.
+
+    Looked for are the runs of a folder and of its examples; None where no run has the name.
+
+    Raises:
+        RecordError: several runs end like that.
+    """
+    directories = [*run_directories(runs), *run_directories(runs / "examples")]
+    by_name = {directory.name: directory for directory in reversed(directories)}
+    if name in by_name:
+        return by_name[name]
+    ending = name.removeprefix("...").removeprefix("…")
+    if len(ending.lstrip("-")) < SHORTEST_ENDING:
+        return None
+    found = sorted(other for other in by_name if other.endswith(ending))
+    if len(found) > 1:
+        more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+        names = ", ".join(found[:_MOST_NAMED])
+        what = f"{len(found)} runs under {runs} end in {ending!r}: {names}{more}"
+        raise RecordError(f"{what}. Write more of the id.")
+    return by_name[found[0]] if found else None
 
 
 def read_runs(runs: Path) -> tuple[tuple[Run, ...], tuple[str, ...]]:

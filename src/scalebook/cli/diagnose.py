@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scalebook.cli.arguments import Subparsers, add_json
-from scalebook.cli.found import run_directory
+from scalebook.cli.found import RUN_HELP, run_directory
 from scalebook.cli.output import plain, print_json
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def register(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "diagnose", help="say why the MFU of a run is what it is, and what to try"
     )
-    parser.add_argument("run", metavar="RUN", help="a run id, or a run directory")
+    parser.add_argument("run", metavar="RUN", help=RUN_HELP)
     parser.add_argument("--runs", type=Path, help="folder of run directories; default: runs")
     add_json(parser)
     parser.set_defaults(handler=diagnose)

@@ -1,15 +1,18 @@
-"""Find the run that a command names: a run directory, or a run id in a folder of runs."""
+"""Find the run that a command names: a run directory, or a run id (or its end) in a folder."""
 
 from __future__ import annotations
 
 from pathlib import Path
+
+RUN_HELP = "a run id or its last six or more characters, or a run directory"
+HINT = "'scalebook list' names them; the last six characters of an id are enough."
 
 
 def run_directory(name: str, folder: Path | None) -> Path:
     """Return the directory of a run; ids are looked for in the folder of runs and its examples.
 
     Raises:
-        RecordError: there is no such run.
+        RecordError: there is no such run, or several are named.
     """
     from scalebook import store
     from scalebook.errors import RecordError, unknown
@@ -18,12 +21,13 @@ def run_directory(name: str, folder: Path | None) -> Path:
     if (Path(name) / "record.json").is_file():
         return Path(name)
     runs = folder or runs_folder()
-    directories = [*store.run_directories(runs), *store.run_directories(runs / "examples")]
-    by_name = {directory.name: directory for directory in reversed(directories)}
-    if name in by_name:
-        return by_name[name]
-    if not by_name:
+    found = store.find_run(name, runs)
+    if found is not None:
+        return found
+    folders = (runs, runs / "examples")
+    names = {path.name for one in folders for path in store.run_directories(one)}
+    if not names:
         raise RecordError(f"No run {name!r}: {runs} holds no run. Name its folder with --runs DIR.")
-    nearest = unknown("run", name, by_name).rpartition("Did you mean")[2]
-    hint = f"Did you mean{nearest}" if nearest.startswith(" ") else "'scalebook list' names them."
+    nearest = unknown("run", name, names).rpartition("Did you mean")[2]
+    hint = f"Did you mean{nearest}" if nearest.startswith(" ") else HINT
     raise RecordError(f"No run {name!r} under {runs}. {hint}")

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from scalebook.cli.arguments import Subparsers, add_json
-from scalebook.cli.found import run_directory
+from scalebook.cli.found import RUN_HELP, run_directory
 from scalebook.cli.output import plain, print_json
 
 
@@ -16,7 +16,7 @@ def register(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "reproduce", help="print the command, commit and variables that make a run again"
     )
-    parser.add_argument("run", metavar="RUN", help="a run id, or a run directory")
+    parser.add_argument("run", metavar="RUN", help=RUN_HELP)
     parser.add_argument("--runs", type=Path, help="folder of run directories; default: runs")
     add_json(parser)
     parser.set_defaults(handler=reproduce)

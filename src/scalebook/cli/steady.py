@@ -12,6 +12,7 @@ from scalebook.cli.output import number, print_json
 
 if TYPE_CHECKING:
     from scalebook.metrics.steady import Steady
+    from scalebook.verdicts.compare import Verdict
     from scalebook.verdicts.differences import Difference
     from scalebook.verdicts.read import Side
 
@@ -23,8 +24,9 @@ def register(subparsers: Subparsers) -> None:
         "files",
         nargs="+",
         metavar="FILE",
-        help="step times in seconds, one a line, or a steps.jsonl",
+        help="step times in seconds, one a line, a steps.jsonl, or a run's directory or id",
     )
+    steady.add_argument("--runs", type=Path, help="folder of the run ids; default: runs")
     add_json(steady)
     steady.set_defaults(handler=print_steady)
     versus = subparsers.add_parser("compare", help="say which of two runs is faster, and how sure")
@@ -32,9 +34,10 @@ def register(subparsers: Subparsers) -> None:
         versus.add_argument(
             side.lower(),
             metavar=side,
-            help="a run id, a run's directory, a folder of repeats, or a file of step times",
+            help="a run id or its last six or more characters, a run's directory, a folder of "
+            "repeats, or a file of step times",
         )
-    versus.add_argument("--runs", type=Path, default=Path("runs"), help="folder of the run ids")
+    versus.add_argument("--runs", type=Path, help="folder of the run ids; default: runs")
     add_json(versus)
     versus.set_defaults(handler=print_comparison)
 
@@ -42,13 +45,18 @@ def register(subparsers: Subparsers) -> None:
 def print_steady(options: argparse.Namespace) -> int:
     """Print a line a file, those that cannot be read too; 2 where there is one of them."""
     from scalebook.errors import RecordError
-    from scalebook.verdicts.read import read_series
+    from scalebook.project import runs_folder
+    from scalebook.store import find_run
+    from scalebook.verdicts.series import read_series
 
+    runs = options.runs or runs_folder()
     rows: list[dict[str, Any]] = []
     unreadable = 0
     for file in options.files:
         try:
-            found: Steady | str = read_series(Path(file)).steady()
+            path = Path(file)
+            place = path if path.exists() else find_run(file, runs) or path
+            found: Steady | str = read_series(place).steady()
         except RecordError as error:
             print(f"scalebook: {error}", file=sys.stderr)
             unreadable += 1
@@ -83,7 +91,8 @@ def _words(found: Steady) -> str:
         every = " and ".join(map(str, found.periods))
         sentences.append(f"Slow steps every {every} steps belong to it.")
     if found.irregular:
-        sentences.append(f"It holds {found.irregular} slow steps without a period.")
+        slow = f"{found.irregular} slow step{'s'[: found.irregular != 1]}"
+        sentences.append(f"It holds {slow} without a period.")
     if found.change:
         change = 100 * found.change
         sentences.append(f"It changes by {change:.2g} % over the window, which the interval holds.")
@@ -92,16 +101,14 @@ def _words(found: Steady) -> str:
 
 def print_comparison(options: argparse.Namespace) -> int:
     """Print the verdict on A against B."""
-    from scalebook.verdicts.differences import differences
-    from scalebook.verdicts.read import judge, read_side
+    from scalebook.project import runs_folder
+    from scalebook.verdicts.differences import differences, other_work
+    from scalebook.verdicts.read import judge, read_side, same
 
-    sides = tuple(read_side(name, options.runs) for name in (options.a, options.b))
-    verdict, reason = judge(*sides)
-    found = (
-        differences(sides[0].records, sides[1].records)
-        if all(side.records for side in sides)
-        else ()
-    )
+    runs = options.runs or runs_folder()
+    a, b = sides = tuple(read_side(name, runs) for name in (options.a, options.b))
+    verdict, reason = judge(a, b)
+    found = differences(a.records, b.records) if a.records and b.records else ()
     if options.json:
         print_json(
             {
@@ -109,23 +116,27 @@ def print_comparison(options: argparse.Namespace) -> int:
                 "low": verdict.low if verdict else None,
                 "high": verdict.high if verdict else None,
                 "verdict": verdict.word if verdict else "cannot tell",
+                "rate": verdict.rate if verdict else None,
                 "differences": found,
                 "reason": reason,
                 "advice": verdict.advice if verdict else None,
             }
         )
         return 0
-    print(verdict.sentence if verdict else f"Cannot tell. {reason}")
-    if verdict:
-        print(_measured(verdict.ratio, verdict.low, verdict.high, sides))
-        print(verdict.advice or "", end="\n" if verdict.advice else "")
+    if verdict is None or same(a, b):
+        print(f"Cannot tell. {reason}")
+    else:
+        left_out = f"Left out: {reason}" if reason else None
+        said = (other_work(found), verdict.sentence, _measured(verdict, sides), verdict.advice)
+        print("\n".join(line for line in (*said, left_out) if line))
     _print_differences(found, sides)
     return 0
 
 
-def _measured(ratio: float, low: float, high: float, sides: tuple[Side, ...]) -> str:
+def _measured(verdict: Verdict, sides: tuple[Side, ...]) -> str:
     runs = " against ".join(f"{len(side.steps)} run{'s'[: len(side.steps) - 1]}" for side in sides)
-    return f"Throughput of A over B: {ratio:.4f} (95 %: {low:.4f} to {high:.4f}), {runs}."
+    span = f"{verdict.ratio:.4f} (95 %: {verdict.low:.4f} to {verdict.high:.4f})"
+    return f"Throughput of A over B, in {verdict.rate}: {span}, {runs}."
 
 
 def _print_differences(found: tuple[Difference, ...], sides: tuple[Side, ...]) -> None:

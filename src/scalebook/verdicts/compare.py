@@ -13,6 +13,8 @@ from scalebook.metrics.student import student_quantile
 
 Word = Literal["faster", "slower", "cannot tell"]
 
+Rate = Literal["tokens/s of all GPUs", "steps/s"]
+
 _MOST_REPEATS = 50  # beyond this no one will repeat a run to settle a difference
 
 
@@ -25,16 +27,19 @@ class Verdict:
     low: float
     high: float
     advice: str | None = None  # what would decide, where it cannot be told
+    rate: Rate | None = None  # what is compared, where the estimates are known to be of it
 
     @property
     def sentence(self) -> str:
-        """The verdict in words, with the interval in percent."""
+        """The verdict in words, with the interval in percent and what it is of."""
         low, high = 100 * (self.low - 1), 100 * (self.high - 1)
+        of = f", in {self.rate}" if self.rate else ""
         if self.word == "faster":
-            return f"A is faster than B by {_digits(low)} to {_digits(high)} %."
+            return f"A is faster than B by {_digits(low)} to {_digits(high)} %{of}."
         if self.word == "slower":
-            return f"A is slower than B by {_digits(-high)} to {_digits(-low)} %."
-        return f"Cannot tell: A is between {_digits(-low)} % slower and {_digits(high)} % faster."
+            return f"A is slower than B by {_digits(-high)} to {_digits(-low)} %{of}."
+        slower, faster = _digits(-low), _digits(high)
+        return f"Cannot tell: A is between {slower} % slower and {faster} % faster{of}."
 
 
 def _digits(value: float) -> str:
@@ -81,7 +86,8 @@ def _advice(
     size = abs(difference)
     single = len(a) == len(b) == 1
     if single and (steps := _more_steps(a[0], b[0], size, start, level)) is not None:
-        return f"About {steps:,} more steps a run would decide a difference of this size."
+        more = "step" if steps == 1 else "steps"
+        return f"About {steps:,} more {more} a run would decide a difference of this size."
     scattered = spread([a, b], start)
     within = fmean(item.variance for item in (*a, *b))
     variance = scattered.variance if scattered else start**2 + within

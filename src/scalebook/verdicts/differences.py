@@ -11,6 +11,11 @@ from scalebook.record import RunRecord
 
 # What a run is called or how often it was run makes no other configuration of it.
 _NO_SETTING = ("repeat", "time_limit_seconds")
+# With another value of these, runs do other work, so that their rates are not of one thing.
+_WORK = {
+    "model": "model", "sequence_length": "tokens a sample", "precision": "precision",
+    "world_size": "GPUs", "mtp_layers": "multi-token prediction modules",
+}  # fmt: skip
 # The parts of an environment that can change a speed; the rest is names, places and times.
 _ENVIRONMENT = (
     "accelerator", "accelerators_per_node", "accelerator_memory_gib", "multiprocessors", "driver",
@@ -42,6 +47,19 @@ def differences(a: Sequence[RunRecord], b: Sequence[RunRecord]) -> tuple[Differe
         for name in names
         if left.get(name) != right.get(name)
     )
+
+
+def other_work(found: Iterable[Difference]) -> str | None:
+    """Return a sentence on the work that differs between the sides; None where none is known to.
+
+    What a side does not tell (a log from elsewhere) is not known to differ.
+    """
+    parts = [
+        f"{_WORK[one.name]} {one.a} against {one.b}"
+        for one in found
+        if one.name in _WORK and one.a is not None and one.b is not None
+    ]
+    return f"A and B do different work: {'; '.join(parts)}." if parts else None
 
 
 def _shown(values: set[str] | None) -> str | None:

@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from scalebook.errors import RecordError
 from scalebook.metrics import RunMetrics, measure
 from scalebook.metrics.repeats import Estimate, configuration, estimate, start_spread
-from scalebook.metrics.steady import Steady, find_steady
+from scalebook.metrics.steady import Steady
 from scalebook.record import RunRecord
-from scalebook.store import Run, read_run, read_runs, read_steps
-from scalebook.verdicts.compare import Verdict, compare
-
-_LONGEST, _SHORTEST = 1e9, 1e-9  # seconds of a step that could be one
-
-
-@dataclass(frozen=True, slots=True)
-class Series:
-    """Step times of a file in its order, and how many at the start are warm-up by its record."""
-
-    seconds: tuple[float, ...]
-    minimum: int = 0
-
-    def steady(self) -> Steady:
-        """Return the steady state of the series."""
-        return find_steady(self.seconds, self.minimum)
+from scalebook.store import Run, find_run, read_run, read_runs
+from scalebook.verdicts.compare import Rate, Verdict, compare
+from scalebook.verdicts.series import STEPS, read_series
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,85 +24,15 @@ class Side:
     steps: tuple[Estimate, ...] = ()
     tokens: tuple[Estimate, ...] | None = None
     records: tuple[RunRecord, ...] = ()
-    reason: str | None = None  # why there is no rate
-
-
-def read_series(path: Path) -> Series:
-    """Return the step times of a text file (seconds, one a line) or of a steps.jsonl.
-
-    Raises:
-        RecordError: the file cannot be read, or a line of it is no time above zero.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no text"
-        raise RecordError(f"{path} cannot be read: {reason}.") from error
-    lines = [line.strip() for line in text.splitlines()]
-    if any(line.startswith("{") for line in lines):
-        return _records(path)
-    found: list[float] = []
-    for number, line in enumerate(lines, start=1):
-        if line and not line.startswith("#"):
-            found.append(_seconds(path, number, line))
-    return _checked(path, found, 0)
-
-
-def _seconds(path: Path, number: int, line: str) -> float:
-    try:
-        value = float(line)
-    except ValueError:
-        value = math.nan
-    if not _SHORTEST < value < _LONGEST:
-        raise RecordError(
-            f"{path} line {number}: {line[:40]!r} is no step time. Write seconds above zero, "
-            "one a line, or give a steps.jsonl."
-        )
-    return value
-
-
-def _records(path: Path) -> Series:
-    """Return the series of a steps.jsonl; of each line only time and phase are needed."""
-    steps, problems = read_steps(path)
-    pairs = [(step.step_seconds, str(step.phase)) for step in steps]
-    if problems:  # written by something else, or with fewer fields than a run of ours has
-        lines = path.read_text(encoding="utf-8").splitlines()
-        pairs = [_pair(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
-    phases = [phase for _, phase in pairs]
-    end = phases.index("profiled") if "profiled" in phases else len(phases)
-    minimum = phases.index("measured") if "measured" in phases[:end] else end
-    for at, (value, _) in enumerate(pairs[:end], start=1):
-        if value is None or not _SHORTEST < value < _LONGEST:
-            raise RecordError(f"{path}: record {at} has no step_seconds above zero.")
-    return _checked(path, [value for value, _ in pairs[:end] if value is not None], minimum)
-
-
-def _pair(path: Path, number: int, line: str) -> tuple[float | None, str]:
-    """Return time and phase of a line; a step without a phase may count."""
-    try:
-        record: Any = json.loads(line)
-        phase = record.get("phase", "measured")
-        value = record.get("step_seconds")
-    except (ValueError, AttributeError, RecursionError) as error:
-        raise RecordError(
-            f"{path} line {number} is not a step record: {line[:40]!r}. Each line is one JSON "
-            "object with step_seconds."
-        ) from error
-    known = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if known and abs(value) < _LONGEST else None, str(phase)
-
-
-def _checked(path: Path, seconds: list[float], minimum: int) -> Series:
-    if not seconds:
-        raise RecordError(f"{path} holds no step time. Write seconds, one a line.")
-    return Series(tuple(seconds), minimum)
+    reason: str | None = None  # why there is no rate; of runs, it says of which
+    sources: frozenset[tuple[str, int]] = frozenset()  # what tells each run or file from others
 
 
 def read_side(name: str, runs: Path) -> Side:
-    """Return a side named by a run id (under ``runs``), a directory, or a file.
+    """Return a side named by a run id (under ``runs``) or its end, a directory, or a file.
 
     Raises:
-        RecordError: there is no such thing, or it is not one configuration.
+        RecordError: there is no such thing, several runs are named, or it is not one configuration.
     """
     path = Path(name)
     if path.is_file():
@@ -126,20 +40,24 @@ def read_side(name: str, runs: Path) -> Side:
     for directory in (path, runs / name):
         if (directory / "record.json").is_file():
             return _runs_side(name, [read_run(directory)])
-        if directory.is_dir() and (directory / "steps.jsonl").is_file():
-            return _file_side(name, directory / "steps.jsonl")
+        if directory.is_dir() and (directory / STEPS).is_file():
+            return _file_side(name, directory / STEPS)
     if path.is_dir():
         return _folder_side(name, path)
+    found = find_run(name, runs)
+    if found is not None:
+        return _runs_side(name, [read_run(found)])
     raise RecordError(
         f"{name!r} is no run under {runs}, no directory and no file. Name a run id of "
-        "'scalebook list', a directory of runs, or a file of step times."
+        "'scalebook list' or its last six characters, a directory of runs, or a file of step times."
     )
 
 
 def _file_side(name: str, path: Path) -> Side:
     steady = read_series(path).steady()
     found = _of_steady(steady)
-    return Side(name, (found,) if found else (), reason=steady.reason)
+    sources = frozenset({(str(path.resolve()), 0)})
+    return Side(name, (found,) if found else (), reason=steady.reason, sources=sources)
 
 
 def _of_steady(steady: Steady) -> Estimate | None:
@@ -183,7 +101,11 @@ def _runs_side(name: str, runs: Sequence[Run]) -> Side:
         steps.append(Estimate.of(1 / mean, 1 / high, 1 / low, item.steady_steps or 0))
     records = tuple(run.record for run in runs)
     reason = " ".join(reasons) if reasons else None
-    return Side(name, tuple(steps), tuple(tokens), records, reason)
+    # an id may be a log's name, which two folders can have; a copy has the same times too
+    sources = frozenset(
+        (run.record.run_id, hash(tuple(step.step_seconds for step in run.steps))) for run in runs
+    )
+    return Side(name, tuple(steps), tuple(tokens), records, reason, sources)
 
 
 def _does_not_train(item: RunMetrics) -> bool:
@@ -195,17 +117,51 @@ def _does_not_train(item: RunMetrics) -> bool:
 def judge(a: Side, b: Side) -> tuple[Verdict | None, str | None]:
     """Return the verdict on two sides, and what was left out of it or why there is none.
 
-    Rates are tokens per second where both sides tell their tokens, else steps per second.
+    Rates are tokens per second where both sides tell their tokens, else steps per second. What is
+    the same on both sides is no second measurement: the ratio is 1 and nothing can be told.
     """
-    reasons = [f"{side.name}: {side.reason}" for side in (a, b) if side.reason]
-    told = " ".join(reasons) or None
+    both = same(a, b)
+    if both is not None:
+        verdict = Verdict("cannot tell", 1.0, 1.0, 1.0, rate=_rate(a, b)) if a.steps else None
+        return verdict, both
+    told = " ".join(_reasons(a, b)) or None
     if not a.steps or not b.steps:
         return None, told or "A side has no interval."
     spreads = (start_spread(_platform(side)) for side in (a, b))
     left, right = (a.steps, b.steps)
     if a.tokens is not None and b.tokens is not None:
         left, right = a.tokens, b.tokens
-    return compare(left, right, start_spread=max(spreads)), told
+    return replace(compare(left, right, start_spread=max(spreads)), rate=_rate(a, b)), told
+
+
+def _reasons(*sides: Side) -> Iterator[str]:
+    """Yield the reasons of the sides, each of which says what it is about."""
+    for side in sides:
+        if side.reason:
+            yield side.reason if side.records else f"{side.name}: {side.reason}"
+
+
+def _rate(a: Side, b: Side) -> Rate:
+    return "steps/s" if a.tokens is None or b.tokens is None else "tokens/s of all GPUs"
+
+
+def same(a: Side, b: Side) -> str | None:
+    """Return a sentence where both sides are the same runs or file, None where they are not.
+
+    Raises:
+        RecordError: some runs, but not all, are on both sides.
+    """
+    shared = sorted(name for name, _ in a.sources & b.sources)
+    if not shared:
+        return None
+    if a.sources == b.sources:
+        kind = "run" if a.records else "file"
+        kinds = kind if len(shared) == 1 else f"{kind}s"
+        return f"A and B are the same {kinds} ({', '.join(shared)}): nothing to compare."
+    raise RecordError(
+        f"{', '.join(shared)} is in both A ({a.name}) and B ({b.name}). A run can be on one side "
+        "alone: name a folder without it."
+    )
 
 
 def _platform(side: Side) -> str | None:
