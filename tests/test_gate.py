@@ -75,6 +75,33 @@ def test_a_run_that_now_fails_is_a_regression(folders, capsys):
     assert outcomes(capsys) == {"regression", "missing"}
 
 
+def test_a_run_that_no_longer_learns_is_a_regression(folders, capsys):
+    base, new = folders
+    add(new, "dp2")
+    path = new / "dp2" / "steps.jsonl"
+    steps = [json.loads(line) for line in path.read_text().splitlines()]
+    for number, step in enumerate(steps):
+        step["loss"] = 12 + number / 8
+    path.write_text("".join(json.dumps(step) + "\n" for step in steps))
+    assert gate(base, new) == 1
+    assert "The loss did not fall (12 to " in capsys.readouterr().out
+
+
+def test_what_cannot_be_read_is_no_pass(folders, capsys):
+    base, new = folders
+    add(new, "dp2")
+    add(new, "tp2", tensor_parallel_size=2)
+    record = new / "tp2" / "record.json"
+    record.write_text(record.read_text()[:200])
+    assert gate(base, new) == 2
+    assert "tp2" in capsys.readouterr().err
+    record.unlink()
+    steps = new / "dp2" / "steps.jsonl"
+    steps.write_text(steps.read_text() + "{\n")
+    gate(base, new)
+    assert "dp2: " in capsys.readouterr().out
+
+
 def test_missing_and_new_configurations_are_said_and_fail_nothing(folders, capsys):
     base, new = folders
     add(new, "dp2")

@@ -44,11 +44,14 @@ def register(subparsers: Subparsers) -> None:
 
 
 def gate(options: argparse.Namespace) -> int:
-    """Print how each configuration came out; 1 where one is slower or faster for sure, else 0."""
+    """Print how each configuration came out; 1 where one is slower or faster for sure, else 0.
+
+    2 where a run could not be read: nobody knows what it would have shown.
+    """
     from scalebook.verdicts.gate import check
     from scalebook.verdicts.gate_report import junit, markdown, summary
 
-    baseline, current = (_read(folder) for folder in (options.baseline, options.runs))
+    (baseline, unread), (current, more) = map(_read, (options.baseline, options.runs))
     checks = check(baseline, current, options.tolerance)
     for path, write in ((options.junit, junit), (options.markdown, markdown)):
         if path is not None:
@@ -61,11 +64,13 @@ def gate(options: argparse.Namespace) -> int:
             for item in one.differences if one.failed else ():
                 print(f"  differs: {item}")
         print(summary(checks))
-    return int(any(one.failed for one in checks))
+    if any(one.failed for one in checks):
+        return 1
+    return 2 if unread or more else 0
 
 
-def _read(folder: Path) -> tuple[Run, ...]:
-    """Return the runs of a folder; what cannot be read goes to stderr."""
+def _read(folder: Path) -> tuple[tuple[Run, ...], tuple[str, ...]]:
+    """Return the runs of a folder and what cannot be read, which goes to stderr."""
     from scalebook.errors import RecordError
     from scalebook.store import read_runs
 
@@ -76,7 +81,7 @@ def _read(folder: Path) -> tuple[Run, ...]:
         print(f"scalebook: {problem}", file=sys.stderr)
     if not runs:
         raise RecordError(f"{folder} holds no run. Name a folder with --baseline and --runs.")
-    return runs
+    return runs, problems
 
 
 def _write(path: Path, text: str) -> None:

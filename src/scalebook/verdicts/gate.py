@@ -19,6 +19,7 @@ from scalebook.metrics.repeats import Estimate, configuration, estimate, start_s
 from scalebook.store import Run
 from scalebook.verdicts.compare import Verdict, compare
 from scalebook.verdicts.differences import Difference, differences
+from scalebook.verdicts.read import does_not_train
 
 Outcome = Literal["pass", "regression", "unexplained speed-up", "missing", "new", "no baseline"]
 FAILING: tuple[Outcome, ...] = ("regression", "unexplained speed-up")
@@ -44,7 +45,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """The repeats of one configuration: those with a rate, and why the others have none."""
+    """The repeats of one configuration: those with a rate, and what is wrong with any of them."""
 
     runs: tuple[Run, ...]
     estimates: tuple[Estimate, ...]
@@ -93,13 +94,19 @@ def _groups(runs: Iterable[Run]) -> dict[str, _Group]:
 
 
 def _group(runs: Sequence[Run]) -> _Group:
-    items = [measure(run) for run in runs]
-    pairs = [(item, estimate(item)) for item in items]
-    reasons = tuple(
-        f"{item.run_id} ({item.status}): {item.reason or item.interval_reason}"
-        for item, known in pairs if known is None
-    )  # fmt: skip
-    return _Group(tuple(runs), tuple(known for _, known in pairs if known is not None), reasons)
+    estimates: list[Estimate] = []
+    reasons: list[str] = []
+    for run in runs:
+        item = measure(run)
+        known = None if does_not_train(item) else estimate(item)
+        if known is not None:
+            estimates.append(known)
+        else:
+            why = item.reason or item.interval_reason
+            why = why or f"The loss did not fall ({item.loss_first:.5g} to {item.loss_last:.5g})."
+            reasons.append(f"{item.run_id} ({item.status}): {why}")
+        reasons += [f"{item.run_id}: {problem}" for problem in run.problems]
+    return _Group(tuple(runs), tuple(estimates), tuple(reasons))
 
 
 def _name(group: _Group) -> str:
@@ -140,7 +147,7 @@ def _check(before: _Group, now: _Group | None, level: float, tolerance: float) -
 def _outcome(verdict: Verdict, tolerance: float, now: _Group) -> tuple[Outcome, str]:
     low, high = 100 * (verdict.low - 1), 100 * (verdict.high - 1)
     span = f"between {low:+.2g} and {high:+.2g} % of the baseline's throughput"
-    also = f" Without a rate: {' '.join(now.reasons)}" if now.reasons else ""
+    also = f" But: {' '.join(now.reasons)}" if now.reasons else ""
     if verdict.high < 1 - tolerance:
         return "regression", f"Slower: {span}.{also}"
     if verdict.low > 1 + tolerance:

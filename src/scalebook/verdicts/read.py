@@ -93,7 +93,7 @@ def _runs_side(name: str, runs: Sequence[Run]) -> Side:
             reason = item.throughput_reason or item.interval_reason
             reasons.append(f"{item.run_id}: {reason or 'no interval.'}")
             continue
-        if _does_not_train(item):
+        if does_not_train(item):
             losses = f"{item.loss_first:.5g} to {item.loss_last:.5g}"
             reasons.append(f"{item.run_id}: its loss did not fall ({losses}), so it is refused.")
             continue
@@ -108,7 +108,7 @@ def _runs_side(name: str, runs: Sequence[Run]) -> Side:
     return Side(name, tuple(steps), tuple(tokens), records, reason, sources)
 
 
-def _does_not_train(item: RunMetrics) -> bool:
+def does_not_train(item: RunMetrics) -> bool:
     """Return whether a run's loss did not fall: how fast it computed means nothing then."""
     first, last = item.loss_first, item.loss_last
     return first is not None and last is not None and last >= first
