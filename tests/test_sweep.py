@@ -293,3 +293,19 @@ def test_a_plan_that_is_done_says_so_and_does_nothing(tmp_path: Path, papermill:
     assert capsys.readouterr().out == (
         "All 5 runs of plan 'quick' are done. Repeat them with --rerun.\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--detach"], "--detach is an option of --launcher slurm; the launcher here is direct."),
+        (["--sbatch-option", "partition=gpu"], "--sbatch-option is an option of --launcher slurm"),
+        (["--launcher", "slurm", "--namespace", "x"], "--namespace is an option of --launcher kub"),
+    ],
+)
+def test_an_option_of_another_launcher_is_refused_not_ignored(
+    options: list[str], message: str, tmp_path: Path, capsys: Any
+):
+    command = ["run", "--platform", "cpu", "--dry-run", "--runs", str(tmp_path), *options]
+    assert main(command) == 2
+    assert message in capsys.readouterr().err

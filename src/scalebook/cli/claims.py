@@ -36,7 +36,10 @@ def _register_audit(subparsers: Subparsers) -> None:
 def audit(options: argparse.Namespace) -> int:
     """Audit a file, or print what helps to write one."""
     from scalebook.cli import claims_audit
+    from scalebook.errors import ConfigError
 
+    if options.sample and options.json:
+        raise ConfigError("--sample prints a TOML file to start from. Leave out --json.")
     if options.sample:
         return claims_audit.print_sample()
     if options.samples:

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from scalebook.cli import cluster_order, contained, manifests, run_options
 from scalebook.cli.arguments import Subparsers, add_json
@@ -23,6 +23,14 @@ if TYPE_CHECKING:
     Load = Callable[[argparse.Namespace, Platform, int | None], Plan]
 
 LAUNCHERS = ("direct", "slurm", "kubernetes")
+CLAIM = "scalebook-runs"
+OPTIONS: dict[str, dict[str, Any]] = {  # of one launcher alone, with their defaults
+    "slurm": {
+        "one_job": False, "detach": False, "cancel_on_exit": False, "sbatch_option": [],
+        "setup": None, "python": "", "no_requeue": False,
+    },
+    "kubernetes": {"claim": CLAIM, "namespace": ""},
+}  # fmt: skip
 
 
 def register(subparsers: Subparsers) -> None:
@@ -55,10 +63,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--setup", type=Path, metavar="FILE", help="bash that a job sources first")
     group.add_argument("--python", default="", help="interpreter of the nodes; default: this one")
     group.add_argument(
-        "--claim", default="scalebook-runs", help="Kubernetes: the volume claim that holds the runs"
+        "--claim", default=CLAIM, help="Kubernetes: the volume claim that holds the runs"
     )
     group.add_argument("--namespace", default="", help="Kubernetes: default: that of the context")
     group.add_argument("--no-requeue", action="store_true", help="end with the first attempt")
+
+
+def refuse_idle(options: argparse.Namespace) -> None:
+    """Refuse options of a launcher that is not the one in use: they would do nothing.
+
+    Raises:
+        LaunchError: there is one.
+    """
+    from scalebook.errors import LaunchError
+
+    for launcher, names in OPTIONS.items():
+        for name, default in names.items():
+            if launcher != options.launcher and getattr(options, name) != default:
+                raise LaunchError(
+                    f"--{name.replace('_', '-')} is an option of --launcher {launcher}; the "
+                    f"launcher here is {options.launcher}. Leave it out, or name the launcher."
+                )
 
 
 def run(options: argparse.Namespace, load: Load) -> int:

@@ -106,6 +106,8 @@ def _config(options: argparse.Namespace) -> RunConfig:
         "steps": options.steps,
         "checkpoint_interval": options.checkpoint_interval,
         "checkpoint_async": options.asynchronous or None,
+        # A CPU has as many processes as one asks for; GPUs are those that there are.
+        "world_size": options.gpus if platform.vendor == "cpu" else None,
     }
     overrides = {name: value for name, value in given.items() if value is not None}
     plan = load_plan(

@@ -72,6 +72,7 @@ def run(options: argparse.Namespace) -> int:
     from scalebook.running import survey, sweep
     from scalebook.running.console import Console
 
+    cluster.refuse_idle(options)
     if options.launcher != "direct":
         return cluster.run(options, _load)
     platform, devices = _machine(options)
