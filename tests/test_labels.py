@@ -34,10 +34,67 @@ def test_a_run_is_named_by_the_switch_that_only_it_has(tmp_path: Path) -> None:
     ]
 
 
-def test_the_usual_value_of_a_switch_is_not_named(tmp_path: Path) -> None:
+def test_a_setting_off_its_default_is_named_also_where_it_is_usual(tmp_path: Path) -> None:
     full = {"recompute": "full"}
     found = names(tmp_path, full | {"fused_norm": "off"}, full, USUAL, full | {"cuda_graph": "on"})
-    assert found == ["1 GPU · no fused norm", "1 GPU", "1 GPU · no recompute", "1 GPU · CUDA graph"]
+    assert found == [
+        "1 GPU · recompute full · no fused norm",
+        "1 GPU · recompute full",
+        "1 GPU",
+        "1 GPU · recompute full · CUDA graph",
+    ]
+
+
+def test_what_all_runs_of_a_model_share_is_not_named(tmp_path: Path) -> None:
+    full = {"recompute": "full", "fused_norm": "off"}
+    assert names(tmp_path, full, full | {"cuda_graph": "on"}) == ["1 GPU", "1 GPU · CUDA graph"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"recompute": "full"}, "recompute full"),
+        ({"gradient_precision": "bf16"}, "gradients in bf16"),
+        ({"offload_layers": 4}, "4 layers offloaded"),
+        ({"fused_attention": "off"}, "no fused attention"),
+        ({"recompute": "full", "cuda_graph": "on"}, "recompute full · CUDA graph"),
+    ],
+)
+def test_a_split_that_no_other_run_has_hides_no_setting(
+    tmp_path: Path, change: dict[str, Any], said: str
+) -> None:
+    four = {"world_size": 4}
+    found = names(tmp_path, four | {"pipeline_parallel_size": 4}, four | change)
+    assert found == ["PP4", f"DP4 · {said}"]
+
+
+def test_a_run_alone_in_its_group_says_what_other_runs_of_its_model_do_not_have(
+    tmp_path: Path,
+) -> None:
+    found = names(tmp_path, USUAL, {"precision": "fp8", "gradient_precision": "bf16"})
+    assert found == ["1 GPU", "1 GPU · gradients in bf16"]
+
+
+def test_whose_layers_ran_is_named_where_most_of_the_group_ran_others(tmp_path: Path) -> None:
+    splits = ({"pipeline_parallel_size": 4}, {"tensor_parallel_size": 4}, {})
+    for i, split in enumerate(splits):
+        ran = {"layer_spec": "torch" if split else "transformer_engine"}
+        made = config(**GPU, world_size=4, **split)
+        write_run(tmp_path, f"run-{i}", made, seconds=0.1 + i, source="measured", observed=ran)
+    found = load(tmp_path).runs.sort("run_id")["name"].to_list()
+    assert found == ["PP4", "TP4", "DP4 · Transformer Engine's layers"]
+
+
+def test_runs_of_two_versions_are_no_repeats_of_one_another(tmp_path: Path) -> None:
+    for i, version in enumerate(("0.16.1", "0.16.1", "0.19.2")):
+        settings = config(**GPU, repeat=i)
+        environment = {"torch": "2.11.0", "megatron_core": version}
+        write_run(
+            tmp_path, f"run-{i}", settings, seconds=0.1 + i, source="measured",
+            environment=environment,
+        )  # fmt: skip
+    found = load(tmp_path).runs.sort("run_id")["name"].to_list()
+    assert found == ["1 GPU", "1 GPU · repeat 2", "1 GPU · megatron-core 0.19.2"]
 
 
 def test_every_way_of_scaling_is_named_where_they_differ(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Labels that tell runs apart by what was set otherwise: the one place that makes them.
 
 A run has a name, which is unique among the runs it is ranked with, and a label, which is unique
-in a report: the model, what tells this group from others of the model, and the name.
+in a report: the model, what tells this group from others of the model, and the name. A setting off
+its default that changes memory or speed is named also where the split alone would tell runs apart.
 """
 
 from __future__ import annotations
@@ -16,27 +17,21 @@ import polars as pl
 from scalebook.markup import short_id
 from scalebook.naming import split_name
 from scalebook.record import RunRecord
-from scalebook.wording import in_words
+from scalebook.wording import (
+    DEFAULTS,
+    MINOR,
+    MOST,
+    NAMED,
+    NO_USUAL,
+    SIZES,
+    TELLING,
+    VERSIONS,
+    in_words,
+)
 
 Row = Mapping[str, Any]
 Item = TypeVar("Item")
 
-# Sizes are named on every run where they vary; of a switch, only the value that is not usual.
-SIZES = {"micro_batch_size": "micro batch", "global_batch_size": "global batch"}
-# In the name of a group, in the split, or without an effect on what is computed and how fast.
-NAMED = frozenset({
-    "platform", "model", "world_size", "engine", "strategy", "precision", "sequence_length",
-    "tensor_parallel_size", "pipeline_parallel_size", "virtual_pipeline_parallel_size",
-    "context_parallel_size", "expert_parallel_size", "sequence_parallel",
-    "repeat", "time_limit_seconds", *SIZES,
-})  # fmt: skip
-# Named only where nothing else tells two runs apart: they leave the speed of a step alone.
-MINOR = frozenset({
-    "steps", "warmup_steps", "learning_rate", "seed", "data", "step_split", "profile_steps",
-    "profile_all_ranks", "checkpoint_interval", "checkpoint_async", "checkpoint_keep",
-    "load_checkpoint", "max_restarts",
-})  # fmt: skip
-NO_USUAL = frozenset({"fp8_recipe"})  # where runs differ in these, each says what it has
 NO_STRATEGY = (None, "", "custom")
 
 
@@ -46,6 +41,8 @@ class _Named:
 
     row: Row
     settings: Mapping[str, Any]
+    chosen: frozenset[str] = frozenset()  # switches that were asked for, not left at "auto"
+    telling: frozenset[str] = frozenset()  # settings to name, whatever its neighbours have
     parts: list[str] = field(default_factory=list[str])
 
     @property
@@ -62,10 +59,9 @@ def with_labels(runs: pl.DataFrame, records: Mapping[str, RunRecord]) -> pl.Data
 
 def labels(rows: Sequence[Row], records: Mapping[str, RunRecord]) -> list[tuple[str, str]]:
     """Return (name, label) of each run, in the order given: the first is the usual one."""
-    runs = [_Named(row, _settings(row, records.get(row["run_id"]))) for row in rows]
-    for run in runs:
-        strategy = run.row.get("strategy")
-        run.parts = [split_name(run.row), *([strategy] if strategy not in NO_STRATEGY else [])]
+    runs = [_begin(row, records.get(row["run_id"])) for row in rows]
+    for run, names in zip(runs, _telling(runs), strict=True):
+        run.telling = names
     for alike in _by(runs, lambda run: (run.row.get("group"), run.name)):
         _tell_apart(alike)
     heads = dict(_heads(rows))
@@ -75,6 +71,55 @@ def labels(rows: Sequence[Row], records: Mapping[str, RunRecord]) -> list[tuple[
         pair if seen[pair[1]] == 1 else _with_id(pair, run.row["run_id"])
         for pair, run in zip(found, runs, strict=True)
     ]
+
+
+def _begin(row: Row, record: RunRecord | None) -> _Named:
+    requested = record.requested if record else {}
+    chosen = frozenset(name for name, value in requested.items() if value in ("on", "off"))
+    strategy = row.get("strategy")
+    parts = [split_name(row), *([strategy] if strategy not in NO_STRATEGY else [])]
+    return _Named(row, _settings(row, record), chosen, parts=parts)
+
+
+def _telling(runs: Sequence[_Named]) -> Iterator[frozenset[str]]:
+    """Yield the settings of each run that its name must not hide, even if its split is unique.
+
+    Those are what is off its default while not all runs of its model share it, and what is not
+    usual in its group: a switch that was asked for, whose layers ran, an FP8 recipe.
+    """
+    models = {
+        same[0].row.get("model"): same for same in _by(runs, lambda run: run.row.get("model"))
+    }
+    groups = {
+        same[0].row.get("group"): same for same in _by(runs, lambda run: run.row.get("group"))
+    }
+    varying = {model: [n for n in TELLING if _vary(same, n)] for model, same in models.items()}
+    usual = {group: _usual(same) for group, same in groups.items()}
+    for run in runs:
+        named = [
+            name
+            for name in varying[run.row.get("model")]
+            if run.settings.get(name) not in (None, DEFAULTS[name])
+        ]
+        common = usual[run.row.get("group")]
+        unlike = (
+            name for name in (*run.chosen, "layer_spec") if run.settings.get(name) is not None
+        )
+        yield frozenset([*named, *(n for n in unlike if run.settings[n] != common[n])])
+
+
+def _vary(runs: Sequence[_Named], name: str) -> bool:
+    return len({repr(run.settings.get(name, DEFAULTS[name])) for run in runs}) > 1
+
+
+def _usual(runs: Sequence[_Named]) -> dict[str, Any]:
+    """Return the value of each switch that most runs have, the first of equally many."""
+    names = {"layer_spec", *(name for run in runs for name in run.chosen)}
+    known = {
+        name: Counter(v for run in runs if (v := run.settings.get(name)) is not None)
+        for name in names
+    }
+    return {name: values.most_common(1)[0][0] for name, values in known.items() if values}
 
 
 def _label(head: Sequence[str], run: _Named) -> tuple[str, str]:
@@ -103,7 +148,8 @@ def _settings(row: Row, record: RunRecord | None) -> dict[str, Any]:
     ran = {
         name: record.observed.get(name) for name in (*SIZES, "recompute", "data_parallel_sharding")
     }
-    return {**ran, **known, "layer_spec": layer_spec(record)}
+    stood_on = {name: record.environment.get(name) for name in VERSIONS}
+    return {**ran, **known, "layer_spec": layer_spec(record), **stood_on}
 
 
 def layer_spec(record: RunRecord) -> str | None:
@@ -139,24 +185,29 @@ def _by_size(runs: Sequence[_Named], size: str, word: str) -> Iterator[list[_Nam
 
 
 def _name_changes(runs: Sequence[_Named], *, minor: bool) -> None:
-    """Add the settings of each run that are not the usual ones of these runs."""
-    if len(runs) < 2:
-        return
+    """Add the settings of each run that are telling, or not the usual ones of these runs."""
     names = dict.fromkeys(name for run in runs for name in run.settings if name not in NAMED)
     changed: dict[int, list[tuple[str, Any]]] = {}
     for name in names:
-        if (name in MINOR) != minor:
+        if (name in MINOR or name in VERSIONS) != minor:
             continue
+        telling = [not minor and name in run.telling for run in runs]
         values = [repr(run.settings.get(name)) for run in runs]
-        known = Counter(value for value in values if value != "None")
-        if len(known) < 2:
-            continue  # of a setting that a record does not know nothing is said
-        usual = max(known, key=lambda value: (known[value], -values.index(value)))
+        known = Counter(
+            value
+            for value, told in zip(values, telling, strict=True)
+            if value != "None" and not told
+        )
+        # of a setting that a record does not know nothing is said
+        differ = len(known) > 1 or (name in NO_USUAL and len({*values} - {"None"}) > 1)
+        usual = max(known, key=lambda value: (known[value], -values.index(value)), default="None")
         for i, value in enumerate(values):
-            if value != "None" and (value != usual or name in NO_USUAL):
+            unusual = differ and value != "None" and (value != usual or name in NO_USUAL)
+            if telling[i] or unusual:
                 changed.setdefault(i, []).append((name, runs[i].settings[name]))
     for i, changes in changed.items():
-        runs[i].parts += in_words(changes)
+        told = any(name in runs[i].telling for name, _ in changes)
+        runs[i].parts += in_words(changes, None if told else MOST)
 
 
 def _number(equal: Sequence[_Named]) -> None:
