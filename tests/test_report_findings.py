@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import polars as pl
+import pytest
 from simulated import H100, config, write_run, write_sample
 
 from scalebook.frames import ReportData, load
@@ -60,6 +61,39 @@ def test_gpus_are_ranked_each_and_cpu_processes_in_total(tmp_path: Path) -> None
     text = words(findings.findings(load(tmp_path)))
     assert "TP2 DP4 on 8 GPUs (h100-tp2-8) is the fastest of 3 runs" in text
     assert "DP2 on 2 processes (cpu-dp2) is the fastest of 4 runs" in text
+
+
+def test_repeats_of_a_configuration_are_told_with_model_platform_and_length(tmp_path: Path) -> None:
+    for i, seconds in enumerate((0.1, 0.101)):
+        write_run(tmp_path, f"r{i}", config(world_size=2, repeat=i), seconds=seconds, steps=60)
+    write_run(tmp_path, "tp2", config(world_size=2, tensor_parallel_size=2), seconds=0.3)
+    text = words(findings.findings(load(tmp_path)))
+    group = "tiny-llama on cpu (fp32, sequence 128, simulated)"
+    assert f"{group}: 2 repeats of DP2 on 2 processes (r0, r1) together reached" in text
+    assert "DP2 on 2 processes (r0, r1) is the fastest of 3 runs" in text
+
+
+@pytest.mark.parametrize(
+    ("commits", "said"),
+    [
+        (("a" * 40, "b" * 40), "different commits of Scalebook (aaaaaaa and bbbbbbb)"),
+        (("a" * 40, "a" * 40), "an older commit of Scalebook (aaaaaaa) than the newest runs here"),
+        (("c" * 40, "c" * 40), ""),
+        (("a" * 40, None), ""),
+    ],
+)
+def test_a_spread_over_commits_of_the_trainer_says_so(
+    tmp_path: Path, commits: tuple[str | None, ...], said: str
+) -> None:
+    splits = ({}, {"tensor_parallel_size": 2})
+    for i, (commit, split) in enumerate(zip(commits, splits, strict=True)):
+        made = config(world_size=2, **split)
+        write_run(tmp_path, f"r{i}", made, seconds=0.1 + i, environment={"git_commit": commit})
+    newest = {"environment": {"git_commit": "c" * 40}, "started_at": "2026-01-02T00:00:00Z"}
+    write_run(tmp_path, "later", config(model="tiny-moe"), **newest)
+    text = words(findings.findings(load(tmp_path)))
+    assert said in text
+    assert ("commit" in text) is bool(said)
 
 
 def test_losses_of_one_training_are_compared(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from test_report_findings import words
 
 from scalebook import frames
 from scalebook.frames import load
-from scalebook.report import peak_page
+from scalebook.report import comparison_page, findings, peak_page
+from scalebook.report.versus import Configuration, configurations, verdict_on
 
 BIG: dict[str, Any] = {
     "platform": "h100", "model": "llama3.1-8b", "precision": "bf16", "sequence_length": 4096,
@@ -74,11 +75,13 @@ def test_the_sentence_has_the_numbers_of_the_table(tmp_path: Path) -> None:
     data = load(tmp_path)
     row = peak_page.best(data).row(0, named=True)
     text = words(peak_page.findings(data))
-    assert f"{row['rate']:,.0f} tokens/s per GPU, {100 * row['mfu']:.1f} %" in text
+    half = max(row["rate_high"] - row["rate"], row["rate"] - row["rate_low"])
+    rate = f"{row['rate']:,.0f} ± {half:,.0f} tokens/s per GPU"
+    assert f"{rate}, {100 * row['mfu']:.1f} %" in text
     samples = row["tokens_per_second"] * 86_400 / 4096
-    assert f"({samples:,.0f} samples of 4,096)" in text
+    assert f"({float(f'{samples:.3g}'):,.0f} samples of 4,096)" in text
     slowest = data.runs.sort("rate").row(0, named=True)
-    assert f"({slowest['run_id']}) is a factor of {row['rate'] / slowest['rate']:.2f}×" in text
+    assert f"({slowest['run_id']}), is a factor of {row['rate'] / slowest['rate']:.2f}×" in text
     assert f'data-value="{samples}"' in str(peak_page.best_table(data).html)
 
 
@@ -102,9 +105,65 @@ def test_two_platforms_of_one_model_are_compared_with_a_verdict(tmp_path: Path) 
     text = words(peak_page.findings(data))
     said = f"mi300x (amd) over h100 (fast) is {ratio:.2f}× per GPU: "
     assert said in text
-    verdict = peak_page.verdict_on(first, second)
+    verdict = verdict_on(Configuration((first,)), Configuration((second,)))
     assert verdict is not None
     assert f"{said}{verdict.word}." in text
+
+
+@pytest.mark.parametrize(
+    ("half", "shown"),
+    [(0.008, "5,890,000"), (0.04, "5,890,000"), (0.0006, "5,889,000"), (None, "5,890,000")],
+)
+def test_a_capacity_has_the_digits_that_its_rate_is_known_to(half: float, shown: str) -> None:
+    ends = {
+        "rate_low": None if half is None else 69_798 * (1 - half),
+        "rate_high": None if half is None else 69_798 * (1 + half),
+    }
+    row = {"run_id": "one", "platform": "h100", "rate": 69_798.0, **ends}
+    assert Configuration((row,)).derived(5_889_233) == shown
+
+
+def write_repeats(folder: Path) -> None:
+    """Write three repeats on an H100, the fastest too short for an interval, and an MI300X."""
+    for i, (seconds, steps) in enumerate(((4.0, 60), (4.1, 60), (3.9, 8))):
+        made = config(**BIG, repeat=i)
+        write_run(folder, f"h-{i}", made, seconds=seconds, steps=steps, device=H100)
+    amd = config(**(BIG | {"platform": "mi300x"}))
+    write_run(folder, "amd", amd, seconds=2.0, steps=60, device="AMD Instinct MI300X OAM")
+
+
+def test_repeats_are_one_rate_and_one_name_on_every_page(tmp_path: Path) -> None:
+    write_repeats(tmp_path)
+    data = load(tmp_path)
+    rows = data.runs.filter(platform="h100").iter_rows(named=True)
+    (one,) = configurations(rows)
+    assert [row["run_id"] for row in one.runs] == ["h-0", "h-1"]
+    assert [row["run_id"] for row in one.left_out] == ["h-2"]
+    low, high = one.interval
+    assert low is not None and high is not None and low < one.rate < high
+    said = f"{one.rate:,.0f} ± "
+    items = comparison_page.runs_of(data)
+    pairs = comparison_page.pairs(items)
+    compared = words(comparison_page.overview(items, pairs))
+    for text in (words(findings.findings(data)), words(peak_page.findings(data))):
+        assert said in text
+        assert "DP8 on 8 GPUs (h-0, h-1; without an interval and left out: h-2)" in text
+        assert "repeat 2" not in text
+    sides = {
+        tuple(item.row["run_id"] for item in side) for pair in pairs for side in (pair.a, pair.b)
+    }
+    assert sides == {("h-0", "h-1"), ("amd",)}
+    assert "DP8 on 8 GPUs, h-0, h-1" in compared
+    assert "repeat" not in compared.replace("more repeats", "")
+    assert peak_page.best(data)["run_id"].to_list() == ["amd", "h-0"]
+
+
+def test_platforms_with_repeats_are_compared_by_all_of_them(tmp_path: Path) -> None:
+    write_repeats(tmp_path)
+    data = load(tmp_path)
+    said = "mi300x (amd) over h100 (h-0, h-1) is "
+    assert said in words(peak_page.findings(data))
+    assert "no interval" not in words(peak_page.findings(data)).partition(said)[2]
 
 
 def test_an_unknown_device_has_no_utilisation_and_says_why(tmp_path: Path) -> None:

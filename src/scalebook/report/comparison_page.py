@@ -10,11 +10,12 @@ import polars as pl
 from scalebook.charts.comparison import RATIO_SCHEMA, ratios
 from scalebook.charts.figure import Figures
 from scalebook.frames import ReportData
-from scalebook.markup import Fragment, Markup, bullets, join, paragraphs, run_link
-from scalebook.naming import in_words, units
+from scalebook.markup import Fragment, Markup, bullets, join, paragraphs, run_link, run_links
+from scalebook.naming import in_words, split_name, units
 from scalebook.quantities import change, count, percent
+from scalebook.report import bases
 from scalebook.report.ablation_page import ratio_row
-from scalebook.report.bases import sides, title
+from scalebook.report.bases import sides
 from scalebook.report.records import records
 from scalebook.report.sides import (
     Member,
@@ -24,8 +25,8 @@ from scalebook.report.sides import (
     platform_pairs,
     side_name,
 )
-from scalebook.report.versus import verdict_on
-from scalebook.tables import RUN, SPLIT, Column, Row, table, text
+from scalebook.report.versus import configurations, unnumbered, verdict_on
+from scalebook.tables import Column, Row, table, text
 
 MOST_DIFFERENCES = 400  # rows of the table
 
@@ -66,12 +67,17 @@ def sentence(pair: Pair) -> Markup:
     head = Markup("<strong>{}</strong> ({} against {}), {}: {}").format(
         title(pair), _runs(pair.a), _runs(pair.b), pair.kind, _verdict(pair)
     )
-    several = {side_name(item.row) for item in (*pair.a, *pair.b)}
-    many = count(
-        len(pair.differences), "setting or version differs", "settings and versions differ"
-    )
-    tail = f" Beside the GPU, {many}." if len(several) > 1 else f" {many}."
-    return head + tail
+    several = len({item.row["platform"] for item in (*pair.a, *pair.b)}) > 1
+    known = len(pair.beside_the_gpu)
+    many = count(known, "setting or version differs", "settings and versions differ")
+    many = many if known else "nothing that was recorded differs"
+    return head + (f" Beside the GPU, {many}." if several else f" {many.capitalize()}.")
+
+
+def title(pair: Pair) -> str:
+    """Return the pair in words; of one rank, its number is no split and said once."""
+    told, split = bases.title(pair), split_name(pair.a[0].row)
+    return told.removesuffix(f", {split}") if split[0].isdigit() else told
 
 
 def _verdict(pair: Pair) -> str:
@@ -93,7 +99,12 @@ def _verdict(pair: Pair) -> str:
 
 def _runs(side: Sequence[Member]) -> Markup:
     names = join(run_link(item.row["run_id"]) for item in side)
-    return Markup("{}, {}").format(in_words(side[0].row), names)
+    return Markup("{}, {}").format(in_words(_shared(side)), names)
+
+
+def _shared(side: Sequence[Member]) -> Row:
+    """Return the first run of a side, of several under the name that they share."""
+    return unnumbered(side[0].row) if len(side) > 1 else side[0].row
 
 
 def chart(found: Sequence[Pair]) -> Figures | None:
@@ -120,7 +131,7 @@ def _labels(group: Sequence[Pair]) -> Iterator[str]:
     works = [_work(pair.a[0].row) for pair in group]
     vary = [len(set(values)) > 1 for values in zip(*works, strict=True)]
     for pair, parts in zip(group, works, strict=True):
-        names = dict.fromkeys(_name(side[0].row) for side in (pair.a, pair.b))
+        names = dict.fromkeys(_name(_shared(side)) for side in (pair.a, pair.b))
         how = {"matched configuration": "matched", "best against best": "best"}.get(pair.kind, "")
         work = [text for text, differs in zip(parts, vary, strict=True) if differs]
         yield " · ".join(part for part in (how, *work, " / ".join(names)) if part)
@@ -138,11 +149,11 @@ def _name(row: Row) -> str:
 
 
 def differing(found: Sequence[Pair]) -> Fragment:
-    """Return everything that is not equal between the sides of each pair."""
+    """Return what is not equal between the sides of each pair, beside the GPU itself."""
     rows = [
         {"what": title(pair), "kind": pair.kind, "name": one.name, "a": one.a, "b": one.b}
         for pair in found
-        for one in pair.differences
+        for one in pair.beside_the_gpu
     ]
     if not found:
         return paragraphs("There are no two sides, so there is nothing that differs.")
@@ -159,25 +170,30 @@ def differing(found: Sequence[Pair]) -> Fragment:
 
 
 def against_best(data: ReportData) -> Fragment:
-    """Return every run beside the fastest of its group, with the verdict on the two."""
+    """Return every configuration beside the fastest of its group, with the verdict on the two."""
     rows: list[dict[str, Any]] = []
     for _, runs in data.completed.group_by("group", maintain_order=True):
-        ranked = list(runs.drop_nulls("rate").sort("rate", descending=True).iter_rows(named=True))
-        for row in ranked[1:]:
-            verdict = verdict_on(row, ranked[0])
-            words = verdict.word if verdict else "no interval"
-            over = row["rate"] / ranked[0]["rate"] - 1
-            ends = (verdict.low - 1, verdict.high - 1) if verdict else (None, None)
-            more = {"best": ranked[0]["run_id"], "word": words, "change": over}
-            more["best_name"] = ranked[0]["name"]
-            rows.append({**row, **more, "low": ends[0], "high": ends[1]})
+        ranked = configurations(runs.drop_nulls("rate").iter_rows(named=True))
+        for one in ranked[1:]:
+            best, verdict = ranked[0], verdict_on(one, ranked[0])
+            rows.append({
+                **one.row,
+                "runs": [row["run_id"] for row in one.runs],
+                "best": [row["run_id"] for row in best.runs],
+                "best_name": best.row["name"],
+                "word": verdict.word if verdict else "no interval",
+                "change": one.rate / best.rate - 1,
+                "low": verdict.low - 1 if verdict else None,
+                "high": verdict.high - 1 if verdict else None,
+            })  # fmt: skip
     if not rows:
-        return paragraphs("No group of comparable runs has two.")
+        return paragraphs("No group of comparable runs has two configurations.")
     columns = (
-        *(RUN, SPLIT),
+        Column("run_id", "Run", lambda row: run_links(row["runs"]), numeric=False),
+        text("name", "Configuration"),
         Column("change", "Change", _behind, hint="rate over that of the fastest, less 1"),
-        text("word", "Verdict", hint="on the run, against the fastest"),
-        Column("best", "Fastest", lambda row: run_link(row["best"]), numeric=False),
+        text("word", "Verdict", hint="on the configuration, against the fastest"),
+        Column("best", "Fastest", lambda row: run_links(row["best"]), numeric=False),
         Column("best_name", "Its configuration", lambda row: row["best_name"], numeric=False),
         Column("group", "Group", lambda row: row["group"], numeric=False, wide=True),
     )

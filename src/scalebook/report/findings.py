@@ -19,11 +19,11 @@ from scalebook.markup import (
     run_link,
     run_links,
 )
-from scalebook.naming import sized
-from scalebook.quantities import count, interval, number, percent
+from scalebook.quantities import count, number, percent
 from scalebook.report.failures import failures
+from scalebook.report.records import records
 from scalebook.report.sections import loss_findings, missing_mfu
-from scalebook.report.winners import group_findings, peaks
+from scalebook.report.winners import group_findings, peaks, repeats
 
 Row = Mapping[str, Any]
 FEW = 2  # failures whose reasons fit into a sentence; the table has those of all
@@ -45,25 +45,20 @@ def overview(data: ReportData) -> Fragment:
 def findings(data: ReportData) -> Fragment:
     """Return the findings as a list: an item a group of comparable runs, then losses, failures."""
     groups = data.completed.group_by("group", maintain_order=True)
-    items = [join(group_findings(runs), " ") for _, runs in groups]
+    commits = _commits(data)
+    items = [join(group_findings(runs, commits), " ") for _, runs in groups]
     if not items:
         items = [Markup("No run completed with a throughput, so there is no winner to name.")]
     else:
-        items += [*repeat_findings(data), *loss_findings(data.completed), *peaks(data.completed)]
+        items += [*repeats(data.completed), *loss_findings(data.completed), *peaks(data.completed)]
     return bullets([*items, *failure_findings(data)])
 
 
-def repeat_findings(data: ReportData) -> Iterator[Markup]:
-    """Yield the pooled rate of each configuration that has repeats."""
-    pooled = data.completed.filter(pl.col("pooled_tokens_per_second").is_not_null())
-    for _, rows in pooled.group_by("pooled_tokens_per_second", "group", maintain_order=True):
-        row = rows.row(0, named=True)
-        ends = (row["pooled_tokens_per_second_low"], row["pooled_tokens_per_second_high"])
-        rate = interval(row["pooled_tokens_per_second"], *ends, "tokens/s")
-        words = "{} of {} on {} together reached {}, the spread from run to run counted: {}."
-        ids = run_links(rows["run_id"])
-        repeats = count(rows.height, "repeat")
-        yield Markup(words).format(repeats, row["model"], sized(row), rate, ids)
+def _commits(data: ReportData) -> dict[str, str]:
+    """Return the commit of Scalebook that each run is of, where known, as the runs started."""
+    started = sorted(records(data).values(), key=lambda record: record.started_at or "")
+    known = ((record.run_id, record.environment.get("git_commit")) for record in started)
+    return {run_id: commit for run_id, commit in known if isinstance(commit, str) and commit}
 
 
 def failure_findings(data: ReportData) -> Iterator[Markup]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +14,10 @@ from scalebook.charts import peak as charts
 from scalebook.economics import SECONDS_PER_DAY
 from scalebook.errors import CatalogError
 from scalebook.frames import ReportData
-from scalebook.markup import Fragment, Markup, bullets, paragraphs, run_link, run_links
-from scalebook.naming import sized
-from scalebook.quantities import count, number, percent, quantity, times
-from scalebook.report.versus import verdict_on
+from scalebook.markup import Fragment, Markup, bullets, paragraphs, run_links
+from scalebook.quantities import count, interval, percent, quantity, times
+from scalebook.report.versus import Configuration, configurations, verdict_on
+from scalebook.report.winners import named
 from scalebook.tables import (
     MFU,
     PLATFORM,
@@ -97,14 +97,26 @@ def _capacity(accelerator: str | None) -> float | None:
 
 
 def best(data: ReportData, by: str = "rate") -> pl.DataFrame:
-    """Return the run of each group that is highest by a column, the highest group first.
+    """Return a run of the configuration of each group that is highest by a column.
 
-    Whole models come before the first layers of one, which are fast because they are few.
+    The highest group is first. Repeats of a configuration count with the mean of them all; shown
+    is the fastest that has an interval. Whole models come before the first layers of one, which
+    are fast because they are few.
     """
-    known = field(data).drop_nulls(by).sort(by, descending=True, maintain_order=True)
-    first = known.unique("group", keep="first", maintain_order=True)
+    known = field(data).drop_nulls(by)
+    groups = known.group_by("group", maintain_order=True)
+    top = [max(_of(runs), key=lambda one: one.mean(by) or 0.0) for _, runs in groups]
+    top.sort(key=lambda one: one.mean(by) or 0.0, reverse=True)
+    place = {one.runs[0]["run_id"]: i for i, one in enumerate(top)}
+    first = known.filter(pl.col("run_id").is_in(list(place)))
     proxies = pl.col("model").str.contains("@", literal=True)
-    return first.sort(proxies, maintain_order=True)
+    order = pl.col("run_id").replace_strict(place, return_dtype=pl.Int64, default=None)
+    return first.sort(proxies, order, maintain_order=True)
+
+
+def _of(runs: pl.DataFrame) -> list[Configuration]:
+    """Return the configurations of some runs, the fastest first."""
+    return configurations(runs.drop_nulls("rate").iter_rows(named=True))
 
 
 def panel(data: ReportData, name: str) -> Figure | None:
@@ -139,9 +151,9 @@ def best_table(data: ReportData) -> Fragment:
         *(text("recompute", "Recompute"), TFLOPS),
         plain("peak_tflops_per_second", "Dense peak", "TFLOP/s", digits=4),
         plain("peak_memory_gib", "Peak memory", "GiB"),
-        plain("tokens_per_day", "A day", "billion tokens"),
+        Column("tokens_per_day", "A day", _day("tokens_per_day"), "billion tokens"),
         Column(
-            "samples_per_day", "A day", lambda row: number(row["samples_per_day"]), "samples",
+            "samples_per_day", "A day", _day("samples_per_day"), "samples",
             hint="samples of the run's own sequence length, without stops or checkpoints",
         ),
         text("source", "Source"),
@@ -150,74 +162,78 @@ def best_table(data: ReportData) -> Fragment:
     return table(runs.iter_rows(named=True), columns, "peak")
 
 
+def _day(column: str) -> Callable[[Row], str]:
+    return lambda row: Configuration((row,)).derived(row[column])
+
+
 def findings(data: ReportData) -> Fragment:
     """Return the best of each group, what it could do in a day, and the platforms compared."""
     runs = best(data)
     if runs.is_empty():
         return paragraphs("No run has a throughput, so there is no peak.")
-    return bullets([*map(_peak, _with_field(data, runs)), *_platforms(runs), *_left_out(data)])
+    every = field(data)
+    ranked = {name: _of(every.filter(pl.col("group") == name)) for name in runs["group"]}
+    return bullets(
+        [*map(_peak, ranked.values()), *_platforms(list(ranked.values())), *_left_out(data)]
+    )
 
 
-def _with_field(data: ReportData, runs: pl.DataFrame) -> Iterator[tuple[Row, pl.DataFrame]]:
-    every = field(data).drop_nulls("rate")
-    for row in runs.iter_rows(named=True):
-        yield row, every.filter(pl.col("group") == row["group"])
-
-
-def _peak(found: tuple[Row, pl.DataFrame]) -> Markup:
-    """Return the best run of a group in words, with how far its slowest run is behind."""
-    row, members = found
-    mfu = Markup("")
-    if row["mfu"] is not None:
+def _peak(ranked: Sequence[Configuration]) -> Markup:
+    """Return the best configuration of a group in words, and how far its slowest is behind."""
+    one = ranked[0]
+    row, mfu = one.row, Markup("")
+    if (share := one.mean("mfu")) is not None:
         peak = quantity(row["peak_tflops_per_second"], "TFLOP/s", 4)
         mfu = Markup(", {} of the dense {} peak of {}").format(
-            percent(row["mfu"]), row["peak_precision"], peak
+            percent(share), row["peak_precision"], peak
         )
-    told = Markup("<strong>{}</strong>: best with {} ({}), {}{}; {} billion tokens a day").format(
+    told = Markup("<strong>{}</strong>: best with {}, {}{}; {} billion tokens a day").format(
         row["group"],
-        sized(row),
-        run_link(row["run_id"]),
-        quantity(row["rate"], row["rate_unit"]),
+        named(one),
+        interval(one.rate, *one.interval, row["rate_unit"]),
         mfu,
-        number(row["tokens_per_day"]),
+        one.derived(one.mean("tokens_per_day")),
     )
-    if row["samples_per_day"] is not None:
+    if (samples := one.mean("samples_per_day")) is not None:
         length = f"{row['sequence_length']:,}"
-        samples = f"{row['samples_per_day']:,.0f}"
-        told += Markup(" ({} samples of {}), without a stop").format(samples, length)
-    if members.height == 1:
+        told += Markup(" ({} samples of {}), without a stop").format(one.derived(samples), length)
+    if len(ranked) == 1:
         return told + "."
-    slowest = members.sort("rate").row(0, named=True)
-    words = ". The slowest of its {} ({}) is a factor of {} behind."
-    factor = times(row["rate"] / slowest["rate"])
-    return told + Markup(words).format(
-        count(members.height, "run"), run_link(slowest["run_id"]), factor
-    )
+    words = ". The slowest of its {}, {}, is a factor of {} behind."
+    many = count(len(ranked), "configuration")
+    return told + Markup(words).format(many, named(ranked[-1]), times(one.rate / ranked[-1].rate))
 
 
-def _platforms(runs: pl.DataFrame) -> Iterator[Markup]:
+def _platforms(groups: Sequence[Sequence[Configuration]]) -> Iterator[Markup]:
     """Yield the platforms of one model under the same work, each at its best."""
-    for _, same in runs.group_by(*_WORK, maintain_order=True):
-        ranked = same.unique("platform", keep="first", maintain_order=True)
-        if ranked.height < 2:
-            continue
-        first = ranked.row(0, named=True)
-        for other in ranked.tail(-1).iter_rows(named=True):
-            verdict = verdict_on(first, other)
-            word = verdict.word if verdict is not None else "no interval, so no verdict"
-            words = "{} ({}, sequence {}) at its best: {} ({}) over {} ({}) is {} per GPU: {}."
-            length = first["sequence_length"]
-            yield Markup(words).format(
-                first["model"],
-                first["precision"] or "unknown precision",
-                "unknown" if length is None else f"{length:,}",
-                first["platform"],
-                run_link(first["run_id"]),
-                other["platform"],
-                run_link(other["run_id"]),
-                times(first["rate"] / other["rate"]),
-                word,
-            )
+    works: dict[tuple[Any, ...], dict[str, Configuration]] = {}
+    for ranked in groups:
+        row = ranked[0].row
+        same = works.setdefault(tuple(row[name] for name in _WORK), {})
+        same.setdefault(row["platform"], ranked[0])
+    for same in works.values():
+        first, *others = same.values()
+        for other in others:
+            yield _over(first, other)
+
+
+def _over(first: Configuration, other: Configuration) -> Markup:
+    """Return how much faster one platform is than another, and whether that is sure."""
+    verdict = verdict_on(first, other)
+    length = first.row["sequence_length"]
+    words = "{} ({}, sequence {}) at its best: {} ({}) over {} ({}) is {} per GPU: {}."
+    sides = (
+        (one.row["platform"], run_links(row["run_id"] for row in one.runs))
+        for one in (first, other)
+    )
+    return Markup(words).format(
+        first.row["model"],
+        first.row["precision"] or "unknown precision",
+        "unknown" if length is None else f"{length:,}",
+        *(part for side in sides for part in side),
+        times(first.rate / other.rate),
+        verdict.word if verdict is not None else "no interval, so no verdict",
+    )
 
 
 def _left_out(data: ReportData) -> Iterator[Markup]:

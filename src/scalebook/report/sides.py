@@ -18,13 +18,17 @@ from typing import Any, Literal
 from scalebook.frames import ReportData
 from scalebook.metrics.repeats import Estimate, start_spread
 from scalebook.record import RunRecord
-from scalebook.report.versus import estimate_of
+from scalebook.report.versus import configuration_name, estimate_of
 from scalebook.verdicts import Verdict, compare
 from scalebook.verdicts.differences import Difference, differences
 
 Row = Mapping[str, Any]
 Kind = Literal["matched configuration", "best against best", "as named"]
 
+# What is said of a difference once the two platforms are named.
+GPU = frozenset({
+    "platform", "accelerator", "accelerator_memory_gib", "multiprocessors", "power_cap_watts",
+})  # fmt: skip
 WORK = ("model", "sequence_length", "precision", "world_size")
 SIZES = (
     "tensor_parallel_size", "pipeline_parallel_size", "virtual_pipeline_parallel_size",
@@ -77,6 +81,13 @@ class Pair:
         """Return every setting, version and device that is not equal."""
         left, right = ([item.record for item in side] for side in (self.a, self.b))
         return differences(left, right)
+
+    @property
+    def beside_the_gpu(self) -> tuple[Difference, ...]:
+        """Return those of them that are no fact of the GPU, where the sides have two."""
+        platforms = {item.row["platform"] for item in (*self.a, *self.b)}
+        own = GPU if len(platforms) > 1 else frozenset[str]()
+        return tuple(item for item in self.differences if item.name not in own)
 
 
 def _estimates(side: Sequence[Member]) -> list[Estimate]:
@@ -166,8 +177,8 @@ def fastest(items: Sequence[Member]) -> tuple[Member, ...]:
 
 
 def configuration_key(item: Member) -> str:
-    """Return what repeats have in common; a run with an unknown part stands for itself."""
-    return match_key(item) or item.row["run_id"]
+    """Return what the repeats of one configuration have in common, as every page takes it."""
+    return configuration_name(item.row)
 
 
 def named_pair(items: Sequence[Member], a: str, b: str) -> Pair | None:
