@@ -111,6 +111,29 @@ def test_everything_that_differs_beside_the_gpu_is_listed(two: Path) -> None:
     assert "2.28.9" in words(comparison_page.differing(found))
 
 
+def test_of_what_differs_beside_the_gpu_its_own_facts_are_not_counted(tmp_path: Path) -> None:
+    for name, platform, device, memory, torch in (
+        ("h", "h100", H100, 79.1, "2.11.0"),
+        ("m", "mi300x", MI300X, 191.9, "2.11.0"),
+    ):
+        stood_on = {"accelerator": device, "accelerator_memory_gib": memory, "torch": torch}
+        write_run(tmp_path, name, job(platform), device=device, environment=stood_on)
+    items, found = compared(tmp_path)
+    assert {len(pair.differences) for pair in found} == {3}
+    assert "Beside the GPU, nothing that was recorded differs." in words(
+        comparison_page.overview(items, found)
+    )
+
+
+@pytest.mark.parametrize(("ranks", "ending"), [(1, "sequence 2,048"), (8, "sequence 2,048, DP8")])
+def test_the_number_of_ranks_is_in_a_title_once(tmp_path: Path, ranks: int, ending: str) -> None:
+    write_run(tmp_path, "h", job("h100", world_size=ranks), device=H100)
+    write_run(tmp_path, "m", job("mi300x", world_size=ranks), device=MI300X)
+    _, found = compared(tmp_path)
+    (matched,) = (pair for pair in found if pair.kind == "matched configuration")
+    assert comparison_page.title(matched).endswith(f"bf16, {ending}")
+
+
 def test_dividing_by_prices_and_peaks_follows_by_hand(two: Path) -> None:
     (two / "economics.toml").write_text(
         "[h100]\nprice_per_gpu_hour = 3.6\n[mi300x]\nprice_per_gpu_hour = 1.8\n"
@@ -229,7 +252,7 @@ def test_a_switch_is_worth_the_ratio_of_the_rates_with_its_interval(switched: Pa
     assert norm.word == "cannot tell"
     text = words(ablation_page.overview((found,)))
     assert "Surely worth having: fused attention: on, not off" in text
-    assert "do not tell what is better in: fused norm" in text
+    assert "do not tell what is better in: fused norm: on or off" in text
 
 
 def test_the_chart_of_switches_shows_what_the_table_holds(switched: Path) -> None:
@@ -251,3 +274,63 @@ def test_a_switch_left_open_on_both_sides_is_no_change(tmp_path: Path) -> None:
         seen = {"fused_norm": ran}
         write_run(tmp_path, name, job("h100"), device=H100, observed=seen)
     assert ablation.ablations(comparison_page.runs_of(load(tmp_path))) == ()
+
+
+def switches_of(folder: Path) -> dict[str, set[str]]:
+    """Return the runs with one switch changed by the name of their ablation."""
+    found = ablation.ablations(comparison_page.runs_of(load(folder)))
+    return {one.name: {item.pair.b[0].row["run_id"] for item in one.switches} for one in found}
+
+
+@pytest.mark.parametrize(
+    ("setting", "version"),
+    [
+        ({}, {"megatron_core": "0.19.2"}),
+        ({}, {"torch": "2.12.0"}),
+        ({}, {"transformer_engine": "2.20.2"}),
+        ({"last_pipeline_stage_layers": 8}, {}),
+        ({"expert_tensor_parallel_size": 2}, {}),
+        ({"nodes": 2}, {}),
+    ],
+)
+def test_runs_that_differ_in_more_than_a_switch_say_nothing_of_its_worth(
+    tmp_path: Path, setting: dict[str, Any], version: dict[str, str]
+) -> None:
+    usual = {"accelerator": H100, "torch": "2.11.0", "megatron_core": "0.16.1"}
+    write_run(tmp_path, "on", job("h100"), observed={"layer_spec": "torch"}, environment=usual)
+    other = job("h100", layer_spec="transformer_engine", **setting)
+    write_run(tmp_path, "off", other, environment=usual | version)
+    assert switches_of(tmp_path) == {}
+    alone = job("h100", layer_spec="transformer_engine")
+    write_run(tmp_path, "alone", alone, environment=usual)
+    assert list(switches_of(tmp_path).values()) in ([{"alone"}], [{"on"}])
+
+
+def test_steps_seed_and_learning_rate_leave_a_switch_its_worth(tmp_path: Path) -> None:
+    write_run(tmp_path, "on", job("h100"), device=H100)
+    other = job("h100", recompute="full", steps=30, seed=7, learning_rate=1e-4)
+    write_run(tmp_path, "off", other, device=H100)
+    assert set.union(*switches_of(tmp_path).values()) <= {"on", "off"}
+    assert len(switches_of(tmp_path)) == 1
+
+
+def test_ablations_of_one_work_are_named_by_what_tells_them_apart(tmp_path: Path) -> None:
+    for size in (1, 2):
+        for recompute in ("none", "full"):
+            made = job("h100", micro_batch_size=size, recompute=recompute)
+            write_run(tmp_path, f"{size}-{recompute}", made, device=H100)
+    head = "llama3.1-8b on h100 [simulated], DP8 on 8 GPUs, bf16, sequence 2,048"
+    assert set(switches_of(tmp_path)) == {f"{head}, micro batch 1", f"{head}, micro batch 2"}
+
+
+def test_ablations_on_two_versions_are_named_by_them(tmp_path: Path) -> None:
+    for version in ("0.16.1", "0.19.2"):
+        for recompute in ("none", "full"):
+            made = job("h100", recompute=recompute)
+            stood_on = {"accelerator": H100, "megatron_core": version}
+            write_run(tmp_path, f"{version}-{recompute}", made, environment=stood_on)
+    names = set(switches_of(tmp_path))
+    assert {name.rpartition(", ")[2] for name in names} == {
+        "megatron-core 0.16.1",
+        "megatron-core 0.19.2",
+    }

@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from scalebook.config import RunConfig
 from scalebook.naming import sized
 from scalebook.report.sides import (
     SIZES,
     SWITCHES,
     Member,
     Pair,
-    configuration_key,
+    fastest,
     grouped,
+    match_key,
     mean_rate,
     side_name,
     work_key,
 )
 from scalebook.verdicts import Verdict
-from scalebook.wording import setting_words
+from scalebook.wording import MINOR, NAMED, in_words, setting_words
 
 Repeats = tuple[Member, ...]
+# Of what differs here nobody knows what a switch is worth. Whether Transformer Engine is installed
+# decides whose layers run where that was left open.
+STOOD_ON = ("accelerator", "torch", "megatron_core", "transformer_engine")
+IN_HEAD = ("work", "side")  # what every name begins with
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +49,14 @@ class Switch:
         return f"{self.words}: {self.value}, not {self.other}"
 
     @property
+    def choice(self) -> str:
+        """Both values, neither of them preferred: ``recompute: none or pointwise``."""
+        return f"{self.words}: {self.value} or {self.other}"
+
+    @property
     def words(self) -> str:
         """The switch as labels call it: ``fused RoPE``."""
-        return setting_words(self.name)
+        return setting_words(self.name).removesuffix(" in")  # gradients in bf16
 
     @property
     def verdict(self) -> Verdict | None:
@@ -85,24 +96,57 @@ def changed(a: Member, b: Member) -> tuple[str, ...]:
 
 def ablations(items: Sequence[Member]) -> tuple[Ablation, ...]:
     """Return the ablation of each group of runs that differ in switches alone."""
-    found = (_ablation(group) for group in grouped(items, _same_but_switches).values())
-    return tuple(item for item in found if item is not None)
+    groups = grouped(items, _group_key).values()
+    found = [one for group in groups if (one := _ablation(group)) is not None]
+    names = _names([one.optimised[0] for one in found])
+    return tuple(replace(one, name=name) for one, name in zip(found, names, strict=True))
 
 
-def _same_but_switches(item: Member) -> str | None:
+def _group_key(item: Member) -> str | None:
+    shared = _shared(item)
+    return json.dumps(shared, default=str) if shared else None
+
+
+def _shared(item: Member) -> dict[str, Any]:
+    """Return what the runs of an ablation have in common, by name; nothing where it is unknown.
+
+    That is the work, the side, every setting as it was asked for that is no switch, and the device
+    and versions that the run stood on. Left out is what leaves the speed of a step alone: how many
+    steps there are, the learning rate, the seed, what is profiled or saved beside them.
+    """
     work = work_key(item)
     if work is None or not item.record.requested:
-        return None
-    return json.dumps([work, side_name(item.row), [item.row.get(name) for name in SIZES]])
+        return {}
+    left_out = {*SWITCHES, *MINOR, *NAMED}
+    asked = {
+        name: value
+        for name, value in item.record.asked.items()
+        if name in RunConfig.model_fields and name not in left_out
+    }
+    sizes = {name: item.row.get(name) for name in SIZES}
+    stood_on = {name: item.record.environment.get(name) for name in STOOD_ON}
+    return {"work": work, "side": side_name(item.row)} | sizes | asked | stood_on
+
+
+def _names(items: Sequence[Member]) -> Iterator[str]:
+    """Yield what the groups of these runs are called, each with what tells it from the others."""
+    for item in items:
+        head, own = _name(item), _shared(item)
+        alike = [_shared(other) for other in items if _name(other) == head]
+        differ = (name for name in own if any(other.get(name) != own[name] for other in alike))
+        # each by itself: of several words some would be cut
+        told = (in_words([(name, own[name])])[0] for name in differ if name not in IN_HEAD)
+        yield ", ".join([head, *told])
 
 
 def _ablation(group: Repeats) -> Ablation | None:
     """Return the ablation of a group; None where no two of its runs differ in one switch.
 
-    The optimised configuration is the one that most others differ from in a single switch.
+    The optimised configuration is the one that most others differ from in a single switch. Of
+    configurations of the same switches, such as two numbers of steps, the fastest counts.
     """
     certain = [item for item in group if item.estimate is not None]
-    configurations = list(grouped(certain, configuration_key).values())
+    configurations = [fastest(same) for same in grouped(certain, match_key).values()]
     if len(configurations) < 2:
         return None
     ranked = sorted(

@@ -48,7 +48,7 @@ def _sentences(item: Ablation) -> Iterator[Markup]:
     open_ones = [one for one in item.switches if one.verdict and one.verdict.word == "cannot tell"]
     if open_ones:
         yield Markup("These runs do not tell what is better in: {}.").format(
-            join(one.words for one in open_ones)
+            join(one.choice for one in open_ones)
         )
 
 
