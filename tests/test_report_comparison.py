@@ -334,3 +334,19 @@ def test_ablations_on_two_versions_are_named_by_them(tmp_path: Path) -> None:
         "megatron-core 0.16.1",
         "megatron-core 0.19.2",
     }
+
+
+def test_long_names_in_a_chart_are_shown_to_their_end(tmp_path: Path) -> None:
+    for platform, device, factor in (("h100", H100, 1.0), ("mi300x", MI300X, 2.0)):
+        for size, length in ((32, 2048), (64, 4096)):
+            changes = {"gradient_precision": "bf16", "offload_layers": 2, "recompute": "full"}
+            made = job(platform, global_batch_size=size, sequence_length=length, **changes)
+            write_run(tmp_path, f"{platform}-{size}", made, seconds=factor, device=device)
+            usual = job(platform, global_batch_size=size, sequence_length=length)
+            write_run(tmp_path, f"{platform}-{size}-usual", usual, seconds=4, device=device)
+    _, found = compared(tmp_path)
+    figures = comparison_page.chart(found)
+    assert figures is not None
+    picture = figures.parts[0][1].picture()
+    assert "2 layers offloaded" in picture
+    assert "…" not in picture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import altair as alt
 import polars as pl
 
-from scalebook.charts.figure import Figure, Figures, entitled, rows
+from scalebook.charts.figure import Figure, Figures, entitled, names, rows
 from scalebook.quantities import count, percent
 
 MAX_BARS = 40
@@ -54,7 +54,7 @@ def _stacked(bars: pl.DataFrame, domain: tuple[str, ...], axis: str) -> Figure |
         alt.Chart(rows(data))
         .mark_bar()
         .encode(
-            y=alt.Y("label:N", sort=shown, title=None),
+            y=names("label", shown),
             x=alt.X(
                 "share:Q",
                 title=axis,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import altair as alt
 import polars as pl
 
-from scalebook.charts.figure import Figure, by_source, rows
+from scalebook.charts.figure import Figure, by_source, names, rows
 from scalebook.charts.throughput import whiskers
 from scalebook.quantities import count, percent
 
@@ -45,7 +45,7 @@ def ratios(data: pl.DataFrame, axis: str, what: str) -> Figure | None:
     shown = data.head(MAX_ROWS)
     if shown.is_empty():
         return None
-    y = alt.Y("label:N", sort=shown["label"].to_list(), title=None, axis=alt.Axis(grid=True))
+    y = names("label", shown["label"], grid=True)
     base = alt.Chart(rows(shown))
     points = base.mark_point(filled=True, size=90).encode(
         y=y,
@@ -84,7 +84,7 @@ def against_baseline(data: pl.DataFrame) -> Figure | None:
     shown = data.head(MAX_ROWS)
     if shown.is_empty():
         return None
-    y = alt.Y("label:N", sort=shown["label"].to_list(), title=None)
+    y = names("label", shown["label"])
     base = alt.Chart(rows(shown))
     pick = alt.selection_point(fields=["step"], bind="legend")
     bars = base.mark_bar(cornerRadiusEnd=2).encode(
@@ -102,7 +102,7 @@ def against_baseline(data: pl.DataFrame) -> Figure | None:
         ],
     )
     chart = (bars.add_params(pick) + whiskers(base, y, "rate")).properties(
-        width="container", height=26 * shown.height + 10
+        width="container", height=ROW_HEIGHT * shown.height + 10
     )
     first, last = shown.row(0, named=True), shown.row(-1, named=True)
     words = f"{count(shown.height, 'configuration')}, from {first['label']} to {last['label']}, "

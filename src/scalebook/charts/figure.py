@@ -23,6 +23,8 @@ SHAPES = {
     "inferred": "triangle-down",
 }
 SHARED = 20_000  # characters from which on rows of several layers are there once
+NARROW = 560  # pixels of a chart on a phone
+NAME_SIZES = {"characters": (25, 62), "pixels": (180, 400)}  # a line of a name, there and else
 AnyChart = alt.Chart | alt.LayerChart | alt.FacetChart
 TEMPLATE = Markup(
     '<div class="sb-chart" role="img" aria-label="{}"></div>\n'
@@ -114,6 +116,32 @@ def by_source(sources: Iterable[str]) -> alt.Shape:
     grey = alt.Legend(symbolFillColor="gray", symbolStrokeColor="gray")
     legend = None if present <= {"measured"} else grey
     return alt.Shape("source:N", title=None, legend=legend, scale=scale)
+
+
+def names(column: str, order: Iterable[str], *, grid: bool = False) -> alt.Y:
+    """Return rows by name: a long name on two lines, broken where a part of it ends.
+
+    Where even these have no room, on a phone, the last two lines stay: names differ there.
+    """
+    width, pixels = (
+        f"(containerSize()[0] < {NARROW} ? {short} : {long})" for short, long in NAME_SIZES.values()
+    )
+    is_long = f"length(datum.label) > {width}"
+    pattern = f"regexp('(.{{1,' + {width} + '}})( · |$)', 'g')"
+    lines = f"split(replace(datum.label, {pattern}, '$1\\n'), '\\n')"
+    cut = f"['… ' + {lines}[length({lines}) - 3], {lines}[length({lines}) - 2]]"
+    broken = f"length({lines}) > 3 ? {cut} : slice({lines}, 0, -1)"
+    axis = {
+        "labelExpr": f"{is_long} ? ({broken}) : datum.label",
+        "labelLimit": alt.ExprRef(pixels),
+        "labelLineHeight": 12,
+        # two lines stand above and below the tick
+        "labelBaseline": alt.ConditionalAxisPropertyTextBaselinenull(
+            condition={"test": is_long, "value": "bottom"}, value="middle"
+        ),
+    }
+    axis |= {"grid": True} if grid else {}
+    return alt.Y(f"{column}:N", sort=list(order), title=None, axis=axis)
 
 
 def entitled(chart: AnyChart, title: str | None) -> AnyChart:

@@ -7,7 +7,7 @@ from typing import Any
 import altair as alt
 import polars as pl
 
-from scalebook.charts.figure import AnyChart, Figure, Figures, by_source, entitled, rows
+from scalebook.charts.figure import AnyChart, Figure, Figures, by_source, entitled, names, rows
 from scalebook.quantities import count, quantity
 
 MAX_BARS = 40
@@ -103,7 +103,7 @@ def _stacked(bars: pl.DataFrame) -> Figure | None:
     data = bars.filter(pl.col("label").is_in(shown), pl.col("gib") > 0).drop("platform")
     if data.is_empty():
         return None
-    y = alt.Y("label:N", sort=shown, title=None)
+    y = names("label", shown)
     pick = alt.selection_point(fields=["part"], bind="legend")
     present = [part for part in PART_NAMES if part in set(data["part"])]
     stack = (

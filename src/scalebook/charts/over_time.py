@@ -7,7 +7,7 @@ from typing import cast
 import altair as alt
 import polars as pl
 
-from scalebook.charts.figure import Figure, entitled, rows
+from scalebook.charts.figure import Figure, entitled, names, rows
 from scalebook.charts.throughput import FROM_ZERO, TICKS
 from scalebook.charts.training import DASHES, thinned
 from scalebook.quantities import count, number, quantity
@@ -38,7 +38,7 @@ def bars(data: pl.DataFrame, title: str, format_: str) -> Figure | None:
         alt.Chart(rows(shown))
         .mark_bar(cornerRadiusEnd=2)
         .encode(
-            y=alt.Y("label:N", sort=order, title=None),
+            y=names("label", order),
             x=alt.X("value:Q", title=title, axis=TICKS, scale=FROM_ZERO),
             color=alt.Color(
                 "ending:N",

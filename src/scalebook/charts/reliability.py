@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import altair as alt
 import polars as pl
 
-from scalebook.charts.figure import AnyChart, Figure, entitled, rows
+from scalebook.charts.figure import AnyChart, Figure, entitled, names, rows
 from scalebook.quantities import count, duration
 
 MAX_BARS = 30
@@ -98,7 +98,7 @@ def _bars(
         alt.Chart(rows(data))
         .mark_bar()
         .encode(
-            y=alt.Y("label:N", sort=list(labels), title=None),
+            y=names("label", labels),
             color=alt.Color(f"{column}:N", title=None, scale=alt.Scale(domain=list(order))),
             tooltip=[
                 alt.Tooltip("run_id:N", title="run"),

@@ -5,12 +5,12 @@ from __future__ import annotations
 import altair as alt
 import polars as pl
 
-from scalebook.charts.figure import AnyChart, Figure, Figures, by_source, entitled, rows
+from scalebook.charts.figure import AnyChart, Figure, Figures, by_source, entitled, names, rows
 from scalebook.quantities import NONE, count, percent, quantity
 
 MAX_CHARTS = 12
 MAX_BARS = 40  # more bars than this are read as a wall; the table holds them all
-ROW_HEIGHT = 26
+ROW_HEIGHT = 28
 
 ROOM = 0.2  # of the longest bar: a shorter one is written on nothing
 PALE = 0.55  # opacity of what was not measured here
@@ -54,17 +54,17 @@ def throughput(runs: pl.DataFrame) -> Figures | None:
     return Figures.of(parts[:MAX_CHARTS])
 
 
-def bars(runs: pl.DataFrame, names: str = "name") -> Figure | None:
+def bars(runs: pl.DataFrame, column: str = "name") -> Figure | None:
     """Return bars of the rate that runs are ranked by, with intervals; None for no run.
 
-    ``names`` is the column that a bar is called by.
+    ``column`` is the one that a bar is called by.
     """
     data = _shown(runs, "rate")
     if data.is_empty():
         return None
     unit = data["rate_unit"][0]
     base = alt.Chart(rows(data))
-    y = alt.Y(f"{names}:N", sort=data[names].to_list(), title=None)
+    y = names(column, data[column])
     marks = base.mark_bar(cornerRadiusEnd=2).encode(
         y=y,
         x=alt.X("rate:Q", title=unit, axis=TICKS),
@@ -90,7 +90,7 @@ def utilisation(runs: pl.DataFrame) -> Figure | None:
     data = _shown(runs, "mfu")
     if data.is_empty():
         return None
-    y = alt.Y("label:N", sort=data["label"].to_list(), title=None, axis=alt.Axis(grid=True))
+    y = names("label", data["label"], grid=True)
     base = alt.Chart(rows(data))
     x = alt.X("mfu:Q", title="MFU", axis=alt.Axis(format="%", tickCount=6), scale=FROM_ZERO)
     points = base.mark_point(filled=True, size=90).encode(

@@ -124,9 +124,9 @@ def _ratio_rows(group: Sequence[Pair]) -> pl.DataFrame:
 
 
 def _labels(group: Sequence[Pair]) -> Iterator[str]:
-    """Yield what each pair is called in a chart: how it was chosen, its work, its configurations.
+    """Yield what each pair is called in a chart: its work, its configurations, how it was chosen.
 
-    The parts of the work that all pairs share are left out.
+    The parts of the work that all pairs share are left out. A narrow chart shows the end alone.
     """
     works = [_work(pair.a[0].row) for pair in group]
     vary = [len(set(values)) > 1 for values in zip(*works, strict=True)]
@@ -134,7 +134,7 @@ def _labels(group: Sequence[Pair]) -> Iterator[str]:
         names = dict.fromkeys(_name(_shared(side)) for side in (pair.a, pair.b))
         how = {"matched configuration": "matched", "best against best": "best"}.get(pair.kind, "")
         work = [text for text, differs in zip(parts, vary, strict=True) if differs]
-        yield " · ".join(part for part in (how, *work, " / ".join(names)) if part)
+        yield " · ".join(part for part in (*work, " / ".join(names), how) if part)
 
 
 def _work(row: Row) -> tuple[str, ...]:
