@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -117,6 +118,58 @@ def test_what_still_runs_of_a_dead_run_is_ended(tmp_path: Path):
     recovery.recover(tmp_path)
     assert rank.wait(5) != 0
     assert not processes.marked(run_id)
+
+
+def test_looking_at_a_directory_keeps_nobody_from_taking_it(tmp_path: Path):
+    directory = partial(tmp_path)
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.is_set():
+            ownership.is_live(directory)
+
+    lookers = [threading.Thread(target=look) for _ in range(2)]
+    for looker in lookers:
+        looker.start()
+    try:
+        for _ in range(20):
+            with ownership.owned(directory):
+                pass
+    finally:
+        ended.set()
+        for looker in lookers:
+            looker.join()
+
+
+def test_two_looks_at_the_same_time_both_see_that_nobody_has_it(tmp_path: Path):
+    directory = partial(tmp_path)
+    with (directory / ownership.FILE).open("r+") as stream:
+        ownership.fcntl.flock(stream, ownership.fcntl.LOCK_SH)
+        assert not ownership.is_live(directory)
+
+
+def test_a_directory_that_gets_its_final_name_meanwhile_is_no_leftover(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    directory = partial(tmp_path)
+    final = store.publish(directory)
+    assert ownership.is_live(directory)
+    # It goes between the look and the taking.
+    monkeypatch.setattr(ownership, "is_live", lambda _: False)
+    monkeypatch.setattr(store, "partial_directories", lambda _: (directory,))
+    assert recovery.recover(tmp_path) == ()
+    assert final.exists()
+
+
+def test_a_directory_that_another_process_takes_first_is_left_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    directory = partial(tmp_path)
+    monkeypatch.setattr(ownership, "is_live", lambda _: False)
+    monkeypatch.setattr(ownership, "LOOK_SECONDS", 0.1)
+    with ownership.owned(directory):
+        assert recovery.recover(tmp_path) == ()
+    assert directory.exists()
 
 
 def test_without_locks_the_text_of_the_owner_file_tells(

@@ -21,6 +21,7 @@ from scalebook.errors import LaunchError
 FILE = "owner.json"
 JOB_FILE = "job.json"  # a directory that waits for a cluster's job, and belongs to it
 NEW_SECONDS = 60.0  # a directory this young may be about to get its owner
+LOOK_SECONDS = 2.0  # whoever looks at a directory holds its lock for a moment
 
 
 @contextmanager
@@ -32,13 +33,13 @@ def owned(directory: Path) -> Generator[None]:
     """
     descriptor = os.open(directory / FILE, os.O_RDWR | os.O_CREAT, 0o644)
     with os.fdopen(descriptor, "r+", encoding="utf-8") as stream:
-        try:
-            free = _lock(stream)
-        except OSError:  # no locks on this file system: the text has to do
-            free = not _alive(_read(stream))
-            stream.seek(0)
-        if not free:
-            raise LaunchError(f"{directory} belongs to another process. Wait until it has ended.")
+        deadline = time.monotonic() + LOOK_SECONDS
+        while not _free(stream, fcntl.LOCK_EX):
+            if time.monotonic() > deadline:
+                raise LaunchError(
+                    f"{directory} belongs to another process. Wait until it has ended."
+                )
+            time.sleep(0.05)
         stream.truncate()
         json.dump(_self(), stream)
         stream.flush()
@@ -53,20 +54,28 @@ def _forget(directory: Path) -> None:
 
 
 def is_live(directory: Path) -> bool:
-    """Return whether a process still writes this run directory, or a job is to."""
+    """Return whether a process still writes this run directory, or a job is to.
+
+    True also where the directory has just got its final name: it is none that was left behind.
+    """
     if (directory / JOB_FILE).exists():
         return True
     try:
         stream = (directory / FILE).open("r+", encoding="utf-8")
     except FileNotFoundError:
-        return time.time() - directory.stat().st_mtime < NEW_SECONDS
+        return _is_new(directory)
     except PermissionError:  # another user's: not ours to end
         return True
     with stream:
-        try:
-            return not _lock(stream)
-        except OSError:  # no locks on this file system
-            return _alive(_read(stream))
+        return not _free(stream, fcntl.LOCK_SH)
+
+
+def _is_new(directory: Path) -> bool:
+    """Return whether a directory was made just now, or has another name by now."""
+    try:
+        return time.time() - directory.stat().st_mtime < NEW_SECONDS
+    except FileNotFoundError:
+        return True
 
 
 def owner(directory: Path) -> dict[str, Any]:
@@ -78,19 +87,26 @@ def owner(directory: Path) -> dict[str, Any]:
         return {}
 
 
-def _lock(stream: TextIO) -> bool:
-    """Return whether the lock could be taken; it lasts until the stream is closed."""
+def _free(stream: TextIO, kind: int) -> bool:
+    """Return whether the lock could be taken; it lasts until the stream is closed.
+
+    A look takes a shared one (``LOCK_SH``), so that many may look at the same time.
+    """
     try:
-        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(stream, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError:  # no locks on this file system: the text has to do
+        alive = _alive(_read(stream))
+        stream.seek(0)
+        return not alive
     return True
 
 
 def _read(stream: TextIO) -> dict[str, Any]:
     try:
         value = json.load(stream)
-    except ValueError:  # cut off by the death of its writer
+    except (ValueError, RecursionError):  # cut off by the death of its writer, or not ours
         return {}
     return value if isinstance(value, dict) else {}  # pyright: ignore[reportUnknownVariableType]
 

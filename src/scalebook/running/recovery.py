@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from scalebook import store
-from scalebook.errors import RecordError
+from scalebook.errors import LaunchError, RecordError
 from scalebook.record import RunRecord, Status
 from scalebook.running import conclusion, ownership, processes
 
@@ -30,11 +31,16 @@ def recover(runs: Path) -> tuple[Leftover, ...]:
         if ownership.is_live(partial):
             found.append(Leftover(partial, None))
             continue
-        with ownership.owned(partial):
-            record = settle(partial)
-            if record is not None:
-                found.append(Leftover(store.publish(partial), record))
+        with suppress(LaunchError, FileNotFoundError):  # another process was faster
+            found += _recovered(partial)
     return tuple(found)
+
+
+def _recovered(partial: Path) -> list[Leftover]:
+    """Return what a partial run was published as; nothing where nothing had been started."""
+    with ownership.owned(partial):
+        record = settle(partial)
+        return [Leftover(store.publish(partial), record)] if record else []
 
 
 def settle(
