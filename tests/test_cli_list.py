@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from scalebook.cli import main
 
+FULL = Path("/dev/full")
 SETTINGS = {
     "platform": "mi300x",
     "model": "llama3.1-8b",
@@ -195,3 +200,28 @@ def test_a_missing_folder_is_one_line_and_exit_code_2(tmp_path, capsys):
 def test_an_empty_folder_is_an_empty_list(tmp_path, listed):
     (tmp_path / "runs").mkdir()
     assert listed() == ([], "")
+
+
+def listing(runs, stdout):
+    command = [sys.executable, "-m", "scalebook", "list", "--runs", str(runs)]
+    ended = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False)
+    return ended.returncode, ended.stderr
+
+
+def test_a_reader_who_goes_away_has_seen_enough(tmp_path):
+    write_run(tmp_path, "a")
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as stdout:
+        assert listing(tmp_path, stdout) == (0, "")
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="there is no /dev/full")
+@pytest.mark.parametrize("count", [1, 120], ids=["at the end", "on the way"])
+def test_a_full_disk_is_one_line_and_exit_code_2(tmp_path, count):
+    for number in range(count):
+        write_run(tmp_path, f"run-{number}", count=3)
+    with FULL.open("w") as stdout:
+        code, error = listing(tmp_path, stdout)
+    line = "scalebook: The output cannot be written: No space left on device.\n"
+    assert (code, error) == (2, line)

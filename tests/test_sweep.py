@@ -6,6 +6,8 @@ import io
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,6 +24,8 @@ from scalebook.plan import Plan, PlannedRun
 from scalebook.running import conclusion, ownership, runner, sweep
 from scalebook.running.console import Console
 from scalebook.running.survey import Entry, label, survey
+
+SCALEBOOK = (sys.executable, "-m", "scalebook")
 
 Execute = Callable[[Path, Path, Mapping[str, Any]], None]
 
@@ -249,6 +253,53 @@ def test_a_terminal_gets_one_live_line_and_a_file_plain_ones():
     assert file.getvalue() == "start\nend\n"
     assert terminal.getvalue().count("\n") == 2
     assert "step 2" in terminal.getvalue()
+
+
+class Broken(io.StringIO):
+    """A standard output whose reader is gone."""
+
+    def write(self, _text: str) -> int:
+        raise BrokenPipeError(32, "Broken pipe")
+
+
+class BrokenTerminal(Broken):
+    """A terminal that was closed."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("stream", [Broken, BrokenTerminal])
+def test_a_plan_trains_on_where_nobody_reads_what_it_says(
+    tmp_path: Path, papermill: Any, monkeypatch: pytest.MonkeyPatch, stream: type[Broken]
+):
+    papermill(broken="0")
+    monkeypatch.setattr(io, "StringIO", stream)
+    results, _, code = run(tmp_path, plan())
+    assert [result.record.status for result in results] == ["failed", "completed", "completed"]
+    assert code == 0
+
+
+def test_the_exit_code_of_a_plan_is_its_own_where_nobody_reads_what_it_says(tmp_path: Path):
+    path = tmp_path / "plan.toml"
+    path.write_text(
+        "[[runs]]\nmodel = 'tiny-llama'\nworld_size = 3\ntensor_parallel_size = 3\n"
+        "global_batch_size = 9\nsequence_length = 128\n"
+    )
+    command = [*SCALEBOOK, "run", "--platform", "cpu", "--plan", str(path), "--runs"]
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as stdout:
+        ended = subprocess.run(
+            [*command, str(tmp_path / "runs"), "--trainer", "none"],
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert (ended.returncode, ended.stderr) == (1, "")
+    (directory,) = store.run_directories(tmp_path / "runs")
+    assert store.read_record(directory).status == "illegal"
 
 
 def test_a_label_names_every_size_above_1_and_the_batch():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -34,6 +35,16 @@ COMMAND_MODULES = (
     "image",
     "doctor",
 )
+# Commands that only show: a reader who goes away has seen enough. Of the others the exit code says
+# what they did or found, so that 0 must be earned.
+SHOWING = frozenset(
+    {
+        *("accelerators", "convert", "diagnose", "feasibility", "flops", "list", "models"),
+        *("plan", "platforms", "project", "published", "reproduce", "status", "steady"),
+        "strategies",
+    }
+)
+LOST_OUTPUT = frozenset({errno.EPIPE, errno.ENOSPC, errno.EIO})  # no reader, full, no terminal
 
 
 class Parser(argparse.ArgumentParser):
@@ -78,13 +89,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = build_parser().parse_args(rest)
     options.arguments = rest  # as given: 'run' repeats them inside a container
     handler: Callable[[argparse.Namespace], int] = options.handler
+    code = None  # until the command has done what it does
     try:
         code = handler(options)
         sys.stdout.flush()
     except ScalebookError as error:
         print(f"scalebook: {error}", file=sys.stderr)
         return 2
-    except BrokenPipeError:  # the reader went away; Python would complain once more at its exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except OSError as error:
+        if error.errno not in LOST_OUTPUT:
+            raise
+        shows = options.command in SHOWING or getattr(options, "dry_run", False)
+        return _without_output(error, code, shows)
     return code
+
+
+def _without_output(error: OSError, code: int | None, shows: bool) -> int:
+    """Return the exit code of a command that could not print to its end.
+
+    ``code`` is its own, None where it was not done.
+    """
+    # Python would try to write the rest, and complain once more, at its exit.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if isinstance(error, BrokenPipeError):
+        unfinished = 0 if shows else 1
+        return unfinished if code is None else code
+    print(f"scalebook: The output cannot be written: {error.strerror}.", file=sys.stderr)
+    return 2 if code is None or shows else code

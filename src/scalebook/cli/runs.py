@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,7 @@ from scalebook.cli.arguments import Subparsers, at_least
 if TYPE_CHECKING:
     from scalebook.catalog.types import Platform
     from scalebook.plan import Plan
+    from scalebook.running.console import Console
     from scalebook.running.survey import Entry
     from scalebook.running.waiting import Scheduled
 
@@ -86,10 +86,13 @@ def run(options: argparse.Namespace) -> int:
         if line := run_options.describe(plan):
             print(line)
         return dry_run.show(entries, runs, dry_run.pruned(entries, runs, options))
-    _recover(runs)
+    console = Console()
+    _recover(runs, console)
     entries = survey.survey(plan, runs, devices, options.rerun)
     if all(entry.action == "done" for entry in entries):
-        print(f"All {len(entries)} runs of plan {plan.name!r} are done. Repeat them with --rerun.")
+        console.say(
+            f"All {len(entries)} runs of plan {plan.name!r} are done. Repeat them with --rerun."
+        )
         return 0
     if not options.trainer:
         launch.require_trainer()
@@ -104,10 +107,10 @@ def run(options: argparse.Namespace) -> int:
         rerun=options.rerun,
         accelerator=_device_name(platform),
     )
-    _announce(plan, entries)
+    _announce(plan, entries, console)
     with sweep.stop_on_signals(settings.budget_seconds) as stop:
-        results = sweep.run_plan(entries, settings, Console(), stop)
-    print("\n".join(("", *sweep.summary(results))), flush=True)
+        results = sweep.run_plan(entries, settings, console, stop)
+    console.say("\n".join(("", *sweep.summary(results))))
     return sweep.exit_code(results, stop)
 
 
@@ -184,30 +187,30 @@ def _load(options: argparse.Namespace, platform: Platform, devices: int | None) 
     return run_options.in_order(plan)
 
 
-def _announce(plan: Plan, entries: tuple[Entry, ...]) -> None:
+def _announce(plan: Plan, entries: tuple[Entry, ...], console: Console) -> None:
     done = sum(entry.action == "done" for entry in entries)
     to_run = sum(entry.action == "run" for entry in entries)
-    print(f"Plan {plan.name!r}: {to_run} to run, {done} done, of {len(entries)}.", flush=True)
+    console.say(f"Plan {plan.name!r}: {to_run} to run, {done} done, of {len(entries)}.")
     if line := run_options.describe(plan):
-        print(line, flush=True)
+        console.say(line)
 
 
-def _recover(runs: Path) -> None:
+def _recover(runs: Path, console: Console) -> None:
     from scalebook.project import short
     from scalebook.running import recovery
 
     for leftover in recovery.recover(runs):
         if leftover.record is None:
-            print(f"{short(leftover.path)} belongs to a process at work; it is left alone.")
+            console.say(f"{short(leftover.path)} belongs to a process at work; it is left alone.")
         else:
             record = leftover.record
-            print(f"Recovered {short(leftover.path)}: {record.status}. {record.reason or ''}")
-    sys.stdout.flush()
+            console.say(f"Recovered {short(leftover.path)}: {record.status}. {record.reason or ''}")
 
 
 def recover(options: argparse.Namespace) -> int:
     """Record what dead processes left under the runs folder."""
     from scalebook.project import runs_folder
+    from scalebook.running.console import Console
 
-    _recover(runs_folder(str(options.runs or "")))
+    _recover(runs_folder(str(options.runs or "")), Console())
     return 0

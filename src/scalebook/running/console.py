@@ -1,10 +1,14 @@
-"""Progress for people: one live line on a terminal, plain lines now and then in a file."""
+"""Progress for people: one live line on a terminal, plain lines now and then in a file.
+
+What cannot be written (the reader went away, the disk is full) is dropped: training goes on.
+"""
 
 from __future__ import annotations
 
 import shutil
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TextIO
 
@@ -22,8 +26,9 @@ class Console:
 
     def say(self, text: str) -> None:
         """Print a line that stays."""
-        self._clear()
-        print(text, file=self.stream, flush=True)
+        with suppress(OSError):
+            self._clear()
+            print(text, file=self.stream, flush=True)
         self._next_plain = time.monotonic() + PLAIN_SECONDS
 
     def live(self, text: str) -> None:
@@ -33,13 +38,14 @@ class Console:
                 return
             self._shown = text
             width = shutil.get_terminal_size().columns - 1
-            self.stream.write(f"\r\x1b[K{text[:width]}")
-            self.stream.flush()
+            with suppress(OSError):
+                self.stream.write(f"\r\x1b[K{text[:width]}")
+                self.stream.flush()
             self._live = True
         elif time.monotonic() >= self._next_plain:
             self.say(text)
 
     def _clear(self) -> None:
         if self._live:
-            self.stream.write("\r\x1b[K")
             self._live, self._shown = False, ""
+            self.stream.write("\r\x1b[K")
