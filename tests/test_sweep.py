@@ -183,7 +183,9 @@ def test_a_run_that_another_process_is_at_is_left_to_it(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["SIGINT", "SIGTERM"]
+    ("number", "code"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)],
+    ids=["SIGINT", "SIGTERM", "SIGHUP"],
 )
 def test_a_signal_ends_the_run_is_recorded_and_stops_the_plan(
     tmp_path: Path, papermill: Any, number: signal.Signals, code: int
@@ -207,6 +209,24 @@ def test_a_signal_ends_the_run_is_recorded_and_stops_the_plan(
     assert [result.record for result in results[1:]] == [None, None]
     assert "ending this run" in said
     assert signal.getsignal(number) == before
+
+
+def test_a_closed_terminal_says_so_more_than_once_and_counts_once():
+    with sweep.stop_on_signals(None) as stop:
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGHUP)
+    assert stop.signals == [signal.SIGHUP]
+
+
+def test_a_plan_under_nohup_does_not_end_with_its_terminal():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with sweep.stop_on_signals(None) as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert stop.sentence() is None
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_used_up_budget_starts_nothing_more(tmp_path: Path, papermill: Any):

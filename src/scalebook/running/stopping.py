@@ -20,8 +20,9 @@ class Stop:
     signals: list[int] = field(default_factory=lambda: [])
 
     def __call__(self, number: int, _frame: FrameType | None) -> None:
-        """Note a signal."""
-        self.signals.append(number)
+        """Note a signal; that the terminal was closed is told more than once and counts once."""
+        if number != signal.SIGHUP or number not in self.signals:
+            self.signals.append(number)
 
     def sentence(self, extra_seconds: float = 0.0) -> str | None:
         """Return why a run must end now, None while it may go on.
@@ -42,10 +43,16 @@ class Stop:
 
 @contextmanager
 def stop_on_signals(budget_seconds: float | None) -> Generator[Stop]:
-    """Yield what SIGINT and SIGTERM set meanwhile; the handlers from before come back."""
+    """Yield what SIGINT, SIGTERM and SIGHUP set meanwhile; the handlers from before come back.
+
+    SIGHUP (the terminal was closed) stays ignored where it is: under nohup.
+    """
     deadline = None if budget_seconds is None else time.monotonic() + budget_seconds
     stop = Stop(deadline)
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, stop) for number in numbers}
     try:
         yield stop
     finally:
