@@ -18,7 +18,7 @@ from training import small, wait_for, without_torchrun
 from scalebook import launch, store
 from scalebook.errors import ConfigError, LaunchError
 from scalebook.record import RunRecord
-from scalebook.running import conclusion, processes, progress, runner
+from scalebook.running import conclusion, guard, processes, progress, runner
 from scalebook.running.kernel import RunOptions
 
 
@@ -208,6 +208,23 @@ def test_the_guard_answers_with_the_exit_code_or_the_signal():
 
     assert code("sh", "-c", "exit 7") == 7
     assert code("sh", "-c", "kill -9 $$") == 137
+
+
+def test_a_process_that_the_kernel_does_not_let_die_is_waited_for_no_longer_than_so(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(processes.os, "kill", lambda *_: None)
+    monkeypatch.setattr(processes, "KILL_SECONDS", 0.3)
+    monkeypatch.setattr(guard, "DYING_SECONDS", 0.3)
+    child = subprocess.Popen(["sleep", "60"], env={**os.environ, processes.MARK: "run-z"})
+    try:
+        wait_for(lambda: processes.marked("run-z"))
+        assert processes.end("run-z")
+        assert guard.exit_code(child) == 137
+    finally:
+        monkeypatch.undo()
+        child.kill()
+        child.wait()
 
 
 def test_only_new_lines_of_the_steps_are_read(tmp_path: Path):

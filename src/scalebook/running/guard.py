@@ -19,6 +19,7 @@ from types import FrameType
 
 from scalebook.running import processes
 
+DYING_SECONDS = 5.0  # for a killed command to be gone
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -47,7 +48,15 @@ def main(arguments: Sequence[str]) -> int:
     if child.poll() is None:
         _end(child, float(grace_seconds))
     processes.end(run_id, start=os.environ.get(processes.START))
-    code = child.wait()
+    return exit_code(child)
+
+
+def exit_code(child: subprocess.Popen[bytes]) -> int:
+    """Return the exit code of a command that has ended or was killed; 128 + n for signal n."""
+    try:
+        code = child.wait(DYING_SECONDS)
+    except subprocess.TimeoutExpired:  # the kernel does not let it die
+        code = -signal.SIGKILL
     return 128 - code if code < 0 else code
 
 

@@ -18,6 +18,7 @@ MARK = "SCALEBOOK_RUN"  # environment variable that holds the run id
 # same configuration, started in the same second on the same machine.
 START = "SCALEBOOK_RUN_START"
 PROC = Path("/proc")
+KILL_SECONDS = 30.0  # a process that waits for a broken disk or driver dies when that answers
 
 
 def marked(run_id: str, start: str | None = None) -> tuple[int, ...]:
@@ -56,12 +57,17 @@ def send(run_id: str, number: signal.Signals, start: str | None = None) -> int:
 
 
 def end(run_id: str, grace_seconds: float = 0, *, start: str | None = None) -> bool:
-    """End every process of a run (SIGTERM, after the grace SIGKILL); return if any was there."""
+    """End every process of a run (SIGTERM, after the grace SIGKILL); return if any was there.
+
+    One that the kernel does not let die within ``KILL_SECONDS`` is left to it.
+    """
     found = bool(marked(run_id, start))
     if found and grace_seconds > 0:
         send(run_id, signal.SIGTERM, start)
         _wait_until_gone(run_id, grace_seconds, start)
-    while send(run_id, signal.SIGKILL, start):  # again: one may have started another meanwhile
+    deadline = time.monotonic() + KILL_SECONDS
+    # Again: one may have started another meanwhile.
+    while send(run_id, signal.SIGKILL, start) and time.monotonic() < deadline:
         _wait_until_gone(run_id, 1, start)
     return found
 
