@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from train_worlds import SMALL
+from training import wait_for
 
 from scalebook import cli, store
 from scalebook.config import RunConfig
@@ -16,7 +20,7 @@ from scalebook.errors import ConfigError, LaunchError
 from scalebook.record import RunRecord, StepRecord
 from scalebook.reliability import CheckpointRecord, DrillRecord, read_checkpoints, read_drill
 from scalebook.running import conclusion, drill, drill_result, processes
-from scalebook.running.victim import Killer, Order
+from scalebook.running.victim import Killer, Order, rank_process
 
 CONFIG = RunConfig(
     **SMALL
@@ -131,6 +135,21 @@ def test_a_kill_while_a_checkpoint_is_saved_leaves_the_one_before(runs: Path):
     entries, _ = read_checkpoints(result.path)
     assert all(entry.asynchronous for entry in entries if entry.kind == "save")
     assert not (result.path / "checkpoints").exists()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="there is no /proc")
+def test_the_rank_to_kill_is_one_of_this_start_of_the_run():
+    marks = {processes.MARK: "id", processes.START: "a"}
+    rank = {"RANK": "1", "TORCHELASTIC_RESTART_COUNT": "0"}
+    process = subprocess.Popen(["sleep", "60"], env={**os.environ, **marks, **rank})
+    try:
+        wait_for(lambda: processes.marked("id", "a"))
+        assert rank_process("id", 1, 0, "a") == process.pid
+        assert rank_process("id", 1, 0, "b") is None
+        assert rank_process("id", 1, 1, "a") is None
+    finally:
+        process.kill()
+        process.wait()
 
 
 KILLED_AT = datetime(2026, 3, 5, 10, 0, 0, tzinfo=UTC)

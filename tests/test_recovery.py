@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Generator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -20,10 +23,10 @@ from scalebook.record import RunRecord
 from scalebook.running import conclusion, ownership, processes, recovery
 
 
-def partial(runs: Path, steps: int = 2) -> Path:
+def partial(runs: Path, steps: int = 2, start: str | None = None) -> Path:
     """Return a partial run directory as a killed process leaves it."""
     directory = store.create_partial(runs, small(), datetime.now(UTC))
-    conclusion.write_launch(directory, ("torchrun", str(directory)), {"scalebook": "0"})
+    conclusion.write_launch(directory, ("torchrun", str(directory)), {"scalebook": "0"}, start)
     line = '{"step": %d, "phase": "measured", "step_seconds": 1, "tokens": 64}\n'
     text = "".join(line % number for number in range(1, steps + 1))
     (directory / "steps.jsonl").write_text(text + '{"step": 3, "pha')
@@ -107,17 +110,48 @@ def test_the_lock_falls_free_when_its_owner_is_killed(tmp_path: Path):
     assert not ownership.is_live(directory)
 
 
-def test_what_still_runs_of_a_dead_run_is_ended(tmp_path: Path):
-    directory = partial(tmp_path)
-    run_id = conclusion.run_id(directory)
-    command = [sys.executable, "-c", "import time; time.sleep(300)"]
+@contextmanager
+def left_running(run_id: str, start: str) -> Generator[subprocess.Popen[bytes]]:
+    """Yield a process that carries the marks of a run."""
+    marks = {processes.MARK: run_id, processes.START: start}
     rank = subprocess.Popen(
-        command, env={**os.environ, processes.MARK: run_id}, start_new_session=True
+        [sys.executable, "-c", "import time; time.sleep(300)"],
+        env={**os.environ, **marks},
+        start_new_session=True,
     )
-    wait_for(lambda: processes.marked(run_id))
-    recovery.recover(tmp_path)
-    assert rank.wait(5) != 0
-    assert not processes.marked(run_id)
+    try:
+        wait_for(lambda: processes.marked(run_id, start))
+        yield rank
+    finally:
+        rank.kill()
+        rank.wait()
+
+
+def test_what_still_runs_of_a_dead_run_is_ended(tmp_path: Path):
+    directory = partial(tmp_path, start="a")
+    run_id = conclusion.run_id(directory)
+    with left_running(run_id, "a") as rank:
+        recovery.recover(tmp_path)
+        assert rank.wait(5) != 0
+        assert not processes.marked(run_id)
+
+
+def test_a_run_of_the_same_name_in_another_folder_is_not_ended(tmp_path: Path):
+    directory = partial(tmp_path, start="a")
+    with left_running(conclusion.run_id(directory), "b") as rank:
+        assert recovery.recover(tmp_path)[0].record.status == "interrupted"
+        assert rank.poll() is None
+
+
+def test_to_recover_a_copied_folder_does_not_end_the_training_of_the_original(tmp_path: Path):
+    original, copied = tmp_path / "original", tmp_path / "copy"
+    directory = partial(original, start="a")
+    shutil.copytree(original, copied)
+    with left_running(conclusion.run_id(directory), "a") as rank:
+        assert recovery.recover(copied)[0].record.status == "interrupted"
+        assert rank.poll() is None
+        assert recovery.recover(original)[0].record.status == "interrupted"
+        assert rank.wait(5) != 0
 
 
 def test_looking_at_a_directory_keeps_nobody_from_taking_it(tmp_path: Path):

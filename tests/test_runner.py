@@ -169,6 +169,22 @@ def test_two_runs_of_one_second_get_two_directories(tmp_path: Path):
     assert len(list(store.run_directories(tmp_path))) == 2
 
 
+def test_the_processes_of_a_run_are_found_by_what_its_directory_says_of_their_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    found: list[tuple[int, ...]] = []
+    watch = runner._watch
+
+    def look(process: Any, directory: Path, *rest: Any) -> Any:
+        start = conclusion.start_of(directory)
+        found.append(wait_for(lambda: processes.marked(conclusion.run_id(directory), start)))
+        return watch(process, directory, *rest)
+
+    monkeypatch.setattr(runner, "_watch", look)
+    assert train(tmp_path).status == "completed"
+    assert found
+
+
 def test_the_death_of_the_owner_ends_the_run(tmp_path: Path):
     code = (
         "import subprocess, sys, time\n"

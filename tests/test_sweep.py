@@ -211,6 +211,32 @@ def test_a_signal_ends_the_run_is_recorded_and_stops_the_plan(
     assert signal.getsignal(number) == before
 
 
+def test_a_second_signal_kills_the_processes_of_this_start_alone(
+    tmp_path: Path, papermill: Any, monkeypatch: pytest.MonkeyPatch
+):
+    ended: list[tuple[str, str | None]] = []
+
+    def end(run_id: str, _grace: float = 0, *, start: str | None = None) -> bool:
+        ended.append((run_id, start))
+        return True
+
+    def execute(notebook: Path, output: Path, parameters: Mapping[str, Any]) -> None:
+        directory = Path(parameters["run_directory"])
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.3)
+        assert not ended  # nothing is started yet
+        conclusion.write_launch(directory, ("python",), {}, "mark")
+        while not ended:
+            time.sleep(0.02)
+        conclusion.conclude(directory, exit_code=137)
+
+    monkeypatch.setattr(sweep.processes, "end", end)
+    papermill(execute)
+    results, _, _ = run(tmp_path, plan(planned()))
+    assert ended == [(results[0].record.run_id, "mark")]
+
+
 def test_a_closed_terminal_says_so_more_than_once_and_counts_once():
     with sweep.stop_on_signals(None) as stop:
         for _ in range(3):

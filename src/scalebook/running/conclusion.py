@@ -16,7 +16,7 @@ from scalebook.errors import ConfigError
 from scalebook.record import RunRecord, Status, StepRecord
 from scalebook.running import outcome, progress, restarts
 
-LAUNCH_FILE = "launch.json"  # command, environment, started_at: written before the start
+LAUNCH_FILE = "launch.json"  # command, environment, started_at, start: written before the start
 SCHEDULE_FILE = "schedule.json"  # the place in a plan's order, where a plan started the run
 LOG_LINES = 2000  # enough to look over the tracebacks of many ranks
 
@@ -176,18 +176,36 @@ def _clean(reason: str) -> str:
     return " ".join(scrub.scrub(reason, os.environ).split())
 
 
-def write_launch(directory: Path, command: tuple[str, ...], environment: Mapping[str, Any]) -> None:
+def write_launch(
+    directory: Path,
+    command: tuple[str, ...],
+    environment: Mapping[str, Any],
+    start: str | None = None,
+) -> None:
     """Keep what is known before the start, for whoever concludes the run.
 
     The command is written with the directory's final name, under which it can be given again.
+    ``start`` is the mark of the processes to be started (``processes.START``).
     """
     final = (part.replace(directory.name, run_id(directory)) for part in command)
     value = {
         "command": list(scrub.scrub_all(final, os.environ)),
         "environment": dict(environment),
         "started_at": now(),
+        "start": start,
+        "directory": str(directory.resolve()),
     }
     store.write_json(directory / LAUNCH_FILE, value)
+
+
+def start_of(directory: Path) -> str | None:
+    """Return the mark of the processes that were started in this directory; None: none were.
+
+    A copy of the directory has the file too, but the processes are those of the original.
+    """
+    launch = read_object(directory / LAUNCH_FILE)
+    mark, place = launch.get("start"), launch.get("directory")
+    return mark if isinstance(mark, str) and place == str(directory.resolve()) else None
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -50,7 +50,9 @@ def settle(
 
     None, and the directory is gone, where nothing had been started in it.
     """
-    processes.end(conclusion.run_id(partial), GRACE_SECONDS)
+    start = conclusion.start_of(partial)
+    if start is not None:
+        processes.end(conclusion.run_id(partial), GRACE_SECONDS, start=start)
     try:
         return store.read_record(partial)  # only the renaming was missing
     except RecordError:

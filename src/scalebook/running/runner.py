@@ -99,8 +99,8 @@ def _train_in(directory: Path, config: RunConfig, trainer: str, show: Show) -> R
     environment = plan.environment(os.environ)
     # The interpreter's path says nothing that another machine could use.
     command = ("python", *plan.command[1:])
-    conclusion.write_launch(directory, command, host.facts(environment, project.root()))
     start = uuid4().hex
+    conclusion.write_launch(directory, command, host.facts(environment, project.root()), start)
     before = memory_kills.before()
     with telemetry.sampling(directory, config, environment):
         process = _start(directory, plan.command, {**environment, processes.START: start})

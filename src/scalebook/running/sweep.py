@@ -185,8 +185,9 @@ def _follow(work: Execution, console: Console, stop: Stop, place: str) -> str | 
             asked = True
             runner.request_stop(partial, "interrupted", sentence)
             console.say(f"{place} ending this run: {sentence}")
-        if len(stop.signals) > 1 and not killed:
-            killed = processes.end(conclusion.run_id(partial))
+        start = conclusion.start_of(partial) if len(stop.signals) > 1 and not killed else None
+        if start is not None:
+            killed = processes.end(conclusion.run_id(partial), start=start)
         lost = patience.lost(asked=asked)
         if lost is not None and work.is_alive():
             console.say(f"{place} {lost}")

@@ -15,7 +15,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from scalebook.running import processes
+from scalebook.running import conclusion, processes
 from scalebook.running.progress import Tail
 
 POLL_SECONDS = 0.01  # between two looks at a file
@@ -33,10 +33,13 @@ class Order:
     during_save: bool = False
 
 
-def rank_process(run_id: str, rank: int, start: int) -> int | None:
-    """Return the process that is a rank of a run, started again ``start`` times; None: none is."""
-    wanted = {"RANK": str(rank), "TORCHELASTIC_RESTART_COUNT": str(start)}
-    for process_id in processes.marked(run_id):
+def rank_process(run_id: str, rank: int, restarts: int, start: str) -> int | None:
+    """Return the process that is a rank, started again ``restarts`` times; None: none is.
+
+    ``start`` is the mark of this start of the run: another folder may have one of the same id.
+    """
+    wanted = {"RANK": str(rank), "TORCHELASTIC_RESTART_COUNT": str(restarts)}
+    for process_id in processes.marked(run_id, start):
         if _told(process_id, wanted) == wanted and not _told(_parent(process_id), wanted):
             return process_id
     return None
@@ -83,7 +86,7 @@ class Killer(threading.Thread):
         self.killed_at = time.time()
         self.in_save = self._saving()
         while not self._ended.wait(SEARCH_SECONDS):
-            if rank_process(self.run_id, self.order.rank, 1) is not None:
+            if self._rank(1) is not None:
                 self.started_at = time.time()
                 return
 
@@ -101,8 +104,15 @@ class Killer(threading.Thread):
                 continue
             if self.order.during_save and not self._saving(self.order.step):
                 continue
-            return rank_process(self.run_id, self.order.rank, 0)
+            return self._rank(0)
         return None
+
+    def _rank(self, restarts: int) -> int | None:
+        """Return the process of the ordered rank after so many restarts."""
+        start = conclusion.start_of(self.directory)
+        if start is None:
+            return None
+        return rank_process(self.run_id, self.order.rank, restarts, start)
 
     def _saving(self, step: int = 0) -> bool:
         """Return whether a checkpoint of this step or a later one is being saved.
