@@ -110,6 +110,61 @@ def test_the_lock_falls_free_when_its_owner_is_killed(tmp_path: Path):
     assert not ownership.is_live(directory)
 
 
+ODD_FILES = {
+    "notes of a schedule": ("schedule.json", '{"notes": 5}'),
+    "a start that is no time": (conclusion.LAUNCH_FILE, '{"started_at": 7, "command": 3}'),
+    "an environment of a launch": (conclusion.LAUNCH_FILE, '{"environment": [1]}'),
+    "an environment of a trainer": ("observed.json", '{"environment": 3, "observed": 4}'),
+    "steps that are no number": ("config.json", '{"steps": "many"}'),
+    "endless nesting": ("config.json", "[" * 200_000),
+}
+
+
+@pytest.mark.parametrize(("name", "text"), ODD_FILES.values(), ids=ODD_FILES)
+def test_an_odd_file_of_a_dead_run_keeps_it_from_no_record(tmp_path: Path, name: str, text: str):
+    directory = partial(tmp_path)
+    (directory / name).write_text(text)
+    (leftover,) = recovery.recover(tmp_path)
+    assert leftover.record.status == "interrupted"
+    assert store.read_record(leftover.path) == leftover.record
+
+
+def test_a_directory_that_no_record_can_be_made_of_is_one_line_and_keeps_no_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    odd, _ = partial(tmp_path), partial(tmp_path)
+    (odd / "steps.jsonl").unlink()
+    (odd / "steps.jsonl").mkdir()
+    assert main(["recover", "--runs", str(tmp_path)]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert f"{odd.name} cannot be recovered and stays as it is: IsADirectoryError" in first
+    assert second.startswith("Recovered")
+    assert store.partial_directories(tmp_path) == (odd,)
+
+
+def test_a_run_whose_final_name_is_taken_gets_the_next_one(tmp_path: Path):
+    directory = partial(tmp_path)
+    taken = tmp_path / conclusion.run_id(directory)
+    taken.mkdir()
+    (taken / "record.json").write_text("{}")
+    (leftover,) = recovery.recover(tmp_path)
+    assert leftover.path.name == f"{taken.name}-2"
+    assert store.read_record(leftover.path).run_id == leftover.path.name
+    assert not (leftover.path / ownership.FILE).exists()
+    assert (taken / "record.json").read_text() == "{}"
+
+
+def test_a_link_that_is_named_as_a_run_is_not_followed(tmp_path: Path):
+    outside, runs = tmp_path / "outside", tmp_path / "runs"
+    outside.mkdir()
+    runs.mkdir()
+    (outside / "kept").write_text("")
+    (outside / ownership.FILE).write_text("")
+    (runs / f"{store.PARTIAL_PREFIX}link").symlink_to(outside)
+    assert recovery.recover(runs) == ()
+    assert (outside / "kept").exists()
+
+
 @contextmanager
 def left_running(run_id: str, start: str) -> Generator[subprocess.Popen[bytes]]:
     """Yield a process that carries the marks of a run."""

@@ -67,7 +67,9 @@ def partial_directories(runs: Path) -> tuple[Path, ...]:
     """Return the directories of runs that have not been published, oldest name first."""
     if not runs.is_dir():
         return ()
-    return tuple(path for path in sorted(runs.glob(f"{PARTIAL_PREFIX}*")) if path.is_dir())
+    found = sorted(runs.glob(f"{PARTIAL_PREFIX}*"))
+    # What a link leads to is not this folder's to end, to rename or to remove.
+    return tuple(path for path in found if path.is_dir() and not path.is_symlink())
 
 
 def partial_path(runs: Path, run_id: str) -> Path:
@@ -76,8 +78,19 @@ def partial_path(runs: Path, run_id: str) -> Path:
 
 
 def publish(partial: Path) -> Path:
-    """Rename a whole run directory to its final name and return that path."""
-    final = partial.with_name(partial.name.removeprefix(PARTIAL_PREFIX))
+    """Rename a whole run directory to its final name and return that path.
+
+    Where that name is taken it gets the next free one, and its record, if it has one, says so.
+    """
+    name = partial.name.removeprefix(PARTIAL_PREFIX)
+    final = partial.with_name(name)
+    number = 1
+    while final.exists():
+        number += 1
+        final = partial.with_name(f"{name}-{number}")
+    if number > 1 and (partial / "record.json").exists():
+        record = read_record(partial)
+        write_record(partial, record.model_copy(update={"run_id": final.name}))
     partial.rename(final)
     return final
 

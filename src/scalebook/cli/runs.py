@@ -200,7 +200,11 @@ def _recover(runs: Path, console: Console) -> None:
     from scalebook.running import recovery
 
     for leftover in recovery.recover(runs):
-        if leftover.record is None:
+        if leftover.problem is not None:
+            console.say(
+                f"{short(leftover.path)} cannot be recovered and stays as it is: {leftover.problem}"
+            )
+        elif leftover.record is None:
             console.say(f"{short(leftover.path)} belongs to a process at work; it is left alone.")
         else:
             record = leftover.record

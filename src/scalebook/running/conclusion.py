@@ -51,11 +51,12 @@ def conclude(
     requested = read_object(directory / "config.json")
     harvested = harvest.harvest(directory, requested) if harvest.is_foreign(requested) else ()
     steps, unreadable = store.read_steps(directory / "steps.jsonl")
+    steps_asked = requested.get("steps")
     result = outcome.classify(
         outcome.Evidence(
             exit_code=exit_code,
             steps_done=max((step.step for step in steps), default=0),
-            steps_asked=requested.get("steps"),
+            steps_asked=steps_asked if isinstance(steps_asked, int) else None,
             log=progress.last_lines(directory / "train.log", LOG_LINES) if log is None else log,
             stop=stop,
             started=inferred_from is None,
@@ -97,11 +98,12 @@ def _record(
     """
     launch = read_object(directory / LAUNCH_FILE)
     trainer = read_object(directory / "observed.json")
-    observed: dict[str, Any] = trainer.get("observed") or {}
+    observed = _object(trainer.get("observed"))
     environment = _environment(launch.get("environment"), trainer.get("environment"))
     schedule = read_object(directory / SCHEDULE_FILE)
     differences = provenance.differences(requested, observed, environment)
-    scheduled = schedule.pop("notes", ())
+    scheduled = _texts(schedule.pop("notes", ()))
+    started_at = launch.get("started_at")
     return RunRecord(
         run_id=run_id(directory),
         config_hash=hash_of(requested),
@@ -115,9 +117,9 @@ def _record(
         requested=requested,
         observed=observed,
         environment=environment,
-        started_at=launch.get("started_at"),
+        started_at=started_at if isinstance(started_at, str) else None,
         finished_at=finished_at,
-        command=tuple(launch.get("command", ())),
+        command=_texts(launch.get("command")),
         schedule=schedule,
         differences=tuple(one.value() for one in differences),
         notes=(
@@ -164,11 +166,22 @@ def _skipped(steps: Sequence[StepRecord]) -> tuple[str, ...]:
 
 def _environment(launcher: Any, trainer: Any) -> dict[str, Any]:
     """Return what launcher and trainer say of the environment; the trainer's word counts."""
-    merged: dict[str, Any] = {**(launcher or {}), **(trainer or {})}
+    merged = _object(launcher) | _object(trainer)
     variables = merged.get("variables")
     if isinstance(variables, dict):
         merged["variables"] = scrub.without_secrets(cast("dict[str, str]", variables))
     return merged
+
+
+def _object(value: Any) -> dict[str, Any]:
+    """Return a value of a file that should hold an object; empty where it is something else."""
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    """Return the texts of a value that should be a list of them; none where it is no list."""
+    items = cast("list[object]", value) if isinstance(value, list) else []
+    return tuple(item for item in items if isinstance(item, str))
 
 
 def _clean(reason: str) -> str:
@@ -209,12 +222,11 @@ def start_of(directory: Path) -> str | None:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Return a JSON object of a run directory; empty where the file is missing or cut off."""
+    """Return a JSON object of a run directory; empty where the file is missing or holds none."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return _object(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, RecursionError):  # cut off, or nested without end
         return {}
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
 def hash_of(requested: Mapping[str, Any]) -> str | None:

@@ -12,7 +12,7 @@ import os
 import socket
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -43,14 +43,13 @@ def owned(directory: Path) -> Generator[None]:
         stream.truncate()
         json.dump(_self(), stream)
         stream.flush()
-        yield
-        _forget(directory)
-
-
-def _forget(directory: Path) -> None:
-    """Remove the file under the directory's temporary or final name."""
-    for place in (directory, directory.with_name(directory.name.removeprefix(".partial-"))):
-        (place / FILE).unlink(missing_ok=True)
+        place = os.open(directory, os.O_RDONLY)  # leads to it also under its final name
+        try:
+            yield
+            with suppress(FileNotFoundError):  # the directory was removed
+                os.unlink(FILE, dir_fd=place)
+        finally:
+            os.close(place)
 
 
 def is_live(directory: Path) -> bool:

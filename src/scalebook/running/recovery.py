@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,26 +12,40 @@ from scalebook.errors import LaunchError, RecordError
 from scalebook.record import RunRecord, Status
 from scalebook.running import conclusion, ownership, processes
 
+PROBLEM_CHARACTERS = 300
 GRACE_SECONDS = 10.0  # for processes of a dead run that still hold a GPU
 
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """One partial run directory: ``record`` is None where a live process owns it."""
+    """One partial run directory: ``record`` is None where a live process owns it.
+
+    It is None too where ``problem`` says why no record could be made of what is there.
+    """
 
     path: Path
     record: RunRecord | None
+    problem: str | None = None
 
 
 def recover(runs: Path) -> tuple[Leftover, ...]:
-    """Publish every partial run whose process is gone; leave those of live ones alone."""
+    """Publish every partial run whose process is gone; leave those of live ones alone.
+
+    One of which no record can be made stays as it is and keeps none of the others.
+    """
     found: list[Leftover] = []
     for partial in store.partial_directories(runs):
         if ownership.is_live(partial):
             found.append(Leftover(partial, None))
             continue
-        with suppress(LaunchError, FileNotFoundError):  # another process was faster
+        try:
             found += _recovered(partial)
+        except LaunchError:  # another process was faster
+            continue
+        except Exception as error:  # noqa: BLE001  the files may hold anything
+            if partial.exists():  # else another process was faster
+                problem = " ".join(f"{type(error).__name__}: {error}".split())
+                found.append(Leftover(partial, None, problem[:PROBLEM_CHARACTERS]))
     return tuple(found)
 
 
