@@ -163,6 +163,17 @@ def test_a_record_of_anyone_cannot_add_a_line_to_the_script():
     assert not [line for line in lines if line.startswith("rm")]
 
 
+@pytest.mark.parametrize("end", ["\n", "\r", "\x0b", "\u2028", "\x1b[2K"])
+def test_names_in_a_record_stay_inside_the_comments_of_the_script(end: str):
+    evil = f"x{end}touch PWNED{end}#"
+    environment = {"container": {evil: evil}, "python": evil, "accelerator": evil}
+    found = reproduce.recipe(recorded(run_id=evil, environment=environment), {}, {})
+    script = "\n".join(reproduce.lines(found)).replace(end, "\n")
+    assert "PWNED" in script
+    assert all(line.startswith("# ") for line in script.splitlines() if "PWNED" in line)
+    assert end == "\n" or end not in "\n".join(reproduce.lines(found))
+
+
 def test_a_run_that_nobody_here_made_cannot_be_made_again():
     with pytest.raises(RecordError, match="is ingested"):
         reproduce.recipe(recorded(source="ingested"), {}, {})

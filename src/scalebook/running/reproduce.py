@@ -207,9 +207,9 @@ def _version(package: str) -> str | None:
 
 def lines(found: Recipe) -> Iterator[str]:
     """Yield the recipe as a shell script whose comments say the rest."""
-    yield f"# Run {found.run_id}, configuration {found.config_hash}"
+    yield _comment(f"Run {found.run_id}, configuration {found.config_hash}")
     for name, value in {**found.versions, **found.image}.items():
-        yield f"# {name} {_comment(value)}"
+        yield _comment(f"{name} {value}")
     if found.git_commit:
         yield f"git checkout {shlex.quote(found.git_commit.removesuffix('-dirty'))}"
     for name in found.unset:
@@ -217,15 +217,15 @@ def lines(found: Recipe) -> Iterator[str]:
     for name, value in found.variables.items():
         yield f"export {shlex.quote(name)}={shlex.quote(value)}"
     yield shlex.join(found.command)
-    yield f"# or: {_comment(shlex.join(found.papermill))}"
+    yield _comment(f"or: {shlex.join(found.papermill)}")
     for note in found.notes:
-        yield f"# note: {_comment(note)}"
+        yield _comment(f"note: {note}")
     for name, then, now in found.differences:
-        yield f"# differs here: {name}: recorded {_comment(repr(then))}, here {_comment(repr(now))}"
+        yield _comment(f"differs here: {name}: recorded {then!r}, here {now!r}")
     if not found.differences:
-        yield "# This machine's versions and hardware are those of the record."
+        yield _comment("This machine's versions and hardware are those of the record.")
 
 
-def _comment(text: Any) -> str:
-    """Return a text that stays inside a comment line, whatever a record holds."""
-    return "".join(c if c.isprintable() else " " for c in str(text))
+def _comment(text: str) -> str:
+    """Return a comment of a shell script: one line, whatever a record holds."""
+    return "# " + "".join(c if c.isprintable() else " " for c in text)
