@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from scalebook.cli import main
+from scalebook.record import RunRecord
 
 FULL = Path("/dev/full")
 SETTINGS = {
@@ -159,6 +160,56 @@ def test_a_number_that_is_none_never_reaches_the_output(tmp_path, listed, value)
     assert row["tokens_per_second"] is None
     assert row["mfu"] is None
     assert row["peak_memory_gib"] is None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        '"tokens": 1' + "0" * 400,
+        '"tokens": -1',
+        '"allocated_gib": Infinity',
+        '"part_seconds": {"forward": NaN}',
+        '"rank_step_seconds": [1e308]',
+        '"step_seconds": -Infinity',
+        '"step": 1' + "0" * 5000,
+    ],
+)
+def test_a_step_with_a_number_that_no_step_has_is_said_and_the_others_count(
+    tmp_path, listed, wrong
+):
+    folder = write_run(tmp_path / "runs", "a")
+    with (folder / "steps.jsonl").open("a") as stream:
+        step = '"step": 13, "phase": "measured", "step_seconds": 12.0, "tokens": 1048576'
+        stream.write("{" + step + ", " + wrong + "}\n")
+    (row,), err = listed()
+    assert row["measured_steps"] == 10
+    assert "a: steps.jsonl line 13" in err
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "1e999", "1" + "0" * 400])
+def test_a_loss_that_is_not_finite_is_left_out_and_its_step_counts(tmp_path, listed, value):
+    folder = write_run(tmp_path / "runs", "a")
+    text = (folder / "steps.jsonl").read_text().replace('"loss": 10.8', f'"loss": {value}')
+    (folder / "steps.jsonl").write_text(text)
+    (row,), err = listed()
+    assert (row["measured_steps"], row["loss_last"], err) == (10, 10.9, "")
+
+
+def test_numbers_of_a_record_that_are_not_finite_are_none():
+    wrong = '{"a": [1, -Infinity], "b": {"c": NaN}, "d": 1e999, "e": 1' + "0" * 400 + ', "f": 2.5}'
+    text = '{"run_id": "a", "config_hash": null, "status": "failed", "environment": ' + wrong + "}"
+    record = RunRecord.model_validate_json(text)
+    expected = {"a": [1, None], "b": {"c": None}, "d": None, "e": None, "f": 2.5}
+    assert record.environment == expected
+
+
+def test_a_setting_that_is_text_is_none_where_it_has_another_kind():
+    settings = {"recompute": 1.5, "precision": ["bf16"], "fused_norm": True, "steps": 5}
+    record = RunRecord(
+        run_id="a", config_hash=None, status="completed", requested=settings, observed=settings
+    )
+    wanted = {"recompute": None, "precision": None, "fused_norm": True, "steps": 5}
+    assert record.requested == record.observed == wanted
 
 
 def test_settings_of_a_wrong_kind_are_null(tmp_path, listed):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, cast, get_args
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
 from scalebook.config import RunConfig
 from scalebook.errors import LaunchError
@@ -18,32 +19,53 @@ Status = Literal[
 Source = Literal["measured", "ingested", "simulated", "published", "inferred"]
 Phase = Literal["startup", "warmup", "measured", "profiled"]
 
+LARGEST = 2**53  # no size, count or time of a run is larger; whole numbers to here are exact floats
+_OVERFLOWS = 1e300  # sums and products of such may be no number
+
+
+def _finite(value: Any) -> Any:
+    """Return a value in which each number that no sum can hold is None, to any depth."""
+    if isinstance(value, float | int):
+        return value if abs(value) < _OVERFLOWS else None  # false for NaN
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in cast("Mapping[str, Any]", value).items()}
+    if isinstance(value, list | tuple):
+        items = [_finite(item) for item in cast("Sequence[Any]", value)]
+        return tuple(items) if isinstance(value, tuple) else items
+    return value
+
+
+Whole = Annotated[int, Field(ge=0, le=LARGEST)]
+Figure = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
+# What training computed: a value that is not finite is one that it may come to.
+Learnt = Annotated[float | None, BeforeValidator(_finite)]
+
 
 class StepRecord(BaseModel):
     """One optimizer step. ``step`` counts from 1; times are wall seconds of the slowest rank."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
-    step: int
+    step: Whole
     phase: Phase
-    step_seconds: float | None  # None where an ingested log does not tell it; ours always do
-    tokens: int | None  # over all ranks; None as above
-    loss: float | None = None  # None where it was not finite or not printed
-    grad_norm: float | None = None
-    learning_rate: float | None = None
-    allocated_gib: float | None = None  # peak over ranks so far, torch allocator
-    reserved_gib: float | None = None
-    rank_step_seconds: tuple[float, ...] = ()  # by global rank
+    step_seconds: Figure | None  # None where an ingested log does not tell it; ours always do
+    tokens: Whole | None  # over all ranks; None as above
+    loss: Learnt = None  # None where it was not finite or not printed
+    grad_norm: Learnt = None
+    learning_rate: Learnt = None
+    allocated_gib: Figure | None = None  # peak over ranks so far, torch allocator
+    reserved_gib: Figure | None = None
+    rank_step_seconds: tuple[Figure, ...] = ()  # by global rank
     # Mean over ranks: data, forward, ...; what is left of the step is outside of them.
-    part_seconds: dict[str, float] = {}
+    part_seconds: dict[str, Figure] = {}
     # Tokens of the busiest ranks' experts over the mean of all: 1 where the router spreads them
     # evenly. None where every rank holds all experts.
-    expert_load: float | None = None
+    expert_load: Figure | None = None
     skipped: bool = False  # the optimizer refused the step (non-finite gradient)
     finished_at: str | None = None  # UTC, ISO 8601
     # Of step_seconds: waited before the step for a checkpoint. None: the run saves none.
-    checkpoint_seconds: float | None = None
-    restart: int = 0  # how often the processes had been started again after one died
+    checkpoint_seconds: Figure | None = None
+    restart: Whole = 0  # how often the processes had been started again after one died
 
 
 _DEFAULTS = {
@@ -51,6 +73,22 @@ _DEFAULTS = {
     for name, field in RunConfig.model_fields.items()
     if not field.is_required()
 }  # of what a user can ask for
+
+
+def _is_text(annotation: Any) -> bool:
+    """Return whether a field holds text: any, or one of several."""
+    return annotation is str or all(isinstance(one, str) for one in get_args(annotation) or (0,))
+
+
+_TEXTS = {name for name, field in RunConfig.model_fields.items() if _is_text(field.annotation)}
+
+
+def _is_fitting(name: str, value: Any) -> bool:
+    """Return whether a setting may have this value: one that is text is none of another kind.
+
+    A switch that is on or off may have been read back as true or false.
+    """
+    return name not in _TEXTS or value is None or isinstance(value, str | bool)
 
 
 class RunRecord(BaseModel):
@@ -77,6 +115,17 @@ class RunRecord(BaseModel):
     schedule: dict[str, Any] = {}  # place in its plan's order, seed, cool-down before it
     differences: tuple[dict[str, Any], ...] | None = None  # name, asked, ran; None: not compared
     notes: tuple[str, ...] = ()  # sentences for the reader that are no failure
+
+    @field_validator("environment", "schedule", "differences")
+    @classmethod
+    def _without_infinities(cls, value: Any) -> Any:
+        return _finite(value)
+
+    @field_validator("requested", "observed")
+    @classmethod
+    def _without_wrong_kinds(cls, value: dict[str, Any]) -> dict[str, Any]:
+        known = _finite(value)
+        return {name: one if _is_fitting(name, one) else None for name, one in known.items()}
 
     @property
     def averaged(self) -> bool:

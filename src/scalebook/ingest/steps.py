@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from scalebook.ingest.observe import Observation
 from scalebook.logs.job import Job
-from scalebook.record import Phase, StepRecord
+from scalebook.record import LARGEST, Phase, StepRecord
 
 _SLOW_START = 1.2  # times the median: still warming up
 _MOST_WARMUP = 10
@@ -35,13 +35,13 @@ def _tokens(row: Mapping[str, float], known: Observation) -> int | None:
     batch = row.get("global_batch_size", known.size("global_batch_size"))
     length = row.get("sequence_length", known.size("sequence_length"))
     if batch and length:
-        return int(batch * length)
+        return _whole(batch * length)
     rate = row.get("tokens_per_second")
     world = known.size("world_size")
     if rate is None and world and "tokens_per_second_per_gpu" in row:
         rate = row["tokens_per_second_per_gpu"] * world
     seconds = row.get("seconds")
-    return round(rate * seconds) if rate and seconds else None
+    return _whole(round(rate * seconds)) if rate and seconds else None
 
 
 def steps_of(job: Job, known: Observation) -> Iterator[StepRecord]:
@@ -50,20 +50,25 @@ def steps_of(job: Job, known: Observation) -> Iterator[StepRecord]:
     shift = 1 if job.first_step == 0 else 1 - job.first_number
     for index in range(len(job.table)):
         row = job.table.row(index)
-        number = row.get("step")
+        number = _whole(row.get("step", math.nan) + shift)
         yield StepRecord(
-            step=index + 1 if number is None else int(number) + shift,
+            step=index + 1 if number is None else number,
             phase=_phase(job, index, warmup),
             step_seconds=row.get("seconds"),
             tokens=_tokens(row, known),
-            loss=_plain(row.get("loss")),
-            grad_norm=_plain(row.get("grad_norm")),
-            learning_rate=_plain(row.get("learning_rate")),
+            loss=row.get("loss"),
+            grad_norm=row.get("grad_norm"),
+            learning_rate=row.get("learning_rate"),
             allocated_gib=_plain(row.get("allocated_gib", job.details.get("peak_allocated_gib"))),
             reserved_gib=_plain(row.get("reserved_gib", job.details.get("peak_reserved_gib"))),
             skipped=row.get("skipped", 0) > 0,
         )
 
 
+def _whole(value: float) -> int | None:
+    """Return a whole number that a record can hold, None for any other."""
+    return int(value) if 0 <= value <= LARGEST else None
+
+
 def _plain(value: object) -> float | None:
-    return value if isinstance(value, float) and math.isfinite(value) else None
+    return value if isinstance(value, float) and abs(value) <= LARGEST else None
