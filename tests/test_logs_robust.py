@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
 import tracemalloc
 from pathlib import Path
@@ -13,10 +14,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from scalebook.ingest.group import collect
 from scalebook.ingest.reader import read_content
 from scalebook.ingest.run import ingest, summaries
 from scalebook.logs.clean import clean
-from scalebook.logs.numbers import half_unit, number, rounding, scaled
+from scalebook.logs.collect import LARGEST
+from scalebook.logs.nanotron import NanotronCSV
+from scalebook.logs.numbers import half_unit, integer, number, rounding, scaled
 from scalebook.logs.source import LONGEST_LINE
 from scalebook.logs.table import Table
 
@@ -77,7 +81,9 @@ def mutate(data: bytes, draw: Any) -> bytes:
         first, second = sorted(draw(st.tuples(*[st.integers(0, len(data))] * 2)))
         return data[:first] + data[second:]
     if kind == "digits":
-        digit = draw(st.sampled_from((b"9" * 40, b"-1", b"nan", b"1e308", b"", b"0", b"1e-320")))
+        digit = draw(
+            st.sampled_from((b"9" * 40, b"9" * 5000, b"-1", b"nan", b"1e308", b"", b"0", b"1e-320"))
+        )
         return data.replace(draw(st.sampled_from((b"0", b"1", b"2", b"."))), digit, 7)
     if kind == "lines":
         return b"".join(draw(st.permutations(data.splitlines(keepends=True))))
@@ -97,6 +103,51 @@ def mutate(data: bytes, draw: Any) -> bytes:
 def test_a_changed_excerpt_raises_nothing_and_gives_no_nonsense(tmp_path, data):
     path = data.draw(st.sampled_from(EXCERPTS))
     check_bytes(tmp_path / path.name, mutate(path.read_bytes(), data.draw))
+
+
+def places(data: bytes, most: int = 12) -> list[re.Match[bytes]]:
+    """Return numbers of a file, one of each kind of place that a number stands in."""
+    kinds: dict[bytes, re.Match[bytes]] = {}
+    for found in re.finditer(rb"\d+", data):
+        before = data[max(0, found.start() - 14) : found.start()]
+        kinds.setdefault(re.sub(rb"\d+", b"0", before), found)
+    return [*kinds.values()][:: max(1, len(kinds) // most)]
+
+
+@pytest.mark.parametrize("path", EXCERPTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("digits", [b"9" * 400, b"9" * 5000], ids=["400", "5000"])
+def test_a_number_of_any_length_raises_nothing_wherever_it_stands(tmp_path, path, digits):
+    data = path.read_bytes()
+    for found in places(data):
+        check_bytes(tmp_path / path.name, data[: found.start()] + digits + data[found.end() :])
+
+
+@pytest.mark.parametrize("error", [ValueError("odd"), OverflowError("odd"), RecursionError("odd")])
+def test_a_file_that_its_reader_does_not_foresee_is_noted_and_the_folder_goes_on(
+    tmp_path, monkeypatch, error
+):
+    def read(self: Any, source: Any) -> Any:
+        raise error
+
+    for name in ("megatron_2021_windows.log", "nanotron.csv"):
+        (tmp_path / name).write_bytes((LOGS / name).read_bytes())
+    monkeypatch.setattr(NanotronCSV, "read", read)
+    groups, (note,) = collect([tmp_path])
+    assert [group.files[0].path.name for group in groups] == ["megatron_2021_windows.log"]
+    assert "nanotron.csv" in note and "(odd)" in note
+
+
+@pytest.mark.parametrize(
+    ("digits", "value"), [("0", 0), ("0" * 5000 + "12", 12), ("9" * 18, 10**18 - 1)]
+)
+def test_digits_make_their_number(digits, value):
+    assert integer(digits) == value
+
+
+def test_more_digits_than_any_run_has_make_a_number_that_no_bound_lets_pass():
+    assert integer("9" * 5000) > LARGEST
+    assert half_unit("1e" + "9" * 5000) != half_unit("1e" + "9" * 5000)
+    assert half_unit("1e-9999999999") == 0
 
 
 @settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -79,5 +79,11 @@ def read_content(path: Path, dialect: str | None = None) -> FileContent:
         raise IngestError(f"{path} is not a file. Name a file, or a folder of files.")
     kind = named(dialect) if dialect else recognise(Source(path).texts())
     source = Source(path)
-    jobs = kind().read(source)
+    try:
+        jobs = kind().read(source)
+    except (ValueError, ArithmeticError, RecursionError) as error:
+        raise IngestError(
+            f"{path} holds something that its dialect {kind.name} does not foresee ({error}): it "
+            "was not read. Take the line out, or name another --dialect."
+        ) from error
     return FileContent(path, kind, jobs, source.digest(), source.tail())

@@ -6,7 +6,7 @@ import math
 import re
 from typing import ClassVar
 
-from scalebook.logs.numbers import number
+from scalebook.logs.numbers import integer, number
 from scalebook.logs.telemetry import CSVTelemetry, TelemetryDialect, cell
 
 
@@ -38,7 +38,7 @@ class RocmSMIText(TelemetryDialect):
         found = self._ENTRY.match(line.strip())
         if found is None:
             return False
-        gpu = int(found[1])
+        gpu = integer(found[1])
         for piece, column, scale in self._NAMES:
             if piece in found[2]:
                 row = self._open.setdefault(gpu, {})

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from scalebook.logs.numbers import integer
+
 _ANSI = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[()][0-9A-B]|[@-Z\\^_])"
 )
@@ -50,6 +52,6 @@ def split_rank(line: str) -> tuple[int | None, str]:
         if found is None:
             break
         digits = next((d for d in found.group("torchrun", "torch", "srun", "mpi", "role") if d), "")
-        rank = int(digits) if digits else rank
+        rank = integer(digits) if digits else rank
         line = line[found.end() :]
     return rank, line

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from operator import lt
 
 from scalebook.logs.job import Job
+from scalebook.logs.numbers import LARGEST as LARGEST_FIGURE
 from scalebook.logs.numbers import MISSING, half_unit
 from scalebook.logs.settings import Value
 from scalebook.logs.status import Ending, weightier
@@ -25,6 +26,7 @@ POSITIVE = set(COLUMNS) - {
     "nan",
     "clock",
 }
+COUNTED = ("step", "skipped", "nan")
 # Settings whose change says that another job began.
 IDENTITY = (
     "world_size",
@@ -34,6 +36,14 @@ IDENTITY = (
     "num_layers",
     "hidden_size",
 )
+
+
+def _possible(column: str, low: float, high: float) -> bool:
+    """Return whether values of a column can be what a run had; false for NaN."""
+    if column in POSITIVE:
+        return low > 0 and high <= LARGEST
+    bound = LARGEST if column in COUNTED else LARGEST_FIGURE
+    return -bound <= low and high <= bound
 
 
 class Collector:
@@ -84,7 +94,7 @@ class Collector:
         rank: int | None = None,
     ) -> None:
         """Record one step. ``row`` holds columns of ``table.COLUMNS``."""
-        bad = [name for name in row if name in POSITIVE and not 0 < row[name] <= LARGEST]
+        bad = [name for name in row if not _possible(name, row[name], row[name])]
         if bad:
             row = {**row, **dict.fromkeys(bad, MISSING)}
         number, clock = row.get("step", math.nan), row.get("clock", math.nan)
@@ -114,11 +124,7 @@ class Collector:
         """
         numbers = rows["step"]
         last = self.job.table.column("step")[-1] if len(self.job.table) else -math.inf
-        if not all(
-            min(values) > 0 and max(values) <= LARGEST
-            for name, values in rows.items()
-            if name in POSITIVE
-        ):
+        if not all(_possible(name, min(values), max(values)) for name, values in rows.items()):
             return False
         rising = last < numbers[0] and all(map(lt, numbers, numbers[1:]))
         if not rising or self._pending or self._rows + len(numbers) > MOST_ROWS:

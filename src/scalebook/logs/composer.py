@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from scalebook.logs.dialect import LineDialect
-from scalebook.logs.numbers import number
+from scalebook.logs.numbers import integer, number
 
 _HEADER = re.compile(r"\[(?:epoch=(\d+)(?:/\d+)?\])?\[?batch=(\d+)/(\d+)\]:?")
 _ENTRY = re.compile(r"\bTrain ([\w./-]+): +([-+\d.eE]+|nan|inf)")
@@ -42,14 +42,14 @@ class Composer(LineDialect):
         header = _HEADER.search(line) if "batch=" in line else None
         if header:
             self._emit()
-            self._batch = int(header[2])
-            self._total = None if header[1] else int(header[3])
+            self._batch = integer(header[2])
+            self._total = None if header[1] else integer(header[3])
         entry = _ENTRY.search(line) if "Train " in line else None
         if entry and not self.cut:
             self._entries[entry[1]] = number(entry[2])
         length = _LENGTH.match(line) if "max_seq_len" in line else None
         if length:
-            self.out.tell("sequence_length", int(length[1]), weak=True)
+            self.out.tell("sequence_length", integer(length[1]), weak=True)
         return bool(header or entry)
 
     def _emit(self) -> None:

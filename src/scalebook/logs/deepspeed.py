@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from scalebook.logs.dialect import LineDialect
-from scalebook.logs.numbers import number
+from scalebook.logs.numbers import integer, number
 
 TIMER = re.compile(
     r"(?:global_step=|\] \d{1,9}/)(\d+), (?:RunningAvg)?SamplesPerSec=([\d.eE+-]+)"
@@ -57,14 +57,14 @@ class DeepSpeed(LineDialect):
             return self._timer(line)
         skipped = SKIPPED.search(line) if "skipped=" in line else None
         if skipped:
-            self.out.job.skipped_in_all = int(skipped[2])
+            self.out.job.skipped_in_all = integer(skipped[2])
             return True
         if "DeepSpeed Flops Profiler" in line:
             self._profiler = True
             return True
         found = _PROFILER.match(line) if self._profiler else None
         if found:
-            self.out.tell(_OURS[found[1]], int(found[2]))
+            self.out.tell(_OURS[found[1]], integer(found[2]))
         return bool(found)
 
     def _record(self, line: str) -> bool:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from scalebook.logs.collect import Collector
-from scalebook.logs.numbers import MISSING, rounding
+from scalebook.logs.numbers import LARGEST, MISSING, rounding
 from scalebook.logs.pairs import bar_seconds, differences, seconds_from
 
 _MOST_EPOCHS = 1000
@@ -25,6 +25,8 @@ class _Record:
 def _step_of(record: _Record, length: float) -> float:
     """Return the step of an epoch; where its digits leave several, the one that a bar shows."""
     step = record.epoch * length
+    if not step < LARGEST:
+        return MISSING
     error = step * rounding(record.epoch)
     if error > 0.5:
         step = next((bar for bar in record.bars if abs(bar - step) <= error + 0.5), step)

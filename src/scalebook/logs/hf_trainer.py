@@ -6,7 +6,7 @@ import re
 
 from scalebook.logs.dialect import LineDialect
 from scalebook.logs.hf_steps import Progress
-from scalebook.logs.numbers import clock_seconds, number, whole
+from scalebook.logs.numbers import clock_seconds, integer, number, whole
 from scalebook.logs.pairs import bar_state
 from scalebook.logs.status import Ending
 
@@ -64,7 +64,7 @@ class HFTrainer(LineDialect):
             self._setting(line)
         processes = _PROCESSES.match(line) if "Num processes" in line else None
         if processes:
-            self.out.tell("world_size", int(processes[1]))
+            self.out.tell("world_size", integer(processes[1]))
         return taken
 
     def _entries(self, entries: dict[str, str]) -> bool:

@@ -10,7 +10,7 @@ from scalebook.logs.bar_fields import COLUMN_OF, RECORD, is_key, key_of, layout,
 from scalebook.logs.clock import clock_of
 from scalebook.logs.collect import LARGEST
 from scalebook.logs.dialect import LineDialect
-from scalebook.logs.numbers import number
+from scalebook.logs.numbers import integer, number
 
 _WORLD = re.compile(r"rank-\d+/(\d+)\]")
 _MEMORY = re.compile(
@@ -92,7 +92,7 @@ class IterationDialect(LineDialect):
             columns = [_floats(parts[group::width]) for group in range(1, width)]
         except ValueError:
             return False
-        self._line_world = int(worlds.pop()) if worlds else None
+        self._line_world = integer(worlds.pop()) if worlds else None
         self._take(rests, columns, between)
         return True
 
@@ -134,14 +134,14 @@ class IterationDialect(LineDialect):
             return False
         start = text.rfind("\n", 0, found.start()) + 1
         end = text.find("\n", found.end())
-        learnt = layout(text[start:end], int(found[2])) if end > 0 else None
+        learnt = layout(text[start:end], integer(found[2])) if end > 0 else None
         if learnt and _goes_on(text[start:end], text[end + 1 : end + 1 + _LONGEST_RECORD]):
             return False  # records are wrapped here
         if learnt is None or (self._pattern and learnt[0].pattern == self._pattern.pattern):
             return False
         read_fields(text[start:end], self.out.digits, cut=False)
         self._pattern, self._columns = learnt
-        self._total = int(found[2])
+        self._total = integer(found[2])
         return True
 
     def line(self, line: str) -> bool:
@@ -169,7 +169,7 @@ class IterationDialect(LineDialect):
             return
         row["clock"] = clock_of(text)
         world = _WORLD.search(text)
-        self._emit(row, int(found[2]), int(world[1]) if world else None)
+        self._emit(row, integer(found[2]), integer(world[1]) if world else None)
         self._note_pair(text, found.end())
 
     def _note_pair(self, text: str, start: int) -> None:

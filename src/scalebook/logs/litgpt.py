@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from scalebook.logs.dialect import LineDialect
-from scalebook.logs.numbers import MISSING, number
+from scalebook.logs.numbers import MISSING, integer, number
 
 _RECORD = re.compile(r"\biter (\d+)(?: \||:)? step (\d+)\b")
 _LOSS = re.compile(r"\bloss(?: train)?(?: \([^)]{0,20}\))?:? ?([\d.]+|nan)")
@@ -32,7 +32,7 @@ class LitGPT(LineDialect):
         time = _TIME.search(line) if found else None
         if found is None or time is None:
             return False
-        iteration, step = int(found[1]), int(found[2])
+        iteration, step = integer(found[1]), integer(found[2])
         if step == self._last:
             self.out.job.note("Lines of further micro-batches of a step were left out.")
             return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from scalebook.logs.dialect import LineDialect
+from scalebook.logs.numbers import integer
 from scalebook.logs.pairs import pairs
 
 _RECORD = re.compile(r"completed step: (\d+), ")
@@ -40,7 +41,7 @@ class MaxText(LineDialect):
         found = _RECORD.search(line) if "completed step" in line else None
         if found is None:
             for name, value in _TOLD.findall(line):
-                self.out.tell(_OURS[name], int(value))
+                self.out.tell(_OURS[name], integer(value))
             return False
         text = line[found.end() :]
         row = pairs(_PAIR, text.rpartition(",")[0] if self.cut else text, _COLUMNS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from scalebook.logs.dialect import LineDialect
-from scalebook.logs.numbers import MISSING, number, scaled
+from scalebook.logs.numbers import MISSING, integer, number, scaled
 
 ROUNDED = 5e-3  # relative error of three digits
 _MIB_A_GIB = 1024.0
@@ -63,7 +63,7 @@ class Nanotron(LineDialect):
             self.out.job.counts.broken_records += 1
             return True
         row["step"] = float(found[1])
-        self.out.step(row, total=int(found[2]))
+        self.out.step(row, total=integer(found[2]))
         self.out.job.rounded = ROUNDED
         return True
 
@@ -75,8 +75,8 @@ class Nanotron(LineDialect):
             details["peak_reserved_gib"] = number(memory[2]) / _MIB_A_GIB
         elif "Args(" in line or line.startswith("   ") or "]:   " in line:
             for name, value in (found.groups("") for found in _ARGUMENT.finditer(line)):
-                if int(value) > 0:
-                    self.out.tell(_OURS.get(name, name), int(value), weak=True)
+                if integer(value) > 0:
+                    self.out.tell(_OURS.get(name, name), integer(value), weak=True)
 
 
 class NanotronCSV(LineDialect):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from scalebook.logs.dialect import LineDialect
-from scalebook.logs.numbers import number
+from scalebook.logs.numbers import integer, number
 from scalebook.logs.pairs import bar_seconds, bar_state
 
 _GIB = 2.0**30
@@ -58,7 +58,7 @@ class NeMo2(LineDialect):
             self.out.job.counts.broken_records += 1
             return True
         row.setdefault("step", float(found[1]))
-        self.out.step(row, total=int(found[2]) + 1)
+        self.out.step(row, total=integer(found[2]) + 1)
         return True
 
 

@@ -12,6 +12,7 @@ _NUMBER = re.compile(
 )
 _CLOCK = re.compile(r"(?:(\d+) days?, )?(\d+):(\d\d):(\d\d(?:\.\d+)?)")
 _SHORT_CLOCK = re.compile(r"(\d+):(\d\d(?:\.\d+)?)$")
+_MOST_DIGITS = 18  # more than any size, count or rank has
 LARGEST = 1e300  # beyond it a product could overflow; such a figure is not a measurement
 
 
@@ -36,6 +37,15 @@ def scaled(text: str) -> float:
     return value if abs(value) < LARGEST else MISSING
 
 
+def integer(digits: str) -> int:
+    """Return the whole number that digits make; one of more digits than any run has is 10^18.
+
+    Python refuses to read thousands of digits, and no bound on a size lets either value pass.
+    """
+    known = digits.lstrip("0")
+    return int(known or "0") if len(known) <= _MOST_DIGITS else 10**_MOST_DIGITS
+
+
 def whole(text: str) -> int | None:
     """Return a non-negative whole number, None where the text is anything else."""
     value = number(text)
@@ -47,9 +57,10 @@ def clock_seconds(text: str) -> float:
     found = _CLOCK.match(text)
     if found:
         days, hours, minutes, seconds = found.groups()
-        return int(days or 0) * 86400.0 + int(hours) * 3600 + int(minutes) * 60 + float(seconds)
+        whole_minutes = integer(days or "0") * 1440 + integer(hours) * 60 + integer(minutes)
+        return whole_minutes * 60.0 + number(seconds)
     short = _SHORT_CLOCK.match(text)
-    return int(short[1]) * 60 + float(short[2]) if short else MISSING
+    return integer(short[1]) * 60 + number(short[2]) if short else MISSING
 
 
 def half_unit(text: str) -> float:
@@ -59,7 +70,7 @@ def half_unit(text: str) -> float:
         return MISSING
     mantissa, _, exponent = found[1].replace(",", "").lower().partition("e")
     decimals = len(mantissa.partition(".")[2])
-    return 0.5 * 10.0 ** (min(int(exponent or 0), 300) - decimals)
+    return 0.5 * 10.0 ** (min(number(exponent or "0"), 300) - decimals)
 
 
 def rounding(value: float) -> float:

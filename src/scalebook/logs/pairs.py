@@ -6,7 +6,7 @@ import math
 import re
 
 from scalebook.logs.job import Job
-from scalebook.logs.numbers import MISSING, clock_seconds, number
+from scalebook.logs.numbers import MISSING, clock_seconds, integer, number
 
 BAR = re.compile(
     r"(\d{1,12})/(\d{1,12}) \[((?:\d+ days?, )?[\d:]+)<[^,\]]*,\s*([\d.]+)\s*(s/it|it/s)"
@@ -39,7 +39,7 @@ def bar_seconds(text: str) -> float:
 def bar_state(text: str) -> tuple[int, int, float] | None:
     """Return done, total and elapsed seconds of a tqdm bar, None without one."""
     found = BAR.search(text)
-    return (int(found[1]), int(found[2]), clock_seconds(found[3])) if found else None
+    return (integer(found[1]), integer(found[2]), clock_seconds(found[3])) if found else None
 
 
 def differences(job: Job, column: str) -> list[float]:

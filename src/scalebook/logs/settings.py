@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import TypeAlias
 
-from scalebook.logs.numbers import number
+from scalebook.logs.numbers import integer, number
 
 Value: TypeAlias = int | float | str | bool
 
@@ -129,8 +129,8 @@ def group_sizes(line: str) -> Iterator[tuple[str, Value]]:
         "pipeline-model-parallel": "pipeline_parallel_size",
     }
     for encoder, kind, digits in _GROUP_SIZES.findall(line):
-        if not encoder and int(digits) >= 1:
-            yield names[kind], int(digits)
+        if not encoder and integer(digits) >= 1:
+            yield names[kind], integer(digits)
 
 
 def assigned(line: str) -> tuple[str, Value] | None:

@@ -7,7 +7,7 @@ import re
 from scalebook.logs.bar_fields import RECORD
 from scalebook.logs.deepspeed import SKIPPED, TIMER
 from scalebook.logs.dialect import LineDialect
-from scalebook.logs.numbers import MISSING, number
+from scalebook.logs.numbers import MISSING, integer, number
 
 _LOSS = re.compile(r"\|\s*total loss ([-+\d.eE]+|nan)")
 _TIME = re.compile(r"elapsed time per iteration \(ms\): ([\d.]+) *\|")
@@ -34,7 +34,7 @@ class SwissArmy(LineDialect):
             return True
         skipped = SKIPPED.search(line) if "skipped=" in line else None
         if skipped:
-            self.out.job.skipped_in_all = int(skipped[2])
+            self.out.job.skipped_in_all = integer(skipped[2])
             return True
         found = RECORD.search(line) if "iteration" in line else None
         time = _TIME.search(line) if found else None
@@ -51,5 +51,5 @@ class SwissArmy(LineDialect):
             self.out.digits("samples_per_second_per_gpu", speed[1], 1 / 60)
         if self._job_rate and self._job_rate[0] == row["step"]:
             row["samples_per_second"] = self._job_rate[1]
-        self.out.step(row, total=int(found[2]))
+        self.out.step(row, total=integer(found[2]))
         return True

@@ -8,6 +8,7 @@ import re
 from scalebook.logs.clean import split_rank
 from scalebook.logs.clock import clock_of, has_fraction
 from scalebook.logs.dialect import LineDialect
+from scalebook.logs.numbers import integer
 from scalebook.logs.pairs import pairs, seconds_from
 
 _RECORD = re.compile(r"(?<!validate )\bstep: +(\d+) +(?=[^\n]{0,300}\b(?:tps|wps):)")
@@ -66,10 +67,10 @@ class TorchTitan(LineDialect):
         row["step"], row["clock"] = float(found[1]), clock_of(line)
         self._fine = self._fine and (has_fraction(line) or math.isnan(row["clock"]))
         primus = _RANK.search(line)
-        rank = int(primus[1]) if primus else split_rank(line)[0]
-        self.out.step(row, rank=rank, world=int(primus[2]) if primus else None)
+        rank = integer(primus[1]) if primus else split_rank(line)[0]
+        self.out.step(row, rank=rank, world=integer(primus[2]) if primus else None)
         if primus:
-            self.out.tell("world_size", int(primus[2]))
+            self.out.tell("world_size", integer(primus[2]))
         return True
 
     def _sizes(self, line: str) -> None:
@@ -77,9 +78,9 @@ class TorchTitan(LineDialect):
             for pattern, name in _SIZES:
                 found = pattern.search(line)
                 if found:
-                    self.out.tell(name, int(found[1]))
+                    self.out.tell(name, integer(found[1]))
         if "device mesh with parallelism" in line:
-            degrees = {name: int(size) for name, size in _DEGREE.findall(line)}
+            degrees = {name: integer(size) for name, size in _DEGREE.findall(line)}
             for name, size in degrees.items():
                 if name in _OURS:
                     self.out.tell(_OURS[name], size)
@@ -90,7 +91,7 @@ class TorchTitan(LineDialect):
                 self.out.tell("world_size", math.prod(outer))
         mesh = _MESH.search(line) if "device mesh with" in line else None
         if mesh:
-            sizes = [int(size) for size in mesh[1].split(",") if size.strip()]
+            sizes = [integer(size) for size in mesh[1].split(",") if size.strip()]
             self.out.tell("world_size", math.prod(sizes))
 
     def finish(self) -> None:

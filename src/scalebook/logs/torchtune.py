@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from scalebook.logs.dialect import LineDialect
+from scalebook.logs.numbers import integer
 from scalebook.logs.pairs import bar_seconds, pairs
 
 _RECORD = re.compile(r"\bStep (\d+) \| (?=loss:)")
@@ -52,8 +53,8 @@ class Torchtune(LineDialect):
         found = _BAR.search(line) if "|Loss: " in line else None
         if found is None:
             return False
-        if not self._rate and int(found[2]) != self._last:
-            self._last = int(found[2])
+        if not self._rate and integer(found[2]) != self._last:
+            self._last = integer(found[2])
             row = {"step": float(found[2]), "loss": float(found[3]), "seconds": bar_seconds(line)}
             self.out.step(row)
         return True
