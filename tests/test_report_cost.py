@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 from simulated import H100, config, write_run
 
@@ -94,7 +95,10 @@ def test_a_run_without_telemetry_says_why_it_has_no_energy(two: Path) -> None:
 
 def test_measured_energy_is_shown_with_the_least_named(root: Path) -> None:
     data = load(root / "runs" / "examples")
-    known = data.completed.drop_nulls("energy_joules_per_token").sort("energy_joules_per_token")
+    measured = data.completed.drop_nulls("energy_joules_per_token")
+    # The first layers of a model take little because they are few.
+    whole = measured.filter(~pl.col("model").str.contains("@", literal=True))
+    known = whole.sort("energy_joules_per_token")
     figures = energy_page.energy_chart(data)
     assert figures is not None
     assert str(known["run_id"][0])[-12:] in words(cost_page.overview(data, Stated()))

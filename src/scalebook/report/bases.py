@@ -16,7 +16,10 @@ from scalebook.tables import Column, Row, table, text
 def title(pair: Pair) -> str:
     """Return the pair in words."""
     row = pair.a[0].row
-    how = f", {split_name(row)}" if pair.kind == "matched configuration" else ""
+    split = split_name(row)
+    # A split of one rank is only its number, which the work has already.
+    told = pair.kind == "matched configuration" and not split[:1].isdigit()
+    how = f", {split}" if told else ""
     return f"{sides(pair)}, {row['model']} on {work(row)}{how}"
 
 

@@ -12,7 +12,7 @@ from scalebook.columns import SCHEMA
 from scalebook.markup import Fragment, Markup, bullets, join, paragraphs, run_link
 from scalebook.naming import sized, split_name, units
 from scalebook.quantities import count, percent, quantity
-from scalebook.report.versus import verdict_on
+from scalebook.report.versus import Configuration, verdict_on
 from scalebook.scaling import ScalingPoint, table
 from scalebook.setups import setup_words
 
@@ -87,7 +87,11 @@ def _against(base: Row, row: Row) -> dict[str, Any]:
 
 def _efficiency_interval(base: Row, row: Row) -> dict[str, float | None]:
     """Return the interval of the ratio of both rates per GPU, as every comparison has it."""
-    verdict = None if row["run_id"] == base["run_id"] else verdict_on(row, base)
+    verdict = (
+        None
+        if row["run_id"] == base["run_id"]
+        else verdict_on(Configuration((row,)), Configuration((base,)))
+    )
     low, high = (verdict.low, verdict.high) if verdict else (None, None)
     return {"efficiency_low": low, "efficiency_high": high}
 
