@@ -182,6 +182,45 @@ def test_a_run_that_another_process_is_at_is_left_to_it(tmp_path: Path):
         assert actions(survey(plan(), tmp_path)) == ["elsewhere", "run", "run"]
 
 
+def complete(runs: Path, **changes: Any) -> Path:
+    """Publish a completed run, as another process does."""
+    partial = store.create_partial(runs, small(**changes), conclusion.datetime.now())
+    write_steps(partial, 5)
+    conclusion.conclude(partial, exit_code=0)
+    return store.publish(partial)
+
+
+@pytest.mark.parametrize(("rerun", "status"), [(False, "done"), (True, "completed")])
+def test_what_another_process_has_done_meanwhile_is_not_done_twice(
+    tmp_path: Path, papermill: Any, rerun: bool, status: str
+):
+    def execute(notebook: Path, output: Path, parameters: Mapping[str, Any]) -> None:
+        if parameters["repeat"] == 0:
+            complete(tmp_path, repeat=1)
+        kernel()(notebook, output, parameters)
+
+    papermill(execute)
+    results, said, code = run(tmp_path, plan(), rerun=rerun)
+    assert [result.status for result in results] == ["completed", status, "completed"]
+    assert ("[2/3] not started: a completed run of it exists by now" in said) != rerun
+    assert (code, all(result.good for result in results)) == (0, True)
+
+
+@pytest.mark.parametrize("rerun", [False, True])
+def test_what_another_process_is_at_by_now_is_left_to_it(
+    tmp_path: Path, papermill: Any, rerun: bool
+):
+    def execute(notebook: Path, output: Path, parameters: Mapping[str, Any]) -> None:
+        if parameters["repeat"] == 0:
+            store.create_partial(tmp_path, small(repeat=1), conclusion.datetime.now())
+        kernel()(notebook, output, parameters)
+
+    papermill(execute)
+    results, said, _ = run(tmp_path, plan(), rerun=rerun)
+    assert [result.status for result in results] == ["completed", "elsewhere", "completed"]
+    assert "[2/3] not started: another process or job has it at this moment" in said
+
+
 @pytest.mark.parametrize(
     ("number", "code"),
     [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)],

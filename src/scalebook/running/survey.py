@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -15,6 +15,8 @@ from scalebook.record import Status
 from scalebook.running import conclusion, ownership
 
 Action = Literal["run", "done", "illegal", "known_illegal", "unavailable", "elsewhere"]
+
+ELSEWHERE = "another process or job has it at this moment"
 
 _SHORT = {
     "tensor_parallel_size": "tp",
@@ -56,6 +58,16 @@ def survey(
     return tuple(_entry(planned, finished, live, devices, here) for planned in plan.runs)
 
 
+def again(entry: Entry, runs: Path, *, rerun: bool = False) -> Entry:
+    """Return an entry that is to be run as it stands by now: another process may have taken it."""
+    name = entry.config.config_hash()
+    if name in live_hashes(runs):
+        return replace(entry, action="elsewhere", reason=ELSEWHERE)
+    if not rerun and finished_hashes(runs).get(name) == "completed":
+        return replace(entry, action="done", reason="a completed run of it exists by now")
+    return entry
+
+
 def _entry(
     planned: PlannedRun,
     finished: Mapping[str, Status],
@@ -83,7 +95,7 @@ def _entry(
     if missing or lacking:
         return Entry(config, "unavailable", missing or lacking[0].message)
     if name in live:
-        return Entry(config, "elsewhere", "another process or job has it at this moment")
+        return Entry(config, "elsewhere", ELSEWHERE)
     memory = planned.memory.total_gib if planned.memory else None
     return Entry(config, "run", None, tuple(warnings), memory)
 

@@ -29,7 +29,7 @@ from scalebook.running.progress import POLL_SECONDS, Tail, duration, extra_secon
 from scalebook.running.pruning import Inference
 from scalebook.running.results import Result, exit_code, summary
 from scalebook.running.stopping import Stop, stop_on_signals
-from scalebook.running.survey import Entry, label
+from scalebook.running.survey import Entry, again, label
 from scalebook.running.waiting import Scheduled, Waited
 
 __all__ = [
@@ -108,6 +108,11 @@ class _Sweep:
         sentence = self.stop.sentence()
         if sentence is not None:
             return Result(entry, None, f"not started: {sentence}")
+        entry = again(entry, self.settings.runs, rerun=self.settings.rerun)
+        if entry.action != "run":
+            self.console.say(f"{where} {label(entry.config)}")
+            self.console.say(f"{where} not started: {entry.reason}")
+            return Result(entry, None, entry.reason)
         self.started = True
         scheduled = self.settings.schedule.place(place, waited)
         record = self._train(entry, where, scheduled)
