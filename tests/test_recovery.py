@@ -19,7 +19,7 @@ from training import small, wait_for
 from scalebook import store
 from scalebook.cli import main
 from scalebook.errors import LaunchError, RecordError
-from scalebook.record import RunRecord
+from scalebook.record import RunRecord, Status
 from scalebook.running import conclusion, ownership, processes, recovery
 
 
@@ -110,7 +110,32 @@ def test_the_lock_falls_free_when_its_owner_is_killed(tmp_path: Path):
     assert not ownership.is_live(directory)
 
 
+@pytest.mark.parametrize(
+    ("code", "stop", "steps", "status", "words"),
+    [
+        (0, None, 5, "completed", ""),
+        (1, None, 2, "failed", "exit code 1"),
+        (143, ("timeout", "The time limit of 3 s ran out"), 2, "timeout", "The time limit of 3 s"),
+    ],
+)
+def test_a_run_whose_trainer_had_ended_gets_the_record_that_it_would_have_had(
+    tmp_path: Path,
+    code: int,
+    stop: tuple[Status, str] | None,
+    steps: int,
+    status: str,
+    words: str,
+):
+    directory = partial(tmp_path, steps)
+    conclusion.write_exit(directory, code, stop)
+    (leftover,) = recovery.recover(tmp_path)
+    assert (leftover.record.status, leftover.record.exit_code) == (status, code)
+    assert words in (leftover.record.reason or "")
+    assert not (leftover.path / conclusion.EXIT_FILE).exists()
+
+
 ODD_FILES = {
+    "an end that is none": (conclusion.EXIT_FILE, '{"exit_code": "x", "status": 4}'),
     "notes of a schedule": ("schedule.json", '{"notes": 5}'),
     "a start that is no time": (conclusion.LAUNCH_FILE, '{"started_at": 7, "command": 3}'),
     "an environment of a launch": (conclusion.LAUNCH_FILE, '{"environment": [1]}'),

@@ -185,6 +185,23 @@ def test_the_processes_of_a_run_are_found_by_what_its_directory_says_of_their_st
     assert found
 
 
+def test_how_the_trainer_ended_is_kept_before_anything_else_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    kept: list[dict[str, Any]] = []
+    end = processes.end
+
+    def look(run_id: str, *rest: Any, **named: Any) -> bool:
+        (directory,) = store.partial_directories(tmp_path)
+        kept.append(conclusion.read_object(directory / conclusion.EXIT_FILE))
+        return end(run_id, *rest, **named)
+
+    monkeypatch.setattr(processes, "end", look)
+    record = train(tmp_path)
+    assert kept == [{"exit_code": 0, "status": None, "sentence": None}]
+    assert not (tmp_path / record.run_id / conclusion.EXIT_FILE).exists()
+
+
 def test_the_death_of_the_owner_ends_the_run(tmp_path: Path):
     code = (
         "import subprocess, sys, time\n"

@@ -17,6 +17,7 @@ from scalebook.record import RunRecord, Status, StepRecord
 from scalebook.running import outcome, progress, restarts
 
 LAUNCH_FILE = "launch.json"  # command, environment, started_at, start: written before the start
+EXIT_FILE = "exit.json"  # how the trainer ended: written as soon as it has
 SCHEDULE_FILE = "schedule.json"  # the place in a plan's order, where a plan started the run
 LOG_LINES = 2000  # enough to look over the tracebacks of many ranks
 
@@ -76,7 +77,7 @@ def conclude(
         of_steps=_skipped(steps),
     )
     store.write_record(directory, record)
-    for name in (LAUNCH_FILE, SCHEDULE_FILE):
+    for name in (LAUNCH_FILE, EXIT_FILE, SCHEDULE_FILE):
         (directory / name).unlink(missing_ok=True)
     return record
 
@@ -209,6 +210,13 @@ def write_launch(
         "directory": str(directory.resolve()),
     }
     store.write_json(directory / LAUNCH_FILE, value)
+
+
+def write_exit(directory: Path, code: int, stop: tuple[Status, str] | None) -> None:
+    """Keep how the trainer ended, for whoever concludes the run in place of its dead runner."""
+    status, sentence = stop or (None, None)
+    value = {"exit_code": code, "status": status, "sentence": sentence}
+    store.write_json(directory / EXIT_FILE, value)
 
 
 def start_of(directory: Path) -> str | None:

@@ -74,11 +74,28 @@ def settle(
         shutil.rmtree(partial)
         return None
     reason = sentence or "The process in charge ended without a word (killed, or power was lost)"
-    return conclusion.conclude(partial, stop=(status, reason), finished_at=_last_sign(partial))
+    unknown: tuple[Status, str] = (status, reason)
+    code, stop = _end(partial) or (None, unknown)
+    return conclusion.conclude(partial, exit_code=code, stop=stop, finished_at=_last_sign(partial))
+
+
+def _end(partial: Path) -> tuple[int, tuple[Status, str] | None] | None:
+    """Return exit code and stop of a trainer whose end was noted; None where none was."""
+    end = conclusion.read_object(partial / conclusion.EXIT_FILE)
+    code, status = end.get("exit_code"), end.get("status")
+    if not isinstance(code, int):
+        return None
+    return code, (status, str(end.get("sentence"))) if status else None
 
 
 def _last_sign(partial: Path) -> str:
     """Return when the run last wrote anything, as records keep times."""
-    names = ("config.json", conclusion.LAUNCH_FILE, "steps.jsonl", "train.log")
+    names = (
+        "config.json",
+        conclusion.LAUNCH_FILE,
+        "steps.jsonl",
+        "train.log",
+        conclusion.EXIT_FILE,
+    )
     newest = max(path.stat().st_mtime for name in names if (path := partial / name).exists())
     return datetime.fromtimestamp(newest, UTC).isoformat(timespec="seconds")

@@ -105,13 +105,15 @@ def _train_in(directory: Path, config: RunConfig, trainer: str, show: Show) -> R
     with telemetry.sampling(directory, config, environment):
         process = _start(directory, plan.command, {**environment, processes.START: start})
         stop = _watch(process, directory, config, show)
+        code = _shell_code(process.returncode)
+        conclusion.write_exit(directory, code, stop)
     # a killed guard leaves the run behind
     processes.end(conclusion.run_id(directory), start=start)
     (directory / STOP_FILE).unlink(missing_ok=True)
     kills, killed = memory_kills.since(before)
     return conclusion.conclude(
         directory,
-        exit_code=_shell_code(process.returncode),
+        exit_code=code,
         stop=stop,
         host_memory_kills=kills,
         memory_killed=killed,
