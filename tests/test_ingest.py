@@ -5,9 +5,12 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import os
 import shutil
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,9 +19,11 @@ import zstandard
 from scalebook import catalog, flops
 from scalebook.cli import main
 from scalebook.errors import IngestError
+from scalebook.ingest import write as ingest_write
 from scalebook.ingest.run import ingest, summaries
 from scalebook.logs import source
 from scalebook.metrics import measure
+from scalebook.running import recovery
 from scalebook.store import read_run, read_runs
 
 LOGS = Path(__file__).parent / "logs"
@@ -83,6 +88,61 @@ def test_ingesting_twice_changes_nothing(tmp_path):
     (second,), _ = ingest(paths, tmp_path, {})
     assert (first.new, second.new) == (True, False)
     assert {path: path.stat().st_mtime_ns for path in second.path.iterdir()} == before
+
+
+def threads(count, call):
+    """Call something in several threads at the same time; return what each got."""
+    with ThreadPoolExecutor(count) as pool:
+        return [one.result() for one in [pool.submit(call) for _ in range(count)]]
+
+
+def test_ingesting_at_the_same_time_writes_one_whole_run(tmp_path, monkeypatch):
+    log = LOGS / "megatron_2024.log"
+    attached = ingest_write._write_attached
+    monkeypatch.setattr(
+        ingest_write, "_write_attached", lambda *given: (time.sleep(0.3), attached(*given))
+    )
+    found = threads(3, lambda: ingest([log], tmp_path, {})[0][0])
+    assert sorted(run.new for run in found) == [False, False, True]
+    (path,) = tmp_path.iterdir()
+    assert {run.path for run in found} == {path}
+    assert not (path / ingest_write.OWNER_FILE).exists()
+    assert len(read_run(path).steps) == 6
+
+
+def test_recovering_during_an_ingest_leaves_its_directory_alone(tmp_path, monkeypatch):
+    seen = []
+
+    def recover(directory, _group):
+        os.utime(directory, (1, 1))  # however long it takes
+        seen.extend(recovery.recover(tmp_path))
+
+    monkeypatch.setattr(ingest_write, "_write_attached", recover)
+    (run,), _ = ingest([LOGS / "megatron_2024.log"], tmp_path, {})
+    assert [leftover.record for leftover in seen] == [None]
+    assert len(read_run(run.path).steps) == 6
+
+
+def test_what_a_killed_ingest_left_is_written_anew(tmp_path):
+    (run,), _ = ingest([LOGS / "megatron_2024.log"], tmp_path, {})
+    partial = run.path.rename(tmp_path / f".partial-{run.path.name}")
+    (partial / ingest_write.OWNER_FILE).write_text("")
+    (partial / "profile").mkdir()
+    (partial / "record.json").write_text("{")
+    (again,), _ = ingest([LOGS / "megatron_2024.log"], tmp_path, {})
+    assert again.new
+    assert [path.name for path in sorted(again.path.iterdir())] == ["record.json", "steps.jsonl"]
+    assert list(tmp_path.iterdir()) == [again.path]
+
+
+def test_where_files_cannot_be_locked_a_log_is_ingested_all_the_same(tmp_path, monkeypatch):
+    def flock(*_):
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(ingest_write.fcntl, "flock", flock)
+    (run,), _ = ingest([LOGS / "megatron_2024.log"], tmp_path, {})
+    assert run.new
+    assert not (run.path / ingest_write.OWNER_FILE).exists()
 
 
 def test_the_run_id_follows_the_content_not_the_name_or_the_packing(tmp_path):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import gzip
 import hashlib
 import json
+import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,6 +24,7 @@ from scalebook.logs.job import Job
 from scalebook.record import RunRecord
 from scalebook.scrub import scrub_all
 
+OWNER_FILE = "owner.json"  # as scalebook.running.ownership, above this package, names it
 _LARGEST_TRACE = 512 << 20
 _SETTINGS = (
     "model",
@@ -143,16 +147,56 @@ def write_run(
         return final, False
     runs.mkdir(parents=True, exist_ok=True)
     partial = store.partial_path(runs, record.run_id)
-    if partial.exists():
-        shutil.rmtree(partial)  # left behind by an ingest that was killed
-    partial.mkdir()
-    job = group.jobs[index]
-    with (partial / "steps.jsonl").open("w", encoding="utf-8") as stream:
-        for step in steps_of(job, known):
-            stream.write(step.model_dump_json() + "\n")
-    _write_attached(partial, group)
-    store.write_record(partial, record)
-    return store.publish(partial), True
+    with _held(partial):
+        if final.exists():  # another process was faster
+            shutil.rmtree(partial)
+            return final, False
+        _clear(partial)
+        with (partial / "steps.jsonl").open("w", encoding="utf-8") as stream:
+            for step in steps_of(group.jobs[index], known):
+                stream.write(step.model_dump_json() + "\n")
+        _write_attached(partial, group)
+        store.write_record(partial, record)
+        store.publish(partial)
+        (final / OWNER_FILE).unlink(missing_ok=True)
+    return final, True
+
+
+@contextmanager
+def _held(partial: Path) -> Generator[None]:
+    """Create a directory and hold it: another ingest waits, and ``recover`` leaves it alone."""
+    file = partial / OWNER_FILE
+    while True:
+        partial.mkdir(exist_ok=True)
+        try:
+            stream = file.open("a")
+        except FileNotFoundError:  # published at this moment
+            continue
+        with stream:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX)
+                held = _is_at(stream.fileno(), file)
+            except OSError:  # no locks on this file system: that the directory is new has to do
+                file.unlink(missing_ok=True)
+                held = True
+            if held:
+                yield
+                return
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Return whether an open file still has this path: whoever held it may have moved it."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _clear(partial: Path) -> None:
+    """Remove what an ingest that was killed left behind."""
+    for path in partial.iterdir():
+        if path.name != OWNER_FILE:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _write_attached(directory: Path, group: Group) -> None:
