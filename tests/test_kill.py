@@ -207,7 +207,9 @@ def test_a_killed_plan_leaves_nothing_running_and_is_recovered(plan: Plan):
 
 
 @pytest.mark.parametrize(
-    ("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["SIGINT", "SIGTERM"]
+    ("number", "expected"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)],
+    ids=["SIGINT", "SIGTERM", "SIGHUP"],
 )
 def test_a_signal_to_the_plan_records_the_run_and_ends_with_a_summary(
     plan: Plan, number: signal.Signals, expected: int
