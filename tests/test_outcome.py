@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scalebook.running import memory_kills
+from scalebook.running import causes, memory_kills
 from scalebook.running.outcome import LINE_CHARACTERS, LOG_TAIL_LINES, Evidence, classify
 from scalebook.running.torchrun import RootCause, informative, root_cause
 
@@ -279,6 +279,46 @@ def test_no_text_costs_more_than_its_length(text: str):
         classify(evidence(*log))
         seconds.append(time.process_time() - start)
     assert seconds[1] < 100 * max(seconds[0], 0.01)
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "ncclncclnccl",
+        "NCCL WARN ",
+        "NCCL error unhandled aaaaaaaaa",
+        "ibv_create_",
+        "ibv_create_" + "a" * 1980,
+        "ibv_reg_mr failed ",
+        "CUDA out of memory. Tried to allocate 1",
+        "[rank1]:",
+        "what(): ",
+        " ",
+    ],
+)
+def test_no_line_costs_much_more_than_a_plain_one_of_its_length(piece: str):
+    """The end of a log, 512 KB: a pattern that starts anew at each place took 100 times as long."""
+    seconds: list[float] = []
+    for text in ("step 12 loss 3.2 and so on ", piece):
+        line = (text * LINE_CHARACTERS)[:LINE_CHARACTERS]
+        start = time.process_time()
+        causes.search([line] * 256)
+        seconds.append(time.process_time() - start)
+    assert seconds[1] < 10 * max(seconds[0], 0.01)
+
+
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        ("NCCL WARN NCCL version 2 ncclAllocate_some_buffer: out of memory", "gpu_memory"),
+        ("ibv_create_cq_ex failed with error Cannot allocate memory", "collective_error"),
+        ("NCCL WARN x NCCL WARN Call to ibv_modify_qp failed", "collective_error"),
+        ("ProcessGroupNCCL.cpp:1275 NCCL error in: unhandled system error", "collective_error"),
+    ],
+)
+def test_a_cause_is_found_behind_several_words_of_its_library(line: str, cause: str):
+    found = causes.search([line])
+    assert found and found.rule.cause == cause
 
 
 def test_the_systems_kills_are_counted_in_the_group_of_the_process(tmp_path: Path):

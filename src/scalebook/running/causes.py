@@ -39,6 +39,15 @@ def _rule(status: Status, cause: str, sentence: str, hint: str, *texts: str) -> 
     return Rule(status, cause, re.compile("|".join(texts)), sentence, hint)
 
 
+def _behind(start: str, end: str, most: int = 120) -> str:
+    """Return a pattern of one text behind another with at most so many characters between them.
+
+    Another start ends the way from the one before, so that no character is looked at from each of
+    many starts.
+    """
+    return rf"(?:{start})(?:(?!{start}).){{0,{most}}}?{end}"
+
+
 # Their own text says what happened; the first rule that finds a line wins.
 RULES = (
     _rule(
@@ -59,7 +68,7 @@ RULES = (
         r"OutOfMemoryError", r"(?:CUDA|HIP) (?:[Ee]rror: )?out of memory",
         r"(?:hip|cuda)Error(?:OutOfMemory|MemoryAllocation)", r"CUDA_ERROR_OUT_OF_MEMORY",
         r"(?:Cuda|CUDA|HIP|Hip) failure (?:\d+ )?'out of memory'",
-        r"Failed to (?:CUDA|Cuda|HIP) [cm]alloc", r"(?:NCCL|RCCL|nccl\w*).{0,80}out of memory",
+        r"Failed to (?:CUDA|Cuda|HIP) [cm]alloc", _behind("NCCL|RCCL|nccl", "out of memory"),
     ),
     _rule(
         "out_of_memory", "gpu_memory", "The GPU's memory ran out", " for a library's work space",
@@ -70,7 +79,9 @@ RULES = (
     _rule(
         "failed", "collective_error", "The collective library could not pin memory",
         ": raise the limit on locked memory (ulimit -l unlimited)",
-        r"ibv_(?:reg_mr|create_\w+)\w* failed.{0,80}(?:Cannot allocate memory|error 12)",
+        _behind(
+            r"ibv_(?:reg_mr|create_)\w{0,40}+ failed", "(?:Cannot allocate memory|error 12)"
+        ),
     ),
     _rule(
         "failed", "shared_memory", "Shared memory ran out", f": {SHM_HINT}",
@@ -122,7 +133,11 @@ RULES = (
     ),
     _rule(
         "failed", "collective_error", "The collective library failed", "",
-        r"(?:NCCL|RCCL) (?:error|WARN).{0,300}?(?P<what>unhandled \w+ error|Call to \w+ failed)",
+        _behind(
+            "[NR]CCL (?:error|WARN)",
+            r"(?P<what>unhandled \w{1,60}+ error|Call to \w{1,60}+ failed)",
+            most=300,
+        ),
         r"(?P<error>ncclRemoteError|ncclSystemError|ncclInternalError)",
     ),
     _rule(
