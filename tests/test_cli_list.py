@@ -186,6 +186,27 @@ def test_a_step_with_a_number_that_no_step_has_is_said_and_the_others_count(
     assert "a: steps.jsonl line 13" in err
 
 
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["pipe", "folder"])
+def test_a_run_whose_files_are_no_files_is_listed_without_them(tmp_path, listed, make):
+    folder = write_run(tmp_path / "runs", "a")
+    write_run(tmp_path / "runs", "b")
+    (folder / "steps.jsonl").unlink()
+    make(folder / "steps.jsonl")
+    make(folder / "telemetry.jsonl")
+    rows, err = listed()
+    assert [row["measured_steps"] for row in rows] == [0, 10]
+    assert "a: steps.jsonl is not a file" in err
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_steps_without_permission_are_said_and_hide_no_other_run(tmp_path, listed):
+    (write_run(tmp_path / "runs", "a") / "steps.jsonl").chmod(0)
+    write_run(tmp_path / "runs", "b")
+    rows, err = listed()
+    assert [row["measured_steps"] for row in rows] == [0, 10]
+    assert "a: steps.jsonl cannot be read: Permission denied" in err
+
+
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "1e999", "1" + "0" * 400])
 def test_a_loss_that_is_not_finite_is_left_out_and_its_step_counts(tmp_path, listed, value):
     folder = write_run(tmp_path / "runs", "a")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from scalebook import catalog
 from scalebook.errors import LaunchError
-from scalebook.running import detect
+from scalebook.running import detect, query
 from scalebook.running.detect import Machine
 from scalebook.running.query import printed
 
@@ -88,6 +89,24 @@ def test_the_right_device_and_the_cpu_are_not_refused():
     h100 = Machine("nvidia", "NVIDIA H100 80GB HBM3", 1)
     assert detect.refusal(catalog.platform("h100"), h100) is None
     assert detect.refusal(catalog.platform("cpu"), h100) is None
+
+
+@pytest.mark.parametrize("asic", ["N/A", None, [], 3])
+def test_an_amd_gpu_whose_chip_is_not_told_counts_without_a_name(tmp_path: Path, asic: object):
+    found = machine(tmp_path, amd_smi=json.dumps([{"gpu": 0, "asic": asic}]))
+    assert found == Machine("amd", None, 1)
+
+
+def test_an_answer_that_is_no_utf_8_is_read_with_a_mark_for_what_is_none():
+    assert printed(("printf", r"NVIDIA\377 H100")) == "NVIDIA\ufffd H100"
+
+
+def test_a_tool_whose_child_holds_its_output_is_waited_for_a_few_seconds(monkeypatch):
+    monkeypatch.setattr(query, "_LAST_SECONDS", 0.2)
+    start = time.monotonic()
+    answer = query.ask(("sh", "-c", "sleep 30 & sleep 30"), seconds=0.2)
+    assert (answer.code, answer.errors) == (None, "no answer within 0 s")
+    assert time.monotonic() - start < 10
 
 
 def test_a_tool_that_is_missing_or_fails_answers_nothing():

@@ -165,6 +165,21 @@ def test_lines_that_a_dying_job_cut_off_are_left_out(tmp_path: Path):
     assert (attempt.exit_code, attempt.ended_at, attempt.seconds) == (None, None, None)
 
 
+def test_facts_of_a_job_that_have_another_kind_are_none(tmp_path: Path):
+    odd = ['{"event": "start", "at": 5, "restart": "x"}', '{"event": "end", "at": [], "code": "0"}']
+    (tmp_path / job_files.EVENTS).write_text("\n".join([*odd, "[" * 100_000]) + "\n")
+    (tmp_path / job_files.JOB_FILE).write_text('{"job_id": "7", "submitted_at": 3, "runs": 1}')
+    assert job_files.attempts(tmp_path) == [job_files.Attempt(None, None, None, False, 0)]
+    job = job_files.Job.read(tmp_path)
+    assert job is not None and job.submitted_at is None
+
+
+def test_times_of_which_one_names_no_zone_make_no_duration():
+    begin, end = "2026-01-01T00:00:00", "2026-01-01T00:00:05+00:00"
+    assert job_files.Attempt(begin, end, 0, False, 0).seconds is None
+    assert job_files.Attempt(end, end, 0, False, 0).seconds == 0
+
+
 def test_status_shows_what_waits_trains_and_has_ended(tmp_path: Path):
     partial = waiting(tmp_path, START, steps=True)
     (row,) = situation.rows(tmp_path, ask=slurm_says("RUNNING"))

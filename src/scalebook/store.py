@@ -134,11 +134,17 @@ def _gone_on_from(steps: tuple[StepRecord, ...]) -> tuple[StepRecord, ...]:
 
 def read_step_lines(path: Path) -> tuple[tuple[StepRecord, ...], tuple[str, ...]]:
     """Return every readable line of a steps.jsonl, and a sentence for each that is not."""
-    if not path.exists():
-        return (), ()
+    try:
+        if not path.exists():
+            return (), ()
+        if not path.is_file():  # a pipe would be waited for
+            return (), (f"{path.name} is not a file",)
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError as error:
+        return (), (f"{path.name} cannot be read: {error.strerror}",)
     steps: list[StepRecord] = []
     problems: list[str] = []
-    for number, line in enumerate(path.read_text(errors="replace").splitlines(), start=1):
+    for number, line in enumerate(lines, start=1):
         try:
             steps.append(StepRecord.model_validate_json(line))
         except ValidationError:

@@ -87,7 +87,7 @@ def _amd_names(text: str | None) -> list[str | None]:
     """Return the names in the JSON of amd-smi (a list, or under gpu_data) or rocm-smi (by card)."""
     try:
         value: Any = json.loads(text or "null")
-    except ValueError:
+    except (ValueError, RecursionError):
         return []
     if isinstance(value, dict):
         table = cast("dict[str, Any]", value)
@@ -98,7 +98,8 @@ def _amd_names(text: str | None) -> list[str | None]:
 
 
 def _amd_name(entry: dict[str, Any]) -> str | None:
-    fields = {**entry, **cast("dict[str, Any]", entry.get("asic") or {})}
+    asic = entry.get("asic")
+    fields = {**entry, **cast("dict[str, Any]", asic if isinstance(asic, dict) else {})}
     found = (fields.get(key) for key in AMD_NAME_KEYS)
     return next((name for name in found if isinstance(name, str) and name != "N/A"), None)
 

@@ -31,7 +31,7 @@ class Attempt:
         try:
             begin = datetime.fromisoformat(self.started_at or "")
             return (datetime.fromisoformat(self.ended_at or "") - begin).total_seconds()
-        except ValueError:
+        except (ValueError, TypeError):  # no time, or one of the two without its zone
             return None
 
 
@@ -50,7 +50,7 @@ class Job:
         job_id, runs = value.get("job_id") or _noted_id(directory), value.get("runs")
         if not isinstance(job_id, str):
             return None
-        return cls(job_id, value.get("submitted_at"), runs if isinstance(runs, int) else 1)
+        return cls(job_id, _text(value.get("submitted_at")), runs if isinstance(runs, int) else 1)
 
 
 def _noted_id(directory: Path) -> str | None:
@@ -69,17 +69,26 @@ def attempts(directory: Path) -> list[Attempt]:
     found: list[Attempt] = []
     for event in _events(directory):
         if event.get("event") == "start":
-            found.append(Attempt(event.get("at"), None, None, False, event.get("restart", 0)))
+            restart = _whole(event.get("restart")) or 0
+            found.append(Attempt(_text(event.get("at")), None, None, False, restart))
         elif event.get("event") == "end" and found:
             last = found[-1]
             found[-1] = Attempt(
                 last.started_at,
-                event.get("at"),
-                event.get("code"),
+                _text(event.get("at")),
+                _whole(event.get("code")),
                 event.get("asked_to_end") is True,
                 last.restart,
             )
     return found
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _whole(value: Any) -> int | None:
+    return value if type(value) is int else None
 
 
 def _events(directory: Path) -> list[dict[str, Any]]:
@@ -91,7 +100,7 @@ def _events(directory: Path) -> list[dict[str, Any]]:
     for line in lines:
         try:
             value = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(value, dict):
             found.append(cast("dict[str, Any]", value))

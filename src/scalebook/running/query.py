@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 # A first call wakes a driver or a daemon, and a busy controller answers late.
 ASK_SECONDS = 60.0
+_LAST_SECONDS = 5.0  # for one that was ended: a driver, or a child of its own, may hold it
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,19 +24,31 @@ class Answer:
 def ask(command: Sequence[str], seconds: float = ASK_SECONDS) -> Answer:
     """Return what a command answers within so many seconds; it can read no input."""
     try:
-        done = subprocess.run(
+        process = subprocess.Popen(
             command,
-            capture_output=True,
-            text=True,
-            timeout=seconds,
-            check=False,
             stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            errors="replace",
         )
-    except subprocess.TimeoutExpired:
-        return Answer(None, "", f"no answer within {seconds:.0f} s")
     except OSError as error:
         return Answer(None, "", str(error))
-    return Answer(done.returncode, done.stdout, done.stderr)
+    try:
+        output, errors = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return Answer(None, "", f"no answer within {seconds:.0f} s")
+    finally:
+        if process.poll() is None:
+            _end(process)
+    return Answer(process.returncode, output, errors)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End a process, and wait for it no longer than a few seconds."""
+    process.kill()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.communicate(timeout=_LAST_SECONDS)
 
 
 def printed(command: Sequence[str], seconds: float = ASK_SECONDS) -> str | None:

@@ -81,6 +81,8 @@ def read(directory: Path) -> Telemetry:
 
 def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
     try:
+        if not path.is_file():  # a pipe would be waited for
+            return
         stream = path.open(encoding="utf-8", errors="replace")
     except OSError:
         return
