@@ -16,9 +16,10 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from scalebook import catalog, flops
+from scalebook import catalog, flops, store
 from scalebook.cli import main
 from scalebook.errors import IngestError
+from scalebook.ingest import group
 from scalebook.ingest import write as ingest_write
 from scalebook.ingest.run import ingest, summaries
 from scalebook.logs import source
@@ -143,6 +144,57 @@ def test_where_files_cannot_be_locked_a_log_is_ingested_all_the_same(tmp_path, m
     (run,), _ = ingest([LOGS / "megatron_2024.log"], tmp_path, {})
     assert run.new
     assert not (run.path / ingest_write.OWNER_FILE).exists()
+
+
+def test_what_is_supplied_the_second_time_makes_a_run_of_its_own(tmp_path):
+    log, runs = LOGS / "megatron_2021_windows.log", tmp_path / "runs"
+    ((plain, *_), _) = ingest([log], runs, {})
+    ((first, *_), _) = ingest([log], runs, {"platform": "h100"})
+    ((again, *_), _) = ingest([log], runs, {"platform": "h100"})
+    ((still, *_), _) = ingest([log], runs, {})
+    assert first.new and first.path != plain.path
+    assert (again.new, again.path) == (False, first.path)
+    assert (still.new, still.path) == (False, plain.path)
+    assert store.read_record(first.path).observed["platform"] == "h100"
+    assert "platform" not in store.read_record(plain.path).observed
+
+
+def test_what_was_supplied_before_names_told_of_it_is_found_again(tmp_path):
+    log, runs = LOGS / "megatron_2021_windows.log", tmp_path / "runs"
+    ((plain, *_), _) = ingest([log], runs, {})
+    ((first, *_), _) = ingest([log], runs, {"platform": "h100"})
+    shutil.rmtree(plain.path)
+    record = store.read_record(first.path).model_copy(update={"run_id": plain.path.name})
+    store.write_record(first.path.rename(plain.path), record)
+    ((again, *_), _) = ingest([log], runs, {"platform": "h100"})
+    assert (again.new, again.path) == (False, plain.path)
+
+
+def test_a_file_whose_name_is_no_utf_8_gives_a_record_that_can_be_read(tmp_path):
+    log = tmp_path / os.fsdecode(b"caf\xe9.log")
+    log.write_bytes((LOGS / "megatron_2021_windows.log").read_bytes())
+    ((run, *_), _) = ingest([log], tmp_path / "runs", {})
+    (file,) = store.read_record(run.path).environment["ingest"]["files"]
+    assert file["name"] == r"caf\udce9.log"
+
+
+@pytest.mark.parametrize("runs", ["file", "file/below"])
+def test_runs_that_cannot_be_written_are_one_line_and_exit_code_2(tmp_path, capsys, runs):
+    (tmp_path / "file").write_text("")
+    log = str(LOGS / "megatron_2021_windows.log")
+    assert main(["ingest", log, "--runs", str(tmp_path / runs)]) == 2
+    error = capsys.readouterr().err
+    assert "cannot be written to" in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("option", [[], ["--json"]])
+def test_a_folder_with_nothing_in_it_is_exit_code_2(tmp_path, capsys, option):
+    (tmp_path / "empty").mkdir()
+    assert main(["ingest", str(tmp_path / "empty"), *option, "--runs", str(tmp_path / "r")]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "recognised" in captured.err
 
 
 def test_the_run_id_follows_the_content_not_the_name_or_the_packing(tmp_path):
@@ -291,6 +343,19 @@ def test_stdout_and_stderr_of_a_job_become_one_run(tmp_path):
                      tmp_path / "runs", {})  # fmt: skip
     assert [run.summary["status"] for run in runs] == ["interrupted"]
     assert "TIME LIMIT" in runs[0].summary["reason"]
+
+
+def test_the_names_of_many_files_are_looked_at_once_each(tmp_path, monkeypatch):
+    asked = []
+    known = group.group_key
+    monkeypatch.setattr(group, "group_key", lambda path: asked.append(path) or known(path))
+    for job in range(30):
+        write(tmp_path / f"job{job}x" / "a.log", line(1, 1000.0 + job, loss=3.0))
+        write(tmp_path / f"job{job}x" / "smi.csv", (LOGS / "rocm_smi.csv").read_text())
+    found, notes = group.collect([tmp_path])
+    assert len(found) == len(asked) == 30
+    assert all(len(one.attached) == 1 for one in found)
+    assert notes == []
 
 
 def test_files_of_two_jobs_stay_two_runs(tmp_path):

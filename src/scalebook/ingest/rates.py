@@ -108,11 +108,17 @@ def total_of(job: Job, name: str) -> int | None:
 
 
 def finite(value: Any) -> Any:
-    """Return a value in which every number that is not finite is None, to any depth."""
+    """Return a value as files of JSON can hold it, to any depth.
+
+    A number that is not finite is None, and half a character, such as a file's name that is no
+    UTF-8 has, is escaped.
+    """
     if isinstance(value, float):
         return value if math.isfinite(value) else None
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, Mapping):
-        return {key: finite(item) for key, item in cast(Mapping[str, Any], value).items()}
+        return {finite(key): finite(item) for key, item in cast(Mapping[str, Any], value).items()}
     if isinstance(value, list | tuple):
         return [finite(item) for item in cast(Sequence[Any], value)]
     return value

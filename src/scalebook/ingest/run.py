@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from scalebook.errors import IngestError
 from scalebook.ingest.group import Group, collect
 from scalebook.ingest.observe import Observation
 from scalebook.ingest.reader import read_content
@@ -41,6 +42,8 @@ def summaries(
             for job in content.jobs
         ]
     groups, _ = collect([path], dialect)
+    if not groups:
+        raise IngestError(f"Nothing in {path} was recognised. Name a file, or another folder.")
     return [
         summarise(job, observe_with(job, supplied, group.files[0].path.name))
         for group in groups

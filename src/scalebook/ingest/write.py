@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from scalebook import catalog, store
+from scalebook.errors import IngestError, RecordError
 from scalebook.ingest.group import Group
 from scalebook.ingest.observe import Observation
 from scalebook.ingest.outcome import status_of
@@ -21,6 +22,7 @@ from scalebook.ingest.rates import finite, log_interval
 from scalebook.ingest.steps import steps_of
 from scalebook.ingest.telemetry import lines
 from scalebook.logs.job import Job
+from scalebook.logs.settings import Value
 from scalebook.record import RunRecord
 from scalebook.scrub import scrub_all
 
@@ -50,10 +52,15 @@ _SETTINGS = (
 )
 
 
-def run_name(group: Group, index: int) -> str:
-    """Return the name of a run: the same for the same content, whatever the files are called."""
+def run_name(group: Group, index: int, supplied: Mapping[str, Value] | None = None) -> str:
+    """Return the name of a run: the same for the same content, whatever the files are called.
+
+    What the user supplied beside the files, and only that, makes it another run.
+    """
     digests = sorted(content.digest for content in group.files)
     joined = digests[0] if len(digests) == 1 else _joined(digests)
+    if supplied:
+        joined = _joined([joined, json.dumps(supplied, sort_keys=True)])
     part = f"-{index + 1}" if len(group.jobs) > 1 else ""
     return f"ingested-{group.jobs[index].dialect}-{joined[:12]}{part}"
 
@@ -117,17 +124,20 @@ def record_of(
 ) -> RunRecord:
     """Return the record of a job."""
     job = group.jobs[index]
+    supplied = {
+        name: known.values[name] for name, how in known.provenance.items() if how == "supplied"
+    }
     status, reason = status_of(job)
     tail = () if status == "completed" else group.files[-1].tail
     return RunRecord(
-        run_id=run_name(group, index),
+        run_id=run_name(group, index, supplied),
         config_hash=None,
         source="ingested",
         status=status,
         reason=reason,
         log_tail=scrub_all(tail, {}),
-        observed=observed_settings(known),
-        environment=_environment(group, job, known, summary),
+        observed=finite(observed_settings(known)),
+        environment=finite(_environment(group, job, known, summary)),
     )
 
 
@@ -140,16 +150,42 @@ def _write_lines(path: Path, objects: Iterator[Mapping[str, Any]]) -> None:
 def write_run(
     runs: Path, group: Group, index: int, known: Observation, summary: Mapping[str, Any]
 ) -> tuple[Path, bool]:
-    """Write the run directory of a job and return it; False if it was there already."""
+    """Write the run directory of a job and return it; False if it was there already.
+
+    Raises:
+        IngestError: the folder cannot be written to.
+    """
     record = record_of(group, index, known, summary)
-    final = runs / record.run_id
+    earlier = runs / run_name(group, index)
+    final = earlier if _is_record_of(earlier, record) else runs / record.run_id
     if final.exists():
         return final, False
+    try:
+        return _write(runs, record, group, index, known)
+    except OSError as error:
+        message = f"{runs} cannot be written to: {error.strerror}. Choose another folder (--runs)."
+        raise IngestError(message) from error
+
+
+def _is_record_of(directory: Path, record: RunRecord) -> bool:
+    """Return whether a directory holds this record, whatever the name of its run."""
+    try:
+        known = store.read_record(directory)
+    except RecordError:
+        return False
+    renamed = record.model_copy(update={"run_id": known.run_id})
+    return known.model_dump_json() == renamed.model_dump_json()
+
+
+def _write(
+    runs: Path, record: RunRecord, group: Group, index: int, known: Observation
+) -> tuple[Path, bool]:
+    final = runs / record.run_id
     runs.mkdir(parents=True, exist_ok=True)
     partial = store.partial_path(runs, record.run_id)
     with _held(partial):
         if final.exists():  # another process was faster
-            shutil.rmtree(partial)
+            shutil.rmtree(partial, ignore_errors=True)  # one that waits may be about to take it
             return final, False
         _clear(partial)
         with (partial / "steps.jsonl").open("w", encoding="utf-8") as stream:
@@ -218,7 +254,9 @@ def _write_attached(directory: Path, group: Group) -> None:
         (directory / "profile").mkdir()
         _copy_traces(directory / "profile", group)
         breakdown = _first_breakdown(group)
-        store.write_json(directory / "profile" / "breakdown.json", breakdown | {"traces": traces})
+        store.write_json(
+            directory / "profile" / "breakdown.json", finite(breakdown | {"traces": traces})
+        )
 
 
 def _first_breakdown(group: Group) -> dict[str, Any]:
