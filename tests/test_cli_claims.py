@@ -136,6 +136,29 @@ def test_economics_of_a_projection_use_its_interval(capsys):
     assert document["economics"]["energy"]["reason"] == "needs watts_per_gpu, pue"
 
 
+def test_a_rate_of_other_gpus_than_those_stated_is_refused(capsys):
+    asked = ("project", *SERIES, "--to", "64", "--tokens", "1T", "--price-per-gpu-hour", "2")
+    code, out, error = run(capsys, *asked, "--gpus", "8")
+    assert (code, out) == (2, "")
+    assert "--gpus 8 is not the size of --to 64" in error
+    assert run(capsys, *asked, "--gpus", "64") == run(capsys, *asked)
+    assert run(capsys, *asked, "--gpus", "8", "--tokens-per-second", "200K")[0] == 0
+
+
+def test_runs_of_other_splits_are_no_series_and_those_that_name_none_are(capsys, tmp_path):
+    path = tmp_path / "rows.json"
+    row = {"run_id": "r", "status": "completed", "model": "a", "tokens_per_second": 90.0}
+    names = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size",
+             "expert_parallel_size", "micro_batch_size")  # fmt: skip
+    for name in names:
+        for second, expected in ((2, 2), (1, 0), (None, 0)):
+            rows = [row | {"world_size": 1, name: 1}, row | {"world_size": 2, name: second}]
+            path.write_text(json.dumps(rows))
+            code, _, error = run(capsys, "project", "--results", str(path))
+            assert code == expected, (name, second)
+            assert (f"differ in {name} (1, 2)" in error) == (expected == 2)
+
+
 def test_a_refused_projection_gives_economics_nothing(capsys):
     _, out, _ = run(capsys, "project", *SERIES, "--to", "256", "--tokens", "1T", "--json")
     economics = json.loads(out)["economics"]

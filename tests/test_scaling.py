@@ -48,6 +48,13 @@ def test_one_node_can_be_the_base():
     assert result.rows[0].scaling_efficiency == pytest.approx(34086 / (122599 / 4))
 
 
+def test_runs_of_the_same_size_on_several_nodes_are_not_in_the_base_of_one_node():
+    apart = ScalingPoint(4, 60000, 2, 44)
+    result = table([*PUBLISHED, apart], base="node")
+    assert result.base_tokens_per_second == pytest.approx(122599)
+    assert [row.point.nodes for row in result.rows if row.is_base] == [1]
+
+
 def test_the_node_base_needs_a_run_on_one_node():
     with pytest.raises(ClaimError, match="No run on one node"):
         table(PUBLISHED[2:], base="node")

@@ -17,6 +17,10 @@ from scalebook.scaling import Projection, ScalingPoint, ScalingTable, table
 from scalebook.scaling import project as project_to
 
 SERIES = ("model", "accelerator", "platform", "engine", "precision", "sequence_length", "strategy")
+SPLIT = (  # the same in one series as well; a run that names none may be of any
+    *("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"),
+    *("expert_parallel_size", "micro_batch_size"),
+)
 
 
 def project(options: argparse.Namespace) -> int:
@@ -70,8 +74,9 @@ def _result_points(options: argparse.Namespace) -> list[ScalingPoint]:
     rows = [row for row in read_rows(options.results) if _wanted(row, options)]
     if not rows:
         raise ClaimError(f"{options.results} holds no completed run that was asked for.")
-    for name in SERIES:
-        values = sorted({str(row.get(name)) for row in rows})
+    for name in (*SERIES, *SPLIT):
+        told = [row.get(name) for row in rows]
+        values = sorted({str(value) for value in told if name in SERIES or value is not None})
         if len(values) > 1:
             raise ClaimError(
                 f"The runs of {options.results} differ in {name} ({', '.join(values)}), so they "
@@ -106,13 +111,23 @@ def _from_row(row: Mapping[str, Any], file: str) -> ScalingPoint:
 def _with_projection(
     stated: Mapping[str, Interval], found: list[Projection]
 ) -> dict[str, Interval]:
-    """Return the inputs, rate and GPUs taken from the one projection where they are not stated."""
+    """Return the inputs, rate and GPUs taken from the one projection where they are not stated.
+
+    Raises:
+        ClaimError: the rate would be of one number of GPUs, and another is stated.
+    """
     if len(found) != 1 or found[0].low is None or found[0].tokens_per_second is None:
         return dict(stated)
     only = found[0]
     low, high = found[0].low, only.high
     taken = {"gpus": point(float(only.world_size))}
     if high is not None:
+        gpus = stated.get("gpus", taken["gpus"])
+        if gpus != taken["gpus"] and "tokens_per_second" not in stated:
+            raise ClaimError(
+                f"--gpus {number(gpus.low)} is not the size of --to {only.world_size}, whose rate "
+                "is taken. Leave --gpus out, project --to that size, or state --tokens-per-second."
+            )
         taken["tokens_per_second"] = Interval(low, high)
     return {**taken, **stated}
 

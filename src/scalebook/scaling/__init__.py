@@ -103,12 +103,12 @@ def _base_points(points: Sequence[ScalingPoint], base: Base) -> list[ScalingPoin
     """Return the repeats that the others are compared with."""
     if base == "smallest":
         size = min(point.world_size for point in points)
-    else:
-        on_one_node = [point.world_size for point in points if point.nodes == 1]
-        if not on_one_node:
-            raise ClaimError("No run on one node: use the smallest run as the base.")
-        size = max(on_one_node)
-    return [point for point in points if point.world_size == size]
+        return [point for point in points if point.world_size == size]
+    on_one_node = [point for point in points if point.nodes == 1]
+    if not on_one_node:
+        raise ClaimError("No run on one node: use the smallest run as the base.")
+    size = max(point.world_size for point in on_one_node)
+    return [point for point in on_one_node if point.world_size == size]
 
 
 def scaling_kind(points: Sequence[ScalingPoint]) -> tuple[ScalingKind | None, str]:
@@ -149,7 +149,7 @@ def table(points: Sequence[ScalingPoint], base: Base = "smallest") -> ScalingTab
             speedup=point.tokens_per_second / rate,
             ideal_speedup=point.world_size / first.world_size,
             scaling_efficiency=point.tokens_per_second_per_gpu / (rate / first.world_size),
-            is_base=point.world_size == first.world_size,
+            is_base=point in chosen,
         )
         for point in sorted(points, key=lambda point: (point.world_size, point.nodes))
     )
