@@ -142,6 +142,10 @@ def test_memory_of_a_platform_without_known_memory_is_told_without_a_verdict(loa
     assert "not known" in run.fit.reason
 
 
+LISTS = (
+    *("steps", "seed", "repeat", "warmup_steps", "time_limit_seconds"),
+    *("checkpoint_interval", "checkpoint_keep"),
+)
 BAD = {
     "no [[runs]]": HEAD,
     "is not valid TOML": "[plan\n",
@@ -173,6 +177,20 @@ BAD = {
     + "[[runs]]",
     "cool_down='45' is not understood": '[plan]\ncool_down = "45"\n' + HEAD + "[[runs]]",
     "cool_down='300C' must be 10C to 110C": '[plan]\ncool_down = "300C"\n' + HEAD + "[[runs]]",
+    "multiply out to 10,000,000 runs; a plan has at most 5,000": HEAD
+    + "[[runs]]\n"
+    + "".join(f"{name} = {[*range(1, 11)]}\n" for name in LISTS),
+    "multiply out to 10,000 runs": "[plan]\nrepeats = 1000\n"
+    + HEAD
+    + f"[[runs]]\nsteps = {[*range(1, 11)]}",
+    "is nested too deeply": "a = " + "[" * 100_000,
+    "a number is too long": HEAD + "[[runs]]\nsteps = 1" + "0" * 5000,
+    "Parameter sequence_length=1000.*less than or equal to 2147483648": HEAD
+    + "[[runs]]\nsequence_length = 1"
+    + "0" * 330,
+    "Parameter world_size=1000.*less than or equal to 2147483648": HEAD
+    + "[[runs]]\nworld_size = 1"
+    + "0" * 330,
     "learning_rate=nan": HEAD + "[[runs]]\nlearning_rate = nan",
 }
 

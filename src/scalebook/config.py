@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -23,6 +23,10 @@ Switch = Literal["auto", "on", "off"]  # auto: on where this machine and configu
 LayerSpec = Literal["auto", "torch", "transformer_engine"]
 Fp8Recipe = Literal["delayed", "tensorwise", "blockwise"]
 
+LARGEST = 2**31  # a product of several is still a float
+Size = Annotated[int, Field(ge=1, le=LARGEST)]
+Count = Annotated[int, Field(ge=0, le=LARGEST)]
+
 
 class RunConfig(BaseModel):
     """One run: model x parallelism x platform x size. Flat, so that notebook parameters fit 1:1.
@@ -35,40 +39,40 @@ class RunConfig(BaseModel):
 
     platform: str
     model: str
-    world_size: int = Field(ge=1)
-    nodes: int = Field(default=1, ge=1)
+    world_size: Size
+    nodes: Size = 1
     engine: Literal["megatron", "nemo", "primus"] = "megatron"
     strategy: str = "custom"
-    tensor_parallel_size: int = Field(default=1, ge=1)
-    pipeline_parallel_size: int = Field(default=1, ge=1)
-    virtual_pipeline_parallel_size: int = Field(default=1, ge=1)  # model chunks a stage
-    last_pipeline_stage_layers: int = Field(default=0, ge=0)  # beside the output layer; 0: as many
-    context_parallel_size: int = Field(default=1, ge=1)
-    expert_parallel_size: int = Field(default=1, ge=1)
-    expert_tensor_parallel_size: int = Field(default=1, ge=1)
+    tensor_parallel_size: Size = 1
+    pipeline_parallel_size: Size = 1
+    virtual_pipeline_parallel_size: Size = 1  # model chunks a stage
+    last_pipeline_stage_layers: Count = 0  # beside the output layer; 0: as many
+    context_parallel_size: Size = 1
+    expert_parallel_size: Size = 1
+    expert_tensor_parallel_size: Size = 1
     sequence_parallel: bool = False
     data_parallel_sharding: Sharding = "optimizer"
-    micro_batch_size: int = Field(default=1, ge=1)
-    global_batch_size: int = Field(ge=1)
-    sequence_length: int = Field(ge=1)
+    micro_batch_size: Size = 1
+    global_batch_size: Size
+    sequence_length: Size
     precision: Precision = "bf16"
     gradient_precision: GradientPrecision = "fp32"  # in which a step's gradients are added up
     expert_balance: ExpertBalance = "learned"  # which experts a token goes to
     recompute: Recompute = "none"
-    offload_layers: int = Field(default=0, ge=0)  # first layers whose MLP waits in host memory
-    mtp_layers: int = Field(default=0, ge=0)  # multi-token prediction modules trained as well
-    steps: int = Field(default=20, ge=1)
-    warmup_steps: int = Field(default=5, ge=0)  # dropped from every average
+    offload_layers: Count = 0  # first layers whose MLP waits in host memory
+    mtp_layers: Count = 0  # multi-token prediction modules trained as well
+    steps: Size = 20
+    warmup_steps: Count = 5  # dropped from every average
     learning_rate: float = Field(default=1e-3, gt=0)
-    seed: int = Field(default=1234, ge=0)
+    seed: int = Field(default=1234, ge=0, lt=2**63)
     data: str = ""  # prefix of an indexed dataset; empty means seeded synthetic tokens
-    repeat: int = Field(default=0, ge=0)  # which repetition of the same configuration
-    time_limit_seconds: int = Field(default=0, ge=0)  # 0: no limit
-    checkpoint_interval: int = Field(default=0, ge=0)  # steps between two checkpoints; 0: none
+    repeat: Count = 0  # which repetition of the same configuration
+    time_limit_seconds: Count = 0  # 0: no limit
+    checkpoint_interval: Count = 0  # steps between two checkpoints; 0: none
     checkpoint_async: bool = False  # written by processes beside the training
-    checkpoint_keep: int = Field(default=0, ge=0)  # how many a completed run leaves on disk
+    checkpoint_keep: Count = 0  # how many a completed run leaves on disk
     load_checkpoint: str = ""  # a run's directory, or its checkpoints; empty: start anew
-    max_restarts: int = Field(default=0, ge=0)  # times a run whose process died is started again
+    max_restarts: Count = 0  # times a run whose process died is started again
     step_split: bool = True  # time marks around forward, backward, optimizer, ... of every step
     profile_steps: int = Field(default=0, ge=0, le=20)  # under the profiler, after ``steps``
     profile_all_ranks: bool = False  # else rank 0 alone

@@ -31,7 +31,7 @@ from scalebook.legality import Fit, Problem
 from scalebook.memory import MemoryEstimate
 from scalebook.plan import defaults
 from scalebook.plan.document import Table, read_document
-from scalebook.plan.expand import expand
+from scalebook.plan.expand import expand, refuse_many
 from scalebook.plan.schedule import Schedule, read_schedule, shuffled
 
 __all__ = ["Plan", "PlannedRun", "Schedule", "load_plan", "single_plan"]
@@ -103,6 +103,7 @@ def load_plan(
         try:
             for config in _configs(table, target, world_size):
                 configs.setdefault(config.config_hash(), config)
+            refuse_many(len(configs) * (times.repeats or 1))
         except (ConfigError, CatalogError) as error:
             raise ConfigError(f"{path}: [[runs]] {number}: {error}") from error
     plan = Plan(document.name, document.description, (), times)

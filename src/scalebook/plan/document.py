@@ -93,6 +93,8 @@ def _parse(path: Path) -> Table:
         raise ConfigError(f"Plan {path} cannot be read: {error.strerror}.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"Plan {path} is not valid TOML: {error}.") from error
+    except (RecursionError, ValueError) as error:
+        raise ConfigError(f"Plan {path} is nested too deeply, or a number is too long.") from error
 
 
 def _table(path: Path, content: Table, name: str) -> Table:

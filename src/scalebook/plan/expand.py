@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
@@ -11,6 +12,8 @@ from scalebook.catalog.types import Platform
 from scalebook.errors import ConfigError
 from scalebook.plan import defaults
 from scalebook.plan.document import SIZES, Table
+
+MOST_RUNS = 5_000
 
 
 def expand(table: Mapping[str, Any], platform: Platform, world_size: int | None) -> Iterator[Table]:
@@ -24,9 +27,23 @@ def expand(table: Mapping[str, Any], platform: Platform, world_size: int | None)
     if platform.name not in [catalog.platform(str(name)).name for name in only]:
         return
     columns = [(name, _as_list(name, value)) for name, value in rest.items()]
+    refuse_many(math.prod(len(column) for _, column in columns))
     for values in itertools.product(*(column for _, column in columns)):
         names = (name for name, _ in columns)
         yield _complete(dict(zip(names, values, strict=True)), platform, world_size)
+
+
+def refuse_many(runs: int) -> None:
+    """Do nothing for as many runs as a plan may have.
+
+    Raises:
+        ConfigError: there are more.
+    """
+    if runs > MOST_RUNS:
+        raise ConfigError(
+            f"the lists multiply out to {runs:,} runs; a plan has at most {MOST_RUNS:,}. Shorten "
+            "the lists, or split the plan."
+        )
 
 
 def _as_list(name: str, value: Any) -> list[Any]:
