@@ -115,11 +115,10 @@ def _join(main: Job, other: Job) -> None:
         main.note(note)
 
 
-def _add(groups: list[Group], content: FileContent) -> None:
-    """Put a training file into the group that it is a view of, else into one of its own."""
-    key = group_key(content.path)
+def _joins(groups: Iterable[Group], content: FileContent) -> bool:
+    """Put a training file into the group that it is a view of; return False where none is."""
     for group in groups:
-        if group_key(group.files[0].path) != key or len(group.jobs) != len(content.jobs):
+        if len(group.jobs) != len(content.jobs):
             continue
         pairs = list(zip(group.jobs, content.jobs, strict=True))
         if all(_agree(one, other) for one, other in pairs):
@@ -128,15 +127,18 @@ def _add(groups: list[Group], content: FileContent) -> None:
                 _join(main, rest)
                 group.jobs[index] = main
             group.files.append(content)
-            return
-    groups.append(Group([content], list(content.jobs)))
+            return True
+    return False
 
 
 def _attach(groups: list[Group], contents: Iterable[FileContent]) -> list[str]:
     """Attach telemetry and traces to the one run beside them; return notes on the others."""
     notes: list[str] = []
+    beside: dict[Path, list[Group]] = {}
+    for group in groups:
+        beside.setdefault(group.folder, []).append(group)
     for content in contents:
-        near = [group for group in groups if group.folder == content.path.parent] or groups
+        near = beside.get(content.path.parent, groups)
         if len(near) == 1 and len(near[0].jobs) == 1:
             near[0].attached.append(content)
         else:
@@ -154,6 +156,7 @@ def collect(paths: Iterable[Path], dialect: str | None = None) -> tuple[list[Gro
         IngestError: a path does not exist, or a file that was named cannot be read.
     """
     groups: list[Group] = []
+    by_key: dict[str, list[Group]] = {}
     beside: list[FileContent] = []
     notes: list[str] = []
     for path in paths:
@@ -169,6 +172,7 @@ def collect(paths: Iterable[Path], dialect: str | None = None) -> tuple[list[Gro
                 beside.append(content)
             elif content.empty and not named:
                 notes.append(f"{file}: nothing in it was recognised.")
-            else:
-                _add(groups, content)
+            elif not _joins(alike := by_key.setdefault(group_key(file), []), content):
+                alike.append(Group([content], list(content.jobs)))
+                groups.append(alike[-1])
     return groups, notes + _attach(groups, beside)
