@@ -144,6 +144,14 @@ def test_digits_make_their_number(digits, value):
     assert integer(digits) == value
 
 
+def test_more_skipped_steps_than_any_run_has_are_not_told(tmp_path):
+    data = re.sub(
+        rb"skipped=\d+", b"skipped=" + b"9" * 5000, (LOGS / "deepspeed_timer.log").read_bytes()
+    )
+    (summary,) = check_bytes(tmp_path / "deepspeed_timer.log", data)
+    assert summary["skipped_iterations"] is None
+
+
 def test_more_digits_than_any_run_has_make_a_number_that_no_bound_lets_pass():
     assert integer("9" * 5000) > LARGEST
     assert half_unit("1e" + "9" * 5000) != half_unit("1e" + "9" * 5000)

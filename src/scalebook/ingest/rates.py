@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from scalebook.ingest.observe import Observation
+from scalebook.logs.collect import LARGEST
 from scalebook.logs.job import Job
 
 
@@ -102,7 +103,7 @@ def losses(job: Job) -> tuple[float | None, float | None]:
 def total_of(job: Job, name: str) -> int | None:
     """Return the sum of a counter of windows, None where no record has it."""
     if name == "skipped" and job.skipped_in_all is not None:
-        return job.skipped_in_all
+        return job.skipped_in_all if job.skipped_in_all <= LARGEST else None
     values = job.table.values(name)
     return int(sum(values)) if values else None
 
