@@ -158,8 +158,7 @@ def test_a_directory_that_no_record_can_be_made_of_is_one_line_and_keeps_no_othe
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     odd, _ = partial(tmp_path), partial(tmp_path)
-    (odd / "steps.jsonl").unlink()
-    (odd / "steps.jsonl").mkdir()
+    (odd / "record.json").mkdir()
     assert main(["recover", "--runs", str(tmp_path)]) == 0
     first, second = capsys.readouterr().out.splitlines()
     assert f"{odd.name} cannot be recovered and stays as it is: IsADirectoryError" in first
