@@ -297,3 +297,15 @@ def test_a_full_disk_is_one_line_and_exit_code_2(tmp_path, count):
         code, error = listing(tmp_path, stdout)
     line = "scalebook: The output cannot be written: No space left on device.\n"
     assert (code, error) == (2, line)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["list", "--runs"], ["compare", "a" * 8], ["diagnose"], ["reproduce"], ["steady"]],
+    ids=lambda given: given[0],
+)
+def test_a_path_that_no_file_can_have_is_one_line_and_exit_code_2(command, capsys):
+    assert main([*command, "x" * 300]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("scalebook: ")
+    assert error.count("\n") == 1

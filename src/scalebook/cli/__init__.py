@@ -44,6 +44,10 @@ SHOWING = frozenset(
         "strategies",
     }
 )
+# What a user's path may be wrong in; with a file's name, so that no defect of ours passes for it.
+BAD_PATH = frozenset(
+    {errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ELOOP}
+)
 LOST_OUTPUT = frozenset({errno.EPIPE, errno.ENOSPC, errno.EIO})  # no reader, full, no terminal
 
 
@@ -97,6 +101,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"scalebook: {error}", file=sys.stderr)
         return 2
     except OSError as error:
+        if error.filename is not None and error.errno in BAD_PATH:
+            print(f"scalebook: {error.strerror}: {str(error.filename)[:200]}", file=sys.stderr)
+            return 2
         if error.errno not in LOST_OUTPUT:
             raise
         shows = options.command in SHOWING or getattr(options, "dry_run", False)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import fcntl
 import gzip
 import hashlib
 import json
-import os
 import shutil
-from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
 from scalebook import catalog, store
 from scalebook.errors import IngestError, RecordError
 from scalebook.ingest.group import Group
+from scalebook.ingest.holding import OWNER_FILE, held
 from scalebook.ingest.observe import Observation
 from scalebook.ingest.outcome import status_of
 from scalebook.ingest.rates import finite, log_interval
@@ -26,7 +24,6 @@ from scalebook.logs.settings import Value
 from scalebook.record import RunRecord
 from scalebook.scrub import scrub_all
 
-OWNER_FILE = "owner.json"  # as scalebook.running.ownership, above this package, names it
 _LARGEST_TRACE = 512 << 20
 _SETTINGS = (
     "model",
@@ -183,7 +180,7 @@ def _write(
     final = runs / record.run_id
     runs.mkdir(parents=True, exist_ok=True)
     partial = store.partial_path(runs, record.run_id)
-    with _held(partial):
+    with held(partial):
         if final.exists():  # another process was faster
             shutil.rmtree(partial, ignore_errors=True)  # one that waits may be about to take it
             return final, False
@@ -196,36 +193,6 @@ def _write(
         store.publish(partial)
         (final / OWNER_FILE).unlink(missing_ok=True)
     return final, True
-
-
-@contextmanager
-def _held(partial: Path) -> Generator[None]:
-    """Create a directory and hold it: another ingest waits, and ``recover`` leaves it alone."""
-    file = partial / OWNER_FILE
-    while True:
-        partial.mkdir(exist_ok=True)
-        try:
-            stream = file.open("a")
-        except FileNotFoundError:  # published at this moment
-            continue
-        with stream:
-            try:
-                fcntl.flock(stream, fcntl.LOCK_EX)
-                held = _is_at(stream.fileno(), file)
-            except OSError:  # no locks on this file system: that the directory is new has to do
-                file.unlink(missing_ok=True)
-                held = True
-            if held:
-                yield
-                return
-
-
-def _is_at(descriptor: int, path: Path) -> bool:
-    """Return whether an open file still has this path: whoever held it may have moved it."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except FileNotFoundError:
-        return False
 
 
 def _clear(partial: Path) -> None:
