@@ -588,6 +588,13 @@ def test_a_sequence_length_that_is_no_length_counts_nothing(length):
     assert "megatron_causal" not in found.note
 
 
+def test_sizes_that_no_machine_has_are_illegal_and_no_error():
+    audited = audit(parse_results([row(context_parallel_size=2**30 + 1)], "rows.json"))
+    (legality,) = (one for one in audited.checks if one.rule == "legality")
+    assert legality.verdict == "impossible"
+    assert "no machine has such sizes" in legality.note
+
+
 @given(st.dictionaries(st.sampled_from(sorted(row())), st.integers() | st.floats(), max_size=4))
 def test_no_numbers_of_a_result_row_break_the_reader(changes):
     try:

@@ -11,6 +11,7 @@ from scalebook.audit.rows import Row
 from scalebook.audit.verdicts import Check, check_of
 from scalebook.catalog.types import ModelShape
 from scalebook.config import RunConfig
+from scalebook.errors import ConfigError
 from scalebook.legality import Problem, check
 
 SIZES = (
@@ -47,11 +48,16 @@ def _legality(row: Row, shape: ModelShape) -> Iterator[Check]:
         return
     says_legal = row.words.get("legal", "yes").lower() == "yes"
     field = "legal" if "legal" in row.words else stated[0]
-    absurd = _absurd(row)
+    absurd, found = _absurd(row), ()
+    if not absurd:
+        try:
+            found = _problems(row, shape)
+        except ConfigError as error:
+            absurd = f"no machine has such sizes: {error}"
     if absurd:
         yield check_of(row, field, "legality", "impossible" if says_legal else "holds", note=absurd)
         return
-    problems = [item for item in _problems(row, shape) if item.rule in (*RULES, UNEVEN)]
+    problems = [item for item in found if item.rule in (*RULES, UNEVEN)]
     errors = [item for item in problems if item.severity == "error" and item.rule != UNEVEN]
     verdict = "holds" if says_legal == (not errors) else "contradicts"
     note = "; ".join(item.message for item in errors or problems)
@@ -73,7 +79,11 @@ def _absurd(row: Row) -> str | None:
 
 
 def _problems(row: Row, shape: ModelShape) -> tuple[Problem, ...]:
-    """Return every rule that the stated sizes break; whatever is not stated is made to fit."""
+    """Return every rule that the stated sizes break; whatever is not stated is made to fit.
+
+    Raises:
+        ConfigError: a size is beyond what a configuration can have.
+    """
     sizes = {name: int(row.values[name].interval.low) for name in SIZES if name in row.values}
     tensor = sizes.get("tensor_parallel_size", 1)
     context = sizes.get("context_parallel_size", 1)

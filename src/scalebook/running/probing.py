@@ -133,12 +133,14 @@ def _directory(runs: Path, asked: ProbeRequest) -> Path:
 
 def command(partial: Path, asked: ProbeRequest, module: str = MODULE) -> launch.Launch:
     """Return how a probe is started: like training, through torchrun."""
-    config = RunConfig(
-        platform=asked.platform,
-        model=asked.models[0],
-        world_size=asked.world_size,
-        global_batch_size=asked.world_size,
-        sequence_length=asked.sequence_length,
+    config = RunConfig.from_parameters(
+        {
+            "platform": asked.platform,
+            "model": asked.models[0],
+            "world_size": asked.world_size,
+            "global_batch_size": asked.world_size,
+            "sequence_length": asked.sequence_length,
+        }
     )
     start = (
         *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
