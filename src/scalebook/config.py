@@ -141,3 +141,11 @@ class RunConfig(BaseModel):
         fields = self.model_dump(exclude_defaults=True, exclude={"time_limit_seconds"})
         canonical = json.dumps(fields, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+
+
+# Of every setting that can be left out.
+DEFAULTS: Mapping[str, Any] = {
+    name: field.get_default(call_default_factory=True)
+    for name, field in RunConfig.model_fields.items()
+    if not field.is_required()
+}

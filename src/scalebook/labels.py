@@ -14,20 +14,11 @@ from typing import Any, TypeVar
 
 import polars as pl
 
+from scalebook.config import DEFAULTS
 from scalebook.markup import short_id
 from scalebook.naming import split_name
 from scalebook.record import RunRecord
-from scalebook.wording import (
-    DEFAULTS,
-    MINOR,
-    MOST,
-    NAMED,
-    NO_USUAL,
-    SIZES,
-    TELLING,
-    VERSIONS,
-    in_words,
-)
+from scalebook.wording import MINOR, MOST, NAMED, NO_USUAL, SIZES, TELLING, VERSIONS, in_words
 
 Row = Mapping[str, Any]
 Item = TypeVar("Item")
@@ -87,12 +78,8 @@ def _telling(runs: Sequence[_Named]) -> Iterator[frozenset[str]]:
     Those are what is off its default while not all runs of its model share it, and what is not
     usual in its group: a switch that was asked for, whose layers ran, an FP8 recipe.
     """
-    models = {
-        same[0].row.get("model"): same for same in _by(runs, lambda run: run.row.get("model"))
-    }
-    groups = {
-        same[0].row.get("group"): same for same in _by(runs, lambda run: run.row.get("group"))
-    }
+    models = _grouped(runs, lambda run: run.row.get("model"))
+    groups = _grouped(runs, lambda run: run.row.get("group"))
     varying = {model: [n for n in TELLING if _vary(same, n)] for model, same in models.items()}
     usual = {group: _usual(same) for group, same in groups.items()}
     for run in runs:
@@ -149,15 +136,7 @@ def _settings(row: Row, record: RunRecord | None) -> dict[str, Any]:
         name: record.observed.get(name) for name in (*SIZES, "recompute", "data_parallel_sharding")
     }
     stood_on = {name: record.environment.get(name) for name in VERSIONS}
-    return {**ran, **known, "layer_spec": layer_spec(record), **stood_on}
-
-
-def layer_spec(record: RunRecord) -> str | None:
-    """Return whose layers ran: as the trainer said, else torch's where nothing else was there."""
-    ran = record.observed.get("layer_spec")
-    if ran is None and record.environment.get("transformer_engine", "unknown") is None:
-        return "torch"
-    return ran if ran is not None else record.requested.get("layer_spec")
+    return {**ran, **known, "layer_spec": record.layer_spec, **stood_on}
 
 
 def _tell_apart(alike: Sequence[_Named]) -> None:
@@ -253,9 +232,14 @@ def _facts(row: Row, usual_precision: Any) -> Iterator[str]:
     yield "" if length is None else f"seq {length:,}"
 
 
-def _by(items: Iterable[Item], key: Callable[[Item], Any]) -> Iterator[list[Item]]:
-    """Yield the items of equal keys together, in the order of their first."""
+def _grouped(items: Iterable[Item], key: Callable[[Item], Any]) -> dict[Any, list[Item]]:
+    """Return the items of equal keys together, in the order of their first."""
     found: dict[Any, list[Item]] = {}
     for item in items:
         found.setdefault(key(item), []).append(item)
-    yield from found.values()
+    return found
+
+
+def _by(items: Iterable[Item], key: Callable[[Item], Any]) -> Iterator[list[Item]]:
+    """Yield the items of equal keys together, in the order of their first."""
+    yield from _grouped(items, key).values()

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, cast, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
-from scalebook.config import RunConfig
+from scalebook.config import DEFAULTS, RunConfig
 from scalebook.errors import LaunchError
 
 SCHEMA_VERSION = 1
@@ -66,13 +66,6 @@ class StepRecord(BaseModel):
     # Of step_seconds: waited before the step for a checkpoint. None: the run saves none.
     checkpoint_seconds: Figure | None = None
     restart: Whole = 0  # how often the processes had been started again after one died
-
-
-_DEFAULTS = {
-    name: field.get_default(call_default_factory=True)
-    for name, field in RunConfig.model_fields.items()
-    if not field.is_required()
-}  # of what a user can ask for
 
 
 def _is_text(annotation: Any) -> bool:
@@ -145,7 +138,7 @@ class RunRecord(BaseModel):
         """
         if not self.requested or self.source in ("ingested", "published"):
             return self.requested
-        return _DEFAULTS | self.requested
+        return {**DEFAULTS, **self.requested}
 
     @property
     def in_force(self) -> dict[str, Any]:
@@ -161,6 +154,14 @@ class RunRecord(BaseModel):
         """Return what ran (observed) or else what was asked for; None where neither says."""
         value = self.observed.get(name)
         return self.asked.get(name) if value is None else value
+
+    @property
+    def layer_spec(self) -> Any:
+        """Whose layers ran: as the trainer said, else torch's where nothing else was there."""
+        ran = self.observed.get("layer_spec")
+        if ran is None and self.environment.get("transformer_engine", "unknown") is None:
+            return "torch"
+        return ran if ran is not None else self.requested.get("layer_spec")
 
     def summary(self) -> str:
         """Return the run in a few lines of text: what, how it ended, and the log's end if badly."""

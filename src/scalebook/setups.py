@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from scalebook.config import RunConfig
-from scalebook.labels import MINOR, NAMED, layer_spec
 from scalebook.record import RunRecord
-from scalebook.wording import in_words
+from scalebook.wording import MINOR, NAMED, in_words
 
 # A layout is a part of the size.
 _LAYOUT = frozenset({"nodes", "expert_tensor_parallel_size", "last_pipeline_stage_layers"})
@@ -29,7 +28,7 @@ def setup(record: RunRecord) -> str:
         if name in fields and name not in NAMED | MINOR | _LAYOUT and value != fields[name].default
     }
     # What auto came to for the others may follow from the size.
-    ran = {"layer_spec": layer_spec(record)}
+    ran = {"layer_spec": record.layer_spec}
     stood_on = {name: record.environment.get(name) for name in _SOFTWARE}
     known = {name: value for name, value in (ran | stood_on).items() if value is not None}
     return json.dumps(asked | known, sort_keys=True, default=str)

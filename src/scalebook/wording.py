@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from scalebook.config import RunConfig
-
 WORDS = {
     "cuda_graph": "CUDA graph",
     "fused_rope": "fused RoPE",
@@ -52,7 +50,6 @@ TELLING = (
     "recompute", "gradient_precision", "offload_layers", "fp8_recipe", "fp8_primary_weights",
     "expert_balance", "mtp_layers", "last_pipeline_stage_layers",
 )  # fmt: skip
-DEFAULTS = {name: RunConfig.model_fields[name].default for name in TELLING}
 # Named only where nothing else tells two runs apart, and what makes them no repeats.
 VERSIONS = ("torch", "megatron_core")
 NO_USUAL = frozenset({"fp8_recipe"})  # where runs differ in these, each says what it has

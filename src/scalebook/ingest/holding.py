@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,3 +40,10 @@ def _is_at(descriptor: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
         return False
+
+
+def clear(partial: Path) -> None:
+    """Remove what an ingest that was killed left behind in a directory that is held."""
+    for path in partial.iterdir():
+        if path.name != OWNER_FILE:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()

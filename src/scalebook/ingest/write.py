@@ -13,7 +13,7 @@ from typing import Any, cast
 from scalebook import catalog, store
 from scalebook.errors import IngestError, RecordError
 from scalebook.ingest.group import Group
-from scalebook.ingest.holding import OWNER_FILE, held
+from scalebook.ingest.holding import OWNER_FILE, clear, held
 from scalebook.ingest.observe import Observation
 from scalebook.ingest.outcome import status_of
 from scalebook.ingest.rates import finite, log_interval
@@ -184,7 +184,7 @@ def _write(
         if final.exists():  # another process was faster
             shutil.rmtree(partial, ignore_errors=True)  # one that waits may be about to take it
             return final, False
-        _clear(partial)
+        clear(partial)
         with (partial / "steps.jsonl").open("w", encoding="utf-8") as stream:
             for step in steps_of(group.jobs[index], known):
                 stream.write(step.model_dump_json() + "\n")
@@ -193,13 +193,6 @@ def _write(
         store.publish(partial)
         (final / OWNER_FILE).unlink(missing_ok=True)
     return final, True
-
-
-def _clear(partial: Path) -> None:
-    """Remove what an ingest that was killed left behind."""
-    for path in partial.iterdir():
-        if path.name != OWNER_FILE:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _write_attached(directory: Path, group: Group) -> None:

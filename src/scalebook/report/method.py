@@ -118,8 +118,8 @@ def _source(row: Row) -> Markup:
 
 def windows(data: ReportData) -> Fragment:
     """Return how many steps the runs of this report are averaged over."""
-    steady = data.completed.filter(pl.col("steady"))
-    short = data.completed.height - steady.height
+    judged = pl.col("steady").fill_null(value=False)
+    steady, short = data.completed.filter(judged), data.completed.filter(~judged)
     sentences: list[Markup] = []
     if steady.height:
         low, high = steady["steady_steps"].min(), steady["steady_steps"].max()
@@ -127,11 +127,10 @@ def windows(data: ReportData) -> Fragment:
         words = "{} of this report {} averaged over a steady state of {} steps."
         runs, are = count(steady.height, "run"), "is" if steady.height == 1 else "are"
         sentences.append(Markup(words).format(runs, are, span))
-    if short:
+    if short.height:
         words = "{} {} too few steps to say, and a rate without an interval: {}."
-        run_ids = data.completed.filter(~pl.col("steady").fill_null(value=False))["run_id"]
-        runs, have = count(short, "run"), "has" if short == 1 else "have"
-        sentences.append(Markup(words).format(runs, have, run_links(run_ids)))
+        runs, have = count(short.height, "run"), "has" if short.height == 1 else "have"
+        sentences.append(Markup(words).format(runs, have, run_links(short["run_id"])))
     if not sentences:
         return Fragment(Markup(""))
     return Fragment(Markup("<p>{}</p>").format(Markup(" ").join(sentences)))

@@ -21,6 +21,7 @@ from types import FrameType
 
 from scalebook.errors import LaunchError
 from scalebook.launch.container import EngineCommand
+from scalebook.running.processes import shell_code
 
 OWNER = "SCALEBOOK_OWNER"  # "stdin": end with the standard input
 PATIENCE_SECONDS = 75.0  # longer than an engine waits between SIGTERM and SIGKILL
@@ -53,7 +54,7 @@ def run(
             _end(process, cleanup, interrupted=bool(received))
     if process.returncode == CANNOT_START and cleanup:
         raise LaunchError(f"{command.argv[0]} could not start the container; it says why above.")
-    return 128 - process.returncode if process.returncode < 0 else process.returncode
+    return shell_code(process.returncode)
 
 
 @contextmanager

@@ -57,7 +57,7 @@ def exit_code(child: subprocess.Popen[bytes]) -> int:
         code = child.wait(DYING_SECONDS)
     except subprocess.TimeoutExpired:  # the kernel does not let it die
         code = -signal.SIGKILL
-    return 128 - code if code < 0 else code
+    return processes.shell_code(code)
 
 
 def _wake_pipe() -> int:

@@ -20,6 +20,7 @@ from typing import Any
 from scalebook import store
 from scalebook.config import RunConfig
 from scalebook.running import conclusion, memory_kills, telemetry
+from scalebook.running.processes import shell_code
 
 GRACE_SECONDS = 20.0  # from SIGTERM to SIGKILL; Slurm's KillWait is 30 s unless a site shortens it
 REPORT = "node{}.json"
@@ -57,8 +58,7 @@ def _guarded(mark: str, command: Sequence[str]) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, end)
-    code = process.wait()
-    return 128 - code if code < 0 else code
+    return shell_code(process.wait())
 
 
 def reports(directory: Path) -> dict[int, dict[str, Any]]:

@@ -20,6 +20,7 @@ from scalebook import __version__, engines, launch, store
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError, LaunchError, ScalebookError
 from scalebook.running import conclusion, node, node_logs, node_record, ownership
+from scalebook.running.processes import shell_code
 
 WAIT_SECONDS = 600.0  # for the first pod to start, and for the last one to end
 PORT = "29500"  # of the operator's own master, where it does not tell
@@ -60,7 +61,7 @@ def run(config: RunConfig, runs: Path, run_id: str, trainer: str = "") -> int:
     with (directory / f"{node_logs.PREFIX}{number}").open("ab") as log:
         agent = (sys.executable, "-m", "scalebook.running.node", str(directory), *command)
         code = subprocess.run(agent, stdout=log, stderr=subprocess.STDOUT, check=False).returncode
-    code = 128 - code if code < 0 else code
+    code = shell_code(code)
     if number == 0:
         _record(directory, config, code)
     print(f"{run_id}, node {number} of {config.nodes}: exit code {code}.", flush=True)

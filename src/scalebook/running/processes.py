@@ -21,6 +21,11 @@ PROC = Path("/proc")
 KILL_SECONDS = 30.0  # a process that waits for a broken disk or driver dies when that answers
 
 
+def shell_code(code: int) -> int:
+    """Return an exit code as a shell gives it: 128 + n for signal n."""
+    return 128 - code if code < 0 else code
+
+
 def marked(run_id: str, start: str | None = None) -> tuple[int, ...]:
     """Return the ids of the processes that carry this run's mark, but for the caller.
 

@@ -105,7 +105,7 @@ def _train_in(directory: Path, config: RunConfig, trainer: str, show: Show) -> R
     with telemetry.sampling(directory, config, environment):
         process = _start(directory, plan.command, {**environment, processes.START: start})
         stop = _watch(process, directory, config, show)
-        code = _shell_code(process.returncode)
+        code = processes.shell_code(process.returncode)
         conclusion.write_exit(directory, code, stop)
     # a killed guard leaves the run behind
     processes.end(conclusion.run_id(directory), start=start)
@@ -163,11 +163,6 @@ def _watch(
     if stop is not None:
         _end(process)
     return stop
-
-
-def _shell_code(code: int) -> int:
-    """Return an exit code as a shell gives it: 128 + n for signal n."""
-    return 128 - code if code < 0 else code
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

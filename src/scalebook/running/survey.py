@@ -63,7 +63,7 @@ def again(entry: Entry, runs: Path, *, rerun: bool = False) -> Entry:
     name = entry.config.config_hash()
     if name in live_hashes(runs):
         return replace(entry, action="elsewhere", reason=ELSEWHERE)
-    if not rerun and finished_hashes(runs).get(name) == "completed":
+    if not rerun and finished_hashes(runs, name).get(name) == "completed":
         return replace(entry, action="done", reason="a completed run of it exists by now")
     return entry
 
@@ -109,10 +109,16 @@ def _refused_by_engine(config: RunConfig) -> str:
     return ""
 
 
-def finished_hashes(runs: Path) -> dict[str, Status]:
-    """Return the status by configuration hash of every recorded run; completed wins."""
+def finished_hashes(runs: Path, named: str = "") -> dict[str, Status]:
+    """Return the status by configuration hash of every recorded run; completed wins.
+
+    With ``named`` only directories that have it in their name are read, as those of a configuration
+    have its hash.
+    """
     found: dict[str, Status] = {}
     for directory in store.run_directories(runs):
+        if named not in directory.name:
+            continue
         try:
             record = store.read_record(directory)
         except RecordError:

@@ -19,7 +19,7 @@ from scalebook.metrics.repeats import Estimate, configuration, estimate, start_s
 from scalebook.store import Run
 from scalebook.verdicts.compare import Verdict, compare
 from scalebook.verdicts.differences import Difference, differences
-from scalebook.verdicts.read import does_not_train
+from scalebook.verdicts.read import losses_that_rose
 
 Outcome = Literal["pass", "regression", "unexplained speed-up", "missing", "new", "no baseline"]
 FAILING: tuple[Outcome, ...] = ("regression", "unexplained speed-up")
@@ -98,12 +98,11 @@ def _group(runs: Sequence[Run]) -> _Group:
     reasons: list[str] = []
     for run in runs:
         item = measure(run)
-        known = None if does_not_train(item) else estimate(item)
-        if known is not None:
+        known, losses = estimate(item), losses_that_rose(item)
+        if known is not None and losses is None:
             estimates.append(known)
         else:
-            why = item.reason or item.interval_reason
-            why = why or f"The loss did not fall ({item.loss_first:.5g} to {item.loss_last:.5g})."
+            why = item.reason or item.interval_reason or f"The loss did not fall ({losses})."
             reasons.append(f"{item.run_id} ({item.status}): {why}")
         reasons += [f"{item.run_id}: {problem}" for problem in run.problems]
     return _Group(tuple(runs), tuple(estimates), tuple(reasons))

@@ -93,8 +93,8 @@ def _runs_side(name: str, runs: Sequence[Run]) -> Side:
             reason = item.throughput_reason or item.interval_reason
             reasons.append(f"{item.run_id}: {reason or 'no interval.'}")
             continue
-        if does_not_train(item):
-            losses = f"{item.loss_first:.5g} to {item.loss_last:.5g}"
+        losses = losses_that_rose(item)
+        if losses is not None:
             reasons.append(f"{item.run_id}: its loss did not fall ({losses}), so it is refused.")
             continue
         tokens.append(rate)
@@ -108,10 +108,14 @@ def _runs_side(name: str, runs: Sequence[Run]) -> Side:
     return Side(name, tuple(steps), tuple(tokens), records, reason, sources)
 
 
-def does_not_train(item: RunMetrics) -> bool:
-    """Return whether a run's loss did not fall: how fast it computed means nothing then."""
+def losses_that_rose(item: RunMetrics) -> str | None:
+    """Return the first and last loss of a run whose loss did not fall, else None.
+
+    How fast such a run computed means nothing.
+    """
     first, last = item.loss_first, item.loss_last
-    return first is not None and last is not None and last >= first
+    rose = first is not None and last is not None and last >= first
+    return f"{first:.5g} to {last:.5g}" if rose else None
 
 
 def judge(a: Side, b: Side) -> tuple[Verdict | None, str | None]:
