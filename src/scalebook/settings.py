@@ -130,7 +130,7 @@ _ROWS = (
          help="number format of the matrix products"),
     _row("gradient_precision", "kernel", _ALL, GradientPrecision, named="off default",
          words="gradients in", help="number format in which gradients are summed"),
-    _row("expert_balance", "work", _ALL, ExpertBalance, named="off default",
+    _row("expert_balance", "kernel", _ALL, ExpertBalance, named="off default",
          words="experts' balance", help="how tokens are assigned to experts"),
     _row("recompute", "kernel", _TIME, Recompute, named="off default",
          help="activations that the backward pass recomputes"),

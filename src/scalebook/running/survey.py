@@ -7,24 +7,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from scalebook import engines, launch, store
+from scalebook import engines, identity, launch, store
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError, RecordError
 from scalebook.plan import Plan, PlannedRun
 from scalebook.record import Status
 from scalebook.running import conclusion, ownership
+from scalebook.settings import SETTINGS
 
 Action = Literal["run", "done", "illegal", "known_illegal", "unavailable", "elsewhere"]
 
 ELSEWHERE = "another process or job has it at this moment"
 
-_SHORT = {
-    "tensor_parallel_size": "tp",
-    "pipeline_parallel_size": "pp",
-    "virtual_pipeline_parallel_size": "vp",
-    "context_parallel_size": "cp",
-    "expert_parallel_size": "ep",
-    "data_parallel_size": "dp",
+_SHORT = {row.name: row.short.lower() for row in SETTINGS.values() if row.short} | {
+    "data_parallel_size": "dp"
 }
 
 
@@ -123,7 +119,7 @@ def finished_hashes(runs: Path, named: str = "") -> dict[str, Status]:
             record = store.read_record(directory)
         except RecordError:
             continue
-        name = record.config_hash
+        name = identity.config_hash(record)
         if name and record.source == "measured" and found.get(name) != "completed":
             found[name] = record.status
     return found
