@@ -90,7 +90,7 @@ def cast(name: str, value: Any) -> tuple[Any, str | None]:
 
 def _text(value: Any) -> str | None:
     if isinstance(value, dict | tuple):
-        return json.dumps(value) if value else None
+        return json.dumps(value)
     return value if isinstance(value, str) else None
 
 

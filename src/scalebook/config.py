@@ -136,10 +136,9 @@ class RunConfig(BaseModel):
         """Return 12 hex digits that name this configuration, equal for equal fields.
 
         Fields at their default are left out, so that a new field renames no old configuration. The
-        time limit does not count, because it does not change what a run that keeps it measures;
-        nor does the strategy, which is a label for sizes that count themselves.
+        time limit does not count: it does not change what a run that keeps it measures.
         """
-        fields = self.model_dump(exclude_defaults=True, exclude={"time_limit_seconds", "strategy"})
+        fields = self.model_dump(exclude_defaults=True, exclude={"time_limit_seconds"})
         canonical = json.dumps(fields, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 

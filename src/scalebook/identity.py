@@ -15,7 +15,6 @@ from typing import Any, TypeVar, cast
 
 from scalebook import settings
 from scalebook.config import DEFAULTS, RunConfig
-from scalebook.errors import ConfigError
 from scalebook.record import RunRecord
 from scalebook.settings import SETTINGS
 
@@ -130,17 +129,6 @@ def _sets_up(name: str) -> bool:
 def memory(config: RunConfig) -> str:
     """Return what configurations share that differ in nothing that takes memory."""
     return config.model_dump_json(exclude=set(_NO_MEMORY), exclude_defaults=True)
-
-
-def config_hash(record: RunRecord) -> str | None:
-    """Return the hash of the configuration that a record asked for, as this version hashes it.
-
-    None where it asked for nothing; the recorded one where its configuration is not whole.
-    """
-    try:
-        return RunConfig.from_parameters(record.requested).config_hash()
-    except ConfigError:
-        return record.config_hash
 
 
 def _key(found: Mapping[str, Any], needed: Mapping[str, Any]) -> str | None:

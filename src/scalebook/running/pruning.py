@@ -46,8 +46,8 @@ class Broken:
 
     def add(self, record: RunRecord) -> None:
         """Take in one record; a later run that fits makes an earlier one that did not void."""
-        if record.source == "inferred" and (name := identity.config_hash(record)):
-            self._inferred.add(name)
+        if record.source == "inferred" and record.config_hash:
+            self._inferred.add(record.config_hash)
         config = config_of(record)
         if record.source != "measured" or config is None or not self._same_device(record):
             return

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from scalebook import engines, identity, launch, store
+from scalebook import engines, launch, store
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError, RecordError
 from scalebook.plan import Plan, PlannedRun
@@ -119,7 +119,7 @@ def finished_hashes(runs: Path, named: str = "") -> dict[str, Status]:
             record = store.read_record(directory)
         except RecordError:
             continue
-        name = identity.config_hash(record)
+        name = record.config_hash
         if name and record.source == "measured" and found.get(name) != "completed":
             found[name] = record.status
     return found
