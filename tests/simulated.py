@@ -13,7 +13,7 @@ from scalebook.record import RunRecord, StepRecord
 from scalebook.store import write_record
 
 H100 = "NVIDIA H100 80GB HBM3"
-VERSIONS = {"torch": "2.11.0", "megatron_core": "0.16.1", "transformer_engine": None}
+VERSIONS = {"torch": "2.11.0", "megatron_core": "0.16.1"}
 
 
 def config(**changes: Any) -> RunConfig:
