@@ -11,6 +11,7 @@ from typing import Any
 import polars as pl
 
 from scalebook import settings
+from scalebook.feasibility.cells import Cell
 from scalebook.metrics.row import RunMetrics
 from scalebook.settings import SETTINGS
 
@@ -59,24 +60,12 @@ STEP_SCHEMA: dict[str, type[pl.DataType]] = {
     "allocated_gib": pl.Float64,
 }
 
-# A row a cell of a feasibility map: the fields of scalebook.feasibility.Cell. ``run_ids`` are the
-# runs that a measured cell shows, or the one that an inferred cell follows from.
-FEASIBILITY_SCHEMA: dict[str, type[pl.DataType] | pl.DataType] = {
-    **dict.fromkeys(
-        ("model", "platform", "accelerator", "engine", "precision", "data_parallel_sharding",
-         "recompute", "verdict", "evidence", "reason"),
-        pl.String,
-    ),
-    **dict.fromkeys(
-        ("world_size", "sequence_length", "global_batch_size", "tensor_parallel_size",
-         "pipeline_parallel_size", "virtual_pipeline_parallel_size", "context_parallel_size",
-         "expert_parallel_size", "micro_batch_size"),
-        pl.Int64,
-    ),
-    **dict.fromkeys(("peak_memory_gib", "predicted_gib", "capacity_gib"), pl.Float64),
-    "sequence_parallel": pl.Boolean,
+# One row per cell of a feasibility map. ``run_ids`` are the runs that a measured cell shows, or the
+# one that an inferred cell follows from.
+FEASIBILITY_SCHEMA: dict[str, Type | pl.DataType] = {
+    **{one.name: _type(str(one.type)) for one in fields(Cell)},
     "run_ids": pl.List(pl.String),
-}  # fmt: skip
+}
 
 
 def cast(name: str, value: Any) -> tuple[Any, str | None]:
