@@ -13,6 +13,7 @@ from scalebook.record import RunRecord, StepRecord
 from scalebook.store import write_record
 
 H100 = "NVIDIA H100 80GB HBM3"
+VERSIONS = {"torch": "2.11.0", "megatron_core": "0.16.1"}
 
 
 def config(**changes: Any) -> RunConfig:
@@ -64,7 +65,7 @@ def write_run(
         "status": status,
         "source": source,
         "requested": settings.model_dump(),
-        "environment": {"accelerator": device} if device else {},
+        "environment": VERSIONS | ({"accelerator": device} if device else {}),
         "started_at": "2026-01-01T00:00:00Z",
     }
     write_record(directory, RunRecord(**(values | record)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -42,6 +43,13 @@ def test_strict_turns_a_wrong_claim_into_exit_code_1(capsys):
     assert run(capsys, "audit", "example")[0] == 0
     assert run(capsys, "audit", "example", "--strict")[0] == 1
     assert run(capsys, "audit", "scaling-analysis", "--strict")[0] == 0
+
+
+def test_the_readme_promises_an_exit_code_only_with_the_flag_that_gives_it(capsys):
+    assert run(capsys, "audit", "example")[0] == 0
+    text = (Path(__file__).parents[1] / "src/scalebook/report/README.md").read_text()
+    promise = next(line for line in text.splitlines() if "exit code is 1" in line)
+    assert "`--strict`" in promise
 
 
 def test_json_has_the_right_value_and_the_arithmetic(capsys):

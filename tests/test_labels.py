@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from simulated import config, write_run
+from simulated import H100, config, write_run
 
 from scalebook.frames import load
 
@@ -19,7 +19,7 @@ def names(tmp_path: Path, *changes: Mapping[str, Any], column: str = "name") -> 
     """Return the names of measured runs of these configurations, of which the first is fastest."""
     for i, change in enumerate(changes):
         made = config(**{**GPU, **change})
-        write_run(tmp_path, f"run-{i}", made, seconds=0.1 + i, source="measured")
+        write_run(tmp_path, f"run-{i}", made, seconds=0.1 + i, source="measured", device=H100)
     frame = load(tmp_path).runs.sort("run_id")
     return frame[column].to_list()
 
@@ -88,7 +88,7 @@ def test_whose_layers_ran_is_named_where_most_of_the_group_ran_others(tmp_path: 
 def test_runs_of_two_versions_are_no_repeats_of_one_another(tmp_path: Path) -> None:
     for i, version in enumerate(("0.16.1", "0.16.1", "0.19.2")):
         settings = config(**GPU, repeat=i)
-        environment = {"torch": "2.11.0", "megatron_core": version}
+        environment = {"accelerator": H100, "torch": "2.11.0", "megatron_core": version}
         write_run(
             tmp_path, f"run-{i}", settings, seconds=0.1 + i, source="measured",
             environment=environment,
@@ -141,8 +141,8 @@ def test_a_record_that_does_not_tell_its_settings_is_told_apart_by_its_id(tmp_pa
     for name in ("a", "b"):
         write_run(tmp_path, name, config(), requested={"world_size": 1})
     assert load(tmp_path).runs["name"].to_list() == [
-        "1 GPU [simulated]",
-        "1 GPU · b [simulated]",
+        "1 GPU [simulated] · a",
+        "1 GPU [simulated] · b",
     ]
 
 

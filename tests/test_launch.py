@@ -73,7 +73,7 @@ def test_every_variable_has_a_reason():
 
 def test_more_gpus_than_the_machine_has_are_refused_in_words():
     assert launch.unavailable(config(world_size=4), devices=1) == (
-        "needs 4 GPUs, this machine has 1"
+        "needs 4 GPUs, the limit is 1 (--gpus or this machine's)"
     )
     assert launch.unavailable(config(world_size=4), devices=None) is None
 

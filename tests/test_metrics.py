@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalebook import catalog
+from scalebook import catalog, identity
 from scalebook.flops import flops_per_token, hardware_flops_per_token
 from scalebook.metrics import measure
-from scalebook.metrics.repeats import Estimate, configuration, pool, with_repeats
+from scalebook.metrics.repeats import Estimate, pool, with_repeats
 from scalebook.metrics.stability import MINIMUM_STEPS
 from scalebook.metrics.student import student_quantile
 from scalebook.record import RunRecord, StepRecord
@@ -39,6 +39,7 @@ SETTINGS = {
     "precision": "bf16",
 }
 TOKENS = 128 * 2048
+VERSIONS = {"torch": "2.11.0", "megatron_core": "0.16.1"}
 # The fields that scripts rely on.
 FIELDS = (
     "run_id",
@@ -102,7 +103,7 @@ def make_run(
         status=status,
         requested=SETTINGS | settings,
         observed=observed or {},
-        environment={"accelerator": device} | (environment or {}),
+        environment={"accelerator": device} | VERSIONS | (environment or {}),
     )
     return Run(Path("x"), record, tuple(steps([8.0] * 20) if series is None else series))
 
@@ -487,16 +488,16 @@ def test_a_run_alone_and_a_run_of_another_configuration_are_not_pooled():
     assert "two runs" in alone.pooled_reason
     others = with_repeats([*repeated([8.0]), *repeated([8.0], micro_batch_size=2)])
     assert [item.repeats for item in others] == [1, 1]
-    assert configuration(RunRecord(run_id="x", config_hash=None, status="completed")) is None
+
+
+def test_a_run_that_asked_for_nothing_is_no_repeat():
+    assert identity.repeat(RunRecord(run_id="x", config_hash=None, status="completed")) is None
 
 
 def test_repeats_from_before_and_after_a_setting_came_are_pooled():
     old, new = ({"model": "tiny-llama"}, {"model": "tiny-llama", "gradient_precision": "fp32"})
     other = new | {"gradient_precision": "bf16"}
-    keys = [
-        configuration(RunRecord(run_id="x", config_hash=None, status="completed", requested=asked))
-        for asked in (old, new, other)
-    ]
+    keys = [identity.repeat(make_run([], **asked).record) for asked in (old, new, other)]
     assert keys[0] == keys[1] != keys[2]
 
 

@@ -63,7 +63,8 @@ def test_a_run_without_a_world_size_fills_the_node_or_the_devices_there_are(load
 def test_a_run_that_needs_more_devices_than_there_are_stays_with_its_reason(load) -> None:
     plan = load(HEAD + "[[runs]]\nworld_size = [4, 8]", world_size=4)
     assert [run.legal for run in plan.runs] == [True, False]
-    assert plan.runs[1].problems[0].message == "world_size=8 is above the 4 devices available."
+    message = "world_size=8 is above the limit of 4 devices (--gpus or this machine's)."
+    assert plan.runs[1].problems[0].message == message
     assert plan.runs[1].memory is None
 
 

@@ -171,7 +171,8 @@ def test_an_illegal_run_is_recorded_once_and_never_started(tmp_path: Path, paper
 
 def test_what_this_machine_lacks_is_said_but_not_recorded(tmp_path: Path):
     (entry,) = survey(plan(planned(world_size=4)), tmp_path, devices=1)
-    assert (entry.action, entry.reason) == ("unavailable", "needs 4 GPUs, this machine has 1")
+    limit = "needs 4 GPUs, the limit is 1 (--gpus or this machine's)"
+    assert (entry.action, entry.reason) == ("unavailable", limit)
     lacking = planned(Problem("devices", "above the 2 devices available."))
     assert actions(survey(plan(lacking), tmp_path)) == ["unavailable"]
 
@@ -408,7 +409,7 @@ def test_a_gpu_plan_is_shown_on_a_machine_without_gpus(tmp_path: Path, capsys: A
     command = ["run", "--platform", "h100", "--dry-run", "--gpus", "2", "--runs", str(tmp_path)]
     assert main(command) == 0
     text = capsys.readouterr().out
-    assert "needs 4 GPUs, this machine has 2" in text
+    assert "needs 4 GPUs, the limit is 2 (--gpus or this machine's)" in text
 
 
 def test_a_platform_that_this_machine_is_not_is_one_line_and_exit_code_2(

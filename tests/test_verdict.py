@@ -267,7 +267,7 @@ def test_a_run_on_both_sides_of_a_comparison_is_refused(tmp_path, capsys):
     ("change", "said"),
     [
         ({"model": "llama3.1-8b@8"}, "model llama3.1-8b against llama3.1-8b@8"),
-        ({"sequence_length": 4096}, "tokens a sample 8192 against 4096"),
+        ({"sequence_length": 4096}, "tokens per sample 8192 against 4096"),
         ({"precision": "fp8"}, "precision bf16 against fp8"),
         ({"world_size": 4}, "GPUs 8 against 4"),
         ({"model": "deepseek-v3", "mtp_layers": 1}, "multi-token prediction modules 0 against 1"),
@@ -347,9 +347,10 @@ def train(folder: Path, repeat: int, **changes) -> None:
         *("--output", str(output)),
     ]
     subprocess.run(command, env=environment(), check=True, capture_output=True, timeout=300)
+    around = json.loads((output / "observed.json").read_text())
     made = RunRecord(
         run_id=f"{folder.name}{repeat}", config_hash=settings.config_hash(), status="completed",
-        requested=settings.model_dump(),
+        requested=settings.model_dump(), environment=around["environment"],
     )  # fmt: skip
     (output / "record.json").write_text(made.model_dump_json())
 

@@ -2,47 +2,52 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Any
 
 import polars as pl
 
-# The columns of the run frame: fields of RunMetrics, settings of the record, names.
-_TEXT = (
-    "run_id", "status", "reason", "source", "platform", "accelerator", "engine", "model",
-    "precision", "strategy", "throughput_reason", "flops_convention", "model_tflops_reason",
-    "mfu_reason", "mfu_interval_reason", "peak_precision", "data_parallel_sharding", "recompute",
-    "matmul_fraction_reason", "energy_method", "energy_reason", "power_reason", "clock_reason",
-    "started_at", "label", "name", "split", "group", "setup", "rate_unit",
-    "interval_reason", "steady_reason", "straggler_reason", "pooled_reason",
-)  # fmt: skip
-_INTEGERS = (
-    "world_size", "nodes", "num_layers", "tensor_parallel_size", "pipeline_parallel_size",
-    "virtual_pipeline_parallel_size", "context_parallel_size", "expert_parallel_size",
-    "data_parallel_size", "micro_batch_size", "global_batch_size", "sequence_length",
-    "measured_steps", "recorded_steps",
-    "steady_steps", "steady_first_step", "slowest_rank", "repeats",
-)  # fmt: skip
-_FLOATS = (
-    "step_seconds_median", "tokens_per_second", "tokens_per_second_low", "tokens_per_second_high",
-    "tokens_per_second_per_gpu", "model_tflops_per_second_per_gpu", "mfu", "mfu_low", "mfu_high",
-    "peak_tflops_per_second", "peak_memory_gib", "loss_first", "loss_last",
-    "measured_matmul_tflops", "matmul_fraction",
-    "energy_joules_per_token", "mean_power_watts", "max_power_watts", "power_cap_watts",
-    "mean_clock_mhz", "min_clock_mhz", "max_temperature_celsius", "gpu_busy_fraction",
-    "rate", "rate_low", "rate_high",
-    "steady_change", "step_seconds_mean", "step_seconds_low", "step_seconds_high",
-    "step_seconds_p10", "step_seconds_p90", "step_seconds_p99",
-    "rank_seconds_fastest", "rank_seconds_slowest", "straggler_spread",
-    "pooled_tokens_per_second", "pooled_tokens_per_second_low", "pooled_tokens_per_second_high",
-)  # fmt: skip
-SCHEMA: dict[str, type[pl.DataType]] = (
-    dict[str, type[pl.DataType]](dict.fromkeys(_TEXT, pl.String))
-    | dict.fromkeys(_INTEGERS, pl.Int64)
-    | dict.fromkeys(_FLOATS, pl.Float64)
-    | dict.fromkeys(("sequence_parallel", "steady"), pl.Boolean)
+from scalebook import settings
+from scalebook.feasibility.cells import Cell
+from scalebook.metrics.row import RunMetrics
+from scalebook.settings import SETTINGS
+
+Type = type[pl.DataType]
+_TYPES: Mapping[str, Type] = {"str": pl.String, "int": pl.Int64, "float": pl.Float64,
+                              "bool": pl.Boolean}  # fmt: skip
+
+
+def _type(annotation: str) -> Type:
+    """Return the column of a field of RunMetrics; a value of several parts is one text of JSON."""
+    return _TYPES.get(annotation.partition(" ")[0], pl.String)
+
+
+def _setting_type(name: str) -> Type:
+    row = SETTINGS[name]
+    return pl.Boolean if row.yes_no else pl.String if row.minimum is None else pl.Int64
+
+
+# Settings of a record that tell runs apart in addition to those of RunMetrics.
+RUN_SETTINGS = tuple(
+    name
+    for name in (*settings.names("layout"), "recompute")
+    if name not in RunMetrics.__dataclass_fields__
 )
+# The columns of the run frame: fields of RunMetrics, settings of the record, names.
+_NAMES = (
+    "started_at", "name", "label", "configuration_name", "configuration", "split", "group", "setup",
+    "rate_unit",
+)  # fmt: skip
+SCHEMA: dict[str, Type] = {
+    **{one.name: _type(str(one.type)) for one in fields(RunMetrics)},
+    **{name: _setting_type(name) for name in RUN_SETTINGS},
+    **dict.fromkeys(_NAMES, pl.String),
+    "recorded_steps": pl.Int64,
+    **dict.fromkeys(("rate", "rate_low", "rate_high"), pl.Float64),
+}
 STEP_SCHEMA: dict[str, type[pl.DataType]] = {
     "run_id": pl.String,
     "step": pl.Int64,
@@ -55,24 +60,12 @@ STEP_SCHEMA: dict[str, type[pl.DataType]] = {
     "allocated_gib": pl.Float64,
 }
 
-# A row a cell of a feasibility map: the fields of scalebook.feasibility.Cell. ``run_ids`` are the
-# runs that a measured cell shows, or the one that an inferred cell follows from.
-FEASIBILITY_SCHEMA: dict[str, type[pl.DataType] | pl.DataType] = {
-    **dict.fromkeys(
-        ("model", "platform", "accelerator", "engine", "precision", "data_parallel_sharding",
-         "recompute", "verdict", "evidence", "reason"),
-        pl.String,
-    ),
-    **dict.fromkeys(
-        ("world_size", "sequence_length", "global_batch_size", "tensor_parallel_size",
-         "pipeline_parallel_size", "virtual_pipeline_parallel_size", "context_parallel_size",
-         "expert_parallel_size", "micro_batch_size"),
-        pl.Int64,
-    ),
-    **dict.fromkeys(("peak_memory_gib", "predicted_gib", "capacity_gib"), pl.Float64),
-    "sequence_parallel": pl.Boolean,
+# One row per cell of a feasibility map. ``run_ids`` are the runs that a measured cell shows, or the
+# one that an inferred cell follows from.
+FEASIBILITY_SCHEMA: dict[str, Type | pl.DataType] = {
+    **{one.name: _type(str(one.type)) for one in fields(Cell)},
     "run_ids": pl.List(pl.String),
-}  # fmt: skip
+}
 
 
 def cast(name: str, value: Any) -> tuple[Any, str | None]:
@@ -85,6 +78,8 @@ def cast(name: str, value: Any) -> tuple[Any, str | None]:
 
 
 def _text(value: Any) -> str | None:
+    if isinstance(value, dict | tuple):
+        return json.dumps(value)
     return value if isinstance(value, str) else None
 
 

@@ -5,23 +5,23 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from scalebook.errors import ConfigError, unknown
 from scalebook.parallelism import Parallelism
-
-Precision = Literal["bf16", "fp16", "fp8", "fp4", "fp32"]
-# pointwise: what costs no matrix product, the outputs of norms and of the activation function
-GradientPrecision = Literal["fp32", "bf16"]
-Recompute = Literal["none", "pointwise", "selective", "full"]
-# forced: tokens go to experts at random, as if a router had learned to spread them evenly
-ExpertBalance = Literal["learned", "forced"]
-Sharding = Literal["none", "optimizer", "full"]
-Switch = Literal["auto", "on", "off"]  # auto: on where this machine and configuration can
-LayerSpec = Literal["auto", "torch", "transformer_engine"]
-Fp8Recipe = Literal["delayed", "tensorwise", "blockwise"]
+from scalebook.settings import (
+    Engine,
+    ExpertBalance,
+    Fp8Recipe,
+    GradientPrecision,
+    LayerSpec,
+    Precision,
+    Recompute,
+    Sharding,
+    Switch,
+)
 
 LARGEST = 2**31  # a product of several is still a float
 Size = Annotated[int, Field(ge=1, le=LARGEST)]
@@ -41,7 +41,7 @@ class RunConfig(BaseModel):
     model: str
     world_size: Size
     nodes: Size = 1
-    engine: Literal["megatron", "nemo", "primus"] = "megatron"
+    engine: Engine = "megatron"
     strategy: str = "custom"
     tensor_parallel_size: Size = 1
     pipeline_parallel_size: Size = 1

@@ -12,7 +12,8 @@ from typing import Any
 
 import polars as pl
 
-from scalebook.columns import FEASIBILITY_SCHEMA, SCHEMA, STEP_SCHEMA, cast
+from scalebook import identity
+from scalebook.columns import FEASIBILITY_SCHEMA, RUN_SETTINGS, SCHEMA, STEP_SCHEMA, cast
 from scalebook.diagnosis import Diagnosis
 from scalebook.errors import ReportError
 from scalebook.feasibility import feasibility
@@ -24,16 +25,7 @@ from scalebook.metrics import RunMetrics
 from scalebook.metrics.repeats import with_repeats
 from scalebook.metrics.step_anatomy import RunAnatomy
 from scalebook.naming import group_name, split_name
-from scalebook.setups import setup
 from scalebook.store import Run, read_runs, without_record
-
-# Settings of a record that tell runs apart beside those of RunMetrics.
-_SETTINGS = (
-    "virtual_pipeline_parallel_size",
-    "sequence_parallel",
-    "data_parallel_sharding",
-    "recompute",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,9 +214,10 @@ def in_order(runs: pl.DataFrame) -> pl.DataFrame:
 def _row(run: Run, item: RunMetrics) -> dict[str, Any]:
     """Return the metrics of a run and the settings of its record that tell runs apart."""
     record = run.record
-    settings = {name: record.setting(name) for name in _SETTINGS}
+    settings = {name: record.setting(name) for name in RUN_SETTINGS}
     more = {"started_at": record.started_at, "recorded_steps": len(run.steps)}
-    return asdict(item) | settings | more | {"setup": setup(record)}
+    keys = {"configuration": identity.repeat(record), "setup": identity.series(record)}
+    return asdict(item) | settings | more | keys
 
 
 def step_frame(runs: Iterable[Run]) -> pl.DataFrame:

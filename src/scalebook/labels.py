@@ -14,16 +14,27 @@ from typing import Any, TypeVar
 
 import polars as pl
 
+from scalebook import identity
 from scalebook.config import DEFAULTS
 from scalebook.markup import short_id
 from scalebook.naming import split_name
 from scalebook.record import RunRecord
-from scalebook.wording import MINOR, MOST, NAMED, NO_USUAL, SIZES, TELLING, VERSIONS, in_words
+from scalebook.settings import SETTINGS, named
+from scalebook.wording import MOST, in_words
 
 Row = Mapping[str, Any]
 Item = TypeVar("Item")
 
 NO_STRATEGY = (None, "", "custom")
+# In the name of a group, in the layout, or in no name.
+NAMED = frozenset(named("group", "layout", "size", "never"))
+SIZES = named("size")
+TELLING = named("off default")
+NO_USUAL = frozenset({"fp8_recipe"})  # where runs differ in these, each says what it has
+# Named only where nothing else tells two runs apart.
+MINOR = frozenset({*named("last"), *identity.VERSIONS})
+# What an ingested log tells of a run that was asked nothing.
+RAN = (*SIZES, "recompute", "data_parallel_sharding")
 
 
 @dataclass(slots=True)
@@ -32,9 +43,11 @@ class _Named:
 
     row: Row
     settings: Mapping[str, Any]
+    identity: str | None = None  # what its repeats share
     chosen: frozenset[str] = frozenset()  # switches that were asked for, not left at "auto"
     telling: frozenset[str] = frozenset()  # settings to name, whatever its neighbours have
     parts: list[str] = field(default_factory=list[str])
+    number: str = ""  # among the repeats of its configuration: "repeat 2"
 
     @property
     def name(self) -> str:
@@ -42,14 +55,18 @@ class _Named:
 
 
 def with_labels(runs: pl.DataFrame, records: Mapping[str, RunRecord]) -> pl.DataFrame:
-    """Return the runs with ``name`` and ``label`` of each, in the order given."""
+    """Return the runs with ``name``, ``label`` and ``configuration_name`` of each."""
     found = labels(list(runs.iter_rows(named=True)), records)
-    texts = zip(("name", "label"), zip(*found, strict=True) if found else ((), ()), strict=True)
+    columns = ("name", "label", "configuration_name")
+    texts = zip(columns, zip(*found, strict=True) if found else ((), (), ()), strict=True)
     return runs.with_columns(pl.Series(column, values, pl.String) for column, values in texts)
 
 
-def labels(rows: Sequence[Row], records: Mapping[str, RunRecord]) -> list[tuple[str, str]]:
-    """Return (name, label) of each run, in the order given: the first is the usual one."""
+def labels(rows: Sequence[Row], records: Mapping[str, RunRecord]) -> list[tuple[str, str, str]]:
+    """Return name, label and configuration's name of each run; the first run is the usual one.
+
+    The configuration's name is the name without the number of a repeat.
+    """
     runs = [_begin(row, records.get(row["run_id"])) for row in rows]
     for run, names in zip(runs, _telling(runs), strict=True):
         run.telling = names
@@ -57,7 +74,7 @@ def labels(rows: Sequence[Row], records: Mapping[str, RunRecord]) -> list[tuple[
         _tell_apart(alike)
     heads = dict(_heads(rows))
     found = [_label(heads[_group(run.row)], run) for run in runs]
-    seen = Counter(label for _, label in found)
+    seen = Counter(label for _, label, _ in found)
     return [
         pair if seen[pair[1]] == 1 else _with_id(pair, run.row["run_id"])
         for pair, run in zip(found, runs, strict=True)
@@ -69,7 +86,8 @@ def _begin(row: Row, record: RunRecord | None) -> _Named:
     chosen = frozenset(name for name, value in requested.items() if value in ("on", "off"))
     strategy = row.get("strategy")
     parts = [split_name(row), *([strategy] if strategy not in NO_STRATEGY else [])]
-    return _Named(row, _settings(row, record), chosen, parts=parts)
+    known = identity.repeat(record) if record else None
+    return _Named(row, _settings(row, record), known, chosen, parts=parts)
 
 
 def _telling(runs: Sequence[_Named]) -> Iterator[frozenset[str]]:
@@ -109,21 +127,23 @@ def _usual(runs: Sequence[_Named]) -> dict[str, Any]:
     return {name: values.most_common(1)[0][0] for name, values in known.items() if values}
 
 
-def _label(head: Sequence[str], run: _Named) -> tuple[str, str]:
+def _label(head: Sequence[str], run: _Named) -> tuple[str, str, str]:
     source = run.row.get("source")
     mark = "" if source in (None, "measured") else f" [{source}]"
-    return run.name + mark, " · ".join([*head, run.name]) + mark
+    number = [run.number] if run.number else []
+    name = " · ".join([run.name, *number])
+    return name + mark, " · ".join([*head, name]) + mark, run.name + mark
 
 
-def _with_id(pair: tuple[str, str], run_id: str) -> tuple[str, str]:
-    name, label = (f"{text} · {short_id(run_id)}" for text in pair)
-    return name, label
+def _with_id(texts: tuple[str, str, str], run_id: str) -> tuple[str, str, str]:
+    name, label = (f"{text} · {short_id(run_id)}" for text in texts[:2])
+    return name, label, texts[2]
 
 
 def _settings(row: Row, record: RunRecord | None) -> dict[str, Any]:
     """Return every setting as it was asked for, as it ran where that was left open."""
     if record is None:
-        return {name: row.get(name) for name in (*SIZES, "recompute", "data_parallel_sharding")}
+        return {name: row.get(name) for name in RAN}
     # What a switch that did not exist yet would have come to, nobody knows.
     asked = record.asked
     known = {
@@ -131,19 +151,15 @@ def _settings(row: Row, record: RunRecord | None) -> dict[str, Any]:
         for name, value in record.in_force.items()
         if name in record.requested or asked[name] != "auto"
     }
-    # an ingested log tells what ran and was asked nothing
-    ran = {
-        name: record.observed.get(name) for name in (*SIZES, "recompute", "data_parallel_sharding")
-    }
-    stood_on = {name: record.environment.get(name) for name in VERSIONS}
-    return {**ran, **known, "layer_spec": record.layer_spec, **stood_on}
+    ran = {name: record.observed.get(name) for name in RAN}
+    return {**ran, **known, **identity.software(record)}
 
 
 def _tell_apart(alike: Sequence[_Named]) -> None:
     """Add to each of several runs of one name what is not equal between them."""
     groups = [list(alike)]
-    for size, word in SIZES.items():
-        groups = [part for runs in groups for part in _by_size(runs, size, word)]
+    for size in SIZES:
+        groups = [part for runs in groups for part in _by_size(runs, size, SETTINGS[size].words)]
     # Also between runs of two sizes: else what a switch does would pass for what the size does.
     _name_changes(alike, minor=False)
     for runs in groups:
@@ -168,7 +184,7 @@ def _name_changes(runs: Sequence[_Named], *, minor: bool) -> None:
     names = dict.fromkeys(name for run in runs for name in run.settings if name not in NAMED)
     changed: dict[int, list[tuple[str, Any]]] = {}
     for name in names:
-        if (name in MINOR or name in VERSIONS) != minor:
+        if (name in MINOR) != minor:
             continue
         telling = [not minor and name in run.telling for run in runs]
         values = [repr(run.settings.get(name)) for run in runs]
@@ -196,16 +212,11 @@ def _number(equal: Sequence[_Named]) -> None:
     that does not know its settings) get their id.
     """
     made = sorted(equal, key=lambda run: (run.settings.get("repeat") or 0, run.row["run_id"]))
-    first = _configuration(made[0])
-    for i, run in enumerate(made[1:], 2):
-        same = first is not None and _configuration(run) == first
-        run.parts.append(f"repeat {i}" if same else short_id(run.row["run_id"]))
-
-
-def _configuration(run: _Named) -> str | None:
-    """Return what repeats have in common; None where a record does not tell."""
-    asked = {k: v for k, v in run.settings.items() if k not in ("repeat", "time_limit_seconds")}
-    return repr(sorted(asked.items())) if "model" in asked else None
+    first, *others = identity.alike(made, lambda run: run.identity)
+    for i, run in enumerate(first[1:], 2):
+        run.number = f"repeat {i}"
+    for run in (run for same in others for run in same):
+        run.parts.append(short_id(run.row["run_id"]))
 
 
 def _group(row: Row) -> tuple[Any, ...]:

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from scalebook.settings import SETTINGS
+
 Row = Mapping[str, Any]
 
 _SPLIT = (
-    ("TP", "tensor_parallel_size"),
-    ("PP", "pipeline_parallel_size"),
-    ("VP", "virtual_pipeline_parallel_size"),
-    ("CP", "context_parallel_size"),
-    ("EP", "expert_parallel_size"),
+    *((row.short, row.name) for row in SETTINGS.values() if row.short),
     ("DP", "data_parallel_size"),
 )
 
@@ -56,17 +54,18 @@ def in_words(row: Row) -> str:
     return sized(row) + rest.replace(" · ", ", ")
 
 
-def is_proxy(model: str | None) -> bool:
-    """Return whether a model is cut to its first layers (``llama3.1-8b@8``): no whole model."""
-    return "@" in (model or "")
-
-
 def group_name(row: Row) -> str:
-    """Return what must agree before two runs are ranked: the work, the device and the engine."""
+    """Return what must agree before two runs are ranked: the work, the device and the engine.
+
+    A run of an unknown model or on an unknown platform is in a group of its own: it may be of
+    another model than the next unknown one.
+    """
     engine, source = row.get("engine"), row.get("source")
     details = [row.get("precision"), _sequence(row.get("sequence_length"))]
     details += [engine] if engine not in (None, "megatron") else []
     details += [source] if source not in (None, "measured") else []
+    unknown = row.get("model") is None or row.get("platform") is None
+    details += [f"run {row['run_id']}"] if unknown and row.get("run_id") else []
     what = f"{row.get('model') or 'unknown model'} on {row.get('platform') or 'unknown platform'}"
     inside = ", ".join(str(detail) for detail in details if detail)
     return f"{what} ({inside})" if inside else what

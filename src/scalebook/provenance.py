@@ -13,6 +13,7 @@ from scalebook.catalog.types import ModelShape
 from scalebook.config import RunConfig
 from scalebook.errors import CatalogError, ConfigError
 from scalebook.record import RunRecord
+from scalebook.settings import is_on
 
 Values = Mapping[str, Any]
 
@@ -70,8 +71,8 @@ def _equal(asked: Any, ran: Any) -> bool:
     """Return whether a setting ran as asked; ``auto`` leaves the choice to the trainer."""
     if asked == "auto":
         return True
-    if asked in ("on", "off") and isinstance(ran, bool):
-        return (asked == "on") == ran
+    if is_on(asked) is not None and is_on(ran) is not None:
+        return is_on(asked) == is_on(ran)
     if isinstance(asked, float) and isinstance(ran, int | float):
         return math.isclose(asked, ran, rel_tol=1e-9)
     return bool(asked == ran)

@@ -9,6 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 
 from scalebook.config import DEFAULTS, RunConfig
 from scalebook.errors import LaunchError
+from scalebook.settings import is_on
 
 SCHEMA_VERSION = 1
 
@@ -162,6 +163,13 @@ class RunRecord(BaseModel):
         if ran is None and self.environment.get("transformer_engine", "unknown") is None:
             return "torch"
         return ran if ran is not None else self.requested.get("layer_spec")
+
+    def is_on(self, name: str) -> bool | None:
+        """Return whether a switch was on as it ran; None where that is not known.
+
+        Reads every vocabulary that records hold: "on" and "off", true and false.
+        """
+        return is_on(self.setting(name))
 
     def summary(self) -> str:
         """Return the run in a few lines of text: what, how it ended, and the log's end if badly."""

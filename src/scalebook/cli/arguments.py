@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
+
+from scalebook.settings import SETTINGS
 
 LARGEST = 10**15  # nothing that a person asks about is larger; products of such stay finite
 
@@ -44,6 +46,25 @@ def positive(text: str) -> float:
     if not 1 / LARGEST < value <= LARGEST:
         raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a number above zero")
     return value
+
+
+def add_settings(parser: argparse.ArgumentParser, names: Iterable[str]) -> None:
+    """Add a flag for each of these settings, typed and explained by its row of ``settings``.
+
+    A setting that is not given is None in the parsed options.
+    """
+    for name in names:
+        row = SETTINGS[name]
+        flags = [f"--{name.replace('_', '-')}"]
+        if name == "world_size":
+            flags.insert(0, "--gpus")
+        if row.yes_no:
+            parser.add_argument(*flags, action=argparse.BooleanOptionalAction, help=row.help)
+        elif row.minimum is not None:
+            count = at_least(row.minimum)
+            parser.add_argument(*flags, dest=name, type=count, metavar=row.metavar, help=row.help)
+        else:
+            parser.add_argument(*flags, choices=row.choices or None, help=row.help)
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

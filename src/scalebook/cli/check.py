@@ -7,26 +7,15 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalebook.cli.arguments import Subparsers, add_json, at_least
+from scalebook.cli.arguments import Subparsers, add_json, add_settings, at_least
 from scalebook.cli.output import number, print_json, print_table
+from scalebook.settings import SETTINGS
 
 if TYPE_CHECKING:
     from scalebook.cli.check_request import Request
     from scalebook.plan import Plan, PlannedRun
 
-SIZE_FLAGS = (
-    ("tensor-parallel-size", "ranks that share each layer"),
-    ("pipeline-parallel-size", "pipeline stages"),
-    ("virtual-pipeline-parallel-size", "model chunks a stage, for interleaving"),
-    ("last-pipeline-stage-layers", "layers of the last stage, if not as many as the others"),
-    ("context-parallel-size", "ranks that share each sequence"),
-    ("expert-parallel-size", "ranks that share the experts"),
-    ("expert-tensor-parallel-size", "ranks that share each expert"),
-    ("micro-batch-size", "samples a forward pass"),
-    ("global-batch-size", "samples an optimizer step"),
-    ("sequence-length", "tokens of a sample"),
-    ("offload-layers", "first layers whose MLP waits in host memory, with pointwise"),
-)
+REQUIRED = ("model", "platform")
 
 
 def register(subparsers: Subparsers) -> None:
@@ -34,40 +23,9 @@ def register(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "check", help="say whether a configuration is legal and fits (exit code 1 if not legal)"
     )
-    parser.add_argument("--model", required=True, help="a model, or name@LAYERS")
-    parser.add_argument("--platform", required=True, help="a platform, such as h100")
-    parser.add_argument(
-        "--gpus", "--world-size", dest="world_size", type=at_least(1), help="all processes"
-    )
-    parser.add_argument("--nodes", type=at_least(1), help="nodes that they spread over")
-    parser.add_argument("--strategy", help="a named strategy in place of sizes")
-    for flag, text in SIZE_FLAGS:
-        parser.add_argument(f"--{flag}", type=at_least(1), help=text)
-    parser.add_argument(
-        "--precision",
-        choices=("bf16", "fp16", "fp8", "fp4", "fp32"),
-        help="number format of the matrix products",
-    )
-    parser.add_argument(
-        "--recompute",
-        choices=("none", "pointwise", "selective", "full"),
-        help="what the backward pass computes again instead of keeping it",
-    )
-    parser.add_argument(
-        "--gradient-precision",
-        choices=("fp32", "bf16"),
-        help="number format that gradients are summed in",
-    )
-    parser.add_argument(
-        "--data-parallel-sharding",
-        choices=("none", "optimizer", "full"),
-        help="what replicas share out: nothing, the optimizer (default), everything (FSDP)",
-    )
-    parser.add_argument(
-        "--sequence-parallel",
-        action=argparse.BooleanOptionalAction,
-        help="whether tensor-parallel ranks share the sequence between their layers",
-    )
+    for name in REQUIRED:
+        parser.add_argument(f"--{name}", required=True, help=SETTINGS[name].help)
+    add_settings(parser, (n for n, row in SETTINGS.items() if row.help and n not in REQUIRED))
     add_json(parser)
     parser.set_defaults(handler=check)
 

@@ -13,22 +13,8 @@ from scalebook.errors import ConfigError
 from scalebook.legality import Problem
 from scalebook.parallelism import Parallelism
 from scalebook.plan import defaults as plan_defaults
+from scalebook.settings import PARALLEL_SIZES, names
 
-SPLIT = (
-    "tensor_parallel_size",
-    "pipeline_parallel_size",
-    "virtual_pipeline_parallel_size",
-    "context_parallel_size",
-    "expert_parallel_size",
-    "expert_tensor_parallel_size",
-)
-# What a strategy sets.
-STRATEGY = (
-    "tensor_parallel_size",
-    "pipeline_parallel_size",
-    "context_parallel_size",
-    "expert_parallel_size",
-)
 DEFAULT_SEQUENCE_LENGTH = 4096
 MICROBATCHES_PER_STAGE = 4  # keeps the bubble of a pipeline below a fifth
 
@@ -127,9 +113,8 @@ def said(problems: tuple[Problem, ...], severity: str) -> list[dict[str, str]]:
 
 
 def _neighbour(config: RunConfig, candidate: RunConfig) -> dict[str, Any]:
-    names = ("world_size", "nodes", *SPLIT, "last_pipeline_stage_layers", "sequence_parallel")
-    names = (*names, "micro_batch_size", "global_batch_size", "sequence_length", "precision")
-    return {name: getattr(candidate, name) for name in names} | {
+    sizes = (*names("layout"), "sequence_length", "precision")
+    return {name: getattr(candidate, name) for name in sizes} | {
         "data_parallel_size": candidate.data_parallel_size,
         "changes": legality.changes(config, candidate),
     }
@@ -139,12 +124,12 @@ def _strategy(given: dict[str, Any], platform: Platform, shape: ModelShape) -> d
     name = given.get("strategy")
     if name is None:
         return {}
-    for size in STRATEGY:
+    for size in PARALLEL_SIZES:
         if size in given:
             flag = size.replace("_", "-")
             raise ConfigError(f"--strategy {name} sets {size}. Leave out --{flag}, or --strategy.")
     found = catalog.strategy(name, platform.name, shape.name)
-    return {"strategy": found.name} | {size: getattr(found, size) for size in STRATEGY}
+    return {"strategy": found.name} | {size: getattr(found, size) for size in PARALLEL_SIZES}
 
 
 def _machine_defaults(given: dict[str, Any], platform: Platform) -> dict[str, Any]:
@@ -160,8 +145,8 @@ def _training_defaults(
     inner = plan_defaults.expert_tensor_parallel_size(known, shape)
     if inner is not None and "expert_tensor_parallel_size" not in known:
         defaults["expert_tensor_parallel_size"] = inner
-    sizes = {name: known.get(name, 1) for name in SPLIT}
-    split = Parallelism(known["world_size"], **sizes)
+    asked = {name: known[name] for name in Parallelism.__dataclass_fields__ if name in known}
+    split = Parallelism(**asked)
     if "precision" not in known:
         defaults["precision"] = platform.default_precision
     if "micro_batch_size" not in known:

@@ -6,17 +6,15 @@ from collections.abc import Iterator
 from statistics import median
 
 from scalebook import catalog
-from scalebook.config import RunConfig
 from scalebook.diagnosis.evidence import Evidence
 from scalebook.diagnosis.finding import Finding, listed, percent
+from scalebook.settings import SWITCHES, is_on
 from scalebook.telemetry import flags
 from scalebook.telemetry.words import HEAT, POWER, SHARE, share_of
 
 SMALLEST = 0.03
 FUSIONS = tuple(
-    name
-    for name in RunConfig.model_fields
-    if name.startswith("fused_") and name != "fused_attention"
+    name for name in SWITCHES if name.startswith("fused_") and name != "fused_attention"
 )
 STRAGGLER = 0.02
 
@@ -181,18 +179,18 @@ def precision_rule(found: Evidence) -> Iterator[Finding]:
 
 def kernels_rule(found: Evidence) -> Iterator[Finding]:
     """Yield that attention is not fused, or which fusions were off."""
-    observed = found.record.observed
-    unfused = observed.get("fused_attention") == "off"
-    if found.on_gpu and (unfused or observed.get("attention_kernel") == "math"):
+    record = found.record
+    unfused = record.is_on("fused_attention") is False
+    if found.on_gpu and (unfused or record.observed.get("attention_kernel") == "math"):
         yield Finding(
             rule="attention_kernel",
             says="Attention ran as separate products with a matrix of scores in memory.",
             advice=("Use a fused (flash) attention: fused_attention=on says why it cannot run.",),
             evidence={"attention_kernel": "math"},
         )
-    off = [name for name in FUSIONS if observed.get(name) == "off"] if found.on_gpu else []
+    off = [name for name in FUSIONS if record.is_on(name) is False] if found.on_gpu else []
     if off:
-        asked = [name for name in off if found.record.asked.get(name) == "off"]
+        asked = [name for name in off if is_on(record.asked.get(name)) is False]
         words = "Leave {} at 'auto', which is on where it can be."
         yield Finding(
             rule="fusions_off",

@@ -156,7 +156,7 @@ def _parallelism(record: RunRecord, metrics: RunMetrics) -> Parallelism | None:
     sharding = record.setting("data_parallel_sharding")
     split = Parallelism(
         **plain,
-        sequence_parallel=record.setting("sequence_parallel") is True,
+        sequence_parallel=record.is_on("sequence_parallel") is True,
         data_parallel_sharding=(
             sharding if sharding in memory.SHARDING else fields["data_parallel_sharding"].default
         ),

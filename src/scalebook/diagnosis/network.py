@@ -99,7 +99,7 @@ def overlap_rule(found: Evidence) -> Iterator[Finding]:
         return
     names = ["overlap_grad_reduce"]
     names += ["overlap_param_gather"] if split.data_parallel_sharding == "optimizer" else []
-    off = [name for name in names if found.record.observed.get(name) is False]
+    off = [name for name in names if found.record.is_on(name) is False]
     if not off or (share is not None and share < 0.01):
         return
     yield Finding(

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, cast
 
-from scalebook import catalog, legality
+from scalebook import catalog, identity, legality
 from scalebook.catalog.types import Accelerator
 from scalebook.config import RunConfig
 from scalebook.errors import CatalogError
 from scalebook.feasibility.cells import SCOPE, SETTINGS, Cell, Evidence, Verdict, scope_of
-from scalebook.feasibility.known import Known, known, memory_key
+from scalebook.feasibility.known import Known, known
 from scalebook.feasibility.order import growth
 from scalebook.legality import fit
 from scalebook.store import Run
@@ -108,10 +108,10 @@ def _device(config: RunConfig, accelerator: str | None) -> Accelerator | None:
 
 def _unmeasured(same: Sequence[Known]) -> Iterator[Cell]:
     """Yield the combinations of one map that no run has settled."""
-    taken = {memory_key(one.config) for one in same}
+    taken = {identity.memory(one.config) for one in same}
     places = {_place(one.config) for one in same}
     for config in _combinations([one.config for one in same]):
-        if memory_key(config) in taken or _place(config) in places:
+        if identity.memory(config) in taken or _place(config) in places:
             continue
         needed = _predicted(config)
         if needed is not None:

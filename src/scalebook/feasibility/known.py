@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from scalebook import catalog
+from scalebook import catalog, identity
 from scalebook.config import RunConfig
 from scalebook.errors import CatalogError, ConfigError
 from scalebook.feasibility.cells import Verdict
-from scalebook.feasibility.order import WITHOUT_EFFECT
 from scalebook.record import RunRecord
+from scalebook.settings import names
 from scalebook.store import Run
 
 LARGEST = 10**15  # of any field: records come from anywhere
@@ -32,12 +32,9 @@ class Known:
     @property
     def key(self) -> tuple[str | None, str]:
         """What two runs must share to say the same about memory."""
-        return self.accelerator, memory_key(self.config)
-
-
-def memory_key(config: RunConfig) -> str:
-    """Return a text that is equal for configurations that differ in nothing that takes memory."""
-    return config.model_dump_json(exclude=set(WITHOUT_EFFECT), exclude_defaults=True)
+        unknown = self.accelerator is None and self.config.platform != "cpu"
+        device = self.run_ids[0] if unknown else self.accelerator
+        return device, identity.memory(self.config)
 
 
 def known(runs: Iterable[Run]) -> tuple[Known, ...]:
@@ -88,12 +85,8 @@ def config_of(record: RunRecord) -> RunConfig | None:
 
 
 # The fields that decide about memory and that a trainer reads back under the same name and type.
-WITHIN_OBSERVED = (
-    *("world_size", "tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"),
-    *("virtual_pipeline_parallel_size", "expert_parallel_size", "expert_tensor_parallel_size"),
-    *("sequence_parallel", "data_parallel_sharding", "micro_batch_size", "global_batch_size"),
-    *("sequence_length", "precision", "recompute"),
-)
+# Of the kernels it reads back what "auto" came to, and layers offloaded of its own rank only.
+WITHIN_OBSERVED = (*names("work", "layout"), "recompute")
 
 
 def _shown(run: Run, devices: dict[str, str]) -> Known | None:

@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from scalebook.config import RunConfig
+from scalebook.settings import without_effect
 
 # More of these never needs less memory. A larger global batch keeps as many or more microbatches in
 # a pipeline's flight; a larger micro batch keeps fewer, but the product does not fall.
 GROWING = ("micro_batch_size", "sequence_length", "global_batch_size")
-# These do not change what a step keeps in memory.
-WITHOUT_EFFECT = frozenset(
-    {"repeat", "seed", "steps", "warmup_steps", "learning_rate", "time_limit_seconds", "strategy"}
-)
+WITHOUT_EFFECT = without_effect("memory")
 
 
 def growth(smaller: RunConfig, larger: RunConfig) -> dict[str, Any] | None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from scalebook import catalog, legality
+from scalebook import catalog, identity, legality
 from scalebook.config import RunConfig
 from scalebook.errors import CatalogError
-from scalebook.feasibility.known import config_of, memory_key
+from scalebook.feasibility.known import config_of
 from scalebook.legality import fit
 from scalebook.store import Run
 
@@ -32,7 +32,7 @@ def predictions(runs: Iterable[Run]) -> dict[str, Predicted]:
         if config is None:
             found[run.record.run_id] = Predicted(None, "its configuration is not whole")
             continue
-        key = memory_key(config)
+        key = identity.memory(config)
         if key not in made:
             made[key] = _predict(config)
         found[run.record.run_id] = made[key]

@@ -42,7 +42,11 @@ def direct(
 
 
 def unavailable(config: RunConfig, devices: int | None = None) -> str | None:
-    """Return why this machine cannot start a run, None if it can; ``devices`` None: any number."""
+    """Return why a run cannot start here, None if it can.
+
+    ``devices`` is how many GPUs may be used: those of this machine, or fewer by ``--gpus``; None:
+    any number.
+    """
     if config.nodes > 1:
         return f"needs {config.nodes} nodes, and 'scalebook run' starts one"
     lack = engines.missing(config.engine)
@@ -50,7 +54,9 @@ def unavailable(config: RunConfig, devices: int | None = None) -> str | None:
         return f"needs the engine {config.engine!r}: {lack.rstrip('.')}"
     if devices is not None and config.world_size > devices:
         gpus = "GPU" if config.world_size == 1 else "GPUs"
-        return f"needs {config.world_size} {gpus}, this machine has {devices}"
+        return (
+            f"needs {config.world_size} {gpus}, the limit is {devices} (--gpus or this machine's)"
+        )
     return None
 
 

@@ -127,6 +127,7 @@ def measure(run: Run, *, peak_precision: str | None = None) -> RunMetrics:
         run_id=record.run_id,
         status=record.status,
         reason=record.reason,
+        cause=text(record.cause),
         source=record.source,
         accelerator=text(record.environment.get("accelerator")),
         **settings(record),

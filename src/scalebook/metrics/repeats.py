@@ -8,12 +8,12 @@ that starts are assumed to have (``START_SPREAD``) counts as one more observatio
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist, fmean
 
+from scalebook import identity
 from scalebook.metrics.row import RunMetrics
 from scalebook.metrics.student import student_quantile
 from scalebook.record import RunRecord
@@ -24,7 +24,6 @@ from scalebook.record import RunRecord
 START_SPREAD = 0.005
 START_SPREAD_CPU = 0.02
 
-_NOT_COMPARED = ("repeat", "time_limit_seconds")
 Z95 = NormalDist().inv_cdf(0.975)
 
 
@@ -96,18 +95,6 @@ def start_spread(platform: str | None) -> float:
     return START_SPREAD_CPU if platform == "cpu" else START_SPREAD
 
 
-def configuration(record: RunRecord) -> str | None:
-    """Return what two runs have in common exactly if they are repeats; None if nobody knows.
-
-    That is the requested configuration but for which repeat it is, the device and the source.
-    """
-    if not record.requested:
-        return None
-    fields = {name: value for name, value in record.asked.items() if name not in _NOT_COMPARED}
-    device = record.environment.get("accelerator")
-    return json.dumps([fields, device, record.source], sort_keys=True, default=str)
-
-
 def estimate(item: RunMetrics) -> Estimate | None:
     """Return a run's tokens per second as an estimate; None where it has no interval."""
     rate, low, high = (
@@ -124,7 +111,7 @@ def with_repeats(pairs: Iterable[tuple[RunRecord, RunMetrics]]) -> list[RunMetri
     """Return the metrics of runs, each with the pooled rate of its configuration's repeats."""
     found = list(pairs)
     groups: dict[str, list[Estimate]] = {}
-    keys = [configuration(record) for record, _ in found]
+    keys = [identity.repeat(record) for record, _ in found]
     for key, (_, item) in zip(keys, found, strict=True):
         known = estimate(item)
         if key is not None and known is not None:

@@ -13,6 +13,7 @@ class RunMetrics:
     run_id: str
     status: str
     reason: str | None
+    cause: str | None  # the kind of that reason, for programs: gpu_memory, collective_timeout, ...
     source: str
     platform: str | None
     accelerator: str | None  # as the driver names it

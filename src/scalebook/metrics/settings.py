@@ -9,7 +9,9 @@ from typing import Any
 from scalebook import catalog
 from scalebook.catalog.types import ModelShape
 from scalebook.errors import CatalogError
+from scalebook.metrics.row import RunMetrics
 from scalebook.record import RunRecord
+from scalebook.settings import SETTINGS
 
 LARGEST = 2**53  # whole numbers up to here are exact as floats
 
@@ -61,13 +63,10 @@ def run_shape(record: RunRecord) -> tuple[ModelShape | None, str | None]:
 
 def settings(record: RunRecord) -> dict[str, Any]:
     """Return the settings of RunMetrics by name, None where the record has none."""
-    counts = (
-        "world_size", "nodes", "tensor_parallel_size", "pipeline_parallel_size",
-        "context_parallel_size", "expert_parallel_size", "micro_batch_size", "global_batch_size",
-        "sequence_length",
-    )  # fmt: skip
-    texts = ("platform", "engine", "model", "precision", "strategy")
-    found: dict[str, Any] = {name: count(record, name) for name in counts}
-    found.update({name: text(record.setting(name)) for name in texts})
+    rows = [SETTINGS[name] for name in RunMetrics.__dataclass_fields__ if name in SETTINGS]
+    found: dict[str, Any] = {
+        row.name: count(record, row.name) if row.minimum else text(record.setting(row.name))
+        for row in rows
+    }
     found["data_parallel_size"] = _data_parallel_size(record)
     return found

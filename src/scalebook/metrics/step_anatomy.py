@@ -127,7 +127,7 @@ def _parallelism(record: RunRecord) -> Parallelism | None:
     for name, field in Parallelism.__dataclass_fields__.items():
         if name.endswith(("_size", "_layers")) and name != "world_size":
             values[name] = count(record, name) or field.default
-    values["sequence_parallel"] = record.setting("sequence_parallel") is True
+    values["sequence_parallel"] = record.is_on("sequence_parallel") is True
     sharding = record.setting("data_parallel_sharding")
     if sharding in ("none", "optimizer", "full"):
         values["data_parallel_sharding"] = sharding

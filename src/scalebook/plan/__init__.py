@@ -170,7 +170,8 @@ def _planned(config: RunConfig, platform: Platform, available: int | None) -> Pl
     room = None if platform.vendor == "cpu" else platform.gpus_per_node
     problems = legality.check(config, shape, accelerator=accelerator, gpus_per_node=room)
     if available is not None and config.world_size > available:
-        message = f"world_size={config.world_size} is above the {available} devices available."
+        limit = f"{available} devices (--gpus or this machine's)"
+        message = f"world_size={config.world_size} is above the limit of {limit}."
         problems = (Problem("devices", message), *problems)
     if not legality.is_legal(problems):
         return PlannedRun(config, problems)

@@ -11,13 +11,8 @@ from typing import Any, cast
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError, unknown
 from scalebook.plan.schedule import KEYS as SCHEDULE_KEYS
+from scalebook.settings import PARALLEL_SIZES
 
-SIZES = (
-    "tensor_parallel_size",
-    "pipeline_parallel_size",
-    "context_parallel_size",
-    "expert_parallel_size",
-)
 # Keys of a table beside the fields of RunConfig (the platform comes from the caller).
 EXTRA_KEYS = ("global_batch_size_per_gpu", "platforms")
 KEYS = (*(name for name in RunConfig.model_fields if name != "platform"), *EXTRA_KEYS)
@@ -76,8 +71,8 @@ def displace(below: Mapping[str, Any], above: Mapping[str, Any]) -> Table:
     """Return ``below`` with ``above`` on top; a strategy and its sizes displace one another."""
     gone: set[str] = set()
     if "strategy" in above:
-        gone.update(SIZES)
-    if any(size in above for size in SIZES):
+        gone.update(PARALLEL_SIZES)
+    if any(size in above for size in PARALLEL_SIZES):
         gone.add("strategy")
     if "global_batch_size" in above:
         gone.add("global_batch_size_per_gpu")
@@ -119,7 +114,7 @@ def _refuse_unknown(path: Path, kind: str, table: Table, known: tuple[str, ...])
 
 
 def _refuse_conflicts(path: Path, where: str, table: Table) -> None:
-    named = [size for size in SIZES if size in table]
+    named = [size for size in PARALLEL_SIZES if size in table]
     if "strategy" in table and named:
         raise ConfigError(f"{path}: {where} has both strategy and {named[0]}. Keep one of them.")
     if {"global_batch_size", "global_batch_size_per_gpu"} <= table.keys():

@@ -11,7 +11,8 @@ from scalebook import catalog
 from scalebook.catalog.types import Platform
 from scalebook.errors import ConfigError
 from scalebook.plan import defaults
-from scalebook.plan.document import SIZES, Table
+from scalebook.plan.document import Table
+from scalebook.settings import PARALLEL_SIZES
 
 MOST_RUNS = 5_000
 
@@ -84,7 +85,7 @@ def _with_strategy(run: Table, platform: Platform, model: str) -> Table:
     if not isinstance(name, str):
         raise ConfigError(f"strategy={name!r} must be a name or a list of names.")
     found = catalog.strategy(name, platform.name, model)
-    return run | {size: getattr(found, size) for size in SIZES} | {"strategy": found.name}
+    return run | {size: getattr(found, size) for size in PARALLEL_SIZES} | {"strategy": found.name}
 
 
 def _with_experts(run: Table, model: str) -> Table:

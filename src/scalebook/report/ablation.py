@@ -7,27 +7,30 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from scalebook.config import RunConfig
+from scalebook.identity import VERSIONS
 from scalebook.naming import sized
 from scalebook.report.sides import (
-    SIZES,
-    SWITCHES,
     Member,
     Pair,
     fastest,
     grouped,
-    match_key,
     mean_rate,
     side_name,
     work_key,
 )
+from scalebook.settings import named, names
 from scalebook.verdicts import Verdict
-from scalebook.wording import MINOR, NAMED, in_words, setting_words
+from scalebook.wording import in_words, setting_words
 
 Repeats = tuple[Member, ...]
+SIZES = named("layout", "size")
+# Ways of doing the same step: those that may be what an ablation switches.
+SWITCHES = (*names("kernel"), "data_parallel_sharding", "layer_spec")
+# As asked for, in addition to the work and the sizes.
+FIXED = tuple(n for n in named("where it differs", "off default") if n not in SWITCHES)
 # Of what differs here nobody knows what a switch is worth. Whether Transformer Engine is installed
 # decides whose layers run where that was left open.
-STOOD_ON = ("accelerator", "torch", "megatron_core", "transformer_engine")
+STOOD_ON = ("accelerator", *VERSIONS)
 IN_HEAD = ("work", "side")  # what every name begins with
 
 
@@ -107,6 +110,11 @@ def _group_key(item: Member) -> str | None:
     return json.dumps(shared, default=str) if shared else None
 
 
+def _switched(item: Member) -> str:
+    """Return the values of all switches as they were asked for."""
+    return json.dumps([item.record.asked.get(name) for name in SWITCHES])
+
+
 def _shared(item: Member) -> dict[str, Any]:
     """Return what the runs of an ablation have in common, by name; nothing where it is unknown.
 
@@ -117,12 +125,7 @@ def _shared(item: Member) -> dict[str, Any]:
     work = work_key(item)
     if work is None or not item.record.requested:
         return {}
-    left_out = {*SWITCHES, *MINOR, *NAMED}
-    asked = {
-        name: value
-        for name, value in item.record.asked.items()
-        if name in RunConfig.model_fields and name not in left_out
-    }
+    asked = {name: item.record.asked.get(name) for name in FIXED}
     sizes = {name: item.row.get(name) for name in SIZES}
     stood_on = {name: item.record.environment.get(name) for name in STOOD_ON}
     return {"work": work, "side": side_name(item.row)} | sizes | asked | stood_on
@@ -146,7 +149,7 @@ def _ablation(group: Repeats) -> Ablation | None:
     configurations of the same switches, such as two numbers of steps, the fastest counts.
     """
     certain = [item for item in group if item.estimate is not None]
-    configurations = [fastest(same) for same in grouped(certain, match_key).values()]
+    configurations = [fastest(same) for same in grouped(certain, _switched).values()]
     if len(configurations) < 2:
         return None
     ranked = sorted(

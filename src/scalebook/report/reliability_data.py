@@ -11,6 +11,7 @@ import polars as pl
 
 from scalebook import store
 from scalebook.frames import ReportData
+from scalebook.identity import alike
 from scalebook.markup import short_id
 from scalebook.reliability import CheckpointRecord, DrillRecord, read_checkpoints, read_drill
 
@@ -140,17 +141,22 @@ def bar_label(run: Mapping[str, Any]) -> str:
 
 
 def failure_kinds(runs: pl.DataFrame) -> Iterator[tuple[str, str, list[str]]]:
-    """Yield each kind of failure: status, what its reasons have in common, and its runs."""
-    kinds: dict[tuple[str, str], list[str]] = {}
-    for row in runs.filter(pl.col("status") != "completed").iter_rows(named=True):
-        kinds.setdefault((row["status"], _stem(row["reason"])), []).append(row["run_id"])
-    for (status, stem), run_ids in sorted(kinds.items(), key=lambda item: -len(item[1])):
-        yield status, stem, run_ids
+    """Yield each kind of failure, the most frequent first: status, what happened, and its runs.
+
+    Failures are of one kind where the trainer recorded the same cause. Where a record has none,
+    only equal reasons are of one kind: no part of a sentence says what it has in common with
+    another.
+    """
+    failed = list(runs.filter(pl.col("status") != "completed").iter_rows(named=True))
+    for same in sorted(alike(failed, _failure), key=lambda same: -len(same)):
+        first = same[0]
+        words = first["reason"] or first["cause"] or "no reason recorded"
+        if len(same) > 1 and first["cause"]:
+            words = first["cause"].replace("_", " ").replace("gpu", "GPU")
+        yield first["status"], words.rstrip("."), [row["run_id"] for row in same]
 
 
-def _stem(reason: str | None) -> str:
-    """Return the part of a reason that does not name its rank, its sizes or its step."""
-    text = reason or "no reason recorded"
-    for mark in (" on rank", " (", ": "):
-        text = text.partition(mark)[0]
-    return text.rstrip(".")
+def _failure(run: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """Return the kind of a run's failure; None where its record says nothing of it."""
+    what = run["cause"] or run["reason"]
+    return (run["status"], "cause" if run["cause"] else "reason", what) if what else None

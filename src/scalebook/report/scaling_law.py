@@ -18,16 +18,14 @@ from scalebook.quantities import number, percent, quantity
 from scalebook.report.series import Series
 from scalebook.scaling import Projection, ScalingPoint, project, table
 from scalebook.scaling.law import FittedLaw, ScalingKind, fit_law
+from scalebook.settings import names
 from scalebook.tables import Column, plain, text
 from scalebook.tables import table as html_table
 
 Row = Mapping[str, Any]
 # What must agree, beside the group, for runs to differ in size alone.
-_LAYOUT = (
-    *("tensor_parallel_size", "pipeline_parallel_size", "virtual_pipeline_parallel_size"),
-    *("context_parallel_size", "expert_parallel_size", "sequence_parallel"),
-    *("data_parallel_sharding", "recompute", "micro_batch_size"),
-)
+_SIZE = ("world_size", "nodes", "global_batch_size")
+_LAYOUT = (*(name for name in names("layout") if name not in _SIZE), "recompute")
 MOST_POINTS = 60  # of a drawn law
 MOST_DRAWN = 12  # laws, those through most sizes; the sentences and the table have more
 

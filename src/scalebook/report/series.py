@@ -14,7 +14,7 @@ from scalebook.naming import sized, split_name, units
 from scalebook.quantities import count, percent, quantity
 from scalebook.report.versus import Configuration, verdict_on
 from scalebook.scaling import ScalingPoint, table
-from scalebook.setups import setup_words
+from scalebook.wording import series_words
 
 Row = Mapping[str, Any]
 COMPARISON: dict[str, type[pl.DataType]] = {
@@ -51,7 +51,7 @@ def series(runs: pl.DataFrame) -> tuple[Series, ...]:
         # A size measured with another setting or version says nothing about scaling.
         parts = members.partition_by("setup", maintain_order=True)
         parts = [part for part in parts if part["world_size"].n_unique() > 1]
-        others = setup_words([str(part["setup"][0]) for part in parts])
+        others = series_words([str(part["setup"][0]) for part in parts])
         for part, other in zip(parts, others, strict=True):
             found.append(_series(f"{group} · {other}" if other else str(group), part))
     return tuple(found)

@@ -1,13 +1,12 @@
 """Two sides of a comparison: platforms, runs or sets of runs, and which of their runs to pair.
 
-A side never mixes engines or sources. ``matched`` pairs have one and the same configuration but
+A side never mixes engines or sources. ``matched`` pairs were asked for the same configuration but
 for the platform; ``best`` pairs do the same work (model, sequence, precision, number of GPUs),
-each side in its own fastest configuration.
+each side in its own fastest configuration. ``identity`` decides both.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -15,10 +14,12 @@ from math import exp
 from statistics import fmean
 from typing import Any, Literal
 
+from scalebook import identity
 from scalebook.frames import ReportData
+from scalebook.identity import alike
 from scalebook.metrics.repeats import Estimate, start_spread
 from scalebook.record import RunRecord
-from scalebook.report.versus import configuration_name, estimate_of
+from scalebook.report.versus import estimate_of
 from scalebook.verdicts import Verdict, compare
 from scalebook.verdicts.differences import Difference, differences
 
@@ -29,19 +30,6 @@ Kind = Literal["matched configuration", "best against best", "as named"]
 GPU = frozenset({
     "platform", "accelerator", "accelerator_memory_gib", "multiprocessors", "power_cap_watts",
 })  # fmt: skip
-WORK = ("model", "sequence_length", "precision", "world_size")
-SIZES = (
-    "tensor_parallel_size", "pipeline_parallel_size", "virtual_pipeline_parallel_size",
-    "context_parallel_size", "expert_parallel_size", "micro_batch_size", "global_batch_size",
-    "sequence_parallel",
-)  # fmt: skip
-SWITCHES = (
-    "fused_attention", "fused_norm", "fused_rope", "fused_activation", "fused_cross_entropy",
-    "fused_weight_gradient", "fused_optimizer", "grouped_gemm", "overlap_grad_reduce",
-    "overlap_param_gather", "overlap_tensor_parallel", "cuda_graph", "recompute",
-    "data_parallel_sharding", "layer_spec", "fp8_recipe", "fp8_primary_weights",
-    "gradient_precision", "offload_layers", "expert_balance",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,19 +106,12 @@ def side_name(row: Row) -> str:
 
 def work_key(item: Member) -> str | None:
     """Return what two runs must share to do the same work; None where a part is unknown."""
-    values = [item.row[name] for name in WORK]
-    # A log that says nothing of further tokens trained none.
-    more = item.record.setting("mtp_layers") or 0
-    return None if None in values else json.dumps([*values, more])
+    return identity.work(item.record)
 
 
-def match_key(item: Member) -> str | None:
+def matched_key(item: Member) -> str | None:
     """Return what two runs must share to have a matched configuration; None where unknown."""
-    work = work_key(item)
-    names = ("engine", *SIZES, *SWITCHES)
-    wanted, ran = item.record.asked, item.record.observed
-    values = [ran.get(name) if wanted.get(name) is None else wanted[name] for name in names]
-    return None if work is None else json.dumps([work, values], default=str)
+    return identity.matched(item.record)
 
 
 def grouped(
@@ -149,7 +130,7 @@ def platform_pairs(items: Sequence[Member]) -> Iterator[Pair]:
     """Yield the pairs of every two sides: matched configurations, then best against best."""
     sides = grouped(items, lambda item: side_name(item.row))
     for (name_a, a), (name_b, b) in combinations(sides.items(), 2):
-        yield from pairs("matched configuration", (name_a, a), (name_b, b), match_key)
+        yield from pairs("matched configuration", (name_a, a), (name_b, b), matched_key)
         yield from pairs("best against best", (name_a, a), (name_b, b), work_key)
 
 
@@ -172,13 +153,8 @@ def fastest(items: Sequence[Member]) -> tuple[Member, ...]:
     Runs with an interval go before those without, which no verdict can be given on.
     """
     certain = [item for item in items if item.estimate is not None]
-    configurations = grouped(certain or items, configuration_key)
-    return max(configurations.values(), key=mean_rate)
-
-
-def configuration_key(item: Member) -> str:
-    """Return what the repeats of one configuration have in common, as every page takes it."""
-    return configuration_name(item.row)
+    configurations = alike(certain or items, lambda item: identity.repeat(item.record))
+    return max(map(tuple, configurations), key=mean_rate)
 
 
 def named_pair(items: Sequence[Member], a: str, b: str) -> Pair | None:

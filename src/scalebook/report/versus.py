@@ -1,17 +1,17 @@
 """Configurations on every page: the repeats of one are one rate, and verdicts are between rates.
 
-What is a repeat is what labels call one; so no page names or pools runs in a way of its own.
+What is a repeat ``identity`` decides; so no page pools runs in a way of its own.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import exp, floor, log, log10
 from statistics import fmean
 from typing import Any
 
+from scalebook.identity import alike
 from scalebook.metrics.repeats import Estimate, Pooled, pool, start_spread
 from scalebook.quantities import number
 from scalebook.verdicts import Verdict, compare
@@ -19,7 +19,6 @@ from scalebook.verdicts import Verdict, compare
 Row = Mapping[str, Any]
 
 LEAST_DIGITS, MOST_DIGITS = 3, 4  # of a number that follows from a rate
-_REPEAT = re.compile(r" · repeat [0-9]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +89,8 @@ class Configuration:
 
 def configurations(rows: Iterable[Row]) -> list[Configuration]:
     """Return the configurations of runs that have a rate, the fastest first."""
-    found: dict[str, list[Row]] = {}
-    for row in rows:
-        found.setdefault(configuration_name(row), []).append(row)
-    return sorted(map(_together, found.values()), key=lambda one: one.rate, reverse=True)
+    found = alike(rows, lambda row: row["configuration"])
+    return sorted(map(_together, found), key=lambda one: one.rate, reverse=True)
 
 
 def _together(rows: list[Row]) -> Configuration:
@@ -103,14 +100,9 @@ def _together(rows: list[Row]) -> Configuration:
     return Configuration(runs, tuple(row for row in ranked if row not in runs))
 
 
-def configuration_name(row: Row) -> str:
-    """Return what the repeats of a configuration have in common and no other run has."""
-    return f"{row['group']}: {unnumbered(row)['name'] or row['run_id']}"
-
-
 def unnumbered(row: Row) -> Row:
     """Return a run under the name of its configuration, without the number of a repeat."""
-    return {**row, "name": _REPEAT.sub("", row["name"] or "")}
+    return {**row, "name": row["configuration_name"]}
 
 
 def verdict_on(a: Configuration, b: Configuration) -> Verdict | None:

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from scalebook import store
+from scalebook import identity, store
 from scalebook.config import RunConfig
 from scalebook.errors import RecordError
-from scalebook.feasibility.known import config_of, memory_key, ran_out
+from scalebook.feasibility.known import config_of, ran_out
 from scalebook.feasibility.order import growth
 from scalebook.record import RunRecord
 
@@ -52,9 +52,9 @@ class Broken:
         if record.source != "measured" or config is None or not self._same_device(record):
             return
         if ran_out(record):
-            self._by_key[memory_key(config)] = config, record.run_id
+            self._by_key[identity.memory(config)] = config, record.run_id
         elif record.status == "completed":
-            self._by_key.pop(memory_key(config), None)
+            self._by_key.pop(identity.memory(config), None)
 
     def _same_device(self, record: RunRecord) -> bool:
         named = record.environment.get("accelerator")

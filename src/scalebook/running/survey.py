@@ -13,18 +13,14 @@ from scalebook.errors import ConfigError, RecordError
 from scalebook.plan import Plan, PlannedRun
 from scalebook.record import Status
 from scalebook.running import conclusion, ownership
+from scalebook.settings import SETTINGS
 
 Action = Literal["run", "done", "illegal", "known_illegal", "unavailable", "elsewhere"]
 
 ELSEWHERE = "another process or job has it at this moment"
 
-_SHORT = {
-    "tensor_parallel_size": "tp",
-    "pipeline_parallel_size": "pp",
-    "virtual_pipeline_parallel_size": "vp",
-    "context_parallel_size": "cp",
-    "expert_parallel_size": "ep",
-    "data_parallel_size": "dp",
+_SHORT = {row.name: row.short.lower() for row in SETTINGS.values() if row.short} | {
+    "data_parallel_size": "dp"
 }
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError
+from scalebook.parallelism import Parallelism
 from scalebook.running.conclusion import read_object
 
 FOLDER = "checkpoints"  # in the run's directory
@@ -14,19 +15,8 @@ LATEST = "latest.json"  # names the last good checkpoint
 CONTENT = "scalebook.json"  # in a checkpoint: its step and layout
 UNFINISHED = ".saving-"
 # A checkpoint holds parts as the ranks of one layout need them.
-LAYOUT = (
-    "model",
-    "world_size",
-    "tensor_parallel_size",
-    "pipeline_parallel_size",
-    "virtual_pipeline_parallel_size",
-    "last_pipeline_stage_layers",
-    "context_parallel_size",
-    "expert_parallel_size",
-    "expert_tensor_parallel_size",
-    "data_parallel_sharding",
-    "precision",
-)
+LAYOUT = ("model", *(n for n in Parallelism.__dataclass_fields__ if n != "sequence_parallel"),
+          "precision")  # fmt: skip
 
 
 def latest(folder: Path) -> Path | None:

@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from scalebook.record import RunRecord
+from scalebook.settings import named, names
 
 # What a run is called or how often it was run makes no other configuration of it.
-_NO_SETTING = ("repeat", "time_limit_seconds")
+_NO_SETTING = named("never")
 # With another value of these, runs do other work, so that their rates are not of one thing.
-_WORK = {
-    "model": "model", "sequence_length": "tokens a sample", "precision": "precision",
-    "world_size": "GPUs", "mtp_layers": "multi-token prediction modules",
+_WORK = (*names("work"), "world_size")
+_WORK_WORDS = {
+    "sequence_length": "tokens per sample", "world_size": "GPUs",
+    "mtp_layers": "multi-token prediction modules",
 }  # fmt: skip
 # The parts of an environment that can change a speed; the rest is names, places and times.
 _ENVIRONMENT = (
@@ -55,7 +57,7 @@ def other_work(found: Iterable[Difference]) -> str | None:
     What a side does not tell (a log from elsewhere) is not known to differ.
     """
     parts = [
-        f"{_WORK[one.name]} {one.a} against {one.b}"
+        f"{_WORK_WORDS.get(one.name, one.name)} {one.a} against {one.b}"
         for one in found
         if one.name in _WORK and one.a is not None and one.b is not None
     ]

@@ -13,9 +13,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from scalebook import identity
 from scalebook.errors import RecordError
 from scalebook.metrics import measure
-from scalebook.metrics.repeats import Estimate, configuration, estimate, start_spread
+from scalebook.metrics.repeats import Estimate, estimate, start_spread
+from scalebook.settings import SETTINGS
 from scalebook.store import Run
 from scalebook.verdicts.compare import Verdict, compare
 from scalebook.verdicts.differences import Difference, differences
@@ -87,7 +89,7 @@ def check(
 def _groups(runs: Iterable[Run]) -> dict[str, _Group]:
     found: dict[str, list[Run]] = {}
     for run in runs:
-        key = configuration(run.record)
+        key = identity.configuration(run.record)
         if key is not None:
             found.setdefault(key, []).append(run)
     return {key: _group(members) for key, members in found.items()}
@@ -111,12 +113,8 @@ def _group(runs: Sequence[Run]) -> _Group:
 def _name(group: _Group) -> str:
     """Return a configuration in a few words, with its hash to tell it from others."""
     record = group.runs[0].record
-    sizes = {
-        "TP": "tensor_parallel_size", "PP": "pipeline_parallel_size",
-        "CP": "context_parallel_size", "EP": "expert_parallel_size",
-    }  # fmt: skip
-    split = [f"{short}{record.setting(name)}" for short, name in sizes.items()
-             if record.setting(name) not in (None, 1)]  # fmt: skip
+    split = [f"{row.short}{record.setting(row.name)}" for row in SETTINGS.values()
+             if row.short and record.setting(row.name) not in (None, 1)]  # fmt: skip
     words: list[Any] = [record.setting("model"), "on", record.setting("world_size"), "x",
                         record.setting("platform"), *split]  # fmt: skip
     return f"{' '.join(map(str, words))} [{record.config_hash or record.run_id}]"

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from scalebook import identity
 from scalebook.errors import RecordError
 from scalebook.metrics import RunMetrics, measure
-from scalebook.metrics.repeats import Estimate, configuration, estimate, start_spread
+from scalebook.metrics.repeats import Estimate, estimate, start_spread
 from scalebook.metrics.steady import Steady
 from scalebook.record import RunRecord
 from scalebook.store import Run, find_run, read_run, read_runs
@@ -71,7 +72,7 @@ def _folder_side(name: str, path: Path) -> Side:
     runs, problems = read_runs(path)
     if not runs:
         raise RecordError(f"{path} holds no run. {'; '.join(problems)}".strip())
-    kinds = {configuration(run.record) or run.record.run_id for run in runs}
+    kinds = {identity.repeat(run.record) or run.record.run_id for run in runs}
     if len(kinds) > 1:
         raise RecordError(
             f"{path} holds {len(kinds)} configurations, which are no repeats of one another. "

@@ -1,0 +1,93 @@
+"""The table of settings against RunConfig, the trainer, the data files and the command line."""
+
+import ast
+import json
+import re
+import typing
+from pathlib import Path
+
+import annotated_types
+import pytest
+
+from scalebook import settings
+from scalebook.cli import main
+from scalebook.config import DEFAULTS, RunConfig
+from scalebook.settings import SETTINGS, Kind, is_on
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src/scalebook"
+
+
+def test_every_field_of_run_config_has_exactly_one_row_and_one_kind():
+    assert list(SETTINGS) == list(RunConfig.model_fields)
+    kinds = [settings.names(kind) for kind in typing.get_args(Kind)]
+    assert sorted(name for names in kinds for name in names) == sorted(RunConfig.model_fields)
+
+
+@pytest.mark.parametrize("name", RunConfig.model_fields)
+def test_the_type_of_a_row_is_the_type_of_its_field(name):
+    field, row = RunConfig.model_fields[name], SETTINGS[name]
+    lower = [one.ge for one in field.metadata if isinstance(one, annotated_types.Ge)]
+    choices = typing.get_args(field.annotation)
+    if choices:
+        assert row.choices == choices
+    elif field.annotation is int:
+        assert [row.minimum] == lower
+    assert row.yes_no == (field.annotation is bool)
+
+
+def test_a_setting_that_changes_what_is_computed_is_work():
+    assert {row.name for row in SETTINGS.values() if "FLOPs" in row.affects} <= {
+        *settings.names("work")
+    }
+
+
+def test_a_switch_is_left_open_by_default():
+    assert {DEFAULTS[name] for name in settings.SWITCHES} == {"auto"}
+
+
+@pytest.mark.parametrize(
+    ("value", "on"),
+    [("on", True), ("off", False), (True, True), (False, False), (None, None), ("auto", None)],
+)
+def test_on_and_off_read_alike_in_every_vocabulary_of_records(value, on):
+    assert is_on(value) is on
+
+
+def observed_switches():
+    """Return the names in the trainer's own class of decided switches, without importing torch."""
+    tree = ast.parse((SOURCE / "train/switches.py").read_text())
+    one = next(n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Switches")
+    return {n.target.id for n in one.body if isinstance(n, ast.AnnAssign)}
+
+
+def test_the_trainer_observes_every_switch_as_on_or_off():
+    # Whose layers run is no switch: layer_spec has two names.
+    assert observed_switches() - {"transformer_engine"} == {*settings.SWITCHES}
+    records = [json.loads(path.read_text()) for path in ROOT.glob("runs/examples/*/record.json")]
+    seen = {
+        is_on(value)
+        for record in records
+        for name, value in record["observed"].items()
+        if name in settings.SWITCHES
+    }
+    assert seen == {True, False}
+
+
+def test_check_takes_a_flag_for_each_setting_that_has_a_help_text(capsys):
+    with pytest.raises(SystemExit):
+        main(["check", "--help"])
+    flags = re.findall(r"--[a-z0-9-]+", capsys.readouterr().out)
+    for name, row in SETTINGS.items():
+        assert (f"--{name.replace('_', '-')}" in flags) == (row.help is not None)
+
+
+def test_a_flag_reaches_the_configuration_with_its_type(capsys):
+    asked = ["--fused-attention", "off", "--mtp-layers", "0", "--no-sequence-parallel"]
+    code = main(
+        ["check", "--json", "--model", "llama3.1-8b", "--platform", "h100", "--gpus", "8", *asked]
+    )
+    config = json.loads(capsys.readouterr().out)["config"]
+    assert code in (0, 1)
+    assert (config["fused_attention"], config["mtp_layers"]) == ("off", 0)
+    assert config["sequence_parallel"] is False
