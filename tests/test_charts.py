@@ -96,7 +96,23 @@ def test_groups_beyond_the_last_chart_are_counted(tmp_path: Path) -> None:
     figures = charts.throughput(load(tmp_path).completed)
     assert figures is not None
     assert len(figures.parts) == MAX_CHARTS
-    assert "2 groups of runs are in the table alone" in figures.parts[-1][0].replace("\xa0", " ")
+    assert "2 groups of runs are only in the table" in figures.parts[-1][0].replace("\xa0", " ")
+
+
+def test_no_number_of_groups_or_proxies_pushes_the_run_of_a_whole_model_out(tmp_path: Path) -> None:
+    work = {"platform": "h100", "precision": "bf16", "sequence_length": 8192}
+    write_run(tmp_path, "whole", config(**work, model="llama3.1-8b"), seconds=90, steps=9)
+    for i in range(MAX_BARS):
+        cut = config(**work | {"sequence_length": 1024 + 8 * i}, model="llama3.1-8b@8")
+        write_run(tmp_path, f"cut-{i}", cut, seconds=1e-3, steps=9)
+    for length in range(MAX_CHARTS + 1):
+        for size in (1, 2):
+            write_run(tmp_path, f"{length}-{size}", config(sequence_length=64 + length,
+                world_size=size), steps=9)  # fmt: skip
+    figures = charts.throughput(load(tmp_path).completed)
+    assert figures is not None
+    shown = [row["run_id"] for _, figure in figures.parts for row in data_rows(figure.spec())]
+    assert "whole" in shown
 
 
 def test_simulated_runs_are_paler_than_measured_ones(tmp_path: Path) -> None:

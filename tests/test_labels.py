@@ -141,8 +141,8 @@ def test_a_record_that_does_not_tell_its_settings_is_told_apart_by_its_id(tmp_pa
     for name in ("a", "b"):
         write_run(tmp_path, name, config(), requested={"world_size": 1})
     assert load(tmp_path).runs["name"].to_list() == [
-        "1 GPU [simulated]",
-        "1 GPU · b [simulated]",
+        "1 GPU [simulated] · a",
+        "1 GPU [simulated] · b",
     ]
 
 

@@ -220,7 +220,7 @@ def test_a_failed_build_leaves_the_site_before_it(
 ) -> None:
     shutil.copytree(site[0], tmp_path / "site")
     runs = write_run(tmp_path / "runs", "a", config()).parent
-    monkeypatch.setattr("scalebook.report.site.check", lambda folder: ("index.html: loads x",))
+    monkeypatch.setattr("scalebook.report.site.check", lambda *_: ("index.html: loads x",))
     with pytest.raises(ReportError, match=r"not fit to publish: index\.html: loads x"):
         build(Places(runs, tmp_path / "site", root), "preview", print)
     assert (tmp_path / "site" / "index.html").read_text() == (site[0] / "index.html").read_text()
@@ -244,8 +244,37 @@ def test_a_cell_that_raises_names_its_page_and_cell(tmp_path: Path) -> None:
     }
     (tmp_path / "29_broken.ipynb").write_text(json.dumps(content))
     page = Page("29_broken.ipynb", "broken", "Broken")
-    with pytest.raises(ReportError, match=r"29_broken\.ipynb, cell 2: ZeroDivisionError"):
-        execute((page,), tmp_path, tmp_path, tmp_path / "out")
+    words = "cell 2 of 29_broken.ipynb: division by zero (ZeroDivisionError)."
+    assert execute((page,), tmp_path, tmp_path, tmp_path / "out") == {page: words}
+    assert words in (tmp_path / "out" / "broken.ipynb").read_text()
+    assert "Traceback" in (tmp_path / "out" / "_failed-broken.ipynb").read_text()
+
+
+def test_a_page_that_fails_names_its_run_and_takes_no_other_page_with_it(
+    tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(row: dict[str, object], _: object) -> None:
+        raise ValueError(f"odd <b>{row['model']}</b>")
+
+    monkeypatch.setattr("scalebook.report.cost_page._choice", broken)
+    monkeypatch.chdir(tmp_path)
+    write_run(Path("runs"), "odd-run", config())
+    assert main(["report", "--runs", "runs", "--output", "site", "--renderer", "preview"]) == 1
+    page = (tmp_path / "site" / "cost.html").read_text()
+    assert "This page could not be built" in page
+    assert "Run odd-run: odd &lt;b&gt;tiny-llama&lt;/b&gt; (ValueError)." in page
+    assert "tiny-llama" in (tmp_path / "site" / "throughput.html").read_text()
+    assert len(list((tmp_path / "site").glob("*.html"))) == len(PAGES)
+
+
+def test_the_check_takes_a_site_by_a_relative_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "a.html").write_text('<a href="b.html#x">b</a>')
+    (tmp_path / "site" / "b.html").write_text('<p id="x">b</p>')
+    monkeypatch.chdir(tmp_path)
+    assert check(Path("site")) == ()
 
 
 def test_the_quarto_project_lists_the_same_pages(root: Path, tmp_path: Path) -> None:

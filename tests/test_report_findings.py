@@ -201,7 +201,7 @@ def test_markup_in_names_stays_text_in_every_sentence(tmp_path: Path) -> None:
     for fragment in (
         *(findings.overview(data), findings.findings(data), findings.warnings(data), tiles(data)),
         *(findings.failed(data), sections.throughput(data), sections.mfu(data)),
-        *(sections.loss(data), series.not_enough(data.completed, found)),
+        *(sections.loss(data), series.not_enough(data, found)),
     ):
         assert "<img" not in str(fragment.html)
 
@@ -226,7 +226,7 @@ def test_one_size_says_that_it_is_not_enough(tmp_path: Path) -> None:
     write_run(tmp_path, "a", config())
     data = load(tmp_path)
     assert series.series(data.completed) == ()
-    assert "Not enough sizes: tiny-llama on cpu" in words(series.not_enough(data.completed, ()))
+    assert "Not enough sizes: tiny-llama on cpu" in words(series.not_enough(data, ()))
     assert "more than one size" in words(series.scaling_findings(()))
 
 

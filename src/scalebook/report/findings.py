@@ -22,7 +22,7 @@ from scalebook.markup import (
 from scalebook.quantities import count, number, percent
 from scalebook.report.failures import failures
 from scalebook.report.records import records
-from scalebook.report.sections import loss_findings, missing_mfu
+from scalebook.report.sections import loss_findings, missing_mfu, unranked
 from scalebook.report.winners import group_findings, peaks, repeats
 
 Row = Mapping[str, Any]
@@ -44,14 +44,14 @@ def overview(data: ReportData) -> Fragment:
 
 def findings(data: ReportData) -> Fragment:
     """Return the findings as a list: an item a group of comparable runs, then losses, failures."""
-    groups = data.completed.group_by("group", maintain_order=True)
+    groups = data.ranked.group_by("group", maintain_order=True)
     commits = _commits(data)
     items = [join(group_findings(runs, commits), " ") for _, runs in groups]
-    if not items:
+    if data.completed.is_empty():
         items = [Markup("No run completed with a throughput, so there is no winner to name.")]
     else:
-        items += [*repeats(data.completed), *loss_findings(data.completed), *peaks(data.completed)]
-    return bullets([*items, *failure_findings(data)])
+        items += [*repeats(data.ranked), *loss_findings(data.completed), *peaks(data.completed)]
+    return bullets([*items, *unranked(data), *failure_findings(data)])
 
 
 def _commits(data: ReportData) -> dict[str, str]:
