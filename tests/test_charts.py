@@ -10,6 +10,7 @@ import pytest
 from simulated import H100, config, write_run, write_sample
 
 from scalebook import charts
+from scalebook.charts.figure import data_rows
 from scalebook.charts.theme import PALETTE, SURFACE, configs
 from scalebook.charts.throughput import MAX_BARS, MAX_CHARTS
 from scalebook.charts.training import MAX_RUNS, thinned
