@@ -32,14 +32,14 @@ FEW = 2  # failures whose reasons fit into a sentence; the table has those of al
 def overview(data: ReportData) -> Fragment:
     """Return one sentence: how many runs there are and how they ended."""
     if data.runs.is_empty():
-        return paragraphs("No run could be read.", style="lead")
+        return paragraphs("No run could be read.", style="sb-lead")
     by_status = data.runs.group_by("status", maintain_order=True).len().sort("len", descending=True)
     ends = join(f"{number(n)} {tables.status_words(s)}" for s, n in by_status.iter_rows())
     models = join(sorted(data.runs["model"].drop_nulls().unique()))
     platforms = join(sorted(data.runs["platform"].drop_nulls().unique()))
     sentence = Markup("{}: {}. Models: {}. Platforms: {}.")
     runs = count(data.runs.height, "run")
-    return paragraphs(sentence.format(runs, ends, models, platforms), style="lead")
+    return paragraphs(sentence.format(runs, ends, models, platforms), style="sb-lead")
 
 
 def findings(data: ReportData) -> Fragment:
