@@ -182,3 +182,13 @@ def test_every_colour_has_a_contrast_of_three_to_one_with_the_page(mode: str) ->
 def test_there_are_as_many_colours_as_curves_in_both_themes() -> None:
     assert {len(palette) for palette in PALETTE.values()} == {MAX_RUNS}
     assert set(configs()) == {"light", "dark"}
+
+
+def test_steps_that_took_no_time_have_no_steadiness(tmp_path: Path) -> None:
+    write_run(tmp_path, "still", config(), seconds=0.0)
+    write_run(tmp_path, "moves", config(world_size=2))
+    data = load(tmp_path)
+    figure = charts.steadiness(data.measured_steps, data.runs)
+    assert figure is not None
+    assert {row["run_id"] for row in data_rows(figure.spec())} == {"moves"}
+    json.dumps(figure.spec(), allow_nan=False)

@@ -250,3 +250,10 @@ def test_what_records_note_is_told_once_with_its_runs(tmp_path: Path) -> None:
     assert f"precision ran as fp32. {EVIL} (a, b)" in words(notes).replace("&lt;", "<")
     assert str(notes.html).count("<li>") == 1
     assert "<img" not in str(notes.html)
+
+
+def test_all_that_is_unknown_of_a_run_is_said_in_one_sentence(tmp_path: Path) -> None:
+    write_run(tmp_path, "bare", config(), requested={"world_size": 1})
+    text = words(sections.throughput(load(tmp_path)))
+    said = "the model, platform and sequence length are unknown (bare)."
+    assert text == f"1 run is not compared with any other: {said}"

@@ -203,7 +203,8 @@ def test_every_panel_compiles_to_a_picture(tmp_path: Path) -> None:
 
 def test_no_run_is_a_sentence_and_not_an_error(tmp_path: Path) -> None:
     data = frames.collect(tmp_path, (), ())
-    assert words(peak_page.findings(data)) == "No run has a throughput, so there is no peak."
+    text = words(peak_page.findings(data))
+    assert text == "No run has a throughput that can be ranked, so there is no peak."
     assert [peak_page.panel(data, name) for name in peak_page.PANELS] == [None] * 8
     assert peak_page.spread(data) is None
     assert words(peak_page.best_table(data)) == ""
@@ -243,7 +244,8 @@ def test_a_group_without_one_rate_is_left_out_and_fails_nothing(tmp_path: Path) 
     assert data.completed["rate"].to_list() == [None]
     assert peak_page.best(data, "tokens_per_second").is_empty()
     assert peak_page.panel(data, "total") is None
-    assert "No run has a throughput" in words(peak_page.findings(data))
+    assert "No run has a throughput that can be ranked" in words(peak_page.findings(data))
+    assert "The number of ranks of unsized is not recorded" in words(peak_page.findings(data))
 
 
 def test_whole_models_come_before_the_first_layers_of_one_in_every_panel(tmp_path: Path) -> None:

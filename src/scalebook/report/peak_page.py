@@ -15,7 +15,7 @@ from scalebook.columns import PROXY
 from scalebook.economics import SECONDS_PER_DAY
 from scalebook.errors import CatalogError
 from scalebook.frames import ReportData
-from scalebook.markup import Fragment, Markup, bullets, paragraphs, run_links
+from scalebook.markup import Fragment, Markup, bullets, run_links
 from scalebook.quantities import count, interval, percent, quantity, times
 from scalebook.report.sections import unranked
 from scalebook.report.versus import Configuration, configurations, verdict_on
@@ -177,7 +177,8 @@ def findings(data: ReportData) -> Fragment:
     """Return the best of each group, what it could do in a day, and the platforms compared."""
     runs = best(data)
     if runs.is_empty():
-        return paragraphs("No run has a throughput, so there is no peak.")
+        none = Markup("No run has a throughput that can be ranked, so there is no peak.")
+        return bullets([none, *_left_out(data)])
     every = field(data)
     ranked = {name: _of(every.filter(pl.col("group") == name)) for name in runs["group"]}
     return bullets(

@@ -34,9 +34,15 @@ def unranked(data: ReportData) -> Iterator[Markup]:
         yield Markup(words).format(
             count(len(ids), "run"),
             "is" if len(ids) == 1 else "are",
-            f"the {' and the '.join(unknown)} {'is' if len(unknown) == 1 else 'are'}",
+            f"{_listed(unknown)} {'is' if len(unknown) == 1 else 'are'}",
             run_links(ids),
         )
+
+
+def _listed(words: tuple[str, ...]) -> str:
+    """Return what is unknown as a list in a sentence: ``the model, platform and precision``."""
+    *first, last = words
+    return f"the {', '.join(first)} and {last}" if first else f"the {last}"
 
 
 def _span(group: str, runs: pl.DataFrame) -> Markup:
