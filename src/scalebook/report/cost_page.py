@@ -30,7 +30,7 @@ from scalebook.tables import Column, Row, table
 SCRIPT = Path(__file__).parent / "assets" / "cost.js"
 MOST_RUNS = 200  # in the menus: the fastest of each group come first
 LABELS = {
-    "tokens": "Tokens to train on (1T, 300B; a range is 1T..2T)",
+    "tokens": "Tokens to train on (1T, 300B)",
     "tokens_per_second": "Tokens per second, all GPUs",
     "sequence_length": "Tokens per sample",
     "gpus": "GPUs",
@@ -163,13 +163,12 @@ def _answer(item: Answer) -> Markup:
 
 
 def shown(value: Interval | None) -> str:
-    """Return an answer's range."""
+    """Return an answer's range in four digits, which no price or rate exceeds."""
     if value is None:
         return NONE
-    middle = number(value.middle, 4)
-    return (
-        middle if value.exact else f"{middle} ({number(value.low, 4)} to {number(value.high, 4)})"
-    )
+    ends = (value.middle, value.low, value.high)
+    middle, low, high = (number(float(f"{end:.4g}"), 4) for end in ends)
+    return middle if value.exact else f"{middle} ({low} to {high})"
 
 
 def break_even(found: Sequence[Pair], stated: Stated) -> Fragment:

@@ -29,10 +29,10 @@
       : name === "preemption_overhead" ? range[0] >= 0 : range[0] > 0;
   }
 
-  // Four digits, as ``quantities.number`` writes them on the page without this script.
+  // Four digits, as the page without this script writes them.
   function number(value) {
     if (value === 0) return "0";
-    const rounded = Math.abs(value) < 1e4 ? Number(value.toPrecision(4)) : value;
+    const rounded = Number(value.toPrecision(4));
     if (Math.abs(rounded) < 1e-4) {
       return rounded.toExponential(3).replace(/e([+-])([0-9])$/, "e$10$2");
     }
