@@ -129,4 +129,4 @@ lock: $(VENV)/.test $(VENV)/.lab  ## Write the installed versions to requirement
 	$(PY) -m pip freeze --exclude-editable | sed 's/+cpu$$//' > requirements.lock
 
 clean:  ## Remove the report and caches; never touches runs/
-	rm -rf reports/_site reports/_pages reports/.quarto .pytest_cache .ruff_cache .hypothesis
+	rm -rf reports/_site reports/_pages reports/.cache reports/.quarto .pytest_cache .ruff_cache .hypothesis

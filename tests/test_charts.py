@@ -10,6 +10,7 @@ import pytest
 from simulated import H100, config, write_run, write_sample
 
 from scalebook import charts
+from scalebook.charts.figure import data_rows
 from scalebook.charts.theme import PALETTE, SURFACE, configs
 from scalebook.charts.throughput import MAX_BARS, MAX_CHARTS
 from scalebook.charts.training import MAX_RUNS, thinned
@@ -96,7 +97,23 @@ def test_groups_beyond_the_last_chart_are_counted(tmp_path: Path) -> None:
     figures = charts.throughput(load(tmp_path).completed)
     assert figures is not None
     assert len(figures.parts) == MAX_CHARTS
-    assert "2 groups of runs are in the table alone" in figures.parts[-1][0].replace("\xa0", " ")
+    assert "2 groups of runs are only in the table" in figures.parts[-1][0].replace("\xa0", " ")
+
+
+def test_no_number_of_groups_or_proxies_pushes_the_run_of_a_whole_model_out(tmp_path: Path) -> None:
+    work = {"platform": "h100", "precision": "bf16", "sequence_length": 8192}
+    write_run(tmp_path, "whole", config(**work, model="llama3.1-8b"), seconds=90, steps=9)
+    for i in range(MAX_BARS):
+        cut = config(**work | {"sequence_length": 1024 + 8 * i}, model="llama3.1-8b@8")
+        write_run(tmp_path, f"cut-{i}", cut, seconds=1e-3, steps=9)
+    for length in range(MAX_CHARTS + 1):
+        for size in (1, 2):
+            write_run(tmp_path, f"{length}-{size}", config(sequence_length=64 + length,
+                world_size=size), steps=9)  # fmt: skip
+    figures = charts.throughput(load(tmp_path).completed)
+    assert figures is not None
+    shown = [row["run_id"] for _, figure in figures.parts for row in data_rows(figure.spec())]
+    assert "whole" in shown
 
 
 def test_simulated_runs_are_paler_than_measured_ones(tmp_path: Path) -> None:
@@ -165,3 +182,13 @@ def test_every_colour_has_a_contrast_of_three_to_one_with_the_page(mode: str) ->
 def test_there_are_as_many_colours_as_curves_in_both_themes() -> None:
     assert {len(palette) for palette in PALETTE.values()} == {MAX_RUNS}
     assert set(configs()) == {"light", "dark"}
+
+
+def test_steps_that_took_no_time_have_no_steadiness(tmp_path: Path) -> None:
+    write_run(tmp_path, "still", config(), seconds=0.0)
+    write_run(tmp_path, "moves", config(world_size=2))
+    data = load(tmp_path)
+    figure = charts.steadiness(data.measured_steps, data.runs)
+    assert figure is not None
+    assert {row["run_id"] for row in data_rows(figure.spec())} == {"moves"}
+    json.dumps(figure.spec(), allow_nan=False)

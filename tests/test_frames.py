@@ -155,10 +155,19 @@ def test_a_split_names_the_sizes_above_one_and_the_unit_of_the_platform() -> Non
 
 def test_runs_of_another_engine_or_source_are_another_group() -> None:
     own = {"model": "m", "platform": "h100", "engine": "megatron", "source": "measured"}
-    assert group_name(own) == "m on h100"
+    own |= {"precision": "bf16", "sequence_length": 4096}
+    assert group_name(own) == "m on h100 (bf16, sequence 4,096)"
     assert group_name(own | {"engine": "nemo"}) != group_name(own)
     assert group_name(own | {"source": "ingested"}) != group_name(own)
     assert group_name(own | {"precision": "fp8"}) != group_name(own | {"precision": "bf16"})
+
+
+@pytest.mark.parametrize("unknown", ["model", "platform", "precision", "sequence_length"])
+def test_two_runs_of_unknown_work_are_never_one_group(unknown: str) -> None:
+    work = {"model": "m", "platform": "h100", "precision": "bf16", "sequence_length": 4096}
+    first, second = {**work, "run_id": "a"}, {**work, "run_id": "b"}
+    assert group_name(first) == group_name(second)
+    assert group_name(first | {unknown: None}) != group_name(second | {unknown: None})
 
 
 def test_a_label_says_where_a_run_comes_from(tmp_path: Path) -> None:

@@ -43,3 +43,9 @@ def test_the_home_folder_can_be_written_short(root: Path):
 
 def test_arguments_for_the_command_are_read_by_the_shell(root: Path):
     assert printed(root, "list", ARGS="--all 'a b'")[-2:] == ["--all", "a b"]
+
+
+def test_clean_removes_the_cache_of_reports_and_no_run(root: Path):
+    words = printed(root, "clean")
+    assert "reports/.cache" in words
+    assert not any(word.startswith("runs") for word in words)

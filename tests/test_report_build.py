@@ -22,7 +22,7 @@ from scalebook import catalog, notebooks
 from scalebook.cli import main
 from scalebook.errors import ReportError
 from scalebook.frames import load
-from scalebook.markup import anchor
+from scalebook.markup import anchor, callout
 from scalebook.report import PAGES, Places, build, check, quarto
 from scalebook.report.pages import menus
 
@@ -163,10 +163,6 @@ def test_a_missing_quarto_is_said_in_one_line(
     monkeypatch.setattr(quarto, "find", lambda: None)
     runs = write_run(tmp_path / "runs", "a", config()).parent
     said: list[str] = []
-    assert build(Places(runs, tmp_path / "site", root), "auto", said.append).is_file()
-    assert said == [
-        "quarto was not found: the pages are rendered by the built-in preview renderer."
-    ]
     with pytest.raises(ReportError, match=r"quarto was not found\. Install it from quarto.org"):
         build(Places(runs, tmp_path / "site", root), "quarto", said.append)
 
@@ -220,7 +216,7 @@ def test_a_failed_build_leaves_the_site_before_it(
 ) -> None:
     shutil.copytree(site[0], tmp_path / "site")
     runs = write_run(tmp_path / "runs", "a", config()).parent
-    monkeypatch.setattr("scalebook.report.site.check", lambda folder: ("index.html: loads x",))
+    monkeypatch.setattr("scalebook.report.site.check", lambda *_: ("index.html: loads x",))
     with pytest.raises(ReportError, match=r"not fit to publish: index\.html: loads x"):
         build(Places(runs, tmp_path / "site", root), "preview", print)
     assert (tmp_path / "site" / "index.html").read_text() == (site[0] / "index.html").read_text()
@@ -244,8 +240,37 @@ def test_a_cell_that_raises_names_its_page_and_cell(tmp_path: Path) -> None:
     }
     (tmp_path / "29_broken.ipynb").write_text(json.dumps(content))
     page = Page("29_broken.ipynb", "broken", "Broken")
-    with pytest.raises(ReportError, match=r"29_broken\.ipynb, cell 2: ZeroDivisionError"):
-        execute((page,), tmp_path, tmp_path, tmp_path / "out")
+    words = "cell 2 of 29_broken.ipynb: division by zero (ZeroDivisionError)."
+    assert execute((page,), tmp_path, tmp_path, tmp_path / "out") == {page: words}
+    assert words in (tmp_path / "out" / "broken.ipynb").read_text()
+    assert "Traceback" in (tmp_path / "out" / "_failed-broken.ipynb").read_text()
+
+
+def test_a_page_that_fails_names_its_run_and_takes_no_other_page_with_it(
+    tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(row: dict[str, object], _: object) -> None:
+        raise ValueError(f"odd <b>{row['model']}</b>")
+
+    monkeypatch.setattr("scalebook.report.cost_page._choice", broken)
+    monkeypatch.chdir(tmp_path)
+    write_run(Path("runs"), "odd-run", config())
+    assert main(["report", "--runs", "runs", "--output", "site", "--renderer", "preview"]) == 1
+    page = (tmp_path / "site" / "cost.html").read_text()
+    assert "This page could not be built" in page
+    assert "Run odd-run: odd &lt;b&gt;tiny-llama&lt;/b&gt; (ValueError)." in page
+    assert "tiny-llama" in (tmp_path / "site" / "throughput.html").read_text()
+    assert len(list((tmp_path / "site").glob("*.html"))) == len(PAGES)
+
+
+def test_the_check_takes_a_site_by_a_relative_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "a.html").write_text('<a href="b.html#x">b</a>')
+    (tmp_path / "site" / "b.html").write_text('<p id="x">b</p>')
+    monkeypatch.chdir(tmp_path)
+    assert check(Path("site")) == ()
 
 
 def test_the_quarto_project_lists_the_same_pages(root: Path, tmp_path: Path) -> None:
@@ -258,7 +283,14 @@ def test_the_quarto_project_lists_the_same_pages(root: Path, tmp_path: Path) -> 
         for inside in entry.get("menu", [entry])
     ]
     assert held == [(page.menu, f"{page.slug}.ipynb", page.title) for page in PAGES]
-    assert made["website"]["page-footer"] == {"left": "Now."}
+    assert made["website"]["page-footer"]["left"] == "Now."
+    assert "[runs.csv](data/runs.csv)" in made["website"]["page-footer"]["right"]
+    # neither works from a file: one answers nothing, the other needs a module
+    assert (made["website"]["search"], made["format"]["html"]["toc"]) == (False, False)
+    assert "pre-render" not in made["project"]
+    for theme in ("dark", "light"):
+        style = (tmp_path / "theme" / f"{theme}.scss").read_text()
+        assert all(f"${name}: #" in style for name in ("code-color", "code-block-bg", "pre-color"))
     assert made["format"]["html"]["html-math-method"] == "mathml"
     assert not re.search(r"https?://", (tmp_path / "_quarto.yml").read_text())
     assert (tmp_path / "theme" / "dark.scss").is_file()
@@ -278,8 +310,39 @@ def test_quarto_gets_pages_as_printed_html_and_its_failure_is_one_line(
     outputs = [output for cell in page["cells"] for output in cell.get("outputs", [])]
     assert outputs
     assert {output["output_type"] for output in outputs} == {"stream"}
-    code = [cell["source"] for cell in page["cells"] if cell["cell_type"] == "code"]
+    # of a source in one text Quarto joins the lines, front matter and paragraphs alike
+    for cell in page["cells"]:
+        assert isinstance(cell["source"], list)
+        assert all(line.endswith("\n") and line.count("\n") == 1 for line in cell["source"][:-1])
+    assert page["cells"][0]["source"][0] == "---\n"
+    assert page["cells"][0]["source"][-1].strip() == "---"
+    code = ["".join(cell["source"]) for cell in page["cells"] if cell["cell_type"] == "code"]
     assert all('#| output: "asis"' in text for text in code)
+
+
+def test_quarto_by_hand_is_stopped_with_what_to_do_instead(root: Path) -> None:
+    made = yaml.safe_load((root / "reports" / "_quarto.yml").read_text())
+    script = (root / "reports" / made["project"]["pre-render"]).read_text()
+    assert "make report RENDERER=quarto" in script
+    assert script.rstrip().endswith("Deno.exit(1);")
+
+
+def test_the_built_in_renderer_is_the_default_also_where_quarto_is_installed(
+    tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quarto, "find", lambda: "/nowhere/quarto")
+    said: list[str] = []
+    runs = write_run(tmp_path / "runs", "a", config()).parent
+    build(Places(runs, tmp_path / "site", root), "auto", said.append)
+    assert said == [
+        "The pages are rendered by the built-in renderer; --renderer quarto uses Quarto."
+    ]
+
+
+def test_a_note_is_no_aside_which_quarto_moves_into_the_margin() -> None:
+    html = str(callout("Note", ["x"]).html)
+    assert html.startswith('<div class="sb-callout" role="note">')
+    assert "<aside" not in html
 
 
 @pytest.mark.quarto

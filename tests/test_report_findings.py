@@ -201,7 +201,7 @@ def test_markup_in_names_stays_text_in_every_sentence(tmp_path: Path) -> None:
     for fragment in (
         *(findings.overview(data), findings.findings(data), findings.warnings(data), tiles(data)),
         *(findings.failed(data), sections.throughput(data), sections.mfu(data)),
-        *(sections.loss(data), series.not_enough(data.completed, found)),
+        *(sections.loss(data), series.not_enough(data, found)),
     ):
         assert "<img" not in str(fragment.html)
 
@@ -226,7 +226,7 @@ def test_one_size_says_that_it_is_not_enough(tmp_path: Path) -> None:
     write_run(tmp_path, "a", config())
     data = load(tmp_path)
     assert series.series(data.completed) == ()
-    assert "Not enough sizes: tiny-llama on cpu" in words(series.not_enough(data.completed, ()))
+    assert "Not enough sizes: tiny-llama on cpu" in words(series.not_enough(data, ()))
     assert "more than one size" in words(series.scaling_findings(()))
 
 
@@ -250,3 +250,10 @@ def test_what_records_note_is_told_once_with_its_runs(tmp_path: Path) -> None:
     assert f"precision ran as fp32. {EVIL} (a, b)" in words(notes).replace("&lt;", "<")
     assert str(notes.html).count("<li>") == 1
     assert "<img" not in str(notes.html)
+
+
+def test_all_that_is_unknown_of_a_run_is_said_in_one_sentence(tmp_path: Path) -> None:
+    write_run(tmp_path, "bare", config(), requested={"world_size": 1})
+    text = words(sections.throughput(load(tmp_path)))
+    said = "the model, platform and sequence length are unknown (bare)."
+    assert text == f"1 run is not compared with any other: {said}"

@@ -138,9 +138,9 @@ def test_an_unchanged_page_is_not_executed_again(
     executed: list[str] = []
     real = made.execute
 
-    def counted(pages: list[Page], *rest: Path) -> None:
+    def counted(pages: list[Page], *rest: Path) -> dict[Page, str]:
         executed.extend(page.slug for page in pages)
-        real(pages, *rest)
+        return real(pages, *rest)
 
     monkeypatch.setattr(made, "execute", counted)
     mine = shutil.copytree(runs, tmp_path / "runs")
@@ -170,13 +170,36 @@ def test_an_unchanged_page_is_not_executed_again(
     assert executed == [SUMMARY.slug]
 
 
+def test_damage_anywhere_in_what_is_kept_costs_only_the_time_to_make_it_again(
+    runs: Path, tmp_path: Path, root: Path
+) -> None:
+    cache, method = tmp_path / "cache", next(page for page in PAGES if page.slug == "method")
+
+    def once() -> tuple[frames.ReportData, str]:
+        data, folder = made.load(runs, cache)
+        made.make([method], root / "notebooks", data, folder, tmp_path)
+        return data, (tmp_path / "method.ipynb").read_text()
+
+    data, page = once()
+    files = [path for path in cache.rglob("*") if path.is_file()]
+    assert len(files) >= 4
+    assert not [path for path in files if b"cscalebook" in path.read_bytes()]  # no pickle
+    for damage in (lambda whole: whole[: len(whole) // 2], lambda whole: b"", lambda whole: b"[1]"):
+        for path in files:
+            path.write_bytes(damage(path.read_bytes()))
+        again, now = once()
+        assert again.runs.equals(data.runs)
+        assert again.metrics == data.metrics
+        assert now.count('"cell_type"') == page.count('"cell_type"')
+
+
 def test_pages_of_many_runs_are_executed_by_several_processes(
     runs: Path, tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(made, "MANY", 1)
     pages = [page for page in PAGES if page.slug in ("scaling", "method")]
     data, folder = made.load(runs, tmp_path / "cache")
-    monkeypatch.setattr(made.os, "sched_getaffinity", lambda process: {0, 1}, raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1}, raising=False)
     here: list[object] = []
     monkeypatch.setattr(frames, "HELD", here)  # this process holds no data meanwhile
     made.make(pages, root / "notebooks", data, folder, tmp_path)

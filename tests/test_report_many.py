@@ -371,7 +371,6 @@ def test_a_browser_reads_the_rows_beside_a_page_and_goes_to_the_one_that_a_link_
         pytest.skip("Chromium is not installed")
     page = next(page for page in PAGES if page.slug == "throughput")
     cells = row_files.move_out((long_table(3000),), page.slug, tmp_path)
-    (tmp_path / "none.js").write_text("")
     facts = {
         "run_id": "r0",
         "platform": "h100",
@@ -379,7 +378,7 @@ def test_a_browser_reads_the_rows_beside_a_page_and_goes_to_the_one_that_a_link_
         "strategy": "s",
         "source": "simulated",
     }
-    write_assets(tmp_path, tmp_path / "none.js", pl.DataFrame([facts]))
+    write_assets(tmp_path, b"", pl.DataFrame([facts]))
     text = preview.render(cells, page, PAGES, "Now.")
     (tmp_path / page.html).write_text(text.replace("</body>", LOOK))
     command = [

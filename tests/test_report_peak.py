@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,10 @@ import pytest
 from simulated import H100, config, write_run, write_sample
 from test_report_findings import words
 
-from scalebook import frames
+from scalebook import frames, tables
 from scalebook.frames import load
-from scalebook.report import comparison_page, findings, peak_page
+from scalebook.report import comparison_page, findings, peak_page, sections, series
+from scalebook.report.tiles import tiles
 from scalebook.report.versus import Configuration, configurations, verdict_on
 
 BIG: dict[str, Any] = {
@@ -201,7 +203,68 @@ def test_every_panel_compiles_to_a_picture(tmp_path: Path) -> None:
 
 def test_no_run_is_a_sentence_and_not_an_error(tmp_path: Path) -> None:
     data = frames.collect(tmp_path, (), ())
-    assert words(peak_page.findings(data)) == "No run has a throughput, so there is no peak."
+    text = words(peak_page.findings(data))
+    assert text == "No run has a throughput that can be ranked, so there is no peak."
     assert [peak_page.panel(data, name) for name in peak_page.PANELS] == [None] * 8
     assert peak_page.spread(data) is None
     assert words(peak_page.best_table(data)) == ""
+
+
+def test_runs_of_an_unknown_model_or_platform_are_ranked_and_scaled_nowhere(
+    tmp_path: Path,
+) -> None:
+    write_run(tmp_path, "known", config(**BIG), seconds=3.0, device=H100)
+    for name in ("platform", "model"):
+        for size in (8, 16):
+            # twice the GPUs at the same batch: the two would scale and rank well
+            made = config(**BIG | {"world_size": size, "nodes": size // 8})
+            directory = write_run(tmp_path, f"no-{name}-{size}", made, seconds=24 / size)
+            record = json.loads((directory / "record.json").read_text())
+            del record["requested"][name]
+            (directory / "record.json").write_text(json.dumps(record))
+    data = load(tmp_path)
+    assert data.runs["group"].n_unique() == 5
+    assert data.ranked["run_id"].to_list() == ["known"]
+    assert series.series(data.completed) == ()
+    assert peak_page.best(data)["run_id"].to_list() == ["known"]
+    texts = [words(page) for page in (peak_page.findings(data), findings.findings(data),
+        sections.throughput(data), series.not_enough(data, ()))]  # fmt: skip
+    for text in texts:
+        assert "2 runs are not compared with any other: the model is unknown" in text
+        assert "2 runs are not compared with any other: the platform is unknown" in text
+        assert "on cpu" not in text
+
+
+def test_a_group_without_one_rate_is_left_out_and_fails_nothing(tmp_path: Path) -> None:
+    directory = write_run(tmp_path, "unsized", config(**BIG), seconds=3.0, device=H100)
+    record = json.loads((directory / "record.json").read_text())
+    record["requested"]["world_size"] = "eight"
+    (directory / "record.json").write_text(json.dumps(record))
+    data = load(tmp_path)
+    assert data.completed["rate"].to_list() == [None]
+    assert peak_page.best(data, "tokens_per_second").is_empty()
+    assert peak_page.panel(data, "total") is None
+    assert "No run has a throughput that can be ranked" in words(peak_page.findings(data))
+    assert "The number of ranks of unsized is not recorded" in words(peak_page.findings(data))
+
+
+def test_whole_models_come_before_the_first_layers_of_one_in_every_panel(tmp_path: Path) -> None:
+    write_run(tmp_path, "middle", config(**BIG), seconds=9.0, device=H100)
+    cut = config(**BIG | {"model": "llama3.1-8b@8"})
+    write_run(tmp_path, "fast", cut, seconds=1.0, device=H100)
+    data = load(tmp_path)
+    for name in ("total", "mfu", "each"):
+        assert [bar["run_id"] for bar in bars(peak_page.panel(data, name))] == ["middle", "fast"]
+    assert peak_page.best(data)["run_id"].to_list() == ["middle", "fast"]
+
+
+def test_precision_and_sequence_are_in_the_tiles_and_in_the_main_tables(tmp_path: Path) -> None:
+    made = config(**BIG | {"precision": "fp8"})
+    write_run(tmp_path, "eight-bit", made, seconds=3.0, device=H100, source="measured")
+    data = load(tmp_path)
+    assert "llama3.1-8b, FP8, DP8 on 8 GPUs" in words(tiles(data))
+    shown = (tables.overview(data.runs), tables.all_runs(data.runs), peak_page.best_table(data))
+    for page in shown:
+        html = str(page.html)
+        assert '<td class="txt" data-value="fp8">FP8</td>' in html
+        assert '<td class="num" data-value="4096">4,096</td>' in html

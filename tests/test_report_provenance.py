@@ -88,3 +88,14 @@ def test_markup_in_ids_commands_and_variables_is_text(tmp_path: Path) -> None:
     html = str(provenance_page.runs(found).html) + str(provenance_page.unequal(found).html)
     assert "<img" not in html
     assert "&lt;img" in html
+
+
+def test_a_commit_that_is_no_text_counts_as_none(tmp_path: Path) -> None:
+    for name, commit in (("list", [1]), ("mapping", {}), ("text", "a" * 40)):
+        write_run(tmp_path, name, config(), environment={"git_commit": commit})
+    data = load(tmp_path)
+    found = provenance_page.read(data)
+    text = words(provenance_page.overview(data, found))
+    assert "3 runs of 1 commit" in text
+    assert "2 runs record no commit" in text
+    assert "aaaaaaaaaaaa" in words(provenance_page.runs(found))

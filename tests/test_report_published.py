@@ -131,6 +131,17 @@ def test_without_own_gpu_runs_the_page_says_so(tmp_path: Path) -> None:
     assert "No run here is on a device" in words(published.overview(mine, OTHERS))
 
 
+def test_a_model_cut_to_its_first_layers_is_not_set_next_to_whole_ones(tmp_path: Path) -> None:
+    mine = ({**ours(tmp_path)[0], "model": "llama3.1-8b@8"},)
+    text = words(published.overview(mine, OTHERS))
+    assert "published results of llama3.1-8b" not in text
+    assert "1 run of a model cut to its first layers (marked @) is only in the table" in text
+    figure = published.chart(mine, OTHERS)
+    assert figure is not None
+    assert "0 of them ours" in figure.description
+    assert "llama3.1-8b@8" in str(published.listing(mine, OTHERS).html)
+
+
 def test_a_hostile_name_or_address_is_text(tmp_path: Path) -> None:
     mine = ours(tmp_path, run_id="<script>alert(1)</script>")
     row = next(row for row in OTHERS if row["tflops"] is not None)

@@ -48,6 +48,8 @@ SCHEMA: dict[str, Type] = {
     "recorded_steps": pl.Int64,
     **dict.fromkeys(("rate", "rate_low", "rate_high"), pl.Float64),
 }
+# A model cut to its first layers (``llama3.1-8b@8``): fast because they are few.
+PROXY = pl.col("model").str.contains("@", literal=True).fill_null(value=False)
 STEP_SCHEMA: dict[str, type[pl.DataType]] = {
     "run_id": pl.String,
     "step": pl.Int64,

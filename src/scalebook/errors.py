@@ -38,6 +38,10 @@ class ReportError(ScalebookError):
     """The report cannot be built, or a page of it is not as it must be."""
 
 
+class IncompleteReportError(ReportError):
+    """The report is built, but for pages that failed and say so."""
+
+
 class ClaimError(ScalebookError):
     """A claim, or a number that a reader states, is malformed or out of range."""
 

@@ -13,7 +13,7 @@ from typing import Any
 import polars as pl
 
 from scalebook import identity
-from scalebook.columns import FEASIBILITY_SCHEMA, RUN_SETTINGS, SCHEMA, STEP_SCHEMA, cast
+from scalebook.columns import FEASIBILITY_SCHEMA, PROXY, RUN_SETTINGS, SCHEMA, STEP_SCHEMA, cast
 from scalebook.diagnosis import Diagnosis
 from scalebook.errors import ReportError
 from scalebook.feasibility import feasibility
@@ -24,7 +24,7 @@ from scalebook.measured import Measured, measured
 from scalebook.metrics import RunMetrics
 from scalebook.metrics.repeats import with_repeats
 from scalebook.metrics.step_anatomy import RunAnatomy
-from scalebook.naming import group_name, split_name
+from scalebook.naming import WORK, group_name, split_name
 from scalebook.store import Run, read_runs, without_record
 
 
@@ -57,6 +57,11 @@ class ReportData:
     def completed(self) -> pl.DataFrame:
         """The runs that have a throughput: completed, or ingested from a log that just stops."""
         return self.runs.filter(pl.col("tokens_per_second").is_not_null())
+
+    @property
+    def ranked(self) -> pl.DataFrame:
+        """The completed runs of which enough is known to set them against others."""
+        return self.completed.filter(pl.all_horizontal(pl.col(*WORK).is_not_null()))
 
     @property
     def measured_steps(self) -> pl.DataFrame:
@@ -203,7 +208,7 @@ def in_order(runs: pl.DataFrame) -> pl.DataFrame:
     return runs.sort(
         pl.col("source") != "measured",
         pl.col("platform") == "cpu",
-        pl.col("model").str.contains("@", literal=True),
+        PROXY,
         "group",
         -pl.col("rate"),
         "run_id",

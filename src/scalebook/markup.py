@@ -81,9 +81,10 @@ def callout(title: str, sentences: Iterable[Markup | str]) -> Fragment:
     sentences = list(sentences)
     if not sentences:
         return Fragment(Markup(""))
+    # Quarto moves what is an <aside> into the margin
     head = Markup('<p class="callout-head">{}</p>').format(title)
     body = bullets(sentences, style="notes").html
-    return Fragment(Markup('<aside class="sb-callout">{}{}</aside>').format(head, body))
+    return Fragment(Markup('<div class="sb-callout" role="note">{}{}</div>').format(head, body))
 
 
 def anchor(run_id: str) -> str:

@@ -28,13 +28,12 @@ class Measured:
 def measured(run: Run) -> Measured | str:
     """Return what the files of a run tell, or why it cannot be measured."""
     try:
-        metrics = measure(run)
+        metrics, anatomy = measure(run), step_anatomy(run)
+        told = provenance.of(run.record) if run.record.source == "measured" else ()
+        sentences = tuple(one.sentence() for one in told)
     except ODD as error:
-        return str(error)
-    told = provenance.of(run.record) if run.record.source == "measured" else ()
-    return Measured(
-        metrics, step_anatomy(run), tuple(one.sentence() for one in told), _diagnosis(run, metrics)
-    )
+        return str(error) or type(error).__name__
+    return Measured(metrics, anatomy, sentences, _diagnosis(run, metrics))
 
 
 def _diagnosis(run: Run, metrics: RunMetrics) -> Diagnosis | None:

@@ -54,18 +54,25 @@ def in_words(row: Row) -> str:
     return sized(row) + rest.replace(" · ", ", ")
 
 
+# What a run must be known to have done before it is set against another.
+WORK = {
+    "model": "model",
+    "platform": "platform",
+    "precision": "precision",
+    "sequence_length": "sequence length",
+}
+
+
 def group_name(row: Row) -> str:
     """Return what must agree before two runs are ranked: the work, the device and the engine.
 
-    A run of an unknown model or on an unknown platform is in a group of its own: it may be of
-    another model than the next unknown one.
+    A run of which a part is unknown has a group of its own: unknown equals nothing.
     """
     engine, source = row.get("engine"), row.get("source")
     details = [row.get("precision"), _sequence(row.get("sequence_length"))]
     details += [engine] if engine not in (None, "megatron") else []
     details += [source] if source not in (None, "measured") else []
-    unknown = row.get("model") is None or row.get("platform") is None
-    details += [f"run {row['run_id']}"] if unknown and row.get("run_id") else []
+    details += [f"run {row.get('run_id')}"] if any(row.get(name) is None for name in WORK) else []
     what = f"{row.get('model') or 'unknown model'} on {row.get('platform') or 'unknown platform'}"
     inside = ", ".join(str(detail) for detail in details if detail)
     return f"{what} ({inside})" if inside else what

@@ -170,6 +170,13 @@ MODEL, PLATFORM, STRATEGY = (
     text("platform", "Platform"),
     text("strategy", "Strategy"),
 )
+PRECISION = Column(
+    "precision",
+    "Precision",
+    lambda row: _word(row.get("precision")).upper(),
+    numeric=False,
+    hint="of the matrix products",
+)
 WORLD = plain("world_size", "Ranks", hint="processes; on a GPU platform one a GPU")
 SEQUENCE = plain("sequence_length", "Sequence", "tokens", digits=6)
 TOKENS = Column(
@@ -194,7 +201,7 @@ LOSS = Column(
 
 def overview(runs: pl.DataFrame) -> Fragment:
     """Return the short table of the summary: what ran and what it reached."""
-    columns = (RUN, STATUS, MODEL, PLATFORM, SEQUENCE, SPLIT, WORLD)
+    columns = (RUN, STATUS, MODEL, PLATFORM, PRECISION, SEQUENCE, SPLIT, WORLD)
     columns = (*columns, TOKENS, TOKENS_EACH, STEP, MFU)
     return table(runs.iter_rows(named=True), columns, "overview")
 
@@ -202,9 +209,8 @@ def overview(runs: pl.DataFrame) -> Fragment:
 def all_runs(runs: pl.DataFrame) -> Fragment:
     """Return the full table, whose rows every mention of a run links to."""
     columns = (
-        *(RUN, STATUS, MODEL, PLATFORM, SPLIT, WORLD),
+        *(RUN, STATUS, MODEL, PLATFORM, PRECISION, SEQUENCE, SPLIT, WORLD),
         *(TOKENS, TOKENS_EACH, MFU, STEP, MEMORY, TFLOPS, LOSS),
-        *(text("precision", "Precision"), SEQUENCE),
         plain("micro_batch_size", "Micro batch"),
         plain("global_batch_size", "Global batch"),
         *(text("recompute", "Recompute"), STRATEGY),
@@ -219,7 +225,7 @@ def utilisation(runs: pl.DataFrame) -> Fragment:
     if known.is_empty():
         return Fragment(Markup(""))
     columns = (
-        *(RUN, MODEL, SPLIT, MFU, TFLOPS),
+        *(RUN, MODEL, PLATFORM, PRECISION, SEQUENCE, SPLIT, MFU, TFLOPS),
         Column("peak_tflops_per_second", "Dense peak", _peak, "TFLOP/s", hint="of the precision"),
         text("flops_convention", "Convention"),
         text("accelerator", "Accelerator"),

@@ -7,12 +7,13 @@ import polars as pl
 
 from scalebook.charts.figure import Figure, by_source, entitled, rows
 from scalebook.charts.throughput import FROM_ZERO, TICKS
+from scalebook.columns import PROXY
 from scalebook.quantities import count, number
 
 MAX_BARS = 30
 ROW_HEIGHT = 28
 PANEL: dict[str, type[pl.DataType]] = {
-    **dict.fromkeys(("run_id", "group", "platform", "split", "source"), pl.String),
+    **dict.fromkeys(("run_id", "model", "group", "platform", "split", "source"), pl.String),
     **dict.fromkeys(("value", "limit"), pl.Float64),  # limit: what the value is held against
 }
 _TOOLTIP = [
@@ -24,8 +25,12 @@ _TOOLTIP = [
 
 
 def panel(best: pl.DataFrame, title: str, format_: str, limit: str = "") -> Figure | None:
-    """Return a bar a group (columns of PANEL), the highest first; a tick where it has a limit."""
-    known = best.filter(pl.col("value").is_not_null()).sort("value", descending=True)
+    """Return a bar per group (columns of PANEL), with a tick where it has a limit.
+
+    The highest is first, whole models before the first layers of one.
+    """
+    known = best.filter(pl.col("value").is_not_null())
+    known = known.sort(PROXY, "value", descending=[False, True])
     data = known.head(MAX_BARS)
     if data.is_empty():
         return None
@@ -46,7 +51,7 @@ def panel(best: pl.DataFrame, title: str, format_: str, limit: str = "") -> Figu
     chart = alt.layer(bars, ticks.encode(x="limit:Q")) if limit else bars
     cut = f"The {MAX_BARS} highest of {known.height}" if known.height > MAX_BARS else None
     top = data.row(0, named=True)
-    text = f"{title} of the best configuration of {count(data.height, 'group')}; the highest is "
+    text = f"{title} of the best configuration of {count(data.height, 'group')}; the first is "
     sized = chart.properties(width="container", height=ROW_HEIGHT * data.height + 10)
     return Figure(entitled(sized, cut), f"{text}{number(_shown(top, format_))}, {top['group']}.")
 
@@ -62,9 +67,9 @@ def spread(runs: pl.DataFrame, title: str) -> Figure | None:
     """
     if runs.is_empty():
         return None
-    order = (
-        runs.group_by("group").agg(pl.col("value").max()).sort("value", descending=True)["group"]
-    ).head(MAX_BARS).to_list()  # fmt: skip
+    most = runs.group_by("group", "model").agg(pl.col("value").max())
+    most = most.sort(PROXY, "value", "group", descending=[False, True, False])
+    order = most["group"].head(MAX_BARS).to_list()
     data = runs.filter(pl.col("group").is_in(order))
     y = alt.Y("group:N", sort=order, title=None)
     x = alt.X("value:Q", title=title, axis=TICKS, scale=FROM_ZERO)

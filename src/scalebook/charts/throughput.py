@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import altair as alt
 import polars as pl
 
 from scalebook.charts.figure import AnyChart, Figure, Figures, by_source, entitled, names, rows
+from scalebook.columns import PROXY
 from scalebook.quantities import NONE, count, percent, quantity
 
 MAX_CHARTS = 12
@@ -43,15 +46,18 @@ def throughput(runs: pl.DataFrame) -> Figures | None:
     known = runs.filter(pl.col("rate").is_not_null()).with_columns(many=pl.len().over("group"))
     several = known.filter(pl.col("many") > 1).group_by("group", maintain_order=True)
     parts = [(str(group), bars(members)) for (group,), members in several]
-    alone = known.filter(pl.col("many") == 1)
-    for (on_cpu,), members in alone.group_by(pl.col("platform") == "cpu", maintain_order=True):
-        title = f"{'CPU runs' if on_cpu else 'Runs'} that compare with no other"
-        parts.append((title, bars(members, "label")))
     if len(parts) > MAX_CHARTS:
         title, figure = parts[MAX_CHARTS - 1]
         more = count(len(parts) - MAX_CHARTS, "group of runs is", "groups of runs are")
-        parts[MAX_CHARTS - 1] = (f"{title} ({more} in the table alone)", figure)
-    return Figures.of(parts[:MAX_CHARTS])
+        parts[MAX_CHARTS - 1] = (f"{title} ({more} only in the table)", figure)
+    singles: list[tuple[str, Figure | None]] = []
+    alone = known.filter(pl.col("many") == 1)
+    for (on_cpu,), members in alone.group_by(
+        pl.col("platform").eq_missing("cpu"), maintain_order=True
+    ):
+        title = f"{'CPU runs' if on_cpu else 'Runs'} that compare with no other"
+        singles.append((title, bars(members, "label")))
+    return Figures.of([*parts[:MAX_CHARTS], *singles])
 
 
 def bars(runs: pl.DataFrame, column: str = "name") -> Figure | None:
@@ -71,13 +77,13 @@ def bars(runs: pl.DataFrame, column: str = "name") -> Figure | None:
         opacity=alt.Opacity("alpha:Q", scale=None),
         tooltip=_TOOLTIP,
     )
-    chart = (marks + whiskers(base, y, "rate") + _numbers(base, y, data["rate"][0])).properties(
+    chart = (marks + whiskers(base, y, "rate") + _numbers(base, y, data["rate"].max())).properties(
         width="container", height=ROW_HEIGHT * data.height
     )
     return Figure(entitled(chart, _cut(runs, data)), _describe(data, unit))
 
 
-def _numbers(base: alt.Chart, y: alt.Y, longest: float) -> alt.Chart:
+def _numbers(base: alt.Chart, y: alt.Y, longest: Any) -> alt.Chart:
     """Return the rate in figures at the foot of each bar that has room for them."""
     room = base.transform_filter(alt.datum.rate > longest * ROOM)
     return room.mark_text(align="left", dx=6, style="on-bar").encode(
@@ -103,7 +109,7 @@ def utilisation(runs: pl.DataFrame) -> Figure | None:
     chart = (whiskers(base, y, "mfu") + points).properties(
         width="container", height=ROW_HEIGHT * data.height
     )
-    best = data.row(0, named=True)
+    best = data.sort("mfu", descending=True).row(0, named=True)
     text = f"MFU of {count(data.height, 'run')}; the highest is {percent(best['mfu'])} of "
     return Figure(entitled(chart, _cut(runs, data)), f"{text}{best['label']}.")
 
@@ -130,8 +136,10 @@ def _cut(runs: pl.DataFrame, data: pl.DataFrame) -> str | None:
 
 
 def _shown(runs: pl.DataFrame, by: str) -> pl.DataFrame:
-    """Return what a chart shows: its runs, with the interval per GPU and how solid each is."""
-    data = runs.filter(pl.col(by).is_not_null()).sort(by, descending=True).head(MAX_BARS)
+    """Return what a chart shows: its runs, whole models first, with interval and opacity."""
+    known = runs.filter(pl.col(by).is_not_null())
+    # the first layers of a model are fast because they are few: they push no whole model out
+    data = known.sort(PROXY, by, descending=[False, True], maintain_order=True).head(MAX_BARS)
     ends = (pl.col(name).round(0).cast(pl.Int64) for name in ("rate_low", "rate_high"))
     alpha = pl.when(pl.col("source") == "measured").then(1.0).otherwise(PALE)
     interval = pl.format("{} to {}", *ends).fill_null(NONE)
@@ -139,7 +147,8 @@ def _shown(runs: pl.DataFrame, by: str) -> pl.DataFrame:
 
 
 def _describe(data: pl.DataFrame, unit: str) -> str:
-    best, worst = data.row(0, named=True), data.row(-1, named=True)
+    ordered = data.sort("rate", descending=True, maintain_order=True)
+    best, worst = ordered.row(0, named=True), ordered.row(-1, named=True)
     return (
         f"{count(data.height, 'run')}, from {best['label']} at {quantity(best['rate'], unit)} "
         f"to {worst['label']} at {quantity(worst['rate'], unit)}."

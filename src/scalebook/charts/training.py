@@ -74,7 +74,8 @@ def thinned(steps: pl.DataFrame, points: int = MAX_POINTS) -> pl.DataFrame:
 
 def steadiness(steps: pl.DataFrame, runs: pl.DataFrame) -> Figure | None:
     """Return a line a run of each step's time over the run's median; None for no step."""
-    ratio = pl.col("step_seconds") / pl.col("step_seconds").median().over("run_id")
+    median = pl.col("step_seconds").median().over("run_id")
+    ratio = pl.when(median > 0).then(pl.col("step_seconds") / median)
     return curves(steps.with_columns(over_median=ratio), runs, "over_median", "time over median")
 
 

@@ -18,14 +18,14 @@ SCRIPTS = ("scalebook-charts.js", "scalebook-runs.js", "scalebook-filter.js", "s
 FACETS = ("platform", "model", "strategy", "source")  # what a page is filtered by
 
 
-def write_assets(folder: Path, library: Path, runs: pl.DataFrame) -> None:
+def write_assets(folder: Path, library: bytes, runs: pl.DataFrame) -> None:
     """Write the files that all pages share."""
     for name in (*STYLES, *SCRIPTS[2:]):
         shutil.copyfile(preview.ASSETS / name, folder / name)
     themes = json.dumps(configs(), separators=(",", ":"))
     (folder / SCRIPTS[0]).write_text(f"window.SCALEBOOK_CHARTS={themes};\n")
     (folder / SCRIPTS[1]).write_text(f"window.SCALEBOOK_RUNS={run_facts(runs)};\n")
-    shutil.copyfile(library, folder / "vega-bundle.js")
+    (folder / "vega-bundle.js").write_bytes(library)
 
 
 def run_facts(runs: pl.DataFrame) -> str:

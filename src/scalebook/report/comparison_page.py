@@ -172,7 +172,7 @@ def differing(found: Sequence[Pair]) -> Fragment:
 def against_best(data: ReportData) -> Fragment:
     """Return every configuration beside the fastest of its group, with the verdict on the two."""
     rows: list[dict[str, Any]] = []
-    for _, runs in data.completed.group_by("group", maintain_order=True):
+    for _, runs in data.ranked.group_by("group", maintain_order=True):
         ranked = configurations(runs.drop_nulls("rate").iter_rows(named=True))
         for one in ranked[1:]:
             best, verdict = ranked[0], verdict_on(one, ranked[0])

@@ -120,16 +120,10 @@ def calculator(data: ReportData, stated: Stated) -> Fragment:
     )
 
 
-def _choice(row: Row, stated: Stated) -> dict[str, Any]:
-    low, high = row["tokens_per_second_low"], row["tokens_per_second_high"]
-    own = {name: stated.of(row["platform"], name) for name in LABELS}
-    return {
-        "tokens_per_second": float(f"{row['tokens_per_second']:.6g}"),
-        "gpus": row["world_size"],
-        "sequence_length": row["sequence_length"],
-        "ends": [low, high] if low and high else None,
-        "stated": {name: value.middle for name, value in own.items() if value is not None},
-    }
+def _choice(row: Row, stated: Stated) -> dict[str, tuple[float, float]]:
+    """Return the ends of every input that is known of a job like this run."""
+    known = inputs_of(row, stated).stated()
+    return {name: (value.low, value.high) for name, value in known.items()}
 
 
 def _menu(label: str, before: str, runs: Sequence[Row], *, first: bool) -> Markup:
@@ -146,8 +140,14 @@ def _menu(label: str, before: str, runs: Sequence[Row], *, first: bool) -> Marku
 
 def _field(name: str, first: Inputs) -> Markup:
     value = first.stated().get(name)
-    template = '<label>{}<input type="text" inputmode="decimal" data-input="{}" value="{}"></label>'
-    return Markup(template).format(LABELS[name], name, f"{value.middle:.6g}" if value else "")
+    template = '<label>{}<input type="text" data-input="{}" value="{}"></label>'
+    return Markup(template).format(LABELS[name], name, _written(value) if value else "")
+
+
+def _written(value: Interval) -> str:
+    """Return a number or a range as a reader would type it, in six digits."""
+    low, high = f"{value.low:.6g}", f"{value.high:.6g}"
+    return low if value.exact else f"{low}..{high}"
 
 
 def _answer(item: Answer) -> Markup:
@@ -163,13 +163,12 @@ def _answer(item: Answer) -> Markup:
 
 
 def shown(value: Interval | None) -> str:
-    """Return an answer's range."""
+    """Return an answer's range in four digits, which no price or rate exceeds."""
     if value is None:
         return NONE
-    middle = number(value.middle, 4)
-    return (
-        middle if value.exact else f"{middle} ({number(value.low, 4)} to {number(value.high, 4)})"
-    )
+    ends = (value.middle, value.low, value.high)
+    middle, low, high = (number(float(f"{end:.4g}"), 4) for end in ends)
+    return middle if value.exact else f"{middle} ({low} to {high})"
 
 
 def break_even(found: Sequence[Pair], stated: Stated) -> Fragment:

@@ -8,6 +8,8 @@ import polars as pl
 
 from scalebook.frames import ReportData
 
+DATA_FILES = ("runs.csv", "runs.parquet", "steps.parquet")
+
 
 def write_data(data: ReportData, folder: Path) -> None:
     """Write runs.csv, runs.parquet and steps.parquet."""

@@ -14,6 +14,8 @@ import ast
 import contextlib
 import io
 import traceback
+from collections.abc import Iterator, Mapping
+from types import TracebackType
 from typing import Any
 
 from nbformat import NotebookNode
@@ -72,9 +74,24 @@ def _result(value: Any) -> NotebookNode:
 
 
 def _failure(error: Exception) -> NotebookNode:
-    """Return an error output with the traceback."""
+    """Return an error output with the traceback; it names the run that was in hand."""
     lines = "".join(traceback.format_exception(error)).splitlines()
-    return new_output("error", ename=type(error).__name__, evalue=str(error), traceback=lines)
+    first = str(error).partition("\n")[0].rstrip(".") or "no message"
+    run_id = next(_in_hand(error.__traceback__), "")
+    words = f"Run {run_id}: {first}" if run_id else first
+    return new_output("error", ename=type(error).__name__, evalue=words, traceback=lines)
+
+
+def _in_hand(trace: TracebackType | None) -> Iterator[str]:
+    """Yield the ids of the runs that the functions of a traceback held, the innermost first."""
+    frames = [frame for frame, _ in traceback.walk_tb(trace)]
+    for frame in reversed(frames):
+        for value in frame.f_locals.values():
+            record = getattr(value, "record", value)
+            found = record.get("run_id") if isinstance(record, Mapping) else None
+            found = found or getattr(record, "run_id", None)
+            if isinstance(found, str) and found:
+                yield found
 
 
 def register() -> str:

@@ -11,22 +11,24 @@ from pathlib import Path
 import papermill
 from papermill.exceptions import PapermillExecutionError
 
-from scalebook.errors import ReportError
+from scalebook.markup import callout, raw_block
 from scalebook.notebooks import validate
+from scalebook.report import notebook
 from scalebook.report.engine import register
 from scalebook.report.pages import Page
 
 
-def execute(pages: Iterable[Page], notebooks: Path, runs: Path, output: Path) -> None:
-    """Write an executed copy of each page's notebook to ``output``, named after the page.
+def execute(pages: Iterable[Page], notebooks: Path, runs: Path, output: Path) -> dict[Page, str]:
+    """Write an executed copy of each page's notebook to ``output``; say of each page what failed.
 
-    Raises:
-        ReportError: a cell raised; the executed copy holds the traceback.
+    A page of which a cell raised holds that in a sentence, and ``_failed-<page>.ipynb`` holds
+    what was executed of it with the traceback. The other pages are as they would be without it.
     """
     # papermill logs its own progress; the command line says what matters
     logging.getLogger("papermill").setLevel(logging.ERROR)
     output.mkdir(parents=True, exist_ok=True)
     parameters = {"runs": str(runs.resolve())}
+    failed: dict[Page, str] = {}
     for page in pages:
         source, target = notebooks / page.notebook, output / f"{page.slug}.ipynb"
         validate(source, parameters)
@@ -40,8 +42,17 @@ def execute(pages: Iterable[Page], notebooks: Path, runs: Path, output: Path) ->
                 progress_bar=False,
             )
         except PapermillExecutionError as error:
-            first = str(error.evalue).partition("\n")[0].rstrip(".")
-            raise ReportError(
-                f"Page {page.notebook}, cell {error.cell_index}: {error.ename}: {first}. "
-                f"The traceback is in {target}."
-            ) from error
+            # Quarto leaves out what begins with an underscore
+            target.rename(output / f"_failed-{target.name}")
+            failed[page] = f"cell {error.cell_index} of {page.notebook}: {error.evalue}"
+            failed[page] += f" ({error.ename})."
+            _write_failure(target, source, failed[page])
+    return failed
+
+
+def _write_failure(target: Path, source: Path, words: str) -> None:
+    """Write the page that stands for one that failed: its own title, and why it is missing."""
+    titles = [cell for cell in notebook.read(source) if cell.kind == "raw"][:1]
+    box = callout("This page could not be built", [words])
+    shown = notebook.Cell("code", "", texts=(raw_block(str(box.html)),))
+    notebook.write(target, (*titles, shown))

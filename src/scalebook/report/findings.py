@@ -22,7 +22,7 @@ from scalebook.markup import (
 from scalebook.quantities import count, number, percent
 from scalebook.report.failures import failures
 from scalebook.report.records import records
-from scalebook.report.sections import loss_findings, missing_mfu
+from scalebook.report.sections import loss_findings, missing_mfu, unranked
 from scalebook.report.winners import group_findings, peaks, repeats
 
 Row = Mapping[str, Any]
@@ -32,26 +32,26 @@ FEW = 2  # failures whose reasons fit into a sentence; the table has those of al
 def overview(data: ReportData) -> Fragment:
     """Return one sentence: how many runs there are and how they ended."""
     if data.runs.is_empty():
-        return paragraphs("No run could be read.", style="lead")
+        return paragraphs("No run could be read.", style="sb-lead")
     by_status = data.runs.group_by("status", maintain_order=True).len().sort("len", descending=True)
     ends = join(f"{number(n)} {tables.status_words(s)}" for s, n in by_status.iter_rows())
     models = join(sorted(data.runs["model"].drop_nulls().unique()))
     platforms = join(sorted(data.runs["platform"].drop_nulls().unique()))
     sentence = Markup("{}: {}. Models: {}. Platforms: {}.")
     runs = count(data.runs.height, "run")
-    return paragraphs(sentence.format(runs, ends, models, platforms), style="lead")
+    return paragraphs(sentence.format(runs, ends, models, platforms), style="sb-lead")
 
 
 def findings(data: ReportData) -> Fragment:
     """Return the findings as a list: an item a group of comparable runs, then losses, failures."""
-    groups = data.completed.group_by("group", maintain_order=True)
+    groups = data.ranked.group_by("group", maintain_order=True)
     commits = _commits(data)
     items = [join(group_findings(runs, commits), " ") for _, runs in groups]
-    if not items:
+    if data.completed.is_empty():
         items = [Markup("No run completed with a throughput, so there is no winner to name.")]
     else:
-        items += [*repeats(data.completed), *loss_findings(data.completed), *peaks(data.completed)]
-    return bullets([*items, *failure_findings(data)])
+        items += [*repeats(data.ranked), *loss_findings(data.completed), *peaks(data.completed)]
+    return bullets([*items, *unranked(data), *failure_findings(data)])
 
 
 def _commits(data: ReportData) -> dict[str, str]:

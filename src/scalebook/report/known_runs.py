@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import os
-import pickle
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import cast
+
+from pydantic import TypeAdapter, ValidationError
 
 from scalebook.errors import RecordError
 from scalebook.measured import Measured, measured
+from scalebook.report.keeping import keep, kept
 from scalebook.store import Run, read_run
 
 # From this many runs on, measuring takes longer than the seconds that a process takes to start.
 MANY = 200
 CHUNK = 25  # runs that a process is handed at a time
 Result = Measured | str  # a text says why a run cannot be measured
+Results = dict[str, tuple[str | None, Result]]  # by directory, with its fingerprint
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,7 @@ class KnownRuns:
 
     def measure(self, runs: Sequence[Run]) -> list[Result]:
         """Return the result of each run, measured anew only where its files have changed."""
-        before = read_pickle(self.kept) if self.kept.is_file() else {}
+        before = self._before()
         results = {
             run.path: before[run.path.name][1]
             for run in runs
@@ -45,9 +48,15 @@ class KnownRuns:
         marked = {run.path.name: self.files.get(run.path.name) for run in runs}
         now = {run.path.name: (marked[run.path.name], results[run.path]) for run in runs}
         if missing or before.keys() != now.keys():
-            self.kept.parent.mkdir(parents=True, exist_ok=True)
-            write_pickle(self.kept, now)
+            with suppress(ValueError):  # a text that no file can hold: measured again next time
+                keep(self.kept, TypeAdapter(Results).dump_json(now))
         return [results[run.path] for run in runs]
+
+    def _before(self) -> Results:
+        try:
+            return TypeAdapter(Results).validate_json(kept(self.kept) or b"{}")
+        except ValidationError:
+            return {}
 
 
 def _each(runs: Sequence[Run]) -> list[Result]:
@@ -73,15 +82,3 @@ def cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def read_pickle(path: Path) -> dict[str, tuple[str | None, Result]]:
-    """Return what a build of this very version wrote into its own cache."""
-    return cast("dict[str, tuple[str | None, Result]]", pickle.loads(path.read_bytes()))
-
-
-def write_pickle(path: Path, value: object) -> None:
-    """Write a value so that a reader sees either the old file or the whole new one."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_bytes(pickle.dumps(value, pickle.HIGHEST_PROTOCOL))
-    temporary.replace(path)

@@ -8,8 +8,6 @@ first, third and fourth names a folder of the cache.
 from __future__ import annotations
 
 import hashlib
-import os
-import pickle
 import shutil
 import sys
 import time
@@ -24,7 +22,8 @@ import scalebook
 from scalebook import fingerprint, frames
 from scalebook.catalog import load as catalog
 from scalebook.report.execute import execute
-from scalebook.report.known_runs import KnownRuns, cores, write_pickle
+from scalebook.report.keeping import keep, keep_data, kept, kept_data
+from scalebook.report.known_runs import KnownRuns, cores
 from scalebook.report.pages import Page
 
 BUSY_SECONDS = 900.0  # longer than a build of the most runs takes between two files
@@ -46,64 +45,54 @@ def load(runs: Path, cache: Path) -> tuple[frames.ReportData, Path]:
     # before anything is read: a file that changes while pages are made counts as changed
     code, files = _code(place), fingerprint.entries(place)
     folder = cache / "built" / f"{code}-{fingerprint.together(files)[:24]}"
-    kept = folder / "data.pickle"
-    if kept.is_file():
-        return _unpickle(kept), folder
-    known = KnownRuns(files, cache / "measured" / f"{code}.pickle")
+    if (before := kept_data(folder)) is not None:
+        return before, folder
+    known = KnownRuns(files, cache / "measured" / f"{code}.json")
     data = frames.read(place, known.measure)
     folder.mkdir(parents=True, exist_ok=True)
-    write_pickle(kept, data)
+    with suppress(ValueError):  # a text that no file can hold: read again next time
+        keep_data(folder, data)
     for newest in (folder, known.kept):
-        _forget_old(newest)
+        if newest.exists():
+            _forget_old(newest)
     return data, folder
 
 
 def make(
     pages: Sequence[Page], notebooks: Path, data: frames.ReportData, folder: Path, stage: Path
-) -> None:
-    """Write the executed notebook of every page to ``stage``, those in ``folder`` as they are.
+) -> dict[Page, str]:
+    """Write the executed notebook of every page to ``stage``, those kept in ``folder`` as they are.
 
-    Raises:
-        ReportError: a cell raised; the executed copy in ``stage`` holds the traceback.
+    Returns what failed of each page of which a cell raised. Such a page is not kept.
     """
-    known = {page: folder / _name(page, notebooks) for page in pages}
-    missing = [page for page in pages if not known[page].is_file()]
+    known = {page: kept(folder / _name(page, notebooks)) for page in pages}
+    missing = [page for page, content in known.items() if content is None]
     processes = min(cores(), len(missing))
+    failed: dict[Page, str] = {}
     if data.runs.height < MANY or processes < 2:
         before = frames.HELD.set(data)
         try:
-            execute(missing, notebooks, data.folder, stage)
+            failed = execute(missing, notebooks, data.folder, stage)
         finally:
             frames.HELD.reset(before)
     else:
         # a fresh interpreter each: polars' threads do not survive a fork
-        start = (folder / "data.pickle",)
-        with ProcessPoolExecutor(processes, get_context("spawn"), _start, start) as pool:
+        with ProcessPoolExecutor(processes, get_context("spawn"), _start, (folder,)) as pool:
             tasks = [pool.submit(execute, (p,), notebooks, data.folder, stage) for p in missing]
             for task in tasks:
-                task.result()
-    for page in missing:
-        _write(known[page], (stage / f"{page.slug}.ipynb").read_bytes())
-    for page in pages:
-        if page not in missing:
-            shutil.copyfile(known[page], stage / f"{page.slug}.ipynb")
+                failed |= task.result()
+    for page, content in known.items():
+        path = stage / f"{page.slug}.ipynb"
+        if content is not None:
+            path.write_bytes(content)
+        elif page not in failed:
+            keep(folder / _name(page, notebooks), path.read_bytes())
+    return failed
 
 
-def _start(kept: Path) -> None:
+def _start(folder: Path) -> None:
     """Prepare a process that executes pages: it has the data and reads no run."""
-    frames.HELD.set(_unpickle(kept))
-
-
-def _unpickle(path: Path) -> frames.ReportData:
-    """Return the data that a build of this very version wrote into its own cache."""
-    data: frames.ReportData = pickle.loads(path.read_bytes())
-    return data
-
-
-def _write(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_bytes(content)
-    temporary.replace(path)
+    frames.HELD.set(kept_data(folder))
 
 
 def _forget_old(newest: Path) -> None:

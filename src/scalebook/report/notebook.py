@@ -106,12 +106,17 @@ def write(path: Path, cells: tuple[Cell, ...]) -> None:
 def _written(index: int, cell: Cell) -> dict[str, Any]:
     basic: dict[str, Any] = {"cell_type": cell.kind, "id": f"cell-{index}", "metadata": {}}
     if cell.kind != "code":
-        return basic | {"source": cell.source}
+        return basic | {"source": _lines(cell.source)}
     options = dict(cell.options) | {"output": "asis"}
     lines = [f"#| {name}: {_yaml_value(value)}" for name, value in options.items()]
     streams = [{"output_type": "stream", "name": "stdout", "text": text} for text in cell.texts]
-    source = "\n".join([*lines, cell.source])
+    source = _lines("\n".join([*lines, cell.source]))
     return basic | {"source": source, "outputs": streams, "execution_count": index + 1}
+
+
+def _lines(text: str) -> list[str]:
+    """Return a text as the lines that a notebook holds: of one text, Quarto drops the line ends."""
+    return re.findall(r"[^\n]*\n|[^\n]+", text)
 
 
 def _yaml_value(value: Any) -> str:

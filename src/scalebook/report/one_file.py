@@ -13,11 +13,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from scalebook.markup import Markup, script_json
 from scalebook.report import preview
 from scalebook.report.assets_files import SCRIPTS, STYLES
+from scalebook.report.data_files import DATA_FILES
 from scalebook.report.notebook import Cell, front_matter
 from scalebook.report.pages import Page, menus
 
 NAME = "scalebook-report.html"
-DATA = ("runs.csv", "runs.parquet", "steps.parquet")
 MAX_DATA = 1_000_000  # bytes of one data file inside the page; a larger one stays with the site
 SCRIPT = re.compile(r"(<script.*?</script>)", re.DOTALL)
 ADDRESS = re.compile(r'(?<=\s)(id|href)="([^"]*)"')
@@ -34,7 +34,7 @@ def one_page(
         sections=[_section(page, cells[page]) for page in pages],
         styles=[_inside(folder / name) for name in STYLES],
         scripts=[_inside(folder / name) for name in ("vega-bundle.js", *SCRIPTS)],
-        data=[_data(folder / "data" / name) for name in DATA],
+        data=[_data(folder / "data" / name) for name in DATA_FILES],
         built=built,
     )
 

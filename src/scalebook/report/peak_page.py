@@ -11,17 +11,22 @@ import polars as pl
 from scalebook import catalog
 from scalebook.charts import Figure
 from scalebook.charts import peak as charts
+from scalebook.columns import PROXY
 from scalebook.economics import SECONDS_PER_DAY
 from scalebook.errors import CatalogError
 from scalebook.frames import ReportData
-from scalebook.markup import Fragment, Markup, bullets, paragraphs, run_links
+from scalebook.markup import Fragment, Markup, bullets, run_links
 from scalebook.quantities import count, interval, percent, quantity, times
+from scalebook.report.sections import unranked
 from scalebook.report.versus import Configuration, configurations, verdict_on
 from scalebook.report.winners import named
 from scalebook.tables import (
     MFU,
+    MODEL,
     PLATFORM,
+    PRECISION,
     RUN,
+    SEQUENCE,
     SPLIT,
     STEP,
     TFLOPS,
@@ -71,9 +76,9 @@ PANELS = {
 def field(data: ReportData) -> pl.DataFrame:
     """Return the runs that the page is about, with totals and capacity a day.
 
-    Accelerators alone where there are any: processes of a CPU share its cores.
+    Only accelerators where there are any: processes of a CPU share its cores.
     """
-    runs = data.completed
+    runs = data.ranked
     on_gpus = runs.filter(pl.col("platform") != "cpu")
     shown = runs if on_gpus.is_empty() else on_gpus
     names = shown["accelerator"].unique().to_list()
@@ -103,15 +108,14 @@ def best(data: ReportData, by: str = "rate") -> pl.DataFrame:
     is the fastest that has an interval. Whole models come before the first layers of one, which
     are fast because they are few.
     """
-    known = field(data).drop_nulls(by)
+    known = field(data).drop_nulls(["rate", by])
     groups = known.group_by("group", maintain_order=True)
     top = [max(_of(runs), key=lambda one: one.mean(by) or 0.0) for _, runs in groups]
     top.sort(key=lambda one: one.mean(by) or 0.0, reverse=True)
     place = {one.runs[0]["run_id"]: i for i, one in enumerate(top)}
     first = known.filter(pl.col("run_id").is_in(list(place)))
-    proxies = pl.col("model").str.contains("@", literal=True)
     order = pl.col("run_id").replace_strict(place, return_dtype=pl.Int64, default=None)
-    return first.sort(proxies, order, maintain_order=True)
+    return first.sort(PROXY, order, maintain_order=True)
 
 
 def _of(runs: pl.DataFrame) -> list[Configuration]:
@@ -124,7 +128,7 @@ def panel(data: ReportData, name: str) -> Figure | None:
     one = PANELS[name]
     runs = best(data, "tokens_per_second" if one.total else "rate")
     limit = pl.col(one.limit) if one.limit else pl.lit(None)
-    columns = pl.col("run_id", "group", "platform", "split", "source")
+    columns = pl.col("run_id", "model", "group", "platform", "split", "source")
     shown = runs.select(columns, value=one.field, limit=limit.cast(pl.Float64))
     return charts.panel(shown, one.title, one.format, one.limit_title)
 
@@ -135,7 +139,9 @@ def spread(data: ReportData) -> Figure | None:
     if runs.is_empty():
         return None
     shown = runs.select(
-        *("run_id", "group", "platform", "split", "source"), value="rate", limit=pl.lit(None)
+        *("run_id", "model", "group", "platform", "split", "source"),
+        value="rate",
+        limit=pl.lit(None),
     )
     return charts.spread(shown, runs["rate_unit"][0])
 
@@ -146,7 +152,8 @@ def best_table(data: ReportData) -> Fragment:
     if runs.is_empty():
         return Fragment(Markup(""))
     columns = (
-        *(RUN, text("model", "Model"), PLATFORM, SPLIT, WORLD, TOKENS, TOKENS_EACH, MFU, STEP),
+        *(RUN, MODEL, PLATFORM, PRECISION, SEQUENCE, SPLIT, WORLD),
+        *(TOKENS, TOKENS_EACH, MFU, STEP),
         plain("micro_batch_size", "Micro batch"),
         *(text("recompute", "Recompute"), TFLOPS),
         plain("peak_tflops_per_second", "Dense peak", "TFLOP/s", digits=4),
@@ -170,7 +177,8 @@ def findings(data: ReportData) -> Fragment:
     """Return the best of each group, what it could do in a day, and the platforms compared."""
     runs = best(data)
     if runs.is_empty():
-        return paragraphs("No run has a throughput, so there is no peak.")
+        none = Markup("No run has a throughput that can be ranked, so there is no peak.")
+        return bullets([none, *_left_out(data)])
     every = field(data)
     ranked = {name: _of(every.filter(pl.col("group") == name)) for name in runs["group"]}
     return bullets(
@@ -238,7 +246,8 @@ def _over(first: Configuration, other: Configuration) -> Markup:
 
 def _left_out(data: ReportData) -> Iterator[Markup]:
     """Yield the runs that the page leaves out, and why."""
-    missing = data.completed.height - field(data).height
+    yield from unranked(data)
+    missing = data.ranked.height - field(data).height
     if missing:
         yield Markup("{} on <code>cpu</code> left out: processes share its cores.").format(
             count(missing, "run")
@@ -246,4 +255,4 @@ def _left_out(data: ReportData) -> Iterator[Markup]:
     unsized = field(data).filter(pl.col("rate").is_null())
     if unsized.height:
         ids = run_links(unsized["run_id"])
-        yield Markup("Of how many ranks {} were is not recorded.").format(ids)
+        yield Markup("The number of ranks of {} is not recorded.").format(ids)

@@ -33,7 +33,7 @@ def overview(data: ReportData, found: Records) -> Fragment:
     """Return how many runs, commits and images there are, and what could not be read."""
     if not found:
         return paragraphs("No run could be read, so there is nothing to trace.")
-    commits = {one.environment.get("git_commit") for one in found.values()}
+    commits = {_known_commit(one) for one in found.values()}
     images = {_flat(one.environment.get("container")) for one in found.values()}
     items = [
         Markup("{} of {} and {}.").format(
@@ -42,7 +42,7 @@ def overview(data: ReportData, found: Records) -> Fragment:
             count(len(images - {""}), "image"),
         )
     ]
-    without = sum(one.environment.get("git_commit") is None for one in found.values())
+    without = sum(_known_commit(one) is None for one in found.values())
     if without:
         items.append(Markup("{} no commit.").format(count(without, "run records", "runs record")))
     if data.problems:
@@ -78,6 +78,12 @@ def runs(found: Records) -> Fragment:
     return Fragment(shown.html + cut.html)
 
 
+def _known_commit(one: RunRecord) -> str | None:
+    """Return the commit of a run; None where its record holds none, or something else."""
+    commit = one.environment.get("git_commit")
+    return commit if isinstance(commit, str) and commit else None
+
+
 def _row(one: RunRecord) -> dict[str, Any]:
     environment = one.environment
     named = ((name, environment.get(name)) for name in _VERSIONS)
@@ -87,7 +93,7 @@ def _row(one: RunRecord) -> dict[str, Any]:
         "source": one.source,
         "status": one.status,
         "started_at": one.started_at,
-        "git_commit": environment.get("git_commit"),
+        "git_commit": _known_commit(one),
         "torch": environment.get("torch"),
         "versions": ", ".join(f"{name} {value}" for name, value in named if value) or NONE,
         "image": _flat(environment.get("container")),

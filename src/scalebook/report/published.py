@@ -16,7 +16,7 @@ from scalebook.charts.published import SCHEMA, field
 from scalebook.errors import ScalebookError
 from scalebook.flops import DEFAULT_CONVENTION, convert_tflops, model_tflops
 from scalebook.frames import ReportData
-from scalebook.markup import Fragment, Markup, bullets, paragraphs, run_link
+from scalebook.markup import Fragment, Markup, bullets, paragraphs, run_link, run_links
 from scalebook.quantities import NONE, count, number, percent, quantity
 from scalebook.tables import Column, Row, Show, table, text
 
@@ -111,7 +111,7 @@ def own(data: ReportData) -> tuple[dict[str, Any], ...]:
             "tflops": row["model_tflops_per_second_per_gpu"], "mfu": row["mfu"],
             "where": "this report",
         }
-        for row in runs.filter(pl.col("platform") != "cpu").iter_rows(named=True)
+        for row in runs.filter(pl.col("platform").ne_missing("cpu")).iter_rows(named=True)
     )  # fmt: skip
 
 
@@ -126,13 +126,27 @@ def overview(ours: tuple[Row, ...], others: tuple[Row, ...]) -> Fragment:
     words = "{} of {} can be put on one axis: TFLOP/s per GPU by <code>{}</code>."
     many = count(len(others), "published result")
     items = [Markup(words).format(f"{len(known):,}", many, DEFAULT_CONVENTION)]
-    items += list(_standing(ours, known)) or [Markup("No run here is on a device of the catalog.")]
+    items += list(_standing(whole(ours), known))
+    if not ours:
+        items.append(Markup("No run here is on a device of the catalog."))
+    if cut := [row["run_id"] for row in ours if row not in whole(ours)]:
+        words = (
+            "{} of a model cut to its first layers (marked @) {} only in the table: published "
+            "results are of whole models ({})."
+        )
+        verb = "is" if len(cut) == 1 else "are"
+        items.append(Markup(words).format(count(len(cut), "run"), verb, run_links(cut)))
     missing = Counter(row["how"] for row in others if row["tflops"] is None)
     items += [
         Markup("{} left out: {}.").format(count(n, "result is", "results are"), reason)
         for reason, n in missing.most_common(6)
     ]
     return bullets(items)
+
+
+def whole(rows: tuple[Row, ...]) -> tuple[Row, ...]:
+    """Return the rows of whole models, without those of the first layers of one."""
+    return tuple(row for row in rows if "@" not in str(row["model"]))
 
 
 def _standing(ours: tuple[Row, ...], known: list[Row]) -> Iterator[Markup]:
@@ -145,21 +159,20 @@ def _standing(ours: tuple[Row, ...], known: list[Row]) -> Iterator[Markup]:
         head = Markup("<strong>{} on {}</strong>, {}: {} here ({})").format(
             model, device, width, rate, run_link(row["run_id"])
         )
-        base = str(model).partition("@")[0]
         same = [
             item["tflops"]
             for item in known
-            if (item["model"], item["accelerator"], item["family"]) == (base, device, width)
+            if (item["model"], item["accelerator"], item["family"]) == (model, device, width)
         ]
         if not same:
             yield head + Markup(
                 "; the catalog has no published result of {} on this device."
-            ).format(base)
+            ).format(model)
             continue
         above = sum(value > row["tflops"] for value in same)
         yield head + Markup("; {} of {} from {} to {}, median {}: {} above ours.").format(
             count(len(same), "published result"),
-            base,
+            model,
             number(min(same)),
             number(max(same)),
             number(median(same)),
@@ -168,8 +181,9 @@ def _standing(ours: tuple[Row, ...], known: list[Row]) -> Iterator[Markup]:
 
 
 def chart(ours: tuple[Row, ...], others: tuple[Row, ...]) -> Figure | None:
-    """Return every result on one axis, a row an accelerator."""
-    rows = [{**row, "ours": row["source"] != "published"} for row in (*others, *ours)]
+    """Return every result of a whole model on one axis, a row an accelerator."""
+    every = (*others, *whole(ours))
+    rows = [{**row, "ours": row["source"] != "published"} for row in every]
     kept = [{name: row.get(name) for name in SCHEMA} for row in rows if row["tflops"] is not None]
     return field(pl.DataFrame(kept, schema=SCHEMA), DEFAULT_CONVENTION)
 

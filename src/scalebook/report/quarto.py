@@ -9,7 +9,9 @@ from pathlib import Path
 import yaml
 
 from scalebook.errors import ReportError
+from scalebook.report.data_files import DATA_FILES
 
+DATA = "Data: " + ", ".join(f"[{name}](data/{name})" for name in DATA_FILES)
 INSTALL = "Install it from quarto.org, or use --renderer preview."
 
 
@@ -22,7 +24,8 @@ def write_project(settings: Path, theme: Path, project: Path, built: str) -> Non
     """Write Quarto's project file and theme beside the notebooks; ``built`` goes to the footer."""
     try:
         config = yaml.safe_load(settings.read_text(encoding="utf-8"))
-        config["website"]["page-footer"] = {"left": built}
+        config["project"].pop("pre-render", None)  # which is for a call by hand
+        config["website"]["page-footer"] = {"left": built, "right": DATA}
     except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
         raise ReportError(f"{settings} is not the Quarto project of the report: {error}") from error
     text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)

@@ -8,7 +8,7 @@ import polars as pl
 
 from scalebook.frames import ReportData
 from scalebook.markup import Fragment, Markup, bullets, paragraphs, run_link, run_links
-from scalebook.naming import split_name
+from scalebook.naming import WORK, split_name
 from scalebook.quantities import count, number, percent, times
 
 SAME_LOSS = 1e-3  # below this relative difference two losses print alike
@@ -18,8 +18,31 @@ def throughput(data: ReportData) -> Fragment:
     """Return how wide the field is in each group, from its slowest to its fastest run."""
     if data.completed.is_empty():
         return paragraphs("No run completed with a throughput.")
-    groups = data.completed.group_by("group", maintain_order=True)
-    return bullets(_span(str(group), runs) for (group,), runs in groups)
+    groups = data.ranked.group_by("group", maintain_order=True)
+    return bullets([*(_span(str(group), runs) for (group,), runs in groups), *unranked(data)])
+
+
+def unranked(data: ReportData) -> Iterator[Markup]:
+    """Yield the completed runs that no page ranks or scales, a sentence for what is unknown."""
+    missing: dict[tuple[str, ...], list[str]] = {}
+    for row in data.completed.iter_rows(named=True):
+        unknown = tuple(words for name, words in WORK.items() if row[name] is None)
+        if unknown:
+            missing.setdefault(unknown, []).append(row["run_id"])
+    for unknown, ids in missing.items():
+        words = "{} {} not compared with any other: {} unknown ({})."
+        yield Markup(words).format(
+            count(len(ids), "run"),
+            "is" if len(ids) == 1 else "are",
+            f"{_listed(unknown)} {'is' if len(unknown) == 1 else 'are'}",
+            run_links(ids),
+        )
+
+
+def _listed(words: tuple[str, ...]) -> str:
+    """Return what is unknown as a list in a sentence: ``the model, platform and precision``."""
+    *first, last = words
+    return f"the {', '.join(first)} and {last}" if first else f"the {last}"
 
 
 def _span(group: str, runs: pl.DataFrame) -> Markup:

@@ -9,9 +9,11 @@ from typing import Any
 import polars as pl
 
 from scalebook.columns import SCHEMA
+from scalebook.frames import ReportData
 from scalebook.markup import Fragment, Markup, bullets, join, paragraphs, run_link
 from scalebook.naming import sized, split_name, units
 from scalebook.quantities import count, percent, quantity
+from scalebook.report.sections import unranked
 from scalebook.report.versus import Configuration, verdict_on
 from scalebook.scaling import ScalingPoint, table
 from scalebook.wording import series_words
@@ -151,18 +153,20 @@ def _certainty(row: Row) -> str:
     return f" ({interval}{work.get(row['kind'], '')})"
 
 
-def not_enough(runs: pl.DataFrame, found: Sequence[Series]) -> Fragment:
-    """Return, in words, which groups have one size only and so say nothing about scaling."""
+def not_enough(data: ReportData, found: Sequence[Series]) -> Fragment:
+    """Return, in words, which runs say nothing about scaling: groups of one size, unknown work."""
     shown = {item.base["group"] for item in found}
-    lonely = [group for group in runs["group"].unique(maintain_order=True) if group not in shown]
+    groups = data.ranked["group"].unique(maintain_order=True)
+    lonely = [group for group in groups if group not in shown]
+    unknown = list(unranked(data))
     if not lonely:
-        return Fragment(Markup(""))
+        return paragraphs(*unknown, style="note")
     words = (
         "Not enough sizes: {} {} runs at one world size only. Scaling needs the same model, "
         "platform, precision, sequence length and settings at two sizes or more."
     )
     verb = "has" if len(lonely) == 1 else "have"
-    return paragraphs(Markup(words).format(join(lonely), verb), style="note")
+    return paragraphs(Markup(words).format(join(lonely), verb), *unknown, style="note")
 
 
 def law_note(found: Sequence[Series]) -> Fragment:

@@ -92,7 +92,7 @@ def mean_rate(side: Sequence[Member]) -> float:
 
 def members(data: ReportData, records: Mapping[str, RunRecord]) -> tuple[Member, ...]:
     """Return every run that has a rate, in the order of the frame."""
-    rows = data.completed.filter(data.completed["rate"].is_not_null()).iter_rows(named=True)
+    rows = data.ranked.drop_nulls("rate").iter_rows(named=True)
     return tuple(Member(row, records[row["run_id"]]) for row in rows if row["run_id"] in records)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path
@@ -93,8 +93,12 @@ def _spec_problems(text: str) -> Iterator[str]:
         yield "a chart loads its data from an address"
 
 
-def check(site: Path) -> tuple[str, ...]:
-    """Return every problem of a site, a sentence each with the page's name."""
+def check(site: Path, failed: Collection[str] = ()) -> tuple[str, ...]:
+    """Return every problem of a site, a sentence each with the page's name.
+
+    A link into a page of ``failed`` need not find its place there: that page has none.
+    """
+    site = site.resolve()  # addresses are compared with files, whatever the folder is called by
     scans: dict[str, _Scan] = {}
     for path in sorted(site.rglob("*.html")):
         scan = _Scan()
@@ -103,7 +107,7 @@ def check(site: Path) -> tuple[str, ...]:
         scans[path.relative_to(site).as_posix()] = scan
     problems = [f"{page}: {text}" for page, scan in scans.items() for text in scan.problems]
     for page in scans:
-        problems += [f"{page}: {text}" for text in _addresses(site, page, scans)]
+        problems += [f"{page}: {text}" for text in _addresses(site, page, scans, failed)]
     for path in sorted(site.rglob("*.css")):
         for url in CSS_ADDRESS.findall(path.read_text(encoding="utf-8")):
             problems.append(f"{path.relative_to(site)}: style asks for {url}")
@@ -119,7 +123,9 @@ def _scan_rows(site: Path, scan: _Scan) -> None:
             scan.problems.append(f"reads rows from {name}, which is not in the site")
 
 
-def _addresses(site: Path, page: str, scans: dict[str, _Scan]) -> Iterator[str]:
+def _addresses(
+    site: Path, page: str, scans: dict[str, _Scan], failed: Collection[str]
+) -> Iterator[str]:
     """Yield each address of a page that leaves the machine or leads nowhere."""
     for address in scans[page].assets:
         if REMOTE.match(address):
@@ -134,8 +140,8 @@ def _addresses(site: Path, page: str, scans: dict[str, _Scan]) -> Iterator[str]:
         if not target.is_file():
             yield f"links to {link}, which is not in the site"
         elif parts.fragment and target.suffix == ".html":
-            known = scans[target.relative_to(site).as_posix()].ids
-            if unquote(parts.fragment) not in known:
+            name = target.relative_to(site).as_posix()
+            if name not in failed and unquote(parts.fragment) not in scans[name].ids:
                 yield f"links to {link}, but nothing there has this id"
 
 

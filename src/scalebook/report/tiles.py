@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import polars as pl
 
+from scalebook.columns import PROXY
 from scalebook.frames import ReportData
 from scalebook.markup import Fragment, Markup, run_link
 from scalebook.naming import in_words
@@ -33,8 +34,8 @@ def _tiles(data: ReportData) -> Iterator[Tile]:
     about = f"{failed} did not" if failed else "none failed"
     yield "Runs completed", str(completed), f"of {data.runs.height}", Markup("{}").format(about)
     # A number that was not measured here wins no tile from one that was.
-    own = data.completed.filter(pl.col("source") == "measured")
-    runs, of = whole_models(data.completed if own.is_empty() else own)
+    own = data.ranked.filter(pl.col("source") == "measured")
+    runs, of = whole_models(data.ranked if own.is_empty() else own)
     yield _best(runs, "tokens_per_second", f"Highest throughput{of}", "tokens/s")
     on_gpus = runs.filter(pl.col("platform") != "cpu")
     if on_gpus.is_empty():
@@ -49,9 +50,8 @@ def whole_models(runs: pl.DataFrame) -> tuple[pl.DataFrame, str]:
 
     The first layers of a model are fast because they are few.
     """
-    proxies = pl.col("model").str.contains("@", literal=True).fill_null(value=False)
-    whole = runs.filter(~proxies, pl.col("platform") != "cpu")
-    mixed = not whole.is_empty() and not runs.filter(proxies).is_empty()
+    whole = runs.filter(~PROXY, pl.col("platform") != "cpu")
+    mixed = not whole.is_empty() and not runs.filter(PROXY).is_empty()
     return (whole, " of a whole model") if mixed else (runs, "")
 
 
@@ -76,7 +76,7 @@ def _best(runs: pl.DataFrame, key: str, title: str, unit: str, scale: float = 1)
         return title, NONE, "", Markup("{}").format(text)
     best = known.row(0, named=True)
     source = "" if best["source"] == "measured" else f" [{best['source']}]"
-    about = Markup("{}, {}{}, {}").format(
-        best["model"], in_words(best), source, run_link(best["run_id"])
+    about = Markup("{}, {}, {}{}, {}").format(
+        best["model"], best["precision"].upper(), in_words(best), source, run_link(best["run_id"])
     )
     return title, number(scale * best[key]), unit, about

@@ -1,93 +1,115 @@
 // Answers of the cost page from the reader's inputs. The formulas come from the page's data.
 (function () {
   "use strict";
-  const SCALES = { k: 1e3, m: 1e6, b: 1e9, t: 1e12 };
+  const SCALES = { "": 1, k: 1e3, m: 1e6, b: 1e9, t: 1e12,
+    thousand: 1e3, million: 1e6, billion: 1e9, trillion: 1e12 };
 
+  function numeral(text) {
+    const match = /^\s*\$?([0-9][0-9,]*\.?[0-9]*(?:e[+-]?[0-9]+)?)\s*([a-z]*)\s*(%?)\s*$/i.exec(text);
+    const scale = match ? SCALES[match[2].toLowerCase()] : undefined;
+    if (scale === undefined) return NaN;
+    return Number(match[1].replace(/,/g, "")) * scale / (match[3] ? 100 : 1);
+  }
+
+  // A number or a range, "2.1..2.6", as [low, high]; null where it is neither.
   function read(text) {
-    const match = /^\s*([0-9][0-9,]*\.?[0-9]*(?:e[+-]?[0-9]+)?)\s*([kmbt]?)\s*(%?)\s*$/i.exec(text);
-    if (!match) return null;
-    const value = Number(match[1].replace(/,/g, "")) * (SCALES[match[2].toLowerCase()] || 1);
-    return Number.isFinite(value) ? value / (match[3] ? 100 : 1) : null;
+    const ends = text.split("..").map(numeral);
+    const range = [ends[0], ends[ends.length - 1]];
+    return ends.length <= 2 && range.every(Number.isFinite) && range[0] <= range[1] ? range : null;
   }
 
-  function allowed(name, value) {
-    if (value === null) return false;
-    return name === "pue" ? value >= 1 : name === "preemption_overhead" ? value >= 0 : value > 0;
+  function write(range) {
+    const ends = range.map(function (end) { return String(Number(end.toPrecision(6))); });
+    return range[0] === range[1] ? ends[0] : ends.join("..");
   }
 
-  function show(value) {
+  function allowed(name, range) {
+    if (range === null) return false;
+    return name === "pue" ? range[0] >= 1
+      : name === "preemption_overhead" ? range[0] >= 0 : range[0] > 0;
+  }
+
+  // Four digits, as the page without this script writes them.
+  function number(value) {
     if (value === 0) return "0";
-    if (value < 1e-3 || value >= 1e15) return value.toExponential(2);
-    return value.toLocaleString("en-US", { maximumSignificantDigits: 4 });
+    const rounded = Number(value.toPrecision(4));
+    if (Math.abs(rounded) < 1e-4) {
+      return rounded.toExponential(3).replace(/e([+-])([0-9])$/, "e$10$2");
+    }
+    const decimals = Math.max(0, 3 - Math.floor(Math.log10(Math.abs(rounded))));
+    return rounded.toLocaleString("en-US",
+      { minimumFractionDigits: decimals, maximumFractionDigits: decimals });
+  }
+
+  function show(range) {
+    const middle = number((range[0] + range[1]) / 2);
+    if (range[0] === range[1]) return middle;
+    return middle + " (" + number(range[0]) + " to " + number(range[1]) + ")";
   }
 
   function factor(name, inputs) {
-    return name.startsWith("1+") ? 1 + inputs[name.slice(2)] : inputs[name];
+    if (!name.startsWith("1+")) return inputs[name];
+    return inputs[name.slice(2)].map(function (end) { return 1 + end; });
   }
 
+  // Each input enters once and is not negative, so the ends of the answer are exact.
   function product(answer, inputs) {
-    const over = answer.over.reduce(function (all, name) { return all * factor(name, inputs); },
-      answer.constant);
-    return answer.under.reduce(function (all, name) { return all / factor(name, inputs); }, over);
+    let range = [answer.constant, answer.constant];
+    for (const name of answer.over) {
+      const by = factor(name, inputs);
+      range = [range[0] * by[0], range[1] * by[1]];
+    }
+    for (const name of answer.under) {
+      const by = factor(name, inputs);
+      range = [range[0] / by[1], range[1] / by[0]];
+    }
+    return range;
   }
 
   function start(box) {
     const data = JSON.parse(box.querySelector("script[type='application/json']").textContent);
     const fields = Array.from(box.querySelectorAll("input[data-input]"));
-    const ends = {};
+    const exact = {}; // of a run or stated: a field shows six digits of it
 
     function calculate() {
       const inputs = {};
       for (const field of fields) {
-        const value = field.value.trim() === "" ? null : read(field.value);
-        const fits = allowed(field.dataset.input, value);
-        field.setAttribute("aria-invalid", field.value.trim() !== "" && !fits ? "true" : "false");
-        if (fits) inputs[field.dataset.input] = value;
+        const name = field.dataset.input, empty = field.value.trim() === "";
+        const range = exact[name] || (empty ? null : read(field.value));
+        const fits = allowed(name, range);
+        field.setAttribute("aria-invalid", !empty && !fits ? "true" : "false");
+        if (fits) inputs[name] = range;
       }
       for (const answer of data.answers) {
         const row = box.querySelector("tr[data-answer='" + answer.name + "']");
         const missing = answer.over.concat(answer.under)
           .map(function (name) { return name.replace("1+", ""); })
           .filter(function (name) { return !(name in inputs); });
-        row.cells[1].textContent = missing.length ? "–" : text(answer, inputs);
+        row.cells[1].textContent = missing.length ? "–" : show(product(answer, inputs));
         row.cells[4].textContent = missing.length ? "needs " + missing.join(", ") : "";
         for (const cell of [row.cells[1], row.cells[4]]) cell.dataset.value = cell.textContent;
       }
     }
 
-    function text(answer, inputs) {
-      const value = product(answer, inputs);
-      const found = ["tokens_per_second", "other_tokens_per_second"]
-        .filter(function (name) { return ends[name]; });
-      if (!found.length) return show(value);
-      let values = [inputs];
-      for (const name of found) {
-        values = values.flatMap(function (one) {
-          return ends[name].map(function (end) { return Object.assign({}, one, { [name]: end }); });
-        });
-      }
-      values = values.map(function (one) { return product(answer, one); });
-      const low = Math.min.apply(null, values), high = Math.max.apply(null, values);
-      return low < high ? show(value) + " (" + show(low) + " to " + show(high) + ")" : show(value);
-    }
-
+    // What the run before brought goes with it; what the reader typed stays.
     function choose(select) {
-      const run = data.runs[select.value];
-      if (!run) return;
       const before = select.dataset.before;
-      const values = before ? { other_tokens_per_second: run.tokens_per_second, other_gpus: run.gpus }
-        : Object.assign({ tokens_per_second: run.tokens_per_second, gpus: run.gpus,
-          sequence_length: run.sequence_length }, run.stated);
+      const inputs = select.value === "" ? {} : data.runs[select.value];
       for (const field of fields) {
-        if (field.dataset.input in values) field.value = values[field.dataset.input] || "";
+        const name = field.dataset.input;
+        if (name.startsWith("other_") !== (before !== "")) continue;
+        const range = inputs[name.slice(before.length)];
+        if (range) field.value = write(range);
+        else if (exact[name]) field.value = "";
+        delete exact[name];
+        if (range) exact[name] = range;
       }
-      ends[before + "tokens_per_second"] = run.ends;
       calculate();
     }
 
     for (const field of fields) {
       field.addEventListener("input", function () {
-        delete ends[field.dataset.input]; // a number of the reader's own has no interval of a run
+        delete exact[field.dataset.input];
         calculate();
       });
     }

@@ -415,12 +415,23 @@
         draw();
       });
     } else {
-      new MutationObserver(draw).observe(document.body, { attributeFilter: ["class"] });
+      followQuarto();
     }
     system.addEventListener("change", draw);
     draw();
     turnTo();
     reveal();
+  }
+
+  // Quarto forgets the reader's choice from page to page where pages are files.
+  function followQuarto() {
+    const before = stored(), name = function () { return isDark() ? "dark" : "light"; };
+    const differs = (before === "dark" || before === "light") && before !== name();
+    if (differs && window.quartoToggleColorScheme) window.quartoToggleColorScheme();
+    new MutationObserver(function () {
+      try { localStorage.setItem("scalebook-theme", name()); } catch (error) { /* not kept */ }
+      draw();
+    }).observe(document.body, { attributeFilter: ["class"] });
   }
 
   // The filter stands before the first section, so that the title and its facts come first.
