@@ -13,6 +13,7 @@ from typing import Any, BinaryIO, cast
 
 from scalebook.errors import IngestError
 from scalebook.logs.clean import clean, encoding
+from scalebook.untrusted import opened
 
 CHUNK_BYTES = 1 << 20
 LONGEST_LINE = 1 << 13  # characters; a longer line is no record, and is counted, not read
@@ -95,7 +96,7 @@ class Source:
         """
         try:
             packed = max(self.path.stat().st_size, 1)
-            raw = self.path.open("rb")
+            raw = opened(self.path, follow=True)
         except OSError as error:
             raise IngestError(f"{self.path} cannot be read: {error.strerror}.") from error
         total = 0

@@ -11,6 +11,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, cast
 
+from scalebook import untrusted
+
 FILES = "telemetry*.jsonl"
 MOST_DEVICES = 4096
 
@@ -81,19 +83,15 @@ def read(directory: Path) -> Telemetry:
 
 def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
     try:
-        if not path.is_file():  # a pipe would be waited for
-            return
-        stream = path.open(encoding="utf-8", errors="replace")
-    except OSError:
-        return
-    with stream:
-        for line in stream:
+        for line in untrusted.lines(path):
             try:
-                value = json.loads(line)
+                value = json.loads(line.decode(errors="replace"))
             except (ValueError, RecursionError):  # cut off by the end of its writer, or not ours
                 continue
             if isinstance(value, dict):
                 yield cast("dict[str, Any]", value)
+    except OSError as error:
+        yield {"kind": "end", "reason": f"{path.name} cannot be read: {error.strerror}"}
 
 
 def _number(value: Any) -> float | None:
