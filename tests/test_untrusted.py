@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import bz2
+import io
 import json
+import lzma
 import os
 import shutil
 import time
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +18,9 @@ import pytest
 from scalebook import frames, store, untrusted
 from scalebook.audit import load_claims
 from scalebook.cli import main
-from scalebook.errors import ClaimError
+from scalebook.errors import ClaimError, IngestError
+from scalebook.ingest.reader import read_content
+from scalebook.logs import source
 from scalebook.measured import Measured, measured
 from scalebook.probes.files import read_probes
 from scalebook.reliability import read_checkpoints, read_drill
@@ -199,6 +205,77 @@ def test_of_a_line_without_end_only_the_beginning_is_held(tmp_path: Path) -> Non
     path.write_bytes(b"x" * (3 * untrusted.LONGEST_LINE) + b"\n{}\n")
     found = list(untrusted.lines(path))
     assert [len(line) for line in found] == [untrusted.LONGEST_LINE, 2]
+
+
+# Packed logs.
+
+
+def _zipped(*contents: bytes) -> bytes:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for number, content in enumerate(contents):
+            archive.writestr(f"{number}.log", content)
+    return packed.getvalue()
+
+
+PACK: dict[str, Callable[[bytes], bytes]] = {
+    "xz": lzma.compress,
+    "bz2": bz2.compress,
+    "zip": _zipped,
+}
+LOG = Path(__file__).with_name("logs") / "megatron_2024.log"
+
+
+@pytest.mark.parametrize("suffix", PACK)
+def test_a_packed_log_gives_the_run_of_the_plain_one(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a.log.{suffix}"
+    content = LOG.read_bytes()
+    half = len(content) // 2
+    parts = (content,) if suffix == "zip" else (content[:half], content[half:])
+    path.write_bytes(b"".join(map(PACK[suffix], parts)))
+    found, plain = read_content(path), read_content(LOG)
+    assert found.digest == plain.digest
+    assert len(found.jobs[0].table) == len(plain.jobs[0].table) > 0
+
+
+@pytest.mark.parametrize("suffix", PACK)
+def test_a_packed_bomb_is_refused_after_a_bounded_part_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    monkeypatch.setattr(source, "BOMB_BYTES", 1 << 20)
+    path = tmp_path / f"bomb.log.{suffix}"
+    path.write_bytes(PACK[suffix](b"\0" * (64 << 20)))
+    read = 0
+    with pytest.raises(IngestError, match="unpacks to more than"):
+        for piece in source.Source(path).pieces():
+            read += len(piece)
+            assert len(piece) <= source.CHUNK_BYTES
+    assert read < 50 << 20
+
+
+@pytest.mark.parametrize("suffix", PACK)
+def test_damaged_packed_data_raises_nothing_else(tmp_path: Path, suffix: str) -> None:
+    packed = bytearray(PACK[suffix](LOG.read_bytes()))
+    path = tmp_path / f"a.log.{suffix}"
+    for place in (*range(4, len(packed), 11), *range(len(packed) - 90, len(packed))):
+        damaged = packed.copy()
+        damaged[place] ^= 0x55
+        path.write_bytes(damaged)
+        try:
+            list(source.Source(path).pieces())
+        except IngestError as error:
+            assert path.name in str(error)
+    path.write_bytes(packed[: len(packed) // 2])
+    cut = source.Source(path)
+    list(cut.pieces())
+    assert any("damaged or ends early" in note for note in cut.notes)
+
+
+def test_an_archive_of_several_logs_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "logs.zip"
+    path.write_bytes(_zipped(b"a", b"b"))
+    with pytest.raises(IngestError, match=r"holds 2 files.*name the folder"):
+        list(source.Source(path).pieces())
 
 
 # What recover and publishing write.
