@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -11,7 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from scalebook import untrusted
+from scalebook import scrub, untrusted
 from scalebook.config import RunConfig
 from scalebook.errors import RecordError
 from scalebook.record import SCHEMA_VERSION, RunRecord, StepRecord
@@ -91,6 +93,8 @@ def publish(partial: Path) -> Path:
     if number > 1 and (partial / "record.json").exists():
         record = read_record(partial)
         write_record(partial, record.model_copy(update={"run_id": final.name}))
+    with suppress(OSError):  # none, or no room for a second one: the run counts for more
+        scrub.scrub_file(partial / "train.log", os.environ)
     for left in partial.glob(".*.tmp"):  # of a writer that was killed
         left.unlink()
     partial.rename(final)
@@ -155,7 +159,11 @@ def read_record(directory: Path) -> RunRecord:
     """
     path = directory / "record.json"
     try:
-        record = RunRecord.model_validate_json(untrusted.read_bytes(path))
+        content = untrusted.read_bytes(path)
+        record = RunRecord.model_validate_json(content)
+        if scrub.kinds(content.decode()):  # written by others, or before these were known
+            value = scrub.scrub_values(record.model_dump(mode="json"))
+            record = RunRecord.model_validate(value)
     except OSError as error:
         raise RecordError(f"{path} cannot be read: {error.strerror}") from error
     except ValidationError as error:
