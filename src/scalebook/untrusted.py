@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 import stat
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
@@ -125,7 +124,7 @@ def replaced(path: Path) -> Generator[BinaryIO]:
 
     Its temporary name is new and random: nobody can have put a link there.
     """
-    temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}.tmp")
+    temporary = path.with_name(f".{path.name[:100]}.{os.urandom(8).hex()}.tmp")
     try:
         with os.fdopen(os.open(temporary, _CREATE, 0o644), "wb") as stream:
             yield stream
