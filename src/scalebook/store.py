@@ -222,14 +222,18 @@ def find_run(name: str, runs: Path) -> Path | None:
 
 def read_runs(runs: Path) -> tuple[tuple[Run, ...], tuple[str, ...]]:
     """Return the readable runs under a folder and a sentence for each that is not."""
-    found: list[Run] = []
-    problems: list[str] = []
+    found = list(each_run(runs))
+    problems = tuple(one for one in found if isinstance(one, str))
+    return tuple(one for one in found if not isinstance(one, str)), problems
+
+
+def each_run(runs: Path) -> Iterator[Run | str]:
+    """Yield each readable run under a folder, and a sentence for each that is not."""
     for path in run_directories(runs):
         try:
-            found.append(read_run(path))
+            yield read_run(path)
         except RecordError as error:
-            problems.append(str(error))
-    return tuple(found), tuple(problems)
+            yield str(error)
 
 
 def without_record(runs: Path) -> Iterator[str]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, cast
+
+from pydantic_core import from_json
 
 from scalebook import untrusted
 
@@ -85,8 +86,8 @@ def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
     try:
         for line in untrusted.lines(path):
             try:
-                value = json.loads(line.decode(errors="replace"))
-            except (ValueError, RecursionError):  # cut off by the end of its writer, or not ours
+                value = from_json(line)
+            except ValueError:  # cut off by the end of its writer, or not ours
                 continue
             if isinstance(value, dict):
                 yield cast("dict[str, Any]", value)
