@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,8 +96,8 @@ def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
 
 def _number(value: Any) -> float | None:
     """Return a finite number, None for anything else."""
-    plain = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if plain and abs(value) < 1e300 and math.isfinite(value) else None
+    plain = type(value) is float or type(value) is int  # the fastest test, asked for every value
+    return float(value) if plain and -1e300 < value < 1e300 else None  # false for NaN
 
 
 def _key(line: Mapping[str, Any]) -> tuple[int, str, int]:
