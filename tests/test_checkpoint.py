@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -109,6 +110,71 @@ def test_a_checkpoint_of_something_else_is_refused(
     name_latest(tmp_path, saved(tmp_path, step, **layout))
     with pytest.raises(ConfigError, match=words):
         place.source(small(load_checkpoint=str(tmp_path)), tmp_path / "new")
+
+
+@pytest.mark.parametrize("content", ['{"step": "2", "config": {}}', '{"step": 2}', "[]", '{"step'])
+def test_a_checkpoint_that_does_not_say_its_step_and_layout_is_refused(
+    tmp_path: Path, content: str
+):
+    path = saved(tmp_path, 2)
+    name_latest(tmp_path, path)
+    (path / place.CONTENT).write_text(content)
+    with pytest.raises(ConfigError, match="does not hold the checkpoint's step and config"):
+        place.source(small(load_checkpoint=str(tmp_path)), tmp_path / "new")
+
+
+def test_a_marker_leads_to_no_other_folder(tmp_path: Path):
+    saved(tmp_path / "elsewhere", 2)
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / place.LATEST).write_text('{"name": "../elsewhere/step-00000002"}')
+    assert place.latest(tmp_path / "own") is None
+
+
+class Runs:
+    """What a pickle can hold: a call that is made when it is read."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.mark),)
+
+
+def test_a_checkpoint_whose_table_of_contents_runs_code_is_refused(tmp_path: Path):
+    mcore_checkpoint = pytest.importorskip("scalebook.train.mcore_checkpoint")
+    path, mark = saved(tmp_path, 2), tmp_path / "ran"
+    (path / "metadata.json").write_text('{"sharded_backend": "torch_dist"}')
+    (path / ".metadata").write_bytes(pickle.dumps(Runs(mark)))
+    with pytest.raises(ConfigError, match=r"\.metadata is refused: it names posix\.mkdir"):
+        mcore_checkpoint.load({}, path)
+    (path / ".metadata").write_bytes(b"\x80\x04cut")
+    with pytest.raises(ConfigError, match="is refused"):
+        mcore_checkpoint.load({}, path)
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["builtins eval", "torch load", "torch.distributed.checkpoint.planner reduce"]
+)
+def test_a_table_of_contents_names_nothing_that_can_be_called_to_harm(tmp_path: Path, name: str):
+    mcore_checkpoint = pytest.importorskip("scalebook.train.mcore_checkpoint")
+    path = saved(tmp_path, 2)
+    (path / "metadata.json").write_text('{"sharded_backend": "torch_dist"}')
+    module, function = name.split()
+    (path / ".metadata").write_bytes(f"c{module}\n{function}\n.".encode())
+    with pytest.raises(ConfigError, match=f"it names {module}.{function}"):
+        mcore_checkpoint.refuse_code(path)
+
+
+def test_the_other_parts_of_a_checkpoint_are_read_as_data(tmp_path: Path):
+    torch = pytest.importorskip("torch")
+    mcore_checkpoint = pytest.importorskip("scalebook.train.mcore_checkpoint")
+    path, mark = tmp_path / "common.pt", tmp_path / "ran"
+    torch.save({"a": Runs(mark)}, path)
+    with mcore_checkpoint._data_only(), pytest.raises(pickle.UnpicklingError):
+        torch.load(path, weights_only=False)  # as Megatron-Core asks in some versions
+    assert not mark.exists()
+    assert "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ
 
 
 def test_a_folder_without_a_checkpoint_is_refused(tmp_path: Path):

@@ -6,10 +6,11 @@ import argparse
 import json
 import subprocess
 import sys
+from importlib import import_module
 
 import pytest
 
-from scalebook.cli import build_parser, main
+from scalebook.cli import COMMANDS, build_parser, main
 from scalebook.flops import CONVENTIONS, flops_per_token
 
 
@@ -225,3 +226,30 @@ def test_published_results_can_be_listed_for_a_device_and_a_model(capsys):
     rows = json.loads(capsys.readouterr().out)
     assert {row["model"] for row in rows} == {"llama3.1-8b"}
     assert all(row["source"] for row in rows)
+
+
+@pytest.mark.parametrize("module", COMMANDS)
+def test_a_module_registers_the_commands_that_it_is_listed_with(module: str):
+    parser = argparse.ArgumentParser()
+    subparsers = parser.add_subparsers()
+    import_module(f"scalebook.cli.{module}").register(subparsers)
+    assert list(subparsers.choices) == COMMANDS[module].split()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--version"],
+        ["accelerators"],
+        ["flops", "--model", "llama3.1-8b", "--sequence-length", "8"],
+    ],
+)
+def test_commands_of_facts_alone_load_no_heavy_package(arguments: list[str]):
+    heavy = ("pydantic", "polars", "torch", "numpy", "scalebook.config", "scalebook.launch")
+    code = (
+        "import sys\nfrom scalebook.cli import main\n"
+        f"try:\n    main({arguments!r})\nexcept SystemExit:\n    pass\n"
+        f"sys.exit(','.join(name for name in {heavy!r} if name in sys.modules) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

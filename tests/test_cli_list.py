@@ -195,7 +195,7 @@ def test_a_run_whose_files_are_no_files_is_listed_without_them(tmp_path, listed,
     make(folder / "telemetry.jsonl")
     rows, err = listed()
     assert [row["measured_steps"] for row in rows] == [0, 10]
-    assert "a: steps.jsonl is not a file" in err
+    assert "a: steps.jsonl cannot be read: it is a" in err
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")

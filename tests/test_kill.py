@@ -180,8 +180,9 @@ def test_a_killed_kernel_is_recorded_its_ranks_ended_and_the_plan_goes_on(plan: 
     run_id = conclusion.run_id(plan.broken())
     os.kill(kernel_of(process), signal.SIGKILL)
     code, output = plan.finish()
-    assert (code, plan.statuses()) == (0, [["completed"], ["failed"], ["completed"]]), output
+    assert (code, plan.statuses()) == (0, [["completed"], ["interrupted"], ["completed"]]), output
     run = plan.by_repeat()[BROKEN][0]
+    assert run.record.cause == "stopped"
     assert "kernel ended early" in run.record.reason
     assert "(after step 2 of 4)" in run.record.reason
     assert len(run.steps) == 2

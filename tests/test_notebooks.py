@@ -6,6 +6,7 @@ import ast
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -84,6 +85,15 @@ def test_a_missing_notebook_is_named():
 def test_an_executed_notebook_holds_its_parameters_and_output(tmp_path: Path):
     notebooks.execute(micro("every_type"), tmp_path / "out.ipynb", {"count": 7})
     assert "a 7 0.5 False" in (tmp_path / "out.ipynb").read_text()
+
+
+@pytest.mark.parametrize("name", ["a{b}", "{", "{}", "{count}"])
+def test_braces_in_a_path_are_part_of_it(tmp_path: Path, name: str):
+    folder = tmp_path / name
+    folder.mkdir()
+    shutil.copy(micro("every_type"), folder / "in.ipynb")
+    notebooks.execute(folder / "in.ipynb", folder / "out.ipynb", {"count": 7})
+    assert (folder / "out.ipynb").is_file()
 
 
 def test_a_cell_that_raises_is_told_and_the_copy_is_kept(tmp_path: Path):

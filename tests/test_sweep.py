@@ -19,7 +19,7 @@ from training import small
 from scalebook import notebooks, store
 from scalebook.cli import main
 from scalebook.legality import Problem
-from scalebook.notebooks import NotebookError
+from scalebook.notebooks import KernelDeathError, NotebookError
 from scalebook.plan import Plan, PlannedRun
 from scalebook.running import conclusion, ownership, runner, sweep
 from scalebook.running.console import Console
@@ -44,7 +44,7 @@ def kernel(broken: str = "", dead: str = "") -> Execute:
         output.write_text("{}")
         if str(parameters["repeat"]) == dead:
             write_steps(directory, 2)
-            raise NotebookError("The notebook's kernel ended early: Kernel died")
+            raise KernelDeathError("The notebook's kernel ended early: Kernel died")
         bad = str(parameters["repeat"]) == broken
         write_steps(directory, 3 if bad else parameters["steps"])
         conclusion.conclude(directory, exit_code=1 if bad else 0)
@@ -114,7 +114,7 @@ def test_a_dead_kernel_is_recorded_with_the_steps_that_were_written(tmp_path: Pa
     papermill(dead="1")
     results, _, _ = run(tmp_path, plan())
     record = results[1].record
-    assert record.status == "failed"
+    assert record.status == "interrupted"
     assert "kernel ended early: Kernel died (after step 2 of 5)" in record.reason
 
 

@@ -31,6 +31,10 @@ class NotebookError(LaunchError):
     """A notebook's kernel died, or one of its cells raised."""
 
 
+class KernelDeathError(NotebookError):
+    """A notebook's kernel is gone: a signal from outside, or the memory of the machine."""
+
+
 def parameters_of(notebook: Path) -> dict[str, str]:
     """Return the name and type name of each parameter of a notebook.
 
@@ -39,7 +43,7 @@ def parameters_of(notebook: Path) -> dict[str, str]:
     """
     if not notebook.is_file():
         raise LaunchError(f"Notebook {notebook} was not found.")
-    found: dict[str, dict[str, str]] = _papermill().inspect_notebook(str(notebook))
+    found: dict[str, dict[str, str]] = _papermill().inspect_notebook(_path(notebook))
     types = {name: parameter["inferred_type_name"] for name, parameter in found.items()}
     for name, type_name in types.items():
         if type_name not in TYPES:
@@ -96,14 +100,19 @@ def execute(notebook: Path, output: Path, parameters: Mapping[str, Any]) -> None
     papermill = _papermill()
     try:
         papermill.execute_notebook(
-            str(notebook), str(output), dict(parameters), progress_bar=False, **QUIET_KERNEL
+            _path(notebook), _path(output), dict(parameters), progress_bar=False, **QUIET_KERNEL
         )
     except papermill.PapermillExecutionError as error:
         raise NotebookError(
             f"A cell of {notebook.name} raised {error.ename}: {error.evalue}"
         ) from error
     except RuntimeError as error:  # nbclient's DeadKernelError is one
-        raise NotebookError(f"The notebook's kernel ended early: {error}") from error
+        raise KernelDeathError(f"The notebook's kernel ended early: {error}") from error
+
+
+def _path(path: Path) -> str:
+    """Return a path as papermill takes it, which puts parameters in the place of ``{name}``."""
+    return str(path).replace("{", "{{").replace("}", "}}")
 
 
 def _papermill() -> Any:

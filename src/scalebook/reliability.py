@@ -7,6 +7,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from scalebook import untrusted
+
 CHECKPOINTS_FILE = "checkpoints.jsonl"
 DRILL_FILE = "drill.json"
 
@@ -72,21 +74,24 @@ class DrillRecord(BaseModel):
 def read_checkpoints(directory: Path) -> tuple[tuple[CheckpointRecord, ...], tuple[str, ...]]:
     """Return the readable lines of a run's checkpoints.jsonl and a sentence for each other."""
     path = directory / CHECKPOINTS_FILE
-    if not path.exists():
-        return (), ()
     found: list[CheckpointRecord] = []
     problems: list[str] = []
-    for number, line in enumerate(path.read_text(errors="replace").splitlines(), start=1):
-        try:
-            found.append(CheckpointRecord.model_validate_json(line))
-        except ValidationError:
-            problems.append(f"{path.name} line {number} is not a checkpoint record")
+    try:
+        for number, line in enumerate(untrusted.lines(path), start=1):
+            try:
+                found.append(CheckpointRecord.model_validate_json(line))
+            except ValidationError:
+                problems.append(f"{path.name} line {number} is not a checkpoint record")
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        problems.append(f"{path.name} cannot be read: {error.strerror}")
     return tuple(found), tuple(problems)
 
 
 def read_drill(directory: Path) -> DrillRecord | None:
     """Return what a drill measured in a run's directory; None where it was none, or is broken."""
     try:
-        return DrillRecord.model_validate_json((directory / DRILL_FILE).read_bytes())
+        return DrillRecord.model_validate_json(untrusted.read_bytes(directory / DRILL_FILE))
     except (OSError, ValidationError):
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from scalebook import scrub, untrusted
 from scalebook.config import RunConfig
 from scalebook.errors import RecordError
 from scalebook.record import SCHEMA_VERSION, RunRecord, StepRecord
@@ -91,19 +93,19 @@ def publish(partial: Path) -> Path:
     if number > 1 and (partial / "record.json").exists():
         record = read_record(partial)
         write_record(partial, record.model_copy(update={"run_id": final.name}))
+    with suppress(OSError):  # none, or no room for a second one: the run counts for more
+        scrub.scrub_file(partial / "train.log", os.environ)
+    for left in partial.glob(".*.tmp"):  # of a writer that was killed
+        left.unlink()
     partial.rename(final)
     return final
 
 
 def write_json(path: Path, value: Any) -> None:
     """Write JSON so that a reader sees either the old file or the whole new one."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("w", encoding="utf-8") as stream:
-        json.dump(value, stream, indent=1, allow_nan=False)
-        stream.write("\n")
-        stream.flush()
-        os.fsync(stream.fileno())
-    temporary.replace(path)
+    text = json.dumps(value, indent=1, allow_nan=False)
+    with untrusted.replaced(path) as stream:
+        stream.write(f"{text}\n".encode())
 
 
 def write_record(directory: Path, record: RunRecord) -> None:
@@ -134,21 +136,18 @@ def _gone_on_from(steps: tuple[StepRecord, ...]) -> tuple[StepRecord, ...]:
 
 def read_step_lines(path: Path) -> tuple[tuple[StepRecord, ...], tuple[str, ...]]:
     """Return every readable line of a steps.jsonl, and a sentence for each that is not."""
-    try:
-        if not path.exists():
-            return (), ()
-        if not path.is_file():  # a pipe would be waited for
-            return (), (f"{path.name} is not a file",)
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError as error:
-        return (), (f"{path.name} cannot be read: {error.strerror}",)
     steps: list[StepRecord] = []
     problems: list[str] = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            steps.append(StepRecord.model_validate_json(line))
-        except ValidationError:
-            problems.append(f"{path.name} line {number} is not a step record")
+    try:
+        for number, line in enumerate(untrusted.lines(path), start=1):
+            try:
+                steps.append(StepRecord.model_validate_json(line))
+            except ValidationError:
+                problems.append(f"{path.name} line {number} is not a step record")
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        problems.append(f"{path.name} cannot be read: {error.strerror}")
     return tuple(steps), tuple(problems)
 
 
@@ -160,8 +159,14 @@ def read_record(directory: Path) -> RunRecord:
     """
     path = directory / "record.json"
     try:
-        record = RunRecord.model_validate_json(path.read_bytes())
-    except (OSError, ValidationError) as error:
+        content = untrusted.read_bytes(path)
+        record = RunRecord.model_validate_json(content)
+        if scrub.kinds(content.decode()):  # written by others, or before these were known
+            value = scrub.scrub_values(record.model_dump(mode="json"))
+            record = RunRecord.model_validate(value)
+    except OSError as error:
+        raise RecordError(f"{path} cannot be read: {error.strerror}") from error
+    except ValidationError as error:
         reason = str(error).splitlines()[0]
         raise RecordError(f"{path} cannot be read: {reason}") from error
     if record.schema_version > SCHEMA_VERSION:
@@ -187,7 +192,7 @@ def run_directories(runs: Path) -> Iterator[Path]:
     """Yield every finished run directory under ``runs``, oldest name first."""
     if runs.is_dir():
         for path in sorted(runs.iterdir()):
-            if not path.name.startswith(".") and (path / "record.json").exists():
+            if not path.name.startswith(".") and untrusted.is_there(path / "record.json"):
                 yield path
 
 
@@ -217,20 +222,28 @@ def find_run(name: str, runs: Path) -> Path | None:
 
 def read_runs(runs: Path) -> tuple[tuple[Run, ...], tuple[str, ...]]:
     """Return the readable runs under a folder and a sentence for each that is not."""
-    found: list[Run] = []
-    problems: list[str] = []
+    found = list(each_run(runs))
+    problems = tuple(one for one in found if isinstance(one, str))
+    return tuple(one for one in found if not isinstance(one, str)), problems
+
+
+def each_run(runs: Path) -> Iterator[Run | str]:
+    """Yield each readable run under a folder, and a sentence for each that is not."""
     for path in run_directories(runs):
         try:
-            found.append(read_run(path))
+            yield read_run(path)
         except RecordError as error:
-            problems.append(str(error))
-    return tuple(found), tuple(problems)
+            yield str(error)
 
 
 def without_record(runs: Path) -> Iterator[str]:
     """Yield a sentence for each directory that a run has written to but never recorded."""
     for path in sorted(runs.iterdir()):
-        if path.name.startswith(".") or not path.is_dir() or (path / "record.json").exists():
+        if (
+            path.name.startswith(".")
+            or not path.is_dir()
+            or untrusted.is_there(path / "record.json")
+        ):
             continue
         if (path / "steps.jsonl").exists() or (path / "train.log").exists():
             yield f"{path} has no record.json: the run in it is not shown"

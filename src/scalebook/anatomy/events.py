@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from scalebook.errors import TraceError
+from scalebook.untrusted import opened
 
 PIECE_BYTES = 1 << 20
 MOST_BYTES = 8 << 30  # unpacked: more is no trace of a few steps
@@ -53,7 +54,7 @@ def pieces(path: Path) -> Iterator[str]:
 
 
 def _bytes(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as stream:
+    with opened(path, follow=True) as stream:
         packed = stream.read(2) == b"\x1f\x8b"
         stream.seek(0)
         unpacker = zlib.decompressobj(_GZIP_FORMAT)

@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from scalebook import untrusted
 from scalebook.errors import TraceError
 
 SCHEMA_VERSION = 1
@@ -83,9 +84,7 @@ def read_breakdown(path: Path) -> Breakdown:
         TraceError: the file is missing, too large, or does not hold a breakdown.
     """
     try:
-        if path.stat().st_size > MOST_BYTES:
-            raise TraceError(f"{path} is larger than {MOST_BYTES >> 20} MiB: not a breakdown.")
-        return Breakdown.model_validate_json(path.read_bytes())
+        return Breakdown.model_validate_json(untrusted.read_bytes(path, MOST_BYTES))
     except OSError as error:
         raise TraceError(f"{path} cannot be read: {error.strerror}.") from error
     except ValidationError as error:

@@ -53,14 +53,14 @@ _TOP = ("title", "source", "tables", "claims")
 _TABLE = ("name", "line", "given", "base", "same", "total", "columns", "rows", "note")
 
 
-def load_claims(path: Path) -> Claims:
-    """Return the claims of a TOML file.
+def load_claims(path: Path, *, follow: bool = False) -> Claims:
+    """Return the claims of a TOML file; ``follow`` is for one that the user named.
 
     Raises:
         ClaimError: the file cannot be read, is too large, or is malformed; with file and line.
     """
     try:
-        text = read_bounded(path, LARGEST_FILE).decode()
+        text = read_bounded(path, LARGEST_FILE, follow=follow).decode()
     except UnicodeDecodeError as error:
         raise ClaimError(f"{path} is not UTF-8 text.") from error
     return parse_claims(text, str(path))

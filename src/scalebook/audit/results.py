@@ -57,7 +57,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     Raises:
         ClaimError: the file cannot be read, is too large, or is no JSON array of objects.
     """
-    data = read_bounded(path, LARGEST_FILE)
+    data = read_bounded(path, LARGEST_FILE, follow=True)
     try:
         rows = json.loads(data)
     except (ValueError, RecursionError) as error:  # ValueError: bad JSON, UTF-8 or a huge integer

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from scalebook import untrusted
 from scalebook.audit.printed import Printed
 from scalebook.errors import ClaimError
 
@@ -50,17 +52,14 @@ class Claims:
         return tuple(row for table in self.tables for row in table.rows)
 
 
-def read_bounded(path: Path, limit: int) -> bytes:
+def read_bounded(path: Path, limit: int, *, follow: bool = False) -> bytes:
     """Return the bytes of a file of claims or rows, ``limit`` at the most.
 
     Raises:
         ClaimError: the file cannot be read or is too large.
     """
     try:
-        with path.open("rb") as stream:
-            data = stream.read(limit + 1)
+        return untrusted.read_bytes(path, limit, follow=follow)
     except OSError as error:
-        raise ClaimError(f"{path} cannot be read: {error.strerror or error}.") from error
-    if len(data) > limit:
-        raise ClaimError(f"{path} is larger than {limit:,} bytes. Split it.")
-    return data
+        advice = " Split it." if error.errno == errno.EFBIG else ""
+        raise ClaimError(f"{path} cannot be read: {error.strerror or error}.{advice}") from error

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+from scalebook import untrusted
 from scalebook.errors import CatalogError, unknown
 
 KINDS = ("accelerators", "models", "platforms", "strategies", "published")
@@ -207,6 +208,7 @@ def read(path: Path) -> dict[str, tuple[Row, ...]]:
         CatalogError: the file cannot be read or its TOML is broken.
     """
     try:
-        return parse(path.read_text(encoding="utf-8"), str(path))
+        return parse(untrusted.read_bytes(path, follow=True).decode(), str(path))
     except (OSError, UnicodeDecodeError) as error:
-        raise CatalogError(f"Catalog file {path} cannot be read: {error}.") from error
+        reason = getattr(error, "strerror", None) or error
+        raise CatalogError(f"Catalog file {path} cannot be read: {reason}.") from error

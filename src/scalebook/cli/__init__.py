@@ -14,27 +14,28 @@ from typing import NoReturn
 from scalebook import __version__
 from scalebook.errors import ScalebookError
 
-# Modules with ``register(subparsers)``; they import what a command needs only when it runs,
-# so that every command starts fast and works where the optional parts are not installed.
-COMMAND_MODULES = (
-    "facts",
-    "listing",
-    "steady",
-    "gate",
-    "check",
-    "claims",
-    "runs",
-    "drill",
-    "cluster",
-    "feasibility",
-    "reproduce",
-    "diagnose",
-    "probe",
-    "reports",
-    "ingest",
-    "image",
-    "doctor",
-)
+# The commands of each module with ``register(subparsers)``. Only the module of the command that is
+# asked for is imported, and it imports what a command needs only when it runs: every command
+# starts fast and works where the optional parts are not installed.
+COMMANDS = {
+    "facts": "flops convert accelerators models platforms strategies published",
+    "listing": "list",
+    "steady": "steady compare",
+    "gate": "gate",
+    "check": "check plan",
+    "claims": "audit project",
+    "runs": "run resume recover",
+    "drill": "drill",
+    "cluster": "status",
+    "feasibility": "feasibility",
+    "reproduce": "reproduce",
+    "diagnose": "diagnose",
+    "probe": "probe",
+    "reports": "report demo open",
+    "ingest": "ingest",
+    "image": "image verify",
+    "doctor": "doctor",
+}
 # Commands that only show: a reader who goes away has seen enough. Of the others the exit code says
 # what they did or found, so that 0 must be earned.
 SHOWING = frozenset(
@@ -73,8 +74,8 @@ def _take_catalog(arguments: Sequence[str]) -> list[str]:
     return rest
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Return the parser with every command registered."""
+def build_parser(command: str | None = None) -> argparse.ArgumentParser:
+    """Return the parser; with every command registered unless one is named that exists."""
     parser = Parser(prog="scalebook", allow_abbrev=False)
     parser.description = "Measure and report how fast an LLM trains, and why."
     parser.add_argument("--version", action="version", version=f"scalebook {__version__}")
@@ -82,7 +83,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--catalog", metavar="FILE", help="a TOML file that adds to the facts or overrides them"
     )
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name in COMMAND_MODULES:
+    named = [name for name, commands in COMMANDS.items() if command in commands.split()]
+    for name in () if command == "--version" else named or COMMANDS:
         import_module(f"scalebook.cli.{name}").register(subparsers)
     return parser
 
@@ -90,7 +92,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code (2 and one line on an error of the user's)."""
     rest = _take_catalog(sys.argv[1:] if arguments is None else arguments)
-    options = build_parser().parse_args(rest)
+    options = build_parser(rest[0] if rest else None).parse_args(rest)
     options.arguments = rest  # as given: 'run' repeats them inside a container
     handler: Callable[[argparse.Namespace], int] = options.handler
     code = None  # until the command has done what it does

@@ -49,7 +49,7 @@ def _load(name: str) -> Claims:
     if not path.exists():
         known = ", ".join(samples())
         raise ClaimError(f"No file {name[:200]!r}. Name a file, or a shipped one: {known}.")
-    return load_claims(path)
+    return load_claims(path, follow=True)
 
 
 def _print_json(result: Audit, checks: Sequence[Check]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scalebook.launch.choose import ASKABLE
+from scalebook.containers.images import ASKABLE
 
 if TYPE_CHECKING:
     from scalebook.catalog.types import Platform

@@ -17,12 +17,20 @@ def register(subparsers: Subparsers) -> None:
     )
     parser.add_argument("--runs", type=Path, help="folder of run directories; default: runs")
     parser.add_argument("--strict", action="store_true", help="exit with 1 also for a warning")
+    parser.add_argument(
+        "--secrets",
+        type=Path,
+        metavar="RUNS",
+        help="only list the lines of files in this folder that look like secrets",
+    )
     add_json(parser)
     parser.set_defaults(handler=doctor)
 
 
 def doctor(options: argparse.Namespace) -> int:
     """Print what every check found; 0 without a problem, 1 with one."""
+    if options.secrets is not None:
+        return _secrets(options.secrets, as_json=options.json)
     from scalebook.cli.output import print_json
     from scalebook.doctor import examine, gather
     from scalebook.project import root, runs_folder
@@ -42,3 +50,25 @@ def doctor(options: argparse.Namespace) -> int:
     counts = {level: sum(f.level == level for f in findings) for level in ("problem", "warning")}
     print(f"\n{counts['problem']} problems, {counts['warning']} warnings.")
     return code
+
+
+def _secrets(folder: Path, *, as_json: bool) -> int:
+    """Print where something looks like a secret, never the secret itself; 1 if anything does."""
+    from scalebook.cli.output import print_json
+    from scalebook.errors import RecordError
+    from scalebook.scrub import in_folder
+
+    if not folder.is_dir():
+        raise RecordError(f"{folder} is not a folder. Name the folder of runs.")
+    found = list(in_folder(folder))
+    if as_json:
+        print_json([{"file": str(path), "line": line, "kinds": one} for path, line, one in found])
+    else:
+        for path, line, kinds in found:
+            print(f"{path}:{line}: {', '.join(kinds)}")
+        print(
+            f"Lines that look like secrets: {len(found)}."
+            if found
+            else "Nothing looks like a secret."
+        )
+    return 1 if found else 0

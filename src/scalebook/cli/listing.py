@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,20 +33,15 @@ def register(subparsers: Subparsers) -> None:
 def list_runs(options: argparse.Namespace) -> int:
     """Print one row a run, sorted by run id; what cannot be read goes to stderr."""
     from scalebook.errors import RecordError
-    from scalebook.metrics import measure
     from scalebook.metrics.repeats import with_repeats
-    from scalebook.store import read_runs
 
     if not options.runs.is_dir():
         raise RecordError(f"No folder of runs at {options.runs}. Name one with --runs DIR.")
-    runs, problems = read_runs(options.runs)
-    for problem in problems:
-        print(f"scalebook: {problem}", file=sys.stderr)
-    for run in runs:
-        for problem in run.problems:
-            print(f"scalebook: {run.record.run_id}: {problem}", file=sys.stderr)
-    records = [run.record for run in runs]
-    items = [measure(run, peak_precision=options.peak_precision) for run in runs]
+    records: list[RunRecord] = []
+    items: list[RunMetrics] = []
+    for record, item in _measured(options.runs, options.peak_precision):
+        records.append(record)
+        items.append(item)
     pooled = with_repeats(zip(records, items, strict=True))
     found = sorted(zip(pooled, records, strict=True), key=lambda pair: pair[0].run_id)
     if options.json:
@@ -56,6 +52,27 @@ def list_runs(options: argparse.Namespace) -> int:
     else:
         print(f"No runs under {options.runs}.")
     return 0
+
+
+def _measured(runs: Path, precision: str | None) -> Iterator[tuple[RunRecord, RunMetrics]]:
+    """Yield record and numbers of each run; its steps are let go before the next is read.
+
+    What cannot be read or measured goes to stderr.
+    """
+    from scalebook.measured import ODD
+    from scalebook.metrics import measure
+    from scalebook.store import each_run
+
+    for run in each_run(runs):
+        if isinstance(run, str):
+            print(f"scalebook: {run}", file=sys.stderr)
+            continue
+        for problem in run.problems:
+            print(f"scalebook: {run.record.run_id}: {problem}", file=sys.stderr)
+        try:
+            yield run.record, measure(run, peak_precision=precision)
+        except ODD as error:
+            print(f"scalebook: {run.path} cannot be measured: {error}", file=sys.stderr)
 
 
 def _of_record(record: RunRecord) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from scalebook.containers import files
 from scalebook.errors import CatalogError, unknown
 
 ENGINES = ("docker", "podman", "apptainer", "enroot")
+ASKABLE = ("auto", *ENGINES, "none")  # what --container takes
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 

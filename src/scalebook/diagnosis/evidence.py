@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from scalebook import catalog, communication, memory
+from scalebook import catalog, communication, memory, untrusted
 from scalebook.anatomy import BREAKDOWN_FILE, Breakdown, read_breakdown
 from scalebook.catalog.types import ModelShape
 from scalebook.communication import CommunicationEstimate
@@ -128,7 +128,7 @@ def gather(run: Run, metrics: RunMetrics | None = None) -> Evidence:
 
 
 def _breakdown(path: Path) -> tuple[Breakdown | None, str | None]:
-    if not path.exists():
+    if not untrusted.is_there(path):
         return None, "The run was not profiled."
     try:
         found = read_breakdown(path)

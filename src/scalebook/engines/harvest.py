@@ -18,6 +18,7 @@ from scalebook.ingest.write import observed_settings
 from scalebook.logs.job import Job
 from scalebook.record import StepRecord
 from scalebook.store import write_json
+from scalebook.untrusted import replaced
 
 LOG = "train.log"
 # Dialects that each engine may print in.
@@ -53,9 +54,9 @@ def harvest(directory: Path, requested: Mapping[str, Any]) -> tuple[str, ...]:
     if isinstance(device, str):
         environment["accelerator"] = device
     write_json(directory / "observed.json", {"observed": values, "environment": environment})
-    with (directory / "steps.jsonl").open("w", encoding="utf-8") as stream:
+    with replaced(directory / "steps.jsonl") as stream:
         for step in _steps(job, _with_requested(job, alone, requested), requested):
-            stream.write(step.model_dump_json() + "\n")
+            stream.write(f"{step.model_dump_json()}\n".encode())
     return (f"The steps are those that engine {engine!r} printed.", *alone.notes)
 
 

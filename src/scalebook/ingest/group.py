@@ -14,13 +14,16 @@ from scalebook.ingest.reader import FileContent, read_content
 from scalebook.logs.job import Job
 from scalebook.logs.status import weightier
 
-_PACKED = re.compile(r"\.(?:gz|zst)$")
+_PACKED = re.compile(r"\.(?:gz|zst|xz|bz2|zip)$")
 _SUFFIX = re.compile(r"\.(?:out|err|log|txt|stdout|stderr)$")
 _RANKED = re.compile(
     r"((?:local_)?(?:rank|node|host|proc|worker|task|pod|gpu)s?[-_.=]?)\d+", re.IGNORECASE
 )
 _ELASTIC = re.compile(r"/attempt_\d+/\d+/(?:stdout|stderr)$")
-_RESULT_SUFFIXES = {".log", ".out", ".err", ".txt", ".json", ".csv", ".jsonl", ".gz", ".zst", ""}
+_RESULT_SUFFIXES = {
+    *(".log", ".out", ".err", ".txt", ".json", ".csv", ".jsonl", ""),
+    *(".gz", ".zst", ".xz", ".bz2", ".zip"),
+}
 _LOSS_AGREES = 1e-3
 MOST_FILES = 10_000
 

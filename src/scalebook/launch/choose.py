@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from scalebook.containers.images import ENGINES
+from scalebook.containers.images import ASKABLE, ENGINES
 from scalebook.errors import LaunchError, unknown
-
-ASKABLE = ("auto", *ENGINES, "none")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import bz2
 import hashlib
 import io
+import lzma
+import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -13,6 +16,7 @@ from typing import Any, BinaryIO, cast
 
 from scalebook.errors import IngestError
 from scalebook.logs.clean import clean, encoding
+from scalebook.untrusted import opened
 
 CHUNK_BYTES = 1 << 20
 LONGEST_LINE = 1 << 13  # characters; a longer line is no record, and is counted, not read
@@ -22,6 +26,8 @@ BOMB_RATIO = 600
 _GZIP_FORMAT = 31  # zlib: a gzip header, the largest window
 _ZSTD_HEADER = 18  # bytes, at most
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+_XZ, _BZIP2, _ZIP = b"\xfd7zX", tuple(b"BZh%d" % level for level in range(1, 10)), b"PK\x03\x04"
+_XZ_BYTES = 256 << 20  # of memory to unpack with; xz -9 asks for 65 MiB
 
 
 def _pieces(stream: BinaryIO) -> Iterator[bytes]:
@@ -46,6 +52,54 @@ def _gunzip(raw: BinaryIO) -> Iterator[bytes]:
             yield piece
     if not unpacker.eof:
         raise EOFError("the end of the compressed data is missing")
+
+
+def _unpack(
+    raw: BinaryIO, unpacker: Callable[[], bz2.BZ2Decompressor | lzma.LZMADecompressor]
+) -> Iterator[bytes]:
+    """Yield what an xz or bzip2 file of any number of streams holds, in pieces of at most a MiB.
+
+    Raises:
+        lzma.LZMAError, OSError: the data is damaged.
+        EOFError: it ends within a stream; everything before was yielded.
+    """
+    one, packed = unpacker(), b""
+    while True:
+        if one.eof:
+            packed = (one.unused_data or raw.read(CHUNK_BYTES)).lstrip(b"\0")  # xz pads
+            if not packed:
+                return
+            one = unpacker()
+        elif one.needs_input:
+            packed = raw.read(CHUNK_BYTES)
+            if not packed:
+                raise EOFError("the end of the compressed data is missing")
+        piece = one.decompress(packed, CHUNK_BYTES)
+        packed = b""
+        if piece:
+            yield piece
+
+
+def _unzip(raw: BinaryIO, path: Path) -> Iterator[bytes]:
+    """Yield the only file of a zip archive in pieces of at most a MiB.
+
+    Raises:
+        IngestError: the archive holds several files, or one that needs more than zlib.
+        zipfile.BadZipFile: it is damaged.
+    """
+    with zipfile.ZipFile(raw) as archive:
+        files = [one for one in archive.infolist() if not one.is_dir()]
+        if len(files) != 1:
+            raise IngestError(
+                f"{path} holds {len(files)} files; an archive of one log can be read. Unpack it "
+                "and name the folder."
+            )
+        # Other methods unpack without a bound on the size of a piece.
+        known = files[0].compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+        if files[0].flag_bits & 1 or not known:
+            raise IngestError(f"{path} is encrypted or packed in a rare way. Unpack it by hand.")
+        with archive.open(files[0]) as stream:
+            yield from _pieces(cast(BinaryIO, stream))
 
 
 def _unzstd(raw: BinaryIO, path: Path) -> Iterator[bytes]:
@@ -95,14 +149,14 @@ class Source:
         """
         try:
             packed = max(self.path.stat().st_size, 1)
-            raw = self.path.open("rb")
+            raw = opened(self.path, follow=True)
         except OSError as error:
             raise IngestError(f"{self.path} cannot be read: {error.strerror}.") from error
         total = 0
         with raw:
             magic = raw.read(4)
             raw.seek(0)
-            compressed = magic.startswith(_GZIP) or magic == _ZSTD
+            compressed = magic.startswith(_GZIP) or magic in (_ZSTD, _XZ, _ZIP, *_BZIP2)
             for piece in self._unpacked(raw, magic):
                 total += len(piece)
                 if compressed and total > BOMB_BYTES and total > BOMB_RATIO * packed:
@@ -120,14 +174,26 @@ class Source:
                 yield from _gunzip(raw)
             elif magic == _ZSTD:
                 yield from _unzstd(raw, self.path)
+            elif magic == _XZ:
+                yield from _unpack(raw, lambda: lzma.LZMADecompressor(memlimit=_XZ_BYTES))
+            elif magic in _BZIP2:
+                yield from _unpack(raw, bz2.BZ2Decompressor)
+            elif magic == _ZIP:
+                yield from self._unzipped(raw)
             else:
                 yield from _pieces(raw)
-        except (EOFError, zlib.error, OSError) as error:
+        except (EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, OSError) as error:
             self.note(f"The file is damaged or ends early ({error}); it was read up to there.")
         except Exception as error:
             if type(error).__name__ != "ZstdError":
                 raise
             self.note("The zstd data is damaged; the file was read up to there.")
+
+    def _unzipped(self, raw: BinaryIO) -> Iterator[bytes]:
+        try:
+            yield from _unzip(raw, self.path)
+        except (NotImplementedError, RuntimeError, ValueError, OverflowError) as error:
+            raise zipfile.BadZipFile(str(error)) from error  # what damage makes of a header
 
     def texts(self) -> Iterator[str]:
         """Yield cleaned text in pieces that end at line ends (or, in an endless line, anywhere)."""

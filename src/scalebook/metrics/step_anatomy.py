@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scalebook import communication
+from scalebook import communication, untrusted
 from scalebook.anatomy import BREAKDOWN_FILE, Breakdown, read_breakdown
 from scalebook.communication import CommunicationEstimate
 from scalebook.errors import ScalebookError, TraceError
@@ -58,7 +58,7 @@ def _profiles(folder: Path) -> tuple[tuple[Breakdown, ...], tuple[str, ...]]:
     found: list[Breakdown] = []
     problems: list[str] = []
     for path in (first, *others):
-        if not path.exists():
+        if not untrusted.is_there(path):
             continue
         try:
             one = read_breakdown(path)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from scalebook import untrusted
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError, unknown
 from scalebook.plan.schedule import KEYS as SCHEDULE_KEYS
@@ -83,7 +84,7 @@ def displace(below: Mapping[str, Any], above: Mapping[str, Any]) -> Table:
 
 def _parse(path: Path) -> Table:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(untrusted.read_bytes(path, follow=True).decode())
     except OSError as error:
         raise ConfigError(f"Plan {path} cannot be read: {error.strerror}.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from scalebook import catalog
+from scalebook import catalog, untrusted
 from scalebook.errors import RecordError
 from scalebook.probes.shapes import products
 from scalebook.probes.types import SCHEMA_VERSION, Ceilings, Identity, Matmul, Probe
@@ -31,7 +31,7 @@ def probe_directories(runs: Path) -> Iterator[Path]:
     folder = runs / FOLDER
     if folder.is_dir():
         for path in sorted(folder.iterdir()):
-            if not path.name.startswith(".") and (path / FILE).exists():
+            if not path.name.startswith(".") and untrusted.is_there(path / FILE):
                 yield path
 
 
@@ -43,8 +43,10 @@ def read_probe(directory: Path) -> Probe:
     """
     path = directory / FILE
     try:
-        probe = Probe.model_validate_json(path.read_bytes())
-    except (OSError, ValidationError) as error:
+        probe = Probe.model_validate_json(untrusted.read_bytes(path))
+    except OSError as error:
+        raise RecordError(f"{path} cannot be read: {error.strerror}") from error
+    except ValidationError as error:
         reason = str(error).splitlines()[0]
         raise RecordError(f"{path} cannot be read: {reason}") from error
     if probe.schema_version > SCHEMA_VERSION:

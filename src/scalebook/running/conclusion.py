@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
-from scalebook import provenance, scrub, store
+from scalebook import provenance, scrub, store, untrusted
 from scalebook.config import RunConfig
 from scalebook.engines import harvest
 from scalebook.errors import ConfigError
@@ -232,7 +232,7 @@ def start_of(directory: Path) -> str | None:
 def read_object(path: Path) -> dict[str, Any]:
     """Return a JSON object of a run directory; empty where the file is missing or holds none."""
     try:
-        return _object(json.loads(path.read_text(encoding="utf-8")))
+        return _object(json.loads(untrusted.read_bytes(path)))
     except (OSError, ValueError, RecursionError):  # cut off, or nested without end
         return {}
 

@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, cast
 
-from scalebook import store
+from scalebook import store, untrusted
 from scalebook.running.conclusion import now, read_object
 from scalebook.running.ownership import JOB_FILE
 
@@ -93,7 +93,7 @@ def _whole(value: Any) -> int | None:
 
 def _events(directory: Path) -> list[dict[str, Any]]:
     try:
-        lines = (directory / EVENTS).read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = untrusted.read_text(directory / EVENTS).splitlines()
     except OSError:
         return []
     found: list[dict[str, Any]] = []

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from scalebook import untrusted
 from scalebook.running import causes, outcome, torchrun
 from scalebook.running.progress import last_lines
 
@@ -69,14 +70,12 @@ def merge(directory: Path) -> None:
     if len(logs) == 1:
         logs[0][1].replace(directory / LOG)
         return
-    temporary = directory / f".{LOG}.tmp"
-    with temporary.open("wb") as merged:
+    with untrusted.replaced(directory / LOG) as merged:
         for number, path in logs:
             merged.write(f"===== node {number} of {len(logs)} =====\n".encode())
-            with path.open("rb") as stream:
+            with untrusted.opened(path) as stream:
                 while piece := stream.read(1 << 20):
                     merged.write(piece)
             merged.write(b"\n")
-    temporary.replace(directory / LOG)
     for _, path in logs:
         path.unlink()

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
+from scalebook import untrusted
 from scalebook.errors import LaunchError
 
 FILE = "owner.json"
@@ -31,8 +32,7 @@ def owned(directory: Path) -> Generator[None]:
     Raises:
         LaunchError: another process holds it.
     """
-    descriptor = os.open(directory / FILE, os.O_RDWR | os.O_CREAT, 0o644)
-    with os.fdopen(descriptor, "r+", encoding="utf-8") as stream:
+    with untrusted.updated(directory / FILE, create=True) as stream:
         deadline = time.monotonic() + LOOK_SECONDS
         while not _free(stream, fcntl.LOCK_EX):
             if time.monotonic() > deadline:
@@ -60,10 +60,10 @@ def is_live(directory: Path) -> bool:
     if (directory / JOB_FILE).exists():
         return True
     try:
-        stream = (directory / FILE).open("r+", encoding="utf-8")
+        stream = untrusted.updated(directory / FILE, create=False)
     except FileNotFoundError:
         return _is_new(directory)
-    except PermissionError:  # another user's: not ours to end
+    except OSError:  # another user's, or no file of ours: not ours to end
         return True
     with stream:
         return not _free(stream, fcntl.LOCK_SH)
@@ -80,8 +80,7 @@ def _is_new(directory: Path) -> bool:
 def owner(directory: Path) -> dict[str, Any]:
     """Return what ``owner.json`` says (pid, host, started); empty where it says nothing."""
     try:
-        with (directory / FILE).open(encoding="utf-8") as stream:
-            return _read(stream)
+        return _object(untrusted.read_bytes(directory / FILE))
     except OSError:
         return {}
 
@@ -96,15 +95,15 @@ def _free(stream: TextIO, kind: int) -> bool:
     except BlockingIOError:
         return False
     except OSError:  # no locks on this file system: the text has to do
-        alive = _alive(_read(stream))
+        alive = _alive(_object(stream.read(untrusted.OBJECT_BYTES)))
         stream.seek(0)
         return not alive
     return True
 
 
-def _read(stream: TextIO) -> dict[str, Any]:
+def _object(text: bytes | str) -> dict[str, Any]:
     try:
-        value = json.load(stream)
+        value = json.loads(text)
     except (ValueError, RecursionError):  # cut off by the death of its writer, or not ours
         return {}
     return value if isinstance(value, dict) else {}  # pyright: ignore[reportUnknownVariableType]

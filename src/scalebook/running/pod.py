@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from scalebook import __version__, engines, launch, store
+from scalebook import __version__, engines, launch, store, untrusted
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError, LaunchError, ScalebookError
 from scalebook.running import conclusion, node, node_logs, node_record, ownership
@@ -58,7 +58,7 @@ def run(config: RunConfig, runs: Path, run_id: str, trainer: str = "") -> int:
         variables = launch.performance_variables(os.environ)
         environment = {"scalebook": __version__, "variables": variables, "kubernetes": {}}
         conclusion.write_launch(directory, ("python", *command[1:]), environment)
-    with (directory / f"{node_logs.PREFIX}{number}").open("ab") as log:
+    with untrusted.appended(directory / f"{node_logs.PREFIX}{number}") as log:
         agent = (sys.executable, "-m", "scalebook.running.node", str(directory), *command)
         code = subprocess.run(agent, stdout=log, stderr=subprocess.STDOUT, check=False).returncode
     code = shell_code(code)

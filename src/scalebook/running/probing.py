@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 
-from scalebook import catalog, launch, project, scrub, store
+from scalebook import catalog, launch, project, scrub, store, untrusted
 from scalebook.config import RunConfig
 from scalebook.errors import LaunchError, RecordError
 from scalebook.probes import Probe, ProbeRequest
@@ -157,7 +157,7 @@ def _run(partial: Path, asked: ProbeRequest, show: Show, module: str) -> tuple[i
     guard = (sys.executable, "-m", "scalebook.running.guard", name, str(GRACE_SECONDS))
     deadline = time.monotonic() + 2 * asked.seconds + START_SECONDS
     status: Status = "completed"
-    with (partial / LOG).open("ab") as log:
+    with untrusted.appended(partial / LOG) as log:
         process = subprocess.Popen(
             (*guard, *started.command),
             stdin=subprocess.PIPE,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from scalebook import untrusted
 from scalebook.record import StepRecord
 
 POLL_SECONDS = 0.5  # reading more often would take a core from the ranks of a CPU run
@@ -35,7 +36,7 @@ class Tail:
 
     def _new_lines(self) -> list[bytes]:
         try:
-            with self.path.open("rb") as stream:
+            with untrusted.opened(self.path) as stream:
                 stream.seek(self._offset)
                 new = stream.read()
         except OSError:
@@ -78,7 +79,7 @@ def duration(seconds: float) -> str:
 def last_lines(path: Path, count: int, limit_bytes: int = 512 * 1024) -> list[str]:
     """Return the last lines of a text file of any size; none where it does not exist."""
     try:
-        with path.open("rb") as stream:
+        with untrusted.opened(path) as stream:
             stream.seek(0, os.SEEK_END)
             stream.seek(max(0, stream.tell() - limit_bytes))
             text = stream.read().decode(errors="replace")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from scalebook import store
+from scalebook import store, untrusted
 from scalebook.errors import LaunchError, RecordError
 from scalebook.record import RunRecord, Status
 from scalebook.running import conclusion, ownership, processes
@@ -35,6 +35,10 @@ def recover(runs: Path) -> tuple[Leftover, ...]:
     """
     found: list[Leftover] = []
     for partial in store.partial_directories(runs):
+        links = untrusted.links_out(partial)
+        if links:  # not written by a run: what they lead to is not this folder's
+            found.append(Leftover(partial, None, f"{links[0]} is a link that leads out of it"))
+            continue
         if ownership.is_live(partial):
             found.append(Leftover(partial, None))
             continue
@@ -70,7 +74,7 @@ def settle(
         return store.read_record(partial)  # only the renaming was missing
     except RecordError:
         pass
-    if not (partial / "config.json").exists():
+    if not untrusted.is_there(partial / "config.json"):
         shutil.rmtree(partial)
         return None
     reason = sentence or "The process in charge ended without a word (killed, or power was lost)"

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from uuid import uuid4
 
-from scalebook import catalog, engines, launch, legality, project, store
+from scalebook import catalog, engines, launch, legality, project, store, untrusted
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError, LaunchError
 from scalebook.record import RunRecord, Status
@@ -126,7 +126,7 @@ def _start(
     """Start the command under a guard, which ends it when this process dies."""
     run_id = conclusion.run_id(directory)
     guard = (sys.executable, "-m", "scalebook.running.guard", run_id, str(GRACE_SECONDS))
-    with (directory / "train.log").open("ab") as log:
+    with untrusted.appended(directory / "train.log") as log:
         return subprocess.Popen(
             (*guard, *command),
             stdin=subprocess.PIPE,

@@ -11,6 +11,7 @@ from typing import Any
 
 from scalebook import provenance, store
 from scalebook.config import RunConfig
+from scalebook.notebooks import KernelDeathError
 from scalebook.project import short
 from scalebook.record import RunRecord
 from scalebook.running import (
@@ -206,7 +207,8 @@ def _settle(partial: Path, error: Exception | str | None, stop: Stop) -> RunReco
     if error is None or (partial / "record.json").exists():
         return store.read_record(partial)
     sentence = stop.sentence()
-    status = "failed" if sentence is None else "interrupted"
+    gone = sentence is not None or isinstance(error, KernelDeathError)
+    status = "interrupted" if gone else "failed"
     record = recovery.settle(partial, status, sentence or str(error))
     return record or store.read_record(partial)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError
@@ -22,8 +22,9 @@ LAYOUT = ("model", *(n for n in Parallelism.__dataclass_fields__ if n != "sequen
 def latest(folder: Path) -> Path | None:
     """Return the last good checkpoint of a folder, None where there is none."""
     named = read_object(folder / LATEST).get("name")
-    path = folder / str(named)
-    return path if named is not None and path.is_dir() else None
+    if not isinstance(named, str) or Path(named).name != named:  # nor does it lead elsewhere
+        return None
+    return folder / named if (folder / named).is_dir() else None
 
 
 def size_bytes(directory: Path) -> int:
@@ -59,10 +60,13 @@ def source(config: RunConfig, folder: Path) -> Path | None:
             f"directory, the folder {FOLDER!r} in it, or a checkpoint there."
         )
     saved = read_object(found / CONTENT)
-    _refuse_other(config, saved.get("config") or {})
-    if saved["step"] >= config.steps:
+    step, layout = saved.get("step"), saved.get("config")
+    if type(step) is not int or not isinstance(layout, dict):
+        raise ConfigError(f"{found / CONTENT} does not hold the checkpoint's step and config.")
+    _refuse_other(config, cast("dict[str, Any]", layout))
+    if step >= config.steps:
         raise ConfigError(
-            f"The checkpoint is of step {saved['step']}, and steps={config.steps} leaves nothing "
+            f"The checkpoint is of step {step}, and steps={config.steps} leaves nothing "
             "to do. Raise steps: they count from the first step ever."
         )
     return found

@@ -7,14 +7,19 @@ renamed the queue of results and asks which asynchronous writer to use.
 from __future__ import annotations
 
 import inspect
+import os
+import pickle
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from scalebook import untrusted
+from scalebook.errors import ConfigError
 from scalebook.train import mcore
 
 # Newer torch announces changes to what Megatron-Core calls; its users can do nothing about them.
@@ -67,11 +72,87 @@ def save(state: dict[str, Any], directory: Path, *, asynchronous: bool) -> Any:
     return _dist.save(state, str(directory), _strategy(), **options)
 
 
+# torch pickles which parts a checkpoint has; nothing else of a pickle is ever called.
+_NAMED = {
+    ("collections", "OrderedDict"),
+    ("io", "BytesIO"),
+    ("pathlib", "Path"),
+    ("pathlib", "PosixPath"),
+    ("pathlib._local", "PosixPath"),  # Python 3.13
+    ("torch", "Size"),
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+    ("torch.serialization", "_get_layout"),
+}
+_TABLES = ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.planner")
+_FORCE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"  # torch.load asks it, whoever calls
+
+
+class _Names(pickle.Unpickler):
+    """Unpickles a checkpoint's table of contents; a name that it does not need is an error."""
+
+    def find_class(self, module_name: str, global_name: str, /) -> Any:
+        found = None
+        if (module_name, global_name) in _NAMED:
+            found = super().find_class(module_name, global_name)
+        elif module_name == "torch" and global_name.isidentifier():
+            found = getattr(torch, global_name, None)
+            found = found if isinstance(found, torch.dtype) else None
+        elif module_name in _TABLES and global_name.isidentifier():
+            found = getattr(import_module(module_name), global_name, None)
+            own = isinstance(found, type) and found.__module__ == module_name  # not imported there
+            found = found if own else None
+        if found is None:
+            raise pickle.UnpicklingError(f"it names {module_name}.{global_name}")
+        return found
+
+
+def refuse_code(directory: Path) -> None:
+    """Raise ConfigError where a checkpoint's table of contents could run code when it is read."""
+    path = directory / ".metadata"
+    try:
+        form = untrusted.read_text(directory / "metadata.json")
+        if '"torch_dist"' not in form:
+            raise ConfigError(f"{directory} is not in Megatron-Core's format 'torch_dist'.")
+        with untrusted.opened(path) as stream:
+            _Names(stream).load()
+    except OSError as error:
+        raise ConfigError(f"{error.filename} cannot be read: {error.strerror}.") from error
+    except ConfigError:
+        raise
+    except Exception as error:  # a pickle that is damaged raises anything
+        raise ConfigError(
+            f"{path} is refused: {str(error)[:200]}. A checkpoint of Megatron-Core holds names of "
+            "tensors only; do not load this one."
+        ) from error
+
+
+@contextmanager
+def _data_only() -> Generator[None]:
+    """Make torch.load refuse to call anything that a file names, also inside Megatron-Core."""
+    before = os.environ.get(_FORCE)
+    os.environ[_FORCE] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_FORCE]
+        else:
+            os.environ[_FORCE] = before
+
+
 def load(state: dict[str, Any], directory: Path) -> dict[str, Any]:
-    """Return the state of a checkpoint, in the place of a sharded state; every rank must call."""
-    with warnings.catch_warnings():
+    """Return the state of a checkpoint, in the place of a sharded state; every rank must call.
+
+    Raises:
+        ConfigError: reading the checkpoint could run code.
+    """
+    refuse_code(directory)
+    with warnings.catch_warnings(), _data_only():
         warnings.simplefilter("ignore", FutureWarning)
-        loaded: dict[str, Any] = _dist.load(state, str(directory))
+        try:
+            loaded: dict[str, Any] = _dist.load(state, str(directory))
+        except pickle.UnpicklingError as error:
+            raise ConfigError(f"{directory} is refused: {str(error)[:200]}") from error
     return loaded
 
 

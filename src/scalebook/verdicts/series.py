@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from scalebook import untrusted
 from scalebook.errors import RecordError
 from scalebook.metrics.steady import Steady, find_steady
 from scalebook.store import read_steps
@@ -34,22 +35,22 @@ def read_series(path: Path) -> Series:
     Raises:
         RecordError: the file cannot be read, or a line of it is no time above zero.
     """
-    if path.is_dir():
-        if not (path / STEPS).is_file():
+    named = not path.is_dir()  # the user's own file may be a link, that of a run directory not
+    if not named:
+        if not untrusted.is_there(path / STEPS):
             raise RecordError(f"{path} holds no {STEPS}: it is no directory of a run.")
         path /= STEPS
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no text"
-        raise RecordError(f"{path} cannot be read: {reason}.") from error
-    lines = [line.strip() for line in text.splitlines()]
-    if any(line.startswith("{") for line in lines):
-        return _records(path)
     found: list[float] = []
-    for number, line in enumerate(lines, start=1):
-        if line and not line.startswith("#"):
-            found.append(_seconds(path, number, line))
+    try:
+        for number, raw in enumerate(untrusted.lines(path, follow=named), start=1):
+            line = raw.decode().strip()
+            if line.startswith("{"):
+                return _records(path)
+            if line and not line.startswith("#"):
+                found.append(_seconds(path, number, line))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise RecordError(f"{path} cannot be read: {reason}.") from error
     return _checked(path, found, 0)
 
 
@@ -68,11 +69,12 @@ def _seconds(path: Path, number: int, line: str) -> float:
 
 def _records(path: Path) -> Series:
     """Return the series of a steps.jsonl; of each line only time and phase are needed."""
-    steps, problems = read_steps(path)
+    place = path.resolve()  # opened once by now: a link here is one that the user named
+    steps, problems = read_steps(place)
     pairs = [(step.step_seconds, str(step.phase)) for step in steps]
     if problems:  # written by something else, or with fewer fields than a run of ours has
-        lines = path.read_text(encoding="utf-8").splitlines()
-        pairs = [_pair(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
+        lines = enumerate((line.decode().strip() for line in untrusted.lines(place)), start=1)
+        pairs = [_pair(path, number, line) for number, line in lines if line]
     phases = [phase for _, phase in pairs]
     end = phases.index("profiled") if "profiled" in phases else len(phases)
     minimum = phases.index("measured") if "measured" in phases[:end] else end

@@ -1,0 +1,148 @@
+"""Open and write files of a folder that others may have written to.
+
+A run directory may come from anywhere: what has the name of a file may be a pipe that is waited for
+without end, a device, a link to a file outside, or of any size. Every reader of run directories
+opens files here. An error is an OSError whose ``strerror`` is the reason in words.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, BinaryIO, TextIO
+
+MIB = 1 << 20
+OBJECT_BYTES = 16 * MIB  # a file that holds one JSON or TOML value
+LINES_BYTES = 8 << 30  # one with a line per step or sample, which is never held as a whole
+LONGEST_LINE = MIB  # a step of 10,000 ranks has 200 KB
+_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe without a writer opens at once
+_TOO_LARGE = "it is larger than {:,} bytes"
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def opened(path: Path, most: int | None = None, *, follow: bool = False) -> BinaryIO:
+    """Open a regular file of at most ``most`` bytes to read.
+
+    ``follow`` is for a file that the user named: it may also be a link, or a pipe.
+
+    Raises:
+        OSError: it cannot be opened, is something else, or is too large.
+    """
+    descriptor = _checked(path, _READ, most, follow=follow)
+    os.set_blocking(descriptor, True)
+    return os.fdopen(descriptor, "rb")
+
+
+def _checked(path: Path, flags: int, most: int | None, *, follow: bool = False) -> int:
+    """Return the descriptor of a regular file, opened with these flags."""
+    try:
+        descriptor = os.open(path, flags | (0 if follow else os.O_NOFOLLOW), 0o644)
+    except OSError as error:
+        if error.errno == errno.ELOOP and not follow:
+            reason = "it is a link; put the file itself in its place"
+            raise OSError(errno.ELOOP, reason, str(path)) from error
+        raise
+    about = os.fstat(descriptor)
+    code, reason = 0, ""
+    if stat.S_ISDIR(about.st_mode):
+        code, reason = errno.EISDIR, "it is a directory, not a file"
+    elif not stat.S_ISREG(about.st_mode) and not (follow and stat.S_ISFIFO(about.st_mode)):
+        code, reason = errno.EINVAL, "it is a pipe or a device, not a file"
+    elif most is not None and about.st_size > most:
+        code, reason = errno.EFBIG, _TOO_LARGE.format(most)
+    if code:
+        os.close(descriptor)
+        raise OSError(code, reason, str(path))
+    return descriptor
+
+
+def read_bytes(path: Path, most: int = OBJECT_BYTES, *, follow: bool = False) -> bytes:
+    """Return the content of a file, which is opened, or refused, as ``opened`` does."""
+    content = bytearray()
+    with opened(path, most, follow=follow) as stream:
+        while piece := stream.read(MIB):
+            content += piece
+            if len(content) > most:  # it grows, or comes through a pipe
+                raise OSError(errno.EFBIG, _TOO_LARGE.format(most), str(path))
+    return bytes(content)
+
+
+def read_text(path: Path, most: int = OBJECT_BYTES, *, follow: bool = False) -> str:
+    """Return the text of a file; bytes that are not UTF-8 become replacement characters."""
+    return read_bytes(path, most, follow=follow).decode(errors="replace")
+
+
+def lines(path: Path, most: int = LINES_BYTES, *, follow: bool = False) -> Iterator[bytes]:
+    """Yield the lines of a file without their ends; of one that is too long, its beginning.
+
+    Raises:
+        OSError: as ``opened`` does, at the first line.
+    """
+    with opened(path, most, follow=follow) as stream:
+        while line := stream.readline(LONGEST_LINE):
+            yield line.rstrip(b"\r\n")
+            while len(line) == LONGEST_LINE and not line.endswith(b"\n"):
+                line = stream.readline(LONGEST_LINE)
+
+
+def is_there(path: Path) -> bool:
+    """Return whether anything has this name, even a link that leads nowhere."""
+    return os.path.lexists(path)
+
+
+def appended(path: Path) -> IO[bytes]:
+    """Open a file to append to, created where there is none.
+
+    Raises:
+        OSError: it is a link, no regular file, or cannot be opened.
+    """
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
+    return os.fdopen(_checked(path, flags, None), "ab", buffering=0)
+
+
+def updated(path: Path, *, create: bool) -> TextIO:
+    """Open a file to read and overwrite, never one that has a second name elsewhere.
+
+    Raises:
+        OSError: it is a link, no regular file, has another name, or cannot be opened.
+    """
+    flags = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+    descriptor = _checked(path, flags, None)
+    if os.fstat(descriptor).st_nlink > 1:
+        os.close(descriptor)
+        raise OSError(errno.EMLINK, "it is a hard link to another file", str(path))
+    return os.fdopen(descriptor, "r+", encoding="utf-8")
+
+
+@contextmanager
+def replaced(path: Path) -> Generator[BinaryIO]:
+    """Write a file that takes its name only when it is whole and on the disk.
+
+    Its temporary name is new and random: nobody can have put a link there.
+    """
+    temporary = path.with_name(f".{path.name[:100]}.{os.urandom(8).hex()}.tmp")
+    try:
+        with os.fdopen(os.open(temporary, _CREATE, 0o644), "wb") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def links_out(directory: Path) -> tuple[str, ...]:
+    """Return the names of links at or below a directory that lead out of it, in order."""
+    place = directory.resolve()
+    found: list[str] = []
+    for folder, folders, files in os.walk(directory):
+        for path in (Path(folder, name) for name in (*folders, *files)):
+            if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(place):
+                found.append(str(path.relative_to(directory)))
+    return tuple(sorted(found))

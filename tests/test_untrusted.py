@@ -1,0 +1,357 @@
+"""A bad file of a runs folder costs its own row only; nothing is read or written through a link."""
+
+from __future__ import annotations
+
+import bz2
+import io
+import json
+import lzma
+import os
+import shutil
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from scalebook import frames, store, untrusted
+from scalebook.audit import load_claims
+from scalebook.cli import main
+from scalebook.errors import ClaimError, IngestError
+from scalebook.ingest.reader import read_content
+from scalebook.logs import source
+from scalebook.measured import Measured, measured
+from scalebook.probes.files import read_probes
+from scalebook.reliability import read_checkpoints, read_drill
+from scalebook.running import node_logs, recovery
+from scalebook.telemetry.samples import read as read_telemetry
+
+EXAMPLES = Path(__file__).parents[1] / "runs" / "examples"
+DRILL = "20261128-085855-llama3.1-8b-2-w2-397731cb3d8c"
+PROFILED = "20261128-084352-llama3.1-8b-8-w4-3d8b2ed3ed14"
+SAMPLED = "20261128-022021-llama3.1-8b-2-w1-7edfdce034a2"
+PROBE = "20261128-021940-h100-w4"
+BAD, GOOD = "bad", "good"
+FILES = {
+    name: f"{BAD}/{name}"
+    for name in (
+        *("record.json", "steps.jsonl", "telemetry.jsonl", "checkpoints.jsonl", "drill.json"),
+        *("profile/breakdown.json", "train.log", "config.json", "observed.json", "run.ipynb"),
+    )
+} | {"probe.json": f"probes/{PROBE}/probe.json", "claims": "claims/own.toml"}
+CLAIMS = 'title = "T"\n[[tables]]\ncolumns = ["label", "mfu"]\nrows = [["a", "40%"]]\n'
+
+
+def _link(to: str) -> Callable[[Path], None]:
+    def make(path: Path) -> None:
+        path.unlink()
+        path.symlink_to(to)
+
+    return make
+
+
+def _special(make: Callable[[Path], object]) -> Callable[[Path], None]:
+    def replace(path: Path) -> None:
+        path.unlink()
+        make(path)
+
+    return replace
+
+
+def _bytes(change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
+    return lambda path: _write(path, change(path.read_bytes()))
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+
+
+def _outside(path: Path) -> None:
+    secret = path.parents[2 if path.parent.name != "profile" else 3] / "outside"
+    secret.write_bytes(path.read_bytes())
+    path.unlink()
+    path.symlink_to(secret)
+
+
+def _wrong(value: object) -> object:
+    """Return a value of JSON with every number, text and list in it of another kind."""
+    if isinstance(value, dict):
+        return {key: _wrong(item) for key, item in value.items()}
+    return {"a": [value]} if not isinstance(value, list) else "text"
+
+
+def _wrong_types(path: Path) -> None:
+    if path.suffix in (".json", ".ipynb"):
+        path.write_text(json.dumps(_wrong(json.loads(path.read_text()))))
+    else:
+        lines = path.read_text().splitlines()
+        is_object = path.suffix == ".jsonl"
+        told = (json.dumps(_wrong(json.loads(x))) if is_object else "= 7 [[" for x in lines)
+        path.write_text("\n".join(told))
+
+
+def _number(text: bytes) -> Callable[[bytes], bytes]:
+    def change(data: bytes) -> bytes:
+        for digit in b"123456789":
+            data = data.replace(b": %c" % digit, b": " + text + b', "x": %c' % digit, 1)
+        return data.replace(b":1", b":" + text + b',"x":1', 3)
+
+    return change
+
+
+DAMAGES = {
+    "empty": _bytes(lambda _: b""),
+    "truncated": _bytes(lambda data: data[: len(data) // 2]),
+    "zero bytes": _bytes(lambda data: b"\0" * len(data)),
+    "deep": _bytes(lambda _: b"[" * 200_000),
+    "deep objects": _bytes(lambda _: b'{"a":' * 200_000 + b"1" + b"}" * 200_000),
+    "byte order mark": _bytes(lambda data: b"\xef\xbb\xbf" + data),
+    "UTF-16": _bytes(lambda data: data.decode().encode("utf-16")),
+    "not UTF-8": _bytes(lambda data: data.replace(b"e", b"\xff")),
+    "NaN": _bytes(_number(b"NaN")),
+    "10^400": _bytes(_number(b"1" + b"0" * 400)),
+    "5,000 digits": _bytes(_number(b"1" * 5000)),
+    "doubled keys": _bytes(lambda data: data.replace(b"{", b'{"step":{},"run_id":7,', 1)),
+    "wrong types": _wrong_types,
+    "link out": _outside,
+    "link to nothing": _link("nowhere"),
+    "link to itself": _special(lambda path: path.symlink_to(path.name)),
+    "link to a device": _link("/dev/zero"),
+    "pipe": _special(os.mkfifo),
+    "directory": _special(Path.mkdir),
+    "too large": lambda path: os.truncate(path, untrusted.LINES_BYTES + 1),
+}
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    runs = tmp_path / "runs"
+    shutil.copytree(EXAMPLES / PROFILED, runs / GOOD)
+    shutil.copytree(EXAMPLES / DRILL, runs / BAD)
+    (runs / BAD / "profile").mkdir(exist_ok=True)
+    shutil.copy(EXAMPLES / PROFILED / "profile" / "breakdown.json", runs / BAD / "profile")
+    shutil.copy(EXAMPLES / SAMPLED / "telemetry.jsonl", runs / BAD)
+    shutil.copy(EXAMPLES / PROFILED / "run.ipynb", runs / BAD)
+    shutil.copytree(EXAMPLES / "probes" / PROBE, runs / "probes" / PROBE)
+    (runs / "claims").mkdir()
+    (runs / "claims" / "own.toml").write_text(CLAIMS)
+    return runs
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("file", FILES)
+def test_a_damaged_file_costs_its_own_row_only(
+    runs: Path, file: str, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = measured(store.read_run(runs / GOOD))
+    DAMAGES[damage](runs / FILES[file])
+    began = time.monotonic()
+    assert main(["list", "--json", "--runs", str(runs)]) == 0
+    shown = capsys.readouterr()
+    rows = {row["run_id"]: row for row in json.loads(shown.out)}
+    assert isinstance(whole, Measured)
+    assert rows[PROFILED]["tokens_per_second"] == whole.metrics.tokens_per_second
+    # The other run is a row or a sentence, never nothing.
+    assert DRILL in rows or str(runs / BAD) in shown.err
+    data = frames.load(runs)
+    assert PROFILED in set(data.runs["run_id"])
+    for directory in store.run_directories(runs):
+        read_checkpoints(directory)
+        read_drill(directory)
+        read_telemetry(directory)
+    read_probes(runs)
+    try:
+        load_claims(runs / "claims" / "own.toml")
+    except ClaimError as error:
+        assert "own.toml" in str(error)
+    assert time.monotonic() - began < 20
+
+
+@pytest.mark.parametrize("damage", ["link out", "link to a device", "pipe", "directory"])
+@pytest.mark.parametrize("file", ["steps.jsonl", "checkpoints.jsonl", "telemetry.jsonl"])
+def test_what_is_no_file_is_named_with_its_reason(runs: Path, file: str, damage: str) -> None:
+    DAMAGES[damage](runs / BAD / file)
+    said = {
+        "steps.jsonl": store.read_steps(runs / BAD / file)[1],
+        "checkpoints.jsonl": read_checkpoints(runs / BAD)[1],
+        "telemetry.jsonl": (str(read_telemetry(runs / BAD).reason),),
+    }[file]
+    assert len(said) == 1
+    assert said[0].startswith(f"{file} cannot be read: it is a ")
+
+
+@pytest.mark.parametrize("damage", ["link out", "link to nothing", "link to a device", "pipe"])
+def test_a_record_that_is_no_file_is_a_sentence(runs: Path, damage: str) -> None:
+    DAMAGES[damage](runs / BAD / "record.json")
+    found, problems = store.read_runs(runs)
+    assert [run.path.name for run in found] == [GOOD]
+    assert len(problems) == 1
+    assert f"{BAD}/record.json cannot be read: it is a " in problems[0]
+
+
+def test_a_file_that_the_user_names_may_be_a_link_but_not_a_device(runs: Path) -> None:
+    named = runs / "link.toml"
+    named.symlink_to(runs / "claims" / "own.toml")
+    assert load_claims(named, follow=True).title == "T"
+    with pytest.raises(ClaimError, match="device"):
+        load_claims(Path("/dev/zero"), follow=True)
+    with pytest.raises(ClaimError, match="it is a link"):
+        load_claims(named)
+
+
+def test_of_a_line_without_end_only_the_beginning_is_held(tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl"
+    path.write_bytes(b"x" * (3 * untrusted.LONGEST_LINE) + b"\n{}\n")
+    found = list(untrusted.lines(path))
+    assert [len(line) for line in found] == [untrusted.LONGEST_LINE, 2]
+
+
+# Packed logs.
+
+
+def _zipped(*contents: bytes) -> bytes:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for number, content in enumerate(contents):
+            archive.writestr(f"{number}.log", content)
+    return packed.getvalue()
+
+
+PACK: dict[str, Callable[[bytes], bytes]] = {
+    "xz": lzma.compress,
+    "bz2": bz2.compress,
+    "zip": _zipped,
+}
+LOG = Path(__file__).with_name("logs") / "megatron_2024.log"
+
+
+@pytest.mark.parametrize("suffix", PACK)
+def test_a_packed_log_gives_the_run_of_the_plain_one(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a.log.{suffix}"
+    content = LOG.read_bytes()
+    half = len(content) // 2
+    parts = (content,) if suffix == "zip" else (content[:half], content[half:])
+    path.write_bytes(b"".join(map(PACK[suffix], parts)))
+    found, plain = read_content(path), read_content(LOG)
+    assert found.digest == plain.digest
+    assert len(found.jobs[0].table) == len(plain.jobs[0].table) > 0
+
+
+@pytest.mark.parametrize("suffix", PACK)
+def test_a_packed_bomb_is_refused_after_a_bounded_part_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    monkeypatch.setattr(source, "BOMB_BYTES", 1 << 20)
+    path = tmp_path / f"bomb.log.{suffix}"
+    path.write_bytes(PACK[suffix](b"\0" * (64 << 20)))
+    read = 0
+    with pytest.raises(IngestError, match="unpacks to more than"):
+        for piece in source.Source(path).pieces():
+            read += len(piece)
+            assert len(piece) <= source.CHUNK_BYTES
+    assert read < 50 << 20
+
+
+@pytest.mark.parametrize("suffix", PACK)
+def test_damaged_packed_data_raises_nothing_else(tmp_path: Path, suffix: str) -> None:
+    packed = bytearray(PACK[suffix](LOG.read_bytes()))
+    path = tmp_path / f"a.log.{suffix}"
+    for place in (*range(4, len(packed), 11), *range(len(packed) - 90, len(packed))):
+        damaged = packed.copy()
+        damaged[place] ^= 0x55
+        path.write_bytes(damaged)
+        try:
+            list(source.Source(path).pieces())
+        except IngestError as error:
+            assert path.name in str(error)
+    path.write_bytes(packed[: len(packed) // 2])
+    cut = source.Source(path)
+    list(cut.pieces())
+    assert any("damaged or ends early" in note for note in cut.notes)
+
+
+def test_an_archive_of_several_logs_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "logs.zip"
+    path.write_bytes(_zipped(b"a", b"b"))
+    with pytest.raises(IngestError, match=r"holds 2 files.*name the folder"):
+        list(source.Source(path).pieces())
+
+
+# What recover and publishing write.
+
+
+@pytest.fixture
+def partial(runs: Path) -> Path:
+    """A run that was killed before it had a record."""
+    path = store.partial_path(runs, "killed")
+    shutil.copytree(EXAMPLES / DRILL, path)
+    (path / "record.json").unlink()
+    os.utime(path, (0, 0))
+    return path
+
+
+@pytest.mark.parametrize(
+    "name", ["train.log", "steps.jsonl", "owner.json", ".record.json.tmp", "record.json", "extra"]
+)
+def test_recover_leaves_what_holds_a_link_that_leads_out(partial: Path, name: str) -> None:
+    outside = partial.parents[1] / "outside"
+    outside.write_text("theirs\n")
+    (partial / name).unlink(missing_ok=True)
+    (partial / name).symlink_to(outside)
+    (found,) = recovery.recover(partial.parent)
+    assert found.problem == f"{name} is a link that leads out of it"
+    assert partial.is_dir()
+    assert outside.read_text() == "theirs\n"
+
+
+def test_recover_publishes_what_holds_no_link(partial: Path) -> None:
+    (partial / f".record.json.{'0' * 16}.tmp").write_text("{")
+    os.utime(partial, (0, 0))
+    (found,) = recovery.recover(partial.parent)
+    assert found.record is not None
+    assert not [path for path in found.path.iterdir() if path.name.startswith(".")]
+
+
+def test_the_owner_of_a_directory_is_not_written_into_another_name_of_a_file(partial: Path) -> None:
+    outside = partial.parents[1] / "outside"
+    outside.write_text("theirs\n")
+    os.link(outside, partial / "owner.json")
+    recovery.recover(partial.parent)
+    assert outside.read_text() == "theirs\n"
+
+
+def test_a_record_is_written_past_a_link_of_a_foreseeable_name(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.write_text("theirs\n")
+    for name in (".record.json.tmp", "record.json"):
+        (tmp_path / name).symlink_to(outside)
+    store.write_json(tmp_path / "record.json", {"a": 1})
+    assert outside.read_text() == "theirs\n"
+    assert not (tmp_path / "record.json").is_symlink()
+    assert json.loads((tmp_path / "record.json").read_text()) == {"a": 1}
+
+
+def test_logs_of_nodes_are_merged_past_links(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.write_text("theirs\n")
+    (tmp_path / "run").mkdir()
+    for number in (0, 1):
+        (tmp_path / "run" / f"train.log.node{number}").write_text(f"node {number}\n")
+    for name in ("train.log", ".train.log.tmp"):
+        (tmp_path / "run" / name).symlink_to(outside)
+    node_logs.merge(tmp_path / "run")
+    assert outside.read_text() == "theirs\n"
+    assert "node 1\n" in (tmp_path / "run" / "train.log").read_text()
+
+
+def test_a_failed_write_leaves_the_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text("old")
+    with pytest.raises(ValueError, match="JSON"):
+        store.write_json(path, float("nan"))
+    with pytest.raises(RuntimeError), untrusted.replaced(path) as stream:
+        stream.write(b"half")
+        raise RuntimeError  # as a full disk does
+    assert [one.name for one in tmp_path.iterdir()] == ["a.json"]
+    assert path.read_text() == "old"
