@@ -19,10 +19,14 @@ from scalebook.legality.untrained import untrained
 
 pytestmark = pytest.mark.slow
 
+PARTS = ("moe", "mla")
 LAYERS = 3  # with a window in one of 2, and a dense first layer, each kind of layer
 TENSOR = {"world_size": 2, "tensor_parallel_size": 2, "sequence_parallel": True}
 LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "sinks, windows and biased experts over TP=2": ("gpt-oss-20b", TENSOR),
+    "sinks, windows and biased experts, TP=2 and EP=2": (
+        "gpt-oss-20b",
+        {**TENSOR, "expert_parallel_size": 2},
+    ),
     "windows over CP=2": ("mistral-7b", {"world_size": 2, "context_parallel_size": 2}),
     "whole queries over TP=2": ("deepseek-v2-lite", TENSOR),
     "experts evened out by a bias, EP=2": (
@@ -30,7 +34,7 @@ LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
         {**TENSOR, "expert_parallel_size": 2, "mtp_layers": 1},
     ),
 }
-PLAIN = {"fused_attention": "off", "grouped_gemm": "off"}
+PLAIN: dict[str, Any] = {"fused_attention": "off", "grouped_gemm": "off"}
 
 
 def small(shape: ModelShape) -> ModelShape:
@@ -90,7 +94,7 @@ def _row(name: str, shape: ModelShape) -> str:
     """Return the row of a user's catalog that makes a model of this shape."""
     values = {key: value for key, value in asdict(shape).items() if value is not None}
     values |= {"name": name, "source": "test"}
-    parts = {key: value for key, value in values.items() if isinstance(value, dict)}
+    parts: dict[str, dict[str, Any]] = {key: values[key] for key in PARTS if key in values}
     lines = [f"{key} = {json.dumps(values[key])}" for key in values if key not in parts]
     for key, part in parts.items():
         inner = ", ".join(f"{one} = {json.dumps(value)}" for one, value in part.items())
@@ -98,7 +102,7 @@ def _row(name: str, shape: ModelShape) -> str:
     return "\n".join(["[[models]]", *lines, ""])
 
 
-def _plain(shape: ModelShape) -> dict[str, str]:
+def _plain(shape: ModelShape) -> dict[str, Any]:
     # Megatron-Core's own attention takes queries and values of one width only.
     return {**PLAIN, "fused_attention": "auto"} if shape.mla else PLAIN
 
@@ -157,3 +161,5 @@ def test_what_does_not_train_is_refused_in_a_line():
         (sentence,) = untrained(asked(name), catalog.model(name))
         assert sentence.startswith(f"{name} has ")
         assert "\n" not in sentence
+    split = asked("gpt-oss-20b", expert_tensor_parallel_size=2)
+    assert "biases" in next(untrained(split, catalog.model("gpt-oss-20b")))

@@ -30,6 +30,12 @@ def untrained(config: RunConfig, shape: ModelShape) -> Iterator[str]:
         yield (
             f"{shape.name} has {kind}, which engine 'megatron' does not train. Use another model."
         )
+    if shape.moe is not None and shape.mlp_bias and config.expert_tensor_parallel_size > 1:
+        # Each tensor-parallel rank would add the whole bias to its part of the output.
+        yield (
+            f"expert_tensor_parallel_size={config.expert_tensor_parallel_size} splits the experts "
+            f"of {shape.name}, which have biases. Use expert_tensor_parallel_size=1."
+        )
     if config.mtp_layers and (
         config.pipeline_parallel_size > 1
         or config.context_parallel_size > 1

@@ -154,6 +154,8 @@ def build(config: RunConfig, shape: ModelShape, world: World) -> Model:
         seed=config.seed,
     )
     count = weights.parameter_count(chunks, shape.tied_embeddings)
+    for chunk in chunks:
+        _mark_experts(chunk, config)
     ddp_config = settings.ddp_config(config, on)
     if sharded:
         types = DTYPES[config.precision], DTYPES[config.gradient_precision]
@@ -168,6 +170,23 @@ def build(config: RunConfig, shape: ModelShape, world: World) -> Model:
         switches=on,
         parameter_count=count,
     )
+
+
+def _mark_experts(chunk: Any, config: RunConfig) -> None:
+    """Let experts' gradients be added up over the ranks that hold the same experts.
+
+    Megatron-Core takes them for replicated like the rest where there is no expert parallelism, even
+    if tensor parallelism splits the rest only; and it adds up the biases of different experts.
+    """
+    apart = config.expert_parallel_size > 1 or (
+        config.expert_tensor_parallel_size != config.tensor_parallel_size
+    )
+    for name, parameter in chunk.named_parameters():
+        if ".mlp.experts." in name:
+            parameter.allreduce = not apart
+            parameter.sequence_parallel = False
+            # Else a bias counts in the gradient norm of the first tensor-parallel rank only.
+            parameter.tensor_model_parallel = True
 
 
 def _wrap(config: Any, ddp_config: Any, chunk: Any, index: int) -> Any:
