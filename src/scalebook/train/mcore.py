@@ -127,10 +127,11 @@ def _local_provider(pieces: Pieces) -> Generator[None]:
         def grouped_mlp_modules(self, *given: Any, **options: Any) -> Any:
             parent: Any = super()
             if pieces.experts is None:
-                built = parent.grouped_mlp_modules(*given, **options)
+                built: Any = parent.grouped_mlp_modules(*given, **options)
                 if isinstance(built, tuple):
                     return built[0], replace(built[1], linear_fc2=pieces.expert_row)
-                parts = replace(built.keywords["submodules"], linear_fc2=pieces.expert_row)
+                own: Any = built.keywords["submodules"]
+                parts = replace(own, linear_fc2=pieces.expert_row)
                 return partial(built.func, submodules=parts)
             # Before 0.18: a class and its submodules, for any number of arguments.
             paired = (

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from scalebook.catalog.types import ModelShape
 from scalebook.config import RunConfig
+from scalebook.parallelism import chunk_sizes
 from scalebook.train import mcore, weights
 from scalebook.train.precision import DTYPES
 from scalebook.train.switches import Switches
@@ -126,13 +127,36 @@ def _latent(shape: ModelShape) -> dict[str, Any]:
     }
 
 
-def _split(config: RunConfig) -> dict[str, Any]:
+def _stages(config: RunConfig, shape: ModelShape) -> dict[str, Any]:
+    """How many layers a stage has, and with an interleaved schedule each of its chunks."""
+    last, chunks = config.last_pipeline_stage_layers, config.virtual_pipeline_parallel_size
+    if not last or chunks == 1:
+        return {"num_layers_in_last_pipeline_stage": last or None}
+    stages = config.pipeline_parallel_size
+    sizes = chunk_sizes(shape.num_layers, stages, chunks, last)
+    layout = [
+        ["decoder"] * sizes[stage][chunk] for chunk in range(chunks) for stage in range(stages)
+    ]
+    layout[0].insert(0, "embedding")
+    layout[-1].append("loss")
+    return {"pipeline_model_parallel_layout": layout}
+
+
+def last_stage_layers(config: Any) -> int:
+    """Return the layers of the last stage of a TransformerConfig; 0: as many as the others."""
+    layout = config.pipeline_model_parallel_layout
+    if layout is None:
+        return config.num_layers_in_last_pipeline_stage or 0
+    return sum(layer.name == "decoder" for chunk in layout.layout[-1] for layer in chunk)
+
+
+def _split(config: RunConfig, shape: ModelShape) -> dict[str, Any]:
     stages = config.virtual_pipeline_parallel_size
     return {
         "tensor_model_parallel_size": config.tensor_parallel_size,
         "pipeline_model_parallel_size": config.pipeline_parallel_size,
         "virtual_pipeline_model_parallel_size": stages if stages > 1 else None,
-        "num_layers_in_last_pipeline_stage": config.last_pipeline_stage_layers or None,
+        **_stages(config, shape),
         "context_parallel_size": config.context_parallel_size,
         "expert_model_parallel_size": config.expert_parallel_size,
         "expert_tensor_parallel_size": config.expert_tensor_parallel_size,
@@ -203,7 +227,7 @@ def ddp_config(config: RunConfig, on: Switches) -> Any:
 
 def transformer_config(config: RunConfig, shape: ModelShape, world: World, on: Switches) -> Any:
     """Return Megatron-Core's TransformerConfig of a run."""
-    options = _architecture(shape) | _experts(config, shape) | _split(config)
+    options = _architecture(shape) | _experts(config, shape) | _split(config, shape)
     options |= _recompute(config) | _quantised(config) | _further_tokens(config)
     kind = mcore.MLATransformerConfig if shape.mla else mcore.TransformerConfig
     return kind(**options, **_speed(config, shape, world, on))
