@@ -177,8 +177,10 @@ class CoreAttention(mcore.MegatronModule):
         self.context_group = given["pg_collection"].cp
         self.context_size: int = config.context_parallel_size
         layer: int = given["layer_number"] - 1
-        windowed = config.window_size is not None and config.window_attn_skip_freq[layer]
-        self.window: int = config.window_size[0] + 1 if windowed else 0  # tokens; 0: all
+        size: Any = config.window_size
+        self.window = 0  # tokens that a query sees; 0: all before it
+        if size is not None and config.window_attn_skip_freq[layer]:
+            self.window = int(size[0]) + 1
         self.softmax_offset: Any = None  # the sinks: one learned logit per head of this rank
         if config.softmax_type == "learnable":
             self._add_sinks(config, given["pg_collection"].tp)
@@ -203,7 +205,7 @@ class CoreAttention(mcore.MegatronModule):
             {"softmax_offset": 0},
             sharded_offsets,
             tp_group=self.tensor_group,
-            dp_cp_group=(metadata or {}).get("dp_cp_group"),
+            dp_cp_group=metadata["dp_cp_group"] if metadata else None,
         )
         return sharded
 

@@ -128,11 +128,10 @@ def _local_provider(pieces: Pieces) -> Generator[None]:
             parent: Any = super()
             if pieces.experts is None:
                 built: Any = parent.grouped_mlp_modules(*given, **options)
-                if isinstance(built, tuple):
-                    return built[0], replace(built[1], linear_fc2=pieces.expert_row)
-                own: Any = built.keywords["submodules"]
+                paired = isinstance(built, tuple)
+                own: Any = built[1] if paired else built.keywords["submodules"]
                 parts = replace(own, linear_fc2=pieces.expert_row)
-                return partial(built.func, submodules=parts)
+                return (built[0], parts) if paired else partial(built.func, submodules=parts)
             # Before 0.18: a class and its submodules, for any number of arguments.
             paired = (
                 "moe_use_legacy_grouped_gemm" in signature(parent.grouped_mlp_modules).parameters

@@ -21,6 +21,7 @@ from scalebook.train import (
     layers,
     mcore,
     offload,
+    permutation,
     settings,
     weights,
 )
@@ -129,6 +130,8 @@ def _install(config: RunConfig, shape: ModelShape, on: Switches) -> None:
         fused.compile_rotary_embedding()
     if settings.remakes_activation(config, shape):
         fused.remake_activation(fused=on.fused_activation)
+    if on.grouped_gemm and not on.transformer_engine:
+        permutation.install(compiled=on.fused_activation)
 
 
 def build(config: RunConfig, shape: ModelShape, world: World) -> Model:
