@@ -67,7 +67,7 @@ def measured_steps(steps: Iterable[StepRecord]) -> tuple[StepRecord, ...]:
         for step in steps
         if step.phase == "measured"
         and step.step_seconds is not None
-        and (step.checkpoint_seconds or 0.0) <= SAVING * step.step_seconds
+        and not (step.checkpoint_seconds and step.checkpoint_seconds > SAVING * step.step_seconds)
     )
 
 
