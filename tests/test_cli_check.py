@@ -158,6 +158,8 @@ def test_check_says_what_a_rank_sends_and_the_bubble(capsys: pytest.CaptureFixtu
     # (p - 1) / (m + p - 1) with 4 stages and 8 microbatches.
     assert answer["pipeline_bubble"] == pytest.approx(3 / 11)
     sent = answer["communication_bytes"]
-    # 8 layers a stage, 8 microbatches, 10 (t - 1) / t b s h 2 bytes with sequence parallelism.
-    assert sent["tensor"] == 8 * 8 * 10 * 0.5 * 4096 * 4096 * 2
+    # 9 layers on each stage but the last, 8 microbatches, 10 (t - 1) / t b s h 2 bytes with
+    # sequence parallelism.
+    assert answer["defaults"]["last_pipeline_stage_layers"] == 5
+    assert sent["tensor"] == 9 * 8 * 10 * 0.5 * 4096 * 4096 * 2
     assert sent["data"] == sent["context"] == sent["expert"] == 0

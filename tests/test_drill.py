@@ -295,7 +295,7 @@ def test_the_command_prints_json_and_its_exit_code_is_the_verdict(
         return drill.Drilled(record, found, runs)
 
     monkeypatch.setattr(drill, "drill", drilled)
-    flags = ["--platform", "cpu", "--no-reference", "--json", "--runs", str(tmp_path), "--async"]
+    flags = ["--platform", "cpu", "--no-reference", "--json", "--runs", str(tmp_path)]
     assert cli.main(["drill", *flags, "--set", "seed=7"]) == (0 if passed else 1)
     told = json.loads(capsys.readouterr().out)
     assert (told["run"], told["passed"], told["load_seconds"]) == ("id", passed, None)

@@ -154,6 +154,20 @@ def test_only_measured_steps_count():
     assert found.tokens_per_second == TOKENS / 8
 
 
+def test_a_step_that_waits_for_a_checkpoint_is_not_measured():
+    plain = {"checkpoint_seconds": 1e-4}  # an asynchronous save was asked whether it is done
+    series = [
+        *steps([8.0] * 12, **plain),
+        *steps([28.0], first=13, checkpoint_seconds=20.0),
+        *steps([8.0] * 12, first=14, **plain),
+    ]
+    found = measure(make_run(series))
+    assert found.measured_steps == 24
+    assert found.tokens_per_second == TOKENS / 8
+    saving = steps([28.0] * 12, checkpoint_seconds=20.0)
+    assert "waited for a checkpoint" in measure(make_run(saving)).throughput_reason
+
+
 RATES = (
     "step_seconds_median",
     "tokens_per_second",

@@ -86,6 +86,35 @@ def test_an_alias_becomes_the_strategys_name(load) -> None:
     assert column(plan, "strategy") == ["identical_config"]
 
 
+@pytest.mark.parametrize(
+    ("changes", "last"),
+    [
+        # The output layer is 2.3 layers of work: 17 against 15 + 2.3.
+        ({"pipeline_parallel_size": 2}, 15),
+        ({"pipeline_parallel_size": 2, "last_pipeline_stage_layers": 0}, 0),
+        ({"pipeline_parallel_size": 2, "engine": "nemo"}, 0),
+        ({}, 0),
+        # 3.0 layers of work: 5 against 3 + 3.0, and each stage has 2 chunks.
+        (
+            {
+                "model": "qwen3-8b@8",
+                "pipeline_parallel_size": 2,
+                "virtual_pipeline_parallel_size": 2,
+                "sequence_length": 4096,
+            },
+            3,
+        ),
+        # 4 does not divide 126 layers; 3 stages of 32 and one of 30.
+        ({"model": "llama3.1-405b", "pipeline_parallel_size": 4}, 30),
+    ],
+)
+def test_the_last_stage_has_fewer_layers_where_nobody_says_how_many(changes, last) -> None:
+    fields = {"model": "llama3.1-8b", "global_batch_size": 32, "sequence_length": 2048, **changes}
+    (run,) = single_plan(fields, platform="h100", world_size=8).runs
+    assert run.config.last_pipeline_stage_layers == last
+    assert not [problem for problem in run.problems if problem.rule == "layers"]
+
+
 def test_a_strategy_displaces_sizes_of_the_defaults(load) -> None:
     plan = load(HEAD + 'tensor_parallel_size = 8\n[[runs]]\nstrategy = "balanced"')
     assert column(plan, "tensor_parallel_size") == [2]

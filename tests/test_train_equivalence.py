@@ -93,6 +93,14 @@ SUMS = {"world_size": 2, "precision": "bf16", "data_parallel_sharding": "optimiz
 FORCED = {"expert_balance": "forced"}
 ALL: dict[str, dict[str, Any]] = {
     "dense": {},
+    "six layers": {"model": "tiny-llama@6"},
+    "six layers, interleaved, fewer last": {
+        "model": "tiny-llama@6",
+        "world_size": 2,
+        "pipeline_parallel_size": 2,
+        "virtual_pipeline_parallel_size": 2,
+        "last_pipeline_stage_layers": 2,  # 2 + 2 and 1 + 1
+    },
     "mixture": {"model": "tiny-moe"},
     **DENSE,
     **{name: {"model": "tiny-moe", **changes} for name, changes in MIXTURE.items()},
@@ -122,6 +130,13 @@ def assert_same_curve(run: Finished, reference: Finished) -> None:
 @pytest.mark.parametrize("layout", DENSE)
 def test_dense_layout_trains_the_same_model(layout: str, runs: dict[str, Finished]):
     assert_same_curve(runs[layout], runs["dense"])
+
+
+def test_interleaved_stages_of_their_own_size_train_the_same_model(runs: dict[str, Finished]):
+    run = runs["six layers, interleaved, fewer last"]
+    assert_same_curve(run, runs["six layers"])
+    assert run.observed["last_pipeline_stage_layers"] == 2
+    assert run.observed["num_layers"] == 6
 
 
 @pytest.mark.parametrize("layout", MIXTURE)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from scalebook.train import added_up, fused, grouped
+from scalebook.train import added_up, fused, grouped, permutation
 
 COUNTS = [5, 0, 1, 14]
 
@@ -154,3 +154,45 @@ def test_a_gradient_of_some_columns_is_added_up_over_the_ranks(
     whole = torch.cat([own, added_up.added_up(shared, "group")], dim=-1)
     (found,) = torch.autograd.grad(whole, output, torch.ones(4, 5))
     assert found.tolist() == [[1.0, 1.0, 1.0, 3.0, 3.0]] * 4
+
+
+def routed(tokens: int = 13, experts: int = 6, each: int = 3) -> tuple[Tensor, Tensor, Tensor]:
+    """Return tokens, the experts that they visit, and the experts' weights."""
+    torch.manual_seed(4)
+    chosen = torch.rand(tokens, experts).topk(each).indices
+    visits = torch.zeros(tokens, experts, dtype=torch.bool).scatter_(1, chosen, value=True)
+    hidden = torch.randn(tokens, 5, requires_grad=True)
+    return hidden, visits, torch.rand(tokens, experts, requires_grad=True)
+
+
+def test_tokens_lie_expert_by_expert_and_come_back_as_the_sum_of_their_rows() -> None:
+    hidden, visits, weights = routed()
+    rows, own, order = permutation.permute(hidden, visits, weights, int(visits.sum()))
+    pairs = [(t, e) for e in range(visits.shape[1]) for t in range(len(hidden)) if visits[t, e]]
+    assert order.tolist() == [token for token, _ in pairs]
+    torch.testing.assert_close(rows, torch.stack([hidden[token] for token, _ in pairs]))
+    torch.testing.assert_close(own, torch.stack([weights[pair] for pair in pairs]))
+    back = permutation.unpermute(rows * own.unsqueeze(1), order)
+    # Each token comes back times the sum of its experts' weights.
+    expected = hidden * (weights * visits).sum(1, keepdim=True)
+    torch.testing.assert_close(back, expected)
+    grad = torch.randn_like(back)
+    for found, reference in zip(
+        gradients(back, grad, hidden, weights),
+        gradients(expected, grad, hidden, weights),
+        strict=True,
+    ):
+        torch.testing.assert_close(found, reference)
+
+
+def test_pieces_of_rows_change_places_and_their_gradients_change_back() -> None:
+    sizes, order = [3, 0, 4, 2], [2, 0, 3, 1]
+    rows = torch.randn(9, 2, requires_grad=True)
+    weights = torch.rand(9)
+    found, own = permutation.sort_chunks(rows, torch.tensor(sizes), torch.tensor(order), weights)
+    expected = torch.cat([rows.split(sizes)[piece] for piece in order])
+    torch.testing.assert_close(found, expected)
+    assert own is not None
+    torch.testing.assert_close(own, torch.cat([weights.split(sizes)[piece] for piece in order]))
+    grad = torch.randn(9, 2)
+    torch.testing.assert_close(gradients(found, grad, rows), gradients(expected, grad, rows))

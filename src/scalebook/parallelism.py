@@ -13,6 +13,46 @@ def last_stage_sizes(layers: int, stages: int) -> list[int]:
     return [size for size in range(1, layers) if (layers - size) % (stages - 1) == 0]
 
 
+def stages_wait(stages: int, last: int, layers: int, head: float) -> float:
+    """Return the fraction of a schedule without bubble in which stages wait for the slowest.
+
+    ``last`` are the layers of the last stage, 0 where it has as many as the others; ``head`` is the
+    output layer's share of the FLOPs.
+    """
+    if last:
+        layer = (1 - head) / layers
+        longest = max((layers - last) / (stages - 1) * layer, last * layer + head)
+    else:
+        longest = (1 - head) / stages + head
+    return 1 - 1 / stages / longest
+
+
+def balanced_last_stage(stages: int, chunks: int, layers: int, head: float) -> int:
+    """Return the layers of the last stage with which stages wait least; 0: as many as the others.
+
+    Every stage keeps a layer for each of its ``chunks``.
+    """
+    sizes = [
+        size
+        for size in last_stage_sizes(layers, stages)
+        if min(size, (layers - size) // (stages - 1)) >= chunks
+    ]
+    even = [0] if layers % (stages * chunks) == 0 else []
+    return min((*even, *sizes), key=lambda size: stages_wait(stages, size, layers, head), default=0)
+
+
+def chunk_sizes(layers: int, stages: int, chunks: int, last: int) -> list[list[int]]:
+    """Return the layers of each stage's model chunks, where the last stage has ``last`` in all.
+
+    Earlier chunks take what does not divide: the output layer follows the very last one.
+    """
+    width = -(-(layers - last) // (stages - 1))
+    return [
+        [size // chunks + (chunk < size % chunks) for chunk in range(chunks)]
+        for size in (*[width] * (stages - 1), last)
+    ]
+
+
 @dataclass(frozen=True, slots=True)
 class Parallelism:
     """Sizes of every kind of parallelism; ``world_size = tp x pp x cp x dp``.

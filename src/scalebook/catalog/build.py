@@ -15,6 +15,7 @@ from scalebook.catalog.types import (
 )
 
 PRECISIONS = ("fp32", "fp32_matrix", "tf32", "bf16", "fp16", "fp8", "fp4", "int8")
+ACTIVATIONS = ("silu", "gelu", "squared_relu")
 VENDORS = ("nvidia", "amd", "intel", "google", "aws")
 
 
@@ -83,6 +84,7 @@ def model(row: Row) -> ModelShape:
     """Return the model shape of a row."""
     num_layers = row.integer("num_layers")
     heads = row.integer("num_attention_heads")
+    gated = row.flag("gated_mlp")
     padded = row.integer("padded_vocab_size") if "padded_vocab_size" in row.values else None
     row.texts("aliases")
     value = ModelShape(
@@ -94,7 +96,7 @@ def model(row: Row) -> ModelShape:
         num_query_groups=row.integer("num_query_groups"),
         head_dim=row.integer("head_dim"),
         vocab_size=row.integer("vocab_size"),
-        gated_mlp=row.flag("gated_mlp"),
+        gated_mlp=gated,
         tied_embeddings=row.flag("tied_embeddings"),
         normalization=row.choice("normalization", ("rms", "layer")),
         attention_bias=row.choice("attention_bias", ("none", "qkv", "all")),
@@ -107,6 +109,7 @@ def model(row: Row) -> ModelShape:
         mla=_mla(row.part("mla")),
         mtp_layers=row.integer("mtp_layers", 0, minimum=0),
         source=row.text("source"),
+        activation=row.choice("activation", ACTIVATIONS, "silu" if gated else "gelu"),
         padded_vocab_size=padded,
         norms_per_layer=row.integer("norms_per_layer", 2),
         qk_norm_full_width=row.flag("qk_norm_full_width", False),

@@ -73,9 +73,9 @@ class Row:
         """Return a text, or None where the row has no such key."""
         return self.text(key) if key in self.values else self._get(key, None)
 
-    def choice(self, key: str, allowed: Iterable[str]) -> str:
+    def choice(self, key: str, allowed: Iterable[str], default: Any = REQUIRED) -> str:
         """Return a text that is one of ``allowed``."""
-        value, names = self.text(key), tuple(allowed)
+        value, names = self.text(key, default), tuple(allowed)
         if value not in names:
             raise self.error(f"{key}={shown(value)} must be one of {', '.join(names)}.", key)
         return value

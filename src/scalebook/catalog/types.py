@@ -83,6 +83,7 @@ class ModelShape:
     mla: MLAShape | None
     mtp_layers: int
     source: str
+    activation: str = "silu"  # "gelu" or "squared_relu": no part of any count of FLOPs
     padded_vocab_size: int | None = None  # what published Megatron results count; None: vocab_size
     norms_per_layer: int = 2
     qk_norm_full_width: bool = False  # one norm over all heads instead of one head

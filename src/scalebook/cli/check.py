@@ -107,6 +107,9 @@ def _print_plan(loaded: Plan) -> None:
     for index, run in enumerate(loaded.runs, start=1):
         for problem in run.problems:
             print(f"#{index} {problem.severity}: {problem.message}")
+        last = run.config.last_pipeline_stage_layers
+        if last:
+            print(f"#{index} pipeline: the last stage has {last} layers and the output layer.")
         if run.fit and run.fit.advice:
             print(f"#{index} memory: {run.fit.reason}. Try {'; '.join(run.fit.advice)}.")
     legal = sum(run.legal for run in loaded.runs)

@@ -142,9 +142,6 @@ def _training_defaults(
 ) -> dict[str, Any]:
     """Return what a check needs and the user left out: batch, length, precision, SP."""
     defaults: dict[str, Any] = {}
-    inner = plan_defaults.expert_tensor_parallel_size(known, shape)
-    if inner is not None and "expert_tensor_parallel_size" not in known:
-        defaults["expert_tensor_parallel_size"] = inner
     asked = {name: known[name] for name in Parallelism.__dataclass_fields__ if name in known}
     split = Parallelism(**asked)
     if "precision" not in known:
@@ -161,4 +158,4 @@ def _training_defaults(
         # A multiple of every data-parallel size that divides the world.
         rounds = MICROBATCHES_PER_STAGE if split.pipeline_parallel_size > 1 else 1
         defaults["global_batch_size"] = micro * split.world_size * rounds
-    return defaults
+    return defaults | plan_defaults.following(known | defaults, shape)

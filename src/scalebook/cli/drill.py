@@ -36,7 +36,11 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument("--steps", type=at_least(2), help="optimizer steps")
     parser.add_argument("--checkpoint-interval", type=at_least(1), help="steps between checkpoints")
     parser.add_argument(
-        "--async", dest="asynchronous", action="store_true", help="save beside the training"
+        "--async",
+        dest="asynchronous",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="save while training goes on (default: yes)",
     )
     parser.add_argument("--kill-step", type=at_least(1), metavar="K", help="kill after this step")
     parser.add_argument("--kill-rank", type=at_least(0), metavar="R", help="default: the last rank")
@@ -105,7 +109,7 @@ def _config(options: argparse.Namespace) -> RunConfig:
         "model": options.model,
         "steps": options.steps,
         "checkpoint_interval": options.checkpoint_interval,
-        "checkpoint_async": options.asynchronous or None,
+        "checkpoint_async": options.asynchronous,
         # A CPU has as many processes as one asks for; GPUs are those that there are.
         "world_size": options.gpus if platform.vendor == "cpu" else None,
     }

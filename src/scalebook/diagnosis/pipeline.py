@@ -8,7 +8,7 @@ from scalebook.communication import pipeline_bubble
 from scalebook.diagnosis.evidence import Evidence
 from scalebook.diagnosis.finding import Finding, percent
 from scalebook.flops import DEFAULT_CONVENTION, flop_parts
-from scalebook.parallelism import Parallelism, last_stage_sizes
+from scalebook.parallelism import Parallelism, balanced_last_stage, stages_wait
 
 SMALLEST = 0.03  # of the step
 
@@ -52,20 +52,7 @@ def imbalance_of(found: Evidence) -> float | None:
         return None
     if found.shape is None:
         return None
-    return _waits(stages, split.last_pipeline_stage_layers, found.shape.num_layers, head)
-
-
-def _waits(stages: int, last: int, layers: int, head: float) -> float:
-    """Return the fraction of the step in which stages wait for the slowest.
-
-    ``last`` are the layers of the last stage, 0 where it has as many as the others.
-    """
-    if last:
-        layer = (1 - head) / layers
-        longest = max((layers - last) / (stages - 1) * layer, last * layer + head)
-    else:
-        longest = (1 - head) / stages + head
-    return 1 - 1 / stages / longest
+    return stages_wait(stages, split.last_pipeline_stage_layers, found.shape.num_layers, head)
 
 
 def pipeline_bubble_rule(found: Evidence) -> Iterator[Finding]:
@@ -104,15 +91,11 @@ def pipeline_bubble_rule(found: Evidence) -> Iterator[Finding]:
 def _uneven_advice(split: Parallelism, layers: int, head: float) -> Iterator[str]:
     """Yield the size of the last stage that balances the pipeline best, 0 being the even split."""
     stages, now = split.pipeline_parallel_size, split.last_pipeline_stage_layers
-    if split.virtual_pipeline_parallel_size > 1:
-        return
-    waits = {
-        size: _waits(stages, size, layers, head) for size in (0, *last_stage_sizes(layers, stages))
-    }
-    best = min(waits, key=lambda size: waits[size])
+    best = balanced_last_stage(stages, split.virtual_pipeline_parallel_size, layers, head)
     if best not in (0, now):
+        waits = stages_wait(stages, best, layers, head)
         yield (
-            f"last_pipeline_stage_layers={best}: the stages then wait for {percent(waits[best])} "
+            f"last_pipeline_stage_layers={best}: the stages then wait for {percent(waits)} "
             "of the schedule."
         )
 

@@ -96,7 +96,8 @@ def _pairs_per_token(shape: ModelShape, sequence_length: float, convention: str)
     if convention != "sliding_window" or not 0 < window < sequence_length:
         return causal
     inside = min(window - window * (window - 1) / (2 * sequence_length), causal)
-    share = (shape.num_layers // shape.sliding_window_every) / shape.num_layers
+    windowed = -(-shape.num_layers // shape.sliding_window_every)  # the first of each such group
+    share = windowed / shape.num_layers
     return share * inside + (1 - share) * causal
 
 

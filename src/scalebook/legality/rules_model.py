@@ -134,14 +134,16 @@ def _uneven(case: Case) -> Iterator[Problem]:
     """Yield what is wrong with a last stage of its own size (Megatron-Core's transformer block)."""
     config, layers = case.config, case.shape.num_layers
     stages, last = config.pipeline_parallel_size, config.last_pipeline_stage_layers
-    if stages == 1 or config.virtual_pipeline_parallel_size > 1:
+    if stages == 1:
         yield Problem(
             "layers",
-            f"last_pipeline_stage_layers={last} needs pipeline_parallel_size above 1 and "
-            "virtual_pipeline_parallel_size=1. Use last_pipeline_stage_layers=0.",
+            f"last_pipeline_stage_layers={last} needs pipeline_parallel_size above 1. "
+            "Use last_pipeline_stage_layers=0.",
         )
         return
-    legal = last_stage_sizes(layers, stages)
+    chunks = config.virtual_pipeline_parallel_size
+    sizes = last_stage_sizes(layers, stages)
+    legal = [size for size in sizes if min(size, (layers - size) // (stages - 1)) >= chunks]
     if last not in legal:
         yield Problem(
             "layers",

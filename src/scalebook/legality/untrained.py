@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from scalebook.catalog.types import ModelShape
 from scalebook.config import RunConfig
 
+LAYER_NORMS = 2  # one before the attention, one before the MLP
 PRECISIONS = ("bf16", "fp8", "fp32")
 
 
@@ -23,6 +24,17 @@ def untrained(config: RunConfig, shape: ModelShape) -> Iterator[str]:
         yield (
             "data_parallel_sharding='full' (FSDP) is supported by engine 'megatron' without "
             "pipeline stages and without experts. Use 'none' or 'optimizer'."
+        )
+    if shape.norms_per_layer != LAYER_NORMS or shape.qk_norm_full_width:
+        kind = "full-width query-key norms" if shape.qk_norm_full_width else "other norms per layer"
+        yield (
+            f"{shape.name} has {kind}, which engine 'megatron' does not train. Use another model."
+        )
+    if shape.moe is not None and shape.mlp_bias and config.expert_tensor_parallel_size > 1:
+        # Each tensor-parallel rank would add the whole bias to its part of the output.
+        yield (
+            f"expert_tensor_parallel_size={config.expert_tensor_parallel_size} splits the experts "
+            f"of {shape.name}, which have biases. Use expert_tensor_parallel_size=1."
         )
     if config.mtp_layers and (
         config.pipeline_parallel_size > 1

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from scalebook.catalog.types import ModelShape
 from scalebook.flops import padded_vocab_size
 from scalebook.flops.parameters import LayerParameters, layer_parameters, parameter_count
-from scalebook.parallelism import Parallelism
+from scalebook.parallelism import Parallelism, chunk_sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +45,13 @@ def stage_layers(shape: ModelShape, parallelism: Parallelism, stage: int) -> lis
     chunks = parallelism.virtual_pipeline_parallel_size
     last = parallelism.last_pipeline_stage_layers
     if last and stages > 1:
-        width = -(-(shape.num_layers - last) // (stages - 1))
-        end = shape.num_layers if stage == stages - 1 else (stage + 1) * width
-        return [list(range(stage * width, min(end, shape.num_layers)))]
+        sizes = chunk_sizes(shape.num_layers, stages, chunks, last)
+        order = [sizes[place][chunk] for chunk in range(chunks) for place in range(stages)]
+        starts = [sum(order[: chunk * stages + stage]) for chunk in range(chunks)]
+        return [
+            list(range(start, min(start + size, shape.num_layers)))
+            for start, size in zip(starts, sizes[stage], strict=True)
+        ]
     # Ceiling, so that a split which is not even (and not legal) still has an upper bound.
     width = -(-shape.num_layers // (stages * chunks))
     starts = [(chunk * stages + stage) * width for chunk in range(chunks)]

@@ -18,6 +18,7 @@ from scalebook.metrics.stability import MINIMUM_STEPS
 from scalebook.metrics.steady import Steady, find_steady
 from scalebook.record import RunRecord, StepRecord
 
+SAVING = 0.01  # of a step; asking an asynchronous save whether it is done takes less
 UNLIKE = 0.1  # halves of a short window that differ by more are no one rate
 
 __all__ = ["MINIMUM_STEPS", "Throughput", "measured_steps", "stragglers", "throughput"]
@@ -58,10 +59,15 @@ class Throughput:
 def measured_steps(steps: Iterable[StepRecord]) -> tuple[StepRecord, ...]:
     """Return the steps that may count: start-up, warm-up and profiled ones are left out.
 
-    So is a step of an ingested log that does not tell its time.
+    So are a step of an ingested log that does not tell its time, and one that waited for a
+    checkpoint: saving is no training, and what it costs is said separately (reliability).
     """
     return tuple(
-        step for step in steps if step.phase == "measured" and step.step_seconds is not None
+        step
+        for step in steps
+        if step.phase == "measured"
+        and step.step_seconds is not None
+        and not (step.checkpoint_seconds and step.checkpoint_seconds > SAVING * step.step_seconds)
     )
 
 
@@ -112,7 +118,7 @@ def _no_window(record: RunRecord, steps: Sequence[StepRecord]) -> str | None:
     if not record.averaged:
         return f"The run did not complete ({record.status}): its window is not averaged."
     if not steps:
-        return "No step was measured."
+        return "No step was measured, or each of them waited for a checkpoint."
     if len({step.restart for step in steps}) > 1:
         return (
             "A process died between measured steps and all were started again: that time is in no "

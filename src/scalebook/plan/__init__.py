@@ -9,7 +9,8 @@ world_size: weak scaling), ``platforms`` (the table counts on those alone), ``st
 of the catalog in place of sizes, and ``sequence_parallel = "auto"`` (on where tensor_parallel_size
 is above 1). Without ``precision`` a run has the platform's default, without ``nodes`` as many as
 world_size fills, without ``expert_tensor_parallel_size`` experts that expert parallelism does not
-spread are split like the layers.
+spread are split like the layers, and without ``last_pipeline_stage_layers`` the last stage has as
+many layers fewer as its output layer is worth (0: even stages).
 
 ``repeats = 3`` runs every configuration three times (their field ``repeat`` counts from 0),
 ``order = "random"`` shuffles them within each repeat by ``order_seed`` (drawn and recorded if not
@@ -128,9 +129,8 @@ def single_plan(
     run: Table = {"platform": target.name, "precision": target.default_precision, **fields}
     run |= defaults.world(run, target, world_size)
     config = RunConfig.from_parameters(run)
-    inner = defaults.expert_tensor_parallel_size(run, catalog.model(config.model))
-    if inner is not None:
-        config = RunConfig.from_parameters(run | {"expert_tensor_parallel_size": inner})
+    following = defaults.following(run, catalog.model(config.model))
+    config = RunConfig.from_parameters(run | following)
     plan = Plan("single run", "", (), read_schedule(scheduled or {}))
     return _filled(plan, (config,), target, world_size)
 

@@ -7,6 +7,8 @@ from typing import Any
 
 from scalebook.catalog.types import ModelShape, Platform
 from scalebook.errors import ConfigError
+from scalebook.flops import flop_parts
+from scalebook.parallelism import balanced_last_stage
 
 
 def world(
@@ -29,17 +31,43 @@ def world(
     return {"world_size": world_size, "nodes": nodes}
 
 
-def expert_tensor_parallel_size(given: Mapping[str, Any], shape: ModelShape) -> int | None:
-    """Return how many ranks share an expert, as given or else by default; None without experts.
+def following(given: Mapping[str, Any], shape: ModelShape) -> dict[str, Any]:
+    """Return what a configuration leaves out and its model and parallelism decide."""
+    chosen = {
+        "expert_tensor_parallel_size": _expert_tensor_parallel_size(given, shape),
+        "last_pipeline_stage_layers": _last_pipeline_stage_layers(given, shape),
+    }
+    return {name: value for name, value in chosen.items() if value and name not in given}
+
+
+def _expert_tensor_parallel_size(given: Mapping[str, Any], shape: ModelShape) -> int | None:
+    """Return how many ranks share an expert; None without experts.
 
     Experts that expert parallelism does not spread have to be split as the layers are (legality).
     """
     if shape.moe is None:
         return None
-    if "expert_tensor_parallel_size" in given:
-        return given["expert_tensor_parallel_size"]
     spread = given.get("expert_parallel_size", 1) != 1
     return 1 if spread else given.get("tensor_parallel_size", 1)
+
+
+def _last_pipeline_stage_layers(given: Mapping[str, Any], shape: ModelShape) -> int | None:
+    """Return the layers of the last stage that balance the pipeline best.
+
+    The output layer is as much work as several layers, so the last stage gets fewer. None without
+    pipeline stages, and for engines whose stages are even.
+    """
+    sizes = [
+        given.get(name, 1) for name in ("pipeline_parallel_size", "virtual_pipeline_parallel_size")
+    ]
+    length = given.get("sequence_length")
+    if given.get("engine", "megatron") != "megatron" or sizes[0] == 1:
+        return None
+    if not all(isinstance(value, int) and value > 0 for value in (*sizes, length)):
+        return None  # refused as any other number that is none
+    parts = flop_parts(shape, float(length or 0))
+    head = parts.logits / parts.total
+    return balanced_last_stage(sizes[0], sizes[1], shape.num_layers, head)
 
 
 def size(given: Mapping[str, Any], name: str) -> int | None:

@@ -67,7 +67,7 @@ def _complete(run: Table, platform: Platform, world_size: int | None) -> Table:
     run = _with_strategy(run, platform, model)
     if run.get("sequence_parallel") == "auto":
         run["sequence_parallel"] = run.get("tensor_parallel_size", 1) != 1
-    return _with_experts(run, model)
+    return run | defaults.following(run, catalog.model(model))
 
 
 def _with_batch(run: Table) -> Table:
@@ -86,8 +86,3 @@ def _with_strategy(run: Table, platform: Platform, model: str) -> Table:
         raise ConfigError(f"strategy={name!r} must be a name or a list of names.")
     found = catalog.strategy(name, platform.name, model)
     return run | {size: getattr(found, size) for size in PARALLEL_SIZES} | {"strategy": found.name}
-
-
-def _with_experts(run: Table, model: str) -> Table:
-    inner = defaults.expert_tensor_parallel_size(run, catalog.model(model))
-    return run if inner is None else run | {"expert_tensor_parallel_size": inner}

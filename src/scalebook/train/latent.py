@@ -66,3 +66,11 @@ class LatentAttention(mcore.MLASelfAttention):
             self.linear_q_down_proj = Whole(config, config.q_lora_rank, 0, group)
         rotary = config.qk_pos_emb_head_dim
         self.linear_kv_down_proj = Whole(config, config.kv_lora_rank + rotary, rotary, group)
+
+    def _resolve_qk_norm_config(self, submodules: Any) -> dict[str, Any]:
+        """Return the projections and norms as specified; called by 0.19 and newer.
+
+        Megatron-Core's own refuses a query norm, or adds one, where no query is compressed.
+        """
+        names = ("linear_q_proj", "linear_q_up_proj", "linear_kv_up_proj")
+        return {name: getattr(submodules, name) for name in (*names, "q_layernorm", "kv_layernorm")}

@@ -87,6 +87,17 @@ class RowParallelLinear(mcore.RowParallelLinear):
         return output, bias
 
 
+class ExpertRow(mcore.RowParallelLinear):
+    """Megatron-Core's, for an expert whose MLP adds a bias to what this returns, in place."""
+
+    def forward(self, input_: Tensor) -> Any:
+        """Return (output, bias) as Megatron-Core's layer does."""
+        parent: Any = super()
+        output, bias = parent.forward(input_)
+        # Autograd forbids writing into what a custom function returned as it got it.
+        return (output if bias is None else output.clone()), bias
+
+
 def remake_norms(chunk: Any) -> None:
     """Let the norms of a model chunk that feed one linear layer alone tell how they are made."""
     for layer in chunk.decoder.layers:
@@ -115,6 +126,7 @@ class Style:
             core_attention=CoreAttention if self.fused_attention else mcore.DotProductAttention,
             column=async_tensor_parallel.Column if overlapped else ColumnParallelLinear,
             row=async_tensor_parallel.Row if overlapped else RowParallelLinear,
+            expert_row=ExpertRow,
             experts=(
                 experts.styled(compiled=self.compiled_activation, remakes=self.remake)
                 if self.grouped_gemm
@@ -122,6 +134,25 @@ class Style:
             ),
             latent_attention=latent.LatentAttention,
         )
+
+
+def _with_sink(
+    query: Tensor, key: Tensor, value: Tensor, logits: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Put a key before the sequence whose score is each head's sink, and whose value is zero.
+
+    The score comes from further dimensions, in which the queries hold the sink and that key 1.
+    Eight of them, because fused kernels take heads of a multiple of 8; fused kernels then need
+    neither a mask of every head nor the softmax's denominator (gpt-oss, arXiv 2508.10925).
+    """
+    length, batch, heads, _ = query.shape
+    column = logits.to(query.dtype).view(1, 1, heads, 1).expand(length, batch, heads, 1)
+    query = torch.cat([query, column, query.new_zeros(length, batch, heads, 7)], dim=-1)
+    key = nn.functional.pad(key, (0, 8, 0, 0, 0, 0, 1, 0))
+    mark = torch.zeros_like(key[:1])
+    mark[..., -8] = 1
+    key = torch.cat([mark, key[1:]])
+    return query, key, nn.functional.pad(value, (0, 8, 0, 0, 0, 0, 1, 0))
 
 
 def takes_grouped_heads(query: Tensor) -> bool:
@@ -145,6 +176,38 @@ class CoreAttention(mcore.MegatronModule):
         self.softmax_scale = softmax_scale
         self.context_group = given["pg_collection"].cp
         self.context_size: int = config.context_parallel_size
+        layer: int = given["layer_number"] - 1
+        size: Any = config.window_size
+        self.window = 0  # tokens that a query sees; 0: all before it
+        if size is not None and config.window_attn_skip_freq[layer]:
+            self.window = int(size[0]) + 1
+        self.softmax_offset: Any = None  # the sinks: one learned logit per head of this rank
+        if config.softmax_type == "learnable":
+            self._add_sinks(config, given["pg_collection"].tp)
+
+    def _add_sinks(self, config: Any, group: Any) -> None:
+        heads = config.num_attention_heads // group.size()
+        device = torch.cuda.current_device()
+        sinks = nn.Parameter(torch.zeros(heads, dtype=config.params_dtype, device=device))
+        mcore.tensor_parallel.set_tensor_model_parallel_attributes(sinks, True, 0, 1)
+        self.softmax_offset = sinks
+        self.tensor_group = group
+
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None
+    ) -> dict[str, Any]:
+        """Return the sinks, if there are any, as Megatron-Core's own attention saves them."""
+        if self.softmax_offset is None:
+            return {}
+        sharded: dict[str, Any] = mcore.make_sharded_tensors_for_checkpoint(
+            self.state_dict(prefix="", keep_vars=True),
+            prefix,
+            {"softmax_offset": 0},
+            sharded_offsets,
+            tp_group=self.tensor_group,
+            dp_cp_group=metadata["dp_cp_group"] if metadata else None,
+        )
+        return sharded
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **_: Any
@@ -161,20 +224,37 @@ class CoreAttention(mcore.MegatronModule):
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Return attention of the last queries of a sequence to all its keys and values."""
+        width = value.shape[-1]
+        scale = self.softmax_scale
+        if self.softmax_offset is not None:
+            scale = scale or query.shape[-1] ** -0.5
+            query, key, value = _with_sink(query, key, value, self.softmax_offset / scale)
         groups = query.shape[2] // key.shape[2]
         if groups > 1 and not takes_grouped_heads(query):
             key, value = (tensor.repeat_interleave(groups, dim=2) for tensor in (key, value))
         q, k, v = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
         options: dict[str, Any] = {
-            "scale": self.softmax_scale,
+            "scale": scale,
             "enable_gqa": query.shape[2] != key.shape[2],
         }
-        if query.shape[0] == key.shape[0]:
+        if 0 < self.window < key.shape[0]:
+            mask: Any = self._mask(query.shape[0], key.shape[0], query.device)
+            context = scaled_dot_product_attention(q, k, v, attn_mask=mask, **options)
+        elif query.shape[0] == key.shape[0]:
             context = scaled_dot_product_attention(q, k, v, is_causal=True, **options)
         else:
-            mask: Any = lower_right(query.shape[0], key.shape[0])
+            mask = lower_right(query.shape[0], key.shape[0])
             context = scaled_dot_product_attention(q, k, v, attn_mask=mask, **options)
-        return context.permute(2, 0, 1, 3)
+        return context.permute(2, 0, 1, 3)[..., :width]
+
+    def _mask(self, queries: int, keys: int, device: torch.device) -> Tensor:
+        """Return which keys [queries, keys] the last queries see: the window, and a sink's."""
+        behind = torch.arange(keys - queries, keys, device=device).unsqueeze(1)
+        behind = behind - torch.arange(keys, device=device)
+        seen = (behind >= 0) & (behind < self.window)
+        if self.softmax_offset is not None:
+            seen[:, 0] = True  # the sink's key lies before those of the sequence
+        return seen
 
     def _attend_over_group(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         keys, values = self._whole_sequence(key), self._whole_sequence(value)

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from inspect import signature
@@ -42,6 +43,9 @@ MegatronModule: Any = _import("megatron.core.transformer.module").MegatronModule
 MLP: Any = _import("megatron.core.transformer.mlp").MLP
 _latent: Any = _import("megatron.core.transformer.multi_latent_attention")
 MLASelfAttention: Any = _latent.MLASelfAttention
+make_sharded_tensors_for_checkpoint: Any = _import(
+    "megatron.core.transformer.utils"
+).make_sharded_tensors_for_checkpoint
 ModuleSpec: Any = _import("megatron.core.transformer.spec_utils").ModuleSpec
 DotProductAttention: Any = _import(
     "megatron.core.transformer.dot_product_attention"
@@ -97,6 +101,7 @@ class Pieces:
     core_attention: Any
     column: Any
     row: Any
+    expert_row: Any
     experts: type | None  # None: Megatron-Core's, one after the other
     latent_attention: Any
 
@@ -122,7 +127,11 @@ def _local_provider(pieces: Pieces) -> Generator[None]:
         def grouped_mlp_modules(self, *given: Any, **options: Any) -> Any:
             parent: Any = super()
             if pieces.experts is None:
-                return parent.grouped_mlp_modules(*given, **options)
+                built: Any = parent.grouped_mlp_modules(*given, **options)
+                paired = isinstance(built, tuple)
+                own: Any = built[1] if paired else built.keywords["submodules"]
+                parts = replace(own, linear_fc2=pieces.expert_row)
+                return (built[0], parts) if paired else partial(built.func, submodules=parts)
             # Before 0.18: a class and its submodules, for any number of arguments.
             paired = (
                 "moe_use_legacy_grouped_gemm" in signature(parent.grouped_mlp_modules).parameters
@@ -144,7 +153,11 @@ def block_spec(config: Any, *, pieces: Pieces | None, vp_stage: int | None) -> A
     options: dict[str, Any] = {"normalization": config.normalization, "vp_stage": vp_stage}
     build: Any = _gpt_specs.get_gpt_decoder_block_spec
     if pieces is None:
-        return build(config, use_transformer_engine=True, **options)
+        spec = build(config, use_transformer_engine=True, **options)
+        if config.multi_latent_attention and config.q_lora_rank is None:
+            made = [_with_latent_attention(layer, _WholeQueries) for layer in spec.layer_specs]
+            return replace(spec, layer_specs=made)
+        return spec
     with _local_provider(pieces):
         spec = build(config, use_transformer_engine=False, **options)
     made = [_with_latent_attention(layer, pieces.latent_attention) for layer in spec.layer_specs]
@@ -171,6 +184,15 @@ def recomputes_further_tokens() -> bool:
     given = signature(layer.forward).parameters
     taken = signature(layer._checkpointed_forward).parameters
     return "padding_mask" not in given or "padding_mask" in taken or "kwargs" in taken
+
+
+class _WholeQueries(MLASelfAttention):
+    """Megatron-Core's, for queries that are not compressed: 0.19 would put a norm before them."""
+
+    def _resolve_qk_norm_config(self, submodules: Any) -> dict[str, Any]:
+        parent: Any = super()
+        resolved: dict[str, Any] = parent._resolve_qk_norm_config(submodules)
+        return resolved | {"linear_q_proj": submodules.linear_q_proj}
 
 
 def _with_latent_attention(layer: Any, attention: Any) -> Any:

@@ -21,6 +21,7 @@ from scalebook.train import (
     layers,
     mcore,
     offload,
+    permutation,
     settings,
     weights,
 )
@@ -129,6 +130,8 @@ def _install(config: RunConfig, shape: ModelShape, on: Switches) -> None:
         fused.compile_rotary_embedding()
     if settings.remakes_activation(config, shape):
         fused.remake_activation(fused=on.fused_activation)
+    if on.grouped_gemm and not on.transformer_engine:
+        permutation.install(compiled=on.fused_activation)
 
 
 def build(config: RunConfig, shape: ModelShape, world: World) -> Model:
@@ -154,6 +157,8 @@ def build(config: RunConfig, shape: ModelShape, world: World) -> Model:
         seed=config.seed,
     )
     count = weights.parameter_count(chunks, shape.tied_embeddings)
+    for chunk in chunks:
+        _mark_experts(chunk, config)
     ddp_config = settings.ddp_config(config, on)
     if sharded:
         types = DTYPES[config.precision], DTYPES[config.gradient_precision]
@@ -168,6 +173,23 @@ def build(config: RunConfig, shape: ModelShape, world: World) -> Model:
         switches=on,
         parameter_count=count,
     )
+
+
+def _mark_experts(chunk: Any, config: RunConfig) -> None:
+    """Let experts' gradients be added up over the ranks that hold the same experts.
+
+    Megatron-Core takes them for replicated like the rest where there is no expert parallelism, even
+    if tensor parallelism splits the rest only; and it adds up the biases of different experts.
+    """
+    apart = config.expert_parallel_size > 1 or (
+        config.expert_tensor_parallel_size != config.tensor_parallel_size
+    )
+    for name, parameter in chunk.named_parameters():
+        if ".mlp.experts." in name:
+            parameter.allreduce = not apart
+            parameter.sequence_parallel = False
+            # Else a bias counts in the gradient norm of the first tensor-parallel rank only.
+            parameter.tensor_model_parallel = True
 
 
 def _wrap(config: Any, ddp_config: Any, chunk: Any, index: int) -> Any:

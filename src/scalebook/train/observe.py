@@ -17,6 +17,7 @@ from scalebook.train.indexed import fingerprint
 from scalebook.train.model import Model
 from scalebook.train.precision import DTYPES
 from scalebook.train.probe.device import identity
+from scalebook.train.settings import last_stage_layers
 from scalebook.train.world import distributed
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ def observed(trainer: Trainer) -> dict[str, Any]:
     run = trainer.config
     return {
         **_split(),
-        "last_pipeline_stage_layers": config.num_layers_in_last_pipeline_stage or 0,
+        "last_pipeline_stage_layers": last_stage_layers(config),
         "num_microbatches": run.num_microbatches,
         "sequence_parallel": config.sequence_parallel,
         "data_parallel_sharding": _sharding(model),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from torch import Tensor
 from torch.nn import functional
 
 from scalebook.catalog.types import ModelShape
 from scalebook.config import RunConfig
+from scalebook.parallelism import chunk_sizes
 from scalebook.train import mcore, weights
 from scalebook.train.precision import DTYPES
 from scalebook.train.switches import Switches
@@ -19,6 +22,20 @@ AUXILIARY_LOSS_COEFFICIENT = 1e-2
 # DeepSeek-V3 gives the loss of further tokens 0.3 at first and 0.1 for the rest (arXiv 2412.19437,
 # section 4.2); Megatron-LM's default is 0.1.
 FURTHER_TOKENS_LOSS_COEFFICIENT = 0.1
+# DeepSeek-V3 moves an expert's bias by 0.001 a step (arXiv 2412.19437, section 4.2).
+EXPERT_BIAS_RATE = 1e-3
+
+
+def squared_relu(hidden: Tensor) -> Tensor:
+    """Return max(x, 0)^2 (Primer, arXiv 2109.08668)."""
+    return functional.relu(hidden).square()
+
+
+ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "squared_relu": squared_relu,
+}
 
 
 def _architecture(shape: ModelShape) -> dict[str, Any]:
@@ -32,7 +49,7 @@ def _architecture(shape: ModelShape) -> dict[str, Any]:
         "normalization": "RMSNorm" if shape.normalization == "rms" else "LayerNorm",
         "layernorm_epsilon": 1e-5,
         "gated_linear_unit": shape.gated_mlp,
-        "activation_func": functional.silu if shape.gated_mlp else functional.gelu,
+        "activation_func": ACTIVATIONS[shape.activation],
         "add_bias_linear": shape.mlp_bias,
         "add_qkv_bias": shape.attention_bias in ("qkv", "all"),
         "qk_layernorm": shape.qk_norm,
@@ -40,7 +57,19 @@ def _architecture(shape: ModelShape) -> dict[str, Any]:
         "attention_dropout": 0.0,
         "init_method_std": weights.INIT_STD,
     }
-    return options | _latent(shape)
+    return options | _latent(shape) | _attention(shape)
+
+
+def _attention(shape: ModelShape) -> dict[str, Any]:
+    """Sliding windows and sinks: the first layer of each ``sliding_window_every`` is windowed."""
+    options: dict[str, Any] = {"softmax_type": "learnable"} if shape.attention_sinks else {}
+    if shape.sliding_window:
+        every = shape.sliding_window_every
+        options["window_size"] = (shape.sliding_window - 1, 0)
+        options["window_attn_skip_freq"] = [
+            int(layer % every == 0) for layer in range(shape.num_layers)
+        ]
+    return options
 
 
 def _further_tokens(config: RunConfig) -> dict[str, Any]:
@@ -57,7 +86,15 @@ def _experts(config: RunConfig, shape: ModelShape) -> dict[str, Any]:
     if shape.moe is None:
         return {}
     dense = shape.moe.first_dense_layers
-    return {
+    # A bias of every linear layer takes in the router's; without them, it is the one that evens
+    # the experts out without a loss, which Megatron-Core has for sigmoid scores only.
+    evens_out = shape.moe.router_bias and not shape.mlp_bias
+    biased: dict[str, Any] = {
+        "moe_router_score_function": "sigmoid",
+        "moe_router_enable_expert_bias": True,
+        "moe_router_bias_update_rate": EXPERT_BIAS_RATE,
+    }
+    return (biased if evens_out else {}) | {
         "num_moe_experts": shape.moe.num_experts,
         "moe_router_topk": shape.moe.top_k,
         "moe_ffn_hidden_size": shape.moe.ffn_hidden_size,
@@ -90,13 +127,36 @@ def _latent(shape: ModelShape) -> dict[str, Any]:
     }
 
 
-def _split(config: RunConfig) -> dict[str, Any]:
+def _stages(config: RunConfig, shape: ModelShape) -> dict[str, Any]:
+    """How many layers a stage has, and with an interleaved schedule each of its chunks."""
+    last, chunks = config.last_pipeline_stage_layers, config.virtual_pipeline_parallel_size
+    if not last or chunks == 1:
+        return {"num_layers_in_last_pipeline_stage": last or None}
+    stages = config.pipeline_parallel_size
+    sizes = chunk_sizes(shape.num_layers, stages, chunks, last)
+    layout = [
+        ["decoder"] * sizes[stage][chunk] for chunk in range(chunks) for stage in range(stages)
+    ]
+    layout[0].insert(0, "embedding")
+    layout[-1].append("loss")
+    return {"pipeline_model_parallel_layout": layout}
+
+
+def last_stage_layers(config: Any) -> int:
+    """Return the layers of the last stage of a TransformerConfig; 0: as many as the others."""
+    layout = config.pipeline_model_parallel_layout
+    if layout is None:
+        return config.num_layers_in_last_pipeline_stage or 0
+    return sum(layer.name == "decoder" for chunk in layout.layout[-1] for layer in chunk)
+
+
+def _split(config: RunConfig, shape: ModelShape) -> dict[str, Any]:
     stages = config.virtual_pipeline_parallel_size
     return {
         "tensor_model_parallel_size": config.tensor_parallel_size,
         "pipeline_model_parallel_size": config.pipeline_parallel_size,
         "virtual_pipeline_model_parallel_size": stages if stages > 1 else None,
-        "num_layers_in_last_pipeline_stage": config.last_pipeline_stage_layers or None,
+        **_stages(config, shape),
         "context_parallel_size": config.context_parallel_size,
         "expert_model_parallel_size": config.expert_parallel_size,
         "expert_tensor_parallel_size": config.expert_tensor_parallel_size,
@@ -151,7 +211,7 @@ def _quantised(config: RunConfig) -> dict[str, Any]:
 
 def remakes_activation(config: RunConfig, shape: ModelShape) -> bool:
     """Return whether the product of the activation function is made again, not kept."""
-    return config.recompute == "pointwise" and shape.gated_mlp
+    return config.recompute == "pointwise" and shape.activation == "silu" and shape.gated_mlp
 
 
 def ddp_config(config: RunConfig, on: Switches) -> Any:
@@ -167,7 +227,7 @@ def ddp_config(config: RunConfig, on: Switches) -> Any:
 
 def transformer_config(config: RunConfig, shape: ModelShape, world: World, on: Switches) -> Any:
     """Return Megatron-Core's TransformerConfig of a run."""
-    options = _architecture(shape) | _experts(config, shape) | _split(config)
+    options = _architecture(shape) | _experts(config, shape) | _split(config, shape)
     options |= _recompute(config) | _quantised(config) | _further_tokens(config)
     kind = mcore.MLATransformerConfig if shape.mla else mcore.TransformerConfig
     return kind(**options, **_speed(config, shape, world, on))

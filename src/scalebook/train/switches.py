@@ -87,6 +87,20 @@ def _weight_gradient(config: RunConfig, world: World, te: bool) -> str | None:
     return None
 
 
+def _is_usual(shape: ModelShape) -> bool:
+    return shape.activation == ("silu" if shape.gated_mlp else "gelu")
+
+
+def _activation(shape: ModelShape) -> str | None:
+    """Say why Megatron-Core cannot fuse this model's activation; None where it can."""
+    if shape.activation == "gelu" and not (shape.gated_mlp or shape.mlp_bias):
+        return "the fused GELU of Megatron-Core wants a bias"
+    fused_geglu = shape.activation == "gelu" and shape.moe is None
+    if not (_is_usual(shape) or fused_geglu):
+        return f"Megatron-Core has no fused kernel for the activation of {shape.name}"
+    return None
+
+
 def _grouped(config: RunConfig, shape: ModelShape, world: World, te: bool) -> str | None:
     if shape.moe is None:
         return "the model has no experts"
@@ -94,6 +108,8 @@ def _grouped(config: RunConfig, shape: ModelShape, world: World, te: bool) -> st
         return None
     if shape.mlp_bias:
         return "the experts have biases"
+    if not _is_usual(shape):
+        return f"grouped experts take SwiGLU or GELU, and {shape.name} has another activation"
     if not grouped.can_group(world.device, DTYPES[config.precision]):
         return f"torch {torch.__version__} has no grouped product for this device that is right"
     return None
@@ -147,13 +163,7 @@ def resolve(config: RunConfig, shape: ModelShape, world: World) -> Switches:
         fused_attention=decide("fused_attention", None),
         fused_norm=decide("fused_norm", None if te else compiled),
         fused_rope=decide("fused_rope", None if te else compiled),
-        # Megatron-Core's fused GELU wants a bias.
-        fused_activation=decide(
-            "fused_activation",
-            compiled
-            if shape.gated_mlp or shape.mlp_bias
-            else "the fused GELU of Megatron-Core wants a bias",
-        ),
+        fused_activation=decide("fused_activation", _activation(shape) or compiled),
         fused_cross_entropy=decide("fused_cross_entropy", compiled),
         fused_weight_gradient=decide("fused_weight_gradient", _weight_gradient(config, world, te)),
         fused_optimizer=decide("fused_optimizer", None if world.on_gpu else NO_GPU),

@@ -113,7 +113,7 @@ def _whole(shard: Shard, config: Any, vocab_size: int, seed: int) -> Tensor:
     shape, device = shard.whole_shape, shard.parameter.device
     if _NORM.search(shard.name):
         return torch.ones(shape, device=device)
-    if shard.name.endswith(("bias",)):
+    if shard.name.endswith(("bias", "softmax_offset")):
         return torch.zeros(shape, device=device)
     digest = hashlib.sha256(f"{seed}:{shard.name}".encode()).digest()
     generator = torch.Generator(device).manual_seed(int.from_bytes(digest[:7], "big"))
@@ -154,7 +154,9 @@ def parameter_count(chunks: list[Any], tied: bool) -> int:
             continue
         seen.add(shard.name)
         total += math.prod(shard.whole_shape) * (experts if shard.is_expert else 1)
-    return total
+    # The bias that evens experts out is learned without a gradient, so it is no parameter.
+    buffers = (buffer for chunk in chunks for buffer in chunk.named_buffers())
+    return total + sum(values.numel() for name, values in buffers if name.endswith("expert_bias"))
 
 
 def _is_tied_copy(shard: Shard, chunks: list[Any]) -> bool:

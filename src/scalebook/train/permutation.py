@@ -1,0 +1,176 @@
+"""Tokens into the order of their experts and back, without a word from the device to the host.
+
+Megatron-Core's own, where Transformer Engine does not fuse it, selects by mask: the number of rows
+is then asked of the device twice per layer. It adds tokens back with atomics and cuts them into a
+piece for each expert and rank. Here every size is known beforehand (each token visits as many
+experts as any other), and rows move by one gather each way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+from importlib import import_module
+from inspect import signature
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_compiler: Any = torch  # typed only in part
+Combine = Callable[[Tensor, Tensor], Tensor]
+
+
+def _combine(rows: Tensor, places: Tensor) -> Tensor:
+    """Return for each token the sum of its rows [tokens, hidden]; ``places`` [tokens, each]."""
+    return rows[places].sum(1)
+
+
+@cache
+def _compiled() -> Combine:
+    return _compiler.compile(_combine)
+
+
+class _Spread(torch.autograd.Function):
+    """tokens [tokens, hidden] -> a copy of each token for each of its experts."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, tokens: Tensor, order: Tensor, places: Tensor, combine: Combine
+    ) -> Tensor:
+        ctx.save_for_backward(places)
+        ctx.combine = combine
+        return tokens.index_select(0, order)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None, None]:
+        (places,) = ctx.saved_tensors
+        return ctx.combine(grad_outputs[0], places), None, None, None
+
+
+class _Gather(torch.autograd.Function):
+    """The opposite: the sum of what its experts made of each token."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, order: Tensor, places: Tensor, combine: Combine) -> Tensor:
+        ctx.save_for_backward(order)
+        return combine(rows, places)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None, None]:
+        (order,) = ctx.saved_tensors
+        return grad_outputs[0].index_select(0, order), None, None, None
+
+
+class _Reorder(torch.autograd.Function):
+    """Rows in another order, each of them once."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, order: Tensor, back: Tensor) -> Tensor:
+        ctx.save_for_backward(back)
+        return rows.index_select(0, order)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
+        (back,) = ctx.saved_tensors
+        return grad_outputs[0].index_select(0, back), None, None
+
+
+def _set_places(chosen: Tensor, rows: int) -> Tensor:
+    """Return the indices of the ``rows`` true elements of a mask, in their order."""
+    found = chosen.cumsum(0)
+    # What is not chosen is written behind the end.
+    target = torch.where(chosen, found - 1, rows)
+    indices = torch.arange(len(chosen), device=chosen.device)
+    return indices.new_empty(rows + 1).scatter_(0, target, indices)[:rows]
+
+
+def permute(
+    tokens: Tensor, routing_map: Tensor, probs: Tensor, rows: int, combine: Combine = _combine
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return tokens [rows, hidden] expert by expert, their weights, and which token each row is.
+
+    ``routing_map`` [tokens, experts] marks as many experts for every token, ``rows`` in all.
+    """
+    each_expert = _set_places(routing_map.bool().T.reshape(-1), rows)
+    order = each_expert % len(tokens)
+    places = order.argsort(stable=True).view(len(tokens), -1)
+    order.places = places  # pyright: ignore[reportAttributeAccessIssue]
+    function: Any = _Spread
+    spread: Tensor = function.apply(tokens, order, places, combine)
+    return spread, probs.T.reshape(-1).index_select(0, each_expert), order
+
+
+def unpermute(rows: Tensor, order: Any, combine: Combine = _combine) -> Tensor:
+    """Return for each token the sum of its rows [tokens, hidden]; ``order`` is that of permute."""
+    function: Any = _Gather
+    total: Tensor = function.apply(rows, order, order.places, combine)
+    return total
+
+
+def _starts(sizes: Tensor) -> Tensor:
+    return sizes.cumsum(0) - sizes
+
+
+def chunk_order(sizes: Tensor, chunks: Tensor, rows: int) -> Tensor:
+    """Return the rows in the order in which ``chunks`` lists pieces of these sizes."""
+    moved = sizes[chunks]
+    shift = _starts(sizes)[chunks] - _starts(moved)
+    within = torch.repeat_interleave(shift, moved, output_size=rows)
+    return within + torch.arange(rows, device=sizes.device)
+
+
+def sort_chunks(
+    rows: Tensor, sizes: Tensor, chunks: Tensor, probs: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Return rows and their weights with the pieces of these sizes in the order of ``chunks``."""
+    if torch.equal(chunks, torch.arange(len(chunks))):
+        return rows, probs
+    sizes, chunks = (part.to(rows.device, non_blocking=True) for part in (sizes, chunks))
+    order = chunk_order(sizes, chunks, len(rows))
+    back = chunk_order(sizes[chunks], chunks.argsort(), len(rows))
+    function: Any = _Reorder
+    moved: Tensor | None = None if probs is None else function.apply(probs, order, back)
+    return function.apply(rows, order, back), moved
+
+
+def install(*, compiled: bool) -> None:
+    """Put these in the place of Megatron-Core's, for what its dispatcher does without dropping."""
+    dispatcher: Any = import_module("megatron.core.transformer.moe.token_dispatcher")
+    combine = _compiled() if compiled else _combine
+    for name, make in {
+        "permute": _permute,
+        "unpermute": _unpermute,
+        "sort_chunks_by_idxs": _sort,
+    }.items():
+        original = getattr(dispatcher, name)
+        if not isinstance(original, partial):
+            setattr(dispatcher, name, partial(make, original, combine))
+
+
+def _permute(
+    original: Any, combine: Combine, tokens: Tensor, routing_map: Tensor, **options: Any
+) -> Any:
+    rows, probs = options.get("num_out_tokens"), options.get("probs")
+    plain = not (options.get("fused") or options.get("drop_and_pad"))
+    if not (plain and isinstance(rows, int) and isinstance(probs, Tensor)):
+        return original(tokens, routing_map, **options)
+    moved = permute(tokens, routing_map, probs, rows, combine)
+    # From 0.17 on, padding is returned as well, which only fused kernels make.
+    return (*moved, None, None) if "align_size" in signature(original).parameters else moved
+
+
+def _unpermute(
+    original: Any, combine: Combine, rows: Tensor, order: Tensor, **options: Any
+) -> Tensor:
+    if not hasattr(order, "places"):
+        return original(rows, order, **options)
+    return unpermute(rows, order, combine)
+
+
+def _sort(
+    original: Any, _: Combine, rows: Tensor, sizes: Any, chunks: Tensor, **options: Any
+) -> Any:
+    if options.get("fused") or chunks.is_cuda:
+        return original(rows, sizes, chunks, **options)
+    return sort_chunks(rows, torch.as_tensor(sizes), chunks, options.get("probs"))
