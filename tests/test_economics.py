@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import csv
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scalebook import catalog
 from scalebook.economics import Answer, Inputs, answers, read_range
 from scalebook.errors import ClaimError
+from scalebook.flops import flops_per_token
 from scalebook.intervals import Interval, point
+
+GOLDEN = Path(__file__).parent / "golden"
 
 
 def stated(**inputs: str) -> dict[str, Answer]:
@@ -22,6 +29,22 @@ def test_100_billion_tokens_at_145267_a_second_take_191_hours():
     assert seconds is not None
     assert seconds.low == seconds.high == pytest.approx(100e9 / 145267)
     assert round(seconds.low / 3600, 1) == 191.2
+
+
+@pytest.mark.parametrize(
+    "row",
+    list(csv.DictReader((GOLDEN / "training_days.csv").read_text(encoding="utf-8").splitlines())),
+    ids=lambda row: f"{row['model']} on {row['gpus']}",
+)
+def test_the_published_training_times_come_out_of_their_own_rates(row):
+    per_token = flops_per_token(
+        catalog.model(row["model"]), int(row["sequence_length"]), row["convention"]
+    )
+    rate = int(row["gpus"]) * float(row["tflops"]) * 1e12 / per_token
+    days = stated(tokens=row["tokens"], tokens_per_second=repr(rate))["training_days"].value
+    assert days is not None
+    # Printed in whole days; a rate of three digits moves the longest by one.
+    assert days.low == days.high == pytest.approx(float(row["days"]), rel=0.015)
 
 
 def test_cost_is_hours_times_gpus_times_price():
