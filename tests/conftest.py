@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,11 @@ from hypothesis import settings
 # Deadlines of single examples would make a busy machine fail tests.
 settings.register_profile("scalebook", deadline=None)
 settings.load_profile("scalebook")
+
+# A shell starts what it puts in the background with SIGINT ignored, and every process that a test
+# starts would inherit that: its interrupts would do nothing.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parents[1]
 FACTS = ROOT.parent / "shared" / "facts"
