@@ -30,7 +30,7 @@ CORE = {
     "communication": ("communication.py", "communication"), "legality": ("legality", "legality"),
     "feasibility": ("feasibility", "feasibility"), "scaling": ("scaling", "scaling"),
     "metrics": ("metrics", "metrics repeats steady"), "anatomy": ("anatomy", "anatomy"),
-    "economics": ("economics.py", "economics"), "intervals": ("intervals.py", "audit economics"),
+    "economics": ("economics.py", "economics"), "intervals": ("intervals.py", "intervals"),
     "verdicts": ("verdicts", "gate verdict"), "diagnosis": ("diagnosis", "diagnosis"),
     "audit": ("audit", "audit"), "outcome": ("running/outcome.py", "outcome failures"),
     "ingest": ("ingest/rates.py ingest/ratios.py ingest/steps.py", "ingest logs_dialects"),
