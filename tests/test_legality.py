@@ -7,7 +7,7 @@ from itertools import permutations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from shapes import DENSE, SHAPES
 
@@ -313,3 +313,160 @@ def test_a_vocabulary_that_padding_inflates_is_a_warning() -> None:
     (problem,) = problems(config("dense", sequence_length=64), shape)
     assert (problem.rule, problem.severity) == ("vocabulary", "warning")
     assert "from 130 to 256 rows" in problem.message
+
+
+def broken(shape: ModelShape, asked: RunConfig) -> set[str]:
+    """The model's rules that a configuration breaks, told once more from what they say."""
+    tensor, stages, chunks = (
+        asked.tensor_parallel_size,
+        asked.pipeline_parallel_size,
+        asked.virtual_pipeline_parallel_size,
+    )
+    context, length, last = (
+        asked.context_parallel_size,
+        asked.sequence_length,
+        asked.last_pipeline_stage_layers,
+    )
+    groups, moe = shape.num_query_groups, shape.moe
+    rules = set()
+    if shape.num_attention_heads / tensor not in range(1, 99):
+        rules.add("attention_heads")
+    repeats = tensor / groups in range(2, 99)
+    fused = (shape.num_attention_heads + 2 * groups) * shape.head_dim
+    if groups / tensor not in range(1, 99):
+        heads_fit = "attention_heads" not in rules
+        if not repeats or (heads_fit and fused / tensor not in range(1, 9999)):
+            rules.add("key_value_groups")
+    widths = [] if moe and not moe.first_dense_layers else [shape.ffn_hidden_size]
+    widths += [moe.shared_ffn_hidden_size] if moe else []
+    if any(width / tensor not in range(9999) for width in widths):
+        rules.add("ffn")
+    if asked.sequence_parallel and tensor == 1:
+        rules.add("sequence_parallel")
+    if context > 1 and length / (2 * context) not in range(9999):
+        rules.add("context_parallel")
+    elif asked.sequence_parallel and length // context / tensor not in range(9999):
+        rules.add("sequence_parallel")
+    if last:
+        others = (shape.num_layers - last) / (stages - 1) if stages > 1 else 0
+        if chunks > 1 or others not in range(1, 99):
+            rules.add("layers")
+    elif shape.num_layers / stages / (chunks if stages > 1 else 1) not in range(99):
+        rules.add("layers")
+    rules |= broken_by_experts(shape, asked)
+    return rules
+
+
+def broken_by_experts(shape: ModelShape, asked: RunConfig) -> set[str]:
+    moe, tensor = shape.moe, asked.tensor_parallel_size
+    size, inner = asked.expert_parallel_size, asked.expert_tensor_parallel_size
+    if moe is None:
+        return {"experts"} if size > 1 or inner > 1 else set()
+    rules = set()
+    ranks = asked.world_size / asked.pipeline_parallel_size
+    if (
+        moe.num_experts / size not in range(99)
+        or moe.ffn_hidden_size / inner not in range(9999)
+        or (ranks in range(999) and ranks / size / inner not in range(999))
+        or (tensor > 1 and not asked.sequence_parallel)
+    ):
+        rules.add("experts")
+    if size == 1 and inner != tensor:
+        rules.add("expert_gradients")
+    return rules
+
+
+MODEL_RULES = {
+    "attention_heads", "key_value_groups", "ffn", "sequence_parallel", "context_parallel",
+    "layers", "experts", "expert_gradients",
+}  # fmt: skip
+
+
+@given(
+    st.sampled_from([*SHAPES.values(), replace(SHAPES["moe"], moe=replace(
+        SHAPES["moe"].moe, first_dense_layers=1))]),
+    st.fixed_dictionaries(
+        {
+            "world_size": st.sampled_from([1, 2, 4, 6, 8, 12, 24]),
+            "tensor_parallel_size": st.sampled_from([1, 2, 3, 4, 6, 8]),
+            "pipeline_parallel_size": st.sampled_from([1, 2, 3, 4, 6]),
+            "virtual_pipeline_parallel_size": st.sampled_from([1, 1, 2, 3]),
+            "context_parallel_size": st.sampled_from([1, 2, 4]),
+            "expert_parallel_size": st.sampled_from([1, 1, 2, 3, 4]),
+            "expert_tensor_parallel_size": st.sampled_from([1, 1, 2, 4]),
+            "sequence_parallel": st.booleans(),
+            "sequence_length": st.sampled_from([12, 16, 24, 30, 64]),
+            "last_pipeline_stage_layers": st.sampled_from([0, 0, 0, 1, 2, 3]),
+        }
+    ),
+)  # fmt: skip
+@settings(max_examples=400)
+def test_the_rules_of_the_model_are_broken_exactly_where_something_does_not_divide(
+    shape: ModelShape, fields: dict[str, Any]
+) -> None:
+    asked = config(**fields)
+    found = {
+        one.rule for one in problems(asked, shape)
+        if one.severity == "error" and one.rule in MODEL_RULES
+    }  # fmt: skip
+    assert found == broken(shape, asked)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"context_parallel_size": 2, "sequence_length": 2046},
+            "sequence_length=2046 is not a multiple of 2 x context_parallel_size = 4:",
+        ),
+        (
+            {"tensor_parallel_size": 4, "sequence_parallel": True, "sequence_length": 2046},
+            "sequence_length / context_parallel_size = 2046 is not a multiple of "
+            "tensor_parallel_size=4",
+        ),
+        (
+            {"pipeline_parallel_size": 2, "virtual_pipeline_parallel_size": 3},
+            "does not divide the 16 layers of a stage of llama3.1-8b. Use 1, 2, 4, 8 or 16.",
+        ),
+        (
+            {"pipeline_parallel_size": 4, "last_pipeline_stage_layers": 6},
+            "does not leave the 3 other stages an equal part of the 32 layers",
+        ),
+        ({"model": "deepseek-v3", "mtp_layers": 2}, "than deepseek-v3 has. Use 0 or 1."),
+        (
+            {"model": "mixtral-8x7b", "expert_parallel_size": 8, "world_size": 4},
+            "expert 8 x expert tensor 1 does not divide the 4 ranks of a pipeline stage",
+        ),
+        (
+            {"model": "mixtral-8x7b", "expert_parallel_size": 3, "world_size": 9},
+            "expert_parallel_size=3 does not divide the 8 experts of mixtral-8x7b. "
+            "Use 1, 2, 4 or 8.",
+        ),
+    ],
+)
+def test_an_error_has_the_numbers_that_do_not_fit(changes: dict[str, Any], said: str) -> None:
+    asked = config(**({"global_batch_size": 9 * 3 * 4 * 8} | changes))
+    assert said in " ".join(one.message for one in problems(asked))
+
+
+@pytest.mark.parametrize(
+    ("needed", "fits"),
+    [(72.0, True), (72.01, None), (80.0, None), (80.01, False)],
+)
+def test_a_run_is_said_to_fit_up_to_nine_tenths_and_not_to_fit_above_the_whole(
+    needed: float, fits: bool | None
+) -> None:
+    found = verdict(needed, H100)
+    assert (found.fits, found.capacity_gib) == (fits, 80)
+    if fits is None:
+        assert "10% may go to the driver" in found.reason
+
+
+@pytest.mark.parametrize(("tensor", "warned"), [(4, False), (8, True), (16, True)])
+def test_repeated_groups_are_warned_of_from_more_ranks_than_groups(
+    tensor: int, warned: bool
+) -> None:
+    shape = replace(DENSE, num_attention_heads=16, num_query_groups=4, head_dim=16)
+    asked = config(tensor_parallel_size=tensor, world_size=16, sequence_length=64)
+    found = [one for one in problems(asked, shape) if one.rule == "key_value_groups"]
+    assert [one.severity for one in found] == ["warning"] * warned
