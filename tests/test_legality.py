@@ -14,8 +14,9 @@ from shapes import DENSE, SHAPES
 from scalebook import catalog, legality
 from scalebook.catalog import ModelShape
 from scalebook.config import RunConfig
-from scalebook.legality import Problem
+from scalebook.legality import Problem, fit, neighbours
 from scalebook.legality.fit import verdict
+from scalebook.legality.untrained import untrained
 
 H100 = catalog.accelerator("H100-SXM5-80GB")
 A100 = catalog.accelerator("A100-SXM4-80GB")
@@ -282,18 +283,18 @@ def test_memory_is_judged_with_room_for_what_is_not_predicted() -> None:
 def test_advice_for_a_run_that_does_not_fit_makes_it_fit() -> None:
     asked = config(sequence_length=16384, global_batch_size=8)
     shape = catalog.model("llama3.1-8b")
-    _, fit = legality.fitting(asked, shape, accelerator=H100, gpus_per_node=8)
-    assert fit.fits is False
-    assert "tensor_parallel_size=4, sequence_parallel=true (40.5 GiB)" in fit.advice
+    _, found = legality.fitting(asked, shape, accelerator=H100, gpus_per_node=8)
+    assert found.fits is False
+    assert "tensor_parallel_size=4, sequence_parallel=true (40.5 GiB)" in found.advice
 
 
 def test_a_model_too_large_for_its_gpus_is_advised_more_of_them() -> None:
     asked = config("llama3.1-70b", global_batch_size=128)
     shape = catalog.model("llama3.1-70b")
-    _, fit = legality.fitting(asked, shape, accelerator=H100, gpus_per_node=8)
-    assert fit.fits is False
-    assert fit.advice[0].startswith("world_size=")
-    assert "tensor_parallel_size=32" not in fit.advice[0]
+    _, found = legality.fitting(asked, shape, accelerator=H100, gpus_per_node=8)
+    assert found.fits is False
+    assert found.advice[0].startswith("world_size=")
+    assert "tensor_parallel_size=32" not in found.advice[0]
 
 
 def test_an_odd_head_cannot_turn() -> None:
@@ -470,3 +471,129 @@ def test_repeated_groups_are_warned_of_from_more_ranks_than_groups(
     asked = config(tensor_parallel_size=tensor, world_size=16, sequence_length=64)
     found = [one for one in problems(asked, shape) if one.rule == "key_value_groups"]
     assert [one.severity for one in found] == ["warning"] * warned
+
+
+def test_the_single_changes_that_save_memory_are_all_tried_mildest_first() -> None:
+    asked = config(tensor_parallel_size=2, micro_batch_size=6, data_parallel_sharding="none")
+    found = list(fit._single_changes(asked, catalog.model("llama3.1-8b")))
+    assert found == [
+        {"sequence_parallel": True},
+        {"data_parallel_sharding": "optimizer"},
+        {"micro_batch_size": 3},
+        *({"tensor_parallel_size": size, "sequence_parallel": True} for size in (4, 8, 16)),
+        {"pipeline_parallel_size": 2},
+        {"context_parallel_size": 2},
+        {"pipeline_parallel_size": 4},
+        {"context_parallel_size": 4},
+        {"recompute": "pointwise"},
+        {"recompute": "full"},
+        {"recompute": "pointwise", "offload_layers": 16},
+        {"gradient_precision": "bf16"},
+        {"data_parallel_sharding": "full"},
+    ]
+
+
+def test_what_is_done_already_is_not_advised_again() -> None:
+    asked = config(
+        "mixtral-8x7b", tensor_parallel_size=2, sequence_parallel=True, recompute="full",
+        gradient_precision="bf16", expert_tensor_parallel_size=2,
+    )  # fmt: skip
+    found = list(fit._single_changes(asked, catalog.model("mixtral-8x7b")))
+    experts = [one["expert_parallel_size"] for one in found if "expert_parallel_size" in one]
+    assert experts == [2, 4, 8, 16, 32, 64]
+    changed = {name for one in found for name in one}
+    assert not changed & {
+        "micro_batch_size", "recompute", "gradient_precision", "data_parallel_sharding",
+        "offload_layers",
+    }  # fmt: skip
+    assert {"sequence_parallel": True} not in found
+
+
+FSDP = "data_parallel_sharding='full' (FSDP)"
+
+
+@pytest.mark.parametrize(
+    ("model", "changes", "said"),
+    [
+        ("tiny-llama", {}, []),
+        ("tiny-llama", {"precision": "fp16"}, ["precision='fp16'"]),
+        ("tiny-llama", {"data_parallel_sharding": "full"}, []),
+        ("tiny-llama", {"data_parallel_sharding": "full", "pipeline_parallel_size": 2}, [FSDP]),
+        ("tiny-moe", {"data_parallel_sharding": "full"}, [FSDP]),
+        ("tiny-mla", {"mtp_layers": 1}, []),
+        ("tiny-mla", {"mtp_layers": 1, "context_parallel_size": 2}, ["mtp_layers=1"]),
+        ("tiny-mla", {"mtp_layers": 1, "pipeline_parallel_size": 2}, ["mtp_layers=1"]),
+        ("tiny-llama", {"recompute": "pointwise"}, []),
+        ("tiny-llama", {"layer_spec": "transformer_engine"}, []),
+        (
+            "tiny-llama",
+            {"recompute": "pointwise", "layer_spec": "transformer_engine"},
+            ["recompute='pointwise' is made for"],
+        ),
+        ("tiny-llama", {"recompute": "pointwise", "offload_layers": 4}, []),
+        (
+            "tiny-llama",
+            {"recompute": "pointwise", "offload_layers": 5},
+            ["offload_layers=5 needs as many layers (tiny-llama has 4). "],
+        ),
+        (
+            "tiny-moe",
+            {"offload_layers": 1, "pipeline_parallel_size": 2},
+            [
+                "offload_layers=1 needs recompute='pointwise' and no pipeline stages and a gated "
+                "MLP without experts. "
+            ],
+        ),
+    ],
+)
+def test_what_the_own_trainer_does_not_train_is_said(
+    model: str, changes: dict[str, Any], said: list[str]
+) -> None:
+    found = list(untrained(config(model, **changes), catalog.model(model)))
+    assert len(found) == len(said)
+    assert all(sentence.startswith(start) for sentence, start in zip(found, said, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, 0.0),
+        ({"tensor_parallel_size": 4}, 1 + 2 / 2),  # a factor of 4 is two doublings
+        ({"world_size": 4}, 3 * (1 + 1 / 2)),
+        ({"precision": "fp16"}, 2),
+        ({"sequence_parallel": True}, 0.25),
+        ({"world_size": 16, "nodes": 2}, 3 * 1.5 + 0.25 * 1.5),
+        ({"last_pipeline_stage_layers": 3}, 1),  # from nothing: no factor
+    ],
+)
+def test_a_distance_weighs_each_field_and_grows_with_its_factor(
+    changes: dict[str, Any], expected: float
+) -> None:
+    asked = config()
+    assert neighbours.distance(asked, asked.model_copy(update=changes)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("changes", "fields"),
+    [
+        # 8 x 2 samples a microbatch: 96 and 112 are the whole ones around 100; 1 divides it too.
+        ({"micro_batch_size": 2, "global_batch_size": 104},
+         [{"micro_batch_size": 1}, {"global_batch_size": 96}, {"global_batch_size": 112}]),
+        ({"steps": 5, "warmup_steps": 5}, [{"steps": 15}]),
+        ({"nodes": 3}, [{"nodes": 1}]),
+        ({"world_size": 24, "nodes": 2, "global_batch_size": 96}, [{"nodes": 3}]),
+        ({"precision": "fp8"}, [{"precision": "bf16"}]),
+        ({"context_parallel_size": 2, "sequence_length": 2046, "global_batch_size": 128},
+         [{"context_parallel_size": 1}, {"sequence_length": 2044}, {"sequence_length": 2048}]),
+        ({"pipeline_parallel_size": 2, "virtual_pipeline_parallel_size": 3},
+         [{"virtual_pipeline_parallel_size": 4}]),
+    ],
+)  # fmt: skip
+def test_the_nearest_are_the_smallest_repairs(
+    changes: dict[str, Any], fields: list[dict[str, Any]]
+) -> None:
+    asked, shape = config(**changes), catalog.model("llama3.1-8b")
+    found = legality.nearest(asked, shape, accelerator=A100, gpus_per_node=8)
+    said = [legality.changes(asked, one) for one in found]
+    for one in fields:
+        assert one in said
