@@ -337,3 +337,48 @@ def test_pure_modules_import_no_heavy_package():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_six_n_counts_a_module_for_a_further_token_as_its_layer_and_its_projection():
+    """6 (active parameters of the last layer + 2 h^2), and the core where a convention has it."""
+    shape = catalog.model("tiny-mla")
+    layer = layer_parameters(shape, dense=False).active
+    module = 6 * (layer + 2 * 128**2)
+    core = 12 * 8 * (16 + 8 + 16) / 2 * 64
+    for convention, added in (("six_n", module), ("palm_6n", module + core)):
+        plain, one, two = (
+            flops_per_token(shape, 64, convention, mtp_layers=count) for count in range(3)
+        )
+        assert one - plain == added
+        assert two - plain == 2 * added
+
+
+def test_no_further_token_is_predicted_unless_it_is_asked_for():
+    shape = catalog.model("deepseek-v3")
+    for count in (flops_per_token, hardware_flops_per_token):
+        assert (
+            count(shape, 4096)
+            == count(shape, 4096, mtp_layers=0)
+            < count(shape, 4096, mtp_layers=1)
+        )
+    rate = model_tflops(1000, shape, 4096)
+    assert rate == model_tflops(1000, shape, 4096, mtp_layers=0)
+    assert convert_tflops(1, shape, 4096, "six_n") == convert_tflops(
+        1, shape, 4096, "six_n", mtp_layers=0
+    )
+    (fit,) = [one for one in convention_fits(1, 1, shape, 4096) if one.convention == "six_n"]
+    assert fit.flops_per_token == flops_per_token(shape, 4096, "six_n")
+
+
+def test_attention_sinks_add_a_number_a_head_to_latent_attention_too():
+    shape = catalog.model("tiny-mla")
+    sinks = replace(shape, attention_sinks=True)
+    for dense in (True, False):
+        plain, more = (layer_parameters(one, dense=dense).total for one in (shape, sinks))
+        assert more - plain == shape.num_attention_heads
+
+
+@pytest.mark.parametrize(("rate", "tflops"), [(0, 1), (1, 0), (-1, 1), (math.nan, 1)])
+def test_a_pair_without_a_rate_is_refused(rate, tflops):
+    with pytest.raises(ConfigError, match="above zero"):
+        convention_fits(rate, tflops, TOY, 16)

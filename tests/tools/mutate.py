@@ -29,7 +29,7 @@ CORE = {
     "flops": ("flops", "flops"), "memory": ("memory", "memory memory_golden"),
     "communication": ("communication.py", "communication"), "legality": ("legality", "legality"),
     "feasibility": ("feasibility", "feasibility"), "scaling": ("scaling", "scaling"),
-    "metrics": ("metrics", "metrics repeats steady"), "anatomy": ("anatomy", "anatomy"),
+    "metrics": ("metrics", "metrics steady anatomy"), "anatomy": ("anatomy", "anatomy"),
     "economics": ("economics.py", "economics"), "intervals": ("intervals.py", "intervals"),
     "verdicts": ("verdicts", "gate verdict"), "diagnosis": ("diagnosis", "diagnosis"),
     "audit": ("audit", "audit"), "outcome": ("running/outcome.py", "outcome failures"),
