@@ -232,3 +232,7 @@ def test_experts_trade_tokens_and_their_gradients_go_to_those_who_hold_the_same(
 
 def test_a_model_without_experts_trades_no_tokens() -> None:
     assert communication.expert_bytes(catalog.model("tiny-llama"), 8, 64) == 0
+
+
+def test_a_pipeline_has_one_chunk_a_stage_and_is_measured_against_all_time_by_default() -> None:
+    assert communication.pipeline_bubble(4, 8) == communication.pipeline_bubble(4, 8, 1, of="total")

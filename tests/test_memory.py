@@ -449,3 +449,15 @@ def test_each_module_for_a_further_token_keeps_a_layer_and_five_hidden_states() 
     module = activations.layer_bytes(LATENT, Parallelism(1), work, moe=True) + 5 * 2048 * 2 * 128
     assert (kept[1] - kept[0]) * GIB == pytest.approx(module)
     assert (kept[2] - kept[0]) * GIB == pytest.approx(2 * module)
+
+
+@given(shapes, powers, modes, shardings)
+def test_the_parts_of_the_fullest_stage_add_up_to_its_total(
+    shape: ModelShape, stages: int, mode: str, sharding: str
+) -> None:
+    split = Parallelism(4 * stages, 1, stages, data_parallel_sharding=sharding)
+    found = memory.estimate(shape, split, **SIZES, recompute=mode)
+    parts = found.parts_gib()
+    whole = parts.pop("total")
+    assert whole == pytest.approx(sum(parts.values()))
+    assert whole == found.total_gib == max(stage.total for stage in found.stages)
