@@ -317,7 +317,7 @@ def test_a_vocabulary_that_padding_inflates_is_a_warning() -> None:
 
 
 def broken(shape: ModelShape, asked: RunConfig) -> set[str]:
-    """The model's rules that a configuration breaks, told once more from what they say."""
+    """The model's rules that a configuration breaks, stated a second time."""
     tensor, stages, chunks = (
         asked.tensor_parallel_size,
         asked.pipeline_parallel_size,
