@@ -49,7 +49,7 @@ $(VENV)/.lab: $(VENV)/.run
 	$(INSTALL) ".[run,report,lab]"
 	@touch $@
 
-.PHONY: help setup run resume report open demo plan list test test-fast image verify doctor test-containers test-slurm lint bench-report bench-overhead check-notebooks format lab lock clean
+.PHONY: help setup run resume report open demo plan list test test-fast mutate image verify doctor test-containers test-slurm lint bench-report bench-overhead check-notebooks format lab lock clean
 
 help:  ## Show this help
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -90,10 +90,13 @@ list: $(VENV)/.report  ## Print a table of the runs
 	$(SCALEBOOK) list --runs $(call q,$(RUNS)) $(ARGS)
 
 test: $(VENV)/.test  ## Run all tests (one trains for real on the CPU)
-	$(PY) -m pytest -n $(TEST_JOBS) --dist loadfile $(ARGS)
+	$(PY) -m pytest -n $(TEST_JOBS) --dist loadfile -rs $(ARGS)
 
 test-fast: $(VENV)/.test  ## Run the tests that are not marked slow
-	$(PY) -m pytest -n $(TEST_JOBS) --dist loadfile -m "not slow" $(ARGS)
+	$(PY) -m pytest -n $(TEST_JOBS) --dist loadfile -rs -m "not slow" $(ARGS)
+
+mutate: $(VENV)/.test  ## Change the numeric core in 300 places and list what its tests miss (15 minutes)
+	$(PY) tests/tools/mutate.py --jobs $(TEST_JOBS) $(ARGS)
 
 test-containers: $(VENV)/.test  ## Build, run and kill real containers (root; installs podman by apt, and says so)
 	tests/containers/install.sh

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import csv
-import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,98 +14,47 @@ from scalebook.flops import parameter_count
 from scalebook.parallelism import Parallelism
 
 Row = dict[str, str]
+GOLDEN = Path(__file__).parent / "golden" / "communication.csv"
 MIB, GIB = 2**20, 2**30
-DATA = {
-    "DP ddp fp32": "ddp_fp32",
-    "DP ddp bf16": "ddp_bf16",
-    "DP zero1/distopt fp32 grad": "distributed_optimizer_fp32",
-    "DP zero2 bf16": "zero_2_bf16",
-    "DP zero3/fsdp bf16": "fsdp_bf16",
-    "DP zero3/fsdp bf16, fp32 reduce": "fsdp_bf16_reduce_fp32",
-}
 
 
-def model(row: Row) -> catalog.ModelShape:
-    name = row["model"].lower().replace(" ", "-")
-    return catalog.model({"gpt-3-175b": "gpt3-175b"}.get(name, name))
+def rows() -> list[Row]:
+    with GOLDEN.open(encoding="utf-8", newline="") as stream:
+        return list(csv.DictReader(stream))
 
 
-def number(row: Row, name: str) -> int:
-    found = re.search(rf"\b{name}=(\d+)", row["config"])
-    assert found, row
-    return int(found[1])
-
-
-def tokens(row: Row) -> int:
-    return number(row, "s") * number(row, "b")
-
-
-def bubble(of: str) -> Callable[[Row], float]:
-    return lambda row: communication.pipeline_bubble(
-        number(row, "p"), number(row, "m"), number(row, "v"), of=of
-    )
-
-
-def tensor_layer(row: Row) -> float:
-    return communication.tensor_bytes(model(row), number(row, "t"), tokens(row)) / MIB
-
-
-def tensor_model(*, sequence_parallel: bool) -> Callable[[Row], float]:
-    def value(row: Row) -> float:
-        shape = model(row)
+def value(row: Row) -> float:
+    """What the project says of a golden row, in the row's unit."""
+    ranks, named = int(row["ranks"]), row["convention"]
+    if row["quantity"] == "bubble":
+        return communication.pipeline_bubble(
+            ranks, int(row["microbatches"]), int(row["chunks"]), of=named
+        )
+    shape = catalog.model(row["model"])
+    if row["quantity"] == "data":
+        return communication.data_bytes(parameter_count(shape).total, ranks, named) / 1e9
+    tokens = int(row["tokens"])
+    if row["quantity"] == "pipeline":
+        return communication.pipeline_bytes(shape, tokens, tensor=ranks) / MIB
+    if row["quantity"] == "tensor_model":
         layer = communication.tensor_bytes(
-            shape, number(row, "t"), tokens(row), sequence_parallel=sequence_parallel
+            shape, ranks, tokens, sequence_parallel=named == "sequence_parallel"
         )
         return shape.num_layers * layer / GIB
-
-    return value
-
-
-def data(row: Row) -> float:
-    parameters = parameter_count(model(row)).total
-    return communication.data_bytes(parameters, number(row, "d"), DATA[row["kind"]]) / 1e9
-
-
-def pipeline(row: Row) -> float:
-    return communication.pipeline_bytes(model(row), tokens(row), tensor=number(row, "t")) / MIB
+    layer = {
+        "tensor_layer": communication.tensor_bytes,
+        "context_ring": communication.context_ring_bytes,
+        "context_all_to_all": communication.context_all_to_all_bytes,
+        "expert": communication.expert_bytes,
+    }[row["quantity"]]
+    return layer(shape, ranks, tokens) / MIB
 
 
-def ring(row: Row) -> float:
-    return communication.context_ring_bytes(model(row), number(row, "c"), tokens(row)) / MIB
-
-
-def ulysses(row: Row) -> float:
-    return communication.context_all_to_all_bytes(model(row), number(row, "c"), tokens(row)) / MIB
-
-
-def expert(row: Row) -> float:
-    return communication.expert_bytes(model(row), number(row, "e"), tokens(row)) / MIB
-
-
-KINDS: dict[str, Callable[[Row], float]] = {
-    "pipeline bubble (of ideal)": bubble("ideal"),
-    "pipeline bubble (of total)": bubble("total"),
-    "TP all-reduce": tensor_layer,
-    "TP all-reduce, all layers": tensor_model(sequence_parallel=False),
-    "TP+SP incl. backward re-gather, all layers": tensor_model(sequence_parallel=True),
-    **dict.fromkeys(DATA, data),
-    "PP p2p": pipeline,
-    "CP ring": ring,
-    "CP all-to-all (Ulysses)": ulysses,
-    "EP all-to-all": expert,
-}
-
-
-def test_every_golden_row_is_reproduced(shared: Path) -> None:
-    with (shared / "facts" / "comm_golden.csv").open(encoding="utf-8") as stream:
-        rows = list(csv.DictReader(stream))
-    assert len(rows) > 70
-    wrong = [
-        (row["kind"], row["model"], row["config"], row["value"], value)
-        for row in rows
-        if (value := KINDS[row["kind"]](row)) != pytest.approx(float(row["value"]), rel=1e-9)
-    ]
-    assert wrong == []
+@pytest.mark.parametrize(
+    "row", rows(), ids=lambda row: "-".join(word for word in list(row.values())[:7] if word)
+)
+def test_a_golden_figure_of_communication_is_reproduced(row: Row) -> None:
+    assert value(row) == pytest.approx(float(row["value"]), rel=1e-9)
 
 
 SIZES = {"micro_batch_size": 1, "num_microbatches": 8, "sequence_length": 4096}
@@ -182,3 +129,110 @@ def test_experts_are_synchronised_only_among_the_ranks_that_hold_the_same_ones()
 def test_an_unknown_convention_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(ConfigError, match="Did you mean 'ddp_fp32'"):
         communication.data_bytes(1e9, 8, "ddp_fp23")
+
+
+def test_an_estimate_is_the_sum_of_its_kinds_worked_by_hand() -> None:
+    """tiny-llama (h 128, 4 layers, 4 groups of 16) over 2 x 2 x 2 x 2 ranks; 2 x 64 tokens."""
+    split = Parallelism(16, 2, 2, context_parallel_size=2, sequence_parallel=True)
+    shape = catalog.model("tiny-llama")
+    sizes = {"micro_batch_size": 2, "num_microbatches": 3, "sequence_length": 64}
+    found = communication.estimate(shape, split, **sizes)
+    layers, own = 2, 2 * 64 / 2
+    # Halves: 10 (t - 1) / t for sequence parallelism; the ring sends keys and values thrice.
+    assert found.tensor == 3 * layers * 10 / 2 * own * 128 * 2
+    assert found.pipeline == 3 * own * 128 * 2 / 2
+    assert found.context == 3 * layers * 3 * 2 * own * 64 * 2 / 2
+    assert found.expert == 0
+    # 4 bytes of gradients and 2 of weights, for 3 of 4 parts; both stages hold a table of 1024
+    # rows and 2 layers, the last one the last norm.
+    layer = (128 * (128 + 64) * 2 + 3 * 128 * 384) / 2 + 256
+    assert found.data == (4 + 2) * 3 / 4 * (2 * layer + 1024 * 128 / 2 + 128)
+    assert found.bubble == 1 / (3 + 1)
+    parts = (found.tensor, found.pipeline, found.context, found.expert, found.data)
+    assert found.total == sum(parts)
+
+
+@pytest.mark.parametrize(
+    ("precision", "gradients", "sharding", "per_parameter"),
+    [
+        ("bf16", "fp32", "none", 2 * 4),
+        ("bf16", "bf16", "none", 2 * 2),
+        ("fp16", "fp32", "none", 2 * 2),
+        ("fp32", "fp32", "none", 2 * 4),
+        ("fp32", "bf16", "none", 2 * 4),
+        ("bf16", "fp32", "optimizer", 4 + 2),
+        ("fp32", "fp32", "optimizer", 4 + 4),
+        ("bf16", "fp32", "full", 4 + 2 * 2),
+        ("fp32", "fp32", "full", 4 + 2 * 4),
+        ("fp16", "fp32", "full", 2 + 2 * 2),
+    ],
+)
+def test_data_parallelism_moves_the_bytes_of_its_numbers(
+    precision: str, gradients: str, sharding: str, per_parameter: int
+) -> None:
+    shape = catalog.model("tiny-llama")
+    found = communication.estimate(
+        shape,
+        Parallelism(4, data_parallel_sharding=sharding),
+        micro_batch_size=1,
+        num_microbatches=1,
+        sequence_length=64,
+        precision=precision,
+        gradient_precision=gradients,
+    )
+    assert found.data == per_parameter * 3 / 4 * parameter_count(shape).total
+
+
+@pytest.mark.parametrize(
+    ("stages", "chunks", "crossings"),
+    [(1, 1, [0]), (2, 1, [1, 1]), (4, 1, [1, 2, 2, 1]), (2, 2, [3, 3])],
+)
+def test_a_stage_sends_activations_on_and_gradients_back(
+    stages: int, chunks: int, crossings: list[int]
+) -> None:
+    """Only the ends of a pipeline have nobody to send one of the two to."""
+    split = Parallelism(
+        stages, pipeline_parallel_size=stages, virtual_pipeline_parallel_size=chunks
+    )
+    shape = catalog.model("tiny-llama")
+    found = communication.estimate(
+        shape, split, micro_batch_size=1, num_microbatches=5, sequence_length=64
+    )
+    assert found.pipeline == 5 * max(crossings) * 64 * 128 * 2
+    sent = [
+        communication._stage(shape, split, stage, tokens=64, precision="bf16", gradient=4).pipeline
+        for stage in range(stages)
+    ]
+    assert sent == [count * 64 * 128 * 2 for count in crossings]
+
+
+def test_experts_trade_tokens_and_their_gradients_go_to_those_who_hold_the_same() -> None:
+    """tiny-moe: 4 layers of 8 experts (3 x 128 x 192), 2 a token; 64 tokens on each of 8 ranks."""
+    shape = catalog.model("tiny-moe")
+    sizes = {"micro_batch_size": 1, "num_microbatches": 2, "sequence_length": 64}
+    experts = 4 * 8 * 3 * 128 * 192
+    rest = parameter_count(shape).total - experts
+    spread = communication.estimate(shape, Parallelism(8, expert_parallel_size=4), **sizes)
+    assert spread.expert == 2 * 4 * 4 * 3 / 4 * 64 * 128 * 2 * 2
+    assert spread.data == (4 + 2) * (7 / 8 * rest + 1 / 2 * experts / 4)
+    # Two tensor-parallel ranks: each holds a half of every one of its experts, or half of them.
+    for split, copies in (
+        (Parallelism(8, 2, expert_parallel_size=4, expert_tensor_parallel_size=2), 1),
+        (Parallelism(8, 2, expert_parallel_size=4), 2),
+        (Parallelism(8, 2, expert_parallel_size=2), 4),
+    ):
+        held = experts / split.expert_parallel_size / split.expert_tensor_parallel_size
+        whole = 4 * (256 + 128 * 8) + 128
+        dense = (rest - whole) / 2 + whole
+        found = communication.estimate(shape, split, **sizes)
+        assert found.data == (4 + 2) * (3 / 4 * dense + (copies - 1) / copies * held)
+    shared = Parallelism(8, 2, expert_parallel_size=4, sequence_parallel=True)
+    assert communication.estimate(shape, shared, **sizes).expert == spread.expert / 2
+
+
+def test_a_model_without_experts_trades_no_tokens() -> None:
+    assert communication.expert_bytes(catalog.model("tiny-llama"), 8, 64) == 0
+
+
+def test_a_pipeline_has_one_chunk_a_stage_and_is_measured_against_all_time_by_default() -> None:
+    assert communication.pipeline_bubble(4, 8) == communication.pipeline_bubble(4, 8, 1, of="total")

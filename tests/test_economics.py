@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import csv
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scalebook import catalog
 from scalebook.economics import Answer, Inputs, answers, read_range
 from scalebook.errors import ClaimError
+from scalebook.flops import flops_per_token
 from scalebook.intervals import Interval, point
+
+GOLDEN = Path(__file__).parent / "golden"
 
 
 def stated(**inputs: str) -> dict[str, Answer]:
@@ -22,6 +29,22 @@ def test_100_billion_tokens_at_145267_a_second_take_191_hours():
     assert seconds is not None
     assert seconds.low == seconds.high == pytest.approx(100e9 / 145267)
     assert round(seconds.low / 3600, 1) == 191.2
+
+
+@pytest.mark.parametrize(
+    "row",
+    list(csv.DictReader((GOLDEN / "training_days.csv").read_text(encoding="utf-8").splitlines())),
+    ids=lambda row: f"{row['model']} on {row['gpus']}",
+)
+def test_the_published_training_times_come_out_of_their_own_rates(row):
+    per_token = flops_per_token(
+        catalog.model(row["model"]), int(row["sequence_length"]), row["convention"]
+    )
+    rate = int(row["gpus"]) * float(row["tflops"]) * 1e12 / per_token
+    days = stated(tokens=row["tokens"], tokens_per_second=repr(rate))["training_days"].value
+    assert days is not None
+    # Printed in whole days; a rate of three digits moves the longest by one.
+    assert days.low == days.high == pytest.approx(float(row["days"]), rel=0.015)
 
 
 def test_cost_is_hours_times_gpus_times_price():
@@ -130,3 +153,89 @@ def test_an_inner_choice_never_leaves_the_range(rate, rate_span, price, price_sp
         point(prices.low + where * (prices.high - prices.low)),
     )
     assert outer.low * (1 - 1e-9) <= inner.low <= inner.high <= outer.high * (1 + 1e-9)
+
+
+# 1e12 tokens at 1e6 a second take 1e6 s; 50 GPUs, prices 2 and 1, a tenth more time where GPUs are
+# taken away, 800 W a GPU, a PUE of 1.5, 0.5 kg a kWh; the other platform: 2e6 a second on 40 GPUs.
+WORKED = {
+    "training_seconds": ("s", 1e6, "tokens / tokens_per_second"),
+    "training_days": ("days", 1e6 / 86400, "tokens / tokens_per_second"),
+    "training_days_with_preemptions": (
+        "days",
+        1.1e6 / 86400,
+        "tokens x (1 + preemption_overhead) / tokens_per_second",
+    ),
+    "tokens_per_day": ("tokens", 86400e6, "tokens_per_second"),
+    "samples_per_day": ("samples", 86400e6 / 4096, "tokens_per_second / sequence_length"),
+    "gpu_hours": ("GPU h", 50e6 / 3600, "tokens x gpus / tokens_per_second"),
+    "cost": ("currency", 100e6 / 3600, "tokens x gpus x price_per_gpu_hour / tokens_per_second"),
+    "cost_spot": (
+        "currency",
+        55e6 / 3600,
+        "tokens x gpus x spot_price_per_gpu_hour x (1 + preemption_overhead) / tokens_per_second",
+    ),
+    "tokens_per_dollar": (
+        "tokens",
+        1e12 / (100e6 / 3600),
+        "tokens_per_second / (gpus x price_per_gpu_hour)",
+    ),
+    "tokens_per_dollar_spot": (
+        "tokens",
+        1e12 / (55e6 / 3600),
+        "tokens_per_second / (gpus x spot_price_per_gpu_hour x (1 + preemption_overhead))",
+    ),
+    "break_even_price_per_gpu_hour": (
+        "currency",
+        2 * 50 / 40 * 2,
+        "price_per_gpu_hour x other_tokens_per_second x gpus / (tokens_per_second x other_gpus)",
+    ),
+    "energy": (
+        "kWh",
+        50 * 0.8 * 1.5 * 1e6 / 3600,
+        "tokens x gpus x watts_per_gpu x pue / tokens_per_second",
+    ),
+    "energy_per_token": (
+        "J",
+        50 * 800 * 1.5 / 1e6,
+        "gpus x watts_per_gpu x pue / tokens_per_second",
+    ),
+    "carbon": (
+        "kg CO2e",
+        0.5 * 50 * 0.8 * 1.5 * 1e6 / 3600,
+        "tokens x gpus x watts_per_gpu x pue x grid_kg_per_kwh / tokens_per_second",
+    ),
+}
+
+
+def test_every_answer_is_the_one_worked_by_hand():
+    found = stated(
+        tokens="1T", tokens_per_second="1e6", sequence_length="4096", gpus="50",
+        price_per_gpu_hour="2", spot_price_per_gpu_hour="1", preemption_overhead="10%",
+        watts_per_gpu="800", pue="1.5", grid_kg_per_kwh="0.5", other_tokens_per_second="2e6",
+        other_gpus="40",
+    )  # fmt: skip
+    assert list(found) == list(WORKED)
+    for name, (unit, value, formula) in WORKED.items():
+        answer = found[name]
+        assert (answer.unit, answer.formula, answer.reason) == (unit, formula, None), name
+        assert answer.value is not None
+        assert (answer.value.low, answer.value.high) == pytest.approx((value, value)), name
+
+
+@pytest.mark.parametrize(("name", "text"), [("pue", "1"), ("tokens", "1e30"), ("gpus", "1e-30")])
+def test_the_ends_of_an_allowed_range_are_inside_it(name, text):
+    assert list(Inputs(**{name: read_range(text)}).stated()) == [name]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("pue", "0.9", "pue=0.9 must be a number, 1 or more."),
+        ("preemption_overhead", "-1%", "preemption_overhead=-0.01 must be a number, 0 or more."),
+        ("gpus", "0", "gpus=0 must be a number, above 0."),
+    ],
+)
+def test_a_refusal_names_the_input_and_what_is_allowed(name, text, words):
+    with pytest.raises(ClaimError) as error:
+        Inputs(**{name: read_range(text)})
+    assert str(error.value) == words

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 from simulated import config, write_run
 
+import scalebook.feasibility as maps
 from scalebook import catalog, legality, store
 from scalebook.cli import main
 from scalebook.columns import FEASIBILITY_SCHEMA
 from scalebook.config import RunConfig
 from scalebook.feasibility import Cell, feasibility
 from scalebook.feasibility.known import known
+from scalebook.feasibility.order import growth
 from scalebook.frames import collect
 
 H100 = "NVIDIA H100 80GB HBM3"
@@ -187,3 +189,92 @@ def test_a_folder_without_such_runs_is_said(tmp_path: Path, capsys: Any):
     assert main(["feasibility", "--runs", str(tmp_path), "--model", "x"]) == 0
     assert "No run of x" in capsys.readouterr().out
     assert main(["feasibility", "--runs", str(tmp_path / "none")]) == 2
+
+
+@pytest.mark.parametrize(
+    ("smaller", "larger", "grown"),
+    [
+        ({}, {}, {}),
+        ({}, {"repeat": 1, "seed": 7, "steps": 99, "strategy": "mine"}, {}),
+        ({}, {"micro_batch_size": 2}, {"micro_batch_size": 2}),
+        ({"micro_batch_size": 2}, {}, None),
+        ({}, {"sequence_length": 8192, "global_batch_size": 128},
+         {"sequence_length": 8192, "global_batch_size": 128}),
+        ({}, {"micro_batch_size": 2, "sequence_length": 2048}, None),
+        ({}, {"tensor_parallel_size": 2}, None),
+        ({"recompute": "full"}, {"recompute": "selective"}, {"recompute": "selective"}),
+        ({"recompute": "selective"}, {"recompute": "none"}, {"recompute": "none"}),
+        ({"recompute": "pointwise"}, {"recompute": "selective"}, None),
+        ({"recompute": "none"}, {"recompute": "full"}, None),
+    ],
+)  # fmt: skip
+def test_memory_is_compared_only_where_everything_differs_one_way(
+    smaller: dict[str, Any], larger: dict[str, Any], grown: dict[str, Any] | None
+):
+    assert growth(on_h100(**smaller), on_h100(**larger)) == grown
+
+
+@pytest.mark.parametrize(
+    ("seen", "sizes"),
+    [({1}, [1]), ({1, 8}, [1, 2, 4, 8]), ({3, 12}, [3, 4, 8, 12]), ({2, 4}, [2, 4]), ({6}, [6])],
+)
+def test_a_map_has_the_powers_of_two_between_the_micro_batches_that_ran(
+    seen: set[int], sizes: list[int]
+):
+    assert maps._micro_batches(seen) == sizes
+
+
+def test_a_combination_has_the_samples_of_its_runs_or_the_next_that_its_micro_batch_allows():
+    found = list(maps._combinations([on_h100(micro_batch_size=size) for size in (1, 3)]))
+    # 64 samples on 8 replicas: 72 is the next multiple of 3 x 8, and 64 one of 2 x 8.
+    assert [(one.micro_batch_size, one.global_batch_size) for one in found] == [
+        (1, 64), (2, 64), (3, 72),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("record", "steps", "shows"),
+    [
+        ({"status": "completed"}, 0, "fits"),
+        ({"status": "failed"}, 1, None),
+        ({"status": "failed"}, 2, "fits"),
+        ({"status": "out_of_memory"}, 4, "out_of_memory"),
+        ({"status": "out_of_memory", "reason": "The host's memory ran out."}, 4, None),
+        ({"status": "out_of_memory", "cause": "gpu_memory", "reason": "The host's memory"}, 4,
+         "out_of_memory"),
+    ],
+)  # fmt: skip
+def test_two_steps_prove_that_a_configuration_fits(
+    tmp_path: Path, record: dict[str, Any], steps: int, shows: str | None
+):
+    write_run(tmp_path, "a", on_h100(), source="measured", device=H100, steps=steps, **record)
+    found = known(store.read_runs(tmp_path)[0])
+    assert [one.verdict for one in found] == ([shows] if shows else [])
+
+
+def test_the_memory_of_a_cpu_run_is_the_hosts(tmp_path: Path):
+    host = {"status": "out_of_memory", "cause": "host_memory"}
+    small = config(platform="cpu", model="tiny-llama")
+    write_run(tmp_path, "a", small, source="measured", steps=0, **host)
+    assert [one.verdict for one in known(store.read_runs(tmp_path)[0])] == ["out_of_memory"]
+
+
+def test_a_device_that_no_run_names_is_the_platforms(tmp_path: Path):
+    write(tmp_path, "a", on_h100(), device=None, **RAN_OUT)
+    (cell,) = cells(tmp_path).values()
+    assert cell.accelerator == catalog.accelerator("H100-SXM5-80GB").device_names[0]
+    for name, device in (("b", H100), ("c", "NVIDIA H100 PCIe")):
+        write(tmp_path, name, on_h100(seed=9), device=device)
+    # Two devices of one platform: which of them broke is not known, so the platform's is taken.
+    assert {one.accelerator for one in known(store.read_runs(tmp_path)[0])} == {
+        H100, "NVIDIA H100 PCIe",
+    }  # fmt: skip
+
+
+def test_an_edge_has_the_most_memory_of_its_runs(tmp_path: Path):
+    for repeat in range(3):
+        record = RAN_OUT if repeat == 1 else {}
+        write(tmp_path, f"r{repeat}", on_h100(repeat=repeat), **record)
+    (one,) = known(store.read_runs(tmp_path)[0])
+    assert one.reason == "1 of 3 runs ran out of memory: at the edge. The GPU's memory ran out."
+    assert (one.verdict, len(one.run_ids), one.peak_memory_gib) == ("out_of_memory", 3, 0.5)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from shapes import DENSE
 
 from scalebook import catalog
-from scalebook.catalog import MLAShape, ModelShape, MoEShape
+from scalebook.catalog import MLAShape, MoEShape
 from scalebook.errors import ConfigError
 from scalebook.flops import (
     CONVENTIONS,
@@ -32,31 +32,6 @@ from scalebook.flops import (
 )
 
 GOLDEN = Path(__file__).parent / "golden"
-
-# The conventions of the complete table that this project names.
-TABLE_CONVENTIONS = {
-    "megatron_lm_2026 (causal/2)": "megatron_causal",
-    "full_square (NeMo24.07/DGXC/nanotron)": "full_attention",
-    "exact_causal s(s+1)/2": "exact_causal",
-    "palm 6N(all)+12LHQT": "palm_6n",
-    "palm 6N(no input emb)+12LHQT": "torchtitan",
-    "torchtitan": "torchtitan",
-    "6N_active": "six_n",
-    "narayanan2021 96..(full recompute)": "narayanan_2021",
-    "narayanan 72..(no recompute)": "full_attention",
-    "megatron_bridge_2026 (SWA 128 on half of the layers)": "sliding_window",
-    "megatron_lm_2026 with 1 MTP layer": "megatron_causal",
-    "megatron_lm_2026, V padded to 50304": "megatron_causal",
-}
-FITS = {
-    "megatron(causal/2)": "megatron_causal",
-    "megatron+MTP": "megatron_causal",
-    "full_square": "full_attention",
-    "torchtitan": "torchtitan",
-    "llm-foundry": "palm_6n",
-    "6N": "six_n",
-    "megatron-bridge SWA": "sliding_window",
-}
 
 TOY = replace(
     DENSE,
@@ -76,10 +51,6 @@ def read(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(stream))
 
 
-def table_model(name: str) -> ModelShape:
-    return catalog.model(name.lower().replace(" (korthikanti)", "").replace(" ", "-"))
-
-
 @pytest.mark.parametrize("row", read(GOLDEN / "flops.csv"), ids=lambda row: "-".join(row.values()))
 def test_flops_reproduce_the_golden_value(row):
     counted = flops_per_token(
@@ -87,88 +58,44 @@ def test_flops_reproduce_the_golden_value(row):
         int(row["sequence_length"]),
         row["convention"],
         mtp_layers=int(row["mtp_layers"]),
+        vocab_size=int(row["vocab_size"]) if row["vocab_size"] else None,
     )
     assert counted == pytest.approx(int(row["flops_per_token"]), rel=1e-12)
 
 
 @pytest.mark.parametrize("row", read(GOLDEN / "parameters.csv"), ids=lambda row: row["model"])
 def test_parameter_counts_are_the_published_ones(row):
-    count = parameter_count(catalog.model(row["model"]))
-    for name in ("total", "active", "embedding", "lm_head", "mtp"):
+    shape = catalog.model(row["model"])
+    count = parameter_count(shape)
+    names = ("total", "active", "embedding", "lm_head", "mtp", "excluding_input_embedding")
+    for name in names:
         assert getattr(count, name) == int(row[name]), name
+    assert shape.vocab_size == int(row["vocab"])
+    for tensor, column in ((1, "vocab_padded"), (8, "vocab_padded_tensor_8")):
+        assert padded_vocab_size(shape.vocab_size, tensor) == int(row[column]), column
+    padded = parameter_count(shape, int(row["vocab_padded"]))
+    assert padded.total == int(row["padded_total"])
 
 
 @pytest.mark.parametrize(
     "row", read(GOLDEN / "crosscheck.csv"), ids=lambda row: f"{row['model']} {row['source']}"
 )
 def test_a_published_pair_fits_the_convention_it_was_counted_by(row):
-    fits = convention_fits(
-        float(row["tokens_per_second_per_gpu"]),
-        float(row["tflops"]),
-        catalog.model(row["model"]),
-        int(row["sequence_length"]),
-        mtp_layers=int(row["mtp_layers"]),
-    )
-    found = {fit.convention: fit.relative_difference for fit in fits}
-    assert 100 * found[row["convention"]] == pytest.approx(
-        float(row["difference_percent"]), abs=0.006
-    )
-
-
-def test_every_row_of_the_complete_flops_table_is_reproduced(shared):
-    rows = [
-        row
-        for row in read(shared / "facts" / "flops_golden.csv")
-        if row["convention"] in TABLE_CONVENTIONS
-    ]
-    assert len(rows) > 120
-    for row in rows:
-        counted = flops_per_token(
-            table_model(row["model"]),
-            int(row["seq"]),
-            TABLE_CONVENTIONS[row["convention"]],
-            mtp_layers=1 if "MTP" in row["convention"] else 0,
-            vocab_size=50304 if "50304" in row["convention"] else None,
-        )
-        assert counted == pytest.approx(int(row["flops_per_token"]), rel=1e-9), row
-
-
-def test_every_model_of_the_complete_table_is_known_and_counted_exactly(shared):
-    for row in read(shared / "facts" / "models.csv"):
-        shape = table_model(row["name"])
-        count = parameter_count(shape)
-        padded = parameter_count(shape, padded_vocab_size(shape.vocab_size))
-        assert count.total == int(row["params_total"]), row["name"]
-        assert count.active == int(row["params_active"]), row["name"]
-        assert count.embedding == int(row["params_embedding"]), row["name"]
-        assert count.lm_head == int(row["params_lm_head"]), row["name"]
-        assert count.excluding_input_embedding == int(row["params_excl_input_emb"]), row["name"]
-        assert padded.total == int(row["params_total_padded128"]), row["name"]
-        assert count.mtp == int(row["params_mtp_extra"] or 0), row["name"]
-        for size, column in ((1, "vocab_padded_128"), (8, "vocab_padded_tp8")):
-            assert padded_vocab_size(shape.vocab_size, size) == int(row[column]), row["name"]
-
-
-def test_every_row_of_the_complete_crosscheck_is_within_its_listed_error(shared):
-    for row in read(shared / "facts" / "flops_crosscheck.csv"):
-        best = row["best_match"]
-        rate, tflops = float(row["tokens_s_gpu"]), float(row["tflops_gpu"])
-        shape, length = table_model(row["model"]), int(row["seq"])
+    def differences(mtp_layers: int) -> dict[str, float]:
         fits = convention_fits(
-            rate, tflops, shape, length, mtp_layers=1 if best == "megatron+MTP" else 0
+            float(row["tokens_per_second_per_gpu"]),
+            float(row["tflops"]),
+            catalog.model(row["model"]),
+            int(row["sequence_length"]),
+            mtp_layers=mtp_layers,
         )
-        found = {fit.convention: 100 * fit.relative_difference for fit in fits}
-        assert found[FITS[best]] == pytest.approx(float(row["diff_pct"]), abs=0.006), row
-        plain = {
-            fit.convention: 100 * fit.relative_difference
-            for fit in convention_fits(rate, tflops, shape, length)
-        }
-        for name, column in (
-            ("megatron_causal", "vs_megatron(causal/2)"),
-            ("full_attention", "vs_full_square"),
-            ("six_n", "vs_6N"),
-        ):
-            assert plain[name] == pytest.approx(float(row[column]), abs=0.006), row
+        return {fit.convention: 100 * fit.relative_difference for fit in fits}
+
+    own = differences(int(row["mtp_layers"]))[row["convention"]]
+    assert own == pytest.approx(float(row["difference_percent"]), abs=0.006)
+    plain = differences(0)
+    for name in ("megatron_causal", "full_attention", "six_n"):
+        assert plain[name] == pytest.approx(float(row[name]), abs=0.006), name
 
 
 def test_the_published_rates_agree_with_their_own_convention():
@@ -410,3 +337,48 @@ def test_pure_modules_import_no_heavy_package():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_six_n_counts_a_module_for_a_further_token_as_its_layer_and_its_projection():
+    """6 (active parameters of the last layer + 2 h^2), and the core where a convention has it."""
+    shape = catalog.model("tiny-mla")
+    layer = layer_parameters(shape, dense=False).active
+    module = 6 * (layer + 2 * 128**2)
+    core = 12 * 8 * (16 + 8 + 16) / 2 * 64
+    for convention, added in (("six_n", module), ("palm_6n", module + core)):
+        plain, one, two = (
+            flops_per_token(shape, 64, convention, mtp_layers=count) for count in range(3)
+        )
+        assert one - plain == added
+        assert two - plain == 2 * added
+
+
+def test_no_further_token_is_predicted_unless_it_is_asked_for():
+    shape = catalog.model("deepseek-v3")
+    for count in (flops_per_token, hardware_flops_per_token):
+        assert (
+            count(shape, 4096)
+            == count(shape, 4096, mtp_layers=0)
+            < count(shape, 4096, mtp_layers=1)
+        )
+    rate = model_tflops(1000, shape, 4096)
+    assert rate == model_tflops(1000, shape, 4096, mtp_layers=0)
+    assert convert_tflops(1, shape, 4096, "six_n") == convert_tflops(
+        1, shape, 4096, "six_n", mtp_layers=0
+    )
+    (fit,) = [one for one in convention_fits(1, 1, shape, 4096) if one.convention == "six_n"]
+    assert fit.flops_per_token == flops_per_token(shape, 4096, "six_n")
+
+
+def test_attention_sinks_add_a_number_a_head_to_latent_attention_too():
+    shape = catalog.model("tiny-mla")
+    sinks = replace(shape, attention_sinks=True)
+    for dense in (True, False):
+        plain, more = (layer_parameters(one, dense=dense).total for one in (shape, sinks))
+        assert more - plain == shape.num_attention_heads
+
+
+@pytest.mark.parametrize(("rate", "tflops"), [(0, 1), (1, 0), (-1, 1), (math.nan, 1)])
+def test_a_pair_without_a_rate_is_refused(rate, tflops):
+    with pytest.raises(ConfigError, match="above zero"):
+        convention_fits(rate, tflops, TOY, 16)

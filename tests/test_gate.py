@@ -9,6 +9,9 @@ import pytest
 from simulated import H100, config, write_run
 
 from scalebook.cli import main
+from scalebook.verdicts import Verdict, gate_report
+from scalebook.verdicts.differences import Difference
+from scalebook.verdicts.gate import Check
 
 BIG = {
     "platform": "h100", "model": "llama3.1-8b", "precision": "bf16", "sequence_length": 8192,
@@ -157,3 +160,41 @@ def test_input_that_cannot_be_compared_is_an_error_and_no_pass(folders, tmp_path
         arguments = ["--junit", tmp_path / "no" / "gate.xml"]
     assert gate(base, new, *arguments) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def checks():
+    names = ("pass", "regression", "unexplained speed-up", "missing", "new", "no baseline")
+    verdict = Verdict("slower", 0.9, 0.85, 0.95)
+    return [
+        Check(f"case {at}", name, f"detail {at}", ("b",), ("c",),
+              verdict if at == 1 else None, (Difference("tp", "1", "2"),) if at in (0, 1) else ())
+        for at, name in enumerate(names)
+    ]  # fmt: skip
+
+
+def test_junit_counts_what_failed_and_skips_what_could_not_be_compared():
+    suite = ElementTree.fromstring(gate_report.junit(checks()))
+    assert {key: suite.get(key) for key in ("tests", "failures", "errors", "skipped")} == {
+        "tests": "6", "failures": "2", "errors": "0", "skipped": "3",
+    }  # fmt: skip
+    found = {case.get("name"): case[0] for case in suite}
+    assert [one.tag for one in found.values()] == [
+        "system-out", "failure", "failure", "skipped", "skipped", "skipped",
+    ]  # fmt: skip
+    assert found["case 1"].get("type") == "regression"
+    assert found["case 1"].get("message") == "detail 1"
+    assert found["case 1"].text == "tp: 1 against 2"
+    assert found["case 3"].get("message") == "missing: detail 3"
+
+
+def test_the_table_has_what_failed_first_and_what_differs_there_alone():
+    text = gate_report.markdown(checks())
+    assert text.startswith("**Failed.** 6 configurations: 1 pass, 1 regression, ")
+    rows = [line for line in text.splitlines() if line.startswith("| case")]
+    assert [row.split(" | ")[1] for row in rows] == [
+        "regression", "unexplained speed-up", "pass", "missing", "new", "no baseline",
+    ]  # fmt: skip
+    assert rows[0] == "| case 1 | regression | 0.9000 | 0.8500 to 0.9500 | detail 1 |"
+    assert rows[2] == "| case 0 | pass |  |  | detail 0 |"
+    assert text.count("What else differs in") == 1
+    assert gate_report.markdown(checks()[:1]).startswith("**Passed.** 1 configuration: 1 pass.")

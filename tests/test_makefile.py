@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import subprocess
@@ -15,9 +16,12 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is no
 def printed(root: Path, target: str, **variables: str) -> list[str]:
     """Return the words of the last command that make would run."""
     given = [f"{name}={value.replace('$', '$$')}" for name, value in variables.items()]
+    # What `make test ARGS=...` was given must not reach the make that is tested.
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
     done = subprocess.run(
         ("make", "--dry-run", "--no-print-directory", target, *given),
         cwd=root,
+        env=kept,
         capture_output=True,
         text=True,
         check=True,

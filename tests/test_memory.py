@@ -12,8 +12,10 @@ from scalebook import catalog, memory
 from scalebook.catalog import ModelShape
 from scalebook.errors import ConfigError
 from scalebook.flops import padded_vocab_size, parameter_count
+from scalebook.memory import activations
+from scalebook.memory.activations import Workload
 from scalebook.memory.conventions import korthikanti_layer_bytes
-from scalebook.memory.parameters import stage_count, stage_layers
+from scalebook.memory.parameters import Count, layer_count, stage_count, stage_layers
 from scalebook.parallelism import Parallelism
 
 GIB = 2**30
@@ -275,3 +277,187 @@ def test_memory_grows_with_the_micro_batch_and_not_with_microbatches_beyond_the_
     assert large > small
     many = total(shape, parallelism, num_microbatches=4 + count)
     assert many == total(shape, parallelism, num_microbatches=4)
+
+
+# Worked by hand for tiny-mla: h 128, FFN 384, 8 heads of 16 + 8 (values 16), latents of 48 and 32,
+# 16 experts of 64 (4 a token) and a shared one of 128. 10 tokens in 16 bit.
+LATENT = catalog.model("tiny-mla")
+PLAIN_MLP = replace(LATENT, gated_mlp=False)
+WORK = Workload(10, 64, 2, "fused")
+PAIR = Parallelism(4, 2, sequence_parallel=True, expert_tensor_parallel_size=3)
+REPEATED = replace(PAIR, sequence_parallel=False)
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        # Attention 4 heads (2 x 24 + 2 x 16) + (2 x 48 + 2 x 32 + 8) / 2 = 404; norms 4 x 128 / 2;
+        # experts 4 (2 x 128 x 3 + 3 x 64) / 2 + 3 x 128 / 2 + 2 x 16 / 2; softmax 4 x 4 x 10.
+        (
+            activations.layer_bytes(LATENT, PAIR, WORK, moe=True),
+            20 * (404 + 256 + 1920 + 192 + 16) + 160,
+        ),
+        (activations.layer_bytes(LATENT, PAIR, WORK, moe=False), 20 * (404 + 256 + 576) + 160),
+        (
+            activations.layer_bytes(LATENT, REPEATED, WORK, moe=True),
+            20 * (320 + 168 + 512 + 3840 + 192 + 32) + 160,
+        ),
+        (
+            activations.layer_bytes(PLAIN_MLP, PAIR, WORK, moe=True),
+            20 * (404 + 256 + 1792 + 128 + 16) + 160,
+        ),
+        (activations.layer_bytes(PLAIN_MLP, PAIR, WORK, moe=False), 20 * (404 + 256 + 384) + 160),
+        # One key-value group a rank where there are more ranks than groups: 2 x 16 + 2 x 16.
+        (
+            activations.layer_bytes(
+                catalog.model("tiny-llama"), Parallelism(8, 8), WORK, moe=False
+            ),
+            20 * (64 + 512 + 3 * 384 / 8) + 4 * 10,
+        ),
+        (activations.softmax_bytes(LATENT, PAIR, replace(WORK, attention="unfused")), 12800),
+        (activations.softmax_bytes(LATENT, PAIR, replace(WORK, element_bytes=4)), 160),
+        (activations.pointwise_bytes(LATENT, PAIR, WORK, moe=True), 20 * 64),
+        (activations.pointwise_bytes(LATENT, PAIR, WORK, moe=False), 20 * (2 * 64 + 192)),
+        (activations.pointwise_bytes(LATENT, REPEATED, WORK, moe=False), 20 * (2 * 128 + 192)),
+        (activations.pointwise_bytes(PLAIN_MLP, PAIR, WORK, moe=False), 20 * 2 * 64),
+        (activations.gate_and_up_bytes(LATENT, PAIR, WORK), 20 * 384),
+        (activations.checkpoint_bytes(LATENT, PAIR, WORK), 20 * 64),
+        (activations.head_bytes(LATENT, PAIR, WORK), (2 * 20 * 64, 10 * 512 * 6)),
+        (
+            activations.head_bytes(LATENT, PAIR, replace(WORK, cross_entropy="fused")),
+            (2 * 20 * 64, 10 * 512 * 2),
+        ),
+        (
+            activations.head_bytes(LATENT, PAIR, replace(WORK, element_bytes=4)),
+            (2 * 40 * 64, 10 * 512 * 4),
+        ),
+        (activations.further_token_bytes(LATENT, PAIR, WORK), 5 * 20 * 64),
+    ],
+)
+def test_each_kept_tensor_is_counted_as_by_hand(found: object, expected: object) -> None:
+    assert found == expected
+
+
+# Up-projections 48 x 8 x 24 + 32 x 8 x 32 and the output 128 x 128; down 128 (48 + 32 + 8).
+UP, DOWN, EXPERTS, SHARED = 9216 + 8192 + 16384, 11264, 16 * 3 * 128 * 64, 3 * 128 * 128
+BIASED = replace(
+    catalog.model("tiny-llama"),
+    attention_bias="all",
+    mlp_bias=True,
+    qk_norm=True,
+    normalization="layer",
+)
+
+
+@pytest.mark.parametrize(
+    ("shape", "moe", "split", "whole", "experts"),
+    [
+        (LATENT, True, UP + SHARED, 256 + 2048 + DOWN + 80, EXPERTS),
+        (
+            replace(LATENT, normalization="layer"),
+            True,
+            UP + SHARED,
+            512 + 2048 + DOWN + 160,
+            EXPERTS,
+        ),
+        (LATENT, False, UP + 3 * 128 * 384, 256 + DOWN + 80, 0),
+        # Biases of q, k, v and of gate and up are split; those of the outputs and norms are whole.
+        (BIASED, False, 49152 + 256 + 147456 + 768, 512 + 128 + 128 + 64, 0),
+        (
+            replace(BIASED, qk_norm_full_width=True),
+            False,
+            49152 + 256 + 147456 + 768 + 2 * (128 + 64),
+            512 + 128 + 128,
+            0,
+        ),
+    ],
+    ids=["latent", "latent, layer norm", "latent, dense", "biases", "wide norm of queries"],
+)
+def test_a_rank_holds_its_part_of_products_and_the_whole_of_what_is_repeated(
+    shape: ModelShape, moe: bool, split: int, whole: int, experts: int
+) -> None:
+    parallelism = Parallelism(16, 2, expert_parallel_size=4, expert_tensor_parallel_size=2)
+    count = layer_count(shape, parallelism, moe=moe)
+    assert count == Count(split / 2 + whole, experts / 8, split / 2 + experts / 8)
+    further = (
+        stage_count(shape, parallelism, 0, mtp_layers=1).total
+        - stage_count(shape, parallelism, 0).total
+    )
+    if moe or shape.moe is None:
+        norms = 3 * 128 * (2 if shape.normalization == "layer" else 1)
+        assert further == count.total + 2 * 128**2 / 2 + norms
+
+
+def test_a_last_stage_may_hold_more_layers_than_the_others() -> None:
+    shape = catalog.model("llama3.1-8b")
+    split = Parallelism(4, pipeline_parallel_size=4, last_pipeline_stage_layers=14)
+    assert [len(stage_layers(shape, split, stage)[0]) for stage in range(4)] == [6, 6, 6, 14]
+
+
+@pytest.mark.parametrize(("precision", "copies"), [("fp8", 2), ("fp4", 0.5 + 0.5 + 2 / 16)])
+def test_low_precision_adds_two_copies_of_each_linear_weight(precision: str, copies: float) -> None:
+    """FP8 has a byte an element; FP4 half a byte, and an 8-bit scale for each 16 of them."""
+    shape = catalog.model("tiny-llama")
+    plain = memory.estimate(shape, Parallelism(1), **SIZES).worst
+    low = memory.estimate(shape, Parallelism(1), **SIZES, precision=precision).worst
+    linear = 4 * (49152 + 147456)
+    assert (low.parameters - plain.parameters) * GIB == pytest.approx(copies * linear)
+    assert replace(low, parameters=0) == replace(plain, parameters=0)
+
+
+@pytest.mark.parametrize(
+    ("world", "tensor", "expert", "inner", "dense_ranks", "expert_ranks"),
+    [(16, 2, 4, 2, 8, 2), (16, 2, 16, 1, 8, 1), (8, 1, 2, 1, 8, 4)],
+)
+def test_optimizer_states_are_shared_out_among_the_ranks_that_hold_the_same_parameters(
+    world: int, tensor: int, expert: int, inner: int, dense_ranks: int, expert_ranks: int
+) -> None:
+    split = Parallelism(
+        world,
+        tensor,
+        context_parallel_size=2,
+        expert_parallel_size=expert,
+        expert_tensor_parallel_size=inner,
+    )
+    count = stage_count(LATENT, split, 0)
+    worst = memory.estimate(LATENT, split, **SIZES).worst
+    held = count.dense / dense_ranks + count.expert / expert_ranks
+    assert worst.optimizer * GIB == pytest.approx(12 * held)
+    assert worst.gradients * GIB == pytest.approx(4 * count.total)
+    full = memory.estimate(LATENT, replace(split, data_parallel_sharding="full"), **SIZES).worst
+    assert full.gradients * GIB == pytest.approx(4 * held)
+    assert full.parameters * GIB == pytest.approx(2 * held)
+
+
+def test_fsdp_holds_two_whole_layers_and_the_gradients_of_one() -> None:
+    shape = catalog.model("tiny-llama")
+    layer = 49152 + 147456 + 256
+    for precision, size in (("bf16", 2 * 2 + 4), ("fp32", 2 * 4 + 4)):
+        split = Parallelism(2, data_parallel_sharding="full")
+        worst = memory.estimate(shape, split, **SIZES, precision=precision).worst
+        assert worst.gathered * GIB == layer * size
+    alone = memory.estimate(shape, Parallelism(1, data_parallel_sharding="full"), **SIZES).worst
+    assert alone.gathered == 0
+
+
+def test_each_module_for_a_further_token_keeps_a_layer_and_five_hidden_states() -> None:
+    kept = [
+        memory.estimate(LATENT, Parallelism(1), **SIZES, mtp_layers=modules).worst.activations
+        for modules in (0, 1, 2)
+    ]
+    work = Workload(2048, 2048, 2, "fused")
+    module = activations.layer_bytes(LATENT, Parallelism(1), work, moe=True) + 5 * 2048 * 2 * 128
+    assert (kept[1] - kept[0]) * GIB == pytest.approx(module)
+    assert (kept[2] - kept[0]) * GIB == pytest.approx(2 * module)
+
+
+@given(shapes, powers, modes, shardings)
+def test_the_parts_of_the_fullest_stage_add_up_to_its_total(
+    shape: ModelShape, stages: int, mode: str, sharding: str
+) -> None:
+    split = Parallelism(4 * stages, 1, stages, data_parallel_sharding=sharding)
+    found = memory.estimate(shape, split, **SIZES, recompute=mode)
+    parts = found.parts_gib()
+    whole = parts.pop("total")
+    assert whole == pytest.approx(sum(parts.values()))
+    assert whole == found.total_gib == max(stage.total for stage in found.stages)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from scalebook import catalog, identity
 from scalebook.flops import flops_per_token, hardware_flops_per_token
-from scalebook.metrics import measure
-from scalebook.metrics.repeats import Estimate, pool, with_repeats
+from scalebook.metrics import measure, window
+from scalebook.metrics.repeats import Estimate, Spread, pool, spread, with_repeats
 from scalebook.metrics.stability import MINIMUM_STEPS
+from scalebook.metrics.steady import Steady
 from scalebook.metrics.student import student_quantile
 from scalebook.record import RunRecord, StepRecord
 from scalebook.store import Run
@@ -551,3 +552,72 @@ ANYTHING = st.recursive(
 def test_whatever_a_record_holds_is_measured_or_null(settings, device, series):
     run = make_run(series, device=device, observed=settings, environment={"memory_reason": device})
     json.dumps(measure(run).as_dict(), allow_nan=False)
+
+
+# The parts of a window, worked by hand
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        ([1.0, 1.0, 1.09, 1.09], None),
+        ([1.0, 1.0, 0.91, 0.91], None),
+        ([1.0, 1.0, 1.2, 1.2], "The later half of the steps takes 20 % more than the earlier."),
+        ([1.0, 1.0, 0.8, 0.8], "The later half of the steps takes 20 % less than the earlier."),
+        ([1.0, 1.0, 1.0, 9.0, 1.0, 1.0], None),  # one slow step is not the half
+        ([1.0], None),
+        ([1.0, 2.0], "The later half of the steps takes 1e+02 % more than the earlier."),
+    ],
+)
+def test_halves_are_unlike_above_a_tenth(seconds, words):
+    assert window._apart(seconds) == words
+
+
+def test_the_interval_of_a_rate_is_that_of_the_time_turned_round():
+    known = Steady(20, None, None, mean=2.0, low=1.6, high=2.5)
+    assert window._rate_interval(100.0, known) == (80.0, 125.0)
+    for end in ("mean", "low", "high"):
+        assert window._rate_interval(100.0, replace(known, **{end: None})) is None
+    assert window._rate_interval(100.0, replace(known, low=0.0)) is None
+
+
+def test_steps_of_other_tokens_are_evened_to_the_mean():
+    assert window._evened([1.0, 2.0], [100, 100]) == [1.0, 2.0]
+    assert window._evened([1.0, 2.0], [100, 300]) == [2.0, pytest.approx(4 / 3)]
+
+
+def test_the_load_of_experts_is_the_mean_over_steps_that_all_tell_it():
+    def loads(*values):
+        return window.expert_load([replace_load(value) for value in values])
+
+    def replace_load(value):
+        return steps([1.0])[0].model_copy(update={"expert_load": value})
+
+    assert loads(1.0, 1.5) == {"expert_load": 1.25, "expert_load_reason": None}
+    assert loads(1.5, None)["expert_load"] is None
+    assert loads(0.5)["expert_load"] is None
+    assert loads(1e6)["expert_load"] is None
+    assert loads()["expert_load_reason"].startswith("The steps do not tell")
+
+
+def test_the_variance_of_repeats_is_at_least_what_their_steps_explain():
+    """By hand: two runs 0.02 apart have s^2 = 0.0002; steps of +-3.92 % explain 0.0004."""
+    runs = [Estimate(0.0, 0.0, 9), Estimate(0.02, 0.0, 9)]
+    assert spread([runs], 0.005) == Spread(pytest.approx(0.0002), 2)
+    assert spread([runs], 0.05) == Spread(pytest.approx(0.0025), 2)
+    assert spread([runs[:1], runs[:1]], 0.005) is None
+    three = [*runs, Estimate(0.01, 0.0, 9)]
+    assert spread([three], 0.05) == Spread(pytest.approx(0.0001), 2)
+    wide = [Estimate(one.log_rate, 1.959964 * 0.02, 9) for one in three]
+    assert spread([wide], 0.005) == Spread(pytest.approx(0.0004, rel=1e-5), 2)
+    assert spread([three, runs], 0.005) == Spread(pytest.approx(0.0004 / 3), 3)
+
+
+def test_an_estimate_has_the_wider_half_of_its_interval():
+    found = Estimate.of(100.0, 90.0, 105.0, 7)
+    assert (found.log_rate, found.half) == (math.log(100), pytest.approx(math.log(100 / 90)))
+    assert Estimate.of(100.0, 99.0, 110.0, 7).half == pytest.approx(math.log(1.1))
+    assert found.variance == pytest.approx((found.half / 1.959964) ** 2)
+    pooled = pool([Estimate(math.log(rate), 0.0, 9) for rate in (100, 102, 104)])
+    assert (pooled.runs, pooled.rate) == (3, pytest.approx((100 * 102 * 104) ** (1 / 3)))
+    assert math.sqrt(pooled.low * pooled.high) == pytest.approx(pooled.rate)

@@ -350,3 +350,108 @@ def test_the_kernels_log_names_whom_it_ended_since_the_start(tmp_path: Path):
     )
     assert memory_kills.killed(99.5, log) == {2, 3}
     assert memory_kills.killed(0, tmp_path / "none") == frozenset()
+
+
+KILLED = "RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed. "
+
+
+@pytest.mark.parametrize(
+    ("log", "known", "status", "cause", "reason"),
+    [
+        ([], {"code": 0, "steps_done": 1, "steps_asked": None}, "completed", None, None),
+        ([], {"code": 0, "steps_done": 21}, "completed", None, None),
+        ([], {"code": 0, "steps_done": 0, "steps_asked": None}, "failed", "ended_early",
+         "The trainer ended without an error, but early (before the first step)."),
+        ([], {"code": 0, "steps_done": 5, "steps_asked": 6}, "failed", "ended_early",
+         "The trainer ended without an error, but early (after step 5 of 6)."),
+        ([], {"code": 7, "steps_asked": None}, "failed", "exit_code",
+         "The trainer ended with exit code 7, without a message (after step 3)."),
+        ([], {"code": 128}, "failed", "exit_code",
+         "The trainer ended with exit code 128, without a message (after step 3 of 20)."),
+        ([], {"code": None}, "failed", "exit_code",
+         "The trainer ended with exit code None, without a message (after step 3 of 20)."),
+        ([], {"code": 3}, "diverged", "not_finite",
+         "Training diverged: loss or gradient was not finite (after step 3 of 20)."),
+        ([], {"code": 130}, "interrupted", "stopped",
+         "The run was asked to end from outside (SIGTERM or SIGINT) (after step 3 of 20)."),
+        ([], {"code": 131}, "failed", "signal",
+         "The launcher (torchrun) was ended by SIGQUIT (after step 3 of 20)."),
+        ([], {"code": 227}, "failed", "signal",
+         "The launcher (torchrun) was ended by signal 99 (after step 3 of 20)."),
+        (torchrun_report(2, 7), {}, "failed", "exit_code",
+         "The trainer ended with exit code 7 on rank 2, without a message (after step 3 of 20)."),
+        (torchrun_report(2, 7), {"code": 137}, "failed", "exit_code",
+         "The trainer ended with exit code 7 on rank 2, without a message (after step 3 of 20)."),
+        (torchrun_report(2, -9), {}, "failed", "signal",
+         "Rank 2 was ended by SIGKILL (by a person, or by the system for want of memory) (after "
+         "step 3 of 20)."),
+        (torchrun_report(2, -6), {}, "failed", "signal",
+         "Rank 2 was ended by SIGABRT (after step 3 of 20)."),
+        # The kernel's word counts where it is about this run: a rank's number, or the launcher's.
+        (torchrun_report(2, -9), {"memory_killed": frozenset({9})}, "out_of_memory", "host_memory",
+         "The host's memory ran out: the kernel's OOM killer ended rank 2 (after step 3 of 20)."),
+        (torchrun_report(2, -9), {"memory_killed": frozenset({8})}, "failed", "signal",
+         "Rank 2 was ended by SIGKILL (by a person, or by the system for want of memory) (after "
+         "step 3 of 20)."),
+        ([], {"code": 137, "host_memory_kills": 1}, "out_of_memory", "host_memory",
+         "The host's memory ran out: the kernel's OOM killer ended a process (after step 3 of "
+         "20)."),
+        ([KILLED], {"host_memory_kills": 1}, "out_of_memory", "host_memory",
+         "The host's memory ran out: the kernel's OOM killer ended a process (after step 3 of "
+         "20)."),
+        ([], {"code": 7, "host_memory_kills": 1}, "failed", "exit_code",
+         "The trainer ended with exit code 7, without a message (after step 3 of 20)."),
+    ],
+)  # fmt: skip
+def test_each_end_has_its_status_cause_and_sentence(log, known, status, cause, reason):
+    found = classify(evidence(*log, **known))
+    assert (found.status, found.cause, found.reason) == (status, cause, reason)
+
+
+@pytest.mark.parametrize(
+    ("skipped", "lost", "status", "reason"),
+    [
+        (5, None, "completed", None),
+        (6, None, "diverged",
+         "The optimizer refused 6 of 10 measured steps, whose gradients were not finite (after "
+         "step 20 of 20)."),
+        (0, 4, "diverged",
+         "Training diverged: the loss of step 4 is not finite (after step 20 of 20)."),
+        (0, 0, "diverged",
+         "Training diverged: the loss of step 0 is not finite (after step 20 of 20)."),
+    ],
+)  # fmt: skip
+def test_a_run_with_all_its_steps_has_diverged_where_most_of_them_taught_nothing(
+    skipped, lost, status, reason
+):
+    found = classify(evidence(
+        code=0, steps_done=20, measured_steps=10, skipped_steps=skipped, loss_lost_at=lost
+    ))  # fmt: skip
+    assert (found.status, found.reason) == (status, reason)
+
+
+@pytest.mark.parametrize(
+    ("status", "cause", "started", "reason"),
+    [
+        ("timeout", "time_limit", True, "Why (after step 3 of 20)."),
+        ("interrupted", "stopped", True, "Why (after step 3 of 20)."),
+        ("illegal", "rules", True, "Why."),
+        ("out_of_memory", "inferred", False, "Why."),
+        ("failed", "stopped", True, "Why (after step 3 of 20)."),
+    ],
+)
+def test_what_the_launcher_decided_has_its_own_cause(status, cause, started, reason):
+    found = classify(evidence(stop=(status, "Why."), started=started))
+    assert (found.status, found.cause, found.reason) == (status, cause, reason)
+
+
+@pytest.mark.parametrize("after", [14, 15, 16, 30])
+def test_the_line_that_tells_stands_in_the_tail_wherever_it_was(after):
+    telling = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1 GiB."
+    rest = [f"line {number}" for number in range(after)]
+    found = classify(evidence("before", telling, *rest)).log_tail
+    assert telling in found
+    assert found[-1] == rest[-1]
+    left_out = [line for line in found if "left out" in line]
+    assert left_out == ([f"[{after - 13} lines left out]"] if after > 14 else [])
+    assert len(found) == LOG_TAIL_LINES

@@ -366,13 +366,22 @@ def test_a_page_runs_in_a_kernel_as_well(page: object, tmp_path: Path, root: Pat
     assert not any(output["output_type"] == "error" for output in outputs)
 
 
-def test_the_command_prints_the_path_of_the_first_page_last(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_the_command_builds_what_is_asked_for_and_prints_the_path_of_the_first_page_last(
+    tmp_path: Path, root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runs = write_run(tmp_path / "runs", "a", config()).parent
-    made = ["report", "--runs", str(runs), "--output", str(tmp_path / "site")]
+    asked: list[object] = []
+
+    def stand_in(places: Places, renderer: str, *, one_file: bool) -> Path:
+        asked.extend((places, renderer, one_file))
+        print("building")
+        return places.output / "index.html"
+
+    monkeypatch.setattr("scalebook.report.build", stand_in)
+    runs, site = tmp_path / "runs", tmp_path / "site"
+    made = ["report", "--runs", str(runs), "--output", str(site)]
     assert main([*made, "--renderer", "preview"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == str(tmp_path / "site" / "index.html")
+    assert capsys.readouterr().out.splitlines() == ["building", str(site / "index.html")]
+    assert asked == [Places(runs, site, root), "preview", False]
 
 
 def test_the_command_on_an_empty_folder_is_one_line_and_exit_2(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalebook.errors import ClaimError
-from scalebook.scaling import ScalingPoint, project, scaling_kind, table
+from scalebook.scaling import ScalingPoint, law, project, scaling_kind, table
 from scalebook.scaling.law import fit_law, student_quantile
 
 # A published weak-scaling series: 1 to 8 nodes, 22,528 tokens per GPU and step.
@@ -186,3 +186,142 @@ def test_a_projection_is_a_number_in_its_interval_or_a_reason(sizes, noise, targ
 def test_no_points_is_an_error_in_words():
     with pytest.raises(ClaimError, match="at least one measured run"):
         table([])
+
+
+# Properties of perfect runs, and figures worked by hand
+
+
+@pytest.mark.parametrize("base", ["smallest", "node"])
+def test_a_perfect_series_has_an_efficiency_of_exactly_one(base):
+    perfect = [ScalingPoint(n, 1000.0 * n, max(1, n // 4), 8 * n) for n in (2, 4, 8, 16)]
+    result = table(perfect, base)
+    assert [row.scaling_efficiency for row in result.rows] == [1.0] * 4
+    assert [row.speedup for row in result.rows] == [row.ideal_speedup for row in result.rows]
+    found = project(perfect, 64)
+    assert found.tokens_per_second == pytest.approx(64000)
+    assert found.scaling_efficiency == pytest.approx(1)
+
+
+def test_speedup_and_ideal_are_against_the_base_that_was_chosen():
+    last = table(PUBLISHED, base="node").rows[-1]
+    assert (last.speedup, last.ideal_speedup) == (pytest.approx(700972 / 122599), 32 / 4)
+
+
+def test_the_efficiency_of_a_projection_is_per_gpu_against_the_base():
+    points = synthetic([2, 4, 8, 16], 1e-3, 2e-4, 1e-4)
+    found = project(points, 64)
+    expected = 64 / (1e-3 + 2e-4 * 63 / 64 + 6e-4)
+    base = 1 / (1e-3 + 2e-4 / 2 + 1e-4)
+    assert found.tokens_per_second == pytest.approx(expected)
+    assert found.scaling_efficiency == pytest.approx(expected / 64 / base)
+    assert dict(found.law.coefficients) == pytest.approx(
+        {"fixed": 1e-3, "bandwidth": 2e-4, "hop": 1e-4}
+    )
+
+
+@pytest.mark.parametrize(
+    ("size", "inside", "refused"), [(1, True, False), (32, True, False), (33, False, False),
+                                    (128, False, False), (129, False, True)],
+)  # fmt: skip
+def test_the_limit_is_the_factor_times_the_largest_run_and_itself_allowed(size, inside, refused):
+    found = project(PUBLISHED, size)
+    assert (found.interpolated, found.reason is not None) == (inside, refused)
+    assert found.limit_world_size == 128
+    if refused:
+        assert found.reason == (
+            "129 GPUs are 4.03 times the largest measured run (32); the limit is 4 times, 128 "
+            "GPUs. Measure a larger run."
+        )
+
+
+@pytest.mark.parametrize(
+    ("factor", "node", "limit"), [(4, None, 4), (4, 8, 8), (4, 32, 16), (1, 8, 4), (4, 2, 4)]
+)
+def test_runs_inside_one_node_project_to_its_end_at_most(factor, node, limit):
+    points = [ScalingPoint(n, 900.0 * n, 1, n) for n in (1, 2, 4)]
+    found = project(points, 2, limit_factor=factor, gpus_per_node=node)
+    assert (found.limit_world_size, found.reason) == (limit, None)
+
+
+def test_more_than_one_node_is_refused_as_such_up_to_the_factor_and_then_as_too_large():
+    points = [ScalingPoint(n, 900.0 * n, 1, n) for n in (1, 2, 4)]
+    assert "says nothing about the network" in project(points, 16).reason
+    assert "17 GPUs are 4.25 times" in project(points, 17).reason
+
+
+def test_a_size_below_the_smallest_run_is_refused_in_words():
+    assert project(PUBLISHED[1:], 3).reason == (
+        "3 GPUs are fewer than the smallest measured run (4)."
+    )
+
+
+@pytest.mark.parametrize("factor", [0.99, math.inf, math.nan])
+def test_a_factor_that_is_none_is_refused(factor):
+    with pytest.raises(ClaimError, match="limit_factor"):
+        project(PUBLISHED, 64, limit_factor=factor)
+    with pytest.raises(ClaimError, match="world_size=0"):
+        project(PUBLISHED, 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "legal"),
+    [
+        ((1, 1.0, 1, 1), True), ((4, 1.0, 4, 1), True), ((4, 1.0, 5, 1), False),
+        ((4, 1.0, 0, 1), False), ((0, 1.0, 0, 1), False), ((4, 1e20, 1, 1), True),
+        ((4, 1.1e20, 1, 1), False), ((4, 1e-20, 1, 1), True), ((4, 0.9e-20, 1, 1), False),
+        ((4, 1.0, 1, 0), False), ((4, 1.0, 1, None), True),
+    ],
+)  # fmt: skip
+def test_the_ends_of_what_a_point_may_be(arguments, legal):
+    if legal:
+        assert ScalingPoint(*arguments).tokens_per_second_per_gpu == arguments[1] / arguments[0]
+    else:
+        with pytest.raises(ClaimError):
+            ScalingPoint(*arguments)
+
+
+def test_the_kind_and_the_base_are_given_in_words():
+    assert scaling_kind(PUBLISHED) == ("weak", "every run has 11 samples per GPU and step")
+    strong = [ScalingPoint(n, 100.0 * n, 1, 64) for n in (1, 2, 4)]
+    assert scaling_kind(strong) == ("strong", "every run has a global batch of 64")
+    twice = [ScalingPoint(8, 100.0, 2, 8), ScalingPoint(8, 300.0, 2, 8)]
+    # As many tokens at 100 as at 300 tokens/s: 2 / (1 / 100 + 1 / 300).
+    assert table(twice).base_text == "8 GPUs on 2 nodes at 150 tokens/s (2 runs pooled)"
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "terms"),
+    [("weak", 8, (1, 7 / 8, 3)), ("strong", 8, (1, 7, 24)), ("weak", 1, (1, 0, 0))],
+)
+def test_the_terms_of_the_law_are_those_of_a_ring_and_a_tree(kind, size, terms):
+    assert law._basis(kind, size) == terms
+
+
+def test_a_constant_law_has_students_interval_of_one_new_run():
+    """Times a token of 1e-3 s off by +-2 %; Student's t of 3 degrees is 3.182446."""
+    errors = {1: 0.02, 2: -0.02, 4: 0.02, 8: -0.02}
+    points = [(n, n / (1e-3 * (1 + error))) for n, error in errors.items()]
+    fit = law._least_squares(points, "weak", (0,))
+    weights = [1 / (1 + error) for error in errors.values()]
+    constant = sum(weights) / sum(weight**2 for weight in weights)
+    residual = sum((1 - constant * weight) ** 2 for weight in weights)
+    assert fit.coefficients == (pytest.approx(1e-3 * constant),)
+    assert (fit.scatter, fit.freedom) == (pytest.approx(math.sqrt(residual / 3)), 3)
+    half = 3.182446 * fit.scatter * 1e-3 * math.sqrt(constant**2 + 1 / sum(w**2 for w in weights))
+    assert law._half_width(fit, (1.0, 0.5, 1.0), 1e-3 * constant) == pytest.approx(half, rel=1e-6)
+
+
+def test_no_run_repeats_to_better_than_half_a_percent():
+    fit = law._least_squares([(n, 1e3 * n) for n in (1, 2, 4)], "weak", (0,))
+    assert fit.scatter == 0.005
+
+
+def test_a_matrix_times_its_inverse_is_one():
+    matrix = [[0.0, 2.0, 1.0], [2.0, 5.0, 3.0], [1.0, 3.0, 7.0]]
+    inverse = law._invert(matrix)
+    product = [
+        [sum(matrix[i][k] * inverse[k][j] for k in range(3)) for j in range(3)] for i in range(3)
+    ]
+    for i, row in enumerate(product):
+        assert row == pytest.approx([float(i == j) for j in range(3)], abs=1e-12)
+    assert law._invert([[1.0, 2.0], [2.0, 4.0]]) is None

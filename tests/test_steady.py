@@ -16,9 +16,18 @@ from series import HARD, STABLE, UNSTABLE, correlated, drift, noise, shift, spik
 
 from scalebook.cli import main
 from scalebook.errors import RecordError
+from scalebook.metrics import steady as steady_state
 from scalebook.metrics.autoregression import _GRID, _SPACING, blocks, effect, mean_posterior
-from scalebook.metrics.shapes import best_shift, best_warm_up
-from scalebook.metrics.spikes import take_apart
+from scalebook.metrics.shapes import (
+    WarmUp,
+    best_shift,
+    best_warm_up,
+    line,
+    line_gain,
+    without,
+)
+from scalebook.metrics.spikes import Periodic, local_median, take_apart
+from scalebook.metrics.stability import Settled, relative
 from scalebook.metrics.steady import find_steady
 from scalebook.metrics.student import student_quantile, two_sided_tail
 from scalebook.verdicts.series import read_series
@@ -408,3 +417,160 @@ def test_one_step_is_one_step():
 def test_a_stable_series_is_the_same_in_any_run_of_the_program():
     series = correlated(0.5)(random.Random(8), 80).seconds
     assert find_steady(series) == find_steady(list(series))
+
+
+# The parts, each by its definition
+
+
+@given(st.lists(st.floats(0.1, 9), min_size=1, max_size=40), st.floats(0, 1))
+def test_quantiles_are_interpolated_as_numpys(values, fraction):
+    ordered = sorted(values)
+    assert steady_state.quantile(ordered, fraction) == pytest.approx(np.quantile(ordered, fraction))
+
+
+def test_the_quantiles_of_a_window_are_its_10_90_and_99_percent():
+    series = [1 + at % 7 / 1000 for at in range(70)]
+    assert find_steady(series).quantiles == pytest.approx(np.quantile(series, [0.1, 0.9, 0.99]))
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 20, 100])
+def test_the_interval_of_a_count_is_near_the_exact_one_of_poisson(count):
+    low, high = steady_state._poisson_interval(count)
+    assert low == pytest.approx(stats.chi2.ppf(0.025, 2 * count) / 2, abs=0.02)
+    assert high == pytest.approx(stats.chi2.ppf(0.975, 2 * count + 2) / 2, rel=0.002)
+
+
+def test_a_spike_without_a_period_is_one_of_a_poisson_count():
+    """Sixty steps, one 2 s longer: between 0.01 and 5.57 such spikes were to be expected."""
+    series = [1.0] * 60
+    series[30] += 2
+    found = find_steady(series)
+    fewer, more = steady_state._poisson_interval(1)
+    assert found.mean == pytest.approx(1 + 2 / 60)
+    assert found.low == pytest.approx(found.mean - 2 / 60 * (1 - fewer))
+    assert found.high == pytest.approx(found.mean + 2 / 60 * (more - 1))
+    assert steady_state.find_steady([1.0] * 60).irregular == 0
+
+
+def test_a_tolerated_drift_widens_the_interval_by_half_of_it():
+    series = [a + 0.008 * at / 200 for at, a in enumerate(jittered(200, 4, 0.001))]
+    found = find_steady(series)
+    below, above = steady_state._halves(take_apart(series), found.start, found.start + found.count)
+    tolerated = found.change / 2 * found.mean
+    assert tolerated > 0
+    assert found.low == pytest.approx(found.mean - below - tolerated)
+    assert found.high == pytest.approx(found.mean + above + tolerated)
+
+
+def test_the_imbalance_of_a_window_is_what_a_part_of_a_period_moves_its_mean():
+    """Spikes of 2 s every 10 steps: 2 in 25 steps instead of 2.5 lower the mean by 0.04 s."""
+    kind = Periodic(10, (4, 14, 24), 2.0)
+    assert steady_state._imbalance([kind], 0, 20) == 0
+    assert steady_state._imbalance([kind], 0, 24) == pytest.approx((0.1 - 2 / 24) * 2)
+    assert steady_state._imbalance([kind], 4, 25) == pytest.approx((3 / 21 - 0.1) * 2)
+
+
+SENTENCES = [
+    (
+        Settled(3, "shift", 0.08, at=20), 5, 60,
+        "The level shifts at step 25 of 60: steps take 8 % more from there on. Find what changed, "
+        "or measure one level alone.",
+    ),
+    (
+        Settled(3, "drift", -0.021), 5, 60,
+        "Still drifting: steps take 2.1 % less at the end of the 52 steps after the warm-up than "
+        "at their start. Warm up longer, or measure for longer.",
+    ),
+    (
+        Settled(31, "warm-up"), 5, 60,
+        "Still warming up after 36 of 60 steps, more than half of those that may count. Measure "
+        "for longer.",
+    ),
+    (
+        Settled(3, "too short", 0.02, independent=2.5), 5, 48,
+        "Too short to say: steps resemble their neighbours so much that 40 of them are worth 2.5, "
+        "and a drift of 2 % may be chance or not. Measure about 160 steps.",
+    ),
+    (
+        Settled(0, "too short"), 5, 6,
+        "Too short to say: 1 step after a warm-up of 5; at least 10 are needed. Measure more "
+        "steps.",
+    ),
+    (
+        Settled(0, "too short"), 5, 3,
+        "Too short to say: 0 steps after a warm-up of 5; at least 10 are needed. Measure more "
+        "steps.",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("settled", "minimum", "count", "sentence"), SENTENCES)
+def test_a_refusal_counts_steps_from_the_start_of_the_series(settled, minimum, count, sentence):
+    found = steady_state._refused([1.0] * count, minimum, settled)
+    assert (found.steps, found.problem, found.reason) == (count, settled.problem, sentence)
+
+
+@pytest.mark.parametrize(
+    ("count", "independent", "steps"), [(50, 2.0, 250), (14, 3.5, 40), (14, 3.4, 50), (10, 0, 1000)]
+)
+def test_enough_steps_are_worth_ten_independent_ones_in_tens(count, independent, steps):
+    assert steady_state._enough(count, independent) == steps
+
+
+@pytest.mark.parametrize(
+    ("kind", "length", "course"),
+    [
+        ("step", 3, [1, 1, 1, 0, 0, 0]),
+        ("ramp", 4, [1, 0.75, 0.5, 0.25, 0, 0]),
+        ("cut", 3, [1, math.exp(-1), math.exp(-2), 0, 0, 0]),
+        ("decay", 2, [math.exp(-at / 2) for at in range(6)]),
+    ],
+)
+def test_a_warm_up_falls_from_one_to_nothing(kind, length, course):
+    found = WarmUp(kind, length, 1.0)
+    assert found.course(6) == pytest.approx(course)
+    if kind != "decay":
+        assert found.settled(1.0, 1.0, 6) == length
+
+
+def test_a_decay_has_settled_when_what_is_left_is_a_fifth_of_the_error():
+    found = WarmUp("decay", 5.0, 1.0)
+    at = found.settled(-0.5, 0.01, 100)
+
+    def left(step):
+        return 0.5 * 5 * math.exp(-step / 5) / (100 - step)
+
+    assert left(at) <= 0.2 * 0.01 < left(at - 1)
+    assert found.settled(1e9, 1e-9, 20) == 19
+
+
+def test_a_line_rises_by_one_and_its_gain_is_that_of_least_squares():
+    assert line(5) == pytest.approx([-0.5, -0.25, 0, 0.25, 0.5])
+    series = [value - 1 for value in jittered(30)]
+    series = [value - fmean(series) for value in series]
+    slope = stats.linregress(line(30), series)
+    rest = sum((v - slope.slope * x) ** 2 for v, x in zip(series, line(30), strict=True))
+    assert line_gain(series) == pytest.approx(sum(v * v for v in series) - rest)
+    left = without(series, line(30))
+    assert sum(v * v for v in left) == pytest.approx(rest)
+
+
+@given(st.lists(st.floats(0.1, 9), min_size=1, max_size=40))
+def test_the_level_of_a_step_is_the_median_of_five_neighbours_on_each_side(series):
+    expected = [median(series[max(0, at - 5) : at + 6]) for at in range(len(series))]
+    assert local_median(series) == pytest.approx(expected)
+
+
+def test_differences_are_fractions_of_the_mean_and_none_for_a_constant():
+    assert relative([1.0, 3.0]) == pytest.approx([-0.5, 0.5])
+    assert relative([2.0, 2.0]) is None
+
+
+def test_spikes_are_taken_apart_with_their_heights_and_places():
+    series = [1 + 2 * (at % 10 == 4) for at in range(60)]
+    series[33] += 0.7
+    apart = take_apart(series)
+    (kind,) = apart.periodic
+    assert (kind.period, kind.positions, kind.height) == (10, (4, 14, 24, 34, 44, 54), 2)
+    assert apart.irregular == ((33, pytest.approx(0.7)),)
+    assert apart.smooth == pytest.approx([1.0] * 60)

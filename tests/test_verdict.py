@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 from series import noise
 from simulated import H100, config, write_run
 from train_worlds import environment
@@ -21,8 +22,8 @@ from scalebook.cli import main
 from scalebook.metrics.repeats import Estimate, spread
 from scalebook.metrics.steady import find_steady
 from scalebook.record import RunRecord
-from scalebook.verdicts import compare
-from scalebook.verdicts.differences import differences, other_work
+from scalebook.verdicts import Verdict, compare, gate, read
+from scalebook.verdicts.differences import Difference, differences, other_work
 from scalebook.verdicts.read import Side, judge
 
 BIG = {
@@ -153,6 +154,120 @@ def test_what_differs_is_what_matters_and_each_with_both_values():
         ("micro_batch_size", "1", "2"), ("torch", "2.8", "2.9"), ("variables.X", "1", None),
     ]  # fmt: skip
     assert differences([a], [a]) == ()
+
+
+@pytest.mark.parametrize(
+    ("verdict", "sentence"),
+    [
+        (Verdict("faster", 1.1, 1.052, 1.152), "A is faster than B by 5.2 to 15 %."),
+        (Verdict("slower", 0.9, 0.85, 0.948), "A is slower than B by 5.2 to 15 %."),
+        (
+            Verdict("cannot tell", 1.0, 0.98, 1.1234, rate="steps/s"),
+            "Cannot tell: A is between 2 % slower and 12 % faster, in steps/s.",
+        ),
+    ],
+)
+def test_a_verdict_is_said_with_its_interval_in_percent(verdict, sentence):
+    assert verdict.sentence == sentence
+
+
+@pytest.mark.parametrize("level", [0.9, 0.95, 0.99])
+def test_a_level_widens_both_the_interval_of_the_steps_and_that_of_the_starts(level):
+    normal = stats.norm.ppf(0.5 + level / 2)
+    a, b = Estimate(0.0, 0.01, 50), Estimate(0.0, 0.02, 50)
+    errors = (0.01 / 1.959964, 0.02 / 1.959964, math.sqrt(2) * 0.005)
+    found = compare([a], [b], start_spread=0.005, level=level)
+    assert math.log(found.high) == pytest.approx(normal * math.hypot(*errors), rel=1e-6)
+    pair = [Estimate(0.00, 1e-6, 50), Estimate(0.02, 1e-6, 50)]
+    half = stats.t.ppf(0.5 + level / 2, 2) * math.sqrt(0.0002)
+    repeated = compare(pair, pair, level=level)
+    assert math.log(repeated.high) == pytest.approx(half, rel=1e-4)
+
+
+def test_sides_of_several_lengths_weigh_as_their_runs():
+    """By hand: 3 and 2 runs, s^2 = (0.0002 + 0.0002) / 3, t of 3 degrees is 3.182446."""
+    a = [Estimate(value, 1e-6, 50) for value in (0.0, 0.01, 0.02)]
+    b = [Estimate(value, 1e-6, 50) for value in (0.0, 0.02)]
+    half = 3.182446 * math.sqrt(0.0004 / 3 * (1 / 3 + 1 / 2))
+    assert math.log(compare(a, b).high) == pytest.approx(half, rel=1e-5)
+
+
+@pytest.mark.parametrize("difference", [0.004, 0.008, 0.012])
+def test_the_repeats_that_are_advised_are_the_fewest_that_decide(difference):
+    offset = 0.005
+    sides = [
+        [Estimate(middle + sign * offset, 1e-6, 50) for sign in (1, -1)]
+        for middle in (difference, 0.0)
+    ]
+    found = compare(*sides)
+    variance = 2 * offset**2
+    enough = next(
+        n for n in range(3, 51)
+        if stats.t.ppf(0.975, 2 * n - 2) * math.sqrt(2 * variance / n) < difference
+    )  # fmt: skip
+    assert found.word == "cannot tell"
+    more = enough - 2
+    assert found.advice == (
+        f"About {more} more repeat{'s' * (more > 1)} a side would decide a difference of this size."
+    )
+
+
+def test_a_difference_that_no_repeats_settle_is_given_in_percent():
+    sides = [
+        [Estimate(middle, 1e-6, 50), Estimate(middle + 0.05, 1e-6, 50)] for middle in (0, 2e-3)
+    ]
+    assert compare(*sides).advice == (
+        "A difference of 0.2 % is too small to settle with 50 repeats a side at this spread."
+    )
+
+
+def test_the_steps_that_are_advised_shrink_the_interval_to_the_difference():
+    """By hand: half^2 = 2 x 0.05^2 of 40 steps; 0.03^2 is left for them without starts."""
+    a, b = Estimate(0.03, 0.05, 40), Estimate(0.0, 0.05, 40)
+    factor = 2 * 0.05**2 / 0.03**2
+    more = math.ceil((factor - 1) * 40)
+    assert compare([a], [b], start_spread=0.0).advice == (
+        f"About {more} more steps a run would decide a difference of this size."
+    )
+    # What starts change is as if it were taken off the difference, as squares are.
+    room = 0.03**2 - 2 * (1.959964 * 0.005) ** 2
+    more = math.ceil((2 * 0.05**2 / room - 1) * 40)
+    assert f"About {more} more steps" in compare([a], [b], start_spread=0.005).advice
+
+
+def test_a_difference_of_settings_is_said_with_both_values():
+    assert str(Difference("tp", "1", "2")) == "tp: 1 against 2"
+    assert str(Difference("tp", None, "2")) == "tp: none against 2"
+    assert str(Difference("tp", "1", None)) == "tp: 1 against none"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "outcome", "words"),
+    [
+        (1.02, 1.05, "unexplained speed-up", "Faster: between +2 and +5 %"),
+        (0.9, 0.95, "regression", "Slower: between -10 and -5 %"),
+        (1.005, 1.05, "pass", "Within the tolerance: between +0.5 and +5 %"),
+        (0.95, 0.995, "pass", "Within the tolerance: between -5 and -0.5 %"),
+        (1.01, 1.05, "pass", "Within"), (0.95, 0.99, "pass", "Within"),
+        (0.95, 1.05, "pass", "No change that the noise lets one see: between -5 and +5 %"),
+    ],
+)  # fmt: skip
+def test_a_gate_fails_where_the_whole_interval_is_beyond_the_tolerance(low, high, outcome, words):
+    word = "faster" if low > 1 else "slower" if high < 1 else "cannot tell"
+    group = gate._Group((), (), ("one run failed.",))
+    found, detail = gate._outcome(Verdict(word, (low + high) / 2, low, high), 0.01, group)
+    assert found == outcome
+    assert detail.startswith(words)
+    assert detail.endswith("% of the baseline's throughput. But: one run failed.")
+
+
+def test_a_side_of_a_file_has_the_rate_of_its_steps():
+    steady = find_steady([2.0, 2.02, 1.98] * 20)
+    found = read._of_steady(steady)
+    assert math.exp(found.log_rate) == pytest.approx(1 / 2.0, rel=1e-3)
+    half = math.log(steady.high / steady.low) / 2
+    assert (found.half, found.steps) == (pytest.approx(half, rel=1e-2), steady.count)
+    assert read._of_steady(find_steady([1.0] * 3)) is None
 
 
 # The command
