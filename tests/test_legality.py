@@ -350,7 +350,8 @@ def broken(shape: ModelShape, asked: RunConfig) -> set[str]:
         rules.add("sequence_parallel")
     if last:
         others = (shape.num_layers - last) / (stages - 1) if stages > 1 else 0
-        if chunks > 1 or others not in range(1, 99):
+        # Every stage holds at least one layer for each of its virtual chunks.
+        if others not in range(1, 99) or min(last, others) < chunks:
             rules.add("layers")
     elif shape.num_layers / stages / (chunks if stages > 1 else 1) not in range(99):
         rules.add("layers")
