@@ -41,7 +41,7 @@ SCHEMA: dict[str, type[pl.DataType]] = (
     dict[str, type[pl.DataType]](dict.fromkeys(_TEXT, pl.String))
     | dict.fromkeys(_INTEGERS, pl.Int64)
     | dict.fromkeys(_FLOATS, pl.Float64)
-    | dict.fromkeys(("sequence_parallel", "steady"), pl.Boolean)
+    | dict.fromkeys(("sequence_parallel", "steady", "loss_fell"), pl.Boolean)
 )
 STEP_SCHEMA: dict[str, type[pl.DataType]] = {
     "run_id": pl.String,

@@ -2,11 +2,14 @@
 
 Averages cover the steady state of the steps whose recorded phase is ``measured``. A run that did
 not complete, measured nothing or was not steady has no rate; each null of a rate has its reason.
+A rate above the device's dense peak is void: the run keeps its place in lists, with the reason.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from scalebook.flops import (
@@ -17,7 +20,7 @@ from scalebook.flops import (
 )
 from scalebook.metrics.ceiling import fraction
 from scalebook.metrics.devices import device_fields
-from scalebook.metrics.peak import peak_of
+from scalebook.metrics.peak import highest_peak, peak_of
 from scalebook.metrics.row import RunMetrics
 from scalebook.metrics.settings import count, finite, run_shape, settings, text
 from scalebook.metrics.window import Throughput, measured_steps, throughput
@@ -94,11 +97,15 @@ def _mfu(
     found |= dict.fromkeys(("mfu_reason", "mfu_interval_reason", "hfu_reason"), reason)
     if rates is None or scale is None or peak is None:
         return found
-    value = found["mfu"] = rates.tokens_per_second * scale.model / peak
+    value = rates.tokens_per_second * scale.model / peak
     if value > 1:
-        found["mfu_reason"] = (
-            f"{value:.3f} of the peak is physically impossible: time, tokens or device are wrong."
+        why = (
+            f"{value:.3f} of the peak is physically impossible: the precision, the time, the "
+            "tokens or the device is wrong."
         )
+        reasons = ("mfu_reason", "mfu_interval_reason", "hfu_reason")
+        return found | dict.fromkeys(reasons, why)
+    found["mfu"] = value
     if rates.interval is None:
         found["mfu_interval_reason"] = _no_interval(rates)
     else:
@@ -108,6 +115,32 @@ def _mfu(
     else:
         found["hfu"] = rates.tokens_per_second * scale.hardware / peak
     return found
+
+
+def _void(
+    rates: Throughput | None, scale: _Scale | None, record: RunRecord, named: str | None
+) -> str | None:
+    """Return why a rate cannot be true, None where it can: it is above what the device can do."""
+    limit, precision = highest_peak(record, named)
+    achieved = rates.tokens_per_second * scale.model if rates and scale else 0.0
+    if limit is None or achieved <= limit:
+        return None
+    return (
+        f"Void: {achieved:,.0f} TFLOP/s per GPU is {achieved / limit:.1f} times the dense "
+        f"{precision} peak of the device ({limit:,.0f}). The time, the tokens, the number of GPUs "
+        "or the device is wrong."
+    )
+
+
+def loss_fell(losses: Sequence[float]) -> bool | None:
+    """Return whether losses fell, None with fewer than two.
+
+    A last loss above the first is noise where the later half is lower on average.
+    """
+    if len(losses) < 2:
+        return None
+    half = len(losses) // 2
+    return losses[-1] < losses[0] or fmean(losses[-half:]) < fmean(losses[:half])
 
 
 def measure(run: Run, *, peak_precision: str | None = None) -> RunMetrics:
@@ -120,13 +153,15 @@ def measure(run: Run, *, peak_precision: str | None = None) -> RunMetrics:
     rates, no_rate = throughput(record, steps)
     scale, layers, no_scale = _scale(record)
     peak, peak_name, no_peak = peak_of(record, peak_precision)
+    if void := _void(rates, scale, record, peak_precision):
+        rates, no_rate = None, void
     rate = rates.tokens_per_second if rates else None
     achieved = rate * scale.model if rate and scale else None
     losses = finite(step.loss for step in run.steps)
     return RunMetrics(
         run_id=record.run_id,
-        status=record.status,
-        reason=record.reason,
+        status="void" if void else record.status,
+        reason=void or record.reason,
         source=record.source,
         accelerator=text(record.environment.get("accelerator")),
         **settings(record),
@@ -144,4 +179,5 @@ def measure(run: Run, *, peak_precision: str | None = None) -> RunMetrics:
         **device_fields(run, rates.steps if rates else steps),
         loss_first=losses[0] if losses else None,
         loss_last=losses[-1] if losses else None,
+        loss_fell=loss_fell(losses),
     )

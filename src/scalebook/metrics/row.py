@@ -75,6 +75,7 @@ class RunMetrics:
     device_notes: tuple[str, ...]  # what held the devices back, in sentences
     loss_first: float | None
     loss_last: float | None
+    loss_fell: bool | None  # None with fewer than two losses
     # The steady state inside the measured window, found from the data.
     steady: bool | None = None
     steady_reason: str | None = None

@@ -142,7 +142,7 @@ def bar_label(run: Mapping[str, Any]) -> str:
 def failure_kinds(runs: pl.DataFrame) -> Iterator[tuple[str, str, list[str]]]:
     """Yield each kind of failure: status, what its reasons have in common, and its runs."""
     kinds: dict[tuple[str, str], list[str]] = {}
-    for row in runs.filter(pl.col("status") != "completed").iter_rows(named=True):
+    for row in runs.filter(~pl.col("status").is_in(("completed", "void"))).iter_rows(named=True):
         kinds.setdefault((row["status"], _stem(row["reason"])), []).append(row["run_id"])
     for (status, stem), run_ids in sorted(kinds.items(), key=lambda item: -len(item[1])):
         yield status, stem, run_ids
