@@ -76,15 +76,16 @@ def run_ingest(options: argparse.Namespace) -> int:
 
 
 def _print_people(runs: list[Ingested]) -> None:
-    headers = ("run", "", "status", "records", "step s", "tokens/s/GPU", "TFLOP/s/GPU logged")
+    headers = ("run", "file", "", "status", "records", "step s", "tokens/s/GPU", "TFLOP/s/GPU logged")
     rows = [
         (
             run.path.name,
+            run.files[0].name,
             "written" if run.new else "unchanged",
-            str(run.summary["status"]),
+            "void" if run.summary["void"] else str(run.summary["status"]),
             str(run.summary["n_records"]),
             number(_step_seconds(run.summary)),
-            number(run.summary["tokens_per_second_per_gpu_median"]),
+            number(_tokens_per_gpu(run.summary)),
             number(run.summary["tflops_per_second_per_gpu_logged_median"]),
         )
         for run in runs
@@ -93,6 +94,14 @@ def _print_people(runs: list[Ingested]) -> None:
     for run in runs:
         for warning in run.summary["warnings"]:
             print(f"{run.path.name}: {warning}")
+
+
+def _tokens_per_gpu(summary: Mapping[str, Any]) -> float | None:
+    """Return the rate of the steps; where they give none and it is not void, what was printed."""
+    rate = summary["tokens_per_second_per_gpu"]
+    if rate is not None or summary["void"] or summary["tokens_per_second"] is not None:
+        return rate
+    return summary["tokens_per_second_per_gpu_median"]
 
 
 def _step_seconds(summary: Mapping[str, Any]) -> float | None:

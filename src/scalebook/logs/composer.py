@@ -8,7 +8,7 @@ from scalebook.logs.dialect import LineDialect
 from scalebook.logs.numbers import integer, number
 
 _HEADER = re.compile(r"\[(?:epoch=(\d+)(?:/\d+)?\])?\[?batch=(\d+)/(\d+)\]:?")
-_ENTRY = re.compile(r"\bTrain ([\w./-]+): +([-+\d.eE]+|nan|inf)")
+_ENTRY = re.compile(r"\bTrain ([\w./-]+): +([-+\d.eE]+|-?(?:[Nn]a[Nn]|[Ii]nf(?:inity)?))")
 _COLUMNS = {
     "loss/train/total": "loss",
     "throughput/samples_per_sec": "samples_per_second",

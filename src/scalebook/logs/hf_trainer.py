@@ -11,7 +11,7 @@ from scalebook.logs.pairs import bar_state
 from scalebook.logs.status import Ending
 
 _DICT = re.compile(r"\{[^{}\n]*\}")
-_ENTRY = re.compile(r"['\"]([\w/(). -]{1,60})['\"]: ['\"]?([-+\d.,:eE]+|nan|NaN|inf)['\"]?(?=[,}])")
+_ENTRY = re.compile(r"['\"]([\w/(). -]{1,60})['\"]: ['\"]?([-+\d.,:eE]+|-?(?:[Nn]a[Nn]|[Ii]nf(?:inity)?))['\"]?(?=[,}])")
 _BLOCK = re.compile(r"^\s*(train_\w+|epoch)\s+=\s+(\S+)\s*$")
 _TOLD = (
     (re.compile(r"Total train batch size \(w[^)]*\) = ([\d,]+)"), "global_batch_size"),

@@ -99,19 +99,22 @@ class IterationDialect(LineDialect):
     def _take(self, rests: Sequence[str], columns: list[list[float]], between: str) -> None:
         """Take what stands between the records, and the records, in file order."""
         loud = status.mentions_ending(between) or any(piece in between for piece in _LOUD)
+        marks = [bool(rest[: rest.rfind("\n") + 1].strip()) for rest in rests]
         start = 0
         if loud or self._open or "iteration" in between:
             for row, rest in enumerate(rests[:-1]):
                 body = rest[: rest.rfind("\n") + 1]
                 if body and (loud or self._open or "iteration" in body):
-                    self._rows(columns, start, row)
+                    self._rows(columns, start, row, marks)
                     start = row
                     super().text(body)
-        self._rows(columns, start, len(rests) - 1)
+        self._rows(columns, start, len(rests) - 1, marks)
         if rests[-1]:
             super().text(rests[-1])
 
-    def _rows(self, columns: list[list[float]], start: int, end: int) -> None:
+    def _rows(
+        self, columns: list[list[float]], start: int, end: int, marks: Sequence[bool]
+    ) -> None:
         if start == end:
             return
         self._flush()
@@ -124,6 +127,8 @@ class IterationDialect(LineDialect):
         if many and self.out.batch(rows, self._total):
             return
         for index in range(end - start):
+            if marks[start + index]:
+                self.out.mark()
             row = {name: values[index] for name, values in rows.items()}
             self._emit(row, self._total, self._line_world)
 

@@ -36,13 +36,14 @@ class _Scale:
     hardware: float | None  # with recomputation; None where nobody knows its mode
 
 
-def _scale(record: RunRecord) -> tuple[_Scale | None, int | None, str | None]:
+def _scale(record: RunRecord, of_one_gpu: bool) -> tuple[_Scale | None, int | None, str | None]:
     """Return the scale, the layers of the model, and the reason for no scale.
 
     The model's own vocabulary counts, so that two splits of one model count the same FLOPs.
     """
     shape, reason = run_shape(record)
-    length, world = count(record, "sequence_length"), count(record, "world_size")
+    length = count(record, "sequence_length")
+    world = 1 if of_one_gpu else count(record, "world_size")
     if shape is None:
         return None, count(record, "num_layers"), reason
     if length is None or world is None:
@@ -67,15 +68,19 @@ def _memory(run: Run) -> dict[str, Any]:
 
 def _rates(found: Throughput | None, reason: str | None, world: int | None) -> dict[str, Any]:
     """Return the fields of RunMetrics that are rates of steps and tokens."""
-    interval = found.interval if found else None
+    single = found is not None and found.of_one_gpu
+    interval = found.interval if found and not single else None
     low, high = interval or (None, None)
-    rate = found.tokens_per_second if found else None
+    each = found.tokens_per_second if found else None
+    rate = None if single else each
+    if single:
+        reason = "The number of GPUs is not known: the rate is of one GPU."
     return {
         "step_seconds_median": found.step_seconds_median if found else None,
         "tokens_per_second": rate,
         "tokens_per_second_low": low,
         "tokens_per_second_high": high,
-        "tokens_per_second_per_gpu": rate / world if rate and world else None,
+        "tokens_per_second_per_gpu": each if single else rate / world if rate and world else None,
         "throughput_reason": reason,
         "interval_reason": None if interval else reason or _no_interval(found),
         **(found.fields() if found else {"steady_reason": reason}),
@@ -132,6 +137,16 @@ def _void(
     )
 
 
+def _stalls(run: Run, rates: Throughput | None) -> dict[str, Any]:
+    """Return the fields of RunMetrics about steps that were held up."""
+    stalled = [step for step in run.steps if step.phase == "stalled"]
+    steps = [*measured_steps(run.steps), *stalled]
+    seconds = sum(step.step_seconds or 0.0 for step in steps)
+    tokens = sum(step.tokens or 0 for step in steps)
+    rate = tokens / seconds if stalled and rates and seconds > 0 else None
+    return {"stalled_steps": len(stalled), "tokens_per_second_with_stalls": rate}
+
+
 def loss_fell(losses: Sequence[float]) -> bool | None:
     """Return whether losses fell, None with fewer than two.
 
@@ -151,7 +166,7 @@ def measure(run: Run, *, peak_precision: str | None = None) -> RunMetrics:
     """
     record, steps = run.record, measured_steps(run.steps)
     rates, no_rate = throughput(record, steps)
-    scale, layers, no_scale = _scale(record)
+    scale, layers, no_scale = _scale(record, rates is not None and rates.of_one_gpu)
     peak, peak_name, no_peak = peak_of(record, peak_precision)
     if void := _void(rates, scale, record, peak_precision):
         rates, no_rate = None, void
@@ -180,4 +195,5 @@ def measure(run: Run, *, peak_precision: str | None = None) -> RunMetrics:
         loss_first=losses[0] if losses else None,
         loss_last=losses[-1] if losses else None,
         loss_fell=loss_fell(losses),
+        **_stalls(run, rates),
     )
