@@ -260,7 +260,9 @@ def test_a_module_for_a_further_token_is_work_that_counts():
     shape = catalog.model("deepseek-v3")
     slow = steps([80.0] * 20)
     plain, more = (
-        measure(make_run(slow, model=shape.name, sequence_length=4096, recompute="full", mtp_layers=n))
+        measure(
+            make_run(slow, model=shape.name, sequence_length=4096, recompute="full", mtp_layers=n)
+        )
         for n in (0, 1)
     )
     per_token = [flops_per_token(shape, 4096, mtp_layers=n) for n in (0, 1)]

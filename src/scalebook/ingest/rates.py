@@ -13,6 +13,8 @@ from scalebook.ingest.observe import Observation
 from scalebook.logs.collect import LARGEST
 from scalebook.logs.job import Job
 
+AGREEMENT = 0.05  # a summary that is further from its steps than this does not count
+
 
 def log_interval(job: Job, known: Observation) -> int | None:
     """Return how many steps a record stands for, None where the log does not show it."""
@@ -58,7 +60,11 @@ def medians(job: Job, known: Observation) -> dict[str, float | None]:
     later = table.median("seconds", 1) if len(table) > 1 else None
     world = known.size("world_size")
     total, each = _by_steps(job, known, later or every), None
-    if total is None:
+    printed = job.rates.get("tokens_per_second")
+    if printed and total and abs(printed / total - 1) <= AGREEMENT:
+        # the file's own figure, which its steps bear out
+        total, each = printed, job.rates.get("tokens_per_second_per_gpu")
+    elif total is None:
         total, each = (
             _printed(job, "tokens_per_second"),
             _printed(job, "tokens_per_second_per_gpu"),

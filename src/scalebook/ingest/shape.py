@@ -155,6 +155,8 @@ def recount(job: Job, known: Observation) -> dict[str, Any]:
         "convention_that_fits": None,
         "reason": reason or no_shape or (None if length else "The sequence length is not known."),
     }
+    if str(known.values.get("trained", "all")) != "all":
+        result["reason"] = f"Only a part of the weights was trained ({known.values['trained']})."
     if result["reason"] or shape is None or length is None or not rows:
         return result
     try:

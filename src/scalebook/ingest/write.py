@@ -45,6 +45,7 @@ _SETTINGS = (
     "precision",
     "recompute",
     "mtp_layers",
+    "trained",
     "steps",
 )
 

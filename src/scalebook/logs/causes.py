@@ -158,6 +158,10 @@ RULES = (
         "failed", "native_error", "The trainer's native code failed", "",
         r"^(?:\[rank\d+\]:)?\s*what\(\):\s*(?P<what>.{1,300})",
     ),
+)  # fmt: skip
+# For logs from elsewhere, of which nothing else is known: what launchers report of a process.
+LOG_RULES = (
+    *RULES,
     _rule(  # torchrun's report
         "failed", "signal", "A process was ended by a signal",
         " (9: by a person, or by the system for want of memory)",

@@ -38,6 +38,7 @@ IDENTITY = (
     "num_layers",
     "hidden_size",
 )
+SIZES = ("global_batch_size", "micro_batch_size", "context_parallel_size", "expert_parallel_size")
 
 
 def _possible(column: str, low: float, high: float) -> bool:
@@ -62,6 +63,7 @@ class Collector:
         self.job = Job(dialect, first_number, finest=self.finest)
         self.jobs: list[Job] = [self.job]
         self._details: dict[str, object] = {}
+        self._strength: dict[str, bool] = {}  # of a setting before the first step: not weak
 
     def every_job(self, **details: object) -> None:
         """Give every job these details."""
@@ -73,8 +75,22 @@ class Collector:
         if isinstance(value, int) and not isinstance(value, bool) and not 1 <= value <= LARGEST:
             return
         target = self._pending if len(self.job.table) else self.job.settings
+        if target is self.job.settings and self._conflicts(name, value, weak=weak):
+            return
         if not weak or (name not in target and name not in self.job.settings):
             target[name] = value
+
+    def _conflicts(self, name: str, value: Value, *, weak: bool) -> bool:
+        """Return whether an equally strong line said another value; then neither is used."""
+        strong = self._strength.get(name)
+        if strong is False and not weak:
+            self.job.conflicts.pop(name, None)
+        if strong is not None and strong == (not weak) and name in IDENTITY + SIZES:
+            values = self.job.conflicts.setdefault(name, [self.job.settings[name]])
+            if value not in values:
+                values.append(value)
+        self._strength[name] = bool(strong) or not weak
+        return False
 
     def digits(self, column: str, text: str, scale: float = 1.0) -> None:
         """Note how finely a column is printed, by one of its texts."""
@@ -117,9 +133,7 @@ class Collector:
         if other_run and number == self.job.last_step and len(self.job.table) > 1:
             self.job.counts.other_rank_records += 1  # of ranks that each print their own loss
             return
-        if other_run:
-            self._start_job()
-        elif len(self.job.table) and self._another_job(number, total, world, clock):
+        if other_run or (len(self.job.table) and self._another_job(number, total, world, clock)):
             self._start_job()
         elif back:
             self.job.attempts.append(len(self.job.table))
@@ -159,6 +173,7 @@ class Collector:
         self._pending = {}
         self._merge_ranks()
         for job in self.jobs:
+            job.drop_conflicts()
             job.drop_repeats()
         return self.jobs
 
@@ -222,7 +237,7 @@ class Collector:
         details = dict(self._details)
         self.job = Job(self._dialect, self._first_number, details=details, finest=self.finest)
         self.jobs.append(self.job)
-        self._clock = math.nan
+        self._clock, self._strength = math.nan, {}
 
     def _same_as_last(self, row: Mapping[str, float]) -> bool:
         previous = self.job.table.row(len(self.job.table) - 1)

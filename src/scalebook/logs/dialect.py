@@ -68,8 +68,9 @@ class LineDialect(Dialect):
         """Take a piece of text that ends at a line end."""
         endings = self.traceback or status.mentions_ending(text)
         dumps = ".. " in text or "using world size" in text
-        if "NVIDIA " in text or "Instinct" in text:
-            self.device(text)
+        self.device(text)
+        if any(piece in text for piece in settings.PARTIAL_PIECES):
+            self.trained(text)
         lines = text.split("\n")
         last = len(lines) - 1
         for index, line in enumerate(lines):
@@ -113,6 +114,17 @@ class LineDialect(Dialect):
     def device(self, text: str) -> None:
         """Note the accelerator that the text names, if the job has none yet."""
         if "device" not in self.out.job.details:
-            found = settings.DEVICE.search(text)
+            found = settings.device_in(text)
             if found:
-                self.out.job.details["device"] = found[0].strip()
+                self.out.job.details["device"] = found
+
+    def trained(self, text: str) -> None:
+        """Note that a part of the weights alone is trained, where a line of the text says so."""
+        lines = (
+            line
+            for line in text.split("\n")
+            if len(line) <= LONGEST_LINE and any(p in line for p in settings.PARTIAL_PIECES)
+        )
+        found = next(filter(None, map(settings.partial_training, lines)), None)
+        if found:
+            self.out.tell("trained", found)

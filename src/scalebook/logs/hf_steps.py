@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from scalebook.logs.collect import Collector
 from scalebook.logs.job import Job
 from scalebook.logs.numbers import LARGEST, MISSING, rounding
-from scalebook.logs.pairs import bar_seconds, differences, seconds_from
+from scalebook.logs.pairs import bar_seconds, seconds_from, tokens_from_totals
 
 _MOST_EPOCHS = 1000
 _MOST_RECORDS = 1_000_000
@@ -102,9 +102,4 @@ def _finish(job: Job, bars: list[float]) -> None:
     if not job.table.has("seconds") and len(bars) == len(job.table) and any(b > 0 for b in bars):
         job.table.set_column("seconds", bars)
         job.note("The step time is the smoothed mean of a progress bar.")
-    known = job.table.has("tokens_per_second")
-    if not known and job.table.has("consumed_tokens") and job.table.has("seconds"):
-        tokens = differences(job, "consumed_tokens")
-        times = job.table.column("seconds")
-        rates = (n / s if s > 0 else MISSING for n, s in zip(tokens, times, strict=True))
-        job.table.set_column("tokens_per_second", rates)
+    tokens_from_totals(job)

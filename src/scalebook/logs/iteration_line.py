@@ -11,6 +11,7 @@ from scalebook.logs.clock import clock_of
 from scalebook.logs.collect import LARGEST
 from scalebook.logs.dialect import LineDialect
 from scalebook.logs.numbers import integer, number
+from scalebook.logs.settings import PARTIAL_PIECES
 
 _WORLD = re.compile(r"rank-\d+/(\d+)\]")
 _MEMORY = re.compile(
@@ -20,7 +21,8 @@ _MEMORY = re.compile(
 _EFFECTIVE = re.compile(r"Effective Tera Flops per GPU: ([\d.]+)")
 _STEP_TIME = re.compile(r"Step Time ?: ?([\d.]+) ?s")
 _STEP_TFLOPS = re.compile(r"([\d.]{1,12}) ?(?:MODEL_)?TFLOP/s/GPU")
-_LOUD = ("using world size", ".. ", "Step Time", "[Rank ", "Effective Tera", "NVIDIA ", "Instinct")
+_LOUD = ("using world size", ".. ", "Step Time", "[Rank ", "Effective Tera", "NVIDIA ", "Instinct", "TPU v",
+         *PARTIAL_PIECES)  # fmt: skip
 _MIB_A_GIB = 1024.0
 _LONGEST_RECORD = 4000
 _FEW = 64

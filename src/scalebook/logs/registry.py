@@ -9,6 +9,8 @@ from scalebook.logs.dialect import Dialect
 
 ENTRIES = (  # module:class
     "tprimat:TPrimat",
+    "rows:TrainerState",
+    "rows:GoldenValues",
     "nanotron:NanotronCSV",
     "nanotron:Nanotron",
     "swissarmy:SwissArmy",
@@ -19,6 +21,9 @@ ENTRIES = (  # module:class
     "gpt_neox:GPTNeoX",
     "megatron:MegatronLM",
     "nemo:NeMo1",
+    "key_value:Nanochat",
+    "key_value:Verl",
+    "key_value:OLMoCore",
     "nemo_automodel:NeMoAutomodel",
     "torchtitan:TorchTitan",
     "prime_rl:PrimeRL",
@@ -37,6 +42,7 @@ ENTRIES = (  # module:class
     "amd_smi:RocmSMICSV",
     "amd_smi:RocmSMIText",
     "kineto:Kineto",
+    "rows:Rows",
 )
 
 

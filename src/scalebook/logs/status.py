@@ -57,9 +57,9 @@ def ending(line: str) -> Ending | None:
     """Return what a line says about the end of the run, None where it says nothing."""
     shown = line.strip()[:300]
     if any(piece in line for piece in causes.PIECES):
-        found = causes.search([line[:_LONGEST]])
+        found = causes.search([line[:_LONGEST]], causes.LOG_RULES)
         if found is not None:
-            weight = _OF_A_RULE - causes.RULES.index(found.rule)
+            weight = _OF_A_RULE - causes.LOG_RULES.index(found.rule)
             rule = found.rule
             return Ending(rule.status, shown, weight, rule.cause, causes.sentence(found, None))
     for piece, status in ENDINGS:

@@ -7,7 +7,7 @@ import re
 from scalebook.logs.bar_fields import RECORD
 from scalebook.logs.deepspeed import SKIPPED, TIMER
 from scalebook.logs.dialect import LineDialect
-from scalebook.logs.numbers import MISSING, integer, number
+from scalebook.logs.numbers import integer, number
 
 _LOSS = re.compile(r"\|\s*total loss ([-+\d.eE]+|-?(?:[Nn]a[Nn]|[Ii]nf(?:inity)?))")
 _TIME = re.compile(r"elapsed time per iteration \(ms\): ([\d.]+) *\|")

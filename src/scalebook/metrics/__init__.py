@@ -42,6 +42,13 @@ def _scale(record: RunRecord, of_one_gpu: bool) -> tuple[_Scale | None, int | No
     The model's own vocabulary counts, so that two splits of one model count the same FLOPs.
     """
     shape, reason = run_shape(record)
+    trained = text(record.setting("trained"))
+    if trained not in (None, "all"):
+        why = (
+            f"Only a part of the weights was trained ({trained}): that needs about two thirds of "
+            "the FLOPs or less, so MFU is left empty."
+        )
+        return None, shape.num_layers if shape else count(record, "num_layers"), why
     length = count(record, "sequence_length")
     world = 1 if of_one_gpu else count(record, "world_size")
     if shape is None:
