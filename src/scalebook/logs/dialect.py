@@ -91,6 +91,9 @@ class LineDialect(Dialect):
                 self.out.tell(name, value)
         if endings:
             self.ending(line)
+        if "mbs" in line or "gbs" in line:
+            for name, size in settings.batch_in_name(line):
+                self.out.tell(name, size, weak=True)
         if self.assignments and (":" in line or "=" in line):
             told = settings.assigned(split_rank(line)[1])
             if told:

@@ -12,7 +12,8 @@ from scalebook.logs.status import Ending
 
 _DICT = re.compile(r"\{[^{}\n]*\}")
 _ENTRY = re.compile(
-    r"['\"]([\w/(). -]{1,60})['\"]: ['\"]?([-+\d.,:eE]+(?:/\d+)?|-?(?:[Nn]a[Nn]|[Ii]nf(?:inity)?))['\"]?(?=[,}])"
+    r"['\"]([\w/(). -]{1,60})['\"]: "
+    r"['\"]?([-+\d.,:eE]+(?:/\d+)?|-?(?:[Nn]a[Nn]|[Ii]nf(?:inity)?))['\"]?(?=[,}])"
 )
 _BLOCK = re.compile(r"^\s*(train_\w+|epoch)\s+=\s+(\S+)\s*$")
 _TOLD = (

@@ -21,8 +21,10 @@ _MEMORY = re.compile(
 _EFFECTIVE = re.compile(r"Effective Tera Flops per GPU: ([\d.]+)")
 _STEP_TIME = re.compile(r"Step Time ?: ?([\d.]+) ?s")
 _STEP_TFLOPS = re.compile(r"([\d.]{1,12}) ?(?:MODEL_)?TFLOP/s/GPU")
-_LOUD = ("using world size", ".. ", "Step Time", "[Rank ", "Effective Tera", "NVIDIA ", "Instinct", "TPU v",
-         *PARTIAL_PIECES)  # fmt: skip
+_LOUD = (
+    "using world size", ".. ", "Step Time", "[Rank ", "Effective Tera", "NVIDIA ", "Instinct",
+    "TPU v", *PARTIAL_PIECES,
+)  # fmt: skip
 _MIB_A_GIB = 1024.0
 _LONGEST_RECORD = 4000
 _FEW = 64

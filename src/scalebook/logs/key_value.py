@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import ClassVar
 
 from scalebook.logs.clock import clock_of
 from scalebook.logs.dialect import LineDialect
@@ -99,7 +100,7 @@ class Verl(LineDialect):
     )
 
     def line(self, line: str) -> bool:
-        """Take a record; a policy's loss says little of what it learns, and is kept all the same."""
+        """Take a record. The loss of a policy is kept, although it need not fall."""
         found = self._RECORD.search(line) if "step:" in line else None
         if found is None:
             return False
@@ -127,7 +128,7 @@ class OLMoCore(LineDialect):
     signature = re.compile(r"\[step=\d+/[\d?]+[^\]\n]{0,80}\](?:\n|\s)+[^\n=]{1,80}=")
     _RECORD = re.compile(r"\[step=(\d+)(?:/(\d+))?[^\]\n]{0,80}\]")
     _PAIR = re.compile(rf"\s*([\w/().% -]{{1,80}}?)={_VALUE}\s*$")
-    _COLUMNS = {
+    _COLUMNS: ClassVar = {
         "train/CE loss": "loss",
         "train/CrossEntropyLoss": "loss",
         "optim/total grad norm": "grad_norm",

@@ -79,9 +79,7 @@ def seconds_from(job: Job, column: str, resolution: float, origin: str) -> None:
 def tokens_from_totals(job: Job) -> None:
     """Give rows their tokens per second from the running total of tokens that they carry."""
     table = job.table
-    if table.has("tokens_per_second") or not (
-        table.has("consumed_tokens") and table.has("seconds")
-    ):
+    if table.has("tokens_per_second") or not table.has("consumed_tokens"):
         return
     tokens, times = differences(job, "consumed_tokens"), table.column("seconds")
     rates = (n / s if s > 0 else MISSING for n, s in zip(tokens, times, strict=True))

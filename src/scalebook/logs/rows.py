@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, cast
@@ -35,8 +36,8 @@ TARGETS: dict[str, tuple[str, float]] = {
 # Names of trackers and trainers, in lower case, by target; the first that a file has counts.
 NAMES: dict[str, tuple[str, ...]] = {
     "step": (
-        "_step", "step", "global_step", "train/global_step", "trainer/global_step",
-        "training/global_step", "iteration", "iter",
+        "train/global_step", "trainer/global_step", "training/global_step", "global_step", "_step",
+        "step", "iteration", "iter",
     ),
     "step_seconds": (
         "step_seconds", "step_time", "step time", "iteration_time", "iteration-time", "step_time_s",
@@ -73,7 +74,7 @@ NAMES: dict[str, tuple[str, ...]] = {
         "perf/throughput",
     ),
     "tflops_per_second_per_gpu": (
-        "tflops_per_gpu", "throughput/tflops", "throughput", "tflops", "throughput/device/tflops",
+        "tflops_per_gpu", "throughput/tflops", "tflops", "throughput/device/tflops",
     ),
     "time": ("_runtime", "_timestamp"),
 }  # fmt: skip
@@ -130,9 +131,10 @@ class Rows(Dialect):
             for target, name in targets.items():
                 column, scale = TARGETS[target]
                 item = cells[name] if name in cells else low.get(name)
-                value = clock_of(item) if column == "clock" and _is_stamp(item) else _value(item)
-                if value == value or (column == "loss" and item not in (None, "")):
-                    row[column] = value * scale
+                stamp = item if isinstance(item, str) and ":" in item else None
+                value = clock_of(stamp) if column == "clock" and stamp else _value(item)
+                if not math.isnan(value) or (column == "loss" and item not in (None, "")):
+                    row.setdefault(column, value * scale)
             if len(row) > 1 or (row and self.mapping):
                 found += 1
                 self.out.step(row)
@@ -159,7 +161,7 @@ def mapped(mapping: Mapping[str, str]) -> type[Rows]:
     for target in mapping:
         if target not in TARGETS:
             raise IngestError(
-                f"--map {target}=... names no column of a step. Known: {', '.join(sorted(TARGETS))}."
+                f"--map {target}=... is not a value of a step. Known: {', '.join(sorted(TARGETS))}."
             )
     return type("MappedRows", (Rows,), {"mapping": dict(mapping)})
 
@@ -169,9 +171,17 @@ def _short(name: str) -> str:
     return name.rpartition(" - ")[2].strip().lower()
 
 
+def _split(line: str) -> list[str]:
+    """Return the cells of a line of CSV; a line that is none is one cell."""
+    try:
+        return next(iter(csv.reader([line])))
+    except (csv.Error, StopIteration):
+        return [line]
+
+
 def _names_of(first: str, text: str) -> list[str]:
     if not first.startswith("{"):
-        return next(csv.reader([first]), [])
+        return _split(first)
     names: dict[str, None] = {}
     for line in text.split("\n")[:50]:
         names.update(dict.fromkeys(dict(_object(line))))
@@ -186,7 +196,9 @@ def _targets(names: Any, mapping: Mapping[str, str]) -> dict[str, str]:
         for target, known in NAMES.items()
         if any(one in low for one in known)
     }
-    return {**found, **mapping}
+    columns = {TARGETS[target][0] for target in mapping}
+    rest = {target: name for target, name in found.items() if TARGETS[target][0] not in columns}
+    return {**rest, **mapping}
 
 
 def _object(line: str) -> Iterator[tuple[str, Any]]:
@@ -196,10 +208,6 @@ def _object(line: str) -> Iterator[tuple[str, Any]]:
         return
     if isinstance(value, dict):
         yield from flat(cast("dict[str, Any]", value))
-
-
-def _is_stamp(item: object) -> bool:
-    return isinstance(item, str) and ":" in item
 
 
 def _cells(source: Source) -> Iterator[dict[str, Any]]:
@@ -212,7 +220,7 @@ def _cells(source: Source) -> Iterator[dict[str, Any]]:
             if line.lstrip().startswith("{"):
                 yield dict(_object(line))
                 continue
-            cells = next(csv.reader([line]), [])
+            cells = _split(line)
             if header is None:
                 header = cells[:_MOST_CELLS]
             elif len(cells) == len(header):
@@ -230,7 +238,8 @@ class TrainerState(JSONDialect):
         """Take the history; the time of a step is the mean of the whole run."""
         items = cast("list[Any]", document.get("log_history") or [])
         history = [cast("dict[str, Any]", item) for item in items if isinstance(item, dict)]
-        whole = next((item for item in reversed(history) if "train_runtime" in item), {})
+        ends = [item for item in history if "train_runtime" in item]
+        whole: dict[str, Any] = ends[-1] if ends else {}
         runtime, steps = _value(whole.get("train_runtime")), _value(document.get("global_step"))
         rate = _value(whole.get("train_steps_per_second"))
         seconds = (
@@ -309,3 +318,36 @@ def _series(series: Any) -> Iterator[tuple[int, Any]]:
         interval = each if isinstance(each, int) and each > 0 else 1
         for index, value in enumerate(cast("list[Any]", values)):
             yield start + index * interval, value
+
+
+class Autotuning(JSONDialect):
+    """``metrics.json`` of an experiment of DeepSpeed's autotuner: one mean step, in ms."""
+
+    name = "deepspeed-autotuning"
+    markers = ('"latency"',)
+    signature = re.compile(
+        r'^\s*\{(?=[\s\S]{0,4000}"latency"\s*:)'
+        r'(?=[\s\S]{0,4000}"(?:throughput|FLOPS_per_gpu)"\s*:)'
+    )
+    _SIZES: ClassVar = {
+        "world_size": "world_size",
+        "num_gpus": "world_size",
+        "batch_size": "global_batch_size",
+        "train_batch_size": "global_batch_size",
+        "train_micro_batch_size_per_gpu": "micro_batch_size",
+    }
+
+    def document(self, document: dict[str, Any]) -> None:
+        """Take the sizes and the step of an experiment."""
+        for name, item in flat(document):
+            ours = self._SIZES.get(name.rpartition("/")[2])
+            if ours and isinstance(item, int):
+                self.out.tell(ours, item)
+        row = {
+            "seconds": _value(document.get("latency")) / 1e3,
+            "samples_per_second": _value(document.get("throughput")),
+            "tflops_per_gpu": _value(document.get("FLOPS_per_gpu")) / 1e12,
+        }
+        if row["seconds"] > 0:
+            self.out.step(row)
+            self.out.job.finished = True

@@ -126,6 +126,20 @@ _COUNTED = re.compile(r"trainable params: ([\d,]+) \|\| all params: ([\d,]+)")
 _FROZEN = re.compile(r"([\d.,]+) ?[KMBT]?\s+Non-trainable params")
 
 
+# The batch in the name of a checkpoint or a folder: mbs2_gbs128, mbs_128gbs.
+BATCH_IN_NAME = re.compile(
+    r"(?<![A-Za-z])(?:(?P<kind>[mg])bs[-_=]?(?P<size>\d{1,6})"
+    r"|(?P<before>\d{1,6})(?P<kind2>[mg])bs)(?![A-Za-z\d])"
+)
+
+
+def batch_in_name(text: str) -> Iterator[tuple[str, int]]:
+    """Yield the batch sizes that the names of paths in a text tell."""
+    for found in BATCH_IN_NAME.finditer(text):
+        kind, size = found["kind"] or found["kind2"], integer(found["size"] or found["before"])
+        yield ("micro_batch_size" if kind == "m" else "global_batch_size"), size
+
+
 def partial_training(line: str) -> str | None:
     """Return what a line says was trained if that is not all of the weights, else None."""
     found = _PARTIAL.search(line)
