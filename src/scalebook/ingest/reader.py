@@ -15,7 +15,7 @@ from scalebook.logs.source import LONGEST_LINE, Source
 
 SEARCHED_BESIDE = 16 << 20
 SEARCHED_CHARACTERS = 64 << 20  # a file whose first record comes later is not recognised
-_FAILURES = ("out_of_memory", "timeout", "failed")
+_FAILURES = ("out_of_memory", "timeout", "failed", "interrupted", "diverged")
 
 
 @dataclass(slots=True)

@@ -45,7 +45,7 @@ COLUMN_OF = {
 
 # Keys that carry nothing we keep, but that tell a wrapped line from another one.
 _OTHER_KEYS = {"lossscale", "numzeros", "paramsnorm", "memusages", "batchsize", "approxflopspergpu"}
-_TIMES = {"elapsedtimeperiteration", "iterationtime", "steptime", "timeperiteration"}
+_TIMES = {"elapsedtimeperiteration", "iterationtime", "timeperiteration"}
 _UNITS = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "seconds": 1.0}
 _TFLOPS_BARE = re.compile(r"\s*([\d.]+)\s*(?:MODEL_)?TFLOP/s/GPU")
 
