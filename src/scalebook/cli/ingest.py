@@ -49,6 +49,11 @@ def register(subparsers: Subparsers) -> None:
     said.add_argument("--model", help="a model of the catalog")
     said.add_argument("--platform", help="a platform of the catalog")
     said.add_argument("--precision", choices=("bf16", "fp16", "fp8", "fp32"), help="number format")
+    said.add_argument(
+        "--trained",
+        choices=("all", "part"),
+        help="whether all weights were trained, or only a part of them (such as LoRA)",
+    )
     for flag, name, text in _SIZES:
         said.add_argument(flag, dest=name, type=at_least(1), metavar="N", help=text)
     add_json(parser)
@@ -62,7 +67,7 @@ def run_ingest(options: argparse.Namespace) -> int:
     from scalebook.ingest.run import ingest, summaries
 
     dialect = _dialect(options)
-    names = ("model", "platform", "precision", *(name for _, name, _ in _SIZES))
+    names = ("model", "platform", "precision", "trained", *(name for _, name, _ in _SIZES))
     given = ((name, getattr(options, name)) for name in names)
     supplied = {name: value for name, value in given if value is not None}
     if options.model:

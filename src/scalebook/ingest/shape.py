@@ -155,8 +155,9 @@ def recount(job: Job, known: Observation) -> dict[str, Any]:
         "convention_that_fits": None,
         "reason": reason or no_shape or (None if length else "The sequence length is not known."),
     }
-    if str(known.values.get("trained", "all")) != "all":
-        result["reason"] = f"Only a part of the weights was trained ({known.values['trained']})."
+    trained = known.values.get("trained", "all")
+    if trained != "all":
+        result["reason"] = f"What was trained is not all of the weights, or not known ({trained})."
     if result["reason"] or shape is None or length is None or not rows:
         return result
     try:

@@ -36,19 +36,30 @@ class _Scale:
     hardware: float | None  # with recomputation; None where nobody knows its mode
 
 
+def _partial(record: RunRecord) -> str | None:
+    """Return why the FLOPs of training are not those of all weights, None where they are."""
+    trained = text(record.setting("trained"))
+    if trained == "unknown":
+        return (
+            "The log does not say whether all weights were trained: MFU is left empty. If they "
+            "were, ingest it with --trained all."
+        )
+    if trained not in (None, "all"):
+        return (
+            f"Only a part of the weights was trained ({trained}): that needs about two thirds of "
+            "the FLOPs or less, so MFU is left empty."
+        )
+    return None
+
+
 def _scale(record: RunRecord, of_one_gpu: bool) -> tuple[_Scale | None, int | None, str | None]:
     """Return the scale, the layers of the model, and the reason for no scale.
 
     The model's own vocabulary counts, so that two splits of one model count the same FLOPs.
     """
     shape, reason = run_shape(record)
-    trained = text(record.setting("trained"))
-    if trained not in (None, "all"):
-        why = (
-            f"Only a part of the weights was trained ({trained}): that needs about two thirds of "
-            "the FLOPs or less, so MFU is left empty."
-        )
-        return None, shape.num_layers if shape else count(record, "num_layers"), why
+    if (partial := _partial(record)) is not None:
+        return None, shape.num_layers if shape else count(record, "num_layers"), partial
     length = count(record, "sequence_length")
     world = 1 if of_one_gpu else count(record, "world_size")
     if shape is None:
