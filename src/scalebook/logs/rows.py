@@ -15,10 +15,11 @@ from typing import Any, ClassVar, cast
 
 from scalebook.errors import IngestError
 from scalebook.logs.clock import clock_of
+from scalebook.logs.collect import LARGEST
 from scalebook.logs.dialect import Dialect
 from scalebook.logs.job import Job
 from scalebook.logs.json_file import JSONDialect
-from scalebook.logs.numbers import MISSING, number
+from scalebook.logs.numbers import MISSING, integer, number
 from scalebook.logs.pairs import seconds_from, tokens_from_totals
 from scalebook.logs.source import LONGEST_LINE, Source
 from scalebook.logs.status import Ending
@@ -311,11 +312,11 @@ def _series(series: Any) -> Iterator[tuple[int, Any]]:
     if isinstance(values, dict):
         for key, value in cast("dict[str, Any]", values).items():
             if str(key).isdigit():
-                yield int(key), value
+                yield integer(str(key)), value
     elif isinstance(values, list):
         first, each = series.get("start_step"), series.get("step_interval")
-        start = first if isinstance(first, int) else 0
-        interval = each if isinstance(each, int) and each > 0 else 1
+        start = first if isinstance(first, int) and 0 <= first <= LARGEST else 0
+        interval = each if isinstance(each, int) and 0 < each <= LARGEST else 1
         for index, value in enumerate(cast("list[Any]", values)):
             yield start + index * interval, value
 
