@@ -850,7 +850,7 @@ def test_the_excerpts_beside_the_checkout_give_what_their_index_says(shared):
 
 def test_a_fine_tuner_must_say_that_all_weights_were_trained(tmp_path):
     given = {"model": "llama3.1-8b", "platform": "h100", "precision": "bf16",
-             "sequence_length": 2048}  # fmt: skip
+             "sequence_length": 512}  # fmt: skip
     unsure = one(LOGS / "hf_trainer.log", **given)
     assert unsure["mfu"] is None
     assert "--trained all" in unsure["mfu_reason"]
