@@ -236,10 +236,11 @@ def test_an_event_that_is_no_json_makes_the_sums_unusable_and_says_so(tmp_path: 
 
 
 def test_values_of_wrong_types_are_passed_over(tmp_path: Path):
-    odd = kernel("gemm", 0, 10, 1)
+    odd = {"ph": "X", "cat": "cpu_op", "name": "odd", "ts": 0, "dur": 10, "pid": 1, "tid": 1}
     found = reduced(
         tmp_path,
         *a_step(),
+        *[odd] * 300,
         odd | {"ts": "soon"},
         odd | {"dur": -5},
         odd | {"dur": float("nan")},
@@ -253,6 +254,17 @@ def test_values_of_wrong_types_are_passed_over(tmp_path: Path):
     )
     assert parts(found)["forward"] == 200
     assert "5 events without a valid time were left out." in found.notes
+
+
+@pytest.mark.parametrize("times", [{"ts": 0, "dur": 0}, {"ts": "12.5", "dur": "3"}])
+def test_a_trace_of_many_events_without_a_time_has_no_numbers(tmp_path: Path, times: Any):
+    """One in three kernels has none: the parts of the step would be too small without a word."""
+    kernels = [kernel("gemm", 120 * n, 120 * n + 100, n) for n in range(1, 41)]
+    bad = [kernel("gemm", 0, 10, 1) | times for _ in range(20)]
+    found = reduced(tmp_path, *kernels, *bad)
+    assert (found.step_seconds, found.parts.forward_seconds) == (None, None)
+    assert "20 of 60 device events have no valid time" in (found.reason or "")
+    assert reduced(tmp_path, *kernels).step_seconds is not None
 
 
 def test_a_gzip_file_reads_like_the_plain_one(tmp_path: Path):

@@ -15,7 +15,7 @@ from scalebook.verdicts.gate import Check
 
 BIG = {
     "platform": "h100", "model": "llama3.1-8b", "precision": "bf16", "sequence_length": 8192,
-    "world_size": 8, "global_batch_size": 128,
+    "world_size": 8, "global_batch_size": 16,
 }  # fmt: skip
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -23,6 +25,7 @@ from scalebook.ingest import group, holding
 from scalebook.ingest import write as ingest_write
 from scalebook.ingest.run import ingest, summaries
 from scalebook.logs import source
+from scalebook.logs.settings import device_in
 from scalebook.metrics import measure
 from scalebook.running import recovery
 from scalebook.store import read_run, read_runs
@@ -438,6 +441,41 @@ def test_steps_that_count_from_zero_count_from_one_in_the_run(tmp_path):
     assert run.summary["first_step"] == 3
 
 
+NAN_LOSSES = {
+    "torchtitan.log": r"loss: +[\d.]+",
+    "maxtext.log": r"loss: [\d.]+",
+    "nanotron.log": r"lm_loss: [\d.]+",
+    "nemo2.log": r"reduced_train_loss: [\d.]+",
+    "litgpt_single.log": r"loss train: [\d.]+",
+    "megatron_2024.log": r"lm loss: [\d.E+-]+",
+    "composer.log": r"loss/train/total: [\d.]+",
+    "hf_trainer.log": r"'loss': '?[\d.]+'?",
+    "nanochat.log": r"loss: [\d.]+",
+}
+
+
+@pytest.mark.parametrize("name", NAN_LOSSES)
+def test_a_loss_that_is_nan_in_every_record_is_divergence_in_every_dialect(tmp_path, name):
+    """The key stays and its figure becomes nan, as each trainer prints it."""
+    pattern = re.compile(NAN_LOSSES[name])
+    text, changed = pattern.subn(
+        lambda found: re.sub(r"[\d.E+-]+('?)$", r"nan\1", found[0]), (LOGS / name).read_text()
+    )
+    assert changed > 1
+    found = one(write(tmp_path / name, text))
+    assert found["status"] == "diverged"
+    assert "every record" in found["reason"]
+
+
+def test_one_skipped_iteration_of_a_window_is_not_divergence(tmp_path):
+    """Each record stands for 10 iterations, of which one was skipped."""
+    lines = [line(n, loss=9.0 - n / 100).replace("skipped iterations:   0", "skipped iterations: 1")
+             for n in (10, 20, 30)]  # fmt: skip
+    assert one(write(tmp_path / "a.log", *lines))["status"] == "interrupted"
+    every = [text.replace("skipped iterations: 1", "skipped iterations: 10") for text in lines]
+    assert one(write(tmp_path / "b.log", *every))["status"] == "diverged"
+
+
 def test_a_loss_that_vanishes_at_the_end_is_divergence(tmp_path):
     path = write(tmp_path / "a.log", line(1, loss=9.0), line(2, loss=8.0), line(3))
     found = one(path)
@@ -448,6 +486,217 @@ def test_a_loss_that_vanishes_at_the_end_is_divergence(tmp_path):
 def test_a_step_time_that_drifts_is_flagged(tmp_path):
     path = write(tmp_path / "a.log", *(line(n, 1000.0 if n < 6 else 1500.0) for n in range(1, 11)))
     assert any("drifts" in warning for warning in one(path)["warnings"])
+
+
+def test_a_batch_that_grows_changes_no_rate_and_makes_no_remark(tmp_path):
+    """16 then 32 samples of 1,024 tokens in 1 then 2 s on 8 GPUs: 2,048 tokens/s each."""
+    sizes = "  seq_length .............. 1024\n  world_size .............. 8\n"
+    small = [line(n, 1000.0, loss=9.0 - n / 10) for n in range(1, 11)]
+    large = [line(n, 2000.0, loss=9.0 - n / 10).replace("global batch size:    16",
+             "global batch size:    32") for n in range(11, 19)]  # fmt: skip
+    path = write(tmp_path / "a.log", sizes, *small, *large)
+    (run,), _ = ingest([path], tmp_path / "runs", {})
+    assert run.summary["tokens_per_second_per_gpu_median"] == pytest.approx(2048)
+    assert run.summary["tokens_per_second_per_gpu"] == pytest.approx(2048)
+    assert measure(read_run(run.path)).tokens_per_second_per_gpu == pytest.approx(2048)
+    assert run.summary["warnings"] == [
+        "global_batch_size changes from 16 to 32; 16 is the most common."
+    ]
+
+
+def test_steps_that_a_profiler_holds_up_are_left_out_with_a_count(tmp_path):
+    sizes = "  seq_length .............. 1024\n  world_size .............. 8\n"
+    times = [1000.0] * 9 + [25000.0] + [1000.0] * 10
+    lines = (line(n, ms, loss=9.0 - n / 10) for n, ms in enumerate(times, start=1))
+    (run,), _ = ingest([write(tmp_path / "a.log", sizes, *lines)], tmp_path / "runs", {})
+    found = measure(read_run(run.path))
+    assert found.stalled_steps == 1
+    assert found.tokens_per_second == pytest.approx(16 * 1024)
+    assert found.tokens_per_second_with_stalls == pytest.approx(19 * 16 * 1024 / (18 + 25))
+    assert any("1 record(s) took more than three times" in one for one in run.summary["warnings"])
+
+
+def test_runs_that_print_the_same_step_with_nothing_in_between_are_not_restarts(tmp_path):
+    lines = (line(100, 1000.0 + 50 * n, loss=5.0 + n) for n in range(4))
+    found = summaries(write(tmp_path / "a.log", *lines), {})
+    assert [one["loss_last"] for one in found] == [5.0, 6.0, 7.0, 8.0]
+    assert all(one["not_used"] == {} for one in found)
+
+
+def test_ranks_that_each_print_their_own_loss_are_one_run(tmp_path):
+    lines = (line(n, 1000.0, loss=9.0 - n + rank / 4) for n in (1, 2, 3) for rank in range(4))
+    found = one(write(tmp_path / "a.log", *lines))
+    assert (found["n_records"], found["not_used"]) == (3, {"other_rank_records": 9})
+
+
+@pytest.mark.parametrize(
+    ("ending", "status", "cause", "said"),
+    [
+        ("Error while creating shared memory segment /dev/shm/nccl-x", "failed", "shared_memory",
+         "Shared memory ran out"),
+        ("[rank1]: RuntimeError: CUDA error: uncorrectable ECC error encountered", "failed",
+         "gpu_fault", "uncorrectable ECC error"),
+        ("NVRM: Xid (PCI:0000:1b:00): 79, pid=1, GPU has fallen off the bus.", "failed",
+         "gpu_fault", "fault"),
+        ("HW Exception by GPU node-3 (Agent handle: 0x1) reason :GPU Hang", "failed", "gpu_fault",
+         "GPU node-3"),
+        ("RuntimeError: No HIP GPUs are available", "failed", "no_gpu", "found no GPU"),
+        ("failed (exitcode: -9) local_rank: 3 (pid: 77) of binary: python", "failed", "signal",
+         "-9"),
+        ("Traceback (most recent call last):\n  File \"a.py\", line 3\nKeyError: 'text'", "failed",
+         "python_error", "The trainer failed: KeyError: 'text'"),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", "out_of_memory",
+         "gpu_memory", "2.00 GiB more did not fit"),
+    ],
+)  # fmt: skip
+def test_an_ending_that_the_log_states_is_its_cause(tmp_path, ending, status, cause, said):
+    path = write(tmp_path / "a.log", line(1, loss=9.0), line(2, loss=8.0), ending, "\n")
+    (run,), _ = ingest([path], tmp_path / "runs", {})
+    record = read_run(run.path).record
+    assert (record.status, record.cause) == (status, cause)
+    assert said in record.reason
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("notes.txt", "hello\nthis is a README\n", "is not a log that is known here"),
+        ("settings.log", "train_batch_size = 4\n", "is not a log that is known here"),
+        ("gpu.txt", 'DCGM_FI_DEV_GPU_UTIL{gpu="0"} 98\n', "which is telemetry"),
+        ("half.log", "step: 12 was slow\n", "The nearest is"),
+    ],
+)
+def test_a_file_that_nothing_recognises_is_refused_and_nothing_is_written(
+    tmp_path, capsys, name, text, said
+):
+    path = write(tmp_path / name, text)
+    for more in ([], ["--json"]):
+        assert main(["ingest", str(path), "--runs", str(tmp_path / "runs"), *more]) == 2
+        told = capsys.readouterr().err
+        assert said in told
+        assert "--dialect" in told
+    assert not (tmp_path / "runs").exists()
+
+
+def test_any_table_is_read_by_the_columns_that_the_user_names(tmp_path, capsys):
+    """16,384 tokens in 500 ms, whatever the columns are called."""
+    rows = "n;x\n"
+    rows = "when,took (ms),tokens a second\n" + "".join(f"{n},500,32768\n" for n in range(1, 9))
+    path = write(tmp_path / "odd.csv", rows)
+    columns = {
+        "step": "when", "step_milliseconds": "took (ms)", "tokens_per_second": "tokens a second",
+    }  # fmt: skip
+    given = [f"--map={name}={column}" for name, column in columns.items()]
+    assert main(["ingest", str(path), "--json", "--gpus", "4", *given]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["n_records"], found["step_seconds_median"]) == (8, 0.5)
+    assert found["tokens_per_second_per_gpu"] == pytest.approx(8192)
+    kept = write(tmp_path / "map.toml", "".join(f'{a} = "{b}"\n' for a, b in columns.items()))
+    assert main(["ingest", str(path), "--json", "--gpus", "4", "--map", str(kept)]) == 0
+    assert json.loads(capsys.readouterr().out) == found
+    assert main(["ingest", str(path), "--json", "--map", "step_seconds=no"]) == 2
+    assert "has no column 'no'" in capsys.readouterr().err
+    assert main(["ingest", str(path), "--json", "--map", "speed=took (ms)"]) == 2
+    assert "--map speed=... is not a value of a step" in capsys.readouterr().err
+
+
+def test_two_values_of_one_setting_are_shown_and_neither_is_used(tmp_path):
+    sizes = "  seq_length .............. 1024\n  seq_length .............. 4096\n"
+    path = write(tmp_path / "a.log", sizes, line(1), line(2))
+    found = one(path)
+    assert found["sequence_length"] is None
+    said = "The file gives sequence_length as 1024 and as 4096: none is used."
+    assert any(said in warning for warning in found["warnings"])
+    assert one(path, sequence_length=4096)["sequence_length"] == 4096
+
+
+def test_every_device_name_of_the_catalog_survives_the_reader():
+    for item in catalog.accelerators():
+        for name in item.device_names:
+            assert device_in(f"[rank0] CUDA capacity: {name} with 80 GiB memory") == name
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "trainable params: 20,971,520 || all params: 8,051,232,768 || trainable%: 0.26",
+        "trainable params: 20971520 (LoRA)",
+        "finetuning_type: lora",
+        "8.0 B     Non-trainable params",
+    ],
+)
+def test_partial_training_leaves_mfu_empty_with_the_reason(tmp_path, words):
+    head = f"NVIDIA H100 80GB HBM3\n  bf16 ............ True\n{words}\n"
+    lines = [line(n, 8000.0, loss=9.0 - n / 10) for n in range(1, 15)]
+    given = {"model": "llama3.1-8b", "sequence_length": 8192, "world_size": 8}
+    found = one(write(tmp_path / "a.log", head, *lines), **given)
+    assert found["mfu"] is None
+    assert "part of the weights" in found["mfu_reason"]
+    full = head.replace(words, "trainable params: 8,000 || all params: 8,000 || trainable%: 100")
+    assert one(write(tmp_path / "b.log", full, *lines), **given)["mfu"] > 0
+
+
+def test_a_rate_above_the_peak_comes_first_and_is_no_headline(tmp_path, capsys):
+    """16 x 8192 tokens in 0.1 s on one H100: some 70 PFLOP/s."""
+    head = "NVIDIA H100 80GB HBM3\n  bf16 ............ True\n"
+    path = write(tmp_path / "a.log", head, *(line(n, 100.0, loss=9.0 - n / 10)
+                 for n in range(1, 15)))  # fmt: skip
+    given = ["--model", "llama3.1-8b", "--sequence-length", "8192", "--gpus", "1"]
+    runs = ["--runs", str(tmp_path / "runs")]
+    assert main(["ingest", str(path), *given, *runs]) == 0
+    assert capsys.readouterr().out.startswith("warning: ingested-")
+    assert main(["list", *runs]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith("warning: ingested-")
+    assert " void " in told
+    assert main(["list", "--json", *runs]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["mfu"], row["tokens_per_second"], row["status"]) == (None, None, "void")
+
+
+def test_a_step_time_with_its_unit_behind_the_value_is_read(tmp_path):
+    text = line(1, 21392.5).replace("elapsed time per iteration (ms): 21392.5",
+                                    "elapsed time per iteration: 21392.5 ms")  # fmt: skip
+    assert "21392.5 ms" in text
+    assert one(write(tmp_path / "a.log", text))["step_seconds_median"] == pytest.approx(21.3925)
+
+
+def test_a_rate_of_a_gpu_counts_where_nobody_says_of_how_many(tmp_path):
+    (run,), _ = ingest([LOGS / "torchtune.log"], tmp_path, {})
+    assert run.summary["tokens_per_second_per_gpu_median"] == pytest.approx(410.5)
+
+
+CASES = {  # from the index of the cases: a key of the summary and its right value
+    "mega_1778.log": ("mfu", None),
+    "ramp_a.log": ("tokens_per_second_per_gpu_median", 7771),
+    "hf_resume.log": ("tokens_per_second_per_gpu", 2048),
+    "nanochat.log": ("step_seconds_median_excluding_first", 1.3499),
+    "ms_swift.log": ("last_step", 30),
+    "hf_state.json": ("step_seconds_median", 1.4),
+    "golden_values.json": ("n_records", 50),
+    "maxtext_nan.log": ("status", "diverged"),
+    "end_shm.log": ("status", "failed"),
+    "end_ecc.log": ("status", "failed"),
+    "torchtitan_all_ranks.log": ("n_records", 12),
+    "bridge_zero_tflops.log": ("tflops_per_second_per_gpu_logged_median", None),
+    "titan_b300.log": ("device", "NVIDIA B300 SXM6 AC"),
+    "titan_a100_nvl_peak.log": ("device", "NVIDIA A100-SXM4-80GB"),
+    "rocm_nan_fields.log": ("tokens_per_second_per_gpu", 1723),
+    "maxtext_profiled.log": ("tokens_per_second_per_gpu", 10625),
+    "bridge_toks.log": ("tokens_per_second_per_gpu_median", 32680),
+    "nemo2_lora_b200.log": ("mfu", None),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_cases_beside_the_checkout_give_what_their_index_says(shared, name):
+    path = shared / "cases" / name
+    if not path.exists():
+        pytest.skip("the cases are not beside this checkout")
+    key, right = CASES[name]
+    given = {"model": "llama3.1-8b"} if name.startswith(("mega", "nemo2")) else {}
+    found = one(path, **given)[key]
+    assert found == (pytest.approx(right, rel=1e-2) if isinstance(right, float | int) else right)
 
 
 def test_a_decompression_bomb_is_refused(tmp_path, monkeypatch):
@@ -520,9 +769,11 @@ def test_damaged_zstd_data_raises_nothing(tmp_path):
         damaged = packed.copy()
         damaged[place] ^= 0x55
         path.write_bytes(damaged)
-        summaries(path, {})
+        with contextlib.suppress(IngestError):  # where nothing is left
+            summaries(path, {})
     path.write_bytes(packed[:5])
-    summaries(path, {})
+    with pytest.raises(IngestError, match="not a log that is known here"):
+        summaries(path, {})
 
 
 def test_a_log_of_utf_16_is_read(tmp_path):
@@ -595,3 +846,13 @@ def test_the_excerpts_beside_the_checkout_give_what_their_index_says(shared):
     )
     assert done.returncode == 0, done.stdout
     assert " 0 guesses" in done.stdout
+
+
+def test_a_fine_tuner_must_say_that_all_weights_were_trained(tmp_path):
+    given = {"model": "llama3.1-8b", "platform": "h100", "precision": "bf16",
+             "sequence_length": 512}  # fmt: skip
+    unsure = one(LOGS / "hf_trainer.log", **given)
+    assert unsure["mfu"] is None
+    assert "--trained all" in unsure["mfu_reason"]
+    sure = one(LOGS / "hf_trainer.log", **given, trained="all")
+    assert "trained" not in (sure["mfu_reason"] or "")

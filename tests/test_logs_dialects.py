@@ -52,6 +52,16 @@ RECORDS = [
     ("maxtext.log", "maxtext", 3, 0, 2, 1, 5.0, 5.0625, 200.0, 10.25, 8.25),
     ("tprimat_new.json", "tprimat", 4, 1, 4, 1, 2.25, 2.0, None, 10.0, 8.5),
     ("tprimat_old.json", "tprimat", 3, 1, 3, 1, 2.0, 2.0, None, None, None),
+    ("nanochat.log", "nanochat", 3, 0, 2, 1, 1.3, 1.29, None, 10.5, 8.5),
+    ("verl.log", "verl", 2, 1, 2, 1, 18.0, 16.0, None, 0.25, 0.125),
+    ("olmo_core.log", "olmo-core", 2, 1, 2, 1, 3.0, 2.0, None, 11.0, 10.5),
+    ("megatron_progress.txt", "megatron-progress", 2, 900, 1800, 900, 4.0, 4.0, 401.0, None, None),
+    ("trainer_state.json", "hf-trainer-state", 2, 20, 40, 20, 2.5, 2.5, None, 3.5, 3.25),
+    ("golden_values.json", "megatron-golden-values", 4, 1, 4, 1, 0.26, 0.26, None, 10.5, 10.0),
+    ("autotuning_metrics.json", "deepspeed-autotuning", 1, None, None, None, 0.128, None, 55.0,
+     None, None),
+    ("tracker.jsonl", "rows", 2, 7, 8, 1, 0.51, 0.52, None, 5.5, 5.25),
+    ("wandb_export.csv", "rows", 3, 10, 30, 10, 3.0, 3.0, None, 4.5, 4.125),
     ("kineto.json", "kineto", 0, None, None, None, None, None, None, None, None),
 ]  # fmt: skip
 NAMES = (
@@ -78,6 +88,12 @@ SIZES: dict[str, dict[str, int]] = {
     "gpt_neox.log": {W: 8, T: 2, P: 1, G: 64, M: 8, S: 2048},
     "torchtitan.log": {W: 8, G: 12, M: 3, S: 4096},
     "nemo2.log": {G: 128},
+    "nanochat.log": {W: 8, G: 64, M: 4, S: 1024},
+    "verl.log": {W: 8},
+    "olmo_core.log": {W: 8},
+    "megatron_progress.txt": {W: 16},
+    "trainer_state.json": {G: 3, M: 3},
+    "autotuning_metrics.json": {W: 4, G: 32},
     "nemo1.log": {G: 64},
     "nemo_automodel.log": {W: 4},
     "nanotron.log": {W: 32, G: 512, S: 2048},
@@ -130,6 +146,11 @@ def test_an_excerpt_gives_its_sizes_and_no_others(name, sizes):
         ("torchtune.log", None, 410.5),
         ("tprimat_new.json", 8192.0, 2048.0),  # of the file's own summary
         ("hf_metrics.txt", 65536.0, None),
+        ("nanochat.log", 65536 / 1.29, 65536 / 1.29 / 8),
+        ("verl.log", 5120.0, 640.0),
+        ("olmo_core.log", 65536.0, 8192.0),
+        ("megatron_progress.txt", 250_000.0, 15_625.0),  # 0.9 billion in an hour
+        ("trainer_state.json", 800.0, None),  # 40,000 in 20 steps of 2.5 s
     ],
 )
 def test_token_rates_are_of_the_job_and_of_a_gpu(name, total, each):

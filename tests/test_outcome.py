@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from scalebook.running import causes, memory_kills
+from scalebook.logs import causes
+from scalebook.running import memory_kills
 from scalebook.running.outcome import LINE_CHARACTERS, LOG_TAIL_LINES, Evidence, classify
 from scalebook.running.torchrun import RootCause, informative, root_cause
 

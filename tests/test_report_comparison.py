@@ -22,7 +22,7 @@ EVIL = "<img src=x onerror=alert(1)>"
 JOB = {
     "model": "llama3.1-8b",
     "world_size": 8,
-    "global_batch_size": 64,
+    "global_batch_size": 8,
     "sequence_length": 2048,
     "precision": "bf16",
 }
@@ -127,8 +127,8 @@ def test_of_what_differs_beside_the_gpu_its_own_facts_are_not_counted(tmp_path: 
 
 @pytest.mark.parametrize(("ranks", "ending"), [(1, "sequence 2,048"), (8, "sequence 2,048, DP8")])
 def test_the_number_of_ranks_is_in_a_title_once(tmp_path: Path, ranks: int, ending: str) -> None:
-    write_run(tmp_path, "h", job("h100", world_size=ranks), device=H100)
-    write_run(tmp_path, "m", job("mi300x", world_size=ranks), device=MI300X)
+    write_run(tmp_path, "h", job("h100", world_size=ranks), seconds=4.0, device=H100)
+    write_run(tmp_path, "m", job("mi300x", world_size=ranks), seconds=4.0, device=MI300X)
     _, found = compared(tmp_path)
     (matched,) = (pair for pair in found if pair.kind == "matched configuration")
     assert comparison_page.title(matched).endswith(f"bf16, {ending}")

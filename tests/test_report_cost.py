@@ -25,7 +25,7 @@ MI300X = "AMD Instinct MI300X OAM"
 JOB = {
     "model": "llama3.1-8b",
     "world_size": 8,
-    "global_batch_size": 64,
+    "global_batch_size": 32,
     "sequence_length": 2048,
     "precision": "bf16",
 }

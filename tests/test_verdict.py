@@ -28,7 +28,7 @@ from scalebook.verdicts.read import Side, judge
 
 BIG = {
     "platform": "h100", "model": "llama3.1-8b", "precision": "bf16", "sequence_length": 8192,
-    "world_size": 8, "global_batch_size": 128,
+    "world_size": 8, "global_batch_size": 16,
 }  # fmt: skip
 
 
@@ -392,7 +392,7 @@ def test_other_work_is_said_before_the_verdict_and_what_is_compared_in_it(
     tmp_path, words, change, said
 ):
     write_run(tmp_path / "runs", "a", config(**BIG), seconds=1.0, device=H100)
-    write_run(tmp_path / "runs", "b", config(**BIG | change), seconds=4.0, device=H100)
+    write_run(tmp_path / "runs", "b", config(**BIG | change), seconds=6.0, device=H100)
     work, verdict, ratio, *_ = words("a", "b").splitlines()
     assert work.startswith("A and B do different work: ")
     assert said in work
@@ -480,8 +480,8 @@ def test_real_repeated_runs_of_the_same_are_not_told_apart(tmp_path, versus):
 
 def test_a_run_whose_loss_did_not_fall_is_refused_however_fast(tmp_path, versus):
     runs = tmp_path / "runs"
-    broken = write_run(runs, "broken", config(**BIG), seconds=0.5, device=H100)
-    write_run(runs, "sound", config(**BIG), seconds=1.0, device=H100)
+    broken = write_run(runs, "broken", config(**BIG), seconds=2.0, device=H100)
+    write_run(runs, "sound", config(**BIG), seconds=4.0, device=H100)
     lines = [json.loads(line) for line in (broken / "steps.jsonl").read_text().splitlines()]
     flat = [json.dumps(line | {"loss": 11.0}) + "\n" for line in lines]
     (broken / "steps.jsonl").write_text("".join(flat))

@@ -70,8 +70,8 @@ class ReportData:
 
     @property
     def unfinished(self) -> pl.DataFrame:
-        """The runs of any other status."""
-        return self.runs.filter(pl.col("status") != "completed")
+        """The runs that did not complete; a void one did, with numbers that cannot be true."""
+        return self.runs.filter(~pl.col("status").is_in(("completed", "void")))
 
 
 # The data of the build that is going on: all its pages are of one moment.

@@ -18,7 +18,8 @@ Status = Literal[
 ]
 # inferred: nothing ran; a smaller configuration ran out of memory (inferred_from)
 Source = Literal["measured", "ingested", "simulated", "published", "inferred"]
-Phase = Literal["startup", "warmup", "measured", "profiled"]
+# stalled: of an ingested log, held up by a profiler, a checkpoint, an evaluation or a compilation
+Phase = Literal["startup", "warmup", "measured", "profiled", "stalled"]
 
 LARGEST = 2**53  # no size, count or time of a run is larger; whole numbers to here are exact floats
 _OVERFLOWS = 1e300  # sums and products of such may be no number
@@ -51,6 +52,8 @@ class StepRecord(BaseModel):
     phase: Phase
     step_seconds: Figure | None  # None where an ingested log does not tell it; ours always do
     tokens: Whole | None  # over all ranks; None as above
+    # Of one GPU, where a log from elsewhere tells only that: ``tokens`` is None there.
+    tokens_per_gpu: Whole | None = None
     loss: Learnt = None  # None where it was not finite or not printed
     grad_norm: Learnt = None
     learning_rate: Learnt = None
@@ -96,7 +99,7 @@ class RunRecord(BaseModel):
     source: Source = "measured"
     status: Status
     reason: str | None = None  # a sentence for a person; None when completed
-    cause: str | None = None  # its kind, of running/causes.py: gpu_memory, collective_timeout, ...
+    cause: str | None = None  # its kind, of logs/causes.py: gpu_memory, collective_timeout, ...
     inferred_from: str | None = None  # the run that an inferred record follows from
     log_tail: tuple[str, ...] = ()
     exit_code: int | None = None

@@ -24,6 +24,7 @@ from scalebook.anatomy.work import Task, Work, device_work, host_work, self_time
 
 TOP = 20
 _MICROSECOND = 1e-6
+_MOST_INVALID = 0.02  # a share of events without a valid time, above which nothing can be said
 _WINDOW, _COMMUNICATION, _DATA = 1, 2, 4
 _PHASE_BITS = tuple(8 << index for index in range(len(PHASES)))
 _COMPUTE = sum(_PHASE_BITS)
@@ -62,6 +63,7 @@ def reduce_trace(trace: Trace, *, rank: int | None = None, fault: str | None = N
     """Return the breakdown of a trace's steps, in seconds of one step."""
     if fault is None and trace.dropped:
         fault = f"The trace holds {trace.dropped:,} events too many. Profile fewer steps."
+    fault = fault or _invalid(trace)
     if fault is not None:
         return Breakdown(rank=rank, reason=fault)
     windows, main = steps_of(trace)
@@ -80,6 +82,21 @@ def reduce_trace(trace: Trace, *, rank: int | None = None, fault: str | None = N
         return Breakdown(rank=rank, reason="No kernel and no operator ran in the trace's steps.")
     result = _measured(trace, work, windows, phases.data_spans())
     return result.model_copy(update={"rank": rank, "notes": (*notes, *work.notes)})
+
+
+def _invalid(trace: Trace) -> str | None:
+    """Return why events without a time make a breakdown wrong; None where they are few."""
+    kernels = trace.invalid_kernels + len(trace.kernels)
+    for bad, every, what in (
+        (trace.invalid_kernels, kernels, "device events"),
+        (trace.invalid, trace.invalid + trace.timed, "events"),
+    ):
+        if bad > _MOST_INVALID * every:
+            return (
+                f"{bad:,} of {every:,} {what} have no valid time (neither start nor length, or "
+                "text): what ran in the steps is not known. Profile again."
+            )
+    return None
 
 
 def _whole(trace: Trace) -> list[Span]:

@@ -70,7 +70,9 @@ class Trace:
     ranges: Rows = field(default_factory=Rows)  # those that mark a phase or a wait
     steps: Rows = field(default_factory=Rows)
     operators: Rows = field(default_factory=Rows)  # torch's own, and gloo's work
-    invalid: int = 0  # events whose times are no times
+    invalid: int = 0  # events of a device or a host whose times are no times
+    invalid_kernels: int = 0  # of them, on a device
+    timed: int = 0  # the others
     _name_numbers: dict[str, int] = field(default_factory=dict[str, int])
     _place_numbers: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
 
@@ -82,11 +84,15 @@ class Trace:
         if not isinstance(category, str) or not isinstance(name, str):
             return
         start, length = _time(event.get("ts")), _time(event.get("dur"))
-        if start is None or length is None or length < 0:
+        on_device = category in DEVICE_CATEGORIES
+        zero = on_device and not start and not length  # no event of a device is both
+        if start is None or length is None or length < 0 or zero:
             self.invalid += 1
+            self.invalid_kernels += on_device
             return
+        self.timed += 1
         stop = start + length
-        if category in DEVICE_CATEGORIES:
+        if on_device:
             self._kernel(event, name, start, stop)
         elif category.endswith(("_runtime", "_driver")):
             self._launch(event, name, start, stop)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from scalebook.cli.output import number, print_json, print_table
 
 if TYPE_CHECKING:
     from scalebook.ingest.run import Ingested
+    from scalebook.logs.dialect import Dialect
 
 _SIZES = (
     ("--gpus", "world_size", "GPUs of the job"),
@@ -35,10 +37,23 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="files or folders")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of run directories")
     parser.add_argument("--dialect", help="read every file as this dialect")
+    parser.add_argument(
+        "--map",
+        action="append",
+        default=[],
+        metavar="NAME=COLUMN",
+        help="read any CSV or JSON lines: which column holds step_seconds, step, loss, ...; or a "
+        "TOML file with such lines",
+    )
     said = parser.add_argument_group("what the files do not tell (marked as supplied)")
     said.add_argument("--model", help="a model of the catalog")
     said.add_argument("--platform", help="a platform of the catalog")
     said.add_argument("--precision", choices=("bf16", "fp16", "fp8", "fp32"), help="number format")
+    said.add_argument(
+        "--trained",
+        choices=("all", "part"),
+        help="whether all weights were trained, or only a part of them (such as LoRA)",
+    )
     for flag, name, text in _SIZES:
         said.add_argument(flag, dest=name, type=at_least(1), metavar="N", help=text)
     add_json(parser)
@@ -51,7 +66,8 @@ def run_ingest(options: argparse.Namespace) -> int:
     from scalebook.errors import IngestError
     from scalebook.ingest.run import ingest, summaries
 
-    names = ("model", "platform", "precision", *(name for _, name, _ in _SIZES))
+    dialect = _dialect(options)
+    names = ("model", "platform", "precision", "trained", *(name for _, name, _ in _SIZES))
     given = ((name, getattr(options, name)) for name in names)
     supplied = {name: value for name, value in given if value is not None}
     if options.model:
@@ -60,31 +76,65 @@ def run_ingest(options: argparse.Namespace) -> int:
         catalog.platform(options.platform)
     if options.json:
         found = [
-            summary
-            for path in options.paths
-            for summary in summaries(path, supplied, options.dialect)
+            summary for path in options.paths for summary in summaries(path, supplied, dialect)
         ]
         print_json(found[0] if len(found) == 1 else found)
         return 0
-    runs, notes = ingest(options.paths, options.runs, supplied, options.dialect)
+    runs, notes = ingest(options.paths, options.runs, supplied, dialect)
     for note in notes:
         print(f"scalebook: {note}", file=sys.stderr)
     if not runs:
         raise IngestError("Nothing in these paths was recognised: no run directory was written.")
+    for run in runs:
+        if run.summary["void"]:
+            print(f"warning: {run.path.name}: {run.summary['void']}")
     _print_people(runs)
     return 0
 
 
+def _dialect(options: argparse.Namespace) -> str | type[Dialect] | None:
+    """Return the dialect that the user names, or the one that the columns of --map make."""
+    from scalebook.errors import IngestError
+    from scalebook.logs.rows import mapped
+
+    if not options.map:
+        return options.dialect
+    mapping: dict[str, str] = {}
+    for text in options.map:
+        name, equals, column = text.partition("=")
+        if equals:
+            mapping[name.strip()] = column.strip()
+            continue
+        try:
+            found: dict[str, object] = tomllib.loads(Path(text).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise IngestError(
+                f"--map {text} is neither NAME=COLUMN nor a readable TOML file ({error})."
+            ) from error
+        mapping |= {key: value for key, value in found.items() if isinstance(value, str)}
+    return mapped(mapping)
+
+
 def _print_people(runs: list[Ingested]) -> None:
-    headers = ("run", "", "status", "records", "step s", "tokens/s/GPU", "TFLOP/s/GPU logged")
+    headers = (
+        "run",
+        "file",
+        "",
+        "status",
+        "records",
+        "step s",
+        "tokens/s/GPU",
+        "TFLOP/s/GPU logged",
+    )
     rows = [
         (
             run.path.name,
+            run.files[0].name,
             "written" if run.new else "unchanged",
-            str(run.summary["status"]),
+            "void" if run.summary["void"] else str(run.summary["status"]),
             str(run.summary["n_records"]),
             number(_step_seconds(run.summary)),
-            number(run.summary["tokens_per_second_per_gpu_median"]),
+            number(_tokens_per_gpu(run.summary)),
             number(run.summary["tflops_per_second_per_gpu_logged_median"]),
         )
         for run in runs
@@ -92,7 +142,16 @@ def _print_people(runs: list[Ingested]) -> None:
     print_table(headers, rows)
     for run in runs:
         for warning in run.summary["warnings"]:
-            print(f"{run.path.name}: {warning}")
+            if warning != run.summary["void"]:
+                print(f"{run.path.name}: {warning}")
+
+
+def _tokens_per_gpu(summary: Mapping[str, Any]) -> float | None:
+    """Return the rate of the steps; where they give none and it is not void, what was printed."""
+    rate = summary["tokens_per_second_per_gpu"]
+    if rate is not None or summary["void"] or summary["tokens_per_second"] is not None:
+        return rate
+    return summary["tokens_per_second_per_gpu_median"]
 
 
 def _step_seconds(summary: Mapping[str, Any]) -> float | None:

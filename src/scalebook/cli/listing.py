@@ -47,6 +47,9 @@ def list_runs(options: argparse.Namespace) -> int:
     if options.json:
         print_json([{**asdict(item), **_of_record(record)} for item, record in found])
     elif found:
+        for item, _ in found:
+            if item.status == "void":
+                print(f"warning: {item.run_id}: {item.reason}")
         _print_people([item for item, _ in found])
         _print_differences([record for _, record in found])
     else:
@@ -134,5 +137,5 @@ def _print_people(found: list[RunMetrics]) -> None:
     ]  # fmt: skip
     print_table(headers, [_row(item) for item in found])
     for item in found:
-        if item.reason:
+        if item.reason and item.status != "void":
             print(f"{item.run_id}: {item.reason}")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 
 from scalebook.ingest.observe import Observation
 from scalebook.ingest.ratios import rounding_of
 from scalebook.logs.job import Job
+from scalebook.metrics import RunMetrics
 
 # Rounded digits and windows that differ by a step stay below this.
 AGREEMENT = 0.05
@@ -41,9 +43,13 @@ def _median_factor(job: Job, name: str, numerator: float | None) -> float | None
     """Return the median of printed rate over ``numerator`` / step time, where they disagree."""
     if not numerator:
         return None
+    batches = job.table.column("global_batch_size")
+    usual = _usual_batch(job)
     factors = [
-        rate * seconds / numerator
-        for rate, seconds in zip(job.table.column(name), job.table.column("seconds"), strict=True)
+        rate * seconds / numerator / (size / usual if size > 0 and usual > 0 else 1.0)
+        for rate, seconds, size in zip(
+            job.table.column(name), job.table.column("seconds"), batches, strict=True
+        )
         if rate > 0 and seconds > 0
     ]
     if not factors:
@@ -71,16 +77,32 @@ def rate_disagreements(job: Job, known: Observation) -> dict[str, float]:
     return found
 
 
-def _summary_rates(job: Job, known: Observation) -> list[str]:
-    batch, sequence = known.size("global_batch_size"), known.size("sequence_length")
-    seconds = job.table.median("seconds", 1 if len(job.table) > 1 else 0)
-    printed = job.rates.get("tokens_per_second")
-    if not (batch and sequence and seconds and printed):
-        return []
-    factor = factor_between(printed, batch * sequence / seconds)
-    if factor is None:
-        return []
-    return [f"tokens_per_second of the file's own summary is {factor:.3g} times the median's."]
+def _summary_rates(job: Job, numbers: RunMetrics | None) -> list[str]:
+    """Remark on a summary of the whole run that the steps contradict."""
+    of_steps = {
+        "tokens_per_second": numbers and numbers.tokens_per_second,
+        "tokens_per_second_per_gpu": numbers and numbers.tokens_per_second_per_gpu,
+    }
+    found: list[str] = []
+    for name, ours in of_steps.items():
+        printed = job.rates.get(name)
+        factor = factor_between(printed, ours) if printed and ours else None
+        if factor is not None:
+            found.append(
+                f"The file's own summary says {printed:,.0f} {name}, {factor:.3g} times what its "
+                f"steps give ({ours:,.0f}): the steps count."
+            )
+    return found
+
+
+def _usual_batch(job: Job) -> float:
+    """Return the batch that the job's one size is (the most common); NaN where it never changes."""
+    values = job.table.values("global_batch_size")
+    return statistics.mode(values) if _batch_changes(job) else math.nan
+
+
+def _batch_changes(job: Job) -> bool:
+    return len(set(job.table.values("global_batch_size"))) > 1
 
 
 def _utilisation(job: Job) -> list[str]:
@@ -95,7 +117,8 @@ def _utilisation(job: Job) -> list[str]:
 
 def _drift(job: Job) -> list[str]:
     """Warn of step times of two kinds, which one median hides."""
-    seconds = [value for value in job.table.values("seconds") if value > 0][1:]
+    usual = job.table.median("seconds") or 0.0
+    seconds = [value for value in job.table.values("seconds") if 0 < value < 3 * usual][1:]
     if len(seconds) < 6:
         return []
     half = len(seconds) // 2
@@ -128,15 +151,16 @@ def _start(job: Job) -> list[str]:
     return []
 
 
-def warnings_of(job: Job, known: Observation) -> list[str]:
+def warnings_of(job: Job, known: Observation, numbers: RunMetrics | None) -> list[str]:
     """Return every warning about a job, the dialect's own first."""
-    found = [*job.notes, *known.notes, *_start(job), *_gaps(job), *_drift(job), *_utilisation(job)]
+    found = [*job.notes, *known.notes, *_start(job), *_gaps(job), *_utilisation(job)]
+    found += [] if _batch_changes(job) else _drift(job)
     for name, factor in rate_disagreements(job, known).items():
         found.append(
             f"Printed {name} is {factor:.3g} times what batch, sequence length and step time "
             f"give{hint(factor, known.size('world_size'))}."
         )
-    found += _summary_rates(job, known)
+    found += _summary_rates(job, numbers)
     skipped = sum(job.table.values("skipped"))
     if skipped:
         found.append(f"{int(skipped)} iteration(s) were skipped by the optimizer.")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from scalebook.errors import IngestError
 from scalebook.ingest.reader import FileContent, read_content
+from scalebook.logs.dialect import Dialect
 from scalebook.logs.job import Job
 from scalebook.logs.status import weightier
 
@@ -152,7 +153,9 @@ def _attach(groups: list[Group], contents: Iterable[FileContent]) -> list[str]:
     return notes
 
 
-def collect(paths: Iterable[Path], dialect: str | None = None) -> tuple[list[Group], list[str]]:
+def collect(
+    paths: Iterable[Path], dialect: str | type[Dialect] | None = None
+) -> tuple[list[Group], list[str]]:
     """Return the groups of files under some paths, and notes on files that were not used.
 
     Raises:
@@ -173,7 +176,9 @@ def collect(paths: Iterable[Path], dialect: str | None = None) -> tuple[list[Gro
                 continue
             if content.dialect.kind != "training":
                 beside.append(content)
-            elif content.empty and not named:
+            elif content.empty and named:
+                raise content.unrecognised()
+            elif content.empty:
                 notes.append(f"{file}: nothing in it was recognised.")
             elif not _joins(alike := by_key.setdefault(group_key(file), []), content):
                 alike.append(Group([content], list(content.jobs)))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 from scalebook.logs.job import Job
+from scalebook.logs.status import Ending
 from scalebook.record import Status
 
 _SENTENCES = {
@@ -20,9 +22,13 @@ def diverged(job: Job) -> str | None:
     table = job.table
     if not len(table):
         return None
-    skipped, seconds = table.column("skipped"), table.column("seconds")
-    if all(count > 0 for count in skipped):
-        return "Every record holds skipped iterations: nothing was learnt."
+    skipped, lost = table.column("skipped"), table.column("not_finite")
+    if _all_skipped(job):
+        return "Every iteration was skipped: nothing was learnt."
+    if lost[-1] > 0:
+        every = "every record" if all(one > 0 for one in lost) else "the last record"
+        return f"The loss is not a number in {every}."
+    seconds = table.column("seconds")
     if not table.has("loss") and not job.details.get("loss_expected"):
         return None
     loss = table.column("loss")
@@ -34,6 +40,19 @@ def diverged(job: Job) -> str | None:
     return None
 
 
+def _all_skipped(job: Job) -> bool:
+    """Return whether each record counts as many skipped iterations as it stands for.
+
+    That is at most what lies between it and the record before; of the first, its step number.
+    """
+    steps, skipped = job.table.column("step"), job.table.column("skipped")
+    if not all(count > 0 for count in skipped):
+        return False
+    gaps = [after - before for before, after in itertools.pairwise(steps)]
+    first = min([steps[0], *gaps]) if steps[0] > 0 else 1.0
+    return all(count >= gap for count, gap in zip(skipped, [first, *gaps], strict=True))
+
+
 def status_of(job: Job) -> tuple[Status, str | None]:
     """Return the status and, unless completed, its reason.
 
@@ -42,7 +61,7 @@ def status_of(job: Job) -> tuple[Status, str | None]:
     """
     ending, last = job.ending, job.last_step
     if ending and ending.status in ("out_of_memory", "timeout"):
-        return ending.status, f"{_SENTENCES[ending.status]}: {ending.line}"
+        return ending.status, _told(ending)
     lost = diverged(job)
     if lost:
         return "diverged", lost
@@ -51,8 +70,23 @@ def status_of(job: Job) -> tuple[Status, str | None]:
     if reached or job.finished:
         return "completed", None
     if ending:
-        return ending.status, f"{_SENTENCES[ending.status]}: {ending.line}"
+        return ending.status, _told(ending)
     return "interrupted", f"{_where(job)} and does not say how the run ended."
+
+
+def cause_of(job: Job, status: Status) -> str | None:
+    """Return the kind of an ending as records name it; None where the log does not say one."""
+    if status == "diverged":
+        return "skipped_steps" if _all_skipped(job) else "not_finite"
+    return job.ending.cause if job.ending and status == job.ending.status else None
+
+
+def _told(ending: Ending) -> str:
+    if ending.sentence is None:
+        return f"{_SENTENCES[ending.status]}: {ending.line}"
+    if ending.cause == "python_error":
+        return ending.sentence
+    return f"{ending.sentence.rstrip('.')}. The log says: {ending.line}"
 
 
 def _where(job: Job) -> str:

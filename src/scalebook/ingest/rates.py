@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -11,6 +12,8 @@ from typing import Any, cast
 from scalebook.ingest.observe import Observation
 from scalebook.logs.collect import LARGEST
 from scalebook.logs.job import Job
+
+AGREEMENT = 0.05  # a summary that is further from its steps than this does not count
 
 
 def log_interval(job: Job, known: Observation) -> int | None:
@@ -47,26 +50,28 @@ def _interval_of_one(job: Job, step: int) -> int | None:
 def medians(job: Job, known: Observation) -> dict[str, float | None]:
     """Return step time (s), tokens/s of the job and of a GPU, and the TFLOP/s that were printed.
 
-    Token rates are batch x sequence over the median step time without the first record. Where
-    the log does not tell these, they are medians of the printed rates (without the first record
-    if that is the run's first step); a summary of the whole run goes before either.
+    These describe what the log prints; the run's rate is what ``metrics`` makes of its steps.
+    Token rates are tokens of a step over its time, without the first record. Where the log does
+    not tell these, they are medians of the printed rates (without the first record if that is the
+    run's first step), and without any of them what a summary of the whole run says.
     """
     table = job.table
     every = table.median("seconds")
     later = table.median("seconds", 1) if len(table) > 1 else None
-    seconds = later or every
-    batch, sequence = known.size("global_batch_size"), known.size("sequence_length")
     world = known.size("world_size")
-    total = job.rates.get("tokens_per_second")
-    each = job.rates.get("tokens_per_second_per_gpu")
+    total, each = _by_steps(job, known, later or every), None
+    printed = job.rates.get("tokens_per_second")
+    if printed and total and abs(printed / total - 1) <= AGREEMENT:
+        # the file's own figure, which its steps bear out
+        total, each = printed, job.rates.get("tokens_per_second_per_gpu")
+    elif total is None:
+        total, each = (
+            _printed(job, "tokens_per_second"),
+            _printed(job, "tokens_per_second_per_gpu"),
+        )
     if total is None and each is None:
-        if batch and sequence and seconds:
-            total = batch * sequence / seconds
-        else:
-            total, each = (
-                _printed(job, "tokens_per_second"),
-                _printed(job, "tokens_per_second_per_gpu"),
-            )
+        total = job.rates.get("tokens_per_second")
+        each = job.rates.get("tokens_per_second_per_gpu")
     if total is not None and world and each is None:
         each = total / world
     if each is not None and world and total is None:
@@ -80,18 +85,29 @@ def medians(job: Job, known: Observation) -> dict[str, float | None]:
     }
 
 
+def _by_steps(job: Job, known: Observation, seconds: float | None) -> float | None:
+    """Return the median of tokens over time, each record with its own batch."""
+    batch, length = known.size("global_batch_size"), known.size("sequence_length")
+    if not (batch and length and seconds):
+        return None
+    start = 1 if len(job.table) > 1 else 0
+    sizes, times = job.table.column("global_batch_size"), job.table.column("seconds")
+    if len(set(job.table.values("global_batch_size", start))) < 2:
+        return batch * length / seconds
+    rates = [
+        size * length / time
+        for size, time in zip(sizes[start:], times[start:], strict=True)
+        if size > 0 and time > 0
+    ]
+    return statistics.median(rates) if rates else None
+
+
 def _printed(job: Job, name: str) -> float | None:
     """Return the median of a printed rate; zero means that the trainer has none yet."""
     first = job.first_step
     start = 1 if first is not None and first <= job.first_number and len(job.table) > 1 else 0
     values = [value for value in job.table.values(name, start) if value > 0]
-    return sorted(values)[len(values) // 2] if len(values) % 2 else _middle(values)
-
-
-def _middle(values: list[float]) -> float | None:
-    ordered = sorted(values)
-    half = len(ordered) // 2
-    return (ordered[half - 1] + ordered[half]) / 2 if ordered else None
+    return statistics.median(values) if values else None
 
 
 def losses(job: Job) -> tuple[float | None, float | None]:

@@ -15,7 +15,7 @@ from scalebook.logs.source import LONGEST_LINE, Source
 
 SEARCHED_BESIDE = 16 << 20
 SEARCHED_CHARACTERS = 64 << 20  # a file whose first record comes later is not recognised
-_FAILURES = ("out_of_memory", "timeout", "failed")
+_FAILURES = ("out_of_memory", "timeout", "failed", "interrupted", "diverged")
 
 
 @dataclass(slots=True)
@@ -30,10 +30,59 @@ class FileContent:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing in the file was of use: no dialect, no settings, no failure in a log."""
-        log = self.path.suffix in (".log", ".out", ".err")
-        failed = log and any(job.ending and job.ending.status in _FAILURES for job in self.jobs)
-        return self.dialect is Plain and not failed and not any(job.settings for job in self.jobs)
+        """Whether the file is no log: no record, rate or sample, and no failure before them."""
+        suffixes = {one.lower() for one in self.path.suffixes}
+        log = bool(suffixes & {".log", ".out", ".err"}) or not suffixes or self.dialect is not Plain
+        return not any(
+            len(job.table)
+            or len(job.samples)
+            or job.rates
+            or "trace" in job.details
+            or (job.settings and self.dialect is not Plain)
+            or (log and job.ending and job.ending.status in _FAILURES)
+            for job in self.jobs
+        )
+
+    def unrecognised(self) -> IngestError:
+        """Return the error that says what was looked for, and what is nearest."""
+        if self.dialect is not Plain:
+            return IngestError(
+                f"{self.path} holds no record that the dialect {self.dialect.name} reads: nothing "
+                f"was written. {_REMEDY}"
+            )
+        nearest = _nearest(Source(self.path).head())
+        kinds = ", ".join(dialect.name for dialect in dialects())
+        return IngestError(
+            f"{self.path} is not a log that is known here: no training step of any dialect was "
+            f"found ({kinds}). {nearest}Nothing was written. {_REMEDY}"
+        )
+
+
+_REMEDY = (
+    "Name the dialect with --dialect, or a table's columns with --map, such as "
+    "--map step_seconds=COLUMN."
+)
+# Tools whose samples say nothing of training, by pieces of what they print.
+_SAMPLES = (
+    ("DCGM_FI_", "samples of DCGM's exporter"),
+    ("dcgm", "output of DCGM"),
+    ("NVIDIA-SMI", "the table of nvidia-smi"),
+    ("ROCm System Management", "the table of rocm-smi"),
+    ("NVSMI LOG", "nvidia-smi -q"),
+)
+
+
+def _nearest(text: str) -> str:
+    """Return a sentence on the dialect that shares most markers with a text; empty without one."""
+    for piece, what in _SAMPLES:
+        if piece in text:
+            return f"It looks like {what}, which is telemetry and no training log. "
+    shared = {
+        dialect.name: sum(marker in text for marker in dialect.markers) / len(dialect.markers)
+        for dialect in dialects()
+    }
+    name = max(shared, key=lambda one: shared[one])
+    return f"The nearest is {name}, but no record of it is whole. " if shared[name] else ""
 
 
 def named(name: str) -> type[Dialect]:
@@ -69,7 +118,7 @@ def recognise(texts: Iterable[str]) -> type[Dialect]:
     return beside or Plain
 
 
-def read_content(path: Path, dialect: str | None = None) -> FileContent:
+def read_content(path: Path, dialect: str | type[Dialect] | None = None) -> FileContent:
     """Return what a file holds.
 
     Raises:
@@ -77,7 +126,10 @@ def read_content(path: Path, dialect: str | None = None) -> FileContent:
     """
     if not path.is_file():
         raise IngestError(f"{path} is not a file. Name a file, or a folder of files.")
-    kind = named(dialect) if dialect else recognise(Source(path).texts())
+    if isinstance(dialect, type):
+        kind = dialect
+    else:
+        kind = named(dialect) if dialect else recognise(Source(path).texts())
     source = Source(path)
     try:
         jobs = kind().read(source)

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from scalebook.errors import IngestError
 from scalebook.ingest.group import Group, collect
 from scalebook.ingest.observe import Observation
-from scalebook.ingest.reader import read_content
+from scalebook.ingest.reader import FileContent, read_content
 from scalebook.ingest.summary import summarise
 from scalebook.ingest.supply import observe_with
 from scalebook.ingest.write import write_run
+from scalebook.logs.dialect import Dialect
 from scalebook.logs.settings import Value
 
 
@@ -28,7 +29,7 @@ class Ingested:
 
 
 def summaries(
-    path: Path, supplied: Mapping[str, Value], dialect: str | None = None
+    path: Path, supplied: Mapping[str, Value], dialect: str | type[Dialect] | None = None
 ) -> list[dict[str, Any]]:
     """Return one summary a job of a file (or a folder); nothing is written.
 
@@ -37,6 +38,8 @@ def summaries(
     """
     if path.is_file():
         content = read_content(path, dialect)
+        if content.empty:
+            raise content.unrecognised()
         return [
             summarise(job, observe_with(job, supplied, path.name), content.dialect.kind)
             for job in content.jobs
@@ -52,7 +55,10 @@ def summaries(
 
 
 def ingest(
-    paths: Iterable[Path], runs: Path, supplied: Mapping[str, Value], dialect: str | None = None
+    paths: Iterable[Path],
+    runs: Path,
+    supplied: Mapping[str, Value],
+    dialect: str | type[Dialect] | None = None,
 ) -> tuple[list[Ingested], list[str]]:
     """Write run directories for the jobs of all paths; return them, and notes on unused files.
 
@@ -64,11 +70,22 @@ def ingest(
     groups, notes = collect(paths, dialect)
     planned = list(_plan(groups, supplied))
     found: list[Ingested] = []
+    for content in (content for group in groups for content in group.attached):
+        notes += _no_breakdown(content)
     for group, index, known, summary in planned:
         path, new = write_run(runs, group, index, known, summary)
         files = tuple(content.path for content in (*group.files, *group.attached))
         found.append(Ingested(path, new, files, summary))
     return found, notes
+
+
+def _no_breakdown(content: FileContent) -> list[str]:
+    """Return why a trace gives no anatomy of a step, nothing where it gives one."""
+    breakdowns = (job.details.get("breakdown") for job in content.jobs)
+    reasons = (
+        cast("dict[str, Any]", one).get("reason") for one in breakdowns if isinstance(one, dict)
+    )
+    return [f"{content.path.name}: no step anatomy. {reason}" for reason in reasons if reason]
 
 
 def _plan(

@@ -115,8 +115,13 @@ def _tokens_per_gpu(job: Job, known: Observation) -> tuple[list[tuple[float, flo
     printed = job.table.column("tflops_per_gpu")
     if batch and length and world and job.table.has("seconds"):
         seconds = job.table.column("seconds")
-        tokens = batch * length / world
-        return [(tokens / s, p) for s, p in zip(seconds, printed, strict=True) if s > 0], None
+        sizes = job.table.column("global_batch_size")
+        each = length / world
+        return [
+            ((size if size > 0 else batch) * each / s, p)
+            for s, p, size in zip(seconds, printed, sizes, strict=True)
+            if s > 0
+        ], None
     if job.table.has("tokens_per_second_per_gpu"):
         rates = job.table.column("tokens_per_second_per_gpu")
         return [(rate, p) for rate, p in zip(rates, printed, strict=True) if rate > 0], None
@@ -150,6 +155,9 @@ def recount(job: Job, known: Observation) -> dict[str, Any]:
         "convention_that_fits": None,
         "reason": reason or no_shape or (None if length else "The sequence length is not known."),
     }
+    trained = known.values.get("trained", "all")
+    if trained != "all":
+        result["reason"] = f"What was trained is not all of the weights, or not known ({trained})."
     if result["reason"] or shape is None or length is None or not rows:
         return result
     try:

@@ -13,6 +13,8 @@ from scalebook.logs.settings import Value
 
 # Options of the command whose names are not those of the settings.
 OPTIONS = {"world_size": "--gpus"}
+# Trainers whose logs look the same whether all weights are trained or an adapter beside them.
+_FINE_TUNERS = ("hf-trainer", "hf-trainer-state", "torchtune")
 _SHAPE_FIELDS = (
     "num_layers",
     "hidden_size",
@@ -66,9 +68,13 @@ def observe_with(job: Job, supplied: Mapping[str, Value], where: str) -> Observa
         CatalogError: a supplied model or platform is unknown.
     """
     alone = observe(job)
+    if "trained" not in (*alone.values, *supplied) and job.dialect in _FINE_TUNERS:
+        alone.put("trained", "unknown", "derived", "this trainer trains adapters as well")
     if not supplied:
         return alone
     for name, value in supplied.items():
+        if name == "trained" and value == "part" and alone.values.get(name) not in (None, "all"):
+            continue  # the file says which part
         if name in alone.values and alone.values[name] != value:
             raise _contradiction(name, value, alone, where)
     known = Observation(notes=list(alone.notes))

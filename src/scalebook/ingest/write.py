@@ -15,7 +15,7 @@ from scalebook.errors import IngestError, RecordError
 from scalebook.ingest.group import Group
 from scalebook.ingest.holding import OWNER_FILE, clear, held
 from scalebook.ingest.observe import Observation
-from scalebook.ingest.outcome import status_of
+from scalebook.ingest.outcome import cause_of, status_of
 from scalebook.ingest.rates import finite, log_interval
 from scalebook.ingest.steps import steps_of
 from scalebook.ingest.telemetry import lines
@@ -45,6 +45,7 @@ _SETTINGS = (
     "precision",
     "recompute",
     "mtp_layers",
+    "trained",
     "steps",
 )
 
@@ -86,18 +87,22 @@ def observed_settings(known: Observation) -> dict[str, Any]:
     return values
 
 
+def accelerator_of(job: Job, known: Observation) -> str | None:
+    """Return the device as its driver names it: of the log, else of the platform that is known."""
+    device, platform = job.details.get("device"), known.values.get("platform")
+    if isinstance(device, str):
+        return device
+    name = catalog.platform(platform).accelerator if isinstance(platform, str) else None
+    return None if name is None else catalog.accelerator(name).device_names[0]
+
+
 def _environment(
     group: Group, job: Job, known: Observation, summary: Mapping[str, Any]
 ) -> dict[str, Any]:
     environment: dict[str, Any] = {}
-    device = job.details.get("device")
-    platform = known.values.get("platform")
-    if isinstance(device, str):
+    device = accelerator_of(job, known)
+    if device is not None:
         environment["accelerator"] = device
-    elif isinstance(platform, str):
-        name = catalog.platform(platform).accelerator
-        if name is not None:
-            environment["accelerator"] = catalog.accelerator(name).device_names[0]
     environment["ingest"] = {
         "files": [
             {"name": content.path.name, "dialect": content.dialect.name, "sha256": content.digest}
@@ -132,6 +137,7 @@ def record_of(
         source="ingested",
         status=status,
         reason=reason,
+        cause=None if status == "completed" else cause_of(job, status),
         log_tail=scrub_all(tail, {}),
         observed=finite(observed_settings(known)),
         environment=finite(_environment(group, job, known, summary)),

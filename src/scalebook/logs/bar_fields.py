@@ -45,6 +45,8 @@ COLUMN_OF = {
 
 # Keys that carry nothing we keep, but that tell a wrapped line from another one.
 _OTHER_KEYS = {"lossscale", "numzeros", "paramsnorm", "memusages", "batchsize", "approxflopspergpu"}
+_TIMES = {"elapsedtimeperiteration", "iterationtime", "timeperiteration"}
+_UNITS = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "seconds": 1.0}
 _TFLOPS_BARE = re.compile(r"\s*([\d.]+)\s*(?:MODEL_)?TFLOP/s/GPU")
 
 
@@ -68,7 +70,15 @@ def key_of(text: str) -> str:
 
 def is_key(key: str) -> bool:
     """Whether a key (as from ``key_of``) belongs to an iteration line."""
-    return column_of(key) is not None or key in _OTHER_KEYS or key.endswith("loss")
+    return column_of(key) is not None or key in _OTHER_KEYS or key in _TIMES or key.endswith("loss")
+
+
+def _timed(key: str, value: str) -> tuple[str, float] | None:
+    """Return the column of a step time whose unit stands behind the value, with its scale."""
+    if key not in _TIMES:
+        return None
+    unit = value.strip().lower().rpartition(" ")[2].lstrip("0123456789.,e+-")
+    return ("seconds", _UNITS[unit]) if unit in _UNITS else None
 
 
 Digits = Callable[[str, str, float], None]
@@ -85,7 +95,7 @@ def _field(text: str, row: dict[str, float], digits: Digits) -> None:
     if key == "approxflopspergpu":
         row["tflops_per_gpu"] = scaled(_SPACE.sub("", value)) / 1e12
         return
-    column = column_of(key)
+    column = column_of(key) or _timed(key, value)
     if column is None or column[0] in row:
         return
     figure = _SPACE.sub("", value)

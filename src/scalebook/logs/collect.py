@@ -15,6 +15,7 @@ from scalebook.logs.table import COLUMNS
 
 MOST_ROWS = 2_000_000  # a row takes about 100 bytes; what lies beyond is counted
 MOST_JOBS = 1000
+SAME_LOSS = 5e-3  # losses of one step of one training differ by less, relatively
 LARGEST = 10**15  # no size, count or rate of a run is larger; products of such stay finite
 # Columns in which a value that is not above zero is none: all but these.
 POSITIVE = set(COLUMNS) - {
@@ -24,6 +25,7 @@ POSITIVE = set(COLUMNS) - {
     "learning_rate",
     "skipped",
     "nan",
+    "not_finite",
     "clock",
 }
 COUNTED = ("step", "skipped", "nan")
@@ -36,6 +38,7 @@ IDENTITY = (
     "num_layers",
     "hidden_size",
 )
+SIZES = ("global_batch_size", "micro_batch_size", "context_parallel_size", "expert_parallel_size")
 
 
 def _possible(column: str, low: float, high: float) -> bool:
@@ -55,10 +58,12 @@ class Collector:
         self._pending: dict[str, Value] = {}
         self._rows = 0
         self._clock = math.nan
+        self._marked = True  # whether anything was printed since the last step
         self.finest: dict[str, float] = {}  # a trainer prints every record with the same digits
         self.job = Job(dialect, first_number, finest=self.finest)
         self.jobs: list[Job] = [self.job]
         self._details: dict[str, object] = {}
+        self._strength: dict[str, bool] = {}  # of a setting before the first step: not weak
 
     def every_job(self, **details: object) -> None:
         """Give every job these details."""
@@ -70,14 +75,32 @@ class Collector:
         if isinstance(value, int) and not isinstance(value, bool) and not 1 <= value <= LARGEST:
             return
         target = self._pending if len(self.job.table) else self.job.settings
+        if target is self.job.settings and self._conflicts(name, value, weak=weak):
+            return
         if not weak or (name not in target and name not in self.job.settings):
             target[name] = value
+
+    def _conflicts(self, name: str, value: Value, *, weak: bool) -> bool:
+        """Return whether an equally strong line said another value; then neither is used."""
+        strong = self._strength.get(name)
+        if strong is False and not weak:
+            self.job.conflicts.pop(name, None)
+        if strong is not None and strong == (not weak) and name in IDENTITY + SIZES:
+            values = self.job.conflicts.setdefault(name, [self.job.settings[name]])
+            if value not in values:
+                values.append(value)
+        self._strength[name] = bool(strong) or not weak
+        return False
 
     def digits(self, column: str, text: str, scale: float = 1.0) -> None:
         """Note how finely a column is printed, by one of its texts."""
         half = half_unit(text) * scale
         if half < self.finest.get(column, math.inf):
             self.finest[column] = half
+
+    def mark(self) -> None:
+        """Note that the log printed something that is not a record: a start may be in it."""
+        self._marked = True
 
     def end(self, ending: Ending) -> None:
         """Record a line that tells how the run ended; the next step makes it void."""
@@ -97,6 +120,8 @@ class Collector:
         bad = [name for name in row if not _possible(name, row[name], row[name])]
         if bad:
             row = {**row, **dict.fromkeys(bad, MISSING)}
+            if "loss" in bad:
+                row = {**row, "not_finite": 1.0}
         number, clock = row.get("step", math.nan), row.get("clock", math.nan)
         if self._other_rank(rank):
             return
@@ -104,7 +129,11 @@ class Collector:
         if back and self._same_as_last(row):
             self.job.counts.duplicate_records += 1
             return
-        if len(self.job.table) and self._another_job(number, total, world, clock):
+        other_run, self._marked = back and self._is_other_run(row), False
+        if other_run and number == self.job.last_step and len(self.job.table) > 1:
+            self.job.counts.other_rank_records += 1  # of ranks that each print their own loss
+            return
+        if other_run or (len(self.job.table) and self._another_job(number, total, world, clock)):
             self._start_job()
         elif back:
             self.job.attempts.append(len(self.job.table))
@@ -124,13 +153,15 @@ class Collector:
         """
         numbers = rows["step"]
         last = self.job.table.column("step")[-1] if len(self.job.table) else -math.inf
+        if any(map(math.isnan, rows.get("loss", ()))):
+            return False  # one by one, so that each is noted
         if not all(_possible(name, min(values), max(values)) for name, values in rows.items()):
             return False
         rising = last < numbers[0] and all(map(lt, numbers, numbers[1:]))
         if not rising or self._pending or self._rows + len(numbers) > MOST_ROWS:
             return False
         self._adopt(total, None)
-        self._clock = math.nan
+        self._clock, self._marked = math.nan, False
         self._rows += len(numbers)
         self.job.table.extend(rows, len(numbers))
         return True
@@ -140,9 +171,36 @@ class Collector:
         for name, value in self._pending.items():
             self.job.settings.setdefault(name, value)
         self._pending = {}
+        self._merge_ranks()
         for job in self.jobs:
+            job.drop_conflicts()
             job.drop_repeats()
         return self.jobs
+
+    def _merge_ranks(self) -> None:
+        """Undo a start at each rank: where each step is printed by all ranks, the first was too."""
+        last = self.job
+        single = all(len(job.table) == 1 for job in self.jobs[:-1])
+        ranks = len(self.jobs)
+        if ranks > 1 and single and last.counts.other_rank_records >= len(last.table) - 1 > 0:
+            last.counts.other_rank_records += ranks - 1
+            last.settings = {**self.jobs[0].settings, **last.settings}
+            self.jobs = [last]
+
+    def _is_other_run(self, row: Mapping[str, float]) -> bool:
+        """Return whether a step that was there before is of another run: no start is in between.
+
+        A run that was restarted prints something first, and comes to nearly the same loss.
+        """
+        if self._marked or self._pending:
+            return False
+        steps, losses = self.job.table.column("step"), self.job.table.column("loss")
+        known = next(
+            (loss for at, loss in zip(reversed(steps), reversed(losses), strict=True)
+             if at == row.get("step")),
+            math.nan,
+        )  # fmt: skip
+        return abs(row.get("loss", math.nan) - known) > SAME_LOSS * abs(known)  # false for NaN
 
     def _other_rank(self, rank: int | None) -> bool:
         if rank is None:
@@ -179,7 +237,7 @@ class Collector:
         details = dict(self._details)
         self.job = Job(self._dialect, self._first_number, details=details, finest=self.finest)
         self.jobs.append(self.job)
-        self._clock = math.nan
+        self._clock, self._strength = math.nan, {}
 
     def _same_as_last(self, row: Mapping[str, float]) -> bool:
         previous = self.job.table.row(len(self.job.table) - 1)

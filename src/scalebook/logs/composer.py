@@ -8,7 +8,7 @@ from scalebook.logs.dialect import LineDialect
 from scalebook.logs.numbers import integer, number
 
 _HEADER = re.compile(r"\[(?:epoch=(\d+)(?:/\d+)?\])?\[?batch=(\d+)/(\d+)\]:?")
-_ENTRY = re.compile(r"\bTrain ([\w./-]+): +([-+\d.eE]+|nan|inf)")
+_ENTRY = re.compile(r"\bTrain ([\w./-]+): +([-+\d.eE]+|-?(?:[Nn]a[Nn]|[Ii]nf(?:inity)?))")
 _COLUMNS = {
     "loss/train/total": "loss",
     "throughput/samples_per_sec": "samples_per_second",
@@ -21,6 +21,12 @@ _COLUMNS = {
 }
 _GB_IN_GIB = 1e9 / 2**30
 _LENGTH = re.compile(r"\s*max_seq_len: (\d{1,9})\s*$")  # samples are packed up to it
+
+
+def _cross_entropy(entries: dict[str, float]) -> float | None:
+    """Return the cross entropy where the total loss is not logged, None where it is not either."""
+    names = (name for name in entries if name.endswith("LanguageCrossEntropy"))
+    return entries.get(next(names, ""))
 
 
 class Composer(LineDialect):
@@ -68,6 +74,8 @@ class Composer(LineDialect):
         rate = row.get("samples_per_second")
         if size and rate and rate > 0:
             row["seconds"] = size / rate
+        if "loss" not in row and (loss := _cross_entropy(entries)) is not None:
+            row["loss"] = loss
         if "throughput/device/flops_per_sec" in entries:
             row["tflops_per_gpu"] = entries["throughput/device/flops_per_sec"] / 1e12
         for key, column in (("allocated", "allocated_gib"), ("reserved", "reserved_gib")):

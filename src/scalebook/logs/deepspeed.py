@@ -14,7 +14,7 @@ TIMER = re.compile(
 )
 SKIPPED = re.compile(r"\bstep=(\d+), skipped=(\d+),")
 _PIPELINE = re.compile(
-    r"\bsteps: (\d+) loss: ([\d.eE+-]+|nan) iter time \(s\): ([\d.]+) samples/sec: ([\d.]+)"
+    r"\bsteps: (\d+) loss: ([\d.eE+-]+|nan|inf) iter time \(s\): ([\d.]+) samples/sec: ([\d.]+)"
 )
 _PROFILER = re.compile(
     r"\s*(?:\d+: )?\s*(world size|data parallel size|model parallel size|batch size per GPU)"

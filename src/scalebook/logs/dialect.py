@@ -45,6 +45,7 @@ class LineDialect(Dialect):
 
     assignments: ClassVar[bool] = False  # whether ``name: value`` lines tell the configuration
     cut = False
+    traceback = False  # the exception that ends it comes soon
 
     @abstractmethod
     def line(self, line: str) -> bool:
@@ -65,10 +66,11 @@ class LineDialect(Dialect):
 
     def text(self, text: str) -> None:
         """Take a piece of text that ends at a line end."""
-        endings = status.mentions_ending(text)
+        endings = self.traceback or status.mentions_ending(text)
         dumps = ".. " in text or "using world size" in text
-        if "NVIDIA " in text or "Instinct" in text:
-            self.device(text)
+        self.device(text)
+        if any(piece in text for piece in settings.PARTIAL_PIECES):
+            self.trained(text)
         lines = text.split("\n")
         last = len(lines) - 1
         for index, line in enumerate(lines):
@@ -79,6 +81,7 @@ class LineDialect(Dialect):
                 continue
             self.cut = index == last  # the text ends without a line end: the line may be cut off
             if not self.line(line):
+                self.out.mark()
                 self.other(line, endings=endings, dumps=dumps)
 
     def other(self, line: str, *, endings: bool, dumps: bool) -> None:
@@ -87,17 +90,44 @@ class LineDialect(Dialect):
             for name, value in settings.scan(line):
                 self.out.tell(name, value)
         if endings:
-            ending = status.ending(line)
-            if ending:
-                self.out.end(ending)
+            self.ending(line)
+        if "mbs" in line or "gbs" in line:
+            for name, size in settings.batch_in_name(line):
+                self.out.tell(name, size, weak=True)
         if self.assignments and (":" in line or "=" in line):
             told = settings.assigned(split_rank(line)[1])
             if told:
                 self.out.tell(*told, weak=True)
 
+    def ending(self, line: str) -> None:
+        """Note what a line says about the end of the run."""
+        found = status.ending(line)
+        if found:
+            self.out.end(found)
+        rank, text = split_rank(line)
+        text = text if rank is None else text.removeprefix(" ")
+        if status.TRACEBACK in line:
+            self.traceback = True
+        elif self.traceback and text[:1] not in ("", " ", "\t"):
+            self.traceback = False
+            raised = status.exception(text)
+            if raised:
+                self.out.end(raised)
+
     def device(self, text: str) -> None:
         """Note the accelerator that the text names, if the job has none yet."""
         if "device" not in self.out.job.details:
-            found = settings.DEVICE.search(text)
+            found = settings.device_in(text)
             if found:
-                self.out.job.details["device"] = found[0].strip()
+                self.out.job.details["device"] = found
+
+    def trained(self, text: str) -> None:
+        """Note that a part of the weights alone is trained, where a line of the text says so."""
+        lines = (
+            line
+            for line in text.split("\n")
+            if len(line) <= LONGEST_LINE and any(p in line for p in settings.PARTIAL_PIECES)
+        )
+        found = next(filter(None, map(settings.partial_training, lines)), None)
+        if found:
+            self.out.tell("trained", found)

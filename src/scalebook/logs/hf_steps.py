@@ -6,8 +6,9 @@ import math
 from dataclasses import dataclass, field
 
 from scalebook.logs.collect import Collector
+from scalebook.logs.job import Job
 from scalebook.logs.numbers import LARGEST, MISSING, rounding
-from scalebook.logs.pairs import bar_seconds, differences, seconds_from
+from scalebook.logs.pairs import bar_seconds, seconds_from, tokens_from_totals
 
 _MOST_EPOCHS = 1000
 _MOST_RECORDS = 1_000_000
@@ -88,21 +89,17 @@ class Progress:
             elif math.isnan(step) and record.bars and math.isnan(record.epoch):
                 step = float(record.bars[-1])
             out.step(record.row | {"step": step}, total=self.total)
-        job = out.job
-        if len(job.table) and not job.table.has("step"):
-            job.note("The records carry no step number.")
-        seconds_from(job, "clock", 0.1, "printed run times")
         bars = [record.seconds for record in self.records]
-        if (
-            not job.table.has("seconds")
-            and len(bars) == len(job.table)
-            and any(b > 0 for b in bars)
-        ):
-            job.table.set_column("seconds", bars)
-            job.note("The step time is the smoothed mean of a progress bar.")
-        known = job.table.has("tokens_per_second")
-        if not known and job.table.has("consumed_tokens") and job.table.has("seconds"):
-            tokens = differences(job, "consumed_tokens")
-            times = job.table.column("seconds")
-            rates = (n / s if s > 0 else MISSING for n, s in zip(tokens, times, strict=True))
-            job.table.set_column("tokens_per_second", rates)
+        for job in out.jobs:
+            _finish(job, bars if len(out.jobs) == 1 else [])
+
+
+def _finish(job: Job, bars: list[float]) -> None:
+    """Give the rows of a job the step times and rates that follow from its other columns."""
+    if len(job.table) and not job.table.has("step"):
+        job.note("The records carry no step number.")
+    seconds_from(job, "clock", 0.1, "printed run times")
+    if not job.table.has("seconds") and len(bars) == len(job.table) and any(b > 0 for b in bars):
+        job.table.set_column("seconds", bars)
+        job.note("The step time is the smoothed mean of a progress bar.")
+    tokens_from_totals(job)

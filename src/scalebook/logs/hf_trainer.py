@@ -6,12 +6,15 @@ import re
 
 from scalebook.logs.dialect import LineDialect
 from scalebook.logs.hf_steps import Progress
-from scalebook.logs.numbers import clock_seconds, integer, number, whole
+from scalebook.logs.numbers import MISSING, clock_seconds, integer, number, whole
 from scalebook.logs.pairs import bar_state
 from scalebook.logs.status import Ending
 
 _DICT = re.compile(r"\{[^{}\n]*\}")
-_ENTRY = re.compile(r"['\"]([\w/(). -]{1,60})['\"]: ['\"]?([-+\d.,:eE]+|nan|NaN|inf)['\"]?(?=[,}])")
+_ENTRY = re.compile(
+    r"['\"]([\w/(). -]{1,60})['\"]: "
+    r"['\"]?([-+\d.,:eE]+(?:/\d+)?|-?(?:[Nn]a[Nn]|[Ii]nf(?:inity)?))['\"]?(?=[,}])"
+)
 _BLOCK = re.compile(r"^\s*(train_\w+|epoch)\s+=\s+(\S+)\s*$")
 _TOLD = (
     (re.compile(r"Total train batch size \(w[^)]*\) = ([\d,]+)"), "global_batch_size"),
@@ -33,7 +36,19 @@ _COLUMNS = {
     "memory/device_mem_reserved(gib)": "reserved_gib",
     "memory/max_allocated (GiB)": "allocated_gib",
     "memory/device_reserved (GiB)": "reserved_gib",
+    "memory(GiB)": "reserved_gib",
 }
+
+
+_STEP_OF_TOTAL = ("global_step/max_steps", "iteration")  # ms-swift, with Megatron
+
+
+def _speed(entries: dict[str, str]) -> float:
+    """Return the steps per second since the start that ms-swift prints, NaN without them."""
+    if "train_speed(s/it)" in entries:
+        seconds = number(entries["train_speed(s/it)"])
+        return 1 / seconds if seconds > 0 else MISSING
+    return number(entries.get("train_speed(iter/s)", ""))
 
 
 class HFTrainer(LineDialect):
@@ -76,8 +91,15 @@ class HFTrainer(LineDialect):
         row = {ours: number(entries[key]) for key, ours in _COLUMNS.items() if key in entries}
         step = entries.get("current_steps", entries.get("step", ""))
         total = whole(entries["total_steps"]) if "total_steps" in entries else None
+        of = next((entries[key] for key in _STEP_OF_TOTAL if key in entries), "")
+        if "/" in of:  # ms-swift: 5/60
+            step, _, every = of.partition("/")
+            total = whole(every)
         runtime = entries.get("train_runtime", "")
-        if "elapsed_time" in entries:
+        speed = _speed(entries)
+        if speed > 0 and number(step) > 0:  # the mean since the start: finer than the elapsed time
+            row["clock"] = number(step) / speed
+        elif "elapsed_time" in entries:
             row["clock"] = clock_seconds(entries["elapsed_time"])
         elif runtime:
             row["clock"] = number(runtime)

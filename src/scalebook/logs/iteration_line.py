@@ -11,6 +11,7 @@ from scalebook.logs.clock import clock_of
 from scalebook.logs.collect import LARGEST
 from scalebook.logs.dialect import LineDialect
 from scalebook.logs.numbers import integer, number
+from scalebook.logs.settings import PARTIAL_PIECES
 
 _WORLD = re.compile(r"rank-\d+/(\d+)\]")
 _MEMORY = re.compile(
@@ -20,7 +21,10 @@ _MEMORY = re.compile(
 _EFFECTIVE = re.compile(r"Effective Tera Flops per GPU: ([\d.]+)")
 _STEP_TIME = re.compile(r"Step Time ?: ?([\d.]+) ?s")
 _STEP_TFLOPS = re.compile(r"([\d.]{1,12}) ?(?:MODEL_)?TFLOP/s/GPU")
-_LOUD = ("using world size", ".. ", "Step Time", "[Rank ", "Effective Tera", "NVIDIA ", "Instinct")
+_LOUD = (
+    "using world size", ".. ", "Step Time", "[Rank ", "Effective Tera", "NVIDIA ", "Instinct",
+    "TPU v", *PARTIAL_PIECES,
+)  # fmt: skip
 _MIB_A_GIB = 1024.0
 _LONGEST_RECORD = 4000
 _FEW = 64
@@ -99,19 +103,22 @@ class IterationDialect(LineDialect):
     def _take(self, rests: Sequence[str], columns: list[list[float]], between: str) -> None:
         """Take what stands between the records, and the records, in file order."""
         loud = status.mentions_ending(between) or any(piece in between for piece in _LOUD)
+        marks = [bool(rest[: rest.rfind("\n") + 1].strip()) for rest in rests]
         start = 0
         if loud or self._open or "iteration" in between:
             for row, rest in enumerate(rests[:-1]):
                 body = rest[: rest.rfind("\n") + 1]
                 if body and (loud or self._open or "iteration" in body):
-                    self._rows(columns, start, row)
+                    self._rows(columns, start, row, marks)
                     start = row
                     super().text(body)
-        self._rows(columns, start, len(rests) - 1)
+        self._rows(columns, start, len(rests) - 1, marks)
         if rests[-1]:
             super().text(rests[-1])
 
-    def _rows(self, columns: list[list[float]], start: int, end: int) -> None:
+    def _rows(
+        self, columns: list[list[float]], start: int, end: int, marks: Sequence[bool]
+    ) -> None:
         if start == end:
             return
         self._flush()
@@ -124,6 +131,8 @@ class IterationDialect(LineDialect):
         if many and self.out.batch(rows, self._total):
             return
         for index in range(end - start):
+            if marks[start + index]:
+                self.out.mark()
             row = {name: values[index] for name, values in rows.items()}
             self._emit(row, self._total, self._line_world)
 

@@ -40,6 +40,7 @@ class Job:
     details: dict[str, object] = field(default_factory=dict[str, object])
     notes: list[str] = field(default_factory=list[str])
     counts: Counts = field(default_factory=Counts)
+    conflicts: dict[str, list[Value]] = field(default_factory=dict[str, list[Value]])
     attempts: list[int] = field(default_factory=lambda: [0])  # first row of each attempt
     ending: Ending | None = None  # told since the last step
     finished: bool = False
@@ -70,6 +71,16 @@ class Job:
             return None
         value = self.table.column("step")[index]
         return None if math.isnan(value) else int(value)
+
+    def drop_conflicts(self) -> None:
+        """Leave out each setting that the file gives several values, and ask for the right one."""
+        for name, values in self.conflicts.items():
+            if len(values) < 2:
+                continue
+            self.settings.pop(name, None)
+            said = " and as ".join(map(str, values[:5]))
+            option = "gpus" if name == "world_size" else name.replace("_", "-")
+            self.note(f"The file gives {name} as {said}: none is used. Say which with --{option}.")
 
     def drop_repeats(self) -> None:
         """Keep of every step the last attempt alone."""

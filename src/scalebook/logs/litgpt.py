@@ -8,7 +8,7 @@ from scalebook.logs.dialect import LineDialect
 from scalebook.logs.numbers import MISSING, integer, number
 
 _RECORD = re.compile(r"\biter (\d+)(?: \||:)? step (\d+)\b")
-_LOSS = re.compile(r"\bloss(?: train)?(?: \([^)]{0,20}\))?:? ?([\d.]+|nan)")
+_LOSS = re.compile(r"\bloss(?: train)?(?: \([^)]{0,20}\))?:? ?([\d.]+|nan|inf)", re.IGNORECASE)
 _TIME = re.compile(r"iter time: ([\d.]+) ?ms")
 
 
@@ -45,7 +45,7 @@ class LitGPT(LineDialect):
             {
                 "step": float(step),
                 "seconds": number(time[1]) / 1e3 if single else MISSING,
-                "loss": number(loss[1]) if loss else MISSING,
             }
+            | ({"loss": number(loss[1])} if loss else {})
         )
         return True

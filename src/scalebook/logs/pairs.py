@@ -74,3 +74,13 @@ def seconds_from(job: Job, column: str, resolution: float, origin: str) -> None:
     job.table.set_column("seconds", seconds)
     job.details["seconds_from"] = origin
     job.note(f"No step time is printed: it is the difference of {origin}.")
+
+
+def tokens_from_totals(job: Job) -> None:
+    """Give rows their tokens per second from the running total of tokens that they carry."""
+    table = job.table
+    if table.has("tokens_per_second") or not table.has("consumed_tokens"):
+        return
+    tokens, times = differences(job, "consumed_tokens"), table.column("seconds")
+    rates = (n / s if s > 0 else MISSING for n, s in zip(tokens, times, strict=True))
+    table.set_column("tokens_per_second", rates)

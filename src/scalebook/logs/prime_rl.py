@@ -11,8 +11,8 @@ from scalebook.logs.pairs import pairs
 
 _BAR_RECORD = re.compile(r"\bStep (\d+) \| (?=[^\n]{0,200}\bTime: )")
 _COMMA_RECORD = re.compile(r"\bstep: (\d+), (?=[^\n]{0,200}\btokens_per_second: )")
-_BAR_PAIR = re.compile(r"\b([A-Z][\w. ]{0,24}?): *([-+\d.,eE]+|nan)")
-_COMMA_PAIR = re.compile(r"\b([a-z_]{1,24}): *([-+\d.eE]+|nan)")
+_BAR_PAIR = re.compile(r"\b([A-Z][\w. ]{0,24}?): *([-+\d.,eE]+|nan|inf)")
+_COMMA_PAIR = re.compile(r"\b([a-z_]{1,24}): *([-+\d.eE]+|nan|inf)")
 _COLUMNS = {
     "Time": "seconds",
     "Step Time": "seconds",

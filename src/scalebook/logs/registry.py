@@ -9,6 +9,9 @@ from scalebook.logs.dialect import Dialect
 
 ENTRIES = (  # module:class
     "tprimat:TPrimat",
+    "rows:TrainerState",
+    "rows:GoldenValues",
+    "rows:Autotuning",
     "nanotron:NanotronCSV",
     "nanotron:Nanotron",
     "swissarmy:SwissArmy",
@@ -18,7 +21,11 @@ ENTRIES = (  # module:class
     "megatron_deepspeed:MegatronDeepSpeed",
     "gpt_neox:GPTNeoX",
     "megatron:MegatronLM",
+    "megatron:Progress",
     "nemo:NeMo1",
+    "key_value:Nanochat",
+    "key_value:Verl",
+    "key_value:OLMoCore",
     "nemo_automodel:NeMoAutomodel",
     "torchtitan:TorchTitan",
     "prime_rl:PrimeRL",
@@ -37,6 +44,7 @@ ENTRIES = (  # module:class
     "amd_smi:RocmSMICSV",
     "amd_smi:RocmSMIText",
     "kineto:Kineto",
+    "rows:Rows",
 )
 
 

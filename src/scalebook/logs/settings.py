@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import TypeAlias
 
+from scalebook import catalog
 from scalebook.logs.numbers import integer, number
 
 Value: TypeAlias = int | float | str | bool
@@ -82,11 +84,72 @@ _GROUP_SIZES = re.compile(
 _ASSIGNED = re.compile(
     r"[\s#\[-]*['\"]?(?:[\w-]+\.)*([A-Za-z_]\w*)['\"]?\s*[:=]\s*['\"]?([\w.+-]+)['\"]?\s*,?\s*(?:#.*)?$"
 )
-DEVICE = re.compile(
-    r"\b(?:NVIDIA (?:A100|H100|H200|H800|H20|B200|B300|GB200|GB300|GH200|A800|L40S?|V100)\b"
-    r"(?:[ -](?:\d+GB|HBM\d\w?|SXM\d?|PCI[eE]|NVL))*"
-    r"|AMD Instinct MI\d{3}[XA]?(?: OAM)?)"
+# Devices that the catalog does not know; their name is kept, and they have no peak.
+_OTHER_DEVICE = re.compile(
+    r"\b(?:NVIDIA (?:GeForce |RTX |PRO |TITAN |Tesla )*[A-Z]{0,3}\d{1,4}[A-Z]?\b"
+    r"(?:[ -](?:\d+GB|HBM\d\w?|SXM\d?|PCI[eE]|NVL|Ti|Ada|Generation|Blackwell))*"
+    r"|AMD[ _]Instinct[ _]MI\d{3}[XA]?(?:[ _]OAM)?)"
 )
+
+
+@lru_cache(maxsize=8)
+def _known_devices(names: tuple[str, ...]) -> tuple[re.Pattern[str], tuple[str, ...]]:
+    """Return a pattern of device names, and pieces of which each name begins with one."""
+    longest_first = sorted(names, key=lambda name: -len(name))
+    pattern = "|".join(map(re.escape, longest_first))
+    starts = {re.split(r"[ _\d]", name)[0] for name in names}
+    return re.compile(rf"(?<![\w-])(?:{pattern})(?![\w-])"), tuple(starts)
+
+
+def device_in(text: str) -> str | None:
+    """Return the first accelerator that a text names, as its driver does; None without one."""
+    names = tuple(name for item in catalog.accelerators() for name in item.device_names)
+    pattern, starts = _known_devices(names)
+    if not any(start in text for start in starts):
+        return None
+    known, other = pattern.search(text), _OTHER_DEVICE.search(text)
+    found = [one for one in (known, other) if one]
+    first = min(found, key=lambda one: (one.start(), -one.end()), default=None)
+    return first[0].strip() if first else None
+
+
+# Words of frameworks that train a part of the weights alone; a default such as lora_rank is none.
+PARTIAL_PIECES = ("LoRA", "lora", "Lora", "peft", "rainable param", "adapter")
+_PARTIAL = re.compile(
+    r"(?i:\b(?:peft|peft_scheme|finetuning_type|train_type|tuner_type|adapter)['\"]?\s*[.:=]+\s*['\"]?"
+    r"(?P<kind>q?lora|dora|adalora|lora\+|ia3|adapter|prefix|prompt)\b)"
+    r"|\b(?i:use_lora|enable_lora|lora_enable)['\"]?\s*[.:=]+\s*(?i:true|1)\b"
+    r"|\btrainable params: [\d,]+ \((?P<bracket>\w+)\)"
+    r"|\b(?:PeftModel|LoraConfig\(|(?:Adding|Applying|Using|Injecting) LoRA)"
+)
+_COUNTED = re.compile(r"trainable params: ([\d,]+) \|\| all params: ([\d,]+)")
+_FROZEN = re.compile(r"([\d.,]+) ?[KMBT]?\s+Non-trainable params")
+
+
+# The batch in the name of a checkpoint or a folder: mbs2_gbs128, mbs_128gbs.
+BATCH_IN_NAME = re.compile(
+    r"(?<![A-Za-z])(?:(?P<kind>[mg])bs[-_=]?(?P<size>\d{1,6})"
+    r"|(?P<before>\d{1,6})(?P<kind2>[mg])bs)(?![A-Za-z\d])"
+)
+
+
+def batch_in_name(text: str) -> Iterator[tuple[str, int]]:
+    """Yield the batch sizes that the names of paths in a text tell."""
+    for found in BATCH_IN_NAME.finditer(text):
+        kind, size = found["kind"] or found["kind2"], integer(found["size"] or found["before"])
+        yield ("micro_batch_size" if kind == "m" else "global_batch_size"), size
+
+
+def partial_training(line: str) -> str | None:
+    """Return what a line says was trained if that is not all of the weights, else None."""
+    found = _PARTIAL.search(line)
+    if found:
+        return (found["kind"] or found["bracket"] or "LoRA").lower()
+    counted = _COUNTED.search(line)
+    if counted:
+        return "part" if number(counted[1]) < number(counted[2]) else None
+    frozen = _FROZEN.search(line)
+    return "part" if frozen and number(frozen[1]) > 0 else None
 
 
 def _value(name: str, text: str) -> tuple[str, Value] | None:

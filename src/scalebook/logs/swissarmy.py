@@ -7,9 +7,9 @@ import re
 from scalebook.logs.bar_fields import RECORD
 from scalebook.logs.deepspeed import SKIPPED, TIMER
 from scalebook.logs.dialect import LineDialect
-from scalebook.logs.numbers import MISSING, integer, number
+from scalebook.logs.numbers import integer, number
 
-_LOSS = re.compile(r"\|\s*total loss ([-+\d.eE]+|nan)")
+_LOSS = re.compile(r"\|\s*total loss ([-+\d.eE]+|-?(?:[Nn]a[Nn]|[Ii]nf(?:inity)?))")
 _TIME = re.compile(r"elapsed time per iteration \(ms\): ([\d.]+) *\|")
 _RATE = re.compile(r"\|\s*learning rate ([\d.eE+-]+)")
 _SPEED = re.compile(r"\|\s*speed ([\d.]+) samples/\(min\*GPU\)")
@@ -44,7 +44,8 @@ class SwissArmy(LineDialect):
         row = {"step": number(found[1]), "seconds": number(time[1]) / 1e3}
         for name, pattern in (("loss", _LOSS), ("learning_rate", _RATE)):
             value = pattern.search(line)
-            row[name] = number(value[1]) if value else MISSING
+            if value:
+                row[name] = number(value[1])
         speed = _SPEED.search(line)
         if speed:
             row["samples_per_second_per_gpu"] = number(speed[1]) / 60

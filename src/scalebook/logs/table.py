@@ -33,6 +33,7 @@ COLUMNS = [
     "device_gib",
     "skipped",
     "nan",
+    "not_finite",  # 1 where the loss was printed and is not a number
     "clock",
 ]
 

@@ -12,7 +12,7 @@ from scalebook.logs.clock import clock_of
 from scalebook.logs.collect import MOST_ROWS
 from scalebook.logs.dialect import LineDialect
 from scalebook.logs.numbers import MISSING, number
-from scalebook.logs.settings import DEVICE
+from scalebook.logs.settings import device_in
 
 _GIB = {"b": 2.0**-30, "kib": 2.0**-20, "mib": 2.0**-10, "mb": 2.0**-10, "gib": 1.0, "gb": 1.0}
 _UNIT = re.compile(r"[\[(]([^\])]*)[\])]\s*$")
@@ -88,8 +88,7 @@ class CSVTelemetry(TelemetryDialect):
             elif name == "gpu":
                 row[name] = number(text.removeprefix("card"))
             elif name == "device":
-                found = DEVICE.search(text)
-                self.out.job.details.setdefault("device", found[0] if found else text[:80])
+                self.out.job.details.setdefault("device", device_in(text) or text[:80])
             else:
                 row[name] = cell(text, unit, scale)
         self.sample(row)

@@ -12,7 +12,7 @@ from scalebook.logs.numbers import integer
 from scalebook.logs.pairs import pairs, seconds_from
 
 _RECORD = re.compile(r"(?<!validate )\bstep: +(\d+) +(?=[^\n]{0,300}\b(?:tps|wps):)")
-_PAIR = re.compile(r"\b([a-z_]{1,24}): *([-+\d.,eE]+|nan|inf)")
+_PAIR = re.compile(r"\b([a-z_]{1,24}): *([-+\d.,eE]+|-?(?:[Nn]a[Nn]|[Ii]nf(?:inity)?))")
 _RANK = re.compile(r"rank-(\d+)/(\d+)\]")
 _DEGREE = re.compile(r"\b(pp|dp_replicate|dp_shard|cp|tp|ep)=(\d+)")
 _OURS = {

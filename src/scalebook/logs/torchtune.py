@@ -9,7 +9,7 @@ from scalebook.logs.numbers import integer
 from scalebook.logs.pairs import bar_seconds, pairs
 
 _RECORD = re.compile(r"\bStep (\d+) \| (?=loss:)")
-_PAIR = re.compile(r"\b([\w/]{1,40}):([-+\d.eE]+|nan)")
+_PAIR = re.compile(r"\b([\w/]{1,40}):([-+\d.eE]+|-?(?:[Nn]a[Nn]|[Ii]nf(?:inity)?))")
 _BAR = re.compile(r"\b(\d+)\|(\d+)\|Loss: ([\d.]+|nan)")
 _COLUMNS = {
     "loss": "loss",

@@ -2,11 +2,14 @@
 
 Averages cover the steady state of the steps whose recorded phase is ``measured``. A run that did
 not complete, measured nothing or was not steady has no rate; each null of a rate has its reason.
+A rate above the device's dense peak is void: the run keeps its place in lists, with the reason.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from scalebook.flops import (
@@ -17,7 +20,7 @@ from scalebook.flops import (
 )
 from scalebook.metrics.ceiling import fraction
 from scalebook.metrics.devices import device_fields
-from scalebook.metrics.peak import peak_of
+from scalebook.metrics.peak import highest_peak, peak_of
 from scalebook.metrics.row import RunMetrics
 from scalebook.metrics.settings import count, finite, run_shape, settings, text
 from scalebook.metrics.window import Throughput, measured_steps, throughput
@@ -33,13 +36,32 @@ class _Scale:
     hardware: float | None  # with recomputation; None where nobody knows its mode
 
 
-def _scale(record: RunRecord) -> tuple[_Scale | None, int | None, str | None]:
+def _partial(record: RunRecord) -> str | None:
+    """Return why the FLOPs of training are not those of all weights, None where they are."""
+    trained = text(record.setting("trained"))
+    if trained == "unknown":
+        return (
+            "The log does not say whether all weights were trained: MFU is left empty. If they "
+            "were, ingest it with --trained all."
+        )
+    if trained not in (None, "all"):
+        return (
+            f"Only a part of the weights was trained ({trained}): that needs about two thirds of "
+            "the FLOPs or less, so MFU is left empty."
+        )
+    return None
+
+
+def _scale(record: RunRecord, of_one_gpu: bool) -> tuple[_Scale | None, int | None, str | None]:
     """Return the scale, the layers of the model, and the reason for no scale.
 
     The model's own vocabulary counts, so that two splits of one model count the same FLOPs.
     """
     shape, reason = run_shape(record)
-    length, world = count(record, "sequence_length"), count(record, "world_size")
+    if (partial := _partial(record)) is not None:
+        return None, shape.num_layers if shape else count(record, "num_layers"), partial
+    length = count(record, "sequence_length")
+    world = 1 if of_one_gpu else count(record, "world_size")
     if shape is None:
         return None, count(record, "num_layers"), reason
     if length is None or world is None:
@@ -64,15 +86,19 @@ def _memory(run: Run) -> dict[str, Any]:
 
 def _rates(found: Throughput | None, reason: str | None, world: int | None) -> dict[str, Any]:
     """Return the fields of RunMetrics that are rates of steps and tokens."""
-    interval = found.interval if found else None
+    single = found is not None and found.of_one_gpu
+    interval = found.interval if found and not single else None
     low, high = interval or (None, None)
-    rate = found.tokens_per_second if found else None
+    each = found.tokens_per_second if found else None
+    rate = None if single else each
+    if single:
+        reason = "The number of GPUs is not known: the rate is of one GPU."
     return {
         "step_seconds_median": found.step_seconds_median if found else None,
         "tokens_per_second": rate,
         "tokens_per_second_low": low,
         "tokens_per_second_high": high,
-        "tokens_per_second_per_gpu": rate / world if rate and world else None,
+        "tokens_per_second_per_gpu": each if single else rate / world if rate and world else None,
         "throughput_reason": reason,
         "interval_reason": None if interval else reason or _no_interval(found),
         **(found.fields() if found else {"steady_reason": reason}),
@@ -94,11 +120,15 @@ def _mfu(
     found |= dict.fromkeys(("mfu_reason", "mfu_interval_reason", "hfu_reason"), reason)
     if rates is None or scale is None or peak is None:
         return found
-    value = found["mfu"] = rates.tokens_per_second * scale.model / peak
+    value = rates.tokens_per_second * scale.model / peak
     if value > 1:
-        found["mfu_reason"] = (
-            f"{value:.3f} of the peak is physically impossible: time, tokens or device are wrong."
+        why = (
+            f"{value:.3f} of the peak is physically impossible: the precision, the time, the "
+            "tokens or the device is wrong."
         )
+        reasons = ("mfu_reason", "mfu_interval_reason", "hfu_reason")
+        return found | dict.fromkeys(reasons, why)
+    found["mfu"] = value
     if rates.interval is None:
         found["mfu_interval_reason"] = _no_interval(rates)
     else:
@@ -110,6 +140,42 @@ def _mfu(
     return found
 
 
+def _void(
+    rates: Throughput | None, scale: _Scale | None, record: RunRecord, named: str | None
+) -> str | None:
+    """Return why a rate cannot be true, None where it can: it is above what the device can do."""
+    limit, precision = highest_peak(record, named)
+    achieved = rates.tokens_per_second * scale.model if rates and scale else 0.0
+    if limit is None or achieved <= limit:
+        return None
+    return (
+        f"Void: {achieved:,.0f} TFLOP/s per GPU is {achieved / limit:.1f} times the dense "
+        f"{precision} peak of the device ({limit:,.0f}). The time, the tokens, the number of GPUs "
+        "or the device is wrong."
+    )
+
+
+def _stalls(run: Run, rates: Throughput | None) -> dict[str, Any]:
+    """Return the fields of RunMetrics about steps that were held up."""
+    stalled = [step for step in run.steps if step.phase == "stalled"]
+    steps = [*measured_steps(run.steps), *stalled]
+    seconds = sum(step.step_seconds or 0.0 for step in steps)
+    tokens = sum(step.tokens or 0 for step in steps)
+    rate = tokens / seconds if stalled and rates and seconds > 0 else None
+    return {"stalled_steps": len(stalled), "tokens_per_second_with_stalls": rate}
+
+
+def loss_fell(losses: Sequence[float]) -> bool | None:
+    """Return whether losses fell, None with fewer than two.
+
+    A last loss above the first is noise where the later half is lower on average.
+    """
+    if len(losses) < 2:
+        return None
+    half = len(losses) // 2
+    return losses[-1] < losses[0] or fmean(losses[-half:]) < fmean(losses[:half])
+
+
 def measure(run: Run, *, peak_precision: str | None = None) -> RunMetrics:
     """Return the numbers of a run.
 
@@ -118,15 +184,17 @@ def measure(run: Run, *, peak_precision: str | None = None) -> RunMetrics:
     """
     record, steps = run.record, measured_steps(run.steps)
     rates, no_rate = throughput(record, steps)
-    scale, layers, no_scale = _scale(record)
+    scale, layers, no_scale = _scale(record, rates is not None and rates.of_one_gpu)
     peak, peak_name, no_peak = peak_of(record, peak_precision)
+    if void := _void(rates, scale, record, peak_precision):
+        rates, no_rate = None, void
     rate = rates.tokens_per_second if rates else None
     achieved = rate * scale.model if rate and scale else None
     losses = finite(step.loss for step in run.steps)
     return RunMetrics(
         run_id=record.run_id,
-        status=record.status,
-        reason=record.reason,
+        status="void" if void else record.status,
+        reason=void or record.reason,
         cause=text(record.cause),
         source=record.source,
         accelerator=text(record.environment.get("accelerator")),
@@ -145,4 +213,6 @@ def measure(run: Run, *, peak_precision: str | None = None) -> RunMetrics:
         **device_fields(run, rates.steps if rates else steps),
         loss_first=losses[0] if losses else None,
         loss_last=losses[-1] if losses else None,
+        loss_fell=loss_fell(losses),
+        **_stalls(run, rates),
     )

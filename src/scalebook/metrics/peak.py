@@ -38,3 +38,19 @@ def peak_of(record: RunRecord, named: str | None) -> tuple[float | None, str | N
         if peak is not None:
             return peak, name, None
     return None, None, reason
+
+
+def highest_peak(record: RunRecord, named: str | None) -> tuple[float | None, str]:
+    """Return the dense peak (TFLOP/s) that no rate of this run can pass, and its precision.
+
+    That is the peak of the run's own precision; where that leaves several open (fp8, TF32 for
+    fp32, none told), the highest of the device. None where the device has no known peak.
+    """
+    found = catalog.accelerator_for_device(text(record.environment.get("accelerator")) or "")
+    precision, _ = peak_precision(record, named)
+    if found is None:
+        return None, ""
+    peaks = {name: peak for name, peak in found.peak_tflops.items() if not name.startswith("int")}
+    if precision in ("bf16", "fp16") and precision in peaks:
+        return peaks[precision], precision
+    return max(((peak, name) for name, peak in peaks.items()), default=(None, ""))

@@ -76,6 +76,9 @@ class RunMetrics:
     device_notes: tuple[str, ...]  # what held the devices back, in sentences
     loss_first: float | None
     loss_last: float | None
+    stalled_steps: int  # of an ingested log, held up beyond doubt and in no rate
+    tokens_per_second_with_stalls: float | None  # the same rate with those, None without any
+    loss_fell: bool | None  # None with fewer than two losses
     # The steady state inside the measured window, found from the data.
     steady: bool | None = None
     steady_reason: str | None = None

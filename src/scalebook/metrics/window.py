@@ -33,6 +33,7 @@ class Throughput:
     step_seconds_median: float
     tokens_per_second: float
     interval: tuple[float, float] | None  # of tokens_per_second, 95 %
+    of_one_gpu: bool = False  # the rates are of one GPU: nobody knows of how many
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of RunMetrics that describe the steady state."""
@@ -80,6 +81,9 @@ def throughput(
         return None, reason
     seconds = [step.step_seconds for step in steps if step.step_seconds is not None]
     tokens = [step.tokens for step in steps if step.tokens is not None]
+    of_one = [step.tokens_per_gpu for step in steps if step.tokens_per_gpu is not None]
+    single = not tokens and len(of_one) == len(steps)
+    tokens = of_one if single else tokens
     if not all(1e-9 < value < 1e9 for value in seconds):
         return None, "A measured step has no time above zero."
     if len(tokens) < len(steps) or not all(0 < value <= LARGEST for value in tokens):
@@ -95,7 +99,7 @@ def throughput(
     rate = sum(tokens[part]) / sum(seconds[part])
     interval = _rate_interval(rate, steady)
     chosen = tuple(steps[part])
-    return Throughput(chosen, steady, median(seconds[part]), rate, interval), None
+    return Throughput(chosen, steady, median(seconds[part]), rate, interval, single), None
 
 
 def _apart(seconds: Sequence[float]) -> str | None:

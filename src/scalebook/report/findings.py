@@ -98,6 +98,8 @@ def warnings(data: ReportData) -> Fragment:
 
 def _warnings(data: ReportData) -> Iterator[Markup]:
     runs = data.completed
+    for row in data.runs.filter(pl.col("status") == "void").iter_rows(named=True):
+        yield Markup("{} counts nowhere. {}").format(run_link(row["run_id"]), row["reason"])
     if "cpu" in set(runs["platform"]):
         yield Markup(
             "Runs on <code>cpu</code> show that training works and how layouts compare inside one "

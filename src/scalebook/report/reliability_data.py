@@ -147,7 +147,8 @@ def failure_kinds(runs: pl.DataFrame) -> Iterator[tuple[str, str, list[str]]]:
     only equal reasons are of one kind: no part of a sentence says what it has in common with
     another.
     """
-    failed = list(runs.filter(pl.col("status") != "completed").iter_rows(named=True))
+    no_failure = pl.col("status").is_in(("completed", "void"))
+    failed = list(runs.filter(~no_failure).iter_rows(named=True))
     for same in sorted(alike(failed, _failure), key=lambda same: -len(same)):
         first = same[0]
         words = first["reason"] or first["cause"] or "no reason recorded"

@@ -92,10 +92,7 @@ def _best_mfu(runs: pl.DataFrame) -> Markup:
 
 
 def missing_mfu(runs: pl.DataFrame) -> Iterator[Markup]:
-    """Yield why runs have no MFU, or one that can't be, a sentence a reason."""
-    impossible = runs.filter(pl.col("mfu") > 1)
-    for row in impossible.iter_rows(named=True):
-        yield Markup("{}: {}").format(run_link(row["run_id"]), row["mfu_reason"])
+    """Yield why runs have no MFU, one sentence per reason."""
     missing = runs.filter(pl.col("mfu").is_null())
     for (reason,), rows in missing.group_by("mfu_reason", maintain_order=True):
         text = str(reason or "no reason recorded").rstrip(".")
@@ -130,11 +127,11 @@ def _agreement(runs: pl.DataFrame) -> Iterator[Markup]:
 
 def loss_findings(runs: pl.DataFrame) -> Iterator[Markup]:
     """Yield that the losses fell, and each run whose loss did not."""
-    both = runs.filter(pl.col("loss_first").is_not_null(), pl.col("loss_last").is_not_null())
-    if both.is_empty():
+    both = runs.drop_nulls("loss_fell")
+    if both.is_empty() and runs["loss_last"].is_null().all():
         yield Markup("No run with a throughput recorded a loss.")
         return
-    rising = both.filter(pl.col("loss_last") >= pl.col("loss_first"))
+    rising = both.filter(~pl.col("loss_fell"))
     falling = both.height - rising.height
     if falling:
         yield Markup("The loss fell in {} of {} that recorded one.").format(
@@ -144,7 +141,6 @@ def loss_findings(runs: pl.DataFrame) -> Iterator[Markup]:
         yield Markup(
             "The loss of {} did not fall ({} to {}): its throughput may be of a broken run."
         ).format(run_link(row["run_id"]), number(row["loss_first"]), number(row["loss_last"]))
-    without = runs.height - both.height
-    if without:
-        ids = runs.filter(pl.col("loss_last").is_null())["run_id"]
+    ids = runs.filter(pl.col("loss_last").is_null())["run_id"]
+    if len(ids):
         yield Markup("No loss was recorded by {}.").format(run_links(ids))

@@ -30,8 +30,9 @@ Tile = tuple[str, str, str, Markup]  # what, number, unit, about
 
 def _tiles(data: ReportData) -> Iterator[Tile]:
     completed = data.runs.filter(pl.col("status") == "completed").height
-    failed = data.runs.height - completed
+    failed, void = data.unfinished.height, data.runs.height - completed - data.unfinished.height
     about = f"{failed} did not" if failed else "none failed"
+    about += f", {void} void" if void else ""
     yield "Runs completed", str(completed), f"of {data.runs.height}", Markup("{}").format(about)
     # A number that was not measured here wins no tile from one that was.
     own = data.ranked.filter(pl.col("source") == "measured")

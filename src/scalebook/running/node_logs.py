@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scalebook import untrusted
-from scalebook.running import causes, outcome, torchrun
+from scalebook.logs import causes
+from scalebook.running import outcome, torchrun
 from scalebook.running.progress import last_lines
 
 PREFIX = "train.log.node"

@@ -7,8 +7,9 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from scalebook.logs import causes
 from scalebook.record import Status
-from scalebook.running import causes, torchrun
+from scalebook.running import torchrun
 from scalebook.running.torchrun import Raised, RootCause, informative
 
 LOG_TAIL_LINES = 15

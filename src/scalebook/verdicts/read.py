@@ -114,9 +114,9 @@ def losses_that_rose(item: RunMetrics) -> str | None:
 
     How fast such a run computed means nothing.
     """
-    first, last = item.loss_first, item.loss_last
-    rose = first is not None and last is not None and last >= first
-    return f"{first:.5g} to {last:.5g}" if rose else None
+    if item.loss_fell is not False:
+        return None
+    return f"{item.loss_first:.5g} to {item.loss_last:.5g}"
 
 
 def judge(a: Side, b: Side) -> tuple[Verdict | None, str | None]:

@@ -94,6 +94,19 @@ RULES = (
         r"std::bad_alloc", r"Cannot allocate memory", r"Out of memory: Killed process",
         r"oom-kill",
     ),
+    _rule(  # before timeouts: the other ranks wait for the one whose GPU failed
+        "failed", "gpu_fault", "The GPU reported a fault", "",
+        r"(?P<what>Memory access fault by GPU node-\d+|HW Exception by GPU node-\d+|GPU Hang)",
+        r"(?P<error>an illegal memory access was encountered|unspecified launch failure"
+        r"|uncorrectable (?:ECC|NVLink) error\w*|device-side assert triggered"
+        r"|GPU has fallen off the bus|GPU is lost)",
+        r"(?P<status>HSA_STATUS_ERROR\w*|\bXid \([^)]{0,60}\): ?\d{1,4})",
+    ),
+    _rule(
+        "failed", "no_gpu", "The program found no GPU", "",
+        r"No (?:HIP|CUDA) GPUs are available", r"no (?:CUDA|ROCm)-capable device is detected",
+        r"(?:hip|cuda)ErrorNoDevice", r"Found no NVIDIA driver",
+    ),
     _rule(
         "timeout", "collective_timeout", "A collective did not finish in time",
         ": another rank hung, died or took another path",
@@ -116,13 +129,6 @@ RULES = (
         "timeout", "rendezvous_timeout", "The processes did not find one another in time", "",
         r"client socket has timed out after", r"seconds waiting for clients", r"Socket Timeout",
         r"wait timeout after (?P<limit>\d{1,12})ms",
-    ),
-    _rule(
-        "failed", "gpu_fault", "The GPU reported a fault", "",
-        r"(?P<what>Memory access fault by GPU node-\d+|HW Exception by GPU node-\d+|GPU Hang)",
-        r"(?P<error>an illegal memory access was encountered|unspecified launch failure"
-        r"|uncorrectable (?:ECC|NVLink) error\w*|device-side assert triggered)",
-        r"(?P<status>HSA_STATUS_ERROR\w*)",
     ),
     _rule(
         "failed", "gpu_code", "This build of torch or of a library has no code for this GPU", "",
@@ -152,6 +158,31 @@ RULES = (
         "failed", "native_error", "The trainer's native code failed", "",
         r"^(?:\[rank\d+\]:)?\s*what\(\):\s*(?P<what>.{1,300})",
     ),
+)  # fmt: skip
+# For logs from elsewhere, of which nothing else is known: what launchers report of a process.
+LOG_RULES = (
+    *RULES,
+    _rule(  # torchrun's report
+        "failed", "signal", "A process was ended by a signal",
+        " (9: by a person, or by the system for want of memory)",
+        r"exit ?code\s*: ?(?P<what>-\d{1,2})\b", r"exit code (?P<error>-\d{1,2})\b",
+        r"(?P<status>Signal \d{1,2} \(SIG\w+\) received by PID)",
+    ),
+)  # fmt: skip
+# Every line that a rule recognises holds one of these pieces, which are fast to look for.
+PIECES = (
+    "DIVERGED", " in local ", "Unexpected result", "ut of memory", "OutOfMemory", "OUT_OF_MEMORY",
+    "MemoryAllocation", "ALLOC_FAILED", "ALLOCATION_FAILED", "AllocFailed", "Failed to ",
+    "memory_error", "ibv_", "shared memory", "unable to ", "can't allocate", "not enough memory",
+    "MemoryError", "bad_alloc", "Cannot allocate", "oom-kill", "GPU node-", "GPU Hang",
+    "illegal memory access", "launch failure", "uncorrectable", "device-side assert",
+    "fallen off the bus", "GPU is lost", "HSA_STATUS_ERROR", "Xid (", "GPUs are available",
+    "-capable device", "ErrorNoDevice", "no NVIDIA driver", "Watchdog caught", "Timed out waiting",
+    "Heartbeat monitor", "watchdog got stuck", "dump signal", "timed out after",
+    "waiting for clients", "Socket Timeout", "wait timeout", "no kernel image",
+    "NoBinaryForGpu", "invalid device function", "No space left", "CCL error", "CCL WARN",
+    "ncclRemoteError", "ncclSystemError", "ncclInternalError", "No module named",
+    "scalebook.train: ", "what():", "exitcode", "exit code", "received by PID",
 )  # fmt: skip
 HOST_MEMORY = tuple(rule for rule in RULES if rule.cause == "host_memory")
 

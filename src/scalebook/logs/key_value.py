@@ -1,0 +1,182 @@
+"""Trainers that print a step as key and value pairs: nanochat, verl and OLMo-core."""
+
+from __future__ import annotations
+
+import re
+from typing import ClassVar
+
+from scalebook.logs.clock import clock_of
+from scalebook.logs.dialect import LineDialect
+from scalebook.logs.numbers import MISSING, integer, number, whole
+from scalebook.logs.pairs import seconds_from, tokens_from_totals
+
+_VALUE = r"([-+]?[\d.,]+(?:[eE][-+]?\d+)?|-?(?:[Nn]a[Nn]|[Ii]nf))"
+
+
+class Nanochat(LineDialect):
+    """``step 00050/200000 (0.03%) | loss: .. | dt: 1343.33ms | tok/sec: 12,196 | ..``.
+
+    The rate is of the job. ``tokens / micro-batch`` over that of one rank is the number of ranks.
+    """
+
+    name = "nanochat"
+    markers = ("tok/sec:",)
+    signature = re.compile(r"\bstep \d+(?:/\d+)? [^\n]{0,200}\| dt: [\d.,]+ ?m?s \| tok/sec: ")
+    first_number = 0
+    _RECORD = re.compile(r"\bstep (\d+)(?:/(\d+))? [^\n|]*\|")
+    _RANK = re.compile(r"Tokens / micro-batch / rank: (\d+) x (\d+) = ([\d,]+)")
+    _ALL = re.compile(r"Tokens / micro-batch: ([\d,]+)")
+    _TOTAL = re.compile(r"Total batch size ([\d,]+) => gradient accumulation steps: (\d+)")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._of_rank = self._total = 0
+
+    def line(self, line: str) -> bool:
+        """Take a record, or one of the lines on the batch."""
+        found = self._RECORD.search(line) if "tok/sec:" in line else None
+        if found is None:
+            if "atch" in line:
+                self._batch(line)
+            return False
+        row = {"step": float(found[1])}
+        for field in line[found.end() :].split("|"):
+            key, _, text = field.partition(":")
+            key, text = key.strip(), text.strip()
+            if key == "dt":
+                row["seconds"] = number(text) * (1e-3 if text.endswith("ms") else 1.0)
+            elif key in ("loss", "grad norm", "tok/sec"):
+                column = {"loss": "loss", "grad norm": "grad_norm"}.get(key, "tokens_per_second")
+                row[column] = number(text)
+        if self.cut and "tokens_per_second" not in row:
+            self.out.job.counts.broken_records += 1
+            return True
+        self.out.step(row, total=integer(found[2]) if found[2] else None)
+        return True
+
+    def _batch(self, line: str) -> None:
+        rank, every, total = (one.search(line) for one in (self._RANK, self._ALL, self._TOTAL))
+        if rank:
+            self._of_rank = whole(rank[3]) or 0
+            self.out.tell("micro_batch_size", integer(rank[1]))
+            self.out.tell("sequence_length", integer(rank[2]))
+        elif every and self._of_rank:
+            self._derive("world_size", whole(every[1]) or 0, self._of_rank)
+        elif total:
+            self._derive("global_batch_size", whole(total[1]) or 0, self._length())
+
+    def _length(self) -> int:
+        length = self.out.job.settings.get("sequence_length")
+        return length if isinstance(length, int) else 0
+
+    def _derive(self, name: str, above: int, below: int) -> None:
+        if below and above % below == 0:
+            self.out.tell(name, above // below)
+            self.out.job.derived[name] = "tokens of a batch"
+
+
+class Verl(LineDialect):
+    """``step:12 - actor/loss:.. - perf/throughput:.. - timing_s/step:..``: rates of a GPU."""
+
+    name = "verl"
+    markers = ("timing_s/step:", "perf/throughput:", "perf/time_per_step:", "train/loss:")
+    signature = re.compile(r"\bstep:\d+ - [\w/@.-]+:\S+ - ")
+    _RECORD = re.compile(r"\bstep:(\d+) - ")
+    _PAIR = re.compile(rf"([\w/@.() -]{{1,80}}?):(?:np\.\w+\()?{_VALUE}")
+    _COLUMNS = (
+        ("perf/time_per_step", "seconds"),
+        ("timing_s/step", "seconds"),
+        ("train/loss", "loss"),
+        ("actor/loss", "loss"),
+        ("actor/pg_loss", "loss"),
+        ("actor/grad_norm", "grad_norm"),
+        ("train/grad_norm", "grad_norm"),
+        ("actor/lr", "learning_rate"),
+        ("train/lr", "learning_rate"),
+        ("perf/throughput", "tokens_per_second_per_gpu"),
+        ("perf/total_num_tokens", "tokens_in_step"),
+        ("perf/max_memory_allocated_gb", "allocated_gib"),
+        ("perf/max_memory_reserved_gb", "reserved_gib"),
+    )
+
+    def line(self, line: str) -> bool:
+        """Take a record. The loss of a policy is kept, although it need not fall."""
+        found = self._RECORD.search(line) if "step:" in line else None
+        if found is None:
+            return False
+        cells = {key.strip(" -"): number(value) for key, value in self._PAIR.findall(
+            line[found.end() :])}  # fmt: skip
+        row = {"step": float(found[1]), "clock": clock_of(line[: found.start()])}
+        for key, column in self._COLUMNS:
+            if key in cells:
+                row.setdefault(column, cells[key])
+        if len(row) > 2 and not (self.cut and "seconds" not in row):
+            self.out.step(row)
+        return True
+
+    def finish(self) -> None:
+        """Take step times from the clock where none are printed."""
+        for job in self.out.jobs:
+            seconds_from(job, "clock", 1.0, "time stamps")
+
+
+class OLMoCore(LineDialect):
+    """``[step=10/1000,epoch=1,..]`` with indented ``key=value`` lines below it."""
+
+    name = "olmo-core"
+    markers = ("[step=",)
+    signature = re.compile(r"\[step=\d+/[\d?]+[^\]\n]{0,80}\](?:\n|\s)+[^\n=]{1,80}=")
+    _RECORD = re.compile(r"\[step=(\d+)(?:/(\d+))?[^\]\n]{0,80}\]")
+    _PAIR = re.compile(rf"\s*([\w/().% -]{{1,80}}?)={_VALUE}\s*$")
+    _COLUMNS: ClassVar = {
+        "train/CE loss": "loss",
+        "train/CrossEntropyLoss": "loss",
+        "optim/total grad norm": "grad_norm",
+        "optim/total_grad_norm": "grad_norm",
+        "optim/LR (group 0)": "learning_rate",
+        "optim/learning_rate_group0": "learning_rate",
+        "throughput/device/TPS": "tokens_per_second_per_gpu",
+        "throughput/device/tokens_per_second": "tokens_per_second_per_gpu",
+        "throughput/total tokens": "consumed_tokens",
+        "throughput/total_tokens": "consumed_tokens",
+        "throughput/device/MFU": "mfu",
+        "throughput/device/TFLOPs": "tflops_per_gpu",
+        "throughput/device/BPS": "seconds",
+        "throughput/device/batches_per_second": "seconds",
+        "system/GPU active memory (GiB)": "allocated_gib",
+    }
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._row: dict[str, float] = {}
+        self._steps: int | None = None
+
+    def line(self, line: str) -> bool:
+        """Take the head of a record or a line of the one that is open."""
+        found = self._RECORD.search(line) if "[step=" in line else None
+        if found:
+            self._emit()
+            self._row = {"step": float(found[1]), "clock": clock_of(line[: found.start()])}
+            self._steps = integer(found[2]) if found[2] else None
+            return True
+        pair = self._PAIR.match(line) if self._row and "=" in line else None
+        column = self._COLUMNS.get(pair[1].strip()) if pair else None
+        if pair is None or column is None or self.cut:
+            return pair is not None
+        value = number(pair[2])
+        if column == "seconds":  # batches per second
+            value = 1 / value if value > 0 else MISSING
+        self._row.setdefault(column, value / 100 if column == "mfu" else value)
+        return True
+
+    def _emit(self) -> None:
+        row, self._row = self._row, {}
+        if len(row) > 2:
+            self.out.step(row, total=self._steps)
+
+    def finish(self) -> None:
+        """Read the record that is open, and take step times from the clock where none are told."""
+        self._emit()
+        for job in self.out.jobs:
+            seconds_from(job, "clock", 1.0, "time stamps")
+            tokens_from_totals(job)

@@ -1,0 +1,354 @@
+"""Records as rows of named columns: CSV, JSON lines and JSON documents of trackers and trainers.
+
+The names of common trackers are known (``NAMES``); for any other file the user maps columns
+(``mapped``), so that no format is a dead end.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, cast
+
+from scalebook.errors import IngestError
+from scalebook.logs.clock import clock_of
+from scalebook.logs.collect import LARGEST
+from scalebook.logs.dialect import Dialect
+from scalebook.logs.job import Job
+from scalebook.logs.json_file import JSONDialect
+from scalebook.logs.numbers import MISSING, integer, number
+from scalebook.logs.pairs import seconds_from, tokens_from_totals
+from scalebook.logs.source import LONGEST_LINE, Source
+from scalebook.logs.status import Ending
+from scalebook.logs.table import COLUMNS
+
+# What the option --map calls a column -> ours and its scale.
+TARGETS: dict[str, tuple[str, float]] = {
+    **{name: (name, 1.0) for name in COLUMNS if name not in ("clock", "not_finite")},
+    "step_seconds": ("seconds", 1.0),
+    "step_milliseconds": ("seconds", 1e-3),
+    "tflops_per_second_per_gpu": ("tflops_per_gpu", 1.0),
+    "time": ("clock", 1.0),
+    "mfu_percent": ("mfu", 0.01),
+}
+# Names of trackers and trainers, in lower case, by target; the first that a file has counts.
+NAMES: dict[str, tuple[str, ...]] = {
+    "step": (
+        "train/global_step", "trainer/global_step", "training/global_step", "global_step", "_step",
+        "step", "iteration", "iter",
+    ),
+    "step_seconds": (
+        "step_seconds", "step_time", "step time", "iteration_time", "iteration-time", "step_time_s",
+        "throughput/duration", "timing_s/step", "perf/time_per_step", "train_step_timing in s",
+        "time_per_step", "train/step_time", "time_metrics/end_to_end(s)",
+    ),
+    "step_milliseconds": (
+        "step_time_ms", "iteration_time_ms", "elapsed_time_per_iteration_ms", "time_per_step_ms",
+        "dt_ms",
+    ),
+    "loss": (
+        "loss", "train/loss", "train_loss", "lm loss", "lm_loss", "lm-loss", "train/ce loss",
+        "train/crossentropyloss", "reduced_train_loss", "loss/train/total", "training/loss",
+        "loss_metrics/global_avg_loss", "actor/loss", "actor/pg_loss",
+    ),
+    "grad_norm": ("grad_norm", "train/grad_norm", "grad-norm", "optim/total grad norm"),
+    "learning_rate": ("learning_rate", "train/learning_rate", "lr", "train/lr", "learning-rate"),
+    "consumed_tokens": (
+        "num_input_tokens_seen", "train/num_input_tokens_seen", "throughput/total_tokens",
+        "throughput/total tokens", "consumed_tokens", "total_tokens", "tokens_seen",
+    ),
+    "consumed_samples": ("consumed_samples", "consumed-samples"),
+    "global_batch_size": ("global_batch_size", "batch-size"),
+    "samples_per_second": (
+        "samples_per_second", "throughput/samples_per_sec", "throughput/examples_per_second",
+    ),
+    "tokens_per_second": (
+        "tokens_per_second", "throughput/tokens_per_second", "throughput/tokens_per_sec",
+        "tokens_per_sec", "tok/sec", "train/tokens_per_second", "train/tok_per_sec",
+    ),
+    "tokens_per_second_per_gpu": (
+        "tokens_per_second_per_gpu", "tokens_per_sec_per_gpu", "throughput/device/tokens_per_sec",
+        "throughput/device/tokens_per_second", "throughput/device/tps", "throughput(tps)", "tps",
+        "perf/throughput",
+    ),
+    "tflops_per_second_per_gpu": (
+        "tflops_per_gpu", "throughput/tflops", "tflops", "throughput/device/tflops",
+    ),
+    "time": ("_runtime", "_timestamp"),
+}  # fmt: skip
+_MOST_DEPTH = 4
+_MOST_CELLS = 400
+
+
+def flat(value: Mapping[str, Any], before: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """Yield the cells of a nested object, names joined by ``/``; ``metrics/`` is left out."""
+    for key, item in value.items():
+        name = f"{before}/{key}" if before and before not in ("metrics", "data") else str(key)
+        if isinstance(item, dict) and depth < _MOST_DEPTH:
+            yield from flat(cast("dict[str, Any]", item), name, depth + 1)
+        else:
+            yield name, item
+
+
+def _value(item: object) -> float:
+    if isinstance(item, bool) or item is None:
+        return MISSING
+    return number(item) if isinstance(item, str) else number(str(item))
+
+
+class Rows(Dialect):
+    """A CSV with a header, or JSON lines; a record has a step and a loss, a time or a rate."""
+
+    name = "rows"
+    markers = ("step", "Step", "iteration", "Iteration")
+    signature = re.compile(r"^\s*(?:\{\s*\"|[^\n{]{1,4000},)")
+    mapping: ClassVar[Mapping[str, str]] = {}  # target -> the user's name of a column
+
+    @classmethod
+    def recognises(cls, text: str) -> bool:
+        """Whether the first line holds a step and something measured under names known here."""
+        first = text.lstrip().partition("\n")[0]
+        if len(first) > 4 * LONGEST_LINE or not cls.signature.search(first):
+            return False
+        columns = _targets(_names_of(first, text), {})
+        return "step" in columns and bool(columns.keys() & _MEASURED)
+
+    def read(self, source: Source) -> list[Job]:
+        """Return the job of a file.
+
+        Raises:
+            IngestError: a column that the user maps is not in the file.
+        """
+        found = 0
+        missing = set(self.mapping.values())
+        for cells in _cells(source):
+            low = {_short(name): item for name, item in cells.items()}
+            missing -= cells.keys()
+            targets = _targets(cells, self.mapping)
+            row: dict[str, float] = {}
+            for target, name in targets.items():
+                column, scale = TARGETS[target]
+                item = cells[name] if name in cells else low.get(name)
+                stamp = item if isinstance(item, str) and ":" in item else None
+                value = clock_of(stamp) if column == "clock" and stamp else _value(item)
+                if not math.isnan(value) or (column == "loss" and item not in (None, "")):
+                    row.setdefault(column, value * scale)
+            if len(row) > 1 or (row and self.mapping):
+                found += 1
+                self.out.step(row)
+        if missing and self.mapping:
+            raise IngestError(
+                f"{source.path} has no column {', '.join(sorted(map(repr, missing)))}. "
+                "Name its columns as its header does: --map step_seconds=COLUMN."
+            )
+        for job in self.out.jobs:
+            seconds_from(job, "clock", 0.05, "the column of times")
+            tokens_from_totals(job)
+        return self.out.close()
+
+
+_MEASURED = {target for target in NAMES if target not in ("step", "learning_rate", "time")}
+
+
+def mapped(mapping: Mapping[str, str]) -> type[Rows]:
+    """Return the dialect of tables whose columns the user names.
+
+    Raises:
+        IngestError: a target is not known.
+    """
+    for target in mapping:
+        if target not in TARGETS:
+            raise IngestError(
+                f"--map {target}=... is not a value of a step. Known: {', '.join(sorted(TARGETS))}."
+            )
+    return type("MappedRows", (Rows,), {"mapping": dict(mapping)})
+
+
+def _short(name: str) -> str:
+    """Return a name as ``NAMES`` has it: W&B's export puts the run before it."""
+    return name.rpartition(" - ")[2].strip().lower()
+
+
+def _split(line: str) -> list[str]:
+    """Return the cells of a line of CSV; a line that is none is one cell."""
+    try:
+        return next(iter(csv.reader([line])))
+    except (csv.Error, StopIteration):
+        return [line]
+
+
+def _names_of(first: str, text: str) -> list[str]:
+    if not first.startswith("{"):
+        return _split(first)
+    names: dict[str, None] = {}
+    for line in text.split("\n")[:50]:
+        names.update(dict.fromkeys(dict(_object(line))))
+    return list(names)
+
+
+def _targets(names: Any, mapping: Mapping[str, str]) -> dict[str, str]:
+    """Return, by target, the name of the column that it is read from."""
+    low = {_short(name): name for name in reversed(list(names))}
+    found = {
+        target: next(low[one] for one in known if one in low)
+        for target, known in NAMES.items()
+        if any(one in low for one in known)
+    }
+    columns = {TARGETS[target][0] for target in mapping}
+    rest = {target: name for target, name in found.items() if TARGETS[target][0] not in columns}
+    return {**rest, **mapping}
+
+
+def _object(line: str) -> Iterator[tuple[str, Any]]:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return
+    if isinstance(value, dict):
+        yield from flat(cast("dict[str, Any]", value))
+
+
+def _cells(source: Source) -> Iterator[dict[str, Any]]:
+    """Yield the cells of each row by name; a line that is no row is left out."""
+    header: list[str] | None = None
+    for text in source.texts():
+        for line in text.split("\n"):
+            if not line.strip() or len(line) > 16 * LONGEST_LINE:
+                continue
+            if line.lstrip().startswith("{"):
+                yield dict(_object(line))
+                continue
+            cells = _split(line)
+            if header is None:
+                header = cells[:_MOST_CELLS]
+            elif len(cells) == len(header):
+                yield dict(zip(header, cells, strict=True))
+
+
+class TrainerState(JSONDialect):
+    """Hugging Face's ``trainer_state.json``: a list of what was logged, without times."""
+
+    name = "hf-trainer-state"
+    markers = ('"log_history"',)
+    signature = re.compile(r'"log_history"\s*:\s*\[')
+
+    def document(self, document: dict[str, Any]) -> None:
+        """Take the history; the time of a step is the mean of the whole run."""
+        items = cast("list[Any]", document.get("log_history") or [])
+        history = [cast("dict[str, Any]", item) for item in items if isinstance(item, dict)]
+        ends = [item for item in history if "train_runtime" in item]
+        whole: dict[str, Any] = ends[-1] if ends else {}
+        runtime, steps = _value(whole.get("train_runtime")), _value(document.get("global_step"))
+        rate = _value(whole.get("train_steps_per_second"))
+        seconds = (
+            runtime / steps if runtime > 0 and steps > 0 else 1 / rate if rate > 0 else MISSING
+        )
+        total = document.get("max_steps")
+        for item in history:
+            if "loss" not in item:
+                continue
+            row = {"step": _value(item.get("step")), "loss": _value(item["loss"])}
+            for name, column in (
+                ("grad_norm", "grad_norm"),
+                ("learning_rate", "learning_rate"),
+                ("num_input_tokens_seen", "consumed_tokens"),
+            ):
+                if name in item:
+                    row[column] = _value(item[name])
+            if seconds > 0:
+                row["seconds"] = seconds
+            self.out.step(row, total=total if isinstance(total, int) and total > 0 else None)
+        job = self.out.job
+        if seconds > 0 and len(job.table):
+            job.note("The step time is the mean of the whole run: no other is kept.")
+        each = document.get("train_batch_size")
+        if isinstance(each, int):
+            self.out.tell("micro_batch_size", each)
+        for name in ("tokens_per_second", "samples_per_second", "steps_per_second"):
+            if _value(whole.get(f"train_{name}")) > 0:
+                job.rates[name] = _value(whole[f"train_{name}"])
+        tokens_from_totals(job)
+        if whole:
+            self.out.end(Ending("completed", "the trainer kept its metrics of the whole run"))
+
+
+class GoldenValues(JSONDialect):
+    """Megatron's ``golden_values*.json``: a series per metric, by step."""
+
+    name = "megatron-golden-values"
+    markers = ('"iteration-time"', '"iteration_timing_avg"', '"lm loss"')
+    signature = re.compile(r'"(?:iteration-time|lm loss)"\s*:\s*\{\s*"start_step"')
+    _COLUMNS: ClassVar = {
+        "iteration-time": ("seconds", 1.0),
+        "lm loss": ("loss", 1.0),
+        "mem-max-allocated-bytes": ("allocated_gib", 2.0**-30),
+        "mem-allocated-bytes": ("allocated_gib", 2.0**-30),
+        "grad-norm": ("grad_norm", 1.0),
+    }
+
+    def document(self, document: dict[str, Any]) -> None:
+        """Take the series as rows of steps."""
+        rows: dict[int, dict[str, float]] = {}
+        for name, (column, scale) in self._COLUMNS.items():
+            series = document.get(name)
+            for step, value in _series(series) if isinstance(series, dict) else ():
+                missing = isinstance(value, str) and column != "loss"  # "nan": not recorded
+                if not missing:
+                    rows.setdefault(step, {}).setdefault(column, _value(value) * scale)
+        mean = _value(document.get("iteration_timing_avg"))
+        for step in sorted(rows):
+            if mean > 0:
+                rows[step].setdefault("seconds", mean)
+            self.out.step({"step": float(step), **rows[step]})
+        self.out.job.finished = bool(rows)
+
+
+def _series(series: Any) -> Iterator[tuple[int, Any]]:
+    """Yield steps and values of a series, whose values are a list or stand by their step."""
+    values = series.get("values")
+    if isinstance(values, dict):
+        for key, value in cast("dict[str, Any]", values).items():
+            if str(key).isdigit():
+                yield integer(str(key)), value
+    elif isinstance(values, list):
+        first, each = series.get("start_step"), series.get("step_interval")
+        start = first if isinstance(first, int) and 0 <= first <= LARGEST else 0
+        interval = each if isinstance(each, int) and 0 < each <= LARGEST else 1
+        for index, value in enumerate(cast("list[Any]", values)):
+            yield start + index * interval, value
+
+
+class Autotuning(JSONDialect):
+    """``metrics.json`` of an experiment of DeepSpeed's autotuner: one mean step, in ms."""
+
+    name = "deepspeed-autotuning"
+    markers = ('"latency"',)
+    signature = re.compile(
+        r'^\s*\{(?=[\s\S]{0,4000}"latency"\s*:)'
+        r'(?=[\s\S]{0,4000}"(?:throughput|FLOPS_per_gpu)"\s*:)'
+    )
+    _SIZES: ClassVar = {
+        "world_size": "world_size",
+        "num_gpus": "world_size",
+        "batch_size": "global_batch_size",
+        "train_batch_size": "global_batch_size",
+        "train_micro_batch_size_per_gpu": "micro_batch_size",
+    }
+
+    def document(self, document: dict[str, Any]) -> None:
+        """Take the sizes and the step of an experiment."""
+        for name, item in flat(document):
+            ours = self._SIZES.get(name.rpartition("/")[2])
+            if ours and isinstance(item, int):
+                self.out.tell(ours, item)
+        row = {
+            "seconds": _value(document.get("latency")) / 1e3,
+            "samples_per_second": _value(document.get("throughput")),
+            "tflops_per_gpu": _value(document.get("FLOPS_per_gpu")) / 1e12,
+        }
+        if row["seconds"] > 0:
+            self.out.step(row)
+            self.out.job.finished = True
