@@ -29,6 +29,7 @@ VERBS = {
     "impossible": ("is impossible", "are impossible"),
     "contradicts": ("contradicts another number", "contradict another number"),
     "holds": ("holds", "hold"),
+    "possible": ("is possible", "are possible"),
     "not checkable": ("cannot be checked", "cannot be checked"),
 }
 SAMPLE = """\
