@@ -119,26 +119,47 @@ def layers(case: Case) -> Iterator[Problem]:
         yield Problem(
             "layers",
             f"pipeline_parallel_size={stages} does not divide the {shape.num_layers} layers of "
-            f"{shape.name}. Use {choices(divisors(shape.num_layers))}.",
+            f"{shape.name}: this trainer splits evenly except for the last stage. "
+            f"{_last_stage(shape.num_layers, stages, chunks)}Use pipeline_parallel_size="
+            f"{choices(divisors(shape.num_layers))}.",
         )
     elif stages > 1 and (shape.num_layers // stages) % chunks:
         local = shape.num_layers // stages
         yield Problem(
             "layers",
             f"virtual_pipeline_parallel_size={chunks} does not divide the {local} layers of a "
-            f"stage of {shape.name}. Use {choices(divisors(local))}.",
+            f"stage of {shape.name}. {_last_stage(shape.num_layers, stages, chunks)}Use "
+            f"virtual_pipeline_parallel_size={choices(divisors(local))}.",
         )
+
+
+def _last_stage(layers: int, stages: int, chunks: int) -> str:
+    """Return the advice to give the last stage a size of its own; nothing where none fits.
+
+    Offered are the sizes nearest to an even split, and below it: the last stage computes the loss.
+    """
+    sizes = [
+        size
+        for size in last_stage_sizes(layers, stages)
+        if size % chunks == 0 and (layers - size) // (stages - 1) % chunks == 0
+    ]
+    if stages == 1 or not sizes:
+        return ""
+    best = min(sizes, key=lambda size: (abs(size - layers / stages), size))
+    other = (layers - best) // (stages - 1)
+    return f"Use last_pipeline_stage_layers={best} ({other} on the other stages). Or: "
 
 
 def _uneven(case: Case) -> Iterator[Problem]:
     """Yield what is wrong with a last stage of its own size (Megatron-Core's transformer block)."""
     config, layers = case.config, case.shape.num_layers
     stages, last = config.pipeline_parallel_size, config.last_pipeline_stage_layers
-    if stages == 1 or config.virtual_pipeline_parallel_size > 1:
+    chunks = config.virtual_pipeline_parallel_size
+    if stages == 1:
         yield Problem(
             "layers",
-            f"last_pipeline_stage_layers={last} needs pipeline_parallel_size above 1 and "
-            "virtual_pipeline_parallel_size=1. Use last_pipeline_stage_layers=0.",
+            f"last_pipeline_stage_layers={last} needs pipeline_parallel_size above 1. "
+            "Use last_pipeline_stage_layers=0.",
         )
         return
     legal = last_stage_sizes(layers, stages)
@@ -147,6 +168,14 @@ def _uneven(case: Case) -> Iterator[Problem]:
             "layers",
             f"last_pipeline_stage_layers={last} does not leave the {stages - 1} other stages an "
             f"equal part of the {layers} layers of {case.shape.name}. Use {choices(legal)}.",
+        )
+    elif last % chunks or (layers - last) // (stages - 1) % chunks:
+        yield Problem(
+            "layers",
+            f"virtual_pipeline_parallel_size={chunks} does not divide the {last} layers of the "
+            f"last stage and the {(layers - last) // (stages - 1)} of each other stage of "
+            f"{case.shape.name}. {_last_stage(layers, stages, chunks)}Use "
+            "virtual_pipeline_parallel_size=1.",
         )
 
 

@@ -46,12 +46,22 @@ def stage_layers(shape: ModelShape, parallelism: Parallelism, stage: int) -> lis
     last = parallelism.last_pipeline_stage_layers
     if last and stages > 1:
         width = -(-(shape.num_layers - last) // (stages - 1))
+        if chunks > 1:
+            return _uneven_chunks(width, last, stages, chunks, stage)
         end = shape.num_layers if stage == stages - 1 else (stage + 1) * width
         return [list(range(stage * width, min(end, shape.num_layers)))]
     # Ceiling, so that a split which is not even (and not legal) still has an upper bound.
     width = -(-shape.num_layers // (stages * chunks))
     starts = [(chunk * stages + stage) * width for chunk in range(chunks)]
     return [list(range(start, min(start + width, shape.num_layers))) for start in starts]
+
+
+def _uneven_chunks(width: int, last: int, stages: int, chunks: int, stage: int) -> list[list[int]]:
+    """Return a stage's chunks where the last stage has its own size: chunks go round the stages."""
+    own = (last if stage == stages - 1 else width) // chunks
+    turn = ((stages - 1) * width + last) // chunks
+    starts = [chunk * turn + stage * (width // chunks) for chunk in range(chunks)]
+    return [list(range(start, start + own)) for start in starts]
 
 
 def layer_count(shape: ModelShape, parallelism: Parallelism, *, moe: bool) -> Count:
