@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -171,6 +172,21 @@ def test_every_row_of_the_complete_crosscheck_is_within_its_listed_error(shared)
             ("six_n", "vs_6N"),
         ):
             assert plain[name] == pytest.approx(float(row[column]), abs=0.006), row
+
+
+def test_every_flops_value_of_the_peers_functions_is_reproduced(shared):
+    golden = read(shared / "facts" / "peers_golden.csv")
+    rows = [row for row in golden if row["kind"] == "flops_per_token"]
+    assert len(rows) == 220
+    for row in rows:
+        given = dict(re.findall(r"(seq|mtp)=(\d+)", row["input"]))
+        counted = flops_per_token(
+            catalog.model(row["case"]),
+            int(given["seq"]),
+            row["quantity"],
+            mtp_layers=int(given.get("mtp", 0)),
+        )
+        assert counted == pytest.approx(float(row["value"]), rel=1e-12), row
 
 
 def test_the_published_rates_agree_with_their_own_convention():

@@ -128,7 +128,8 @@ def layers(case: Case) -> Iterator[Problem]:
         yield Problem(
             "layers",
             f"virtual_pipeline_parallel_size={chunks} does not divide the {local} layers of a "
-            f"stage of {shape.name}. {_last_stage(shape.num_layers, stages, chunks)}Use "
+            f"stage of {shape.name}: this trainer splits evenly except for the last stage. "
+            f"{_last_stage(shape.num_layers, stages, chunks)}Use "
             f"virtual_pipeline_parallel_size={choices(divisors(local))}.",
         )
 
@@ -136,18 +137,19 @@ def layers(case: Case) -> Iterator[Problem]:
 def _last_stage(layers: int, stages: int, chunks: int) -> str:
     """Return the advice to give the last stage a size of its own; nothing where none fits.
 
-    Offered are the sizes nearest to an even split, and below it: the last stage computes the loss.
+    The size nearest to an even split is offered, the smaller of two: the last stage computes the
+    loss too. Where the chunks do not divide any, a layout without interleaving is.
     """
-    sizes = [
-        size
-        for size in last_stage_sizes(layers, stages)
-        if size % chunks == 0 and (layers - size) // (stages - 1) % chunks == 0
-    ]
-    if stages == 1 or not sizes:
+    if stages == 1:
         return ""
-    best = min(sizes, key=lambda size: (abs(size - layers / stages), size))
+    every = last_stage_sizes(layers, stages)
+    chunked = [n for n in every if n % chunks == 0 and (layers - n) // (stages - 1) % chunks == 0]
+    if not every:
+        return ""
+    best = min(chunked or every, key=lambda size: (abs(size - layers / stages), size))
     other = (layers - best) // (stages - 1)
-    return f"Use last_pipeline_stage_layers={best} ({other} on the other stages). Or: "
+    plain = "" if chunked else " with virtual_pipeline_parallel_size=1"
+    return f"Use last_pipeline_stage_layers={best}{plain} ({other} on the other stages). Or: "
 
 
 def _uneven(case: Case) -> Iterator[Problem]:
