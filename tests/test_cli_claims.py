@@ -33,16 +33,15 @@ def test_the_sample_can_be_audited(capsys, tmp_path):
     path = tmp_path / "claims.toml"
     path.write_text(text)
     code, out, _ = run(capsys, "audit", str(path))
-    assert code == 0
+    assert code == 1
     assert "contradicts    line 11" in out
     assert "should be 46.796 %" in out
     assert "impossible 1, contradicts 2, holds 10" in out
 
 
-def test_strict_turns_a_wrong_claim_into_exit_code_1(capsys):
-    assert run(capsys, "audit", "example")[0] == 0
-    assert run(capsys, "audit", "example", "--strict")[0] == 1
-    assert run(capsys, "audit", "scaling-analysis", "--strict")[0] == 0
+def test_a_wrong_claim_is_exit_code_1(capsys):
+    assert run(capsys, "audit", "example")[0] == 1
+    assert run(capsys, "audit", "scaling-analysis")[0] == 0
 
 
 def test_the_readme_promises_an_exit_code_only_with_the_flag_that_gives_it(capsys):
@@ -54,7 +53,7 @@ def test_the_readme_promises_an_exit_code_only_with_the_flag_that_gives_it(capsy
 
 def test_json_has_the_right_value_and_the_arithmetic(capsys):
     code, out, _ = run(capsys, "audit", "platform-benchmark", "--json", "--problems")
-    assert code == 0
+    assert code == 1
     document = json.loads(out)
     hours = next(
         check
@@ -74,7 +73,7 @@ def test_result_rows_are_audited(capsys, tmp_path):
     path.write_text('[{"run_id": "r", "world_size": 8, "tokens_per_second": 800.0, '
                     '"tokens_per_second_per_gpu": 90.0, "mfu": null}]')  # fmt: skip
     code, out, _ = run(capsys, "audit", str(path))
-    assert code == 0
+    assert code == 1
     assert "tokens_per_second_per_gpu = 90, should be 100" in out
 
 

@@ -85,9 +85,17 @@ def test_flops_takes_packed_lengths_mtp_and_padding(answer):
 def test_convert_names_the_convention_that_a_published_pair_fits(answer):
     pair = ("--tokens-per-second-per-gpu", 12273, "--tflops", 711)
     found = answer("convert", "--model", "llama3.1-8b", "--sequence-length", 8192, *pair)
-    assert found["fits"][0]["convention"] in ("full_attention", "torchtitan")
+    assert found["fits"][0]["convention"] == "full_attention"
     assert abs(found["fits"][0]["relative_difference"]) < 0.001
     assert found["tflops_per_second_per_gpu"]["megatron_causal"] == pytest.approx(631.7, abs=0.01)
+
+
+def test_convert_says_which_convention_of_the_frameworks_is_the_likeliest(run):
+    pair = ("--tokens-per-second-per-gpu", "7,771", "--tflops", "400")
+    code, out, _ = run("convert", "--model", "llama3.1-8b", "--sequence-length", 8192, *pair)
+    assert code == 0
+    assert "Likeliest: megatron_causal" in out
+    assert "--packed-lengths" in out
 
 
 def test_convert_between_conventions_needs_no_token_rate(answer):

@@ -67,6 +67,37 @@ def test_a_last_stage_of_its_own_size_leaves_the_others_equal_parts() -> None:
     assert sum(stage_count(shape, split, stage).total for stage in range(4)) == whole
 
 
+def test_chunks_of_a_smaller_last_stage_go_round_the_stages() -> None:
+    shape = catalog.model("llama3.1-8b")  # 32 layers
+    split = Parallelism(
+        4,
+        pipeline_parallel_size=4,
+        virtual_pipeline_parallel_size=2,
+        last_pipeline_stage_layers=2,
+    )
+    chunks = [stage_layers(shape, split, stage) for stage in range(4)]
+    assert chunks[0] == [[0, 1, 2, 3, 4], [16, 17, 18, 19, 20]]
+    assert chunks[3] == [[15], [31]]
+    assert sorted(n for stage in chunks for chunk in stage for n in chunk) == list(range(32))
+
+
+def test_the_optimizers_step_needs_room_that_activations_left() -> None:
+    # measured on one H100: 2 of Llama 3.1 8B's layers, 27.8 GiB with bf16 gradients and 30.7 with
+    # an unfused optimizer; 8 layers, 52.1 and 57.3
+    for layers, halves, unfused in ((2, 27.8, 30.7), (8, 52.1, 57.3)):
+        shape = catalog.model(f"llama3.1-8b@{layers}")
+        sizes = SIZES | {"cross_entropy": "fused"}
+        split = Parallelism(1, data_parallel_sharding="optimizer")
+        got = memory.estimate(shape, split, **sizes, gradient_precision="bf16").total_gib
+        assert got == pytest.approx(halves, rel=0.02)
+        got = memory.estimate(shape, split, **sizes, optimizer="unfused").total_gib
+        assert got == pytest.approx(unfused, rel=0.02)
+    # with activations above it the step needs nothing more
+    parts = memory.estimate(shape, split, **(sizes | {"micro_batch_size": 16})).parts_gib()
+    assert parts["update"] == 0
+    assert parts["total"] == pytest.approx(sum(parts.values()) - parts["total"])
+
+
 def test_gradients_in_bf16_take_half_and_offloaded_layers_leave_one_on_its_way() -> None:
     shape = catalog.model("tiny-llama")  # 4 layers, an FFN of 384
     sizes = SIZES | {"sequence_length": 64, "recompute": "pointwise"}

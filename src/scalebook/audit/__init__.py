@@ -1,15 +1,18 @@
-"""Audit claims: typed-in rows or result rows against every identity that should hold.
+"""Audit claims: tables, typed-in rows or result rows against every identity that should hold.
 
-``audit(load_claims(path))`` answers row by row whether a claim holds, contradicts (with the right
-value and the arithmetic), is physically impossible, or cannot be checked. Identities and limits
+``audit(load_claims(path))`` answers row by row whether a claim holds, is possible (it breaks no
+limit), contradicts (with the right value and the arithmetic), is physically impossible, or cannot
+be checked. Identities and limits
 are data (identities.toml), and so is the vocabulary (fields.toml); nothing is special to a source.
 """
 
 from __future__ import annotations
 
 from importlib.resources import files
+from pathlib import Path
 
 from scalebook.audit.claims import load_claims, parse_claims
+from scalebook.audit.documents import SUFFIXES, load_document, read_document
 from scalebook.audit.results import load_results, parse_results
 from scalebook.audit.rows import Claims, Row, Table
 from scalebook.audit.tables import check_table
@@ -17,6 +20,7 @@ from scalebook.audit.verdicts import ORDER, Audit, Check, Verdict, count_claims
 
 __all__ = [
     "ORDER",
+    "SUFFIXES",
     "Audit",
     "Check",
     "Claims",
@@ -25,13 +29,31 @@ __all__ = [
     "Verdict",
     "audit",
     "count_claims",
+    "load",
     "load_claims",
+    "load_document",
     "load_results",
     "parse_claims",
     "parse_results",
+    "read_document",
     "sample_text",
     "samples",
 ]
+
+
+def load(path: Path, *, follow: bool = False) -> Claims:
+    """Return the claims of a file: a document with tables, result rows (.json), else TOML.
+
+    ``follow`` accepts a link or a pipe: the user named the file, so it is not somebody else's.
+
+    Raises:
+        ClaimError: the file cannot be read as what its name says.
+    """
+    suffix = path.suffix.lower()
+    if suffix in SUFFIXES:
+        return load_document(path, follow=follow)
+    read = load_results if suffix == ".json" else load_claims
+    return read(path, follow=follow)
 
 
 def audit(claims: Claims) -> Audit:

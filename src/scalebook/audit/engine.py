@@ -7,16 +7,18 @@ from collections.abc import Iterator, Sequence
 
 from scalebook.audit import fields as vocabulary
 from scalebook.audit.facts import Fact, combinations, evaluate, in_unit, operand, show, solve
-from scalebook.audit.identities import Identity, Limit, identities, limits
-from scalebook.audit.known import Known, field_of
+from scalebook.audit.identities import Identity, Limit, limits
+from scalebook.audit.known import Known, field_of, spoken
 from scalebook.audit.rows import Row
 from scalebook.audit.verdicts import Check, Verdict, check_of
+
+CUT = "holds if digits of the inputs were cut off, not rounded"
 
 
 def check_row(known: Known) -> list[Check]:
     """Return every check of a row on its own; fields that none speaks about come last."""
     checks = [*_twice(known.row), *_against_catalog(known)]
-    for identity in identities():
+    for identity in spoken(known.row):
         if identity.whole:
             checks.extend(_whole(known, identity))
         if identity not in known.used and all(name in known.facts for name in identity.names):
@@ -87,17 +89,57 @@ def _subject(known: Known, identity: Identity) -> vocabulary.Field | None:
 
 def _against_identity(known: Known, identity: Identity) -> Iterator[Check]:
     item = _subject(known, identity)
-    if item is not None:
-        yield compare(known.row, item, identity.text, solve(identity, item.quantity, known.facts))
+    if item is None:
+        return
+    right = solve(identity, item.quantity, known.facts)
+    found = compare(known.row, item, identity.text, right)
+    if found.verdict == "contradicts":
+        found = _rounded_before(known, item, identity, right) or found
+    yield found
+
+
+def _rounded_before(
+    known: Known, item: vocabulary.Field, identity: Identity, right: Sequence[Fact]
+) -> Check | None:
+    """Return that a field holds if the source computed it from a number that it had rounded.
+
+    Such as a total from the rounded rate of one GPU: it is as exact as that rate, whichever
+    identity judges it. None where no other identity confirms the field.
+    """
+    claimed = known.row.values[item.name].claimed
+    for other in spoken(known.row):
+        if other is identity or item.quantity not in other.names:
+            continue
+        if not all(name in known.facts for name in other.names):
+            continue
+        for fact in solve(other, item.quantity, known.facts):
+            own = item.quantity in fact.inputs or not fact.legitimate or fact.bound
+            if own or not claimed.meets(fact.interval):
+                continue
+            fits = [one for one in right if one.legitimate and one.interval.meets(fact.interval)]
+            if fits:
+                note = f"holds if computed from rounded numbers: {other.text}"
+                return _check(
+                    known.row, item, fits[0], rule=identity.text, verdict="holds", note=note
+                )
+    return None
 
 
 def compare(row: Row, item: vocabulary.Field, rule: str, right: Sequence[Fact]) -> Check:
     """Return whether a stated field meets one of the alternatives that it should equal."""
     claimed = row.values[item.name].claimed
     proper = [fact for fact in right if fact.legitimate]
-    fits = next((fact for fact in proper if claimed.meets(fact.interval)), None)
+    exact = [fact for fact in proper if not fact.bound]
+    fits = next((fact for fact in exact if claimed.meets(fact.interval)), None)
     if fits is not None:
         return _check(row, item, fits, rule=rule, verdict="holds", note=fits.variant)
+    fits = next((fact for fact in exact if claimed.meets(fact.cut)), None)
+    if fits is not None:
+        note = "; ".join(part for part in (fits.variant, CUT) if part)
+        return _check(row, item, fits, rule=rule, verdict="holds", note=note)
+    fits = next((fact for fact in proper if claimed.meets(fact.cut)), None)
+    if fits is not None:
+        return _check(row, item, fits, rule=rule, verdict="possible", note=fits.variant)
     explained = next((fact for fact in right if claimed.meets(fact.interval)), None)
     best = min(proper or right, key=lambda fact: fact.quantity != item.quantity)
     note = _explanation(best, proper, explained, item)
@@ -205,23 +247,23 @@ def _against_limit(known: Known, limit: Limit) -> Iterator[Check]:
         text = " against ".join(shown for _, shown in sides[0])
         steps = dict.fromkeys(line for fact in readings[0].values() for line in fact.steps)
         arithmetic = "; ".join((*steps, f"{limit.text}: {text}"))
-        verdict = "impossible" if broken else "holds"
+        verdict = "impossible" if broken else "possible"
         note = ", ".join(fact.variant for fact in readings[0].values() if fact.variant)
         yield check_of(row, item.name, limit.text, verdict, arithmetic=arithmetic, note=note)
 
 
 def _limited_field(known: Known, limit: Limit) -> vocabulary.Field | None:
-    """Return the field that a limit judges: of its left side, the last one that the row claims.
+    """Return the field that a limit judges: the last one of its left side that the row claims.
 
     What the catalog knows too, such as a model's size, is named only where nothing else is.
     """
     names = [name for name in reversed(limit.left.names()) if name in known.facts]
+    if not any(known.facts[name][0].inputs for name in names):  # a constant of the catalog
+        names = list(limit.right.names())
     inputs = [name for key in names for fact in known.facts[key] for name in sorted(fact.inputs)]
     items = [field_of(known.row, name) for name in (*names, *inputs)]
-    claimed = [
-        item
-        for item in items
-        if item is not None and item.name not in known.row.given and not item.exact
-    ]
+    stated = [item for item in items if item is not None and item.name not in known.row.given]
+    # a count was chosen rather than measured
+    claimed = [item for item in stated if not item.exact] or stated
     own = [item for item in claimed if item.quantity not in ("parameters", "flops_per_token")]
     return (own or claimed or [None])[0]

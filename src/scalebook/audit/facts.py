@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice, product
 from typing import Literal
 
@@ -15,7 +15,7 @@ from scalebook.intervals import Interval, point
 
 Origin = Literal["stated", "given", "catalog", "base", "derived"]
 
-MOST_COMBINATIONS = 64  # of alternatives that one identity is tried with
+MOST_COMBINATIONS = 128  # of alternatives that one identity is tried with
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,8 @@ class Fact:
 
     Alternatives of one quantity differ in ``variant`` (a FLOPs convention, a dense or a sparse
     peak). Those that are not ``legitimate`` only explain how a wrong claim came about.
-    Verdicts rest on ``interval``; the arithmetic is shown with ``value`` and its ``text``.
+    Verdicts rest on ``interval``; the arithmetic is shown with ``value`` and its ``text``. A
+    ``bound`` has ends only, no value of its own: what lies between them is possible.
     """
 
     quantity: str
@@ -32,9 +33,10 @@ class Fact:
     value: float  # from numbers as written, whatever they were rounded from
     text: str
     origin: Origin
-    claimed: Interval | None = None  # of a stated value: what it may be claimed for
+    claimed: Interval | None = None  # what it may stand for where digits were cut, not rounded
     variant: str = ""
     legitimate: bool = True
+    bound: bool = False
     steps: tuple[str, ...] = ()  # the arithmetic behind a derived value
     inputs: frozenset[str] = frozenset()  # quantities of the row that it rests on
 
@@ -42,6 +44,11 @@ class Fact:
     def is_stated(self) -> bool:
         """Whether the row itself, or its table, states it."""
         return self.origin in ("stated", "given")
+
+    @property
+    def cut(self) -> Interval:
+        """The interval if printed digits were cut off instead of rounded."""
+        return self.claimed or self.interval
 
     @property
     def shown(self) -> float:
@@ -90,6 +97,11 @@ def intervals(chosen: Mapping[str, Fact]) -> dict[str, Interval]:
     return {name: fact.interval for name, fact in chosen.items()}
 
 
+def cut_intervals(chosen: Mapping[str, Fact]) -> dict[str, Interval]:
+    """Return the interval of each chosen fact if its digits were cut off."""
+    return {name: fact.cut for name, fact in chosen.items()}
+
+
 def shown(chosen: Mapping[str, Fact]) -> dict[str, Interval]:
     """Return each chosen fact as the one number that is shown of it."""
     return {name: point(fact.shown) for name, fact in chosen.items()}
@@ -114,7 +126,8 @@ def solve(identity: Identity, target: str, facts: Facts) -> tuple[Fact, ...]:
         value = identity.solve(target, shown(chosen)).middle
         sides = (target, expression, substitute(expression, chosen), show(value))
         step = " = ".join(dict.fromkeys(sides))  # of "listed = stated = 9 = 9" one 9 is enough
-        found.append(_derived(target, interval, value, chosen, step))
+        derived = _derived(target, interval, value, chosen, step)
+        found.append(replace(derived, claimed=identity.solve(target, cut_intervals(chosen))))
     return tuple(found)
 
 
@@ -134,6 +147,7 @@ def _derived(
         "derived",
         variant=", ".join(variants),
         legitimate=all(fact.legitimate for fact in chosen.values()),
+        bound=any(fact.bound for fact in chosen.values()),
         steps=(*earlier, step),
         inputs=frozenset(inputs),
     )

@@ -45,7 +45,8 @@ class Identity:
     subject: str
     right: Product
     shape: Shape
-    whole: bool  # the subject over the stated sizes leaves whole numbers
+    whole: bool = False  # the subject over the stated sizes leaves whole numbers
+    claimed: bool = False  # for rows that state the subject only: others have a shorter way
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -106,6 +107,9 @@ class Limit:
 def _written(constant: float, powers: tuple[tuple[str, int], ...], leave_out: str) -> str:
     over = [name for name, power in powers if power > 0 and name != leave_out]
     under = [name for name, power in powers if power < 0 and name != leave_out]
+    divisor = 1 / constant  # 1 / 3600 reads better than 0.000277778
+    if 10 < divisor < 1e6 and divisor == round(divisor, 6):
+        constant, under = 1, [*under, f"{divisor:g}"]
     text = " * ".join(([] if constant == 1 else [f"{constant:g}"]) + over) or "1"
     return " / ".join([text, *under])
 
@@ -123,7 +127,7 @@ def parse_product(text: str) -> Product:
     return Product(constant, tuple(powers))
 
 
-def parse_identity(text: str, *, whole: bool = False) -> Identity:
+def parse_identity(text: str, *, whole: bool = False, claimed: bool = False) -> Identity:
     """Return the identity that an equation writes."""
     subject, _, right = text.partition(" = ")
     patterns: tuple[tuple[re.Pattern[str], Shape], ...] = (
@@ -133,8 +137,8 @@ def parse_identity(text: str, *, whole: bool = False) -> Identity:
     for pattern, shape in patterns:
         match = pattern.fullmatch(right)
         if match:
-            return Identity(text, subject, Product(1.0, ((match[1], 1),)), shape, whole)
-    return Identity(text, subject, parse_product(right), "product", whole)
+            return Identity(text, subject, Product(1.0, ((match[1], 1),)), shape, whole, claimed)
+    return Identity(text, subject, parse_product(right), "product", whole, claimed)
 
 
 @cache
@@ -147,7 +151,9 @@ def _data() -> dict[str, Any]:
 def identities() -> tuple[Identity, ...]:
     """Return every identity, in the order in which missing quantities are derived."""
     return tuple(
-        parse_identity(row["equation"], whole=row.get("whole", False))
+        parse_identity(
+            row["equation"], whole=row.get("whole", False), claimed=row.get("claimed", False)
+        )
         for row in _data()["identities"]
     )
 

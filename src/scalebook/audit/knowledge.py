@@ -3,21 +3,43 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
 from scalebook import catalog
 from scalebook.audit.facts import Fact, operand, show
+from scalebook.audit.printed import Printed
 from scalebook.audit.rows import Row
 from scalebook.catalog.types import Accelerator, ModelShape
 from scalebook.errors import CatalogError
-from scalebook.flops import CONVENTIONS, flops_per_token, parameter_count
+from scalebook.flops import (
+    CONVENTIONS,
+    TRAINED,
+    attention_width,
+    flops_per_token,
+    hardware_flops_per_token,
+    layer_parameters,
+    parameter_count,
+)
 from scalebook.intervals import Interval, point
 
-# Conventions differ by norms, padding and biases; a published figure that is within half a
-# percent of one was counted by it (the spread between different conventions is several percent).
-# The same holds for parameter counts, which the names of models round.
-CONVENTION_TOLERANCE = 0.005
+# Conventions differ by norms, padding and biases, and the two rates of a published row may be means
+# over different steps; a figure within a percent of a convention was counted by it (the spread
+# between different conventions is several percent). The same holds for parameter counts.
+CONVENTION_TOLERANCE = 0.01
+
+LENGTHLESS = ("six_n", "hf_total_flos")  # conventions that need no sequence length
+LONGEST_USUAL = 32_768  # tokens; who trains with longer samples says so
+MTP = ", with its MTP module"
+HARDWARE = ("hfu", "hardware_flops_per_token", "hardware_tflops_per_second_per_gpu")
+LORA = re.compile(r"\b(q?lora|peft|adapters?|frozen)\b", re.IGNORECASE)
+# 8x7B, 30B-A3B, MoE: names of models whose total size says nothing of their FLOPs
+MIXTURE = re.compile(r"\bmoe|mixture|experts?\b|\d+x\d+(\.\d+)?b\b|-a\d+(\.\d+)?b\b", re.IGNORECASE)
+
+# Highest carbon intensity of a grid or of a lignite plant's own power (Our World in Data, 2024:
+# national grids up to about 1.1; IPCC 2014, annex III: coal up to 1.2 kg CO2e per kWh, rounded up).
+HIGHEST_GRID = 1.3
 
 WEIGHT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 
@@ -79,6 +101,8 @@ def catalog_facts(row: Row) -> Iterator[Fact]:
         yield _known("state_bytes_per_parameter", size, words)
     for size, words in CHECKPOINT_BYTES:
         yield _known("checkpoint_bytes_per_parameter", size, words)
+    yield _known("highest_grid_kg_per_kwh", HIGHEST_GRID, "coal")
+    yield _known("lowest_pue", 1, "no cooling")
 
 
 def _known(quantity: str, value: float, variant: str = "", *, legitimate: bool = True) -> Fact:
@@ -96,11 +120,21 @@ def _fact(
 def _model_facts(shape: ModelShape, row: Row) -> Iterator[Fact]:
     count = parameter_count(shape)
     without = count.embedding + count.positions
-    for quantity, total in (("parameters", count.total), ("active_parameters", count.active)):
-        for value, words in ((total, ""), (total - without, " without input embedding")):
+    last = layer_parameters(shape, dense=False)
+    met = count.mtp - shape.mtp_layers * (last.total - last.active)
+    for quantity, total, module in (
+        ("parameters", count.total, count.mtp),
+        ("active_parameters", count.active, met),
+    ):
+        counts = [(total, ""), (total - without, " without input embedding")]
+        if module:  # a checkpoint holds copies of both tables for the module too
+            tables = count.embedding + count.lm_head
+            counts += [(total + module, MTP), (total + module + tables, f"{MTP} and tables")]
+        for value, words in counts:
             interval = point(value).widened(CONVENTION_TOLERANCE)
             yield _fact(quantity, interval, value, f"{shape.name}{words}")
     yield _known("num_layers", shape.num_layers, shape.name)
+    yield _known("hidden_size", shape.hidden_size, shape.name)
     yield _known("num_attention_heads", shape.num_attention_heads, shape.name)
     if shape.mla is None:
         yield _known("num_query_groups", shape.num_query_groups, shape.name)
@@ -109,42 +143,185 @@ def _model_facts(shape: ModelShape, row: Row) -> Iterator[Fact]:
     yield from _flop_facts(shape, row)
 
 
-def _flop_facts(shape: ModelShape, row: Row) -> Iterator[Fact]:
-    """Yield FLOPs per token by convention; without a sequence length only 6 N can be told."""
+def _trained(row: Row) -> tuple[str, ...]:
+    """Return what may be trained: what the row says; where its label hints at LoRA, both."""
+    stated = row.words.get("trained")
+    if stated is not None:
+        return (stated,) if stated in TRAINED else ()
+    return ("all", "lora") if LORA.search(f"{row.table} {row.label}") else ("all",)
+
+
+def _length(row: Row) -> Printed | None:
+    """Return the sequence length where it is one to count with, unlike ``>4096``."""
     length = row.values.get("sequence_length")
-    span = length.interval if length else None
-    if span is not None and not 0 < span.low <= span.high < math.inf:
-        length = None  # such as ">4096": no length to count with
-    for name in CONVENTIONS:
-        if length is None and name != "six_n":
-            continue
-        lengths = (length.interval.low, length.value, length.interval.high) if length else (1,) * 3
-        low, value, high = (flops_per_token(shape, one, name) for one in lengths)
-        interval = Interval(low, high).widened(CONVENTION_TOLERANCE)
-        yield _fact("flops_per_token", interval, value, name)
-    active = parameter_count(shape).active
-    yield _known("flops_per_token", 2 * active, "2 N, the forward pass alone", legitimate=False)
+    if length is None or not 0 < length.interval.low <= length.interval.high < math.inf:
+        return None
+    return length
+
+
+def _flop_facts(shape: ModelShape, row: Row) -> Iterator[Fact]:
+    """Yield FLOPs per token by convention, then what explains a wrong count.
+
+    Without a sequence length only 6 N is a value; what attention may add is a bound.
+    """
+    if not _trained(row):
+        return  # some of the weights: nobody can tell which share of the FLOPs is due
+    length = _length(row)
+    at = (1.0, 1.0, 1.0)
+    if length:
+        at = (length.interval.low, length.value, length.interval.high)
+    names = CONVENTIONS if length else [name for name in CONVENTIONS if name in LENGTHLESS]
+    for trained in _trained(row):
+        frozen = {"all": "", "forward": ", forward pass only"}.get(trained, ", frozen weights")
+        for modules in range(shape.mtp_layers + 1):
+            for name in names:
+                low, value, high = (
+                    flops_per_token(shape, one, name, mtp_layers=modules, trained=trained)
+                    for one in at
+                )
+                interval = Interval(low, high).widened(CONVENTION_TOLERANCE)
+                words = f"{name}{MTP if modules else ''}{frozen}"
+                yield _fact("flops_per_token", interval, value, words)
+                if trained == "lora":  # frameworks that take two thirds of the attention too
+                    low, value, high = (
+                        TRAINED["lora"] * flops_per_token(shape, one, name, mtp_layers=modules)
+                        for one in at
+                    )
+                    interval = Interval(low, high).widened(CONVENTION_TOLERANCE)
+                    yield _fact("flops_per_token", interval, value, f"two thirds of {name}")
+        if length is None:
+            most = min(shape.max_sequence_length, LONGEST_USUAL)
+            ends = (
+                flops_per_token(shape, one, name, trained=trained)
+                for one, name in ((1, "megatron_causal"), (most, "full_attention"))
+            )
+            interval = Interval(*sorted(ends)).widened(CONVENTION_TOLERANCE)
+            words = f"{shape.name} at up to {most:,} tokens{frozen}; needs sequence_length"
+            least = replace(_fact("flops_per_token", interval, interval.low, words), bound=True)
+            yield least
+    if length and any(name in row.values for name in HARDWARE):
+        yield from _hardware_facts(shape, row, at)
+    yield from _wrong_counts(shape, row, at[1] if length else None)
+
+
+def _hardware_facts(shape: ModelShape, row: Row, at: tuple[float, float, float]) -> Iterator[Fact]:
+    """Yield FLOPs that the hardware executes, by what may be recomputed."""
+    stated = row.words.get("recompute")
+    for trained in _trained(row):
+        for mode in (stated,) if stated else ("none", "selective", "full"):
+            for name in ("megatron_causal", "full_attention", "torchtitan"):
+                low, value, high = (
+                    hardware_flops_per_token(shape, one, mode, name, trained=trained) for one in at
+                )
+                interval = Interval(low, high).widened(CONVENTION_TOLERANCE)
+                words = f"{name}, recompute {mode}"
+                yield _fact("hardware_flops_per_token", interval, value, words)
+
+
+def _wrong_counts(shape: ModelShape, row: Row, length: float | None) -> Iterator[Fact]:
+    """Yield the usual wrong counts of FLOPs per token, which only explain a claim."""
+    count, trained = parameter_count(shape), _trained(row)
+    found: list[tuple[float, str]] = [(2 * count.active, "2 N, the forward pass only")]
+    if count.total != count.active:
+        found.append((6 * count.total, "6 N with every expert counted"))
+        if length:
+            core = 12 * shape.num_layers * attention_width(shape) * length
+            found.append((6 * count.total + core, "6 N + 12 L q s with every expert counted"))
+    for mode, words in (("lora", "frozen weights, as of LoRA"), ("all", "all weights trained")):
+        if mode not in trained and length:
+            found.append((flops_per_token(shape, length, trained=mode), words))
+    if length:
+        again = hardware_flops_per_token(shape, length, "full")
+        found.append((again, "full recomputation counted as useful"))
+    for value, words in found:
+        interval = point(value).widened(CONVENTION_TOLERANCE)
+        yield _fact("flops_per_token", interval, value, words, legitimate=False)
+
+
+def has_experts(row: Row) -> bool:
+    """Return whether a row says, or its names hint, that one token meets part of the model only."""
+    if row.words.get("architecture") in ("dense", "moe"):
+        return row.words["architecture"] == "moe"
+    counts = (row.values.get(name) for name in ("num_experts", "expert_parallel_size"))
+    if any(count is not None and count.interval.high > 1 for count in counts):
+        return True
+    return MIXTURE.search(f"{row.table} {row.label} {row.words.get('note', '')}") is not None
 
 
 def _stated_size_facts(shape: ModelShape | None, row: Row) -> Iterator[Fact]:
-    """Yield 6 N FLOPs of the size that the row itself states, dense unless it says otherwise."""
+    """Yield FLOPs of the size that the row itself states, which is a dense model's unless active.
+
+    6 N, and with ``num_layers`` and ``hidden_size`` what attention adds. A model outside the
+    catalog may leave out tables and add attention: a bound has both ends of that.
+    """
     size = row.values.get("active_parameters") or row.values.get("parameters")
-    if size is None:
-        return
-    if shape is not None and not size.claimed.meets(point(parameter_count(shape).active)):
-        return
-    dense = "" if "active_parameters" in row.values or shape is not None else ", taken as dense"
-    for factor, words, legitimate in (
-        (6, f"6 N of the stated size{dense}", True),
-        (2, "2 N, the forward pass alone", False),
+    if size is None or (
+        shape is None and "active_parameters" not in row.values and has_experts(row)
     ):
-        interval, value = size.interval.scaled(factor), size.value * factor
-        step = f"flops_per_token = {factor} * {operand(size)} = {show(value)}"
-        yield replace(
-            _fact("flops_per_token", interval, value, words, legitimate=legitimate),
-            steps=(step,),
-            inputs=frozenset({"parameters"}),
-        )
+        return
+    if shape is not None:
+        count = parameter_count(shape)
+        if not size.claimed.meets(point(count.active)):
+            return
+    for trained in _trained(row):
+        yield from _size_flops(size, row, trained, known_shape=shape is not None)
+    interval, value = size.interval.scaled(2), size.value * 2
+    words = "2 N, the forward pass only"
+    yield replace(
+        _fact("flops_per_token", interval, value, words, legitimate=False),
+        inputs=frozenset({"parameters"}),
+    )
+
+
+def _size_flops(size: Printed, row: Row, trained: str, *, known_shape: bool) -> Iterator[Fact]:
+    """Yield 6 N, 6 N with attention, and (for a model outside the catalog) their bound."""
+    factor = 6 * TRAINED[trained]
+    dense = "" if "active_parameters" in row.values or known_shape else ", taken as dense"
+    words = {"all": "", "lora": " with frozen weights", "forward": " forward"}[trained]
+    interval, value = size.interval.scaled(factor), size.value * factor
+    step = f"flops_per_token = {factor:g} * {operand(size)} = {show(value)}"
+    inputs = frozenset({"parameters"})
+    first = _fact(
+        "flops_per_token", interval, value, f"{factor:g} N of the stated size{dense}{words}"
+    )
+    yield replace(first, steps=(step,), inputs=inputs)
+    if known_shape:
+        return
+    length, layers, hidden = (
+        _length(row), row.values.get("num_layers"), row.values.get("hidden_size")
+    )  # fmt: skip
+    if length and layers and hidden:
+        share = TRAINED[trained] if trained == "forward" else 1.0
+        for whole, name in ((12, "12 L h s"), (6, "6 L h s, causal")):
+            per = whole * share
+            more = layers.interval * hidden.interval * length.interval
+            added = per * layers.value * hidden.value * length.value
+            terms = " * ".join(operand(one) for one in (layers, hidden, length))
+            full = f"{step[: step.rindex(' = ')]} + {per:g} * {terms} = {show(value + added)}"
+            fact = _fact(
+                "flops_per_token", interval + more.scaled(per), value + added,
+                f"{factor:g} N + {name}{dense}{words}",
+            )  # fmt: skip
+            yield replace(fact, steps=(full,), inputs=inputs)
+    low, high = _attention_bound(size.value, length)
+    bound = Interval(interval.low * low, interval.high * high)
+    about = f"{factor:g} N, less its tables, up to {high:.3g} times that with attention{dense}"
+    needs = "num_layers, hidden_size" + ("" if length else ", sequence_length")
+    fact = _fact("flops_per_token", bound, bound.low, f"{about}{words}; needs {needs}")
+    yield replace(fact, bound=True, inputs=inputs)
+
+
+def _attention_bound(size: float, length: Printed | None) -> tuple[float, float]:
+    """Return by what factors of 6 N a dense model's FLOPs may differ from it.
+
+    A model of N parameters is about 12 L h^2 with h from 25 L to 100 L, so h is 1.3 to 2 times the
+    cube root of N; attention may be twice as wide as h. An untied input table (of 128k rows) does
+    not work, at most two fifths of N.
+    """
+    root = max(size, 1.0) ** (1 / 3)
+    low = 1 - min(0.4, 2 * root * 128_256 / max(size, 1.0))
+    high = 2.5 if length is None else 1 + length.interval.high / (3 * 1.3 * root)
+    return low, high
 
 
 def _device_facts(device: Accelerator, row: Row) -> Iterator[Fact]:
@@ -165,7 +342,7 @@ def _device_facts(device: Accelerator, row: Row) -> Iterator[Fact]:
 def _peak_facts(device: Accelerator, row: Row) -> Iterator[Fact]:
     """Yield the dense peak, the sparse one as an explanation only, and the highest possible."""
     stated = row.words.get("precision")
-    name = stated or "bf16"
+    name = row.words.get("peak_precision") or stated or "bf16"
     words = f"{name} dense, {device.name}" + ("" if stated else "; precision not stated")
     dense, sparse = device.peak_tflops.get(name), device.sparse_peak_tflops.get(name)
     for quantity, usual, other in (
@@ -174,11 +351,17 @@ def _peak_facts(device: Accelerator, row: Row) -> Iterator[Fact]:
     ):
         kinds = ("dense", "2:4 sparse")
         first, second = kinds if quantity.startswith("peak") else kinds[::-1]
-        if usual is not None:
-            yield _known(quantity, usual, words.replace("dense", first))
+        if usual is not None:  # data sheets print 989.4 as 989 and 990
+            interval = Interval(math.floor(usual), math.ceil(usual))
+            yield _fact(quantity, interval, usual, words.replace("dense", first))
         if other is not None and usual is not None:
             variant = f"{name} {second}, {device.name}"
             yield _known(quantity, other, variant, legitimate=False)
+    for other in ("fp8", "bf16", "fp4"):  # a rate of one precision over the peak of another
+        peak = device.peak_tflops.get(other)
+        if other != name and peak is not None:
+            variant = f"{other} dense, {device.name}, under a rate in {name}"
+            yield _known("peak_tflops_per_second", peak, variant, legitimate=False)
     candidates = [stated] if stated else ["bf16", "fp16", "fp8"]
     peaks = [device.peak_tflops[item] for item in candidates if item in device.peak_tflops]
     if peaks:

@@ -30,6 +30,13 @@ def field_of(row: Row, quantity: str) -> vocabulary.Field | None:
     return None
 
 
+def spoken(row: Row) -> tuple[Identity, ...]:
+    """Return the identities that speak about a row."""
+    return tuple(
+        item for item in identities() if not item.claimed or field_of(row, item.subject) is not None
+    )
+
+
 def know(row: Row, base: Sequence[Fact] = ()) -> Known:
     """Return everything that a row states, its base and the catalog add, and what follows."""
     facts: Facts = {}
@@ -40,7 +47,7 @@ def know(row: Row, base: Sequence[Fact] = ()) -> Known:
         facts[fact.quantity] = (*earlier, fact)
     for quantity, alternatives in facts.items():
         facts[quantity] = _ranked(alternatives)
-    used = derive(facts, identities(), vocabulary.exact_quantities())
+    used = derive(facts, spoken(row), vocabulary.exact_quantities())
     return Known(row, facts, frozenset(used))
 
 
@@ -70,9 +77,12 @@ def _ranked(alternatives: tuple[Fact, ...]) -> tuple[Fact, ...]:
     if not stated or not known:
         return alternatives
     first = stated[0]
+    known = [fact for fact in known if not fact.bound]
     claimed = first.claimed or first.interval
+    if not known:
+        return (first,)
     if any(fact.legitimate and claimed.meets(fact.interval) for fact in known):
-        return alternatives
+        return (*stated, *known)
     words = f"{first.quantity} as stated, {first.text}"
     wrong = replace(first, variant=words, legitimate=False)
     return (*known, wrong)

@@ -46,18 +46,18 @@ PEAK_FIELDS = ("mfu", "peak_tflops_per_second")
 WORDS = ("model", "accelerator", "precision")
 
 
-def load_results(path: Path) -> Claims:
+def load_results(path: Path, *, follow: bool = False) -> Claims:
     """Return the claims of a JSON array of result rows; raises ClaimError as ``read_rows``."""
-    return parse_results(read_rows(path), str(path))
+    return parse_results(read_rows(path, follow=follow), str(path))
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
+def read_rows(path: Path, *, follow: bool = True) -> list[dict[str, Any]]:
     """Return the objects of a JSON array.
 
     Raises:
         ClaimError: the file cannot be read, is too large, or is no JSON array of objects.
     """
-    data = read_bounded(path, LARGEST_FILE, follow=True)
+    data = read_bounded(path, LARGEST_FILE, follow=follow)
     try:
         rows = json.loads(data)
     except (ValueError, RecursionError) as error:  # ValueError: bad JSON, UTF-8 or a huge integer

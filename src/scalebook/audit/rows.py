@@ -40,11 +40,12 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """All claims of one source."""
+    """All claims of one source, and what of its tables could not be read as a claim."""
 
     title: str
     source: str
     tables: tuple[Table, ...] = field(default=())
+    unread: tuple[str, ...] = ()
 
     @property
     def rows(self) -> tuple[Row, ...]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from scalebook.audit import fields as vocabulary
 from scalebook.audit.identities import identities
 from scalebook.audit.judgements import SIZES
+from scalebook.audit.knowledge import has_experts
 from scalebook.audit.known import Known
 from scalebook.audit.verdicts import Check, check_of
 
@@ -43,6 +44,11 @@ def _needs(known: Known, quantity: str) -> str:
     ]
     missing = [[name for name in names if not _independent(known, name)] for names in lists]
     shortest = min((names for names in missing if names), key=len, default=list[str]())
+    counted = known.facts.get("flops_per_token", ())
+    unknown = "parameters" in known.row.values and all(one.origin == "derived" for one in counted)
+    asked = quantity == "parameters" or "flops_per_token" in shortest
+    if unknown and asked and has_experts(known.row):
+        return "needs active_parameters: a token meets only some of the experts"
     return f"needs {', '.join(shortest)}" if shortest else "no identity uses it"
 
 

@@ -8,10 +8,17 @@ from typing import Any, Literal
 
 from scalebook.audit.rows import Claims, Row
 
-Verdict = Literal["holds", "contradicts", "impossible", "not checkable"]
+# "possible": no limit is broken and no value is known that it should equal
+Verdict = Literal["holds", "possible", "contradicts", "impossible", "not checkable"]
 
 # the worst first: what a claim is when several checks speak about it
-ORDER: tuple[Verdict, ...] = ("impossible", "contradicts", "holds", "not checkable")
+ORDER: tuple[Verdict, ...] = (
+    "impossible",
+    "contradicts",
+    "holds",
+    "possible",
+    "not checkable",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,15 +17,15 @@ def register(subparsers: Subparsers) -> None:
 def _register_audit(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser("audit", help="check claims, or result rows, for consistency")
     parser.description = (
-        "Check every identity that the given numbers allow. FILE is a TOML file of claims (see "
-        "--sample), result rows as 'scalebook list --json' prints them (a name that ends in "
-        ".json), or the name of a claims file that the package ships. The exit code is 0 when the "
-        "audit ran, whatever it found; with --strict 1 when a claim contradicts or is impossible; "
-        "2 when the file cannot be read."
+        "Check every identity that the given numbers allow. FILE is a document with tables (.md, "
+        ".html, .csv, .tsv; headings that are not understood are listed), a TOML file of claims "
+        "(see --sample), result rows as 'scalebook list --json' prints them (.json), or the name "
+        "of a claims file that the package ships. The exit code is 0 when no "
+        "claim is wrong, 1 when a claim contradicts or is impossible, 2 when the file cannot be "
+        "read."
     )
-    parser.add_argument("file", nargs="?", metavar="FILE", help="claims or result rows")
+    parser.add_argument("file", nargs="?", metavar="FILE", help="a document, claims or result rows")
     parser.add_argument("--problems", action="store_true", help="only what does not hold")
-    parser.add_argument("--strict", action="store_true", help="exit with 1 if a claim is wrong")
     parser.add_argument("--sample", action="store_true", help="print a claims file to start from")
     parser.add_argument("--samples", action="store_true", help="list the claims files shipped")
     parser.add_argument("--fields", action="store_true", help="list the fields of a claims file")

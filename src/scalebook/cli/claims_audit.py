@@ -13,8 +13,7 @@ from scalebook.audit import (
     Check,
     Claims,
     audit,
-    load_claims,
-    load_results,
+    load,
     parse_claims,
     sample_text,
     samples,
@@ -37,19 +36,17 @@ def audit_file(options: argparse.Namespace) -> int:
         _print_json(result, checks)
     else:
         _print_people(result, checks)
-    return int(options.strict and any(check.verdict in WRONG for check in result.checks))
+    return int(any(check.verdict in WRONG for check in result.checks))
 
 
 def _load(name: str) -> Claims:
     path = Path(name)
-    if path.suffix == ".json":
-        return load_results(path)
     if not path.exists() and name in samples():
         return parse_claims(sample_text(name), f"{name}.toml")
     if not path.exists():
         known = ", ".join(samples())
         raise ClaimError(f"No file {name[:200]!r}. Name a file, or a shipped one: {known}.")
-    return load_claims(path, follow=True)
+    return load(path, follow=True)
 
 
 def _print_json(result: Audit, checks: Sequence[Check]) -> None:
@@ -59,6 +56,7 @@ def _print_json(result: Audit, checks: Sequence[Check]) -> None:
             "title": claims.title,
             "source": claims.source,
             "counts": result.counts(),
+            "unread": claims.unread,
             "checks": [dataclasses.asdict(check) for check in checks],
         }
     )
@@ -72,6 +70,10 @@ def _print_people(result: Audit, checks: Sequence[Check]) -> None:
         print(f"\n{table}")
         for check in group:
             _print_check(check)
+    if result.claims.unread:
+        print("\nNot read:")
+        for text in result.claims.unread:
+            print(f"  {text}")
     counts = [f"{verdict} {count}" for verdict, count in result.counts().items()]
     print(f"\nClaims: {', '.join(counts)}.")
 

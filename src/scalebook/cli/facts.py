@@ -3,11 +3,29 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from scalebook.cli.arguments import Subparsers, add_json, at_least, positive
 from scalebook.cli.facts_tables import accelerators, models, platforms, published, strategies
 from scalebook.cli.output import print_json, print_table
-from scalebook.flops import RECOMPUTE
+from scalebook.errors import ClaimError
+from scalebook.flops import RECOMPUTE, TRAINED
+from scalebook.intervals import Numeral, read_numeral
+
+PACKED = (
+    "One document per sample is assumed. Packed documents that attend only inside themselves cost "
+    "less: see 'scalebook flops --packed-lengths'."
+)
+
+
+def _printed(text: str) -> Numeral:
+    """Return a printed number above zero with the size of its last digit, as an argument type."""
+    try:
+        found = read_numeral(text)
+        positive(repr(found.value))
+    except (ClaimError, argparse.ArgumentTypeError) as error:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a number above zero") from error
+    return found
 
 
 def register(subparsers: Subparsers) -> None:
@@ -57,6 +75,12 @@ def _register_flops(subparsers: Subparsers) -> None:
     parser.add_argument("--recompute-num-layers", type=at_least(0), help="of full: how many layers")
     parser.add_argument("--mtp-layers", type=at_least(0), default=0, help="MTP modules trained")
     parser.add_argument(
+        "--trained",
+        choices=tuple(TRAINED),
+        default="all",
+        help="weights that have gradients: all, those of adapters (lora), none (forward)",
+    )
+    parser.add_argument(
         "--tensor-parallel-size", type=at_least(1), help="pad the vocabulary as Megatron does"
     )
     add_json(parser)
@@ -71,8 +95,8 @@ def _register_convert(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--sequence-length", type=at_least(1), required=True, help="tokens of a sample"
     )
-    parser.add_argument("--tokens-per-second-per-gpu", type=positive, help="published tokens/s/GPU")
-    parser.add_argument("--tflops", type=positive, help="published TFLOP/s/GPU")
+    parser.add_argument("--tokens-per-second-per-gpu", type=_printed, help="published tokens/s/GPU")
+    parser.add_argument("--tflops", type=_printed, help="published TFLOP/s/GPU, every digit")
     parser.add_argument("--convention", help="how the published TFLOP/s were counted")
     parser.add_argument("--mtp-layers", type=at_least(0), default=0, help="MTP modules trained")
     add_json(parser)
@@ -95,27 +119,25 @@ def flops(options: argparse.Namespace) -> int:
     length = packed_sequence_length(packed) if packed else options.sequence_length
     tensor = options.tensor_parallel_size
     rows = padded_vocab_size(shape.vocab_size, tensor) if tensor else None
+    given: dict[str, Any] = {
+        "mtp_layers": options.mtp_layers, "vocab_size": rows, "trained": options.trained
+    }  # fmt: skip
     found: dict[str, float] = {}
     for name in CONVENTIONS:
         if options.recompute == "none":
-            found[name] = model_flops(
-                shape, length, name, mtp_layers=options.mtp_layers, vocab_size=rows
-            )
+            found[name] = model_flops(shape, length, name, **given)
             continue
+        layers = options.recompute_num_layers
         found[name] = hardware_flops_per_token(
-            shape,
-            length,
-            options.recompute,
-            name,
-            recompute_num_layers=options.recompute_num_layers,
-            mtp_layers=options.mtp_layers,
-            vocab_size=rows,
+            shape, length, options.recompute, name, recompute_num_layers=layers, **given
         )
     if options.json:
         print_json(found)
     else:
         table = [[name, f"{value / 1e9:,.4f}", CONVENTIONS[name]] for name, value in found.items()]
-        print_table(("convention", "GFLOP a token", "counts"), table)
+        print_table(("convention", "GFLOP per token", "counts"), table)
+        if not packed:
+            print(PACKED)
     return 0
 
 
@@ -126,12 +148,15 @@ def convert(options: argparse.Namespace) -> int:
     from scalebook.flops import CONVENTIONS, convention_fits, convert_tflops, model_tflops
 
     shape, length = catalog.model(options.model), options.sequence_length
-    rate, tflops, modules = options.tokens_per_second_per_gpu, options.tflops, options.mtp_layers
-    if rate is None and (tflops is None or options.convention is None):
+    pair: tuple[Numeral | None, Numeral | None]
+    pair = options.tokens_per_second_per_gpu, options.tflops
+    modules: int = options.mtp_layers
+    rate, tflops = (0.0 if one is None else one.value for one in pair)  # 0: not stated
+    if not rate and not (tflops and options.convention):
         raise ConfigError(
             "Nothing to convert. Give --tokens-per-second-per-gpu, or --tflops with --convention."
         )
-    if rate is not None:
+    if rate:
         by_name = {
             name: model_tflops(rate, shape, length, name, mtp_layers=modules)
             for name in CONVENTIONS
@@ -144,8 +169,15 @@ def convert(options: argparse.Namespace) -> int:
             for name in CONVENTIONS
         }
     fits = (
-        convention_fits(rate, tflops, shape, length, mtp_layers=modules)
-        if rate is not None and tflops is not None
+        convention_fits(
+            rate,
+            tflops,
+            shape,
+            length,
+            mtp_layers=modules,
+            tolerance=sum(one.unit / one.value / 2 for one in pair if one),
+        )
+        if rate and tflops
         else ()
     )
     if options.json:
@@ -158,4 +190,7 @@ def convert(options: argparse.Namespace) -> int:
         headers.append("published is off by")
         rows = [[*row, differences[row[0]]] for row in rows]
     print_table(headers, rows)
+    if fits:
+        print(f"Likeliest: {fits[0].convention} ({CONVENTIONS[fits[0].convention]}).")
+    print(PACKED)
     return 0

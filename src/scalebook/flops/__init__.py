@@ -15,6 +15,8 @@ from scalebook.errors import ConfigError, unknown
 from scalebook.flops.conventions import (
     CONVENTIONS,
     DEFAULT_CONVENTION,
+    RECOMPUTED,
+    TRAINED,
     FlopParts,
     attention_width,
     flop_parts,
@@ -32,6 +34,7 @@ __all__ = [
     "CONVENTIONS",
     "DEFAULT_CONVENTION",
     "RECOMPUTE",
+    "TRAINED",
     "ConventionFit",
     "FlopParts",
     "LayerParameters",
@@ -44,6 +47,7 @@ __all__ = [
     "flop_parts",
     "flops_per_token",
     "hardware_flops_per_token",
+    "headline_convention",
     "layer_parameters",
     "model_tflops",
     "packed_sequence_length",
@@ -80,15 +84,17 @@ def flops_per_token(
     *,
     mtp_layers: int = 0,
     vocab_size: int | None = None,
+    trained: str = "all",
 ) -> float:
     """Return model FLOPs per trained token, forward and backward, without recomputation.
 
-    See ``flop_parts`` for the arguments; ``narayanan_2021`` alone includes recomputation.
+    See ``flop_parts`` for the arguments; only ``narayanan_2021`` and ``narayanan_printed`` include
+    recomputation. ``trained`` says which weights have gradients (``TRAINED``).
     """
     found = flop_parts(
         shape, sequence_length, convention, mtp_layers=mtp_layers, vocab_size=vocab_size
     )
-    return float(found.total)
+    return float(found.due(trained).total)
 
 
 def hardware_flops_per_token(
@@ -100,32 +106,41 @@ def hardware_flops_per_token(
     recompute_num_layers: int | None = None,
     mtp_layers: int = 0,
     vocab_size: int | None = None,
+    trained: str = "all",
 ) -> float:
     """Return FLOPs per trained token that the hardware executes, recomputed ones included.
 
     ``pointwise`` recomputes no matrix product, so it adds nothing here;
     ``selective`` runs the attention core's forward twice (Korthikanti 2022, arXiv 2205.05198);
     ``full`` the forward of every layer, or of ``recompute_num_layers`` of them (taken as mean
-    layers). The output layer is never recomputed. ``narayanan_2021`` has recomputation in its
-    model FLOPs: here it counts as ``full_attention`` with the mode that is asked for.
+    layers). The output layer is never recomputed. The recomputation that Narayanan's conventions
+    have in their model FLOPs is taken out first.
     """
     if recompute not in RECOMPUTE:
         raise ConfigError(unknown("recompute mode", recompute, RECOMPUTE))
-    counted = "full_attention" if convention == "narayanan_2021" else convention
     found = flop_parts(
-        shape, sequence_length, counted, mtp_layers=mtp_layers, vocab_size=vocab_size
+        shape, sequence_length, convention, mtp_layers=mtp_layers, vocab_size=vocab_size
     )
-    if recompute in ("none", "pointwise"):
-        return float(found.total)
+    if convention in RECOMPUTED:
+        once = (found.layers * 3 / 4, found.attention_core * 3 / 4)
+        found = FlopParts(*once, found.logits, found.mtp)
+    due = found.due(trained).total
+    if recompute in ("none", "pointwise") or trained == "forward":
+        return float(due)
     if recompute == "selective":
-        return found.total + found.attention_core / 3
+        return due + found.attention_core / 3
     layers = shape.num_layers if recompute_num_layers is None else recompute_num_layers
     if not 0 <= layers <= shape.num_layers:
         raise ConfigError(
             f"recompute_num_layers={layers} must be between 0 and {shape.num_layers}."
         )
     forward = (found.layers + found.attention_core) / 3
-    return found.total + forward * layers / shape.num_layers
+    return due + forward * layers / shape.num_layers
+
+
+def headline_convention(shape: ModelShape) -> str:
+    """Return the convention of a model's MFU, which counts only the pairs inside its windows."""
+    return "sliding_window" if shape.sliding_window else DEFAULT_CONVENTION
 
 
 def model_tflops(
@@ -174,8 +189,13 @@ def convention_fits(
     sequence_length: float,
     *,
     mtp_layers: int = 0,
+    tolerance: float = 0.0,
 ) -> tuple[ConventionFit, ...]:
-    """Return every convention against a published pair of one GPU, the best fit first."""
+    """Return every convention against a published pair of one GPU, the likeliest first.
+
+    Conventions within ``tolerance`` (a fraction: what the printed digits leave open) cannot be
+    distinguished: they come first, in the order of ``CONVENTIONS``; then the others by distance.
+    """
     if not (tokens_per_second > 0 and tflops > 0):
         raise ConfigError("Tokens per second and TFLOP/s must be above zero.")
     implied = tflops * 1e12 / tokens_per_second
@@ -183,4 +203,5 @@ def convention_fits(
     for name in CONVENTIONS:
         counted = flops_per_token(shape, sequence_length, name, mtp_layers=mtp_layers)
         fits.append(ConventionFit(name, counted, implied / counted - 1))
-    return tuple(sorted(fits, key=lambda fit: abs(fit.relative_difference)))
+    # a stable sort: those within the tolerance are all at distance 0
+    return tuple(sorted(fits, key=lambda fit: max(0, abs(fit.relative_difference) - tolerance)))

@@ -23,23 +23,40 @@ from scalebook.flops.parameters import (
 
 DEFAULT_CONVENTION = "megatron_causal"
 
+# Those that frameworks print come first: where several fit within the printed digits, the first is
+# the likeliest.
 CONVENTIONS: Mapping[str, str] = MappingProxyType(
     {
         "megatron_causal": "matrix products, attention halved for its mask, padded vocabulary "
         "(Megatron-LM since core 0.12, Megatron-Bridge, NeMo)",
         "full_attention": "matrix products, the whole attention square (Megatron-LM before, "
         "NeMo 24.07, DGX Cloud recipes, nanotron)",
-        "palm_6n": "6 N + 12 L q s, input embedding counted (PaLM appendix B, arXiv 2204.02311; "
-        "llm-foundry, nanoGPT, picotron)",
-        "six_n": "6 N, active N for a mixture of experts (Kaplan 2020, arXiv 2001.08361)",
-        "narayanan_2021": "96 s l h^2 (1 + s/6h + V/16lh): the whole square with every layer "
-        "recomputed, so hardware FLOPs (arXiv 2104.04473, equation 3)",
-        "torchtitan": "6 (N without the input embedding) + 12 L q s (torchtitan)",
-        "exact_causal": "matrix products, attention counted as s (s + 1) / 2 pairs",
         "sliding_window": "as megatron_causal, layers with a window count the pairs inside it "
         "(Megatron-Bridge since 26.06 for gpt-oss)",
+        "torchtitan": "6 (N without position table and untied input embedding) + 12 L q s "
+        "(torchtitan)",
+        "llm_foundry": "6 (N without untied input embedding) + 12 L q s (llm-foundry)",
+        "palm_6n": "6 N + 12 L q s, input embedding counted (PaLM appendix B, arXiv 2204.02311; "
+        "picotron)",
+        "six_n": "6 N, active N for a mixture of experts (Kaplan 2020, arXiv 2001.08361)",
+        "hf_total_flos": "6 (N without embedding tables), all experts counted, no attention "
+        "(Hugging Face Trainer, total_flos)",
+        "narayanan_printed": "96 l h^2 (1 + s/6h + V/16lh) as printed, whatever the MLP and the "
+        "key-value groups, so hardware FLOPs (arXiv 2104.04473, equation 3)",
+        "narayanan_2021": "narayanan_printed generalised: the whole square of this model's own "
+        "matrices with every layer recomputed, so hardware FLOPs",
+        "exact_causal": "matrix products, attention counted as s (s + 1) / 2 pairs",
     }
 )
+
+# Conventions whose model FLOPs contain a second forward pass of every layer.
+RECOMPUTED = ("narayanan_printed", "narayanan_2021")
+
+# What is trained -> share of the matrix products' FLOPs that are due. A frozen weight has no
+# gradient of its own: its product runs forward and once backward, for the gradient of its input.
+# Attention has no weights: its backward pass is due in full wherever there is one. The adapters'
+# own products (below 1 %) are left out (Hu 2021, arXiv 2106.09685).
+TRAINED: Mapping[str, float] = MappingProxyType({"all": 1.0, "lora": 2 / 3, "forward": 1 / 3})
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +72,18 @@ class FlopParts:
     def total(self) -> float:
         """All FLOPs per token."""
         return self.layers + self.attention_core + self.logits + self.mtp
+
+    def due(self, trained: str) -> FlopParts:
+        """Return what is due where only ``trained`` (of ``TRAINED``) has gradients.
+
+        Raises:
+            ConfigError: it is not one of them.
+        """
+        if trained not in TRAINED:
+            raise ConfigError(unknown("trained part", trained, TRAINED))
+        share = TRAINED[trained]
+        core = self.attention_core * (share if trained == "forward" else 1.0)
+        return FlopParts(self.layers * share, core, self.logits * share, self.mtp * share)
 
 
 def _mlp_elements(shape: ModelShape, *, dense: bool) -> int:
@@ -88,7 +117,7 @@ def attention_width(shape: ModelShape) -> float:
 def _pairs_per_token(shape: ModelShape, sequence_length: float, convention: str) -> float:
     """Return the score pairs a token takes part in, the mean over tokens and layers."""
     causal = sequence_length / 2  # the halved square, without the half of the diagonal
-    if convention in ("full_attention", "narayanan_2021", "palm_6n", "torchtitan"):
+    if convention in ("full_attention", "narayanan_2021"):
         return sequence_length
     if convention == "exact_causal":
         return (sequence_length + 1) / 2
@@ -104,18 +133,36 @@ def _pairs_per_token(shape: ModelShape, sequence_length: float, convention: str)
 def _six_n_parts(
     shape: ModelShape, sequence_length: float, convention: str, mtp_layers: int
 ) -> FlopParts:
-    """6 N and what some add for attention; ``layers`` holds 6 N of the layers alone."""
+    """6 N and what some add for attention; ``layers`` holds 6 N of the layers only."""
     count = parameter_count(shape)
     outside = count.active - count.active_layers
-    if convention == "torchtitan":
-        outside -= count.positions + (0 if shape.tied_embeddings else count.embedding)
+    every_expert = convention == "hf_total_flos"
+    if every_expert:  # every table of nn.Embedding is left out, and with it an output tied to it
+        outside -= count.positions + count.embedding
+    elif convention in ("torchtitan", "llm_foundry"):
+        outside -= 0 if shape.tied_embeddings else count.embedding
+        outside -= count.positions if convention == "torchtitan" else 0
     core = 0.0
-    if convention != "six_n":
+    if convention not in ("six_n", "hf_total_flos"):
         core = 12 * attention_width(shape) * sequence_length
     last = layer_parameters(shape, dense=False)
-    module = 6 * (last.active + 2 * shape.hidden_size**2) + core
-    layers = 6 * count.active_layers
+    met = last.total if every_expert else last.active
+    module = 6 * (met + 2 * shape.hidden_size**2) + core
+    layers = 6 * (count.layers if every_expert else count.active_layers)
     return FlopParts(layers, shape.num_layers * core, 6 * outside, mtp_layers * module)
+
+
+def _printed_parts(shape: ModelShape, sequence_length: float, mtp_layers: int) -> FlopParts:
+    """Narayanan's equation 3 by part: 72 l h^2 forward and backward and a third of it again."""
+    hidden = shape.hidden_size
+    layer, core, logits = 96 * hidden**2, 16 * hidden * sequence_length, 6 * hidden * _rows(shape)
+    many = shape.num_layers
+    return FlopParts(many * layer, many * core, logits, mtp_layers * (layer + core + logits))
+
+
+def _rows(shape: ModelShape) -> int:
+    """Return the output rows that published Megatron results of the model count."""
+    return shape.padded_vocab_size or shape.vocab_size
 
 
 def _matmul_parts(
@@ -151,7 +198,7 @@ def flop_parts(
     ``vocab_size`` is the number of output rows that the matrix-product conventions count; the
     default is what published Megatron results of the model count, else the model's own.
     ``narayanan_2021`` generalises the paper's formula: 4/3 of the layers of ``full_attention``,
-    which is the formula itself for the paper's models.
+    which is ``narayanan_printed`` for the paper's models.
 
     Raises:
         ConfigError: the convention is unknown or the sequence length is not above zero.
@@ -160,12 +207,13 @@ def flop_parts(
         raise ConfigError(unknown("convention", convention, CONVENTIONS))
     if not math.isfinite(sequence_length) or sequence_length <= 0:
         raise ConfigError(f"sequence_length={sequence_length} must be above zero.")
-    if convention in ("palm_6n", "six_n", "torchtitan"):
+    if convention in ("palm_6n", "six_n", "torchtitan", "llm_foundry", "hf_total_flos"):
         return _six_n_parts(shape, sequence_length, convention, mtp_layers)
+    if convention == "narayanan_printed":
+        return _printed_parts(shape, sequence_length, mtp_layers)
     rows = vocab_size
     if rows is None:
-        published = None if convention == "exact_causal" else shape.padded_vocab_size
-        rows = published or shape.vocab_size
+        rows = shape.vocab_size if convention == "exact_causal" else _rows(shape)
     found = _matmul_parts(shape, sequence_length, convention, mtp_layers, rows)
     if convention != "narayanan_2021":
         return found

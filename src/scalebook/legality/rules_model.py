@@ -119,15 +119,37 @@ def layers(case: Case) -> Iterator[Problem]:
         yield Problem(
             "layers",
             f"pipeline_parallel_size={stages} does not divide the {shape.num_layers} layers of "
-            f"{shape.name}. Use {choices(divisors(shape.num_layers))}.",
+            f"{shape.name}: this trainer splits evenly except for the last stage. "
+            f"{_last_stage(shape.num_layers, stages, chunks)}Use pipeline_parallel_size="
+            f"{choices(divisors(shape.num_layers))}.",
         )
     elif stages > 1 and (shape.num_layers // stages) % chunks:
         local = shape.num_layers // stages
         yield Problem(
             "layers",
             f"virtual_pipeline_parallel_size={chunks} does not divide the {local} layers of a "
-            f"stage of {shape.name}. Use {choices(divisors(local))}.",
+            f"stage of {shape.name}: this trainer splits evenly except for the last stage. "
+            f"{_last_stage(shape.num_layers, stages, chunks)}Use "
+            f"virtual_pipeline_parallel_size={choices(divisors(local))}.",
         )
+
+
+def _last_stage(layers: int, stages: int, chunks: int) -> str:
+    """Return the advice to give the last stage a size of its own; nothing where none fits.
+
+    The size nearest to an even split is offered, the smaller of two: the last stage computes the
+    loss too. Where no size leaves a layer for each chunk, a layout without interleaving is offered.
+    """
+    if stages == 1:
+        return ""
+    every = last_stage_sizes(layers, stages)
+    chunked = [size for size in every if min(size, (layers - size) // (stages - 1)) >= chunks]
+    if not every:
+        return ""
+    best = min(chunked or every, key=lambda size: (abs(size - layers / stages), size))
+    other = (layers - best) // (stages - 1)
+    plain = "" if chunked else " with virtual_pipeline_parallel_size=1"
+    return f"Use last_pipeline_stage_layers={best}{plain} ({other} on the other stages). Or: "
 
 
 def _uneven(case: Case) -> Iterator[Problem]:

@@ -10,6 +10,7 @@ driver, buffers of collectives, temporary buffers of kernels, fragmentation.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from scalebook.catalog.types import ModelShape
 from scalebook.errors import ConfigError, unknown
@@ -17,6 +18,8 @@ from scalebook.memory import activations
 from scalebook.memory.activations import AttentionKernel, CrossEntropy, Workload
 from scalebook.memory.parameters import Count, is_moe, layer_count, stage_count, stage_layers
 from scalebook.parallelism import Parallelism
+
+OptimizerKernel = Literal["fused", "unfused"]
 
 __all__ = ["MemoryEstimate", "StageMemory", "estimate"]
 
@@ -59,12 +62,13 @@ class StageMemory:
     activations: float
     logits: float
     gathered: float  # whole layers that FSDP holds for a moment
+    update: float = 0.0  # what the optimizer's step needs beyond the room that activations leave
 
     @property
     def total(self) -> float:
         """The sum of all parts (GiB)."""
         states = self.parameters + self.gradients + self.optimizer
-        return states + self.activations + self.logits + self.gathered
+        return states + self.activations + self.logits + self.gathered + self.update
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +90,15 @@ class MemoryEstimate:
     def parts_gib(self) -> dict[str, float]:
         """Return the most loaded stage's GiB by part, and their ``total``."""
         worst = self.worst
-        names = ("parameters", "gradients", "optimizer", "activations", "logits", "gathered")
+        names = (
+            "parameters",
+            "gradients",
+            "optimizer",
+            "activations",
+            "logits",
+            "gathered",
+            "update",
+        )
         return {name: getattr(worst, name) for name in names} | {"total": worst.total}
 
 
@@ -100,6 +112,7 @@ class _Job:
     work: Workload
     offload_layers: int
     mtp_layers: int
+    passing: float  # bytes per parameter that the optimizer's step holds for a moment
 
 
 def estimate(
@@ -116,8 +129,13 @@ def estimate(
     mtp_layers: int = 0,
     attention: AttentionKernel = "fused",
     cross_entropy: CrossEntropy = "unfused",
+    optimizer: OptimizerKernel = "fused",
 ) -> MemoryEstimate:
     """Return the memory (GiB) that each pipeline stage needs on one rank.
+
+    The optimizer's step starts when activations are gone. Before it, gradients kept in bf16 are
+    copied to fp32; an unfused optimizer holds one more fp32 value per parameter. Measured on one
+    H100 with 1.49 and 2.79 billion parameters: 20 and 22 bytes per parameter, within 1 %.
 
     Raises:
         ConfigError: precision, recompute or data_parallel_sharding is not known.
@@ -131,12 +149,22 @@ def estimate(
             raise ConfigError(unknown(kind, name, known))
     numbers = PRECISIONS[precision]
     # FSDP keeps fp32 gradients whatever it adds up.
+    passing = 4.0 if optimizer == "unfused" else 0.0
     if gradient_precision == "bf16" and parallelism.data_parallel_sharding != "full":
+        passing += 4.0 if numbers.gradients == 4 and precision != "fp32" else 0.0
         numbers = replace(numbers, gradients=min(numbers.gradients, 2))
     tokens = sequence_length * micro_batch_size / parallelism.context_parallel_size
     work = Workload(tokens, sequence_length, numbers.activation, attention, cross_entropy)
     job = _Job(
-        shape, parallelism, num_microbatches, numbers, recompute, work, offload_layers, mtp_layers
+        shape,
+        parallelism,
+        num_microbatches,
+        numbers,
+        recompute,
+        work,
+        offload_layers,
+        mtp_layers,
+        passing,
     )
     return MemoryEstimate(
         tuple(_stage(job, stage) for stage in range(parallelism.pipeline_parallel_size))
@@ -166,7 +194,9 @@ def _stage(job: _Job, stage: int) -> StageMemory:
     copies = count.linear * numbers.copies
     parameters = numbers.weights * _shared_out(count, job.parallelism, shared=everything) + copies
     gradients = numbers.gradients * _shared_out(count, job.parallelism, shared=everything)
-    optimizer = numbers.optimizer * _shared_out(count, job.parallelism, shared=sharding != "none")
+    own = _shared_out(count, job.parallelism, shared=sharding != "none")
+    optimizer = numbers.optimizer * own
+    gathered = _gathered_bytes(job, stage) if everything else 0.0
     return StageMemory(
         stage=stage,
         parameters=parameters / GIB,
@@ -174,7 +204,8 @@ def _stage(job: _Job, stage: int) -> StageMemory:
         optimizer=optimizer / GIB,
         activations=kept / GIB,
         logits=logits / GIB,
-        gathered=_gathered_bytes(job, stage) / GIB if everything else 0.0,
+        gathered=gathered / GIB,
+        update=max(0.0, job.passing * own - kept - logits - gathered) / GIB,
     )
 
 

@@ -17,6 +17,7 @@ from scalebook.flops import (
     RECOMPUTE,
     flops_per_token,
     hardware_flops_per_token,
+    headline_convention,
 )
 from scalebook.metrics.ceiling import fraction
 from scalebook.metrics.devices import device_fields
@@ -34,6 +35,7 @@ class _Scale:
 
     model: float
     hardware: float | None  # with recomputation; None where nobody knows its mode
+    convention: str  # of the model FLOPs; the hardware computes a window's whole triangle
 
 
 def _partial(record: RunRecord) -> str | None:
@@ -71,8 +73,9 @@ def _scale(record: RunRecord, of_one_gpu: bool) -> tuple[_Scale | None, int | No
     mode, hardware = record.setting("recompute"), None
     if mode in RECOMPUTE:
         hardware = hardware_flops_per_token(shape, length, mode, mtp_layers=modules) / gpus
-    model = flops_per_token(shape, length, mtp_layers=modules) / gpus
-    return _Scale(model, hardware), shape.num_layers, None
+    counted = headline_convention(shape)
+    model = flops_per_token(shape, length, counted, mtp_layers=modules) / gpus
+    return _Scale(model, hardware, counted), shape.num_layers, None
 
 
 def _memory(run: Run) -> dict[str, Any]:
@@ -203,7 +206,7 @@ def measure(run: Run, *, peak_precision: str | None = None) -> RunMetrics:
         measured_steps=len(steps),
         **_rates(rates, no_rate, count(record, "world_size")),
         model_tflops_per_second_per_gpu=achieved,
-        flops_convention=DEFAULT_CONVENTION,
+        flops_convention=scale.convention if scale else DEFAULT_CONVENTION,
         model_tflops_reason=no_rate or no_scale,
         **_mfu(rates, scale, peak, no_rate or no_scale or no_peak),
         peak_tflops_per_second=peak,

@@ -8,11 +8,12 @@ from typing import Any
 
 from scalebook.audit import (
     ORDER,
+    SUFFIXES,
     Audit,
     Check,
     audit,
     count_claims,
-    load_claims,
+    load,
     parse_claims,
     sample_text,
     samples,
@@ -29,6 +30,7 @@ VERBS = {
     "impossible": ("is impossible", "are impossible"),
     "contradicts": ("contradicts another number", "contradict another number"),
     "holds": ("holds", "hold"),
+    "possible": ("is possible", "are possible"),
     "not checkable": ("cannot be checked", "cannot be checked"),
 }
 SAMPLE = """\
@@ -46,12 +48,14 @@ rows = [["8B on one node", "llama3.1-8b", "h100", "72,000", "23.4%"]]
 
 def audits(runs: Path) -> tuple[tuple[Audit, ...], tuple[str, ...]]:
     """Return the audit of each file under ``claims``, else of the samples; and what failed."""
-    paths = sorted((runs / FOLDER).glob("*.toml"))[:MOST_FILES]
+    kinds = (".toml", *SUFFIXES)
+    found_files = (path for path in (runs / FOLDER).glob("*") if path.suffix.lower() in kinds)
+    paths = sorted(found_files)[:MOST_FILES]
     found: list[Audit] = []
     problems: list[str] = []
     for path in paths:
         try:
-            found.append(audit(load_claims(path)))
+            found.append(audit(load(path)))
         except ScalebookError as error:
             problems.append(f"{path.name}: {str(error).replace(f'{path.parent}/', '')}")
     if not paths:
@@ -61,13 +65,13 @@ def audits(runs: Path) -> tuple[tuple[Audit, ...], tuple[str, ...]]:
 
 def overview(runs: Path, found: Sequence[Audit], problems: Sequence[str]) -> Fragment:
     """Return how many claims hold, contradict and cannot be, a sentence a source."""
-    own = any((runs / FOLDER).glob("*.toml"))
+    own = any(path.is_file() for path in (runs / FOLDER).glob("*"))
     words = (
         "These are the files of the folder claims beside the runs."
         if own
         else "These are the sample claims that come with Scalebook, not figures of these runs. "
-        "To audit your own, put a file of the printed numbers into the folder claims beside the "
-        "runs; 'scalebook audit --sample' prints a longer one."
+        "To audit your own, put the document (.md, .html, .csv, .tsv) or a file of its printed "
+        "numbers into the folder claims next to the runs; 'scalebook audit --sample' prints one."
     )
     items = [Markup("{}").format(words), *map(_sentence, found)]
     failed = callout("Not readable", problems).html
