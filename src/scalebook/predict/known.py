@@ -1,0 +1,122 @@
+"""The runs that rates are fitted to: measured, of one architecture, with what was on known."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scalebook import catalog
+from scalebook.catalog.types import Accelerator, ModelShape
+from scalebook.config import RunConfig
+from scalebook.errors import CatalogError, RecordError
+from scalebook.feasibility.known import config_of
+from scalebook.metrics.settings import run_shape
+from scalebook.metrics.window import measured_steps, throughput
+from scalebook.predict.amounts import SWITCHES, amounts
+from scalebook.predict.fit import Sample
+from scalebook.predict.kinds import machine
+from scalebook.store import Run, read_run, run_directories
+
+# What makes two runs no two configurations: names, lengths of time, which repeat, what is watched.
+_NOT_WORK = (
+    *("platform", "strategy", "steps", "warmup_steps", "learning_rate", "seed", "repeat"),
+    *("time_limit_seconds", "profile_steps", "profile_all_ranks", "data", "layer_spec"),
+    *("checkpoint_keep", "load_checkpoint", "max_restarts"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KnownRate:
+    """One measured run: what ran, and the seconds of its steps."""
+
+    run_id: str
+    config: RunConfig
+    shape: ModelShape
+    accelerator: Accelerator | None
+    ran: Mapping[str, Any]  # options that were on, as the trainer said
+    seconds: float
+
+    @property
+    def architecture(self) -> str:
+        """What devices must share for slowness to carry over; a CPU's is its own."""
+        return self.accelerator.architecture if self.accelerator else "cpu"
+
+    def sample(self) -> Sample:
+        """Return the run's work in reference seconds next to its measured time."""
+        per_node = -(-self.config.world_size // self.config.nodes)
+        reference = machine(self.accelerator, per_node)
+        found = amounts(self.config, self.shape, reference, self.ran)
+        key = configuration(self.config, self.ran)
+        family, ranks = layout(self.config, self.ran), self.config.world_size
+        return Sample(self.seconds, found.seconds, key, family, ranks)
+
+
+def configuration(config: RunConfig, ran: Mapping[str, Any] | None = None) -> str:
+    """Return a text that is equal for runs of the same work in the same layout, on any device."""
+    fields = config.model_dump(exclude=set(_NOT_WORK), exclude_defaults=True)
+    fields = {name: value for name, value in fields.items() if name not in SWITCHES}
+    on = {name: (ran or {}).get(name, getattr(config, name)) in ("on", True) for name in SWITCHES}
+    return json.dumps([fields, on], sort_keys=True)
+
+
+def layout(config: RunConfig, ran: Mapping[str, Any] | None = None) -> str:
+    """Return the family whose runs are wrong in the same way, for the width of intervals."""
+    names = ("fused_attention", "fused_norm", "fused_rope", "fused_activation")
+    names = (*names, "fused_cross_entropy", "fused_optimizer")
+    if config.platform != "cpu" and any((ran or {}).get(name) == "off" for name in names):
+        return "options off"
+    families = {
+        "experts": config.expert_parallel_size > 1 or config.model.startswith("mixtral"),
+        "fp8": config.precision == "fp8",
+        "fully sharded": config.data_parallel_sharding == "full",
+        "pipeline": config.pipeline_parallel_size > 1,
+        "context": config.context_parallel_size > 1,
+        "tensor": config.tensor_parallel_size > 1,
+        "data": config.world_size > 1,
+    }
+    return next((name for name, is_one in families.items() if is_one), "one device")
+
+
+def known_rate(run: Run) -> KnownRate | str:
+    """Return what a run teaches, or why it teaches nothing."""
+    record = run.record
+    if record.source != "measured" or record.setting("engine") not in (None, "megatron"):
+        return "it was not measured by Scalebook's trainer"
+    config = config_of(record)
+    if config is None:
+        return "its configuration is not whole"
+    if any(record.observed.get(name) is None for name in SWITCHES[:7]):
+        return "its trainer did not record which options were on"
+    rates, reason = throughput(record, measured_steps(run.steps))
+    if rates is None:
+        return reason or "it has no rate"
+    shape, reason = run_shape(record)
+    if shape is None:
+        return reason or "its model is not known"
+    device = record.environment.get("accelerator")
+    accelerator = catalog.accelerator_for_device(device) if isinstance(device, str) else None
+    if accelerator is None and config.platform != "cpu":
+        return "its accelerator is not in the catalog"
+    ran = {name: record.observed.get(name) for name in SWITCHES}
+    seconds = config.tokens_per_step / rates.tokens_per_second
+    return KnownRate(record.run_id, config, shape, accelerator, ran, seconds)
+
+
+def known_rates(folders: Iterable[Path]) -> tuple[tuple[KnownRate, ...], int]:
+    """Return what the runs of folders teach, each run once, and how many teach nothing."""
+    found: dict[str, KnownRate] = {}
+    without: set[str] = set()
+    for folder in folders:
+        for directory in run_directories(folder):
+            try:
+                one = known_rate(read_run(directory))
+            except (RecordError, CatalogError):
+                one = ""
+            if isinstance(one, str):
+                without.add(directory.name)
+            else:
+                found.setdefault(one.run_id, one)
+    return tuple(found[name] for name in sorted(found)), len(without)
