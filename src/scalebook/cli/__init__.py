@@ -22,6 +22,7 @@ COMMAND_MODULES = (
     "steady",
     "gate",
     "check",
+    "predict",
     "claims",
     "runs",
     "drill",
@@ -40,7 +41,7 @@ COMMAND_MODULES = (
 SHOWING = frozenset(
     {
         *("accelerators", "convert", "diagnose", "feasibility", "flops", "list", "models"),
-        *("plan", "platforms", "project", "published", "reproduce", "status", "steady"),
+        *("plan", "platforms", "predict", "project", "published", "reproduce", "status", "steady"),
         "strategies",
     }
 )

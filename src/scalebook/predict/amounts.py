@@ -97,9 +97,11 @@ def amounts(
     for kind, seconds in idle.items():
         total[kind] += seconds
     _add(total, job.once(_believed(stages[slowest])))
-    if machine.is_gpu and not job.on["cuda_graph"]:
-        layers = max(len(job.layers(number)) for number in range(len(stages)))
-        launches = config.num_microbatches * layers * _LAUNCHES * _LAUNCH_SECONDS
+    layers = max(len(job.layers(number)) for number in range(len(stages)))
+    launches = config.num_microbatches * layers * _LAUNCHES * _LAUNCH_SECONDS
+    if not machine.is_gpu:  # nothing runs behind a CPU's own calls
+        total["launch"] = 10 * launches
+    elif not job.on["cuda_graph"]:
         total["launch"] = max(launches - _believed(total), 0.0)
     return Amounts(
         {kind: value for kind, value in total.items() if value > 0},
@@ -152,16 +154,21 @@ class _Job:
                 total[kind] += count * value
         if number == config.pipeline_parallel_size - 1:
             _add(total, self.head())
-            module = self.layer(moe=is_moe(shape, shape.num_layers - 1)) | {}
-            _add(module, self.head())
-            joint = 12 * self.tokens * shape.hidden_size**2 / config.tensor_parallel_size
-            _add(module, {"gemm": joint / self.machine.flops("bf16")})
-            _add(total, {kind: config.mtp_layers * value for kind, value in module.items()})
+            _add(total, self.further_tokens())
         _add(total, self.weight_traffic(number))
         _add(total, self.between_stages(number))
         if config.data_parallel_sharding == "full":
             _add(total, self.gathers(number, _believed(total)))
         return total
+
+    def further_tokens(self) -> Seconds:
+        """Return the modules of multi-token prediction: a layer, a joint product and the loss."""
+        shape, modules = self.shape, self.config.mtp_layers
+        joint = 12 * self.tokens * shape.hidden_size**2 / self.config.tensor_parallel_size
+        one: Seconds = {"gemm": joint / self.machine.flops("bf16")}
+        _add(one, self.layer(moe=is_moe(shape, shape.num_layers - 1)))
+        _add(one, self.head())
+        return {kind: modules * value for kind, value in one.items()}
 
     def layer(self, *, moe: bool) -> Seconds:
         """Return the work of one layer for one micro batch, but for what depends on its stage."""

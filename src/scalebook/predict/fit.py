@@ -94,7 +94,7 @@ class Fit:
 
 
 def fit(samples: Sequence[Sample], belief: Belief) -> Fit:
-    """Return the slowness of each kind that these samples and the belief together make likeliest."""
+    """Return the slowness of each kind that samples and belief together make likeliest."""
     ordered = tuple(
         sorted(samples, key=lambda one: (one.configuration, one.seconds, sorted(one.work.items())))
     )
@@ -117,27 +117,34 @@ def _not_negative(matrix: Matrix, vector: list[float]) -> tuple[list[float], Mat
     size = len(vector)
     free = set(range(size))
     for _ in range(3 * size + 1):
-        chosen = sorted(free)
-        inverse = _inverse([[matrix[i][j] for j in chosen] for i in chosen])
-        values = [0.0] * size
-        for a, i in enumerate(chosen):
-            values[i] = sum(inverse[a][b] * vector[j] for b, j in enumerate(chosen))
-        negative = [i for i in chosen if values[i] < 0]
+        values, covariance = _solved(matrix, vector, free)
+        negative = [i for i in free if values[i] < 0]
         if negative:
             free.remove(min(negative, key=lambda i: values[i]))
             continue
-        slope = [
-            vector[i] - sum(matrix[i][j] * values[j] for j in chosen) if i not in free else 0.0
+        slope = {
+            i: vector[i] - sum(matrix[i][j] * values[j] for j in free)
             for i in range(size)
-        ]
-        best = max(range(size), key=lambda i: slope[i], default=0)
-        if not size or slope[best] <= 1e-9 * abs(vector[best]) + _TINY:
-            break
+            if i not in free
+        }
+        best = max(slope, key=lambda i: slope[i], default=None)
+        if best is None or slope[best] <= 1e-9 * abs(vector[best]) + _TINY:
+            return values, covariance
         free.add(best)
+    values, covariance = _solved(matrix, vector, free)
+    return [max(value, 0.0) for value in values], covariance
+
+
+def _solved(matrix: Matrix, vector: list[float], free: set[int]) -> tuple[list[float], Matrix]:
+    """Return the minimum over the free values, all others zero, and the inverse over them."""
+    size, chosen = len(vector), sorted(free)
+    inverse = _inverse([[matrix[i][j] for j in chosen] for i in chosen])
+    values = [0.0] * size
     covariance = [[0.0] * size for _ in range(size)]
-    for a, i in enumerate(chosen):
-        for b, j in enumerate(chosen):
-            covariance[i][j] = inverse[a][b]
+    for row, i in zip(inverse, chosen, strict=True):
+        values[i] = sum(weight * vector[j] for weight, j in zip(row, chosen, strict=True))
+        for weight, j in zip(row, chosen, strict=True):
+            covariance[i][j] = weight
     return values, covariance
 
 

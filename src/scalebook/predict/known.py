@@ -5,21 +5,25 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from scalebook import catalog
 from scalebook.catalog.types import Accelerator, ModelShape
 from scalebook.config import RunConfig
-from scalebook.errors import CatalogError, RecordError
+from scalebook.errors import ScalebookError
 from scalebook.feasibility.known import config_of
 from scalebook.metrics.settings import run_shape
 from scalebook.metrics.window import measured_steps, throughput
 from scalebook.predict.amounts import SWITCHES, amounts
 from scalebook.predict.fit import Sample
 from scalebook.predict.kinds import machine
+from scalebook.record import RunRecord
 from scalebook.store import Run, read_run, run_directories
 
+# Records come from anywhere; one with a value of the wrong type teaches nothing.
+ODD = (ScalebookError, ArithmeticError, TypeError, ValueError, LookupError)
 # What makes two runs no two configurations: names, lengths of time, which repeat, what is watched.
 _NOT_WORK = (
     *("platform", "strategy", "steps", "warmup_steps", "learning_rate", "seed", "repeat"),
@@ -38,6 +42,7 @@ class KnownRate:
     accelerator: Accelerator | None
     ran: Mapping[str, Any]  # options that were on, as the trainer said
     seconds: float
+    around_seconds: float | None = None  # between start and end of the run, outside its steps
 
     @property
     def architecture(self) -> str:
@@ -83,26 +88,46 @@ def layout(config: RunConfig, ran: Mapping[str, Any] | None = None) -> str:
 def known_rate(run: Run) -> KnownRate | str:
     """Return what a run teaches, or why it teaches nothing."""
     record = run.record
-    if record.source != "measured" or record.setting("engine") not in (None, "megatron"):
-        return "it was not measured by Scalebook's trainer"
     config = config_of(record)
-    if config is None:
-        return "its configuration is not whole"
-    if any(record.observed.get(name) is None for name in SWITCHES[:7]):
-        return "its trainer did not record which options were on"
+    unknown = _unknown(record, config)
+    if config is None or unknown is not None:
+        return unknown or ""
     rates, reason = throughput(record, measured_steps(run.steps))
-    if rates is None:
-        return reason or "it has no rate"
-    shape, reason = run_shape(record)
-    if shape is None:
-        return reason or "its model is not known"
+    shape, unknown_model = run_shape(record)
+    if rates is None or shape is None:
+        return reason or unknown_model or "it has no rate"
     device = record.environment.get("accelerator")
     accelerator = catalog.accelerator_for_device(device) if isinstance(device, str) else None
     if accelerator is None and config.platform != "cpu":
         return "its accelerator is not in the catalog"
     ran = {name: record.observed.get(name) for name in SWITCHES}
     seconds = config.tokens_per_step / rates.tokens_per_second
-    return KnownRate(record.run_id, config, shape, accelerator, ran, seconds)
+    return KnownRate(record.run_id, config, shape, accelerator, ran, seconds, _around(run))
+
+
+def _unknown(record: RunRecord, config: RunConfig | None) -> str | None:
+    """Return why a run cannot be compared with what the trainer does today; None where it can."""
+    if config is None:
+        return "its configuration is not whole"
+    if record.source != "measured" or config.engine != "megatron":
+        return "it was not measured by Scalebook's trainer"
+    if any(record.observed.get(name) is None for name in SWITCHES[:7]):
+        return "its trainer did not record which options were on"
+    return None
+
+
+def _around(run: Run) -> float | None:
+    """Return seconds of a run outside its steps; the first step compiles and counts as outside."""
+    try:
+        start, end = (
+            datetime.fromisoformat(text or "")
+            for text in (run.record.started_at, run.record.finished_at)
+        )
+    except ValueError:
+        return None
+    seconds = [step.step_seconds for step in run.steps[1:] if step.step_seconds is not None]
+    around = (end - start).total_seconds() - sum(seconds)
+    return around if around >= 0 else None
 
 
 def known_rates(folders: Iterable[Path]) -> tuple[tuple[KnownRate, ...], int]:
@@ -113,7 +138,7 @@ def known_rates(folders: Iterable[Path]) -> tuple[tuple[KnownRate, ...], int]:
         for directory in run_directories(folder):
             try:
                 one = known_rate(read_run(directory))
-            except (RecordError, CatalogError):
+            except ODD:
                 one = ""
             if isinstance(one, str):
                 without.add(directory.name)

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import median
 from typing import Any
 
 from scalebook import catalog, legality
@@ -31,6 +32,7 @@ _QUANTILE = 1.645  # of the normal distribution, both sides of 90 %
 _PRIOR_RUNS = 4.0  # how many runs the width of all layouts counts as, against a layout's own
 _UNSEEN_LAYOUT = 1.5  # as wide, where no run of a layout has been seen
 _NOTABLE = 0.005  # of the step: below it an unmeasured kind is not worth a word
+_START_SECONDS = 60.0  # of a run around its steps, where no run is at hand
 _LARGER_WORLD = 0.01  # relative, for each doubling beyond the most ranks that were measured
 
 
@@ -76,6 +78,7 @@ class Predictor:
     basis: Basis
     foreign: bool  # no run and no probe of this architecture
     network_known: bool
+    start_seconds: float  # of a run outside its steps, the median of those at hand
 
     @cached_property
     def widths(self) -> Mapping[str, float]:
@@ -131,20 +134,23 @@ class Predictor:
         seconds = sum(parts.values())
         rate = config.tokens_per_step / seconds / config.world_size
         spread = math.exp(_QUANTILE * deviation)
+        high = rate * spread
         memory, fits = legality.fitting(
             config, shape, accelerator=self.accelerator, gpus_per_node=room
         )
         mfu, why = self._mfu(config, shape, rate)
+        if mfu:  # nothing is faster than the peak, however little is known
+            high = min(high, rate / mfu)
         shown = {kind: value for kind, value in parts.items() if kind not in COMMUNICATION}
         shown["exposed_communication"] = sum(parts.get(kind, 0.0) for kind in COMMUNICATION)
         return Prediction(
             tokens_per_second_per_gpu=rate,
             low=rate / spread,
-            high=rate * spread,
+            high=high,
             step_seconds=seconds,
             mfu=mfu,
             mfu_low=mfu / spread if mfu else None,
-            mfu_high=mfu * spread if mfu else None,
+            mfu_high=mfu * high / rate if mfu else None,
             memory_gib=memory.total_gib,
             fits=fits.fits,
             parts=shown,
@@ -251,7 +257,9 @@ def predictor(
         without=without + len(rates) - len(teaching),
     )
     foreign = not teaching and probe is None
-    return Predictor(target, device, machine, fitted, basis, foreign, speed is not None)
+    around = [rate.around_seconds for rate in teaching if rate.around_seconds is not None]
+    start = median(around) if around else _START_SECONDS
+    return Predictor(target, device, machine, fitted, basis, foreign, speed is not None, start)
 
 
 def _device(probe: Probe) -> Accelerator | None:
@@ -322,9 +330,7 @@ def _suspect(fitted: Fit, sample: Sample, missing: float) -> str | None:
     shares: dict[str, float] = {}
     for i, kind in enumerate(fitted.kinds):
         row = fitted.covariance[i]
-        moves = sum(
-            row[j] * sample.work.get(other, 0.0) for j, other in enumerate(fitted.kinds)
-        )
+        moves = sum(row[j] * sample.work.get(other, 0.0) for j, other in enumerate(fitted.kinds))
         shares[kind] = moves * sample.work.get(kind, 0.0)
     for kind, value in sample.work.items():
         if kind not in fitted.kinds:
