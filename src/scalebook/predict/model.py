@@ -20,6 +20,7 @@ from scalebook.catalog.types import Accelerator, ModelShape, Platform
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError
 from scalebook.flops import model_tflops
+from scalebook.legality import fit as fit_memory
 from scalebook.predict import kinds
 from scalebook.predict.amounts import amounts
 from scalebook.predict.fit import NOISE, Fit, Sample, fit
@@ -135,9 +136,8 @@ class Predictor:
         rate = config.tokens_per_step / seconds / config.world_size
         spread = math.exp(_QUANTILE * deviation)
         high = rate * spread
-        memory, fits = legality.fitting(
-            config, shape, accelerator=self.accelerator, gpus_per_node=room
-        )
+        memory_gib = fit_memory.estimate(config, shape).total_gib
+        verdict = fit_memory.verdict(memory_gib, self.accelerator)
         mfu, why = self._mfu(config, shape, rate)
         if mfu:  # nothing is faster than the peak, however little is known
             high = min(high, rate / mfu)
@@ -151,11 +151,11 @@ class Predictor:
             mfu=mfu,
             mfu_low=mfu / spread if mfu else None,
             mfu_high=mfu * high / rate if mfu else None,
-            memory_gib=memory.total_gib,
-            fits=fits.fits,
+            memory_gib=memory_gib,
+            fits=verdict.fits,
             parts=shown,
             basis=self.basis,
-            warnings=tuple(self._warnings(config, parts, fits.fits, fits.reason, why)),
+            warnings=tuple(self._warnings(config, parts, verdict, why)),
         )
 
     def _mfu(
@@ -175,12 +175,11 @@ class Predictor:
         self,
         config: RunConfig,
         parts: Mapping[str, float],
-        fits: bool | None,
-        reason: str,
+        verdict: legality.Fit,
         no_mfu: str | None,
     ) -> Iterable[str]:
-        if fits is False:
-            yield f"Memory: {reason}."
+        if verdict.fits is False:
+            yield f"Memory: {verdict.reason}."
         if self.foreign:
             device = self.accelerator.name if self.accelerator else "this CPU"
             yield (

@@ -40,8 +40,8 @@ def layouts(base: RunConfig, made: Predictor) -> Ranking:
     """Return the layouts of a configuration's model, batch and precision on its devices, ranked.
 
     Varied are tensor, pipeline, context and expert parallelism, model chunks, sharding, micro batch
-    and recomputation. Of layouts that differ in recomputation only, the least that fits is kept:
-    more never makes a step faster.
+    and recomputation. Of layouts that differ in recomputation only, none is kept that
+    recomputes more than one that surely fits: it is never faster.
     """
     shape, accelerator = catalog.model(base.model), made.accelerator
     room = None if made.platform.vendor == "cpu" else made.platform.gpus_per_node
@@ -58,11 +58,14 @@ def layouts(base: RunConfig, made: Predictor) -> Ranking:
         problems = legality.check(config, shape, accelerator=accelerator, gpus_per_node=room)
         if not legality.is_legal(problems):
             left_out[next(one.rule for one in problems if one.severity == "error")] += 1
-        elif fit.verdict(fit.estimate(config, shape).total_gib, accelerator).fits is False:
+            continue
+        verdict = fit.verdict(fit.estimate(config, shape).total_gib, accelerator)
+        if verdict.fits is False:
             left_out["does not fit the memory"] += 1
-        else:
+            continue
+        fitting.append(config)
+        if verdict.fits or verdict.capacity_gib is None:
             settled.add(key)
-            fitting.append(config)
     ranked = sorted(
         (Candidate(config, made.predict(config)) for config in fitting),
         key=lambda one: (-one.prediction.tokens_per_second_per_gpu, one.config.config_hash()),
