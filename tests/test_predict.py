@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import random
+import sys
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -348,6 +350,18 @@ def test_left_out_configurations_are_predicted_within_two_percent(rates, probes)
     assert 0.85 <= held / len(errors) <= 0.95
 
 
+def test_published_dense_results_on_h100_are_predicted_within_four_percent(made) -> None:
+    path = Path(__file__).parent / "benchmarks" / "bench_predict.py"
+    spec = importlib.util.spec_from_file_location("bench_predict", path)
+    assert spec is not None and spec.loader is not None
+    bench = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = bench
+    spec.loader.exec_module(bench)
+    misses = bench.published(made)
+    assert len(misses) == 84
+    assert median(abs(one.error) for one in misses) <= 0.04
+
+
 def test_a_run_made_slower_is_found_slower_than_its_parts(rates, probes) -> None:
     rate = next(one for one in rates if one.run_id.endswith("6f7370e34e28"))
     usual = slower_than_parts(rate, rates, probes)
@@ -433,6 +447,21 @@ def test_bad_input_ends_with_code_2_and_one_line(
     error = capsys.readouterr().err
     assert says in error
     assert error.count("\n") == 1
+
+
+def test_tune_ranks_layouts_and_says_why_others_are_left_out(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked = ("tune", "--platform", "h100", "--model", "llama3.1-8b@8", "--gpus", "2", "--dry-run")
+    assert main([*asked, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    rates = [one["tokens_per_second_per_gpu"] for one in found["ranking"]]
+    assert rates == sorted(rates, reverse=True)
+    assert 1 <= found["contenders"] <= len(rates)
+    assert found["left_out"]
+    assert {one["config"]["global_batch_size"] for one in found["ranking"]} == {32}
+    assert main([*asked, "--budget-seconds", "60"]) == 0
+    assert "may be the fastest" in capsys.readouterr().out
 
 
 def test_check_and_plan_show_the_rate_that_predict_does(

@@ -5,7 +5,7 @@ while the pipeline fills and drains: m t_max + sum of the others / v. For equal 
 m t (1 + (p - 1) / (m v)), the bubble of arXiv 2104.04473; the output layer makes the last stage
 the slowest. Bytes of communication are those of ``scalebook.communication``.
 
-Left out: variation between ranks, contention of several collectives on one link, retries, data
+Left out: contention of several collectives on one link, retries, data
 loading, checkpoints, and any kernel that is slower for a shape than for its FLOPs and bytes.
 """
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from statistics import NormalDist
 
 from scalebook import communication
 from scalebook.catalog.types import ModelShape
@@ -35,6 +36,7 @@ _NORM_AND_CLIP = 12.0
 _LAUNCH_SECONDS, _LAUNCHES = 4.5e-6, 60.0  # a layer, forward and backward
 _STEP_SECONDS = 0.005
 _PIECE_SECONDS = 15e-6  # before a piece of a collective starts
+_DEVICE_SPREAD = 0.01  # of the speed of devices of one model; every step waits for the slowest
 _FIRST_BUCKET = 0.05  # of data-parallel traffic that nothing is left to hide behind
 
 # Extra bytes by an option that is off; what matters is how they grow, the runs set their rate.
@@ -97,6 +99,7 @@ def amounts(
     for kind, seconds in idle.items():
         total[kind] += seconds
     _add(total, job.once(_believed(stages[slowest])))
+    total["waiting"] = _slowest_of(config.world_size) * _believed(total)
     layers = max(len(job.layers(number)) for number in range(len(stages)))
     launches = config.num_microbatches * layers * _LAUNCHES * _LAUNCH_SECONDS
     if not machine.is_gpu:  # nothing runs behind a CPU's own calls
@@ -109,6 +112,14 @@ def amounts(
         {kind: value for kind, value in total.items() if value > 0},
         {kind: value for kind, value in idle.items() if value > 0},
     )
+
+
+def _slowest_of(ranks: int) -> float:
+    """Return how much slower than the mean the slowest of so many devices is, as a fraction.
+
+    The expected largest of n normal values (Blom 1958), in standard deviations, times theirs.
+    """
+    return _DEVICE_SPREAD * NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
 
 
 def _believed(seconds: Mapping[str, float]) -> float:

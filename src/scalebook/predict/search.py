@@ -35,6 +35,15 @@ class Ranking:
     candidates: tuple[Candidate, ...]
     left_out: dict[str, int]  # by reason
 
+    @property
+    def contenders(self) -> tuple[Candidate, ...]:
+        """The layouts whose interval reaches the predicted rate of the first: any may be fastest.
+
+        All predictions share most of their error, so their intervals' lower ends are too strict.
+        """
+        best = self.candidates[0].prediction.tokens_per_second_per_gpu if self.candidates else 0.0
+        return tuple(one for one in self.candidates if one.prediction.high >= best)
+
 
 def layouts(base: RunConfig, made: Predictor) -> Ranking:
     """Return the layouts of a configuration's model, batch and precision on its devices, ranked.
