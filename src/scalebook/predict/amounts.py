@@ -238,7 +238,10 @@ class _Job:
         if config.recompute in ("selective", "full"):
             flops *= 4 / 3
         name = "fp32" if config.precision == "fp32" else "bf16"
-        return {"attention": flops / self.machine.flops(name)}
+        found = {"attention": flops / self.machine.flops(name)}
+        if config.context_parallel_size > 1 and self.own_kernels and self.machine.is_gpu:
+            found["context_attention"] = found["attention"]
+        return found
 
     def pointwise(self, *, moe: bool) -> Seconds:
         config, shape = self.config, self.shape
@@ -283,7 +286,10 @@ class _Job:
         if ranks > 1:
             size = communication.context_ring_bytes(shape, ranks, self.tokens * ranks)
             size /= config.tensor_parallel_size
-            _add(found, self.sent("context", size, ranks, config.tensor_parallel_size))
+            # Scalebook's trainer gathers keys and values and scatters their gradients, twice where
+            # a ring passes three times, and waits for both.
+            kind, passes = ("context_exposed", 2 / 3) if self.own_kernels else ("context", 1.0)
+            _add(found, self.sent(kind, passes * size, ranks, config.tensor_parallel_size))
         ranks = config.expert_parallel_size
         if moe and ranks > 1:
             size = communication.expert_bytes(shape, ranks, self.tokens * self.replicated)
