@@ -33,7 +33,7 @@ _GATED, _PLAIN = (3, 5), (2, 3)  # of the MLP's width
 _LOGITS = 8.0  # bytes a logit: read twice, its gradient written where it lies and read
 _ADAM = 30.0  # bytes a parameter: gradient, weight and both moments read; three and a copy written
 _NORM_AND_CLIP = 12.0
-_LAUNCH_SECONDS, _LAUNCHES = 4.5e-6, 60.0  # a layer, forward and backward
+_LAUNCH_SECONDS, _LAUNCHES = 6e-6, 120.0  # a layer, forward and backward, with Python's share
 _STEP_SECONDS = 0.005
 _PIECE_SECONDS = 15e-6  # before a piece of a collective starts
 _DEVICE_SPREAD = 0.01  # of the speed of devices of one model; every step waits for the slowest
@@ -55,19 +55,29 @@ class Amounts:
     idle: Mapping[str, float]  # of these, what the slowest stage waits for others (the bubble)
 
 
-def switches(config: RunConfig, ran: Mapping[str, object] | None = None) -> dict[str, bool]:
+def switches(
+    config: RunConfig, shape: ModelShape, ran: Mapping[str, object] | None = None
+) -> dict[str, bool]:
     """Return which options are on: as a run recorded them, else as the trainer would decide."""
     sharded = config.data_parallel_sharding
     tensor = config.tensor_parallel_size > 1
     stages = config.pipeline_parallel_size > 1
     engine = config.precision == "fp8" or config.layer_spec == "transformer_engine"
+    # train/switches.py holds these and more: it can ask torch, which must not be imported here.
+    no_graph = bool(
+        shape.tied_embeddings
+        or shape.moe
+        or config.offload_layers
+        or config.mtp_layers
+        or config.num_microbatches < 2
+    )
     auto = dict.fromkeys(SWITCHES, True) | {
         "fused_weight_gradient": sharded != "full" or config.engine != "megatron",
         "overlap_param_gather": sharded == "optimizer" and not stages,
         "overlap_tensor_parallel": (
             tensor and config.sequence_parallel and sharded != "full" and not engine
         ),
-        "cuda_graph": tensor and not stages and sharded != "full" and config.precision != "fp8",
+        "cuda_graph": tensor and not (stages or sharded == "full" or engine or no_graph),
     }
     found: dict[str, bool] = {}
     for name in SWITCHES:
@@ -85,7 +95,7 @@ def amounts(
     ran: Mapping[str, object] | None = None,
 ) -> Amounts:
     """Return the work of a legal configuration, in seconds at the machine's reference rates."""
-    job = _Job(config, shape, machine, switches(config, ran))
+    job = _Job(config, shape, machine, switches(config, shape, ran))
     stages = [job.stage(number) for number in range(config.pipeline_parallel_size)]
     slowest = max(range(len(stages)), key=lambda number: _believed(stages[number]))
     total: Seconds = defaultdict(float)
@@ -103,7 +113,7 @@ def amounts(
     layers = max(len(job.layers(number)) for number in range(len(stages)))
     launches = config.num_microbatches * layers * _LAUNCHES * _LAUNCH_SECONDS
     if not machine.is_gpu:  # nothing runs behind a CPU's own calls
-        total["launch"] = 10 * launches
+        total["launch"] = 5 * launches
     elif not job.on["cuda_graph"]:
         # Launches run ahead of products, which are never faster than their reference.
         busy = sum(total.get(kind, 0.0) for kind in ("gemm", "gemm_fp8", "attention"))
@@ -209,6 +219,8 @@ class _Job:
         found = {"gemm_fp8" if eight else "gemm": flops / rate}
         if experts:
             found["expert_gemm"] = 6 * self.tokens * experts * again / rate
+            if config.expert_parallel_size > 1 and config.expert_balance == "learned":
+                found["uneven_experts"] = KINDS["expert_gemm"].slowness * found["expert_gemm"]
         if eight:
             _add(found, self.casts(flops / rate, dense, again))
         return found
