@@ -62,7 +62,11 @@ def register(subparsers: Subparsers) -> None:
         "--global-batch-size", type=check.at_least(1), help="samples per step; default: 16 per GPU"
     )
     parser.add_argument("--sequence-length", type=check.at_least(1), help="tokens of a sample")
-    parser.add_argument("--precision", choices=("bf16", "fp16", "fp8", "fp32"))
+    parser.add_argument(
+        "--precision",
+        choices=("bf16", "fp16", "fp8", "fp32"),
+        help="number format of the matrix products",
+    )
     parser.add_argument(
         "--budget-seconds", type=positive, metavar="S", help="say which trials fit into S seconds"
     )
@@ -149,7 +153,8 @@ def forecast(
 ) -> Callable[[RunConfig], tuple[Prediction, float] | None]:
     """Return a function from a configuration to its prediction and its whole run's seconds.
 
-    It answers None where a configuration is illegal or the platform is not known.
+    It answers None where a configuration is illegal, the platform is not known, or the platform is
+    a CPU without runs, whose rates nobody can guess.
     """
     from scalebook import predict as room
     from scalebook.errors import ScalebookError
@@ -161,6 +166,8 @@ def forecast(
         try:
             if not made:
                 made.append(room.load(platform, runs_folder(str(runs or ""))))
+            if made[0].foreign and not made[0].machine.is_gpu:
+                return None
             found = made[0].predict(config)
         except ScalebookError:
             return None
