@@ -294,6 +294,13 @@ def test_what_was_never_measured_is_named_and_widens_the_interval(made) -> None:
     assert any("communication between nodes" in warning for warning in far.warnings)
 
 
+def test_a_model_that_no_run_has_and_narrow_products_widen_the_interval(made) -> None:
+    known = made.predict(config())
+    other = made.predict(config(model="llama2-7b"))
+    narrow = made.predict(config(model="qwen3-30b-a3b", expert_parallel_size=8))
+    assert width(known) < width(other) < width(narrow)
+
+
 @pytest.mark.parametrize("platform", ["mi300x", "b200"])
 def test_a_vendor_or_architecture_without_runs_is_never_presented_as_known(
     rates, probes, made, platform: str

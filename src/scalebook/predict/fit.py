@@ -30,6 +30,8 @@ class Sample:
     configuration: str  # equal for repeats
     layout: str
     ranks: int = 1
+    model: str = ""  # without its number of layers
+    width: float = 0.0  # the narrowest side of its matrix products
 
     def row(self, kinds: Sequence[str]) -> list[float]:
         """Return the work over the measured time and the noise."""

@@ -56,7 +56,22 @@ class KnownRate:
         found = amounts(self.config, self.shape, reference, self.ran)
         key = configuration(self.config, self.ran)
         family, ranks = layout(self.config, self.ran), self.config.world_size
-        return Sample(self.seconds, found.seconds, key, family, ranks)
+        model, narrow = base_name(self.shape), narrowest(self.config, self.shape)
+        return Sample(self.seconds, found.seconds, key, family, ranks, model, narrow)
+
+
+def base_name(shape: ModelShape) -> str:
+    """Return the name of a model, whatever its number of layers."""
+    return shape.name.partition("@")[0]
+
+
+def narrowest(config: RunConfig, shape: ModelShape) -> float:
+    """Return the narrowest side (features) of a rank's matrix products: narrow ones are slower."""
+    sides = [shape.hidden_size, shape.ffn_hidden_size or shape.hidden_size]
+    sides = [side / config.tensor_parallel_size for side in sides]
+    if shape.moe is not None:
+        sides.append(shape.moe.ffn_hidden_size / config.expert_tensor_parallel_size)
+    return min(sides)
 
 
 def configuration(config: RunConfig, ran: Mapping[str, Any] | None = None) -> str:

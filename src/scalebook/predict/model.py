@@ -25,7 +25,7 @@ from scalebook.predict import kinds
 from scalebook.predict.amounts import amounts
 from scalebook.predict.fit import NOISE, Fit, Sample, fit
 from scalebook.predict.kinds import COMMUNICATION, KINDS, Belief, Machine
-from scalebook.predict.known import KnownRate, configuration, layout
+from scalebook.predict.known import KnownRate, base_name, configuration, layout, narrowest
 from scalebook.probes.types import Probe
 
 COVERED = 0.90
@@ -34,6 +34,8 @@ _PRIOR_RUNS = 4.0  # how many runs the width of all layouts counts as, against a
 _UNSEEN_LAYOUT = 1.5  # as wide, where no run of a layout has been seen
 _NOTABLE = 0.005  # of the step: below it an unmeasured kind is not worth a word
 _START_SECONDS = 60.0  # of a run around its steps, where no run is at hand
+_OTHER_MODEL = 0.025  # relative, where no run is of this model at any depth
+_OTHER_WIDTH = 0.02  # relative, for each doubling outside the widths of products that were measured
 _LARGER_WORLD = 0.01  # relative, for each doubling beyond the most ranks that were measured
 
 
@@ -95,10 +97,20 @@ class Predictor:
         }
         return found | {"": _UNSEEN_LAYOUT * math.sqrt(overall)}
 
-    @cached_property
-    def _most_ranks(self) -> int:
-        sizes = (sample.ranks for sample in self.fitted.samples)
-        return max(sizes, default=1)
+    def distance(self, config: RunConfig, shape: ModelShape) -> float:
+        """Return the relative deviation for how far a configuration is from every run.
+
+        The covariance doesn't have it: it takes the kinds of work to be the same for all shapes.
+        """
+        samples = self.fitted.samples
+        if not samples:
+            return 0.0
+        ranks, width = max(one.ranks for one in samples), narrowest(config, shape)
+        low, high = min(one.width for one in samples), max(one.width for one in samples)
+        larger = max(math.log2(config.world_size / ranks), 0.0)
+        outside = max(math.log2(low / width), math.log2(width / high), 0.0)
+        other = base_name(shape) not in {one.model for one in samples}
+        return math.hypot(_LARGER_WORLD * larger, _OTHER_WIDTH * outside, _OTHER_MODEL * other)
 
     def step(
         self, config: RunConfig, shape: ModelShape, ran: Mapping[str, Any] | None = None
@@ -115,9 +127,8 @@ class Predictor:
         }
         parts["bubble"] = sum(slowness[kind] * value for kind, value in work.idle.items())
         variance = NOISE**2 + self.fitted.variance(work.seconds)
-        doublings = max(math.log2(config.world_size / self._most_ranks), 0.0)
         width = self.widths.get(layout(config, ran), self.widths[""])
-        variance = variance * width**2 + (_LARGER_WORLD * doublings) ** 2
+        variance = variance * width**2 + self.distance(config, shape) ** 2
         if self.foreign:
             variance += kinds.FOREIGN**2
         return parts, math.sqrt(variance)
