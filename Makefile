@@ -49,7 +49,7 @@ $(VENV)/.lab: $(VENV)/.run
 	$(INSTALL) ".[run,report,lab]"
 	@touch $@
 
-.PHONY: help setup run resume report open demo plan list test test-fast mutate image verify doctor test-containers test-slurm lint bench-report bench-overhead check-notebooks format lab lock clean
+.PHONY: help setup run resume report open demo plan list test test-fast mutate image verify doctor test-containers test-slurm lint bench-report bench-overhead bench-predict check-notebooks format lab lock clean
 
 help:  ## Show this help
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -116,6 +116,9 @@ bench-report: $(VENV)/.test  ## Time the report of 10,000 simulated runs (ARGS="
 
 bench-overhead: $(VENV)/.test  ## Time a run's steps and start against bare torchrun, in turns
 	$(PY) tests/benchmarks/bench_overhead.py $(ARGS)
+
+bench-predict: $(VENV)/.test  ## Compare predicted step times with measured and published ones
+	$(PY) tests/benchmarks/bench_predict.py $(ARGS)
 
 check-notebooks: $(VENV)/.test  ## Check the notebooks' rules alone
 	$(PY) -m pytest tests/test_notebook_rules.py

@@ -139,8 +139,12 @@ def platform(row: Row) -> Platform:
         gpus_per_node=row.integer("gpus_per_node"),
         default_precision=row.choice("default_precision", ("bf16", "fp16", "fp8", "fp32")),
         source=row.text("source"),
+        network_gbps=row.optional_number("network_gbps"),
+        network_source=row.text("network_source", ""),
     )
     row.finish()
+    if (value.network_gbps is None) != (value.network_source == ""):
+        raise row.error("network_gbps and network_source belong together.", "network_source")
     if (value.accelerator is None) != (value.vendor == "cpu"):
         raise row.error("every platform but a cpu names its accelerator.", "accelerator")
     return value

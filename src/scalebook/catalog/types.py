@@ -102,6 +102,8 @@ class Platform:
     gpus_per_node: int
     default_precision: str
     source: str
+    network_gbps: float | None = None  # between nodes, of one device in one direction
+    network_source: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ COMMANDS = {
     "steady": "steady compare",
     "gate": "gate",
     "check": "check plan",
+    "predict": "predict tune",
     "claims": "audit project",
     "runs": "run resume recover",
     "drill": "drill",
@@ -41,8 +42,8 @@ COMMANDS = {
 SHOWING = frozenset(
     {
         *("accelerators", "convert", "diagnose", "feasibility", "flops", "list", "models"),
-        *("plan", "platforms", "project", "published", "reproduce", "status", "steady"),
-        "strategies",
+        *("plan", "platforms", "predict", "project", "published", "reproduce", "status", "steady"),
+        *("strategies", "tune"),
     }
 )
 # What a user's path may be wrong in; with a file's name, so that no defect of ours passes for it.

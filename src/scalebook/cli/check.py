@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalebook.cli.arguments import Subparsers, add_json, add_settings, at_least
+from scalebook.cli.arguments import Subparsers, add_json, add_settings, at_least, positive
 from scalebook.cli.output import number, print_json, print_table
 from scalebook.settings import SETTINGS
 
 if TYPE_CHECKING:
     from scalebook.cli.check_request import Request
     from scalebook.plan import Plan, PlannedRun
+    from scalebook.predict import Prediction
+
+    Forecast = tuple[Prediction, float] | None  # with the seconds of the whole run
 
 REQUIRED = ("model", "platform")
 
@@ -25,7 +29,7 @@ def register(subparsers: Subparsers) -> None:
     )
     for name in REQUIRED:
         parser.add_argument(f"--{name}", required=True, help=SETTINGS[name].help)
-    add_settings(parser, (n for n, row in SETTINGS.items() if row.help and n not in REQUIRED))
+    add_layout(parser, world_size=True)
     add_json(parser)
     parser.set_defaults(handler=check)
 
@@ -36,16 +40,28 @@ def register(subparsers: Subparsers) -> None:
         "--gpus", "--world-size", dest="world_size", type=at_least(1), help="how many there are"
     )
     parser.add_argument("--model", help="this model in place of the plan's")
+    parser.add_argument(
+        "--budget-seconds", type=positive, metavar="S", help="say which runs fit into S seconds"
+    )
     add_json(parser)
     parser.set_defaults(handler=plan)
+
+
+def add_layout(parser: argparse.ArgumentParser, *, world_size: bool) -> None:
+    """Add the flags of the settings that describe a layout, its batch and its precision."""
+    left_out = REQUIRED if world_size else (*REQUIRED, "world_size")
+    add_settings(parser, (n for n, row in SETTINGS.items() if row.help and n not in left_out))
 
 
 def check(options: argparse.Namespace) -> int:
     """Print the verdict on one configuration; return 1 where it is illegal."""
     from scalebook.cli.check_request import answer, request
+    from scalebook.cli.predict import forecast, short_value
 
     asked = request(options)
     result = answer(asked)
+    found = forecast(asked.config.platform, None)(asked.config) if result["legal"] else None
+    result["prediction"] = short_value(found[0]) if found else None
     if options.json:
         print_json(result)
     else:
@@ -55,6 +71,7 @@ def check(options: argparse.Namespace) -> int:
 
 def plan(options: argparse.Namespace) -> int:
     """Print every run of a plan with its verdict."""
+    from scalebook.cli.predict import forecast, total_line
     from scalebook.plan import load_plan
 
     overrides = {"model": options.model} if options.model else {}
@@ -64,23 +81,29 @@ def plan(options: argparse.Namespace) -> int:
         world_size=options.world_size,
         overrides=overrides,
     )
+    predicted = forecast(options.platform, None)
+    found = [predicted(run.config) if run.legal else None for run in loaded.runs]
     if options.json:
-        print_json(_plan_value(loaded))
+        print_json(_plan_value(loaded, found))
     else:
-        _print_plan(loaded)
+        _print_plan(loaded, found)
+        seconds = [one[1] if one else None for one in found]
+        print(total_line(seconds, options.budget_seconds))
     return 0
 
 
-def _plan_value(loaded: Plan) -> dict[str, Any]:
+def _plan_value(loaded: Plan, found: Sequence[Forecast]) -> dict[str, Any]:
     return {
         "name": loaded.name,
         "description": loaded.description,
-        "runs": [_run_value(run) for run in loaded.runs],
+        "runs": [_run_value(run, one) for run, one in zip(loaded.runs, found, strict=True)],
+        "predicted_seconds": sum(one[1] for one in found if one),
     }
 
 
-def _run_value(run: PlannedRun) -> dict[str, Any]:
+def _run_value(run: PlannedRun, found: Forecast) -> dict[str, Any]:
     from scalebook.cli.check_request import said
+    from scalebook.cli.predict import short_value
 
     return {
         "config_hash": run.config.config_hash(),
@@ -94,14 +117,17 @@ def _run_value(run: PlannedRun) -> dict[str, Any]:
         "fits": run.fits,
         "fits_reason": run.fit.reason if run.fit else "the configuration is illegal",
         "advice": run.fit.advice if run.fit else (),
+        "prediction": short_value(found[0]) if found else None,
+        "predicted_seconds": found[1] if found else None,
     }
 
 
-def _print_plan(loaded: Plan) -> None:
+def _print_plan(loaded: Plan, found: Sequence[Forecast]) -> None:
     print(f"{loaded.name}: {loaded.description}" if loaded.description else loaded.name)
     headers = ("#", "model", "strategy", "GPUs", "tp", "pp", "cp", "ep", "dp", "micro", "global")
-    headers += ("sequence", "precision", "repeat", "GiB", "verdict")
-    rows = [_plan_row(index, run) for index, run in enumerate(loaded.runs, start=1)]
+    headers += ("sequence", "precision", "repeat", "GiB", "tokens/s/GPU", "verdict")
+    pairs = zip(loaded.runs, found, strict=True)
+    rows = [_plan_row(index, run, one) for index, (run, one) in enumerate(pairs, start=1)]
     if rows:
         print_table(headers, rows)
     for index, run in enumerate(loaded.runs, start=1):
@@ -119,7 +145,7 @@ def _print_plan(loaded: Plan) -> None:
     )
 
 
-def _plan_row(index: int, run: PlannedRun) -> tuple[str, ...]:
+def _plan_row(index: int, run: PlannedRun, found: Forecast) -> tuple[str, ...]:
     config = run.config
     sizes = (
         config.tensor_parallel_size,
@@ -140,6 +166,7 @@ def _plan_row(index: int, run: PlannedRun) -> tuple[str, ...]:
         config.precision,
         str(config.repeat),
         number(run.memory.total_gib, 3) if run.memory else "-",
+        number(found[0].tokens_per_second_per_gpu, 3) if found else "-",
         _verdict(run),
     )
 
@@ -151,6 +178,8 @@ def _verdict(run: PlannedRun) -> str:
 
 
 def _print_verdict(asked: Request, result: dict[str, Any]) -> None:
+    from scalebook.cli.predict import rate_line
+
     config = asked.config
     print(
         f"{config.model} on {config.world_size} x {config.platform}: "
@@ -168,6 +197,8 @@ def _print_verdict(asked: Request, result: dict[str, Any]) -> None:
             [(name, number(result["memory_gib"][name], 3)) for name in names],
         )
     print(f"  memory: {result['fits_reason']}")
+    if result["prediction"]:
+        print(f"  predicted: {rate_line(**result['prediction'])}")
     if result["communication_bytes"]:
         sent = {name: size for name, size in result["communication_bytes"].items() if size}
         parts = ", ".join(f"{name} {number(size / 1e9, 3)}" for name, size in sent.items())

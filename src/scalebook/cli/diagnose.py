@@ -6,7 +6,7 @@ import argparse
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from scalebook.cli.arguments import Subparsers, add_json
 from scalebook.cli.found import RUN_HELP, run_directory
@@ -14,6 +14,7 @@ from scalebook.cli.output import plain, print_json
 
 if TYPE_CHECKING:
     from scalebook.diagnosis import Diagnosis, Finding, Waterfall
+    from scalebook.store import Run
 
 WIDTH = 100
 
@@ -34,13 +35,41 @@ def diagnose(options: argparse.Namespace) -> int:
     from scalebook.diagnosis import diagnose as diagnosed
     from scalebook.store import read_run
 
-    found = diagnosed(read_run(run_directory(options.run, options.runs)))
+    run = read_run(run_directory(options.run, options.runs))
+    found = diagnosed(run)
+    parts = _slower(run, options.runs)
     if options.json:
-        print_json({**plain(found), "explained_fraction": _explained(found)})
+        value = {**plain(found), "explained_fraction": _explained(found)}
+        print_json({**value, "slower_than_parts": parts})
         return 0
     for line in _lines(found):
         print(line)
+    for line in _wrapped("= ", _against_parts(parts)) if parts else ():
+        print(line)
     return 0
+
+
+def _slower(run: Run, folder: Path | None) -> dict[str, Any] | None:
+    """Return the run against its prediction from others; None where there is nothing to compare."""
+    from scalebook import predict
+    from scalebook.project import runs_folder
+
+    rate = predict.known_rate(run)
+    if isinstance(rate, str):
+        return None
+    rates, probes, _ = predict.evidence(folder or runs_folder())
+    return predict.slower_than_parts(rate, rates, probes)
+
+
+def _against_parts(parts: dict[str, Any]) -> str:
+    """Return how a run compares with the sum of its parts, in a sentence."""
+    share = parts["fraction"]
+    ends = f"90 % of runs: {100 * parts['low']:+.1f} to {100 * parts['high']:+.1f} %"
+    line = f"{100 * abs(share):.1f} % {'slower' if share > 0 else 'faster'} than the sum of its"
+    line = f"{line} parts, as {parts['runs']} other runs predict it ({ends})."
+    if share <= parts["high"]:
+        return line
+    return f"{line} Suspect: {parts['suspect']}."
 
 
 def _explained(found: Diagnosis) -> float | None:

@@ -25,12 +25,20 @@ def pruned(
     return pruning.inferences((entry.config for entry in entries), known)
 
 
-def show(entries: tuple[Entry, ...], runs: Path, pruned: Mapping[str, Inference]) -> int:
-    """Print what would be run, how, and with which variables."""
+def show(
+    entries: tuple[Entry, ...],
+    runs: Path,
+    pruned: Mapping[str, Inference],
+    budget_seconds: float | None = None,
+) -> int:
+    """Print what would be run, how, with which variables, and how long it is likely to take."""
     from scalebook import launch
+    from scalebook.cli.predict import duration, forecast, rate_line, short_value, total_line
     from scalebook.project import short
     from scalebook.running.survey import label
 
+    predicted = forecast(entries[0].config.platform, runs) if entries else None
+    seconds: list[float | None] = []
     for entry in entries:
         inference = pruned.get(entry.config.config_hash()) if entry.action == "run" else None
         if inference is not None:
@@ -44,9 +52,15 @@ def show(entries: tuple[Entry, ...], runs: Path, pruned: Mapping[str, Inference]
             continue
         if entry.memory_gib is not None:
             print(f"    predicted memory: {entry.memory_gib:.2f} GiB on the most loaded rank")
+        if predicted and (found := predicted(entry.config)):
+            seconds.append(found[1])
+            line = rate_line(**short_value(found[0]))
+            print(f"    predicted rate: {line}, about {duration(found[1])} in all")
         directory = short(runs) / "RUN_ID"
         plan = launch.direct(entry.config, config_path=directory / "config.json", output=directory)
         for variable in plan.variables:
             print(f"    {variable.name}={variable.value}  # {variable.reason}")
         print(f"    {shlex.join(plan.command)}")
+    if seconds:
+        print(total_line(seconds, budget_seconds))
     return 0

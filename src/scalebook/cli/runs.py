@@ -85,7 +85,8 @@ def run(options: argparse.Namespace) -> int:
         entries = survey.survey(plan, runs, devices, options.rerun)
         if line := run_options.describe(plan):
             print(line)
-        return dry_run.show(entries, runs, dry_run.pruned(entries, runs, options))
+        pruned = dry_run.pruned(entries, runs, options)
+        return dry_run.show(entries, runs, pruned, options.budget_seconds)
     console = Console()
     _recover(runs, console)
     entries = survey.survey(plan, runs, devices, options.rerun)

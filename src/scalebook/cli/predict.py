@@ -1,0 +1,369 @@
+"""Commands that say how fast configurations would be, before they run: ``predict``, ``tune``."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scalebook.cli import check
+from scalebook.cli.arguments import Subparsers, add_json, at_least, positive
+from scalebook.cli.output import number, plain, print_json, print_table
+
+if TYPE_CHECKING:
+    from scalebook.config import RunConfig
+    from scalebook.predict import Prediction, Predictor
+    from scalebook.predict.search import Ranking
+
+_MOST_SIZES = 32  # of one curve
+_SHOWN = 12  # layouts of a ranking for people
+_SAMPLES_PER_GPU = 16  # of a tuned step: enough for every micro batch and a few in each pipeline
+_TRIAL = {"steps": 8, "warmup_steps": 3}
+
+
+def register(subparsers: Subparsers) -> None:
+    """Add this module's commands."""
+    parser = subparsers.add_parser(
+        "predict", help="predict the rate of a configuration from the runs at hand"
+    )
+    parser.add_argument("--model", help="a model, or name@LAYERS; required without --plan")
+    parser.add_argument("--platform", required=True, help="a platform, such as h100")
+    parser.add_argument(
+        "--gpus",
+        "--world-size",
+        dest="sizes",
+        type=_sizes,
+        metavar="N[,N...]",
+        help="all processes; several numbers give the curves of weak and strong scaling",
+    )
+    check.add_layout(parser, world_size=False)
+    parser.add_argument(
+        "--set",
+        dest="fields",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="any other field of the configuration",
+    )
+    parser.add_argument("--plan", type=Path, metavar="FILE", help="predict every run of a plan")
+    parser.add_argument("--runs", type=Path, help="folder of runs to learn from; default: runs")
+    add_network(parser)
+    add_json(parser)
+    parser.set_defaults(handler=predict)
+
+    parser = subparsers.add_parser("tune", help="rank all legal layouts of a model by prediction")
+    parser.add_argument("--model", required=True, help="a model, or name@LAYERS")
+    parser.add_argument("--platform", required=True, help="a platform, such as h100")
+    parser.add_argument(
+        "--gpus", "--world-size", dest="world_size", type=at_least(1), help="all processes"
+    )
+    parser.add_argument(
+        "--global-batch-size", type=at_least(1), help="samples per step; default: 16 per GPU"
+    )
+    parser.add_argument("--sequence-length", type=at_least(1), help="tokens of a sample")
+    parser.add_argument(
+        "--precision",
+        choices=("bf16", "fp16", "fp8", "fp32"),
+        help="number format of the matrix products",
+    )
+    parser.add_argument(
+        "--budget-seconds", type=positive, metavar="S", help="say which trials fit into S seconds"
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", required=True, help="rank only; trials are not run yet"
+    )
+    parser.add_argument("--runs", type=Path, help="folder of runs to learn from; default: runs")
+    add_network(parser)
+    add_json(parser)
+    parser.set_defaults(handler=tune, fields=[])
+
+
+def add_network(parser: argparse.ArgumentParser) -> None:
+    """Add ``--network-gbps``."""
+    parser.add_argument(
+        "--network-gbps",
+        type=positive,
+        metavar="GBPS",
+        help="speed between nodes per GPU, Gbit/s; default: the catalog's for the platform",
+    )
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    """Return the whole numbers of a list with commas, as an argument type."""
+    sizes = tuple(check.at_least(1)(part) for part in text.split(","))
+    if len(sizes) > _MOST_SIZES:
+        raise argparse.ArgumentTypeError(f"{len(sizes)} sizes are more than {_MOST_SIZES}")
+    return sizes
+
+
+def predict(options: argparse.Namespace) -> int:
+    """Print the predicted rate of a configuration, of a plan's runs, or of a scaling curve."""
+    from scalebook import predict as room
+    from scalebook.errors import ConfigError
+    from scalebook.project import runs_folder
+
+    if (options.model is None) == (options.plan is None):
+        raise ConfigError("Name either --model or --plan.")
+    runs = runs_folder(str(options.runs or ""))
+    made = room.load(options.platform, runs, network_gbps=options.network_gbps)
+    sizes: tuple[int, ...] = options.sizes or ()
+    if options.plan is not None:
+        return _plan(options, made, sizes)
+    if len(sizes) > 1:
+        return _curves(options, made, sizes)
+    options.world_size = sizes[0] if sizes else None
+    config = configuration(options)
+    found = made.predict(config)
+    if options.json:
+        print_json(found)
+    else:
+        _print(config, found, made)
+    return 0
+
+
+def configuration(options: argparse.Namespace) -> RunConfig:
+    """Return the configuration that the flags describe, with the defaults of ``check``."""
+    from scalebook.cli.check_request import request
+    from scalebook.cli.run_options import fields
+
+    given = argparse.Namespace(**vars(options))
+    for name, value in fields(options.fields).items():
+        setattr(given, name, value)
+    return request(given).config
+
+
+def short_value(found: Prediction) -> dict[str, Any]:
+    """Return what other commands show of a prediction."""
+    names = ("tokens_per_second_per_gpu", "low", "high", "step_seconds")
+    return {name: getattr(found, name) for name in names}
+
+
+def rate_line(
+    tokens_per_second_per_gpu: float, low: float, high: float, step_seconds: float
+) -> str:
+    """Return a prediction in a line: rate with its interval, and the step."""
+    ends = f"90 %: {number(low, 3)} to {number(high, 3)}"
+    rate = number(tokens_per_second_per_gpu, 3)
+    return f"{rate} tokens/s per GPU ({ends}), {number(step_seconds, 3)} s per step"
+
+
+def forecast(
+    platform: str, runs: Path | None
+) -> Callable[[RunConfig], tuple[Prediction, float] | None]:
+    """Return a function from a configuration to its prediction and its whole run's seconds.
+
+    It answers None where a configuration is illegal, the platform is not known, or the platform is
+    a CPU without runs, whose rates nobody can guess.
+    """
+    from scalebook import predict as room
+    from scalebook.errors import ScalebookError
+    from scalebook.project import runs_folder
+
+    made: list[Predictor] = []
+
+    def answered(config: RunConfig) -> tuple[Prediction, float] | None:
+        try:
+            if not made:
+                made.append(room.load(platform, runs_folder(str(runs or ""))))
+            if made[0].foreign and not made[0].machine.is_gpu:
+                return None
+            found = made[0].predict(config)
+        except ScalebookError:
+            return None
+        return found, room.run_seconds(made[0], config, found.step_seconds)
+
+    return answered
+
+
+def total_line(seconds: Sequence[float | None], budget: float | None) -> str:
+    """Return how long runs take one after another, and how many a budget has room for."""
+    known = [value for value in seconds if value is not None]
+    line = f"Predicted time: about {duration(sum(known))} for {len(known)} runs"
+    if budget is None:
+        return f"{line}."
+    spent, fitting = 0.0, 0
+    for value in known:
+        spent += value
+        fitting += spent <= budget
+    return f"{line}; the first {fitting} fit into {duration(budget)}."
+
+
+def duration(seconds: float) -> str:
+    """Return a length of time for people: ``45 s``, ``12 min``, ``3.4 h``."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def _print(config: RunConfig, found: Prediction, made: Predictor) -> None:
+    line = rate_line(**short_value(found))
+    print(f"{config.model} on {config.world_size} x {config.platform}: {line}")
+    if found.mfu is not None and found.mfu_low is not None and found.mfu_high is not None:
+        low, high = 100 * found.mfu_low, 100 * found.mfu_high
+        print(f"  MFU {100 * found.mfu:.1f} % ({low:.1f} to {high:.1f})")
+    fits = {True: "fits", False: "does not fit", None: "cannot tell whether it fits"}[found.fits]
+    print(f"  memory: {found.memory_gib:.1f} GiB, {fits}")
+    rows = [
+        (words, number(1000 * seconds, 3), f"{100 * seconds / found.step_seconds:.1f}%")
+        for words, seconds in _parts(found)
+    ]
+    print_table(("part of the step", "ms", "share"), rows)
+    print(f"  based on {_basis(made)}")
+    for warning in found.warnings:
+        print(f"  ! {warning}")
+
+
+def _parts(found: Prediction) -> Iterator[tuple[str, float]]:
+    """Yield the parts of a step in words, the largest first."""
+    from scalebook.predict.kinds import KINDS
+
+    for name, seconds in sorted(found.parts.items(), key=lambda item: -item[1]):
+        if seconds > 0:
+            words = KINDS[name].words if name in KINDS else name.replace("_", " ")
+            yield words, seconds
+
+
+def _basis(made: Predictor) -> str:
+    basis = made.basis
+    known = f"{basis.accelerator} of the catalog" if basis.accelerator else "a guess for any CPU"
+    words = [known]
+    if basis.probe:
+        words.insert(0, f"probe {basis.probe}")
+    if basis.runs:
+        where = f"{basis.configurations} configurations on {', '.join(basis.platforms)}"
+        words.insert(0, f"{basis.runs} runs ({where}) in {' and '.join(basis.folders)}")
+    return ", ".join(words)
+
+
+def _plan(options: argparse.Namespace, made: Predictor, sizes: tuple[int, ...]) -> int:
+    """Print a prediction for every run of a plan."""
+    from scalebook.plan import load_plan
+
+    loaded = load_plan(options.plan, platform=options.platform, world_size=max(sizes, default=None))
+    answers = [answer(made, planned.config) for planned in loaded.runs]
+    if options.json:
+        runs = [
+            {"config_hash": planned.config.config_hash(), **one}
+            for planned, one in zip(loaded.runs, answers, strict=True)
+        ]
+        print_json({"name": loaded.name, "runs": runs})
+        return 0
+    rows = [
+        (str(index), planned.config.model, str(planned.config.world_size), *_cells(one))
+        for index, (planned, one) in enumerate(zip(loaded.runs, answers, strict=True), start=1)
+    ]
+    print_table(("#", "model", "GPUs", *_HEADERS), rows)
+    return 0
+
+
+def answer(made: Predictor, config: RunConfig) -> dict[str, Any]:
+    """Return a prediction as a JSON value, or the reason for none under ``reason``."""
+    from scalebook.errors import ScalebookError
+
+    try:
+        return plain(made.predict(config))
+    except ScalebookError as error:
+        return {"tokens_per_second_per_gpu": None, "reason": str(error)}
+
+
+_HEADERS = ("tokens/s/GPU", "low", "high", "s/step", "note")
+
+
+def _cells(found: dict[str, Any]) -> tuple[str, ...]:
+    if found["tokens_per_second_per_gpu"] is None:
+        return "-", "-", "-", "-", found["reason"]
+    names = ("tokens_per_second_per_gpu", "low", "high", "step_seconds")
+    note = "does not fit" if found["fits"] is False else ""
+    return *(number(found[name], 3) for name in names), note
+
+
+def _curves(options: argparse.Namespace, made: Predictor, sizes: tuple[int, ...]) -> int:
+    """Print weak scaling (batch per GPU kept) and strong scaling (batch kept) over sizes."""
+    options.world_size = sizes[0]
+    options.nodes = None
+    first = configuration(options)
+    found: dict[str, list[dict[str, Any]]] = {"weak": [], "strong": []}
+    for scaling, rows in found.items():
+        for size in sizes:
+            batch = first.global_batch_size
+            if scaling == "weak":
+                batch = batch * size // first.world_size
+            options.world_size, options.global_batch_size = size, batch
+            one = answer(made, configuration(options))
+            rows.append({"world_size": size, "global_batch_size": batch, **one})
+    if options.json:
+        print_json(found)
+        return 0
+    for scaling, rows in found.items():
+        print(f"{scaling} scaling of {first.model} on {first.platform}")
+        cells = [
+            (str(row["world_size"]), str(row["global_batch_size"]), *_cells(row)) for row in rows
+        ]
+        print_table(("GPUs", "batch", *_HEADERS), cells)
+    return 0
+
+
+def tune(options: argparse.Namespace) -> int:
+    """Print the ranking of layouts and the trials that would separate the best of them."""
+    from scalebook import predict as room
+    from scalebook.predict import search
+    from scalebook.project import runs_folder
+
+    made = room.load(
+        options.platform, runs_folder(str(options.runs or "")), network_gbps=options.network_gbps
+    )
+    base = configuration(options)
+    if options.global_batch_size is None:
+        batch = _SAMPLES_PER_GPU * base.world_size
+        base = base.model_copy(update={"global_batch_size": batch})
+    ranking = search.layouts(base, made)
+    trials = [
+        room.run_seconds(made, one.config.model_copy(update=_TRIAL), one.prediction.step_seconds)
+        for one in ranking.contenders
+    ]
+    if options.json:
+        ranked = [
+            {"config": one.config.model_dump(), **plain(one.prediction)}
+            for one in ranking.candidates
+        ]
+        contenders = len(ranking.contenders)
+        seconds = {"contenders": contenders, "trial_seconds": sum(trials)}
+        print_json({"ranking": ranked, **seconds, "left_out": ranking.left_out})
+        return 0
+    _print_ranking(base, ranking)
+    if trials:
+        print(f"{len(trials)} of them may be the fastest: trials would separate these.")
+        print(total_line(trials, options.budget_seconds))
+    return 0
+
+
+def _print_ranking(base: RunConfig, ranking: Ranking) -> None:
+    where = f"{base.model} on {base.world_size} x {base.platform}"
+    print(f"{where}: {len(ranking.candidates)} layouts fit, batch {base.global_batch_size}")
+    headers = ("tp", "pp", "vp", "cp", "ep", "sharding", "micro", "recompute", "GiB", *_HEADERS[:3])
+    rows: list[tuple[str, ...]] = []
+    for one in ranking.candidates[:_SHOWN]:
+        config, found = one.config, one.prediction
+        sizes = (
+            config.tensor_parallel_size,
+            config.pipeline_parallel_size,
+            config.virtual_pipeline_parallel_size,
+            config.context_parallel_size,
+            config.expert_parallel_size,
+        )
+        rates = (found.tokens_per_second_per_gpu, found.low, found.high)
+        rows.append(
+            (
+                *map(str, sizes),
+                config.data_parallel_sharding,
+                str(config.micro_batch_size),
+                config.recompute,
+                f"{found.memory_gib:.1f}",
+                *(number(rate, 3) for rate in rates),
+            )
+        )
+    if rows:
+        print_table(headers, rows)
+    for reason, count in sorted(ranking.left_out.items(), key=lambda item: -item[1]):
+        print(f"  left out: {count} ({reason.replace('_', ' ')})")

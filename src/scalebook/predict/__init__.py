@@ -1,0 +1,62 @@
+"""What a configuration that nobody ran would take: rates of kinds of work, fitted to the runs.
+
+``load`` reads what there is to learn from and returns a ``Predictor``; its ``predict`` answers for
+one configuration, ``search.layouts`` ranks all legal ones. The README shows how wrong it is.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from scalebook.config import RunConfig
+from scalebook.predict.known import KnownRate, known_rate, known_rates
+from scalebook.predict.model import Basis, Prediction, Predictor, predictor, slower_than_parts
+from scalebook.probes import Probe, read_probes
+from scalebook.project import root, short
+
+__all__ = [
+    "Basis",
+    "KnownRate",
+    "Prediction",
+    "Predictor",
+    "evidence",
+    "known_rate",
+    "load",
+    "predictor",
+    "run_seconds",
+    "slower_than_parts",
+]
+
+
+def folders(runs: Path) -> tuple[Path, ...]:
+    """Return the folders to learn from: the given one and the checkout's committed examples."""
+    project = root()
+    examples = () if project is None else (project / "runs" / "examples",)
+    found = (runs, *(one for one in examples if one.resolve() != runs.resolve()))
+    return tuple(one for one in found if one.is_dir())
+
+
+def evidence(runs: Path) -> tuple[tuple[KnownRate, ...], tuple[Probe, ...], int]:
+    """Return the rates and probes to learn from, and how many runs teach nothing."""
+    places = folders(runs)
+    rates, without = known_rates(places)
+    probes = tuple(probe for place in places for probe in read_probes(place)[0])
+    return rates, probes, without
+
+
+def load(platform: str, runs: Path, *, network_gbps: float | None = None) -> Predictor:
+    """Return what predicts configurations of a platform from a folder of runs and the examples.
+
+    Raises:
+        CatalogError: the platform is not known.
+    """
+    rates, probes, without = evidence(runs)
+    names = [str(short(place)) for place in folders(runs)]
+    return predictor(
+        platform, rates, probes, network_gbps=network_gbps, folders=names, without=without
+    )
+
+
+def run_seconds(made: Predictor, config: RunConfig, step_seconds: float) -> float:
+    """Return the seconds that a whole run takes: its steps, and what runs take around them."""
+    return made.start_seconds + (config.steps + config.profile_steps) * step_seconds

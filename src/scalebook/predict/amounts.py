@@ -1,0 +1,462 @@
+"""How much of each kind of work one training step is, in seconds at a machine's reference rates.
+
+What the slowest pipeline stage does for all micro batches, plus what the other stages take once
+while the pipeline fills and drains: m t_max + sum of the others / v. For equal stages that is
+m t (1 + (p - 1) / (m v)), the bubble of arXiv 2104.04473; the output layer makes the last stage
+the slowest. Bytes of communication are those of ``scalebook.communication``.
+
+Left out: contention of several collectives on one link, retries, data
+loading, checkpoints, and any kernel that is slower for a shape than for its FLOPs and bytes.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from statistics import NormalDist
+
+from scalebook import communication
+from scalebook.catalog.types import ModelShape
+from scalebook.config import RunConfig
+from scalebook.flops import attention_projections, attention_width, padded_vocab_size
+from scalebook.memory.parameters import Count, is_moe, stage_count, stage_layers
+from scalebook.predict.kinds import KINDS, Machine
+
+Seconds = dict[str, float]  # by kind
+
+# Accesses of a value of 2 bytes, forward and backward, by fused kernels: a norm reads and writes,
+# its backward reads two and writes one; each residual sum reads two and writes one.
+_HIDDEN = (10, 12)
+_ROTARY = (4, 4)  # of queries and keys, with the copies that split them
+_GATED, _PLAIN = (3, 5), (2, 3)  # of the MLP's width
+_LOGITS = 8.0  # bytes a logit: read twice, its gradient written where it lies and read
+_ADAM = 30.0  # bytes a parameter: gradient, weight and both moments read; three and a copy written
+_NORM_AND_CLIP = 12.0
+_LAUNCH_SECONDS, _LAUNCHES = 6e-6, 120.0  # a layer, forward and backward, with Python's share
+_STEP_SECONDS = 0.005
+_PIECE_SECONDS = 15e-6  # before a piece of a collective starts
+_DEVICE_SPREAD = 0.01  # of the speed of devices of one model; every step waits for the slowest
+_FIRST_BUCKET = 0.05  # of data-parallel traffic that nothing is left to hide behind
+
+# Extra bytes by an option that is off; what matters is how they grow, the runs set their rate.
+SWITCHES = (
+    *("fused_attention", "fused_norm", "fused_rope", "fused_activation", "fused_cross_entropy"),
+    *("fused_weight_gradient", "fused_optimizer", "overlap_grad_reduce", "overlap_param_gather"),
+    *("overlap_tensor_parallel", "cuda_graph"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Amounts:
+    """The work of one step of one rank in reference seconds by kind, and the pipeline's share."""
+
+    seconds: Mapping[str, float]
+    idle: Mapping[str, float]  # of these, what the slowest stage waits for others (the bubble)
+
+
+def switches(
+    config: RunConfig, shape: ModelShape, ran: Mapping[str, object] | None = None
+) -> dict[str, bool]:
+    """Return which options are on: as a run recorded them, else as the trainer would decide."""
+    sharded = config.data_parallel_sharding
+    tensor = config.tensor_parallel_size > 1
+    stages = config.pipeline_parallel_size > 1
+    engine = config.precision == "fp8" or config.layer_spec == "transformer_engine"
+    # train/switches.py holds these and more: it can ask torch, which must not be imported here.
+    no_graph = bool(
+        shape.tied_embeddings
+        or shape.moe
+        or config.offload_layers
+        or config.mtp_layers
+        or config.num_microbatches < 2
+    )
+    auto = dict.fromkeys(SWITCHES, True) | {
+        "fused_weight_gradient": sharded != "full" or config.engine != "megatron",
+        "overlap_param_gather": sharded == "optimizer" and not stages,
+        "overlap_tensor_parallel": (
+            tensor and config.sequence_parallel and sharded != "full" and not engine
+        ),
+        "cuda_graph": tensor and not (stages or sharded == "full" or engine or no_graph),
+    }
+    found: dict[str, bool] = {}
+    for name in SWITCHES:
+        seen = (ran or {}).get(name)
+        asked = getattr(config, name)
+        decided = auto[name] if asked == "auto" else asked == "on"
+        found[name] = decided if seen is None else seen in ("on", True)
+    return found
+
+
+def amounts(
+    config: RunConfig,
+    shape: ModelShape,
+    machine: Machine,
+    ran: Mapping[str, object] | None = None,
+) -> Amounts:
+    """Return the work of a legal configuration, in seconds at the machine's reference rates."""
+    job = _Job(config, shape, machine, switches(config, shape, ran))
+    stages = [job.stage(number) for number in range(config.pipeline_parallel_size)]
+    slowest = max(range(len(stages)), key=lambda number: _believed(stages[number]))
+    total: Seconds = defaultdict(float)
+    idle: Seconds = defaultdict(float)
+    for number, stage in enumerate(stages):
+        for kind, seconds in stage.items():
+            if number == slowest:
+                total[kind] += config.num_microbatches * seconds
+            else:
+                idle[kind] += seconds / config.virtual_pipeline_parallel_size
+    for kind, seconds in idle.items():
+        total[kind] += seconds
+    _add(total, job.once(_believed(stages[slowest])))
+    total["waiting"] = _slowest_of(config.world_size) * _believed(total)
+    layers = max(len(job.layers(number)) for number in range(len(stages)))
+    launches = config.num_microbatches * layers * _LAUNCHES * _LAUNCH_SECONDS
+    if not machine.is_gpu:  # nothing runs behind a CPU's own calls
+        total["launch"] = 5 * launches
+    elif not job.on["cuda_graph"]:
+        # Launches run ahead of products, which are never faster than their reference.
+        busy = sum(total.get(kind, 0.0) for kind in ("gemm", "gemm_fp8", "attention"))
+        total["launch"] = max(launches - busy, 0.0)
+    return Amounts(
+        {kind: value for kind, value in total.items() if value > 0},
+        {kind: value for kind, value in idle.items() if value > 0},
+    )
+
+
+def _slowest_of(ranks: int) -> float:
+    """Return how much slower than the mean the slowest of so many devices is, as a fraction.
+
+    The expected largest of n normal values (Blom 1958), in standard deviations, times theirs.
+    """
+    return _DEVICE_SPREAD * NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
+
+
+def _believed(seconds: Mapping[str, float]) -> float:
+    """Return what work takes as believed before any run: decides what is slowest and hidden."""
+    return sum(KINDS[kind].slowness * value for kind, value in seconds.items())
+
+
+def _add(total: Seconds, more: Mapping[str, float]) -> None:
+    for kind, value in more.items():
+        total[kind] = total.get(kind, 0.0) + value
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    config: RunConfig
+    shape: ModelShape
+    machine: Machine
+    on: Mapping[str, bool]
+
+    @property
+    def tokens(self) -> float:
+        """Tokens of a micro batch on one rank."""
+        config = self.config
+        return config.micro_batch_size * config.sequence_length / config.context_parallel_size
+
+    @property
+    def replicated(self) -> float:
+        """Share of the hidden state that one tensor-parallel rank works on between products."""
+        config = self.config
+        return 1 / config.tensor_parallel_size if config.sequence_parallel else 1.0
+
+    def layers(self, stage: int) -> list[int]:
+        """Return the layers of a stage."""
+        chunks = stage_layers(self.shape, self.config.parallelism, stage)
+        return [layer for chunk in chunks for layer in chunk]
+
+    def stage(self, number: int) -> Seconds:
+        """Return the work of one micro batch on a stage, forward and backward."""
+        config, shape = self.config, self.shape
+        total: Seconds = defaultdict(float)
+        layers = self.layers(number)
+        for moe in (False, True):
+            count = sum(is_moe(shape, layer) == moe for layer in layers)
+            for kind, value in self.layer(moe=moe).items() if count else ():
+                total[kind] += count * value
+        if number == config.pipeline_parallel_size - 1:
+            _add(total, self.head())
+            _add(total, self.further_tokens())
+        _add(total, self.weight_traffic(number))
+        _add(total, self.between_stages(number))
+        if config.data_parallel_sharding == "full":
+            _add(total, self.gathers(number, _believed(total)))
+        return total
+
+    def further_tokens(self) -> Seconds:
+        """Return the modules of multi-token prediction: a layer, a joint product and the loss."""
+        shape, modules = self.shape, self.config.mtp_layers
+        joint = 12 * self.tokens * shape.hidden_size**2 / self.config.tensor_parallel_size
+        one: Seconds = {"gemm": joint / self.machine.flops("bf16")}
+        _add(one, self.layer(moe=is_moe(shape, shape.num_layers - 1)))
+        _add(one, self.head())
+        return {kind: modules * value for kind, value in one.items()}
+
+    def layer(self, *, moe: bool) -> Seconds:
+        """Return the work of one layer for one micro batch, but for what depends on its stage."""
+        total: Seconds = defaultdict(float)
+        for part in (self.products(moe=moe), self.attention(), self.pointwise(moe=moe)):
+            _add(total, part)
+        _add(total, self.communication(moe=moe))
+        return total
+
+    def products(self, *, moe: bool) -> Seconds:
+        config, shape = self.config, self.shape
+        factor = 3 if shape.gated_mlp else 2
+        dense, experts = shape.ffn_hidden_size, 0.0
+        if moe and shape.moe is not None:
+            dense = shape.moe.shared_ffn_hidden_size
+            # Tokens that a rank sends away come back from others: evenly loaded, it is its share.
+            experts = shape.moe.top_k * shape.moe.ffn_hidden_size * factor * shape.hidden_size
+            experts /= config.tensor_parallel_size
+        elements = attention_projections(shape) + factor * shape.hidden_size * dense
+        again = 4 / 3 if config.recompute == "full" else 1.0
+        flops = 6 * self.tokens * elements / config.tensor_parallel_size * again
+        eight = config.precision == "fp8"
+        precision = config.precision if config.precision in ("fp8", "fp32", "fp16") else "bf16"
+        rate = self.machine.flops(precision)
+        found = {"gemm_fp8" if eight else "gemm": flops / rate}
+        if experts:
+            found["expert_gemm"] = 6 * self.tokens * experts * again / rate
+            if config.expert_parallel_size > 1 and config.expert_balance == "learned":
+                found["uneven_experts"] = KINDS["expert_gemm"].slowness * found["expert_gemm"]
+        if eight:
+            _add(found, self.casts(flops / rate, dense, again))
+        return found
+
+    def casts(self, product_seconds: float, dense: float, again: float) -> Seconds:
+        """Return casts to FP8: each input and gradient of a product is read, written twice."""
+        config, shape = self.config, self.shape
+        tensor = config.tensor_parallel_size
+        width = 2 * shape.hidden_size * self.replicated + 4 * attention_width(shape) / tensor
+        width += (5 if shape.gated_mlp else 4) * dense / tensor
+        values = self.tokens * width * again / self.machine.memory_bytes_per_second
+        found = {"fp8_cast": 4 * values}
+        if config.fp8_recipe != "delayed":  # the largest value is looked for first
+            found["fp8_scaling"] = 2 * values
+        if config.fp8_recipe == "blockwise":
+            found["fp8_blockwise"] = product_seconds
+        return found
+
+    def attention(self) -> Seconds:
+        config, shape = self.config, self.shape
+        pairs = config.sequence_length / 2  # the causal half
+        window = shape.sliding_window
+        if 0 < window < config.sequence_length:
+            inside = min(float(window), pairs)
+            pairs += (inside - pairs) / shape.sliding_window_every
+        flops = 12 * self.tokens * attention_width(shape) * pairs / config.tensor_parallel_size
+        if config.recompute in ("selective", "full"):
+            flops *= 4 / 3
+        name = "fp32" if config.precision == "fp32" else "bf16"
+        found = {"attention": flops / self.machine.flops(name)}
+        if config.context_parallel_size > 1 and self.own_kernels and self.machine.is_gpu:
+            found["context_attention"] = found["attention"]
+        return found
+
+    def pointwise(self, *, moe: bool) -> Seconds:
+        config, shape = self.config, self.shape
+        tensor, hidden = config.tensor_parallel_size, shape.hidden_size * self.replicated
+        rotary = (shape.num_attention_heads + shape.num_query_groups) * shape.head_dim / tensor
+        wide = shape.ffn_hidden_size / tensor
+        if moe and shape.moe is not None:
+            routed = shape.moe.top_k * shape.moe.ffn_hidden_size * self.replicated
+            wide = routed + shape.moe.shared_ffn_hidden_size / tensor
+        passes = _GATED if shape.gated_mlp else _PLAIN
+        forward = _HIDDEN[0] * hidden + _ROTARY[0] * rotary + passes[0] * wide
+        values = forward + _HIDDEN[1] * hidden + _ROTARY[1] * rotary + passes[1] * wide
+        if config.recompute == "full":
+            values += forward
+        elif config.recompute == "pointwise":
+            values += 4 * hidden + passes[0] * wide
+        rate = self.machine.memory_bytes_per_second / self.tokens
+        found = {"elementwise": 2 * values / rate}
+        if moe and shape.moe is not None:
+            found["routing"] = 24 * shape.moe.top_k * hidden / rate
+        off = {
+            "fused_norm": 60 * hidden,
+            "fused_rope": 20 * rotary,
+            "fused_activation": 24 * wide,
+            "fused_attention": 30 * config.sequence_length * shape.num_attention_heads / tensor,
+        }
+        for name, size in off.items():
+            if self.machine.is_gpu and not self.on[name]:
+                found[f"{name}_off"] = size / rate
+        return found
+
+    def communication(self, *, moe: bool) -> Seconds:
+        config, shape = self.config, self.shape
+        found: Seconds = {}
+        ranks = config.tensor_parallel_size
+        if ranks > 1:
+            size = communication.tensor_bytes(
+                shape, ranks, self.tokens, sequence_parallel=config.sequence_parallel
+            )
+            _add(found, self.tensor(size / self.link(ranks, 1)[0]))
+        ranks = config.context_parallel_size
+        if ranks > 1:
+            size = communication.context_ring_bytes(shape, ranks, self.tokens * ranks)
+            size /= config.tensor_parallel_size
+            # Scalebook's trainer gathers keys and values and scatters their gradients, twice where
+            # a ring passes three times, and waits for both.
+            kind, passes = ("context_exposed", 2 / 3) if self.own_kernels else ("context", 1.0)
+            _add(found, self.sent(kind, passes * size, ranks, config.tensor_parallel_size))
+        ranks = config.expert_parallel_size
+        if moe and ranks > 1:
+            size = communication.expert_bytes(shape, ranks, self.tokens * self.replicated)
+            stride = config.expert_tensor_parallel_size
+            _add(found, self.sent("expert_exchange", size, ranks, stride))
+        if config.offload_layers:  # of one layer in so many, gate and up go to the host and back
+            share = min(config.offload_layers / shape.num_layers, 1.0)
+            size = 8 * self.tokens * shape.ffn_hidden_size / config.tensor_parallel_size
+            found["offload"] = share * size / self.machine.host_bytes_per_second
+        return found
+
+    def tensor(self, seconds: float) -> Seconds:
+        """Return tensor parallelism's collectives of a layer, by what hides them.
+
+        Cut in r pieces, r - 1 of them cross links and the first has nothing to hide behind. With
+        user buffers that holds for 6 of 10 passes; the other 4 run behind a whole product.
+        """
+        ranks = self.config.tensor_parallel_size
+        if not self.own_kernels:
+            first = 0.6 * seconds / (ranks - 1)
+            return {"tensor_unhidden": first, "tensor_hidden": seconds - first}
+        if not self.on["overlap_tensor_parallel"]:
+            return {"tensor_exposed": seconds, "tensor_latency": 4 * _PIECE_SECONDS}
+        pieces = {"tensor_overlapped": seconds, "tensor_piece": seconds / (ranks - 1)}
+        return pieces | {"tensor_latency": ranks * 4 * _PIECE_SECONDS}
+
+    @property
+    def own_kernels(self) -> bool:
+        """Whether Scalebook's trainer runs, and not a vendor's engine with its own overlap."""
+        return self.config.engine == "megatron"
+
+    def sent(self, kind: str, size: float, ranks: int, stride: int) -> Seconds:
+        """Return the seconds to send bytes in a group of ranks that are ``stride`` apart."""
+        rate, crosses = self.link(ranks, stride)
+        return {"network_exposed" if crosses else kind: size / rate}
+
+    def link(self, ranks: int, stride: int) -> tuple[float, bool]:
+        """Return a group's bytes per second and rank, and whether it spans nodes.
+
+        A ring enters and leaves a node once, so its ranks there share their network devices.
+        """
+        room, link = self.machine.gpus_per_node, self.machine.link_bytes_per_second
+        world = self.config.world_size
+        room = min(room, -(-world // self.config.nodes)) if self.config.nodes > 1 else room
+        if ranks * stride <= room or world <= room:
+            return link, False
+        inside = max(min(ranks, room // stride), 1)
+        return min(self.machine.network_bytes_per_second * inside, link), True
+
+    def head(self) -> Seconds:
+        """Return the output layer and the loss; Megatron keeps both out of FP8."""
+        config, shape = self.config, self.shape
+        tensor = config.tensor_parallel_size
+        rows = padded_vocab_size(shape.vocab_size, tensor) / tensor
+        name = "fp32" if config.precision == "fp32" else "bf16"
+        logits = self.tokens * rows
+        found = {
+            "gemm": 6 * logits * shape.hidden_size / self.machine.flops(name),
+            "elementwise": _LOGITS * logits / self.machine.memory_bytes_per_second,
+        }
+        if self.machine.is_gpu and not self.on["fused_cross_entropy"]:
+            extra = 32 * logits / self.machine.memory_bytes_per_second
+            found["fused_cross_entropy_off"] = extra
+        return found
+
+    def held(self, stage: int) -> Count:
+        return stage_count(
+            self.shape, self.config.parallelism, stage, mtp_layers=self.config.mtp_layers
+        )
+
+    def weight_traffic(self, stage: int) -> Seconds:
+        """Return reads of weights and sums of gradients, once for every micro batch."""
+        held = self.held(stage).total
+        size = 4 if self.config.gradient_precision == "bf16" else 8
+        found = {"gemm_traffic": (4 + size) * held / self.machine.memory_bytes_per_second}
+        if self.machine.is_gpu and not self.on["fused_weight_gradient"]:
+            extra = 12 * held / self.machine.memory_bytes_per_second
+            found["fused_weight_gradient_off"] = extra
+        if self.config.fp8_primary_weights:
+            found["fp8_weights"] = 8 * held / self.machine.memory_bytes_per_second
+        return found
+
+    def between_stages(self, stage: int) -> Seconds:
+        config = self.config
+        stages, chunks = config.pipeline_parallel_size, config.virtual_pipeline_parallel_size
+        if stages == 1:
+            return {}
+        parts = config.tensor_parallel_size if config.sequence_parallel else 1
+        size = communication.pipeline_bytes(self.shape, self.tokens, tensor=parts)
+        # Interleaved schedules send while they compute: half of it shows.
+        times = 2 * chunks - (stage in (0, stages - 1))
+        stride = config.world_size // stages
+        return self.sent("pipeline", size * (times / 2 if chunks > 1 else times), stages, stride)
+
+    def replicas(self, held: Count) -> Iterator[tuple[float, int, int]]:
+        """Yield parameters, ranks that hold copies of them, and how far apart those are."""
+        config = self.config
+        tensor, world = config.tensor_parallel_size, config.world_size
+        ranks = world // tensor // config.pipeline_parallel_size
+        yield held.dense, ranks, tensor
+        if held.expert:
+            inner = config.expert_parallel_size * config.expert_tensor_parallel_size
+            yield held.expert, max(ranks * tensor // inner, 1), inner
+
+    def gathers(self, stage: int, busy: float) -> Seconds:
+        """Return what full sharding moves for one micro batch that takes ``busy`` seconds."""
+        held = self.held(stage)
+        copied = 12 * held.total / self.machine.memory_bytes_per_second
+        found: Seconds = {"sharding": copied if self.own_kernels else copied / 3}
+        for size, ranks, stride in self.replicas(held):
+            moved = size * (ranks - 1) / ranks * (4 + self.gradient_bytes)
+            _add(found, self.hidden_behind(moved, ranks, stride, busy))
+        return found
+
+    @property
+    def gradient_bytes(self) -> int:
+        config = self.config
+        return 2 if config.gradient_precision == "bf16" and config.precision != "fp32" else 4
+
+    def hidden_behind(self, size: float, ranks: int, stride: int, busy: float) -> Seconds:
+        """Return seconds to send bytes, split by whether ``busy`` seconds of work hide them."""
+        if ranks == 1 or size == 0:
+            return {}
+        rate, crosses = self.link(ranks, stride)
+        place = "network" if crosses else "data"
+        seconds = size / rate
+        shown = max(seconds - busy, min(_FIRST_BUCKET, 1.0) * seconds)
+        return {f"{place}_exposed": shown, f"{place}_hidden": seconds - shown}
+
+    def once(self, busy: float) -> Seconds:
+        """Return what happens once in a step: gradients, optimizer, weights; the largest stage."""
+        config = self.config
+        total: Seconds = {"step": _STEP_SECONDS}
+        counts = [self.held(stage) for stage in range(config.pipeline_parallel_size)]
+        held = max(counts, key=lambda one: one.total)
+        sharded = config.data_parallel_sharding
+        memory = self.machine.memory_bytes_per_second
+        for size, ranks, stride in self.replicas(held):
+            own = size / (1 if sharded == "none" else ranks)
+            adam = own * (_ADAM + _NORM_AND_CLIP) + size * self.gradient_bytes
+            _add(total, {"optimizer": adam / memory})
+            if sharded == "full":
+                _add(total, {"sharded_optimizer": 100 * own / memory})
+                continue
+            once = (ranks - 1) / ranks * size
+            for name, bytes_each, share in (
+                ("overlap_grad_reduce", self.gradient_bytes, 2 / 3),
+                ("overlap_param_gather", self.gradient_bytes if sharded == "none" else 2, 1 / 3),
+            ):
+                # The reduction runs behind the last backward pass, the gather behind the first
+                # forward pass; an all-reduce without sharding is both, behind the backward pass.
+                behind = name if sharded == "optimizer" else "overlap_grad_reduce"
+                room = busy * share if self.on[behind] else 0.0
+                _add(total, self.hidden_behind(bytes_each * once, ranks, stride, room))
+        if self.machine.is_gpu and not self.on["fused_optimizer"]:
+            own = held.total / (1 if sharded == "none" else config.data_parallel_size)
+            total["fused_optimizer_off"] = 40 * own / memory
+        return total

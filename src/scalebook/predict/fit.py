@@ -1,0 +1,178 @@
+"""Fit the slowness of each kind of work to measured steps: non-negative, pulled to a belief.
+
+Minimises the sum of squared relative errors over the noise plus squared distances from the belief
+over its deviation, no slowness below zero (Lawson and Hanson, Solving Least Squares Problems,
+chapter 23, on the normal equations). The same matrix gives the uncertainty of a prediction, which
+grows with its distance from what was fitted. A few dozen unknowns: plain Python is fast enough.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from scalebook.predict.kinds import Belief
+
+NOISE = 0.02  # relative, of a step time between machines and starts, and of the model at its best
+_TINY = 1e-12
+
+Matrix = list[list[float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One measured step time with its work in reference seconds by kind."""
+
+    seconds: float
+    work: Mapping[str, float]
+    configuration: str  # equal for repeats
+    layout: str
+    ranks: int = 1
+    model: str = ""  # without its number of layers
+    width: float = 0.0  # the narrowest side of its matrix products
+
+    def row(self, kinds: Sequence[str]) -> list[float]:
+        """Return the work over the measured time and the noise."""
+        scale = self.seconds * NOISE
+        return [self.work.get(kind, 0.0) / scale for kind in kinds]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Slowness by kind with its covariance; kinds that no sample has keep their belief."""
+
+    belief: Belief
+    kinds: tuple[str, ...]  # that were fitted
+    slowness: Mapping[str, float]
+    covariance: Matrix  # of the fitted kinds; zero where a slowness is held at zero
+    samples: tuple[Sample, ...]
+
+    def seconds(self, work: Mapping[str, float]) -> float:
+        """Return the predicted time of a step."""
+        return sum(self.slowness[kind] * value for kind, value in work.items())
+
+    def variance(self, work: Mapping[str, float]) -> float:
+        """Return the variance of the relative error, but for noise: what the fit doesn't know."""
+        total = self.seconds(work)
+        row = [work.get(kind, 0.0) / total for kind in self.kinds]
+        known = _quadratic(row, self.covariance)
+        unknown = (
+            (self.belief.deviation[kind] * value / total) ** 2
+            for kind, value in work.items()
+            if kind not in self.kinds
+        )
+        return known + sum(unknown)
+
+    @cached_property
+    def left_out(self) -> tuple[float, ...]:
+        """Standardised error of each sample, predicted without all samples of its configuration.
+
+        With the kinds at zero kept there, leaving out rows X is a change of low rank: residuals
+        (I - X C X^T)^-1 r and predictive covariance its inverse (Cook and Weisberg 1982).
+        """
+        groups: dict[str, list[int]] = {}
+        for index, sample in enumerate(self.samples):
+            groups.setdefault(sample.configuration, []).append(index)
+        found = [0.0] * len(self.samples)
+        for group in groups.values():
+            rows = [self.samples[index].row(self.kinds) for index in group]
+            shared = [[_bilinear(one, self.covariance, two) for two in rows] for one in rows]
+            size = len(group)
+            rest = [
+                [(1.0 if i == j else 0.0) - shared[i][j] for j in range(size)] for i in range(size)
+            ]
+            inverse = _inverse(rest)
+            errors = [
+                (self.samples[index].seconds - self.seconds(self.samples[index].work))
+                / (self.samples[index].seconds * NOISE)
+                for index in group
+            ]
+            for i, index in enumerate(group):
+                error = sum(inverse[i][j] * errors[j] for j in range(size))
+                found[index] = error / math.sqrt(max(inverse[i][i], 1.0))
+        return tuple(found)
+
+
+def fit(samples: Sequence[Sample], belief: Belief) -> Fit:
+    """Return the slowness of each kind that samples and belief together make likeliest."""
+    ordered = tuple(
+        sorted(samples, key=lambda one: (one.configuration, one.seconds, sorted(one.work.items())))
+    )
+    kinds = tuple(sorted({kind for sample in ordered for kind in sample.work}))
+    rows = [sample.row(kinds) for sample in ordered]
+    size = len(kinds)
+    matrix = [[sum(row[i] * row[j] for row in rows) for j in range(size)] for i in range(size)]
+    vector = [sum(row[i] for row in rows) / NOISE for i in range(size)]
+    for i, kind in enumerate(kinds):
+        weight = belief.deviation[kind] ** -2
+        matrix[i][i] += weight
+        vector[i] += weight * belief.mean[kind]
+    values, covariance = _not_negative(matrix, vector)
+    slowness = dict(belief.mean) | dict(zip(kinds, values, strict=True))
+    return Fit(belief, kinds, slowness, covariance, ordered)
+
+
+def _not_negative(matrix: Matrix, vector: list[float]) -> tuple[list[float], Matrix]:
+    """Return the minimum without negative values, and the inverse over those above zero."""
+    size = len(vector)
+    free = set(range(size))
+    for _ in range(3 * size + 1):
+        values, covariance = _solved(matrix, vector, free)
+        negative = [i for i in free if values[i] < 0]
+        if negative:
+            free.remove(min(negative, key=lambda i: values[i]))
+            continue
+        slope = {
+            i: vector[i] - sum(matrix[i][j] * values[j] for j in free)
+            for i in range(size)
+            if i not in free
+        }
+        best = max(slope, key=lambda i: slope[i], default=None)
+        if best is None or slope[best] <= 1e-9 * abs(vector[best]) + _TINY:
+            return values, covariance
+        free.add(best)
+    values, covariance = _solved(matrix, vector, free)
+    return [max(value, 0.0) for value in values], covariance
+
+
+def _solved(matrix: Matrix, vector: list[float], free: set[int]) -> tuple[list[float], Matrix]:
+    """Return the minimum over the free values, all others zero, and the inverse over them."""
+    size, chosen = len(vector), sorted(free)
+    inverse = _inverse([[matrix[i][j] for j in chosen] for i in chosen])
+    values = [0.0] * size
+    covariance = [[0.0] * size for _ in range(size)]
+    for row, i in zip(inverse, chosen, strict=True):
+        values[i] = sum(weight * vector[j] for weight, j in zip(row, chosen, strict=True))
+        for weight, j in zip(row, chosen, strict=True):
+            covariance[i][j] = weight
+    return values, covariance
+
+
+def _inverse(matrix: Matrix) -> Matrix:
+    """Return the inverse of a positive definite matrix (Gauss and Jordan)."""
+    size = len(matrix)
+    work = [[*row, *(1.0 if i == j else 0.0 for j in range(size))] for i, row in enumerate(matrix)]
+    for column in range(size):
+        best = max(range(column, size), key=lambda i: abs(work[i][column]))
+        work[column], work[best] = work[best], work[column]
+        pivot = work[column][column] or _TINY
+        lead = work[column] = [value / pivot for value in work[column]]
+        for i, row in enumerate(work):
+            if i != column and row[column]:
+                factor = row[column]
+                work[i] = [a - factor * b for a, b in zip(row, lead, strict=True)]
+    return [row[size:] for row in work]
+
+
+def _bilinear(left: Sequence[float], matrix: Matrix, right: Sequence[float]) -> float:
+    return sum(
+        a * sum(c * b for c, b in zip(row, right, strict=True))
+        for a, row in zip(left, matrix, strict=True)
+        if a
+    )
+
+
+def _quadratic(row: Sequence[float], matrix: Matrix) -> float:
+    return max(_bilinear(row, matrix, row), 0.0)

@@ -1,0 +1,162 @@
+"""The runs that rates are fitted to: measured, of one architecture, with what was on known."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from scalebook import catalog
+from scalebook.catalog.types import Accelerator, ModelShape
+from scalebook.config import RunConfig
+from scalebook.errors import ScalebookError
+from scalebook.feasibility.known import config_of
+from scalebook.metrics.settings import run_shape
+from scalebook.metrics.window import measured_steps, throughput
+from scalebook.predict.amounts import SWITCHES, amounts
+from scalebook.predict.fit import Sample
+from scalebook.predict.kinds import machine
+from scalebook.record import RunRecord
+from scalebook.store import Run, read_run, run_directories
+
+# Records come from anywhere; one with a value of the wrong type teaches nothing.
+ODD = (ScalebookError, ArithmeticError, TypeError, ValueError, LookupError)
+# What makes two runs no two configurations: names, lengths of time, which repeat, what is watched.
+_NOT_WORK = (
+    *("platform", "strategy", "steps", "warmup_steps", "learning_rate", "seed", "repeat"),
+    *("time_limit_seconds", "profile_steps", "profile_all_ranks", "data", "layer_spec"),
+    *("checkpoint_keep", "load_checkpoint", "max_restarts"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KnownRate:
+    """One measured run: what ran, and the seconds of its steps."""
+
+    run_id: str
+    config: RunConfig
+    shape: ModelShape
+    accelerator: Accelerator | None
+    ran: Mapping[str, Any]  # options that were on, as the trainer said
+    seconds: float
+    around_seconds: float | None = None  # between start and end of the run, outside its steps
+
+    @property
+    def architecture(self) -> str:
+        """What devices must share for slowness to carry over; a CPU's is its own."""
+        return self.accelerator.architecture if self.accelerator else "cpu"
+
+    def sample(self) -> Sample:
+        """Return the run's work in reference seconds next to its measured time."""
+        per_node = -(-self.config.world_size // self.config.nodes)
+        reference = machine(self.accelerator, per_node)
+        found = amounts(self.config, self.shape, reference, self.ran)
+        key = configuration(self.config, self.ran)
+        family, ranks = layout(self.config, self.ran), self.config.world_size
+        model, narrow = base_name(self.shape), narrowest(self.config, self.shape)
+        return Sample(self.seconds, found.seconds, key, family, ranks, model, narrow)
+
+
+def base_name(shape: ModelShape) -> str:
+    """Return the name of a model, whatever its number of layers."""
+    return shape.name.partition("@")[0]
+
+
+def narrowest(config: RunConfig, shape: ModelShape) -> float:
+    """Return the narrowest side (features) of a rank's matrix products: narrow ones are slower."""
+    sides = [shape.hidden_size, shape.ffn_hidden_size or shape.hidden_size]
+    sides = [side / config.tensor_parallel_size for side in sides]
+    if shape.moe is not None:
+        sides.append(shape.moe.ffn_hidden_size / config.expert_tensor_parallel_size)
+    return min(sides)
+
+
+def configuration(config: RunConfig, ran: Mapping[str, Any] | None = None) -> str:
+    """Return a text that is equal for runs of the same work in the same layout, on any device."""
+    fields = config.model_dump(exclude=set(_NOT_WORK), exclude_defaults=True)
+    fields = {name: value for name, value in fields.items() if name not in SWITCHES}
+    on = {name: (ran or {}).get(name, getattr(config, name)) in ("on", True) for name in SWITCHES}
+    return json.dumps([fields, on], sort_keys=True)
+
+
+def layout(config: RunConfig, ran: Mapping[str, Any] | None = None) -> str:
+    """Return the family whose runs are wrong in the same way, for the width of intervals."""
+    names = ("fused_attention", "fused_norm", "fused_rope", "fused_activation")
+    names = (*names, "fused_cross_entropy", "fused_optimizer")
+    if config.platform != "cpu" and any((ran or {}).get(name) == "off" for name in names):
+        return "options off"
+    families = {
+        "experts": config.expert_parallel_size > 1 or config.model.startswith("mixtral"),
+        "fp8": config.precision == "fp8",
+        "fully sharded": config.data_parallel_sharding == "full",
+        "pipeline": config.pipeline_parallel_size > 1,
+        "context": config.context_parallel_size > 1,
+        "tensor": config.tensor_parallel_size > 1,
+        "data": config.world_size > 1,
+    }
+    return next((name for name, is_one in families.items() if is_one), "one device")
+
+
+def known_rate(run: Run) -> KnownRate | str:
+    """Return what a run teaches, or why it teaches nothing."""
+    record = run.record
+    config = config_of(record)
+    unknown = _unknown(record, config)
+    if config is None or unknown is not None:
+        return unknown or ""
+    rates, reason = throughput(record, measured_steps(run.steps))
+    shape, unknown_model = run_shape(record)
+    if rates is None or shape is None:
+        return reason or unknown_model or "it has no rate"
+    device = record.environment.get("accelerator")
+    accelerator = catalog.accelerator_for_device(device) if isinstance(device, str) else None
+    if accelerator is None and config.platform != "cpu":
+        return "its accelerator is not in the catalog"
+    ran = {name: record.observed.get(name) for name in SWITCHES}
+    seconds = config.tokens_per_step / rates.tokens_per_second
+    return KnownRate(record.run_id, config, shape, accelerator, ran, seconds, _around(run))
+
+
+def _unknown(record: RunRecord, config: RunConfig | None) -> str | None:
+    """Return why a run cannot be compared with what the trainer does today; None where it can."""
+    if config is None:
+        return "its configuration is not whole"
+    if record.source != "measured" or config.engine != "megatron":
+        return "it was not measured by Scalebook's trainer"
+    if any(record.observed.get(name) is None for name in SWITCHES[:7]):
+        return "its trainer did not record which options were on"
+    return None
+
+
+def _around(run: Run) -> float | None:
+    """Return seconds of a run outside its steps; the first step compiles and counts as outside."""
+    try:
+        start, end = (
+            datetime.fromisoformat(text or "")
+            for text in (run.record.started_at, run.record.finished_at)
+        )
+    except ValueError:
+        return None
+    seconds = [step.step_seconds for step in run.steps[1:] if step.step_seconds is not None]
+    around = (end - start).total_seconds() - sum(seconds)
+    return around if around >= 0 else None
+
+
+def known_rates(folders: Iterable[Path]) -> tuple[tuple[KnownRate, ...], int]:
+    """Return what the runs of folders teach, each run once, and how many teach nothing."""
+    found: dict[str, KnownRate] = {}
+    without: set[str] = set()
+    for folder in folders:
+        for directory in run_directories(folder):
+            try:
+                one = known_rate(read_run(directory))
+            except ODD:
+                one = ""
+            if isinstance(one, str):
+                without.add(directory.name)
+            else:
+                found.setdefault(one.run_id, one)
+    return tuple(found[name] for name in sorted(found)), len(without)

@@ -1,0 +1,349 @@
+"""The predicted step of a configuration: its time, parts and 90 % interval, and what they rest on.
+
+The interval comes from three things: noise, what the fit does not know of this mix of work (which
+grows with its distance from what was fitted), and how wrong the model was about runs of the same
+layout that it was not fitted to.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import median
+from typing import Any
+
+from scalebook import catalog, legality
+from scalebook.catalog.types import Accelerator, ModelShape, Platform
+from scalebook.config import RunConfig
+from scalebook.errors import ConfigError
+from scalebook.flops import model_tflops
+from scalebook.legality import fit as fit_memory
+from scalebook.predict import kinds
+from scalebook.predict.amounts import amounts
+from scalebook.predict.fit import NOISE, Fit, Sample, fit
+from scalebook.predict.kinds import COMMUNICATION, KINDS, Belief, Machine
+from scalebook.predict.known import KnownRate, base_name, configuration, layout, narrowest
+from scalebook.probes.types import Probe
+
+COVERED = 0.90
+_QUANTILE = 1.645  # of the normal distribution, both sides of 90 %
+_PRIOR_RUNS = 4.0  # how many runs the width of all layouts counts as, against a layout's own
+_UNSEEN_LAYOUT = 1.5  # as wide, where no run of a layout has been seen
+_NOTABLE = 0.005  # of the step: below it an unmeasured kind is not worth a word
+_START_SECONDS = 60.0  # of a run around its steps, where no run is at hand
+_OTHER_MODEL = 0.025  # relative, where no run is of this model at any depth
+_OTHER_WIDTH = 0.02  # relative, for each doubling outside the widths of products that were measured
+_LARGER_WORLD = 0.01  # relative, for each doubling beyond the most ranks that were measured
+
+
+@dataclass(frozen=True, slots=True)
+class Basis:
+    """What a prediction rests on; nothing but the catalog where there are no runs and no probe."""
+
+    runs: int
+    configurations: int
+    platforms: tuple[str, ...]
+    probe: str | None
+    accelerator: str | None
+    folders: tuple[str, ...] = ()
+    without: int = 0  # runs of these folders that teach nothing here
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """A configuration's predicted rate and memory; low and high are the ends of 90 %."""
+
+    tokens_per_second_per_gpu: float
+    low: float
+    high: float
+    step_seconds: float
+    mfu: float | None
+    mfu_low: float | None
+    mfu_high: float | None
+    memory_gib: float
+    fits: bool | None
+    parts: Mapping[str, float]  # seconds, adding up to the step
+    basis: Basis
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """Predicts configurations of one platform from the runs, the probe and the catalog."""
+
+    platform: Platform
+    accelerator: Accelerator | None
+    machine: Machine
+    fitted: Fit
+    basis: Basis
+    foreign: bool  # no run and no probe of this architecture
+    network_known: bool
+    start_seconds: float  # of a run outside its steps, the median of those at hand
+
+    @cached_property
+    def widths(self) -> Mapping[str, float]:
+        """How many times wider than nominal the errors of left-out runs are, by layout."""
+        groups: dict[str, list[float]] = defaultdict(list)
+        for sample, error in zip(self.fitted.samples, self.fitted.left_out, strict=True):
+            groups[sample.layout].append(error * error)
+        every = [error for group in groups.values() for error in group]
+        overall = (sum(every) + _PRIOR_RUNS) / (len(every) + _PRIOR_RUNS)
+        found = {
+            name: math.sqrt((sum(group) + _PRIOR_RUNS * overall) / (len(group) + _PRIOR_RUNS))
+            for name, group in groups.items()
+        }
+        return found | {"": _UNSEEN_LAYOUT * math.sqrt(overall)}
+
+    def distance(self, config: RunConfig, shape: ModelShape) -> float:
+        """Return the relative deviation for how far a configuration is from every run.
+
+        The covariance doesn't have it: it takes the kinds of work to be the same for all shapes.
+        """
+        samples = self.fitted.samples
+        if not samples:
+            return 0.0
+        ranks, width = max(one.ranks for one in samples), narrowest(config, shape)
+        low, high = min(one.width for one in samples), max(one.width for one in samples)
+        larger = max(math.log2(config.world_size / ranks), 0.0)
+        outside = max(math.log2(low / width), math.log2(width / high), 0.0)
+        other = base_name(shape) not in {one.model for one in samples}
+        return math.hypot(_LARGER_WORLD * larger, _OTHER_WIDTH * outside, _OTHER_MODEL * other)
+
+    def step(
+        self, config: RunConfig, shape: ModelShape, ran: Mapping[str, Any] | None = None
+    ) -> tuple[Mapping[str, float], float]:
+        """Return a step's seconds by kind of work and ``bubble``, and their relative deviation.
+
+        The configuration must be legal. ``ran`` names options as a run recorded them.
+        """
+        work = amounts(config, shape, self.machine, ran)
+        slowness = self.fitted.slowness
+        parts = {
+            kind: slowness[kind] * (value - work.idle.get(kind, 0.0))
+            for kind, value in work.seconds.items()
+        }
+        parts["bubble"] = sum(slowness[kind] * value for kind, value in work.idle.items())
+        variance = NOISE**2 + self.fitted.variance(work.seconds)
+        width = self.widths.get(layout(config, ran), self.widths[""])
+        variance = variance * width**2 + self.distance(config, shape) ** 2
+        if self.foreign:
+            variance += kinds.FOREIGN**2
+        return parts, math.sqrt(variance)
+
+    def predict(self, config: RunConfig) -> Prediction:
+        """Return the predicted rate, memory and parts of a configuration.
+
+        Raises:
+            ConfigError: the configuration is illegal, in the words of ``check``.
+        """
+        shape = catalog.model(config.model)
+        room = None if self.platform.vendor == "cpu" else self.platform.gpus_per_node
+        refuse_illegal(config, shape, self.accelerator, room)
+        parts, deviation = self.step(config, shape)
+        seconds = sum(parts.values())
+        rate = config.tokens_per_step / seconds / config.world_size
+        spread = math.exp(_QUANTILE * deviation)
+        high = rate * spread
+        memory_gib = fit_memory.estimate(config, shape).total_gib
+        verdict = fit_memory.verdict(memory_gib, self.accelerator)
+        mfu, why = self._mfu(config, shape, rate)
+        if mfu:  # nothing is faster than the peak, however little is known
+            high = min(high, rate / mfu)
+        shown = {kind: value for kind, value in parts.items() if kind not in COMMUNICATION}
+        shown["exposed_communication"] = sum(parts.get(kind, 0.0) for kind in COMMUNICATION)
+        return Prediction(
+            tokens_per_second_per_gpu=rate,
+            low=rate / spread,
+            high=high,
+            step_seconds=seconds,
+            mfu=mfu,
+            mfu_low=mfu / spread if mfu else None,
+            mfu_high=mfu * high / rate if mfu else None,
+            memory_gib=memory_gib,
+            fits=verdict.fits,
+            parts=shown,
+            basis=self.basis,
+            warnings=tuple(self._warnings(config, parts, verdict, why)),
+        )
+
+    def _mfu(
+        self, config: RunConfig, shape: ModelShape, rate: float
+    ) -> tuple[float | None, str | None]:
+        if self.accelerator is None:
+            return None, None
+        if config.precision in ("fp8", "fp4"):
+            return None, f"MFU is left empty: {config.precision} has no single peak."
+        peak = self.accelerator.peak_tflops.get(config.precision)
+        if peak is None:
+            return None, f"MFU is left empty: {self.accelerator.name} has no {config.precision}."
+        length, modules = config.sequence_length, config.mtp_layers
+        return model_tflops(rate, shape, length, mtp_layers=modules) / peak, None
+
+    def _warnings(
+        self,
+        config: RunConfig,
+        parts: Mapping[str, float],
+        verdict: legality.Fit,
+        no_mfu: str | None,
+    ) -> Iterable[str]:
+        if verdict.fits is False:
+            yield f"Memory: {verdict.reason}."
+        if self.foreign:
+            device = self.accelerator.name if self.accelerator else "this CPU"
+            yield (
+                f"No run and no probe of {device}: the catalog's figures only, so the interval is "
+                "wide. 'scalebook probe' or any completed run narrows it."
+            )
+        total = sum(parts.values())
+        unmeasured = [
+            f"{KINDS[kind].words} ({100 * value / total:.2g} % of the step)"
+            for kind, value in sorted(parts.items(), key=lambda item: -item[1])
+            if kind in KINDS and kind not in self.fitted.kinds and value > _NOTABLE * total
+        ]
+        if unmeasured and self.fitted.samples:
+            yield f"Never measured by these runs: {', '.join(unmeasured)}."
+        if config.nodes > 1 and not self.network_known:
+            yield (
+                f"The catalog has no network speed for {self.platform.name}: "
+                f"{kinds.DEFAULT_NETWORK_GBPS:.0f} Gbit/s per GPU is assumed. Give --network-gbps."
+            )
+        if config.engine != "megatron":
+            yield f"The runs are of engine 'megatron'; {config.engine} may differ."
+        if no_mfu:
+            yield no_mfu
+
+
+def refuse_illegal(
+    config: RunConfig, shape: ModelShape, device: Accelerator | None, room: int | None
+) -> None:
+    """Refuse an illegal configuration in the words of ``check``.
+
+    Raises:
+        ConfigError: a rule forbids the configuration.
+    """
+    problems = legality.check(config, shape, accelerator=device, gpus_per_node=room)
+    errors = [problem.message for problem in problems if problem.severity == "error"]
+    if errors:
+        raise ConfigError(" ".join(errors))
+
+
+def predictor(
+    platform: str,
+    rates: Sequence[KnownRate] = (),
+    probes: Iterable[Probe] = (),
+    *,
+    network_gbps: float | None = None,
+    leave_out: Callable[[KnownRate], bool] | None = None,
+    folders: Sequence[str] = (),
+    without: int = 0,
+) -> Predictor:
+    """Return what predicts configurations of a platform, fitted to the runs of its architecture.
+
+    ``leave_out`` names runs that must not teach it, such as the one to compare with.
+    """
+    target = catalog.platform(platform)
+    device = catalog.accelerator(target.accelerator) if target.accelerator else None
+    speed = network_gbps or target.network_gbps
+    machine = kinds.machine(device, target.gpus_per_node, speed)
+    architecture = device.architecture if device else "cpu"
+    teaching = [
+        rate
+        for rate in rates
+        if rate.architecture == architecture and not (leave_out and leave_out(rate))
+    ]
+    probe = _probe(probes, architecture)
+    known = _belief(probe, machine)
+    fitted = fit([rate.sample() for rate in teaching], known)
+    basis = Basis(
+        runs=len(teaching),
+        configurations=len({sample.configuration for sample in fitted.samples}),
+        platforms=tuple(sorted({rate.config.platform for rate in teaching})),
+        probe=probe.probe_id if probe else None,
+        accelerator=device.name if device else None,
+        folders=tuple(folders),
+        without=without + len(rates) - len(teaching),
+    )
+    foreign = not teaching and probe is None
+    around = [rate.around_seconds for rate in teaching if rate.around_seconds is not None]
+    start = median(around) if around else _START_SECONDS
+    return Predictor(target, device, machine, fitted, basis, foreign, speed is not None, start)
+
+
+def _device(probe: Probe) -> Accelerator | None:
+    name = probe.identity.accelerator if probe.identity else None
+    return catalog.accelerator_for_device(name) if name else None
+
+
+def _probe(probes: Iterable[Probe], architecture: str) -> Probe | None:
+    """Return the newest completed probe of an architecture, None where there is none."""
+    fitting = [
+        probe
+        for probe in probes
+        if probe.status == "completed"
+        and (found := _device(probe)) is not None
+        and found.architecture == architecture
+    ]
+    return max(fitting, key=lambda probe: probe.started_at or "", default=None)
+
+
+def _belief(probe: Probe | None, machine: Machine) -> Belief:
+    """Return the belief; a probe's slowness is against the figures of the device that it ran on."""
+    if probe is None or (device := _device(probe)) is None:
+        return kinds.belief(machine)
+    return kinds.belief(kinds.machine(device, machine.gpus_per_node), probe)
+
+
+def slower_than_parts(
+    rate: KnownRate, rates: Sequence[KnownRate], probes: Iterable[Probe]
+) -> dict[str, Any] | None:
+    """Return by how much a run is slower than its parts, predicted without it and its repeats.
+
+    ``fraction`` is above 0 where it was slower, ``low`` and ``high`` are what 90 % of such runs
+    differ by, ``suspect`` is the kind of work whose rate would have to be worst to explain it.
+    None where no other run of the architecture is at hand.
+    """
+    own = configuration(rate.config, rate.ran)
+    found = predictor(
+        rate.config.platform,
+        rates,
+        probes,
+        leave_out=lambda other: configuration(other.config, other.ran) == own,
+    )
+    if not found.fitted.samples:
+        return None
+    sample = rate.sample()
+    seconds = found.fitted.seconds(sample.work)
+    width = found.widths.get(sample.layout, found.widths[""])
+    deviation = width * math.sqrt(NOISE**2 + found.fitted.variance(sample.work))
+    spread = math.exp(_QUANTILE * deviation)
+    return {
+        "fraction": rate.seconds / seconds - 1,
+        "low": 1 / spread - 1,
+        "high": spread - 1,
+        "predicted_seconds": seconds,
+        "measured_seconds": rate.seconds,
+        "runs": found.basis.runs,
+        "suspect": _suspect(found.fitted, sample, rate.seconds - seconds),
+    }
+
+
+def _suspect(fitted: Fit, sample: Sample, missing: float) -> str | None:
+    """Return the kind of work that explains missing seconds most cheaply: least known per second.
+
+    The posterior change of kind k is in proportion to its covariance with the step's time.
+    """
+    if missing <= 0:
+        return None
+    shares: dict[str, float] = {}
+    for i, kind in enumerate(fitted.kinds):
+        row = fitted.covariance[i]
+        moves = sum(row[j] * sample.work.get(other, 0.0) for j, other in enumerate(fitted.kinds))
+        shares[kind] = moves * sample.work.get(kind, 0.0)
+    for kind, value in sample.work.items():
+        if kind not in fitted.kinds:
+            shares[kind] = (fitted.belief.deviation[kind] * value) ** 2
+    best = max(shares, key=lambda kind: shares[kind], default=None)
+    return KINDS[best].words if best else None

@@ -1,0 +1,120 @@
+"""Rank the legal layouts of a model on so many devices by their predicted rate."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from scalebook import catalog, legality
+from scalebook.catalog.types import ModelShape
+from scalebook.config import RunConfig
+from scalebook.legality import fit
+from scalebook.legality.problem import divisors
+from scalebook.predict.model import Prediction, Predictor
+
+_MICRO_BATCHES = (1, 2, 4, 8)
+_CHUNKS = (1, 2, 4)
+_MOST = 20_000  # layouts of one search
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A legal layout that fits, with its prediction."""
+
+    config: RunConfig
+    prediction: Prediction
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """Every legal layout that fits, the fastest first, and how many others there were and why."""
+
+    candidates: tuple[Candidate, ...]
+    left_out: dict[str, int]  # by reason
+
+    @property
+    def contenders(self) -> tuple[Candidate, ...]:
+        """The layouts whose interval reaches the predicted rate of the first: any may be fastest.
+
+        All predictions share most of their error, so their intervals' lower ends are too strict.
+        """
+        best = self.candidates[0].prediction.tokens_per_second_per_gpu if self.candidates else 0.0
+        return tuple(one for one in self.candidates if one.prediction.high >= best)
+
+
+def layouts(base: RunConfig, made: Predictor) -> Ranking:
+    """Return the layouts of a configuration's model, batch and precision on its devices, ranked.
+
+    Varied are tensor, pipeline, context and expert parallelism, model chunks, sharding, micro batch
+    and recomputation. Of layouts that differ in recomputation only, none is kept that
+    recomputes more than one that surely fits: it is never faster.
+    """
+    shape, accelerator = catalog.model(base.model), made.accelerator
+    room = None if made.platform.vendor == "cpu" else made.platform.gpus_per_node
+    left_out: Counter[str] = Counter()
+    fitting: list[RunConfig] = []
+    settled: set[tuple[Any, ...]] = set()
+    for number, (key, config) in enumerate(_variations(base, shape, room)):
+        if number >= _MOST:
+            left_out[f"beyond the first {_MOST:,}"] += 1
+            break
+        if key in settled:
+            left_out["less recomputation fits"] += 1
+            continue
+        problems = legality.check(config, shape, accelerator=accelerator, gpus_per_node=room)
+        if not legality.is_legal(problems):
+            left_out[next(one.rule for one in problems if one.severity == "error")] += 1
+            continue
+        verdict = fit.verdict(fit.estimate(config, shape).total_gib, accelerator)
+        if verdict.fits is False:
+            left_out["does not fit the memory"] += 1
+            continue
+        fitting.append(config)
+        if verdict.fits or verdict.capacity_gib is None:
+            settled.add(key)
+    ranked = sorted(
+        (Candidate(config, made.predict(config)) for config in fitting),
+        key=lambda one: (-one.prediction.tokens_per_second_per_gpu, one.config.config_hash()),
+    )
+    return Ranking(tuple(ranked), dict(left_out))
+
+
+def _variations(
+    base: RunConfig, shape: ModelShape, room: int | None
+) -> Iterator[tuple[tuple[Any, ...], RunConfig]]:
+    """Yield layouts with a key that those differing in recomputation only share."""
+    world = base.world_size
+    tensors = [size for size in divisors(world) if size <= min(room or world, 8)]
+    stages = [size for size in divisors(world) if size <= shape.num_layers]
+    experts = divisors(shape.moe.num_experts) if shape.moe else [1]
+    modes = ("none", "pointwise", "full") if made_for_gpu(base) else ("none",)
+    for tensor, stage, context, expert in product(tensors, stages, divisors(world), experts):
+        if world % (tensor * stage * context):
+            continue
+        for chunks, sharding, micro, mode in product(
+            _CHUNKS if stage > 1 else (1,), ("optimizer", "full"), _MICRO_BATCHES, modes
+        ):
+            key = (tensor, stage, context, expert, chunks, sharding, micro)
+            update: dict[str, Any] = {
+                "strategy": "custom",
+                "tensor_parallel_size": tensor,
+                "sequence_parallel": tensor > 1,
+                "pipeline_parallel_size": stage,
+                "virtual_pipeline_parallel_size": chunks,
+                "last_pipeline_stage_layers": 0,
+                "context_parallel_size": context,
+                "expert_parallel_size": expert,
+                "expert_tensor_parallel_size": 1 if expert > 1 else tensor if shape.moe else 1,
+                "data_parallel_sharding": sharding,
+                "micro_batch_size": micro,
+                "recompute": mode,
+            }
+            yield key, base.model_copy(update=update)
+
+
+def made_for_gpu(config: RunConfig) -> bool:
+    """Return whether memory is worth saving: a CPU's is not known, so nothing needs to be."""
+    return config.platform != "cpu"
