@@ -121,7 +121,7 @@ bench-predict: $(VENV)/.test  ## Compare predicted step times with measured and 
 	$(PY) tests/benchmarks/bench_predict.py $(ARGS)
 
 check-notebooks: $(VENV)/.test  ## Check the notebooks' rules alone
-	$(PY) -m pytest tests/test_notebook_rules.py
+	$(PY) -m pytest tests/notebooks/test_notebook_rules.py
 	$(VENV)/bin/nbstripout --verify notebooks/*.ipynb
 
 format: $(VENV)/.test  ## Format the code and strip the notebooks

@@ -18,11 +18,11 @@ import torch
 from shapes import SHAPES
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from scalebook import catalog
-from scalebook.catalog import ModelShape
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError
-from scalebook.flops import padded_vocab_size
+from scalebook.facts import catalog
+from scalebook.facts.catalog import ModelShape
+from scalebook.facts.flops import padded_vocab_size
 from scalebook.train import cpu
 
 cpu.install()

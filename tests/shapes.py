@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from scalebook.catalog import ModelShape, MoEShape
+from scalebook.facts.catalog import ModelShape, MoEShape
 
 DENSE = ModelShape(
     name="dense",

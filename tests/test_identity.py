@@ -13,16 +13,16 @@ import polars as pl
 import pytest
 
 from scalebook import identity, store
-from scalebook.columns import SCHEMA
-from scalebook.diagnosis import diagnose
-from scalebook.frames import ReportData, load
-from scalebook.metrics import RunMetrics
-from scalebook.naming import group_name
+from scalebook.measure.diagnosis import diagnose
+from scalebook.measure.metrics import RunMetrics
 from scalebook.record import RunRecord
-from scalebook.report import sides
-from scalebook.report.reliability_data import failure_kinds
-from scalebook.report.series import series
-from scalebook.report.versus import configurations
+from scalebook.report.base import sides
+from scalebook.report.base.columns import SCHEMA
+from scalebook.report.base.frames import ReportData, load
+from scalebook.report.base.naming import group_name
+from scalebook.report.base.series import series
+from scalebook.report.base.versus import configurations
+from scalebook.report.pages.reliability_data import failure_kinds
 from scalebook.settings import named
 
 EXAMPLES = Path(__file__).parents[1] / "runs/examples"

@@ -15,17 +15,19 @@ from pathlib import Path
 
 import pytest
 
-from scalebook import frames, store, untrusted
+from scalebook import store, untrusted
 from scalebook.audit import load_claims
 from scalebook.cli import main
 from scalebook.errors import ClaimError, IngestError
-from scalebook.ingest.reader import read_content
 from scalebook.logs import source
-from scalebook.measured import Measured, measured
-from scalebook.probes.files import read_probes
-from scalebook.reliability import read_checkpoints, read_drill
-from scalebook.running import node_logs, recovery
-from scalebook.telemetry.samples import read as read_telemetry
+from scalebook.logs.ingest.reader import read_content
+from scalebook.measure.measured import Measured, measured
+from scalebook.measure.probes.files import read_probes
+from scalebook.measure.reliability import read_checkpoints, read_drill
+from scalebook.measure.telemetry.samples import read as read_telemetry
+from scalebook.report.base import frames
+from scalebook.running import recovery
+from scalebook.running.cluster import node_logs
 
 EXAMPLES = Path(__file__).parents[1] / "runs" / "examples"
 DRILL = "20261128-085855-llama3.1-8b-2-w2-397731cb3d8c"

@@ -82,7 +82,7 @@ def _rank(number: int, config: Any, output: Path, port: str, first: Callable[[in
         with (output / LOG).open("ab") as log:
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
-        from scalebook import catalog
+        from scalebook.facts import catalog
         from scalebook.train import cpu
         from scalebook.train.loop import train
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from scalebook import catalog
 from scalebook.config import RunConfig
+from scalebook.facts import catalog
 from scalebook.train import cpu
 
 LIMIT_SECONDS = 60

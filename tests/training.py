@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from scalebook import launch
 from scalebook.config import RunConfig
+from scalebook.running import launch
 
 FAKES = Path(__file__).parent / "fakes"
 

@@ -32,7 +32,7 @@ class RunConfig(BaseModel):
     """One run: model x parallelism x platform x size. Flat, so that notebook parameters fit 1:1.
 
     The data-parallel size is not given: it follows from ``world_size`` and the others. Fields
-    here are checked for type and range alone; ``scalebook.legality`` knows what fits together.
+    here are checked for type and range only; ``scalebook.facts.legality`` knows what fits.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from scalebook import catalog
-from scalebook.catalog import PublishedResult
 from scalebook.config import RunConfig
-from scalebook.flops import flops_per_token
+from scalebook.facts import catalog
+from scalebook.facts.catalog import PublishedResult
+from scalebook.facts.flops import flops_per_token
+from scalebook.measure.probes import Probe, read_probes
 from scalebook.predict.known import KnownRate, configuration, known_rates, layout
 from scalebook.predict.model import Predictor, predictor
-from scalebook.probes import Probe, read_probes
 
 QUANTILE = 1.645  # 90 %, as the command's intervals
 

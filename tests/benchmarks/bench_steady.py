@@ -1,7 +1,7 @@
 """How often the steady state is found, its interval holds the truth, and what must be refused is.
 
 Not part of the tests: python tests/benchmarks/bench_steady.py [--trials 200] [--speed]. Prints the
-table of src/scalebook/metrics/README.md. Every series is simulated, with the truth known.
+table of src/scalebook/measure/metrics/README.md. Every series is simulated, with the truth known.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from statistics import median
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from series import HARD, STABLE, UNSTABLE
 
-from scalebook.metrics.steady import find_steady
+from scalebook.measure.metrics.steady import find_steady
 
 COUNTS = (30, 50, 100, 300, 1000)
 

@@ -14,8 +14,8 @@ import sys
 from importlib import import_module
 from typing import Any
 
-from scalebook import catalog, flops
-from scalebook.catalog.types import ModelShape
+from scalebook.facts import catalog, flops
+from scalebook.facts.catalog.types import ModelShape
 
 # The formula that NeMo's FLOPsMeasurementCallback takes for the family of each model.
 FORMULAS = {

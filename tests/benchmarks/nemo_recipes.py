@@ -14,9 +14,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from scalebook import catalog
 from scalebook.config import RunConfig
 from scalebook.engines import names, nemo, nemo_train
+from scalebook.facts import catalog
 
 SIZES = {
     "num_layers": "num_layers",

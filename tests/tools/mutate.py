@@ -26,16 +26,22 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 # A part of the core: its sources below src/scalebook, and the tests that must notice a change.
 CORE = {
-    "flops": ("flops", "flops"), "memory": ("memory", "memory memory_golden"),
-    "communication": ("communication.py", "communication"), "legality": ("legality", "legality"),
-    "feasibility": ("feasibility", "feasibility"), "scaling": ("scaling", "scaling"),
-    "metrics": ("metrics", "metrics steady anatomy"), "anatomy": ("anatomy", "anatomy"),
-    "economics": ("economics.py", "economics"), "intervals": ("intervals.py", "intervals"),
-    "verdicts": ("verdicts", "gate verdict"), "diagnosis": ("diagnosis", "diagnosis"),
-    "audit": ("audit", "audit"), "outcome": ("running/outcome.py", "outcome failures"),
-    "ingest": ("ingest/rates.py ingest/ratios.py ingest/steps.py", "ingest logs_dialects"),
-    "winners": ("report/winners.py", "report_findings report_comparison"),
-    "plan": ("plan/expand.py plan/schedule.py", "plan"),
+    "flops": ("facts/flops", "facts/flops"),
+    "memory": ("facts/memory", "facts/memory facts/memory_golden"),
+    "communication": ("facts/communication.py", "facts/communication"),
+    "legality": ("facts/legality", "facts/legality"),
+    "feasibility": ("facts/feasibility", "facts/feasibility"),
+    "scaling": ("measure/scaling", "measure/scaling"),
+    "metrics": ("measure/metrics", "measure/metrics measure/steady measure/anatomy"),
+    "anatomy": ("measure/anatomy", "measure/anatomy"),
+    "economics": ("measure/economics.py", "measure/economics"),
+    "intervals": ("measure/intervals.py", "measure/intervals"),
+    "verdicts": ("measure/verdicts", "measure/gate measure/verdict"),
+    "diagnosis": ("measure/diagnosis", "measure/diagnosis"), "audit": ("audit", "audit/audit"),
+    "outcome": ("running/outcome.py", "running/outcome running/failures"),
+    "ingest": ("logs/ingest/ratios.py logs/ingest/steps.py", "logs/ingest logs/logs_dialects"),
+    "winners": ("report/pages/winners.py", "report/report_findings report/report_comparison"),
+    "plan": ("plan/expand.py plan/schedule.py", "plan/plan"),
 }  # fmt: skip
 SWAPS = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.Pow: ast.Mult,
@@ -44,6 +50,11 @@ SWAPS = {
     ast.In: ast.NotIn, ast.NotIn: ast.In, ast.And: ast.Or, ast.Or: ast.And, ast.USub: ast.UAdd,
 }  # fmt: skip
 LEFT_ALONE = {"annotation", "returns", "decorator_list", "strict", "frozen", "slots", "maxsize"}
+
+
+def test_file(test: str) -> str:
+    folder, name = test.split("/")
+    return f"{ROOT}/tests/{folder}/test_{name}.py"
 
 
 def places(tree: ast.AST) -> Iterator[ast.AST]:
@@ -125,7 +136,7 @@ def main() -> None:
     options = parser.parse_args()
     os.nice(10)
     parts, work, names = options.only, [], []
-    tests = [[f"{ROOT}/tests/test_{test}.py" for test in CORE[one][1].split()] for one in parts]
+    tests = [[test_file(test) for test in CORE[one][1].split()] for one in parts]
     for place, passed, spent in outcomes([(None, files, 600) for files in tests], options.jobs):
         if not passed:
             raise SystemExit(f"The tests of {parts[place]} fail without a change.")

@@ -18,12 +18,12 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from scalebook import catalog
 from scalebook.audit import fields as vocabulary
 from scalebook.audit.knowledge import unknown_names
 from scalebook.audit.printed import Printed, read_printed
 from scalebook.audit.rows import Claims, Row, Table, read_bounded
 from scalebook.errors import ClaimError
+from scalebook.facts import catalog
 
 SUFFIXES = (".md", ".markdown", ".html", ".htm", ".csv", ".tsv")
 LARGEST_FILE = 5_000_000  # bytes

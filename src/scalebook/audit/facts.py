@@ -11,7 +11,7 @@ from typing import Literal
 
 from scalebook.audit.identities import Identity, Product
 from scalebook.audit.printed import Printed
-from scalebook.intervals import Interval, point
+from scalebook.measure.intervals import Interval, point
 
 Origin = Literal["stated", "given", "catalog", "base", "derived"]
 

@@ -10,7 +10,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Literal
 
-from scalebook.intervals import Interval, point
+from scalebook.measure.intervals import Interval, point
 
 Shape = Literal["product", "complement", "excess"]
 

@@ -9,10 +9,10 @@ from scalebook.audit.knowledge import accelerator_of, model_of
 from scalebook.audit.known import Known
 from scalebook.audit.rows import Row
 from scalebook.audit.verdicts import Check, check_of
-from scalebook.catalog.types import ModelShape
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError
-from scalebook.legality import Problem, check
+from scalebook.facts.catalog.types import ModelShape
+from scalebook.facts.legality import Problem, check
 
 SIZES = (
     "tensor_parallel_size",

@@ -7,13 +7,13 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from scalebook import catalog
 from scalebook.audit.facts import Fact, operand, show
 from scalebook.audit.printed import Printed
 from scalebook.audit.rows import Row
-from scalebook.catalog.types import Accelerator, ModelShape
 from scalebook.errors import CatalogError
-from scalebook.flops import (
+from scalebook.facts import catalog
+from scalebook.facts.catalog.types import Accelerator, ModelShape
+from scalebook.facts.flops import (
     CONVENTIONS,
     TRAINED,
     attention_width,
@@ -22,7 +22,7 @@ from scalebook.flops import (
     layer_parameters,
     parameter_count,
 )
-from scalebook.intervals import Interval, point
+from scalebook.measure.intervals import Interval, point
 
 # Conventions differ by norms, padding and biases, and the two rates of a published row may be means
 # over different steps; a figure within a percent of a convention was counted by it (the spread

@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass
 
 from scalebook.errors import ClaimError
-from scalebook.intervals import Interval, Numeral, point, read_numeral
+from scalebook.measure.intervals import Interval, Numeral, point, read_numeral
 
 LONGEST = 60  # characters of a value
 APPROXIMATE = 0.1  # what ~ allows, as a fraction

@@ -13,7 +13,7 @@ from scalebook.audit.knowledge import unknown_names
 from scalebook.audit.printed import Printed
 from scalebook.audit.rows import Claims, Row, Table, read_bounded
 from scalebook.errors import ClaimError
-from scalebook.intervals import Interval, point
+from scalebook.measure.intervals import Interval, point
 
 LARGEST_FILE = 20_000_000  # bytes
 MOST_ROWS = 5_000  # some seconds of work

@@ -14,7 +14,7 @@ from scalebook.audit.known import Known, field_of, know
 from scalebook.audit.rows import Row, Table
 from scalebook.audit.unchecked import unchecked
 from scalebook.audit.verdicts import Check, check_of
-from scalebook.intervals import point
+from scalebook.measure.intervals import point
 
 SIZELESS = ("gpus", "mfu")
 

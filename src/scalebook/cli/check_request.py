@@ -6,11 +6,11 @@ import argparse
 from dataclasses import dataclass
 from typing import Any
 
-from scalebook import catalog, communication, legality
-from scalebook.catalog import Accelerator, ModelShape, Platform
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError
-from scalebook.legality import Problem
+from scalebook.facts import catalog, communication, legality
+from scalebook.facts.catalog import Accelerator, ModelShape, Platform
+from scalebook.facts.legality import Problem
 from scalebook.parallelism import Parallelism
 from scalebook.plan import defaults as plan_defaults
 from scalebook.settings import PARALLEL_SIZES, names

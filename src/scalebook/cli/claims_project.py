@@ -10,11 +10,11 @@ from typing import Any
 from scalebook.audit.results import read_rows
 from scalebook.cli.claims_values import INPUT_HELP
 from scalebook.cli.output import number, print_json, print_table
-from scalebook.economics import Answer, Inputs, answers
 from scalebook.errors import ClaimError
-from scalebook.intervals import Interval, point
-from scalebook.scaling import Projection, ScalingPoint, ScalingTable, table
-from scalebook.scaling import project as project_to
+from scalebook.measure.economics import Answer, Inputs, answers
+from scalebook.measure.intervals import Interval, point
+from scalebook.measure.scaling import Projection, ScalingPoint, ScalingTable, table
+from scalebook.measure.scaling import project as project_to
 
 SERIES = ("model", "accelerator", "platform", "engine", "precision", "sequence_length", "strategy")
 SPLIT = (  # the same in one series as well; a run that names none may be of any

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from scalebook.errors import ClaimError
-from scalebook.intervals import Interval
+from scalebook.measure.intervals import Interval
 
 INPUT_HELP = {
     "tokens": "tokens to train on: 1T",
@@ -25,7 +25,7 @@ INPUT_HELP = {
 
 def stated_range(text: str) -> Interval:
     """Return a number or a range, as an argument type."""
-    from scalebook.economics import read_range
+    from scalebook.measure.economics import read_range
 
     try:
         return read_range(text)

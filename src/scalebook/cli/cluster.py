@@ -13,12 +13,12 @@ from scalebook.cli import cluster_order, contained, manifests, run_options
 from scalebook.cli.arguments import Subparsers, add_json
 
 if TYPE_CHECKING:
-    from scalebook.catalog.types import Platform
-    from scalebook.launch.slurm import Options
+    from scalebook.facts.catalog.types import Platform
     from scalebook.plan import Plan
-    from scalebook.running.slurm_submit import Submitted
-    from scalebook.running.survey import Entry
+    from scalebook.running.cluster.slurm import Options
+    from scalebook.running.cluster.slurm_submit import Submitted
     from scalebook.running.sweep import Result, Stop
+    from scalebook.running.todo import Entry
 
     Load = Callable[[argparse.Namespace, Platform, int | None], Plan]
 
@@ -88,10 +88,10 @@ def refuse_idle(options: argparse.Namespace) -> None:
 
 def run(options: argparse.Namespace, load: Load) -> int:
     """Run a plan through the scheduler that ``--launcher`` names."""
-    from scalebook import catalog
     from scalebook.errors import LaunchError
+    from scalebook.facts import catalog
     from scalebook.project import runs_folder
-    from scalebook.running import survey
+    from scalebook.running import todo
 
     if not options.platform:
         raise LaunchError(
@@ -103,14 +103,15 @@ def run(options: argparse.Namespace, load: Load) -> int:
     runs = runs_folder(str(options.runs or ""))
     if not options.dry_run:
         _settle(runs)
-    entries = survey.survey(plan, runs, None, options.rerun, here=False)
+    entries = todo.survey(plan, runs, None, options.rerun, here=False)
     if options.launcher == "kubernetes":
         return manifests.show(options, entries)
     return _slurm(options, plan, entries, runs)
 
 
 def _slurm(options: argparse.Namespace, plan: Plan, entries: tuple[Entry, ...], runs: Path) -> int:
-    from scalebook.running import slurm_submit, sweep
+    from scalebook.running import sweep
+    from scalebook.running.cluster import slurm_submit
 
     chosen = _slurm_options(options)
     order = cluster_order.of(options, plan, entries)
@@ -153,8 +154,8 @@ def _slurm_options(options: argparse.Namespace) -> Options:
     Raises:
         LaunchError: an option cannot be used, or the trainer is missing in the nodes' Python.
     """
-    from scalebook import launch
-    from scalebook.launch import slurm, slurm_container
+    from scalebook.running import launch
+    from scalebook.running.cluster import slurm, slurm_container
     from scalebook.scrub import is_secret
 
     container = slurm_container.chosen(
@@ -181,8 +182,8 @@ def _slurm_options(options: argparse.Namespace) -> Options:
 
 
 def _follow(submitted: list[Submitted], stop: Stop) -> tuple[list[Result], str | None]:
+    from scalebook.running.cluster.slurm_follow import POLL_SECONDS, Follower
     from scalebook.running.console import Console
-    from scalebook.running.slurm_follow import POLL_SECONDS, Follower
 
     seconds = float(os.environ.get("SCALEBOOK_POLL_SECONDS", POLL_SECONDS))
     return Follower(Console(), stop, poll_seconds=seconds).follow(submitted)
@@ -192,7 +193,7 @@ def _leave(
     submitted: list[Submitted], results: list[Result], why: str, cancel: bool, runs: Path
 ) -> None:
     """Say what becomes of the jobs that are not followed any more, or cancel them."""
-    from scalebook.running import slurm_follow
+    from scalebook.running.cluster import slurm_follow
 
     followed = zip(submitted, results, strict=True)
     left = [run for run, result in followed if result.note is not None]
@@ -217,7 +218,7 @@ def _say_how_to_follow(submitted: list[Submitted], runs: Path) -> None:
 def _settle(runs: Path) -> None:
     """Record the runs whose jobs have ended, and say so."""
     from scalebook.project import short
-    from scalebook.running import slurm_jobs
+    from scalebook.running.cluster import slurm_jobs
 
     for settled in slurm_jobs.settle(runs):
         what = "still to be run: its job ended before"
@@ -230,12 +231,12 @@ def status(options: argparse.Namespace) -> int:
     """Print the runs of a folder: waiting, training and ended."""
     from scalebook.cli.output import print_json, print_table
     from scalebook.project import runs_folder
-    from scalebook.running import situation
+    from scalebook.running.cluster import status_table
 
     runs = runs_folder(str(options.runs or ""))
     if not options.json:
         _settle(runs)
-    rows = situation.rows(runs, everything=options.all)
+    rows = status_table.rows(runs, everything=options.all)
     if options.json:
         print_json(rows)
         return 0

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from scalebook.plan import Plan
+    from scalebook.running.cluster.slurm_order import Order
     from scalebook.running.pruning import Inference
-    from scalebook.running.slurm_order import Order
-    from scalebook.running.survey import Entry
     from scalebook.running.sweep import Result
+    from scalebook.running.todo import Entry
 
 
 def of(options: argparse.Namespace, plan: Plan, entries: tuple[Entry, ...]) -> Order:
     """Return the order of a plan's runs on the cluster, as the command line says."""
-    from scalebook.running.slurm_order import Order
+    from scalebook.running.cluster.slurm_order import Order
     from scalebook.running.waiting import Scheduled
 
     return Order.of(
@@ -31,13 +31,13 @@ def of(options: argparse.Namespace, plan: Plan, entries: tuple[Entry, ...]) -> O
 
 def say_what_is_not_run(entries: tuple[Entry, ...], pruned: Mapping[str, Inference]) -> None:
     """Print a comment for each run that no script is made for."""
-    from scalebook.running import survey
+    from scalebook.running import todo
 
     for entry in entries:
         inference = pruned.get(entry.config.config_hash())
         reason = inference.sentence if inference else entry.reason or entry.action
         if inference or entry.action != "run":
-            print(f"# not run: {survey.label(entry.config)}: {reason}")
+            print(f"# not run: {todo.label(entry.config)}: {reason}")
 
 
 def not_run(

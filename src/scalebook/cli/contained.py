@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scalebook.containers.images import ASKABLE
+from scalebook.running.container.images import ASKABLE
 
 if TYPE_CHECKING:
-    from scalebook.catalog.types import Platform
-    from scalebook.launch.choose import Choice
-    from scalebook.launch.container import EngineCommand
-    from scalebook.launch.nested import Host, Request
+    from scalebook.facts.catalog.types import Platform
     from scalebook.plan import Plan
+    from scalebook.running.container.choose import Choice
+    from scalebook.running.container.nested import Host, Request
+    from scalebook.running.container.request import EngineCommand
 
 IMAGES = Path("containers") / "images"  # of the project: image files of apptainer and enroot
 
@@ -60,8 +60,8 @@ def without_container_options(arguments: Sequence[str]) -> list[str]:
 
 def set_variables(options: argparse.Namespace) -> None:
     """Set the variables of ``--env`` in this process, marked as asked for by name."""
-    from scalebook.launch.command import ASKED
-    from scalebook.launch.nested import asked_variables
+    from scalebook.running.command import ASKED
+    from scalebook.running.container.nested import asked_variables
 
     values, names = asked_variables(options.env, os.environ)
     if options.env:
@@ -74,16 +74,16 @@ def enter(options: argparse.Namespace, platform: Platform, plan: Plan, runs: Pat
 
     A dry run prints the line that would be run, and returns None.
     """
-    from scalebook.launch import nested
     from scalebook.project import required_root
-    from scalebook.running import container, hosts
+    from scalebook.running import hosts
+    from scalebook.running.container import follow, nested
 
     choice = _choice(options, platform.vendor)
     if choice.note:
         print(f"Running {choice.note}", flush=True)
     if choice.engine is None:
         set_variables(options)
-        container.follow()
+        follow.follow()
         return None
     host = hosts.describe(required_root(), runs.resolve())
     request = _request(options, choice.engine, platform.vendor)
@@ -104,10 +104,9 @@ def enter(options: argparse.Namespace, platform: Platform, plan: Plan, runs: Pat
 def _choice(options: argparse.Namespace, vendor: str) -> Choice:
     """Return the engine to use; a dry run of what cannot run here says so and goes on."""
     from scalebook.errors import LaunchError
-    from scalebook.launch import inside
-    from scalebook.launch.choose import Choice, choose
     from scalebook.project import required_root
-    from scalebook.running import engines
+    from scalebook.running.container import engines, inside
+    from scalebook.running.container.choose import Choice, choose
 
     if options.container == "none":
         return Choice(None)
@@ -125,10 +124,10 @@ def _choice(options: argparse.Namespace, vendor: str) -> Choice:
 
 
 def _request(options: argparse.Namespace, engine: str, vendor: str) -> Request:
-    from scalebook.containers.images import image
-    from scalebook.launch.nested import Request
     from scalebook.project import required_root
-    from scalebook.running import engines
+    from scalebook.running.container import engines
+    from scalebook.running.container.images import image
+    from scalebook.running.container.nested import Request
 
     folder = str(required_root() / IMAGES)
     reference = options.image or image(vendor).reference(engine, folder)
@@ -164,8 +163,8 @@ def _reads(options: argparse.Namespace, plan: Plan) -> list[Path]:
 
 
 def _say_what_stays_outside(options: argparse.Namespace) -> None:
-    from scalebook import launch
-    from scalebook.launch.nested import not_passed
+    from scalebook.running import launch
+    from scalebook.running.container.nested import not_passed
 
     names = not_passed(tuple(launch.performance_variables(os.environ)), options.env)
     if names:
@@ -173,9 +172,8 @@ def _say_what_stays_outside(options: argparse.Namespace) -> None:
 
 
 def _start(request: Request, host: Host, command: EngineCommand, runs: Path) -> int:
-    from scalebook.launch import oci
-    from scalebook.running import container
+    from scalebook.running.container import follow, oci
 
     runs.mkdir(parents=True, exist_ok=True)
     cleanup = oci.remove(request.engine, host.name) if request.engine in oci.ENGINES else ()
-    return container.run(command, cleanup)
+    return follow.run(command, cleanup)

@@ -13,7 +13,7 @@ from scalebook.cli.found import RUN_HELP, run_directory
 from scalebook.cli.output import plain, print_json
 
 if TYPE_CHECKING:
-    from scalebook.diagnosis import Diagnosis, Finding, Waterfall
+    from scalebook.measure.diagnosis import Diagnosis, Finding, Waterfall
     from scalebook.store import Run
 
 WIDTH = 100
@@ -32,7 +32,7 @@ def register(subparsers: Subparsers) -> None:
 
 def diagnose(options: argparse.Namespace) -> int:
     """Print what the measurements of a run say about its speed."""
-    from scalebook.diagnosis import diagnose as diagnosed
+    from scalebook.measure.diagnosis import diagnose as diagnosed
     from scalebook.store import read_run
 
     run = read_run(run_directory(options.run, options.runs))

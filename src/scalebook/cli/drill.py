@@ -13,7 +13,7 @@ from scalebook.cli.output import number, print_json, print_table
 
 if TYPE_CHECKING:
     from scalebook.config import RunConfig
-    from scalebook.running.drill import Drilled
+    from scalebook.running.drill.drill import Drilled
 
 PARTS = (
     ("detection_seconds", "torchrun sees that the rank is gone"),
@@ -69,7 +69,7 @@ def register(subparsers: Subparsers) -> None:
 def drill(options: argparse.Namespace) -> int:
     """Run a drill; 0 if training came back from the last checkpoint with the same losses."""
     from scalebook.project import runs_folder
-    from scalebook.running import drill as drills
+    from scalebook.running.drill import drill as drills
     from scalebook.running.kernel import RunOptions
 
     config = _config(options)
@@ -92,11 +92,11 @@ def _say(text: str) -> None:
 
 def _config(options: argparse.Namespace) -> RunConfig:
     """Return the first configuration of the plan for this machine, with what the flags change."""
-    from scalebook import catalog
     from scalebook.errors import ConfigError
+    from scalebook.facts import catalog
     from scalebook.plan import load_plan
     from scalebook.project import required_root
-    from scalebook.running import detect
+    from scalebook.running.devices import detect
 
     machine = detect.detect()
     platform = (

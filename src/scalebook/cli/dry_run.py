@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from scalebook.running.pruning import Inference
-    from scalebook.running.survey import Entry
+    from scalebook.running.todo import Entry
 
 
 def pruned(
@@ -32,10 +32,10 @@ def show(
     budget_seconds: float | None = None,
 ) -> int:
     """Print what would be run, how, with which variables, and how long it is likely to take."""
-    from scalebook import launch
     from scalebook.cli.predict import duration, forecast, rate_line, short_value, total_line
     from scalebook.project import short
-    from scalebook.running.survey import label
+    from scalebook.running import launch
+    from scalebook.running.todo import label
 
     predicted = forecast(entries[0].config.platform, runs) if entries else None
     seconds: list[float | None] = []

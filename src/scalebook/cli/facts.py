@@ -9,8 +9,8 @@ from scalebook.cli.arguments import Subparsers, add_json, at_least, positive
 from scalebook.cli.facts_tables import accelerators, models, platforms, published, strategies
 from scalebook.cli.output import print_json, print_table
 from scalebook.errors import ClaimError
-from scalebook.flops import RECOMPUTE, TRAINED
-from scalebook.intervals import Numeral, read_numeral
+from scalebook.facts.flops import RECOMPUTE, TRAINED
+from scalebook.measure.intervals import Numeral, read_numeral
 
 PACKED = (
     "One document per sample is assumed. Packed documents that attend only inside themselves cost "
@@ -105,14 +105,14 @@ def _register_convert(subparsers: Subparsers) -> None:
 
 def flops(options: argparse.Namespace) -> int:
     """Print FLOPs per token under every convention."""
-    from scalebook import catalog
-    from scalebook.flops import (
+    from scalebook.facts import catalog
+    from scalebook.facts.flops import (
         CONVENTIONS,
         hardware_flops_per_token,
         packed_sequence_length,
         padded_vocab_size,
     )
-    from scalebook.flops import flops_per_token as model_flops
+    from scalebook.facts.flops import flops_per_token as model_flops
 
     shape = catalog.model(options.model)
     packed = options.packed_lengths
@@ -143,9 +143,9 @@ def flops(options: argparse.Namespace) -> int:
 
 def convert(options: argparse.Namespace) -> int:
     """Print TFLOP/s/GPU under every convention, and which one a published pair fits."""
-    from scalebook import catalog
     from scalebook.errors import ConfigError
-    from scalebook.flops import CONVENTIONS, convention_fits, convert_tflops, model_tflops
+    from scalebook.facts import catalog
+    from scalebook.facts.flops import CONVENTIONS, convention_fits, convert_tflops, model_tflops
 
     shape, length = catalog.model(options.model), options.sequence_length
     pair: tuple[Numeral | None, Numeral | None]

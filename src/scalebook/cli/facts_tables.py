@@ -9,8 +9,8 @@ from scalebook.cli.output import number, print_json, print_table
 
 def accelerators(options: argparse.Namespace) -> int:
     """Print every accelerator, or the one of a driver string."""
-    from scalebook import catalog
     from scalebook.errors import CatalogError
+    from scalebook.facts import catalog
 
     found = catalog.accelerators()
     if options.device is not None:
@@ -39,9 +39,9 @@ def accelerators(options: argparse.Namespace) -> int:
 
 def models(options: argparse.Namespace) -> int:
     """Print every model shape with its parameter counts."""
-    from scalebook import catalog
     from scalebook.cli.output import plain
-    from scalebook.flops import parameter_count
+    from scalebook.facts import catalog
+    from scalebook.facts.flops import parameter_count
 
     found = [(shape, parameter_count(shape)) for shape in catalog.models()]
     if options.json:
@@ -73,7 +73,7 @@ def models(options: argparse.Namespace) -> int:
 
 def platforms(options: argparse.Namespace) -> int:
     """Print every platform."""
-    from scalebook import catalog
+    from scalebook.facts import catalog
 
     found = catalog.platforms()
     if options.json:
@@ -95,7 +95,7 @@ def platforms(options: argparse.Namespace) -> int:
 
 def strategies(options: argparse.Namespace) -> int:
     """Print strategies: all rows, or those for a platform and a model."""
-    from scalebook import catalog
+    from scalebook.facts import catalog
 
     platform = catalog.platform(options.platform).name if options.platform else None
     model = catalog.model(options.model).name if options.model else None
@@ -123,7 +123,7 @@ def strategies(options: argparse.Namespace) -> int:
 
 def published(options: argparse.Namespace) -> int:
     """Print published results as their sources state them."""
-    from scalebook import catalog
+    from scalebook.facts import catalog
 
     device = catalog.accelerator(options.accelerator).name if options.accelerator else None
     model = catalog.model(options.model).name if options.model else None

@@ -12,7 +12,7 @@ from scalebook.cli.arguments import Subparsers, add_json
 from scalebook.cli.output import number, print_json, print_table
 
 if TYPE_CHECKING:
-    from scalebook.feasibility import Cell
+    from scalebook.facts.feasibility import Cell
 
 LEGEND = (
     "fits, out: a run shows it. (fits), (out): inferred from a run. fits?, out?, ?: predicted "
@@ -34,7 +34,7 @@ def register(subparsers: Subparsers) -> None:
 def feasibility(options: argparse.Namespace) -> int:
     """Print the maps of a folder's runs."""
     from scalebook.errors import RecordError
-    from scalebook.feasibility import feasibility, scope_of
+    from scalebook.facts.feasibility import feasibility, scope_of
     from scalebook.store import read_runs
 
     if not options.runs.is_dir():

@@ -48,8 +48,8 @@ def gate(options: argparse.Namespace) -> int:
 
     2 where a run could not be read: nobody knows what it would have shown.
     """
-    from scalebook.verdicts.gate import check
-    from scalebook.verdicts.gate_report import junit, markdown, summary
+    from scalebook.measure.verdicts.gate import check
+    from scalebook.measure.verdicts.gate_report import junit, markdown, summary
 
     (baseline, unread), (current, more) = map(_read, (options.baseline, options.runs))
     checks = check(baseline, current, options.tolerance)

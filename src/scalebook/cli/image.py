@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalebook.cli.arguments import Subparsers, add_json
-from scalebook.containers.images import ENGINES
+from scalebook.running.container.images import ENGINES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from scalebook.catalog.types import Platform
-    from scalebook.containers.contents import Finding
+    from scalebook.facts.catalog.types import Platform
+    from scalebook.running.container.contents import Finding
 
-CONTENTS = "scalebook.containers.contents"
+CONTENTS = "scalebook.running.container.contents"
 
 
 def register(subparsers: Subparsers) -> None:
@@ -70,11 +70,9 @@ def register(subparsers: Subparsers) -> None:
 
 def image(options: argparse.Namespace) -> int:
     """Build an image; return the exit code of the first step that failed, 0 if none."""
-    from scalebook import catalog
-    from scalebook.containers import images
-    from scalebook.launch import build
+    from scalebook.facts import catalog
     from scalebook.project import required_root
-    from scalebook.running import context
+    from scalebook.running.container import build, context, images
 
     known = images.image(catalog.platform(options.platform).vendor)
     engine = _builder(options)
@@ -124,10 +122,10 @@ def _builder(options: argparse.Namespace) -> str:
 
 def verify(options: argparse.Namespace) -> int:
     """Compare an image's contents with image.toml; 0 if all is as stated, 1 if not."""
-    from scalebook import catalog
     from scalebook.cli.output import print_json
-    from scalebook.containers import contents, images
-    from scalebook.running import detect
+    from scalebook.facts import catalog
+    from scalebook.running.container import contents, images
+    from scalebook.running.devices import detect
 
     named = options.platform
     platform = catalog.platform(named) if named else detect.platform_of(detect.detect())
@@ -156,10 +154,9 @@ def _print(findings: Sequence[Finding], torch: dict[str, Any]) -> None:
 
 def _read(options: argparse.Namespace, platform: Platform) -> tuple[str | None, dict[str, Any]]:
     """Return the engine that was used and what the image holds."""
-    from scalebook.containers import contents
-    from scalebook.launch import choose, nested
     from scalebook.project import required_root
-    from scalebook.running import context, engines, hosts
+    from scalebook.running import hosts
+    from scalebook.running.container import choose, contents, context, engines, nested
 
     root, vendor = required_root(), platform.vendor
     folder = root / "containers" / "images"

@@ -13,8 +13,8 @@ from scalebook.cli.arguments import Subparsers, add_json, at_least
 from scalebook.cli.output import number, print_json, print_table
 
 if TYPE_CHECKING:
-    from scalebook.ingest.run import Ingested
-    from scalebook.logs.dialect import Dialect
+    from scalebook.logs.dialects.dialect import Dialect
+    from scalebook.logs.ingest.run import Ingested
 
 _SIZES = (
     ("--gpus", "world_size", "GPUs of the job"),
@@ -62,9 +62,9 @@ def register(subparsers: Subparsers) -> None:
 
 def run_ingest(options: argparse.Namespace) -> int:
     """Print what the files hold (``--json``), or write run directories and print a table."""
-    from scalebook import catalog
     from scalebook.errors import IngestError
-    from scalebook.ingest.run import ingest, summaries
+    from scalebook.facts import catalog
+    from scalebook.logs.ingest.run import ingest, summaries
 
     dialect = _dialect(options)
     names = ("model", "platform", "precision", "trained", *(name for _, name, _ in _SIZES))

@@ -13,7 +13,7 @@ from scalebook.cli.arguments import Subparsers, add_json
 from scalebook.cli.output import number, print_json, print_table
 
 if TYPE_CHECKING:
-    from scalebook.metrics import RunMetrics
+    from scalebook.measure.metrics import RunMetrics
     from scalebook.record import RunRecord
 
 
@@ -33,7 +33,7 @@ def register(subparsers: Subparsers) -> None:
 def list_runs(options: argparse.Namespace) -> int:
     """Print one row a run, sorted by run id; what cannot be read goes to stderr."""
     from scalebook.errors import RecordError
-    from scalebook.metrics.repeats import with_repeats
+    from scalebook.measure.metrics.repeats import with_repeats
 
     if not options.runs.is_dir():
         raise RecordError(f"No folder of runs at {options.runs}. Name one with --runs DIR.")
@@ -62,8 +62,8 @@ def _measured(runs: Path, precision: str | None) -> Iterator[tuple[RunRecord, Ru
 
     What cannot be read or measured goes to stderr.
     """
-    from scalebook.measured import ODD
-    from scalebook.metrics import measure
+    from scalebook.measure.measured import ODD
+    from scalebook.measure.metrics import measure
     from scalebook.store import each_run
 
     for run in each_run(runs):
@@ -80,7 +80,7 @@ def _measured(runs: Path, precision: str | None) -> Iterator[tuple[RunRecord, Ru
 
 def _of_record(record: RunRecord) -> dict[str, Any]:
     """Return what a record says of a run beside its numbers."""
-    from scalebook import provenance
+    from scalebook.measure import provenance
 
     differences = provenance.of(record) if record.source == "measured" else ()
     return {
@@ -92,7 +92,7 @@ def _of_record(record: RunRecord) -> dict[str, Any]:
 
 
 def _print_differences(records: list[RunRecord]) -> None:
-    from scalebook import provenance
+    from scalebook.measure import provenance
 
     for record in records:
         if record.source == "measured" and (found := provenance.of(record)):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from scalebook.cli import contained
 
 if TYPE_CHECKING:
-    from scalebook.running.survey import Entry
+    from scalebook.running.todo import Entry
 
 
 def show(options: argparse.Namespace, entries: tuple[Entry, ...]) -> int:
@@ -18,7 +18,7 @@ def show(options: argparse.Namespace, entries: tuple[Entry, ...]) -> int:
     from datetime import UTC, datetime
 
     from scalebook.errors import LaunchError
-    from scalebook.launch import kubernetes
+    from scalebook.running.cluster import kubernetes
     from scalebook.store import run_id
 
     if not options.dry_run:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from scalebook.cli.arguments import Subparsers, add_json, at_least, positive
 
 if TYPE_CHECKING:
-    from scalebook.probes import Probe
+    from scalebook.measure.probes import Probe
 
 
 def register(subparsers: Subparsers) -> None:
@@ -53,9 +53,9 @@ def register(subparsers: Subparsers) -> None:
 def probe(options: argparse.Namespace) -> int:
     """Probe this machine; 0 if the probe completed."""
     from scalebook.cli.output import print_json
-    from scalebook.probes.files import FOLDER
+    from scalebook.measure.probes.files import FOLDER
+    from scalebook.probe import probing
     from scalebook.project import runs_folder, short
-    from scalebook.running import probing
     from scalebook.running.console import Console
 
     asked = probing.request(
@@ -81,7 +81,7 @@ def probe(options: argparse.Namespace) -> int:
 def _print(found: Probe) -> None:
     """Print the best rates as a table, what was left out, and why a probe did not complete."""
     from scalebook.cli.output import number, print_table
-    from scalebook.probes.words import left_out, lines
+    from scalebook.measure.probes.words import left_out, lines
 
     if found.reason:
         print("\n".join((f"{found.reason}.", *(f"  | {line}" for line in found.log_tail))))

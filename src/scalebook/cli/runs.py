@@ -10,10 +10,10 @@ from scalebook.cli import cluster, contained, dry_run, run_options
 from scalebook.cli.arguments import Subparsers, at_least
 
 if TYPE_CHECKING:
-    from scalebook.catalog.types import Platform
+    from scalebook.facts.catalog.types import Platform
     from scalebook.plan import Plan
     from scalebook.running.console import Console
-    from scalebook.running.survey import Entry
+    from scalebook.running.todo import Entry
     from scalebook.running.waiting import Scheduled
 
 
@@ -67,9 +67,8 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run a plan; 0 if any of its configurations has a completed run."""
-    from scalebook import launch
     from scalebook.project import TRAIN_NOTEBOOK, required_root, runs_folder
-    from scalebook.running import survey, sweep
+    from scalebook.running import launch, sweep, todo
     from scalebook.running.console import Console
 
     cluster.refuse_idle(options)
@@ -82,14 +81,14 @@ def run(options: argparse.Namespace) -> int:
     if ended is not None:
         return ended
     if options.dry_run:
-        entries = survey.survey(plan, runs, devices, options.rerun)
+        entries = todo.survey(plan, runs, devices, options.rerun)
         if line := run_options.describe(plan):
             print(line)
         pruned = dry_run.pruned(entries, runs, options)
         return dry_run.show(entries, runs, pruned, options.budget_seconds)
     console = Console()
     _recover(runs, console)
-    entries = survey.survey(plan, runs, devices, options.rerun)
+    entries = todo.survey(plan, runs, devices, options.rerun)
     if all(entry.action == "done" for entry in entries):
         console.say(
             f"All {len(entries)} runs of plan {plan.name!r} are done. Repeat them with --rerun."
@@ -117,9 +116,10 @@ def run(options: argparse.Namespace) -> int:
 
 def _machine(options: argparse.Namespace) -> tuple[Platform, int | None]:
     """Return the platform to run as and how many GPUs it may use (None: a CPU, or not asked)."""
-    from scalebook import catalog
     from scalebook.errors import LaunchError
-    from scalebook.running import absent, detect
+    from scalebook.facts import catalog
+    from scalebook.running import absent
+    from scalebook.running.devices import detect
 
     if options.platform:
         platform = catalog.platform(options.platform)
@@ -143,7 +143,7 @@ def _machine(options: argparse.Namespace) -> tuple[Platform, int | None]:
 
 def _device_name(platform: Platform) -> str | None:
     """Return this machine's device as its driver calls it, None for a CPU."""
-    from scalebook.running import detect
+    from scalebook.running.devices import detect
 
     return None if platform.vendor == "cpu" else detect.detect().device_name
 

@@ -11,10 +11,10 @@ from scalebook.cli.arguments import Subparsers, add_json
 from scalebook.cli.output import number, print_json
 
 if TYPE_CHECKING:
-    from scalebook.metrics.steady import Steady
-    from scalebook.verdicts.compare import Verdict
-    from scalebook.verdicts.differences import Difference
-    from scalebook.verdicts.read import Side
+    from scalebook.measure.metrics.steady import Steady
+    from scalebook.measure.verdicts.compare import Verdict
+    from scalebook.measure.verdicts.differences import Difference
+    from scalebook.measure.verdicts.read import Side
 
 
 def register(subparsers: Subparsers) -> None:
@@ -45,9 +45,9 @@ def register(subparsers: Subparsers) -> None:
 def print_steady(options: argparse.Namespace) -> int:
     """Print a line a file, those that cannot be read too; 2 where there is one of them."""
     from scalebook.errors import RecordError
+    from scalebook.measure.verdicts.series import read_series
     from scalebook.project import runs_folder
     from scalebook.store import find_run
-    from scalebook.verdicts.series import read_series
 
     runs = options.runs or runs_folder()
     rows: list[dict[str, Any]] = []
@@ -101,9 +101,9 @@ def _words(found: Steady) -> str:
 
 def print_comparison(options: argparse.Namespace) -> int:
     """Print the verdict on A against B."""
+    from scalebook.measure.verdicts.differences import differences, other_work
+    from scalebook.measure.verdicts.read import judge, read_side, same
     from scalebook.project import runs_folder
-    from scalebook.verdicts.differences import differences, other_work
-    from scalebook.verdicts.read import judge, read_side, same
 
     runs = options.runs or runs_folder()
     a, b = sides = tuple(read_side(name, runs) for name in (options.a, options.b))

@@ -10,12 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from scalebook import catalog
-from scalebook.containers import contents
 from scalebook.doctor import tools
 from scalebook.doctor.facts import Device, Facts, Node
-from scalebook.launch import inside
-from scalebook.running import detect, engines
+from scalebook.facts import catalog
+from scalebook.running.container import contents, engines, inside
+from scalebook.running.devices import detect
 from scalebook.running.query import printed
 
 CDI_FOLDERS = ("etc/cdi", "var/run/cdi")

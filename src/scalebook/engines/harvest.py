@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from scalebook.errors import IngestError
-from scalebook.ingest.observe import Observation, complete, observe
-from scalebook.ingest.reader import read_content
-from scalebook.ingest.steps import steps_of
-from scalebook.ingest.write import observed_settings
+from scalebook.logs.ingest.observe import Observation, complete, observe
+from scalebook.logs.ingest.reader import read_content
+from scalebook.logs.ingest.steps import steps_of
+from scalebook.logs.ingest.write import observed_settings
 from scalebook.logs.job import Job
 from scalebook.record import StepRecord
 from scalebook.store import write_json

@@ -8,10 +8,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from scalebook import catalog
 from scalebook.config import RunConfig
 from scalebook.engines import names
 from scalebook.errors import ConfigError
+from scalebook.facts import catalog
 
 # The module that torchrun starts for each engine.
 TRAINERS: Mapping[str, str] = {

@@ -7,9 +7,9 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from scalebook.catalog.types import ModelShape
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError, unknown
+from scalebook.facts.catalog.types import ModelShape
 
 OVERLAPS = ("overlap_grad_reduce", "overlap_param_gather")  # switches that engines know by our name
 

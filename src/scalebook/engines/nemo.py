@@ -10,9 +10,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from scalebook import catalog
 from scalebook.config import RunConfig
 from scalebook.engines import names
+from scalebook.facts import catalog
 
 Settings = dict[str, Any]
 

@@ -13,11 +13,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from scalebook import catalog
 from scalebook.config import RunConfig
 from scalebook.engines import mapping, names, nemo
 from scalebook.engines.start import main_of, write_once
 from scalebook.errors import ConfigError, LaunchError
+from scalebook.facts import catalog
 
 FILE = "nemo.json"
 RECIPES = "nemo.collections.llm.recipes"

@@ -11,9 +11,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from scalebook import catalog
 from scalebook.config import RunConfig
 from scalebook.engines import names
+from scalebook.facts import catalog
 
 FILE = "primus.yaml"
 

@@ -9,7 +9,7 @@ from scalebook.logs import status
 from scalebook.logs.bar_fields import COLUMN_OF, RECORD, is_key, key_of, layout, read_fields
 from scalebook.logs.clock import clock_of
 from scalebook.logs.collect import LARGEST
-from scalebook.logs.dialect import LineDialect
+from scalebook.logs.dialects.dialect import LineDialect
 from scalebook.logs.numbers import integer, number
 from scalebook.logs.settings import PARTIAL_PIECES
 

@@ -6,7 +6,7 @@ import re
 from typing import ClassVar
 
 from scalebook.logs.clock import clock_of
-from scalebook.logs.dialect import LineDialect
+from scalebook.logs.dialects.dialect import LineDialect
 from scalebook.logs.numbers import MISSING, integer, number, whole
 from scalebook.logs.pairs import seconds_from, tokens_from_totals
 

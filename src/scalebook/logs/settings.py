@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import TypeAlias
 
-from scalebook import catalog
+from scalebook.facts import catalog
 from scalebook.logs.numbers import integer, number
 
 Value: TypeAlias = int | float | str | bool

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from scalebook.logs.clock import clock_of
 from scalebook.logs.collect import MOST_ROWS
-from scalebook.logs.dialect import LineDialect
+from scalebook.logs.dialects.dialect import LineDialect
 from scalebook.logs.numbers import MISSING, number
 from scalebook.logs.settings import device_in
 

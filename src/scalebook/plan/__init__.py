@@ -24,12 +24,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from scalebook import catalog, legality
-from scalebook.catalog.types import Platform
 from scalebook.config import RunConfig
 from scalebook.errors import CatalogError, ConfigError
-from scalebook.legality import Fit, Problem
-from scalebook.memory import MemoryEstimate
+from scalebook.facts import catalog, legality
+from scalebook.facts.catalog.types import Platform
+from scalebook.facts.legality import Fit, Problem
+from scalebook.facts.memory import MemoryEstimate
 from scalebook.plan import defaults
 from scalebook.plan.document import Table, read_document
 from scalebook.plan.expand import expand, refuse_many

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from scalebook.catalog.types import ModelShape, Platform
 from scalebook.errors import ConfigError
-from scalebook.flops import flop_parts
+from scalebook.facts.catalog.types import ModelShape, Platform
+from scalebook.facts.flops import flop_parts
 from scalebook.parallelism import balanced_last_stage
 
 

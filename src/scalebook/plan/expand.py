@@ -7,9 +7,9 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
-from scalebook import catalog
-from scalebook.catalog.types import Platform
 from scalebook.errors import ConfigError
+from scalebook.facts import catalog
+from scalebook.facts.catalog.types import Platform
 from scalebook.plan import defaults
 from scalebook.plan.document import Table
 from scalebook.settings import PARALLEL_SIZES

@@ -9,9 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from scalebook.config import RunConfig
+from scalebook.measure.probes import Probe, read_probes
 from scalebook.predict.known import KnownRate, known_rate, known_rates
 from scalebook.predict.model import Basis, Prediction, Predictor, predictor, slower_than_parts
-from scalebook.probes import Probe, read_probes
 from scalebook.project import root, short
 
 __all__ = [

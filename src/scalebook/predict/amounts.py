@@ -3,7 +3,7 @@
 What the slowest pipeline stage does for all micro batches, plus what the other stages take once
 while the pipeline fills and drains: m t_max + sum of the others / v. For equal stages that is
 m t (1 + (p - 1) / (m v)), the bubble of arXiv 2104.04473; the output layer makes the last stage
-the slowest. Bytes of communication are those of ``scalebook.communication``.
+the slowest. Bytes of communication are those of ``scalebook.facts.communication``.
 
 Left out: contention of several collectives on one link, retries, data
 loading, checkpoints, and any kernel that is slower for a shape than for its FLOPs and bytes.
@@ -16,11 +16,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from statistics import NormalDist
 
-from scalebook import communication
-from scalebook.catalog.types import ModelShape
 from scalebook.config import RunConfig
-from scalebook.flops import attention_projections, attention_width, padded_vocab_size
-from scalebook.memory.parameters import Count, is_moe, stage_count, stage_layers
+from scalebook.facts import communication
+from scalebook.facts.catalog.types import ModelShape
+from scalebook.facts.flops import attention_projections, attention_width, padded_vocab_size
+from scalebook.facts.memory.parameters import Count, is_moe, stage_count, stage_layers
 from scalebook.predict.kinds import KINDS, Machine
 
 Seconds = dict[str, float]  # by kind

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from scalebook.catalog.types import Accelerator
-from scalebook.probes.types import Probe
+from scalebook.facts.catalog.types import Accelerator
+from scalebook.measure.probes.types import Probe
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from scalebook import catalog
-from scalebook.catalog.types import Accelerator, ModelShape
 from scalebook.config import RunConfig
 from scalebook.errors import ScalebookError
-from scalebook.feasibility.known import config_of
-from scalebook.metrics.settings import run_shape
-from scalebook.metrics.window import measured_steps, throughput
+from scalebook.facts import catalog
+from scalebook.facts.catalog.types import Accelerator, ModelShape
+from scalebook.facts.feasibility.known import config_of
+from scalebook.measure.metrics.settings import run_shape
+from scalebook.measure.metrics.window import measured_steps, throughput
 from scalebook.predict.amounts import SWITCHES, amounts
 from scalebook.predict.fit import Sample
 from scalebook.predict.kinds import machine

@@ -15,18 +15,18 @@ from functools import cached_property
 from statistics import median
 from typing import Any
 
-from scalebook import catalog, legality
-from scalebook.catalog.types import Accelerator, ModelShape, Platform
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError
-from scalebook.flops import model_tflops
-from scalebook.legality import fit as fit_memory
+from scalebook.facts import catalog, legality
+from scalebook.facts.catalog.types import Accelerator, ModelShape, Platform
+from scalebook.facts.flops import model_tflops
+from scalebook.facts.legality import fit as fit_memory
+from scalebook.measure.probes.types import Probe
 from scalebook.predict import kinds
 from scalebook.predict.amounts import amounts
 from scalebook.predict.fit import NOISE, Fit, Sample, fit
 from scalebook.predict.kinds import COMMUNICATION, KINDS, Belief, Machine
 from scalebook.predict.known import KnownRate, base_name, configuration, layout, narrowest
-from scalebook.probes.types import Probe
 
 COVERED = 0.90
 _QUANTILE = 1.645  # of the normal distribution, both sides of 90 %

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from scalebook import catalog, legality
-from scalebook.catalog.types import ModelShape
 from scalebook.config import RunConfig
-from scalebook.legality import fit
-from scalebook.legality.problem import divisors
+from scalebook.facts import catalog, legality
+from scalebook.facts.catalog.types import ModelShape
+from scalebook.facts.legality import fit
+from scalebook.facts.legality.problem import divisors
 from scalebook.predict.model import Prediction, Predictor
 
 _MICRO_BATCHES = (1, 2, 4, 8)

@@ -7,8 +7,8 @@ import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from scalebook.catalog.types import Platform
-from scalebook.launch import inside
+from scalebook.facts.catalog.types import Platform
+from scalebook.running.container import inside
 
 # The file by which a vendor's driver is reached, and the tools that name its devices.
 _DRIVERS = {

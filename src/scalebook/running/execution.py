@@ -19,7 +19,7 @@ import psutil
 from scalebook import notebooks
 from scalebook.config import RunConfig
 from scalebook.project import short
-from scalebook.running import conclusion
+from scalebook.running import finish_run
 from scalebook.running.kernel import RunOptions
 
 START_SECONDS = 900.0  # to import, look at the machine and start: a cold shared disk is slow
@@ -83,6 +83,6 @@ class Patience:
             return "end", CLOSING_SECONDS
         if asked:
             return "end the run", CLOSING_SECONDS
-        if not (self.directory / conclusion.LAUNCH_FILE).exists():
+        if not (self.directory / finish_run.LAUNCH_FILE).exists():
             return "start the run", START_SECONDS
         return None, 0.0

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from scalebook import __version__, launch, scrub
+from scalebook import __version__, scrub
+from scalebook.running import launch
 from scalebook.running.query import printed
 
 # Names the commit where the package is a copy without git's folder, such as in an image.

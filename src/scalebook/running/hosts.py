@@ -8,8 +8,8 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from scalebook.launch.nested import Host
 from scalebook.running import host as machine
+from scalebook.running.container.nested import Host
 
 
 def describe(

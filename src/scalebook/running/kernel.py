@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, cast
 
-from scalebook import catalog
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError
+from scalebook.facts import catalog
 from scalebook.notebooks import fits
-from scalebook.running import detect
+from scalebook.running.devices import detect
 
 # What IPython puts into a kernel's namespace beside names with an underscore.
 KERNEL_NAMES = frozenset({"In", "Out", "exit", "quit", "open", "get_ipython"})

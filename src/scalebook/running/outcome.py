@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from scalebook.logs import causes
 from scalebook.record import Status
-from scalebook.running import torchrun
-from scalebook.running.torchrun import Raised, RootCause, informative
+from scalebook.running import torchrun_report
+from scalebook.running.torchrun_report import Raised, RootCause, informative
 
 LOG_TAIL_LINES = 15
 LINE_CHARACTERS = 2000  # of a line are looked at and kept: logs are untrusted
@@ -121,7 +121,7 @@ def _explain(evidence: Evidence, lines: list[str], log: list[str]) -> _Verdict:
     if evidence.stop is not None:
         status, sentence = evidence.stop
         return _Verdict(status, _OF_STOP.get(status, "stopped"), sentence)
-    cause = torchrun.root_cause(log)
+    cause = torchrun_report.root_cause(log)
     verdict = _killed_for_memory(evidence, lines, cause) or _told(evidence, lines, cause)
     if verdict is not None:
         return verdict
@@ -162,7 +162,7 @@ def _told(evidence: Evidence, lines: list[str], cause: RootCause | None) -> _Ver
     if number in {signal.SIGKILL, signal.SIGTERM, signal.SIGINT}:
         found = causes.search(lines, causes.HOST_MEMORY)
         return _of(found, cause) if found else None
-    raised = _first_failure(torchrun.exceptions(lines), cause)
+    raised = _first_failure(torchrun_report.exceptions(lines), cause)
     if raised is not None:
         message = lines[raised.line : raised.line + MESSAGE_LINES]
         found = causes.search(message[:1], first=raised.line) or causes.search(

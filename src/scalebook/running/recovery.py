@@ -10,7 +10,7 @@ from pathlib import Path
 from scalebook import store, untrusted
 from scalebook.errors import LaunchError, RecordError
 from scalebook.record import RunRecord, Status
-from scalebook.running import conclusion, ownership, processes
+from scalebook.running import finish_run, ownership, processes
 
 PROBLEM_CHARACTERS = 300
 GRACE_SECONDS = 10.0  # for processes of a dead run that still hold a GPU
@@ -67,9 +67,9 @@ def settle(
 
     None, and the directory is gone, where nothing had been started in it.
     """
-    start = conclusion.start_of(partial)
+    start = finish_run.start_of(partial)
     if start is not None:
-        processes.end(conclusion.run_id(partial), GRACE_SECONDS, start=start)
+        processes.end(finish_run.run_id(partial), GRACE_SECONDS, start=start)
     try:
         return store.read_record(partial)  # only the renaming was missing
     except RecordError:
@@ -80,12 +80,12 @@ def settle(
     reason = sentence or "The process in charge ended without a word (killed, or power was lost)"
     unknown: tuple[Status, str] = (status, reason)
     code, stop = _end(partial) or (None, unknown)
-    return conclusion.conclude(partial, exit_code=code, stop=stop, finished_at=_last_sign(partial))
+    return finish_run.conclude(partial, exit_code=code, stop=stop, finished_at=_last_sign(partial))
 
 
 def _end(partial: Path) -> tuple[int, tuple[Status, str] | None] | None:
     """Return exit code and stop of a trainer whose end was noted; None where none was."""
-    end = conclusion.read_object(partial / conclusion.EXIT_FILE)
+    end = finish_run.read_object(partial / finish_run.EXIT_FILE)
     code, status = end.get("exit_code"), end.get("status")
     if not isinstance(code, int):
         return None
@@ -96,10 +96,10 @@ def _last_sign(partial: Path) -> str:
     """Return when the run last wrote anything, as records keep times."""
     names = (
         "config.json",
-        conclusion.LAUNCH_FILE,
+        finish_run.LAUNCH_FILE,
         "steps.jsonl",
         "train.log",
-        conclusion.EXIT_FILE,
+        finish_run.EXIT_FILE,
     )
     newest = max(path.stat().st_mtime for name in names if (path := partial / name).exists())
     return datetime.fromtimestamp(newest, UTC).isoformat(timespec="seconds")

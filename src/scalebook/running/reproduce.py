@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Any, cast
 
-from scalebook import launch, project, scrub
+from scalebook import project, scrub
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError, RecordError
 from scalebook.record import RunRecord
-from scalebook.running import detect, host
+from scalebook.running import host, launch
+from scalebook.running.devices import detect
 
 # Plans fill these in from platform and model where they are not named.
 _ALWAYS = ("model", "world_size", "nodes", "precision", "expert_tensor_parallel_size")

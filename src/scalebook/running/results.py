@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from scalebook.record import RunRecord
 from scalebook.running.stopping import Stop
-from scalebook.running.survey import Entry, label
+from scalebook.running.todo import Entry, label
 
 
 @dataclass(frozen=True, slots=True)

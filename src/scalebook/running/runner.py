@@ -15,19 +15,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from uuid import uuid4
 
-from scalebook import catalog, engines, launch, legality, project, store, untrusted
+from scalebook import engines, project, store, untrusted
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError, LaunchError
+from scalebook.facts import catalog, legality
 from scalebook.record import RunRecord, Status
-from scalebook.running import (
-    conclusion,
-    detect,
-    host,
-    memory_kills,
-    ownership,
-    processes,
-    telemetry,
-)
+from scalebook.running import finish_run, host, launch, memory_kills, ownership, processes
+from scalebook.running.devices import detect, telemetry
 from scalebook.running.kernel import RunOptions
 from scalebook.running.progress import POLL_SECONDS, Tail, extra_seconds, line
 
@@ -100,18 +94,18 @@ def _train_in(directory: Path, config: RunConfig, trainer: str, show: Show) -> R
     # The interpreter's path says nothing that another machine could use.
     command = ("python", *plan.command[1:])
     start = uuid4().hex
-    conclusion.write_launch(directory, command, host.facts(environment, project.root()), start)
+    finish_run.write_launch(directory, command, host.facts(environment, project.root()), start)
     before = memory_kills.before()
     with telemetry.sampling(directory, config, environment):
         process = _start(directory, plan.command, {**environment, processes.START: start})
         stop = _watch(process, directory, config, show)
         code = processes.shell_code(process.returncode)
-        conclusion.write_exit(directory, code, stop)
+        finish_run.write_exit(directory, code, stop)
     # a killed guard leaves the run behind
-    processes.end(conclusion.run_id(directory), start=start)
+    processes.end(finish_run.run_id(directory), start=start)
     (directory / STOP_FILE).unlink(missing_ok=True)
     kills, killed = memory_kills.since(before)
-    return conclusion.conclude(
+    return finish_run.conclude(
         directory,
         exit_code=code,
         stop=stop,
@@ -124,7 +118,7 @@ def _start(
     directory: Path, command: tuple[str, ...], environment: dict[str, str]
 ) -> subprocess.Popen[bytes]:
     """Start the command under a guard, which ends it when this process dies."""
-    run_id = conclusion.run_id(directory)
+    run_id = finish_run.run_id(directory)
     guard = (sys.executable, "-m", "scalebook.running.guard", run_id, str(GRACE_SECONDS))
     with untrusted.appended(directory / "train.log") as log:
         return subprocess.Popen(
@@ -181,5 +175,5 @@ def request_stop(directory: Path, status: Status, sentence: str) -> None:
 
 
 def _stop_request(directory: Path) -> Stop | None:
-    value = conclusion.read_object(directory / STOP_FILE)
+    value = finish_run.read_object(directory / STOP_FILE)
     return (value["status"], value["sentence"]) if value else None

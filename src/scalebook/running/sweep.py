@@ -9,20 +9,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from scalebook import provenance, store
+from scalebook import store
 from scalebook.config import RunConfig
+from scalebook.measure import provenance
 from scalebook.notebooks import KernelDeathError
 from scalebook.project import short
 from scalebook.record import RunRecord
-from scalebook.running import (
-    conclusion,
-    ownership,
-    processes,
-    pruning,
-    recovery,
-    runner,
-    waiting,
-)
+from scalebook.running import finish_run, ownership, processes, pruning, recovery, runner, waiting
 from scalebook.running.console import Console
 from scalebook.running.execution import Execution, Patience
 from scalebook.running.kernel import RunOptions
@@ -30,7 +23,7 @@ from scalebook.running.progress import POLL_SECONDS, Tail, duration, extra_secon
 from scalebook.running.pruning import Inference
 from scalebook.running.results import Result, exit_code, summary
 from scalebook.running.stopping import Stop, stop_on_signals
-from scalebook.running.survey import Entry, again, label
+from scalebook.running.todo import Entry, again, label
 from scalebook.running.waiting import Scheduled, Waited
 
 __all__ = [
@@ -165,7 +158,7 @@ def run_one(
     partial = store.create_partial(settings.runs, config, datetime.now(UTC))
     with ownership.owned(partial):
         if scheduled:
-            store.write_json(partial / conclusion.SCHEDULE_FILE, scheduled)
+            store.write_json(partial / finish_run.SCHEDULE_FILE, scheduled)
         options = RunOptions(trainer=settings.trainer, force_platform=settings.force_platform)
         work = Execution(settings.notebook, config, partial, options)
         lost = _follow(work, console, stop, where)
@@ -191,9 +184,9 @@ def _follow(work: Execution, console: Console, stop: Stop, place: str) -> str | 
             asked = True
             runner.request_stop(partial, "interrupted", sentence)
             console.say(f"{place} ending this run: {sentence}")
-        start = conclusion.start_of(partial) if len(stop.signals) > 1 and not killed else None
+        start = finish_run.start_of(partial) if len(stop.signals) > 1 and not killed else None
         if start is not None:
-            killed = processes.end(conclusion.run_id(partial), start=start)
+            killed = processes.end(finish_run.run_id(partial), start=start)
         lost = patience.lost(asked=asked)
         if lost is not None and work.is_alive():
             console.say(f"{place} {lost}")
@@ -217,7 +210,7 @@ def record_illegal(entry: Entry, runs: Path) -> RunRecord:
     """Write and return the record of a configuration that nothing was started for."""
     partial = store.create_partial(runs, entry.config, datetime.now(UTC))
     with ownership.owned(partial):
-        record = conclusion.conclude(partial, stop=("illegal", entry.reason or "illegal"))
+        record = finish_run.conclude(partial, stop=("illegal", entry.reason or "illegal"))
         store.publish(partial)
     return record
 
@@ -227,6 +220,6 @@ def record_inferred(config: RunConfig, inference: Inference, runs: Path) -> RunR
     partial = store.create_partial(runs, config, datetime.now(UTC))
     with ownership.owned(partial):
         stop = ("out_of_memory", inference.sentence)
-        record = conclusion.conclude(partial, stop=stop, inferred_from=inference.run_id)
+        record = finish_run.conclude(partial, stop=stop, inferred_from=inference.run_id)
         store.publish(partial)
     return record

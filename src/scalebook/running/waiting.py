@@ -9,7 +9,7 @@ from typing import Any
 
 from scalebook.plan import Plan
 from scalebook.plan.schedule import CoolDown
-from scalebook.running import telemetry
+from scalebook.running.devices import telemetry
 
 LONGEST_SECONDS = 900.0  # a room may be warmer than what was asked for
 READ_SECONDS = 2.0  # between two readings of the temperature: each starts a tool

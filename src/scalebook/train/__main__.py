@@ -11,9 +11,9 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from scalebook import catalog
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError, ScalebookError
+from scalebook.facts import catalog
 
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 

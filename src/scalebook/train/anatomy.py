@@ -26,7 +26,7 @@ Item = TypeVar("Item")
 
 # ``schedule`` is what Megatron-Core's schedule does outside of the parts before it.
 PARTS = ("data", "forward", "backward", "pipeline", "gradients", "optimizer", "schedule")
-PREFIX = "scalebook."  # of the ranges in a trace: see scalebook.anatomy.kinds
+PREFIX = "scalebook."  # of the ranges in a trace: see scalebook.measure.anatomy.kinds
 
 # Names that Megatron-Core gives to its timers. All others that end so are waits between stages.
 _MEGATRON = {

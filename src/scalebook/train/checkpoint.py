@@ -15,10 +15,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalebook import reliability, store
+from scalebook import store
+from scalebook.measure import reliability
+from scalebook.measure.reliability import CheckpointRecord
 from scalebook.record import StepRecord
-from scalebook.reliability import CheckpointRecord
-from scalebook.running.conclusion import read_object
+from scalebook.running.finish_run import read_object
 from scalebook.train import mcore_checkpoint, state
 from scalebook.train.checkpoint_place import (
     CONTENT,

@@ -8,7 +8,7 @@ from typing import Any, cast
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError
 from scalebook.parallelism import Parallelism
-from scalebook.running.conclusion import read_object
+from scalebook.running.finish_run import read_object
 
 FOLDER = "checkpoints"  # in the run's directory
 LATEST = "latest.json"  # names the last good checkpoint

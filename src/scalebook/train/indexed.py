@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from scalebook.catalog.types import ModelShape
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError
+from scalebook.facts.catalog.types import ModelShape
 from scalebook.train.data import Samples, SyntheticSamples, Tokens
 
 HEAD_BYTES = 1 << 20  # of the .bin that the fingerprint covers; its size covers the rest

@@ -14,8 +14,8 @@ from typing import Any, TextIO
 import torch
 from torch import Tensor
 
-from scalebook.catalog.types import ModelShape
 from scalebook.config import RunConfig
+from scalebook.facts.catalog.types import ModelShape
 from scalebook.train import anatomy, mcore, observe, profile, routing
 from scalebook.train.checkpoint import Keeper
 from scalebook.train.data import Batch, Samples, Share, micro_batches

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scalebook.catalog.types import ModelShape
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError
-from scalebook.legality.untrained import untrained
+from scalebook.facts.catalog.types import ModelShape
+from scalebook.facts.legality.untrained import untrained
 from scalebook.train import (
     embedding,
     fsdp,

@@ -9,14 +9,14 @@ import torch
 from torch.nn.attention import SDPBackend
 
 from scalebook import project
-from scalebook.probes import ceilings
+from scalebook.measure.probes import ceilings
+from scalebook.probe.measurement.device import identity
 from scalebook.running import host
 from scalebook.store import write_json
 from scalebook.train import fsdp, layers, machine, mcore
 from scalebook.train.indexed import fingerprint
 from scalebook.train.model import Model
 from scalebook.train.precision import DTYPES
-from scalebook.train.probe.device import identity
 from scalebook.train.settings import last_stage_layers
 from scalebook.train.world import distributed
 

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
 
-from scalebook import anatomy
-from scalebook.anatomy.kinds import STEP
 from scalebook.errors import TraceError
+from scalebook.measure import anatomy
+from scalebook.measure.anatomy.kinds import STEP
 from scalebook.store import write_json
 from scalebook.train import mcore
 from scalebook.train.steps import gather

@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional
 
-from scalebook.catalog.types import ModelShape
 from scalebook.config import RunConfig
+from scalebook.facts.catalog.types import ModelShape
 from scalebook.parallelism import chunk_sizes
 from scalebook.train import mcore, weights
 from scalebook.train.precision import DTYPES

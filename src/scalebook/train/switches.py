@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from scalebook.catalog.types import ModelShape
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError
+from scalebook.facts.catalog.types import ModelShape
 from scalebook.train import async_tensor_parallel, fused, grouped, mcore
 from scalebook.train.precision import DTYPES
 from scalebook.train.world import World

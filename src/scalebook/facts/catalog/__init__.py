@@ -1,0 +1,211 @@
+"""Facts with their sources: accelerators, model shapes, platforms, strategies, published results.
+
+Every function answers from the package's files and the user's own (see ``catalog.load``).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from scalebook.errors import CatalogError, unknown
+from scalebook.facts.catalog import build, load, values
+from scalebook.facts.catalog.results import PublishedResult
+from scalebook.facts.catalog.types import (
+    Accelerator,
+    MLAShape,
+    ModelShape,
+    MoEShape,
+    Platform,
+    Strategy,
+)
+
+__all__ = [
+    "Accelerator",
+    "MLAShape",
+    "MoEShape",
+    "ModelShape",
+    "Platform",
+    "PublishedResult",
+    "Strategy",
+    "accelerator",
+    "accelerator_for_device",
+    "accelerators",
+    "model",
+    "models",
+    "peak_tflops",
+    "platform",
+    "platforms",
+    "published",
+    "strategies",
+    "strategy",
+    "strategy_rows",
+    "unknown_device",
+]
+
+
+def published() -> tuple[PublishedResult, ...]:
+    """Return every published result."""
+    return values.published(load.signature())
+
+
+def accelerators() -> tuple[Accelerator, ...]:
+    """Return every known accelerator."""
+    return tuple(values.accelerators(load.signature()).values())
+
+
+def accelerator(name: str) -> Accelerator:
+    """Return the accelerator of a catalog name such as ``H100-SXM5-80GB``, in any case.
+
+    Raises:
+        CatalogError: no accelerator has this name.
+    """
+    known = values.accelerators(load.signature())
+    folded = {key.lower(): value for key, value in known.items()}
+    if name.lower() not in folded:
+        raise CatalogError(unknown("accelerator", name, known))
+    return folded[name.lower()]
+
+
+def accelerator_for_device(device_name: str) -> Accelerator | None:
+    """Return the accelerator whose driver reports exactly this string, or None."""
+    return values.devices(load.signature()).get(device_name)
+
+
+def unknown_device(device_name: str) -> str:
+    """Return why a device has no facts and how to add them, in one line."""
+    return (
+        f"No accelerator reports the device name {device_name!r}: its peak is not known. Add it, "
+        f"with its source, as [[accelerators]] in {load.PROJECT_FILE} or in a --catalog file."
+    )
+
+
+def peak_tflops(device_name: str, precision: str) -> tuple[float | None, str | None]:
+    """Return the dense peak (TFLOP/s, one device) of a driver string, or None and the reason."""
+    found = accelerator_for_device(device_name)
+    if found is None:
+        return None, unknown_device(device_name)
+    if precision not in found.peak_tflops:
+        return None, (
+            f"No dense peak for accelerator {device_name!r} in {precision}. Add it, with its "
+            f"source, to peak_tflops of [[accelerators]] in {load.PROJECT_FILE}."
+        )
+    return found.peak_tflops[precision], None
+
+
+def models() -> tuple[ModelShape, ...]:
+    """Return every known model shape."""
+    return tuple(values.models(load.signature()).values())
+
+
+def model(name: str) -> ModelShape:
+    """Return the shape of a model; ``name@8`` is the same shape with 8 layers.
+
+    Raises:
+        CatalogError: no model has this name, or the number of layers is not a whole number.
+    """
+    base, at, layers = name.partition("@")
+    user = load.signature()
+    known = values.models(user)
+    shape = known.get(_base_name(user, base))
+    if shape is None:
+        raise CatalogError(unknown("model", base, known))
+    return _proxy(shape, layers) if at else shape
+
+
+def _proxy(shape: ModelShape, layers: str) -> ModelShape:
+    if not re.fullmatch("[1-9][0-9]{0,5}", layers):
+        raise CatalogError(
+            f"Unknown model '{shape.name}@{layers[:20]}'. After @ comes the number of layers, "
+            f"for example {shape.name}@8."
+        )
+    count, moe = int(layers), shape.moe
+    if moe is not None and moe.first_dense_layers >= count:
+        raise CatalogError(
+            f"{shape.name}@{layers} would have no mixture-of-experts layer: the first "
+            f"{moe.first_dense_layers} are dense. Use at least {moe.first_dense_layers + 1} layers."
+        )
+    return replace(shape, name=f"{shape.name}@{count}", num_layers=count)
+
+
+def platforms() -> tuple[Platform, ...]:
+    """Return every known platform."""
+    return tuple(values.platforms(load.signature()).values())
+
+
+def platform(name: str) -> Platform:
+    """Return the platform that a user names, such as ``mi300x``.
+
+    Raises:
+        CatalogError: no platform has this name.
+    """
+    known = values.platforms(load.signature())
+    if name.lower() not in known:
+        raise CatalogError(unknown("platform", name, known))
+    return known[name.lower()]
+
+
+def _specificity(item: Strategy) -> tuple[int, int]:
+    vendors = (*build.VENDORS, "cpu")
+    place = 0 if item.platform == "*" else 1 if item.platform in vendors else 2
+    return place, 0 if item.model == "*" else 1
+
+
+def _places(user: values.Signature, platform: str | None) -> tuple[str, ...]:
+    """Return what a strategy's ``platform`` may say to cover a platform."""
+    known = values.platforms(user).get((platform or "").lower())
+    return (
+        ("*",) if platform is None else ("*", platform.lower(), *([known.vendor] if known else []))
+    )
+
+
+def _base_name(user: values.Signature, model: str) -> str:
+    """Return the catalog's name of a model or of the model that a proxy shortens."""
+    base = model.partition("@")[0].lower()
+    return values.model_aliases(user).get(base, base)
+
+
+def strategies(platform: str, model: str) -> tuple[Strategy, ...]:
+    """Return every strategy for a model on a platform, one a name, the most specific row."""
+    user = load.signature()
+    places, base = _places(user, platform), _base_name(user, model)
+    best: dict[str, Strategy] = {}
+    for item in values.strategies(user):
+        fits = item.platform in places and item.model in ("*", base)
+        rival = best.get(item.name)
+        if fits and (rival is None or _specificity(item) >= _specificity(rival)):
+            best[item.name] = item
+    return tuple(best.values())
+
+
+def strategy_rows(platform: str | None = None, model: str | None = None) -> tuple[Strategy, ...]:
+    """Return every strategy, one row a name where both a platform and a model are given."""
+    if platform is not None and model is not None:
+        return strategies(platform, model)
+    user = load.signature()
+    places = _places(user, platform)
+    base = None if model is None else _base_name(user, model)
+    return tuple(
+        item
+        for item in values.strategies(user)
+        if (platform is None or item.platform in places)
+        and (base is None or item.model in ("*", base))
+    )
+
+
+def strategy(name: str, platform: str, model: str) -> Strategy:
+    """Return the strategy of a name or alias for a model on a platform.
+
+    Raises:
+        CatalogError: no strategy of this name covers the model on the platform.
+    """
+    wanted = name.lower().replace("-", "_")
+    found = strategies(platform, model)
+    for item in found:
+        if wanted == item.name or wanted in item.aliases:
+            return item
+    known = ", ".join(sorted(item.name for item in found))
+    raise CatalogError(
+        f"Unknown strategy {name!r} for {model} on {platform}. Known here: {known}. Add one as "
+        f"[[strategies]] in {load.PROJECT_FILE}, or give the sizes."
+    )

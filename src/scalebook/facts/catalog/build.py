@@ -1,0 +1,167 @@
+"""Turn checked rows into the frozen values of the catalog."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from scalebook.facts.catalog.rows import Row
+from scalebook.facts.catalog.types import (
+    Accelerator,
+    MLAShape,
+    ModelShape,
+    MoEShape,
+    Platform,
+    Strategy,
+)
+
+PRECISIONS = ("fp32", "fp32_matrix", "tf32", "bf16", "fp16", "fp8", "fp4", "int8")
+ACTIVATIONS = ("silu", "gelu", "squared_relu")
+VENDORS = ("nvidia", "amd", "intel", "google", "aws")
+
+
+def accelerator(row: Row) -> Accelerator:
+    """Return the accelerator of a row."""
+    value = Accelerator(
+        name=row.text("name"),
+        vendor=row.text("vendor"),
+        architecture=row.text("architecture", ""),
+        memory_gb=row.number("memory_gb"),
+        memory_bandwidth_tb_per_second=row.optional_number("memory_bandwidth_tb_per_second"),
+        interconnect_gb_per_second=row.optional_number("interconnect_gb_per_second"),
+        tdp_watts=row.optional_number("tdp_watts"),
+        peak_clock_mhz=row.optional_number("peak_clock_mhz"),
+        peak_tflops=MappingProxyType(row.numbers("peak_tflops", PRECISIONS)),
+        sparse_peak_tflops=MappingProxyType(row.numbers("sparse_peak_tflops", PRECISIONS)),
+        device_names=row.texts("device_names"),
+        compute_capability=row.text("compute_capability", ""),
+        confidence=row.text("confidence", "high"),
+        source=row.text("source"),
+        notes=row.text("notes", ""),
+        form_factor=row.text("form_factor", ""),
+        retrieved=row.optional_text("retrieved"),
+    )
+    row.finish()
+    for name, dense in value.peak_tflops.items():
+        if value.sparse_peak_tflops.get(name, dense) < dense:
+            raise row.error(f"sparse {name} peak is below the dense one.", "sparse_peak_tflops")
+    return value
+
+
+def _moe(row: Row | None, num_layers: int) -> MoEShape | None:
+    if row is None:
+        return None
+    value = MoEShape(
+        num_experts=row.integer("num_experts"),
+        top_k=row.integer("top_k"),
+        ffn_hidden_size=row.integer("ffn_hidden_size"),
+        shared_ffn_hidden_size=row.integer("shared_ffn_hidden_size", 0, minimum=0),
+        first_dense_layers=row.integer("first_dense_layers", 0, minimum=0),
+        router_bias=row.flag("router_bias", False),
+    )
+    row.finish()
+    if value.top_k > value.num_experts:
+        raise row.error(f"top_k={value.top_k} is more than num_experts={value.num_experts}.")
+    if value.first_dense_layers >= num_layers:
+        raise row.error(f"first_dense_layers must be below num_layers={num_layers}.")
+    return value
+
+
+def _mla(row: Row | None) -> MLAShape | None:
+    if row is None:
+        return None
+    value = MLAShape(
+        q_lora_rank=row.integer("q_lora_rank", 0, minimum=0),
+        kv_lora_rank=row.integer("kv_lora_rank"),
+        qk_nope_head_dim=row.integer("qk_nope_head_dim"),
+        qk_rope_head_dim=row.integer("qk_rope_head_dim"),
+        v_head_dim=row.integer("v_head_dim"),
+    )
+    row.finish()
+    return value
+
+
+def model(row: Row) -> ModelShape:
+    """Return the model shape of a row."""
+    num_layers = row.integer("num_layers")
+    heads = row.integer("num_attention_heads")
+    gated = row.flag("gated_mlp")
+    padded = row.integer("padded_vocab_size") if "padded_vocab_size" in row.values else None
+    row.texts("aliases")
+    value = ModelShape(
+        name=row.label("name"),
+        num_layers=num_layers,
+        hidden_size=row.integer("hidden_size"),
+        ffn_hidden_size=row.integer("ffn_hidden_size"),
+        num_attention_heads=heads,
+        num_query_groups=row.integer("num_query_groups"),
+        head_dim=row.integer("head_dim"),
+        vocab_size=row.integer("vocab_size"),
+        gated_mlp=gated,
+        tied_embeddings=row.flag("tied_embeddings"),
+        normalization=row.choice("normalization", ("rms", "layer")),
+        attention_bias=row.choice("attention_bias", ("none", "qkv", "all")),
+        mlp_bias=row.flag("mlp_bias", False),
+        qk_norm=row.flag("qk_norm", False),
+        learned_positions=row.integer("learned_positions", 0, minimum=0),
+        max_sequence_length=row.integer("max_sequence_length"),
+        rope_theta=row.number("rope_theta", 10000.0),  # Megatron's --rotary-base
+        moe=_moe(row.part("moe"), num_layers),
+        mla=_mla(row.part("mla")),
+        mtp_layers=row.integer("mtp_layers", 0, minimum=0),
+        source=row.text("source"),
+        activation=row.choice("activation", ACTIVATIONS, "silu" if gated else "gelu"),
+        padded_vocab_size=padded,
+        norms_per_layer=row.integer("norms_per_layer", 2),
+        qk_norm_full_width=row.flag("qk_norm_full_width", False),
+        attention_sinks=row.flag("attention_sinks", False),
+        sliding_window=row.integer("sliding_window", 0, minimum=0),
+        sliding_window_every=row.integer("sliding_window_every", 1),
+    )
+    row.seen.add("padded_vocab_size")
+    row.finish()
+    if heads % value.num_query_groups:
+        raise row.error(
+            f"num_attention_heads={heads} is not a multiple of "
+            f"num_query_groups={value.num_query_groups}.",
+            "num_query_groups",
+        )
+    if padded is not None and padded < value.vocab_size:
+        raise row.error("padded_vocab_size is below vocab_size.", "padded_vocab_size")
+    return value
+
+
+def platform(row: Row) -> Platform:
+    """Return the platform of a row."""
+    value = Platform(
+        name=row.label("name"),
+        vendor=row.choice("vendor", ("cpu", *VENDORS)),
+        accelerator=row.optional_text("accelerator"),
+        gpus_per_node=row.integer("gpus_per_node"),
+        default_precision=row.choice("default_precision", ("bf16", "fp16", "fp8", "fp32")),
+        source=row.text("source"),
+        network_gbps=row.optional_number("network_gbps"),
+        network_source=row.text("network_source", ""),
+    )
+    row.finish()
+    if (value.network_gbps is None) != (value.network_source == ""):
+        raise row.error("network_gbps and network_source belong together.", "network_source")
+    if (value.accelerator is None) != (value.vendor == "cpu"):
+        raise row.error("every platform but a cpu names its accelerator.", "accelerator")
+    return value
+
+
+def strategy(row: Row) -> Strategy:
+    """Return the strategy of a row."""
+    value = Strategy(
+        name=row.label("name"),
+        platform=row.text("platform", "*"),
+        model=row.text("model", "*"),
+        tensor_parallel_size=row.integer("tensor_parallel_size", 1),
+        pipeline_parallel_size=row.integer("pipeline_parallel_size", 1),
+        context_parallel_size=row.integer("context_parallel_size", 1),
+        expert_parallel_size=row.integer("expert_parallel_size", 1),
+        aliases=row.texts("aliases"),
+        source=row.text("source"),
+    )
+    row.finish()
+    return value

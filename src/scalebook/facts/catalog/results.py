@@ -1,0 +1,105 @@
+"""Training results that others published, one row each with its source."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any
+
+from scalebook.facts.catalog.rows import Row
+
+FILE = "published.csv"
+TASKS = ("pretrain", "SFT", "LoRA")
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedResult:
+    """What a source states of one run; None where it says nothing.
+
+    ``hardware``, ``model_label`` and ``precision`` are the source's words; ``accelerator`` and
+    ``model`` are catalog names, the SXM or OAM part where the source says no more.
+    """
+
+    id: str
+    source: str
+    url: str | None
+    date: str | None
+    evidence: str | None
+    hardware: str | None
+    accelerator: str | None
+    world_size: int | None
+    nodes: int | None
+    framework: str | None
+    model_label: str | None
+    model: str | None
+    task: str
+    sequence_length: int | None
+    global_batch_size: int | None
+    micro_batch_size: int | None
+    tensor_parallel_size: int | None
+    pipeline_parallel_size: int | None
+    context_parallel_size: int | None
+    data_parallel_size: int | None
+    expert_parallel_size: int | None
+    virtual_pipeline_parallel_size: int | None
+    fully_sharded_size: int | None  # ranks of FSDP; 0 where it is stated to be off
+    precision: str | None
+    tokens_per_second_per_gpu: float | None
+    tokens_per_second: float | None
+    claimed_tflops_per_second_per_gpu: float | None
+    claimed_mfu: float | None  # a fraction, by the source's own convention and peak
+    flops_convention: str | None  # a name of flops.CONVENTIONS; None: unknown or another
+    step_seconds: float | None
+    minutes_to_train: float | None
+    mtp_layers: int  # multi-token prediction modules that the claim counts
+    confidence: str
+    caveat: str | None
+
+
+_TYPES = {item.name: str(item.type) for item in fields(PublishedResult)}
+
+
+def published(row: Row) -> PublishedResult:
+    """Return the published result of a row."""
+    values: dict[str, Any] = {}
+    for name, kind in _TYPES.items():
+        if kind == "int":
+            values[name] = row.integer(name, 0, minimum=0)
+        elif kind == "int | None":
+            values[name] = row.integer(name, minimum=0) if name in row.values else None
+        elif kind == "float | None":
+            values[name] = row.optional_number(name)
+        elif kind == "str | None":
+            values[name] = row.optional_text(name)
+        else:
+            values[name] = row.text(name, *_defaults(name))
+        row.seen.add(name)
+    row.finish()
+    if values["task"] not in TASKS:
+        raise row.error(f"task={values['task']!r} must be one of {', '.join(TASKS)}.", "task")
+    return PublishedResult(**values)
+
+
+def _defaults(name: str) -> tuple[str, ...]:
+    return {"confidence": ("high",), "task": ("pretrain",)}.get(name, ())
+
+
+def _parsed(name: str, text: str) -> Any:
+    """Return a CSV cell as the type that its column has; the getters of Row check it."""
+    kind = _TYPES.get(name, "str")
+    if kind.startswith("int"):
+        return int(text)
+    return float(text) if kind.startswith("float") else text
+
+
+@lru_cache(maxsize=1)
+def package_rows() -> tuple[Row, ...]:
+    """Return the rows of the package's file; an empty cell is an absent key."""
+    text = files("scalebook.facts.catalog").joinpath(FILE).read_text(encoding="utf-8")
+    rows: list[Row] = []
+    for line, cells in enumerate(csv.DictReader(text.splitlines()), start=2):
+        values = {name: _parsed(name, cell) for name, cell in cells.items() if cell != ""}
+        rows.append(Row("published", values, f"catalog/{FILE}", line))
+    return tuple(rows)

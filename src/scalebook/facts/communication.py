@@ -1,0 +1,245 @@
+"""Bytes that one rank sends in a training step, by kind of parallelism, and the pipeline's bubble.
+
+Ring collectives: an all-reduce of n bytes over r ranks sends 2 (r - 1) / r n from each, an
+all-gather or a reduce-scatter (r - 1) / r n. Nothing is said about time: what is hidden behind
+computation and what the links can do is measured, not predicted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from scalebook.errors import ConfigError, unknown
+from scalebook.facts.catalog.types import ModelShape
+from scalebook.facts.memory.parameters import is_moe, stage_count, stage_layers
+from scalebook.parallelism import Parallelism
+
+# Bytes a parameter that data parallelism moves for gradients, and for weights, as multiples of
+# (r - 1) / r: an all-reduce counts twice, a gather or a scatter once.
+DATA_CONVENTIONS: dict[str, float] = {
+    "ddp_fp32": 2 * 4,
+    "ddp_bf16": 2 * 2,
+    "distributed_optimizer_fp32": 4 + 2,  # scatter fp32 gradients, gather bf16 weights
+    "zero_2_bf16": 2 + 2,
+    "fsdp_bf16": 2 * 2 + 2,  # gather weights forward and backward, scatter gradients
+    "fsdp_bf16_reduce_fp32": 2 * 2 + 4,
+}
+_WEIGHTS = {"fp32": 4}  # bytes a weight; 2 for every other precision
+_GRADIENTS = {"fp16": 2}  # bytes a reduced gradient; 4 for every other precision
+
+
+def pipeline_bubble(
+    stages: int, num_microbatches: int, chunks: int = 1, *, of: str = "total"
+) -> float:
+    """Return the idle fraction of a pipelined step (arXiv 2104.04473, section 2.2).
+
+    ``of="ideal"``: idle over busy time, (p - 1) / (m v). ``of="total"``: idle over all time,
+    (p - 1) / (m v + p - 1). Stages of equal length, communication left out.
+    """
+    busy = num_microbatches * chunks
+    if of not in ("ideal", "total"):
+        raise ConfigError(unknown("bubble base", of, ("ideal", "total")))
+    return (stages - 1) / (busy if of == "ideal" else busy + stages - 1)
+
+
+def tensor_bytes(
+    shape: ModelShape,
+    ranks: int,
+    tokens: float,
+    *,
+    element_bytes: int = 2,
+    sequence_parallel: bool = False,
+) -> float:
+    """Return bytes a rank sends in one layer for one microbatch of ``tokens`` tokens.
+
+    Two all-reduces forward and two backward (arXiv 1909.08053), 4 x 2 (t - 1) / t. Sequence
+    parallelism moves the same as gathers and scatters, and gathers the two inputs of the linear
+    layers once more in the backward pass (arXiv 2205.05198, section 4.2.2): 10 where it was 8.
+    """
+    passes = 10 if sequence_parallel else 8
+    return passes * (ranks - 1) / ranks * tokens * shape.hidden_size * element_bytes
+
+
+def data_bytes(parameters: float, ranks: int, convention: str) -> float:
+    """Return bytes a rank sends to bring ``parameters`` of its replica in step with the others.
+
+    One optimizer step; FSDP's gathers come once a microbatch unless the layers stay gathered.
+    """
+    if convention not in DATA_CONVENTIONS:
+        raise ConfigError(unknown("data-parallel convention", convention, DATA_CONVENTIONS))
+    return DATA_CONVENTIONS[convention] * (ranks - 1) / ranks * parameters
+
+
+def pipeline_bytes(
+    shape: ModelShape, tokens: float, *, tensor: int = 1, element_bytes: int = 2
+) -> float:
+    """Return bytes that cross one stage boundary in one direction for one microbatch.
+
+    ``tensor`` above 1 where each tensor-parallel rank sends only its share (sequence parallelism).
+    """
+    return tokens * shape.hidden_size * element_bytes / tensor
+
+
+def context_ring_bytes(
+    shape: ModelShape, ranks: int, tokens: float, *, element_bytes: int = 2
+) -> float:
+    """Return bytes a rank sends in one layer: keys and values around the ring, three times.
+
+    Once forward, once backward, and their gradients; 3 (c - 1) x 2 b (s / c) g d. ``tokens`` are
+    those of the whole sequence.
+    """
+    width = shape.num_query_groups * shape.head_dim
+    return 3 * (ranks - 1) * 2 * tokens / ranks * width * element_bytes
+
+
+def context_all_to_all_bytes(
+    shape: ModelShape, ranks: int, tokens: float, *, element_bytes: int = 2
+) -> float:
+    """Return bytes a rank sends in one layer to trade sequence for heads (arXiv 2309.14509).
+
+    Queries, keys, values and output, forward and backward: 2 (c - 1) / c (b s / c) (2 q + 2 g d).
+    """
+    width = 2 * (shape.num_attention_heads + shape.num_query_groups) * shape.head_dim
+    return 2 * (ranks - 1) / ranks * tokens / ranks * width * element_bytes
+
+
+def expert_bytes(shape: ModelShape, ranks: int, tokens: float, *, element_bytes: int = 2) -> float:
+    """Return bytes a rank sends in one MoE layer: dispatch and combine, forward and backward.
+
+    4 (e - 1) / e s b h k with evenly loaded experts; a token that goes to two experts of one rank
+    is sent twice. ``tokens`` are those of one rank. 0 without experts.
+    """
+    if shape.moe is None:
+        return 0.0
+    width = shape.hidden_size * shape.moe.top_k
+    return 4 * (ranks - 1) / ranks * tokens * width * element_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CommunicationEstimate:
+    """Bytes that a rank of the busiest pipeline stage sends in one optimizer step, by kind."""
+
+    tensor: float
+    pipeline: float
+    context: float
+    expert: float
+    data: float
+    bubble: float  # idle fraction of the step, 0 to 1
+
+    @property
+    def total(self) -> float:
+        """Bytes of all kinds together."""
+        return self.tensor + self.pipeline + self.context + self.expert + self.data
+
+
+def estimate(
+    shape: ModelShape,
+    parallelism: Parallelism,
+    *,
+    micro_batch_size: int,
+    num_microbatches: int,
+    sequence_length: int,
+    precision: str = "bf16",
+    gradient_precision: str = "fp32",
+) -> CommunicationEstimate:
+    """Return what one rank sends in one optimizer step, on the stage that sends most.
+
+    Context parallelism as a ring. The vocabulary's collectives, norms, the gradient of tied
+    embeddings and control messages are left out: they are small beside these.
+    """
+    stages = [
+        _stage(
+            shape,
+            parallelism,
+            stage,
+            tokens=micro_batch_size * sequence_length,
+            precision=precision,
+            gradient=_gradient_bytes(precision, gradient_precision),
+        )
+        for stage in range(parallelism.pipeline_parallel_size)
+    ]
+    times = num_microbatches
+    full = parallelism.data_parallel_sharding == "full"
+    scaled = [
+        CommunicationEstimate(
+            tensor=one.tensor * times,
+            pipeline=one.pipeline * times,
+            context=one.context * times,
+            expert=one.expert * times,
+            data=one.data * (times if full else 1),
+            bubble=pipeline_bubble(
+                parallelism.pipeline_parallel_size,
+                num_microbatches,
+                parallelism.virtual_pipeline_parallel_size,
+            ),
+        )
+        for one in stages
+    ]
+    return max(scaled, key=lambda one: one.total)
+
+
+def _stage(
+    shape: ModelShape,
+    parallelism: Parallelism,
+    stage: int,
+    *,
+    tokens: int,
+    precision: str,
+    gradient: int,
+) -> CommunicationEstimate:
+    """Bytes for one microbatch, and for the data-parallel part once."""
+    size = _WEIGHTS.get(precision, 2)
+    tensor, context = parallelism.tensor_parallel_size, parallelism.context_parallel_size
+    own = tokens / context
+    chunks = stage_layers(shape, parallelism, stage)
+    layers = [layer for chunk in chunks for layer in chunk]
+    moe = sum(is_moe(shape, layer) for layer in layers)
+    spread = parallelism.sequence_parallel
+    per_layer = tensor_bytes(shape, tensor, own, element_bytes=size, sequence_parallel=spread)
+    boundary = pipeline_bytes(shape, own, tensor=tensor if spread else 1, element_bytes=size)
+    routed = own / (tensor if spread else 1)
+    return CommunicationEstimate(
+        tensor=len(layers) * per_layer,
+        pipeline=_crossings(parallelism, stage) * boundary,
+        # Heads are split over tensor-parallel ranks, so each ring carries its share.
+        context=len(layers)
+        * context_ring_bytes(shape, context, tokens, element_bytes=size)
+        / tensor,
+        expert=moe
+        * expert_bytes(shape, parallelism.expert_parallel_size, routed, element_bytes=size),
+        data=_data(shape, parallelism, stage, _WEIGHTS.get(precision, 2), gradient),
+        bubble=0.0,
+    )
+
+
+def _crossings(parallelism: Parallelism, stage: int) -> int:
+    """Sends of one rank for one microbatch: activations forward, gradients backward."""
+    stages = parallelism.pipeline_parallel_size
+    chunks = parallelism.virtual_pipeline_parallel_size
+    if stages == 1:
+        return 0
+    forward = chunks - (stage == stages - 1)  # the last chunk of the last stage sends nothing on
+    backward = chunks - (stage == 0)
+    return forward + backward
+
+
+def _gradient_bytes(precision: str, gradient_precision: str) -> int:
+    if gradient_precision == "bf16" and precision != "fp32":
+        return 2
+    return _GRADIENTS.get(precision, 4)
+
+
+def _data(
+    shape: ModelShape, parallelism: Parallelism, stage: int, weights: int, gradients: int
+) -> float:
+    factor = {
+        "none": 2 * gradients,
+        "optimizer": gradients + weights,
+        "full": gradients + 2 * weights,
+    }[parallelism.data_parallel_sharding]
+    replicas = parallelism.data_parallel_size * parallelism.context_parallel_size
+    holders = parallelism.expert_parallel_size * parallelism.expert_tensor_parallel_size
+    copies = max(replicas * parallelism.tensor_parallel_size / holders, 1)
+    count = stage_count(shape, parallelism, stage)
+    dense = (replicas - 1) / replicas * count.dense
+    return factor * (dense + (copies - 1) / copies * count.expert)

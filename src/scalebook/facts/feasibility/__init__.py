@@ -1,0 +1,176 @@
+"""Which splits and micro batches of a model fit: measured, inferred from those, or predicted.
+
+A map spans the splits, micro batches and recomputation modes that its runs have in any
+combination. Combinations that did not run are inferred where another run settles them (``order``):
+what needs no less than one that ran out of memory does not fit, what needs no more than one that
+ran fits. Of the rest only the prediction of ``scalebook.facts.memory`` is known. Illegal ones are
+left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, cast
+
+from scalebook import identity
+from scalebook.config import RunConfig
+from scalebook.errors import CatalogError
+from scalebook.facts import catalog, legality
+from scalebook.facts.catalog.types import Accelerator
+from scalebook.facts.feasibility.cells import SCOPE, SETTINGS, Cell, Evidence, Verdict, scope_of
+from scalebook.facts.feasibility.known import Known, known
+from scalebook.facts.feasibility.order import growth
+from scalebook.facts.legality import fit
+from scalebook.store import Run
+
+__all__ = ["SCOPE", "Cell", "Evidence", "Verdict", "feasibility", "scope_of"]
+
+_SPLIT = (
+    *("tensor_parallel_size", "pipeline_parallel_size", "virtual_pipeline_parallel_size"),
+    *("expert_tensor_parallel_size", "sequence_parallel"),
+)
+MOST_CELLS = 2_000  # of one map: records may come from anywhere
+
+
+def feasibility(runs: Iterable[Run], model: str | None = None) -> tuple[Cell, ...]:
+    """Return every cell of the maps of these runs, or of those of one model.
+
+    The cells of one map follow one another, in the order of split, recomputation and micro batch.
+    """
+    shown = known(runs)
+    cells = [_of_run(one) for one in shown if model in (None, one.config.model)]
+    by_scope: dict[tuple[object, ...], list[Known]] = {}
+    for one, cell in zip((o for o in shown if model in (None, o.config.model)), cells, strict=True):
+        by_scope.setdefault(scope_of(cell), []).append(one)
+    for same in by_scope.values():
+        cells += _unmeasured(same)
+    return tuple(sorted(cells, key=_sorting))
+
+
+def _sorting(cell: Cell) -> tuple[Any, ...]:
+    split = (cell.tensor_parallel_size, cell.pipeline_parallel_size)
+    rest = (cell.virtual_pipeline_parallel_size, cell.sequence_parallel, cell.recompute)
+    return (*map(str, scope_of(cell)), *split, *rest, cell.micro_batch_size, cell.global_batch_size)
+
+
+def _of_run(one: Known) -> Cell:
+    said = _Said(one.verdict, cast("Evidence", one.source), one.reason, one.run_ids)
+    return _cell(one.config, one.accelerator, said, one.peak_memory_gib)
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    verdict: Verdict | None
+    evidence: Evidence
+    reason: str
+    run_ids: tuple[str, ...] = ()
+
+
+def _cell(
+    config: RunConfig, accelerator: str | None, said: _Said, peak_gib: float | None = None
+) -> Cell:
+    device = _device(config, accelerator)
+    return Cell(
+        **{name: getattr(config, name) for name in SETTINGS},
+        accelerator=accelerator,
+        verdict=said.verdict,
+        evidence=said.evidence,
+        reason=said.reason,
+        run_ids=said.run_ids,
+        peak_memory_gib=peak_gib,
+        predicted_gib=_predicted(config),
+        capacity_gib=device.memory_gb if device else None,
+    )
+
+
+def _predicted(config: RunConfig) -> float | None:
+    """Return the predicted GiB of the fullest rank; None where model or sizes allow none."""
+    try:
+        shape = catalog.model(config.model)
+    except CatalogError:
+        return None
+    if not legality.is_legal(legality.check(config, shape)):
+        return None
+    return fit.estimate(config, shape).total_gib
+
+
+def _device(config: RunConfig, accelerator: str | None) -> Accelerator | None:
+    """Return the device that ran, else the platform's."""
+    found = catalog.accelerator_for_device(accelerator) if accelerator else None
+    try:
+        name = catalog.platform(config.platform).accelerator
+    except CatalogError:
+        return found
+    return found or (catalog.accelerator(name) if name else None)
+
+
+def _unmeasured(same: Sequence[Known]) -> Iterator[Cell]:
+    """Yield the combinations of one map that no run has settled."""
+    taken = {identity.memory(one.config) for one in same}
+    places = {_place(one.config) for one in same}
+    for config in _combinations([one.config for one in same]):
+        if identity.memory(config) in taken or _place(config) in places:
+            continue
+        needed = _predicted(config)
+        if needed is not None:
+            yield _inferred(config, same) or _from_prediction(config, same[0].accelerator, needed)
+
+
+def _place(config: RunConfig) -> tuple[Any, ...]:
+    """Return where a configuration stands in its map."""
+    names = (*_SPLIT, "recompute", "micro_batch_size")
+    return tuple(getattr(config, name) for name in names)
+
+
+def _combinations(configs: Sequence[RunConfig]) -> Iterator[RunConfig]:
+    """Yield each split with each micro batch and recomputation mode, at the batch of its runs."""
+    first = {tuple(getattr(c, name) for name in _SPLIT): c for c in reversed(configs)}
+    modes = sorted({config.recompute for config in configs})
+    sizes = _micro_batches({config.micro_batch_size for config in configs})
+    for number, (base, mode, micro) in enumerate(product(first.values(), modes, sizes)):
+        if number >= MOST_CELLS:
+            return
+        unit = micro * max(base.data_parallel_size, 1)
+        change: dict[str, Any] = {
+            "recompute": mode,
+            "micro_batch_size": micro,
+            # as many samples as before, or the next number that the micro batch allows
+            "global_batch_size": math.ceil(base.global_batch_size / unit) * unit,
+        }
+        yield base.model_copy(update=change)
+
+
+def _micro_batches(seen: set[int]) -> list[int]:
+    """Return the micro batches that ran and the powers of two between them."""
+    between = (2**power for power in range(max(seen).bit_length()))
+    return sorted(seen | {size for size in between if min(seen) <= size <= max(seen)})
+
+
+def _inferred(config: RunConfig, same: Sequence[Known]) -> Cell | None:
+    """Return the cell that follows from one that was run, None where none settles it."""
+    for one in same:
+        if one.verdict == "out_of_memory" and (grown := growth(one.config, config)) is not None:
+            words = (
+                f"{_changes(grown)} needs no less than {one.run_ids[0]}, which ran out of memory"
+            )
+        elif one.verdict == "fits" and growth(config, one.config) is not None:
+            words = f"needs no more than {one.run_ids[0]}, which ran"
+        else:
+            continue
+        said = _Said(one.verdict, "inferred", words, one.run_ids[:1])
+        return _cell(config, one.accelerator, said)
+    return None
+
+
+def _changes(grown: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in grown.items()) or "the same configuration"
+
+
+def _from_prediction(config: RunConfig, accelerator: str | None, needed: float) -> Cell:
+    verdict = fit.verdict(needed, _device(config, accelerator))
+    known_verdicts: dict[bool, Verdict] = {True: "fits", False: "out_of_memory"}
+    found = None if verdict.fits is None else known_verdicts[verdict.fits]
+    return _cell(config, accelerator, _Said(found, "predicted", verdict.reason))

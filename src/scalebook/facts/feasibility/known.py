@@ -1,0 +1,157 @@
+"""What runs have shown about memory: for each configuration whether it fits its device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from scalebook import identity
+from scalebook.config import RunConfig
+from scalebook.errors import CatalogError, ConfigError
+from scalebook.facts import catalog
+from scalebook.facts.feasibility.cells import Verdict
+from scalebook.record import RunRecord
+from scalebook.settings import names
+from scalebook.store import Run
+
+LARGEST = 10**15  # of any field: records come from anywhere
+PROVING_STEPS = 2  # after the second step optimizer state and every buffer are allocated
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What the runs of one configuration on one device have shown."""
+
+    config: RunConfig
+    accelerator: str | None
+    verdict: Verdict
+    source: str
+    reason: str
+    run_ids: tuple[str, ...]
+    peak_memory_gib: float | None
+
+    @property
+    def key(self) -> tuple[str | None, str]:
+        """What two runs must share to say the same about memory."""
+        unknown = self.accelerator is None and self.config.platform != "cpu"
+        device = self.run_ids[0] if unknown else self.accelerator
+        return device, identity.memory(self.config)
+
+
+def known(runs: Iterable[Run]) -> tuple[Known, ...]:
+    """Return what the runs show, one value a configuration and device; repeats are merged.
+
+    A measured run counts more than one of another source, whatever that says. Runs that broke
+    before memory was full, and those whose configuration is not whole, show nothing.
+    """
+    runs = tuple(runs)
+    devices = _devices(runs)
+    shown: dict[tuple[str | None, str], list[Known]] = {}
+    for run in runs:
+        one = _shown(run, devices)
+        if one is not None:
+            shown.setdefault(one.key, []).append(one)
+    return tuple(_merged(same) for same in shown.values())
+
+
+def ran_out(record: RunRecord) -> bool:
+    """Return whether a run shows that its configuration is too large for the device's memory.
+
+    A host that ran out of memory says nothing about a GPU; of a CPU run its memory is the device's.
+    """
+    if record.status != "out_of_memory":
+        return False
+    host = record.cause == "host_memory" or (
+        record.cause is None and "host's memory" in (record.reason or "")
+    )
+    return not host or record.setting("platform") == "cpu"
+
+
+def config_of(record: RunRecord) -> RunConfig | None:
+    """Return the configuration that ran, as read back where it was.
+
+    None where it is not whole, or has a size that no machine can have.
+    """
+    values = {
+        name: record.observed[name]
+        for name in WITHIN_OBSERVED
+        if record.observed.get(name) is not None
+    }
+    try:
+        config = RunConfig.from_parameters({**record.requested, **values})
+    except ConfigError:
+        return None
+    sizes = (value for value in config.model_dump().values() if isinstance(value, int))
+    return config if all(size <= LARGEST for size in sizes) else None
+
+
+# The fields that decide about memory and that a trainer reads back under the same name and type.
+# Of the kernels it reads back what "auto" came to, and layers offloaded of its own rank only.
+WITHIN_OBSERVED = (*names("work", "layout"), "recompute")
+
+
+def _shown(run: Run, devices: dict[str, str]) -> Known | None:
+    record, config = run.record, config_of(run.record)
+    if config is None:
+        return None
+    steps = len(run.steps)
+    if ran_out(record):
+        verdict: Verdict = "out_of_memory"
+    elif record.status == "completed" or (
+        steps >= PROVING_STEPS and record.status != "out_of_memory"
+    ):
+        verdict = "fits"
+    else:
+        return None
+    device = record.environment.get("accelerator")
+    peaks = [step.allocated_gib for step in run.steps if step.allocated_gib is not None]
+    return Known(
+        config=config,
+        accelerator=device if isinstance(device, str) else devices.get(config.platform),
+        verdict=verdict,
+        source=record.source,
+        reason=record.reason or f"{steps} steps ran",
+        run_ids=(record.inferred_from or record.run_id,),
+        peak_memory_gib=max(peaks, default=None),
+    )
+
+
+def _devices(runs: Iterable[Run]) -> dict[str, str]:
+    """Return the device of each platform, for runs that broke before they could name it.
+
+    The one that all its other runs name, else the first name of the catalog's.
+    """
+    named: dict[str, set[str]] = {}
+    for run in runs:
+        device, platform = run.record.environment.get("accelerator"), run.record.setting("platform")
+        if isinstance(platform, str):
+            named.setdefault(platform, set()).update([device] if isinstance(device, str) else [])
+    found = {name: next(iter(devices)) for name, devices in named.items() if len(devices) == 1}
+    for name in named.keys() - found.keys():
+        try:
+            accelerator = catalog.platform(name).accelerator
+        except CatalogError:
+            continue
+        if accelerator is not None:
+            names = catalog.accelerator(accelerator).device_names
+            found[name] = names[0] if names else accelerator
+    return found
+
+
+def _merged(same: list[Known]) -> Known:
+    """Return what several runs of a configuration say together."""
+    source = "measured" if any(one.source == "measured" for one in same) else same[0].source
+    same = [one for one in same if one.source == source]
+    broke = [one for one in same if one.verdict == "out_of_memory"]
+    first = (broke or same)[0]
+    peaks = [one.peak_memory_gib for one in same if one.peak_memory_gib is not None]
+    edge = f"{len(broke)} of {len(same)} runs ran out of memory: at the edge. {first.reason}"
+    return Known(
+        config=first.config,
+        accelerator=first.accelerator,
+        verdict=first.verdict,
+        source=source,
+        reason=edge if 0 < len(broke) < len(same) else first.reason,
+        run_ids=tuple(dict.fromkeys(run_id for one in same for run_id in one.run_ids)),
+        peak_memory_gib=max(peaks, default=None),
+    )

@@ -1,0 +1,207 @@
+"""FLOPs per trained token, with and without recomputation, and their conversion.
+
+``flops_conventions`` holds the formulas, ``flops_parameters`` the parameter counts; both are
+offered from here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from scalebook.errors import ConfigError, unknown
+from scalebook.facts.catalog.types import ModelShape
+from scalebook.facts.flops.conventions import (
+    CONVENTIONS,
+    DEFAULT_CONVENTION,
+    RECOMPUTED,
+    TRAINED,
+    FlopParts,
+    attention_width,
+    flop_parts,
+)
+from scalebook.facts.flops.parameters import (
+    LayerParameters,
+    ParameterCount,
+    attention_projections,
+    dense_layers,
+    layer_parameters,
+    parameter_count,
+)
+
+__all__ = [
+    "CONVENTIONS",
+    "DEFAULT_CONVENTION",
+    "RECOMPUTE",
+    "TRAINED",
+    "ConventionFit",
+    "FlopParts",
+    "LayerParameters",
+    "ParameterCount",
+    "attention_projections",
+    "attention_width",
+    "convention_fits",
+    "convert_tflops",
+    "dense_layers",
+    "flop_parts",
+    "flops_per_token",
+    "hardware_flops_per_token",
+    "headline_convention",
+    "layer_parameters",
+    "model_tflops",
+    "packed_sequence_length",
+    "padded_vocab_size",
+    "parameter_count",
+]
+
+RECOMPUTE = ("none", "pointwise", "selective", "full")
+
+
+def padded_vocab_size(
+    vocab_size: int, tensor_parallel_size: int = 1, divisible_by: int = 128
+) -> int:
+    """Return the rows of Megatron's embedding: a multiple of ``divisible_by`` x tp."""
+    multiple = divisible_by * tensor_parallel_size
+    return -(-vocab_size // multiple) * multiple
+
+
+def packed_sequence_length(lengths: Iterable[float]) -> float:
+    """Return the sequence length whose attention costs what these packed documents cost.
+
+    Attention inside documents alone takes sum(L^2) pairs for sum(L) tokens.
+    """
+    values = tuple(lengths)
+    if not values or any(not math.isfinite(value) or value <= 0 for value in values):
+        raise ConfigError("Packed lengths must be numbers above zero, at least one of them.")
+    return sum(value * value for value in values) / sum(values)
+
+
+def flops_per_token(
+    shape: ModelShape,
+    sequence_length: float,
+    convention: str = DEFAULT_CONVENTION,
+    *,
+    mtp_layers: int = 0,
+    vocab_size: int | None = None,
+    trained: str = "all",
+) -> float:
+    """Return model FLOPs per trained token, forward and backward, without recomputation.
+
+    See ``flop_parts`` for the arguments; only ``narayanan_2021`` and ``narayanan_printed`` include
+    recomputation. ``trained`` says which weights have gradients (``TRAINED``).
+    """
+    found = flop_parts(
+        shape, sequence_length, convention, mtp_layers=mtp_layers, vocab_size=vocab_size
+    )
+    return float(found.due(trained).total)
+
+
+def hardware_flops_per_token(
+    shape: ModelShape,
+    sequence_length: float,
+    recompute: str = "none",
+    convention: str = DEFAULT_CONVENTION,
+    *,
+    recompute_num_layers: int | None = None,
+    mtp_layers: int = 0,
+    vocab_size: int | None = None,
+    trained: str = "all",
+) -> float:
+    """Return FLOPs per trained token that the hardware executes, recomputed ones included.
+
+    ``pointwise`` recomputes no matrix product, so it adds nothing here;
+    ``selective`` runs the attention core's forward twice (Korthikanti 2022, arXiv 2205.05198);
+    ``full`` the forward of every layer, or of ``recompute_num_layers`` of them (taken as mean
+    layers). The output layer is never recomputed. The recomputation that Narayanan's conventions
+    have in their model FLOPs is taken out first.
+    """
+    if recompute not in RECOMPUTE:
+        raise ConfigError(unknown("recompute mode", recompute, RECOMPUTE))
+    found = flop_parts(
+        shape, sequence_length, convention, mtp_layers=mtp_layers, vocab_size=vocab_size
+    )
+    if convention in RECOMPUTED:
+        once = (found.layers * 3 / 4, found.attention_core * 3 / 4)
+        found = FlopParts(*once, found.logits, found.mtp)
+    due = found.due(trained).total
+    if recompute in ("none", "pointwise") or trained == "forward":
+        return float(due)
+    if recompute == "selective":
+        return due + found.attention_core / 3
+    layers = shape.num_layers if recompute_num_layers is None else recompute_num_layers
+    if not 0 <= layers <= shape.num_layers:
+        raise ConfigError(
+            f"recompute_num_layers={layers} must be between 0 and {shape.num_layers}."
+        )
+    forward = (found.layers + found.attention_core) / 3
+    return due + forward * layers / shape.num_layers
+
+
+def headline_convention(shape: ModelShape) -> str:
+    """Return the convention of a model's MFU, which counts only the pairs inside its windows."""
+    return "sliding_window" if shape.sliding_window else DEFAULT_CONVENTION
+
+
+def model_tflops(
+    tokens_per_second: float,
+    shape: ModelShape,
+    sequence_length: float,
+    convention: str = DEFAULT_CONVENTION,
+    *,
+    mtp_layers: int = 0,
+) -> float:
+    """Return the model TFLOP/s of a token rate (both of one GPU, or both of all)."""
+    per_token = flops_per_token(shape, sequence_length, convention, mtp_layers=mtp_layers)
+    return tokens_per_second * per_token / 1e12
+
+
+def convert_tflops(
+    tflops: float,
+    shape: ModelShape,
+    sequence_length: float,
+    source: str,
+    target: str = DEFAULT_CONVENTION,
+    *,
+    mtp_layers: int = 0,
+) -> float:
+    """Return what TFLOP/s counted by the ``source`` convention are by the ``target`` one."""
+    counted, wanted = (
+        flops_per_token(shape, sequence_length, name, mtp_layers=mtp_layers)
+        for name in (source, target)
+    )
+    return tflops / counted * wanted
+
+
+@dataclass(frozen=True, slots=True)
+class ConventionFit:
+    """How well a convention explains a published (tokens/s, TFLOP/s) pair."""
+
+    convention: str
+    flops_per_token: float
+    relative_difference: float  # published over counted, minus 1
+
+
+def convention_fits(
+    tokens_per_second: float,
+    tflops: float,
+    shape: ModelShape,
+    sequence_length: float,
+    *,
+    mtp_layers: int = 0,
+    tolerance: float = 0.0,
+) -> tuple[ConventionFit, ...]:
+    """Return every convention against a published pair of one GPU, the likeliest first.
+
+    Conventions within ``tolerance`` (a fraction: what the printed digits leave open) cannot be
+    distinguished: they come first, in the order of ``CONVENTIONS``; then the others by distance.
+    """
+    if not (tokens_per_second > 0 and tflops > 0):
+        raise ConfigError("Tokens per second and TFLOP/s must be above zero.")
+    implied = tflops * 1e12 / tokens_per_second
+    fits: list[ConventionFit] = []
+    for name in CONVENTIONS:
+        counted = flops_per_token(shape, sequence_length, name, mtp_layers=mtp_layers)
+        fits.append(ConventionFit(name, counted, implied / counted - 1))
+    # a stable sort: those within the tolerance are all at distance 0
+    return tuple(sorted(fits, key=lambda fit: max(0, abs(fit.relative_difference) - tolerance)))

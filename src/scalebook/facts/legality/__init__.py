@@ -1,0 +1,111 @@
+"""Whether a configuration can run and means something, and every reason why not.
+
+The rules are those that megatron-core 0.16 enforces (transformer_config, parallel_state,
+schedules, moe_layer), earlier and with the values in the message, plus those without which a run
+measures nothing. tests/facts/test_legality_megatron.py compares the verdicts with megatron-core.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import islice
+
+from scalebook.config import RunConfig
+from scalebook.facts.catalog.types import Accelerator, ModelShape
+from scalebook.facts.legality import (
+    fit,
+    neighbours,
+    rules_checkpoint,
+    rules_device,
+    rules_model,
+    rules_profile,
+    rules_world,
+)
+from scalebook.facts.legality.fit import Fit
+from scalebook.facts.legality.neighbours import changes
+from scalebook.facts.legality.problem import Case, Problem, Severity
+from scalebook.facts.memory import MemoryEstimate
+
+__all__ = ["Fit", "Problem", "Severity", "changes", "check", "fitting", "is_legal", "nearest"]
+
+RULES = (
+    *rules_model.RULES,
+    *rules_world.RULES,
+    *rules_device.RULES,
+    *rules_checkpoint.RULES,
+    *rules_profile.RULES,
+)
+
+
+def check(
+    config: RunConfig,
+    shape: ModelShape,
+    *,
+    accelerator: Accelerator | None = None,
+    gpus_per_node: int | None = None,
+) -> tuple[Problem, ...]:
+    """Return every rule that the configuration breaks, errors before warnings.
+
+    Without ``accelerator`` nothing is said about what the device can do; without
+    ``gpus_per_node`` nothing about how many processes a node takes.
+    """
+    case = Case(config, shape, accelerator, gpus_per_node)
+    problems = [problem for rule in RULES for problem in rule(case)]
+    return tuple(sorted(problems, key=lambda problem: problem.severity == "warning"))
+
+
+def is_legal(problems: tuple[Problem, ...]) -> bool:
+    """Return whether none of the problems is an error."""
+    return all(problem.severity != "error" for problem in problems)
+
+
+def nearest(
+    config: RunConfig,
+    shape: ModelShape,
+    *,
+    accelerator: Accelerator | None = None,
+    gpus_per_node: int | None = None,
+    limit: int = 3,
+) -> tuple[RunConfig, ...]:
+    """Return up to ``limit`` legal configurations that change least, the nearest first.
+
+    Empty where the configuration is legal already, or where the model itself breaks a rule.
+    """
+
+    def accepts(candidate: RunConfig) -> bool:
+        return is_legal(
+            check(candidate, shape, accelerator=accelerator, gpus_per_node=gpus_per_node)
+        )
+
+    if accepts(config):
+        return ()
+    found = neighbours.search(config, shape, accelerator, gpus_per_node, accepts)
+    return tuple(found[:limit])
+
+
+def fitting(
+    config: RunConfig,
+    shape: ModelShape,
+    *,
+    accelerator: Accelerator | None = None,
+    gpus_per_node: int | None = None,
+) -> tuple[MemoryEstimate, Fit]:
+    """Return the predicted memory of a legal configuration and whether it fits the device.
+
+    Where it does not, or nearly, the verdict's ``advice`` names legal changes that make it fit.
+    """
+    estimate = fit.estimate(config, shape)
+    verdict = fit.verdict(estimate.total_gib, accelerator)
+    if (verdict.fits is not False and verdict.capacity_gib is None) or verdict.fits:
+        return estimate, verdict
+
+    def fits(candidate: RunConfig) -> bool:
+        problems = check(candidate, shape, accelerator=accelerator, gpus_per_node=gpus_per_node)
+        slow = any(problem.rule == "tensor_inside_node" for problem in problems)
+        if slow or not is_legal(problems):
+            return False
+        return bool(fit.verdict(fit.estimate(candidate, shape).total_gib, accelerator).fits)
+
+    found = fit.remedies(config, shape, accelerator, gpus_per_node, fits)
+    advice = (fit.describe(config, one, fit.estimate(one, shape).total_gib) for one in found)
+    return estimate, replace(verdict, advice=tuple(islice(advice, fit.MAX_ADVICE)))

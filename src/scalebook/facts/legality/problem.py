@@ -1,0 +1,42 @@
+"""What a rule answers, and what it looks at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from scalebook.config import RunConfig
+from scalebook.facts.catalog.types import Accelerator, ModelShape
+
+Severity = Literal["error", "warning"]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One broken rule. An error stops a run before it starts; a warning is only said."""
+
+    rule: str
+    message: str
+    severity: Severity = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A configuration with all that a rule needs to judge it."""
+
+    config: RunConfig
+    shape: ModelShape
+    accelerator: Accelerator | None  # None: not known, so nothing is said about the device
+    gpus_per_node: int | None
+
+
+def choices(values: Iterable[int]) -> str:
+    """Return numbers as people list them: ``1``, ``1 or 2``, ``1, 2 or 4``."""
+    words = [str(value) for value in values]
+    return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def divisors(number: int) -> list[int]:
+    """Return every positive divisor, smallest first."""
+    return [value for value in range(1, number + 1) if number % value == 0]

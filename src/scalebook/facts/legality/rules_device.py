@@ -1,0 +1,125 @@
+"""Rules about the device and its number formats, and about what a model was made for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from scalebook.facts.flops import padded_vocab_size
+from scalebook.facts.legality.problem import Case, Problem
+from scalebook.facts.legality.untrained import untrained
+
+QUANTISED = ("fp8", "fp4")
+# Transformer Engine refuses FP8 products whose inner dimensions are no multiples of 16, or whose
+# number of tokens is no multiple of 8.
+INNER_MULTIPLE, TOKEN_MULTIPLE = 16, 8
+WASTE = 0.05  # share of padded vocabulary rows worth a word
+
+
+def precision(case: Case) -> Iterator[Problem]:
+    """The device computes in the format that is asked for."""
+    config, device = case.config, case.accelerator
+    if device is not None and config.precision not in device.peak_tflops:
+        known = [name for name in ("bf16", "fp16", "fp8", "fp4", "fp32") if _has(case, name)]
+        yield Problem(
+            "precision",
+            f"precision={config.precision} is not known for {device.name}. Use "
+            f"{' or '.join(known)}.",
+        )
+    elif device is None and config.platform == "cpu" and config.precision in QUANTISED:
+        yield Problem(
+            "precision",
+            f"precision={config.precision} needs a GPU with Transformer Engine. Use bf16 or fp32.",
+        )
+
+
+def quantised_shapes(case: Case) -> Iterator[Problem]:
+    """Matrix products in FP8 and FP4 need dimensions in whole blocks."""
+    config, shape = case.config, case.shape
+    if config.precision not in QUANTISED:
+        return
+    tensor = config.tensor_parallel_size
+    ffn = shape.moe.ffn_hidden_size if shape.moe else shape.ffn_hidden_size
+    parts = config.expert_tensor_parallel_size if shape.moe else tensor
+    widths = {
+        "hidden_size": (shape.hidden_size, 1),
+        "attention width": (shape.num_attention_heads * shape.head_dim, tensor),
+        "FFN width": (ffn, parts),
+    }
+    for name, (width, ranks) in widths.items():
+        if width % ranks == 0 and (width // ranks) % INNER_MULTIPLE:
+            yield Problem(
+                "quantised_shapes",
+                f"{name} {width} / {ranks} = {width // ranks} of {shape.name} is not a multiple "
+                f"of {INNER_MULTIPLE}, as {config.precision} needs. Use bf16 or a smaller "
+                "tensor_parallel_size.",
+            )
+    tokens = config.sequence_length * config.micro_batch_size // config.context_parallel_size
+    if tokens % TOKEN_MULTIPLE:
+        yield Problem(
+            "quantised_shapes",
+            f"{tokens} tokens a rank are not a multiple of {TOKEN_MULTIPLE}, as "
+            f"{config.precision} needs. Change sequence_length.",
+        )
+
+
+def sequence_length(case: Case) -> Iterator[Problem]:
+    """Learned positions end; rotary ones go on, beyond what the model was made for."""
+    config, shape = case.config, case.shape
+    length, limit = config.sequence_length, shape.max_sequence_length
+    if shape.learned_positions and length > shape.learned_positions:
+        yield Problem(
+            "sequence_length",
+            f"sequence_length={length} is beyond the {shape.learned_positions} learned positions "
+            f"of {shape.name}. Use at most {shape.learned_positions}.",
+        )
+    elif limit and length > limit:
+        yield Problem(
+            "sequence_length",
+            f"sequence_length={length} is beyond the {limit} tokens that {shape.name} was made "
+            "for: the speed is right, the model would not be useful.",
+            "warning",
+        )
+
+
+def hidden(case: Case) -> Iterator[Problem]:
+    """Rotary positions turn the two halves of a head against one another."""
+    shape = case.shape
+    if shape.learned_positions == 0 and shape.mla is None and shape.head_dim % 2:
+        yield Problem(
+            "hidden",
+            f"head_dim={shape.head_dim} of {shape.name} is odd: rotary positions need an even one.",
+        )
+    if shape.num_attention_heads % shape.num_query_groups:
+        yield Problem(
+            "hidden",
+            f"{shape.name} has {shape.num_attention_heads} heads, not a multiple of its "
+            f"{shape.num_query_groups} key-value groups.",
+        )
+
+
+def vocabulary(case: Case) -> Iterator[Problem]:
+    """Megatron pads the vocabulary to a multiple of 128 x tp: never illegal, sometimes wasteful."""
+    rows, tensor = case.shape.vocab_size, case.config.tensor_parallel_size
+    padded = padded_vocab_size(rows, tensor)
+    if padded > rows * (1 + WASTE):
+        yield Problem(
+            "vocabulary",
+            f"the vocabulary of {case.shape.name} is padded from {rows} to {padded} rows at "
+            f"tensor_parallel_size={tensor}: {padded / rows - 1:.0%} more work in the output "
+            "layer.",
+            "warning",
+        )
+
+
+def engine(case: Case) -> Iterator[Problem]:
+    """Scalebook's own trainer trains what is asked for."""
+    if case.config.engine == "megatron":
+        for sentence in untrained(case.config, case.shape):
+            yield Problem("engine", f"{sentence} The run would end at its start.", "warning")
+
+
+def _has(case: Case, name: str) -> bool:
+    return case.accelerator is not None and name in case.accelerator.peak_tflops
+
+
+RULES = (hidden, vocabulary, sequence_length, precision, quantised_shapes, engine)

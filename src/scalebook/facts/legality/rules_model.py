@@ -1,0 +1,267 @@
+"""Rules about how a model's dimensions split: heads, FFN, layers, experts, sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from scalebook.facts.catalog.types import ModelShape
+from scalebook.facts.legality.problem import Case, Problem, choices, divisors
+from scalebook.parallelism import last_stage_sizes
+
+
+def tensor_sizes(shape: ModelShape) -> list[int]:
+    """Return every tensor-parallel size that fits the model's heads, groups and FFN."""
+    return [size for size in divisors(shape.num_attention_heads) if not _misfit(shape, size)]
+
+
+def _misfit(shape: ModelShape, size: int) -> str | None:
+    groups = shape.num_query_groups
+    if shape.num_attention_heads % size:
+        return "attention_heads"
+    # megatron-core from 0.16 repeats key-value groups over more ranks than groups; before, the
+    # groups had to be a multiple of the tensor-parallel size.
+    if shape.mla is None and ((groups % size and size % groups) or _projection_width(shape) % size):
+        return "key_value_groups"
+    if any(width % size for width in _split_widths(shape)):
+        return "ffn"
+    return None
+
+
+def _projection_width(shape: ModelShape) -> int:
+    """Columns of the fused query-key-value projection, which repeated groups do not widen."""
+    return (shape.num_attention_heads + 2 * shape.num_query_groups) * shape.head_dim
+
+
+def _split_widths(shape: ModelShape) -> list[int]:
+    """FFN widths that tensor parallelism splits (experts are split by their own size)."""
+    moe = shape.moe
+    widths = [shape.ffn_hidden_size] if moe is None or moe.first_dense_layers else []
+    return [*widths, moe.shared_ffn_hidden_size] if moe else widths
+
+
+def tensor_parallel(case: Case) -> Iterator[Problem]:
+    """Heads, key-value groups and FFN width are split over tensor-parallel ranks."""
+    shape, size = case.shape, case.config.tensor_parallel_size
+    heads_fit = shape.num_attention_heads % size == 0
+    heads = f"{shape.num_attention_heads} heads, {shape.num_query_groups} key-value groups"
+    fits = choices(tensor_sizes(shape))
+    if not heads_fit:
+        yield Problem(
+            "attention_heads",
+            f"tensor_parallel_size={size} does not fit {shape.name} ({heads}). Use {fits}.",
+        )
+    groups = shape.num_query_groups
+    if shape.mla is None and groups % size and size % groups:
+        yield Problem(
+            "key_value_groups",
+            f"tensor_parallel_size={size} neither divides nor is a multiple of the "
+            f"{groups} key-value groups of {shape.name}. Use {fits}.",
+        )
+    elif shape.mla is None and heads_fit and groups % size and _projection_width(shape) % size:
+        yield Problem(
+            "key_value_groups",
+            f"tensor_parallel_size={size} does not divide the query-key-value projection of "
+            f"{shape.name} ({shape.num_attention_heads} + 2 x {groups} heads of "
+            f"{shape.head_dim}). Use {fits}.",
+        )
+    for width in _split_widths(shape):
+        if width % size:
+            yield Problem(
+                "ffn",
+                f"tensor_parallel_size={size} does not divide the FFN width {width} of "
+                f"{shape.name}. Use {fits}.",
+            )
+
+
+def replicated_groups(case: Case) -> Iterator[Problem]:
+    """More tensor-parallel ranks than key-value groups work from megatron-core 0.16 on only."""
+    shape, size = case.shape, case.config.tensor_parallel_size
+    if shape.mla is None and size > shape.num_query_groups and _misfit(shape, size) is None:
+        yield Problem(
+            "key_value_groups",
+            f"tensor_parallel_size={size} is above the {shape.num_query_groups} key-value groups "
+            f"of {shape.name}: megatron-core repeats them from 0.16 on and refuses before.",
+            "warning",
+        )
+
+
+def sequence(case: Case) -> Iterator[Problem]:
+    """Sequence parallelism splits by tp, context parallelism by 2 cp (each rank takes two ends)."""
+    config = case.config
+    tensor, context = config.tensor_parallel_size, config.context_parallel_size
+    length = config.sequence_length
+    if config.sequence_parallel and tensor == 1:
+        yield Problem(
+            "sequence_parallel",
+            "sequence_parallel=true needs tensor_parallel_size above 1. Use false.",
+        )
+    if context > 1 and length % (2 * context):
+        yield Problem(
+            "context_parallel",
+            f"sequence_length={length} is not a multiple of 2 x context_parallel_size = "
+            f"{2 * context}: each rank holds two equal pieces of the sequence.",
+        )
+    elif config.sequence_parallel and (length // context) % tensor:
+        yield Problem(
+            "sequence_parallel",
+            f"sequence_length / context_parallel_size = {length // context} is not a multiple of "
+            f"tensor_parallel_size={tensor}, as sequence_parallel needs.",
+        )
+
+
+def layers(case: Case) -> Iterator[Problem]:
+    """Layers split evenly over stages, and a stage's layers over its virtual chunks."""
+    config, shape = case.config, case.shape
+    stages, chunks = config.pipeline_parallel_size, config.virtual_pipeline_parallel_size
+    if config.last_pipeline_stage_layers:
+        yield from _uneven(case)
+    elif shape.num_layers % stages:
+        yield Problem(
+            "layers",
+            f"pipeline_parallel_size={stages} does not divide the {shape.num_layers} layers of "
+            f"{shape.name}: this trainer splits evenly except for the last stage. "
+            f"{_last_stage(shape.num_layers, stages, chunks)}Use pipeline_parallel_size="
+            f"{choices(divisors(shape.num_layers))}.",
+        )
+    elif stages > 1 and (shape.num_layers // stages) % chunks:
+        local = shape.num_layers // stages
+        yield Problem(
+            "layers",
+            f"virtual_pipeline_parallel_size={chunks} does not divide the {local} layers of a "
+            f"stage of {shape.name}: this trainer splits evenly except for the last stage. "
+            f"{_last_stage(shape.num_layers, stages, chunks)}Use "
+            f"virtual_pipeline_parallel_size={choices(divisors(local))}.",
+        )
+
+
+def _last_stage(layers: int, stages: int, chunks: int) -> str:
+    """Return the advice to give the last stage a size of its own; nothing where none fits.
+
+    The size nearest to an even split is offered, the smaller of two: the last stage computes the
+    loss too. Where no size leaves a layer for each chunk, a layout without interleaving is offered.
+    """
+    if stages == 1:
+        return ""
+    every = last_stage_sizes(layers, stages)
+    chunked = [size for size in every if min(size, (layers - size) // (stages - 1)) >= chunks]
+    if not every:
+        return ""
+    best = min(chunked or every, key=lambda size: (abs(size - layers / stages), size))
+    other = (layers - best) // (stages - 1)
+    plain = "" if chunked else " with virtual_pipeline_parallel_size=1"
+    return f"Use last_pipeline_stage_layers={best}{plain} ({other} on the other stages). Or: "
+
+
+def _uneven(case: Case) -> Iterator[Problem]:
+    """Yield what is wrong with a last stage of its own size (Megatron-Core's transformer block)."""
+    config, layers = case.config, case.shape.num_layers
+    stages, last = config.pipeline_parallel_size, config.last_pipeline_stage_layers
+    if stages == 1:
+        yield Problem(
+            "layers",
+            f"last_pipeline_stage_layers={last} needs pipeline_parallel_size above 1. "
+            "Use last_pipeline_stage_layers=0.",
+        )
+        return
+    chunks = config.virtual_pipeline_parallel_size
+    sizes = last_stage_sizes(layers, stages)
+    legal = [size for size in sizes if min(size, (layers - size) // (stages - 1)) >= chunks]
+    if last not in legal:
+        yield Problem(
+            "layers",
+            f"last_pipeline_stage_layers={last} does not leave the {stages - 1} other stages an "
+            f"equal part of the {layers} layers of {case.shape.name}. Use {choices(legal)}.",
+        )
+
+
+def experts(case: Case) -> Iterator[Problem]:
+    """Experts split over ep; ep x etp x pp divides the world (parallel_state, moe_layer)."""
+    config, moe = case.config, case.shape.moe
+    size, inner = config.expert_parallel_size, config.expert_tensor_parallel_size
+    if moe is None:
+        for name, value in (("expert", size), ("expert_tensor", inner)):
+            if value > 1:
+                yield Problem(
+                    "experts",
+                    f"{name}_parallel_size={value} needs experts; {case.shape.name} has none. "
+                    "Use 1.",
+                )
+        if config.expert_balance == "forced":
+            yield Problem(
+                "experts",
+                f"expert_balance='forced' needs experts; {case.shape.name} has none. "
+                "Use 'learned'.",
+            )
+        return
+    if moe.num_experts % size:
+        yield Problem(
+            "experts",
+            f"expert_parallel_size={size} does not divide the {moe.num_experts} experts of "
+            f"{case.shape.name}. Use {choices(divisors(moe.num_experts))}.",
+        )
+    if moe.ffn_hidden_size % inner:
+        yield Problem(
+            "experts",
+            f"expert_tensor_parallel_size={inner} does not divide the expert FFN width "
+            f"{moe.ffn_hidden_size} of {case.shape.name}.",
+        )
+    yield from _expert_world(case)
+    if config.tensor_parallel_size > 1 and not config.sequence_parallel:
+        yield Problem(
+            "experts",
+            f"{case.shape.name} has experts: tensor_parallel_size={config.tensor_parallel_size} "
+            "needs sequence_parallel=true.",
+        )
+
+
+def further_tokens(case: Case) -> Iterator[Problem]:
+    """A model has so many modules that predict further tokens (arXiv 2412.19437, section 2.2)."""
+    asked, known = case.config.mtp_layers, case.shape.mtp_layers
+    if asked > known:
+        yield Problem(
+            "mtp_layers",
+            f"mtp_layers={asked} is more multi-token prediction than {case.shape.name} has. "
+            f"Use {choices(list(range(known + 1)))}.",
+        )
+
+
+def expert_gradients(case: Case) -> Iterator[Problem]:
+    """Experts that no expert parallelism spreads are split as the layers are.
+
+    Megatron-Core takes any other size without a word, and then reduces the experts' gradients over
+    the data-parallel ranks of the dense layers (tensor_parallel/layers.py marks expert weights only
+    where ep is above 1): copies of one expert drift apart, and the loss with them.
+    """
+    config = case.config
+    tensor, inner = config.tensor_parallel_size, config.expert_tensor_parallel_size
+    if case.shape.moe is not None and config.expert_parallel_size == 1 and inner != tensor:
+        yield Problem(
+            "expert_gradients",
+            f"expert_tensor_parallel_size={inner} differs from tensor_parallel_size={tensor} at "
+            "expert_parallel_size=1: megatron-core would not keep copies of an expert in step. "
+            f"Use expert_tensor_parallel_size={tensor}, or expert_parallel_size above 1.",
+        )
+
+
+def _expert_world(case: Case) -> Iterator[Problem]:
+    config = case.config
+    stage, rest = divmod(config.world_size, config.pipeline_parallel_size)
+    group = config.expert_parallel_size * config.expert_tensor_parallel_size
+    if rest == 0 and stage % group:
+        yield Problem(
+            "experts",
+            f"expert {config.expert_parallel_size} x expert tensor "
+            f"{config.expert_tensor_parallel_size} does not divide the {stage} ranks of a pipeline "
+            f"stage (world_size / pipeline_parallel_size).",
+        )
+
+
+RULES = (
+    tensor_parallel,
+    replicated_groups,
+    sequence,
+    layers,
+    experts,
+    expert_gradients,
+    further_tokens,
+)

@@ -1,0 +1,140 @@
+"""Bytes that the forward pass of one microbatch keeps for the backward pass on one rank.
+
+Counted tensor by tensor for a pre-norm layer without dropout, as the fused kernels of Transformer
+Engine or torch keep them: a gated MLP keeps gate, up and their product (3 f), a plain one 2 f. For
+h = q = kv and f = 4 h it is s b h (34 - 2) of Korthikanti et al. (arXiv 2205.05198) less the two
+dropout masks. Temporary buffers of kernels and collectives are left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from scalebook.facts.catalog.types import MLAShape, ModelShape, MoEShape
+from scalebook.facts.flops import padded_vocab_size
+from scalebook.parallelism import Parallelism
+
+# "fused" keeps one number a query for the softmax; "unfused" keeps the matrix of scores.
+AttentionKernel = Literal["fused", "unfused"]
+# "fused" turns the logits into their gradient where they lie; "unfused" keeps an fp32 softmax.
+CrossEntropy = Literal["fused", "unfused"]
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What flows through a rank in one microbatch."""
+
+    tokens: float  # per context-parallel rank
+    sequence_length: int  # keys that a query sees
+    element_bytes: int
+    attention: AttentionKernel
+    cross_entropy: CrossEntropy = "unfused"
+
+
+def layer_bytes(shape: ModelShape, parallelism: Parallelism, work: Workload, *, moe: bool) -> float:
+    """Return activation bytes of one layer without recomputation."""
+    elements = _attention(shape, parallelism)
+    if shape.moe is not None and moe:
+        elements += _experts(shape, shape.moe, parallelism)
+    else:
+        width = (3 if shape.gated_mlp else 2) * shape.ffn_hidden_size
+        elements += width / parallelism.tensor_parallel_size
+    # Input and output of both norms; sequence parallelism splits what tensor parallelism repeats.
+    elements += 4 * shape.hidden_size * replicated_share(parallelism)
+    return work.tokens * work.element_bytes * elements + softmax_bytes(shape, parallelism, work)
+
+
+def softmax_bytes(shape: ModelShape, parallelism: Parallelism, work: Workload) -> float:
+    """Return bytes that the softmax of one layer keeps: what selective recomputation saves."""
+    heads = shape.num_attention_heads / parallelism.tensor_parallel_size
+    if work.attention == "fused":
+        return 4 * heads * work.tokens  # one fp32 log-sum-exp a query and head
+    # Softmax, dropout mask and their product: 5 a s^2 b in 16 bit (arXiv 2205.05198).
+    return 2.5 * work.element_bytes * heads * work.tokens * work.sequence_length
+
+
+def pointwise_bytes(
+    shape: ModelShape, parallelism: Parallelism, work: Workload, *, moe: bool
+) -> float:
+    """Return bytes that ``pointwise`` recomputation saves: norms' outputs, the MLP's product.
+
+    Before experts, the norm's output is also what the router and the dispatcher keep.
+    """
+    hidden = shape.hidden_size * replicated_share(parallelism)
+    if moe and shape.moe is not None:
+        return work.tokens * work.element_bytes * hidden
+    product = shape.ffn_hidden_size / parallelism.tensor_parallel_size if shape.gated_mlp else 0.0
+    return work.tokens * work.element_bytes * (2 * hidden + product)
+
+
+def gate_and_up_bytes(shape: ModelShape, parallelism: Parallelism, work: Workload) -> float:
+    """Return bytes that a gated MLP's first product takes: what offloading sends to the host."""
+    width = 2 * shape.ffn_hidden_size / parallelism.tensor_parallel_size
+    return work.tokens * work.element_bytes * width
+
+
+def checkpoint_bytes(shape: ModelShape, parallelism: Parallelism, work: Workload) -> float:
+    """Return bytes that one layer keeps under full recomputation: its input."""
+    return work.tokens * work.element_bytes * shape.hidden_size * replicated_share(parallelism)
+
+
+def head_bytes(shape: ModelShape, parallelism: Parallelism, work: Workload) -> tuple[float, float]:
+    """Return bytes of the last norm and of the logits of one microbatch.
+
+    An unfused cross entropy works in fp32: beside an fp32 copy of the logits there is at its worst
+    moment one 16-bit copy (the logits before it, or their gradient after it).
+    """
+    norm = 2 * checkpoint_bytes(shape, parallelism, work)
+    vocabulary = padded_vocab_size(shape.vocab_size, parallelism.tensor_parallel_size)
+    width = vocabulary / parallelism.tensor_parallel_size
+    if work.cross_entropy == "fused" or work.element_bytes == 4:
+        return norm, work.tokens * width * work.element_bytes
+    per_element = 4 + work.element_bytes
+    return norm, work.tokens * width * per_element
+
+
+def further_token_bytes(shape: ModelShape, parallelism: Parallelism, work: Workload) -> float:
+    """Return bytes that a multi-token prediction module keeps beside its layer.
+
+    The embedding of the next token, it and the hidden state joined (2 h), and the last norm's input
+    and output (megatron.core.transformer.multi_token_prediction).
+    """
+    return 5 * checkpoint_bytes(shape, parallelism, work)
+
+
+def replicated_share(parallelism: Parallelism) -> float:
+    """Return the share of a token's hidden state that one tensor-parallel rank keeps."""
+    return 1 / parallelism.tensor_parallel_size if parallelism.sequence_parallel else 1.0
+
+
+def _attention(shape: ModelShape, parallelism: Parallelism) -> float:
+    """Elements a token of queries, keys, values and output."""
+    tensor = parallelism.tensor_parallel_size
+    if shape.mla is not None:
+        return _latent_attention(shape, shape.mla, parallelism)
+    queries = shape.num_attention_heads * shape.head_dim / tensor
+    # More ranks than key-value groups repeat them: never less than one group a rank.
+    keys = max(shape.num_query_groups / tensor, 1) * shape.head_dim
+    return 2 * queries + 2 * keys
+
+
+def _latent_attention(shape: ModelShape, mla: MLAShape, parallelism: Parallelism) -> float:
+    heads = shape.num_attention_heads / parallelism.tensor_parallel_size
+    width = mla.qk_nope_head_dim + mla.qk_rope_head_dim
+    core = heads * (2 * width + 2 * mla.v_head_dim)
+    # The latents before and after their norms.
+    latents = 2 * mla.q_lora_rank + 2 * mla.kv_lora_rank + mla.qk_rope_head_dim
+    return core + latents * replicated_share(parallelism)
+
+
+def _experts(shape: ModelShape, moe: MoEShape, parallelism: Parallelism) -> float:
+    """Elements a token of the router, the routed experts (evenly loaded) and the shared ones."""
+    inner = parallelism.expert_tensor_parallel_size
+    factor = 3 if shape.gated_mlp else 2
+    # A routed token is copied to each of its experts, and gathered over expert-tensor ranks.
+    routed = 2 * shape.hidden_size * inner + factor * moe.ffn_hidden_size
+    routed = moe.top_k * routed * replicated_share(parallelism)
+    shared = factor * moe.shared_ffn_hidden_size / parallelism.tensor_parallel_size
+    router = 2 * moe.num_experts * replicated_share(parallelism)
+    return routed + shared + router

@@ -1,0 +1,95 @@
+"""Composer and llm-foundry: one record over many lines, counters from 0, times in hours."""
+
+from __future__ import annotations
+
+import re
+
+from scalebook.logs.dialects.dialect import LineDialect
+from scalebook.logs.numbers import integer, number
+
+_HEADER = re.compile(r"\[(?:epoch=(\d+)(?:/\d+)?\])?\[?batch=(\d+)/(\d+)\]:?")
+_ENTRY = re.compile(r"\bTrain ([\w./-]+): +([-+\d.eE]+|-?(?:[Nn]a[Nn]|[Ii]nf(?:inity)?))")
+_COLUMNS = {
+    "loss/train/total": "loss",
+    "throughput/samples_per_sec": "samples_per_second",
+    "throughput/device/samples_per_sec": "samples_per_second_per_gpu",
+    "throughput/tokens_per_sec": "tokens_per_second",
+    "throughput/device/tokens_per_sec": "tokens_per_second_per_gpu",
+    "throughput/device/mfu": "mfu",
+    "l2_norm/grad/global": "grad_norm",
+    "time/token": "consumed_tokens",
+}
+_GB_IN_GIB = 1e9 / 2**30
+_LENGTH = re.compile(r"\s*max_seq_len: (\d{1,9})\s*$")  # samples are packed up to it
+
+
+def _cross_entropy(entries: dict[str, float]) -> float | None:
+    """Return the cross entropy where the total loss is not logged, None where it is not either."""
+    names = (name for name in entries if name.endswith("LanguageCrossEntropy"))
+    return entries.get(next(names, ""))
+
+
+class Composer(LineDialect):
+    """``[epoch=1][batch=5/5]:`` followed by ``Train key: value`` lines."""
+
+    name = "composer"
+    markers = ("Train ",)
+    signature = re.compile(r"\[batch=\d+/\d+\]:?|\bTrain throughput/|\bTrain time/batch:")
+    assignments = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._batch: int | None = None
+        self._total: int | None = None
+        self._entries: dict[str, float] = {}
+
+    def line(self, line: str) -> bool:
+        """Take a header or an entry of the record that is open."""
+        header = _HEADER.search(line) if "batch=" in line else None
+        if header:
+            self._emit()
+            self._batch = integer(header[2])
+            self._total = None if header[1] else integer(header[3])
+        entry = _ENTRY.search(line) if "Train " in line else None
+        if entry and not self.cut:
+            self._entries[entry[1]] = number(entry[2])
+        length = _LENGTH.match(line) if "max_seq_len" in line else None
+        if length:
+            self.out.tell("sequence_length", integer(length[1]), weak=True)
+        return bool(header or entry)
+
+    def _emit(self) -> None:
+        entries, self._entries = self._entries, {}
+        if not entries:
+            return
+        row = {ours: entries[key] for key, ours in _COLUMNS.items() if key in entries}
+        batches, samples = entries.get("time/batch"), entries.get("time/sample")
+        step = batches + 1 if batches is not None else self._batch
+        if step is not None:
+            row["step"] = float(step)
+        size = samples / batches if samples and batches else None
+        if size and size.is_integer():
+            self.out.tell("global_batch_size", int(size))
+            self.out.job.derived["global_batch_size"] = "samples over batches"
+        rate = row.get("samples_per_second")
+        if size and rate and rate > 0:
+            row["seconds"] = size / rate
+        if "loss" not in row and (loss := _cross_entropy(entries)) is not None:
+            row["loss"] = loss
+        if "throughput/device/flops_per_sec" in entries:
+            row["tflops_per_gpu"] = entries["throughput/device/flops_per_sec"] / 1e12
+        for key, column in (("allocated", "allocated_gib"), ("reserved", "reserved_gib")):
+            if f"memory/peak_{key}_mem" in entries:
+                row[column] = entries[f"memory/peak_{key}_mem"] * _GB_IN_GIB
+        micro = entries.get("trainer/device_train_microbatch_size")
+        if micro and micro.is_integer():
+            self.out.tell("micro_batch_size", int(micro))
+        rates = [value for key, value in entries.items() if key.startswith("lr-")]
+        if rates:
+            row["learning_rate"] = rates[0]
+        if len(row) > 1:
+            self.out.step(row, total=self._total)
+
+    def finish(self) -> None:
+        """Read the record that is still open."""
+        self._emit()

@@ -1,0 +1,152 @@
+"""Hugging Face Trainer and kin (axolotl, LLaMA-Factory, unsloth): dicts, bars, metrics blocks."""
+
+from __future__ import annotations
+
+import re
+
+from scalebook.logs.dialects.dialect import LineDialect
+from scalebook.logs.dialects.hf_steps import Progress
+from scalebook.logs.numbers import MISSING, clock_seconds, integer, number, whole
+from scalebook.logs.pairs import bar_state
+from scalebook.logs.status import Ending
+
+_DICT = re.compile(r"\{[^{}\n]*\}")
+_ENTRY = re.compile(
+    r"['\"]([\w/(). -]{1,60})['\"]: "
+    r"['\"]?([-+\d.,:eE]+(?:/\d+)?|-?(?:[Nn]a[Nn]|[Ii]nf(?:inity)?))['\"]?(?=[,}])"
+)
+_BLOCK = re.compile(r"^\s*(train_\w+|epoch)\s+=\s+(\S+)\s*$")
+_TOLD = (
+    (re.compile(r"Total train batch size \(w[^)]*\) = ([\d,]+)"), "global_batch_size"),
+    (re.compile(r"Instantaneous batch size per device = ([\d,]+)"), "micro_batch_size"),
+    (re.compile(r"Gradient Accumulation steps = ([\d,]+)"), "gradient_accumulation_steps"),
+    (re.compile(r"Total optimization steps = ([\d,]+)"), "steps"),
+)
+_PROCESSES = re.compile(r"^\s*Num processes: (\d+)\s*$")
+_COLUMNS = {
+    "loss": "loss",
+    "grad_norm": "grad_norm",
+    "learning_rate": "learning_rate",
+    "lr": "learning_rate",
+    "num_input_tokens_seen": "consumed_tokens",
+    "total_tokens": "consumed_tokens",
+    "tokens_per_second_per_gpu": "tokens_per_second_per_gpu",
+    "step_tokens_per_second": "tokens_per_second",
+    "memory/max_mem_allocated(gib)": "allocated_gib",
+    "memory/device_mem_reserved(gib)": "reserved_gib",
+    "memory/max_allocated (GiB)": "allocated_gib",
+    "memory/device_reserved (GiB)": "reserved_gib",
+    "memory(GiB)": "reserved_gib",
+}
+
+
+_STEP_OF_TOTAL = ("global_step/max_steps", "iteration")  # ms-swift, with Megatron
+
+
+def _speed(entries: dict[str, str]) -> float:
+    """Return the steps per second since the start that ms-swift prints, NaN without them."""
+    if "train_speed(s/it)" in entries:
+        seconds = number(entries["train_speed(s/it)"])
+        return 1 / seconds if seconds > 0 else MISSING
+    return number(entries.get("train_speed(iter/s)", ""))
+
+
+class HFTrainer(LineDialect):
+    """A record is a whole dict with ``loss``; its step comes from a bar or from the epoch."""
+
+    name = "hf-trainer"
+    markers = ("'loss': ", '"loss": ', "train_runtime", "***** train metrics")
+    signature = re.compile(
+        r"\{[^{}\n]*['\"]loss['\"]: [^{}\n]*['\"](?:learning_rate|lr|epoch)['\"]: "
+        r"|\*{5} train metrics \*{5}|\{[^{}\n]*['\"]train_runtime['\"]: "
+    )
+
+    assignments = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._progress = Progress()
+
+    def line(self, line: str) -> bool:
+        """Take dicts and bars, several of which may stand in one line, and settings."""
+        taken = False
+        for found in _DICT.finditer(line) if "{" in line else ():
+            taken = self._entries(dict(_ENTRY.findall(found[0]))) or taken
+        state = bar_state(line) if "[" in line and "<" in line else None
+        if state:
+            self._progress.bar(state[0], state[1], line)
+        if " = " in line:
+            self._setting(line)
+        processes = _PROCESSES.match(line) if "Num processes" in line else None
+        if processes:
+            self.out.tell("world_size", integer(processes[1]))
+        return taken
+
+    def _entries(self, entries: dict[str, str]) -> bool:
+        if "train_runtime" in entries and "loss" not in entries:
+            self._whole_run(entries)
+            return True
+        if "loss" not in entries or not entries.keys() & {"learning_rate", "lr", "epoch"}:
+            return False
+        row = {ours: number(entries[key]) for key, ours in _COLUMNS.items() if key in entries}
+        step = entries.get("current_steps", entries.get("step", ""))
+        total = whole(entries["total_steps"]) if "total_steps" in entries else None
+        of = next((entries[key] for key in _STEP_OF_TOTAL if key in entries), "")
+        if "/" in of:  # ms-swift: 5/60
+            step, _, every = of.partition("/")
+            total = whole(every)
+        runtime = entries.get("train_runtime", "")
+        speed = _speed(entries)
+        if speed > 0 and number(step) > 0:  # the mean since the start: finer than the elapsed time
+            row["clock"] = number(step) / speed
+        elif "elapsed_time" in entries:
+            row["clock"] = clock_seconds(entries["elapsed_time"])
+        elif runtime:
+            row["clock"] = number(runtime)
+        self._progress.record(row, number(step), number(entries.get("epoch", "")), total)
+        return True
+
+    def _setting(self, line: str) -> None:
+        block = _BLOCK.match(line)
+        if block:
+            self._whole_run({block[1]: block[2]})
+            return
+        for pattern, name in _TOLD:
+            found = pattern.search(line)
+            value = whole(found[1]) if found else None
+            if value:
+                self.out.tell(name, value)
+
+    def _whole_run(self, entries: dict[str, str]) -> None:
+        for name, value in entries.items():
+            if name.startswith("train_") and name.endswith("_per_second"):
+                rate = name.removeprefix("train_")
+                self.out.job.rates[rate] = number(value)
+                self.out.digits(rate, value)
+        if "train_runtime" in entries:
+            self.out.job.details["runtime"] = entries["train_runtime"][:40]
+            self._ended = True
+
+    _ended = False
+
+    def _world(self) -> None:
+        """Derive the number of processes: plain data parallelism is all that the trainer counts."""
+        settings = self.out.job.settings
+        sizes = [
+            settings.get(name)
+            for name in ("global_batch_size", "micro_batch_size", "gradient_accumulation_steps")
+        ]
+        total, each, accumulated = (size if isinstance(size, int) else 0 for size in sizes)
+        if each * accumulated and total % (each * accumulated) == 0 and total:
+            for name in ("world_size", "data_parallel_size"):
+                settings.setdefault(name, total // (each * accumulated))
+                self.out.job.derived.setdefault(
+                    name, "total batch over per-device batch x accumulation"
+                )
+
+    def finish(self) -> None:
+        """Number the records and hand them out."""
+        self._progress.hand_out(self.out)
+        self._world()
+        if self._ended:
+            self.out.end(Ending("completed", "the trainer printed its metrics of the whole run"))

@@ -1,0 +1,51 @@
+"""LitGPT: an iteration is a micro-batch, of which a step has several."""
+
+from __future__ import annotations
+
+import re
+
+from scalebook.logs.dialects.dialect import LineDialect
+from scalebook.logs.numbers import MISSING, integer, number
+
+_RECORD = re.compile(r"\biter (\d+)(?: \||:)? step (\d+)\b")
+_LOSS = re.compile(r"\bloss(?: train)?(?: \([^)]{0,20}\))?:? ?([\d.]+|nan|inf)", re.IGNORECASE)
+_TIME = re.compile(r"iter time: ([\d.]+) ?ms")
+
+
+class LitGPT(LineDialect):
+    """``iter a step b | loss train: x, val: y | iter time: z ms (step)``; the val loss is stale.
+
+    The time printed is of one micro-batch; it is a step's where each step has one.
+    """
+
+    name = "litgpt"
+    markers = ("iter time:",)
+    signature = re.compile(r"\biter \d+(?: \||:)? step \d+\b[^\n]{0,200}iter time: [\d.]+ ?ms")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last = -1
+
+    def line(self, line: str) -> bool:
+        """Take the first line of a step."""
+        found = _RECORD.search(line) if "iter time:" in line else None
+        time = _TIME.search(line) if found else None
+        if found is None or time is None:
+            return False
+        iteration, step = integer(found[1]), integer(found[2])
+        if step == self._last:
+            self.out.job.note("Lines of further micro-batches of a step were left out.")
+            return True
+        self._last = step
+        loss = _LOSS.search(line)
+        single = iteration == step
+        if not single:
+            self.out.job.note("The time printed is of a micro-batch, not of a step.")
+        self.out.step(
+            {
+                "step": float(step),
+                "seconds": number(time[1]) / 1e3 if single else MISSING,
+            }
+            | ({"loss": number(loss[1])} if loss else {})
+        )
+        return True

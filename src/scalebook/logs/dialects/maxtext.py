@@ -1,0 +1,53 @@
+"""MaxText: seconds of a step, rates of a device; asynchronous dispatch makes the first too fast."""
+
+from __future__ import annotations
+
+import re
+
+from scalebook.logs.dialects.dialect import LineDialect
+from scalebook.logs.numbers import integer
+from scalebook.logs.pairs import pairs
+
+_RECORD = re.compile(r"completed step: (\d+), ")
+_PAIR = re.compile(r"\b([\w/]{1,24}): *([-+\d.eE]+|-?(?:[Nn]a[Nn]|[Ii]nf(?:inity)?))")
+_TOLD = re.compile(r"\b(Num_devices|max_target_length|global_batch_size_to_train_on): (\d+)")
+_OURS = {
+    "Num_devices": "world_size",
+    "max_target_length": "sequence_length",
+    "global_batch_size_to_train_on": "global_batch_size",
+}
+_COLUMNS = {
+    "seconds": "seconds",
+    "TFLOP/s/device": "tflops_per_gpu",
+    "TFLOP/s": "tflops_per_gpu",
+    "Tokens/s/device": "tokens_per_second_per_gpu",
+    "Tokens/s": "tokens_per_second_per_gpu",  # of a device too: the older key
+    "total_weights": "tokens_in_step",
+    "loss": "loss",
+    "lm_loss": "loss",
+}
+
+
+class MaxText(LineDialect):
+    """``completed step: N, seconds: ..., TFLOP/s/device: ..., Tokens/s/device: ..., loss: ...``."""
+
+    name = "maxtext"
+    markers = ("completed step:",)
+    signature = re.compile(r"completed step: \d+, seconds: ")
+    first_number = 0
+
+    def line(self, line: str) -> bool:
+        """Take a record, or a size from the configuration."""
+        found = _RECORD.search(line) if "completed step" in line else None
+        if found is None:
+            for name, value in _TOLD.findall(line):
+                self.out.tell(_OURS[name], integer(value))
+            return False
+        text = line[found.end() :]
+        row = pairs(_PAIR, text.rpartition(",")[0] if self.cut else text, _COLUMNS)
+        if not row.get("seconds", -1) > 0:
+            self.out.job.counts.broken_records += 1
+            return True
+        row["step"] = float(found[1])
+        self.out.step(row)
+        return True

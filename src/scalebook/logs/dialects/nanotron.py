@@ -1,0 +1,117 @@
+"""nanotron: text with SI suffixes, and its CSV; every figure has three significant digits."""
+
+from __future__ import annotations
+
+import re
+
+from scalebook.logs.dialects.dialect import LineDialect
+from scalebook.logs.numbers import MISSING, integer, number, scaled
+
+ROUNDED = 5e-3  # relative error of three digits
+_MIB_A_GIB = 1024.0
+_RECORD = re.compile(r"iteration: (\d+) / (\d+) \|")
+_PAIR = re.compile(r"\b([a-z_]{1,40}): ([-+\d.eE]+[KMGBT]?|nan|inf)")
+_MEMORY = re.compile(r"Peak allocated:? ([\d.]+)MiB\. Peak reserved:? ([\d.]+)MiB")
+_ARGUMENT = re.compile(
+    r"\b(dp|pp|tp|expert_parallel_size|sequence_length|micro_batch_size|train_steps)=(\d+)\b"
+)
+_OURS = {
+    "dp": "data_parallel_size",
+    "pp": "pipeline_parallel_size",
+    "tp": "tensor_parallel_size",
+    "train_steps": "steps",
+}
+_COLUMNS = {
+    "consumed_tokens": "consumed_tokens",
+    "tokens_per_sec": "tokens_per_second",
+    "tokens_per_sec_per_gpu": "tokens_per_second_per_gpu",
+    "global_batch_size": "global_batch_size",
+    "lm_loss": "loss",
+    "lr": "learning_rate",
+    "model_tflops_per_gpu": "tflops_per_gpu",
+    "grad_norm": "grad_norm",
+}
+
+
+def _columns(cells: dict[str, float]) -> dict[str, float]:
+    row = {ours: cells[name] for name, ours in _COLUMNS.items() if name in cells}
+    if "elapsed_time_per_iteration_ms" in cells:
+        row["seconds"] = cells["elapsed_time_per_iteration_ms"] / 1e3
+    if row.get("global_batch_size", 0) >= 1000:  # rounded: not the batch
+        row["global_batch_size"] = MISSING
+    return row
+
+
+class Nanotron(LineDialect):
+    """DP, PP and TP in the prefix are ranks, not sizes."""
+
+    name = "nanotron"
+    markers = ("elapsed_time_per_iteration_ms:",)
+    signature = re.compile(r"iteration: \d+ / \d+ \| [^\n]{0,100}elapsed_time_per_iteration_ms: ")
+
+    def line(self, line: str) -> bool:
+        """Take a record, a memory line, or arguments of the configuration."""
+        found = _RECORD.search(line) if "iteration: " in line else None
+        if found is None:
+            self._beside(line)
+            return False
+        text = line[found.end() :]
+        if self.cut:
+            text = text.rpartition("|")[0]
+        row = _columns({key: scaled(value) for key, value in _PAIR.findall(text)})
+        if not row.get("seconds", -1) > 0:
+            self.out.job.counts.broken_records += 1
+            return True
+        row["step"] = float(found[1])
+        self.out.step(row, total=integer(found[2]))
+        self.out.job.rounded = ROUNDED
+        return True
+
+    def _beside(self, line: str) -> None:
+        memory = _MEMORY.search(line) if "Peak allocated" in line else None
+        if memory:
+            details = self.out.job.details
+            details["peak_allocated_gib"] = number(memory[1]) / _MIB_A_GIB
+            details["peak_reserved_gib"] = number(memory[2]) / _MIB_A_GIB
+        elif "Args(" in line or line.startswith("   ") or "]:   " in line:
+            for name, value in (found.groups("") for found in _ARGUMENT.finditer(line)):
+                if integer(value) > 0:
+                    self.out.tell(_OURS.get(name, name), integer(value), weak=True)
+
+
+class NanotronCSV(LineDialect):
+    """``log_metrics.csv``: an empty cell is missing, not zero."""
+
+    name = "nanotron-csv"
+    markers = ("elapsed_time_per_iteration_ms,",)
+    signature = re.compile(r"(?:^|\n)iteration,[^\n]*elapsed_time_per_iteration_ms,")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._header: list[str] = []
+
+    def line(self, line: str) -> bool:
+        """Take the header or a row."""
+        cells = line.split(",")
+        if cells[0] == "iteration":
+            self._header = cells
+            return True
+        if not self._header or (self.cut and len(cells) < len(self._header)):
+            return False
+        named = {
+            name: number(cell) for name, cell in zip(self._header, cells, strict=False) if cell
+        }
+        row = _columns(named)
+        if not row.get("seconds", -1) > 0 or "iteration" not in named:
+            self.out.job.counts.broken_records += 1
+            return True
+        row["step"] = named["iteration"]
+        for name, column in (
+            ("peak_allocated_MiB", "allocated_gib"),
+            ("peak_reserved_MiB", "reserved_gib"),
+        ):
+            if name in named:
+                row[column] = named[name] / _MIB_A_GIB
+        self.out.step(row)
+        self.out.job.rounded = ROUNDED
+        return True

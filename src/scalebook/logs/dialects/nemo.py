@@ -1,0 +1,100 @@
+"""NeMo 2 (one line a step) and NeMo 1 (a tqdm bar that overwrites itself)."""
+
+from __future__ import annotations
+
+import re
+
+from scalebook.logs.dialects.dialect import LineDialect
+from scalebook.logs.numbers import integer, number
+from scalebook.logs.pairs import bar_seconds, bar_state
+
+_GIB = 2.0**30
+_ROUNDED = re.compile(r"consumed_samples=[\d.]+e")  # tqdm rounds where that is shorter
+_COLUMNS = {
+    "lr": ("learning_rate", 1.0),
+    "global_batch_size": ("global_batch_size", 1.0),
+    "consumed_samples": ("consumed_samples", 1.0),
+    "reduced_train_loss": ("loss", 1.0),
+    "grad_norm": ("grad_norm", 1.0),
+    "train_step_timing in s": ("seconds", 1.0),
+    "TFLOPS_per_GPU": ("tflops_per_gpu", 1.0),
+    "tflops_per_sec_per_gpu": ("tflops_per_gpu", 1.0),
+    "tokens_per_sec_per_gpu": ("tokens_per_second_per_gpu", 1.0),
+    "tokens_per_sec": ("tokens_per_second", 1.0),
+    "max_memory_reserved": ("reserved_gib", 1 / _GIB),
+    "max_memory_allocated": ("allocated_gib", 1 / _GIB),
+    "global_step": ("step", 1.0),
+}
+
+
+def _read(fields: list[str], separator: str) -> dict[str, float]:
+    row: dict[str, float] = {}
+    for field in fields[:64]:
+        key, _, value = field.partition(separator)
+        column = _COLUMNS.get(key.strip())
+        if column and value.strip():
+            row[column[0]] = number(value.strip()) * column[1]
+    return row
+
+
+class NeMo2(LineDialect):
+    """Steps count from 0; ``iteration i/N`` has the last number as N; ``val_loss`` is stale."""
+
+    name = "nemo2"
+    markers = ("Training epoch",)
+    signature = re.compile(r"Training epoch \d+, iteration \d+/\d+ \|")
+    first_number = 0
+    assignments = True
+    _RECORD = re.compile(r"Training epoch \d+, iteration (\d+)/(\d+) \|")
+
+    def line(self, line: str) -> bool:
+        """Take a record whose step time is whole."""
+        found = self._RECORD.search(line) if "Training epoch" in line else None
+        if found is None:
+            return False
+        fields = line[found.end() :].split("|")
+        row = _read(fields[:-1] if self.cut else fields, ":")
+        if not row.get("seconds", -1) > 0:
+            self.out.job.counts.broken_records += 1
+            return True
+        row.setdefault("step", float(found[1]))
+        self.out.step(row, total=integer(found[2]) + 1)
+        return True
+
+
+class NeMo1(LineDialect):
+    """``Epoch 0: 1%|..| 795/77225 [..., 41.36s/it, ..., global_step=794.0, ...]``.
+
+    Figures are rounded to three digits; without a step timing the bar's smoothed mean is the
+    step time.
+    """
+
+    name = "nemo1"
+    markers = ("global_step=",)
+    signature = re.compile(r"\d{1,12}/\d{1,12} \[[^\[\]\n]{0,400}reduced_train_loss=")
+    first_number = 0
+    _BAR = re.compile(r"\[[^\[\]\n]{0,400}reduced_train_loss=[^\]\n]{0,400}\]")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last = -1.0
+
+    def line(self, line: str) -> bool:
+        """Take a state of the bar, once a step."""
+        found = self._BAR.search(line) if "reduced_train_loss=" in line else None
+        if found is None:
+            return False
+        row = _read(found[0].strip("[]").split(","), "=")
+        if "consumed_samples" in row and _ROUNDED.search(found[0]):
+            row.pop("consumed_samples")
+        if "seconds" not in row:
+            row["seconds"] = bar_seconds(line)
+            self.out.job.note("The step time is the smoothed mean of a progress bar.")
+        state = bar_state(line)
+        if state and "step" not in row:
+            row["step"] = float(state[0] - 1)
+        if row.get("step", -1) == self._last:
+            return True
+        self._last = row.get("step", -1)
+        self.out.step(row, total=state[1] if state else None)
+        return True

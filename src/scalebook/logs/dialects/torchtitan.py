@@ -1,0 +1,100 @@
+"""torchtitan, also under Primus: rates of a device, no step time but the clock."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from scalebook.logs.clean import split_rank
+from scalebook.logs.clock import clock_of, has_fraction
+from scalebook.logs.dialects.dialect import LineDialect
+from scalebook.logs.numbers import integer
+from scalebook.logs.pairs import pairs, seconds_from
+
+_RECORD = re.compile(r"(?<!validate )\bstep: +(\d+) +(?=[^\n]{0,300}\b(?:tps|wps):)")
+_PAIR = re.compile(r"\b([a-z_]{1,24}): *([-+\d.,eE]+|-?(?:[Nn]a[Nn]|[Ii]nf(?:inity)?))")
+_RANK = re.compile(r"rank-(\d+)/(\d+)\]")
+_DEGREE = re.compile(r"\b(pp|dp_replicate|dp_shard|cp|tp|ep)=(\d+)")
+_OURS = {
+    "pp": "pipeline_parallel_size",
+    "cp": "context_parallel_size",
+    "tp": "tensor_parallel_size",
+    "ep": "expert_parallel_size",
+}
+_MESH = re.compile(r"device mesh with [^\n]{0,100}?\[([\d, ]+)\]")
+_SIZES = (
+    (re.compile(r"local batch size (\d+)"), "micro_batch_size"),
+    (re.compile(r"global batch size (\d+)"), "global_batch_size"),
+    (re.compile(r"sequence length (\d+)"), "sequence_length"),
+    (re.compile(r"total steps (\d+)"), "steps"),
+)
+_COLUMNS = {
+    "loss": "loss",
+    "grad_norm": "grad_norm",
+    "lr": "learning_rate",
+    "memory": "reserved_gib",
+    "tps": "tokens_per_second_per_gpu",
+    "wps": "tokens_per_second_per_gpu",
+    "tflops": "tflops_per_gpu",
+    "mfu": "mfu",
+}
+
+
+class TorchTitan(LineDialect):
+    """``step: N  loss: ...  memory: ...GiB(..%)  tps: 5,856  tflops: ...  mfu: ...%``."""
+
+    name = "torchtitan"
+    markers = ("step:",)
+    signature = re.compile(r"\bstep: +\d+ +loss: +\S+ [^\n]{0,200}\b(?:tps|wps): ")
+    assignments = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._fine = True
+
+    def line(self, line: str) -> bool:
+        """Take a record, or the line that says what the trainer starts with."""
+        found = _RECORD.search(line) if "step:" in line else None
+        if found is None:
+            self._sizes(line)
+            return False
+        row = pairs(_PAIR, line[found.end() :], _COLUMNS)
+        if self.cut or "tokens_per_second_per_gpu" not in row:
+            self.out.job.counts.broken_records += 1
+            return True
+        if "mfu" in row:
+            row["mfu"] /= 100
+        row["step"], row["clock"] = float(found[1]), clock_of(line)
+        self._fine = self._fine and (has_fraction(line) or math.isnan(row["clock"]))
+        primus = _RANK.search(line)
+        rank = integer(primus[1]) if primus else split_rank(line)[0]
+        self.out.step(row, rank=rank, world=integer(primus[2]) if primus else None)
+        if primus:
+            self.out.tell("world_size", integer(primus[2]))
+        return True
+
+    def _sizes(self, line: str) -> None:
+        if "batch size" in line and "sequence length" in line:
+            for pattern, name in _SIZES:
+                found = pattern.search(line)
+                if found:
+                    self.out.tell(name, integer(found[1]))
+        if "device mesh with parallelism" in line:
+            degrees = {name: integer(size) for name, size in _DEGREE.findall(line)}
+            for name, size in degrees.items():
+                if name in _OURS:
+                    self.out.tell(_OURS[name], size)
+            outer = [size for name, size in degrees.items() if name != "ep"]  # ep is inside them
+            replicas = degrees.get("dp_replicate", 0) * degrees.get("dp_shard", 0)
+            self.out.tell("data_parallel_size", replicas)
+            if len(outer) == 5:
+                self.out.tell("world_size", math.prod(outer))
+        mesh = _MESH.search(line) if "device mesh with" in line else None
+        if mesh:
+            sizes = [integer(size) for size in mesh[1].split(",") if size.strip()]
+            self.out.tell("world_size", math.prod(sizes))
+
+    def finish(self) -> None:
+        """Take step times from the clock."""
+        for job in self.out.jobs:
+            seconds_from(job, "clock", 1e-3 if self._fine else 1.0, "time stamps")

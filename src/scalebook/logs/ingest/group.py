@@ -1,0 +1,186 @@
+"""Which files belong together: ranks and nodes of one job, its telemetry and its traces."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from scalebook.errors import IngestError
+from scalebook.logs.dialects.dialect import Dialect
+from scalebook.logs.ingest.reader import FileContent, read_content
+from scalebook.logs.job import Job
+from scalebook.logs.status import weightier
+
+_PACKED = re.compile(r"\.(?:gz|zst|xz|bz2|zip)$")
+_SUFFIX = re.compile(r"\.(?:out|err|log|txt|stdout|stderr)$")
+_RANKED = re.compile(
+    r"((?:local_)?(?:rank|node|host|proc|worker|task|pod|gpu)s?[-_.=]?)\d+", re.IGNORECASE
+)
+_ELASTIC = re.compile(r"/attempt_\d+/\d+/(?:stdout|stderr)$")
+_RESULT_SUFFIXES = {
+    *(".log", ".out", ".err", ".txt", ".json", ".csv", ".jsonl", ""),
+    *(".gz", ".zst", ".xz", ".bz2", ".zip"),
+}
+_LOSS_AGREES = 1e-3
+MOST_FILES = 10_000
+
+
+@dataclass(slots=True)
+class Group:
+    """Files of one job, or of several jobs that a file holds one after the other."""
+
+    files: list[FileContent]
+    jobs: list[Job]
+    attached: list[FileContent] = field(default_factory=list[FileContent])
+
+    @property
+    def folder(self) -> Path:
+        """Where the files lie."""
+        return self.files[0].path.parent
+
+
+def files_under(path: Path) -> Iterator[tuple[Path, bool]]:
+    """Yield the files of a path, and whether the user named each one.
+
+    A folder is walked without following links; hidden entries and run directories are left out.
+    """
+    if not path.is_dir():
+        if not path.exists():
+            raise IngestError(f"{path} does not exist.")
+        yield path, True
+        return
+    count = 0
+    for name, folders, files in os.walk(path):
+        folder = Path(name)
+        folders[:] = sorted(one for one in folders if not _is_left_out(folder / one))
+        for file in sorted(files):
+            found = folder / file
+            fits = found.suffix.lower() in _RESULT_SUFFIXES and not file.startswith(".")
+            if not fits or found.is_symlink() or not found.is_file():
+                continue
+            count += 1
+            if count > MOST_FILES:
+                raise IngestError(
+                    f"{path} holds more than {MOST_FILES:,} files. Name a part of it."
+                )
+            yield found, False
+
+
+def _is_left_out(folder: Path) -> bool:
+    """Whether a folder is hidden, or a run directory of our own."""
+    return folder.name.startswith(".") or (folder / "record.json").exists()
+
+
+def group_key(path: Path) -> str:
+    """Return what the names of all files of one job have in common."""
+    name = _PACKED.sub("", path.as_posix())
+    name = _SUFFIX.sub("", name)
+    name = _ELASTIC.sub("/attempt", name)
+    return _RANKED.sub(r"\1#", name)
+
+
+def _agree(first: Job, second: Job) -> bool:
+    """Whether two jobs may be views of one: settings and losses of common steps are the same."""
+    for name, value in second.settings.items():
+        if first.settings.get(name, value) != value:
+            return False
+    if not len(first.table) or not len(second.table):
+        return True
+    losses = dict(zip(first.table.column("step"), first.table.column("loss"), strict=True))
+    common = 0
+    for step, loss in zip(second.table.column("step"), second.table.column("loss"), strict=True):
+        other = losses.get(step, math.nan)
+        if step in losses:
+            common += 1
+        if abs(other - loss) > _LOSS_AGREES * abs(loss) + 1e-9:  # false for NaN
+            return False
+    return common > 0
+
+
+def _join(main: Job, other: Job) -> None:
+    """Add to a job what another view of it tells."""
+    for name, value in other.settings.items():
+        main.settings.setdefault(name, value)
+    for name, value in other.details.items():
+        known = main.details.get(name)
+        if name.startswith("peak_") and isinstance(known, float) and isinstance(value, float):
+            main.details[name] = max(known, value)
+        else:
+            main.details.setdefault(name, value)
+    if other.ending:
+        main.ending = weightier(main.ending, other.ending)
+    main.finished = main.finished or other.finished
+    main.counts.other_rank_records += len(other.table)
+    for note in other.notes:
+        main.note(note)
+
+
+def _joins(groups: Iterable[Group], content: FileContent) -> bool:
+    """Put a training file into the group that it is a view of; return False where none is."""
+    for group in groups:
+        if len(group.jobs) != len(content.jobs):
+            continue
+        pairs = list(zip(group.jobs, content.jobs, strict=True))
+        if all(_agree(one, other) for one, other in pairs):
+            for index, (one, other) in enumerate(pairs):
+                main, rest = (one, other) if len(one.table) >= len(other.table) else (other, one)
+                _join(main, rest)
+                group.jobs[index] = main
+            group.files.append(content)
+            return True
+    return False
+
+
+def _attach(groups: list[Group], contents: Iterable[FileContent]) -> list[str]:
+    """Attach telemetry and traces to the one run beside them; return notes on the others."""
+    notes: list[str] = []
+    beside: dict[Path, list[Group]] = {}
+    for group in groups:
+        beside.setdefault(group.folder, []).append(group)
+    for content in contents:
+        near = beside.get(content.path.parent, groups)
+        if len(near) == 1 and len(near[0].jobs) == 1:
+            near[0].attached.append(content)
+        else:
+            which = "no run" if not near else "several runs"
+            notes.append(
+                f"{content.path}: {content.dialect.name} beside {which}, attached to none."
+            )
+    return notes
+
+
+def collect(
+    paths: Iterable[Path], dialect: str | type[Dialect] | None = None
+) -> tuple[list[Group], list[str]]:
+    """Return the groups of files under some paths, and notes on files that were not used.
+
+    Raises:
+        IngestError: a path does not exist, or a file that was named cannot be read.
+    """
+    groups: list[Group] = []
+    by_key: dict[str, list[Group]] = {}
+    beside: list[FileContent] = []
+    notes: list[str] = []
+    for path in paths:
+        for file, named in files_under(path):
+            try:
+                content = read_content(file, dialect)
+            except IngestError as error:
+                if named:
+                    raise
+                notes.append(str(error))
+                continue
+            if content.dialect.kind != "training":
+                beside.append(content)
+            elif content.empty and named:
+                raise content.unrecognised()
+            elif content.empty:
+                notes.append(f"{file}: nothing in it was recognised.")
+            elif not _joins(alike := by_key.setdefault(group_key(file), []), content):
+                alike.append(Group([content], list(content.jobs)))
+                groups.append(alike[-1])
+    return groups, notes + _attach(groups, beside)

@@ -1,0 +1,222 @@
+"""The configuration of a job: what its log told, and what follows from two figures of the log."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from scalebook.logs.ingest.ratios import difference, only_integer, ratio
+from scalebook.logs.job import Job
+from scalebook.logs.numbers import rounding
+from scalebook.logs.settings import Value
+
+SPLIT = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
+# Rates of one log that different timers took agree to about this.
+_NOISE = 0.015
+_FINEST = 2e-5
+# Sequence lengths are multiples of this in practice: tells one apart from rounded figures.
+_SEQUENCE_GRAIN = 128
+
+
+@dataclass(slots=True)
+class Observation:
+    """Settings by our names; ``provenance`` says told, derived or supplied, ``origin`` how."""
+
+    values: dict[str, Value] = field(default_factory=dict[str, Value])
+    provenance: dict[str, str] = field(default_factory=dict[str, str])
+    origin: dict[str, str] = field(default_factory=dict[str, str])
+    notes: list[str] = field(default_factory=list[str])
+
+    def put(self, name: str, value: Value, provenance: str, origin: str = "") -> None:
+        """Set a value and where it comes from."""
+        self.values[name] = value
+        self.provenance[name] = provenance
+        if origin:
+            self.origin[name] = origin
+
+    def size(self, name: str) -> int | None:
+        """Return a whole number, None where it is not known."""
+        value = self.values.get(name)
+        return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _steady(job: Job, observation: Observation, name: str) -> None:
+    """Take a setting that the records print, and note it when it changes on the way."""
+    values = [int(value) for value in job.table.values(name) if value >= 1]
+    if not values:
+        return
+    common, _ = Counter(values).most_common(1)[0]
+    observation.put(name, common, "told")
+    if len(set(values)) > 1:
+        observation.notes.append(
+            f"{name} changes from {values[0]} to {values[-1]}; {common} is the most common."
+        )
+
+
+def _derive(
+    observation: Observation, name: str, origin: str, compute: Callable[[], int | None]
+) -> None:
+    if observation.size(name) is None:
+        value = compute()
+        if value is not None:
+            observation.put(name, value, "derived", origin)
+
+
+def _world(job: Job, known: Observation) -> None:
+    def by(above: list[str], below: list[str]) -> Callable[[], int | None]:
+        def compute() -> int | None:
+            found = ratio(job, above, below)
+            if found is None:
+                return None
+            return only_integer(found[0], max(found[1], _FINEST)) or (
+                only_integer(found[0], _NOISE) if found[0] < 1 / (2 * _NOISE) else None
+            )
+
+        return compute
+
+    def by_split() -> int | None:
+        sizes = [known.size(name) for name in (*SPLIT, "data_parallel_size")]
+        told = [size for size in sizes if size is not None]
+        return math.prod(told) if len(told) == len(sizes) else None
+
+    def by_nodes() -> int | None:
+        nodes, each = known.size("nodes"), known.size("gpus_per_node")
+        return nodes * each if nodes and each else None
+
+    total, each = "tokens_per_second", "tokens_per_second_per_gpu"
+    derive = (
+        ("total over per-GPU tokens per second", by([total], [each])),
+        (
+            "total over per-GPU samples per second",
+            by(["samples_per_second"], ["samples_per_second_per_gpu"]),
+        ),
+        (
+            "tokens of a step over per-GPU tokens per second x step time",
+            by(["tokens_in_step"], [each, "seconds"]),
+        ),
+        ("product of the parallel sizes", by_split),
+        ("nodes x GPUs per node", by_nodes),
+    )
+    for origin, compute in derive:
+        _derive(known, "world_size", origin, compute)
+
+
+def _from_whole_run(job: Job, known: Observation) -> None:
+    """Derive from the rates that a trainer prints of the whole run, rounded as they are."""
+
+    def quotient(above: str, below: str) -> Callable[[], int | None]:
+        def compute() -> int | None:
+            top, bottom = job.rates.get(above, 0.0), job.rates.get(below, 0.0)
+            if not (top > 0 and bottom > 0):
+                return None
+            error = sum(
+                min(rounding(rate), job.finest.get(name, math.inf) / rate)
+                for name, rate in ((above, top), (below, bottom))
+            )
+            return only_integer(top / bottom, error)
+
+        return compute
+
+    pairs = (
+        ("global_batch_size", "samples_per_second", "steps_per_second"),
+        ("sequence_length", "tokens_per_second", "samples_per_second"),
+    )
+    for name, above, below in pairs:
+        _derive(known, name, f"{above} over {below}", quotient(above, below))
+
+
+def _batch(job: Job, known: Observation) -> None:
+    def by_rate(name: str, factor: int | None) -> Callable[[], int | None]:
+        def compute() -> int | None:
+            found = ratio(job, [name, "seconds"], [])
+            if found is None or factor is None:
+                return None
+            return only_integer(found[0] * factor, max(found[1], 2e-3))
+
+        return compute
+
+    name = "global_batch_size"
+    _derive(
+        known,
+        name,
+        "samples gained over steps",
+        lambda: difference(job, "consumed_samples", "step") if not job.rounded else None,
+    )
+    _derive(known, name, "samples per second x step time", by_rate("samples_per_second", 1))
+    _derive(
+        known,
+        name,
+        "per-GPU samples per second x world size x step time",
+        by_rate("samples_per_second_per_gpu", known.size("world_size")),
+    )
+
+
+def _sequence(job: Job, known: Observation) -> None:
+    batch, world = known.size("global_batch_size"), known.size("world_size")
+
+    def rounded(found: tuple[float, float] | None, scale: float | None) -> int | None:
+        if found is None or not scale:
+            return None
+        value, error = found[0] * scale, found[1]
+        exact = only_integer(value, max(error, _FINEST))
+        return exact or (only_integer(value, error, _SEQUENCE_GRAIN) if error < 0.02 else None)
+
+    def by_tokens_seen() -> int | None:
+        if job.rounded:
+            return rounded(ratio(job, ["consumed_tokens"], ["step"]), batch and 1 / batch)
+        exact = difference(job, "consumed_tokens", "consumed_samples")
+        if exact is not None or len(job.table) > 1:
+            return exact
+        found = ratio(job, ["consumed_tokens"], ["consumed_samples"])
+        return int(found[0]) if found and found[0].is_integer() else None
+
+    name = "sequence_length"
+    _derive(known, name, "tokens gained over samples gained", by_tokens_seen)
+    _derive(
+        known,
+        name,
+        "tokens per second x step time over the batch",
+        lambda: rounded(ratio(job, ["tokens_per_second", "seconds"], []), batch and 1 / batch),
+    )
+    _derive(
+        known,
+        name,
+        "per-GPU tokens per second x world size x step time over the batch",
+        lambda: rounded(
+            ratio(job, ["tokens_per_second_per_gpu", "seconds"], []),
+            world / batch if world and batch else None,
+        ),
+    )
+
+
+def observe(job: Job) -> Observation:
+    """Return the configuration of a job: told by its log, or derived from figures of it."""
+    known = Observation()
+    for name, value in job.settings.items():
+        origin = job.derived.get(name, "")
+        known.put(name, value, "derived" if origin else "told", origin)
+    for name in ("global_batch_size", "sequence_length"):
+        _steady(job, known, name)
+    complete(job, known)
+    return known
+
+
+def complete(job: Job, known: Observation) -> None:
+    """Derive what follows from what is known; what is known already stays as it is."""
+    _world(job, known)
+    _batch(job, known)
+    _sequence(job, known)
+    _from_whole_run(job, known)
+    world, split = known.size("world_size"), [known.size(name) for name in SPLIT]
+    told = [size for size in split if size is not None]
+    if world and len(told) == len(split) and world % math.prod(told) == 0:
+        _derive(
+            known,
+            "data_parallel_size",
+            "world size over tensor x pipeline x context",
+            lambda: world // math.prod(told),
+        )
+    if job.total_steps is not None and "steps" not in known.values:
+        known.put("steps", job.total_steps, "told")

@@ -1,0 +1,97 @@
+"""Ingest paths: summaries of what files hold, or run directories made from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from scalebook.errors import IngestError
+from scalebook.logs.dialects.dialect import Dialect
+from scalebook.logs.ingest.group import Group, collect
+from scalebook.logs.ingest.observe import Observation
+from scalebook.logs.ingest.reader import FileContent, read_content
+from scalebook.logs.ingest.summary import summarise
+from scalebook.logs.ingest.supply import observe_with
+from scalebook.logs.ingest.write import write_run
+from scalebook.logs.settings import Value
+
+
+@dataclass(frozen=True, slots=True)
+class Ingested:
+    """One run directory that came out of files."""
+
+    path: Path
+    new: bool
+    files: tuple[Path, ...]
+    summary: Mapping[str, Any]
+
+
+def summaries(
+    path: Path, supplied: Mapping[str, Value], dialect: str | type[Dialect] | None = None
+) -> list[dict[str, Any]]:
+    """Return one summary a job of a file (or a folder); nothing is written.
+
+    Raises:
+        IngestError: the path cannot be read, or what was supplied contradicts it.
+    """
+    if path.is_file():
+        content = read_content(path, dialect)
+        if content.empty:
+            raise content.unrecognised()
+        return [
+            summarise(job, observe_with(job, supplied, path.name), content.dialect.kind)
+            for job in content.jobs
+        ]
+    groups, _ = collect([path], dialect)
+    if not groups:
+        raise IngestError(f"Nothing in {path} was recognised. Name a file, or another folder.")
+    return [
+        summarise(job, observe_with(job, supplied, group.files[0].path.name))
+        for group in groups
+        for job in group.jobs
+    ]
+
+
+def ingest(
+    paths: Iterable[Path],
+    runs: Path,
+    supplied: Mapping[str, Value],
+    dialect: str | type[Dialect] | None = None,
+) -> tuple[list[Ingested], list[str]]:
+    """Write run directories for the jobs of all paths; return them, and notes on unused files.
+
+    Everything is checked before anything is written.
+
+    Raises:
+        IngestError: a path cannot be read, or what was supplied contradicts a file.
+    """
+    groups, notes = collect(paths, dialect)
+    planned = list(_plan(groups, supplied))
+    found: list[Ingested] = []
+    for content in (content for group in groups for content in group.attached):
+        notes += _no_breakdown(content)
+    for group, index, known, summary in planned:
+        path, new = write_run(runs, group, index, known, summary)
+        files = tuple(content.path for content in (*group.files, *group.attached))
+        found.append(Ingested(path, new, files, summary))
+    return found, notes
+
+
+def _no_breakdown(content: FileContent) -> list[str]:
+    """Return why a trace gives no anatomy of a step, nothing where it gives one."""
+    breakdowns = (job.details.get("breakdown") for job in content.jobs)
+    reasons = (
+        cast("dict[str, Any]", one).get("reason") for one in breakdowns if isinstance(one, dict)
+    )
+    return [f"{content.path.name}: no step anatomy. {reason}" for reason in reasons if reason]
+
+
+def _plan(
+    groups: list[Group], supplied: Mapping[str, Value]
+) -> Iterator[tuple[Group, int, Observation, dict[str, Any]]]:
+    for group in groups:
+        for index, job in enumerate(group.jobs):
+            known = observe_with(job, supplied, group.files[0].path.name)
+            yield group, index, known, summarise(job, known)

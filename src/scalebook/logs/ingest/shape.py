@@ -1,0 +1,189 @@
+"""The architecture that a log tells, and TFLOP/s counted with it under every convention."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+from scalebook.errors import ScalebookError
+from scalebook.facts import catalog, flops
+from scalebook.facts.catalog.types import ModelShape, MoEShape
+from scalebook.logs.ingest.check import AGREEMENT
+from scalebook.logs.ingest.observe import Observation
+from scalebook.logs.job import Job
+
+_NEEDED = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "vocab_size")
+_FITS = 0.02
+# Printed and recounted TFLOP/s that are closer than this agree.
+AGREES = AGREEMENT / 2
+
+
+def _told_shape(known: Observation) -> tuple[ModelShape | None, str | None]:
+    """Return the shape that the argument dump describes, or why it does not describe one."""
+    sizes = {name: known.size(name) for name in _NEEDED}
+    missing = [name for name, value in sizes.items() if value is None]
+    if missing:
+        return None, f"The log names no model and does not tell {', '.join(missing)}."
+    if known.values.get("multi_latent_attention") is True:
+        return None, "The log tells of multi-latent attention: name the model with --model."
+    if "swiglu" not in known.values:
+        return None, "The log does not tell whether the MLP is gated: name the model with --model."
+    full = {name: value for name, value in sizes.items() if value is not None}
+    heads = full["num_attention_heads"]
+    grouped = known.values.get("group_query_attention") is True
+    groups = known.size("num_query_groups") if grouped else heads
+    return _build(full, heads, groups or heads, known), None
+
+
+def _build(sizes: dict[str, int], heads: int, groups: int, known: Observation) -> ModelShape:
+    experts = known.size("num_experts")
+    moe = None
+    if experts:
+        moe = MoEShape(
+            num_experts=experts,
+            top_k=known.size("moe_router_topk") or 2,  # Megatron's default
+            ffn_hidden_size=known.size("moe_ffn_hidden_size") or sizes["ffn_hidden_size"],
+            shared_ffn_hidden_size=known.size("moe_shared_expert_intermediate_size") or 0,
+            first_dense_layers=0,
+        )
+    return ModelShape(
+        name="as told by the log",
+        num_layers=sizes["num_layers"],
+        hidden_size=sizes["hidden_size"],
+        ffn_hidden_size=sizes["ffn_hidden_size"],
+        num_attention_heads=heads,
+        num_query_groups=groups,
+        head_dim=known.size("kv_channels") or sizes["hidden_size"] // heads,
+        vocab_size=sizes["vocab_size"],
+        gated_mlp=known.values["swiglu"] is True,
+        tied_embeddings=known.values.get("untie_embeddings_and_output_weights") is not True,
+        normalization="rms" if "rms" in str(known.values.get("normalization")).lower() else "layer",
+        attention_bias="none",
+        mlp_bias=False,
+        qk_norm=False,
+        learned_positions=0,
+        max_sequence_length=known.size("sequence_length") or 0,
+        rope_theta=0.0,
+        moe=moe,
+        mla=None,
+        mtp_layers=known.size("mtp_layers") or 0,
+        source="the argument dump of the log",
+    )
+
+
+def catalog_match(known: Observation) -> str | None:
+    """Return the one catalog model that has every size that the log tells, None without one."""
+    names = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads")
+    told = {name: known.size(name) for name in (*names, "num_query_groups")}
+    if any(told[name] is None for name in names):
+        return None
+    experts = known.size("num_experts")
+    found = [
+        shape.name
+        for shape in catalog.models()
+        if all(value in (None, getattr(shape, name)) for name, value in told.items())
+        and (shape.moe.num_experts if shape.moe else None) == experts
+        and shape.mla is None
+        and _vocabulary_fits(shape.vocab_size, known)
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def _vocabulary_fits(rows: int, known: Observation) -> bool:
+    """Whether the told vocabulary, which a trainer pads, may be this one."""
+    told = known.size("vocab_size")
+    padding = 128 * (known.size("tensor_parallel_size") or 8)
+    return told is None or rows <= told < rows + padding
+
+
+def shape_of(known: Observation) -> tuple[ModelShape | None, str | None]:
+    """Return the shape of the model that ran, or why it is not known."""
+    name = known.values.get("model")
+    if not isinstance(name, str):
+        return _told_shape(known)
+    layers = known.size("num_layers")
+    shape = catalog.model(name)
+    if layers is not None and layers != shape.num_layers:
+        shape = catalog.model(f"{name.partition('@')[0]}@{layers}")
+    return shape, None
+
+
+def _tokens_per_gpu(job: Job, known: Observation) -> tuple[list[tuple[float, float]], str | None]:
+    """Return pairs of (tokens/s of a GPU, TFLOP/s as printed or NaN), row by row."""
+    batch, length = known.size("global_batch_size"), known.size("sequence_length")
+    world = known.size("world_size")
+    printed = job.table.column("tflops_per_gpu")
+    if batch and length and world and job.table.has("seconds"):
+        seconds = job.table.column("seconds")
+        sizes = job.table.column("global_batch_size")
+        each = length / world
+        return [
+            ((size if size > 0 else batch) * each / s, p)
+            for s, p, size in zip(seconds, printed, sizes, strict=True)
+            if s > 0
+        ], None
+    if job.table.has("tokens_per_second_per_gpu"):
+        rates = job.table.column("tokens_per_second_per_gpu")
+        return [(rate, p) for rate, p in zip(rates, printed, strict=True) if rate > 0], None
+    needed = {"global_batch_size": batch, "sequence_length": length, "world_size": world}
+    missing = [name for name, value in needed.items() if not value] or ["the step time"]
+    return [], f"Tokens per second of a GPU do not follow: {', '.join(missing)} not known."
+
+
+def _printed(job: Job) -> list[float]:
+    """Return the printed TFLOP/s of a GPU where nothing can be counted beside them."""
+    if not job.table.has("tflops_per_gpu"):
+        return []
+    values = list(job.table.column("tflops_per_gpu"))
+    return [value for value in (values[1:] if len(values) > 1 else values) if value > 0]
+
+
+def recount(job: Job, known: Observation) -> dict[str, Any]:
+    """Return TFLOP/s of a GPU by convention, what was printed, and the factor between them.
+
+    Both are medians without the first record; the factor is taken row by row.
+    """
+    rows, reason = _tokens_per_gpu(job, known)
+    shape, no_shape = shape_of(known)
+    length = known.size("sequence_length")
+    rows = rows[1:] if len(rows) > 1 else rows
+    printed = [tflops for _, tflops in rows if tflops > 0] or _printed(job)
+    result: dict[str, Any] = {
+        "logged": statistics.median(printed) if printed else None,
+        "recounted": None,
+        "logged_over_recounted": None,
+        "convention_that_fits": None,
+        "reason": reason or no_shape or (None if length else "The sequence length is not known."),
+    }
+    trained = known.values.get("trained", "all")
+    if trained != "all":
+        result["reason"] = f"What was trained is not all of the weights, or not known ({trained})."
+    if result["reason"] or shape is None or length is None or not rows:
+        return result
+    try:
+        modules = known.size("mtp_layers") or 0
+        counted = {
+            name: flops.flops_per_token(shape, length, name, mtp_layers=modules)
+            for name in flops.CONVENTIONS
+        }
+    except (ScalebookError, OverflowError, ZeroDivisionError) as error:
+        return result | {"reason": f"FLOPs cannot be counted: {error}"}
+    rate = statistics.median(tokens for tokens, _ in rows)
+    result["recounted"] = {name: rate * count / 1e12 for name, count in counted.items()}
+    implied = [tflops * 1e12 / tokens for tokens, tflops in rows if tflops > 0]
+    if implied:
+        per_token = statistics.median(implied)
+        result["logged_over_recounted"] = per_token / counted[flops.DEFAULT_CONVENTION]
+        near = min(counted, key=lambda name: abs(per_token / counted[name] - 1))
+        if abs(per_token / counted[near] - 1) <= _FITS:
+            result["convention_that_fits"] = near
+    return result
+
+
+def disagreement(found: dict[str, Any]) -> list[str]:
+    """Return a warning where the printed TFLOP/s are not ours."""
+    factor, fits = found["logged_over_recounted"], found["convention_that_fits"]
+    if factor is None or abs(factor - 1) <= AGREES:
+        return []
+    by = f"; it is that of {fits}" if fits else "; no convention known here gives it"
+    return [f"Printed TFLOP/s are {factor:.3f} times those of {flops.DEFAULT_CONVENTION}{by}."]

@@ -1,0 +1,253 @@
+"""A job as a run directory of the same shape as our own."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from scalebook import store
+from scalebook.errors import IngestError, RecordError
+from scalebook.facts import catalog
+from scalebook.logs.ingest.group import Group
+from scalebook.logs.ingest.holding import OWNER_FILE, clear, held
+from scalebook.logs.ingest.observe import Observation
+from scalebook.logs.ingest.outcome import cause_of, status_of
+from scalebook.logs.ingest.rates import finite, log_interval
+from scalebook.logs.ingest.steps import steps_of
+from scalebook.logs.ingest.telemetry import lines
+from scalebook.logs.job import Job
+from scalebook.logs.settings import Value
+from scalebook.record import RunRecord
+from scalebook.scrub import scrub_all
+
+_LARGEST_TRACE = 512 << 20
+_SETTINGS = (
+    "model",
+    "platform",
+    "world_size",
+    "nodes",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "virtual_pipeline_parallel_size",
+    "context_parallel_size",
+    "expert_parallel_size",
+    "expert_tensor_parallel_size",
+    "data_parallel_size",
+    "sequence_parallel",
+    "micro_batch_size",
+    "global_batch_size",
+    "sequence_length",
+    "num_layers",
+    "precision",
+    "recompute",
+    "mtp_layers",
+    "trained",
+    "steps",
+)
+
+
+def run_name(group: Group, index: int, supplied: Mapping[str, Value] | None = None) -> str:
+    """Return the name of a run: the same for the same content, whatever the files are called.
+
+    What the user supplied beside the files, and only that, makes it another run.
+    """
+    digests = sorted(content.digest for content in group.files)
+    joined = digests[0] if len(digests) == 1 else _joined(digests)
+    if supplied:
+        joined = _joined([joined, json.dumps(supplied, sort_keys=True)])
+    part = f"-{index + 1}" if len(group.jobs) > 1 else ""
+    return f"ingested-{group.jobs[index].dialect}-{joined[:12]}{part}"
+
+
+def _joined(digests: list[str]) -> str:
+    return hashlib.sha256("".join(digests).encode()).hexdigest()
+
+
+def precision_of(known: Observation) -> str | None:
+    """Return the precision that the argument dump tells."""
+    fp8 = known.values.get("fp8")
+    if isinstance(fp8, str) and fp8 not in ("none", "null"):
+        return "fp8"
+    return next((name for name in ("bf16", "fp16") if known.values.get(name) is True), None)
+
+
+def observed_settings(known: Observation) -> dict[str, Any]:
+    """Return RunConfig's names with the values that a log told or implied."""
+    values = {name: known.values[name] for name in _SETTINGS if name in known.values}
+    precision = precision_of(known)
+    if precision and "precision" not in values:
+        values["precision"] = precision
+    granularity = known.values.get("recompute_granularity")
+    if granularity in ("none", "selective"):
+        values.setdefault("recompute", granularity)
+    return values
+
+
+def accelerator_of(job: Job, known: Observation) -> str | None:
+    """Return the device as its driver names it: of the log, else of the platform that is known."""
+    device, platform = job.details.get("device"), known.values.get("platform")
+    if isinstance(device, str):
+        return device
+    name = catalog.platform(platform).accelerator if isinstance(platform, str) else None
+    return None if name is None else catalog.accelerator(name).device_names[0]
+
+
+def _environment(
+    group: Group, job: Job, known: Observation, summary: Mapping[str, Any]
+) -> dict[str, Any]:
+    environment: dict[str, Any] = {}
+    device = accelerator_of(job, known)
+    if device is not None:
+        environment["accelerator"] = device
+    environment["ingest"] = {
+        "files": [
+            {"name": content.path.name, "dialect": content.dialect.name, "sha256": content.digest}
+            for content in (*group.files, *group.attached)
+        ],
+        "log_interval": log_interval(job, known),
+        "first_number": job.first_number,
+        **{
+            name: summary[name]
+            for name in (
+                "family", "provenance", "derived_from", "not_used", "warnings", "tflops",
+                "tflops_per_second_per_gpu_logged_median", "skipped_iterations", "nan_iterations",
+            )
+        },
+    }  # fmt: skip
+    return environment
+
+
+def record_of(
+    group: Group, index: int, known: Observation, summary: Mapping[str, Any]
+) -> RunRecord:
+    """Return the record of a job."""
+    job = group.jobs[index]
+    supplied = {
+        name: known.values[name] for name, how in known.provenance.items() if how == "supplied"
+    }
+    status, reason = status_of(job)
+    tail = () if status == "completed" else group.files[-1].tail
+    return RunRecord(
+        run_id=run_name(group, index, supplied),
+        config_hash=None,
+        source="ingested",
+        status=status,
+        reason=reason,
+        cause=None if status == "completed" else cause_of(job, status),
+        log_tail=scrub_all(tail, {}),
+        observed=finite(observed_settings(known)),
+        environment=finite(_environment(group, job, known, summary)),
+    )
+
+
+def _write_lines(path: Path, objects: Iterator[Mapping[str, Any]]) -> None:
+    with path.open("w", encoding="utf-8") as stream:
+        for value in objects:
+            stream.write(json.dumps(finite(value), allow_nan=False) + "\n")
+
+
+def write_run(
+    runs: Path, group: Group, index: int, known: Observation, summary: Mapping[str, Any]
+) -> tuple[Path, bool]:
+    """Write the run directory of a job and return it; False if it was there already.
+
+    Raises:
+        IngestError: the folder cannot be written to.
+    """
+    record = record_of(group, index, known, summary)
+    earlier = runs / run_name(group, index)
+    final = earlier if _is_record_of(earlier, record) else runs / record.run_id
+    if final.exists():
+        return final, False
+    try:
+        return _write(runs, record, group, index, known)
+    except OSError as error:
+        message = f"{runs} cannot be written to: {error.strerror}. Choose another folder (--runs)."
+        raise IngestError(message) from error
+
+
+def _is_record_of(directory: Path, record: RunRecord) -> bool:
+    """Return whether a directory holds this record, whatever the name of its run."""
+    try:
+        known = store.read_record(directory)
+    except RecordError:
+        return False
+    renamed = record.model_copy(update={"run_id": known.run_id})
+    return known.model_dump_json() == renamed.model_dump_json()
+
+
+def _write(
+    runs: Path, record: RunRecord, group: Group, index: int, known: Observation
+) -> tuple[Path, bool]:
+    final = runs / record.run_id
+    runs.mkdir(parents=True, exist_ok=True)
+    partial = store.partial_path(runs, record.run_id)
+    with held(partial):
+        if final.exists():  # another process was faster
+            shutil.rmtree(partial, ignore_errors=True)  # one that waits may be about to take it
+            return final, False
+        clear(partial)
+        with (partial / "steps.jsonl").open("w", encoding="utf-8") as stream:
+            for step in steps_of(group.jobs[index], known):
+                stream.write(step.model_dump_json() + "\n")
+        _write_attached(partial, group)
+        store.write_record(partial, record)
+        store.publish(partial)
+        (final / OWNER_FILE).unlink(missing_ok=True)
+    return final, True
+
+
+def _write_attached(directory: Path, group: Group) -> None:
+    """Write the telemetry and the trace totals that belong to the run."""
+    samples = [
+        job.samples for content in group.attached for job in content.jobs if len(job.samples)
+    ]
+    if samples:
+        _write_lines(
+            directory / "telemetry.jsonl", (line for table in samples for line in lines(table))
+        )
+    traces: list[dict[str, object]] = [
+        {"file": content.path.name, "totals": job.details["trace"]}
+        for content in group.attached
+        for job in content.jobs
+        if "trace" in job.details
+    ]
+    if traces:
+        (directory / "profile").mkdir()
+        _copy_traces(directory / "profile", group)
+        breakdown = _first_breakdown(group)
+        store.write_json(
+            directory / "profile" / "breakdown.json", finite(breakdown | {"traces": traces})
+        )
+
+
+def _first_breakdown(group: Group) -> dict[str, Any]:
+    """Return the anatomy of a step from the trace of the lowest rank."""
+    found = [
+        cast("dict[str, Any]", job.details["breakdown"])
+        for content in group.attached
+        for job in content.jobs
+        if "breakdown" in job.details
+    ]
+    return min(found, key=lambda one: one["rank"] if one["rank"] is not None else 1 << 30)
+
+
+def _copy_traces(folder: Path, group: Group) -> None:
+    """Copy the traces beside their totals, compressed; one that is very large is left out."""
+    traces = [content for content in group.attached if content.dialect.kind == "trace"]
+    for number, content in enumerate(traces, start=1):
+        if content.path.stat().st_size > _LARGEST_TRACE:
+            continue
+        target = folder / f"trace-{number}.json.gz"
+        with content.path.open("rb") as stream:
+            packed = stream.read(2) == b"\x1f\x8b"
+        if packed:
+            shutil.copyfile(content.path, target)
+            continue
+        with content.path.open("rb") as stream, gzip.open(target, "wb", compresslevel=5) as copy:
+            shutil.copyfileobj(stream, copy)

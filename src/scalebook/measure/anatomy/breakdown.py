@@ -1,0 +1,238 @@
+"""A trace -> what the time of a step went to.
+
+Our own reduction and not HolisticTraceAnalysis: that needs pandas and plotly in the training
+image, reads whole traces into memory, knows neither the phases of a step nor the CPU, and counts
+an overlap of several streams by its own rules; the sums here are one sweep over sorted spans.
+
+At each moment of a step exactly one thing counts: compute if any compute kernel runs (divided
+evenly where kernels of several phases run at once), else communication if any such kernel runs,
+else waiting for data if the host was fetching it, else idle. So the parts add up to the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from scalebook.measure.anatomy.events import EventReader, pieces
+from scalebook.measure.anatomy.kinds import PHASES, Phase, kind_of
+from scalebook.measure.anatomy.result import Breakdown, Device, Parts, TopKernel
+from scalebook.measure.anatomy.spans import Span, length, together, union, with_bits
+from scalebook.measure.anatomy.timeline import timeline
+from scalebook.measure.anatomy.trace import Trace
+from scalebook.measure.anatomy.work import Task, Work, device_work, host_work, self_times, steps_of
+
+TOP = 20
+_MICROSECOND = 1e-6
+_MOST_INVALID = 0.02  # a share of events without a valid time, above which nothing can be said
+_WINDOW, _COMMUNICATION, _DATA = 1, 2, 4
+_PHASE_BITS = tuple(8 << index for index in range(len(PHASES)))
+_COMPUTE = sum(_PHASE_BITS)
+
+
+def reduce_file(path: Path, *, rank: int | None = None, device: Device | None = None) -> Breakdown:
+    """Return the breakdown of a trace file; one that ends early has null values and a reason.
+
+    ``device`` is what the program ran on, if known: the trace must hold its events.
+
+    Raises:
+        TraceError: the file cannot be read at all.
+    """
+    reader, trace = EventReader(pieces(path)), Trace()
+    for event in reader.events():
+        trace.add(event)
+    known = reader.distributed.get("rank")
+    if rank is None and isinstance(known, int):
+        rank = known
+    fault = fault_of(reader)
+    if fault is None and device == "gpu" and not len(trace.kernels):
+        fault = "The profiler saw no kernel: it may not have the right to trace this GPU."
+    return reduce_trace(trace, rank=rank, fault=fault)
+
+
+def fault_of(reader: EventReader) -> str | None:
+    """Return why the events of a file are not all there, None where they are."""
+    if not reader.complete:
+        return "The trace ends early: what ran in its steps is not all there."
+    if reader.broken:
+        return f"{reader.broken} events of the trace are no JSON: their time is missing."
+    return None
+
+
+def reduce_trace(trace: Trace, *, rank: int | None = None, fault: str | None = None) -> Breakdown:
+    """Return the breakdown of a trace's steps, in seconds of one step."""
+    if fault is None and trace.dropped:
+        fault = f"The trace holds {trace.dropped:,} events too many. Profile fewer steps."
+    fault = fault or _invalid(trace)
+    if fault is not None:
+        return Breakdown(rank=rank, reason=fault)
+    windows, main = steps_of(trace)
+    notes: list[str] = []
+    if not windows:
+        windows = _whole(trace)
+        notes.append("The trace marks no steps: its whole length counts as one.")
+    if not windows:
+        return Breakdown(rank=rank, reason="The trace holds no kernel and no operator.")
+    if trace.invalid:
+        notes.append(f"{trace.invalid:,} events without a valid time were left out.")
+    phases, window = timeline(trace, main), (windows[0][0], windows[-1][1])
+    find = device_work if len(trace.kernels) else host_work
+    work = find(trace, phases, window)
+    if not work.tasks:
+        return Breakdown(rank=rank, reason="No kernel and no operator ran in the trace's steps.")
+    result = _measured(trace, work, windows, phases.data_spans())
+    return result.model_copy(update={"rank": rank, "notes": (*notes, *work.notes)})
+
+
+def _invalid(trace: Trace) -> str | None:
+    """Return why events without a time make a breakdown wrong; None where they are few."""
+    kernels = trace.invalid_kernels + len(trace.kernels)
+    for bad, every, what in (
+        (trace.invalid_kernels, kernels, "device events"),
+        (trace.invalid, trace.invalid + trace.timed, "events"),
+    ):
+        if bad > _MOST_INVALID * every:
+            return (
+                f"{bad:,} of {every:,} {what} have no valid time (neither start nor length, or "
+                "text): what ran in the steps is not known. Profile again."
+            )
+    return None
+
+
+def _whole(trace: Trace) -> list[Span]:
+    """Return from the first to the last thing that ran, none where nothing did."""
+    rows = trace.kernels if len(trace.kernels) else trace.operators
+    return union([(min(rows.start), max(rows.stop))]) if len(rows) else []
+
+
+def _measured(
+    trace: Trace, work: Work, windows: Sequence[Span], data_waits: Sequence[Span]
+) -> Breakdown:
+    scale = _MICROSECOND / len(windows)
+    origin = windows[0][0]  # small numbers: sums of microseconds since 1970 lose digits
+    inside = _moved(windows, origin)
+    compute = [_moved(work.compute[phase], origin) for phase in PHASES]
+    communication = _moved(
+        union(span for spans in work.communication.values() for span in spans), origin
+    )
+    totals = together([inside, communication, _moved(data_waits, origin), *compute])
+    parts = _parts(totals, scale)
+    busy = union(span for spans in compute for span in spans)
+    exposed = {
+        name: scale * with_bits(together([inside, _moved(spans, origin), busy]), 3, 4)
+        for name, spans in sorted(work.communication.items())
+    }
+    return Breakdown(
+        device="gpu" if work.device == "gpu" else "cpu",
+        steps=len(windows),
+        step_seconds=scale * length(inside),
+        parts=parts,
+        communication_seconds=scale * with_bits(totals, _WINDOW | _COMMUNICATION),
+        overlapped_communication_seconds=scale
+        * sum(
+            time
+            for key, time in totals.items()
+            if key & _WINDOW and key & _COMMUNICATION and key & _COMPUTE
+        ),
+        exposed_by_collective=exposed,
+        kernel_seconds=scale
+        * sum(time for key, time in totals.items() if key & _WINDOW and key & _COMPUTE),
+        launch_gap_seconds=(
+            scale * _launch_gaps(work.tasks, windows) if work.device == "gpu" else None
+        ),
+        unmarked_seconds=scale * with_bits(together([inside, _moved(work.unmarked, origin)]), 3),
+        kinds=_kinds(trace, work, scale),
+        top_kernels=_top(trace, work, len(windows)),
+        kernels_per_step=len(work.tasks) / len(windows),
+        uncorrelated_kernels=work.uncorrelated,
+        each_step_seconds=tuple((stop - start) * _MICROSECOND for start, stop in windows),
+    )
+
+
+def _moved(spans: Iterable[Span], origin: float) -> list[Span]:
+    return [(start - origin, stop - origin) for start, stop in spans]
+
+
+def _parts(totals: dict[int, float], scale: float) -> Parts:
+    """Return the parts of a step from how long each combination lasted."""
+    phases: dict[Phase, float] = dict.fromkeys(PHASES, 0.0)
+    exposed = waiting = idle = 0.0
+    for key, time in totals.items():
+        if not key & _WINDOW:
+            continue
+        active: list[Phase] = [
+            phase for phase, bit in zip(PHASES, _PHASE_BITS, strict=True) if key & bit
+        ]
+        for phase in active:
+            phases[phase] += time / len(active)
+        if active:
+            continue
+        if key & _COMMUNICATION:
+            exposed += time
+        elif key & _DATA:
+            waiting += time
+        else:
+            idle += time
+    return Parts(
+        forward_seconds=scale * phases["forward"],
+        backward_seconds=scale * phases["backward"],
+        optimizer_seconds=scale * phases["optimizer"],
+        exposed_communication_seconds=scale * exposed,
+        data_seconds=scale * (phases["data"] + waiting),
+        idle_seconds=scale * idle,
+    )
+
+
+def _launch_gaps(tasks: Sequence[Task], windows: Sequence[Span]) -> float:
+    """Return microseconds in which the device was idle because nothing was asked of it.
+
+    A gap counts where the kernel that ends it was launched after the gap had begun; a gap before
+    a kernel that was waiting already is the device's own. After a step's last kernel the device
+    waits for the host.
+    """
+    total, place = 0.0, 0
+    ordered = sorted(tasks, key=lambda task: task.start)
+    for start, stop in windows:
+        free = start  # from when on the device is free
+        while place < len(ordered) and ordered[place].start < stop:
+            task = ordered[place]
+            place += 1
+            late = task.launched is not None and task.launched >= free
+            if task.start > free and late:
+                total += task.start - free
+            free = max(free, task.stop)
+        total += max(stop - free, 0.0)
+    return total
+
+
+def _timed(work: Work) -> Iterable[tuple[Task, float]]:
+    """Return each task with the time that counts for its name: on a CPU without nested ones."""
+    if work.device == "cpu":
+        return self_times(work.tasks)
+    return ((task, task.stop - task.start) for task in work.tasks)
+
+
+def _kinds(trace: Trace, work: Work, scale: float) -> dict[str, float]:
+    kinds: dict[str, float] = {}
+    for task, time in _timed(work):
+        kind = kind_of(trace.names[task.name])
+        kinds[kind] = kinds.get(kind, 0.0) + scale * time
+    return dict(sorted(kinds.items(), key=lambda item: -item[1]))
+
+
+def _top(trace: Trace, work: Work, steps: int) -> tuple[TopKernel, ...]:
+    seconds: dict[int, float] = {}
+    calls: dict[int, int] = {}
+    for task, time in _timed(work):
+        seconds[task.name] = seconds.get(task.name, 0.0) + time
+        calls[task.name] = calls.get(task.name, 0) + 1
+    longest = sorted(seconds, key=lambda name: -seconds[name])[:TOP]
+    return tuple(
+        TopKernel(
+            name=trace.names[name],
+            seconds=seconds[name] * _MICROSECOND / steps,
+            calls=calls[name] / steps,
+            kind=kind_of(trace.names[name]),
+        )
+        for name in longest
+    )

@@ -1,0 +1,100 @@
+"""Why a run's MFU is what it is, from its own measurements, and what to try.
+
+Each rule reads the evidence of one run and yields findings, or nothing where its measurement is
+missing. The rules come from the trouble lists that Megatron's users pass on (low MFU, heavy
+communication, memory bound); the numbers are the run's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from scalebook.measure.diagnosis import device, experts, host, memory_use, network, pipeline
+from scalebook.measure.diagnosis.evidence import Evidence, gather
+from scalebook.measure.diagnosis.finding import Finding
+from scalebook.measure.diagnosis.waterfall import Part, Waterfall, waterfall
+from scalebook.measure.metrics import RunMetrics
+from scalebook.store import Run
+
+__all__ = ["Diagnosis", "Finding", "Part", "Waterfall", "diagnose"]
+
+Rule = Callable[[Evidence], Iterator[Finding]]
+
+RULES: tuple[Rule, ...] = (
+    pipeline.pipeline_bubble_rule,
+    pipeline.pipeline_imbalance_rule,
+    pipeline.vocabulary_rule,
+    network.communication_rule,
+    network.between_stages_rule,
+    network.overlap_rule,
+    network.tensor_size_rule,
+    network.node_rule,
+    network.sequence_rule,
+    network.backend_rule,
+    experts.balance_rule,
+    experts.chance_rule,
+    memory_use.recompute_rule,
+    memory_use.micro_batch_rule,
+    memory_use.memory_full_rule,
+    host.launch_rule,
+    host.data_rule,
+    host.optimizer_rule,
+    host.cores_rule,
+    device.ceiling_rule,
+    device.shapes_rule,
+    device.clock_rule,
+    device.slow_device_rule,
+    device.straggler_rule,
+    device.precision_rule,
+    device.kernels_rule,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What explains a run's speed: findings, largest first, then those without a size."""
+
+    run_id: str
+    mfu: float | None
+    mfu_reason: str | None
+    reason: str | None  # why there is no diagnosis
+    findings: tuple[Finding, ...]
+    waterfall: Waterfall | None
+    missing: tuple[str, ...]  # what to measure to know more
+
+
+def diagnose(run: Run, metrics: RunMetrics | None = None) -> Diagnosis:
+    """Return what the measurements of a run say about its speed.
+
+    ``metrics`` are the run's own numbers where the caller has them already.
+    """
+    found = gather(run, metrics)
+    metrics = found.metrics
+    if metrics.step_seconds_median is None:
+        reason = metrics.throughput_reason
+        return Diagnosis(run.record.run_id, None, metrics.mfu_reason, reason, (), None, ())
+    findings = [finding for rule in RULES for finding in rule(found)]
+    findings.sort(key=lambda one: (one.step_fraction is None, -(one.step_fraction or 0.0)))
+    return Diagnosis(
+        run_id=run.record.run_id,
+        mfu=metrics.mfu,
+        mfu_reason=metrics.mfu_reason,
+        reason=None,
+        findings=tuple(findings),
+        waterfall=waterfall(found),
+        missing=tuple(_missing(found)),
+    )
+
+
+def _missing(found: Evidence) -> Iterator[str]:
+    """Yield what was not measured and would explain more."""
+    if found.record.source == "measured" and (found.split is None or found.split.source == "marks"):
+        reason = (found.breakdown_reason or "").rstrip(".")
+        yield f"{reason}: profile_steps=3 shows kernels, launch gaps and exposed communication."
+    if found.on_gpu and found.metrics.measured_matmul_tflops is None:
+        yield f"{found.metrics.matmul_fraction_reason} 'scalebook probe' measures its ceilings."
+    if found.on_gpu and not found.devices.devices:
+        yield f"Clocks and power are not known: {found.devices.reason}"
+    if found.metrics.steady is False:
+        yield f"The steps are not steady: {found.metrics.steady_reason}"

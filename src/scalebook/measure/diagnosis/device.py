@@ -1,0 +1,200 @@
+"""Rules on the devices: what their products reach, clocks, slow ones, precision, kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import median
+
+from scalebook.facts import catalog
+from scalebook.measure.diagnosis.evidence import Evidence
+from scalebook.measure.diagnosis.finding import Finding, listed, percent
+from scalebook.measure.telemetry import flags
+from scalebook.measure.telemetry.words import HEAT, POWER, SHARE, share_of
+from scalebook.settings import SWITCHES, is_on
+
+SMALLEST = 0.03
+FUSIONS = tuple(
+    name for name in SWITCHES if name.startswith("fused_") and name != "fused_attention"
+)
+STRAGGLER = 0.02
+
+
+def ceiling_rule(found: Evidence) -> Iterator[Finding]:
+    """Yield that the machine's best matrix product is below the peak that MFU divides by."""
+    metrics = found.metrics
+    peak, best, mfu = metrics.peak_tflops_per_second, metrics.measured_matmul_tflops, metrics.mfu
+    if not peak or not best or not mfu or best >= peak:
+        return
+    share = (metrics.hfu or mfu) * (peak / best - 1)
+    if share < SMALLEST:
+        return
+    yield Finding(
+        rule="matmul_ceiling",
+        says=(
+            f"The best matrix product that a probe saw on this machine reaches {best:.4g} of the "
+            f"{peak:.4g} TFLOP/s peak: an MFU above {percent(best / peak)} is out of reach here; "
+            f"this run is at {percent(mfu * peak / best)} of the reachable."
+        ),
+        advice=("Compare runs of this machine by matmul_fraction, which leaves this out.",),
+        step_fraction=min(share, 1.0),
+        basis="computed",
+        evidence={"measured_matmul_tflops": best, "peak_tflops_per_second": peak},
+    )
+
+
+def shapes_rule(found: Evidence) -> Iterator[Finding]:
+    """Yield that the products of this model and split are slower than the machine's best."""
+    metrics, hfu = found.metrics, found.metrics.hfu or found.metrics.mfu
+    peak, best = metrics.peak_tflops_per_second, metrics.measured_matmul_tflops
+    key = f"{metrics.model}/tp{metrics.tensor_parallel_size}/{metrics.precision}"
+    own = found.ceiling("model_matmul_tflops", key)
+    if not peak or not best or not own or not hfu or own > 0.93 * best:
+        return
+    share = hfu * peak * (1 / own - 1 / best)
+    advice = ["A larger micro batch gives the products more rows."]
+    if (metrics.tensor_parallel_size or 1) > 1:
+        advice.append("A smaller tensor_parallel_size gives them more columns.")
+    yield Finding(
+        rule="matmul_shapes",
+        says=(
+            f"The matrix products of this model at tensor_parallel_size="
+            f"{metrics.tensor_parallel_size} reach {own:.4g} TFLOP/s in the probe, the best shapes "
+            f"{best:.4g}."
+        ),
+        advice=tuple(advice),
+        step_fraction=min(share, 1.0) if share >= 0 else None,
+        basis="computed",
+        evidence={"model_matmul_tflops": own, "measured_matmul_tflops": best},
+    )
+
+
+def clock_rule(found: Evidence) -> Iterator[Finding]:
+    """Yield what held the clocks down while steps were measured."""
+    devices, clocks = found.devices, found.devices.clocks
+    held = [
+        name
+        for name, reasons in (("power_cap", POWER), ("heat", HEAT))
+        if (share_of(devices, reasons) or 0.0) >= SHARE
+    ]
+    falling = clocks is not None and clocks.falling is not None
+    sentences = [one for one in flags(devices) if one not in devices.notes]
+    if not (held or falling) or not sentences:
+        return
+    lost, peak = None, _peak_clock_mhz(found)
+    if clocks is not None and peak is not None:
+        compute = found.split.compute if found.split and found.split.compute else 1.0
+        lost = max(1 - clocks.mean_mhz / peak, 0.0) * min(compute, 1.0)
+    stated = () if lost is None else (f"The peak is stated at {peak:,.0f} MHz.",)
+    advice = {
+        "power_cap": "Raise the power cap where it is below the board's own, or count energy too.",
+        "heat": "Improve the cooling, and let the machine cool down between runs.",
+    }
+    yield Finding(
+        rule="clocks",
+        says=" ".join((*sentences, *stated)),
+        advice=tuple(advice[name] for name in held)
+        or ("Measure longer, from when the clocks are steady.",),
+        step_fraction=lost,
+        basis=None if lost is None else "computed",
+        evidence={
+            "mean_clock_mhz": clocks.mean_mhz if clocks else None,
+            "max_clock_mhz": clocks.highest_possible_mhz if clocks else None,
+            "peak_clock_mhz": peak,
+        },
+    )
+
+
+def _peak_clock_mhz(found: Evidence) -> float | None:
+    """Return the clock at which the peak holds that MFU divides by; None where nobody says it.
+
+    A device can run faster than that: at such a clock it loses nothing against the peak.
+    """
+    device = catalog.accelerator_for_device(found.metrics.accelerator or "")
+    return device.peak_clock_mhz if device else None
+
+
+def slow_device_rule(found: Evidence) -> Iterator[Finding]:
+    """Yield a device whose clock is below that of the others, which all wait for it."""
+    clocks = found.devices.clocks
+    if clocks is None or len(clocks.by_device) < 2:
+        return
+    name, slowest = min(clocks.by_device, key=lambda pair: pair[1])
+    usual = median(value for _, value in clocks.by_device)
+    if slowest > (1 - SMALLEST) * usual:
+        return
+    yield Finding(
+        rule="slow_device",
+        says=(
+            f"{name} ran at {slowest:,.0f} MHz while the median of {len(clocks.by_device)} devices "
+            f"was {usual:,.0f} MHz: the others wait for it."
+        ),
+        advice=(f"Look at the cooling and the power of {name}, or leave it out.",),
+        step_fraction=1 - slowest / usual,
+        basis="measured",
+        evidence={"slowest_clock_mhz": slowest, "median_clock_mhz": usual},
+    )
+
+
+def straggler_rule(found: Evidence) -> Iterator[Finding]:
+    """Yield a rank whose steps take longer than those of the others."""
+    seconds = found.rank_seconds
+    if len(seconds) < 2:
+        return
+    slowest, usual = max(seconds), median(seconds)
+    share = 1 - usual / slowest if slowest > 0 else 0.0
+    if share < STRAGGLER:
+        return
+    yield Finding(
+        rule="straggler",
+        says=(
+            f"Steps of rank {seconds.index(slowest)} take {slowest:.4g} s on average, those of the "
+            f"median rank {usual:.4g} s."
+        ),
+        advice=("Look at that rank's GPU (clocks, links) and at the load of its host.",),
+        step_fraction=share,
+        basis="measured",
+        evidence={"slowest_rank": seconds.index(slowest)},
+    )
+
+
+def precision_rule(found: Evidence) -> Iterator[Finding]:
+    """Yield that a lower precision has a higher peak on this device."""
+    device, precision = found.metrics.accelerator, found.metrics.precision
+    peak = found.metrics.peak_tflops_per_second
+    if not found.on_gpu or device is None or precision != "fp32" or not peak:
+        return
+    faster, _ = catalog.peak_tflops(device, "bf16")
+    if faster is None or faster < 1.5 * peak:
+        return
+    yield Finding(
+        rule="precision",
+        says=(
+            f"fp32 has a peak of {peak:.4g} TFLOP/s on {device}, bf16 one of {faster:.4g}: "
+            f"{faster / peak:.3g} times as much."
+        ),
+        advice=("Train in bf16 with fp32 master weights, which halves memory traffic too.",),
+        evidence={"peak_tflops_per_second": peak, "bf16_peak_tflops_per_second": faster},
+    )
+
+
+def kernels_rule(found: Evidence) -> Iterator[Finding]:
+    """Yield that attention is not fused, or which fusions were off."""
+    record = found.record
+    unfused = record.is_on("fused_attention") is False
+    if found.on_gpu and (unfused or record.observed.get("attention_kernel") == "math"):
+        yield Finding(
+            rule="attention_kernel",
+            says="Attention ran as separate products with a matrix of scores in memory.",
+            advice=("Use a fused (flash) attention: fused_attention=on says why it cannot run.",),
+            evidence={"attention_kernel": "math"},
+        )
+    off = [name for name in FUSIONS if record.is_on(name) is False] if found.on_gpu else []
+    if off:
+        asked = [name for name in off if is_on(record.asked.get(name)) is False]
+        words = "Leave {} at 'auto', which is on where it can be."
+        yield Finding(
+            rule="fusions_off",
+            says=f"Not in force in this run: {listed(off)}.",
+            advice=(words.format(listed(asked)),) if asked else (),
+            evidence=dict.fromkeys(off, "off"),
+        )

@@ -1,0 +1,182 @@
+"""Everything that the rules read of one run, gathered once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from scalebook import untrusted
+from scalebook.config import RunConfig
+from scalebook.errors import ScalebookError, TraceError
+from scalebook.facts import catalog, communication, memory
+from scalebook.facts.catalog.types import ModelShape
+from scalebook.facts.communication import CommunicationEstimate
+from scalebook.facts.memory import MemoryEstimate
+from scalebook.measure.anatomy import BREAKDOWN_FILE, Breakdown, read_breakdown
+from scalebook.measure.diagnosis.split import Split, rank_seconds, split_of
+from scalebook.measure.metrics import RunMetrics, measure, measured_steps, throughput
+from scalebook.measure.metrics.devices import telemetry
+from scalebook.measure.metrics.settings import run_shape
+from scalebook.measure.telemetry import TelemetrySummary
+from scalebook.parallelism import Parallelism
+from scalebook.record import RunRecord
+from scalebook.store import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One run as the rules see it; what is None was not measured, or cannot be known."""
+
+    record: RunRecord
+    metrics: RunMetrics
+    shape: ModelShape | None
+    parallelism: Parallelism | None
+    num_microbatches: int | None
+    split: Split | None
+    breakdown_reason: str | None  # why there is a profile without numbers, or none
+    devices: TelemetrySummary
+    ceilings: Mapping[str, Any]
+    rank_seconds: tuple[float, ...]
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the run trained on accelerators."""
+        return self.metrics.platform not in (None, "cpu")
+
+    @property
+    def device_memory_gib(self) -> float | None:
+        """Memory of one device, as torch told it."""
+        return number(self.record.environment.get("accelerator_memory_gib"))
+
+    @property
+    def gpus_per_node(self) -> int | None:
+        """GPUs of one node: as the driver counted, else what the platform has."""
+        counted = self.record.environment.get("accelerators_per_node")
+        if isinstance(counted, int) and not isinstance(counted, bool) and counted > 0:
+            return counted
+        try:
+            return catalog.platform(self.metrics.platform or "").gpus_per_node or None
+        except ScalebookError:
+            return None
+
+    def ceiling(self, table: str, key: str) -> float | None:
+        """Return a rate that the probe of the machine found."""
+        rows = self.ceilings.get(table)
+        return number(cast("dict[str, Any]", rows).get(key)) if isinstance(rows, dict) else None
+
+    def memory(self, **changes: Any) -> MemoryEstimate | None:
+        """Return the memory that the run, with some settings changed, is predicted to need."""
+        values: dict[str, Any] = {"offload_layers": _whole(self.record, "offload_layers", 0)}
+        values |= self._sizes() | changes
+        if self.shape is None or self.parallelism is None or None in values.values():
+            return None
+        try:
+            return memory.estimate(self.shape, self.parallelism, **values)
+        except (ScalebookError, ArithmeticError, ValueError):
+            return None
+
+    def sent(self) -> CommunicationEstimate | None:
+        """Return the bytes that a rank sends in a step, by kind."""
+        values = self._sizes()
+        values.pop("recompute")
+        if self.shape is None or self.parallelism is None or None in values.values():
+            return None
+        try:
+            return communication.estimate(self.shape, self.parallelism, **values)
+        except (ScalebookError, ArithmeticError, ValueError):
+            return None
+
+    def _sizes(self) -> dict[str, Any]:
+        found = self.metrics
+        return {
+            "micro_batch_size": found.micro_batch_size,
+            "num_microbatches": self.num_microbatches,
+            "sequence_length": found.sequence_length,
+            "precision": found.precision,
+            "recompute": self.record.setting("recompute"),
+            # Runs of before this setting existed had this.
+            "gradient_precision": self.record.setting("gradient_precision"),
+        }
+
+
+def number(value: Any) -> float | None:
+    """Return a number above zero, None for anything else."""
+    plain = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if plain and 0 < value < 1e300 else None
+
+
+def gather(run: Run, metrics: RunMetrics | None = None) -> Evidence:
+    """Return what the run's directory tells; its numbers are measured where none are given."""
+    record, steps = run.record, measured_steps(run.steps)
+    metrics, rates = metrics or measure(run), throughput(run.record, steps)[0]
+    steps = rates.steps if rates else steps  # the very steps that the rates are over
+    breakdown, reason = _breakdown(run.path / "profile" / BREAKDOWN_FILE)
+    ceilings = record.environment.get("ceilings")
+    return Evidence(
+        record=record,
+        metrics=metrics,
+        shape=run_shape(record)[0],
+        parallelism=_parallelism(record, metrics),
+        num_microbatches=_num_microbatches(metrics),
+        split=split_of(breakdown, steps),
+        breakdown_reason=reason,
+        devices=telemetry(run, steps),
+        ceilings=cast("dict[str, Any]", ceilings) if isinstance(ceilings, dict) else {},
+        rank_seconds=rank_seconds(steps),
+    )
+
+
+def _breakdown(path: Path) -> tuple[Breakdown | None, str | None]:
+    if not untrusted.is_there(path):
+        return None, "The run was not profiled."
+    try:
+        found = read_breakdown(path)
+    except TraceError as error:
+        return None, str(error)
+    return found, found.reason
+
+
+def _parallelism(record: RunRecord, metrics: RunMetrics) -> Parallelism | None:
+    """Return how the run was split, None where a size is unknown or they do not fit together."""
+    sizes = {
+        "world_size": metrics.world_size,
+        "tensor_parallel_size": metrics.tensor_parallel_size,
+        "pipeline_parallel_size": metrics.pipeline_parallel_size,
+        "context_parallel_size": metrics.context_parallel_size,
+        "expert_parallel_size": metrics.expert_parallel_size or 1,
+    }
+    plain = {name: size for name, size in sizes.items() if size is not None}
+    if len(plain) < len(sizes):
+        return None
+    fields = RunConfig.model_fields
+    for name in ("virtual_pipeline_parallel_size", "expert_tensor_parallel_size"):
+        plain[name] = _whole(record, name, 1)
+    plain["last_pipeline_stage_layers"] = _whole(record, "last_pipeline_stage_layers", 0)
+    sharding = record.setting("data_parallel_sharding")
+    split = Parallelism(
+        **plain,
+        sequence_parallel=record.is_on("sequence_parallel") is True,
+        data_parallel_sharding=(
+            sharding if sharding in memory.SHARDING else fields["data_parallel_sharding"].default
+        ),
+    )
+    return split if split.world_size % split.model_parallel_size == 0 else None
+
+
+def _whole(record: RunRecord, name: str, default: int) -> int:
+    """Return a setting that is a plausible whole number, else what runs without it had."""
+    value = record.setting(name)
+    return value if isinstance(value, int) and 0 < value < 2**20 else default
+
+
+def _num_microbatches(metrics: RunMetrics) -> int | None:
+    whole, micro, replicas = (
+        metrics.global_batch_size,
+        metrics.micro_batch_size,
+        metrics.data_parallel_size,
+    )
+    if not whole or not micro or not replicas or whole % (micro * replicas):
+        return None
+    return whole // (micro * replicas)

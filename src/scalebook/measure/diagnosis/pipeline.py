@@ -1,0 +1,151 @@
+"""Rules on pipeline parallelism: its bubble, and stages of unequal length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from scalebook.facts.communication import pipeline_bubble
+from scalebook.facts.flops import DEFAULT_CONVENTION, flop_parts
+from scalebook.measure.diagnosis.evidence import Evidence
+from scalebook.measure.diagnosis.finding import Finding, percent
+from scalebook.parallelism import Parallelism, balanced_last_stage, stages_wait
+
+SMALLEST = 0.03  # of the step
+
+
+def bubble_of(found: Evidence) -> float | None:
+    """Return the idle fraction of the schedule in theory; 0 without pipeline parallelism."""
+    split, batches = found.parallelism, found.num_microbatches
+    if split is None:
+        return None
+    if split.pipeline_parallel_size == 1:
+        return 0.0
+    if batches is None:
+        return None
+    chunks = split.virtual_pipeline_parallel_size
+    return pipeline_bubble(split.pipeline_parallel_size, batches, chunks)
+
+
+def head_fraction(found: Evidence) -> float | None:
+    """Return the output layer's share of the model's FLOPs."""
+    if found.shape is None or found.metrics.sequence_length is None:
+        return None
+    parts = flop_parts(found.shape, found.metrics.sequence_length, DEFAULT_CONVENTION)
+    return parts.logits / parts.total
+
+
+def imbalance_of(found: Evidence) -> float | None:
+    """Return the fraction of the step in which stages wait for the last one's output layer.
+
+    The last stage has the output layer on top of its layers, and the slowest stage sets the pace:
+    1 - mean over longest. Where every stage has as many layers, that is 1 - (1 / p) / ((1 - h) / p
+    + h) with h the layer's share of the FLOPs. Embeddings cost no matrix product. 0 without
+    pipeline parallelism.
+    """
+    split, head = found.parallelism, head_fraction(found)
+    if split is None:
+        return None
+    stages = split.pipeline_parallel_size
+    if stages == 1:
+        return 0.0
+    if head is None:
+        return None
+    if found.shape is None:
+        return None
+    return stages_wait(stages, split.last_pipeline_stage_layers, found.shape.num_layers, head)
+
+
+def pipeline_bubble_rule(found: Evidence) -> Iterator[Finding]:
+    """Yield the bubble of the schedule."""
+    bubble, split, batches = bubble_of(found), found.parallelism, found.num_microbatches
+    if not bubble or bubble < SMALLEST or split is None or batches is None:
+        return
+    stages, chunks = split.pipeline_parallel_size, split.virtual_pipeline_parallel_size
+    doubled = pipeline_bubble(stages, 2 * batches, chunks)
+    advice = [
+        f"Twice the micro batches a step ({2 * batches}, by a larger global or a smaller micro "
+        f"batch) leave {percent(doubled)}."
+    ]
+    layers = found.shape.num_layers if found.shape else None
+    if layers and layers % (stages * chunks * 2) == 0 and batches % stages == 0:
+        halved = pipeline_bubble(stages, batches, 2 * chunks)
+        advice.append(
+            f"virtual_pipeline_parallel_size={2 * chunks} (interleaved schedule) leaves "
+            f"{percent(halved)}, for more sends between stages."
+        )
+    advice.append("Fewer stages have a smaller bubble, where the model then fits.")
+    yield Finding(
+        rule="pipeline_bubble",
+        says=(
+            f"{stages} pipeline stages with {batches} micro batches a step"
+            f"{f' and {chunks} chunks a stage' if chunks > 1 else ''} are idle for "
+            f"{percent(bubble)} of the step in theory, (p - 1) / (m v + p - 1)."
+        ),
+        advice=tuple(advice),
+        step_fraction=bubble,
+        basis="computed",
+        evidence={"pipeline_parallel_size": stages, "num_microbatches": batches},
+    )
+
+
+def _uneven_advice(split: Parallelism, layers: int, head: float) -> Iterator[str]:
+    """Yield the size of the last stage that balances the pipeline best, 0 being the even split."""
+    stages, now = split.pipeline_parallel_size, split.last_pipeline_stage_layers
+    best = balanced_last_stage(stages, split.virtual_pipeline_parallel_size, layers, head)
+    if best not in (0, now):
+        waits = stages_wait(stages, best, layers, head)
+        yield (
+            f"last_pipeline_stage_layers={best}: the stages then wait for {percent(waits)} "
+            "of the schedule."
+        )
+
+
+def pipeline_imbalance_rule(found: Evidence) -> Iterator[Finding]:
+    """Yield that the last stage has the output layer on top of its layers."""
+    waits, head, split = imbalance_of(found), head_fraction(found), found.parallelism
+    if not waits or waits < SMALLEST or head is None or split is None or found.shape is None:
+        return
+    stages, layers = split.pipeline_parallel_size, found.shape.num_layers
+    in_layers = head / ((1 - head) / layers)
+    own = split.last_pipeline_stage_layers or layers // stages
+    bubble = bubble_of(found) or 0.0
+    yield Finding(
+        rule="pipeline_imbalance",
+        says=(
+            f"The last of {stages} stages has the output layer (a vocabulary of "
+            f"{found.shape.vocab_size:,}) on top of its {_layers(own)}: as much work as "
+            f"{_layers(in_layers)} more, for which the other stages wait."
+        ),
+        advice=(
+            "Fewer stages: the output layer is then a smaller part of the last one.",
+            *_uneven_advice(split, layers, head),
+        ),
+        step_fraction=waits * (1 - bubble),
+        basis="computed",
+        evidence={"output_layer_flops_fraction": head, "pipeline_parallel_size": stages},
+    )
+
+
+def _layers(count: float) -> str:
+    """Return a number of layers in words, fractions in two digits."""
+    shown = f"{count:.2g}" if isinstance(count, float) else f"{count}"
+    return f"{shown} layer{'s'[: shown != '1']}"
+
+
+def vocabulary_rule(found: Evidence) -> Iterator[Finding]:
+    """Yield that the output layer is a large part of a small model."""
+    head, shape = head_fraction(found), found.shape
+    if head is None or shape is None or head < 0.15:
+        return
+    yield Finding(
+        rule="vocabulary",
+        says=(
+            f"The output layer over {shape.vocab_size:,} tokens is {percent(head)} of the model's "
+            f"FLOPs with {_layers(shape.num_layers)}; its softmax is memory traffic on top."
+        ),
+        advice=(
+            "Do not carry the MFU of a model with few layers over to the whole one.",
+            "A fused cross entropy saves passes over the logits.",
+        ),
+        evidence={"output_layer_flops_fraction": head},
+    )

@@ -1,0 +1,221 @@
+"""One run's numbers: steady step time, rates, MFU with its interval, memory and loss.
+
+Averages cover the steady state of the steps whose recorded phase is ``measured``. A run that did
+not complete, measured nothing or was not steady has no rate; each null of a rate has its reason.
+A rate above the device's dense peak is void: the run keeps its place in lists, with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from scalebook.facts.flops import (
+    DEFAULT_CONVENTION,
+    RECOMPUTE,
+    flops_per_token,
+    hardware_flops_per_token,
+    headline_convention,
+)
+from scalebook.measure.metrics.ceiling import fraction
+from scalebook.measure.metrics.devices import device_fields
+from scalebook.measure.metrics.peak import highest_peak, peak_of
+from scalebook.measure.metrics.row import RunMetrics
+from scalebook.measure.metrics.settings import count, finite, run_shape, settings, text
+from scalebook.measure.metrics.window import Throughput, measured_steps, throughput
+from scalebook.record import RunRecord
+from scalebook.store import Run
+
+
+@dataclass(frozen=True, slots=True)
+class _Scale:
+    """TFLOP/s/GPU of one token/s over all GPUs, so that a rate times it is a FLOP rate."""
+
+    model: float
+    hardware: float | None  # with recomputation; None where nobody knows its mode
+    convention: str  # of the model FLOPs; the hardware computes a window's whole triangle
+
+
+def _partial(record: RunRecord) -> str | None:
+    """Return why the FLOPs of training are not those of all weights, None where they are."""
+    trained = text(record.setting("trained"))
+    if trained == "unknown":
+        return (
+            "The log does not say whether all weights were trained: MFU is left empty. If they "
+            "were, ingest it with --trained all."
+        )
+    if trained not in (None, "all"):
+        return (
+            f"Only a part of the weights was trained ({trained}): that needs about two thirds of "
+            "the FLOPs or less, so MFU is left empty."
+        )
+    return None
+
+
+def _scale(record: RunRecord, of_one_gpu: bool) -> tuple[_Scale | None, int | None, str | None]:
+    """Return the scale, the layers of the model, and the reason for no scale.
+
+    The model's own vocabulary counts, so that two splits of one model count the same FLOPs.
+    """
+    shape, reason = run_shape(record)
+    if (partial := _partial(record)) is not None:
+        return None, shape.num_layers if shape else count(record, "num_layers"), partial
+    length = count(record, "sequence_length")
+    world = 1 if of_one_gpu else count(record, "world_size")
+    if shape is None:
+        return None, count(record, "num_layers"), reason
+    if length is None or world is None:
+        missing = "sequence_length" if length is None else "world_size"
+        return None, shape.num_layers, f"The run names no {missing}."
+    gpus, modules = world * 1e12, count(record, "mtp_layers") or 0
+    mode, hardware = record.setting("recompute"), None
+    if mode in RECOMPUTE:
+        hardware = hardware_flops_per_token(shape, length, mode, mtp_layers=modules) / gpus
+    counted = headline_convention(shape)
+    model = flops_per_token(shape, length, counted, mtp_layers=modules) / gpus
+    return _Scale(model, hardware, counted), shape.num_layers, None
+
+
+def _memory(run: Run) -> dict[str, Any]:
+    """Return the most memory (GiB) allocated on any rank, else reserved; and why there is none."""
+    allocated = max(finite(step.allocated_gib for step in run.steps), default=0.0)
+    reserved = max(finite(step.reserved_gib for step in run.steps), default=0.0)
+    peak = next((value for value in (allocated, reserved) if value > 0), None)
+    why = text(run.record.environment.get("memory_reason")) or "No step recorded its memory"
+    return {"peak_memory_gib": peak, "peak_memory_reason": why if peak is None else None}
+
+
+def _rates(found: Throughput | None, reason: str | None, world: int | None) -> dict[str, Any]:
+    """Return the fields of RunMetrics that are rates of steps and tokens."""
+    single = found is not None and found.of_one_gpu
+    interval = found.interval if found and not single else None
+    low, high = interval or (None, None)
+    each = found.tokens_per_second if found else None
+    rate = None if single else each
+    if single:
+        reason = "The number of GPUs is not known: the rate is of one GPU."
+    return {
+        "step_seconds_median": found.step_seconds_median if found else None,
+        "tokens_per_second": rate,
+        "tokens_per_second_low": low,
+        "tokens_per_second_high": high,
+        "tokens_per_second_per_gpu": each if single else rate / world if rate and world else None,
+        "throughput_reason": reason,
+        "interval_reason": None if interval else reason or _no_interval(found),
+        **(found.fields() if found else {"steady_reason": reason}),
+    }
+
+
+def _no_interval(found: Throughput | None) -> str:
+    """Return why a rate has no interval."""
+    reason = found.steady.reason if found else None
+    return reason or "The interval of the step time reaches down to zero."
+
+
+def _mfu(
+    rates: Throughput | None, scale: _Scale | None, peak: float | None, reason: str | None
+) -> dict[str, Any]:
+    """Return the fields of RunMetrics that are fractions of the peak."""
+    names = ("mfu", "mfu_low", "mfu_high", "hfu")
+    found: dict[str, Any] = dict.fromkeys(names)
+    found |= dict.fromkeys(("mfu_reason", "mfu_interval_reason", "hfu_reason"), reason)
+    if rates is None or scale is None or peak is None:
+        return found
+    value = rates.tokens_per_second * scale.model / peak
+    if value > 1:
+        why = (
+            f"{value:.3f} of the peak is physically impossible: the precision, the time, the "
+            "tokens or the device is wrong."
+        )
+        reasons = ("mfu_reason", "mfu_interval_reason", "hfu_reason")
+        return found | dict.fromkeys(reasons, why)
+    found["mfu"] = value
+    if rates.interval is None:
+        found["mfu_interval_reason"] = _no_interval(rates)
+    else:
+        found["mfu_low"], found["mfu_high"] = (end * scale.model / peak for end in rates.interval)
+    if scale.hardware is None:
+        found["hfu_reason"] = "The run does not say what it recomputed."
+    else:
+        found["hfu"] = rates.tokens_per_second * scale.hardware / peak
+    return found
+
+
+def _void(
+    rates: Throughput | None, scale: _Scale | None, record: RunRecord, named: str | None
+) -> str | None:
+    """Return why a rate cannot be true, None where it can: it is above what the device can do."""
+    limit, precision = highest_peak(record, named)
+    achieved = rates.tokens_per_second * scale.model if rates and scale else 0.0
+    if limit is None or achieved <= limit:
+        return None
+    return (
+        f"Void: {achieved:,.0f} TFLOP/s per GPU is {achieved / limit:.1f} times the dense "
+        f"{precision} peak of the device ({limit:,.0f}). The time, the tokens, the number of GPUs "
+        "or the device is wrong."
+    )
+
+
+def _stalls(run: Run, rates: Throughput | None) -> dict[str, Any]:
+    """Return the fields of RunMetrics about steps that were held up."""
+    stalled = [step for step in run.steps if step.phase == "stalled"]
+    steps = [*measured_steps(run.steps), *stalled]
+    seconds = sum(step.step_seconds or 0.0 for step in steps)
+    tokens = sum(step.tokens or 0 for step in steps)
+    rate = tokens / seconds if stalled and rates and seconds > 0 else None
+    return {"stalled_steps": len(stalled), "tokens_per_second_with_stalls": rate}
+
+
+def loss_fell(losses: Sequence[float]) -> bool | None:
+    """Return whether losses fell, None with fewer than two.
+
+    A last loss above the first is noise where the later half is lower on average.
+    """
+    if len(losses) < 2:
+        return None
+    half = len(losses) // 2
+    return losses[-1] < losses[0] or fmean(losses[-half:]) < fmean(losses[:half])
+
+
+def measure(run: Run, *, peak_precision: str | None = None) -> RunMetrics:
+    """Return the numbers of a run.
+
+    ``peak_precision`` names the peak that MFU is a fraction of where the run's own precision
+    does not settle it (fp8).
+    """
+    record, steps = run.record, measured_steps(run.steps)
+    rates, no_rate = throughput(record, steps)
+    scale, layers, no_scale = _scale(record, rates is not None and rates.of_one_gpu)
+    peak, peak_name, no_peak = peak_of(record, peak_precision)
+    if void := _void(rates, scale, record, peak_precision):
+        rates, no_rate = None, void
+    rate = rates.tokens_per_second if rates else None
+    achieved = rate * scale.model if rate and scale else None
+    losses = finite(step.loss for step in run.steps)
+    return RunMetrics(
+        run_id=record.run_id,
+        status="void" if void else record.status,
+        reason=void or record.reason,
+        cause=text(record.cause),
+        source=record.source,
+        accelerator=text(record.environment.get("accelerator")),
+        **settings(record),
+        num_layers=layers,
+        measured_steps=len(steps),
+        **_rates(rates, no_rate, count(record, "world_size")),
+        model_tflops_per_second_per_gpu=achieved,
+        flops_convention=scale.convention if scale else DEFAULT_CONVENTION,
+        model_tflops_reason=no_rate or no_scale,
+        **_mfu(rates, scale, peak, no_rate or no_scale or no_peak),
+        peak_tflops_per_second=peak,
+        peak_precision=peak_name,
+        **fraction(achieved, record, peak_precision, no_rate or no_scale),
+        **_memory(run),
+        **device_fields(run, rates.steps if rates else steps),
+        loss_first=losses[0] if losses else None,
+        loss_last=losses[-1] if losses else None,
+        loss_fell=loss_fell(losses),
+        **_stalls(run, rates),
+    )

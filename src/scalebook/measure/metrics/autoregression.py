@@ -1,0 +1,191 @@
+"""What a short, autocorrelated series says of its mean and of an effect in it.
+
+Neighbouring steps resemble one another (clocks, data, stragglers), and how much is itself unknown
+in a series of 20 or 100 steps. The model is a mean, an effect of known shape, and errors of first
+order, e(t) = rho e(t-1) + noise. Given rho, generalised least squares gives Student's t for mean
+and effect; rho is integrated out over its posterior, with the prior 1 / sqrt(1 - rho^2) (the
+reference prior of Berger and Yang 1994, doi 10.1017/S026646660000863X) and the exact likelihood of
+a stationary start, mean, effect and scale having been integrated out (Zellner and Tiao 1964). So an
+interval is wide where the series is too short to say how correlated it is, and no resampling is
+needed: a result is a few sums over the series and a sum over a grid of rho.
+
+Left out: memory of other kinds. ``blocks`` turns a long series into means of neighbours, whose
+memory is near that of first order for most kinds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
+
+from scalebook.measure.metrics.student import two_sided_tail
+
+# Closer together towards 1, where the variance of a mean changes fast.
+_GRID = (
+    *(-0.9, -0.8, -0.7, -0.6, -0.5, -0.4, -0.3, -0.2, -0.1, 0.0, 0.1, 0.2, 0.3, 0.4, 0.45, 0.5),
+    *(0.55, 0.6, 0.64, 0.68, 0.72, 0.75, 0.78, 0.81, 0.835, 0.86, 0.88, 0.9, 0.915, 0.93, 0.945),
+    *(0.957, 0.968, 0.977, 0.985, 0.992),
+)
+_SPACING = tuple(
+    (after - before) / 2
+    for before, after in zip((_GRID[0], *_GRID[:-1]), (*_GRID[1:], _GRID[-1]), strict=True)
+)
+_LOG_WEIGHT = tuple(math.log(spacing) for spacing in _SPACING)
+_NEGLIGIBLE = 1e-5  # posterior weight that no sum notices
+_TINY = 1e-300
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """The size of an effect, in units of the series, and how sure it is."""
+
+    size: float
+    probability: float  # that chance alone gives an effect as large, either sign
+    mean_variance: float  # of the mean beside the effect, averaged over rho
+
+
+# What rho-differenced sums are made of: all products, those but the ends, those of neighbours.
+_Products = tuple[float, float, float]
+
+
+def _products(u: Sequence[float], v: Sequence[float]) -> _Products:
+    total = sum(map(mul, u, v))
+    ends = u[0] * v[0] + u[-1] * v[-1]
+    return total, total - ends, sum(map(mul, u[1:], v)) + sum(map(mul, u, v[1:]))
+
+
+def _sums(u: Sequence[float]) -> _Products:
+    """Return the products with a constant 1."""
+    total, ends = sum(u), u[0] + u[-1]
+    return total, total - ends, 2 * total - ends
+
+
+def _differenced(products: _Products, rho: float) -> float:
+    """Return the sum of products after the transformation that makes the errors independent."""
+    return products[0] + rho * rho * products[1] - rho * products[2]
+
+
+def _normalised(logs: Sequence[float]) -> list[float]:
+    largest = max(logs)
+    weights = [math.exp(value - largest) for value in logs]
+    total = sum(weights)
+    return [weight / total for weight in weights]
+
+
+def effect(series: Sequence[float], shape: Sequence[float]) -> Effect:
+    """Return how much of a shape is in a series; each has at least 5 values, and a mean of its own.
+
+    Zero-mean input keeps rounding small but is not required.
+    """
+    count = len(series)
+    free = count - 2
+    own, sums, shapes = _products(series, series), _sums(series), _sums(shape)
+    square, cross = _products(shape, shape), _products(shape, series)
+    ones = (float(count), count - 2.0, 2.0 * (count - 1))
+    floor = 1e-14 * own[0] + _TINY
+    logs: list[float] = []
+    found: list[tuple[float, float, float]] = []
+    for rho, log_weight in zip(_GRID, _LOG_WEIGHT, strict=True):
+        weight, total = _differenced(ones, rho), _differenced(sums, rho)
+        height = _differenced(shapes, rho)
+        room = _differenced(square, rho) - height * height / weight
+        size = (_differenced(cross, rho) - height * total / weight) / room
+        rest = _differenced(own, rho) - total * total / weight - size * size * room
+        rest = max(rest, floor)
+        logs.append(log_weight - 0.5 * math.log(weight * room) - free / 2 * math.log(rest))
+        found.append((size, math.sqrt(rest / free / room), rest / free / weight))
+    size = probability = variance = 0.0
+    weights = _normalised(logs)
+    for weight, (one, error, mean_variance) in zip(weights, found, strict=True):
+        if weight > _NEGLIGIBLE:
+            size += weight * one
+            probability += weight * two_sided_tail(abs(one) / error, free)
+            variance += weight * mean_variance
+    return Effect(size, probability, variance)
+
+
+@dataclass(frozen=True, slots=True)
+class MeanPosterior:
+    """How sure the mean of a stretch of series is: errors by rho, each with its weight."""
+
+    weights: tuple[float, ...]
+    errors: tuple[float, ...]  # standard errors of the mean, in units of the series
+    freedom: int
+
+    @property
+    def correlation(self) -> float:
+        """The posterior's median of rho."""
+        return _middle(self.weights)
+
+    def half_width(self, level: float = 0.95) -> float:
+        """Return half the interval of the mean, in units of the series."""
+        pairs = [
+            pair for pair in zip(self.weights, self.errors, strict=True) if pair[0] > _NEGLIGIBLE
+        ]
+
+        def tail(half: float) -> float:
+            parts = (w * two_sided_tail(half / error, self.freedom) for w, error in pairs)
+            return sum(parts)
+
+        return _solve(tail, 1 - level, sum(weight * error for weight, error in pairs))
+
+
+def mean_posterior(series: Sequence[float]) -> MeanPosterior:
+    """Return what at least 5 values that are not all the same say of their mean."""
+    count = len(series)
+    free = count - 1
+    centre = sum(series) / count
+    centred = [value - centre for value in series]
+    own, sums = _products(centred, centred), _sums(centred)
+    ones = (float(count), count - 2.0, 2.0 * (count - 1))
+    floor = 1e-14 * own[0] + _TINY
+    logs: list[float] = []
+    errors: list[float] = []
+    for rho, log_weight in zip(_GRID, _LOG_WEIGHT, strict=True):
+        weight, total = _differenced(ones, rho), _differenced(sums, rho)
+        rest = max(_differenced(own, rho) - total * total / weight, floor)
+        logs.append(log_weight - 0.5 * math.log(weight) - free / 2 * math.log(rest))
+        errors.append(math.sqrt(rest / free / weight))
+    return MeanPosterior(tuple(_normalised(logs)), tuple(errors), free)
+
+
+def _middle(weights: Sequence[float]) -> float:
+    """Return the first rho of the grid up to which half the weight lies."""
+    return _GRID[next(at for at, sum_ in enumerate(accumulate(weights)) if sum_ >= 0.5 - 1e-9)]
+
+
+def _solve(tail: Callable[[float], float], target: float, scale: float) -> float:
+    """Return where a falling tail reaches the target, to a ten-thousandth of itself.
+
+    By false position on the logarithm, which is nearly straight there (the Illinois variant).
+    """
+    goal = math.log(target)
+    low, above = 0.0, -goal  # the tail is 1 at zero
+    high = 2 * scale
+    while (below := math.log(max(tail(high), _TINY)) - goal) > 0:
+        low, above, high = high, below, 2 * high
+    for _ in range(60):
+        middle = (low * below - high * above) / (below - above)
+        error = math.log(max(tail(middle), _TINY)) - goal
+        if abs(error) < 1e-4 or high - low < 1e-5 * high:
+            return middle
+        if error > 0:
+            low, above, below = middle, error, below / 2
+        else:
+            high, below, above = middle, error, above / 2
+    return high
+
+
+def blocks(series: Sequence[float], count: int) -> tuple[list[float], int]:
+    """Return about ``count`` means of neighbours, and how many make one; a short series as it is.
+
+    What does not fill a block is left out at the start.
+    """
+    size = max(1, len(series) // count)
+    if size == 1:
+        return list(series), 1
+    first = len(series) % size
+    return [sum(series[at : at + size]) / size for at in range(first, len(series), size)], size

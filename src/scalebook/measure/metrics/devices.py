@@ -1,0 +1,40 @@
+"""What the devices of a run drew and how they ran, from the telemetry beside its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from scalebook.measure.telemetry import TelemetrySummary, flags, read, summarize
+from scalebook.record import StepRecord
+from scalebook.store import Run
+
+
+def telemetry(run: Run, steps: Sequence[StepRecord]) -> TelemetrySummary:
+    """Return the run's telemetry over these steps, the measured ones."""
+    return summarize(read(run.path), run.record, steps)
+
+
+def device_fields(run: Run, steps: Sequence[StepRecord]) -> dict[str, Any]:
+    """Return the fields of RunMetrics that telemetry tells."""
+    found = telemetry(run, steps)
+    clocks = found.clocks
+    return {
+        "energy_joules_per_token": found.energy_joules_per_token,
+        "energy_method": found.energy_method,
+        "energy_reason": found.energy_reason,
+        "mean_power_watts": found.mean_power_watts,
+        "max_power_watts": found.max_power_watts,
+        "power_cap_watts": found.power_cap_watts,
+        "power_reason": found.power_reason,
+        "mean_clock_mhz": clocks.mean_mhz if clocks else None,
+        "min_clock_mhz": clocks.lowest_mhz if clocks else None,
+        "clock_reason": found.clock_reason,
+        "max_temperature_celsius": found.max_temperature_celsius,
+        "temperature_reason": found.temperature_reason,
+        "gpu_busy_fraction": found.gpu_busy_fraction,
+        "busy_reason": found.busy_reason,
+        "throttle_fractions": found.throttle_fractions,
+        "throttle_reason": found.throttle_reason,
+        "device_notes": flags(found),
+    }

@@ -1,0 +1,56 @@
+"""The denominator of MFU: the dense peak of the device and precision that ran."""
+
+from __future__ import annotations
+
+from scalebook.facts import catalog
+from scalebook.measure.metrics.settings import text
+from scalebook.record import RunRecord
+
+
+def peak_precision(record: RunRecord, named: str | None) -> tuple[str | None, str | None]:
+    """Return the precision whose peak is the denominator, or None and the reason."""
+    precision = text(record.setting("precision"))
+    if precision is None:
+        return None, "The run names no precision: MFU is left empty."
+    if precision == "fp8":
+        return named, None if named else (
+            "An fp8 run computes attention and the output layer in bf16, so it has no single "
+            "peak. Name the denominator with --peak-precision fp8 or bf16."
+        )
+    if precision == "fp32" and record.observed.get("float32_matmul") in ("high", "medium"):
+        return "tf32", None
+    return precision, None
+
+
+def peak_of(record: RunRecord, named: str | None) -> tuple[float | None, str | None, str | None]:
+    """Return the dense peak (TFLOP/s), the precision whose peak it is, and the reason for None."""
+    device = text(record.environment.get("accelerator"))
+    if record.setting("platform") == "cpu":
+        return None, None, "A CPU has no peak in the catalog: MFU is left empty."
+    if device is None:
+        return None, None, "The run names no accelerator: MFU is left empty."
+    precision, reason = peak_precision(record, named)
+    if precision is None:
+        return None, None, reason
+    # AMD's matrix cores take fp32; where a device has none, its vector rate is the peak.
+    for name in ("fp32_matrix", "fp32") if precision == "fp32" else (precision,):
+        peak, reason = catalog.peak_tflops(device, name)
+        if peak is not None:
+            return peak, name, None
+    return None, None, reason
+
+
+def highest_peak(record: RunRecord, named: str | None) -> tuple[float | None, str]:
+    """Return the dense peak (TFLOP/s) that no rate of this run can pass, and its precision.
+
+    That is the peak of the run's own precision; where that leaves several open (fp8, TF32 for
+    fp32, none told), the highest of the device. None where the device has no known peak.
+    """
+    found = catalog.accelerator_for_device(text(record.environment.get("accelerator")) or "")
+    precision, _ = peak_precision(record, named)
+    if found is None:
+        return None, ""
+    peaks = {name: peak for name, peak in found.peak_tflops.items() if not name.startswith("int")}
+    if precision in ("bf16", "fp16") and precision in peaks:
+        return peaks[precision], precision
+    return max(((peak, name) for name, peak in peaks.items()), default=(None, ""))

@@ -1,0 +1,72 @@
+"""What ran, read from a record that may lack anything or hold a wrong type."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from scalebook.errors import CatalogError
+from scalebook.facts import catalog
+from scalebook.facts.catalog.types import ModelShape
+from scalebook.measure.metrics.row import RunMetrics
+from scalebook.record import RunRecord
+from scalebook.settings import SETTINGS
+
+LARGEST = 2**53  # whole numbers up to here are exact as floats
+
+
+def count(record: RunRecord, name: str) -> int | None:
+    """Return a setting that is a whole number of at least 1; None for anything else."""
+    value = record.setting(name)
+    return value if type(value) is int and 1 <= value <= LARGEST else None
+
+
+def finite(values: Iterable[float | None]) -> list[float]:
+    """Return the values that are numbers."""
+    return [value for value in values if value is not None and math.isfinite(value)]
+
+
+def text(value: object) -> str | None:
+    """Return a text that is not empty; None for anything else."""
+    return value if isinstance(value, str) and value else None
+
+
+def _data_parallel_size(record: RunRecord) -> int | None:
+    given = count(record, "data_parallel_size")
+    names = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
+    sizes = [count(record, name) for name in names]
+    world = count(record, "world_size")
+    if given is not None or world is None or None in sizes:
+        return given
+    replica = math.prod(size for size in sizes if size is not None)
+    return world // replica if world % replica == 0 else None
+
+
+def run_shape(record: RunRecord) -> tuple[ModelShape | None, str | None]:
+    """Return the shape of the model that ran, with the layers that it had, or the reason."""
+    name, layers = text(record.setting("model")), count(record, "num_layers")
+    if name is None:
+        return None, "The run names no model."
+    try:
+        shape = catalog.model(name)
+        if layers is not None and layers != shape.num_layers:
+            shape = catalog.model(f"{name.partition('@')[0]}@{layers}")
+    except CatalogError as error:
+        return None, str(error)
+    for field in ("hidden_size", "num_attention_heads"):
+        ran, known = count(record, field), getattr(shape, field)
+        if ran is not None and ran != known:
+            return None, f"The run had {field}={ran}, but {shape.name} has {known}: another model."
+    return shape, None
+
+
+def settings(record: RunRecord) -> dict[str, Any]:
+    """Return the settings of RunMetrics by name, None where the record has none."""
+    rows = [SETTINGS[name] for name in RunMetrics.__dataclass_fields__ if name in SETTINGS]
+    found: dict[str, Any] = {
+        row.name: count(record, row.name) if row.minimum else text(record.setting(row.name))
+        for row in rows
+    }
+    found["data_parallel_size"] = _data_parallel_size(record)
+    return found

@@ -1,0 +1,151 @@
+"""Where a series settles, and whether it stays as it is from there on.
+
+Warm-ups are taken off the start one after the other, the best-fitting first, while they are more
+than chance. What is left must neither drift nor change its level. All three are judged by
+``autoregression.effect``, so that slow noise is not taken for a course of its own. A drift or a
+change below ``TOLERANCE`` is part of how machines run; it widens the interval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Literal
+
+from scalebook.measure.metrics.autoregression import Effect, blocks, effect, mean_posterior
+from scalebook.measure.metrics.shapes import (
+    WarmUp,
+    best_shift,
+    best_warm_up,
+    line,
+    line_gain,
+    without,
+)
+
+MINIMUM_STEPS = 10  # fewer say nothing of how steady they are
+TOLERANCE = 0.01  # a drift or shift over the window, of the mean, that is only said
+
+# Probabilities at which a course is more than chance. A warm-up and a shift are each the best of
+# many, hence the small ones: about 1 % of stable series is refused for either.
+_WARM_UP, _DRIFT, _SHIFT = 2e-3, 0.01, 3e-4
+_BLOCKS = 50  # a drift and a shift are judged on about so many means of neighbours
+_FEW = 4.0  # independent steps below which a drift hides in slow noise
+_NOTHING = 5.0  # square of a t that is not worth a closer look
+_HINT = 0.25  # probability at which there might be one
+
+_NO_EFFECT = Effect(0.0, 1.0, 0.0)
+
+Problem = Literal["too short", "warm-up", "drift", "shift"]
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """Where the steady state starts and what is wrong with it, if anything is."""
+
+    start: int
+    problem: Problem | None = None
+    change: float = 0.0  # a drift or shift over the window, as a fraction of the mean
+    at: int | None = None  # the first step after a shift
+    independent: float | None = None  # steps that the window is worth, where too few
+
+
+@dataclass(frozen=True, slots=True)
+class _Course:
+    """The drift and the shift of a window, with how sure each is."""
+
+    drift: float
+    drift_probability: float
+    shift: float
+    shift_probability: float
+    shift_at: int
+    independent: float
+
+
+def relative(series: Sequence[float]) -> list[float] | None:
+    """Return each value's difference from the mean, as a fraction; None for a constant series."""
+    mean = sum(series) / len(series)
+    differences = [value / mean - 1 for value in series]
+    return differences if max(map(abs, differences)) > 1e-9 else None
+
+
+def settle(series: Sequence[float]) -> Settled:
+    """Return where a series without spikes settles, or the problem with it."""
+    start = 0
+    for _ in range(8):  # a warm-up of more than so many parts is none
+        window = series[start:]
+        if len(window) < MINIMUM_STEPS:
+            return Settled(start, "too short")
+        differences = relative(window)
+        if differences is None:
+            return Settled(start)
+        length = _warm_up(differences)
+        if length == 0:
+            return _judge(start, differences)
+        start += length
+        if start > len(series) // 2:
+            return Settled(start, "warm-up")
+    return Settled(start, "warm-up")
+
+
+def _warm_up(series: Sequence[float]) -> int:
+    """Return how many steps a warm-up takes off the start; 0 where there is none."""
+    found = best_warm_up(series)
+    at, gain = best_shift(series)
+    drift = line_gain(series)
+    if found.gain < max(gain, drift):
+        # Looked for again without the larger course, which would hide it or be taken for it.
+        count = len(series)
+        course = line(count) if drift >= gain else [0.0] * at + [1.0] * (count - at)
+        series = without(series, course)
+        found = best_warm_up(series)
+        if (found.kind == "decay" and found.length > count / 9) or found.length > count / 3:
+            return 0
+    return _length(found, series)
+
+
+def _length(found: WarmUp, series: Sequence[float]) -> int:
+    count = len(series)
+    # Less than chance gives even where neighbours are unrelated, the case most in its favour.
+    if found.gain * count < _NOTHING * sum(value * value for value in series):
+        return 0
+    judged = effect(series, found.course(count))
+    if judged.probability > _WARM_UP:
+        return 0
+    return found.settled(judged.size, judged.mean_variance**0.5, count)
+
+
+def _course(series: Sequence[float]) -> _Course:
+    at, gain = best_shift(series)
+    means, each = blocks(series, _BLOCKS)
+    count = len(means)
+    straight = line(count)
+    drift = effect(means, straight)
+    block = min(max(round((at - len(series) % each) / each), 1), count - 1)
+    shift = _NO_EFFECT
+    if gain * len(series) >= _NOTHING * sum(value * value for value in series):
+        shift = effect(means, [0.0] * block + [1.0] * (count - block))
+    size = (1 + fmean(series[at:])) / (1 + fmean(series[:at])) - 1  # of the level before
+    rho = mean_posterior(means).correlation
+    independent = count * (1 - rho) / (1 + rho)
+    return _Course(drift.size, drift.probability, size, shift.probability, at, independent)
+
+
+def _judge(start: int, differences: Sequence[float]) -> Settled:
+    """Return what a window without a warm-up is."""
+    found = _course(differences)
+    drifts = found.drift_probability < _DRIFT
+    shifts = found.shift_probability < _SHIFT
+    if (
+        shifts
+        and abs(found.shift) > TOLERANCE
+        and (not drifts or found.shift_probability < found.drift_probability)
+    ):
+        return Settled(start, "shift", found.shift, start + found.shift_at)
+    if drifts and abs(found.drift) > TOLERANCE:
+        return Settled(start, "drift", found.drift)
+    hint = found.independent < 1 or (found.independent < _FEW and found.drift_probability < _HINT)
+    if hint and abs(found.drift) > TOLERANCE:
+        return Settled(start, "too short", found.drift, independent=found.independent)
+    changes = [abs(found.drift)] * drifts + [abs(found.shift)] * shifts
+    return Settled(start, None, max(changes, default=0.0))

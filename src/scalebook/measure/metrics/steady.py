@@ -1,0 +1,194 @@
+"""The steady state of a series of step times: where it starts, its mean, and how sure that is.
+
+A series that is too short, still drifts or changes its level is refused with a reason and has no
+mean. README.md beside this file says how the method was chosen and what it was measured to do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+from scalebook.measure.metrics.autoregression import blocks, mean_posterior
+from scalebook.measure.metrics.spikes import Periodic, Spikes, take_apart
+from scalebook.measure.metrics.stability import MINIMUM_STEPS, Problem, Settled, relative, settle
+
+_FEW_BLOCKS, _MANY_BLOCKS, _FAR_MORE = 30, 50, 1.5
+_NORMAL = 1.959964  # the normal distribution's two-sided 95 % point
+
+
+@dataclass(frozen=True, slots=True)
+class Steady:
+    """What a series says of its steady state; every number but ``steps`` is None if refused.
+
+    Times are in seconds; ``low`` and ``high`` bound the mean at 95 %.
+    """
+
+    steps: int  # all steps of the series
+    problem: Problem | None  # why it is refused, in one word
+    reason: str | None  # the same in a sentence
+    start: int | None = None  # index of the first step of the steady state
+    count: int | None = None  # steps averaged; whole periods where something is periodic
+    median: float | None = None
+    mean: float | None = None
+    low: float | None = None
+    high: float | None = None
+    quantiles: tuple[float, float, float] | None = None  # 10 %, 90 % and 99 %
+    periods: tuple[int, ...] = ()  # steps between periodic spikes, shortest first
+    irregular: int = 0  # spikes without a period
+    change: float = 0.0  # a drift or shift that is tolerated, as a fraction of the mean
+
+    @property
+    def accepted(self) -> bool:
+        """Whether there is a steady state."""
+        return self.problem is None
+
+
+def quantile(ordered: Sequence[float], fraction: float) -> float:
+    """Return the linearly interpolated quantile of a sorted series."""
+    position = fraction * (len(ordered) - 1)
+    below = math.floor(position)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
+
+
+def find_steady(seconds: Sequence[float], minimum: int = 0) -> Steady:
+    """Return the steady state of step times (seconds, finite and above zero).
+
+    The first ``minimum`` steps are warm-up whatever they look like.
+    """
+    series = seconds[minimum:]
+    if len(series) < MINIMUM_STEPS:
+        return _refused(seconds, minimum, Settled(0, "too short"))
+    spikes = take_apart(series)
+    settled = settle(spikes.smooth)
+    if settled.problem is not None:
+        return _refused(seconds, minimum, settled)
+    start, end = settled.start, _end(spikes, settled.start, len(series))
+    window = series[start:end]
+    mean = sum(window) / len(window)
+    below, above = _halves(spikes, start, end)
+    tolerated = settled.change / 2 * mean
+    ordered = sorted(window)
+    return Steady(
+        steps=len(seconds),
+        problem=None,
+        reason=None,
+        start=minimum + start,
+        count=len(window),
+        median=median(window),
+        mean=mean,
+        # a logarithmic interval would bound a mean above zero too; at these widths they agree
+        low=max(mean - below - tolerated, 0.0),
+        high=mean + above + tolerated,
+        quantiles=(quantile(ordered, 0.1), quantile(ordered, 0.9), quantile(ordered, 0.99)),
+        periods=tuple(sorted({item.period for item in spikes.periodic})),
+        irregular=sum(start <= at < end for at, _ in spikes.irregular),
+        change=settled.change,
+    )
+
+
+def _end(spikes: Spikes, start: int, count: int) -> int:
+    """Return where the window ends so that it holds periodic spikes in their true proportion."""
+    if not spikes.periodic:
+        whole = (count - start) // (spikes.pattern or 1) * (spikes.pattern or 1)
+        return start + whole
+    longest = max(item.period for item in spikes.periodic)
+    earliest = max(count - longest, start + MINIMUM_STEPS - 1)
+    smooth = spikes.smooth[start:]
+    changes = [(b - a) ** 2 for a, b in pairwise(smooth)]
+    enough = 0.1 * math.sqrt(sum(changes) / 2) / len(smooth)  # a tenth of the standard error
+    ends = range(count, earliest, -1)
+    imbalances = [_imbalance(spikes.periodic, start, end) for end in ends]
+    least = max(enough, min(imbalances) * (1 + 1e-9) + 1e-15)
+    return next(end for end, imbalance in zip(ends, imbalances, strict=True) if imbalance <= least)
+
+
+def _imbalance(periodic: Sequence[Periodic], start: int, end: int) -> float:
+    """Return by how much the mean (seconds) is off for a part of a period that is in or out."""
+    count = end - start
+    return abs(
+        sum(
+            (sum(start <= at < end for at in item.positions) / count - 1 / item.period)
+            * item.height
+            for item in periodic
+        )
+    )
+
+
+def _halves(spikes: Spikes, start: int, end: int) -> tuple[float, float]:
+    """Return how far the interval of the mean reaches down and up (seconds)."""
+    smooth = spikes.smooth[start:end]
+    count = len(smooth)
+    half = 0.0
+    if relative(smooth) is not None:
+        half = mean_posterior(smooth).half_width()
+        # Where means of neighbours say far more, the memory is not of first order.
+        means, size = blocks(smooth, _FEW_BLOCKS if count < 3 * _MANY_BLOCKS else _MANY_BLOCKS)
+        if size > 1 and (wider := mean_posterior(means).half_width()) > _FAR_MORE * half:
+            half = wider
+    heights = [height for at, height in spikes.irregular if start <= at < end]
+    if not heights:
+        return half, half
+    fewer, more = _poisson_interval(len(heights))
+    each = sum(heights) / len(heights) / count
+    # Two independent parts: distances from the estimate add as squares (Zou and Donner 2008).
+    return (
+        math.hypot(half, each * (len(heights) - fewer)),
+        math.hypot(half, each * (more - len(heights))),
+    )
+
+
+def _poisson_interval(count: int) -> tuple[float, float]:
+    """Return the 95 % interval of an expected count, of which ``count`` were seen (Byar)."""
+
+    def end(value: int, deviation: float) -> float:
+        return value * (1 - 1 / (9 * value) + deviation / (3 * math.sqrt(value))) ** 3
+
+    return max(end(count, -_NORMAL), 0.0), end(count + 1, _NORMAL)
+
+
+def _refused(seconds: Sequence[float], minimum: int, settled: Settled) -> Steady:
+    return Steady(len(seconds), settled.problem, _reason(seconds, minimum, settled))
+
+
+def _reason(seconds: Sequence[float], minimum: int, settled: Settled) -> str:
+    """Return why a series has no steady state, and what to do."""
+    start = minimum + settled.start
+    left = max(len(seconds) - start, 0)
+    percent = f"{100 * abs(settled.change):.2g} %"
+    more = "more" if settled.change > 0 else "less"
+    if settled.problem == "shift" and settled.at is not None:
+        return (
+            f"The level shifts at step {minimum + settled.at} of {len(seconds)}: steps take "
+            f"{percent} {more} from there on. Find what changed, or measure one level alone."
+        )
+    if settled.problem == "drift":
+        return (
+            f"Still drifting: steps take {percent} {more} at the end of the {left} steps after "
+            "the warm-up than at their start. Warm up longer, or measure for longer."
+        )
+    if settled.problem == "warm-up":
+        return (
+            f"Still warming up after {start} of {len(seconds)} steps, more than half of those "
+            "that may count. Measure for longer."
+        )
+    if settled.independent is not None:
+        return (
+            f"Too short to say: steps resemble their neighbours so much that {left} of them are "
+            f"worth {settled.independent:.1f}, and a drift of {percent} may be chance or not. "
+            f"Measure about {_enough(left, settled.independent)} steps."
+        )
+    steps = "step" if left == 1 else "steps"
+    return (
+        f"Too short to say: {left} {steps} after a warm-up of {start}; at least {MINIMUM_STEPS} "
+        "are needed. Measure more steps."
+    )
+
+
+def _enough(count: int, independent: float) -> int:
+    """Return steps that would be worth ten independent ones, rounded up to tens."""
+    return math.ceil(count * 10 / max(independent, 0.1) / 10) * 10

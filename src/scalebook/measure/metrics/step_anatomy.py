@@ -1,0 +1,135 @@
+"""What a run left about its steps' anatomy: profiles, time marks, and what theory says beside."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scalebook import untrusted
+from scalebook.errors import ScalebookError, TraceError
+from scalebook.facts import communication
+from scalebook.facts.communication import CommunicationEstimate
+from scalebook.measure.anatomy import BREAKDOWN_FILE, Breakdown, read_breakdown
+from scalebook.measure.metrics.settings import count, run_shape, text
+from scalebook.measure.metrics.window import measured_steps
+from scalebook.parallelism import Parallelism
+from scalebook.record import RunRecord, StepRecord
+from scalebook.store import Run
+
+FOLDER = "profile"
+MOST_RANKS = 64  # breakdowns of one run that are read
+OUTSIDE = "outside"  # of every mark: logging, and waiting for the slowest rank
+
+
+@dataclass(frozen=True, slots=True)
+class MarkedSteps:
+    """Means over the measured steps that have time marks, in seconds of one step."""
+
+    steps: int
+    step_seconds: float
+    parts: dict[str, float]  # mean over ranks; with what is outside of them they add up
+
+
+@dataclass(frozen=True, slots=True)
+class RunAnatomy:
+    """Everything that is known of where the steps of a run spend their time."""
+
+    run_id: str
+    profiles: tuple[Breakdown, ...]  # those with numbers, by rank
+    marked: MarkedSteps | None
+    theory: CommunicationEstimate | None
+    problems: tuple[str, ...]  # profiles without numbers or that cannot be read, in words
+
+
+def step_anatomy(run: Run) -> RunAnatomy:
+    """Return what a run's directory tells of its steps' anatomy."""
+    profiles, problems = _profiles(run.path / FOLDER)
+    return RunAnatomy(
+        run.record.run_id, profiles, marked_steps(run.steps), theory(run.record), problems
+    )
+
+
+def _profiles(folder: Path) -> tuple[tuple[Breakdown, ...], tuple[str, ...]]:
+    if not folder.is_dir():
+        return (), ()
+    first = folder / BREAKDOWN_FILE
+    others = sorted(folder.glob("breakdown-rank*.json"))[: MOST_RANKS - 1]
+    found: list[Breakdown] = []
+    problems: list[str] = []
+    for path in (first, *others):
+        if not untrusted.is_there(path):
+            continue
+        try:
+            one = read_breakdown(path)
+        except TraceError as error:
+            problems.append(str(error).replace(f"{folder.parent}/", ""))
+            continue
+        if one.step_seconds and one.step_seconds > 0:
+            found.append(one)
+        else:
+            rank = "" if one.rank is None else f" of rank {one.rank}"
+            problems.append(f"The profile{rank} has no numbers. {one.reason or ''}".rstrip())
+    return tuple(sorted(found, key=lambda one: one.rank or 0)), tuple(problems)
+
+
+def marked_steps(steps: Sequence[StepRecord]) -> MarkedSteps | None:
+    """Return the mean parts of the measured steps; None where they have no time marks."""
+    marked = [step for step in measured_steps(steps) if step.part_seconds and step.step_seconds]
+    whole = sum(step.step_seconds or 0.0 for step in marked)
+    if not marked or whole <= 0:
+        return None
+    names = dict.fromkeys(name for step in marked for name in step.part_seconds)
+    number = len(marked)
+    parts = {
+        name: sum(step.part_seconds.get(name, 0.0) for step in marked) / number for name in names
+    }
+    parts[OUTSIDE] = max(whole / number - sum(parts.values()), 0.0)
+    return MarkedSteps(number, whole / number, parts)
+
+
+def theory(record: RunRecord) -> CommunicationEstimate | None:
+    """Return what a rank sends in a step and the pipeline's bubble; None where the run is vague."""
+    shape, _ = run_shape(record)
+    sizes = {
+        name: count(record, name)
+        for name in ("micro_batch_size", "global_batch_size", "sequence_length")
+    }
+    parallelism = _parallelism(record)
+    if shape is None or parallelism is None or None in sizes.values():
+        return None
+    stages = parallelism.pipeline_parallel_size, parallelism.virtual_pipeline_parallel_size
+    if max(stages) > shape.num_layers or parallelism.data_parallel_size < 1:
+        return None
+    micro, batch, length = (size or 0 for size in sizes.values())
+    microbatches = batch // (micro * parallelism.data_parallel_size)
+    if microbatches < 1:
+        return None
+    try:
+        return communication.estimate(
+            shape,
+            parallelism,
+            micro_batch_size=micro,
+            num_microbatches=microbatches,
+            sequence_length=length,
+            precision=text(record.setting("precision")) or "bf16",
+            gradient_precision=text(record.setting("gradient_precision")) or "fp32",
+        )
+    except (ScalebookError, ArithmeticError, LookupError):
+        return None  # a split that cannot be: said where the record is judged
+
+
+def _parallelism(record: RunRecord) -> Parallelism | None:
+    world = count(record, "world_size")
+    if world is None:
+        return None
+    values: dict[str, Any] = {"world_size": world}
+    for name, field in Parallelism.__dataclass_fields__.items():
+        if name.endswith(("_size", "_layers")) and name != "world_size":
+            values[name] = count(record, name) or field.default
+    values["sequence_parallel"] = record.is_on("sequence_parallel") is True
+    sharding = record.setting("data_parallel_sharding")
+    if sharding in ("none", "optimizer", "full"):
+        values["data_parallel_sharding"] = sharding
+    return Parallelism(**values)

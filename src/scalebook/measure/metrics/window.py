@@ -1,0 +1,173 @@
+"""The steps of a run that count, and the rates over them.
+
+The recorded phase ``measured`` is where counting may start; the steady state inside it is found
+from the data. Where the steps drift or change their level there is no rate. Where they are too few
+to say, the rate is total tokens over total time of the recorded window, without an interval; and
+none where the halves of that window are plainly unlike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import Any
+
+from scalebook.measure.metrics.settings import LARGEST
+from scalebook.measure.metrics.stability import MINIMUM_STEPS
+from scalebook.measure.metrics.steady import Steady, find_steady
+from scalebook.record import RunRecord, StepRecord
+
+SAVING = 0.01  # of a step; asking an asynchronous save whether it is done takes less
+UNLIKE = 0.1  # halves of a short window that differ by more are no one rate
+
+__all__ = ["MINIMUM_STEPS", "Throughput", "measured_steps", "stragglers", "throughput"]
+
+
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """Rates over the steady state, or over all measured steps where they are too few to judge."""
+
+    steps: tuple[StepRecord, ...]  # that the rates are over
+    steady: Steady
+    step_seconds_median: float
+    tokens_per_second: float
+    interval: tuple[float, float] | None  # of tokens_per_second, 95 %
+    of_one_gpu: bool = False  # the rates are of one GPU: nobody knows of how many
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of RunMetrics that describe the steady state."""
+        found = self.steady
+        low, middle, high = found.quantiles or (None, None, None)
+        return {
+            "steady": found.accepted,
+            "steady_reason": found.reason,
+            "steady_steps": found.count,
+            "steady_first_step": self.steps[0].step if found.accepted else None,
+            "step_seconds_mean": found.mean,
+            "step_seconds_low": found.low,
+            "step_seconds_high": found.high,
+            "step_seconds_p10": low,
+            "step_seconds_p90": middle,
+            "step_seconds_p99": high,
+            "spike_periods": found.periods,
+            "steady_change": found.change if found.accepted else None,
+            **stragglers(self.steps),
+            **expert_load(self.steps),
+        }
+
+
+def measured_steps(steps: Iterable[StepRecord]) -> tuple[StepRecord, ...]:
+    """Return the steps that may count: start-up, warm-up and profiled ones are left out.
+
+    So are a step of an ingested log that does not tell its time, and one that waited for a
+    checkpoint: saving is no training, and what it costs is said separately (reliability).
+    """
+    return tuple(
+        step
+        for step in steps
+        if step.phase == "measured"
+        and step.step_seconds is not None
+        and not (step.checkpoint_seconds and step.checkpoint_seconds > SAVING * step.step_seconds)
+    )
+
+
+def throughput(
+    record: RunRecord, steps: Sequence[StepRecord]
+) -> tuple[Throughput | None, str | None]:
+    """Return the rates over measured steps, or None and the reason."""
+    reason = _no_window(record, steps)
+    if reason is not None:
+        return None, reason
+    seconds = [step.step_seconds for step in steps if step.step_seconds is not None]
+    tokens = [step.tokens for step in steps if step.tokens is not None]
+    of_one = [step.tokens_per_gpu for step in steps if step.tokens_per_gpu is not None]
+    single = not tokens and len(of_one) == len(steps)
+    tokens = of_one if single else tokens
+    if not all(1e-9 < value < 1e9 for value in seconds):
+        return None, "A measured step has no time above zero."
+    if len(tokens) < len(steps) or not all(0 < value <= LARGEST for value in tokens):
+        return None, "A measured step has no usable number of tokens."
+    steady = find_steady(_evened(seconds, tokens))
+    if steady.problem is not None and steady.problem != "too short":
+        return None, f"The run is not averaged. {steady.reason}"
+    apart = None if steady.accepted else _apart(seconds)
+    if apart is not None:
+        return None, f"The run is not averaged. {apart} {steady.reason}"
+    first, count = steady.start or 0, steady.count or len(steps)
+    part = slice(first, first + count)
+    rate = sum(tokens[part]) / sum(seconds[part])
+    interval = _rate_interval(rate, steady)
+    chosen = tuple(steps[part])
+    return Throughput(chosen, steady, median(seconds[part]), rate, interval, single), None
+
+
+def _apart(seconds: Sequence[float]) -> str | None:
+    """Return that the later half of the steps is unlike the earlier one; None where it is not.
+
+    Medians, so that a slow step here and there does not count.
+    """
+    half = len(seconds) // 2
+    if half == 0:
+        return None
+    change = median(seconds[half:]) / median(seconds[:half]) - 1
+    if abs(change) <= UNLIKE:
+        return None
+    more = "more" if change > 0 else "less"
+    return f"The later half of the steps takes {100 * abs(change):.2g} % {more} than the earlier."
+
+
+def _no_window(record: RunRecord, steps: Sequence[StepRecord]) -> str | None:
+    """Return why the measured steps are no window to average over; None where they are one."""
+    if not record.averaged:
+        return f"The run did not complete ({record.status}): its window is not averaged."
+    if not steps:
+        return "No step was measured, or each of them waited for a checkpoint."
+    if len({step.restart for step in steps}) > 1:
+        return (
+            "A process died between measured steps and all were started again: that time is in no "
+            "step, so a rate would leave it out."
+        )
+    return None
+
+
+def _evened(seconds: Sequence[float], tokens: Sequence[int]) -> list[float]:
+    """Return what each step would take with the mean number of tokens."""
+    if min(tokens) == max(tokens):
+        return list(seconds)
+    mean = fmean(tokens)
+    return [second * mean / token for second, token in zip(seconds, tokens, strict=True)]
+
+
+def _rate_interval(rate: float, steady: Steady) -> tuple[float, float] | None:
+    """Return the interval of a rate; a time interval that reaches zero has no upper rate."""
+    if steady.mean is None or steady.low is None or steady.high is None or steady.low <= 0:
+        return None
+    # the value itself stays inside where rounding would leave it out
+    return min(rate * steady.mean / steady.high, rate), max(rate * steady.mean / steady.low, rate)
+
+
+def expert_load(steps: Sequence[StepRecord]) -> dict[str, Any]:
+    """Return the mean over the steps of what the busiest ranks' experts got over the mean rank."""
+    loads = [step.expert_load for step in steps]
+    known = [load for load in loads if load is not None and 1 - 1e-6 < load < 1e6]
+    if not known or len(known) < len(loads):
+        reason = "The steps do not tell how many tokens the experts of each rank got."
+        return {"expert_load": None, "expert_load_reason": reason}
+    return {"expert_load": fmean(known), "expert_load_reason": None}
+
+
+def stragglers(steps: Sequence[StepRecord]) -> dict[str, Any]:
+    """Return the mean step time of the fastest and slowest rank, and how far they are apart."""
+    names = ("rank_seconds_fastest", "rank_seconds_slowest", "slowest_rank", "straggler_spread")
+    none: dict[str, Any] = dict.fromkeys(names)
+    widths = {len(step.rank_step_seconds) for step in steps}
+    if widths != {max(widths, default=0)} or max(widths, default=0) < 2:
+        reason = "one rank" if widths == {1} else "not every step has a time of every rank"
+        return none | {"straggler_reason": f"No straggler to tell: {reason}."}
+    ranks = [fmean(times) for times in zip(*(s.rank_step_seconds for s in steps), strict=True)]
+    fastest, slowest = min(ranks), max(ranks)
+    if not 0 < fastest <= slowest < 1e9:
+        return none | {"straggler_reason": "A rank has no time above zero."}
+    values = (fastest, slowest, ranks.index(slowest), slowest / fastest - 1)
+    return dict(zip(names, values, strict=True)) | {"straggler_reason": None}

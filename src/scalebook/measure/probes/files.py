@@ -1,0 +1,145 @@
+"""Find and read probes: each is a directory ``probes/PROBE_ID`` of a folder of runs.
+
+A probe is no run: its directory has no record.json, and nothing that counts runs looks into it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from scalebook import untrusted
+from scalebook.errors import RecordError
+from scalebook.facts import catalog
+from scalebook.measure.probes.shapes import products
+from scalebook.measure.probes.types import SCHEMA_VERSION, Ceilings, Identity, Matmul, Probe
+
+FOLDER = "probes"
+FILE = "probe.json"
+ABSENT = (
+    "No probe of this machine with this software is among the runs. Make one with 'scalebook probe'"
+)
+# The layouts of a training step; the accumulating one is an alternative to the last.
+STEP_LAYOUTS = ("forward", "dgrad", "wgrad")
+
+
+def probe_directories(runs: Path) -> Iterator[Path]:
+    """Yield every finished probe's directory of a folder of runs, oldest name first."""
+    folder = runs / FOLDER
+    if folder.is_dir():
+        for path in sorted(folder.iterdir()):
+            if not path.name.startswith(".") and untrusted.is_there(path / FILE):
+                yield path
+
+
+def read_probe(directory: Path) -> Probe:
+    """Return the probe of a directory.
+
+    Raises:
+        RecordError: probe.json is missing, is not valid, or is of a newer schema.
+    """
+    path = directory / FILE
+    try:
+        probe = Probe.model_validate_json(untrusted.read_bytes(path))
+    except OSError as error:
+        raise RecordError(f"{path} cannot be read: {error.strerror}") from error
+    except ValidationError as error:
+        reason = str(error).splitlines()[0]
+        raise RecordError(f"{path} cannot be read: {reason}") from error
+    if probe.schema_version > SCHEMA_VERSION:
+        raise RecordError(
+            f"{path} has schema_version {probe.schema_version}; this version reads up to "
+            f"{SCHEMA_VERSION}. Update scalebook."
+        )
+    return probe
+
+
+def read_probes(runs: Path) -> tuple[tuple[Probe, ...], tuple[str, ...]]:
+    """Return the readable probes of a folder of runs and a sentence for each that is not."""
+    found: list[Probe] = []
+    problems: list[str] = []
+    for path in probe_directories(runs):
+        try:
+            found.append(read_probe(path))
+        except RecordError as error:
+            problems.append(str(error))
+    return tuple(found), tuple(problems)
+
+
+def find(runs: Path, identity: Identity) -> Probe | None:
+    """Return the newest completed probe whose machine and software cover these, or None."""
+    probes, _ = read_probes(runs)
+    fitting = [
+        probe
+        for probe in probes
+        if probe.status == "completed" and probe.identity and probe.identity.covers(identity)
+    ]
+    return max(fitting, key=lambda probe: probe.started_at or "", default=None)
+
+
+def ceilings(runs: Path, identity: Identity) -> dict[str, Any]:
+    """Return this machine's ceilings for a run's environment, or null and the reason."""
+    probe = find(runs, identity)
+    if probe is None or probe.ceilings is None:
+        return {"ceilings": None, "ceilings_reason": ABSENT}
+    return {"ceilings": probe.ceilings.model_dump(mode="json")}
+
+
+def summarise(probe: Probe) -> Ceilings:
+    """Return the ceilings that a probe's rows show."""
+    memory = [row.gib_per_second for row in probe.copies if row.kind == "device_to_device"]
+    reduced = (
+        (str(row.group_size), row.bus_gb_per_second)
+        for row in probe.collectives
+        if row.operation == "all_reduce"
+    )
+    return Ceilings(
+        probe=probe.probe_id,
+        matmul_tflops=_highest((row.precision, row.tflops) for row in probe.matmuls),
+        sustained_matmul_tflops=_highest(
+            (row.precision, row.sustained_tflops) for row in probe.sustained
+        ),
+        model_matmul_tflops=model_rates(probe.layers),
+        copy_gib_per_second=max(memory, default=None),
+        all_reduce_bus_gb_per_second=_highest(reduced),
+    )
+
+
+def _highest(pairs: Iterable[tuple[str, float]]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for name, value in pairs:
+        found[name] = max(value, found.get(name, value))
+    return found
+
+
+def model_rates(rows: Iterable[Matmul]) -> dict[str, float]:
+    """Return the rate (TFLOP/s) of all products of a micro batch, forward and backward.
+
+    Keys are ``model/tpN/precision``. Total FLOPs over total time; a set with a layer or a layout
+    that was not measured has no rate.
+    """
+    groups: dict[str, list[Matmul]] = defaultdict(list)
+    for row in rows:
+        if row.layout in STEP_LAYOUTS and row.count:
+            key = f"{row.model}/tp{row.tensor_parallel_size}/{row.precision}"
+            groups[key].append(row)
+    return {key: _rate(group) for key, group in groups.items() if _is_whole(group)}
+
+
+def _is_whole(group: list[Matmul]) -> bool:
+    """Return whether every layer of the model was measured in every layout."""
+    row = group[0]
+    shape = catalog.model(row.model or "")
+    layers = {item.layer for item in products(shape, 1, row.tensor_parallel_size or 1)}
+    seen = {(row.layer, row.layout) for row in group}
+    return all((layer, layout) in seen for layer in layers for layout in STEP_LAYOUTS)
+
+
+def _rate(group: list[Matmul]) -> float:
+    total = sum(row.flops * (row.count or 0) for row in group)
+    seconds = sum(row.flops * (row.count or 0) / (row.tflops * 1e12) for row in group)
+    return total / seconds / 1e12

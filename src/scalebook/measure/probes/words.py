@@ -1,0 +1,57 @@
+"""A probe in a few lines: the best rate of each kind, and what was not measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from scalebook.measure.probes.types import Probe
+
+Line = tuple[str, float, str]  # what, rate, unit
+
+
+def lines(probe: Probe) -> Iterator[Line]:
+    """Yield the best rate of each kind of measurement, with its unit."""
+    summary = probe.ceilings
+    if summary is not None:
+        for name, rate in summary.matmul_tflops.items():
+            yield f"matrix products, {name}", rate, "TFLOP/s"
+        for name, rate in summary.sustained_matmul_tflops.items():
+            yield f"the same for seconds, {name}", rate, "TFLOP/s"
+        for name, rate in summary.model_matmul_tflops.items():
+            yield f"products of {name}", rate, "TFLOP/s"
+    attention = ((f"{row.backend}, {row.direction}", row.tflops) for row in probe.attention)
+    yield from _best("attention by {}", attention, "TFLOP/s")
+    copies = ((row.kind, row.gib_per_second) for row in probe.copies)
+    yield from _best("copy, {}", copies, "GiB/s")
+    collectives = (
+        (f"{row.operation.replace('_', '-')} over {row.group_size}", row.bus_gb_per_second)
+        for row in probe.collectives
+    )
+    yield from _best("{}", collectives, "GB/s bus")
+
+
+def _best(template: str, pairs: Iterable[tuple[str, float]], unit: str) -> Iterator[Line]:
+    found: dict[str, float] = {}
+    for name, rate in pairs:
+        found[name] = max(rate, found.get(name, rate))
+    for name, rate in found.items():
+        yield template.format(name).replace("_", " "), rate, unit
+
+
+def left_out(probe: Probe) -> Iterator[str]:
+    """Yield a sentence for each reason why something was not measured."""
+    by_reason: dict[str, list[str]] = {}
+    for item in probe.skipped:
+        by_reason.setdefault(item.reason.rstrip("."), []).append(item.what)
+    for reason, names in by_reason.items():
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        yield f"not measured: {names[0]}{more}: {reason}."
+
+
+def summary(probe: Probe) -> str:
+    """Return a probe as text."""
+    text = [f"probe {probe.probe_id}: {probe.status}"]
+    text += [f"  {probe.reason}."] if probe.reason else []
+    text += [f"  | {line}" for line in probe.log_tail]
+    text += [f"  {what}: {rate:.4g} {unit}" for what, rate, unit in lines(probe)]
+    return "\n".join([*text, *(f"  {sentence}" for sentence in left_out(probe))])

@@ -1,0 +1,10 @@
+"""Power, energy, clocks and temperatures beside a run, joined to its measured steps by time.
+
+The same for what our sampler wrote and for what monitoring tools wrote beside an ingested log.
+"""
+
+from scalebook.measure.telemetry.samples import Telemetry, read
+from scalebook.measure.telemetry.summary import Clocks, TelemetrySummary, summarize
+from scalebook.measure.telemetry.words import flags
+
+__all__ = ["Clocks", "Telemetry", "TelemetrySummary", "flags", "read", "summarize"]

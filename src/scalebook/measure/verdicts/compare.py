@@ -1,0 +1,115 @@
+"""The verdict on two sets of runs, from what is known of each run's rate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist, fmean
+from typing import Literal
+
+from scalebook.measure.metrics.repeats import START_SPREAD, Z95, Estimate, spread
+from scalebook.measure.metrics.student import student_quantile
+
+Word = Literal["faster", "slower", "cannot tell"]
+
+Rate = Literal["tokens/s of all GPUs", "steps/s"]
+
+_MOST_REPEATS = 50  # beyond this no one will repeat a run to settle a difference
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Throughput of A over that of B with its interval, and what it means; above 1 A is faster."""
+
+    word: Word
+    ratio: float
+    low: float
+    high: float
+    advice: str | None = None  # what would decide, where it cannot be told
+    rate: Rate | None = None  # what is compared, where the estimates are known to be of it
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in words, with the interval in percent and what it is of."""
+        low, high = 100 * (self.low - 1), 100 * (self.high - 1)
+        of = f", in {self.rate}" if self.rate else ""
+        if self.word == "faster":
+            return f"A is faster than B by {_digits(low)} to {_digits(high)} %{of}."
+        if self.word == "slower":
+            return f"A is slower than B by {_digits(-high)} to {_digits(-low)} %{of}."
+        slower, faster = _digits(-low), _digits(high)
+        return f"Cannot tell: A is between {slower} % slower and {faster} % faster{of}."
+
+
+def _digits(value: float) -> str:
+    return f"{value:.2g}" if abs(value) < 10 else f"{value:.0f}"
+
+
+def compare(
+    a: Sequence[Estimate],
+    b: Sequence[Estimate],
+    *,
+    start_spread: float = START_SPREAD,
+    level: float = 0.95,
+) -> Verdict:
+    """Return the verdict on two sets of runs, at least one run each.
+
+    With repeats, the spread of runs around their side's mean, pooled over both sides, gives
+    Student's interval; it holds what the steps of a run explain and what its start changes. A
+    single run a side shows nothing of the latter: there ``start_spread`` is assumed.
+    """
+    difference = fmean(item.log_rate for item in a) - fmean(item.log_rate for item in b)
+    half = _half(a, b, start_spread, level)
+    low, high = math.exp(difference - half), math.exp(difference + half)
+    word: Word = "faster" if low > 1 else "slower" if high < 1 else "cannot tell"
+    advice = _advice(a, b, difference, start_spread, level) if word == "cannot tell" else None
+    return Verdict(word, math.exp(difference), low, high, advice)
+
+
+def _half(a: Sequence[Estimate], b: Sequence[Estimate], start: float, level: float) -> float:
+    """Return half the interval of the difference of logarithms."""
+    scattered = spread([a, b], start)
+    if scattered is None:
+        # Distances of independent estimates add as squares.
+        normal = NormalDist().inv_cdf(0.5 + level / 2)
+        wider = normal / Z95
+        return math.hypot(a[0].half * wider, b[0].half * wider, math.sqrt(2) * normal * start)
+    quantile = student_quantile(scattered.freedom, 0.5 + level / 2)
+    return quantile * math.sqrt(scattered.variance * (1 / len(a) + 1 / len(b)))
+
+
+def _advice(
+    a: Sequence[Estimate], b: Sequence[Estimate], difference: float, start: float, level: float
+) -> str:
+    """Return how many more steps or repeats would decide a difference of the size seen."""
+    size = abs(difference)
+    single = len(a) == len(b) == 1
+    if single and (steps := _more_steps(a[0], b[0], size, start, level)) is not None:
+        more = "step" if steps == 1 else "steps"
+        return f"About {steps:,} more {more} a run would decide a difference of this size."
+    scattered = spread([a, b], start)
+    within = fmean(item.variance for item in (*a, *b))
+    variance = scattered.variance if scattered else start**2 + within
+    have = min(len(a), len(b))
+    for repeats in range(max(have + 1, 2), _MOST_REPEATS + 1):
+        quantile = student_quantile(2 * repeats - 2, 0.5 + level / 2)
+        if quantile * math.sqrt(2 * variance / repeats) < size:
+            more = repeats - have
+            runs = "repeat" if more == 1 else "repeats"
+            return f"About {more} more {runs} a side would decide a difference of this size."
+    return (
+        f"A difference of {100 * size:.2g} % is too small to settle with {_MOST_REPEATS} repeats "
+        "a side at this spread."
+    )
+
+
+def _more_steps(a: Estimate, b: Estimate, size: float, start: float, level: float) -> int | None:
+    """Return how many steps more would decide; None where starts alone hide the difference."""
+    normal = NormalDist().inv_cdf(0.5 + level / 2)
+    room = size**2 - 2 * (normal * start) ** 2
+    own = (a.half**2 + b.half**2) * (normal / Z95) ** 2
+    if room <= 0 or own <= 0 or min(a.steps, b.steps) < 1:
+        return None
+    factor = own / room  # the variance of a mean falls as its steps
+    return math.ceil(max(factor - 1, 0.1) * max(a.steps, b.steps)) if factor <= 100 else None

@@ -1,0 +1,154 @@
+"""A folder of runs against a stored baseline, configuration by configuration.
+
+Both directions count: a run that is surely slower is a regression, one that is surely faster is a
+change that nobody explained, and either means that the baseline no longer describes the machine.
+What is sure follows from the noise: the interval of the ratio, at a level shared out over all
+comparisons (Bonferroni), so that a gate over many configurations fails by chance in 5 % of cases
+at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from scalebook import identity
+from scalebook.errors import RecordError
+from scalebook.measure.metrics import measure
+from scalebook.measure.metrics.repeats import Estimate, estimate, start_spread
+from scalebook.measure.verdicts.compare import Verdict, compare
+from scalebook.measure.verdicts.differences import Difference, differences
+from scalebook.measure.verdicts.read import losses_that_rose
+from scalebook.settings import SETTINGS
+from scalebook.store import Run
+
+Outcome = Literal["pass", "regression", "unexplained speed-up", "missing", "new", "no baseline"]
+FAILING: tuple[Outcome, ...] = ("regression", "unexplained speed-up")
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One configuration: how it came out, why in a sentence, and the verdict where there is one."""
+
+    name: str
+    outcome: Outcome
+    detail: str
+    baseline_runs: tuple[str, ...]
+    current_runs: tuple[str, ...]
+    verdict: Verdict | None = None  # current (A) against baseline (B)
+    differences: tuple[Difference, ...] = ()
+
+    @property
+    def failed(self) -> bool:
+        """Whether this check makes the gate fail."""
+        return self.outcome in FAILING
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """The repeats of one configuration: those with a rate, and what is wrong with any of them."""
+
+    runs: tuple[Run, ...]
+    estimates: tuple[Estimate, ...]
+    reasons: tuple[str, ...]
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        return tuple(run.record.run_id for run in self.runs)
+
+
+def check(
+    baseline: Sequence[Run], current: Sequence[Run], tolerance: float = 0.0
+) -> tuple[Check, ...]:
+    """Return a check a configuration of either folder, in the order of their names.
+
+    A change whose interval lies within ``tolerance`` (a fraction) of none never fails.
+
+    Raises:
+        RecordError: no configuration is in both folders.
+    """
+    before, now = _groups(baseline), _groups(current)
+    shared = [key for key in before if key in now]
+    if not shared:
+        raise RecordError(
+            f"No configuration of the baseline ({len(before)}) is among the runs ({len(now)}). "
+            "The same configuration has to run again, on the same device; 'scalebook list' shows "
+            "both."
+        )
+    compared = sum(bool(before[key].estimates and now[key].estimates) for key in shared)
+    level = 1 - 0.05 / max(compared, 1)
+    checks = [_check(before[key], now.get(key), level, tolerance) for key in before]
+    checks += [
+        Check(_name(group), "new", "The baseline has no such run.", (), group.ids)
+        for key, group in now.items() if key not in before
+    ]  # fmt: skip
+    return tuple(sorted(checks, key=lambda one: one.name))
+
+
+def _groups(runs: Iterable[Run]) -> dict[str, _Group]:
+    found: dict[str, list[Run]] = {}
+    for run in runs:
+        key = identity.configuration(run.record)
+        if key is not None:
+            found.setdefault(key, []).append(run)
+    return {key: _group(members) for key, members in found.items()}
+
+
+def _group(runs: Sequence[Run]) -> _Group:
+    estimates: list[Estimate] = []
+    reasons: list[str] = []
+    for run in runs:
+        item = measure(run)
+        known, losses = estimate(item), losses_that_rose(item)
+        if known is not None and losses is None:
+            estimates.append(known)
+        else:
+            why = item.reason or item.interval_reason or f"The loss did not fall ({losses})."
+            reasons.append(f"{item.run_id} ({item.status}): {why}")
+        reasons += [f"{item.run_id}: {problem}" for problem in run.problems]
+    return _Group(tuple(runs), tuple(estimates), tuple(reasons))
+
+
+def _name(group: _Group) -> str:
+    """Return a configuration in a few words, with its hash to tell it from others."""
+    record = group.runs[0].record
+    split = [f"{row.short}{record.setting(row.name)}" for row in SETTINGS.values()
+             if row.short and record.setting(row.name) not in (None, 1)]  # fmt: skip
+    words: list[Any] = [record.setting("model"), "on", record.setting("world_size"), "x",
+                        record.setting("platform"), *split]  # fmt: skip
+    return f"{' '.join(map(str, words))} [{record.config_hash or record.run_id}]"
+
+
+def _check(before: _Group, now: _Group | None, level: float, tolerance: float) -> Check:
+    name = _name(before)
+    if now is None:
+        return Check(name, "missing", "No run of it is among the new ones.", before.ids, ())
+    ids = (before.ids, now.ids)
+    if not before.estimates:
+        return Check(name, "no baseline", " ".join(before.reasons), *ids)
+    changed = differences([run.record for run in now.runs], [run.record for run in before.runs])
+    if not now.estimates:
+        words = f"The baseline has a rate, the new runs have none. {' '.join(now.reasons)}"
+        return Check(name, "regression", words, *ids, None, changed)
+    platform = now.runs[0].record.setting("platform")
+    verdict = compare(
+        now.estimates,
+        before.estimates,
+        start_spread=start_spread(platform if isinstance(platform, str) else None),
+        level=level,
+    )
+    return Check(name, *_outcome(verdict, tolerance, now), *ids, verdict, changed)
+
+
+def _outcome(verdict: Verdict, tolerance: float, now: _Group) -> tuple[Outcome, str]:
+    low, high = 100 * (verdict.low - 1), 100 * (verdict.high - 1)
+    span = f"between {low:+.2g} and {high:+.2g} % of the baseline's throughput"
+    also = f" But: {' '.join(now.reasons)}" if now.reasons else ""
+    if verdict.high < 1 - tolerance:
+        return "regression", f"Slower: {span}.{also}"
+    if verdict.low > 1 + tolerance:
+        return "unexplained speed-up", f"Faster: {span}.{also}"
+    if verdict.word == "cannot tell":
+        return "pass", f"No change that the noise lets one see: {span}.{also}"
+    return "pass", f"Within the tolerance: {span}.{also}"

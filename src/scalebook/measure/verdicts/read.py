@@ -1,0 +1,174 @@
+"""One side of a comparison: a run, a folder of repeats, or a file of step times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from scalebook import identity
+from scalebook.errors import RecordError
+from scalebook.measure.metrics import RunMetrics, measure
+from scalebook.measure.metrics.repeats import Estimate, estimate, start_spread
+from scalebook.measure.metrics.steady import Steady
+from scalebook.measure.verdicts.compare import Rate, Verdict, compare
+from scalebook.measure.verdicts.series import STEPS, read_series
+from scalebook.record import RunRecord
+from scalebook.store import Run, find_run, read_run, read_runs
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """What is known of one side: rates by run, in steps per second and, where known, tokens."""
+
+    name: str
+    steps: tuple[Estimate, ...] = ()
+    tokens: tuple[Estimate, ...] | None = None
+    records: tuple[RunRecord, ...] = ()
+    reason: str | None = None  # why there is no rate; of runs, it says of which
+    sources: frozenset[tuple[str, int]] = frozenset()  # what tells each run or file from others
+
+
+def read_side(name: str, runs: Path) -> Side:
+    """Return a side named by a run id (under ``runs``) or its end, a directory, or a file.
+
+    Raises:
+        RecordError: there is no such thing, several runs are named, or it is not one configuration.
+    """
+    path = Path(name)
+    if path.is_file():
+        return _file_side(name, path)
+    for directory in (path, runs / name):
+        if (directory / "record.json").is_file():
+            return _runs_side(name, [read_run(directory)])
+        if directory.is_dir() and (directory / STEPS).is_file():
+            return _file_side(name, directory / STEPS)
+    if path.is_dir():
+        return _folder_side(name, path)
+    found = find_run(name, runs)
+    if found is not None:
+        return _runs_side(name, [read_run(found)])
+    raise RecordError(
+        f"{name!r} is no run under {runs}, no directory and no file. Name a run id of "
+        "'scalebook list' or its last six characters, a directory of runs, or a file of step times."
+    )
+
+
+def _file_side(name: str, path: Path) -> Side:
+    steady = read_series(path).steady()
+    found = _of_steady(steady)
+    sources = frozenset({(str(path.resolve()), 0)})
+    return Side(name, (found,) if found else (), reason=steady.reason, sources=sources)
+
+
+def _of_steady(steady: Steady) -> Estimate | None:
+    """Return steps per second as an estimate."""
+    if steady.mean is None or steady.low is None or steady.high is None or steady.low <= 0:
+        return None
+    return Estimate.of(1 / steady.mean, 1 / steady.high, 1 / steady.low, steady.count or 0)
+
+
+def _folder_side(name: str, path: Path) -> Side:
+    runs, problems = read_runs(path)
+    if not runs:
+        raise RecordError(f"{path} holds no run. {'; '.join(problems)}".strip())
+    kinds = {identity.repeat(run.record) or run.record.run_id for run in runs}
+    if len(kinds) > 1:
+        raise RecordError(
+            f"{path} holds {len(kinds)} configurations, which are no repeats of one another. "
+            "Name one run, or a folder with the repeats of one; 'scalebook gate' compares folders."
+        )
+    return _runs_side(name, runs)
+
+
+def _runs_side(name: str, runs: Sequence[Run]) -> Side:
+    """Return the side of runs; those without a steady state are left out, and why is said."""
+    steps: list[Estimate] = []
+    tokens: list[Estimate] = []
+    reasons: list[str] = []
+    for run in runs:
+        item = measure(run)
+        rate = estimate(item)
+        mean, low, high = item.step_seconds_mean, item.step_seconds_low, item.step_seconds_high
+        if rate is None or mean is None or not low or not high:
+            reason = item.throughput_reason or item.interval_reason
+            reasons.append(f"{item.run_id}: {reason or 'no interval.'}")
+            continue
+        losses = losses_that_rose(item)
+        if losses is not None:
+            reasons.append(f"{item.run_id}: its loss did not fall ({losses}), so it is refused.")
+            continue
+        tokens.append(rate)
+        steps.append(Estimate.of(1 / mean, 1 / high, 1 / low, item.steady_steps or 0))
+    records = tuple(run.record for run in runs)
+    reason = " ".join(reasons) if reasons else None
+    # an id may be a log's name, which two folders can have; a copy has the same times too
+    sources = frozenset(
+        (run.record.run_id, hash(tuple(step.step_seconds for step in run.steps))) for run in runs
+    )
+    return Side(name, tuple(steps), tuple(tokens), records, reason, sources)
+
+
+def losses_that_rose(item: RunMetrics) -> str | None:
+    """Return the first and last loss of a run whose loss did not fall, else None.
+
+    How fast such a run computed means nothing.
+    """
+    if item.loss_fell is not False:
+        return None
+    return f"{item.loss_first:.5g} to {item.loss_last:.5g}"
+
+
+def judge(a: Side, b: Side) -> tuple[Verdict | None, str | None]:
+    """Return the verdict on two sides, and what was left out of it or why there is none.
+
+    Rates are tokens per second where both sides tell their tokens, else steps per second. What is
+    the same on both sides is no second measurement: the ratio is 1 and nothing can be told.
+    """
+    both = same(a, b)
+    if both is not None:
+        verdict = Verdict("cannot tell", 1.0, 1.0, 1.0, rate=_rate(a, b)) if a.steps else None
+        return verdict, both
+    told = " ".join(_reasons(a, b)) or None
+    if not a.steps or not b.steps:
+        return None, told or "A side has no interval."
+    spreads = (start_spread(_platform(side)) for side in (a, b))
+    left, right = (a.steps, b.steps)
+    if a.tokens is not None and b.tokens is not None:
+        left, right = a.tokens, b.tokens
+    return replace(compare(left, right, start_spread=max(spreads)), rate=_rate(a, b)), told
+
+
+def _reasons(*sides: Side) -> Iterator[str]:
+    """Yield the reasons of the sides, each of which says what it is about."""
+    for side in sides:
+        if side.reason:
+            yield side.reason if side.records else f"{side.name}: {side.reason}"
+
+
+def _rate(a: Side, b: Side) -> Rate:
+    return "steps/s" if a.tokens is None or b.tokens is None else "tokens/s of all GPUs"
+
+
+def same(a: Side, b: Side) -> str | None:
+    """Return a sentence where both sides are the same runs or file, None where they are not.
+
+    Raises:
+        RecordError: some runs, but not all, are on both sides.
+    """
+    shared = sorted(name for name, _ in a.sources & b.sources)
+    if not shared:
+        return None
+    if a.sources == b.sources:
+        kind = "run" if a.records else "file"
+        kinds = kind if len(shared) == 1 else f"{kind}s"
+        return f"A and B are the same {kinds} ({', '.join(shared)}): nothing to compare."
+    raise RecordError(
+        f"{', '.join(shared)} is in both A ({a.name}) and B ({b.name}). A run can be on one side "
+        "alone: name a folder without it."
+    )
+
+
+def _platform(side: Side) -> str | None:
+    platform = side.records[0].setting("platform") if side.records else None
+    return platform if isinstance(platform, str) else None

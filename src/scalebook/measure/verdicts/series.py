@@ -1,0 +1,105 @@
+"""Step times of a file: seconds, one a line, or the steps.jsonl of a run."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scalebook import untrusted
+from scalebook.errors import RecordError
+from scalebook.measure.metrics.steady import Steady, find_steady
+from scalebook.store import read_steps
+
+STEPS = "steps.jsonl"  # of a run directory
+_LONGEST, _SHORTEST = 1e9, 1e-9  # seconds of a step that could be one
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Step times of a file in its order, and how many at the start are warm-up by its record."""
+
+    seconds: tuple[float, ...]
+    minimum: int = 0
+
+    def steady(self) -> Steady:
+        """Return the steady state of the series."""
+        return find_steady(self.seconds, self.minimum)
+
+
+def read_series(path: Path) -> Series:
+    """Return the step times of a text file (seconds, one a line), a steps.jsonl or a run directory.
+
+    Raises:
+        RecordError: the file cannot be read, or a line of it is no time above zero.
+    """
+    named = not path.is_dir()  # the user's own file may be a link, that of a run directory not
+    if not named:
+        if not untrusted.is_there(path / STEPS):
+            raise RecordError(f"{path} holds no {STEPS}: it is no directory of a run.")
+        path /= STEPS
+    found: list[float] = []
+    try:
+        for number, raw in enumerate(untrusted.lines(path, follow=named), start=1):
+            line = raw.decode().strip()
+            if line.startswith("{"):
+                return _records(path)
+            if line and not line.startswith("#"):
+                found.append(_seconds(path, number, line))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise RecordError(f"{path} cannot be read: {reason}.") from error
+    return _checked(path, found, 0)
+
+
+def _seconds(path: Path, number: int, line: str) -> float:
+    try:
+        value = float(line)
+    except ValueError:
+        value = math.nan
+    if not _SHORTEST < value < _LONGEST:
+        raise RecordError(
+            f"{path} line {number}: {line[:40]!r} is no step time. Write seconds above zero, "
+            "one a line, or give a steps.jsonl."
+        )
+    return value
+
+
+def _records(path: Path) -> Series:
+    """Return the series of a steps.jsonl; of each line only time and phase are needed."""
+    place = path.resolve()  # opened once by now: a link here is one that the user named
+    steps, problems = read_steps(place)
+    pairs = [(step.step_seconds, str(step.phase)) for step in steps]
+    if problems:  # written by something else, or with fewer fields than a run of ours has
+        lines = enumerate((line.decode().strip() for line in untrusted.lines(place)), start=1)
+        pairs = [_pair(path, number, line) for number, line in lines if line]
+    phases = [phase for _, phase in pairs]
+    end = phases.index("profiled") if "profiled" in phases else len(phases)
+    minimum = phases.index("measured") if "measured" in phases[:end] else end
+    for at, (value, _) in enumerate(pairs[:end], start=1):
+        if value is None or not _SHORTEST < value < _LONGEST:
+            raise RecordError(f"{path}: record {at} has no step_seconds above zero.")
+    return _checked(path, [value for value, _ in pairs[:end] if value is not None], minimum)
+
+
+def _pair(path: Path, number: int, line: str) -> tuple[float | None, str]:
+    """Return time and phase of a line; a step without a phase may count."""
+    try:
+        record: Any = json.loads(line)
+        phase = record.get("phase", "measured")
+        value = record.get("step_seconds")
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise RecordError(
+            f"{path} line {number} is not a step record: {line[:40]!r}. Each line is one JSON "
+            "object with step_seconds."
+        ) from error
+    known = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if known and abs(value) < _LONGEST else None, str(phase)
+
+
+def _checked(path: Path, seconds: list[float], minimum: int) -> Series:
+    if not seconds:
+        raise RecordError(f"{path} holds no step time. Write seconds, one a line.")
+    return Series(tuple(seconds), minimum)

@@ -1,0 +1,162 @@
+"""Collectives by size and group; definitions of size and bus rate are those of nccl-tests.
+
+https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from scalebook.measure.probes import Collective
+from scalebook.probe.measurement.place import Budget, Place, distributed
+from scalebook.probe.measurement.timing import Timing, measure
+
+KIB, MIB = 2**10, 2**20
+SIZES = {
+    "cuda": (64 * KIB, MIB, 16 * MIB, 64 * MIB, 256 * MIB, 1024 * MIB),
+    "cpu": (4 * KIB, 64 * KIB, MIB),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Neighbouring ranks; every rank is in one, and all groups work at the same time."""
+
+    handle: Any
+    size: int
+    ranks: tuple[int, ...]  # global, of this rank's group
+
+
+def _all_reduce(group: Group, given: Tensor, _: Tensor) -> object:
+    return distributed.all_reduce(given, group=group.handle)
+
+
+def _all_gather(group: Group, given: Tensor, taken: Tensor) -> object:
+    part = given[: given.numel() // group.size]
+    return distributed.all_gather_into_tensor(taken, part, group=group.handle)
+
+
+def _reduce_scatter(group: Group, given: Tensor, taken: Tensor) -> object:
+    part = taken[: taken.numel() // group.size]
+    return distributed.reduce_scatter_tensor(part, given, group=group.handle)
+
+
+def _all_to_all(group: Group, given: Tensor, taken: Tensor) -> object:
+    return distributed.all_to_all_single(taken, given, group=group.handle)
+
+
+def _send_receive(group: Group, given: Tensor, taken: Tensor) -> object:
+    """Send to the next rank of the group and receive from the one before."""
+    place = group.ranks.index(distributed.get_rank())
+    after, before = (group.ranks[(place + step) % group.size] for step in (1, -1))
+    send, receive = distributed.isend, distributed.irecv
+    asked = [
+        distributed.P2POp(send, given, after, group=group.handle),
+        distributed.P2POp(receive, taken, before, group=group.handle),
+    ]
+    for work in distributed.batch_isend_irecv(asked):
+        work.wait()
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A collective; ``bus(n)`` times the algorithm's rate is the rate of a link."""
+
+    name: str
+    call: Callable[[Group, Tensor, Tensor], object]
+    bus: Callable[[int], float]
+
+
+def _part(n: int) -> float:
+    return (n - 1) / n
+
+
+OPERATIONS = (
+    Operation("all_reduce", _all_reduce, lambda n: 2 * _part(n)),
+    Operation("all_gather", _all_gather, _part),
+    Operation("reduce_scatter", _reduce_scatter, _part),
+    Operation("all_to_all", _all_to_all, _part),
+    Operation("send_receive", _send_receive, lambda _: 1.0),
+)
+
+
+def group_sizes(world: int) -> list[int]:
+    """Return 2, 4, 8, ... and the world, as far as they divide it."""
+    doubled = [2**power for power in range(1, world.bit_length())]
+    return sorted({size for size in (*doubled, world) if size > 1 and world % size == 0})
+
+
+def cases(place: Place) -> int:
+    """Return how many measurements there are."""
+    return len(group_sizes(place.size)) * len(SIZES[place.device.type]) * len(OPERATIONS)
+
+
+def _group(size: int, place: Place) -> Group:
+    handles = [
+        (distributed.new_group(range(first, first + size)), first)
+        for first in range(0, place.size, size)
+    ]
+    handle, first = handles[place.rank // size]
+    return Group(handle, size, tuple(range(first, first + size)))
+
+
+def measured(place: Place, budget: Budget, show: Callable[[str], None]) -> list[Collective]:
+    """Return the rate of every collective; every process must call this."""
+    found: list[Collective] = []
+    largest = max(SIZES[place.device.type])
+    # fp32 as in nccl-tests and in the reduction of main gradients
+    given, taken = (torch.rand(largest // 4, device=place.device) for _ in range(2))
+    for size in group_sizes(place.size):
+        group = _group(size, place)
+        for operation in OPERATIONS:
+            for length in SIZES[place.device.type]:
+                parts = given[: length // 4], taken[: length // 4]
+                row = _measured(operation, group, parts, place, budget)
+                if row is not None:
+                    found.append(row)
+                    show(
+                        f"{row.operation} {row.bytes >> 10} KiB over {size}: "
+                        f"{row.bus_gb_per_second:.4g} GB/s bus"
+                    )
+    return found
+
+
+def _measured(
+    operation: Operation, group: Group, tensors: tuple[Tensor, Tensor], place: Place, budget: Budget
+) -> Collective | None:
+    length = tensors[0].numel() * tensors[0].element_size()
+    what = f"{operation.name} {length >> 10} KiB over {group.size}"
+    slot = place.agree(budget.slot())
+    if slot <= 0:
+        budget.skip(what)
+        return None
+
+    def call(_: int) -> None:
+        operation.call(group, *tensors)
+
+    try:
+        took = measure(call, place, slot, place.agree)
+    except RuntimeError as error:  # a backend may lack an operation
+        budget.skip(what, str(error).partition("\n")[0])
+        return None
+    return _row(operation, group.size, length, took, place)
+
+
+def _row(operation: Operation, size: int, length: int, took: Timing, place: Place) -> Collective:
+    seconds = place.agree(took.seconds)
+    rate = length / seconds / 1e9
+    return Collective(
+        operation=operation.name,
+        group_size=size,
+        bytes=length,
+        seconds=seconds,
+        algorithm_gb_per_second=rate,
+        bus_gb_per_second=rate * operation.bus(size),
+        spread=took.spread,
+    )

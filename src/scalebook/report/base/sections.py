@@ -1,0 +1,146 @@
+"""Sentences that open the sections of the throughput page, made from the tables' own frame."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import polars as pl
+
+from scalebook.report.base.frames import ReportData
+from scalebook.report.base.markup import Fragment, Markup, bullets, paragraphs, run_link, run_links
+from scalebook.report.base.naming import WORK, split_name
+from scalebook.report.base.quantities import count, number, percent, times
+
+SAME_LOSS = 1e-3  # below this relative difference two losses print alike
+
+
+def throughput(data: ReportData) -> Fragment:
+    """Return how wide the field is in each group, from its slowest to its fastest run."""
+    if data.completed.is_empty():
+        return paragraphs("No run completed with a throughput.")
+    groups = data.ranked.group_by("group", maintain_order=True)
+    return bullets([*(_span(str(group), runs) for (group,), runs in groups), *unranked(data)])
+
+
+def unranked(data: ReportData) -> Iterator[Markup]:
+    """Yield the completed runs that no page ranks or scales, a sentence for what is unknown."""
+    missing: dict[tuple[str, ...], list[str]] = {}
+    for row in data.completed.iter_rows(named=True):
+        unknown = tuple(words for name, words in WORK.items() if row[name] is None)
+        if unknown:
+            missing.setdefault(unknown, []).append(row["run_id"])
+    for unknown, ids in missing.items():
+        words = "{} {} not compared with any other: {} unknown ({})."
+        yield Markup(words).format(
+            count(len(ids), "run"),
+            "is" if len(ids) == 1 else "are",
+            f"{_listed(unknown)} {'is' if len(unknown) == 1 else 'are'}",
+            run_links(ids),
+        )
+
+
+def _listed(words: tuple[str, ...]) -> str:
+    """Return what is unknown as a list in a sentence: ``the model, platform and precision``."""
+    *first, last = words
+    return f"the {', '.join(first)} and {last}" if first else f"the {last}"
+
+
+def _span(group: str, runs: pl.DataFrame) -> Markup:
+    ordered = runs.drop_nulls("rate").sort("rate")
+    name = Markup("<strong>{}</strong>").format(group)
+    if ordered.is_empty():
+        return Markup("{}: no run of a known size.").format(name)
+    low, high = ordered.row(0, named=True), ordered.row(-1, named=True)
+    top = Markup("{} {} ({})").format(
+        number(high["rate"]), high["rate_unit"], run_link(high["run_id"])
+    )
+    if ordered.height == 1:
+        return Markup("{}: one run, {}.").format(name, top)
+    return Markup("{}: {}, from {} ({}) to {}, a factor of {}.").format(
+        name,
+        count(ordered.height, "run"),
+        number(low["rate"]),
+        run_link(low["run_id"]),
+        top,
+        times(high["rate"] / low["rate"]),
+    )
+
+
+def mfu(data: ReportData) -> Fragment:
+    """Return which run uses its device best, under which convention and peak, or why none does."""
+    runs = data.completed
+    sentences = [_best_mfu(runs)] if runs["mfu"].drop_nulls().len() else []
+    return bullets([*sentences, *missing_mfu(runs)])
+
+
+def _best_mfu(runs: pl.DataFrame) -> Markup:
+    best = runs.sort("mfu", descending=True, nulls_last=True).row(0, named=True)
+    return Markup(
+        "The highest MFU is {} by {} of {} ({}): {} TFLOP/s of model work per GPU by "
+        "<code>{}</code>, over {} TFLOP/s, the dense {} peak of {}."
+    ).format(
+        percent(best["mfu"]),
+        split_name(best),
+        best["model"],
+        run_link(best["run_id"]),
+        number(best["model_tflops_per_second_per_gpu"]),
+        best["flops_convention"],
+        number(best["peak_tflops_per_second"], 4),
+        best["peak_precision"],
+        best["accelerator"],
+    )
+
+
+def missing_mfu(runs: pl.DataFrame) -> Iterator[Markup]:
+    """Yield why runs have no MFU, one sentence per reason."""
+    missing = runs.filter(pl.col("mfu").is_null())
+    for (reason,), rows in missing.group_by("mfu_reason", maintain_order=True):
+        text = str(reason or "no reason recorded").rstrip(".")
+        yield Markup("{} no MFU. {}.").format(count(rows.height, "run has", "runs have"), text)
+
+
+def loss(data: ReportData) -> Fragment:
+    """Return whether each completed run learnt: a run that does not is no valid throughput."""
+    return bullets([*loss_findings(data.completed), *_agreement(data.completed)])
+
+
+def _agreement(runs: pl.DataFrame) -> Iterator[Markup]:
+    """Yield how close the last losses of a group are: layouts of one training should agree."""
+    same = runs.drop_nulls("loss_last").group_by(
+        ["group", "global_batch_size", "recorded_steps"], maintain_order=True
+    )
+    for (group, batch, steps), members in same:
+        losses: list[float] = members["loss_last"].sort().to_list()
+        low, high = losses[0], losses[-1]
+        if len(losses) < 2 or low <= 0:
+            continue
+        words = "<strong>{}</strong>: after {} of a global batch of {}, {} end at a loss of {}."
+        apart = (high - low) / low
+        ends = (
+            f"{low:.5g}, equal to {apart:.1e} of it"
+            if apart < SAME_LOSS
+            else f"{low:.5g} to {high:.5g}, {percent(apart)} apart"
+        )
+        length = count(int(str(steps)), "step")
+        yield Markup(words).format(group, length, batch, count(len(losses), "run"), ends)
+
+
+def loss_findings(runs: pl.DataFrame) -> Iterator[Markup]:
+    """Yield that the losses fell, and each run whose loss did not."""
+    both = runs.drop_nulls("loss_fell")
+    if both.is_empty() and runs["loss_last"].is_null().all():
+        yield Markup("No run with a throughput recorded a loss.")
+        return
+    rising = both.filter(~pl.col("loss_fell"))
+    falling = both.height - rising.height
+    if falling:
+        yield Markup("The loss fell in {} of {} that recorded one.").format(
+            falling, count(both.height, "run with a throughput", "runs with a throughput")
+        )
+    for row in rising.iter_rows(named=True):
+        yield Markup(
+            "The loss of {} did not fall ({} to {}): its throughput may be of a broken run."
+        ).format(run_link(row["run_id"]), number(row["loss_first"]), number(row["loss_last"]))
+    ids = runs.filter(pl.col("loss_last").is_null())["run_id"]
+    if len(ids):
+        yield Markup("No loss was recorded by {}.").format(run_links(ids))

@@ -1,0 +1,181 @@
+"""Runs that differ in size: each against the smallest of its group, and what that says in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from scalebook.measure.scaling import ScalingPoint, table
+from scalebook.report.base.columns import SCHEMA
+from scalebook.report.base.frames import ReportData
+from scalebook.report.base.markup import Fragment, Markup, bullets, join, paragraphs, run_link
+from scalebook.report.base.naming import sized, split_name, units
+from scalebook.report.base.quantities import count, percent, quantity
+from scalebook.report.base.sections import unranked
+from scalebook.report.base.versus import Configuration, verdict_on
+from scalebook.report.base.wording import series_words
+
+Row = Mapping[str, Any]
+COMPARISON: dict[str, type[pl.DataType]] = {
+    "speedup": pl.Float64,
+    "ideal_speedup": pl.Float64,
+    "scaling_efficiency": pl.Float64,
+    "efficiency_low": pl.Float64,
+    "efficiency_high": pl.Float64,
+    "ideal_tokens_per_second": pl.Float64,
+    "kind": pl.String,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """The runs of one group and setup at two world sizes or more, a row each, the base first.
+
+    The base is the fastest run at the smallest world size. Columns beside those of the run:
+    split, speedup, ideal_speedup, scaling_efficiency with its 95 % interval (efficiency_low,
+    efficiency_high; None where a run has none), ideal_tokens_per_second, kind.
+    """
+
+    group: str
+    base: Row
+    points: pl.DataFrame
+
+
+def series(runs: pl.DataFrame) -> tuple[Series, ...]:
+    """Return a series for each group and setup of measured runs at two world sizes or more."""
+    usable = runs.filter(pl.col("world_size") > 0, pl.col("tokens_per_second") > 0)
+    found: list[Series] = []
+    usable = usable.with_columns(pl.col("setup").fill_null(""))
+    for (group,), members in usable.group_by("group", maintain_order=True):
+        # A size measured with another setting or version says nothing about scaling.
+        parts = members.partition_by("setup", maintain_order=True)
+        parts = [part for part in parts if part["world_size"].n_unique() > 1]
+        others = series_words([str(part["setup"][0]) for part in parts])
+        for part, other in zip(parts, others, strict=True):
+            found.append(_series(f"{group} · {other}" if other else str(group), part))
+    return tuple(found)
+
+
+def _series(group: str, runs: pl.DataFrame) -> Series:
+    down = [False, True]
+    ordered = runs.sort("world_size", "tokens_per_second", descending=down, nulls_last=True)
+    base = ordered.row(0, named=True)
+    rows = [_against(base, row) for row in ordered.iter_rows(named=True)]
+    return Series(group, base, pl.DataFrame(rows, schema=SCHEMA | COMPARISON))
+
+
+def _against(base: Row, row: Row) -> dict[str, Any]:
+    """Return a run's row with its comparison to the base."""
+    pair = [_point(base)] if row["run_id"] == base["run_id"] else [_point(base), _point(row)]
+    compared = table(pair)
+    # at the base's own size the two would be pooled, so such a run is compared by hand
+    same_size = row["world_size"] == base["world_size"]
+    ideal = row["world_size"] / base["world_size"]
+    speedup = row["tokens_per_second"] / base["tokens_per_second"]
+    return {
+        **row,
+        "split": split_name(row),
+        "speedup": speedup if same_size else compared.rows[-1].speedup,
+        "ideal_speedup": ideal,
+        "scaling_efficiency": speedup / ideal,
+        **_efficiency_interval(base, row),
+        "ideal_tokens_per_second": base["tokens_per_second"] * ideal,
+        "kind": "base" if row["run_id"] == base["run_id"] else compared.kind,
+    }
+
+
+def _efficiency_interval(base: Row, row: Row) -> dict[str, float | None]:
+    """Return the interval of the ratio of both rates per GPU, as every comparison has it."""
+    verdict = (
+        None
+        if row["run_id"] == base["run_id"]
+        else verdict_on(Configuration((row,)), Configuration((base,)))
+    )
+    low, high = (verdict.low, verdict.high) if verdict else (None, None)
+    return {"efficiency_low": low, "efficiency_high": high}
+
+
+def _point(row: Row) -> ScalingPoint:
+    nodes, world_size = row["nodes"] or 1, row["world_size"]
+    batch = row["global_batch_size"]
+    return ScalingPoint(
+        world_size,
+        row["tokens_per_second"],
+        nodes=min(max(nodes, 1), world_size),
+        global_batch_size=batch if batch is not None and batch >= 1 else None,
+        label=row["run_id"],
+    )
+
+
+def scaling_findings(found: Sequence[Series]) -> Fragment:
+    """Return what the sizes show, an item a group."""
+    if not found:
+        return paragraphs("No group of comparable runs has more than one size.")
+    return bullets(join(_sentences(item), " ") for item in found)
+
+
+def _sentences(item: Series) -> Iterator[Markup]:
+    base = item.base
+    yield Markup("<strong>{}</strong>: the base is {}, at {} ({}).").format(
+        item.group,
+        sized(base),
+        quantity(base["tokens_per_second"], "tokens/s"),
+        run_link(base["run_id"]),
+    )
+    larger = item.points.filter(pl.col("world_size") > base["world_size"])
+    for (size,), runs in larger.group_by("world_size", maintain_order=True):
+        best = runs.sort("tokens_per_second", descending=True).row(0, named=True)
+        words = (
+            "On {} the fastest is {} ({}): {:.2f} times the base where {:g} would be ideal, "
+            "an efficiency of {}{}."
+        )
+        yield Markup(words).format(
+            count(int(str(size)), *units(base["platform"])),
+            best["split"],
+            run_link(best["run_id"]),
+            best["speedup"],
+            best["ideal_speedup"],
+            percent(best["scaling_efficiency"]),
+            _certainty(best),
+        )
+    if base["platform"] == "cpu":
+        yield Markup("Processes share one machine's cores: this is no result about scaling.")
+
+
+def _certainty(row: Row) -> str:
+    """Return the interval of an efficiency and the kind of scaling, as text behind it."""
+    low, high = row["efficiency_low"], row["efficiency_high"]
+    interval = "no interval" if low is None else f"{percent(low)} to {percent(high)}"
+    work = {"weak": ", equal work a GPU", "strong": ", the same work in all"}
+    return f" ({interval}{work.get(row['kind'], '')})"
+
+
+def not_enough(data: ReportData, found: Sequence[Series]) -> Fragment:
+    """Return, in words, which runs say nothing about scaling: groups of one size, unknown work."""
+    shown = {item.base["group"] for item in found}
+    groups = data.ranked["group"].unique(maintain_order=True)
+    lonely = [group for group in groups if group not in shown]
+    unknown = list(unranked(data))
+    if not lonely:
+        return paragraphs(*unknown, style="note")
+    words = (
+        "Not enough sizes: {} {} runs at one world size only. Scaling needs the same model, "
+        "platform, precision, sequence length and settings at two sizes or more."
+    )
+    verb = "has" if len(lonely) == 1 else "have"
+    return paragraphs(Markup(words).format(join(lonely), verb), *unknown, style="note")
+
+
+def law_note(found: Sequence[Series]) -> Fragment:
+    """Return why no law is fitted where a group has fewer than three sizes."""
+    short = [item.group for item in found if item.points["world_size"].n_unique() < 3]
+    if not short:
+        return Fragment(Markup(""))
+    words = (
+        "Two sizes give a ratio and no trend: a law needs three sizes or more, so nothing is "
+        "projected for {}."
+    )
+    return paragraphs(Markup(words).format(join(short)), style="note")

@@ -1,0 +1,95 @@
+"""What the owner of the runs states beside them: prices, power, a token budget (economics.toml).
+
+No price, power or carbon intensity has a default: a number that nobody stated is null with that
+as its reason.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from scalebook.errors import ClaimError
+from scalebook.measure.economics import Inputs, read_range
+from scalebook.measure.intervals import Interval
+
+FILE = "economics.toml"
+SAMPLE = """\
+# Every line may be left out; a value is a number, or a text such as "2.1..2.6", "1T" or "5%".
+tokens = "1T"                        # to train on
+pue = "1.15..1.3"                    # energy of the facility over energy of its computers
+grid_kg_per_kwh = 0.35               # CO2 equivalent of the grid
+
+[h100]                               # a platform, as the runs call it
+price_per_gpu_hour = "2.1..2.6"      # in any one currency: replace it by yours
+spot_price_per_gpu_hour = 1.2
+preemption_overhead = "5%"           # extra time by preemptions
+watts_per_gpu = 900                  # mean draw of a GPU with its share of the node
+"""
+SHARED = ("tokens", "pue", "grid_kg_per_kwh")
+EACH = ("price_per_gpu_hour", "spot_price_per_gpu_hour", "preemption_overhead", "watts_per_gpu")
+_LARGEST_FILE = 100_000  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Stated:
+    """The stated inputs: those of the job, those of each platform, and what could not be read."""
+
+    shared: Mapping[str, Interval] = field(default_factory=dict[str, Interval])
+    platforms: Mapping[str, Mapping[str, Interval]] = field(
+        default_factory=dict[str, Mapping[str, Interval]]
+    )
+    problems: tuple[str, ...] = ()
+
+    def of(self, platform: str | None, name: str) -> Interval | None:
+        """Return an input of a platform; None where it was not stated."""
+        return self.platforms.get(platform or "", {}).get(name, self.shared.get(name))
+
+
+def read_stated(folder: Path) -> Stated:
+    """Return the inputs of ``economics.toml`` in a folder of runs; nothing where it has none.
+
+    Top level: ``tokens``, ``pue``, ``grid_kg_per_kwh``. A table a platform: prices in any one
+    currency, ``preemption_overhead`` (a fraction), ``watts_per_gpu``. A value is a number, or a
+    text such as "2.1..2.6" or "1T".
+    """
+    path = folder / FILE
+    if not path.is_file():
+        return Stated()
+    try:
+        raw = path.read_bytes()
+        text = raw[:_LARGEST_FILE].decode("utf-8")
+        content = tomllib.loads(text)
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        return Stated(problems=(f"{FILE} cannot be read: {error}",))
+    problems: list[str] = []
+    tables = {
+        name: cast("dict[str, Any]", value)
+        for name, value in content.items()
+        if isinstance(value, dict)
+    }
+    single = {name: value for name, value in content.items() if name not in tables}
+    shared = dict(_inputs(single, SHARED, "", problems))
+    platforms = {
+        name: dict(_inputs(values, EACH, f"[{name}] ", problems)) for name, values in tables.items()
+    }
+    return Stated(shared, platforms, tuple(problems))
+
+
+def _inputs(
+    values: Mapping[str, Any], known: tuple[str, ...], place: str, problems: list[str]
+) -> Iterator[tuple[str, Interval]]:
+    for name, value in values.items():
+        if name not in known:
+            problems.append(f"{FILE}: {place}{name} is none of {', '.join(known)}.")
+            continue
+        try:
+            found = read_range(value if isinstance(value, str) else repr(value))
+            Inputs(**{name: found})  # refuses what can't be: a price below zero, a PUE below 1
+        except ClaimError as error:
+            problems.append(f"{FILE}: {place}{name}: {error}")
+        else:
+            yield name, found

@@ -1,0 +1,263 @@
+"""Data frames -> HTML tables that sort, scroll on a phone and give their data as CSV.
+
+Written here rather than with a table library: each cell carries its exact value beside the
+rounded one (for sorting and for the CSV), every text is escaped in one place, colours follow
+the reader's theme, and a thousand rows take milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from scalebook.report.base.markup import (
+    Fragment,
+    Markup,
+    anchor,
+    escape,
+    join,
+    run_link,
+    script_json,
+)
+from scalebook.report.base.naming import split_name
+from scalebook.report.base.quantities import NONE, duration, number, percent
+
+Row = Mapping[str, Any]
+LONG = 300  # a table of more rows comes as its first FIRST rows and data for the others
+FIRST = 100
+Show = Callable[[Row], Markup | str]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column: ``show`` writes the cell; ``key`` is the field whose exact value goes with it."""
+
+    key: str
+    label: str
+    show: Show
+    unit: str = ""
+    numeric: bool = True
+    hint: str = ""  # what the heading means, shown when pointed at
+    wide: bool = False  # its lines wrap
+    prose: bool = False  # they are sentences, for which a wide column has room
+
+
+def table(
+    rows: Iterable[Row], columns: Sequence[Column], name: str, *, anchors: bool = False
+) -> Fragment:
+    """Return a table; ``name`` names its CSV file; with ``anchors`` each row can be linked to."""
+    head = Markup("").join(_heading(column) for column in columns)
+    given = list(rows)
+    long = len(given) > LONG
+    shown = given[:FIRST] if long else given
+    body = Markup("\n").join(_row(row, columns, anchors) for row in shown)
+    rest = _as_data(given[FIRST:], columns, anchors) if long else Markup("")
+    # Quarto would take the table apart and drop the exact values without the attribute.
+    return Fragment(
+        Markup(
+            '<div class="sb-table" data-name="{}"><div class="sb-scroll" tabindex="0">'
+            '<table data-quarto-disable-processing="true">\n'
+            "<thead><tr>{}</tr></thead>\n<tbody>\n{}\n</tbody></table></div>{}</div>"
+        ).format(name, head, body, rest)
+    )
+
+
+def _as_data(rows: Sequence[Row], columns: Sequence[Column], anchors: bool) -> Markup:
+    """Return rows as data that the page's script makes rows of, a page at a time.
+
+    A row is [class, id, run, [exact value, html] ...]; a cell whose html is its value has no html.
+    """
+    data: list[list[Any]] = []
+    for row in rows:
+        run_id, cells = row.get("run_id"), [_pair(row, column) for column in columns]
+        mark = anchor(run_id) if anchors and run_id is not None else ""
+        data.append([_classes(row), mark, run_id or "", *cells])
+    template = Markup('<script type="application/json" class="sb-rows">{}</script>')
+    return template.format(script_json(data))
+
+
+def _pair(row: Row, column: Column) -> list[str]:
+    value, shown = row.get(column.key), escape(column.show(row))
+    exact = "" if value is None else str(value)
+    return [exact] if shown == exact else [exact, str(shown)]
+
+
+def _heading(column: Column) -> Markup:
+    unit = Markup('<span class="unit">{}</span>').format(column.unit) if column.unit else ""
+    return Markup('<th scope="col" class="{}" data-key="{}"{}>{}{}</th>').format(
+        _kind(column),
+        column.key,
+        Markup(' title="{}"').format(column.hint) if column.hint else "",
+        column.label,
+        unit,
+    )
+
+
+def _row(row: Row, columns: Sequence[Column], anchors: bool) -> Markup:
+    run_id = row.get("run_id")
+    mark = Markup(' id="{}"').format(anchor(run_id)) if anchors and run_id is not None else ""
+    # what the page's filter knows a row by
+    mark += Markup(' data-run="{}"').format(run_id) if run_id is not None else ""
+    cells = Markup("").join(_cell(row, column) for column in columns)
+    return Markup('<tr{} class="{}">{}</tr>').format(mark, _classes(row), cells)
+
+
+def _classes(row: Row) -> str:
+    return f"is-{row.get('status', '')} from-{row.get('source', '')}"
+
+
+def _cell(row: Row, column: Column) -> Markup:
+    value = row.get(column.key)
+    return Markup('<td class="{}" data-value="{}">{}</td>').format(
+        _kind(column), "" if value is None else value, column.show(row)
+    )
+
+
+def _kind(column: Column) -> str:
+    if column.numeric:
+        return "num"
+    return "txt wide prose" if column.prose else "txt wide" if column.wide else "txt"
+
+
+def plain(key: str, label: str, unit: str = "", digits: int = 3, hint: str = "") -> Column:
+    """Return a column of numbers."""
+    return Column(key, label, lambda row: number(row.get(key), digits), unit, hint=hint)
+
+
+def text(key: str, label: str, hint: str = "") -> Column:
+    """Return a column of words."""
+    return Column(key, label, lambda row: _word(row.get(key)), numeric=False, hint=hint)
+
+
+def _word(value: Any) -> str:
+    return NONE if value is None else str(value)
+
+
+def _ranged(key: str, low: str, high: str, show: Callable[[float | None], str]) -> Show:
+    """Return how to write a number with its interval below it in small print."""
+
+    def write(row: Row) -> Markup | str:
+        value, lower, upper = row.get(key), row.get(low), row.get(high)
+        if value is None or lower is None or upper is None or not lower < upper:
+            return show(value)
+        ends = Markup('<span class="range">{} to {}</span>').format(show(lower), show(upper))
+        return Markup("{} {}").format(show(value), ends)
+
+    return write
+
+
+def badge(row: Row) -> Markup:
+    """Return the status of a run, and its source where it is not a measurement of our own."""
+    status = str(row.get("status"))
+    marks = [Markup('<span class="badge is-{0}">{1}</span>').format(status, status_words(status))]
+    if row.get("source") != "measured":
+        marks.append(Markup('<span class="badge source">{}</span>').format(row.get("source")))
+    return join(marks, " ")
+
+
+def status_words(status: str) -> str:
+    """Return a status as words: ``out of memory``."""
+    return status.replace("_", " ")
+
+
+RUN = Column("run_id", "Run", lambda row: run_link(row["run_id"]), numeric=False)
+STATUS = Column("status", "Status", badge, numeric=False)
+SPLIT = Column(
+    "name",
+    "Configuration",
+    lambda row: row.get("name") or split_name(row),
+    numeric=False,
+    wide=True,
+    hint="parallel sizes above 1, and what is set otherwise than in the runs beside it",
+)
+MODEL, PLATFORM, STRATEGY = (
+    text("model", "Model"),
+    text("platform", "Platform"),
+    text("strategy", "Strategy"),
+)
+PRECISION = Column(
+    "precision",
+    "Precision",
+    lambda row: _word(row.get("precision")).upper(),
+    numeric=False,
+    hint="of the matrix products",
+)
+WORLD = plain("world_size", "Ranks", hint="processes; on a GPU platform one a GPU")
+SEQUENCE = plain("sequence_length", "Sequence", "tokens", digits=6)
+TOKENS = Column(
+    "tokens_per_second",
+    "Throughput",
+    _ranged("tokens_per_second", "tokens_per_second_low", "tokens_per_second_high", number),
+    "tokens/s",
+    hint="all tokens of the measured window over all its time, with its 95 % interval",
+)
+TOKENS_EACH = plain("tokens_per_second_per_gpu", "Per rank", "tokens/s")
+STEP = Column("step_seconds_median", "Step", lambda r: duration(r.get("step_seconds_median")))
+TFLOPS = plain("model_tflops_per_second_per_gpu", "Model rate", "TFLOP/s per rank")
+MFU = Column("mfu", "MFU", _ranged("mfu", "mfu_low", "mfu_high", percent))
+MEMORY = plain("peak_memory_gib", "Peak memory", "GiB")
+LOSS = Column(
+    "loss_last",
+    "Loss",
+    lambda row: f"{number(row.get('loss_first'))} → {number(row.get('loss_last'))}",
+    hint="first and last recorded step",
+)
+
+
+def overview(runs: pl.DataFrame) -> Fragment:
+    """Return the short table of the summary: what ran and what it reached."""
+    columns = (RUN, STATUS, MODEL, PLATFORM, PRECISION, SEQUENCE, SPLIT, WORLD)
+    columns = (*columns, TOKENS, TOKENS_EACH, STEP, MFU)
+    return table(runs.iter_rows(named=True), columns, "overview")
+
+
+def all_runs(runs: pl.DataFrame) -> Fragment:
+    """Return the full table, whose rows every mention of a run links to."""
+    columns = (
+        *(RUN, STATUS, MODEL, PLATFORM, PRECISION, SEQUENCE, SPLIT, WORLD),
+        *(TOKENS, TOKENS_EACH, MFU, STEP, MEMORY, TFLOPS, LOSS),
+        plain("micro_batch_size", "Micro batch"),
+        plain("global_batch_size", "Global batch"),
+        *(text("recompute", "Recompute"), STRATEGY),
+        plain("measured_steps", "Steps", hint="steps of the measured window"),
+    )
+    return table(runs.iter_rows(named=True), columns, "runs", anchors=True)
+
+
+def utilisation(runs: pl.DataFrame) -> Fragment:
+    """Return rate and MFU of the runs that have an MFU, with the convention and the peak named."""
+    known = runs.filter(pl.col("mfu").is_not_null())
+    if known.is_empty():
+        return Fragment(Markup(""))
+    columns = (
+        *(RUN, MODEL, PLATFORM, PRECISION, SEQUENCE, SPLIT, MFU, TFLOPS),
+        Column("peak_tflops_per_second", "Dense peak", _peak, "TFLOP/s", hint="of the precision"),
+        text("flops_convention", "Convention"),
+        text("accelerator", "Accelerator"),
+    )
+    return table(known.iter_rows(named=True), columns, "mfu")
+
+
+def _peak(row: Row) -> str:
+    return f"{number(row['peak_tflops_per_second'], 4)} {row['peak_precision']}"
+
+
+def _efficiency_interval(row: Row) -> str:
+    low, high = row["efficiency_low"], row["efficiency_high"]
+    return NONE if low is None else f"{percent(low)} to {percent(high)}"
+
+
+def scaling(points: pl.DataFrame) -> Fragment:
+    """Return speed-up and efficiency, a row a run, the base marked."""
+    columns = (
+        *(text("series", "Series"), RUN, SPLIT, WORLD, TOKENS),
+        Column("speedup", "Speed-up", lambda row: f"{row['speedup']:.2f}×"),
+        Column("ideal_speedup", "Ideal", lambda row: f"{row['ideal_speedup']:.2f}×"),
+        Column("scaling_efficiency", "Efficiency", lambda r: percent(r["scaling_efficiency"])),
+        Column("efficiency_low", "Interval", _efficiency_interval, hint="95 %, of the efficiency"),
+        text("kind", "Scaling", hint="strong: same global batch; weak: same batch per rank"),
+    )
+    return table(points.iter_rows(named=True), columns, "scaling")

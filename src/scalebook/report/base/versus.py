@@ -1,0 +1,122 @@
+"""Configurations on every page: the repeats of one are one rate, and verdicts are between rates.
+
+What is a repeat ``identity`` decides; so no page pools runs in a way of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import exp, floor, log, log10
+from statistics import fmean
+from typing import Any
+
+from scalebook.identity import alike
+from scalebook.measure.metrics.repeats import Estimate, Pooled, pool, start_spread
+from scalebook.measure.verdicts import Verdict, compare
+from scalebook.report.base.quantities import number
+
+Row = Mapping[str, Any]
+
+LEAST_DIGITS, MOST_DIGITS = 3, 4  # of a number that follows from a rate
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """Repeats of one configuration as one: those with an interval, where any has one.
+
+    A repeat without an interval tells a rate that nobody knows the error of: it is ``left_out``
+    beside those with one.
+    """
+
+    runs: tuple[Row, ...]  # the fastest first
+    left_out: tuple[Row, ...] = ()
+
+    @property
+    def row(self) -> Row:
+        """The fastest of its runs, under the name that they all share."""
+        return unnumbered(self.runs[0]) if len(self.every) > 1 else self.runs[0]
+
+    @property
+    def every(self) -> tuple[Row, ...]:
+        """All repeats, those left out too."""
+        return (*self.runs, *self.left_out)
+
+    @property
+    def estimates(self) -> list[Estimate]:
+        """What is known of the rate of each run."""
+        return [found for row in self.runs if (found := estimate_of(row)) is not None]
+
+    @property
+    def rate(self) -> float:
+        """The rate in the unit of its runs, of repeats the geometric mean."""
+        return self.mean("rate") or 0.0
+
+    @property
+    def interval(self) -> tuple[float | None, float | None]:
+        """The ends of the rate's 95 % interval; of repeats, the spread of runs counted."""
+        pooled = self._pooled()
+        if pooled is not None:
+            return pooled.low, pooled.high
+        return self.runs[0]["rate_low"], self.runs[0]["rate_high"]
+
+    def _pooled(self) -> Pooled | None:
+        return pool(self.estimates, start_spread(self.runs[0]["platform"]))
+
+    def mean(self, column: str) -> float | None:
+        """Return the geometric mean of a column over the runs; None where one has no value."""
+        values = [row[column] for row in self.runs]
+        if not all(values):
+            return None
+        return values[0] if len(values) == 1 else exp(fmean(log(value) for value in values))
+
+    def derived(self, value: float | None) -> str:
+        """Return a number that follows from the rate, in no more digits than are known of that.
+
+        They reach to the first digit of half the interval, three to four of them; three where the
+        rate has no interval.
+        """
+        if not value:
+            return number(value)
+        low, high = self.interval
+        digits = LEAST_DIGITS
+        if low and high and high > low:
+            half = value * (high - low) / 2 / self.rate
+            digits = floor(log10(value)) - floor(log10(half)) + 1
+        digits = min(max(digits, LEAST_DIGITS), MOST_DIGITS)
+        return number(float(f"{value:.{digits}g}"), digits)
+
+
+def configurations(rows: Iterable[Row]) -> list[Configuration]:
+    """Return the configurations of runs that have a rate, the fastest first."""
+    found = alike(rows, lambda row: row["configuration"])
+    return sorted(map(_together, found), key=lambda one: one.rate, reverse=True)
+
+
+def _together(rows: list[Row]) -> Configuration:
+    ranked = sorted(rows, key=lambda row: row["rate"], reverse=True)
+    certain = tuple(row for row in ranked if estimate_of(row) is not None)
+    runs = certain or tuple(ranked)
+    return Configuration(runs, tuple(row for row in ranked if row not in runs))
+
+
+def unnumbered(row: Row) -> Row:
+    """Return a run under the name of its configuration, without the number of a repeat."""
+    return {**row, "name": row["configuration_name"]}
+
+
+def verdict_on(a: Configuration, b: Configuration) -> Verdict | None:
+    """Return the verdict on the rates of two configurations; None where one has no interval."""
+    left, right = a.estimates, b.estimates
+    if not left or not right:
+        return None
+    spreads = (start_spread(row["platform"]) for row in (*a.runs, *b.runs))
+    return compare(left, right, start_spread=max(spreads))
+
+
+def estimate_of(row: Row) -> Estimate | None:
+    """Return the rate of a run with its interval; None where it has none."""
+    rate, low, high = row["rate"], row["rate_low"], row["rate_high"]
+    if not rate or not low or not high:
+        return None
+    return Estimate.of(rate, low, high, row.get("steady_steps") or 0)

@@ -1,0 +1,222 @@
+"""A chart as a page shows it: the specification as data, drawn by the page's one script."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import altair as alt
+import polars as pl
+
+from scalebook.report.base.markup import Markup, join, raw_block, script_json
+from scalebook.report.charts.sample import sample
+from scalebook.report.charts.theme import config
+
+SHAPES = {
+    "measured": "circle",
+    "ingested": "square",
+    "simulated": "diamond",
+    "published": "triangle-up",
+    "inferred": "triangle-down",
+}
+SHARED = 20_000  # characters from which on rows of several layers are there once
+NARROW = 560  # pixels of a chart on a phone
+NAME_SIZES = {"characters": (25, 62), "pixels": (180, 400)}  # a line of a name, there and else
+AnyChart = alt.Chart | alt.LayerChart | alt.FacetChart
+TEMPLATE = Markup(
+    '<div class="sb-chart" role="img" aria-label="{}"></div>\n'
+    '<script type="application/json" class="sb-spec">{}</script>'
+)
+SOURCE = Markup('<span class="badge source">{}</span> {}')
+CUT = Markup('<p class="sb-sources">{}</p>\n')
+HEADED = Markup('<p class="sb-chart-head">{}</p>\n{}')
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A chart and what it shows in words, for readers who can't see it.
+
+    The chart travels as JSON in a script element that no browser runs: no code is made from data.
+    """
+
+    chart: AnyChart
+    description: str
+
+    def spec(self) -> dict[str, Any]:
+        """Return the Vega-Lite specification, without theme and without any address."""
+        return self._unpacked()[0]
+
+    def _unpacked(self) -> tuple[dict[str, Any], str]:
+        """Return the specification, and what it says of the runs that it leaves out."""
+        spec = self.chart.to_dict()
+        # Altair's own default theme would win over the page's, and "$schema" is an address.
+        kept = {key: spec[key] for key in spec if key not in ("$schema", "config")}
+        cut = unpack(kept)
+        return kept | {"autosize": {"type": "fit-x", "contains": "padding"}}, cut
+
+    @property
+    def html(self) -> Markup:
+        """The chart's place in a page."""
+        spec, cut = self._unpacked()
+        note = CUT.format(cut) if cut else Markup("")
+        return note + sources_note(spec) + TEMPLATE.format(self.description, script_json(spec))
+
+    def _repr_markdown_(self) -> str:
+        return raw_block(str(self.html))
+
+    def _repr_html_(self) -> str:
+        return self.picture()
+
+    def picture(self) -> str:
+        """Return a still picture (SVG): what JupyterLab shows, without a network."""
+        import vl_convert  # heavy, and the pages of the report never need it here
+
+        spec = self.spec() | {"config": config("light") | {"background": "white"}}
+        spec["width"] = 760
+        return vl_convert.vegalite_to_svg(spec)
+
+
+def sources_note(spec: Mapping[str, Any]) -> Markup:
+    """Return which rows of a chart were not measured here, for above it; nothing where all were."""
+    found: dict[str, set[str]] = {}
+    for row in data_rows(spec):
+        source = row.get("source")
+        if isinstance(source, str) and source in SHAPES and source != "measured":
+            found.setdefault(source, set()).add(str(row.get("run_id") or row.get("label") or row))
+    if not found:
+        return Markup("")
+    marks = (SOURCE.format(source, len(found[source])) for source in SHAPES if source in found)
+    return Markup('<p class="sb-sources">Not measured here: {}</p>\n').format(join(marks))
+
+
+def data_rows(spec: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield every row that a specification holds, of all its layers."""
+    for rows_ in spec.get("datasets", {}).values():
+        yield from (row for row in rows_ if isinstance(row, dict))
+    values: Any = spec.get("data", {}).get("values", ())
+    yield from (row for row in values if isinstance(row, dict))
+    for name in ("layer", "hconcat", "vconcat"):
+        for part in spec.get(name, ()):
+            yield from data_rows(part)
+    if "spec" in spec:
+        yield from data_rows(spec["spec"])
+
+
+def by_source(sources: Iterable[str]) -> alt.Shape:
+    """Return shape by source: a run that was not measured here never looks like one that was.
+
+    There is a legend unless all were measured.
+    """
+    present = set(sources)
+    shapes = {name: shape for name, shape in SHAPES.items() if name in present}
+    scale = alt.Scale(domain=list(shapes), range=list(shapes.values()))
+    grey = alt.Legend(symbolFillColor="gray", symbolStrokeColor="gray")
+    legend = None if present <= {"measured"} else grey
+    return alt.Shape("source:N", title=None, legend=legend, scale=scale)
+
+
+def names(column: str, order: Iterable[str], *, grid: bool = False) -> alt.Y:
+    """Return rows by name: a long name on two lines, broken where a part of it ends.
+
+    Where even these have no room, on a phone, the last two lines stay: names differ there.
+    """
+    width, pixels = (
+        f"(containerSize()[0] < {NARROW} ? {short} : {long})" for short, long in NAME_SIZES.values()
+    )
+    is_long = f"length(datum.label) > {width}"
+    pattern = f"regexp('(.{{1,' + {width} + '}})( · |$)', 'g')"
+    lines = f"split(replace(datum.label, {pattern}, '$1\\n'), '\\n')"
+    cut = f"['… ' + {lines}[length({lines}) - 3], {lines}[length({lines}) - 2]]"
+    broken = f"length({lines}) > 3 ? {cut} : slice({lines}, 0, -1)"
+    axis = {
+        "labelExpr": f"{is_long} ? ({broken}) : datum.label",
+        "labelLimit": alt.ExprRef(pixels),
+        "labelLineHeight": 12,
+        # two lines stand above and below the tick
+        "labelBaseline": alt.ConditionalAxisPropertyTextBaselinenull(
+            condition={"test": is_long, "value": "bottom"}, value="middle"
+        ),
+    }
+    axis |= {"grid": True} if grid else {}
+    return alt.Y(f"{column}:N", sort=list(order), title=None, axis=axis)
+
+
+def entitled(chart: AnyChart, title: str | None) -> AnyChart:
+    """Return the chart with a title where there is one."""
+    return chart if title is None else chart.properties(title=title)
+
+
+def rows(data: Any) -> alt.Data:
+    """Return a polars data frame as inline values, to six digits; null stays null.
+
+    Of a great many runs a sample is drawn, which the figure says. The rows travel through Altair
+    as one text, because it would check and copy each of them several times; ``unpack`` makes rows
+    of it again.
+    """
+    shown = sample(data)
+    # more digits than anyone sees would be half of a page's size
+    values = shown.with_columns(pl.col(pl.Float64).round_sig_figs(6)).to_dicts()
+    cut = ""
+    if shown.height < data.height:
+        drawn, known = shown["run_id"].n_unique(), data["run_id"].n_unique()
+        cut = f"Drawn: {drawn:,} of {known:,} runs, the highest and lowest of each kind among them."
+    return alt.Data(values=json.dumps([cut, values]))
+
+
+def unpack(spec: dict[str, Any]) -> str:
+    """Put the rows of ``rows`` into a specification; return what was said of those left out.
+
+    Rows that several layers share are there once, where they are many.
+    """
+    places = [place for place in _data_places(spec) if isinstance(place.get("values"), str)]
+    times = Counter(place["values"] for place in places)
+    said: dict[str, None] = {}
+    names: dict[str, str] = {}
+    for place in places:
+        text = place["values"]
+        cut, values = json.loads(text)
+        said |= {cut: None} if cut else {}
+        if times[text] == 1 or len(text) < SHARED:
+            place["values"] = values
+            continue
+        name = names.setdefault(text, f"rows-{len(names) + 1}")
+        spec.setdefault("datasets", {})[name] = values
+        del place["values"]
+        place["name"] = name
+    return " ".join(said)
+
+
+def _data_places(part: Any) -> Iterator[dict[str, Any]]:
+    """Yield every data entry of a specification, those of look-ups too."""
+    if isinstance(part, list):
+        for one in part:  # pyright: ignore[reportUnknownVariableType]
+            yield from _data_places(one)
+    elif isinstance(part, dict):
+        for key, value in part.items():  # pyright: ignore[reportUnknownVariableType]
+            if key == "data" and isinstance(value, dict):
+                yield value
+            else:
+                yield from _data_places(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Several charts of one kind under a heading each, such as one a group of runs."""
+
+    parts: tuple[tuple[str, Figure], ...]
+
+    @classmethod
+    def of(cls, parts: Iterable[tuple[str, Figure | None]]) -> Figures | None:
+        """Return the charts that there are; None where there is none."""
+        drawn = tuple((name, figure) for name, figure in parts if figure is not None)
+        return cls(drawn) if drawn else None
+
+    def _repr_markdown_(self) -> str:
+        headed = (HEADED.format(name, figure.html) for name, figure in self.parts)
+        return raw_block("\n".join(headed))
+
+    def _repr_html_(self) -> str:
+        return "".join(str(HEADED.format(n, Markup(f.picture()))) for n, f in self.parts)

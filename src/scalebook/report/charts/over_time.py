@@ -1,0 +1,169 @@
+"""Lines over the steps of runs that show where each is steady and where it broke off."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import altair as alt
+import polars as pl
+
+from scalebook.report.base.quantities import count, number, quantity
+from scalebook.report.charts.figure import Figure, entitled, names, rows
+from scalebook.report.charts.throughput import FROM_ZERO, TICKS
+from scalebook.report.charts.training import DASHES, thinned
+
+MAX_BARS = 40
+ROW_HEIGHT = 24
+BARS: dict[str, type[pl.DataType]] = {
+    **dict.fromkeys(("run_id", "label", "source", "ending", "reason"), pl.String),
+    "value": pl.Float64,
+}
+LINES: dict[str, type[pl.DataType]] = {
+    **dict.fromkeys(("run_id", "label", "source", "status", "phase"), pl.String),
+    "step": pl.Int64,
+    "value": pl.Float64,
+    "steady": pl.Boolean,  # inside the run's steady state
+}
+ENDINGS = ("completed", "did not complete")
+
+
+def bars(data: pl.DataFrame, title: str, format_: str) -> Figure | None:
+    """Return a bar a run (columns of BARS), in the order given; None for no bar."""
+    shown = data.head(MAX_BARS)
+    if shown.is_empty():
+        return None
+    order: list[str] = shown["label"].to_list()
+    several = shown["ending"].n_unique() > 1
+    chart = (
+        alt.Chart(rows(shown))
+        .mark_bar(cornerRadiusEnd=2)
+        .encode(
+            y=names("label", order),
+            x=alt.X("value:Q", title=title, axis=TICKS, scale=FROM_ZERO),
+            color=alt.Color(
+                "ending:N",
+                title=None,
+                scale=alt.Scale(domain=list(ENDINGS)),
+                legend=alt.Legend() if several else None,
+            ),
+            opacity=alt.condition("datum.source == 'measured'", alt.value(1), alt.value(0.55)),
+            tooltip=[
+                *(alt.Tooltip("run_id:N", title="run"), alt.Tooltip("label:N", title="what")),
+                *(alt.Tooltip("source:N"), alt.Tooltip("reason:N", title="ended")),
+                alt.Tooltip("value:Q", title=title, format=format_),
+            ],
+        )
+        .properties(width="container", height=ROW_HEIGHT * shown.height + 10)
+    )
+    cut = f"The first {MAX_BARS} of {data.height} runs" if data.height > MAX_BARS else None
+    top = shown.sort("value", descending=True).row(0, named=True)
+    text = f"{count(shown.height, 'run')}; the highest is {quantity(top['value'], title)} of "
+    return Figure(entitled(chart, cut), f"{text}{top['label']}.")
+
+
+def lines(data: pl.DataFrame, title: str, cut: str | None = None) -> Figure | None:
+    """Return a line a run (columns of LINES): thick where it is steady, a cross where it broke.
+
+    The steps that are in the steady state of every run that has one are shaded.
+    """
+    known = data.filter(pl.col("value").is_not_null()).sort("run_id", "step")
+    if known.is_empty():
+        return None
+    order: list[str] = data["label"].unique(maintain_order=True).to_list()
+    drawn = thinned(known).with_columns(value=pl.col("value").round_sig_figs(5))
+    facts = rows(known.unique("run_id", keep="first").select("run_id", "label", "source", "status"))
+    # what is the same for a whole run is said once; the layers share the data of the chart
+    named = alt.LookupData(data=facts, key="run_id", fields=["label", "source", "status"])
+    base = (
+        alt.Chart()
+        .transform_lookup(lookup="run_id", from_=named)
+        .encode(
+            x=alt.X("step:Q", title="optimizer step", axis=alt.Axis(format="d", tickMinStep=1)),
+            y=alt.Y("value:Q", title=title, scale=alt.Scale(zero=False)),
+            color=alt.Color("label:N", title=None, sort=order, scale=alt.Scale(domain=order)),
+        )
+    )
+    steady = bool(known["steady"].any())
+    layers = (*_shade(known), *_lines(base, title, steady), *_ends(known, title, order))
+    data_of_lines = rows(drawn.select("run_id", "step", "phase", "value", "steady"))
+    chart = alt.layer(*layers, data=data_of_lines).properties(width="container", height=260)
+    return Figure(entitled(chart, cut), _describe(known, title))
+
+
+def _lines(base: alt.Chart, title: str, steady: bool) -> tuple[alt.Chart, ...]:
+    """Return thin lines, thick ones in the steady state, and the point under the pointer."""
+    pick = alt.selection_point(fields=["label"], bind="legend")
+    near = alt.selection_point(nearest=True, on="pointerover", fields=["step"], empty=False)
+    dash = alt.StrokeDash("source:N", legend=None, scale=DASHES)
+    faded = alt.condition(pick, alt.value(0.9), alt.value(0.1))
+    thin = base.mark_line(strokeWidth=1.2).encode(strokeDash=dash, detail="run_id:N", opacity=faded)
+    thick = (
+        base.transform_filter("datum.steady")
+        .mark_line(strokeWidth=3.2)
+        .encode(strokeDash=dash, detail="run_id:N", opacity=faded)
+    )
+    dots = base.mark_point(filled=True, size=45).encode(
+        opacity=alt.condition(near, alt.value(1), alt.value(0)), tooltip=_tooltip(title)
+    )
+    # A layer without a row would have no extent.
+    return thin.add_params(pick), *((thick,) if steady else ()), dots.add_params(near)
+
+
+def _tooltip(title: str) -> list[alt.Tooltip]:
+    return [
+        *(alt.Tooltip("run_id:N", title="run"), alt.Tooltip("label:N", title="what")),
+        *(alt.Tooltip("source:N"), alt.Tooltip("status:N"), alt.Tooltip("step:Q")),
+        *(alt.Tooltip("phase:N"), alt.Tooltip("steady:N", title="in the steady state")),
+        alt.Tooltip("value:Q", title=title, format=".4~g"),
+    ]
+
+
+def _ends(known: pl.DataFrame, title: str, order: list[str]) -> tuple[alt.Chart, ...]:
+    """Return a cross on the last step of each run that did not complete; nothing without one."""
+    broken = known.filter(pl.col("status") != "completed")
+    if broken.is_empty():
+        return ()
+    ends = broken.group_by("run_id", maintain_order=True).last().select(known.columns)
+    crosses = (
+        alt.Chart(rows(ends))
+        .mark_point(shape="cross", filled=True, angle=45, size=160, opacity=1)
+        .encode(
+            x="step:Q",
+            y="value:Q",
+            color=alt.Color("label:N", title=None, sort=order, scale=alt.Scale(domain=order)),
+            tooltip=_tooltip(title),
+        )
+    )
+    return (crosses,)
+
+
+def common_window(known: pl.DataFrame) -> tuple[int, int] | None:
+    """Return first and last step that are steady in every run that has a steady state."""
+    windows = known.filter("steady").group_by("run_id").agg(
+        first=pl.col("step").min(), last=pl.col("step").max()
+    )  # fmt: skip
+    if windows.is_empty():
+        return None
+    first, last = cast(int, windows["first"].max()), cast(int, windows["last"].min())
+    return (first, last) if first < last else None
+
+
+def _shade(known: pl.DataFrame) -> tuple[alt.Chart, ...]:
+    """Return the shade over the window that is common to all; nothing where there is none."""
+    window = common_window(known)
+    if window is None:
+        return ()
+    shade = alt.Chart(alt.Data(values=[{"first": window[0], "last": window[1]}]))
+    return (shade.mark_rect(color="gray", opacity=0.13).encode(x="first:Q", x2="last:Q"),)
+
+
+def _describe(known: pl.DataFrame, title: str) -> str:
+    ends = known.group_by("run_id", maintain_order=True).agg(pl.col("value").last())["value"]
+    low, high = cast(float, ends.min()), cast(float, ends.max())
+    broke = known.filter(pl.col("status") != "completed")["run_id"].n_unique()
+    window = common_window(known)
+    shaded = f" Steps {window[0]} to {window[1]} are shaded." if window else ""
+    return (
+        f"{title} by optimizer step of {count(ends.len(), 'run')}, ending between {number(low)} "
+        f"and {number(high)}; {broke} did not complete.{shaded}"
+    )

@@ -1,0 +1,223 @@
+"""The page of the step's anatomy: bars, tables and sentences from profiles and time marks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import polars as pl
+
+from scalebook.measure.anatomy import Breakdown
+from scalebook.measure.metrics.step_anatomy import RunAnatomy
+from scalebook.report import charts
+from scalebook.report.base.frames import ReportData
+from scalebook.report.base.markup import Fragment, Markup
+from scalebook.report.base.quantities import duration, number, percent
+from scalebook.report.base.tables import RUN, SPLIT, Column, Row, Show, table, text
+from scalebook.report.charts.anatomy import BAR_SCHEMA, KINDS, PARTS
+
+MOST_KERNELS = 10  # of a profile, in the table
+
+_PROFILE_PARTS = {
+    "forward": "forward_seconds",
+    "backward": "backward_seconds",
+    "optimizer": "optimizer_seconds",
+    "exposed communication": "exposed_communication_seconds",
+    "data": "data_seconds",
+    "idle": "idle_seconds",
+}
+_MARK_NAMES = {
+    "forward": "forward",
+    "backward": "backward",
+    "gradients": "gradients",
+    "optimizer": "optimizer",
+    "pipeline": "waiting for a stage",
+    "data": "data",
+    "schedule": "schedule",
+    "outside": "outside",
+}
+
+
+def runs_with(data: ReportData) -> Iterator[tuple[Row, RunAnatomy]]:
+    """Yield each run of the report's order that has a profile or time marks."""
+    for row in data.runs.iter_rows(named=True):
+        found = data.anatomies.get(row["run_id"])
+        if found is not None and (found.profiles or found.marked is not None):
+            yield row, found
+
+
+def profiles(data: ReportData) -> Iterator[tuple[Row, Breakdown, str]]:
+    """Yield each profile with its run and the name of its bar."""
+    for row, found in runs_with(data):
+        for one in found.profiles:
+            rank = f" · rank {one.rank}" if len(found.profiles) > 1 else ""
+            yield row, one, f"{row['label']}{rank}"
+
+
+def _bars(rows: Iterable[dict[str, Any]]) -> pl.DataFrame:
+    return pl.DataFrame(list(rows), schema=BAR_SCHEMA)
+
+
+def _parts(row: Row, label: str, seconds: Mapping[str, float], whole: float) -> Iterator[Any]:
+    facts = {name: row[name] for name in ("run_id", "platform", "source")} | {"label": label}
+    for place, (part, time) in enumerate(seconds.items()):
+        yield facts | {"part": part, "seconds": time, "share": time / whole, "place": place}
+
+
+def profiled_seconds(one: Breakdown) -> dict[str, float]:
+    """Return the parts of a profiled step by their names on the page."""
+    return {name: getattr(one.parts, key) or 0.0 for name, key in _PROFILE_PARTS.items()}
+
+
+def profile_bars(data: ReportData) -> charts.Figures | None:
+    """Return the profiled steps as bars, a bar a profiled rank."""
+    rows = (
+        part
+        for row, one, label in profiles(data)
+        for part in _parts(row, label, profiled_seconds(one), one.step_seconds or 1.0)
+    )
+    return charts.anatomy(_bars(rows), PARTS, "share of the profiled step")
+
+
+def mark_bars(data: ReportData) -> charts.Figures | None:
+    """Return the measured steps by their time marks as bars, a bar a run."""
+    rows: list[dict[str, Any]] = []
+    for row, found in runs_with(data):
+        marked = found.marked
+        if marked is not None:
+            named = {
+                shown: marked.parts[name]
+                for name, shown in _MARK_NAMES.items()
+                if marked.parts.get(name, 0.0) > 0
+            }
+            rows += _parts(row, row["label"], named, marked.step_seconds)
+    return charts.anatomy(_bars(rows), PARTS, "share of the measured step")
+
+
+def kind_bars(data: ReportData) -> charts.Figures | None:
+    """Return what the kernels of the profiled steps did, as shares of all kernels' time."""
+    rows: list[dict[str, Any]] = []
+    for row, one, label in profiles(data):
+        total = sum(one.kinds.values())
+        if total > 0:
+            ordered = {kind: one.kinds[kind] for kind in KINDS if one.kinds.get(kind, 0.0) > 0}
+            rows += _parts(row, label, ordered, total)
+    return charts.anatomy(_bars(rows), KINDS, "share of the time of all kernels")
+
+
+def parts_table(data: ReportData) -> Fragment:
+    """Return the profiled steps in numbers."""
+    rows: list[dict[str, Any]] = []
+    for row, one, _ in profiles(data):
+        facts = {"rank": one.rank, "steps": one.steps, "step_seconds": one.step_seconds}
+        facts |= {"kernels_per_step": one.kernels_per_step, "gap": one.launch_gap_seconds}
+        rows.append({**row, **facts, **one.parts.model_dump()})
+    if not rows:
+        return Fragment(Markup(""))
+    columns = (
+        *(RUN, SPLIT, _whole("rank", "Rank"), _whole("steps", "Steps")),
+        _time("step_seconds", "Step"),
+        *(_time(key, name.capitalize()) for name, key in _PROFILE_PARTS.items()),
+        _time("gap", "Launch gaps", "idle until the host launched the next kernel; part of idle"),
+        Column("kernels_per_step", "Kernels", lambda row: number(row["kernels_per_step"])),
+    )
+    return table(rows, columns, "anatomy")
+
+
+def kernels_table(data: ReportData) -> Fragment:
+    """Return the longest kernels of each profile."""
+    rows = [
+        {**row, **kernel.model_dump(), "rank": one.rank, "of_step": share}
+        for row, one, _ in profiles(data)
+        for kernel in one.top_kernels[:MOST_KERNELS]
+        for share in [kernel.seconds / (one.step_seconds or 1.0)]
+    ]
+    if not rows:
+        return Fragment(Markup(""))
+    columns = (
+        *(RUN, _whole("rank", "Rank"), text("kind", "Kind")),
+        Column("name", "Kernel", _kernel_name, numeric=False, wide=True),
+        _time("seconds", "A step", "all its calls of one step together, whatever runs beside"),
+        Column("of_step", "Of the step", lambda row: percent(row["of_step"])),
+        Column("calls", "Calls", lambda row: number(row["calls"]), hint="in one step"),
+    )
+    return table(rows, columns, "kernels")
+
+
+def communication_table(data: ReportData) -> Fragment:
+    """Return what profiles measured of communication beside what theory counts."""
+    rows = list(_communication_rows(data))
+    if not rows:
+        return Fragment(Markup(""))
+    columns = (
+        *(RUN, SPLIT, _time("communication_seconds", "Communication", "a profiled step")),
+        Column("exposed", "Exposed", lambda row: percent(row["exposed"]), hint="of the step"),
+        Column("hidden", "Hidden", lambda row: percent(row["hidden"]), hint="of communication"),
+        Column(
+            "stages", "Between stages", lambda row: percent(row["stages"]),
+            hint="exposed sends and receives, with the wait for them, of the step",
+        ),
+        Column("bubble", "Bubble", lambda row: percent(row["bubble"]), hint="of the step: theory"),
+        *(
+            Column(name, name.capitalize(), _gigabytes(name), "GB", hint=f"sent a step: {words}")
+            for name, words in _VOLUMES.items()
+        ),
+    )  # fmt: skip
+    return table(rows, columns, "communication")
+
+
+_VOLUMES = {
+    "tensor": "tensor parallelism",
+    "pipeline": "between stages",
+    "context": "context parallelism, as a ring",
+    "expert": "dispatch and combine of experts",
+    "data": "gradients and weights of data parallelism",
+}
+
+
+def _communication_rows(data: ReportData) -> Iterator[dict[str, Any]]:
+    for row in data.runs.iter_rows(named=True):
+        found = data.anatomies.get(row["run_id"])
+        if found is None or (row["world_size"] or 1) == 1:
+            continue
+        one = found.profiles[0] if found.profiles else None
+        if one is None and (found.theory is None or row["tokens_per_second"] is None):
+            continue
+        sent = found.theory
+        volumes = {name: getattr(sent, name) if sent else None for name in _VOLUMES}
+        bubble = sent.bubble if sent else None
+        yield {**row, **volumes, "bubble": bubble, **_measured(one)}
+
+
+def _measured(one: Breakdown | None) -> dict[str, float | None]:
+    if one is None or not one.step_seconds:
+        return dict.fromkeys(("communication_seconds", "exposed", "hidden", "stages"))
+    whole, total = one.step_seconds, one.communication_seconds
+    exposed = one.parts.exposed_communication_seconds
+    overlapped = one.overlapped_communication_seconds
+    return {
+        "communication_seconds": total,
+        "exposed": None if exposed is None else exposed / whole,
+        "hidden": overlapped / total if total and overlapped is not None else None,
+        "stages": one.exposed_by_collective.get("send_receive", 0.0) / whole,
+    }
+
+
+def _gigabytes(name: str) -> Show:
+    return lambda row: number(None if row[name] is None else row[name] / 1e9)
+
+
+def _kernel_name(row: Row) -> Markup:
+    name = str(row["name"])
+    if len(name) <= 70:
+        return Markup("<code>{}</code>").format(name)
+    shown = Markup("<details><summary><code>{}…</code></summary><code>{}</code></details>")
+    return shown.format(name[:70], name)
+
+
+def _time(key: str, label: str, hint: str = "") -> Column:
+    return Column(key, label, lambda row: duration(row[key]), hint=hint)
+
+
+def _whole(key: str, label: str) -> Column:
+    return Column(key, label, lambda row: number(row[key]))

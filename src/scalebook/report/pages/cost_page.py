@@ -1,0 +1,205 @@
+"""The page of cost, time and energy: a form whose formulas are those of ``economics``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from scalebook.measure.economics import ANSWERS, Answer, Inputs, answers
+from scalebook.measure.intervals import Interval, point
+from scalebook.report.base.bases import title
+from scalebook.report.base.frames import ReportData
+from scalebook.report.base.markup import (
+    Fragment,
+    Markup,
+    bullets,
+    join,
+    paragraphs,
+    script_json,
+    to_copy,
+)
+from scalebook.report.base.quantities import NONE, number
+from scalebook.report.base.sides import Pair
+from scalebook.report.base.stated import SAMPLE, Stated
+from scalebook.report.base.tables import Column, Row, table
+from scalebook.report.pages.energy_page import energy_findings
+
+SCRIPT = Path(__file__).parents[1] / "site" / "assets" / "cost.js"
+MOST_RUNS = 200  # in the menus: the fastest of each group come first
+LABELS = {
+    "tokens": "Tokens to train on (1T, 300B)",
+    "tokens_per_second": "Tokens per second, all GPUs",
+    "sequence_length": "Tokens per sample",
+    "gpus": "GPUs",
+    "price_per_gpu_hour": "Price per GPU hour, on demand",
+    "spot_price_per_gpu_hour": "Price per GPU hour, spot",
+    "preemption_overhead": "Extra time by preemptions (5%)",
+    "watts_per_gpu": "Watts per GPU, with its share of the node",
+    "pue": "PUE of the site (1 or more)",
+    "grid_kg_per_kwh": "kg CO2e per kWh of the grid",
+    "other_tokens_per_second": "Tokens per second of the second platform",
+    "other_gpus": "GPUs of the second platform",
+}
+
+
+def choices(data: ReportData) -> tuple[Row, ...]:
+    """Return the runs that a reader may calculate with, the best of each group first."""
+    runs = data.completed.filter(pl.col("rate").is_not_null(), pl.col("world_size").is_not_null())
+    place = pl.int_range(pl.len()).over("group")
+    ranked = runs.with_columns(place=place).sort("place", maintain_order=True).head(MOST_RUNS)
+    return tuple(ranked.iter_rows(named=True))
+
+
+def inputs_of(row: Row, stated: Stated) -> Inputs:
+    """Return what is known of a job like this run: its rate, and what was stated."""
+    low, high = row["tokens_per_second_low"], row["tokens_per_second_high"]
+    rate = Interval(low, high) if low and high else point(row["tokens_per_second"])
+    known: dict[str, Any] = {"tokens_per_second": rate, "gpus": point(row["world_size"])}
+    if row["sequence_length"]:
+        known["sequence_length"] = point(row["sequence_length"])
+    found = {name: stated.of(row["platform"], name) for name in LABELS if name not in known}
+    return Inputs(**known, **found)
+
+
+def overview(data: ReportData, stated: Stated) -> Fragment:
+    """Return what is stated, what is missing, and which run takes the least energy."""
+    items = [Markup("{}").format(problem) for problem in stated.problems]
+    if stated.shared or stated.platforms:
+        given = [*stated.shared, *(f"{p}: {n}" for p, ns in stated.platforms.items() for n in ns)]
+        items.append(Markup("Stated beside the runs: {}.").format(join(given)))
+    else:
+        items.append(
+            Markup(
+                "No price, power or token budget is stated beside the runs, so cost, time, energy "
+                "and carbon stay empty until you type them below. A file "
+                "<code>economics.toml</code> in the folder of runs states them for every reader."
+            )
+        )
+    sample = to_copy("A file to copy: economics.toml", SAMPLE)
+    return Fragment(bullets([*items, *energy_findings(data)]).html + sample)
+
+
+def calculator(data: ReportData, stated: Stated) -> Fragment:
+    """Return the form and the answers for its first run; the script follows the reader's inputs."""
+    runs = choices(data)
+    if not runs:
+        return paragraphs("No run has a throughput to calculate with.")
+    first = inputs_of(runs[0], stated)
+    found = answers(first)
+    payload = {
+        "runs": [_choice(row, stated) for row in runs],
+        "answers": [
+            {name: getattr(one, name) for name in ("name", "constant", "over", "under")}
+            for one in ANSWERS
+        ],
+    }
+    body = Markup("").join(_answer(item) for item in found)
+    head = Markup("").join(
+        Markup('<th scope="col" data-key="{0}">{0}</th>').format(name)
+        for name in ("Answer", "Value", "Unit", "Formula", "Why not")
+    )
+    return Fragment(
+        Markup(
+            '<div class="sb-cost"><form class="sb-inputs" autocomplete="off">{}{}{}</form>'
+            '<div class="sb-table" data-name="answers"><div class="sb-scroll" tabindex="0">'
+            '<table data-quarto-disable-processing="true"><thead><tr>{}</tr></thead>'
+            '<tbody aria-live="polite">{}</tbody></table></div></div>'
+            '<script type="application/json">{}</script></div><script>{}</script>'
+        ).format(
+            _menu("Run", "", runs, first=True),
+            _menu("Second platform (break-even)", "other_", runs, first=False),
+            Markup("").join(_field(name, first) for name in LABELS),
+            head,
+            body,
+            script_json(payload),
+            Markup(SCRIPT.read_text(encoding="utf-8")),
+        )
+    )
+
+
+def _choice(row: Row, stated: Stated) -> dict[str, tuple[float, float]]:
+    """Return the ends of every input that is known of a job like this run."""
+    known = inputs_of(row, stated).stated()
+    return {name: (value.low, value.high) for name, value in known.items()}
+
+
+def _menu(label: str, before: str, runs: Sequence[Row], *, first: bool) -> Markup:
+    options = [] if first else [Markup('<option value="">none</option>')]
+    options += [
+        Markup('<option value="{}">{} on {} ({})</option>').format(
+            place, row["label"], row["platform"], row["run_id"]
+        )
+        for place, row in enumerate(runs)
+    ]
+    template = '<label class="wide">{}<select data-before="{}">{}</select></label>'
+    return Markup(template).format(label, before, Markup("").join(options))
+
+
+def _field(name: str, first: Inputs) -> Markup:
+    value = first.stated().get(name)
+    template = '<label>{}<input type="text" data-input="{}" value="{}"></label>'
+    return Markup(template).format(LABELS[name], name, _written(value) if value else "")
+
+
+def _written(value: Interval) -> str:
+    """Return a number or a range as a reader would type it, in six digits."""
+    low, high = f"{value.low:.6g}", f"{value.high:.6g}"
+    return low if value.exact else f"{low}..{high}"
+
+
+def _answer(item: Answer) -> Markup:
+    template = (
+        '<tr data-answer="{0}"><td data-value="{0}">{1}</td><td class="num" data-value="{2}">{2}'
+        '</td><td data-value="{3}">{3}</td><td class="wide" data-value="{4}"><code>{4}</code></td>'
+        '<td class="wide" data-value="{5}">{5}</td></tr>'
+    )
+    words = item.name.replace("_", " ").replace("gpu", "GPU").replace("dollar", "unit of currency")
+    return Markup(template).format(
+        item.name, words, shown(item.value), item.unit, item.formula, item.reason or ""
+    )
+
+
+def shown(value: Interval | None) -> str:
+    """Return an answer's range in four digits, which no price or rate exceeds."""
+    if value is None:
+        return NONE
+    ends = (value.middle, value.low, value.high)
+    middle, low, high = (number(float(f"{end:.4g}"), 4) for end in ends)
+    return middle if value.exact else f"{middle} ({low} to {high})"
+
+
+def break_even(found: Sequence[Pair], stated: Stated) -> Fragment:
+    """Return at which price the two sides of each pair cost the same per token."""
+    rows = list(_break_even(found, stated))
+    if not rows:
+        return paragraphs("No two platforms did the same work, so there is no break-even price.")
+    columns = (
+        Column("what", "Comparison", lambda row: row["what"], numeric=False, wide=True),
+        Column("factor", "Second may cost", lambda row: shown(row["factor"]), "times the first"),
+        Column("price", "First, as stated", lambda row: shown(row["price"]), "per GPU hour"),
+        Column("even", "Break-even of the second", lambda row: shown(row["even"]), "per GPU hour"),
+        Column("reason", "Why not", lambda row: row["reason"] or NONE, numeric=False, wide=True),
+    )
+    return table(rows, columns, "break-even")
+
+
+def _break_even(found: Sequence[Pair], stated: Stated) -> Iterator[dict[str, Any]]:
+    for pair in found:
+        verdict, row = pair.verdict, pair.a[0].row
+        if verdict is None or "cpu" in (row["platform"], pair.b[0].row["platform"]):
+            continue
+        factor = Interval(verdict.low, verdict.high).reciprocal()
+        price = stated.of(row["platform"], "price_per_gpu_hour")
+        yield {
+            "what": f"{title(pair)}, {pair.kind}",
+            "source": next(
+                (i.row["source"] for i in (*pair.a, *pair.b) if i.row["source"] != "measured"), ""
+            ),
+            "factor": factor,
+            "price": price,
+            "even": price * factor if price else None,
+            "reason": None if price else f"no price of {row['platform']} is stated",
+        }

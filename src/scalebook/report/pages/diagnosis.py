@@ -1,0 +1,143 @@
+"""The section of the throughput page that says why MFU is what it is, from each run's rules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from scalebook.measure.diagnosis import Diagnosis, Finding
+from scalebook.report.base import tables
+from scalebook.report.base.frames import ReportData
+from scalebook.report.base.markup import Fragment, Markup, bullets, paragraphs, run_link, run_links
+from scalebook.report.base.quantities import NONE, count, percent
+
+Row = Mapping[str, Any]
+SMALLEST = 1e-4  # shares below are not told apart
+HINTS = {
+    "recomputation": "share of the step's time, at the best rate that is known",
+    "other_kernels": (
+        "share of the step's time, of a profile: attention, norms and other kernels, and products "
+        "slower than the best that a probe saw, or than the peak where none was made"
+    ),
+}
+MOST_FINDINGS = 4  # of a run; 'scalebook diagnose' prints them all
+PARTS = (
+    ("useful_work_at_peak", "Useful at peak"),
+    ("products_below_peak", "Products below peak"),
+    ("recomputation", "Recomputation"),
+    ("pipeline_bubble", "Bubble"),
+    ("unequal_stages", "Unequal stages"),
+    ("exposed_communication", "Exposed communication"),
+    ("optimizer", "Optimizer"),
+    ("other_kernels", "Computing beyond that"),
+    ("data_and_idle", "Data, idle"),
+    ("unexplained", "Unexplained"),
+)
+
+
+def diagnoses(data: ReportData) -> tuple[Diagnosis, ...]:
+    """Return the diagnosis of each run that has a throughput, in the order of the tables."""
+    wanted: list[str] = data.completed["run_id"].to_list()
+    return tuple(data.diagnoses[run_id] for run_id in wanted if run_id in data.diagnoses)
+
+
+def overview(found: Sequence[Diagnosis]) -> Fragment:
+    """Return the largest causes, each with its runs, and what more to measure."""
+    sized = [one for one in found if one.findings and one.findings[0].step_fraction is not None]
+    sized.sort(key=lambda one: -(one.findings[0].step_fraction or 0.0))
+    by_cause: dict[str, list[Diagnosis]] = {}
+    for one in sized:
+        by_cause.setdefault(one.findings[0].rule, []).append(one)
+    items = [_largest(cause, runs) for cause, runs in by_cause.items()]
+    missing = list(_missing(found))
+    if not items and not missing:
+        return paragraphs("No rule found a cause in what these runs measured.")
+    return bullets([*items, *missing])
+
+
+def _largest(cause: str, runs: Sequence[Diagnosis]) -> Markup:
+    """Return a cause with the runs in which it is the largest, and what it does in the first."""
+    first, says = run_link(runs[0].run_id), runs[0].findings[0].says
+    name = cause.replace("_", " ")
+    if len(runs) == 1:
+        return Markup("<strong>{}</strong> in {}: {}").format(name, first, says)
+    words = "<strong>{}</strong> is the largest cause in {}, most in {}: {} Also in {}."
+    others = run_links([one.run_id for one in runs[1:]])
+    return Markup(words).format(name, count(len(runs), "run"), first, says, others)
+
+
+def _missing(found: Sequence[Diagnosis]) -> Iterator[Markup]:
+    """Yield what more to measure, a sentence for all runs that lack it."""
+    lacking: dict[str, list[str]] = {}
+    for one in found:
+        for sentence in one.missing:
+            lacking.setdefault(sentence, []).append(one.run_id)
+    for sentence, run_ids in lacking.items():
+        yield Markup("{} ({})").format(sentence, run_links(run_ids))
+
+
+def causes(found: Sequence[Diagnosis]) -> Fragment:
+    """Return the table of causes by run, largest first, each with its size and what to try."""
+    rows = [_row(one, cause) for one in found for cause in one.findings[:MOST_FINDINGS]]
+    if not rows:
+        return Fragment(Markup(""))
+    columns = (
+        tables.RUN,
+        tables.text("cause", "Cause"),
+        tables.Column(
+            "step_fraction",
+            "Of the step",
+            lambda row: percent(row["step_fraction"]),
+            hint="estimated share of the step's time; causes may overlap",
+        ),
+        tables.text("basis", "Basis", hint="measured in this run, or computed for it"),
+        tables.Column("says", "What", lambda row: row["says"], numeric=False, wide=True),
+        tables.Column("advice", "What to try", lambda row: row["advice"], numeric=False, wide=True),
+    )
+    return tables.table(rows, columns, "causes")
+
+
+def _row(one: Diagnosis, cause: Finding) -> Row:
+    return {
+        "run_id": one.run_id,
+        "cause": cause.rule.replace("_", " "),
+        "step_fraction": cause.step_fraction,
+        "basis": cause.basis,
+        "says": cause.says,
+        "advice": " ".join(cause.advice),
+    }
+
+
+def waterfalls(found: Sequence[Diagnosis]) -> Fragment:
+    """Return where each run's step goes, as shares that add up to the whole."""
+    rows = [_shares(one) for one in found if one.waterfall is not None]
+    if not rows:
+        return Fragment(Markup(""))
+    columns = (tables.RUN, *(_share_column(name, label) for name, label in PARTS))
+    return tables.table(rows, columns, "waterfall")
+
+
+def _share_column(name: str, label: str) -> tables.Column:
+    def show(row: Row) -> str:
+        share = row.get(name)
+        if share is None:
+            return NONE
+        return f"< {percent(SMALLEST)}" if 0 < share < SMALLEST else percent(share)
+
+    return tables.Column(name, label, show, hint=HINTS.get(name, "share of the step's time"))
+
+
+def _shares(one: Diagnosis) -> Row:
+    """Return the shares of a run; small kinds of waiting are counted with communication."""
+    parts = one.waterfall.parts if one.waterfall else ()
+    shares = {part.name: part.step_fraction for part in parts}
+    together = [shares.get(name) for name in ("exposed_communication", "waits_between_stages")]
+    known = [share for share in together if share is not None]
+    other = [shares.get(name) for name in ("data", "idle_device")]
+    rest = [share for share in other if share is not None]
+    return {
+        **shares,
+        "run_id": one.run_id,
+        "exposed_communication": sum(known) if known else None,
+        "data_and_idle": sum(rest) if rest else None,
+    }

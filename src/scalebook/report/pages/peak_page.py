@@ -1,0 +1,258 @@
+"""The peak page: the best configuration of each model on each platform, in nine panels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from scalebook.errors import CatalogError
+from scalebook.facts import catalog
+from scalebook.measure.economics import SECONDS_PER_DAY
+from scalebook.report.base.columns import PROXY
+from scalebook.report.base.frames import ReportData
+from scalebook.report.base.markup import Fragment, Markup, bullets, run_links
+from scalebook.report.base.quantities import count, interval, percent, quantity, times
+from scalebook.report.base.sections import unranked
+from scalebook.report.base.tables import (
+    MFU,
+    MODEL,
+    PLATFORM,
+    PRECISION,
+    RUN,
+    SEQUENCE,
+    SPLIT,
+    STEP,
+    TFLOPS,
+    TOKENS,
+    TOKENS_EACH,
+    WORLD,
+    Column,
+    plain,
+    table,
+    text,
+)  # fmt: skip
+from scalebook.report.base.versus import Configuration, configurations, verdict_on
+from scalebook.report.charts import Figure
+from scalebook.report.charts import peak as charts
+from scalebook.report.pages.winners import named
+
+Row = Mapping[str, Any]
+# Groups of one model under the same work compare across platforms.
+_WORK = ("model", "precision", "sequence_length", "source")
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One panel: the column it shows, in words, and which run of a group it is of."""
+
+    field: str
+    title: str
+    format: str
+    total: bool = False  # of the run with most tokens/s in all, not the most per GPU
+    limit: str = ""  # the column of what the value is held against
+    limit_title: str = ""
+
+
+PANELS = {
+    "total": Panel("tokens_per_second", "tokens/s in all", ",.0f", total=True),
+    "compute": Panel("total_tflops", "TFLOP/s in all", ",.0f", total=True),
+    "mfu": Panel("mfu", "MFU", ".1%"),
+    "each": Panel("tokens_per_second_per_gpu", "tokens/s per GPU", ",.0f"),
+    "rate": Panel(
+        "model_tflops_per_second_per_gpu", "TFLOP/s per GPU", ",.0f",
+        limit="peak_tflops_per_second", limit_title="dense peak",
+    ),
+    "step": Panel("step_seconds_median", "median step, s", ",.3f"),
+    "memory": Panel(
+        "peak_memory_gib", "GiB", ",.1f", limit="capacity_gib", limit_title="of the device"
+    ),
+    "day": Panel("tokens_per_day", "billion tokens a day", ",.2f", total=True),
+}  # fmt: skip
+
+
+def field(data: ReportData) -> pl.DataFrame:
+    """Return the runs that the page is about, with totals and capacity a day.
+
+    Only accelerators where there are any: processes of a CPU share its cores.
+    """
+    runs = data.ranked
+    on_gpus = runs.filter(pl.col("platform") != "cpu")
+    shown = runs if on_gpus.is_empty() else on_gpus
+    names = shown["accelerator"].unique().to_list()
+    sizes = {name: size for name in names if (size := _capacity(name)) is not None}
+    return shown.with_columns(
+        total_tflops=pl.col("model_tflops_per_second_per_gpu") * pl.col("world_size"),
+        tokens_per_day=pl.col("tokens_per_second") * SECONDS_PER_DAY / 1e9,
+        samples_per_day=pl.col("tokens_per_second") * SECONDS_PER_DAY / pl.col("sequence_length"),
+        capacity_gib=pl.col("accelerator").replace_strict(
+            sizes, default=None, return_dtype=pl.Float64
+        ),
+    )
+
+
+def _capacity(accelerator: str | None) -> float | None:
+    try:
+        device = catalog.accelerator_for_device(accelerator) if accelerator else None
+    except CatalogError:
+        return None
+    return device.memory_gb if device else None
+
+
+def best(data: ReportData, by: str = "rate") -> pl.DataFrame:
+    """Return a run of the configuration of each group that is highest by a column.
+
+    The highest group is first. Repeats of a configuration count with the mean of them all; shown
+    is the fastest that has an interval. Whole models come before the first layers of one, which
+    are fast because they are few.
+    """
+    known = field(data).drop_nulls(["rate", by])
+    groups = known.group_by("group", maintain_order=True)
+    top = [max(_of(runs), key=lambda one: one.mean(by) or 0.0) for _, runs in groups]
+    top.sort(key=lambda one: one.mean(by) or 0.0, reverse=True)
+    place = {one.runs[0]["run_id"]: i for i, one in enumerate(top)}
+    first = known.filter(pl.col("run_id").is_in(list(place)))
+    order = pl.col("run_id").replace_strict(place, return_dtype=pl.Int64, default=None)
+    return first.sort(PROXY, order, maintain_order=True)
+
+
+def _of(runs: pl.DataFrame) -> list[Configuration]:
+    """Return the configurations of some runs, the fastest first."""
+    return configurations(runs.drop_nulls("rate").iter_rows(named=True))
+
+
+def panel(data: ReportData, name: str) -> Figure | None:
+    """Return one panel; None where no run has its number."""
+    one = PANELS[name]
+    runs = best(data, "tokens_per_second" if one.total else "rate")
+    limit = pl.col(one.limit) if one.limit else pl.lit(None)
+    columns = pl.col("run_id", "model", "group", "platform", "split", "source")
+    shown = runs.select(columns, value=one.field, limit=limit.cast(pl.Float64))
+    return charts.panel(shown, one.title, one.format, one.limit_title)
+
+
+def spread(data: ReportData) -> Figure | None:
+    """Return all configurations of each group by the rate that runs are ranked by."""
+    runs = field(data).drop_nulls("rate")
+    if runs.is_empty():
+        return None
+    shown = runs.select(
+        *("run_id", "model", "group", "platform", "split", "source"),
+        value="rate",
+        limit=pl.lit(None),
+    )
+    return charts.spread(shown, runs["rate_unit"][0])
+
+
+def best_table(data: ReportData) -> Fragment:
+    """Return the best configuration of each group with all its numbers."""
+    runs = best(data)
+    if runs.is_empty():
+        return Fragment(Markup(""))
+    columns = (
+        *(RUN, MODEL, PLATFORM, PRECISION, SEQUENCE, SPLIT, WORLD),
+        *(TOKENS, TOKENS_EACH, MFU, STEP),
+        plain("micro_batch_size", "Micro batch"),
+        *(text("recompute", "Recompute"), TFLOPS),
+        plain("peak_tflops_per_second", "Dense peak", "TFLOP/s", digits=4),
+        plain("peak_memory_gib", "Peak memory", "GiB"),
+        Column("tokens_per_day", "A day", _day("tokens_per_day"), "billion tokens"),
+        Column(
+            "samples_per_day", "A day", _day("samples_per_day"), "samples",
+            hint="samples of the run's own sequence length, without stops or checkpoints",
+        ),
+        text("source", "Source"),
+        text("mfu_reason", "No MFU because"),
+    )  # fmt: skip
+    return table(runs.iter_rows(named=True), columns, "peak")
+
+
+def _day(column: str) -> Callable[[Row], str]:
+    return lambda row: Configuration((row,)).derived(row[column])
+
+
+def findings(data: ReportData) -> Fragment:
+    """Return the best of each group, what it could do in a day, and the platforms compared."""
+    runs = best(data)
+    if runs.is_empty():
+        none = Markup("No run has a throughput that can be ranked, so there is no peak.")
+        return bullets([none, *_left_out(data)])
+    every = field(data)
+    ranked = {name: _of(every.filter(pl.col("group") == name)) for name in runs["group"]}
+    return bullets(
+        [*map(_peak, ranked.values()), *_platforms(list(ranked.values())), *_left_out(data)]
+    )
+
+
+def _peak(ranked: Sequence[Configuration]) -> Markup:
+    """Return the best configuration of a group in words, and how far its slowest is behind."""
+    one = ranked[0]
+    row, mfu = one.row, Markup("")
+    if (share := one.mean("mfu")) is not None:
+        peak = quantity(row["peak_tflops_per_second"], "TFLOP/s", 4)
+        mfu = Markup(", {} of the dense {} peak of {}").format(
+            percent(share), row["peak_precision"], peak
+        )
+    told = Markup("<strong>{}</strong>: best with {}, {}{}; {} billion tokens a day").format(
+        row["group"],
+        named(one),
+        interval(one.rate, *one.interval, row["rate_unit"]),
+        mfu,
+        one.derived(one.mean("tokens_per_day")),
+    )
+    if (samples := one.mean("samples_per_day")) is not None:
+        length = f"{row['sequence_length']:,}"
+        told += Markup(" ({} samples of {}), without a stop").format(one.derived(samples), length)
+    if len(ranked) == 1:
+        return told + "."
+    words = ". The slowest of its {}, {}, is a factor of {} behind."
+    many = count(len(ranked), "configuration")
+    return told + Markup(words).format(many, named(ranked[-1]), times(one.rate / ranked[-1].rate))
+
+
+def _platforms(groups: Sequence[Sequence[Configuration]]) -> Iterator[Markup]:
+    """Yield the platforms of one model under the same work, each at its best."""
+    works: dict[tuple[Any, ...], dict[str, Configuration]] = {}
+    for ranked in groups:
+        row = ranked[0].row
+        same = works.setdefault(tuple(row[name] for name in _WORK), {})
+        same.setdefault(row["platform"], ranked[0])
+    for same in works.values():
+        first, *others = same.values()
+        for other in others:
+            yield _over(first, other)
+
+
+def _over(first: Configuration, other: Configuration) -> Markup:
+    """Return how much faster one platform is than another, and whether that is sure."""
+    verdict = verdict_on(first, other)
+    length = first.row["sequence_length"]
+    words = "{} ({}, sequence {}) at its best: {} ({}) over {} ({}) is {} per GPU: {}."
+    sides = (
+        (one.row["platform"], run_links(row["run_id"] for row in one.runs))
+        for one in (first, other)
+    )
+    return Markup(words).format(
+        first.row["model"],
+        first.row["precision"] or "unknown precision",
+        "unknown" if length is None else f"{length:,}",
+        *(part for side in sides for part in side),
+        times(first.rate / other.rate),
+        verdict.word if verdict is not None else "no interval, so no verdict",
+    )
+
+
+def _left_out(data: ReportData) -> Iterator[Markup]:
+    """Yield the runs that the page leaves out, and why."""
+    yield from unranked(data)
+    missing = data.ranked.height - field(data).height
+    if missing:
+        yield Markup("{} on <code>cpu</code> left out: processes share its cores.").format(
+            count(missing, "run")
+        )
+    unsized = field(data).filter(pl.col("rate").is_null())
+    if unsized.height:
+        ids = run_links(unsized["run_id"])
+        yield Markup("The number of ranks of {} is not recorded.").format(ids)

@@ -1,0 +1,241 @@
+"""Published results and our own runs under one convention: TFLOP/s per GPU and MFU."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from statistics import median
+from typing import Any
+
+import polars as pl
+
+from scalebook.errors import ScalebookError
+from scalebook.facts import catalog
+from scalebook.facts.catalog.results import PublishedResult
+from scalebook.facts.flops import DEFAULT_CONVENTION, convert_tflops, model_tflops
+from scalebook.report.base.frames import ReportData
+from scalebook.report.base.markup import Fragment, Markup, bullets, paragraphs, run_link, run_links
+from scalebook.report.base.quantities import NONE, count, number, percent, quantity
+from scalebook.report.base.tables import Column, Row, Show, table, text
+from scalebook.report.charts.figure import Figure
+from scalebook.report.charts.published import SCHEMA, field
+
+_PEAKS = {"BF16": "bf16", "BF16/FP16": "bf16", "FP16": "fp16", "FP16/BF16": "fp16"}
+_FAMILIES = (("NVFP4", "4 bit"), ("FP8", "8 bit"), ("MXFP8", "8 bit"), ("INT8", "8 bit"))
+
+
+def counted(row: PublishedResult) -> tuple[float | None, str]:
+    """Return TFLOP/s per GPU by the default convention; how it came about, or why there is none.
+
+    Tokens are counted where they are stated; else the claim is converted from its convention.
+    """
+    reason = _not_comparable(row)
+    if reason is not None or row.model is None or row.sequence_length is None:
+        return None, reason or ""
+    rate = row.tokens_per_second_per_gpu
+    if rate is None and row.tokens_per_second and row.world_size:
+        rate = row.tokens_per_second / row.world_size
+    claimed, convention = row.claimed_tflops_per_second_per_gpu, row.flops_convention
+    shape, length, mtp = catalog.model(row.model), row.sequence_length, row.mtp_layers
+    if rate:
+        return model_tflops(rate, shape, length, mtp_layers=mtp), "counted from tokens"
+    if claimed and convention:
+        value = convert_tflops(claimed, shape, length, convention, mtp_layers=mtp)
+        return value, f"converted from {convention}"
+    return None, "neither tokens per second nor TFLOP/s of a known convention are stated"
+
+
+def _not_comparable(row: PublishedResult) -> str | None:
+    """Return why the work of a result can't be counted."""
+    if row.task == "LoRA":
+        return "LoRA: not every weight is trained, so the count does not apply"
+    if row.task != "pretrain":
+        return f"{row.task}: the lengths of the samples are not stated"
+    if row.model is None:
+        return "the catalog lacks the model's shape"
+    return "no sequence length is stated" if row.sequence_length is None else None
+
+
+def utilisation(row: PublishedResult, tflops: float | None) -> tuple[float | None, str | None]:
+    """Return MFU over the dense peak of the precision, or why it is undefined."""
+    if tflops is None or row.accelerator is None:
+        return None, "no rate or no accelerator of the catalog"
+    name = _PEAKS.get(row.precision or "")
+    if name is None:
+        return None, f"{row.precision or 'an unknown precision'} has no single dense peak"
+    try:
+        peak = catalog.accelerator(row.accelerator).peak_tflops.get(name)
+    except ScalebookError as error:
+        return None, str(error)
+    return (tflops / peak, None) if peak else (None, f"no dense {name} peak is known")
+
+
+def family(precision: str | None) -> str:
+    """Return the width of the matrix products' numbers: 16 bit, 8 bit, 4 bit."""
+    words = (precision or "").upper()
+    return next((name for mark, name in _FAMILIES if mark in words), "16 bit" if words else "?")
+
+
+def results() -> tuple[dict[str, Any], ...]:
+    """Return a row a published result: what it states, our count, and the reasons for nulls."""
+    return tuple(_result(row) for row in catalog.published())
+
+
+def _result(row: PublishedResult) -> dict[str, Any]:
+    tflops, how = counted(row)
+    mfu, why = utilisation(row, tflops)
+    claimed = row.claimed_tflops_per_second_per_gpu
+    return {
+        "id": row.id, "run_id": f"published {row.id}", "source": "published",
+        "model": row.model or row.model_label or "unknown", "hardware": row.hardware,
+        "accelerator": row.accelerator or row.hardware or "unknown",
+        "world_size": row.world_size, "sequence_length": row.sequence_length,
+        "precision": row.precision, "family": family(row.precision),
+        "rate": row.tokens_per_second_per_gpu, "claimed": claimed,
+        "convention": row.flops_convention, "tflops": tflops, "how": how,
+        "factor": claimed / tflops if claimed and tflops else None,
+        "mfu": mfu, "mfu_reason": why, "where": row.source, "url": row.url, "date": row.date,
+        "framework": row.framework,
+    }  # fmt: skip
+
+
+def own(data: ReportData) -> tuple[dict[str, Any], ...]:
+    """Return our runs with a counted rate, as rows of the same shape."""
+    runs = data.completed.filter(pl.col("model_tflops_per_second_per_gpu").is_not_null())
+    return tuple(
+        {
+            "run_id": row["run_id"], "source": row["source"], "model": row["model"],
+            "accelerator": _device(row), "world_size": row["world_size"],
+            "sequence_length": row["sequence_length"], "precision": row["precision"],
+            "family": family(row["precision"]), "rate": row["tokens_per_second_per_gpu"],
+            "tflops": row["model_tflops_per_second_per_gpu"], "mfu": row["mfu"],
+            "where": "this report",
+        }
+        for row in runs.filter(pl.col("platform").ne_missing("cpu")).iter_rows(named=True)
+    )  # fmt: skip
+
+
+def _device(row: Row) -> str:
+    known = catalog.accelerator_for_device(row["accelerator"] or "")
+    return known.name if known else str(row["accelerator"] or row["platform"])
+
+
+def overview(ours: tuple[Row, ...], others: tuple[Row, ...]) -> Fragment:
+    """Return how many results are comparable, where our best runs stand, and why others are out."""
+    known = [row for row in others if row["tflops"] is not None]
+    words = "{} of {} can be put on one axis: TFLOP/s per GPU by <code>{}</code>."
+    many = count(len(others), "published result")
+    items = [Markup(words).format(f"{len(known):,}", many, DEFAULT_CONVENTION)]
+    items += list(_standing(whole(ours), known))
+    if not ours:
+        items.append(Markup("No run here is on a device of the catalog."))
+    if cut := [row["run_id"] for row in ours if row not in whole(ours)]:
+        words = (
+            "{} of a model cut to its first layers (marked @) {} only in the table: published "
+            "results are of whole models ({})."
+        )
+        verb = "is" if len(cut) == 1 else "are"
+        items.append(Markup(words).format(count(len(cut), "run"), verb, run_links(cut)))
+    missing = Counter(row["how"] for row in others if row["tflops"] is None)
+    items += [
+        Markup("{} left out: {}.").format(count(n, "result is", "results are"), reason)
+        for reason, n in missing.most_common(6)
+    ]
+    return bullets(items)
+
+
+def whole(rows: tuple[Row, ...]) -> tuple[Row, ...]:
+    """Return the rows of whole models, without those of the first layers of one."""
+    return tuple(row for row in rows if "@" not in str(row["model"]))
+
+
+def _standing(ours: tuple[Row, ...], known: list[Row]) -> Iterator[Markup]:
+    """Yield our best run of each model, device and width beside what is published of them."""
+    best: dict[tuple[str, str, str], Row] = {}
+    for row in sorted(ours, key=lambda row: row["tflops"]):
+        best[row["model"], row["accelerator"], row["family"]] = row
+    for (model, device, width), row in best.items():
+        rate = quantity(row["tflops"], "TFLOP/s per GPU")
+        head = Markup("<strong>{} on {}</strong>, {}: {} here ({})").format(
+            model, device, width, rate, run_link(row["run_id"])
+        )
+        same = [
+            item["tflops"]
+            for item in known
+            if (item["model"], item["accelerator"], item["family"]) == (model, device, width)
+        ]
+        if not same:
+            yield head + Markup(
+                "; the catalog has no published result of {} on this device."
+            ).format(model)
+            continue
+        above = sum(value > row["tflops"] for value in same)
+        yield head + Markup("; {} of {} from {} to {}, median {}: {} above ours.").format(
+            count(len(same), "published result"),
+            model,
+            number(min(same)),
+            number(max(same)),
+            number(median(same)),
+            above,
+        )
+
+
+def chart(ours: tuple[Row, ...], others: tuple[Row, ...]) -> Figure | None:
+    """Return every result of a whole model on one axis, a row an accelerator."""
+    every = (*others, *whole(ours))
+    rows = [{**row, "ours": row["source"] != "published"} for row in every]
+    kept = [{name: row.get(name) for name in SCHEMA} for row in rows if row["tflops"] is not None]
+    return field(pl.DataFrame(kept, schema=SCHEMA), DEFAULT_CONVENTION)
+
+
+def listing(ours: tuple[Row, ...], others: tuple[Row, ...]) -> Fragment:
+    """Return the table of all comparable results, ours first."""
+    rows = [row for row in (*ours, *others) if row["tflops"] is not None]
+    if not rows:
+        return paragraphs("No result has a rate under one convention.")
+    rows.sort(key=_place)
+    columns = (
+        *(Column("run_id", "Result", _name, numeric=False), text("model", "Model")),
+        *(text("accelerator", "Accelerator"), Column("world_size", "GPUs", _whole("world_size"))),
+        *(Column("sequence_length", "Sequence", _whole("sequence_length")),),
+        text("precision", "Precision"),
+        Column("rate", "Throughput", lambda row: number(row["rate"]), "tokens/s per GPU"),
+        Column("claimed", "Claimed", lambda row: number(row.get("claimed")), "TFLOP/s per GPU"),
+        Column("convention", "By", lambda row: row.get("convention") or NONE, numeric=False),
+        Column("tflops", "One convention", lambda row: number(row["tflops"]), "TFLOP/s per GPU"),
+        Column("factor", "Claimed over it", lambda row: number(row.get("factor"))),
+        Column("mfu", "MFU", _mfu, hint="over the dense peak; pointed at, why there is none"),
+        Column("where", "Source", _source, numeric=False, wide=True),
+    )
+    return table(rows, columns, "published")
+
+
+def _place(row: Row) -> tuple[Any, ...]:
+    """Return where a row stands: ours first, then by model and device, the fastest first."""
+    ours = row["source"] != "published"
+    return not ours, str(row["model"]), str(row["accelerator"]), -row["tflops"]
+
+
+def _whole(key: str) -> Show:
+    return lambda row: number(row.get(key))
+
+
+def _name(row: Row) -> Markup:
+    if row["source"] == "published":
+        return Markup('<span class="badge source">published</span> {}').format(row["id"])
+    mark = "ours" if row["source"] == "measured" else f"ours, {row['source']}"
+    return Markup("<strong>{}</strong> {}").format(mark, run_link(row["run_id"]))
+
+
+def _mfu(row: Row) -> Markup:
+    return Markup('<span title="{}">{}</span>').format(
+        row.get("mfu_reason") or "", percent(row["mfu"])
+    )
+
+
+def _source(row: Row) -> Markup:
+    """Return the source, a link where its address is one of the web."""
+    url = str(row.get("url") or "")
+    if not url.startswith(("https://", "http://")):
+        return Markup("{}").format(row["where"])
+    return Markup('<a href="{}" rel="noopener">{}</a>').format(url, row["where"])

@@ -1,0 +1,153 @@
+"""Scan a finished site: no network, every figure also in words, every link leads somewhere."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from scalebook.report.site.row_files import anchors
+
+# Elements whose address the browser fetches by itself; a link that a reader clicks is no asset.
+ASSETS = {
+    "audio": "src", "embed": "src", "iframe": "src", "image": "href", "img": "src", "input": "src",
+    "link": "href", "object": "data", "script": "src", "source": "src", "track": "src",
+    "use": "href", "video": "src",
+}  # fmt: skip
+REMOTE = re.compile(r"^\s*(?:[a-z][a-z0-9+.-]*:)?//", re.IGNORECASE)
+CSS_ADDRESS = re.compile(r"(?:url\(|@import)\s*['\"]?\s*((?:https?:)?//[^'\")\s]+)", re.IGNORECASE)
+
+
+@dataclass
+class _Scan(HTMLParser):
+    """What one page refers to. Mutable, as the parser is fed."""
+
+    ids: set[str] = field(default_factory=set[str])
+    links: list[str] = field(default_factory=list[str])
+    assets: list[str] = field(default_factory=list[str])
+    problems: list[str] = field(default_factory=list[str])
+    row_files: list[str] = field(default_factory=list[str])
+    _inside: str = ""
+    _is_spec: bool = False
+    _is_rows: bool = False
+
+    def __post_init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Note the element's id, address and words."""
+        values = {name: value or "" for name, value in attrs}
+        self._inside, self._is_spec = tag, "sb-spec" in values.get("class", "")
+        self._is_rows = "sb-rows" in values.get("class", "")
+        if values.get("data-src"):
+            self._is_rows = False
+            self.row_files.append(values["data-src"])
+        if values.get("id"):
+            # the anchors of runs are ours; a renderer may repeat one of its own
+            if values["id"] in self.ids and values["id"].startswith("run-"):
+                self.problems.append(f"the id {values['id']!r} is there twice")
+            self.ids.add(values["id"])
+        if tag == "a" and "href" in values:
+            self.links.append(values["href"])
+        if values.get(ASSETS.get(tag, "")):
+            self.assets.append(values[ASSETS[tag]])
+        self._style(values.get("style", ""))
+        if _needs_words(tag, values) and not (values.get("alt") or values.get("aria-label")):
+            self.problems.append(f"a <{tag}> has no alternative text")
+
+    def handle_endtag(self, tag: str) -> None:
+        """Leave the element."""
+        self._inside, self._is_spec, self._is_rows = "", False, False
+
+    def handle_data(self, data: str) -> None:
+        """Look into styles and chart specifications."""
+        if self._inside == "style":
+            self._style(data)
+        elif self._is_spec:
+            self.problems += _spec_problems(data)
+        elif self._is_rows:
+            # the rows of a long table that are made when they are shown
+            self.ids.update(entry[1] for entry in json.loads(data) if entry[1])
+
+    def _style(self, css: str) -> None:
+        self.problems += [f"style asks for {url}" for url in CSS_ADDRESS.findall(css)]
+
+
+def _needs_words(tag: str, values: dict[str, str]) -> bool:
+    decorative = values.get("aria-hidden") == "true" or values.get("role") == "presentation"
+    return (tag == "img" or values.get("role") == "img") and not decorative
+
+
+def _spec_problems(text: str) -> Iterator[str]:
+    """Yield what is wrong with a chart's specification."""
+    try:
+        spec = json.loads(text)
+    except ValueError:
+        yield "a chart's specification is no JSON"
+        return
+    if '"url":' in json.dumps(spec, separators=(",", ":")):
+        yield "a chart loads its data from an address"
+
+
+def check(site: Path, failed: Collection[str] = ()) -> tuple[str, ...]:
+    """Return every problem of a site, a sentence each with the page's name.
+
+    A link into a page of ``failed`` need not find its place there: that page has none.
+    """
+    site = site.resolve()  # addresses are compared with files, whatever the folder is called by
+    scans: dict[str, _Scan] = {}
+    for path in sorted(site.rglob("*.html")):
+        scan = _Scan()
+        scan.feed(path.read_text(encoding="utf-8"))
+        _scan_rows(site, scan)
+        scans[path.relative_to(site).as_posix()] = scan
+    problems = [f"{page}: {text}" for page, scan in scans.items() for text in scan.problems]
+    for page in scans:
+        problems += [f"{page}: {text}" for text in _addresses(site, page, scans, failed)]
+    for path in sorted(site.rglob("*.css")):
+        for url in CSS_ADDRESS.findall(path.read_text(encoding="utf-8")):
+            problems.append(f"{path.relative_to(site)}: style asks for {url}")
+    return tuple(problems)
+
+
+def _scan_rows(site: Path, scan: _Scan) -> None:
+    """Note the ids of the rows that a page reads from files of their own."""
+    for name in scan.row_files:
+        if (site / name).is_file():
+            scan.ids.update(anchors(site / name))
+        else:
+            scan.problems.append(f"reads rows from {name}, which is not in the site")
+
+
+def _addresses(
+    site: Path, page: str, scans: dict[str, _Scan], failed: Collection[str]
+) -> Iterator[str]:
+    """Yield each address of a page that leaves the machine or leads nowhere."""
+    for address in scans[page].assets:
+        if REMOTE.match(address):
+            yield f"loads {address}"
+        elif not address.startswith("data:") and not _file(site, page, address).is_file():
+            yield f"loads {address}, which is not in the site"
+    for link in scans[page].links:
+        parts = urlsplit(link)
+        if parts.scheme or parts.netloc:
+            continue
+        target = _file(site, page, parts.path) if parts.path else site / page
+        if not target.is_file():
+            yield f"links to {link}, which is not in the site"
+        elif parts.fragment and target.suffix == ".html":
+            name = target.relative_to(site).as_posix()
+            if name not in failed and unquote(parts.fragment) not in scans[name].ids:
+                yield f"links to {link}, but nothing there has this id"
+
+
+def _file(site: Path, page: str, address: str) -> Path:
+    """Return the file that a relative address of a page means."""
+    path = unquote(urlsplit(address).path)
+    if path.startswith("/"):
+        return site / path.lstrip("/")
+    return Path(*(site / page).parent.joinpath(path).resolve().parts)

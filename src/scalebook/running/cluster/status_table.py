@@ -1,0 +1,132 @@
+"""What becomes of the runs of a folder at this moment: waiting, training, ended."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from scalebook import store
+from scalebook.errors import RecordError
+from scalebook.record import RunRecord
+from scalebook.running import finish_run, ownership, progress, query
+from scalebook.running.cluster import job_files
+from scalebook.running.cluster.slurm_state import Ask, JobState, queue
+
+RECENT_SECONDS = 86400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One run: ``state`` is Slurm's or our word for it, ``detail`` why it is in it."""
+
+    run_id: str
+    job_id: str | None
+    state: str
+    steps_done: int
+    steps_asked: int | None
+    seconds: float | None  # since it was submitted, started, or that it took
+    detail: str | None
+
+    def cells(self) -> tuple[str, ...]:
+        """Return the row as texts of a table."""
+        asked = "?" if self.steps_asked is None else str(self.steps_asked)
+        took = "-" if self.seconds is None else progress.duration(self.seconds)
+        steps = f"{self.steps_done}/{asked}"
+        return (self.run_id, self.job_id or "-", self.state, steps, took, self.detail or "")
+
+
+def rows(runs: Path, everything: bool = False, ask: Ask = query.ask) -> list[Row]:
+    """Return the runs of a folder, those that have ended first; the queue is asked once.
+
+    Runs that ended more than a day ago are left out, unless ``everything``.
+    """
+    found: list[Row] = []
+    for directory in store.run_directories(runs):
+        try:
+            record = store.read_record(directory)
+        except RecordError as error:
+            found.append(Row(directory.name, None, "unreadable", 0, None, None, str(error)))
+            continue
+        age = _seconds_since(record.finished_at)
+        if everything or (age is not None and age < RECENT_SECONDS):
+            found.append(_ended(directory, record))
+    partials = store.partial_directories(runs)
+    waits = any(job_files.Job.read(partial) for partial in partials)
+    states = queue(os.getuid(), ask) if waits else {}
+    found += [row for partial in partials if (row := _unfinished(partial, states)) is not None]
+    return found
+
+
+def _ended(directory: Path, record: RunRecord) -> Row:
+    slurm = record.environment.get("slurm")
+    job_id = slurm.get("job_id") if isinstance(slurm, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    took = _between(record.started_at, record.finished_at)
+    return Row(
+        record.run_id,
+        job_id if isinstance(job_id, str) else None,
+        record.status.replace("_", " "),
+        _steps(directory),
+        _whole(record.requested.get("steps")),
+        took,
+        record.reason,
+    )
+
+
+def _unfinished(partial: Path, states: Mapping[str, JobState] | None) -> Row | None:
+    job = job_files.Job.read(partial)
+    requested = finish_run.read_object(partial / "config.json")
+    if job is None:
+        here = ownership.is_live(partial)
+        pods = finish_run.read_object(partial / ownership.JOB_FILE).get("scheduler") == "kubernetes"
+        state = "in Kubernetes" if pods else "training here" if here else "left behind"
+        detail = None if here else "its process is gone: scalebook recover"
+        started = finish_run.read_object(partial / finish_run.LAUNCH_FILE).get("started_at")
+    else:
+        state, detail = _of_job(job, states)
+        tries = job_files.attempts(partial)
+        started = tries[-1].started_at if tries else job.submitted_at
+    return Row(
+        finish_run.run_id(partial),
+        job.job_id if job else None,
+        state,
+        _steps(partial),
+        _whole(requested.get("steps")),
+        _seconds_since(started),
+        detail,
+    )
+
+
+def _of_job(job: job_files.Job, states: Mapping[str, JobState] | None) -> tuple[str, str | None]:
+    """Return state and detail of a job that has no record yet."""
+    if states is None:
+        return "unknown", "Slurm does not answer here"
+    state = states.get(job.job_id)
+    if state is None:
+        return "ended", "its record is not written yet"
+    names = {"PENDING": "queued", "RUNNING": "training"}
+    return names.get(state.name, state.name.lower().replace("_", " ")), state.reason or None
+
+
+def _steps(directory: Path) -> int:
+    step = progress.Tail(directory / "steps.jsonl").read()
+    return step.step if step else 0
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+def _seconds_since(time: str | None) -> float | None:
+    return _between(time, datetime.now(UTC).isoformat())
+
+
+def _between(begin: str | None, end: str | None) -> float | None:
+    try:
+        difference = datetime.fromisoformat(end or "") - datetime.fromisoformat(begin or "")
+    except (ValueError, TypeError):
+        return None
+    return difference.total_seconds()

@@ -1,0 +1,156 @@
+"""What an image holds, read inside it and compared (``-m scalebook.running.container.contents``).
+
+Versions come from the installed packages' own metadata; nothing is imported into this process. One
+child process imports torch, so that an image whose torch cannot start is found here.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from scalebook.errors import LaunchError
+
+IMPORT_SECONDS = 300.0  # a first import from a cold network file system takes minutes
+IMPORT = (
+    "import json, torch; print(json.dumps([torch.cuda.is_available(), torch.cuda.device_count()]))"
+)
+
+# Component -> distributions that carry it; the first that is installed counts.
+PACKAGES: Mapping[str, tuple[str, ...]] = {
+    "torch": ("torch",),
+    "megatron_core": ("megatron-core",),
+    "transformer_engine": ("transformer-engine", "transformer-engine-torch"),
+    "triton": ("triton", "pytorch-triton", "pytorch-triton-rocm"),
+    "flash_attn": ("flash-attn",),
+    "megatron_bridge": ("megatron-bridge",),
+    "nemo": ("nemo-toolkit",),
+    "scalebook": ("scalebook",),
+    "papermill": ("papermill",),
+    "ipykernel": ("ipykernel",),
+    "pydantic": ("pydantic",),
+}
+NEEDED = ("torch", "megatron_core", "scalebook", "papermill", "ipykernel", "pydantic")
+
+Verdict = Literal["as stated", "different", "missing", "present"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One component: what image.toml says (None: nothing), what is there, and how they compare."""
+
+    component: str
+    stated: str | None
+    found: str | None
+    verdict: Verdict
+
+    @property
+    def good(self) -> bool:
+        """Whether this is as it should be."""
+        return self.verdict in ("as stated", "present")
+
+
+def read() -> dict[str, Any]:
+    """Return the versions in this Python and whether its torch starts; null for none."""
+    found = versions()
+    return {"versions": found, "torch": _import_torch(found["torch"] is not None)}
+
+
+def told(value: Mapping[str, Any]) -> tuple[dict[str, str | None], dict[str, Any]]:
+    """Return versions and torch's state from what ``read`` gave in an image, which may be anyone's.
+
+    Raises:
+        LaunchError: it is something else.
+    """
+    versions, torch = value.get("versions"), value.get("torch")
+    if not isinstance(versions, dict) or not isinstance(torch, dict):
+        raise LaunchError("The image's scalebook told no versions. Build the image again.")
+    texts = cast("dict[object, object]", versions)
+    state = cast("dict[str, Any]", torch)
+    names = ("starts", "devices", "reason")
+    found = {str(k): None if v is None else str(v) for k, v in texts.items()}
+    return found, {name: state.get(name) for name in names}
+
+
+def versions() -> dict[str, str | None]:
+    """Return the version of each component in this Python, None for what is not here."""
+    found: dict[str, str | None] = {"python": platform.python_version()}
+    found.update({name: _version(names) for name, names in PACKAGES.items()})
+    return {**found, **_torch_build()}
+
+
+def _version(names: tuple[str, ...]) -> str | None:
+    for name in names:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def _torch_build() -> dict[str, str | None]:
+    """Return the CUDA and ROCm versions that torch was built for, from its version file."""
+    spec = find_spec("torch")
+    try:
+        text = (Path(str(spec.origin)).parent / "version.py").read_text() if spec else ""
+    except OSError:
+        text = ""
+    found = {
+        name: re.search(rf"^{name}\b[^=]*= *'([^']*)'", text, re.M) for name in ("cuda", "hip")
+    }
+    cuda, hip = (match[1] if match else None for match in found.values())
+    rocm = re.search(r"\+rocm(\d+(?:\.\d+)*)", _version(("torch",)) or "")
+    return {"cuda": cuda, "rocm": rocm[1] if rocm else hip}
+
+
+def _import_torch(there: bool) -> dict[str, Any]:
+    """Return whether torch starts and the devices that it sees, or why it does not."""
+    if not there:
+        return {"starts": None, "devices": None, "reason": "torch is not installed"}
+    try:
+        done = subprocess.run(
+            (sys.executable, "-c", IMPORT),
+            capture_output=True,
+            text=True,
+            timeout=IMPORT_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return {"starts": False, "devices": None, "reason": f"no end in {IMPORT_SECONDS:.0f} s"}
+    lines = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
+    if done.returncode != 0 or not lines:
+        return {"starts": False, "devices": None, "reason": lines[-1] if lines else "no output"}
+    available, count = json.loads(lines[-1])
+    return {"starts": True, "devices": count if available else 0, "reason": None}
+
+
+def same(stated: str, found: str) -> bool:
+    """Return whether a version is the stated one, which may be cut short: 2.16 is also 2.16.1."""
+    return re.match(re.escape(stated) + r"(?![0-9])", found) is not None
+
+
+def compare(stated: Mapping[str, str], versions: Mapping[str, str | None]) -> tuple[Finding, ...]:
+    """Return each stated or needed component, what was found of it and the verdict."""
+    names = [*stated, *(name for name in NEEDED if name not in stated)]
+    return tuple(_finding(name, stated.get(name), versions.get(name)) for name in names)
+
+
+def _finding(name: str, stated: str | None, found: str | None) -> Finding:
+    if found is None:
+        return Finding(name, stated, None, "missing")
+    if stated is None:
+        return Finding(name, None, found, "present")
+    return Finding(name, stated, found, "as stated" if same(stated, found) else "different")
+
+
+if __name__ == "__main__":
+    print(json.dumps(read()))

@@ -1,0 +1,187 @@
+"""``scalebook`` inside a container as seen from outside: its command line, mounts and variables."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from scalebook.errors import LaunchError
+from scalebook.running.command import ASKED
+from scalebook.running.container import apptainer, enroot, oci
+from scalebook.running.container.inside import CONTAINER
+from scalebook.running.container.request import Contained, EngineCommand, Mount
+
+# Which devices a process may use is the host's to say, and Slurm's: these pass without being named.
+VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+CATALOG = "SCALEBOOK_CATALOG"
+PYTHON = "python3"  # of the image
+HOME = "/tmp/home"  # for caches; nothing of the host
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What a container takes over from the machine: read once, by ``running.hosts``.
+
+    ``user`` is who shall own what is written. ``groups`` are those of the GPUs' device files.
+    """
+
+    project: Path
+    user: tuple[int, int]
+    rootless: bool
+    groups: tuple[int, ...]
+    scratch: Path
+    name: str
+    commit: str | None
+    environment: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the user asked for: the engine, the image, and what to add."""
+
+    engine: str
+    vendor: str
+    image: str
+    image_id: str | None = None
+    base: str | None = None
+    arguments: tuple[str, ...] = ()
+    variables: tuple[str, ...] = ()  # NAME or NAME=VALUE
+
+
+def command(
+    request: Request,
+    host: Host,
+    arguments: Sequence[str],
+    *,
+    writes: Sequence[Path] = (),
+    reads: Sequence[Path] = (),
+) -> EngineCommand:
+    """Return how to start ``python -m scalebook ARGUMENTS`` in a container.
+
+    The project is seen read-only, ``writes`` (the runs) can be written, ``reads`` are further
+    files and folders that the arguments name. All have the same path inside and outside.
+
+    Raises:
+        LaunchError: a path or a variable cannot be carried over.
+    """
+    given, passed = asked_variables(request.variables, host.environment)
+    own = _variables(request, host, [*given, *passed])
+    contained = Contained(
+        command=(PYTHON, "-m", "scalebook", *arguments),
+        vendor=request.vendor,
+        image=request.image,
+        name=host.name,
+        mounts=_mounts(host, writes, reads),
+        workdir=host.project,
+        environment={**own, **given},
+        passed=passed,
+        user=host.user,
+        groups=host.groups if request.vendor == "amd" else (),
+        arguments=request.arguments,
+        rootless=host.rootless,
+        scratch=host.scratch,
+    )
+    return _dispatch(request.engine, contained)
+
+
+def bare(request: Request, host: Host, arguments: Sequence[str]) -> EngineCommand:
+    """Return how to start the image's own Python with nothing of the host: no mounts, no checkout.
+
+    Raises:
+        LaunchError: an argument cannot be carried over.
+    """
+    contained = Contained(
+        command=(PYTHON, *arguments),
+        vendor=request.vendor,
+        image=request.image,
+        name=host.name,
+        mounts=(),
+        workdir=Path("/"),
+        environment={"HOME": HOME, "USER": "scalebook"},
+        user=host.user,
+        groups=host.groups if request.vendor == "amd" else (),
+        arguments=request.arguments,
+        rootless=host.rootless,
+        scratch=host.scratch,
+    )
+    return _dispatch(request.engine, contained)
+
+
+def _dispatch(engine: str, contained: Contained) -> EngineCommand:
+    if engine == "apptainer":
+        return apptainer.command(contained)
+    if engine == "enroot":
+        return enroot.command(contained)
+    return oci.command(engine, contained)
+
+
+def _variables(request: Request, host: Host, asked: Sequence[str]) -> dict[str, str]:
+    """Return what the launcher itself sets inside."""
+    home = {} if request.engine == "apptainer" else {"HOME": HOME}
+    optional = {
+        "SCALEBOOK_IMAGE_ID": request.image_id,
+        "SCALEBOOK_BASE_IMAGE": request.base,
+        "SCALEBOOK_GIT_COMMIT": host.commit,
+        ASKED: " ".join(asked),
+        CATALOG: os.pathsep.join(str(path) for path in catalogs(host.environment)),
+        **{name: host.environment.get(name) for name in VISIBLE},
+    }
+    return {
+        CONTAINER: request.engine,
+        "SCALEBOOK_IMAGE": request.image,
+        "SCALEBOOK_OWNER": "stdin",
+        **home,
+        "USER": "scalebook",  # the id has no name in the image, and torch asks for one
+        "PYTHONPATH": str(host.project / "src"),  # the checkout, whose commit the record names
+        "PYTHONDONTWRITEBYTECODE": "1",
+        **{name: value for name, value in optional.items() if value},
+    }
+
+
+def catalogs(environment: Mapping[str, str]) -> list[Path]:
+    """Return the catalog files that the user named, as absolute paths."""
+    listed = environment.get(CATALOG, "").split(os.pathsep)
+    return [Path(part).absolute() for part in listed if part]
+
+
+def _mounts(host: Host, writes: Sequence[Path], reads: Sequence[Path]) -> tuple[Mount, ...]:
+    """Return the mounts, outer folders first; what lies in a mounted folder needs none."""
+    wanted = [host.project, *catalogs(host.environment), *reads]
+    chosen: list[Path] = []
+    for path in sorted(set(wanted)):
+        if not any(path.is_relative_to(outer) for outer in (*chosen, *writes)):
+            chosen.append(path)
+    mounts = [Mount(path) for path in chosen] + [Mount(path, writable=True) for path in writes]
+    return tuple(sorted(mounts, key=lambda mount: len(mount.source.parts)))
+
+
+def asked_variables(
+    given: Sequence[str], environment: Mapping[str, str]
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return the variables given as NAME=VALUE, and the names whose value is the caller's.
+
+    Raises:
+        LaunchError: a name is malformed, or has no value here.
+    """
+    values: dict[str, str] = {}
+    names: list[str] = []
+    for item in given:
+        name, equals, value = item.partition("=")
+        if not name.isidentifier() or not name.isascii():
+            raise LaunchError(f"--env {item!r}: write NAME=VALUE, or NAME to pass it on from here.")
+        if equals:
+            values[name] = value
+        elif name in environment:
+            names.append(name)
+        else:
+            raise LaunchError(f"--env {name}: it is not set here. Write {name}=VALUE.")
+    return values, tuple(names)
+
+
+def not_passed(names: Sequence[str], given: Sequence[str]) -> tuple[str, ...]:
+    """Return those of the host's performance variables that a container will not see."""
+    asked = {item.partition("=")[0] for item in given}
+    own = (*VISIBLE, "PYTHONUNBUFFERED")  # each run sets the latter
+    return tuple(name for name in names if name not in asked and name not in own)

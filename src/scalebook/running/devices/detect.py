@@ -1,0 +1,149 @@
+"""Which accelerator this machine has, asked of drivers and the kernel: torch is not needed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from scalebook.errors import LaunchError
+from scalebook.facts import catalog
+from scalebook.facts.catalog.types import Platform
+from scalebook.running.query import printed
+
+Runner = Callable[[Sequence[str]], str | None]
+
+NVIDIA_QUERY = ("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
+AMD_QUERIES = (
+    ("amd-smi", "static", "--asic", "--json"),
+    ("rocm-smi", "--showproductname", "--json"),
+)
+AMD_NAME_KEYS = ("market_name", "Card Series", "Card series", "Card SKU")
+VISIBLE = {
+    "nvidia": ("CUDA_VISIBLE_DEVICES",),
+    "amd": ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The devices of this machine: ``device_name`` as its driver says, None for a CPU."""
+
+    vendor: str  # "cpu", "nvidia" or "amd"
+    device_name: str | None
+    count: int
+
+    def describe(self) -> str:
+        """Return the devices in words."""
+        if self.vendor == "cpu":
+            return "no GPU"
+        return f"{self.count} x {self.device_name or 'an AMD GPU of unknown name'}"
+
+
+def detect(
+    query: Runner = printed,
+    environment: Mapping[str, str] = os.environ,
+    sysfs: Path = Path("/sys"),
+) -> Machine:
+    """Return what this machine has; NVIDIA is asked before AMD, and a CPU is the rest."""
+    for vendor, names in (("nvidia", _nvidia(query)), ("amd", _amd(query, sysfs))):
+        count = _visible(len(names), vendor, environment)
+        if count:
+            return Machine(vendor, names[0], count)
+    return Machine("cpu", None, 0)
+
+
+def _visible(count: int, vendor: str, environment: Mapping[str, str]) -> int:
+    """Return how many devices a process may use: the environment may hide some."""
+    for name in VISIBLE[vendor]:
+        value = environment.get(name)
+        if value is not None:
+            listed = [part for part in value.split(",") if part.strip() not in {"", "-1"}]
+            count = min(count, len(listed))
+    return count
+
+
+def _nvidia(query: Runner) -> list[str | None]:
+    """Return the name of each NVIDIA GPU."""
+    text = query(NVIDIA_QUERY) or ""
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def _amd(query: Runner, sysfs: Path) -> list[str | None]:
+    """Return the name of each AMD GPU; None where only the kernel driver knows that it is there."""
+    for command in AMD_QUERIES:
+        names = _amd_names(query(command))
+        if names:
+            return names
+    nodes = sysfs.glob("class/kfd/kfd/topology/nodes/*/properties")
+    return [None for node in nodes if _is_kfd_gpu(node)]
+
+
+def _amd_names(text: str | None) -> list[str | None]:
+    """Return the names in the JSON of amd-smi (a list, or under gpu_data) or rocm-smi (by card)."""
+    try:
+        value: Any = json.loads(text or "null")
+    except (ValueError, RecursionError):
+        return []
+    if isinstance(value, dict):
+        table = cast("dict[str, Any]", value)
+        cards = [entry for name, entry in table.items() if name.startswith("card")]
+        value = table.get("gpu_data", cards)
+    entries = cast("list[Any]", value) if isinstance(value, list) else []
+    return [_amd_name(cast("dict[str, Any]", e)) for e in entries if isinstance(e, dict)]
+
+
+def _amd_name(entry: dict[str, Any]) -> str | None:
+    asic = entry.get("asic")
+    fields = {**entry, **cast("dict[str, Any]", asic if isinstance(asic, dict) else {})}
+    found = (fields.get(key) for key in AMD_NAME_KEYS)
+    return next((name for name in found if isinstance(name, str) and name != "N/A"), None)
+
+
+def _is_kfd_gpu(properties: Path) -> bool:
+    """Return whether a node of the AMD kernel driver's topology is a GPU (CPUs have no SIMDs)."""
+    try:
+        match = re.search(r"^simd_count (\d+)", properties.read_text(), re.MULTILINE)
+    except OSError:
+        return False
+    return match is not None and int(match[1]) > 0
+
+
+def platform_of(machine: Machine) -> Platform:
+    """Return the platform that the machine's device belongs to.
+
+    Raises:
+        LaunchError: the device is not in the catalog, or no platform uses it.
+    """
+    if machine.vendor == "cpu":
+        return catalog.platform("cpu")
+    accelerator = catalog.accelerator_for_device(machine.device_name or "")
+    if accelerator is None:
+        raise LaunchError(
+            f"This machine has {machine.describe()}, which is not in the catalog. Name the nearest "
+            "platform with --platform NAME --force-platform, or add the device to the catalog."
+        )
+    for platform in catalog.platforms():
+        if platform.accelerator == accelerator.name:
+            return platform
+    raise LaunchError(
+        f"No platform of the catalog has the accelerator {accelerator.name} of this machine. "
+        "Name the nearest with --platform NAME --force-platform."
+    )
+
+
+def refusal(platform: Platform, machine: Machine) -> str | None:
+    """Return why a platform cannot be this machine, None where it can; CPU runs go anywhere."""
+    if platform.vendor == "cpu":
+        return None
+    accelerator = catalog.accelerator_for_device(machine.device_name or "")
+    if accelerator is not None and accelerator.name == platform.accelerator:
+        return None
+    return (
+        f"Platform {platform.name!r} means {platform.accelerator}; this machine has "
+        f"{machine.describe()}. Name its own platform, or add --force-platform."
+    )

@@ -1,0 +1,147 @@
+"""Power, energy, clocks and temperature of the devices, read beside the training processes.
+
+A sampler of its own process writes ``telemetry.jsonl`` while a run goes. It can't hurt the run: it
+reads the driver's counters, whatever fails in it is a note in its file, and it ends with the run.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from scalebook.config import RunConfig
+from scalebook.facts import catalog
+from scalebook.running.devices import sampler
+from scalebook.running.devices.rapl import RAPL
+from scalebook.running.devices.sensor import Sensor, SensorError
+
+FILE = "telemetry.jsonl"
+PERIOD_SECONDS = 0.5
+PERIOD_VARIABLE = "SCALEBOOK_TELEMETRY_SECONDS"
+_END_SECONDS = 5.0  # the sampler ends within its period, unless its driver hangs
+_NODE_VARIABLES = ("SLURM_NODEID", "GROUP_RANK", "NODE_RANK")
+
+
+def node_number(environment: Mapping[str, str]) -> int:
+    """Return which of a job's nodes this is; 0 where nothing says so."""
+    for name in _NODE_VARIABLES:
+        if environment.get(name, "").isdigit():
+            return int(environment[name])
+    return 0
+
+
+def file_of(directory: Path, node: int) -> Path:
+    """Return where a node writes its samples: on a shared file system each has its own file."""
+    return directory / (FILE if node == 0 else f"telemetry.node{node}.jsonl")
+
+
+@contextmanager
+def sampling(directory: Path, config: RunConfig, environment: Mapping[str, str]) -> Generator[None]:
+    """Sample the devices of a run while the body runs.
+
+    ``SCALEBOOK_TELEMETRY_SECONDS`` in the environment is the period; 0 samples nothing.
+    """
+    process = _start(directory, config, environment)
+    try:
+        yield
+    finally:
+        if process is not None:
+            _end(process)
+
+
+def _start(
+    directory: Path, config: RunConfig, environment: Mapping[str, str]
+) -> subprocess.Popen[bytes] | None:
+    """Start the sampler; None, with the reason in the file, where there is nothing to read."""
+    vendor, node = catalog.platform(config.platform).vendor, node_number(environment)
+    path, period = file_of(directory, node), PERIOD_SECONDS
+    try:
+        period = _period(environment)
+        if vendor == "cpu":
+            RAPL()  # most machines let nobody read it: no process for nothing
+        arguments = (str(path), vendor, str(period), str(_devices(config, vendor)), str(node))
+        return subprocess.Popen(
+            (sys.executable, "-m", "scalebook.running.devices.sampler", *arguments),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=dict(environment),
+            start_new_session=True,  # an interrupt of the kernel must not end it before the run
+        )
+    except (SensorError, OSError) as error:
+        _say(path, sampler.header(None, period, node, devices=[], reason=str(error)))
+        return None
+
+
+def _period(environment: Mapping[str, str]) -> float:
+    """Return the seconds between two samples.
+
+    Raises:
+        SensorError: the environment turns sampling off, or its value is no number of seconds.
+    """
+    value = environment.get(PERIOD_VARIABLE, str(PERIOD_SECONDS))
+    try:
+        period = float(value)
+    except ValueError:
+        period = math.nan
+    if period == 0:
+        raise SensorError(f"{PERIOD_VARIABLE} is 0")
+    if not sampler.SHORTEST_SECONDS <= period <= sampler.LONGEST_SECONDS:
+        raise SensorError(
+            f"{PERIOD_VARIABLE}={value!r} is not between {sampler.SHORTEST_SECONDS} and "
+            f"{sampler.LONGEST_SECONDS:.0f} seconds"
+        )
+    return period
+
+
+def _devices(config: RunConfig, vendor: str) -> int:
+    """Return how many devices of a node the run uses; 0 means all."""
+    return 0 if vendor == "cpu" else -(-config.world_size // config.nodes)
+
+
+def _say(path: Path, line: Mapping[str, object]) -> None:
+    with suppress(OSError), path.open("a", encoding="utf-8") as stream:
+        sampler.write(stream, line)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Close the sampler's input, which ends it after a last sample; kill it if it stays."""
+    with suppress(OSError):
+        if process.stdin is not None:
+            process.stdin.close()
+    try:
+        process.wait(_END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        with suppress(subprocess.TimeoutExpired):  # stuck in the driver: it dies when that answers
+            process.wait(_END_SECONDS)
+
+
+def temperature_celsius(environment: Mapping[str, str] = os.environ) -> float | None:
+    """Return the temperature of the hottest visible GPU in °C, None where nothing tells it."""
+    for vendor in ("nvidia", "amd"):
+        try:
+            sensor = sampler.open_sensor(vendor, environment, None, 1.0)
+        except SensorError:
+            continue
+        hottest = _hottest(sensor)
+        if hottest is not None:
+            return hottest
+    return None
+
+
+def _hottest(sensor: Sensor) -> float | None:
+    """Return the highest temperature of one reading in °C."""
+    try:
+        rows = sensor.once()
+    except SensorError:
+        return None
+    finally:
+        sensor.close()
+    found = (row.get("temperature_celsius") for row in rows)
+    return max((float(value) for value in found if value is not None), default=None)

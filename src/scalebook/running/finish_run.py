@@ -1,0 +1,246 @@
+"""Turn what a run left in its directory into its record, however it ended."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, cast
+
+from scalebook import scrub, store, untrusted
+from scalebook.config import RunConfig
+from scalebook.engines import harvest
+from scalebook.errors import ConfigError
+from scalebook.measure import provenance
+from scalebook.record import RunRecord, Status, StepRecord
+from scalebook.running import outcome, progress, restarts
+
+LAUNCH_FILE = "launch.json"  # command, environment, started_at, start: written before the start
+EXIT_FILE = "exit.json"  # how the trainer ended: written as soon as it has
+SCHEDULE_FILE = "schedule.json"  # the place in a plan's order, where a plan started the run
+LOG_LINES = 2000  # enough to look over the tracebacks of many ranks
+
+
+def now() -> str:
+    """Return the time as it stands in records: UTC, ISO 8601, whole seconds."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def run_id(directory: Path) -> str:
+    """Return the run that a partial or published directory holds."""
+    return directory.name.removeprefix(store.PARTIAL_PREFIX)
+
+
+def conclude(
+    directory: Path,
+    *,
+    exit_code: int | None = None,
+    stop: tuple[Status, str] | None = None,
+    host_memory_kills: int = 0,
+    memory_killed: frozenset[int] = frozenset(),
+    inferred_from: str | None = None,
+    finished_at: str | None = None,
+    log: Sequence[str] | None = None,
+) -> RunRecord:
+    """Write and return the record of a run that has ended; ``finished_at`` defaults to now.
+
+    ``log`` are the lines that tell how it ended, where they are not the end of its train.log.
+
+    ``inferred_from`` names the run from which follows how this one, never started, would end.
+    """
+    requested = read_object(directory / "config.json")
+    harvested = harvest.harvest(directory, requested) if harvest.is_foreign(requested) else ()
+    steps, unreadable = store.read_steps(directory / "steps.jsonl")
+    steps_asked = requested.get("steps")
+    result = outcome.classify(
+        outcome.Evidence(
+            exit_code=exit_code,
+            steps_done=max((step.step for step in steps), default=0),
+            steps_asked=steps_asked if isinstance(steps_asked, int) else None,
+            log=progress.last_lines(directory / "train.log", LOG_LINES) if log is None else log,
+            stop=stop,
+            started=inferred_from is None,
+            host_memory_kills=host_memory_kills,
+            memory_killed=memory_killed,
+            **_learning(steps),
+        )
+    )
+    record = _record(
+        directory,
+        requested,
+        result,
+        exit_code=exit_code,
+        inferred_from=inferred_from,
+        finished_at=finished_at or now(),
+        of_files=(*unreadable, *harvested),
+        of_steps=_skipped(steps),
+    )
+    store.write_record(directory, record)
+    for name in (LAUNCH_FILE, EXIT_FILE, SCHEDULE_FILE):
+        (directory / name).unlink(missing_ok=True)
+    return record
+
+
+def _record(
+    directory: Path,
+    requested: dict[str, Any],
+    result: outcome.Outcome,
+    *,
+    exit_code: int | None,
+    inferred_from: str | None,
+    finished_at: str,
+    of_files: Sequence[str],
+    of_steps: Sequence[str],
+) -> RunRecord:
+    """Return the record: what was asked for, what the trainer told, and how it ended.
+
+    ``of_files`` and ``of_steps`` are notes on what the directory's files and the steps say.
+    """
+    launch = read_object(directory / LAUNCH_FILE)
+    trainer = read_object(directory / "observed.json")
+    observed = _object(trainer.get("observed"))
+    environment = _environment(launch.get("environment"), trainer.get("environment"))
+    schedule = read_object(directory / SCHEDULE_FILE)
+    differences = provenance.differences(requested, observed, environment)
+    scheduled = _texts(schedule.pop("notes", ()))
+    started_at = launch.get("started_at")
+    return RunRecord(
+        run_id=run_id(directory),
+        config_hash=hash_of(requested),
+        source="inferred" if inferred_from else "measured",
+        status=result.status,
+        reason=_clean(result.reason) if result.reason else None,
+        cause=result.cause,
+        inferred_from=inferred_from,
+        log_tail=scrub.scrub_all(result.log_tail, os.environ),
+        exit_code=exit_code,
+        requested=requested,
+        observed=observed,
+        environment=environment,
+        started_at=started_at if isinstance(started_at, str) else None,
+        finished_at=finished_at,
+        command=_texts(launch.get("command")),
+        schedule=schedule,
+        differences=tuple(one.value() for one in differences),
+        notes=(
+            *of_files,
+            *(one.sentence() for one in differences),
+            *of_steps,
+            *restarts.notes(directory),
+            *scheduled,
+        ),
+    )
+
+
+def _learning(steps: Sequence[StepRecord]) -> dict[str, Any]:
+    """Return what the steps say about whether training learnt anything, as Evidence takes it."""
+    measured = [step for step in steps if step.phase == "measured"]
+    return {
+        "loss_lost_at": _loss_lost_at(steps),
+        "measured_steps": len(measured),
+        "skipped_steps": sum(step.skipped for step in measured),
+    }
+
+
+def _loss_lost_at(steps: Sequence[StepRecord]) -> int | None:
+    """Return the step from which no loss was recorded to the end; None where the last has one.
+
+    Trainers that record no loss at all are none that lost it.
+    """
+    known = [step.step for step in steps if step.loss is not None]
+    lost = [step.step for step in steps if known and step.step > known[-1] and not step.skipped]
+    return lost[0] if lost else None
+
+
+def _skipped(steps: Sequence[StepRecord]) -> tuple[str, ...]:
+    """Return a sentence about measured steps that the optimizer refused; none where it took all."""
+    measured = [step for step in steps if step.phase == "measured"]
+    count = sum(step.skipped for step in measured)
+    if not count:
+        return ()
+    return (
+        f"The optimizer refused {count} of {len(measured)} measured steps (a gradient was not "
+        "finite): they are in the averages, and take less time.",
+    )
+
+
+def _environment(launcher: Any, trainer: Any) -> dict[str, Any]:
+    """Return what launcher and trainer say of the environment; the trainer's word counts."""
+    merged = _object(launcher) | _object(trainer)
+    variables = merged.get("variables")
+    if isinstance(variables, dict):
+        merged["variables"] = scrub.without_secrets(cast("dict[str, str]", variables))
+    return merged
+
+
+def _object(value: Any) -> dict[str, Any]:
+    """Return a value of a file that should hold an object; empty where it is something else."""
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    """Return the texts of a value that should be a list of them; none where it is no list."""
+    items = cast("list[object]", value) if isinstance(value, list) else []
+    return tuple(item for item in items if isinstance(item, str))
+
+
+def _clean(reason: str) -> str:
+    """Return one line without home directories and secrets."""
+    return " ".join(scrub.scrub(reason, os.environ).split())
+
+
+def write_launch(
+    directory: Path,
+    command: tuple[str, ...],
+    environment: Mapping[str, Any],
+    start: str | None = None,
+) -> None:
+    """Keep what is known before the start, for whoever concludes the run.
+
+    The command is written with the directory's final name, under which it can be given again.
+    ``start`` is the mark of the processes to be started (``processes.START``).
+    """
+    final = (part.replace(directory.name, run_id(directory)) for part in command)
+    value = {
+        "command": list(scrub.scrub_all(final, os.environ)),
+        "environment": dict(environment),
+        "started_at": now(),
+        "start": start,
+        "directory": str(directory.resolve()),
+    }
+    store.write_json(directory / LAUNCH_FILE, value)
+
+
+def write_exit(directory: Path, code: int, stop: tuple[Status, str] | None) -> None:
+    """Keep how the trainer ended, for whoever concludes the run in place of its dead runner."""
+    status, sentence = stop or (None, None)
+    value = {"exit_code": code, "status": status, "sentence": sentence}
+    store.write_json(directory / EXIT_FILE, value)
+
+
+def start_of(directory: Path) -> str | None:
+    """Return the mark of the processes that were started in this directory; None: none were.
+
+    A copy of the directory has the file too, but the processes are those of the original.
+    """
+    launch = read_object(directory / LAUNCH_FILE)
+    mark, place = launch.get("start"), launch.get("directory")
+    return mark if isinstance(mark, str) and place == str(directory.resolve()) else None
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Return a JSON object of a run directory; empty where the file is missing or holds none."""
+    try:
+        return _object(json.loads(untrusted.read_bytes(path)))
+    except (OSError, ValueError, RecursionError):  # cut off, or nested without end
+        return {}
+
+
+def hash_of(requested: Mapping[str, Any]) -> str | None:
+    """Return the configuration's hash, None where the configuration was not left whole."""
+    try:
+        return RunConfig.from_parameters(requested).config_hash()
+    except ConfigError:
+        return None

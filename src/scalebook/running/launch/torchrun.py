@@ -1,0 +1,78 @@
+"""RunConfig -> torchrun on this machine."""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+from scalebook import engines
+from scalebook.config import RunConfig
+from scalebook.errors import LaunchError
+from scalebook.running.command import Launch
+from scalebook.running.launch.variables import variables
+
+TRAINER = engines.TRAINERS["megatron"]
+
+
+def direct(
+    config: RunConfig,
+    *,
+    config_path: Path,
+    output: Path,
+    trainer: str = "",
+    python: str = sys.executable,
+) -> Launch:
+    """Return how to start a run on this machine; ``trainer`` empty: its engine's own module.
+
+    Raises:
+        LaunchError: the run needs more than one node, or an engine that is not installed.
+    """
+    refusal = unavailable(config)
+    if refusal:
+        raise LaunchError(refusal)
+    command = (
+        *(python, "-m", "torch.distributed.run", "--standalone"),
+        *("--nproc-per-node", str(config.world_size)),
+        *(("--max-restarts", str(config.max_restarts)) if config.max_restarts else ()),
+        *("-m", trainer or engines.TRAINERS[config.engine]),
+        *("--config", str(config_path), "--output", str(output)),
+    )
+    return Launch(command, variables(config))
+
+
+def unavailable(config: RunConfig, devices: int | None = None) -> str | None:
+    """Return why a run cannot start here, None if it can.
+
+    ``devices`` is how many GPUs may be used: those of this machine, or fewer by ``--gpus``; None:
+    any number.
+    """
+    if config.nodes > 1:
+        return f"needs {config.nodes} nodes, and 'scalebook run' starts one"
+    lack = engines.missing(config.engine)
+    if lack:
+        return f"needs the engine {config.engine!r}: {lack.rstrip('.')}"
+    if devices is not None and config.world_size > devices:
+        gpus = "GPU" if config.world_size == 1 else "GPUs"
+        return (
+            f"needs {config.world_size} {gpus}, the limit is {devices} (--gpus or this machine's)"
+        )
+    return None
+
+
+def require_trainer() -> None:
+    """Refuse to start where what the trainer imports is not installed.
+
+    Raises:
+        LaunchError: torch or megatron-core is missing, with how to install it.
+    """
+    if find_spec("torch") is None:
+        raise LaunchError(
+            "torch is not installed here. Use a training container, or install the extra 'train': "
+            "pip install 'scalebook[train]'."
+        )
+    if find_spec("megatron") is None:
+        raise LaunchError(
+            "megatron-core is not installed here. Beside a torch that must stay as it is: "
+            "pip install --no-deps megatron-core."
+        )

@@ -1,0 +1,494 @@
+"""The memory estimate: hand-checkable numbers, and what must hold whatever the sizes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scalebook.errors import ConfigError
+from scalebook.facts import catalog, memory
+from scalebook.facts.catalog import ModelShape
+from scalebook.facts.flops import padded_vocab_size, parameter_count
+from scalebook.facts.memory import activations
+from scalebook.facts.memory.activations import Workload
+from scalebook.facts.memory.conventions import korthikanti_layer_bytes
+from scalebook.facts.memory.parameters import Count, layer_count, stage_count, stage_layers
+from scalebook.parallelism import Parallelism
+
+GIB = 2**30
+SIZES = {"micro_batch_size": 1, "num_microbatches": 8, "sequence_length": 2048}
+DENSE = ("llama3.1-8b", "qwen2.5-7b", "gpt3-6.7b", "qwen2.5-3b")
+EXPERT = ("mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v2-lite")
+
+
+def total(shape: ModelShape, parallelism: Parallelism, **changes: object) -> float:
+    return memory.estimate(shape, parallelism, **(SIZES | changes)).total_gib
+
+
+@pytest.mark.parametrize("name", [*DENSE, *EXPERT, "deepseek-v3", "gpt-oss-20b", "gemma2-9b"])
+def test_one_rank_holds_exactly_the_models_parameters(name: str) -> None:
+    shape = catalog.model(name)
+    rows = padded_vocab_size(shape.vocab_size)
+    count = stage_count(shape, Parallelism(1), 0)
+    assert count.total == parameter_count(shape, rows).total
+
+
+def test_a_module_for_a_further_token_is_held_by_the_last_stage_and_split_as_its_layer_is() -> None:
+    shape = catalog.model("deepseek-v3")
+    alone = stage_count(shape, Parallelism(1), 0, mtp_layers=1).total
+    count = parameter_count(shape, padded_vocab_size(shape.vocab_size))
+    assert alone == count.total + count.mtp
+    split = Parallelism(8, pipeline_parallel_size=2, expert_parallel_size=4)
+    first, last = (
+        stage_count(shape, split, stage, mtp_layers=1).total
+        - stage_count(shape, split, stage).total
+        for stage in range(2)
+    )
+    experts = 256 * 3 * 7168 * 2048
+    assert (first, last) == (0, count.mtp - experts + experts / 4)
+    plain, more = (
+        memory.estimate(shape, Parallelism(1), **SIZES, mtp_layers=modules).worst
+        for modules in (0, 1)
+    )
+    assert more.logits == 2 * plain.logits
+    assert (more.parameters - plain.parameters) * GIB == pytest.approx(2 * count.mtp)
+
+
+def test_a_last_stage_of_its_own_size_leaves_the_others_equal_parts() -> None:
+    shape = catalog.model("llama3.1-8b")
+    split = Parallelism(4, pipeline_parallel_size=4, last_pipeline_stage_layers=5)
+    layers = [stage_layers(shape, split, stage) for stage in range(4)]
+    assert [len(chunk) for (chunk,) in layers] == [9, 9, 9, 5]
+    assert [layer for (chunk,) in layers for layer in chunk] == list(range(32))
+    whole = parameter_count(shape).total
+    assert sum(stage_count(shape, split, stage).total for stage in range(4)) == whole
+
+
+def test_chunks_of_a_smaller_last_stage_go_round_the_stages() -> None:
+    shape = catalog.model("llama3.1-8b")  # 32 layers
+    split = Parallelism(
+        4,
+        pipeline_parallel_size=4,
+        virtual_pipeline_parallel_size=2,
+        last_pipeline_stage_layers=2,
+    )
+    chunks = [stage_layers(shape, split, stage) for stage in range(4)]
+    assert chunks[0] == [[0, 1, 2, 3, 4], [16, 17, 18, 19, 20]]
+    assert chunks[3] == [[15], [31]]
+    assert sorted(n for stage in chunks for chunk in stage for n in chunk) == list(range(32))
+
+
+def test_the_optimizers_step_needs_room_that_activations_left() -> None:
+    # measured on one H100: 2 of Llama 3.1 8B's layers, 27.8 GiB with bf16 gradients and 30.7 with
+    # an unfused optimizer; 8 layers, 52.1 and 57.3
+    for layers, halves, unfused in ((2, 27.8, 30.7), (8, 52.1, 57.3)):
+        shape = catalog.model(f"llama3.1-8b@{layers}")
+        sizes = SIZES | {"cross_entropy": "fused"}
+        split = Parallelism(1, data_parallel_sharding="optimizer")
+        got = memory.estimate(shape, split, **sizes, gradient_precision="bf16").total_gib
+        assert got == pytest.approx(halves, rel=0.02)
+        got = memory.estimate(shape, split, **sizes, optimizer="unfused").total_gib
+        assert got == pytest.approx(unfused, rel=0.02)
+    # with activations above it the step needs nothing more
+    parts = memory.estimate(shape, split, **(sizes | {"micro_batch_size": 16})).parts_gib()
+    assert parts["update"] == 0
+    assert parts["total"] == pytest.approx(sum(parts.values()) - parts["total"])
+
+
+def test_gradients_in_bf16_take_half_and_offloaded_layers_leave_one_on_its_way() -> None:
+    shape = catalog.model("tiny-llama")  # 4 layers, an FFN of 384
+    sizes = SIZES | {"sequence_length": 64, "recompute": "pointwise"}
+    plain = memory.estimate(shape, Parallelism(1), **sizes).worst
+    saved = memory.estimate(
+        shape, Parallelism(1), **sizes, gradient_precision="bf16", offload_layers=3
+    ).worst
+    assert saved.gradients == plain.gradients / 2
+    assert (plain.activations - saved.activations) * GIB == 2 * 64 * 2 * 2 * 384
+    sharded = Parallelism(2, data_parallel_sharding="full")
+    kept = [
+        memory.estimate(shape, sharded, **sizes, gradient_precision=one).worst.gradients
+        for one in ("fp32", "bf16")
+    ]
+    assert kept[0] == kept[1]
+
+
+def test_states_of_a_toy_model_are_18_bytes_a_parameter() -> None:
+    shape = catalog.model("tiny-llama")
+    # 4 layers of 128 (128 + 2 * 64) + 128 * 128 + 3 * 128 * 384 + 2 * 128; norm; 2 tables.
+    parameters = 4 * (128 * 256 + 128 * 128 + 3 * 128 * 384 + 256) + 128 + 2 * 1024 * 128
+    worst = memory.estimate(shape, Parallelism(1), **SIZES).worst
+    assert worst.parameters * GIB == 2 * parameters
+    assert worst.gradients * GIB == 4 * parameters
+    assert worst.optimizer * GIB == 12 * parameters
+
+
+def test_activations_of_a_toy_model_are_counted_tensor_by_tensor() -> None:
+    shape = catalog.model("tiny-llama")
+    worst = memory.estimate(shape, Parallelism(1), **(SIZES | {"sequence_length": 64})).worst
+    # In 16 bit: 4 h for the norms, 2 q + 2 k for attention, 3 f for the gated MLP; 8 heads' fp32
+    # log-sum-exp; the last norm.
+    layer = 64 * (2 * (4 * 128 + 2 * 128 + 2 * 64 + 3 * 384) + 4 * 8)
+    assert worst.activations * GIB == 4 * layer + 64 * 2 * 2 * 128
+    assert worst.logits * GIB == 64 * 1024 * 6
+
+
+def test_a_gpt_layer_is_korthikantis_less_its_dropout_masks() -> None:
+    shape = catalog.model("megatron-22b")
+    assert shape.ffn_hidden_size == 4 * shape.hidden_size
+    parallelism = Parallelism(8, 8, sequence_parallel=True)
+    whole, less = (
+        memory.estimate(replace(shape, num_layers=count), parallelism, **SIZES).worst.activations
+        for count in (48, 47)
+    )
+    published = korthikanti_layer_bytes(
+        shape, "tensor_sequence_selective", tensor=8, micro_batch_size=1, sequence=2048
+    )
+    masks = 2 * 2048 * shape.hidden_size / 8
+    softmax = 4 * 2048 * shape.num_attention_heads / 8
+    assert (whole - less) * GIB == pytest.approx(published - masks + softmax, rel=1e-6)
+
+
+def test_unfused_attention_keeps_the_scores_that_selective_recomputation_drops() -> None:
+    shape = catalog.model("megatron-22b")
+    kept = [
+        total(shape, Parallelism(8, 8), attention=kernel, recompute=mode)
+        for kernel, mode in (("unfused", "none"), ("unfused", "selective"), ("fused", "none"))
+    ]
+    assert kept[0] > kept[1] > kept[2]
+
+
+def test_full_recomputation_keeps_the_input_of_each_layer_and_one_layer_whole() -> None:
+    shape = catalog.model("llama3.1-8b")
+    none, full = (
+        memory.estimate(shape, Parallelism(8), **SIZES, recompute=mode).worst.activations
+        for mode in ("none", "full")
+    )
+    inputs = 32 * 2048 * 4096 * 2 / GIB
+    assert inputs < full < inputs + none / 30
+
+
+def test_the_first_stage_of_a_pipeline_is_the_fullest_and_is_named() -> None:
+    shape = catalog.model("llama3.1-70b")
+    estimate = memory.estimate(shape, Parallelism(32, 4, 8, sequence_parallel=True), **SIZES)
+    assert estimate.worst.stage == 0
+    assert len(estimate.stages) == 8
+    kept = [stage.activations for stage in estimate.stages[:-1]]
+    assert kept == sorted(kept, reverse=True)
+
+
+def test_logits_lie_on_the_last_stage_alone() -> None:
+    shape = catalog.model("llama3.1-8b")
+    stages = memory.estimate(shape, Parallelism(4, 1, 4), **SIZES).stages
+    assert [stage.logits > 0 for stage in stages] == [False, False, False, True]
+
+
+def test_interleaving_costs_the_published_share_of_activations() -> None:
+    shape = replace(catalog.model("megatron-22b"), vocab_size=128)
+    plain = Parallelism(4, 1, 4)
+    kept = [
+        memory.estimate(shape, replace(plain, virtual_pipeline_parallel_size=chunks), **SIZES)
+        .stages[0]
+        .activations
+        for chunks in (1, 3)
+    ]
+    assert kept[1] / kept[0] == pytest.approx(1 + 3 / (4 * 3))
+
+
+def test_tied_embeddings_are_held_twice_by_a_pipeline() -> None:
+    shape = catalog.model("qwen2.5-3b")
+    assert shape.tied_embeddings
+    counts = [stage_count(shape, Parallelism(2, 1, 2), stage).total for stage in (0, 1)]
+    rows = padded_vocab_size(shape.vocab_size)
+    whole = parameter_count(shape, rows)
+    assert sum(counts) == whole.total + whole.embedding
+
+
+def test_fp32_states_are_16_bytes_and_fp16_states_20() -> None:
+    shape = catalog.model("llama3.1-8b")
+    parameters = stage_count(shape, Parallelism(1), 0).total
+    for precision, size in (("fp32", 16), ("fp16", 20), ("bf16", 18)):
+        worst = memory.estimate(shape, Parallelism(1), **SIZES, precision=precision).worst
+        states = worst.parameters + worst.gradients + worst.optimizer
+        assert states * GIB == pytest.approx(size * parameters)
+
+
+def test_unknown_modes_are_refused_in_words() -> None:
+    shape = catalog.model("llama3.1-8b")
+    with pytest.raises(ConfigError, match=r"Unknown recompute mode 'ful'.*Did you mean 'full'"):
+        total(shape, Parallelism(1), recompute="ful")
+
+
+shapes = st.sampled_from([*DENSE, *EXPERT]).map(catalog.model)
+powers = st.sampled_from([1, 2, 4])
+booleans = st.booleans()
+modes = st.sampled_from(["none", "selective", "full"])
+shardings = st.sampled_from(["none", "optimizer", "full"])
+
+
+@given(shapes, powers, powers, powers, booleans, modes, shardings)
+def test_memory_never_rises_with_tensor_parallelism(
+    shape: ModelShape, tensor: int, stages: int, data: int, sp: bool, mode: str, sharding: str
+) -> None:
+    totals = [
+        total(
+            shape,
+            Parallelism(
+                size * stages * data,
+                size,
+                stages,
+                sequence_parallel=sp and size > 1,
+                data_parallel_sharding=sharding,
+            ),
+            recompute=mode,
+        )
+        for size in (tensor, 2 * tensor)
+    ]
+    assert totals[1] <= totals[0]
+
+
+@given(shapes, powers, powers, powers, modes, shardings)
+def test_memory_never_rises_with_pipeline_stages(
+    shape: ModelShape, tensor: int, stages: int, data: int, mode: str, sharding: str
+) -> None:
+    totals = [
+        total(
+            shape,
+            Parallelism(tensor * size * data, tensor, size, data_parallel_sharding=sharding),
+            recompute=mode,
+        )
+        for size in (stages, 2 * stages)
+    ]
+    assert totals[1] <= totals[0]
+
+
+@given(shapes, powers, st.sampled_from([1, 2, 4, 8, 64]), modes)
+def test_memory_never_rises_with_sharding_or_with_more_replicas(
+    shape: ModelShape, tensor: int, data: int, mode: str
+) -> None:
+    totals = [
+        total(
+            shape,
+            Parallelism(tensor * data, tensor, data_parallel_sharding=sharding),
+            recompute=mode,
+        )
+        for sharding in ("none", "optimizer", "full")
+    ]
+    # FSDP gathers whole layers: with few replicas that can cost more than it shares out.
+    assert totals[1] <= totals[0]
+    if data >= 8:
+        assert totals[2] <= totals[1]
+    for sharding, before in zip(("none", "optimizer", "full"), totals, strict=True):
+        wider = Parallelism(2 * tensor * data, tensor, data_parallel_sharding=sharding)
+        if data > 1 or sharding != "full":
+            assert total(shape, wider, recompute=mode) <= before
+
+
+@given(shapes, powers, st.sampled_from([1, 2, 4]), modes)
+def test_memory_never_rises_with_context_or_expert_parallelism_or_recomputation(
+    shape: ModelShape, context: int, expert: int, mode: str
+) -> None:
+    base = Parallelism(8 * context, context_parallel_size=context)
+    wide = Parallelism(16 * context, context_parallel_size=2 * context)
+    assert total(shape, wide, recompute=mode) <= total(shape, base, recompute=mode)
+    if shape.moe is not None:
+        spread = [replace(base, expert_parallel_size=size) for size in (expert, 2 * expert)]
+        assert total(shape, spread[1]) <= total(shape, spread[0])
+    assert total(shape, base, recompute="full") <= total(shape, base, recompute="none")
+
+
+@given(shapes, st.integers(1, 4), st.integers(1, 64))
+def test_memory_grows_with_the_micro_batch_and_not_with_microbatches_beyond_the_stages(
+    shape: ModelShape, micro: int, count: int
+) -> None:
+    parallelism = Parallelism(4, 1, 4)
+    small, large = (total(shape, parallelism, micro_batch_size=size) for size in (micro, micro + 1))
+    assert large > small
+    many = total(shape, parallelism, num_microbatches=4 + count)
+    assert many == total(shape, parallelism, num_microbatches=4)
+
+
+# Worked by hand for tiny-mla: h 128, FFN 384, 8 heads of 16 + 8 (values 16), latents of 48 and 32,
+# 16 experts of 64 (4 a token) and a shared one of 128. 10 tokens in 16 bit.
+LATENT = catalog.model("tiny-mla")
+PLAIN_MLP = replace(LATENT, gated_mlp=False)
+WORK = Workload(10, 64, 2, "fused")
+PAIR = Parallelism(4, 2, sequence_parallel=True, expert_tensor_parallel_size=3)
+REPEATED = replace(PAIR, sequence_parallel=False)
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        # Attention 4 heads (2 x 24 + 2 x 16) + (2 x 48 + 2 x 32 + 8) / 2 = 404; norms 4 x 128 / 2;
+        # experts 4 (2 x 128 x 3 + 3 x 64) / 2 + 3 x 128 / 2 + 2 x 16 / 2; softmax 4 x 4 x 10.
+        (
+            activations.layer_bytes(LATENT, PAIR, WORK, moe=True),
+            20 * (404 + 256 + 1920 + 192 + 16) + 160,
+        ),
+        (activations.layer_bytes(LATENT, PAIR, WORK, moe=False), 20 * (404 + 256 + 576) + 160),
+        (
+            activations.layer_bytes(LATENT, REPEATED, WORK, moe=True),
+            20 * (320 + 168 + 512 + 3840 + 192 + 32) + 160,
+        ),
+        (
+            activations.layer_bytes(PLAIN_MLP, PAIR, WORK, moe=True),
+            20 * (404 + 256 + 1792 + 128 + 16) + 160,
+        ),
+        (activations.layer_bytes(PLAIN_MLP, PAIR, WORK, moe=False), 20 * (404 + 256 + 384) + 160),
+        # One key-value group a rank where there are more ranks than groups: 2 x 16 + 2 x 16.
+        (
+            activations.layer_bytes(
+                catalog.model("tiny-llama"), Parallelism(8, 8), WORK, moe=False
+            ),
+            20 * (64 + 512 + 3 * 384 / 8) + 4 * 10,
+        ),
+        (activations.softmax_bytes(LATENT, PAIR, replace(WORK, attention="unfused")), 12800),
+        (activations.softmax_bytes(LATENT, PAIR, replace(WORK, element_bytes=4)), 160),
+        (activations.pointwise_bytes(LATENT, PAIR, WORK, moe=True), 20 * 64),
+        (activations.pointwise_bytes(LATENT, PAIR, WORK, moe=False), 20 * (2 * 64 + 192)),
+        (activations.pointwise_bytes(LATENT, REPEATED, WORK, moe=False), 20 * (2 * 128 + 192)),
+        (activations.pointwise_bytes(PLAIN_MLP, PAIR, WORK, moe=False), 20 * 2 * 64),
+        (activations.gate_and_up_bytes(LATENT, PAIR, WORK), 20 * 384),
+        (activations.checkpoint_bytes(LATENT, PAIR, WORK), 20 * 64),
+        (activations.head_bytes(LATENT, PAIR, WORK), (2 * 20 * 64, 10 * 512 * 6)),
+        (
+            activations.head_bytes(LATENT, PAIR, replace(WORK, cross_entropy="fused")),
+            (2 * 20 * 64, 10 * 512 * 2),
+        ),
+        (
+            activations.head_bytes(LATENT, PAIR, replace(WORK, element_bytes=4)),
+            (2 * 40 * 64, 10 * 512 * 4),
+        ),
+        (activations.further_token_bytes(LATENT, PAIR, WORK), 5 * 20 * 64),
+    ],
+)
+def test_each_kept_tensor_is_counted_as_by_hand(found: object, expected: object) -> None:
+    assert found == expected
+
+
+# Up-projections 48 x 8 x 24 + 32 x 8 x 32 and the output 128 x 128; down 128 (48 + 32 + 8).
+UP, DOWN, EXPERTS, SHARED = 9216 + 8192 + 16384, 11264, 16 * 3 * 128 * 64, 3 * 128 * 128
+BIASED = replace(
+    catalog.model("tiny-llama"),
+    attention_bias="all",
+    mlp_bias=True,
+    qk_norm=True,
+    normalization="layer",
+)
+
+
+@pytest.mark.parametrize(
+    ("shape", "moe", "split", "whole", "experts"),
+    [
+        (LATENT, True, UP + SHARED, 256 + 2048 + DOWN + 80, EXPERTS),
+        (
+            replace(LATENT, normalization="layer"),
+            True,
+            UP + SHARED,
+            512 + 2048 + DOWN + 160,
+            EXPERTS,
+        ),
+        (LATENT, False, UP + 3 * 128 * 384, 256 + DOWN + 80, 0),
+        # Biases of q, k, v and of gate and up are split; those of the outputs and norms are whole.
+        (BIASED, False, 49152 + 256 + 147456 + 768, 512 + 128 + 128 + 64, 0),
+        (
+            replace(BIASED, qk_norm_full_width=True),
+            False,
+            49152 + 256 + 147456 + 768 + 2 * (128 + 64),
+            512 + 128 + 128,
+            0,
+        ),
+    ],
+    ids=["latent", "latent, layer norm", "latent, dense", "biases", "wide norm of queries"],
+)
+def test_a_rank_holds_its_part_of_products_and_the_whole_of_what_is_repeated(
+    shape: ModelShape, moe: bool, split: int, whole: int, experts: int
+) -> None:
+    parallelism = Parallelism(16, 2, expert_parallel_size=4, expert_tensor_parallel_size=2)
+    count = layer_count(shape, parallelism, moe=moe)
+    assert count == Count(split / 2 + whole, experts / 8, split / 2 + experts / 8)
+    further = (
+        stage_count(shape, parallelism, 0, mtp_layers=1).total
+        - stage_count(shape, parallelism, 0).total
+    )
+    if moe or shape.moe is None:
+        norms = 3 * 128 * (2 if shape.normalization == "layer" else 1)
+        assert further == count.total + 2 * 128**2 / 2 + norms
+
+
+def test_a_last_stage_may_hold_more_layers_than_the_others() -> None:
+    shape = catalog.model("llama3.1-8b")
+    split = Parallelism(4, pipeline_parallel_size=4, last_pipeline_stage_layers=14)
+    assert [len(stage_layers(shape, split, stage)[0]) for stage in range(4)] == [6, 6, 6, 14]
+
+
+@pytest.mark.parametrize(("precision", "copies"), [("fp8", 2), ("fp4", 0.5 + 0.5 + 2 / 16)])
+def test_low_precision_adds_two_copies_of_each_linear_weight(precision: str, copies: float) -> None:
+    """FP8 has a byte an element; FP4 half a byte, and an 8-bit scale for each 16 of them."""
+    shape = catalog.model("tiny-llama")
+    plain = memory.estimate(shape, Parallelism(1), **SIZES).worst
+    low = memory.estimate(shape, Parallelism(1), **SIZES, precision=precision).worst
+    linear = 4 * (49152 + 147456)
+    assert (low.parameters - plain.parameters) * GIB == pytest.approx(copies * linear)
+    assert replace(low, parameters=0) == replace(plain, parameters=0)
+
+
+@pytest.mark.parametrize(
+    ("world", "tensor", "expert", "inner", "dense_ranks", "expert_ranks"),
+    [(16, 2, 4, 2, 8, 2), (16, 2, 16, 1, 8, 1), (8, 1, 2, 1, 8, 4)],
+)
+def test_optimizer_states_are_shared_out_among_the_ranks_that_hold_the_same_parameters(
+    world: int, tensor: int, expert: int, inner: int, dense_ranks: int, expert_ranks: int
+) -> None:
+    split = Parallelism(
+        world,
+        tensor,
+        context_parallel_size=2,
+        expert_parallel_size=expert,
+        expert_tensor_parallel_size=inner,
+    )
+    count = stage_count(LATENT, split, 0)
+    worst = memory.estimate(LATENT, split, **SIZES).worst
+    held = count.dense / dense_ranks + count.expert / expert_ranks
+    assert worst.optimizer * GIB == pytest.approx(12 * held)
+    assert worst.gradients * GIB == pytest.approx(4 * count.total)
+    full = memory.estimate(LATENT, replace(split, data_parallel_sharding="full"), **SIZES).worst
+    assert full.gradients * GIB == pytest.approx(4 * held)
+    assert full.parameters * GIB == pytest.approx(2 * held)
+
+
+def test_fsdp_holds_two_whole_layers_and_the_gradients_of_one() -> None:
+    shape = catalog.model("tiny-llama")
+    layer = 49152 + 147456 + 256
+    for precision, size in (("bf16", 2 * 2 + 4), ("fp32", 2 * 4 + 4)):
+        split = Parallelism(2, data_parallel_sharding="full")
+        worst = memory.estimate(shape, split, **SIZES, precision=precision).worst
+        assert worst.gathered * GIB == layer * size
+    alone = memory.estimate(shape, Parallelism(1, data_parallel_sharding="full"), **SIZES).worst
+    assert alone.gathered == 0
+
+
+def test_each_module_for_a_further_token_keeps_a_layer_and_five_hidden_states() -> None:
+    kept = [
+        memory.estimate(LATENT, Parallelism(1), **SIZES, mtp_layers=modules).worst.activations
+        for modules in (0, 1, 2)
+    ]
+    work = Workload(2048, 2048, 2, "fused")
+    module = activations.layer_bytes(LATENT, Parallelism(1), work, moe=True) + 5 * 2048 * 2 * 128
+    assert (kept[1] - kept[0]) * GIB == pytest.approx(module)
+    assert (kept[2] - kept[0]) * GIB == pytest.approx(2 * module)
+
+
+@given(shapes, powers, modes, shardings)
+def test_the_parts_of_the_fullest_stage_add_up_to_its_total(
+    shape: ModelShape, stages: int, mode: str, sharding: str
+) -> None:
+    split = Parallelism(4 * stages, 1, stages, data_parallel_sharding=sharding)
+    found = memory.estimate(shape, split, **SIZES, recompute=mode)
+    parts = found.parts_gib()
+    whole = parts.pop("total")
+    assert whole == pytest.approx(sum(parts.values()))
+    assert whole == found.total_gib == max(stage.total for stage in found.stages)

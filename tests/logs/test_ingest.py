@@ -1,0 +1,859 @@
+"""From files to run directories: joined, supplied, refused, written once."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from scalebook import store
+from scalebook.cli import main
+from scalebook.errors import IngestError
+from scalebook.facts import catalog, flops
+from scalebook.logs import source
+from scalebook.logs.ingest import group, holding
+from scalebook.logs.ingest import write as ingest_write
+from scalebook.logs.ingest.run import ingest, summaries
+from scalebook.logs.settings import device_in
+from scalebook.measure.metrics import measure
+from scalebook.running import recovery
+from scalebook.store import read_run, read_runs
+
+LOGS = Path(__file__).parents[1] / "logs"
+
+
+def line(step, ms=1000.0, *, loss=None, tflops=None, batch=16, total=60):
+    parts = [
+        f" iteration {step:8d}/ {total:7d}",
+        f"consumed samples: {batch * step:12d}",
+        f"elapsed time per iteration (ms): {ms:.1f}",
+        *([] if tflops is None else [f"throughput per GPU (TFLOP/s/GPU): {tflops:.1f}"]),
+        "learning rate: 1.000E-04",
+        f"global batch size: {batch:5d}",
+        *([] if loss is None else [f"lm loss: {loss:.6E}"]),
+        "loss scale: 1.0 | number of skipped iterations:   0 | number of nan iterations:   0 |",
+    ]
+    return " | ".join(parts) + "\n"
+
+
+def write(path, *lines):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(lines))
+    return path
+
+
+def one(path, **supplied):
+    found = summaries(path, supplied)
+    assert len(found) == 1
+    return found[0]
+
+
+def test_an_ingested_run_reads_back_marked_with_its_settings_and_steps(tmp_path):
+    (run,), notes = ingest([LOGS / "megatron_2024.log"], tmp_path / "runs", {"platform": "h100"})
+    assert notes == []
+    back = read_run(run.path)
+    assert back.problems == ()
+    assert (back.record.source, back.record.status) == ("ingested", "completed")
+    assert back.record.observed["tensor_parallel_size"] == 2
+    assert back.record.observed["precision"] == "bf16"
+    assert [step.step for step in back.steps] == [1, 2, 3, 4, 5, 6]
+    assert [step.phase for step in back.steps] == ["startup", *["measured"] * 5]
+    assert back.steps[1].tokens == 96 * 2048
+    assert back.steps[1].step_seconds == pytest.approx(2.0125)
+
+
+def test_metrics_are_those_of_the_log(tmp_path):
+    (run,), _ = ingest([LOGS / "megatron_2024.log"], tmp_path, {"platform": "h100"})
+    found = measure(read_run(run.path))
+    seconds = (2.0125 + 2.001 + 1.999 + 2.0035 + 2.0005) / 5
+    per_gpu = 96 * 2048 / seconds / 32
+    per_token = flops.flops_per_token(catalog.model("llama2-7b"), 2048)
+    assert found.model == "llama2-7b"
+    assert found.tokens_per_second_per_gpu == pytest.approx(per_gpu)
+    assert found.model_tflops_per_second_per_gpu == pytest.approx(per_gpu * per_token / 1e12)
+    assert found.mfu == pytest.approx(per_gpu * per_token / 1e12 / 989.4, rel=1e-3)
+
+
+def test_ingesting_twice_changes_nothing(tmp_path):
+    paths = [LOGS / "megatron_2024.log"]
+    (first,), _ = ingest(paths, tmp_path, {})
+    before = {path: path.stat().st_mtime_ns for path in first.path.iterdir()}
+    (second,), _ = ingest(paths, tmp_path, {})
+    assert (first.new, second.new) == (True, False)
+    assert {path: path.stat().st_mtime_ns for path in second.path.iterdir()} == before
+
+
+def threads(count, call):
+    """Call something in several threads at the same time; return what each got."""
+    with ThreadPoolExecutor(count) as pool:
+        return [one.result() for one in [pool.submit(call) for _ in range(count)]]
+
+
+def test_ingesting_at_the_same_time_writes_one_whole_run(tmp_path, monkeypatch):
+    log = LOGS / "megatron_2024.log"
+    attached = ingest_write._write_attached
+    monkeypatch.setattr(
+        ingest_write, "_write_attached", lambda *given: (time.sleep(0.3), attached(*given))
+    )
+    found = threads(3, lambda: ingest([log], tmp_path, {})[0][0])
+    assert sorted(run.new for run in found) == [False, False, True]
+    (path,) = tmp_path.iterdir()
+    assert {run.path for run in found} == {path}
+    assert not (path / holding.OWNER_FILE).exists()
+    assert len(read_run(path).steps) == 6
+
+
+def test_recovering_during_an_ingest_leaves_its_directory_alone(tmp_path, monkeypatch):
+    seen = []
+
+    def recover(directory, _group):
+        os.utime(directory, (1, 1))  # however long it takes
+        seen.extend(recovery.recover(tmp_path))
+
+    monkeypatch.setattr(ingest_write, "_write_attached", recover)
+    (run,), _ = ingest([LOGS / "megatron_2024.log"], tmp_path, {})
+    assert [leftover.record for leftover in seen] == [None]
+    assert len(read_run(run.path).steps) == 6
+
+
+def test_what_a_killed_ingest_left_is_written_anew(tmp_path):
+    (run,), _ = ingest([LOGS / "megatron_2024.log"], tmp_path, {})
+    partial = run.path.rename(tmp_path / f".partial-{run.path.name}")
+    (partial / holding.OWNER_FILE).write_text("")
+    (partial / "profile").mkdir()
+    (partial / "record.json").write_text("{")
+    (again,), _ = ingest([LOGS / "megatron_2024.log"], tmp_path, {})
+    assert again.new
+    assert [path.name for path in sorted(again.path.iterdir())] == ["record.json", "steps.jsonl"]
+    assert list(tmp_path.iterdir()) == [again.path]
+
+
+def test_where_files_cannot_be_locked_a_log_is_ingested_all_the_same(tmp_path, monkeypatch):
+    def flock(*_):
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(holding.fcntl, "flock", flock)
+    (run,), _ = ingest([LOGS / "megatron_2024.log"], tmp_path, {})
+    assert run.new
+    assert not (run.path / holding.OWNER_FILE).exists()
+
+
+def test_what_is_supplied_the_second_time_makes_a_run_of_its_own(tmp_path):
+    log, runs = LOGS / "megatron_2021_windows.log", tmp_path / "runs"
+    ((plain, *_), _) = ingest([log], runs, {})
+    ((first, *_), _) = ingest([log], runs, {"platform": "h100"})
+    ((again, *_), _) = ingest([log], runs, {"platform": "h100"})
+    ((still, *_), _) = ingest([log], runs, {})
+    assert first.new and first.path != plain.path
+    assert (again.new, again.path) == (False, first.path)
+    assert (still.new, still.path) == (False, plain.path)
+    assert store.read_record(first.path).observed["platform"] == "h100"
+    assert "platform" not in store.read_record(plain.path).observed
+
+
+def test_what_was_supplied_before_names_told_of_it_is_found_again(tmp_path):
+    log, runs = LOGS / "megatron_2021_windows.log", tmp_path / "runs"
+    ((plain, *_), _) = ingest([log], runs, {})
+    ((first, *_), _) = ingest([log], runs, {"platform": "h100"})
+    shutil.rmtree(plain.path)
+    record = store.read_record(first.path).model_copy(update={"run_id": plain.path.name})
+    store.write_record(first.path.rename(plain.path), record)
+    ((again, *_), _) = ingest([log], runs, {"platform": "h100"})
+    assert (again.new, again.path) == (False, plain.path)
+
+
+def test_a_file_whose_name_is_no_utf_8_gives_a_record_that_can_be_read(tmp_path):
+    log = tmp_path / os.fsdecode(b"caf\xe9.log")
+    log.write_bytes((LOGS / "megatron_2021_windows.log").read_bytes())
+    ((run, *_), _) = ingest([log], tmp_path / "runs", {})
+    (file,) = store.read_record(run.path).environment["ingest"]["files"]
+    assert file["name"] == r"caf\udce9.log"
+
+
+@pytest.mark.parametrize("runs", ["file", "file/below"])
+def test_runs_that_cannot_be_written_are_one_line_and_exit_code_2(tmp_path, capsys, runs):
+    (tmp_path / "file").write_text("")
+    log = str(LOGS / "megatron_2021_windows.log")
+    assert main(["ingest", log, "--runs", str(tmp_path / runs)]) == 2
+    error = capsys.readouterr().err
+    assert "cannot be written to" in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("option", [[], ["--json"]])
+def test_a_folder_with_nothing_in_it_is_exit_code_2(tmp_path, capsys, option):
+    (tmp_path / "empty").mkdir()
+    assert main(["ingest", str(tmp_path / "empty"), *option, "--runs", str(tmp_path / "r")]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "recognised" in captured.err
+
+
+def test_the_run_id_follows_the_content_not_the_name_or_the_packing(tmp_path):
+    content = (LOGS / "megatron_2024.log").read_bytes()
+    (tmp_path / "other.out").write_bytes(content)
+    (tmp_path / "packed.log.gz").write_bytes(gzip.compress(content))
+    runs = [
+        ingest([path], tmp_path / path.name.replace(".", "-"), {})[0][0].path.name
+        for path in (LOGS / "megatron_2024.log", tmp_path / "other.out", tmp_path / "packed.log.gz")
+    ]
+    assert len(set(runs)) == 1
+
+
+def test_what_the_log_does_not_tell_is_null(tmp_path):
+    found = one(write(tmp_path / "a.log", line(1), line(2)))
+    for name in ("world_size", "sequence_length", "tensor_parallel_size", "micro_batch_size"):
+        assert found[name] is None
+    assert found["tokens_per_second_median"] is None
+
+
+def test_what_is_supplied_fills_gaps_and_is_marked(tmp_path):
+    path = write(tmp_path / "a.log", line(1), line(2, 2000.0))
+    found = one(path, sequence_length=4096, world_size=8)
+    assert found["tokens_per_second_per_gpu_median"] == pytest.approx(16 * 4096 / 2 / 8)
+    assert found["provenance"]["sequence_length"] == "supplied"
+    assert found["provenance"]["global_batch_size"] == "told"
+
+
+@pytest.mark.parametrize(
+    ("supplied", "message"),
+    [
+        ({"global_batch_size": 32}, "--global-batch-size 32 contradicts .* which tells 96"),
+        ({"world_size": 64}, "--gpus 64 contradicts .* which tells 32"),
+        ({"model": "llama3.1-8b"}, "--model llama3.1-8b has ffn_hidden_size=14336, but .* 11008"),
+    ],
+)
+def test_what_is_supplied_may_not_contradict_the_file(supplied, message):
+    with pytest.raises(IngestError, match=message):
+        summaries(LOGS / "megatron_2024.log", supplied)
+
+
+def test_a_platform_may_not_contradict_the_device(tmp_path):
+    with pytest.raises(IngestError, match=r"--platform mi300x contradicts .*NVIDIA H100 80GB HBM3"):
+        ingest([LOGS / "torchtitan.log"], tmp_path, {"platform": "mi300x"})
+    assert not list(tmp_path.iterdir())
+
+
+def test_tflops_are_recounted_and_the_disagreement_kept(tmp_path):
+    path = write(tmp_path / "a.log", *(line(n, 8000.0, tflops=500.0) for n in range(1, 5)))
+    found = one(path, model="llama3.1-8b", sequence_length=8192, world_size=8)
+    tflops = found["tflops"]
+    rate = 16 * 8192 / 8.0 / 8
+    ours = rate * flops.flops_per_token(catalog.model("llama3.1-8b"), 8192) / 1e12
+    assert tflops["recounted"]["megatron_causal"] == pytest.approx(ours)
+    assert tflops["logged_over_recounted"] == pytest.approx(500.0 / ours)
+    assert any("times those of megatron_causal" in warning for warning in found["warnings"])
+
+
+@pytest.mark.parametrize("modules", [0, 1])
+def test_further_tokens_that_a_log_says_it_trained_are_counted(tmp_path, modules):
+    told = f"  mtp_num_layers .................................. {modules or None}\n"
+    path = write(tmp_path / "a.log", told, *(line(n, 8000.0) for n in range(1, 5)))
+    found = one(path, model="deepseek-v3", sequence_length=4096, world_size=8)
+    rate = 16 * 4096 / 8.0 / 8
+    ours = rate * flops.flops_per_token(catalog.model("deepseek-v3"), 4096, mtp_layers=modules)
+    assert found["tflops"]["recounted"]["megatron_causal"] == pytest.approx(ours / 1e12)
+    (run,), _ = ingest([path], tmp_path / "runs", {"model": "deepseek-v3"})
+    assert (read_run(run.path).record.setting("mtp_layers") or 0) == modules
+
+
+def test_printed_tflops_are_kept_where_nothing_can_be_counted_beside_them(tmp_path):
+    rates = (100.0, 500.0, 510.0, 520.0)
+    path = write(tmp_path / "a.log", *(line(n + 1, tflops=rate) for n, rate in enumerate(rates)))
+    tflops = one(path)["tflops"]
+    assert tflops["logged"] == 510.0  # the median without the first record
+    assert tflops["recounted"] is None
+    assert "sequence_length" in tflops["reason"]
+
+
+def test_the_convention_that_gives_the_printed_tflops_is_named(tmp_path):
+    shape = catalog.model("llama3.1-8b")
+    rate = 16 * 8192 / 8.0 / 8
+    printed = rate * flops.flops_per_token(shape, 8192, "full_attention") / 1e12
+    path = write(tmp_path / "a.log", *(line(n, 8000.0, tflops=printed) for n in range(1, 5)))
+    found = one(path, model="llama3.1-8b", sequence_length=8192, world_size=8)
+    assert found["tflops"]["convention_that_fits"] == "full_attention"
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0, 4.0, 8.0])
+def test_a_printed_rate_that_contradicts_is_flagged_with_its_factor(tmp_path, factor):
+    rate = factor * 16 * 4096 / 2.0 / 8
+    path = write(
+        tmp_path / "a.log",
+        *(
+            line(n, 2000.0).rstrip() + f" tokens per GPU (tokens/s/GPU): {rate:.1f} |\n"
+            for n in range(1, 4)
+        ),
+    )
+    told = write(
+        tmp_path / "b.log",
+        "  seq_length ...................................... 4096\n",
+        "  world_size ...................................... 8\n",
+        path.read_text(),
+    )
+    for found in (one(told), one(path, sequence_length=4096, world_size=8)):
+        assert found["sequence_length"] == 4096
+        assert found["tokens_per_second_per_gpu_median"] == pytest.approx(16 * 4096 / 2.0 / 8)
+        assert any(f"is {factor:.3g} times what" in warning for warning in found["warnings"])
+
+
+def test_figures_that_imply_a_size_are_not_overruled(tmp_path):
+    path = write(
+        tmp_path / "a.log",
+        "  world_size ...................................... 8\n",
+        *(
+            line(n, 2000.0).rstrip() + " tokens per GPU (tokens/s/GPU): 4096.5 |\n"
+            for n in range(1, 4)
+        ),
+    )
+    assert one(path)["sequence_length"] is None
+    exact = write(tmp_path / "b.log", path.read_text().replace("4096.5", "4096.0"))
+    assert one(exact)["sequence_length"] == 4096
+    with pytest.raises(
+        IngestError, match=r"--sequence-length 8192 contradicts b\.log, which implies"
+    ):
+        one(exact, sequence_length=8192)
+
+
+def test_files_of_ranks_become_one_run(tmp_path):
+    steps = [line(n, loss=9 - n / 10) for n in range(1, 5)]
+    write(tmp_path / "job" / "rank-0.log", *steps[:3])
+    write(tmp_path / "job" / "rank-1.log", *steps, "HIP out of memory. Tried to allocate 2 GiB.\n")
+    runs, _ = ingest([tmp_path / "job"], tmp_path / "runs", {})
+    assert len(runs) == 1
+    assert (runs[0].summary["n_records"], runs[0].summary["status"]) == (4, "out_of_memory")
+    assert runs[0].summary["not_used"]["other_rank_records"] == 3
+
+
+def test_stdout_and_stderr_of_a_job_become_one_run(tmp_path):
+    write(tmp_path / "job" / "run-17.out", *(line(n, loss=5.0) for n in range(1, 4)))
+    write(
+        tmp_path / "job" / "run-17.err",
+        "slurmstepd: error: *** JOB 17 CANCELLED AT 2031-01-01T00:00:00 DUE TO TIME LIMIT ***\n",
+    )
+    runs, _ = ingest([tmp_path / "job" / "run-17.out", tmp_path / "job" / "run-17.err"],
+                     tmp_path / "runs", {})  # fmt: skip
+    assert [run.summary["status"] for run in runs] == ["interrupted"]
+    assert "TIME LIMIT" in runs[0].summary["reason"]
+
+
+def test_the_names_of_many_files_are_looked_at_once_each(tmp_path, monkeypatch):
+    asked = []
+    known = group.group_key
+    monkeypatch.setattr(group, "group_key", lambda path: asked.append(path) or known(path))
+    for job in range(30):
+        write(tmp_path / f"job{job}x" / "a.log", line(1, 1000.0 + job, loss=3.0))
+        write(tmp_path / f"job{job}x" / "smi.csv", (LOGS / "rocm_smi.csv").read_text())
+    found, notes = group.collect([tmp_path])
+    assert len(found) == len(asked) == 30
+    assert all(len(one.attached) == 1 for one in found)
+    assert notes == []
+
+
+def test_files_of_two_jobs_stay_two_runs(tmp_path):
+    write(tmp_path / "job" / "rank-0.log", *(line(n, loss=9.0) for n in range(1, 4)))
+    write(tmp_path / "job" / "rank-1.log", *(line(n, loss=3.0) for n in range(1, 4)))
+    assert len(ingest([tmp_path / "job"], tmp_path / "runs", {})[0]) == 2
+
+
+def test_telemetry_and_traces_attach_to_the_run_beside_them(tmp_path):
+    folder = tmp_path / "job"
+    folder.mkdir()
+    for name in ("megatron_2024.log", "nvidia_smi.csv", "kineto.json"):
+        shutil.copy(LOGS / name, folder)
+    (run,), notes = ingest([folder], tmp_path / "runs", {})
+    assert notes == []
+    samples = (run.path / "telemetry.jsonl").read_text().splitlines()
+    assert json.loads(samples[0])["power_watts"] == 610.5
+    assert "power_watts" not in json.loads(samples[1])
+    breakdown = json.loads((run.path / "profile" / "breakdown.json").read_text())
+    assert breakdown["traces"][0]["totals"]["device_seconds"] == pytest.approx(900e-6)
+    assert breakdown["rank"] == 3
+    assert breakdown["parts"]["forward_seconds"] == pytest.approx(600e-6)  # hides the all-reduce
+    assert breakdown["parts"]["idle_seconds"] == pytest.approx(400e-6)
+
+
+def test_telemetry_beside_several_runs_is_attached_to_none(tmp_path):
+    for name in ("megatron_2024.log", "maxtext.log", "nvidia_smi.csv"):
+        shutil.copy(LOGS / name, tmp_path)
+    runs, notes = ingest([tmp_path], tmp_path / "runs", {})
+    assert len(runs) == 2
+    assert any("attached to none" in note for note in notes)
+
+
+def test_walking_a_folder_follows_no_link_and_no_run_directory(tmp_path):
+    outside = write(tmp_path / "outside" / "secret.log", line(1), line(2))
+    folder = tmp_path / "job"
+    write(folder / "a.log", line(1), line(2))
+    write(folder / ".hidden" / "b.log", line(1, 900.0))
+    (folder / "link.log").symlink_to(outside)
+    (folder / "links").symlink_to(outside.parent)
+    runs, _ = ingest([folder], folder / "runs", {})
+    assert [path.name for path in runs[0].files] == ["a.log"]
+    again, _ = ingest([folder], folder / "runs", {})
+    assert [run.new for run in again] == [False]
+
+
+def test_a_name_inside_a_file_does_not_leave_the_runs_folder(tmp_path):
+    bad = "  tensor_model_parallel_size ...................... ../../../../etc/passwd\n"
+    path = write(tmp_path / "..x.log", bad, line(1), line(2))
+    (run,), _ = ingest([path], tmp_path / "runs", {})
+    assert run.path.parent == tmp_path / "runs"
+    assert run.summary["tensor_parallel_size"] is None
+
+
+def test_a_failed_start_is_a_run_without_numbers(tmp_path):
+    (run,), _ = ingest([LOGS / "oom_only.log"], tmp_path, {})
+    found = measure(read_run(run.path))
+    assert (found.status, found.tokens_per_second, found.measured_steps) == (
+        "out_of_memory", None, 0,
+    )  # fmt: skip
+
+
+def test_a_log_that_just_stops_keeps_its_rates(tmp_path):
+    (run,), _ = ingest([LOGS / "primus_new_keys.log"], tmp_path, {})
+    found = measure(read_run(run.path))
+    assert found.status == "interrupted"
+    assert found.tokens_per_second_per_gpu == pytest.approx(48 * 4096 / 3.036 / 16, rel=1e-3)
+
+
+def test_a_log_without_tokens_gives_steps_without_tokens(tmp_path):
+    (run,), _ = ingest([write(tmp_path / "a.log", line(1), line(2))], tmp_path / "runs", {})
+    back = read_run(run.path)
+    assert [step.tokens for step in back.steps] == [None, None]
+    assert measure(back).tokens_per_second is None
+
+
+def test_steps_that_count_from_zero_count_from_one_in_the_run(tmp_path):
+    (run,), _ = ingest([LOGS / "nemo2.log"], tmp_path, {})
+    assert [step.step for step in read_run(run.path).steps] == [4, 5]
+    assert run.summary["first_step"] == 3
+
+
+NAN_LOSSES = {
+    "torchtitan.log": r"loss: +[\d.]+",
+    "maxtext.log": r"loss: [\d.]+",
+    "nanotron.log": r"lm_loss: [\d.]+",
+    "nemo2.log": r"reduced_train_loss: [\d.]+",
+    "litgpt_single.log": r"loss train: [\d.]+",
+    "megatron_2024.log": r"lm loss: [\d.E+-]+",
+    "composer.log": r"loss/train/total: [\d.]+",
+    "hf_trainer.log": r"'loss': '?[\d.]+'?",
+    "nanochat.log": r"loss: [\d.]+",
+}
+
+
+@pytest.mark.parametrize("name", NAN_LOSSES)
+def test_a_loss_that_is_nan_in_every_record_is_divergence_in_every_dialect(tmp_path, name):
+    """The key stays and its figure becomes nan, as each trainer prints it."""
+    pattern = re.compile(NAN_LOSSES[name])
+    text, changed = pattern.subn(
+        lambda found: re.sub(r"[\d.E+-]+('?)$", r"nan\1", found[0]), (LOGS / name).read_text()
+    )
+    assert changed > 1
+    found = one(write(tmp_path / name, text))
+    assert found["status"] == "diverged"
+    assert "every record" in found["reason"]
+
+
+def test_one_skipped_iteration_of_a_window_is_not_divergence(tmp_path):
+    """Each record stands for 10 iterations, of which one was skipped."""
+    lines = [line(n, loss=9.0 - n / 100).replace("skipped iterations:   0", "skipped iterations: 1")
+             for n in (10, 20, 30)]  # fmt: skip
+    assert one(write(tmp_path / "a.log", *lines))["status"] == "interrupted"
+    every = [text.replace("skipped iterations: 1", "skipped iterations: 10") for text in lines]
+    assert one(write(tmp_path / "b.log", *every))["status"] == "diverged"
+
+
+def test_a_loss_that_vanishes_at_the_end_is_divergence(tmp_path):
+    path = write(tmp_path / "a.log", line(1, loss=9.0), line(2, loss=8.0), line(3))
+    found = one(path)
+    assert found["status"] == "diverged"
+    assert "step 3" in found["reason"]
+
+
+def test_a_step_time_that_drifts_is_flagged(tmp_path):
+    path = write(tmp_path / "a.log", *(line(n, 1000.0 if n < 6 else 1500.0) for n in range(1, 11)))
+    assert any("drifts" in warning for warning in one(path)["warnings"])
+
+
+def test_a_batch_that_grows_changes_no_rate_and_makes_no_remark(tmp_path):
+    """16 then 32 samples of 1,024 tokens in 1 then 2 s on 8 GPUs: 2,048 tokens/s each."""
+    sizes = "  seq_length .............. 1024\n  world_size .............. 8\n"
+    small = [line(n, 1000.0, loss=9.0 - n / 10) for n in range(1, 11)]
+    large = [line(n, 2000.0, loss=9.0 - n / 10).replace("global batch size:    16",
+             "global batch size:    32") for n in range(11, 19)]  # fmt: skip
+    path = write(tmp_path / "a.log", sizes, *small, *large)
+    (run,), _ = ingest([path], tmp_path / "runs", {})
+    assert run.summary["tokens_per_second_per_gpu_median"] == pytest.approx(2048)
+    assert run.summary["tokens_per_second_per_gpu"] == pytest.approx(2048)
+    assert measure(read_run(run.path)).tokens_per_second_per_gpu == pytest.approx(2048)
+    assert run.summary["warnings"] == [
+        "global_batch_size changes from 16 to 32; 16 is the most common."
+    ]
+
+
+def test_steps_that_a_profiler_holds_up_are_left_out_with_a_count(tmp_path):
+    sizes = "  seq_length .............. 1024\n  world_size .............. 8\n"
+    times = [1000.0] * 9 + [25000.0] + [1000.0] * 10
+    lines = (line(n, ms, loss=9.0 - n / 10) for n, ms in enumerate(times, start=1))
+    (run,), _ = ingest([write(tmp_path / "a.log", sizes, *lines)], tmp_path / "runs", {})
+    found = measure(read_run(run.path))
+    assert found.stalled_steps == 1
+    assert found.tokens_per_second == pytest.approx(16 * 1024)
+    assert found.tokens_per_second_with_stalls == pytest.approx(19 * 16 * 1024 / (18 + 25))
+    assert any("1 record(s) took more than three times" in one for one in run.summary["warnings"])
+
+
+def test_runs_that_print_the_same_step_with_nothing_in_between_are_not_restarts(tmp_path):
+    lines = (line(100, 1000.0 + 50 * n, loss=5.0 + n) for n in range(4))
+    found = summaries(write(tmp_path / "a.log", *lines), {})
+    assert [one["loss_last"] for one in found] == [5.0, 6.0, 7.0, 8.0]
+    assert all(one["not_used"] == {} for one in found)
+
+
+def test_ranks_that_each_print_their_own_loss_are_one_run(tmp_path):
+    lines = (line(n, 1000.0, loss=9.0 - n + rank / 4) for n in (1, 2, 3) for rank in range(4))
+    found = one(write(tmp_path / "a.log", *lines))
+    assert (found["n_records"], found["not_used"]) == (3, {"other_rank_records": 9})
+
+
+@pytest.mark.parametrize(
+    ("ending", "status", "cause", "said"),
+    [
+        ("Error while creating shared memory segment /dev/shm/nccl-x", "failed", "shared_memory",
+         "Shared memory ran out"),
+        ("[rank1]: RuntimeError: CUDA error: uncorrectable ECC error encountered", "failed",
+         "gpu_fault", "uncorrectable ECC error"),
+        ("NVRM: Xid (PCI:0000:1b:00): 79, pid=1, GPU has fallen off the bus.", "failed",
+         "gpu_fault", "fault"),
+        ("HW Exception by GPU node-3 (Agent handle: 0x1) reason :GPU Hang", "failed", "gpu_fault",
+         "GPU node-3"),
+        ("RuntimeError: No HIP GPUs are available", "failed", "no_gpu", "found no GPU"),
+        ("failed (exitcode: -9) local_rank: 3 (pid: 77) of binary: python", "failed", "signal",
+         "-9"),
+        ("Traceback (most recent call last):\n  File \"a.py\", line 3\nKeyError: 'text'", "failed",
+         "python_error", "The trainer failed: KeyError: 'text'"),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", "out_of_memory",
+         "gpu_memory", "2.00 GiB more did not fit"),
+    ],
+)  # fmt: skip
+def test_an_ending_that_the_log_states_is_its_cause(tmp_path, ending, status, cause, said):
+    path = write(tmp_path / "a.log", line(1, loss=9.0), line(2, loss=8.0), ending, "\n")
+    (run,), _ = ingest([path], tmp_path / "runs", {})
+    record = read_run(run.path).record
+    assert (record.status, record.cause) == (status, cause)
+    assert said in record.reason
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("notes.txt", "hello\nthis is a README\n", "is not a log that is known here"),
+        ("settings.log", "train_batch_size = 4\n", "is not a log that is known here"),
+        ("gpu.txt", 'DCGM_FI_DEV_GPU_UTIL{gpu="0"} 98\n', "which is telemetry"),
+        ("half.log", "step: 12 was slow\n", "The nearest is"),
+    ],
+)
+def test_a_file_that_nothing_recognises_is_refused_and_nothing_is_written(
+    tmp_path, capsys, name, text, said
+):
+    path = write(tmp_path / name, text)
+    for more in ([], ["--json"]):
+        assert main(["ingest", str(path), "--runs", str(tmp_path / "runs"), *more]) == 2
+        told = capsys.readouterr().err
+        assert said in told
+        assert "--dialect" in told
+    assert not (tmp_path / "runs").exists()
+
+
+def test_any_table_is_read_by_the_columns_that_the_user_names(tmp_path, capsys):
+    """16,384 tokens in 500 ms, whatever the columns are called."""
+    rows = "n;x\n"
+    rows = "when,took (ms),tokens a second\n" + "".join(f"{n},500,32768\n" for n in range(1, 9))
+    path = write(tmp_path / "odd.csv", rows)
+    columns = {
+        "step": "when", "step_milliseconds": "took (ms)", "tokens_per_second": "tokens a second",
+    }  # fmt: skip
+    given = [f"--map={name}={column}" for name, column in columns.items()]
+    assert main(["ingest", str(path), "--json", "--gpus", "4", *given]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["n_records"], found["step_seconds_median"]) == (8, 0.5)
+    assert found["tokens_per_second_per_gpu"] == pytest.approx(8192)
+    kept = write(tmp_path / "map.toml", "".join(f'{a} = "{b}"\n' for a, b in columns.items()))
+    assert main(["ingest", str(path), "--json", "--gpus", "4", "--map", str(kept)]) == 0
+    assert json.loads(capsys.readouterr().out) == found
+    assert main(["ingest", str(path), "--json", "--map", "step_seconds=no"]) == 2
+    assert "has no column 'no'" in capsys.readouterr().err
+    assert main(["ingest", str(path), "--json", "--map", "speed=took (ms)"]) == 2
+    assert "--map speed=... is not a value of a step" in capsys.readouterr().err
+
+
+def test_two_values_of_one_setting_are_shown_and_neither_is_used(tmp_path):
+    sizes = "  seq_length .............. 1024\n  seq_length .............. 4096\n"
+    path = write(tmp_path / "a.log", sizes, line(1), line(2))
+    found = one(path)
+    assert found["sequence_length"] is None
+    said = "The file gives sequence_length as 1024 and as 4096: none is used."
+    assert any(said in warning for warning in found["warnings"])
+    assert one(path, sequence_length=4096)["sequence_length"] == 4096
+
+
+def test_every_device_name_of_the_catalog_survives_the_reader():
+    for item in catalog.accelerators():
+        for name in item.device_names:
+            assert device_in(f"[rank0] CUDA capacity: {name} with 80 GiB memory") == name
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "trainable params: 20,971,520 || all params: 8,051,232,768 || trainable%: 0.26",
+        "trainable params: 20971520 (LoRA)",
+        "finetuning_type: lora",
+        "8.0 B     Non-trainable params",
+    ],
+)
+def test_partial_training_leaves_mfu_empty_with_the_reason(tmp_path, words):
+    head = f"NVIDIA H100 80GB HBM3\n  bf16 ............ True\n{words}\n"
+    lines = [line(n, 8000.0, loss=9.0 - n / 10) for n in range(1, 15)]
+    given = {"model": "llama3.1-8b", "sequence_length": 8192, "world_size": 8}
+    found = one(write(tmp_path / "a.log", head, *lines), **given)
+    assert found["mfu"] is None
+    assert "part of the weights" in found["mfu_reason"]
+    full = head.replace(words, "trainable params: 8,000 || all params: 8,000 || trainable%: 100")
+    assert one(write(tmp_path / "b.log", full, *lines), **given)["mfu"] > 0
+
+
+def test_a_rate_above_the_peak_comes_first_and_is_no_headline(tmp_path, capsys):
+    """16 x 8192 tokens in 0.1 s on one H100: some 70 PFLOP/s."""
+    head = "NVIDIA H100 80GB HBM3\n  bf16 ............ True\n"
+    path = write(tmp_path / "a.log", head, *(line(n, 100.0, loss=9.0 - n / 10)
+                 for n in range(1, 15)))  # fmt: skip
+    given = ["--model", "llama3.1-8b", "--sequence-length", "8192", "--gpus", "1"]
+    runs = ["--runs", str(tmp_path / "runs")]
+    assert main(["ingest", str(path), *given, *runs]) == 0
+    assert capsys.readouterr().out.startswith("warning: ingested-")
+    assert main(["list", *runs]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith("warning: ingested-")
+    assert " void " in told
+    assert main(["list", "--json", *runs]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["mfu"], row["tokens_per_second"], row["status"]) == (None, None, "void")
+
+
+def test_a_step_time_with_its_unit_behind_the_value_is_read(tmp_path):
+    text = line(1, 21392.5).replace("elapsed time per iteration (ms): 21392.5",
+                                    "elapsed time per iteration: 21392.5 ms")  # fmt: skip
+    assert "21392.5 ms" in text
+    assert one(write(tmp_path / "a.log", text))["step_seconds_median"] == pytest.approx(21.3925)
+
+
+def test_a_rate_of_a_gpu_counts_where_nobody_says_of_how_many(tmp_path):
+    (run,), _ = ingest([LOGS / "torchtune.log"], tmp_path, {})
+    assert run.summary["tokens_per_second_per_gpu_median"] == pytest.approx(410.5)
+
+
+CASES = {  # from the index of the cases: a key of the summary and its right value
+    "mega_1778.log": ("mfu", None),
+    "ramp_a.log": ("tokens_per_second_per_gpu_median", 7771),
+    "hf_resume.log": ("tokens_per_second_per_gpu", 2048),
+    "nanochat.log": ("step_seconds_median_excluding_first", 1.3499),
+    "ms_swift.log": ("last_step", 30),
+    "hf_state.json": ("step_seconds_median", 1.4),
+    "golden_values.json": ("n_records", 50),
+    "maxtext_nan.log": ("status", "diverged"),
+    "end_shm.log": ("status", "failed"),
+    "end_ecc.log": ("status", "failed"),
+    "torchtitan_all_ranks.log": ("n_records", 12),
+    "bridge_zero_tflops.log": ("tflops_per_second_per_gpu_logged_median", None),
+    "titan_b300.log": ("device", "NVIDIA B300 SXM6 AC"),
+    "titan_a100_nvl_peak.log": ("device", "NVIDIA A100-SXM4-80GB"),
+    "rocm_nan_fields.log": ("tokens_per_second_per_gpu", 1723),
+    "maxtext_profiled.log": ("tokens_per_second_per_gpu", 10625),
+    "bridge_toks.log": ("tokens_per_second_per_gpu_median", 32680),
+    "nemo2_lora_b200.log": ("mfu", None),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_cases_beside_the_checkout_give_what_their_index_says(shared, name):
+    path = shared / "cases" / name
+    if not path.exists():
+        pytest.skip("the cases are not beside this checkout")
+    key, right = CASES[name]
+    given = {"model": "llama3.1-8b"} if name.startswith(("mega", "nemo2")) else {}
+    found = one(path, **given)[key]
+    assert found == (pytest.approx(right, rel=1e-2) if isinstance(right, float | int) else right)
+
+
+def test_a_decompression_bomb_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(source, "BOMB_BYTES", 1 << 20)
+    path = tmp_path / "bomb.log.gz"
+    path.write_bytes(gzip.compress(b"\0" * (8 << 20)))
+    with pytest.raises(IngestError, match="unpacks to more than"):
+        summaries(path, {})
+
+
+def test_a_gzip_that_ends_early_gives_what_it_holds(tmp_path):
+    text = "".join(line(n, loss=9.0) for n in range(1, 3000))
+    path = tmp_path / "a.log.gz"
+    packed = gzip.compress(text.encode())
+    path.write_bytes(packed[: len(packed) // 2])
+    found = one(path)
+    assert 0 < found["n_records"] < 2999
+    assert any("ends early" in warning for warning in found["warnings"])
+
+
+def test_zstd_without_its_package_is_refused_with_the_remedy(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    path = tmp_path / "a.log.zst"
+    path.write_bytes(b"\x28\xb5\x2f\xfd" + b"\0" * 20)
+    with pytest.raises(IngestError, match=r"pip install zstandard.*zstd -d a\.log\.zst"):
+        summaries(path, {})
+
+
+def test_a_zstd_log_of_several_frames_gives_the_run_of_the_plain_one(tmp_path):
+    content = (LOGS / "megatron_2024.log").read_bytes()
+    half = len(content) // 2
+    frames = (content[:half], content[half:])
+    path = tmp_path / "a.log.zst"
+    path.write_bytes(b"".join(zstandard.ZstdCompressor().compress(frame) for frame in frames))
+    assert one(path) == one(LOGS / "megatron_2024.log")
+    names = [
+        ingest([log], tmp_path / log.suffix[1:], {})[0][0].path.name
+        for log in (path, LOGS / "megatron_2024.log")
+    ]
+    assert names[0] == names[1]
+
+
+def test_a_zstd_bomb_is_refused_after_a_bounded_part_of_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(source, "BOMB_BYTES", 1 << 20)
+    path = tmp_path / "bomb.log.zst"
+    path.write_bytes(zstandard.ZstdCompressor().compress(b"\0" * (64 << 20)))
+    assert path.stat().st_size < 1 << 13
+    read = 0
+    with pytest.raises(IngestError, match="unpacks to more than"):
+        for piece in source.Source(path).pieces():
+            read += len(piece)
+            assert len(piece) <= source.CHUNK_BYTES
+    assert read < 8 << 20
+
+
+def test_a_zstd_log_that_ends_early_gives_what_it_holds(tmp_path):
+    text = "".join(line(n, loss=9.0 - n % 97 / 13) for n in range(1, 9000))
+    packed = zstandard.ZstdCompressor().compress(text.encode())
+    path = tmp_path / "a.log.zst"
+    path.write_bytes(packed[: len(packed) // 2])
+    found = one(path)
+    assert 0 < found["n_records"] < 8999
+    assert any("ends early" in warning for warning in found["warnings"])
+
+
+def test_damaged_zstd_data_raises_nothing(tmp_path):
+    packed = bytearray(zstandard.ZstdCompressor().compress((LOGS / "restart.log").read_bytes()))
+    path = tmp_path / "a.log.zst"
+    for place in range(4, len(packed), 7):
+        damaged = packed.copy()
+        damaged[place] ^= 0x55
+        path.write_bytes(damaged)
+        with contextlib.suppress(IngestError):  # where nothing is left
+            summaries(path, {})
+    path.write_bytes(packed[:5])
+    with pytest.raises(IngestError, match="not a log that is known here"):
+        summaries(path, {})
+
+
+def test_a_log_of_utf_16_is_read(tmp_path):
+    path = tmp_path / "a.log"
+    path.write_bytes("".join(line(n, loss=9.0) for n in (1, 2)).encode("utf-16"))
+    assert one(path)["n_records"] == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere.log"], "nowhere.log does not exist."),
+        (["nowhere.log", "--json"], "nowhere.log does not exist."),
+        ([str(LOGS / "sat.log"), "--dialect", "x"], "Unknown dialect 'x'."),
+        ([str(LOGS / "sat.log"), "--model", "llama9"], "Unknown model 'llama9'."),
+        ([str(LOGS / "sat.log"), "--gpus", "3"], "--gpus 3 contradicts sat.log, which implies 4."),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(arguments, message, tmp_path, capsys):
+    assert main(["ingest", *arguments, "--runs", str(tmp_path)]) == 2
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert printed.err.count("\n") == 1
+    assert printed.out == ""
+
+
+def test_json_writes_nothing(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["ingest", str(LOGS / "megatron_2024.log"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["family"] == "megatron-lm"
+    assert found["tensor_parallel_size"] == 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_json_gives_a_list_for_several_jobs(capsys):
+    assert main(["ingest", str(LOGS / "primus_two_jobs.log"), "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)) == 2
+
+
+def test_the_table_names_each_run_and_its_warnings(tmp_path, capsys):
+    assert main(["ingest", str(LOGS / "restart.log"), "--runs", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert "written" in printed
+    assert "restart" in printed
+
+
+def test_every_excerpt_becomes_runs_that_can_be_measured(tmp_path):
+    ingest([LOGS], tmp_path, {})
+    runs, problems = read_runs(tmp_path)
+    assert problems == ()
+    assert len(runs) > 30
+    for run in runs:
+        assert run.problems == ()
+        for value in measure(run).as_dict().values():
+            assert not isinstance(value, float) or (math.isfinite(value) and value >= 0)
+
+
+@pytest.mark.slow
+def test_the_excerpts_beside_the_checkout_give_what_their_index_says(shared):
+    tool = shared / "tools" / "check_ingest"
+    if not tool.exists():
+        pytest.skip("the scorer is not beside this checkout")
+    command = f"{sys.executable} -m scalebook ingest --json"
+    done = subprocess.run(
+        [sys.executable, str(tool), "--floor", "100", "--command", command],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    assert " 0 guesses" in done.stdout
+
+
+def test_a_fine_tuner_must_say_that_all_weights_were_trained(tmp_path):
+    given = {"model": "llama3.1-8b", "platform": "h100", "precision": "bf16",
+             "sequence_length": 512}  # fmt: skip
+    unsure = one(LOGS / "hf_trainer.log", **given)
+    assert unsure["mfu"] is None
+    assert "--trained all" in unsure["mfu_reason"]
+    sure = one(LOGS / "hf_trainer.log", **given, trained="all")
+    assert "trained" not in (sure["mfu_reason"] or "")

@@ -1,0 +1,397 @@
+"""What each dialect's excerpt tells, value by value. The excerpts are written for these tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scalebook.errors import IngestError
+from scalebook.logs.dialects.registry import dialects
+from scalebook.logs.ingest.reader import read_content, recognise
+from scalebook.logs.ingest.run import summaries
+
+LOGS = Path(__file__).parents[1] / "logs"
+
+# (file, family, records, first step, last step, log interval, median step time, the same without
+# the first record, logged TFLOP/s, first loss, last loss)
+RECORDS = [
+    ("megatron_2024.log", "megatron-lm", 6, 1, 6, 1, 2.00225, 2.001, 135.6, 10.9, 8.2),
+    ("megatron_2021_windows.log", "megatron-lm", 3, 5, 15, 5, 0.7004, 0.7, None, 10.55, 9.875),
+    ("megatron_2020_effective.log", "megatron-lm", 2, 20, 40, 20, 1.45, 1.4, 18.0, 8.125, 7.25),
+    ("megatron_deepspeed_2021.log", "megatron-deepspeed", 2, 1, 2, 1, 2.4, 1.6, None, 11.0, 10.5),
+    ("megatron_deepspeed_seconds.log", "megatron-deepspeed", 3, 700, 702, 1, 41.0, 41.5, 119.0, 3.5,
+     3.3),
+    ("primus_ansi.log", "primus-megatron", 4, 1, 4, 1, 4.536, 3.072, 232.5, 8.9, 8.6),
+    ("primus_new_keys.log", "primus-megatron", 2, 8, 9, 1, 3.036, 3.072, 311.25, 8.2, 8.1),
+    ("bridge_wrapped.log", "megatron-bridge", 2, 4, 8, 4, 4.9965, 4.9803, 333.5, 6.5, 5.25),
+    ("bridge_step_time_only.log", "megatron-bridge", 3, None, None, None, 5.25, 5.125, 240.0, None,
+     None),
+    ("gpt_neox.log", "gpt-neox", 2, 10, 20, 10, 4.048, 4.096, 50.74, 9.5, 8.5),
+    ("torchtitan.log", "torchtitan", 4, 1, 30, 10, 1.1, 1.1, 302.0, 11.5, 8.25),
+    ("prime_rl.log", "prime-rl", 3, 0, 2, 1, 2.0, 1.95, None, 11.0, 10.0),
+    ("prime_rl_comma.log", "prime-rl", 2, 40, 41, 1, None, None, None, 2.5, 2.4),
+    ("nemo2.log", "nemo2", 2, 3, 4, 1, 11.375, 11.25, 411.5, 9.5, 9.25),
+    ("nemo1.log", "nemo1", 2, 39, 40, 1, 9.8, 9.85, None, 3.15, 3.05),
+    ("nemo_automodel.log", "nemo-automodel", 2, 8, 9, 1, None, None, None, 0.75, 0.7),
+    ("nanotron.log", "nanotron", 2, 101, 102, 1, 2.62, 2.62, 210.0, 5.25, 5.12),
+    ("nanotron.csv", "nanotron-csv", 3, 1, 3, 1, 3.01, 3.005, 146.0, 11.1, 9.83),
+    ("composer.log", "composer", 3, 11, 31, 10, 2.0, 2.0, 250.0, 7.9, 5.9),
+    ("hf_trainer.log", "hf-trainer", 3, 10, 30, 10, 4.85, 4.85, None, 3.5, 3.0),
+    ("hf_metrics.txt", "hf-trainer", 0, None, None, None, None, None, None, None, None),
+    ("llama_factory.jsonl", "hf-trainer", 3, 20, 60, 20, 13.5, 13.5, None, 3.0, 1.0),
+    ("deepspeed_timer.log", "deepspeed", 2, 10, 20, 10, 3.875, 3.75, None, None, None),
+    ("deepspeed_pipeline.log", "deepspeed", 3, 1, 3, 1, 30.2, 30.25, None, 0.89, 0.87),
+    ("sat.log", "swissarmytransformer", 1, 50, 50, None, 2.0, None, None, 4.5, 4.5),
+    ("deepspeed_profiler.txt", "deepspeed", 0, None, None, None, None, None, None, None, None),
+    ("mlperf.log", "mlperf", 0, None, None, None, None, None, None, None, None),
+    ("torchtune.log", "torchtune", 4, 1, 4, 1, None, None, None, 2.375, 2.0),
+    ("litgpt.log", "litgpt", 2, 100, 120, 20, None, None, None, 3.5, 3.25),
+    ("litgpt_single.log", "litgpt", 2, 10, 20, 10, 1.55, 1.6, None, 3.5, 3.25),
+    ("maxtext.log", "maxtext", 3, 0, 2, 1, 5.0, 5.0625, 200.0, 10.25, 8.25),
+    ("tprimat_new.json", "tprimat", 4, 1, 4, 1, 2.25, 2.0, None, 10.0, 8.5),
+    ("tprimat_old.json", "tprimat", 3, 1, 3, 1, 2.0, 2.0, None, None, None),
+    ("nanochat.log", "nanochat", 3, 0, 2, 1, 1.3, 1.29, None, 10.5, 8.5),
+    ("verl.log", "verl", 2, 1, 2, 1, 18.0, 16.0, None, 0.25, 0.125),
+    ("olmo_core.log", "olmo-core", 2, 1, 2, 1, 3.0, 2.0, None, 11.0, 10.5),
+    ("megatron_progress.txt", "megatron-progress", 2, 900, 1800, 900, 4.0, 4.0, 401.0, None, None),
+    ("trainer_state.json", "hf-trainer-state", 2, 20, 40, 20, 2.5, 2.5, None, 3.5, 3.25),
+    ("golden_values.json", "megatron-golden-values", 4, 1, 4, 1, 0.26, 0.26, None, 10.5, 10.0),
+    ("autotuning_metrics.json", "deepspeed-autotuning", 1, None, None, None, 0.128, None, 55.0,
+     None, None),
+    ("tracker.jsonl", "rows", 2, 7, 8, 1, 0.51, 0.52, None, 5.5, 5.25),
+    ("wandb_export.csv", "rows", 3, 10, 30, 10, 3.0, 3.0, None, 4.5, 4.125),
+    ("kineto.json", "kineto", 0, None, None, None, None, None, None, None, None),
+]  # fmt: skip
+NAMES = (
+    "family", "n_records", "first_step", "last_step", "log_interval", "step_seconds_median",
+    "step_seconds_median_excluding_first", "tflops_per_second_per_gpu_logged_median",
+    "loss_first", "loss_last",
+)  # fmt: skip
+
+W, T, P, C, E, D, G, M, S = (
+    "world_size", "tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size",
+    "expert_parallel_size", "data_parallel_size", "global_batch_size", "micro_batch_size",
+    "sequence_length",
+)  # fmt: skip
+SIZES: dict[str, dict[str, int]] = {
+    "megatron_2024.log": {W: 32, T: 2, P: 2, C: 2, E: 1, D: 4, G: 96, M: 3, S: 2048},
+    "megatron_2021_windows.log": {W: 12, G: 24, M: 2, S: 512},
+    "megatron_2020_effective.log": {W: 8, S: 1024},
+    "megatron_deepspeed_2021.log": {W: 8, T: 1, P: 4, D: 2, G: 64, M: 4, S: 256},
+    "megatron_deepspeed_seconds.log": {G: 512, S: 1024},
+    "primus_ansi.log": {W: 16, G: 48, S: 4096},
+    "primus_new_keys.log": {W: 16, G: 48, S: 4096},
+    "bridge_wrapped.log": {G: 32},
+    "bridge_step_time_only.log": {},
+    "gpt_neox.log": {W: 8, T: 2, P: 1, G: 64, M: 8, S: 2048},
+    "torchtitan.log": {W: 8, G: 12, M: 3, S: 4096},
+    "nemo2.log": {G: 128},
+    "nanochat.log": {W: 8, G: 64, M: 4, S: 1024},
+    "verl.log": {W: 8},
+    "olmo_core.log": {W: 8},
+    "megatron_progress.txt": {W: 16},
+    "trainer_state.json": {G: 3, M: 3},
+    "autotuning_metrics.json": {W: 4, G: 32},
+    "nemo1.log": {G: 64},
+    "nemo_automodel.log": {W: 4},
+    "nanotron.log": {W: 32, G: 512, S: 2048},
+    "nanotron.csv": {W: 8, G: 512, S: 2048},
+    "composer.log": {W: 8, G: 64, M: 4},
+    "hf_trainer.log": {W: 4, D: 4, G: 32, M: 2, S: 512},
+    "hf_metrics.txt": {G: 16, S: 2048},
+    "deepspeed_timer.log": {G: 96},
+    "deepspeed_pipeline.log": {G: 8},
+    "sat.log": {W: 4, G: 64},
+    "deepspeed_profiler.txt": {W: 24, T: 4, D: 6, M: 5},
+    "mlperf.log": {G: 48},
+    "maxtext.log": {W: 4},
+    "litgpt.log": {},
+    "tprimat_new.json": {W: 4, T: 2, P: 1, D: 2, G: 16, M: 2, S: 1024},
+    "tprimat_old.json": {W: 2, G: 4, M: 1, S: 2048},
+}
+
+
+def summary(name: str) -> dict[str, Any]:
+    found = summaries(LOGS / name, {})
+    assert len(found) == 1
+    return found[0]
+
+
+@pytest.mark.parametrize("row", RECORDS, ids=lambda row: row[0])
+def test_an_excerpt_gives_its_records(row):
+    found = summary(row[0])
+    assert [found[name] for name in NAMES[:5]] == list(row[1:6])
+    for name, expected in zip(NAMES[5:], row[6:], strict=True):
+        assert found[name] == (None if expected is None else pytest.approx(expected, rel=1e-6)), (
+            name
+        )
+
+
+@pytest.mark.parametrize(("name", "sizes"), SIZES.items(), ids=list(SIZES))
+def test_an_excerpt_gives_its_sizes_and_no_others(name, sizes):
+    found = summary(name)
+    assert {size: found[size] for size in (W, T, P, C, E, D, G, M, S) if found[size]} == sizes
+
+
+@pytest.mark.parametrize(
+    ("name", "total", "each"),
+    [
+        ("megatron_2024.log", 96 * 2048 / 2.001, 96 * 2048 / 2.001 / 32),
+        ("megatron_deepspeed_seconds.log", 512 * 1024 / 41.5, None),
+        ("prime_rl.log", 4148.0, None),  # the first one, 0, is not a rate
+        ("nemo_automodel.log", 12200.0, 3050.0),
+        ("composer.log", 65536.0, 8192.0),
+        ("torchtune.log", None, 410.5),
+        ("tprimat_new.json", 8192.0, 2048.0),  # of the file's own summary
+        ("hf_metrics.txt", 65536.0, None),
+        ("nanochat.log", 65536 / 1.29, 65536 / 1.29 / 8),
+        ("verl.log", 5120.0, 640.0),
+        ("olmo_core.log", 65536.0, 8192.0),
+        ("megatron_progress.txt", 250_000.0, 15_625.0),  # 0.9 billion in an hour
+        ("trainer_state.json", 800.0, None),  # 40,000 in 20 steps of 2.5 s
+    ],
+)
+def test_token_rates_are_of_the_job_and_of_a_gpu(name, total, each):
+    found = summary(name)
+    assert found["tokens_per_second_median"] == pytest.approx(total) if total else total is None
+    assert found["tokens_per_second_per_gpu_median"] == (pytest.approx(each) if each else None)
+
+
+@pytest.mark.parametrize(
+    ("name", "status"),
+    [
+        ("megatron_2024.log", "completed"),
+        ("megatron_2021_windows.log", "interrupted"),
+        ("primus_ansi.log", "completed"),
+        ("prime_rl.log", "completed"),
+        ("mlperf.log", "completed"),
+        ("hf_metrics.txt", "completed"),
+        ("oom_only.log", "out_of_memory"),
+        ("nccl_timeout.log", "timeout"),
+        ("kineto.json", None),
+        ("nvidia_smi.csv", None),
+    ],
+)
+def test_the_status_is_read_from_the_log(name, status):
+    assert summary(name)["status"] == status
+
+
+def test_skipped_iterations_are_summed_over_windows_and_running_totals_are_not():
+    assert summary("megatron_2021_windows.log")["skipped_iterations"] == 7
+    assert summary("deepspeed_timer.log")["skipped_iterations"] == 4
+    assert summary("sat.log")["skipped_iterations"] == 1
+    assert summary("nemo2.log")["skipped_iterations"] is None
+
+
+def test_a_restart_keeps_the_last_attempt_and_counts_the_repeat():
+    found = summary("restart.log")
+    assert (found["n_records"], found["first_step"], found["last_step"]) == (11, 1, 40)
+    assert found["not_used"] == {"repeated_steps": 3, "restarts": 1}
+    assert any("gap" in warning for warning in found["warnings"])
+
+
+def test_two_jobs_of_one_file_stay_apart():
+    first, second = summaries(LOGS / "primus_two_jobs.log", {})
+    assert (first["world_size"], first["n_records"]) == (16, 1)
+    assert (second["world_size"], second["n_records"]) == (8, 2)
+
+
+def test_records_of_other_ranks_are_counted_not_mixed_in():
+    assert summary("torchtitan.log")["not_used"] == {"other_rank_records": 2}
+
+
+def test_an_mfu_above_one_is_flagged():
+    assert any("MFU" in warning for warning in summary("prime_rl_comma.log")["warnings"])
+
+
+def test_a_micro_batch_time_is_no_step_time():
+    found = summary("litgpt.log")
+    assert found["step_seconds_median"] is None
+    assert any("micro-batch" in warning for warning in found["warnings"])
+
+
+def test_what_is_derived_says_from_what():
+    found = summary("primus_ansi.log")
+    assert found["provenance"]["sequence_length"] == "derived"
+    assert found["provenance"]["global_batch_size"] == "told"
+    assert "step time" in found["derived_from"]["sequence_length"]
+
+
+def read(tmp_path: Path, text: str) -> dict[str, Any]:
+    path = tmp_path / "a.log"
+    path.write_text(text)
+    found = summaries(path, {})
+    assert len(found) == 1
+    return found[0]
+
+
+def test_a_record_that_every_rank_prints_is_one_record(tmp_path):
+    stamp = "[titan] 2031-02-24 19:46:1{0},000 - root - INFO - "
+    row = (
+        "step:  {0}  loss:  7.5000  memory: 10.00GiB(12.50%)  tps: {1}  tflops: 100.00  mfu: 10.00%"
+    )
+    text = "".join(
+        stamp.format(step) + row.format(step, f"2,04{rank}") + "\n"
+        for step in (4, 5, 6)
+        for rank in range(4)
+    )
+    found = read(tmp_path, text)
+    assert (found["n_records"], found["not_used"]) == (3, {"duplicate_records": 9})
+    assert found["step_seconds_median"] == pytest.approx(1.0)
+
+
+def test_litgpt_lines_of_finetuning_are_records(tmp_path):
+    text = (
+        "iter 1760 | step 220: loss 1.5000, iter time: 263.85 ms (optimizer.step)\n"
+        "iter 1770 | step 221: loss 1.4000, iter time: 89.96 ms\n"
+        "Ep 1 | iter 1780 | step 222: loss train (curr): 1.25, val (prev val iter): None "
+        "| iter time: 181.34 ms (opt.step)\n"
+    )
+    found = read(tmp_path, text)
+    assert (found["n_records"], found["first_step"], found["last_step"]) == (3, 220, 222)
+    assert (found["loss_first"], found["loss_last"]) == (1.5, 1.25)
+
+
+def test_the_oldest_deepspeed_timer_is_read(tmp_path):
+    text = "".join(
+        f"[2031-03-11 02:06:58,985] [INFO] [timer.py:189:stop] 0/{step}, SamplesPerSec=64.0, "
+        "MemAllocated=0.25GB, MaxMemAllocated=9.5GB\n"
+        for step in (40, 50)
+    )
+    found = read(tmp_path, text)
+    assert (found["n_records"], found["log_interval"]) == (2, 10)
+    assert found["step_seconds_median"] is None
+
+
+def test_an_epoch_of_few_digits_leaves_the_step_to_the_bar(tmp_path):
+    text = "".join(
+        f" 30%|###    | {step}/900 [20:00<40:00,  4.50s/it]\n"
+        f"{{'loss': {loss}, 'learning_rate': 0.0001, 'epoch': {step / 300:.2f}}}\n"
+        for step, loss in ((261, 1.5), (262, 1.25), (263, 1.0))
+    )
+    found = read(tmp_path, text)
+    assert (found["first_step"], found["last_step"], found["log_interval"]) == (261, 263, 1)
+    assert found["step_seconds_median"] == 4.5
+
+
+def test_steps_that_trainers_print_at_multiples_tell_the_interval(tmp_path):
+    row = (
+        " iteration {0}/ 900 | elapsed time per iteration (ms): 1000.0 | "
+        "tokens-per-second-per-gpu: 2048.0 | global batch size: 8 | lm loss: 2.5E+00 |\n"
+    )
+    found = read(tmp_path, row.format(100) + row.format(300))
+    assert found["log_interval"] == 100
+    assert found["tokens_per_second_per_gpu_median"] == 2048.0
+
+
+@pytest.mark.parametrize(
+    ("excerpt", "lines", "sizes"),
+    [
+        (
+            "megatron_2021_windows.log",
+            "using world size: 12, data-parallel-size: 2, tensor-model-parallel size: 3, "
+            "pipeline-model-parallel size: 2 \n",
+            {W: 12, D: 2, T: 3, P: 2},
+        ),
+        (
+            "prime_rl_comma.log",
+            "using world size: 12, data-parallel size: 2, hierarchical context-parallel sizes: None"
+            "tensor-model-parallel size: 6, encoder-tensor-model-parallel size: 4\n",
+            {W: 12, D: 2, T: 6},
+        ),
+        (
+            "torchtitan.log",
+            "Building device mesh with parallelism: pp=2, dp_replicate=1, dp_shard=2, cp=1, tp=2, "
+            "ep=2, etp=1\n",
+            {P: 2, D: 2, C: 1, T: 2, E: 2},
+        ),
+        ("bridge_wrapped.log", "model:\n  seq_length: 4096\n", {S: 4096}),
+        ("composer.log", "max_seq_len: 2048\nn_gpus: 8\n", {S: 2048, W: 8}),
+        ("torchtune.log", "tokenizer:\n  max_seq_len: 2048\n", {S: None}),  # a cap, not a length
+        ("hf_trainer.log", "Num processes: 4\n", {W: 4}),
+        ("deepspeed_timer.log", '  "train_micro_batch_size_per_gpu": 3, \n', {M: 3}),
+        ("maxtext.log", "Config param max_target_length: 8192\nNum_devices: 4\n", {S: 8192, W: 4}),
+        ("nemo2.log", "0: tensor_model_parallel_size: 4\n", {T: 4}),  # a task prefix
+        ("nemo2.log", "    tensor_model_parallel_size: 4\n", {T: 4}),
+    ],
+)
+def test_lines_about_the_configuration_are_read_in_every_dialect(tmp_path, excerpt, lines, sizes):
+    found = read(tmp_path, lines + (LOGS / excerpt).read_text())
+    assert {name: found[name] for name in sizes} == sizes
+
+
+TELEMETRY = [
+    ("nvidia_smi.csv", 3, [0, 1], {"power_watts": 615.5, "memory_used_gib": 241 / 3}),
+    ("nvidia_dmon.txt", 2, [0, 1], {"power_watts": 505.0, "memory_used_gib": 2.5}),
+    ("dcgmi.txt", 3, [0, 1], {"power_watts": 601.5, "tensor_active_fraction": 0.35}),
+    ("rocm_smi.txt", 3, [0, 1], {"power_watts": 700.0, "gpu_busy_fraction": 0.99}),
+    ("rocm_smi.csv", 2, [0, 1], {"power_watts": 705.0, "memory_used_gib": 100.0}),
+    ("amd_smi.csv", 2, [0], {"power_watts": 1010.0, "clock_mhz": 2105.0}),
+    ("amd_smi_monitor.txt", 2, [0, 1], {"power_watts": 182.0, "temperature_celsius": 41.0}),
+]
+
+
+@pytest.mark.parametrize("row", TELEMETRY, ids=lambda row: row[0])
+def test_telemetry_has_samples_and_no_training_steps(row):
+    name, samples, devices, means = row
+    found = summary(name)
+    assert found["n_records"] == 0
+    assert found["world_size"] is None
+    assert found["telemetry"]["samples"] == samples
+    assert found["telemetry"]["devices"] == devices
+    for quantity, mean in means.items():
+        assert found["telemetry"]["mean"][quantity] == pytest.approx(mean), quantity
+
+
+def test_a_missing_reading_is_not_zero():
+    found = summary("dcgmi.txt")["telemetry"]["mean"]
+    assert found["gpu_busy_fraction"] == pytest.approx(0.8)
+    assert "memory_busy_fraction" not in found
+
+
+def test_a_trace_gives_totals_by_category_and_the_longest_kernels():
+    trace = summary("kineto.json")["trace"]
+    assert trace["device_seconds"] == pytest.approx(900e-6)
+    assert trace["communication_seconds"] == pytest.approx(250e-6)
+    assert trace["step_seconds"] == [pytest.approx(1e-3)]
+    assert trace["longest_kernels"][0]["name"] == "gemm"
+
+
+def test_a_broken_trace_names_the_line_and_keeps_the_events_behind_it(tmp_path):
+    text = (LOGS / "kineto.json").read_text().replace('"gemm"', "gemm")
+    path = tmp_path / "trace.json"
+    path.write_text(text)
+    found = summaries(path, {})[0]
+    line = text[: text.index("gemm")].count("\n") + 1
+    assert any(f"line {line}" in warning for warning in found["warnings"])
+    assert found["trace"]["communication_seconds"] == pytest.approx(250e-6)
+
+
+def test_every_dialect_has_its_own_name():
+    names = [dialect.name for dialect in dialects()]
+    assert len(set(names)) == len(names)
+
+
+def test_every_dialect_is_recognised_in_some_excerpt():
+    seen = {read_content(path).dialect.name for path in sorted(LOGS.iterdir())}
+    assert {dialect.name for dialect in dialects()} <= seen
+
+
+def test_a_forced_dialect_is_used_and_an_unknown_one_refused():
+    assert read_content(LOGS / "sat.log", "deepspeed").dialect.name == "deepspeed"
+    with pytest.raises(IngestError, match=r"Unknown dialect .megatronlm.*Did you mean"):
+        read_content(LOGS / "sat.log", "megatronlm")
+
+
+def test_output_of_a_monitoring_tool_before_the_records_does_not_decide():
+    tool = (LOGS / "rocm_smi.txt").read_text()
+    records = (LOGS / "restart.log").read_text()
+    assert recognise([tool, "setting up\n", records]).name == "megatron-lm"
+    assert recognise([tool, "setting up\n"]).name == "rocm-smi"
+
+
+def test_prose_about_a_dialect_is_not_a_log_of_it():
+    prose = "The iteration time was 3 s. Step 3 of the tutorial: train loss: see below.\n"
+    assert recognise([prose]).name == "unknown"

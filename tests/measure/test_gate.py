@@ -1,0 +1,200 @@
+"""``scalebook gate``: both directions, exit codes, and what a CI reads."""
+
+from __future__ import annotations
+
+import json
+from xml.etree import ElementTree
+
+import pytest
+from simulated import H100, config, write_run
+
+from scalebook.cli import main
+from scalebook.measure.verdicts import Verdict, gate_report
+from scalebook.measure.verdicts.differences import Difference
+from scalebook.measure.verdicts.gate import Check
+
+BIG = {
+    "platform": "h100", "model": "llama3.1-8b", "precision": "bf16", "sequence_length": 8192,
+    "world_size": 8, "global_batch_size": 16,
+}  # fmt: skip
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """Return a baseline of two configurations, and where new runs go."""
+    for name, split in (("dp", {}), ("tp", {"tensor_parallel_size": 2})):
+        write_run(tmp_path / "base", name, config(**BIG, **split), seconds=2.0, device=H100,
+                  steps=80)  # fmt: skip
+    return tmp_path / "base", tmp_path / "new"
+
+
+def add(folder, name, seconds=2.0, steps=80, **changes):
+    status = {key: changes.pop(key) for key in ("status", "reason") if key in changes}
+    write_run(folder, name, config(**BIG | changes), seconds=seconds, device=H100, steps=steps,
+              **status)  # fmt: skip
+
+
+def gate(base, new, *arguments):
+    return main(["gate", "--baseline", str(base), "--runs", str(new), *map(str, arguments)])
+
+
+def outcomes(capsys):
+    return {check["outcome"] for check in json.loads(capsys.readouterr().out)}
+
+
+def test_the_same_again_passes(folders, capsys):
+    base, new = folders
+    add(new, "dp2")
+    add(new, "tp2", tensor_parallel_size=2)
+    assert gate(base, new, "--json") == 0
+    assert outcomes(capsys) == {"pass"}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "outcome"), [(2.1, "regression"), (1.9, "unexplained speed-up")]
+)
+def test_five_percent_in_either_direction_fails(folders, capsys, seconds, outcome):
+    base, new = folders
+    add(new, "dp2", seconds)
+    add(new, "tp2", tensor_parallel_size=2)
+    assert gate(base, new, "--json") == 1
+    assert outcomes(capsys) == {outcome, "pass"}
+    assert gate(base, new, "--tolerance", "10%") == 0
+    assert "Within the tolerance" in capsys.readouterr().out
+
+
+def test_a_baseline_of_repeats_is_pooled(folders, capsys):
+    base, new = folders
+    for repeat, seconds in enumerate((1.8, 2.0, 2.2)):
+        add(new, f"r{repeat}", seconds, repeat=repeat)
+    assert gate(base, new) == 0  # runs that scatter so much show no change of this size
+    assert "No change that the noise lets one see" in capsys.readouterr().out
+
+
+def test_a_run_that_now_fails_is_a_regression(folders, capsys):
+    base, new = folders
+    add(new, "dp2", steps=0, status="out_of_memory", reason="GPU 3 ran out of memory.")
+    assert gate(base, new, "--json") == 1
+    assert outcomes(capsys) == {"regression", "missing"}
+
+
+def test_a_run_that_no_longer_learns_is_a_regression(folders, capsys):
+    base, new = folders
+    add(new, "dp2")
+    path = new / "dp2" / "steps.jsonl"
+    steps = [json.loads(line) for line in path.read_text().splitlines()]
+    for number, step in enumerate(steps):
+        step["loss"] = 12 + number / 8
+    path.write_text("".join(json.dumps(step) + "\n" for step in steps))
+    assert gate(base, new) == 1
+    assert "The loss did not fall (12 to " in capsys.readouterr().out
+
+
+def test_what_cannot_be_read_is_no_pass(folders, capsys):
+    base, new = folders
+    add(new, "dp2")
+    add(new, "tp2", tensor_parallel_size=2)
+    record = new / "tp2" / "record.json"
+    record.write_text(record.read_text()[:200])
+    assert gate(base, new) == 2
+    assert "tp2" in capsys.readouterr().err
+    record.unlink()
+    steps = new / "dp2" / "steps.jsonl"
+    steps.write_text(steps.read_text() + "{\n")
+    gate(base, new)
+    assert "dp2: " in capsys.readouterr().out
+
+
+def test_missing_and_new_configurations_are_said_and_fail_nothing(folders, capsys):
+    base, new = folders
+    add(new, "dp2")
+    add(new, "pp2", pipeline_parallel_size=2)
+    assert gate(base, new) == 0
+    said = capsys.readouterr().out
+    assert "missing: llama3.1-8b on 8 x h100 TP2" in said
+    assert "new: llama3.1-8b on 8 x h100 PP2" in said
+    assert said.splitlines()[-1].startswith("3 configurations: ")
+
+
+def test_what_a_ci_reads_says_the_same(folders, tmp_path):
+    base, new = folders
+    add(new, "dp2", 2.2)
+    junit, markdown = tmp_path / "gate.xml", tmp_path / "gate.md"
+    assert gate(base, new, "--junit", junit, "--markdown", markdown) == 1
+    suite = ElementTree.parse(junit).getroot()
+    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("2", "1", "1")
+    (failure,) = suite.iter("failure")
+    assert failure.get("type") == "regression"
+    assert "Slower" in failure.get("message")
+    text = markdown.read_text()
+    assert text.startswith("**Failed.**")
+    assert text.splitlines()[4].split("|")[2].strip() == "regression"
+
+
+def test_names_from_records_cannot_break_out_of_a_table_or_a_tag(folders, tmp_path):
+    base, _ = folders
+    for path in base.glob("*/record.json"):
+        record = json.loads(path.read_text())
+        record["requested"]["model"] = 'x|y\n# <script>"\u0007&'
+        path.write_text(json.dumps(record))
+    junit, markdown = tmp_path / "gate.xml", tmp_path / "gate.md"
+    assert gate(base, base, "--junit", junit, "--markdown", markdown) == 0
+    assert ElementTree.parse(junit).getroot().get("failures") == "0"
+    text = markdown.read_text()
+    assert "<script>" not in text
+    rows = [line for line in text.splitlines() if line.startswith("| x")]
+    assert len(rows) == 2
+    assert all(line.replace("\\|", "").count("|") == 6 for line in rows)
+
+
+@pytest.mark.parametrize("what", ["no folder", "empty", "nothing shared", "unwritable"])
+def test_input_that_cannot_be_compared_is_an_error_and_no_pass(folders, tmp_path, capsys, what):
+    base, new = folders
+    arguments = []
+    if what == "empty":
+        new.mkdir()
+    if what == "nothing shared":
+        add(new, "other", micro_batch_size=4)
+    if what == "unwritable":
+        add(new, "dp2")
+        arguments = ["--junit", tmp_path / "no" / "gate.xml"]
+    assert gate(base, new, *arguments) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def checks():
+    names = ("pass", "regression", "unexplained speed-up", "missing", "new", "no baseline")
+    verdict = Verdict("slower", 0.9, 0.85, 0.95)
+    return [
+        Check(f"case {at}", name, f"detail {at}", ("b",), ("c",),
+              verdict if at == 1 else None, (Difference("tp", "1", "2"),) if at in (0, 1) else ())
+        for at, name in enumerate(names)
+    ]  # fmt: skip
+
+
+def test_junit_counts_what_failed_and_skips_what_could_not_be_compared():
+    suite = ElementTree.fromstring(gate_report.junit(checks()))
+    assert {key: suite.get(key) for key in ("tests", "failures", "errors", "skipped")} == {
+        "tests": "6", "failures": "2", "errors": "0", "skipped": "3",
+    }  # fmt: skip
+    found = {case.get("name"): case[0] for case in suite}
+    assert [one.tag for one in found.values()] == [
+        "system-out", "failure", "failure", "skipped", "skipped", "skipped",
+    ]  # fmt: skip
+    assert found["case 1"].get("type") == "regression"
+    assert found["case 1"].get("message") == "detail 1"
+    assert found["case 1"].text == "tp: 1 against 2"
+    assert found["case 3"].get("message") == "missing: detail 3"
+
+
+def test_the_table_has_what_failed_first_and_what_differs_there_alone():
+    text = gate_report.markdown(checks())
+    assert text.startswith("**Failed.** 6 configurations: 1 pass, 1 regression, ")
+    rows = [line for line in text.splitlines() if line.startswith("| case")]
+    assert [row.split(" | ")[1] for row in rows] == [
+        "regression", "unexplained speed-up", "pass", "missing", "new", "no baseline",
+    ]  # fmt: skip
+    assert rows[0] == "| case 1 | regression | 0.9000 | 0.8500 to 0.9500 | detail 1 |"
+    assert rows[2] == "| case 0 | pass |  |  | detail 0 |"
+    assert text.count("What else differs in") == 1
+    assert gate_report.markdown(checks()[:1]).startswith("**Passed.** 1 configuration: 1 pass.")

@@ -1,0 +1,123 @@
+"""Intervals and printed numbers, worked by hand and by what must hold of every number inside."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scalebook.errors import ClaimError
+from scalebook.measure.intervals import SCALES, Interval, point, read_numeral
+
+INFINITE = math.inf
+ENDS = st.floats(-1e6, 1e6)
+INSIDE = st.floats(0, 1)
+
+
+def between(one: float, other: float) -> Interval:
+    return Interval(min(one, other), max(one, other))
+
+
+def inside(interval: Interval, share: float) -> float:
+    value = interval.low + share * (interval.high - interval.low)
+    return min(max(value, interval.low), interval.high)
+
+
+@given(ENDS, ENDS, ENDS, ENDS, INSIDE, INSIDE)
+def test_an_operation_holds_the_result_of_every_pair_inside(a, b, c, d, share, other):
+    left, right = between(a, b), between(c, d)
+    x, y = inside(left, share), inside(right, other)
+    assert (left + right).low <= x + y <= (left + right).high
+    assert (-left).low <= -x <= (-left).high
+    assert (left * right).low <= x * y <= (left * right).high
+    if y:
+        quotient = left / right
+        assert quotient.low - 1e-9 * abs(x / y) <= x / y <= quotient.high + 1e-9 * abs(x / y)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (2, 4, (0.25, 0.5)), (-4, -2, (-0.5, -0.25)), (0, 2, (0.5, INFINITE)),
+        (-2, 0, (-INFINITE, -0.5)), (-1, 1, (-INFINITE, INFINITE)), (0, 0, (-INFINITE, INFINITE)),
+        (2, INFINITE, (0, 0.5)),
+    ],
+)  # fmt: skip
+def test_the_reciprocal_is_open_where_the_interval_reaches_zero(low, high, expected):
+    found = Interval(low, high).reciprocal()
+    assert (found.low, found.high) == expected
+
+
+@pytest.mark.parametrize(
+    ("interval", "middle", "exact"),
+    [
+        (Interval(2, 4), 3, False), (Interval(5, 5), 5, True), (Interval(3, INFINITE), 3, False),
+        (Interval(-INFINITE, 7), 7, False),
+    ],
+)  # fmt: skip
+def test_the_middle_is_the_finite_end_of_what_is_open(interval, middle, exact):
+    assert (interval.middle, interval.exact) == (middle, exact)
+
+
+def test_widening_moves_each_finite_end_outwards_by_a_fraction_of_itself():
+    assert Interval(-10, 20).widened(0.1) == Interval(-11, 22)
+    assert Interval(-INFINITE, INFINITE).widened(0.1) == Interval(-INFINITE, INFINITE)
+    assert Interval(2, 4).scaled(3) == Interval(6, 12)
+    assert Interval(0, 2) * Interval(3, INFINITE) == Interval(0, INFINITE)
+    assert point(3) == Interval(3, 3)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "relative", "meet"),
+    [
+        ((1, 2), (2, 3), 0, True), ((1, 2), (2.01, 3), 0, False), ((2.01, 3), (1, 2), 0, False),
+        ((1, 2), (2.02, 3), 0.01, True), ((1, 2), (2.04, 3), 0.01, False),
+        ((1, 2), (2 + 1e-9, 3), 1e-9, True), ((0, INFINITE), (5, 6), 0, True),
+        ((1, 2), (3, INFINITE), 0.1, False),
+    ],
+)  # fmt: skip
+def test_intervals_meet_up_to_the_slack_of_their_largest_end(a, b, relative, meet):
+    assert Interval(*a).meets(Interval(*b), relative) == meet
+
+
+def test_by_default_intervals_meet_up_to_rounding_alone():
+    assert point(0.1 + 0.2).meets(point(0.3))
+    assert not point(1.0).meets(point(1.0001))
+
+
+@pytest.mark.parametrize("ends", [(2, 1), (math.nan, 1), (1, math.nan)])
+def test_ends_out_of_order_are_refused(ends):
+    with pytest.raises(ClaimError, match="write the low end first"):
+        Interval(*ends)
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "unit", "percent"),
+    [
+        ("87,933", 87933, 1, False), ("7.6B", 7.6e9, 1e8, False),
+        ("$1,869.90", 1869.9, 0.01, False),
+        ("38.3%", 0.383, 0.001, True), ("1.5e12", 1.5e12, 1e11, False), ("-2", -2, 1, False),
+        ("−2.5", -2.5, 0.1, False), ("–3", -3, 1, False), ("+4", 4, 1, False),
+        ("2e-3", 0.002, 0.001, False), ("12%", 0.12, 0.01, True), ("0.25", 0.25, 0.01, False),
+        (" 3 million ", 3e6, 1e6, False),
+    ],
+)  # fmt: skip
+def test_a_printed_number_has_its_value_and_the_unit_of_its_last_digit(text, value, unit, percent):
+    found = read_numeral(text)
+    assert (found.value, found.unit) == (pytest.approx(value), pytest.approx(unit))
+    assert found.percent is percent
+
+
+def test_each_word_of_scale_is_a_power_of_a_thousand():
+    words = [("k", "thousand"), ("m", "million"), ("b", "billion"), ("t", "trillion")]
+    expected = {"": 1} | {word: 1000**at for at, pair in enumerate(words, 1) for word in pair}
+    assert expected == SCALES
+    assert read_numeral("2K").value == 2000
+
+
+@pytest.mark.parametrize("text", ["", "x", "1,00", "1.", "1e999", "5 parsecs", "--1", "1 2"])
+def test_what_is_no_number_is_refused_with_an_example(text):
+    with pytest.raises(ClaimError, match="Write one like 87,933"):
+        read_numeral(text)

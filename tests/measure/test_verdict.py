@@ -1,0 +1,491 @@
+"""A against B: what is said, how often by chance, and what would decide."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+from series import noise
+from simulated import H100, config, write_run
+from train_worlds import environment
+
+from scalebook.cli import main
+from scalebook.measure.metrics.repeats import Estimate, spread
+from scalebook.measure.metrics.steady import find_steady
+from scalebook.measure.verdicts import Verdict, compare, gate, read
+from scalebook.measure.verdicts.differences import Difference, differences, other_work
+from scalebook.measure.verdicts.read import Side, judge
+from scalebook.record import RunRecord
+
+BIG = {
+    "platform": "h100", "model": "llama3.1-8b", "precision": "bf16", "sequence_length": 8192,
+    "world_size": 8, "global_batch_size": 16,
+}  # fmt: skip
+
+
+def a_run(generator, mean=1.0, correlation=0.5, spread=0.0, count=60):
+    """Return the estimate of a simulated run whose start shifts its level by chance."""
+    level = mean * math.exp(generator.gauss(0, spread))
+    series = [level * (1 + value) for value in noise(generator, count, correlation, 0.01)]
+    found = find_steady(series)
+    if not found.accepted:
+        return a_run(generator, mean, correlation, spread, count)
+    return Estimate.of(1 / found.mean, 1 / found.high, 1 / found.low, found.count)
+
+
+def verdicts(trials, runs, slowdown=0.0, **fields):
+    generator = random.Random(trials + runs)
+    sides = [
+        [[a_run(generator, factor, **fields) for _ in range(runs)] for factor in (1, 1 + slowdown)]
+        for _ in range(trials)
+    ]
+    return [compare(b, a).word for a, b in sides]
+
+
+def test_two_runs_of_the_same_are_told_apart_in_one_case_of_twenty_at_most():
+    said = verdicts(200, 1)
+    assert said.count("cannot tell") >= 0.95 * len(said)
+
+
+@pytest.mark.parametrize("runs", [2, 3, 5])
+def test_repeats_that_differ_from_start_to_start_are_told_apart_as_seldom(runs):
+    said = verdicts(120, runs, spread=0.03, count=24, correlation=0.0)
+    assert said.count("cannot tell") >= 0.92 * len(said)
+
+
+def test_a_planted_slowdown_of_five_percent_is_found():
+    assert verdicts(60, 1, 0.05).count("slower") >= 58
+    assert verdicts(30, 4, 0.05, spread=0.01, count=24).count("slower") >= 25
+
+
+def test_the_ratio_is_throughput_of_a_over_b():
+    a, b = Estimate.of(110.0, 109.9, 110.1, 50), Estimate.of(100.0, 99.9, 100.1, 50)
+    found = compare([a], [b])
+    assert found.ratio == pytest.approx(1.1)
+    assert found.low < 1.1 < found.high
+    assert found.word == "faster"
+    assert found.sentence.startswith("A is faster than B by 8.")
+    assert compare([b], [a]).word == "slower"
+
+
+def test_single_runs_have_the_interval_of_both_and_of_what_starts_change():
+    """By hand: half = sqrt(0.01^2 + 0.02^2 + 2 (1.96 x 0.005)^2) on logarithms."""
+    a = Estimate(0.0, 0.01, 50)
+    b = Estimate(0.0, 0.02, 50)
+    half = math.sqrt(0.01**2 + 0.02**2 + 2 * (1.959964 * 0.005) ** 2)
+    assert math.log(compare([a], [b]).high) == pytest.approx(half, rel=1e-6)
+    assert math.log(compare([a], [b], start_spread=0.0).high) == pytest.approx(
+        math.hypot(0.01, 0.02), rel=1e-6
+    )
+
+
+def test_repeats_have_students_interval_of_the_runs():
+    """By hand: means 0.00, 0.02 against 0.01, 0.03: s^2 = 0.0002, t of 2 is 4.3027, half 6.08 %."""
+    a = [Estimate(0.00, 1e-6, 50), Estimate(0.02, 1e-6, 50)]
+    b = [Estimate(0.01, 1e-6, 50), Estimate(0.03, 1e-6, 50)]
+    found = compare(a, b)
+    half = 4.302653 * math.sqrt(0.0002 * (1 / 2 + 1 / 2))
+    assert math.log(found.ratio) == pytest.approx(-0.01)
+    assert math.log(found.high) == pytest.approx(-0.01 + half, rel=1e-5)
+    assert spread([a, b], 0.005).freedom == 2
+
+
+ESTIMATES = st.builds(Estimate, st.floats(-5, 5), st.floats(0, 0.2), st.integers(10, 1000))
+SIDES = st.lists(ESTIMATES, min_size=1, max_size=5)
+
+
+@given(SIDES, SIDES)
+def test_exchanging_the_sides_inverts_the_ratio(a, b):
+    one, other = compare(a, b), compare(b, a)
+    assert one.ratio == pytest.approx(1 / other.ratio)
+    assert (one.low, one.high) == pytest.approx((1 / other.high, 1 / other.low))
+    opposite = {"faster": "slower", "slower": "faster", "cannot tell": "cannot tell"}
+    assert other.word == opposite[one.word]
+    assert (one.advice is None) == (one.word != "cannot tell")
+
+
+@given(SIDES, SIDES, st.randoms(use_true_random=False))
+def test_the_order_of_repeats_does_not_matter(a, b, generator):
+    mixed = generator.sample(a, len(a))
+    assert compare(mixed, b).low == pytest.approx(compare(a, b).low)
+
+
+def test_the_advice_names_steps_where_steps_decide_and_repeats_where_they_do_not():
+    wide = Estimate(0.03, 0.05, 40), Estimate(0.0, 0.05, 40)
+    advice = compare([wide[0]], [wide[1]]).advice
+    assert "more steps a run" in advice
+    more = int(advice.split()[1].replace(",", ""))
+    narrow = [Estimate(item.log_rate, 0.05 * math.sqrt(40 / (40 + more)), 40) for item in wide]
+    assert compare([narrow[0]], [narrow[1]]).word == "faster"
+    near = Estimate(0.01, 1e-4, 400), Estimate(0.0, 1e-4, 400)
+    assert "repeats a side" in compare([near[0]], [near[1]]).advice
+    same = Estimate(1e-6, 1e-4, 400), Estimate(0.0, 1e-4, 400)
+    assert "too small to settle" in compare([same[0]], [same[1]]).advice
+
+
+def test_a_side_without_a_steady_state_gives_no_ratio_but_a_reason():
+    verdict, reason = judge(Side("a", reason="Still drifting."), Side("b", (Estimate(0, 0, 9),)))
+    assert verdict is None
+    assert reason == "a: Still drifting."
+
+
+def record(name, requested=None, **environment):
+    return RunRecord(
+        run_id=name, config_hash=None, status="completed", requested=requested or {},
+        environment=environment,
+    )  # fmt: skip
+
+
+def test_what_differs_is_what_matters_and_each_with_both_values():
+    a = record("a", {"micro_batch_size": 1, "repeat": 0}, torch="2.8", variables={"X": "1"},
+               hostname="n1")  # fmt: skip
+    b = record("b", {"micro_batch_size": 2, "repeat": 3}, torch="2.9", hostname="n2")
+    found = [(item.name, item.a, item.b) for item in differences([a], [b])]
+    assert found == [
+        ("micro_batch_size", "1", "2"), ("torch", "2.8", "2.9"), ("variables.X", "1", None),
+    ]  # fmt: skip
+    assert differences([a], [a]) == ()
+
+
+@pytest.mark.parametrize(
+    ("verdict", "sentence"),
+    [
+        (Verdict("faster", 1.1, 1.052, 1.152), "A is faster than B by 5.2 to 15 %."),
+        (Verdict("slower", 0.9, 0.85, 0.948), "A is slower than B by 5.2 to 15 %."),
+        (
+            Verdict("cannot tell", 1.0, 0.98, 1.1234, rate="steps/s"),
+            "Cannot tell: A is between 2 % slower and 12 % faster, in steps/s.",
+        ),
+    ],
+)
+def test_a_verdict_is_said_with_its_interval_in_percent(verdict, sentence):
+    assert verdict.sentence == sentence
+
+
+@pytest.mark.parametrize("level", [0.9, 0.95, 0.99])
+def test_a_level_widens_both_the_interval_of_the_steps_and_that_of_the_starts(level):
+    normal = stats.norm.ppf(0.5 + level / 2)
+    a, b = Estimate(0.0, 0.01, 50), Estimate(0.0, 0.02, 50)
+    errors = (0.01 / 1.959964, 0.02 / 1.959964, math.sqrt(2) * 0.005)
+    found = compare([a], [b], start_spread=0.005, level=level)
+    assert math.log(found.high) == pytest.approx(normal * math.hypot(*errors), rel=1e-6)
+    pair = [Estimate(0.00, 1e-6, 50), Estimate(0.02, 1e-6, 50)]
+    half = stats.t.ppf(0.5 + level / 2, 2) * math.sqrt(0.0002)
+    repeated = compare(pair, pair, level=level)
+    assert math.log(repeated.high) == pytest.approx(half, rel=1e-4)
+
+
+def test_sides_of_several_lengths_weigh_as_their_runs():
+    """By hand: 3 and 2 runs, s^2 = (0.0002 + 0.0002) / 3, t of 3 degrees is 3.182446."""
+    a = [Estimate(value, 1e-6, 50) for value in (0.0, 0.01, 0.02)]
+    b = [Estimate(value, 1e-6, 50) for value in (0.0, 0.02)]
+    half = 3.182446 * math.sqrt(0.0004 / 3 * (1 / 3 + 1 / 2))
+    assert math.log(compare(a, b).high) == pytest.approx(half, rel=1e-5)
+
+
+@pytest.mark.parametrize("difference", [0.004, 0.008, 0.012])
+def test_the_repeats_that_are_advised_are_the_fewest_that_decide(difference):
+    offset = 0.005
+    sides = [
+        [Estimate(middle + sign * offset, 1e-6, 50) for sign in (1, -1)]
+        for middle in (difference, 0.0)
+    ]
+    found = compare(*sides)
+    variance = 2 * offset**2
+    enough = next(
+        n for n in range(3, 51)
+        if stats.t.ppf(0.975, 2 * n - 2) * math.sqrt(2 * variance / n) < difference
+    )  # fmt: skip
+    assert found.word == "cannot tell"
+    more = enough - 2
+    assert found.advice == (
+        f"About {more} more repeat{'s' * (more > 1)} a side would decide a difference of this size."
+    )
+
+
+def test_a_difference_that_no_repeats_settle_is_given_in_percent():
+    sides = [
+        [Estimate(middle, 1e-6, 50), Estimate(middle + 0.05, 1e-6, 50)] for middle in (0, 2e-3)
+    ]
+    assert compare(*sides).advice == (
+        "A difference of 0.2 % is too small to settle with 50 repeats a side at this spread."
+    )
+
+
+def test_the_steps_that_are_advised_shrink_the_interval_to_the_difference():
+    """By hand: half^2 = 2 x 0.05^2 of 40 steps; 0.03^2 is left for them without starts."""
+    a, b = Estimate(0.03, 0.05, 40), Estimate(0.0, 0.05, 40)
+    factor = 2 * 0.05**2 / 0.03**2
+    more = math.ceil((factor - 1) * 40)
+    assert compare([a], [b], start_spread=0.0).advice == (
+        f"About {more} more steps a run would decide a difference of this size."
+    )
+    # What starts change is as if it were taken off the difference, as squares are.
+    room = 0.03**2 - 2 * (1.959964 * 0.005) ** 2
+    more = math.ceil((2 * 0.05**2 / room - 1) * 40)
+    assert f"About {more} more steps" in compare([a], [b], start_spread=0.005).advice
+
+
+def test_a_difference_of_settings_is_said_with_both_values():
+    assert str(Difference("tp", "1", "2")) == "tp: 1 against 2"
+    assert str(Difference("tp", None, "2")) == "tp: none against 2"
+    assert str(Difference("tp", "1", None)) == "tp: 1 against none"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "outcome", "words"),
+    [
+        (1.02, 1.05, "unexplained speed-up", "Faster: between +2 and +5 %"),
+        (0.9, 0.95, "regression", "Slower: between -10 and -5 %"),
+        (1.005, 1.05, "pass", "Within the tolerance: between +0.5 and +5 %"),
+        (0.95, 0.995, "pass", "Within the tolerance: between -5 and -0.5 %"),
+        (1.01, 1.05, "pass", "Within"), (0.95, 0.99, "pass", "Within"),
+        (0.95, 1.05, "pass", "No change that the noise lets one see: between -5 and +5 %"),
+    ],
+)  # fmt: skip
+def test_a_gate_fails_where_the_whole_interval_is_beyond_the_tolerance(low, high, outcome, words):
+    word = "faster" if low > 1 else "slower" if high < 1 else "cannot tell"
+    group = gate._Group((), (), ("one run failed.",))
+    found, detail = gate._outcome(Verdict(word, (low + high) / 2, low, high), 0.01, group)
+    assert found == outcome
+    assert detail.startswith(words)
+    assert detail.endswith("% of the baseline's throughput. But: one run failed.")
+
+
+def test_a_side_of_a_file_has_the_rate_of_its_steps():
+    steady = find_steady([2.0, 2.02, 1.98] * 20)
+    found = read._of_steady(steady)
+    assert math.exp(found.log_rate) == pytest.approx(1 / 2.0, rel=1e-3)
+    half = math.log(steady.high / steady.low) / 2
+    assert (found.half, found.steps) == (pytest.approx(half, rel=1e-2), steady.count)
+    assert read._of_steady(find_steady([1.0] * 3)) is None
+
+
+# The command
+
+FIELDS = {"ratio", "low", "high", "verdict", "differences"}
+
+
+@pytest.fixture
+def versus(tmp_path, capsys):
+    def call(a, b, code=0):
+        assert main(["compare", str(a), str(b), "--json", "--runs", str(tmp_path / "runs")]) == code
+        return json.loads(capsys.readouterr().out)
+
+    return call
+
+
+def test_files_of_step_times_are_compared_by_their_times(tmp_path, versus):
+    generator = random.Random(2)
+    for name, mean in (("a", 1.05), ("b", 1.0)):
+        values = (mean * (1 + value) for value in noise(generator, 200, 0.3, 0.01))
+        (tmp_path / name).write_text("".join(f"{value}\n" for value in values))
+    found = versus(tmp_path / "a", tmp_path / "b")
+    assert set(found) >= FIELDS
+    assert found["verdict"] == "slower"
+    assert found["low"] < 1 / 1.05 < found["high"]
+    assert found["differences"] == []
+    (tmp_path / "c").write_text("1\n2\n")
+    refused = versus(tmp_path / "a", tmp_path / "c")
+    assert (refused["ratio"], refused["verdict"]) == (None, "cannot tell")
+    assert "Too short" in refused["reason"]
+
+
+def test_runs_are_named_by_id_directory_or_folder_of_repeats(tmp_path, versus):
+    runs = tmp_path / "runs"
+    slow, fast = config(**BIG), config(**BIG, recompute="full")
+    for repeat in range(3):
+        again = {"repeat": repeat}
+        write_run(runs, f"s{repeat}", slow.model_copy(update=again), seconds=2.0, device=H100)
+        write_run(tmp_path / "f", f"f{repeat}", fast.model_copy(update=again), seconds=1.5,
+                  device=H100)  # fmt: skip
+    by_id = versus("s0", tmp_path / "f" / "f0")
+    assert by_id["verdict"] == "slower"
+    assert {"name": "recompute", "a": "none", "b": "full"} in by_id["differences"]
+    repeats = versus(runs, tmp_path / "f")
+    assert repeats["low"] <= 0.75 <= repeats["high"]
+    assert [item["name"] for item in repeats["differences"]] == ["recompute"]
+    write_run(runs, "other", fast, seconds=1.5, device=H100)
+    assert main(["compare", str(runs), str(runs)]) == 2
+
+
+COMPARED = "tokens/s of all GPUs"
+
+
+@pytest.fixture
+def words(tmp_path, capsys):
+    """Return what ``compare`` prints for people, exit code 0."""
+
+    def call(a, b):
+        assert main(["compare", str(a), str(b), "--runs", str(tmp_path / "runs")]) == 0
+        return capsys.readouterr().out
+
+    return call
+
+
+def test_a_run_is_named_by_the_end_of_its_id(tmp_path, versus, capsys):
+    runs = tmp_path / "runs"
+    for name, seconds in (("x-0aaaaa111111", 1.0), ("x-0bbbbb222222", 2.0)):
+        write_run(runs / "examples", name, config(**BIG), seconds=seconds, device=H100)
+    assert versus("…-0aaaaa111111", "222222")["verdict"] == "faster"
+    write_run(runs, "y-cccccc222222", config(**BIG), seconds=2.0, device=H100)
+    assert main(["compare", "111111", "222222", "--runs", str(runs)]) == 2
+    error = capsys.readouterr().err
+    assert "2 runs under" in error
+    assert "x-0bbbbb222222, y-cccccc222222" in error
+    assert main(["compare", "0aaaaa111111", "22222", "--runs", str(runs)]) == 2
+    assert "no run under" in capsys.readouterr().err
+
+
+def test_a_run_without_a_rate_is_named_once(tmp_path, versus, words):
+    runs = tmp_path / "runs"
+    write_run(runs, "failed", config(**BIG), status="failed", device=H100)
+    write_run(runs, "sound", config(**BIG), seconds=1.0, device=H100)
+    assert versus("failed", "sound")["reason"].count("failed:") == 1
+    assert words("failed", "sound").startswith("Cannot tell. failed: The run did not complete")
+    assert words("failed", "failed").count("failed") == 1
+
+
+def test_a_run_against_itself_is_no_second_measurement(tmp_path, versus, words):
+    runs = tmp_path / "runs"
+    one = write_run(runs, "one", config(**BIG), seconds=1.0, device=H100)
+    shutil.copytree(one, tmp_path / "copy" / "one")
+    for other in ("one", one, tmp_path / "copy" / "one", tmp_path / "copy"):
+        found = versus("one", other)
+        assert (found["verdict"], found["ratio"], found["advice"]) == ("cannot tell", 1, None)
+        assert found["reason"] == "A and B are the same run (one): nothing to compare."
+    assert words("one", "one").startswith("Cannot tell. A and B are the same run (one):")
+    assert "repeats a side" not in words("one", "one")
+    again = write_run(runs, "again", config(**BIG), seconds=1.0, device=H100)
+    assert "same" not in str(versus("one", again)["reason"])
+
+
+def test_a_run_on_both_sides_of_a_comparison_is_refused(tmp_path, capsys):
+    for repeat in range(2):
+        again = config(**BIG).model_copy(update={"repeat": repeat})
+        write_run(tmp_path / "runs", f"r{repeat}", again, seconds=1.0 + repeat, device=H100)
+    folder = tmp_path / "runs"
+    assert main(["compare", "r0", str(folder), "--runs", str(folder)]) == 2
+    assert "r0 is in both A (r0) and B" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"model": "llama3.1-8b@8"}, "model llama3.1-8b against llama3.1-8b@8"),
+        ({"sequence_length": 4096}, "tokens per sample 8192 against 4096"),
+        ({"precision": "fp8"}, "precision bf16 against fp8"),
+        ({"world_size": 4}, "GPUs 8 against 4"),
+        ({"model": "deepseek-v3", "mtp_layers": 1}, "multi-token prediction modules 0 against 1"),
+    ],
+)
+def test_other_work_is_said_before_the_verdict_and_what_is_compared_in_it(
+    tmp_path, words, change, said
+):
+    write_run(tmp_path / "runs", "a", config(**BIG), seconds=1.0, device=H100)
+    write_run(tmp_path / "runs", "b", config(**BIG | change), seconds=6.0, device=H100)
+    work, verdict, ratio, *_ = words("a", "b").splitlines()
+    assert work.startswith("A and B do different work: ")
+    assert said in work
+    assert verdict.endswith(f"in {COMPARED}.")
+    assert f"in {COMPARED}: " in ratio
+
+
+def test_the_same_work_is_compared_without_a_word_on_it(tmp_path, versus, words):
+    write_run(tmp_path / "runs", "a", config(**BIG), seconds=1.0, device=H100)
+    write_run(tmp_path / "runs", "b", config(**BIG, recompute="full"), seconds=2.0, device=H100)
+    assert words("a", "b").startswith("A is faster than B")
+    assert versus("a", "b")["rate"] == COMPARED
+    (tmp_path / "times").write_text("".join(f"{1 + 1e-3 * (n % 3)}\n" for n in range(60)))
+    assert versus("a", tmp_path / "times")["rate"] == "steps/s"
+
+
+def test_what_a_log_does_not_tell_is_not_called_other_work():
+    told, silent = record("a", {"precision": "bf16"}), record("b", {})
+    silent = silent.model_copy(update={"source": "ingested"})
+    told = told.model_copy(update={"source": "ingested"})
+    assert other_work(differences([told], [silent])) is None
+
+
+def test_what_does_not_exist_is_said_in_one_line(tmp_path, capsys):
+    assert main(["compare", "no", "such", "--runs", str(tmp_path)]) == 2
+    assert "no run under" in capsys.readouterr().err
+
+
+def test_a_planted_slowdown_of_measured_steps_is_found_and_the_same_steps_are_not(
+    root, tmp_path, versus
+):
+    example = next((root / "runs" / "examples").glob("*-bd160e6e21c5")) / "steps.jsonl"
+    lines = [json.loads(line) for line in example.read_text().splitlines()]
+    slow = tmp_path / "steps.jsonl"
+    slowed = [line | {"step_seconds": 1.05 * line["step_seconds"]} for line in lines]
+    slow.write_text("".join(json.dumps(line) + "\n" for line in slowed))
+    assert versus(slow, example)["verdict"] == "slower"
+    assert versus(example, slow)["verdict"] == "faster"
+    assert versus(example, example)["verdict"] == "cannot tell"
+
+
+def test_real_repeats_on_h100s_are_not_told_apart_though_their_steps_alone_would(root, versus):
+    examples = root / "runs" / "examples"
+    names = ("7fe874b3543f", "b83534c9cb93")  # one configuration on two devices of a node
+    a, b = (next(examples.glob(f"*-{name}")) for name in names)
+    found = versus(a, b)
+    assert found["verdict"] == "cannot tell"
+    assert "repeats a side" in found["advice"]
+    seconds = [
+        [json.loads(line)["step_seconds"] for line in (run / "steps.jsonl").open()]
+        for run in (a, b)
+    ]
+    one, other = (find_steady(series, 5) for series in seconds)
+    assert one.low > other.high
+
+
+def train(folder: Path, repeat: int, **changes) -> None:
+    """Train for real on the CPU in one process; leave a run directory."""
+    fields = {"seed": 1, "steps": 30, "warmup_steps": 5, "global_batch_size": 4}
+    settings = config(**fields | changes | {"repeat": repeat})
+    output = folder / f"run{repeat}"
+    output.mkdir(parents=True)
+    (output / "config.json").write_text(settings.model_dump_json())
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"),
+        *("-m", "scalebook.train", "--config", str(output / "config.json")),
+        *("--output", str(output)),
+    ]
+    subprocess.run(command, env=environment(), check=True, capture_output=True, timeout=300)
+    around = json.loads((output / "observed.json").read_text())
+    made = RunRecord(
+        run_id=f"{folder.name}{repeat}", config_hash=settings.config_hash(), status="completed",
+        requested=settings.model_dump(), environment=around["environment"],
+    )  # fmt: skip
+    (output / "record.json").write_text(made.model_dump_json())
+
+
+@pytest.mark.slow
+def test_real_repeated_runs_of_the_same_are_not_told_apart(tmp_path, versus):
+    for repeat in range(2):  # interleaved, as what slows a machine comes and goes
+        train(tmp_path / "a", repeat)
+        train(tmp_path / "b", repeat)
+    assert versus(tmp_path / "a", tmp_path / "b")["verdict"] == "cannot tell"
+
+
+def test_a_run_whose_loss_did_not_fall_is_refused_however_fast(tmp_path, versus):
+    runs = tmp_path / "runs"
+    broken = write_run(runs, "broken", config(**BIG), seconds=2.0, device=H100)
+    write_run(runs, "sound", config(**BIG), seconds=4.0, device=H100)
+    lines = [json.loads(line) for line in (broken / "steps.jsonl").read_text().splitlines()]
+    flat = [json.dumps(line | {"loss": 11.0}) + "\n" for line in lines]
+    (broken / "steps.jsonl").write_text("".join(flat))
+    found = versus("broken", "sound")
+    assert found["verdict"] == "cannot tell"
+    assert found["ratio"] is None
+    assert "its loss did not fall (11 to 11)" in found["reason"]

@@ -1,0 +1,194 @@
+"""Charts are data: valid specifications, escaped, with words, readable in both themes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import polars as pl
+import pytest
+from simulated import H100, config, write_run, write_sample
+
+from scalebook.report import charts
+from scalebook.report.base.frames import load
+from scalebook.report.base.markup import raw_html
+from scalebook.report.charts.figure import data_rows
+from scalebook.report.charts.theme import PALETTE, SURFACE, configs
+from scalebook.report.charts.throughput import MAX_BARS, MAX_CHARTS
+from scalebook.report.charts.training import MAX_RUNS, thinned
+
+
+def every_chart(folder: Path) -> list[charts.Figure]:
+    data = load(folder)
+    bars = charts.throughput(data.completed)
+    found = [
+        charts.utilisation(data.completed),
+        charts.curves(data.steps, data.runs, "loss", "loss"),
+        charts.steadiness(data.measured_steps, data.runs),
+    ]
+    assert bars is not None
+    return [figure for _, figure in bars.parts] + [figure for figure in found if figure]
+
+
+def test_every_chart_compiles_to_a_picture(tmp_path: Path) -> None:
+    figures = every_chart(write_sample(tmp_path))
+    assert len(figures) == 6
+    for figure in figures:
+        assert figure.picture().startswith("<svg")
+
+
+def test_a_specification_holds_no_address_and_no_theme(tmp_path: Path) -> None:
+    for figure in every_chart(write_sample(tmp_path)):
+        text = json.dumps(figure.spec())
+        assert "http" not in text
+        assert '"url"' not in text
+        assert "config" not in figure.spec()
+
+
+def test_markup_in_a_run_cannot_leave_the_specification(tmp_path: Path) -> None:
+    evil = "</script><script>alert(1)</script>```\n{{< env HOME >}}"
+    write_run(tmp_path, "evil", config(model=evil, strategy=evil), run_id=evil)
+    for figure in every_chart(tmp_path):
+        html = str(figure.html)
+        assert html.count("</script>") == 1
+        assert "alert(1)</script" not in html
+        assert "{{<" not in html
+        spec = html.partition('class="sb-spec">')[2].removesuffix("</script>")
+        assert evil in json.dumps(json.loads(spec), ensure_ascii=False).replace("\\n", "\n")
+        assert raw_html(figure._repr_markdown_()) == html
+
+
+def test_a_chart_says_in_words_what_it_shows(tmp_path: Path) -> None:
+    figures = every_chart(write_sample(tmp_path))
+    assert figures[0].description.startswith("3\N{NO-BREAK SPACE}runs, from llama3.1-8b · TP2 DP4")
+    assert all(figure.description in str(figure.html) for figure in figures)
+
+
+def test_bars_hold_the_numbers_of_the_frame_in_order(tmp_path: Path) -> None:
+    data = load(write_sample(tmp_path))
+    figures = charts.throughput(data.completed)
+    assert figures is not None
+    name, figure = figures.parts[0]
+    rows = figure.spec()["data"]["values"]
+    frame = data.completed.filter(pl.col("group") == name)
+    # Charts hold six digits.
+    expected = pytest.approx(frame["tokens_per_second"].to_list(), rel=1e-5)
+    assert [row["tokens_per_second"] for row in rows] == expected
+    lows = pytest.approx(frame["rate_low"].to_list(), rel=1e-5)
+    assert [row["rate_low"] for row in rows] == lows
+    assert frame["rate"].to_list() == frame["tokens_per_second_per_gpu"].to_list()
+
+
+def test_only_runs_of_the_same_work_share_an_axis(tmp_path: Path) -> None:
+    figures = charts.throughput(load(write_sample(tmp_path)).completed)
+    assert figures is not None
+    assert [name for name, _ in figures.parts] == [
+        "llama3.1-8b on h100 (bf16, sequence 8,192, simulated)",
+        "tiny-llama on cpu (fp32, sequence 128, simulated)",
+        "CPU runs that compare with no other",
+    ]
+
+
+def test_groups_beyond_the_last_chart_are_counted(tmp_path: Path) -> None:
+    for length in range(MAX_CHARTS + 2):
+        for size in (1, 2):
+            write_run(tmp_path, f"{length}-{size}", config(sequence_length=64 + length,
+                world_size=size), steps=9)  # fmt: skip
+    figures = charts.throughput(load(tmp_path).completed)
+    assert figures is not None
+    assert len(figures.parts) == MAX_CHARTS
+    assert "2 groups of runs are only in the table" in figures.parts[-1][0].replace("\xa0", " ")
+
+
+def test_no_number_of_groups_or_proxies_pushes_the_run_of_a_whole_model_out(tmp_path: Path) -> None:
+    work = {"platform": "h100", "precision": "bf16", "sequence_length": 8192}
+    write_run(tmp_path, "whole", config(**work, model="llama3.1-8b"), seconds=90, steps=9)
+    for i in range(MAX_BARS):
+        cut = config(**work | {"sequence_length": 1024 + 8 * i}, model="llama3.1-8b@8")
+        write_run(tmp_path, f"cut-{i}", cut, seconds=1e-3, steps=9)
+    for length in range(MAX_CHARTS + 1):
+        for size in (1, 2):
+            write_run(tmp_path, f"{length}-{size}", config(sequence_length=64 + length,
+                world_size=size), steps=9)  # fmt: skip
+    figures = charts.throughput(load(tmp_path).completed)
+    assert figures is not None
+    shown = [row["run_id"] for _, figure in figures.parts for row in data_rows(figure.spec())]
+    assert "whole" in shown
+
+
+def test_simulated_runs_are_paler_than_measured_ones(tmp_path: Path) -> None:
+    write_run(tmp_path, "own", config(), source="measured")
+    write_run(tmp_path, "made-up", config(world_size=2))
+    figures = charts.throughput(load(tmp_path).completed)
+    assert figures is not None
+    rows = figures.parts[0][1].spec()["data"]["values"]
+    alpha = {row["run_id"]: row["alpha"] for row in rows}
+    assert alpha["made-up"] < alpha["own"] == 1
+
+
+def test_no_data_is_no_chart(tmp_path: Path) -> None:
+    write_run(tmp_path, "a", config(), status="failed", steps=0, reason="It broke.")
+    data = load(tmp_path)
+    assert charts.throughput(data.completed) is None
+    assert charts.utilisation(data.completed) is None
+    assert charts.curves(data.steps, data.runs, "loss", "loss") is None
+
+
+def test_a_chart_that_leaves_runs_out_says_so(tmp_path: Path) -> None:
+    for index in range(MAX_BARS + 1):
+        write_run(tmp_path, f"run-{index:02}", config())
+    data = load(tmp_path)
+    figures = charts.throughput(data.completed)
+    assert figures is not None
+    assert figures.parts[0][1].spec()["title"] == f"The {MAX_BARS} highest of {MAX_BARS + 1} runs"
+    curves = charts.curves(data.steps, data.runs, "loss", "loss")
+    assert curves is not None
+    assert curves.spec()["title"] == f"The first {MAX_RUNS} of {MAX_BARS + 1} runs"
+
+
+def test_a_long_curve_keeps_its_ends(tmp_path: Path) -> None:
+    steps = pl.DataFrame({"run_id": ["a"] * 5000 + ["b"] * 7, "step": [*range(5000), *range(7)]})
+    short = thinned(steps, 200)
+    assert short.filter(run_id="a").height <= 202
+    assert short.filter(run_id="a")["step"].to_list()[0] == 0
+    assert short.filter(run_id="a")["step"].to_list()[-1] == 4999
+    assert short.filter(run_id="b").height == 7
+
+
+def test_mfu_points_carry_their_interval(tmp_path: Path) -> None:
+    made = config(platform="h100", model="llama3.1-8b", precision="bf16", sequence_length=8192)
+    write_run(tmp_path, "a", made, seconds=12, device=H100)
+    figure = charts.utilisation(load(tmp_path).completed)
+    assert figure is not None
+    row = figure.spec()["data"]["values"][0]
+    assert row["mfu_low"] < row["mfu"] < row["mfu_high"] < 1
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance, WCAG 2.2."""
+    parts = [int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)]
+    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("mode", ["light", "dark"])
+def test_every_colour_has_a_contrast_of_three_to_one_with_the_page(mode: str) -> None:
+    page = luminance(SURFACE[mode])
+    for colour in PALETTE[mode]:
+        lighter, darker = sorted((luminance(colour), page), reverse=True)
+        assert (lighter + 0.05) / (darker + 0.05) >= 3, colour
+
+
+def test_there_are_as_many_colours_as_curves_in_both_themes() -> None:
+    assert {len(palette) for palette in PALETTE.values()} == {MAX_RUNS}
+    assert set(configs()) == {"light", "dark"}
+
+
+def test_steps_that_took_no_time_have_no_steadiness(tmp_path: Path) -> None:
+    write_run(tmp_path, "still", config(), seconds=0.0)
+    write_run(tmp_path, "moves", config(world_size=2))
+    data = load(tmp_path)
+    figure = charts.steadiness(data.measured_steps, data.runs)
+    assert figure is not None
+    assert {row["run_id"] for row in data_rows(figure.spec())} == {"moves"}
+    json.dumps(figure.spec(), allow_nan=False)

@@ -1,0 +1,428 @@
+"""The site as a whole: built from runs of every kind, in one place, needing no network."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import polars as pl
+import pytest
+import yaml
+from simulated import config, write_run, write_sample
+from test_tables import Tags
+
+from scalebook import notebooks
+from scalebook.cli import main
+from scalebook.errors import ReportError
+from scalebook.facts import catalog
+from scalebook.report import PAGES, Places, build, check
+from scalebook.report.base.frames import load
+from scalebook.report.base.markup import anchor, callout
+from scalebook.report.site import quarto
+from scalebook.report.site.menu import menus
+
+EVIL = "</script><script>alert(1)</script><b>\"'`*_[x](javascript:1) {{< env HOME >}} ```\n::: x"
+
+Built = tuple[Path, list[str]]
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Built:
+    """A site over good, failed and broken runs, and what its build said."""
+    folder = tmp_path_factory.mktemp("report")
+    runs = write_sample(folder / "runs")
+    evil = config(model=EVIL, strategy=EVIL)
+    write_run(runs, "evil", evil, run_id=EVIL, status="failed", reason=EVIL, log_tail=(EVIL,))
+    write_run(runs, "evil-good", evil)
+    write_run(runs, "torn", config())
+    (runs / "torn" / "record.json").write_text(f'{{"run_id": "{EVIL[:8]}')
+    said: list[str] = []
+    index = build(Places(runs, folder / "site", root), "preview", said.append)
+    return index.parent, said
+
+
+@pytest.fixture(scope="session")
+def html(site: Built) -> Callable[[str], str]:
+    """Read a page."""
+    return lambda name: (site[0] / name).read_text()
+
+
+def test_every_page_is_there_with_the_same_navigation(html: Callable[[str], str]) -> None:
+    for page in PAGES:
+        text = html(page.html)
+        links = re.findall(r'<a href="([a-z]+\.html)"(?: aria-current="page")?>', text)
+        assert links[: len(PAGES)] == [other.html for other in PAGES]
+        assert f'href="{page.html}" aria-current="page"' in text
+
+
+def test_the_navigation_is_short_and_its_menus_need_no_script(html: Callable[[str], str]) -> None:
+    entries = list(menus(PAGES))
+    assert len(entries) <= 7
+    assert [page for _, pages in entries for page in pages] == list(PAGES)
+    text = html("scaling.html")
+    titles = re.findall(r'<details name="menu">\s*<summary>(.*?)</summary>', text)
+    assert titles == [title for title, _ in entries if title]
+
+
+def test_the_site_passes_its_own_check(site: Built) -> None:
+    assert check(site[0]) == ()
+
+
+def test_no_page_names_a_server(html: Callable[[str], str]) -> None:
+    for page in PAGES:
+        # A link that a reader may follow asks nobody for anything while the page is open.
+        loaded = re.sub(r"<a [^>]*>", "", html(page.html))
+        assert not re.search(r"""(src|href)\s*=\s*["']?(https?:)?//""", loaded)
+
+
+def test_markup_of_a_run_file_is_text_on_every_page(html: Callable[[str], str]) -> None:
+    for page in PAGES:
+        text = html(page.html)
+        assert "<script>alert" not in text
+        assert "<b>\"'" not in text
+        scripts = {a.get("src") or a.get("type") for a in Tags(text).attributes if a}
+        assert "javascript:1" not in str(scripts)
+        assert "{{< env" not in text
+
+
+def test_every_mention_of_a_run_leads_to_its_row(site: Built, html: Callable[[str], str]) -> None:
+    rows = Tags(html("throughput.html")).attributes
+    ids = {attributes["id"] for attributes in rows if attributes.get("id")}
+    # Results of others have no run here; their names serve the filter and the selection.
+    published = {f"published {row.id}" for row in catalog.published()}
+    for page in PAGES:
+        for attributes in Tags(html(page.html)).attributes:
+            if "data-run" in attributes and attributes["data-run"] not in published:
+                assert anchor(str(attributes["data-run"])) in ids
+
+
+def test_notebook_syntax_and_parameters_are_not_shown(html: Callable[[str], str]) -> None:
+    for page in PAGES:
+        text = html(page.html)
+        assert "#|" not in text
+        assert "{=html}" not in text
+        assert "# Parameters" not in text
+        assert "runs: str" not in text
+
+
+def test_figures_and_tables_are_numbered_with_captions(html: Callable[[str], str]) -> None:
+    text = html("throughput.html")
+    assert re.findall(r"<figcaption><b>(.*?)</b> \S", text) == [
+        *("Figure 1", "Table 1", "Figure 2", "Table 2", "Table 3", "Table 4"),
+        *("Figure 3", "Table 5"),
+    ]
+
+
+def test_broken_directories_are_on_the_page(html: Callable[[str], str]) -> None:
+    assert "torn/record.json cannot be read" in html("index.html")
+    assert "Not readable" in html("throughput.html")
+
+
+def test_failed_runs_are_on_the_page_with_their_reason(html: Callable[[str], str]) -> None:
+    for page in ("index.html", "throughput.html"):
+        assert "GPU 3 ran out of memory in step 1" in html(page)
+
+
+def test_the_chart_library_is_in_the_site_once(site: Built) -> None:
+    big = [path for path in site[0].rglob("*") if path.stat().st_size > 500_000]
+    assert [path.name for path in big] == ["vega-bundle.js"]
+    assert "</script" not in big[0].read_text()
+
+
+def test_a_page_without_charts_does_not_load_the_chart_library(html: Callable[[str], str]) -> None:
+    assert "vega-bundle.js" in html("index.html")
+    assert "vega-bundle.js" not in html("method.html")
+
+
+def test_the_data_files_hold_every_run(site: Built) -> None:
+    frame = pl.read_parquet(site[0] / "data" / "runs.parquet")
+    assert frame.height == 11
+    assert pl.read_csv(site[0] / "data" / "runs.csv").height == 11
+    assert pl.read_parquet(site[0] / "data" / "steps.parquet")["run_id"].n_unique() >= 9
+
+
+def test_a_csv_cell_that_looks_like_a_formula_is_tamed(site: Built, tmp_path: Path) -> None:
+    from scalebook.report.site.data_files import write_data
+
+    write_run(tmp_path / "runs", "a", config(model="=cmd|' /C calc'!A0"))
+    write_data(load(tmp_path / "runs"), tmp_path)
+    assert (
+        "\"'=cmd" in (tmp_path / "runs.csv").read_text()
+        or ",'=cmd" in (tmp_path / "runs.csv").read_text()
+    )
+
+
+def test_a_missing_quarto_is_said_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, root: Path
+) -> None:
+    monkeypatch.setattr(quarto, "find", lambda: None)
+    runs = write_run(tmp_path / "runs", "a", config()).parent
+    said: list[str] = []
+    with pytest.raises(ReportError, match=r"quarto was not found\. Install it from quarto.org"):
+        build(Places(runs, tmp_path / "site", root), "quarto", said.append)
+
+
+def test_failed_runs_alone_give_a_site(tmp_path: Path, root: Path) -> None:
+    runs = tmp_path / "runs"
+    write_run(runs, "a", config(), status="timeout", steps=0, reason="It took more than 10 s.")
+    index = build(Places(runs, tmp_path / "site", root), "preview", print)
+    assert "No run completed with a throughput" in index.read_text()
+    assert "It took more than 10 s" in (index.parent / "throughput.html").read_text()
+
+
+def test_unreadable_runs_alone_give_a_site_that_says_so(tmp_path: Path, root: Path) -> None:
+    (tmp_path / "runs" / "a").mkdir(parents=True)
+    (tmp_path / "runs" / "a" / "record.json").write_text("")
+    index = build(Places(tmp_path / "runs", tmp_path / "site", root), "preview", print)
+    assert "No run could be read" in index.read_text()
+    assert "a/record.json cannot be read" in index.read_text()
+
+
+def test_a_folder_that_is_no_report_is_never_replaced(tmp_path: Path, root: Path) -> None:
+    runs = write_run(tmp_path / "runs", "a", config()).parent
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    with pytest.raises(ReportError, match="is not a report of Scalebook and would be replaced"):
+        build(Places(runs, tmp_path / "mine", root), "preview", print)
+    assert (tmp_path / "mine" / "thesis.txt").exists()
+
+
+def test_a_folder_beside_the_site_that_is_not_ours_stays(tmp_path: Path, root: Path) -> None:
+    runs = write_run(tmp_path / "runs", "a", config()).parent
+    (tmp_path / "_pages").mkdir()
+    (tmp_path / "_pages" / "mine.txt").write_text("keep me")
+    with pytest.raises(ReportError, match="_pages is not a report of Scalebook"):
+        build(Places(runs, tmp_path / "site", root), "preview", print)
+    assert (tmp_path / "_pages" / "mine.txt").exists()
+
+
+def test_an_unwritable_place_is_one_line_and_exit_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = write_run(tmp_path / "runs", "a", config()).parent
+    (tmp_path / "file").write_text("")
+    made = ["report", "--runs", str(runs), "--output", str(tmp_path / "file" / "site")]
+    assert main(made) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_failed_build_leaves_the_site_before_it(
+    site: Built, tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(site[0], tmp_path / "site")
+    runs = write_run(tmp_path / "runs", "a", config()).parent
+    monkeypatch.setattr("scalebook.report.site.builder.check", lambda *_: ("index.html: loads x",))
+    with pytest.raises(ReportError, match=r"not fit to publish: index\.html: loads x"):
+        build(Places(runs, tmp_path / "site", root), "preview", print)
+    assert (tmp_path / "site" / "index.html").read_text() == (site[0] / "index.html").read_text()
+
+
+def test_a_cell_that_raises_names_its_page_and_cell(tmp_path: Path) -> None:
+    from scalebook.report.site.execute import execute
+    from scalebook.report.site.menu import Page
+
+    cell = {"cell_type": "code", "execution_count": None, "outputs": [], "metadata": {}}
+    parameters = cell | {
+        "id": "a",
+        "source": 'runs: str = "runs"',
+        "metadata": {"tags": ["parameters"]},
+    }
+    content = {
+        "cells": [parameters, cell | {"id": "b", "source": "1 / 0"}],
+        "metadata": {"kernelspec": {"name": "python3", "display_name": "x", "language": "python"}},
+        "nbformat": 4,
+        "nbformat_minor": 5,
+    }
+    (tmp_path / "29_broken.ipynb").write_text(json.dumps(content))
+    page = Page("29_broken.ipynb", "broken", "Broken")
+    words = "cell 2 of 29_broken.ipynb: division by zero (ZeroDivisionError)."
+    assert execute((page,), tmp_path, tmp_path, tmp_path / "out") == {page: words}
+    assert words in (tmp_path / "out" / "broken.ipynb").read_text()
+    assert "Traceback" in (tmp_path / "out" / "_failed-broken.ipynb").read_text()
+
+
+def test_a_page_that_fails_names_its_run_and_takes_no_other_page_with_it(
+    tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(row: dict[str, object], _: object) -> None:
+        raise ValueError(f"odd <b>{row['model']}</b>")
+
+    monkeypatch.setattr("scalebook.report.pages.cost_page._choice", broken)
+    monkeypatch.chdir(tmp_path)
+    write_run(Path("runs"), "odd-run", config())
+    assert main(["report", "--runs", "runs", "--output", "site", "--renderer", "preview"]) == 1
+    page = (tmp_path / "site" / "cost.html").read_text()
+    assert "This page could not be built" in page
+    assert "Run odd-run: odd &lt;b&gt;tiny-llama&lt;/b&gt; (ValueError)." in page
+    assert "tiny-llama" in (tmp_path / "site" / "throughput.html").read_text()
+    assert len(list((tmp_path / "site").glob("*.html"))) == len(PAGES)
+
+
+def test_the_check_takes_a_site_by_a_relative_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "a.html").write_text('<a href="b.html#x">b</a>')
+    (tmp_path / "site" / "b.html").write_text('<p id="x">b</p>')
+    monkeypatch.chdir(tmp_path)
+    assert check(Path("site")) == ()
+
+
+def test_the_quarto_project_lists_the_same_pages(root: Path, tmp_path: Path) -> None:
+    quarto.write_project(root / "reports" / "_quarto.yml", root / "reports/theme", tmp_path, "Now.")
+    made = yaml.safe_load((tmp_path / "_quarto.yml").read_text())
+    entries = made["website"]["navbar"]["left"]
+    held = [
+        (entry.get("text") if "menu" in entry else "", inside["href"], inside["text"])
+        for entry in entries
+        for inside in entry.get("menu", [entry])
+    ]
+    assert held == [(page.menu, f"{page.slug}.ipynb", page.title) for page in PAGES]
+    assert made["website"]["page-footer"]["left"] == "Now."
+    assert "[runs.csv](data/runs.csv)" in made["website"]["page-footer"]["right"]
+    # neither works from a file: one answers nothing, the other needs a module
+    assert (made["website"]["search"], made["format"]["html"]["toc"]) == (False, False)
+    assert "pre-render" not in made["project"]
+    for theme in ("dark", "light"):
+        style = (tmp_path / "theme" / f"{theme}.scss").read_text()
+        assert all(f"${name}: #" in style for name in ("code-color", "code-block-bg", "pre-color"))
+    assert made["format"]["html"]["html-math-method"] == "mathml"
+    assert not re.search(r"https?://", (tmp_path / "_quarto.yml").read_text())
+    assert (tmp_path / "theme" / "dark.scss").is_file()
+
+
+def test_quarto_gets_pages_as_printed_html_and_its_failure_is_one_line(
+    tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = tmp_path / "quarto"
+    fake.write_text("#!/bin/sh\necho 'ERROR: no pandoc here' >&2\nexit 3\n")
+    fake.chmod(0o755)
+    monkeypatch.setattr(quarto, "find", lambda: str(fake))
+    runs = write_run(tmp_path / "runs", "a", config()).parent
+    with pytest.raises(ReportError, match=r"quarto failed \(exit 3\): ERROR: no pandoc here"):
+        build(Places(runs, tmp_path / "site", root), "quarto", print)
+    page = json.loads((tmp_path / "_pages" / "throughput.ipynb").read_text())
+    outputs = [output for cell in page["cells"] for output in cell.get("outputs", [])]
+    assert outputs
+    assert {output["output_type"] for output in outputs} == {"stream"}
+    # of a source in one text Quarto joins the lines, front matter and paragraphs alike
+    for cell in page["cells"]:
+        assert isinstance(cell["source"], list)
+        assert all(line.endswith("\n") and line.count("\n") == 1 for line in cell["source"][:-1])
+    assert page["cells"][0]["source"][0] == "---\n"
+    assert page["cells"][0]["source"][-1].strip() == "---"
+    code = ["".join(cell["source"]) for cell in page["cells"] if cell["cell_type"] == "code"]
+    assert all('#| output: "asis"' in text for text in code)
+
+
+def test_quarto_by_hand_is_stopped_with_what_to_do_instead(root: Path) -> None:
+    made = yaml.safe_load((root / "reports" / "_quarto.yml").read_text())
+    script = (root / "reports" / made["project"]["pre-render"]).read_text()
+    assert "make report RENDERER=quarto" in script
+    assert script.rstrip().endswith("Deno.exit(1);")
+
+
+def test_the_built_in_renderer_is_the_default_also_where_quarto_is_installed(
+    tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quarto, "find", lambda: "/nowhere/quarto")
+    said: list[str] = []
+    runs = write_run(tmp_path / "runs", "a", config()).parent
+    build(Places(runs, tmp_path / "site", root), "auto", said.append)
+    assert said == [
+        "The pages are rendered by the built-in renderer; --renderer quarto uses Quarto."
+    ]
+
+
+def test_a_note_is_no_aside_which_quarto_moves_into_the_margin() -> None:
+    html = str(callout("Note", ["x"]).html)
+    assert html.startswith('<div class="sb-callout" role="note">')
+    assert "<aside" not in html
+
+
+@pytest.mark.quarto
+def test_quarto_renders_a_site_that_passes_the_check(tmp_path: Path, root: Path) -> None:
+    if quarto.find() is None:
+        pytest.skip("quarto is not installed")
+    runs = write_sample(tmp_path / "runs")
+    index = build(Places(runs, tmp_path / "site", root), "quarto", print)
+    assert check(index.parent) == ()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.slug)
+def test_a_page_runs_in_a_kernel_as_well(page: object, tmp_path: Path, root: Path) -> None:
+    runs = write_sample(tmp_path / "runs")
+    source = root / "notebooks" / page.notebook  # type: ignore[attr-defined]
+    notebooks.execute(source, tmp_path / "out.ipynb", {"runs": str(runs)})
+    cells = json.loads((tmp_path / "out.ipynb").read_text())["cells"]
+    outputs = [output for cell in cells for output in cell.get("outputs", [])]
+    assert outputs
+    assert not any(output["output_type"] == "error" for output in outputs)
+
+
+def test_the_command_builds_what_is_asked_for_and_prints_the_path_of_the_first_page_last(
+    tmp_path: Path, root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+
+    def stand_in(places: Places, renderer: str, *, one_file: bool) -> Path:
+        asked.extend((places, renderer, one_file))
+        print("building")
+        return places.output / "index.html"
+
+    monkeypatch.setattr("scalebook.report.build", stand_in)
+    runs, site = tmp_path / "runs", tmp_path / "site"
+    made = ["report", "--runs", str(runs), "--output", str(site)]
+    assert main([*made, "--renderer", "preview"]) == 0
+    assert capsys.readouterr().out.splitlines() == ["building", str(site / "index.html")]
+    assert asked == [Places(runs, site, root), "preview", False]
+
+
+def test_the_command_on_an_empty_folder_is_one_line_and_exit_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", "--runs", str(tmp_path), "--output", str(tmp_path / "site")]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "holds no run" in error
+    assert not (tmp_path / "site").exists()
+
+
+def test_opening_a_report_that_is_not_there_says_how_to_build_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["open", "--output", str(tmp_path)]) == 2
+    assert "Build it with 'make report'" in capsys.readouterr().err
+
+
+def test_opening_serves_the_site_on_this_machine_until_interrupted(site: Built) -> None:
+    command = [sys.executable, "-m", "scalebook", "open", "--no-browser", "--output", str(site[0])]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            address = server.stdout.readline().split()[0]
+            assert address.startswith("http://127.0.0.1:")
+            with urllib.request.urlopen(address, timeout=30) as answer:
+                assert b"<h1>Summary</h1>" in answer.read()
+            server.send_signal(signal.SIGINT)
+            assert server.wait(timeout=30) == 0
+        finally:
+            server.kill()
+
+
+def test_a_log_without_step_times_or_tokens_gives_a_site(tmp_path: Path, root: Path) -> None:
+    runs = tmp_path / "runs"
+    path = write_run(runs, "a", config(), source="ingested") / "steps.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    bare = [line | {"step_seconds": None, "tokens": None, "loss": None} for line in lines]
+    path.write_text("".join(json.dumps(line) + "\n" for line in bare))
+    index = build(Places(runs, tmp_path / "site", root), "preview", print)
+    assert "completed without a throughput" in index.read_text()

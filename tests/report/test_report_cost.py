@@ -1,0 +1,169 @@
+"""The cost page: answers from stated inputs alone, by the formulas of economics."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from simulated import H100, config, write_run
+
+from scalebook.measure.economics import ANSWERS, answers
+from scalebook.measure.intervals import Interval
+from scalebook.report.base.frames import load
+from scalebook.report.base.markup import Markup
+from scalebook.report.base.stated import Stated, read_stated
+from scalebook.report.pages import comparison_page, cost_page, energy_page
+
+MI300X = "AMD Instinct MI300X OAM"
+JOB = {
+    "model": "llama3.1-8b",
+    "world_size": 8,
+    "global_batch_size": 32,
+    "sequence_length": 2048,
+    "precision": "bf16",
+}
+
+
+def words(fragment: Any) -> str:
+    text = Markup(re.sub(r"\s+", " ", str(fragment.html).replace("<", " <"))).striptags()
+    return re.sub(r" +", " ", text.replace("\N{NO-BREAK SPACE}", " "))
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Path:
+    write_run(tmp_path, "h", config(platform="h100", **JOB), seconds=1.0, device=H100)
+    write_run(tmp_path, "m", config(platform="mi300x", **JOB), seconds=0.5, device=MI300X)
+    return tmp_path
+
+
+def test_without_stated_inputs_answers_are_empty_and_say_what_they_need(two: Path) -> None:
+    data = load(two)
+    html = str(cost_page.calculator(data, Stated()).html)
+    cost = re.search(r'<tr data-answer="cost">(.*?)</tr>', html)
+    assert cost is not None
+    assert "needs tokens, price_per_gpu_hour" in cost[1]
+    assert 'class="num" data-value="–">–<' in cost[1]
+    assert "No price, power or token budget is stated" in words(cost_page.overview(data, Stated()))
+
+
+def test_stated_inputs_give_the_cost_by_hand(two: Path) -> None:
+    (two / "economics.toml").write_text('tokens = "1T"\n[h100]\nprice_per_gpu_hour = 2.5\n')
+    data, stated = load(two), read_stated(two)
+    row = next(row for row in cost_page.choices(data) if row["run_id"] == "h")
+    (cost,) = (one for one in answers(cost_page.inputs_of(row, stated)) if one.name == "cost")
+    assert cost.value is not None
+    by_hand = 1e12 / row["tokens_per_second"] / 3600 * 8 * 2.5
+    assert cost.value.low < by_hand < cost.value.high
+
+
+def test_the_script_gets_every_formula_and_run_of_the_page(two: Path) -> None:
+    data = load(two)
+    html = str(cost_page.calculator(data, Stated()).html)
+    found = re.search(r'<script type="application/json">(.*?)</script>', html)
+    assert found is not None
+    payload = json.loads(found[1])
+    assert [one["name"] for one in payload["answers"]] == [one.name for one in ANSWERS]
+    rates = [row["tokens_per_second"] for row in cost_page.choices(data)]
+    middles = [sum(run["tokens_per_second"]) / 2 for run in payload["runs"]]
+    assert middles == pytest.approx(rates, rel=1e-2)
+    for name in {n.removeprefix("1+") for one in ANSWERS for n in (*one.over, *one.under)}:
+        assert f'data-input="{name}"' in html
+
+
+TYPED = """<script>addEventListener("load", () => {
+  const field = document.querySelector("[data-input=pue]");
+  field.value = "TEXT"; field.dispatchEvent(new Event("input"));
+});</script>"""
+
+
+def rows_in_a_browser(page: Path, html: str) -> dict[str, list[str]]:
+    """Return the cells of each answer after the page's script has run."""
+    names = ("chromium", "chromium-browser", "google-chrome")
+    browser = next((path for name in names if (path := shutil.which(name))), None)
+    if browser is None:
+        pytest.skip("Chromium is not installed")
+    page.write_text(f'<!DOCTYPE html><meta charset="utf-8">{html}')
+    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
+        f"--user-data-dir={page.parent / 'profile'}", "--dump-dom", page.as_uri()]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    return answer_rows(done.stdout)
+
+
+def answer_rows(html: str) -> dict[str, list[str]]:
+    rows = re.findall(r'<tr data-answer="(\w+)">(.*?)</tr>', html)
+    return {name: re.findall(r"<td[^>]*>(.*?)</td>", row) for name, row in rows}
+
+
+def test_ranges_give_one_result_with_the_script_and_without_it(two: Path, tmp_path: Path) -> None:
+    (two / "economics.toml").write_text(
+        'tokens = "1T"\npue = "1.15..1.3"\ngrid_kg_per_kwh = 0.000035\n'
+        '[h100]\nprice_per_gpu_hour = "2.1..2.6"\nwatts_per_gpu = 900\n'
+        'spot_price_per_gpu_hour = 1.2\npreemption_overhead = "5%..10%"\n'
+        '[mi300x]\nprice_per_gpu_hour = "2.1..2.6"\nwatts_per_gpu = 900\n'
+        'spot_price_per_gpu_hour = 1.2\npreemption_overhead = "5%..10%"\n'
+    )
+    data, stated = load(two), read_stated(two)
+    html = str(cost_page.calculator(data, stated).html)
+    without = answer_rows(html)
+    assert without["energy"][1].count(" to ") == without["cost"][1].count(" to ") == 1
+    assert rows_in_a_browser(tmp_path / "page.html", html) == without
+    known = cost_page.inputs_of(cost_page.choices(data)[0], stated)
+    other = dataclasses.replace(known, pue=Interval(1.4, 1.5))
+    typed = rows_in_a_browser(tmp_path / "page.html", html + TYPED.replace("TEXT", "1.4..1.5"))
+    expected = {one.name: cost_page.shown(one.value) for one in answers(other)}
+    assert {name: row[1] for name, row in typed.items()} == expected
+    refused = rows_in_a_browser(tmp_path / "page.html", html + TYPED.replace("TEXT", "1.5..1.4"))
+    assert refused["energy"][4] == "needs pue"
+
+
+def test_the_break_even_price_is_the_ratio_of_throughputs(two: Path) -> None:
+    (two / "economics.toml").write_text("[h100]\nprice_per_gpu_hour = 2.0\n")
+    pairs = comparison_page.pairs(comparison_page.runs_of(load(two)))
+    assert {pair.a[0].row["platform"] for pair in pairs} == {"h100"}
+    rows = list(cost_page._break_even(pairs, read_stated(two)))
+    for row in rows:
+        assert row["factor"].low < 2 < row["factor"].high
+        assert row["even"].low < 4 < row["even"].high
+    empty = list(cost_page._break_even(pairs, Stated()))
+    assert [row["even"] for row in empty] == [None, None]
+    assert empty[0]["reason"] == "no price of h100 is stated"
+
+
+def test_a_run_without_telemetry_says_why_it_has_no_energy(two: Path) -> None:
+    data = load(two)
+    assert energy_page.energy_chart(data) is None
+    text = words(cost_page.overview(data, Stated()))
+    assert "No energy per token of" in text
+    assert str(data.runs["energy_reason"][0]) in text
+
+
+def test_measured_energy_is_shown_with_the_least_named(root: Path) -> None:
+    data = load(root / "runs" / "examples")
+    measured = data.completed.drop_nulls("energy_joules_per_token")
+    # The first layers of a model take little because they are few.
+    whole = measured.filter(~pl.col("model").str.contains("@", literal=True))
+    known = whole.sort("energy_joules_per_token")
+    figures = energy_page.energy_chart(data)
+    assert figures is not None
+    assert str(known["run_id"][0])[-12:] in words(cost_page.overview(data, Stated()))
+    assert str(energy_page.energy_table(data).html).count("<tr ") == measured.height
+
+
+def test_no_run_with_a_rate_is_a_sentence(tmp_path: Path) -> None:
+    write_run(tmp_path, "none", config(), status="failed", reason="It broke.")
+    data = load(tmp_path)
+    assert "No run has a throughput" in words(cost_page.calculator(data, Stated()))
+    assert "no break-even price" in words(cost_page.break_even((), Stated()))
+
+
+def test_a_hostile_run_id_stays_text(two: Path) -> None:
+    evil = "</option></script><img src=x onerror=alert(1)>"
+    write_run(two, "x", config(platform="h100", **JOB), device=H100, run_id=evil)
+    assert "<img" not in str(cost_page.calculator(load(two), Stated()).html)

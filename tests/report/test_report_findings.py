@@ -1,0 +1,260 @@
+"""Sentences agree with the frame that they are made from."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import polars as pl
+import pytest
+from simulated import H100, config, write_run, write_sample
+
+from scalebook.report.base import sections, series
+from scalebook.report.base.frames import ReportData, load
+from scalebook.report.base.markup import Markup
+from scalebook.report.pages import findings
+from scalebook.report.pages.tiles import tiles
+
+EVIL = "<img src=x onerror=alert(1)>"
+
+
+def words(fragment: object) -> str:
+    """Return a fragment's text without markup, glue as plain spaces."""
+    html = getattr(fragment, "html", fragment)
+    text = Markup(re.sub(r"\s+", " ", str(html).replace("</li>", " "))).striptags()
+    return text.replace("\N{NO-BREAK SPACE}", " ")
+
+
+def test_the_overview_counts_every_status(tmp_path: Path) -> None:
+    text = words(findings.overview(load(write_sample(tmp_path))))
+    assert text == (
+        "9 runs: 8 completed, 1 out of memory. Models: llama3.1-8b, tiny-llama, tiny-moe. "
+        "Platforms: cpu, h100."
+    )
+
+
+def test_the_winner_is_the_first_row_of_the_table(tmp_path: Path) -> None:
+    data = load(write_sample(tmp_path))
+    for _, runs in data.completed.group_by("group", maintain_order=True):
+        sentences = words(" ".join(findings.group_findings(runs)))
+        first = runs.row(0, named=True)
+        best = runs.sort("rate", descending=True).row(0, named=True)
+        assert first["run_id"] == best["run_id"]
+        assert sentences.index(first["run_id"]) == min(
+            sentences.index(run_id) for run_id in runs["run_id"] if run_id in sentences
+        )
+
+
+def test_a_winner_has_its_number_interval_unit_and_run(tmp_path: Path) -> None:
+    write_run(tmp_path, "slow", config(world_size=2), seconds=0.4)
+    write_run(tmp_path, "fast", config(world_size=2, tensor_parallel_size=2), seconds=0.1)
+    data = load(tmp_path)
+    text = words(findings.findings(data))
+    fast, slow = data.runs["tokens_per_second"]
+    rate = rf"{fast:,.0f} ± \d+ tokens/s"
+    assert re.search(rf"TP2 on 2 processes \(fast\) is the fastest of 2 runs, with {rate}", text)
+    loser = r"The other, DP2 on 2 processes \(slow\)"
+    assert re.search(rf"{loser}, reached .*: a spread of {fast / slow:.2f}×", text)
+
+
+def test_gpus_are_ranked_each_and_cpu_processes_in_total(tmp_path: Path) -> None:
+    write_sample(tmp_path)
+    text = words(findings.findings(load(tmp_path)))
+    assert "TP2 DP4 on 8 GPUs (h100-tp2-8) is the fastest of 3 runs" in text
+    assert "DP2 on 2 processes (cpu-dp2) is the fastest of 4 runs" in text
+
+
+def test_repeats_of_a_configuration_are_told_with_model_platform_and_length(tmp_path: Path) -> None:
+    for i, seconds in enumerate((0.1, 0.101)):
+        write_run(tmp_path, f"r{i}", config(world_size=2, repeat=i), seconds=seconds, steps=60)
+    write_run(tmp_path, "tp2", config(world_size=2, tensor_parallel_size=2), seconds=0.3)
+    text = words(findings.findings(load(tmp_path)))
+    group = "tiny-llama on cpu (fp32, sequence 128, simulated)"
+    assert f"{group}: 2 repeats of DP2 on 2 processes (r0, r1) together reached" in text
+    assert "DP2 on 2 processes (r0, r1) is the fastest of 3 runs" in text
+
+
+@pytest.mark.parametrize(
+    ("commits", "said"),
+    [
+        (("a" * 40, "b" * 40), "different commits of Scalebook (aaaaaaa and bbbbbbb)"),
+        (("a" * 40, "a" * 40), "an older commit of Scalebook (aaaaaaa) than the newest runs here"),
+        (("c" * 40, "c" * 40), ""),
+        (("a" * 40, None), ""),
+    ],
+)
+def test_a_spread_over_commits_of_the_trainer_says_so(
+    tmp_path: Path, commits: tuple[str | None, ...], said: str
+) -> None:
+    splits = ({}, {"tensor_parallel_size": 2})
+    for i, (commit, split) in enumerate(zip(commits, splits, strict=True)):
+        made = config(world_size=2, **split)
+        write_run(tmp_path, f"r{i}", made, seconds=0.1 + i, environment={"git_commit": commit})
+    newest = {"environment": {"git_commit": "c" * 40}, "started_at": "2026-01-02T00:00:00Z"}
+    write_run(tmp_path, "later", config(model="tiny-moe"), **newest)
+    text = words(findings.findings(load(tmp_path)))
+    assert said in text
+    assert ("commit" in text) is bool(said)
+
+
+def test_losses_of_one_training_are_compared(tmp_path: Path) -> None:
+    write_run(tmp_path, "a", config())
+    write_run(tmp_path, "b", config(world_size=2))
+    data = load(tmp_path)
+    low, high = sorted(data.runs["loss_last"])
+    start = "after 30 steps of a global batch of 8, 2 runs end at a loss of"
+    assert f"{start} {low:.5g} to {high:.5g}" in words(sections.loss(data))
+    equal = data.runs.with_columns(loss_last=pl.Series([2.5, 2.5 * (1 + 3e-7)]))
+    same = ReportData(data.folder, equal, data.steps, {}, {}, ())
+    assert f"{start} 2.5, equal to 3.0e-07 of it." in words(sections.loss(same))
+
+
+def test_the_largest_total_is_named_where_it_is_another_run(tmp_path: Path) -> None:
+    text = words(findings.findings(load(write_sample(tmp_path))))
+    total = r"The most in total is [\d,]+ ± [\d,]+ tokens/s"
+    assert re.search(rf"{total}, with TP2 DP16 on 32 GPUs \(h100-tp2-32\)", text)
+
+
+def test_overlapping_intervals_settle_no_winner(tmp_path: Path) -> None:
+    write_run(tmp_path, "a", config(world_size=2), seconds=0.1)
+    write_run(tmp_path, "b", config(world_size=2, tensor_parallel_size=2), seconds=0.1001)
+    assert "do not settle which of the two is faster" in words(findings.findings(load(tmp_path)))
+
+
+def test_clear_intervals_do_not_hedge(tmp_path: Path) -> None:
+    write_run(tmp_path, "a", config(world_size=2), seconds=0.1)
+    write_run(tmp_path, "b", config(world_size=2, tensor_parallel_size=2), seconds=0.2)
+    assert "do not settle" not in words(findings.findings(load(tmp_path)))
+
+
+def test_simulated_runs_are_never_ranked_against_measured_ones(tmp_path: Path) -> None:
+    write_run(tmp_path, "own", config(), seconds=0.2, source="measured")
+    write_run(tmp_path, "made-up", config(), seconds=0.1)
+    text = words(findings.findings(load(tmp_path)))
+    assert text.count("one run") == 2
+    assert "spread" not in text
+    assert "made-up" not in words(tiles(load(tmp_path)))
+
+
+def test_failed_runs_are_counted_with_their_reason(tmp_path: Path) -> None:
+    text = words(findings.findings(load(write_sample(tmp_path))))
+    assert "1 run ended as out of memory: h100-oom (GPU 3 ran out of memory in step 1" in text
+
+
+def test_no_completed_run_names_no_winner(tmp_path: Path) -> None:
+    write_run(tmp_path, "a", config(), status="failed", steps=0, reason="It broke.")
+    text = words(findings.findings(load(tmp_path)))
+    assert text.startswith("No run completed with a throughput")
+    assert "1 run ended as failed: a (It broke)." in text
+
+
+def test_cpu_numbers_and_missing_mfu_come_with_a_warning(tmp_path: Path) -> None:
+    text = words(findings.warnings(load(write_sample(tmp_path))))
+    assert "no result about any accelerator" in text
+    assert "9 runs are simulated, not measured here" in text
+    assert "5 runs have no MFU. A CPU has no peak in the catalog" in text
+
+
+def test_good_gpu_runs_come_without_a_warning(tmp_path: Path) -> None:
+    made = config(platform="h100", model="llama3.1-8b", precision="bf16", sequence_length=8192)
+    write_run(tmp_path, "a", made, seconds=12, device=H100, source="measured")
+    assert str(findings.warnings(load(tmp_path)).html) == ""
+
+
+def test_a_short_window_and_an_impossible_mfu_are_warned_of(tmp_path: Path) -> None:
+    made = config(platform="h100", model="llama3.1-8b", precision="bf16", sequence_length=8192)
+    write_run(tmp_path, "short", made, seconds=12, steps=8, device=H100, source="measured")
+    write_run(tmp_path, "wrong", made, seconds=0.01, device=H100, source="measured")
+    text = words(findings.warnings(load(tmp_path)))
+    assert "1 throughput without an interval (short): Too short to say: 3 steps" in text
+    assert "wrong counts nowhere. Void: " in text
+
+
+def test_unreadable_directories_are_told_on_the_page(tmp_path: Path) -> None:
+    write_run(tmp_path, "a", config())
+    write_run(tmp_path, "b", config())
+    (tmp_path / "b" / "record.json").write_text("no json")
+    data = load(tmp_path)
+    assert "1 part of the run files could not be read" in words(findings.warnings(data))
+    assert "b/record.json cannot be read" in words(findings.unreadable(data))
+
+
+def test_a_loss_that_rises_is_named(tmp_path: Path) -> None:
+    write_run(tmp_path, "a", config())
+    data = load(tmp_path)
+    assert "The loss fell in 1 of 1 run with a throughput" in words(sections.loss(data))
+    rising = data.runs.with_columns(loss_last=pl.lit(9.0), loss_fell=pl.lit(value=False))
+    worse = ReportData(data.folder, rising, data.steps, {}, {}, ())
+    assert "The loss of a did not fall" in words(sections.loss(worse))
+
+
+def test_mfu_names_convention_peak_precision_and_device(tmp_path: Path) -> None:
+    text = words(sections.mfu(load(write_sample(tmp_path))))
+    assert "by megatron_causal, over 989.4 TFLOP/s, the dense bf16 peak of NVIDIA H100 80GB" in text
+
+
+def test_markup_in_names_stays_text_in_every_sentence(tmp_path: Path) -> None:
+    evil = config(model=EVIL, platform=EVIL, strategy=EVIL)
+    write_run(tmp_path, "a", evil, run_id=EVIL)
+    write_run(tmp_path, "b", config(model=EVIL), status="failed", reason=EVIL, run_id="b" + EVIL)
+    data = load(tmp_path)
+    found = series.series(data.completed)
+    for fragment in (
+        *(findings.overview(data), findings.findings(data), findings.warnings(data), tiles(data)),
+        *(findings.failed(data), sections.throughput(data), sections.mfu(data)),
+        *(sections.loss(data), series.not_enough(data, found)),
+    ):
+        assert "<img" not in str(fragment.html)
+
+
+def test_speedup_and_efficiency_are_against_the_fastest_smallest_run(tmp_path: Path) -> None:
+    write_run(tmp_path, "base", config(global_batch_size=8), seconds=0.2)
+    write_run(tmp_path, "slower-base", config(global_batch_size=8, seed=1), seconds=0.4)
+    write_run(tmp_path, "two", config(world_size=2, global_batch_size=16), seconds=0.25)
+    (found,) = series.series(load(tmp_path).completed)
+    assert found.base["run_id"] == "base"
+    two = found.points.row(by_predicate=pl.col("run_id") == "two", named=True)
+    ratio = two["tokens_per_second"] / found.base["tokens_per_second"]
+    assert two["speedup"] == ratio
+    assert two["scaling_efficiency"] == ratio / 2
+    assert two["kind"] == "weak"
+    text = words(series.scaling_findings([found]))
+    assert f"{ratio:.2f} times the base where 2 would be ideal" in text
+    assert "Two sizes give a ratio and no trend" in words(series.law_note([found]))
+
+
+def test_one_size_says_that_it_is_not_enough(tmp_path: Path) -> None:
+    write_run(tmp_path, "a", config())
+    data = load(tmp_path)
+    assert series.series(data.completed) == ()
+    assert "Not enough sizes: tiny-llama on cpu" in words(series.not_enough(data, ()))
+    assert "more than one size" in words(series.scaling_findings(()))
+
+
+def test_a_run_of_unknown_size_breaks_no_sentence(tmp_path: Path) -> None:
+    write_run(tmp_path, "a", config())
+    data = load(tmp_path)
+    gone = pl.lit(None)
+    runs = data.runs.with_columns(
+        world_size=gone.cast(pl.Int64), rate=gone.cast(pl.Float64), platform=pl.lit("h100")
+    )
+    unknown = ReportData(data.folder, runs, data.steps, {}, {}, ())
+    assert "of how many ranks is not recorded" in words(findings.findings(unknown))
+    assert words(sections.throughput(unknown))
+    assert words(tiles(unknown))
+
+
+def test_what_records_note_is_told_once_with_its_runs(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_run(tmp_path, name, config(), notes=(f"precision ran as fp32. {EVIL}",))
+    notes = findings.notes(load(tmp_path))
+    assert f"precision ran as fp32. {EVIL} (a, b)" in words(notes).replace("&lt;", "<")
+    assert str(notes.html).count("<li>") == 1
+    assert "<img" not in str(notes.html)
+
+
+def test_all_that_is_unknown_of_a_run_is_said_in_one_sentence(tmp_path: Path) -> None:
+    write_run(tmp_path, "bare", config(), requested={"world_size": 1})
+    text = words(sections.throughput(load(tmp_path)))
+    said = "the model, platform and sequence length are unknown (bare)."
+    assert text == f"1 run is not compared with any other: {said}"

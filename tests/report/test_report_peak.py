@@ -1,0 +1,270 @@
+"""The peak page: the best run of each group, held against dense peaks alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from simulated import H100, config, write_run, write_sample
+from test_report_findings import words
+
+from scalebook.report.base import frames, sections, series, tables
+from scalebook.report.base.frames import load
+from scalebook.report.base.versus import Configuration, configurations, verdict_on
+from scalebook.report.pages import comparison_page, findings, peak_page
+from scalebook.report.pages.tiles import tiles
+
+BIG: dict[str, Any] = {
+    "platform": "h100", "model": "llama3.1-8b", "precision": "bf16", "sequence_length": 4096,
+    "world_size": 8, "global_batch_size": 64,
+}  # fmt: skip
+
+
+def write_three(folder: Path) -> None:
+    """Write three configurations of 8 GPUs, and one of 16 that is slower per GPU."""
+    for name, seconds, changes in (
+        ("middle", 4.0, {"tensor_parallel_size": 2}), ("fast", 3.0, {}),
+        ("slow", 6.0, {"tensor_parallel_size": 4}),
+        ("wide", 2.0, {"world_size": 16, "nodes": 2}),
+    ):  # fmt: skip
+        write_run(folder, name, config(**(BIG | changes)), seconds=seconds, device=H100)
+
+
+def bars(figure: Any) -> list[dict[str, Any]]:
+    return figure.spec()["data"]["values"]
+
+
+def test_the_best_of_a_group_has_the_most_tokens_per_gpu(tmp_path: Path) -> None:
+    write_three(tmp_path)
+    data = load(tmp_path)
+    assert peak_page.best(data)["run_id"].to_list() == ["fast"]
+    (bar,) = bars(peak_page.panel(data, "each"))
+    assert bar["run_id"] == "fast"
+    assert bar["value"] == pytest.approx(data.runs["tokens_per_second_per_gpu"].max(), rel=1e-4)
+
+
+def test_panels_of_totals_are_of_the_run_with_the_most_in_all(tmp_path: Path) -> None:
+    write_three(tmp_path)
+    data = load(tmp_path)
+    for name in ("total", "compute", "day"):
+        (bar,) = bars(peak_page.panel(data, name))
+        assert bar["run_id"] == "wide"
+    (bar,) = bars(peak_page.panel(data, "day"))
+    rate = data.runs["tokens_per_second"].max()
+    assert bar["value"] == pytest.approx(rate * 86_400 / 1e9, rel=1e-4)  # type: ignore[operator]
+
+
+def test_the_peak_beside_a_rate_is_the_dense_one(tmp_path: Path) -> None:
+    write_three(tmp_path)
+    (bar,) = bars(peak_page.panel(load(tmp_path), "rate"))
+    assert bar["limit"] == 989.4  # dense BF16 of an H100 SXM; 1,979 is with sparsity
+    (bar,) = bars(peak_page.panel(load(tmp_path), "memory"))
+    assert bar["limit"] == 80
+
+
+def test_utilisation_is_the_rate_over_the_peak(tmp_path: Path) -> None:
+    write_three(tmp_path)
+    data = load(tmp_path)
+    (mfu,) = bars(peak_page.panel(data, "mfu"))
+    (rate,) = bars(peak_page.panel(data, "rate"))
+    assert mfu["value"] == pytest.approx(rate["value"] / 989.4, rel=1e-4)
+
+
+def test_the_sentence_has_the_numbers_of_the_table(tmp_path: Path) -> None:
+    write_three(tmp_path)
+    data = load(tmp_path)
+    row = peak_page.best(data).row(0, named=True)
+    text = words(peak_page.findings(data))
+    half = max(row["rate_high"] - row["rate"], row["rate"] - row["rate_low"])
+    rate = f"{row['rate']:,.0f} ± {half:,.0f} tokens/s per GPU"
+    assert f"{rate}, {100 * row['mfu']:.1f} %" in text
+    samples = row["tokens_per_second"] * 86_400 / 4096
+    assert f"({float(f'{samples:.3g}'):,.0f} samples of 4,096)" in text
+    slowest = data.runs.sort("rate").row(0, named=True)
+    assert f"({slowest['run_id']}), is a factor of {row['rate'] / slowest['rate']:.2f}×" in text
+    assert f'data-value="{samples}"' in str(peak_page.best_table(data).html)
+
+
+def test_every_configuration_is_a_point_of_the_spread(tmp_path: Path) -> None:
+    write_three(tmp_path)
+    data = load(tmp_path)
+    figure = peak_page.spread(data)
+    assert figure is not None
+    layer = figure.spec()["layer"][-1]
+    values = layer["data"]["values"] if "data" in layer else figure.spec()["data"]["values"]
+    assert {value["run_id"] for value in values} == {"fast", "middle", "slow", "wide"}
+
+
+def test_two_platforms_of_one_model_are_compared_with_a_verdict(tmp_path: Path) -> None:
+    write_three(tmp_path)
+    amd = config(**(BIG | {"platform": "mi300x"}))
+    write_run(tmp_path, "amd", amd, seconds=2.0, device="AMD Instinct MI300X OAM")
+    data = load(tmp_path)
+    first, second = peak_page.best(data).iter_rows(named=True)
+    ratio = first["rate"] / second["rate"]
+    text = words(peak_page.findings(data))
+    said = f"mi300x (amd) over h100 (fast) is {ratio:.2f}× per GPU: "
+    assert said in text
+    verdict = verdict_on(Configuration((first,)), Configuration((second,)))
+    assert verdict is not None
+    assert f"{said}{verdict.word}." in text
+
+
+@pytest.mark.parametrize(
+    ("half", "shown"),
+    [(0.008, "5,890,000"), (0.04, "5,890,000"), (0.0006, "5,889,000"), (None, "5,890,000")],
+)
+def test_a_capacity_has_the_digits_that_its_rate_is_known_to(half: float, shown: str) -> None:
+    ends = {
+        "rate_low": None if half is None else 69_798 * (1 - half),
+        "rate_high": None if half is None else 69_798 * (1 + half),
+    }
+    row = {"run_id": "one", "platform": "h100", "rate": 69_798.0, **ends}
+    assert Configuration((row,)).derived(5_889_233) == shown
+
+
+def write_repeats(folder: Path) -> None:
+    """Write three repeats on an H100, the fastest too short for an interval, and an MI300X."""
+    for i, (seconds, steps) in enumerate(((4.0, 60), (4.1, 60), (3.9, 8))):
+        made = config(**BIG, repeat=i)
+        write_run(folder, f"h-{i}", made, seconds=seconds, steps=steps, device=H100)
+    amd = config(**(BIG | {"platform": "mi300x"}))
+    write_run(folder, "amd", amd, seconds=2.0, steps=60, device="AMD Instinct MI300X OAM")
+
+
+def test_repeats_are_one_rate_and_one_name_on_every_page(tmp_path: Path) -> None:
+    write_repeats(tmp_path)
+    data = load(tmp_path)
+    rows = data.runs.filter(platform="h100").iter_rows(named=True)
+    (one,) = configurations(rows)
+    assert [row["run_id"] for row in one.runs] == ["h-0", "h-1"]
+    assert [row["run_id"] for row in one.left_out] == ["h-2"]
+    low, high = one.interval
+    assert low is not None and high is not None and low < one.rate < high
+    said = f"{one.rate:,.0f} ± "
+    items = comparison_page.runs_of(data)
+    pairs = comparison_page.pairs(items)
+    compared = words(comparison_page.overview(items, pairs))
+    for text in (words(findings.findings(data)), words(peak_page.findings(data))):
+        assert said in text
+        assert "DP8 on 8 GPUs (h-0, h-1; without an interval and left out: h-2)" in text
+        assert "repeat 2" not in text
+    sides = {
+        tuple(item.row["run_id"] for item in side) for pair in pairs for side in (pair.a, pair.b)
+    }
+    assert sides == {("h-0", "h-1"), ("amd",)}
+    assert "DP8 on 8 GPUs, h-0, h-1" in compared
+    assert "repeat" not in compared.replace("more repeats", "")
+    assert peak_page.best(data)["run_id"].to_list() == ["amd", "h-0"]
+
+
+def test_platforms_with_repeats_are_compared_by_all_of_them(tmp_path: Path) -> None:
+    write_repeats(tmp_path)
+    data = load(tmp_path)
+    said = "mi300x (amd) over h100 (h-0, h-1) is "
+    assert said in words(peak_page.findings(data))
+    assert "no interval" not in words(peak_page.findings(data)).partition(said)[2]
+
+
+def test_an_unknown_device_has_no_utilisation_and_says_why(tmp_path: Path) -> None:
+    write_run(tmp_path, "odd", config(**BIG), device="NVIDIA X999")
+    data = load(tmp_path)
+    assert peak_page.panel(data, "mfu") is None
+    (bar,) = bars(peak_page.panel(data, "memory"))
+    assert bar["limit"] is None
+    reason = data.runs["mfu_reason"][0]
+    assert reason.split(":")[0] in words(peak_page.best_table(data))
+
+
+def test_processes_of_a_cpu_stand_beside_no_gpu(tmp_path: Path) -> None:
+    data = load(write_sample(tmp_path))
+    assert set(peak_page.field(data)["platform"]) == {"h100"}
+    assert "5 runs on cpu left out" in words(peak_page.findings(data))
+
+
+def test_runs_on_a_cpu_alone_are_shown_and_say_so(tmp_path: Path) -> None:
+    write_run(tmp_path, "one", config())
+    (bar,) = bars(peak_page.panel(load(tmp_path), "total"))
+    assert bar["platform"] == "cpu"
+
+
+def test_every_panel_compiles_to_a_picture(tmp_path: Path) -> None:
+    data = load(write_sample(tmp_path))
+    figures = [peak_page.panel(data, name) for name in peak_page.PANELS]
+    figures.append(peak_page.spread(data))
+    assert len(figures) == 9
+    for figure in figures:
+        assert figure is not None
+        assert figure.picture().startswith("<svg")
+        assert figure.description.endswith(".")
+
+
+def test_no_run_is_a_sentence_and_not_an_error(tmp_path: Path) -> None:
+    data = frames.collect(tmp_path, (), ())
+    text = words(peak_page.findings(data))
+    assert text == "No run has a throughput that can be ranked, so there is no peak."
+    assert [peak_page.panel(data, name) for name in peak_page.PANELS] == [None] * 8
+    assert peak_page.spread(data) is None
+    assert words(peak_page.best_table(data)) == ""
+
+
+def test_runs_of_an_unknown_model_or_platform_are_ranked_and_scaled_nowhere(
+    tmp_path: Path,
+) -> None:
+    write_run(tmp_path, "known", config(**BIG), seconds=3.0, device=H100)
+    for name in ("platform", "model"):
+        for size in (8, 16):
+            # twice the GPUs at the same batch: the two would scale and rank well
+            made = config(**BIG | {"world_size": size, "nodes": size // 8})
+            directory = write_run(tmp_path, f"no-{name}-{size}", made, seconds=24 / size)
+            record = json.loads((directory / "record.json").read_text())
+            del record["requested"][name]
+            (directory / "record.json").write_text(json.dumps(record))
+    data = load(tmp_path)
+    assert data.runs["group"].n_unique() == 5
+    assert data.ranked["run_id"].to_list() == ["known"]
+    assert series.series(data.completed) == ()
+    assert peak_page.best(data)["run_id"].to_list() == ["known"]
+    texts = [words(page) for page in (peak_page.findings(data), findings.findings(data),
+        sections.throughput(data), series.not_enough(data, ()))]  # fmt: skip
+    for text in texts:
+        assert "2 runs are not compared with any other: the model is unknown" in text
+        assert "2 runs are not compared with any other: the platform is unknown" in text
+        assert "on cpu" not in text
+
+
+def test_a_group_without_one_rate_is_left_out_and_fails_nothing(tmp_path: Path) -> None:
+    directory = write_run(tmp_path, "unsized", config(**BIG), seconds=3.0, device=H100)
+    record = json.loads((directory / "record.json").read_text())
+    record["requested"]["world_size"] = "eight"
+    (directory / "record.json").write_text(json.dumps(record))
+    data = load(tmp_path)
+    assert data.completed["rate"].to_list() == [None]
+    assert peak_page.best(data, "tokens_per_second").is_empty()
+    assert peak_page.panel(data, "total") is None
+    assert "No run has a throughput that can be ranked" in words(peak_page.findings(data))
+    assert "The number of ranks of unsized is not recorded" in words(peak_page.findings(data))
+
+
+def test_whole_models_come_before_the_first_layers_of_one_in_every_panel(tmp_path: Path) -> None:
+    write_run(tmp_path, "middle", config(**BIG), seconds=9.0, device=H100)
+    cut = config(**BIG | {"model": "llama3.1-8b@8"})
+    write_run(tmp_path, "fast", cut, seconds=1.0, device=H100)
+    data = load(tmp_path)
+    for name in ("total", "mfu", "each"):
+        assert [bar["run_id"] for bar in bars(peak_page.panel(data, name))] == ["middle", "fast"]
+    assert peak_page.best(data)["run_id"].to_list() == ["middle", "fast"]
+
+
+def test_precision_and_sequence_are_in_the_tiles_and_in_the_main_tables(tmp_path: Path) -> None:
+    made = config(**BIG | {"precision": "fp8"})
+    write_run(tmp_path, "eight-bit", made, seconds=3.0, device=H100, source="measured")
+    data = load(tmp_path)
+    assert "llama3.1-8b, FP8, DP8 on 8 GPUs" in words(tiles(data))
+    shown = (tables.overview(data.runs), tables.all_runs(data.runs), peak_page.best_table(data))
+    for page in shown:
+        html = str(page.html)
+        assert '<td class="txt" data-value="fp8">FP8</td>' in html
+        assert '<td class="num" data-value="4096">4,096</td>' in html

@@ -1,0 +1,116 @@
+"""Tables are escaped HTML with exact values beside the rounded ones."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from simulated import config, write_run, write_sample
+
+from scalebook.report.base import tables
+from scalebook.report.base.frames import load
+from scalebook.report.base.markup import anchor, run_link
+from scalebook.report.pages.failures import failures
+
+EVIL = "<script>alert(1)</script>\"'`&"
+
+
+class Tags(HTMLParser):
+    """Collects every start tag and all text."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[dict[str, str | None]] = []
+        self.text = ""
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes.append(dict(attrs))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+@pytest.mark.parametrize("make", [tables.overview, tables.all_runs])
+def test_markup_in_a_run_stays_text(tmp_path: Path, make: object) -> None:
+    evil = config(model=EVIL, strategy=EVIL, platform=EVIL)
+    write_run(tmp_path, "evil", evil, run_id=EVIL, reason=EVIL)
+    html = str(make(load(tmp_path).runs).html)  # type: ignore[operator]
+    parsed = Tags(html)
+    assert "script" not in parsed.tags
+    assert EVIL in parsed.text
+    assert any(attributes.get("data-value") == EVIL for attributes in parsed.attributes)
+
+
+def test_markup_in_a_reason_and_a_log_stays_text(tmp_path: Path) -> None:
+    write_run(tmp_path, "a", config(), status="failed", reason=EVIL, log_tail=(EVIL, "</pre>"))
+    data = load(tmp_path)
+    parsed = Tags(str(failures(data.runs, data.log_tails).html))
+    assert "script" not in parsed.tags
+    assert parsed.text.count(EVIL) == 2
+
+
+def test_a_cell_has_the_exact_value_and_shows_the_rounded_one(tmp_path: Path) -> None:
+    write_run(tmp_path, "a", config())
+    runs = load(tmp_path).runs
+    exact = runs["tokens_per_second"][0]
+    html = str(tables.overview(runs).html)
+    assert f'data-value="{exact}"' in html
+    assert f">{exact:,.0f}" in html
+
+
+def test_a_missing_number_is_a_dash_with_an_empty_value(tmp_path: Path) -> None:
+    write_run(tmp_path, "a", config(), status="failed", reason="It broke.")
+    html = str(tables.overview(load(tmp_path).runs).html)
+    assert '<td class="num" data-value="">–</td>' in html
+    assert "-1" not in html
+
+
+def test_every_heading_of_a_rate_has_its_unit(tmp_path: Path) -> None:
+    html = str(tables.all_runs(load(write_sample(tmp_path)).runs).html)
+    units = re.findall(r'<span class="unit">(.*?)</span>', html)
+    assert units == ["tokens", "tokens/s", "tokens/s", "GiB", "TFLOP/s per rank"]
+
+
+def test_each_run_has_one_anchor_in_the_full_table_and_none_in_the_short_one(
+    tmp_path: Path,
+) -> None:
+    runs = load(write_sample(tmp_path)).runs
+    full, short = str(tables.all_runs(runs).html), str(tables.overview(runs).html)
+    for run_id in runs["run_id"]:
+        assert full.count(f'id="{anchor(run_id)}"') == 1
+        assert f"throughput.html#{anchor(run_id)}" in short
+    assert ' id="' not in short
+
+
+def test_anchors_of_different_run_ids_differ() -> None:
+    assert anchor("20260101-a.b_c") == "run-20260101-a.b_c"
+    assert len({anchor(text) for text in ("a b", "a/b", "a<b", "a-b")}) == 4
+    assert re.fullmatch(r"[A-Za-z0-9._-]+", anchor("\"><img src=x onerror='1'>"))
+
+
+def test_a_run_that_was_not_measured_here_is_marked(tmp_path: Path) -> None:
+    write_run(tmp_path, "a", config(), source="ingested")
+    html = str(tables.overview(load(tmp_path).runs).html)
+    assert 'class="badge source">ingested<' in html
+    assert "from-ingested" in html
+
+
+def test_the_mfu_table_names_convention_and_peak(tmp_path: Path) -> None:
+    html = str(tables.utilisation(load(write_sample(tmp_path)).completed).html)
+    assert html.count("megatron_causal") >= 3
+    assert "989.4" in html
+    assert "cpu-one" not in html
+
+
+def test_a_run_is_named_by_the_end_of_its_id_and_its_whole_id_goes_with_it(tmp_path: Path) -> None:
+    run_id = "20260101-120000-tiny-llama-w2-0123456789ab"
+    assert f'title="{run_id}"' in run_link(run_id)
+    assert run_link(run_id).endswith(">0123456789ab</a>")
+    assert run_link("my-run").endswith(">my-run</a>")
+    write_run(tmp_path, run_id, config())
+    assert f'data-value="{run_id}"' in str(tables.overview(load(tmp_path).runs).html)

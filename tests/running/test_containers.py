@@ -1,0 +1,561 @@
+"""containers/: variables with conditions, images with contents, and the choice of an engine."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+import tomllib
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scalebook.config import RunConfig
+from scalebook.errors import CatalogError, LaunchError
+from scalebook.facts import catalog
+from scalebook.running import hosts, launch
+from scalebook.running.command import ASKED, Launch, Variable
+from scalebook.running.container import (
+    build,
+    choose,
+    conditions,
+    contents,
+    context,
+    engines,
+    files,
+    images,
+    inside,
+    rules,
+)
+from scalebook.running.container.choose import Choice, Surroundings
+from scalebook.running.query import Answer
+
+VENDORS = ("nvidia", "amd", "cpu")
+
+
+def config(platform: str, **changes: Any) -> RunConfig:
+    """Return a configuration of 8 processes."""
+    base: dict[str, Any] = {"model": "llama3.1-8b", "world_size": 8, "global_batch_size": 8}
+    return RunConfig(platform=platform, sequence_length=4096, **{**base, **changes})
+
+
+def chosen(platform: str, **changes: Any) -> dict[str, str]:
+    """Return the variables that a run gets, by name."""
+    return {v.name: v.value for v in launch.variables(config(platform, **changes))}
+
+
+# Conditions
+
+VALUES: dict[str, conditions.Value] = {"tp": 4, "vendor": "amd", "gpu": None, "on": True}
+
+
+@pytest.mark.parametrize(
+    ("condition", "expected"),
+    [
+        ({}, True),
+        ({"tp": 4}, True),
+        ({"tp": 5}, False),
+        ({"tp": [2, 4]}, True),
+        ({"tp": {"gt": 3, "lt": 5}}, True),
+        ({"tp": {"gt": 4}}, False),
+        ({"tp": {"ge": 4}}, True),
+        ({"tp": {"le": 3}}, False),
+        ({"vendor": {"ne": "nvidia"}}, True),
+        ({"vendor": "amd", "tp": 2}, False),
+        ({"any": [{"tp": 2}, {"vendor": "amd"}]}, True),
+        ({"any": [{"tp": 2}, {"tp": 3}]}, False),
+        ({"gpu": {"ne": "gfx942"}}, False),  # not known: no test passes
+        ({"on": True}, True),
+        ({"on": 1}, False),  # true is not one
+        ({"vendor": {"gt": 3}}, False),  # a text has no order with a number
+    ],
+)
+def test_a_condition_holds_when_every_entry_does(condition: dict[str, Any], expected: bool):
+    assert conditions.holds(condition, VALUES) is expected
+
+
+@pytest.mark.parametrize(
+    ("condition", "message"),
+    [
+        ({"tpp": 4}, "Unknown field 'tpp'"),
+        ({"tp": {"above": 4}}, "Unknown test 'above'"),
+        ({"tp": {"gt": "__import__('os')"}}, "must be a number"),
+        ({"tp": {"gt": True}}, "must be a number"),
+        ({"tp": []}, "must be a value or a list"),
+        ({"tp": [[1]]}, "must be a value or a list"),
+        ({"any": [{"x": 1}]}, "Unknown field 'x'"),
+        ({"any": "tp"}, "a condition is a table"),
+        ("tp > 1", "a condition is a table"),
+    ],
+)
+def test_a_malformed_condition_is_refused_when_it_is_read(condition: Any, message: str):
+    with pytest.raises(CatalogError, match=message):
+        conditions.check("env.toml", condition, VALUES)
+
+
+SCALARS = st.one_of(st.integers(-9, 9), st.booleans(), st.sampled_from(["amd", "nvidia"]))
+TESTS = st.dictionaries(st.sampled_from(["gt", "ge", "lt", "le"]), st.integers(-9, 9), min_size=1)
+LEAVES = st.dictionaries(
+    st.sampled_from(["tp", "vendor", "gpu"]),
+    st.one_of(SCALARS, st.lists(SCALARS, min_size=1), TESTS),
+    max_size=3,
+)
+
+
+@given(LEAVES, st.dictionaries(st.sampled_from(["tp", "vendor"]), SCALARS))
+def test_any_of_a_condition_and_nothing_else_is_that_condition(leaf: Any, values: Any):
+    conditions.check("x", leaf, ["tp", "vendor", "gpu"])
+    assert conditions.holds({"any": [leaf]}, values) == conditions.holds(leaf, values)
+    both = all(conditions.holds({key: test}, values) for key, test in leaf.items())
+    assert conditions.holds(leaf, values) == both
+
+
+# env.toml
+
+
+@pytest.mark.parametrize("vendor", VENDORS)
+def test_every_variable_has_a_reason_and_a_source(vendor: str):
+    for rule in rules.rules(vendor):
+        assert len(rule.reason) > 10
+        assert len(rule.source) > 10
+    assert all(rules.left_alone(vendor).values())
+
+
+def test_fp32_atomics_are_on_for_mi300x_and_mi325x_alone():
+    name = "NVTE_CK_IS_V3_ATOMIC_FP32"
+    assert chosen("mi300x")[name] == chosen("mi325x")[name] == "1"
+    assert name not in chosen("mi355x")
+    assert name not in chosen("h100")
+
+
+def test_warp_speed_is_off_on_gfx950_alone():
+    assert chosen("mi355x")["RCCL_WARP_SPEED_AUTO"] == "0"
+    assert "RCCL_WARP_SPEED_AUTO" not in chosen("mi300x")
+
+
+@pytest.mark.parametrize("platform", [p.name for p in catalog.platforms()])
+def test_every_variable_that_is_set_is_one_that_a_record_keeps(platform: str):
+    environment = launch.Launch((), launch.variables(config(platform))).environment({})
+    assert launch.performance_variables(environment) == dict(sorted(environment.items()))
+
+
+def test_a_value_that_the_image_bakes_in_is_replaced_unless_the_user_asked_for_it():
+    plan = Launch((), (Variable("A", "1", "because", replaces=("0",)),))
+    assert plan.environment({"A": "0"})["A"] == "1"
+    assert plan.environment({"A": "2"})["A"] == "2"
+    assert plan.environment({"A": "0", ASKED: "B A"})["A"] == "0"
+
+
+def test_a_variable_asked_for_by_name_is_recorded_whatever_it_is_called():
+    environment = {"MY_SWITCH": "1", "OTHER": "2", ASKED: "MY_SWITCH"}
+    assert launch.performance_variables(environment) == {"MY_SWITCH": "1"}
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"name": ""}, "name is missing"),
+        ({"reason": ""}, "reason is missing"),
+        ({"value": 1}, "are texts"),
+        ({"name": "A B"}, "capitals"),
+        ({"name": "A;rm"}, "capitals"),
+        ({"wehn": {}}, "Unknown key 'wehn'. .* Did you mean 'when'"),
+        ({"when": {"gpus": 1}}, "Unknown field 'gpus'"),
+    ],
+)
+def test_a_malformed_row_is_refused(row: dict[str, Any], message: str):
+    whole = {"name": "A", "value": "1", "reason": "because", "source": "a page"}
+    with pytest.raises(CatalogError, match=message):
+        rules.parse("env.toml", {**whole, **row})
+
+
+# image.toml
+
+
+@pytest.mark.parametrize("vendor", VENDORS)
+def test_every_image_says_what_it_holds_and_why_each_flag(vendor: str):
+    image = images.image(vendor)
+    assert image.contents
+    assert image.source
+    for flags in image.flags.values():
+        assert all(len(flag.reason) > 10 for flag in flags)
+
+
+@pytest.mark.parametrize("vendor", VENDORS)
+def test_the_containerfile_has_the_base_and_version_of_image_toml(vendor: str, root: Path):
+    image = images.image(vendor)
+    lines = (root / "containers" / vendor / "Containerfile").read_text().splitlines()
+    assert f"ARG BASE_IMAGE={image.base_reference}" in lines
+    assert f"ARG MEGATRON_CORE={image.megatron_core}" in lines
+    assert lines.index("USER 65534:65534") > lines.index("USER 0:0")
+
+
+def test_a_digest_pins_the_base(root: Path):
+    document = tomllib.loads((root / "containers" / "cpu" / "image.toml").read_text())
+    digest = "sha256:" + "0" * 64
+    image = images.parse("cpu", {**document, "image": {**document["image"], "digest": digest}})
+    assert image.base_reference == f"docker.io/library/python:3.12-slim-bookworm@{digest}"
+    with pytest.raises(CatalogError, match="64 hex digits"):
+        images.parse("cpu", {**document, "image": {**document["image"], "digest": "latest"}})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"contents": {}}, "must hold versions"),
+        ({"contents": {"torch": 2.12}}, "must hold versions"),
+        ({"run": {"lxc": []}}, "Unknown container engine 'lxc'"),
+        ({"run": {"docker": [{"argument": "-v", "reason": "x"}]}}, "must begin with '--'"),
+        ({"run": {"docker": [{"argument": "--x"}]}}, "reason is missing"),
+        ({"run": {"docker": {}}}, "must be rows"),
+        ({"alternatives": [{"reference": "x"}]}, "note is missing"),
+        ({"image": {}}, "name is missing"),
+    ],
+)
+def test_a_malformed_image_is_refused(changes: dict[str, Any], message: str):
+    with pytest.raises(CatalogError, match=message):
+        images.parse("cpu", {**files.document("cpu", "image.toml"), **changes})
+
+
+def test_an_unknown_vendor_has_no_image():
+    with pytest.raises(CatalogError, match="Unknown vendor 'intel'"):
+        images.image("intel")
+
+
+def test_pyxis_is_sent_to_slurm():
+    with pytest.raises(LaunchError, match="Add --launcher slurm"):
+        choose.choose("pyxis", "cpu", Surroundings(None, {}, None))
+
+
+# Building
+
+
+def _build(engine: str, source: str | None = None) -> build.Build:
+    return build.Build(engine, images.image("amd"), "reg/base:1", "out", Path("/c"), source)
+
+
+@pytest.mark.parametrize("engine", ["docker", "podman"])
+def test_docker_and_podman_build_the_containerfile_on_the_base(engine: str):
+    assert build.steps(_build(engine)) == (
+        (
+            *(engine, "build", "--tag=out", "--file=/c/Containerfile"),
+            *("--build-arg=BASE_IMAGE=reg/base:1", "--build-arg=MEGATRON_CORE=0.16.1", "/c"),
+        ),
+    )
+
+
+def test_enroot_installs_into_the_base_and_exports_it():
+    steps = build.steps(_build("enroot"))
+    words = [word for step in steps if "enroot" in step for word in step]
+    actions = [after for word, after in pairwise(words) if word == "enroot"]
+    assert actions == ["import", "create", "start", "export", "remove"]
+    assert steps[1][-1] == "docker://reg#base:1"
+    assert steps[0] == steps[-1] == ("rm", "--force", "out.base"), "the base takes tens of GB"
+    assert steps[3][:3] == ("env", "ENROOT_LOGIN_SHELL=no", "enroot")
+
+
+@pytest.mark.parametrize(
+    ("engine", "source", "last"),
+    [
+        ("docker", "docker-archive:/a b.tar", "--input=/a b.tar"),
+        ("podman", "docker-archive:/a.tar", "--input=/a.tar"),
+        ("apptainer", "docker-archive:/a.tar", "docker-archive:/a.tar"),
+        ("apptainer", "docker:x:1", "docker-daemon:x:1"),
+        ("enroot", "docker:x:1", "dockerd://x:1"),
+        ("enroot", "podman:x:1", "podman://x:1"),
+    ],
+)
+def test_an_image_that_is_there_is_taken_over(engine: str, source: str, last: str):
+    (step,) = build.steps(_build(engine, source))
+    assert step[0] == engine
+    assert step[-1] == last
+
+
+@pytest.mark.parametrize(
+    ("engine", "source"),
+    [("docker", "podman:x"), ("apptainer", "podman:x"), ("enroot", "docker-archive:x")],
+)
+def test_a_source_that_an_engine_cannot_read_is_refused(engine: str, source: str):
+    with pytest.raises(LaunchError, match=f"{engine} (takes|cannot)"):
+        build.steps(_build(engine, source))
+
+
+def test_apptainers_definition_installs_by_the_same_program():
+    text = build.definition(_build("apptainer"))
+    assert "From: reg/base:1" in text
+    assert "python3 /opt/scalebook/install.py /opt/scalebook --megatron-core 0.16.1" in text
+
+
+# install.py, which runs inside an image
+
+
+@pytest.fixture(scope="module")
+def install(root: Path) -> ModuleType:
+    """The program as a module."""
+    spec = importlib.util.spec_from_file_location("install", root / "containers" / "install.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_what_an_image_has_is_pinned_and_the_lock_says_the_rest(install: Any):
+    before = {"torch": "2.12.0a0+0291f960b6", "odd": "1.0.nightly!", "pip": "24.0"}
+    lines = install.pins(before, "Torch==1.0\nnumpy==2.1\n").splitlines()
+    assert lines == ["pip==24.0", "torch==2.12.0a0+0291f960b6", "numpy==2.1"]
+
+
+def test_a_package_that_was_changed_or_removed_is_named(install: Any):
+    before = {"torch": "2.12", "numpy": "2.1", "pip": "24.0"}
+    after = {"torch": "2.13", "pip": "24.0", "papermill": "2.7"}
+    assert install.changes(before, after) == ["numpy: 2.1 -> removed", "torch: 2.12 -> 2.13"]
+    assert install.changes(before, {**before, "papermill": "2.7"}) == []
+
+
+def test_an_image_without_torch_gets_the_tools_that_torch_asks_for(install: Any):
+    image = {"setuptools": "66.1", "pip": "23.0", "numpy": "2.1"}
+    assert install.kept(image, train=True) == {"numpy": "2.1"}
+    assert install.kept(image, train=False) == image
+
+
+def test_other_wheels_beside_ours_take_the_place_of_every_index(install: Any, tmp_path: Path):
+    (tmp_path / "scalebook-1-py3-none-any.whl").touch()
+    assert install.sources(tmp_path, "") == []
+    assert install.sources(tmp_path, "https://i") == ["--extra-index-url", "https://i"]
+    (tmp_path / "papermill-2-py3-none-any.whl").touch()
+    assert install.sources(tmp_path, "https://i") == ["--no-index", "--find-links", str(tmp_path)]
+
+
+def test_a_build_from_wheels_gets_no_network():
+    offline = replace(_build("podman"), offline=True)
+    assert "--network=none" in build.steps(offline)[0]
+    assert "--network=none" not in build.steps(_build("podman"))[0]
+
+
+def test_a_folder_without_wheels_is_refused_before_anything_is_built(root: Path, tmp_path: Path):
+    with (
+        pytest.raises(LaunchError, match="holds no wheels"),
+        context.made(root, images.image("cpu"), dry=False, wheels=tmp_path),
+    ):
+        pass
+
+
+def test_install_needs_exactly_one_wheel(root: Path, tmp_path: Path):
+    program = str(root / "containers" / "install.py")
+    command = (sys.executable, program, str(tmp_path))
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "must hold one wheel" in done.stderr
+
+
+# verify
+
+
+def test_versions_are_compared_as_far_as_they_are_stated():
+    assert contents.same("2.12.0", "2.12.0a0+0291f960b6")
+    assert contents.same("2.16", "2.16.1+abc")
+    assert not contents.same("2.1", "2.12.0")
+    assert not contents.same("2.16", "2.15.0")
+
+
+def test_a_missing_or_different_component_is_not_good():
+    versions = {"torch": "2.12.1", "cuda": "13.2", "scalebook": "0.1.0", "pydantic": "2.9"}
+    found = contents.compare({"torch": "2.11", "cuda": "13.2"}, versions)
+    verdicts = {finding.component: finding.verdict for finding in found}
+    assert verdicts == {
+        "torch": "different",
+        "cuda": "as stated",
+        "megatron_core": "missing",
+        "scalebook": "present",
+        "papermill": "missing",
+        "ipykernel": "missing",
+        "pydantic": "present",
+    }
+    assert [f.component for f in found if f.good] == ["cuda", "scalebook", "pydantic"]
+
+
+@pytest.mark.parametrize("value", [{}, {"versions": [], "torch": {}}, {"versions": {}, "torch": 1}])
+def test_an_image_that_tells_something_else_is_an_error(value: dict[str, Any]):
+    with pytest.raises(LaunchError, match="told no versions"):
+        contents.told(value)
+
+
+def test_what_an_image_tells_beside_versions_is_dropped():
+    value = {"versions": {"torch": 2, "cuda": None}, "torch": {"starts": True, "x": "y"}}
+    assert contents.told(value) == (
+        {"torch": "2", "cuda": None},
+        {"starts": True, "devices": None, "reason": None},
+    )
+
+
+def test_this_python_tells_its_versions_without_importing_torch():
+    code = (
+        "import sys; from scalebook.running.container import contents; v = contents.versions(); "
+        "print(v['torch'], 'torch' in sys.modules)"
+    )
+    done = subprocess.run((sys.executable, "-c", code), capture_output=True, text=True, check=True)
+    version, loaded = done.stdout.split()
+    assert version.startswith("2.")
+    assert loaded == "False"
+
+
+# Where this is
+
+
+@pytest.mark.parametrize(
+    ("environment", "kind"),
+    [
+        ({}, None),
+        ({"SCALEBOOK_CONTAINER": "podman"}, "podman"),
+        ({"APPTAINER_CONTAINER": "/x.sif"}, "apptainer"),
+        ({"SINGULARITY_NAME": "x"}, "apptainer"),
+        ({"ENROOT_ROOTFS": "/x"}, "enroot"),
+        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "kubernetes"),
+        ({"container": "oci"}, "oci"),
+        ({"APPTAINER_CONTAINER": ""}, None),
+    ],
+)
+def test_a_container_is_known_by_its_variables(
+    environment: dict[str, str], kind: str | None, tmp_path: Path
+):
+    assert inside.container(environment, tmp_path) == kind
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [(".dockerenv", "docker"), ("run/.containerenv", "podman"), (".singularity.d", "apptainer")],
+)
+def test_a_container_is_known_by_its_files(path: str, kind: str, tmp_path: Path):
+    (tmp_path / path).parent.mkdir(exist_ok=True)
+    (tmp_path / path).touch()
+    assert inside.container({}, tmp_path) == kind
+
+
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        ("0::/system.slice/docker-0123.scope", "docker"),
+        ("12:pids:/kubepods/besteffort/pod1", "kubernetes"),
+        ("0::/machine.slice/libpod-4.scope", "podman"),
+        ("0::/init.scope", None),
+        ("0::/user.slice/dockerish.scope", None),
+    ],
+)
+def test_a_container_is_known_by_its_control_group(line: str, kind: str | None, tmp_path: Path):
+    path = tmp_path / "proc" / "1" / "cgroup"
+    path.parent.mkdir(parents=True)
+    path.write_text(line + "\n")
+    assert inside.container({}, tmp_path) == kind
+
+
+# Which engine
+
+
+def here(
+    engines: dict[str, str | None] | None = None,
+    within: str | None = None,
+    trainer: str | None = "torch is not installed.",
+) -> Surroundings:
+    """Return surroundings that lack everything but what is named."""
+    return Surroundings(within, engines or {}, trainer)
+
+
+def test_auto_stays_where_it_is_in_a_container_and_on_a_cpu():
+    ready: dict[str, str | None] = {"docker": None}
+    assert choose.choose("auto", "cpu", here(ready)) == Choice(None)
+    choice = choose.choose("auto", "amd", here(ready, within="enroot"))
+    assert choice.engine is None
+    assert "inside a container already (enroot)" in (choice.note or "")
+
+
+def test_auto_takes_the_first_engine_that_has_the_image():
+    found = here({"docker": "docker has no image x.", "podman": None, "enroot": None})
+    assert choose.choose("auto", "nvidia", found).engine == "podman"
+
+
+def test_auto_falls_back_to_this_machines_torch_and_says_so():
+    found = here({"docker": "docker has no image x."}, trainer=None)
+    choice = choose.choose("auto", "nvidia", found)
+    assert choice.engine is None
+    assert "this machine's own torch. docker has no image x." in (choice.note or "")
+
+
+def test_auto_says_exactly_what_is_missing():
+    with pytest.raises(LaunchError, match=r"No container engine was found \(docker, podman, "):
+        choose.choose("auto", "amd", here())
+    with pytest.raises(LaunchError, match=r"docker has no image x\. Without a container: torch"):
+        choose.choose("auto", "amd", here({"docker": "docker has no image x."}))
+
+
+def test_an_engine_asked_for_is_used_also_inside_a_container_or_on_a_cpu():
+    found = here({"podman": None}, within="docker")
+    assert choose.choose("podman", "cpu", found).engine == "podman"
+    assert choose.choose("none", "amd", found) == Choice(None)
+
+
+def test_an_engine_asked_for_that_cannot_run_is_an_error():
+    with pytest.raises(LaunchError, match=r"apptainer was not found.*found here: none"):
+        choose.choose("apptainer", "amd", here())
+    with pytest.raises(LaunchError, match="docker does not answer"):
+        choose.choose("docker", "amd", here({"docker": "docker does not answer: no daemon."}))
+    with pytest.raises(LaunchError, match="Unknown container engine 'lxc'"):
+        choose.choose("lxc", "amd", here())
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (Answer(1, "", "Error: No such image: x"), "docker has no image x. Build it"),
+        (Answer(1, "", "Error: x: image not known"), "docker has no image x. Build it"),
+        (
+            Answer(1, "", "Cannot connect to the Docker daemon. Is it running?"),
+            "docker does not answer",
+        ),
+        (
+            Answer(None, "", "no answer within 60 s"),
+            "docker does not answer: no answer within 60 s.",
+        ),
+        (Answer(1, "", ""), "docker does not answer: exit 1."),
+    ],
+)
+def test_a_missing_image_and_a_silent_engine_are_told_apart(
+    answer: Answer, message: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(engines, "ask", lambda command: answer)
+    found = engines.find("docker", "x")
+    assert isinstance(found, str)
+    assert message in found
+
+
+def test_an_image_without_a_label_has_no_base(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(engines, "ask", lambda command: Answer(0, "sha256:1 \n", ""))
+    assert engines.find("docker", "x") == engines.LocalImage("x", "sha256:1", None)
+
+
+def test_an_image_file_is_found_where_it_is(tmp_path: Path):
+    path = tmp_path / "x.sif"
+    assert "was not found" in str(engines.find("apptainer", str(path)))
+    path.touch()
+    assert engines.find("apptainer", str(path)) == engines.LocalImage(str(path), None, None)
+    assert isinstance(engines.find("enroot", "a-created-container"), engines.LocalImage)
+
+
+def test_root_writes_as_the_owner_of_the_runs(tmp_path: Path):
+    status = tmp_path.stat()
+    nested = tmp_path / "not" / "there"
+    assert hosts.owner(nested, (0, 0)) == (status.st_uid, status.st_gid)
+    assert hosts.owner(nested, (1234, 99)) == (1234, 99)
+
+
+def test_device_groups_are_those_of_the_files_that_are_there(tmp_path: Path):
+    assert hosts.device_groups(tmp_path) == ()
+    (tmp_path / "dri").mkdir()
+    (tmp_path / "dri" / "renderD128").touch()
+    group = (tmp_path / "dri" / "renderD128").stat().st_gid
+    assert hosts.device_groups(tmp_path) == (() if group == 0 else (group,))

@@ -1,0 +1,198 @@
+"""Order, pruning and cool-down of a plan whose runs are jobs of a cluster."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from training import small
+
+from scalebook import store
+from scalebook.config import RunConfig
+from scalebook.plan import load_plan
+from scalebook.plan.schedule import CoolDown
+from scalebook.record import RunRecord
+from scalebook.running.cluster import job_files, slurm, slurm_order, slurm_submit, slurm_turn
+from scalebook.running.cluster.slurm_order import Order
+from scalebook.running.launch import shell
+from scalebook.running.query import Answer
+from scalebook.running.todo import Entry
+from scalebook.running.waiting import Scheduled
+
+RANDOM = Scheduled("plan", "random", 5, 3, None, CoolDown(seconds=30))
+LOG = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+
+
+def config(micro_batch_size: int, **changes: Any) -> RunConfig:
+    """Return a configuration of two nodes."""
+    sizes = {"micro_batch_size": micro_batch_size, "global_batch_size": 8}
+    return small(**{"nodes": 2, "world_size": 2, **sizes, **changes})
+
+
+def entries(*sizes: int) -> tuple[Entry, ...]:
+    """Return runs that differ in the micro batch alone."""
+    return tuple(Entry(config(size), "run") for size in sizes)
+
+
+def order(of: tuple[Entry, ...], scheduled: Scheduled = RANDOM, **changes: bool) -> Order:
+    """Return the order of some runs, as one job unless the changes say otherwise."""
+    return Order.of(of, scheduled, **{"one_job": True, "prune": True, "rerun": False, **changes})
+
+
+def broke(runs: Path, size: int, job_id: str = "7") -> str:
+    """Leave the record of a run that ran out of memory; return its id."""
+    run_id = f"20330102-030405-{size}-{job_id}"
+    (runs / run_id).mkdir(parents=True)
+    values = config(size)
+    record = RunRecord(
+        run_id=run_id,
+        config_hash=values.config_hash(),
+        source="measured",
+        status="out_of_memory",
+        cause="gpu_memory",
+        requested=values.model_dump(),
+        environment={"slurm": {"job_id": job_id}},
+    )
+    store.write_record(runs / run_id, record)
+    return run_id
+
+
+def waits(runs: Path, size: int) -> Path:
+    """Return a directory that waits for its turn in job 7."""
+    runs.mkdir(parents=True, exist_ok=True)
+    partial = store.partial_path(runs, f"20340102-030405-{size}")
+    partial.mkdir()
+    store.write_json(partial / "config.json", config(size).model_dump())
+    store.write_json(partial / "launch.json", {"command": ["python"]})
+    store.write_json(partial / "schedule.json", {"plan": "plan", "place": 2, "notes": ["random"]})
+    job_files.write_job(partial, "7", 2)
+    return partial
+
+
+def test_a_record_keeps_its_place_seed_and_order():
+    kept = order(entries(1, 2)).record(entries(1, 2)[1])
+    assert (kept["place"], kept["seed"], kept["order"]) == (2, 5, "random")
+    assert slurm_order.OWN_JOBS not in kept["notes"]
+
+
+def test_runs_that_are_jobs_of_their_own_say_that_slurm_starts_them():
+    kept = order(entries(1, 2), one_job=False).record(entries(1, 2)[0])
+    assert slurm_order.OWN_JOBS in kept["notes"]
+
+
+def test_the_first_run_of_a_job_starts_at_once_and_the_others_have_a_turn():
+    runs = entries(1, 2)
+    assert order(runs).turn(runs, 0) == ()
+    assert order(runs).turn(runs, 1) == ("--cool-down", "30s", "--prune")
+    assert order(runs, prune=False).turn(runs, 1) == ("--cool-down", "30s")
+
+
+def test_nothing_is_asked_before_a_run_that_no_earlier_one_can_rule_out():
+    runs = entries(2, 1)
+    assert order(runs, Scheduled("plan")).turn(runs, 1) == ()
+
+
+def test_a_rerun_counts_the_jobs_own_runs_alone():
+    runs = entries(1, 2)
+    turn = order(runs, Scheduled("plan"), rerun=True).turn(runs, 1)
+    assert turn == ("--prune", "--since", '"$SLURM_JOB_ID"')
+    assert isinstance(turn[-1], shell.Expression)
+
+
+def test_what_records_show_not_to_fit_is_not_submitted(tmp_path: Path):
+    runs = entries(1, 4)
+    broke(tmp_path, 2)
+    assert list(order(runs).inferences(runs, tmp_path)) == [runs[1].config.config_hash()]
+    assert order(runs, prune=False).inferences(runs, tmp_path) == {}
+    assert order(runs, rerun=True).inferences(runs, tmp_path) == {}
+
+
+def test_a_run_that_cannot_fit_gets_its_record_in_the_job(tmp_path: Path):
+    partial, shows = waits(tmp_path, 4), broke(tmp_path, 2)
+    assert slurm_turn.main([str(partial), "--prune", "--cool-down", "900s"]) == 0
+    record = store.read_record(tmp_path / "20340102-030405-4")
+    assert (record.status, record.source) == ("out_of_memory", "inferred")
+    assert record.inferred_from == shows
+    assert record.schedule["place"] == 2
+    assert record.command == ()
+    left = {path.name for path in (tmp_path / record.run_id).iterdir()}
+    assert left == {"config.json", "record.json"}
+
+
+def test_what_another_job_showed_does_not_count_in_a_rerun(tmp_path: Path):
+    partial = waits(tmp_path, 4)
+    broke(tmp_path, 2, "6")
+    slurm_turn.main([str(partial), "--prune", "--since", "7"])
+    assert partial.is_dir()
+    broke(tmp_path, 2, "7")
+    slurm_turn.main([str(partial), "--prune", "--since", "7"])
+    assert not partial.is_dir()
+
+
+def test_a_wait_is_noted_beside_what_the_schedule_says(tmp_path: Path):
+    partial = waits(tmp_path, 4)
+    slurm_turn.main([str(partial), "--cool-down", "0.2s"])
+    kept = json.loads((partial / "schedule.json").read_text())
+    assert (kept["place"], kept["notes"]) == (2, ["random"])
+    assert kept["cool_down"]["asked"] == "0.2s"
+    assert kept["cool_down"]["seconds"] >= 0.2
+
+
+def test_the_script_asks_before_the_second_run_alone(tmp_path: Path):
+    text = ""
+
+    def ask(command: Any) -> Answer:
+        nonlocal text
+        text = Path(command[2]).read_text()
+        return Answer(0, "7\n", "")
+
+    runs = entries(1, 2)
+    slurm_submit.submit(runs, tmp_path, slurm.Options(python="py"), order(runs), ask)
+    before = [line for line in text.splitlines() if line.startswith("BEFORE=")]
+    assert before[0] == "BEFORE=()"
+    assert before[1].startswith("BEFORE=(py -m scalebook.running.cluster.slurm_turn ")
+    assert before[1].endswith(" --cool-down 30s --prune)")
+    kept = [json.loads(path.read_text()) for path in tmp_path.glob(".partial-*/schedule.json")]
+    assert sorted(one["place"] for one in kept) == [1, 2]
+
+
+@pytest.mark.parametrize(("flag", "scripts"), [((), 1), (("--no-prune",), 2)])
+def test_a_dry_run_names_what_it_leaves_out(flag: tuple[str, ...], scripts: int, tmp_path: Path):
+    plan = tmp_path / "plan.toml"
+    given = config(1).model_dump(include={"model", "world_size", "nodes", "global_batch_size"})
+    lines = "\n".join(f"{name} = {json.dumps(value)}" for name, value in given.items())
+    rest = 'sequence_length = 32\nprecision = "fp32"\nsteps = 3\nwarmup_steps = 1\n'
+    plan.write_text(
+        f'[plan]\nname = "p"\ndescription = "d"\n\n[defaults]\n{lines}\n{rest}\n'
+        "[[runs]]\nmicro_batch_size = [1, 4]\n"
+    )
+    runs = tmp_path / "runs"
+    command = (
+        *(sys.executable, "-m", "scalebook", "run", "--launcher", "slurm", "--dry-run"),
+        *("--platform", "cpu", "--plan", str(plan), "--runs", str(runs)),
+    )
+    shown = subprocess.run((*command, *flag), capture_output=True, text=True, check=True).stdout
+    assert shown.count("#!/bin/bash") == 2, "nothing is known yet"
+    hashes = dict(zip((1, 4), _configs(plan), strict=True))
+    record = RunRecord(
+        run_id="20330102-030405-x",
+        config_hash=hashes[1].config_hash(),
+        source="measured",
+        status="out_of_memory",
+        cause="gpu_memory",
+        requested={**hashes[1].model_dump(), "micro_batch_size": 2},
+    )
+    (runs / record.run_id).mkdir(parents=True)
+    store.write_record(runs / record.run_id, record)
+    shown = subprocess.run((*command, *flag), capture_output=True, text=True, check=True).stdout
+    assert shown.count("#!/bin/bash") == scripts
+    assert shown.count("Not run, inferred: 20330102-030405-x ran out of memory") == 2 - scripts
+
+
+def _configs(plan: Path) -> list[RunConfig]:
+    loaded = load_plan(plan, platform="cpu", world_size=None, overrides={}, scheduled={})
+    return [planned.config for planned in loaded.runs]
