@@ -95,7 +95,7 @@ def run_ingest(options: argparse.Namespace) -> int:
 def _dialect(options: argparse.Namespace) -> str | type[Dialect] | None:
     """Return the dialect that the user names, or the one that the columns of --map make."""
     from scalebook.errors import IngestError
-    from scalebook.logs.rows import mapped
+    from scalebook.logs.dialects.rows import mapped
 
     if not options.map:
         return options.dialect
