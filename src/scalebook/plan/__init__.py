@@ -14,7 +14,7 @@ many layers fewer as its output layer is worth (0: even stages).
 
 ``repeats = 3`` runs every configuration three times (their field ``repeat`` counts from 0),
 ``order = "random"`` shuffles them within each repeat by ``order_seed`` (drawn and recorded if not
-given), ``cool_down = "30s"`` or ``"45C"`` waits between two runs. ``kind`` (one of ``document.KINDS``)
+given), ``cool_down = "30s"`` or ``"45C"`` waits between two runs. ``kind`` (of ``document.KINDS``)
 and ``question`` say what the runs are to answer: the report answers each kind in its own form.
 """
 
