@@ -71,6 +71,12 @@ def test_the_navigation_is_short_and_its_menus_need_no_script(html: Callable[[st
     assert titles == [title for title, _ in entries if title]
 
 
+def test_notebooks_are_numbered_in_the_order_of_the_menu():
+    names = [page.notebook for page in PAGES]
+    assert names == sorted(names)
+    assert len({name.partition("_")[0] for name in names}) == len(names)
+
+
 def test_the_site_passes_its_own_check(site: Built) -> None:
     assert check(site[0]) == ()
 
