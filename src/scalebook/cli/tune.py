@@ -70,7 +70,7 @@ def register(subparsers: Subparsers) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="any other field of every trial",
+        help="a field of every trial: a layout's is then not varied",
     )
     parser.add_argument(
         "--dry-run", action="store_true", help="print the ranking and the trials; start nothing"
@@ -100,7 +100,7 @@ def tune(options: argparse.Namespace) -> int:
     runs = runs_folder(str(options.runs or ""))
     if options.dry_run:
         return _dry_run(options, base, _tuning(options, base, runs))
-    platform = catalog.platform(options.platform)
+    platform = catalog.platform(base.platform)
     ended = contained.enter(options, platform, Plan(_name(base), "", ()), runs)
     if ended is not None:
         return ended
@@ -130,6 +130,7 @@ def _name(base: RunConfig) -> str:
 def _tuning(options: argparse.Namespace, base: RunConfig, runs: Path) -> Tuning:
     """Return the field of layouts, with the trials that the folder of runs has of them."""
     from scalebook import predict as room
+    from scalebook.cli.run_options import fields
     from scalebook.predict import search
     from scalebook.predict.known import KnownRate
     from scalebook.predict.tuning import Tuning
@@ -142,7 +143,8 @@ def _tuning(options: argparse.Namespace, base: RunConfig, runs: Path) -> Tuning:
             options.platform, tuple(every.values()), probes, network_gbps=options.network_gbps
         )
 
-    ranking = search.layouts(base, teach([]), options.precisions)
+    fixed = tuple(fields(options.fields))
+    ranking = search.layouts(base, teach([]), options.precisions, fixed)
     return Tuning(ranking, teach, options.budget_seconds or 0.0, _earlier(base, runs))
 
 
@@ -212,18 +214,15 @@ class _Runner:
         from scalebook.predict.tuning import trial
         from scalebook.project import short
         from scalebook.running import sweep
+        from scalebook.running.waiting import Scheduled
 
         self.place += 1
         config, base, say = step.config, self.base, self.console.say
         where = "[full run]" if step.full else f"[trial {self.place}]"
         say(f"{where} {_words(config)}: {config.steps} steps, about {duration(step.seconds)}")
-        scheduled = {
-            "plan": _name(base),
-            "kind": "tune",
-            "question": f"Which layout of {base.model} is fastest on {base.world_size} GPUs?",
-            "place": self.place,
-            **keep,
-        }
+        question = f"Which layout of {base.model} is fastest on {base.world_size} GPUs?"
+        plan = Scheduled(_name(base), order="adaptive", kind="tune", question=question)
+        scheduled = {**plan.place(self.place, None), "of": None, **keep}
         start = time.monotonic()
         record, directory = sweep.run_one(
             config, self.settings, self.console, self.stop, where, scheduled=scheduled
@@ -248,7 +247,7 @@ def _plan_line(state: Tuning) -> str:
         f"{len(state.standings)} layouts, {len(state.survivors)} may be the fastest{done}. A trial "
         f"takes about {duration(one.seconds)} ({one.config.steps} steps), the winner's full run "
         f"{duration(full.seconds)}. The budget of {duration(state.budget_seconds)} has room to "
-        f"try {min(state.width, len(state.standings))} layouts and to repeat the better half."
+        f"try {min(state.width(), len(state.standings))} layouts and to repeat the better half."
     )
 
 
@@ -259,7 +258,7 @@ def _dry_run(options: argparse.Namespace, base: RunConfig, state: Tuning) -> int
     steps = [state.trial_step(one) for one in state.survivors if not one.trials]
     if options.budget_seconds is not None:
         refuse_short(state)
-        steps = steps[: state.width]
+        steps = steps[: state.width()]
     if options.json:
         ranking = state.ranking
         ranked = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -47,13 +47,19 @@ class Ranking:
         return tuple(one for one in self.candidates if one.prediction.high >= best)
 
 
-def layouts(base: RunConfig, made: Predictor, precisions: Sequence[Precision] = ()) -> Ranking:
+def layouts(
+    base: RunConfig,
+    made: Predictor,
+    precisions: Sequence[Precision] = (),
+    fixed: Collection[str] = (),
+) -> Ranking:
     """Return the layouts of a configuration's model and batch on its devices, ranked.
 
     Varied are tensor, pipeline, context and expert parallelism, model chunks, the last stage's
     layers, sharding, micro batch, recomputation and offload, and the precision where several are
     allowed. Of layouts that differ only in recomputation and offload, those are left out that save
-    more memory than one that surely fits: they are never faster.
+    more memory than one that surely fits: they are never faster. Fields that are ``fixed`` stay as
+    they are.
     """
     shape, accelerator = catalog.model(base.model), made.accelerator
     room = None if made.platform.vendor == "cpu" else made.platform.gpus_per_node
@@ -64,6 +70,8 @@ def layouts(base: RunConfig, made: Predictor, precisions: Sequence[Precision] = 
         if number >= _MOST:
             left_out[f"beyond the first {_MOST:,}"] += 1
             break
+        if any(getattr(config, name) != getattr(base, name) for name in fixed):
+            continue
         if key in settled:
             left_out["less recomputation fits"] += 1
             continue
@@ -96,7 +104,8 @@ def _variations(
     for tensor, stage, context, expert in product(tensors, stages, divisors(world), experts):
         if world % (tensor * stage * context):
             continue
-        shardings: tuple[Sharding, ...] = ("optimizer", "full")
+        replicas = world > tensor * stage  # that share parameters; context parallelism counts
+        shardings: tuple[Sharding, ...] = ("optimizer", "full") if replicas else ("optimizer",)
         for precision, chunks, sharding, micro in product(
             precisions or (base.precision,),
             _CHUNKS if stage > 1 else (1,),

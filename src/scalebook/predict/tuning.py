@@ -14,7 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from statistics import median, stdev, variance
+from statistics import fmean, median, stdev, variance
 from typing import Any, Literal
 
 from scalebook.config import RunConfig
@@ -175,6 +175,12 @@ class Tuning:
     def _refit(self) -> None:
         found = [one.rate for one in self.trials if one.rate is not None]
         self.made = self.teach(found) if found else self.made
+        misses: dict[str, list[float]] = defaultdict(list)
+        for one in found:
+            predicted = self.made.predict(one.config).step_seconds
+            misses[configuration(one.config)].append(math.log(one.seconds / predicted))
+        # A machine may be slower at everything, which runs of other machines keep out of the fit.
+        self.slower = math.exp(sum(map(fmean, misses.values())) / (len(misses) + 1))
         self._standings = None
 
     # What is known
@@ -198,8 +204,8 @@ class Tuning:
         key = configuration(config)
         own = [(one, one.rate) for one in self.trials if one.key == key and one.rate is not None]
         if not own:
-            rate = predicted.tokens_per_second_per_gpu
-            low, high = predicted.low, predicted.high
+            rate = predicted.tokens_per_second_per_gpu / self.slower
+            low, high = predicted.low / self.slower, predicted.high / self.slower
             return Standing(config, rate, low, high, predicted.memory_gib, 0)
         total = sum(one.steps for one, _ in own) or 1
         seconds = sum(one.steps * known.seconds for one, known in own) / total
@@ -278,7 +284,7 @@ class Tuning:
             return "nothing fits"
         if self.leader is None and len(self.failed) >= _MOST_FAILURES:
             return "failures"
-        chosen = self._chosen()
+        chosen = self._chosen(self.width(elapsed_seconds))
         if chosen is None:
             return "separated" if len(self.survivors) == 1 else "equal"
         step = self.trial_step(chosen)
@@ -286,13 +292,13 @@ class Tuning:
         left = self.budget_seconds - elapsed_seconds
         return "budget" if step.seconds + reserve > left else step
 
-    def _chosen(self) -> Standing | None:
+    def _chosen(self, width: int) -> Standing | None:
         """Return the layout to try next, None where trials say no more."""
         survivors = self.survivors
         untried = [one for one in survivors if not one.trials]
         tried = [one for one in survivors if one.trials]
         counts = Counter(one.key for one in self.trials if one.rate is not None)
-        if untried and len(counts) < self.width:
+        if untried and len(counts) < width:
             return untried[0]
         rung = 1
         while tried and (room := math.ceil(len(counts) / 2**rung)) > 1:
@@ -306,15 +312,14 @@ class Tuning:
         again = [one for one in tried if one.trials < _MOST_TRIALS] if len(tried) > 1 else []
         return min(again, key=lambda one: one.trials, default=None)
 
-    @cached_property
-    def width(self) -> int:
-        """How many layouts the budget has room to try before half of them are tried again."""
+    def width(self, elapsed_seconds: float = 0.0) -> int:
+        """Return how many layouts there is time to try before half of them are tried again."""
         if not self.standings:
             return 0
-        best = self.standings[0]
-        cost, reserve = self.trial_step(best).seconds, _RESERVE * self.full_step(best).seconds
-        done = sum(one.rate is not None for one in self.trials)
-        room = done + int(max(self.budget_seconds - reserve, 0.0) / cost)
+        best = self.leader or self.standings[0]
+        cost = self._step(best, self._first_steps(best)).seconds
+        left = self.budget_seconds - elapsed_seconds - _RESERVE * self.full_step(best).seconds
+        room = sum(one.rate is not None for one in self.trials) + int(max(left, 0.0) / cost)
         return max(2, *(n for n in range(1, 65) if _halving_trials(n) <= room))
 
     @property
