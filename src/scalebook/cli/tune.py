@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalebook.cli import contained
+from scalebook.cli import predict as predictions
 from scalebook.cli.arguments import Subparsers, add_json, at_least, positive
 from scalebook.cli.output import number, plain, print_json, print_table
-from scalebook.cli.predict import add_network, configuration, duration
+from scalebook.cli.predict import add_network, duration
 
 if TYPE_CHECKING:
     from scalebook.config import RunConfig
-    from scalebook.facts.catalog.types import Platform
     from scalebook.predict.search import Ranking
     from scalebook.predict.tuning import Standing, Step, Trial, Tuned, Tuning
     from scalebook.running.console import Console
@@ -96,16 +96,17 @@ def tune(options: argparse.Namespace) -> int:
 
     if options.budget_seconds is None and not options.dry_run:
         raise ConfigError("--budget-seconds is missing. Give the seconds for all trials.")
-    base = _base(options)
+    base = _sought(options)
     runs = runs_folder(str(options.runs or ""))
     if options.dry_run:
         return _dry_run(options, base, _tuning(options, base, runs))
-    platform = catalog.platform(base.platform)
-    ended = contained.enter(options, platform, Plan(_name(base), "", ()), runs)
+    ended = contained.enter(
+        options, catalog.platform(base.platform), Plan(_name(base), "", ()), runs
+    )
     if ended is not None:
         return ended
     runner.check(base, force_platform=options.force_platform)
-    found = _run(options, base, platform, runs)
+    found = _run(options, base, runs)
     if options.json:
         print_json(_value(found))
     else:
@@ -113,10 +114,10 @@ def tune(options: argparse.Namespace) -> int:
     return 0 if found.full_run else 1
 
 
-def _base(options: argparse.Namespace) -> RunConfig:
+def _sought(options: argparse.Namespace) -> RunConfig:
     """Return the configuration whose layout is sought."""
     options.precision = options.precisions[0] if options.precisions else None
-    base = configuration(options)
+    base = predictions.configuration(options)
     if options.global_batch_size is None:
         batch = _SAMPLES_PER_GPU * base.world_size
         base = base.model_copy(update={"global_batch_size": batch})
@@ -132,20 +133,23 @@ def _tuning(options: argparse.Namespace, base: RunConfig, runs: Path) -> Tuning:
     from scalebook import predict as room
     from scalebook.cli.run_options import fields
     from scalebook.predict import search
-    from scalebook.predict.known import KnownRate
+    from scalebook.predict.known import KnownRate, configuration
     from scalebook.predict.tuning import Tuning
 
     rates, probes, _ = room.evidence(runs)
+    network, fixed = options.network_gbps, tuple(fields(options.fields))
+    made = room.predictor(options.platform, rates, probes, network_gbps=network)
+    ranking = search.layouts(base, made, options.precisions, fixed)
+    layouts = {configuration(one.config) for one in ranking.candidates}
+    earlier = [one for one in _earlier(base, runs) if one.key in layouts]
+    tried = {one.run_id for one in earlier}  # which the tuning itself teaches
+    others = [rate for rate in rates if rate.run_id not in tried]
 
     def teach(found: Sequence[KnownRate]) -> room.Predictor:
-        every = {rate.run_id: rate for rate in (*rates, *found)}
-        return room.predictor(
-            options.platform, tuple(every.values()), probes, network_gbps=options.network_gbps
-        )
+        every = (*others, *found)
+        return room.predictor(options.platform, every, probes, network_gbps=network)
 
-    fixed = tuple(fields(options.fields))
-    ranking = search.layouts(base, teach([]), options.precisions, fixed)
-    return Tuning(ranking, teach, options.budget_seconds or 0.0, _earlier(base, runs))
+    return Tuning(ranking, teach, options.budget_seconds or 0.0, earlier)
 
 
 def _earlier(base: RunConfig, runs: Path) -> list[Trial]:
@@ -168,7 +172,7 @@ def _earlier(base: RunConfig, runs: Path) -> list[Trial]:
     return found
 
 
-def _run(options: argparse.Namespace, base: RunConfig, platform: Platform, runs: Path) -> Tuned:
+def _run(options: argparse.Namespace, base: RunConfig, runs: Path) -> Tuned:
     """Run the trials and the winner."""
     from scalebook.predict import tuning
     from scalebook.project import TRAIN_NOTEBOOK, required_root

@@ -14,7 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from statistics import fmean, median, stdev, variance
+from statistics import median, stdev, variance
 from typing import Any, Literal
 
 from scalebook.config import RunConfig
@@ -156,8 +156,7 @@ class Tuning:
         self.failed: dict[str, str] = {}
         self.full: Trial | None = None
         self._standings: tuple[Standing, ...] | None = None
-        known = {configuration(one.config) for one in self.ranking.candidates}
-        self.trials = [one for one in self.trials if one.key in known]
+        self.trials = [one for one in self.trials if one.key in self._memory_gib]
         self._refit()
 
     def add(self, one: Trial, *, blame: bool = True) -> None:
@@ -173,14 +172,19 @@ class Tuning:
         self._refit()
 
     def _refit(self) -> None:
-        found = [one.rate for one in self.trials if one.rate is not None]
+        longest = {
+            one.key: one.rate
+            for one in sorted(self.trials, key=lambda one: one.steps)
+            if one.rate is not None
+        }
+        # One run per layout: repeats of one that the model misjudges would bend the fit.
+        found = list(longest.values())
         self.made = self.teach(found) if found else self.made
-        misses: dict[str, list[float]] = defaultdict(list)
-        for one in found:
-            predicted = self.made.predict(one.config).step_seconds
-            misses[configuration(one.config)].append(math.log(one.seconds / predicted))
+        misses = [
+            math.log(one.seconds / self.made.predict(one.config).step_seconds) for one in found
+        ]
         # A machine may be slower at everything, which runs of other machines keep out of the fit.
-        self.slower = math.exp(sum(map(fmean, misses.values())) / (len(misses) + 1))
+        self.slower = math.exp(sum(misses) / (len(misses) + 1))
         self._standings = None
 
     # What is known
