@@ -199,7 +199,9 @@ def test_platforms_with_equal_work_are_compared_with_an_interval(tmp_path: Path)
     wrote(tmp_path, "h100", "headline", 15.0)
     wrote(tmp_path, "h200", "headline", 12.0, platform="h200")
     text = " ".join(sentences(front.screen(load(tmp_path)).html))
-    assert re.search(r"At equal work \(DP8, sequence 8,192\), \w+ is [\d.]+× \(.*\) as fast", text)
+    assert re.search(
+        r"At equal work \(DP8, sequence 8,192\), H200 is 1\.2\d× \(1.*\) as fast as H100", text
+    )
     assert "cannot be compared" not in text
 
 
@@ -208,7 +210,7 @@ def test_the_example_of_a_cost_is_the_days_that_the_rate_implies(tmp_path: Path)
     data = load(tmp_path)
     row = data.runs.row(0, named=True)
     ends = [1e12 / row[f"tokens_per_second_{end}"] / 86400 for end in ("high", "low")]
-    said = f"1 trillion tokens on 8 GPUs: {ends[0]:,.0f} to {ends[1]:,.0f} days in BF16."
+    said = f"1 trillion tokens on 8 H100 GPUs: {ends[0]:,.0f} to {ends[1]:,.0f} days in BF16."
     assert said in sentences(front.screen(data).html)
 
 
@@ -216,8 +218,8 @@ def test_a_hollow_mark_has_no_interval_and_a_diamond_is_fp8(tmp_path: Path) -> N
     wrote(tmp_path, "sure", "headline", precision="fp8")
     wrote(tmp_path, "few", "headline", 13.0, steps=8)
     html = str(front.screen(load(tmp_path)).html)
-    assert len(re.findall(r'class="mark diamond c0"', html)) == 1
-    assert len(re.findall(r'class="mark circle c0 hollow"', html)) == 1
+    assert len(re.findall(r'class="dot diamond c0"', html)) == 1
+    assert len(re.findall(r'class="dot circle c0 hollow"', html)) == 1
 
 
 def test_a_report_without_a_rate_says_so_in_the_first_screen(tmp_path: Path) -> None:
@@ -230,7 +232,7 @@ ANSWERS = {  # of the example runs: what a buyer asks, and what must be seen wit
     "comparable": r"cannot be compared yet|At equal work",
     "certainty": r"have too few steps for an interval|have an interval",
     "memory": r"GiB per GPU",
-    "cost": r"1 trillion tokens on 4 GPUs: \d+ to \d+ days",
+    "cost": r"1 trillion tokens on 4 H200 GPUs: \d+ to \d+ days",
     "failures": r"\d+ of \d+ runs: ",
     "scaling": r"of its rate per GPU from 1 to",
 }

@@ -16,7 +16,7 @@ from scalebook.report.charts.theme import PALETTE
 _Place = Callable[[float], float]
 _MARK = Markup(
     '<li><span class="name">{name}</span><span class="track">{lines}{band}'
-    '<i class="mark {kind}" style="left:{place:.2f}%"></i>'
+    '<i class="dot {kind}" style="left:{place:.2f}%"></i>'
     '<span class="value" style="left:{end:.2f}%">{text} <small>{note}</small></span></span></li>'
 )
 _BAND = Markup('<i class="band c{}" style="left:{:.2f}%;width:{:.2f}%"></i>')

@@ -6,8 +6,9 @@ can be compared, and what memory it takes. Everything else is below it or on its
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -20,6 +21,7 @@ from scalebook.facts.feasibility.known import config_of
 from scalebook.identity import alike
 from scalebook.measure.economics import Inputs, answers
 from scalebook.measure.intervals import Interval, point
+from scalebook.measure.verdicts import Verdict
 from scalebook.predict.search import Candidate, layouts
 from scalebook.record import RunRecord
 from scalebook.report.base import tables
@@ -47,7 +49,7 @@ from scalebook.report.pages.studies import (
 
 Row = Mapping[str, Any]
 TRILLION = 1e12  # tokens of the example of a cost
-MOST_HEADLINES, MOST_DRAWN, MOST_CARDS = 4, 22, 8
+MOST_HEADLINES, MOST_COSTS, MOST_DRAWN, MOST_CARDS = 4, 2, 24, 8
 CARDS = (
     *("scaling", "strategies", "ablation", "precision", "map"),
     *("experts", "drill", "correctness", "tune"),
@@ -112,7 +114,7 @@ def screen(data: ReportData) -> Fragment:
     )
     return Fragment(
         Markup(
-            '<div class="sb-front">{}<div class="cols"><div><h3>{}</h3>{}</div><aside>{}</aside>'
+            '<div class="sb-front">{}<div class="cols"><div><h3>{}</h3>{}</div><div class="beside" role="complementary">{}</div>'
             "</div>{}{}</div>"
         ).format(
             _heading(front), _plot_title(front), _plot(front), aside, _cards(asked), _foot(data)
@@ -184,19 +186,31 @@ def _comparable(front: Front) -> Iterator[Markup]:
     platforms = {side_name(item.row) for item in front.chosen}
     if len(platforms) < 2:
         return
-    known = [pair for pair in front.pairs if pair.verdict is not None]
-    for pair in known[:1]:
-        verdict, row = pair.verdict, pair.a[0].row
-        if verdict is None:
-            continue
-        a, b, verdict_words = pair.name_a, pair.name_b, ratio(verdict)
-        words = "At equal work ({}, sequence {:,}), {} is {} as fast as {}."
-        yield Markup(words).format(
-            split_name(row), row["sequence_length"], a.upper(), verdict_words, b.upper()
+    known = [(pair, pair.verdict) for pair in front.pairs if pair.verdict is not None]
+    if known:
+        yield _compared(
+            *max(known, key=lambda one: (one[0].kind == "matched configuration", _reached(one[0])))
         )
     if not known:
         words = "{} did no equal work with an interval ({}), so they cannot be compared yet."
         yield Markup(words).format(_and(sorted(map(str.upper, platforms))), _lengths(front))
+
+
+def _reached(pair: Pair) -> float:
+    return max(item.row["rate"] for item in (*pair.a, *pair.b))
+
+
+def _compared(pair: Pair, verdict: Verdict) -> Markup:
+    """Return how many times as fast the faster platform is, at the work of a pair."""
+    row, names = pair.a[0].row, (pair.name_a.upper(), pair.name_b.upper())
+    if verdict.ratio < 1:
+        names = names[::-1]
+        verdict = replace(
+            verdict, ratio=1 / verdict.ratio, low=1 / verdict.high, high=1 / verdict.low
+        )
+    how = split_name(row) if pair.kind == "matched configuration" else "each in its best layout"
+    words = "At equal work ({}, sequence {:,}), {} is {} as fast as {}."
+    return Markup(words).format(how, row["sequence_length"], names[0], ratio(verdict), names[1])
 
 
 def _lengths(front: Front) -> str:
@@ -299,21 +313,28 @@ def _short(row: Row) -> str:
 
 
 def _cost(front: Front) -> Iterator[Markup]:
-    said: list[Markup] = []
-    for one in front.best[0]:
-        row = one.row
-        low, high = row["tokens_per_second_low"], row["tokens_per_second_high"]
-        speed = Interval(low, high) if low and high else point(row["tokens_per_second"])
-        found = answers(
-            Inputs(tokens=point(TRILLION), tokens_per_second=speed, gpus=point(row["world_size"]))
-        )
-        days = next(one.value for one in found if one.unit == "days")
-        if days is not None:
-            ends = f"{days.low:,.0f} to {days.high:,.0f}" if not days.exact else f"{days.low:,.0f}"
-            said.append(Markup("{} days in {}").format(ends, str(row["precision"]).upper()))
-    words = "1 trillion tokens on {}: {}."
-    yield Markup(words).format(_amount(front.best[0][0].row), join(said, ", "))
+    for ones in front.best[:MOST_COSTS]:
+        row = ones[0].row
+        one, many = units(row["platform"])
+        gpus = f"{row['world_size']} {platform_title(row['platform'])} "
+        gpus += one if row["world_size"] == 1 else many
+        words = "1 trillion tokens on {}: {}."
+        yield Markup(words).format(gpus, join(map(_days, ones)))
     yield Markup('<a href="cost.html">Enter a price</a> for money, energy and carbon.')
+
+
+def _days(one: Configuration) -> str:
+    """Return the days of the example in the precision of a configuration, by the cost formula."""
+    row = one.row
+    low, high = row["tokens_per_second_low"], row["tokens_per_second_high"]
+    speed = Interval(low, high) if low and high else point(row["tokens_per_second"])
+    inputs = Inputs(tokens=point(TRILLION), tokens_per_second=speed)
+    days = next(answer.value for answer in answers(inputs) if answer.unit == "days")
+    precision = str(row["precision"]).upper()
+    if days is None:
+        return f"unknown in {precision}"
+    first, last = f"{days.low:,.0f}", f"{days.high:,.0f}"
+    return f"{first if first == last else f'{first} to {last}'} days in {precision}"
 
 
 def _failed(data: ReportData) -> Iterator[Markup]:
@@ -431,7 +452,7 @@ def _plot(front: Front) -> Markup:
     left = MOST_DRAWN
     for members_ in ranked:
         ones = configurations(members_)
-        drawn = [_drawn(front.data, one) for one in ones[: max(0, left)]]
+        drawn = _drawn(front.data, ones[: max(0, left)])
         left -= len(drawn) + 1
         if drawn:
             row = members_[0]
@@ -447,13 +468,25 @@ def _plot(front: Front) -> Markup:
     return chart
 
 
-def _drawn(data: ReportData, one: Configuration) -> Dot:
-    row = one.row
+def _drawn(data: ReportData, ones: Sequence[Configuration]) -> list[Dot]:
+    """Return a mark per configuration; where a layout ran twice, its name says what differs."""
+    layouts_ = Counter(_label(one.row) for one in ones)
+    made: list[Dot] = []
+    for one in ones:
+        row = one.row
+        label = _label(row)
+        rest = str(row["configuration_name"]).removeprefix(split_name(row)).strip(" ·").split(" · ")
+        more = [text for text in rest if text]
+        if layouts_[label] > 1 and more:
+            label += f", {more.pop(0)}"
+        mfu = [percent(row["mfu"])] if row["mfu"] else []
+        made.append(mark(data, one, label, " · ".join([*mfu, *more])))
+    return made
+
+
+def _label(row: Row) -> str:
     precision = str(row["precision"]).upper()
-    label = split_name(row) + ("" if row["precision"] == "bf16" else f", {precision}")
-    rest = str(row["configuration_name"]).removeprefix(split_name(row)).strip(" ·")
-    mfu = [percent(row["mfu"])] if row["mfu"] else []
-    return mark(data, one, label, " · ".join([*mfu, *([rest] if rest else [])]))
+    return split_name(row) + ("" if precision == "BF16" else f", {precision}")
 
 
 def _with_prediction(front: Front, ones: Sequence[Configuration], drawn: list[Dot]) -> list[Dot]:
@@ -516,8 +549,8 @@ def _cards(asked: Sequence[Study]) -> Markup:
 def _card(place: int, one: Study) -> Markup:
     chart = one.answer.chart if one.answer else Markup("")
     return Markup(
-        '<section class="sb-card" data-answer="{}"><small>{}</small>'
-        '<h3><a href="studies.html#study-{}">{}</a></h3><p>{}</p>{}</section>'
+        '<article class="sb-card" data-answer="{}"><small>{}</small>'
+        '<h3><a href="studies.html#study-{}">{}</a></h3><p>{}</p>{}</article>'
     ).format(one.kind, one.kind.capitalize(), place, one.question, one.verdict, chart)
 
 

@@ -534,9 +534,9 @@ def _section(data: ReportData, number: int, one: Study) -> Markup:
         else Markup("Formed by what its runs share")
     )
     return Markup(
-        '<section class="sb-study" id="study-{}"><p class="kind">{}</p><h2>{}</h2>'
+        '<article class="sb-study" id="study-{}"><p class="kind">{}</p><h2>{}</h2>'
         '<p class="verdict">{}</p>{}<details class="sb-fold"><summary>{}</summary>{}</details>'
-        '<p class="note">{}. More: <a href="{}.html">the evidence</a>.</p></section>'
+        '<p class="note">{}. More: <a href="{}.html">the evidence</a>.</p></article>'
     ).format(
         number, one.kind.capitalize(), one.question, one.verdict,
         one.answer.chart if one.answer else "", count(len(one.run_ids), "run"), shown.html,
