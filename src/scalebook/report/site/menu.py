@@ -27,6 +27,7 @@ class Page:
 
 PAGES = (
     Page("20_summary.ipynb", "index", "Summary"),
+    Page("21_studies.ipynb", "studies", "Studies"),
     Page("22_throughput.ipynb", "throughput", "Throughput and MFU", "Results"),
     Page("23_peak.ipynb", "peak", "Best configurations", "Results"),
     Page("24_scaling.ipynb", "scaling", "Scaling", "Results"),
