@@ -1,26 +1,81 @@
-"""Submit the runs of a plan to Slurm: a directory a run, and a job a run or one for all."""
+"""Submit the runs of a plan to Slurm: one directory per run, in one job each or one for all."""
 
 from __future__ import annotations
 
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
-from scalebook import __version__, project, scrub, store
+from scalebook import project, store
 from scalebook.errors import LaunchError
-from scalebook.running import finish_run, host, launch, query
-from scalebook.running.cluster import job_files, slurm
-from scalebook.running.cluster.slurm_order import NO_ORDER, Order
-from scalebook.running.cluster.slurm_state import Ask
+from scalebook.running import finish_run, pruning, query
+from scalebook.running.cluster import slurm
+from scalebook.running.cluster.jobs import FOLDER, Ask, write_job
+from scalebook.running.pruning import Inference
 from scalebook.running.todo import Entry, label
+from scalebook.running.waiting import Scheduled
 
-FOLDER = ".slurm"  # below the runs: scripts, and what jobs print beside their runs
+OWN_JOBS = "Each run was a job of its own, submitted in this order: Slurm starts them as it can."
 _JOB_ID = re.compile(r"(\d+)(?:;.*)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A plan's schedule, and the place of each of its runs, by hash and counted from 1."""
+
+    scheduled: Scheduled
+    places: Mapping[str, int]
+    one_job: bool
+    prune: bool
+    rerun: bool
+
+    @classmethod
+    def of(
+        cls,
+        entries: Sequence[Entry],
+        scheduled: Scheduled,
+        *,
+        one_job: bool,
+        prune: bool,
+        rerun: bool,
+    ) -> Order:
+        """Return the order of these entries."""
+        places = {entry.config.config_hash(): n for n, entry in enumerate(entries, start=1)}
+        return cls(scheduled, places, one_job, prune, rerun)
+
+    def record(self, entry: Entry) -> dict[str, Any]:
+        """Return what the record of a run keeps of its place; empty without a plan."""
+        kept = self.scheduled.place(self.places[entry.config.config_hash()], None)
+        if kept and not self.one_job and len(self.places) > 1:
+            kept["notes"] = [*kept["notes"], OWN_JOBS]
+        return kept
+
+    def inferences(self, entries: Sequence[Entry], runs: Path) -> dict[str, Inference]:
+        """Return by hash the runs that records already show not to fit."""
+        if not self.prune:
+            return {}
+        known = pruning.broken(runs, None, fresh=self.rerun)
+        waiting = (entry.config for entry in entries if entry.action == "run")
+        return pruning.inferences(waiting, known)
+
+    def turn(self, number: int) -> tuple[str, ...]:
+        """Return what the run at a place of its job is told of its turn; empty: it starts."""
+        if number == 0:
+            return ()
+        cool_down = self.scheduled.cool_down
+        words = ("--cool-down", str(cool_down)) if cool_down is not None else ()
+        if self.prune:
+            words += ("--prune", "--fresh") if self.rerun else ("--prune",)
+        return words
+
+
+NO_ORDER = Order(Scheduled(), {}, one_job=False, prune=False, rerun=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +130,7 @@ def preview(
         slurm.Task(
             entry.config,
             store.partial_path(runs.absolute(), f"RUN_ID_{number + 1}"),
-            order.turn(entries, number),
+            order.turn(number),
         )
         for number, entry in enumerate(entries)
     ]
@@ -101,9 +156,8 @@ def submit(
     try:
         for number, entry in enumerate(entries):
             directory = store.create_partial(runs, entry.config, datetime.now(UTC))
-            job_files.write_job(directory, None, len(entries))
-            tasks.append(slurm.Task(entry.config, directory, order.turn(entries, number)))
-            _write_launch(tasks[-1], options)
+            write_job(directory, None, len(entries))
+            tasks.append(slurm.Task(entry.config, directory, order.turn(number)))
             if order.places:
                 store.write_json(directory / finish_run.SCHEDULE_FILE, order.record(entry))
         job_id = _sbatch(_write_script(tasks, runs, options), ask)
@@ -113,7 +167,7 @@ def submit(
         raise
     for task in tasks:
         with suppress(FileNotFoundError):  # a short job may have recorded its run by now
-            job_files.write_job(task.directory, job_id, len(entries))
+            write_job(task.directory, job_id, len(entries))
     return [
         Submitted(entry, task.directory, job_id) for entry, task in zip(entries, tasks, strict=True)
     ]
@@ -142,20 +196,6 @@ def _sbatch(script: Path, ask: Ask) -> str:
             f"VALUE leaves an option out); the script is {project.short(script)}."
         )
     return found[1]
-
-
-def _write_launch(task: slurm.Task, options: slurm.Options) -> None:
-    """Keep what is known before the start; the machine is the compute nodes', not this one."""
-    chosen = slurm.exported(task.config, os.environ)
-    variables = {name: value for name, (value, _) in chosen.items()}
-    checkout = project.root()
-    environment = {
-        "scalebook": __version__,
-        "git_commit": host.git_commit(checkout) if checkout else None,
-        "variables": scrub.without_secrets(launch.performance_variables(variables)),
-    }
-    command = ("python", *map(str, slurm.command(task, options)[1:]))
-    finish_run.write_launch(task.directory, command, environment)
 
 
 def describe(job: Sequence[Submitted]) -> str:
