@@ -29,7 +29,7 @@ def _by_node(directory: Path, name: re.Pattern[str]) -> list[tuple[int, Path]]:
     found = [
         (int(match[1] or 0), path)
         for path in directory.iterdir()
-        if (match := name.fullmatch(path.name))
+        if (match := name.fullmatch(path.name)) and not path.is_symlink()
     ]
     return sorted(found)
 
@@ -85,11 +85,11 @@ def tails(directory: Path, codes: Mapping[int, int], count: int) -> list[NodeLog
 def merge(directory: Path) -> None:
     """Put the nodes' logs into ``train.log``, one after the other, each under a line of its own."""
     logs = _by_node(directory, _LOG)
-    if len(logs) < 2:
+    if not any(number for number, _ in logs):
         return
     with untrusted.replaced(finish_run.log_file(directory)) as merged:
         for number, path in logs:
-            merged.write(f"===== node {number} of {len(logs)} =====\n".encode())
+            merged.write(f"===== node {number} of {logs[-1][0] + 1} =====\n".encode())
             with untrusted.opened(path) as stream:
                 while piece := stream.read(1 << 20):
                     merged.write(piece)
