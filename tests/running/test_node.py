@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,7 +24,7 @@ from scalebook import store
 from scalebook.config import RunConfig
 from scalebook.facts import catalog, legality
 from scalebook.record import RunRecord
-from scalebook.running import runner
+from scalebook.running import finish_run, processes, runner
 from scalebook.running.cluster import jobs, node
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,12 +51,23 @@ def config(micro_batch_size: int = 1, **changes: Any) -> RunConfig:
     return small(**{"nodes": 2, "world_size": 2, **sizes, **changes})
 
 
-def start(directory: Path, number: int, *arguments: str, mode: str = "") -> int:
-    """Run a node's part of a run in a process; return its exit code."""
+def start(directory: Path, number: int, *arguments: str, mode: str = "") -> subprocess.Popen[bytes]:
+    """Start a node's part of a run."""
     environment = {**os.environ, "RANK": str(number), "SCALEBOOK_TELEMETRY_SECONDS": "0"}
     environment |= {"MASTER_ADDR": "first", "FAKE_TRAINER": mode}
     command = [sys.executable, "-c", PROGRAM, str(directory), "--trainer", "fake", *arguments]
-    return subprocess.run(command, env=environment, check=False, timeout=120).returncode
+    return subprocess.Popen(command, env=environment)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Return when a condition holds, or fail after a minute."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        with suppress(FileNotFoundError):
+            if condition():
+                return
+        time.sleep(0.05)
+    raise AssertionError("waited a minute in vain")
 
 
 def run_nodes(directory: Path, *modes: str) -> list[int]:
@@ -62,7 +76,8 @@ def run_nodes(directory: Path, *modes: str) -> list[int]:
     codes = [-1 for _ in modes]
 
     def part(number: int, mode: str) -> None:
-        codes[number] = start(directory, number, "--config", fields, mode=mode)
+        process = start(directory, number, "--config", fields, mode=mode)
+        codes[number] = process.wait(120)
 
     threads = [threading.Thread(target=part, args=item) for item in reversed([*enumerate(modes)])]
     for thread in threads:
@@ -93,6 +108,34 @@ def test_the_first_nodes_failure_ends_the_others(tmp_path: Path):
     record = store.read_record(tmp_path / "two")
     assert (record.status, record.exit_code) == ("failed", 1)
     assert "ValueError" in str(record.reason)
+
+
+@pytest.mark.parametrize("whole_group", [False, True])
+def test_a_job_that_is_asked_to_end_leaves_the_record_to_who_knows_why(
+    whole_group: bool, tmp_path: Path
+):
+    partial = waits(tmp_path, 4, nodes=1, world_size=1)
+    process = start(partial, 0, "--job", "7", mode="hang")
+    wait_for(lambda: len((partial / "steps.jsonl").read_text().splitlines()) == 2)
+    if whole_group:  # as a scheduler does: the ranks may be gone before their owner looks
+        processes.send(finish_run.run_id(partial), signal.SIGTERM)
+    process.terminate()
+    assert process.wait(60) == 143
+    end = finish_run.read_exit(partial)
+    assert end is not None and end.stop == node.ASKED
+
+
+def test_a_run_without_a_scheduler_to_ask_is_recorded_as_interrupted(tmp_path: Path):
+    partial = waits(tmp_path, 4, nodes=1, world_size=1)
+    process = start(partial, 0, mode="hang")
+    wait_for(lambda: len((partial / "steps.jsonl").read_text().splitlines()) == 2)
+    process.terminate()
+    assert process.wait(60) == 143
+    record = store.read_record(tmp_path / "20340102-030405-4")
+    assert (record.status, record.reason) == (
+        "interrupted",
+        "The job was asked to end (after step 2 of 5).",
+    )
 
 
 def test_a_run_that_a_node_cannot_start_is_a_failed_run_with_the_refusal(
@@ -176,12 +219,12 @@ def broke(runs: Path, size: int, job_id: str = "7") -> str:
     return run_id
 
 
-def waits(runs: Path, size: int) -> Path:
+def waits(runs: Path, size: int, **changes: Any) -> Path:
     """Return a directory that waits for its turn in job 7."""
     runs.mkdir(parents=True, exist_ok=True)
     partial = store.partial_path(runs, f"20340102-030405-{size}")
     partial.mkdir()
-    store.write_json(partial / "config.json", config(size).model_dump())
+    store.write_json(partial / "config.json", config(size, **changes).model_dump())
     store.write_json(partial / "schedule.json", {"plan": "plan", "place": 2, "notes": ["random"]})
     jobs.write_job(partial, "7", 2)
     return partial

@@ -38,7 +38,7 @@ def entries(*sizes: int) -> tuple[Entry, ...]:
 
 def order(of: tuple[Entry, ...], scheduled: Scheduled = RANDOM, **changes: bool) -> Order:
     """Return the order of some runs, as one job unless the changes say otherwise."""
-    return Order.of(of, scheduled, **{"one_job": True, "prune": True, "rerun": False, **changes})
+    return Order(scheduled, of, **{"one_job": True, "prune": True, "rerun": False, **changes})
 
 
 def broke(runs: Path, size: int, job_id: str = "7") -> str:
@@ -85,9 +85,9 @@ def test_a_rerun_counts_the_jobs_own_runs_alone():
 def test_what_records_show_not_to_fit_is_not_submitted(tmp_path: Path):
     runs = entries(1, 4)
     broke(tmp_path, 2)
-    assert list(order(runs).inferences(runs, tmp_path)) == [runs[1].config.config_hash()]
-    assert order(runs, prune=False).inferences(runs, tmp_path) == {}
-    assert order(runs, rerun=True).inferences(runs, tmp_path) == {}
+    assert list(order(runs).inferences(tmp_path)) == [runs[1].config.config_hash()]
+    assert order(runs, prune=False).inferences(tmp_path) == {}
+    assert order(runs, rerun=True).inferences(tmp_path) == {}
 
 
 def test_the_script_asks_before_the_second_run_alone(tmp_path: Path):

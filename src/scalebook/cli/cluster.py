@@ -105,7 +105,7 @@ def _slurm(options: argparse.Namespace, plan: Plan, entries: tuple[Entry, ...], 
 
     chosen = _slurm_options(options)
     order = _order(options, plan, entries)
-    pruned = order.inferences(entries, runs)
+    pruned = order.inferences(runs)
     left = [entry for entry in entries if entry.config.config_hash() not in pruned]
     jobs = submit.jobs(left, options.one_job)
     if options.dry_run:
@@ -143,9 +143,9 @@ def _order(options: argparse.Namespace, plan: Plan, entries: tuple[Entry, ...]) 
     from scalebook.running.cluster.submit import Order
     from scalebook.running.waiting import Scheduled
 
-    return Order.of(
-        entries,
+    return Order(
         Scheduled.of(plan),
+        entries,
         one_job=options.one_job,
         prune=options.prune,
         rerun=options.rerun,

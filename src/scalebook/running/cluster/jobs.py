@@ -178,7 +178,8 @@ def settle_one(partial: Path, job: Job, state: JobState) -> Settled | None:
     """Record the run of a job that has ended; None where another process does it."""
     try:
         with ownership.owned(partial):
-            if job.runs > 1 and not (partial / finish_run.LAUNCH_FILE).exists():
+            begun = (finish_run.LAUNCH_FILE, "attempts", "checkpoints")
+            if job.runs > 1 and not any((partial / name).exists() for name in begun):
                 # A job of several runs ended before this one's turn: it is still to be run.
                 shutil.rmtree(partial)
                 return Settled(partial, None)

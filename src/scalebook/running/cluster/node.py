@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import signal
 import sys
@@ -32,7 +33,6 @@ from scalebook.running.command import Launch
 from scalebook.running.pruning import Broken, Inference
 
 JOIN_SECONDS = 600  # for every node to come to the rendezvous: images may have to be unpacked
-TURN_SECONDS = waiting.LONGEST_SECONDS + JOIN_SECONDS  # for the first node to start the run
 REPORT_SECONDS = 60.0  # for the other nodes to end after the first one has
 LOOK_SECONDS = 2.0  # between two looks at what other nodes noted: the folder is shared
 ENDED_CODE = 128 + signal.SIGTERM
@@ -204,8 +204,8 @@ def _lead(part: Part) -> int:
     facts = host.facts(environment, project.root()) | _job(part)
     finish_run.write_launch(directory, ("python", *plan.command[1:]), facts, part.start)
     end = part.run(plan, environment)
-    if end.stop == ASKED:
-        return ENDED_CODE  # the job may be requeued, and whoever asks the scheduler knows why
+    if end.stop == ASKED and options.job:
+        return ENDED_CODE  # the job may be requeued; otherwise 'scalebook status' asks Slurm why
     _wait(lambda: part.asked_to_end or len(node_logs.ends(directory)) >= part.config.nodes)
     return _record(part, None if end.stop == FOLLOWED else end.stop)
 
@@ -216,7 +216,7 @@ def _follow(part: Part) -> int:
     srun ends all nodes when one answers with another code: that is kept for a node that breaks.
     """
     started = part.directory / finish_run.LAUNCH_FILE
-    _wait(lambda: part.asked_to_end or started.exists() or _is_over(part), TURN_SECONDS)
+    _wait(lambda: part.asked_to_end or started.exists() or _is_over(part), math.inf)
     if part.asked_to_end:
         return ENDED_CODE
     if not started.exists():
@@ -235,10 +235,10 @@ def _is_over(part: Part) -> bool:
 
 
 def _wait(condition: Callable[[], bool], seconds: float = REPORT_SECONDS) -> None:
-    """Wait until a condition holds, or for so many seconds."""
+    """Wait until a condition holds, or until the time is over."""
     deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
-        time.sleep(0.2)
+        time.sleep(0.5)
 
 
 def _job(part: Part) -> dict[str, Any]:

@@ -249,7 +249,7 @@ def exported(config: RunConfig, environment: Mapping[str, str]) -> dict[str, tup
             chosen[name] = (environment[name], "set where the job was made")
     if catalogs:
         paths = os.pathsep.join(str(Path(part).absolute()) for part in catalogs)
-        chosen[CATALOG_VARIABLE] = (paths, "facts beside those of the package")
+        chosen[CATALOG_VARIABLE] = (paths, "facts in addition to the package's")
     return chosen
 
 

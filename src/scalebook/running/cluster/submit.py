@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -27,45 +27,32 @@ _JOB_ID = re.compile(r"(\d+)(?:;.*)?")
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A plan's schedule, and the place of each of its runs, by hash and counted from 1."""
+    """The order of a plan's runs: their schedule, and what is known before a run starts."""
 
-    scheduled: Scheduled
-    places: Mapping[str, int]
-    one_job: bool
-    prune: bool
-    rerun: bool
-
-    @classmethod
-    def of(
-        cls,
-        entries: Sequence[Entry],
-        scheduled: Scheduled,
-        *,
-        one_job: bool,
-        prune: bool,
-        rerun: bool,
-    ) -> Order:
-        """Return the order of these entries."""
-        places = {entry.config.config_hash(): n for n, entry in enumerate(entries, start=1)}
-        return cls(scheduled, places, one_job, prune, rerun)
+    scheduled: Scheduled = field(default_factory=Scheduled)
+    entries: Sequence[Entry] = ()
+    one_job: bool = False
+    prune: bool = False
+    rerun: bool = False
 
     def record(self, entry: Entry) -> dict[str, Any]:
         """Return what the record of a run keeps of its place; empty without a plan."""
-        kept = self.scheduled.place(self.places[entry.config.config_hash()], None)
-        if kept and not self.one_job and len(self.places) > 1:
+        places = [one.config.config_hash() for one in self.entries]
+        kept = self.scheduled.place(places.index(entry.config.config_hash()) + 1, None)
+        if kept and not self.one_job and len(places) > 1:
             kept["notes"] = [*kept["notes"], OWN_JOBS]
         return kept
 
-    def inferences(self, entries: Sequence[Entry], runs: Path) -> dict[str, Inference]:
+    def inferences(self, runs: Path) -> dict[str, Inference]:
         """Return by hash the runs that records already show not to fit."""
         if not self.prune:
             return {}
         known = pruning.broken(runs, None, fresh=self.rerun)
-        waiting = (entry.config for entry in entries if entry.action == "run")
+        waiting = (entry.config for entry in self.entries if entry.action == "run")
         return pruning.inferences(waiting, known)
 
     def turn(self, number: int) -> tuple[str, ...]:
-        """Return what the run at a place of its job is told of its turn; empty: it starts."""
+        """Return options of ``node`` for the run at a place of its job, counted from 0."""
         if number == 0:
             return ()
         cool_down = self.scheduled.cool_down
@@ -75,7 +62,7 @@ class Order:
         return words
 
 
-NO_ORDER = Order(Scheduled(), {}, one_job=False, prune=False, rerun=False)
+NO_ORDER = Order()
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +145,7 @@ def submit(
             directory = store.create_partial(runs, entry.config, datetime.now(UTC))
             write_job(directory, None, len(entries))
             tasks.append(slurm.Task(entry.config, directory, order.turn(number)))
-            if order.places:
+            if order.entries:
                 store.write_json(directory / finish_run.SCHEDULE_FILE, order.record(entry))
         job_id = _sbatch(_write_script(tasks, runs, options), ask)
     except BaseException:
