@@ -130,8 +130,6 @@ def supervise(
         stop = _watch(process, directory, config, show, ended)
         kills, killed = memory_kills.since(before)
         code = processes.shell_code(process.returncode)
-        if code and stop is None:
-            stop = ended()  # whoever ended this process may have ended its ranks too
         end = finish_run.Ended(code, stop, kills, tuple(sorted(killed)))
         finish_run.write_exit(directory, end, node)
     # a killed guard leaves the run behind
