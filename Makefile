@@ -15,7 +15,7 @@ SCALEBOOK := $(PY) -m scalebook
 # pin packages by themselves (PIP_CONSTRAINT), which the lock must not contradict.
 HAS_TORCH := $(shell $(PYTHON) -c "import importlib.util as u; print('yes' if u.find_spec('torch') else '')" 2>/dev/null)
 # Where a container engine or a cluster runs the training, this machine needs no torch of its own.
-IN_IMAGE := $(or $(filter slurm kubernetes,$(LAUNCHER)),$(filter-out auto none,$(CONTAINER)),$(if $(filter none,$(CONTAINER)),,$(if $(filter-out cpu,$(PLATFORM)),$(firstword $(foreach engine,docker podman apptainer enroot,$(shell command -v $(engine) 2>/dev/null))))))
+IN_IMAGE := $(or $(filter slurm,$(LAUNCHER)),$(filter-out auto none,$(CONTAINER)),$(if $(filter none,$(CONTAINER)),,$(if $(filter-out cpu,$(PLATFORM)),$(firstword $(foreach engine,docker podman apptainer enroot,$(shell command -v $(engine) 2>/dev/null))))))
 TRAIN := $(if $(HAS_TORCH)$(IN_IMAGE),,train,)
 READY := $(VENV)/.run$(if $(IN_IMAGE),-image)
 INSTALL = $(PY) -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) $(if $(HAS_TORCH),,--constraint requirements.lock) --editable
@@ -55,7 +55,7 @@ help:  ## Show this help
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "Variables: PLATFORM=cpu|h100|mi300x|... MODEL= PLAN=runs/plans/NAME.toml GPUS= NODES= RUNS=runs ARGS="
 	@echo "           CONTAINER=auto|docker|podman|apptainer|enroot|none IMAGE= (containers/README.md)"
-	@echo "           LAUNCHER=slurm|kubernetes (containers/slurm/README.md) ENGINE=megatron|nemo|primus"
+	@echo "           LAUNCHER=slurm (containers/slurm/README.md) ENGINE=megatron|nemo|primus"
 	@echo "           BUDGET=480 (seconds, of make tune)"
 
 setup: $(READY)  ## Make the virtual environment of `make run`

@@ -198,7 +198,8 @@ def test_how_the_trainer_ended_is_kept_before_anything_else_is_done(
 
     monkeypatch.setattr(processes, "end", look)
     record = train(tmp_path)
-    assert kept == [{"exit_code": 0, "status": None, "sentence": None}]
+    ended = {"exit_code": 0, "stop": None, "memory_kills": 0, "memory_killed": []}
+    assert kept == [ended]
     assert not (tmp_path / record.run_id / finish_run.EXIT_FILE).exists()
 
 

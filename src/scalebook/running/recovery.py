@@ -79,20 +79,16 @@ def settle(
         return None
     reason = sentence or "The process in charge ended without a word (killed, or power was lost)"
     unknown: tuple[Status, str] = (status, reason)
-    code, stop = _end(partial) or (None, unknown)
-    return finish_run.conclude(partial, exit_code=code, stop=stop, finished_at=_last_sign(partial))
+    end = finish_run.read_exit(partial)
+    return finish_run.conclude(
+        partial,
+        exit_code=end.exit_code if end else None,
+        stop=end.stop if end else unknown,
+        finished_at=last_sign(partial),
+    )
 
 
-def _end(partial: Path) -> tuple[int, tuple[Status, str] | None] | None:
-    """Return exit code and stop of a trainer whose end was noted; None where none was."""
-    end = finish_run.read_object(partial / finish_run.EXIT_FILE)
-    code, status = end.get("exit_code"), end.get("status")
-    if not isinstance(code, int):
-        return None
-    return code, (status, str(end.get("sentence"))) if status else None
-
-
-def _last_sign(partial: Path) -> str:
+def last_sign(partial: Path) -> str:
     """Return when the run last wrote anything, as records keep times."""
     names = (
         "config.json",
