@@ -41,7 +41,8 @@ PAGES = (
     Page("32_probe.ipynb", "probe", "Machine probe", "Evidence"),
     Page("33_claims.ipynb", "claims", "Claims audit", "Evidence"),
     Page("34_provenance.ipynb", "provenance", "Provenance", "Evidence"),
-    Page("35_method.ipynb", "method", "Method"),
+    Page("35_predicted.ipynb", "predicted", "Predicted and measured", "Evidence"),
+    Page("36_method.ipynb", "method", "Method"),
 )
 
 
