@@ -21,6 +21,7 @@ from scalebook.facts.feasibility.known import config_of
 from scalebook.identity import alike
 from scalebook.measure.economics import Inputs, answers
 from scalebook.measure.intervals import Interval, point
+from scalebook.measure.probes import Probe
 from scalebook.measure.verdicts import Verdict
 from scalebook.predict.search import Candidate, layouts
 from scalebook.record import RunRecord
@@ -49,6 +50,7 @@ from scalebook.report.pages.studies import (
 
 Row = Mapping[str, Any]
 TRILLION = 1e12  # tokens of the example of a cost
+MOST_LEARNED = 1_000  # runs that a prediction of a page reads again
 MOST_HEADLINES, MOST_COSTS, MOST_DRAWN, MOST_CARDS = 4, 2, 24, 8
 CARDS = (
     *("scaling", "strategies", "ablation", "precision", "map"),
@@ -90,6 +92,13 @@ class Front:
         return tuple(sorted(found, key=lambda ones: -ones[-1].rate))
 
     @cached_property
+    def evidence(self) -> tuple[tuple[predict.KnownRate, ...], tuple[Probe, ...], int]:
+        """What predictions learn from; nothing of very many runs, which take too long to read."""
+        if self.data.runs.height > MOST_LEARNED:
+            return (), (), 0
+        return predict.evidence(self.data.folder)
+
+    @cached_property
     def predicted(self) -> tuple[Candidate | None, ...]:
         """The layout that is predicted to beat the best of each entry of ``best``."""
         return tuple(_predicted(self, ones) for ones in self.best)
@@ -114,8 +123,8 @@ def screen(data: ReportData) -> Fragment:
     )
     return Fragment(
         Markup(
-            '<div class="sb-front">{}<div class="cols"><div><h3>{}</h3>{}</div><div class="beside" role="complementary">{}</div>'
-            "</div>{}{}</div>"
+            '<div class="sb-front">{}<div class="cols"><div><h3>{}</h3>{}</div>'
+            '<div class="beside" role="complementary">{}</div></div>{}{}</div>'
         ).format(
             _heading(front), _plot_title(front), _plot(front), aside, _cards(asked), _foot(data)
         )
@@ -422,8 +431,9 @@ def _predicted(front: Front, ones: Sequence[Configuration]) -> Candidate | None:
     config = config_of(front.records[row["run_id"]])
     if config is None or row["source"] != "measured" or row["platform"] == "cpu":
         return None
+    rates, probes, _ = front.evidence
     try:
-        made = predict.load(config.platform, front.data.folder)
+        made = predict.predictor(config.platform, rates, probes)
         ranked = layouts(config, made).candidates
     except (ScalebookError, ArithmeticError, ValueError, LookupError):
         return None  # nothing to learn from, or a platform that the catalog lacks
@@ -436,7 +446,7 @@ def _predicted(front: Front, ones: Sequence[Configuration]) -> Candidate | None:
 def _plot_title(front: Front) -> Markup:
     whole = "the whole model" if all(is_whole(item.row) for item in front.chosen) else "a model"
     words = "Every run of {}, {} <small>{}</small>"
-    legend = "● BF16 ◆ FP8 · band: 95 % · hollow: too few steps · dashed: predicted · %: MFU"
+    legend = "● BF16 ◆ FP8 · band: 95 % · hollow: few steps · dashed: predicted · %: MFU"
     return Markup(words).format(whole, front.best[0][0].row["rate_unit"], legend)
 
 

@@ -270,16 +270,17 @@ def _layouts(runs: _Runs) -> StudyAnswer | None:
     ones = max(found, key=_importance)
     best, second = ones[:2]
     against = verdict_on(best, second)
+    work = f"{on(best.row)} at sequence {best.row['sequence_length']:,}"
     name, other = split_name(best.row), split_name(second.row)
     if against is None:
         words = Markup("{} leads with {} for {}; without intervals, {} may be as fast.")
-        verdict = words.format(name, linked(best, rate(best)), on(best.row), other)
+        verdict = words.format(name, linked(best, rate(best)), work, other)
     elif against.word == "cannot tell":
         words = Markup("{} leads with {} for {}; {} is within the noise.")
-        verdict = words.format(name, linked(best, rate(best)), on(best.row), other)
+        verdict = words.format(name, linked(best, rate(best)), work, other)
     else:
         words = Markup("{} is fastest for {}: {} against {}.")
-        verdict = words.format(linked(best, name), on(best.row), gain(against), other)
+        verdict = words.format(linked(best, name), work, gain(against), other)
     return StudyAnswer(verdict, marks.bars(_behind(runs.data, ones)), _ids(ones))
 
 
