@@ -49,7 +49,7 @@ def wrote(runs: Path, name: str, kind: str, seconds: float = 12.0, **changes: An
 def sentences(html: object) -> list[str]:
     """Return the sentences of the running text: paragraphs, without tables and charts."""
     text = re.sub(r"<(table|ol|ul|summary|small)\b.*?</\1>", "", str(html), flags=re.DOTALL)
-    text = re.sub(r'<p class="(head|foot|note)".*?</p>', "", text, flags=re.DOTALL)
+    text = re.sub(r'<p class="(head|foot|note|sb-unit)".*?</p>', "", text, flags=re.DOTALL)
     found = re.findall(r"<p[^>]*>(.*?)</p>", text, flags=re.DOTALL)
     plain = [Markup(one).striptags().replace("\N{NO-BREAK SPACE}", " ") for one in found]
     return [one for text in plain for one in re.split(r"(?<=[.?]) (?=[A-Z±0-9])", text) if one]
@@ -185,7 +185,7 @@ def test_runs_of_no_plan_form_studies_and_an_unknown_kind_is_no_plan(tmp_path: P
 
 def test_no_chart_is_wider_than_its_track() -> None:
     drawn = [Dot("a", 10.0, 8.0, 12.0, "10"), Dot("b", -5.0, -6.0, -4.0, "-5")]
-    for html in (marks.bars(drawn), marks.dots([("g", drawn, {"best": 11.0})], "unit")):
+    for html in (marks.bars(drawn, "%"), marks.dots([("g", drawn, {"best": 11.0})], "unit")):
         places = [float(one) for one in re.findall(r"(?:left|width):(-?[\d.]+)%", html)]
         assert places
         assert all(0 <= place <= 100 for place in places)

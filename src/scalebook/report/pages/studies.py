@@ -225,7 +225,8 @@ def _headline(runs: _Runs) -> StudyAnswer | None:
         return None
     first = best[0]
     several = len({side_name(one.row) for one in best}) > 1
-    words = "{} is fastest: {} at {} in {}." if several else "{} trains {} at {} in {}."
+    words = "{} trains {} at {} in {}."
+    words = words[:-1] + ", the highest rate, but no equal work compares it." if several else words
     verdict = Markup(words).format(
         platform_title(first.row["platform"]), model_title(first.row["model"]),
         linked(first, rate(first)), first.row["precision"].upper(),
@@ -238,7 +239,7 @@ def _headline(runs: _Runs) -> StudyAnswer | None:
         )
         for one in best[:MOST_ROWS]
     ]
-    return StudyAnswer(verdict, marks.bars(drawn), _ids(best))
+    return StudyAnswer(verdict, marks.bars(drawn, first.row["rate_unit"]), _ids(best))
 
 
 def _reached(pair: Pair) -> float:
@@ -350,7 +351,9 @@ def _layouts(runs: _Runs) -> StudyAnswer | None:
     else:
         words = Markup("{} is fastest for {}: {} against {}.")
         verdict = words.format(linked(best, name), work, gain(against), other)
-    return StudyAnswer(verdict, marks.bars(_behind(runs.data, ones)), _ids(ones))
+    return StudyAnswer(
+        verdict, marks.bars(_behind(runs.data, ones), "difference from the best, %"), _ids(ones)
+    )
 
 
 def _same_work(item: Member) -> tuple[str, str] | None:
@@ -408,7 +411,11 @@ def _ablation(runs: _Runs) -> StudyAnswer | None:
         for one, v in known[:MOST_ROWS]
     ]  # fmt: skip
     ids = [item.row["run_id"] for one in chosen.switches for item in one.pair.b]
-    return StudyAnswer(verdict, marks.bars(drawn), (chosen.optimised[0].row["run_id"], *ids))
+    return StudyAnswer(
+        verdict,
+        marks.bars(drawn, "what the option adds to the rate, %"),
+        (chosen.optimised[0].row["run_id"], *ids),
+    )
 
 
 _MAP = (
@@ -444,10 +451,11 @@ def _map(runs: _Runs) -> StudyAnswer | None:
         (cell["recompute"], str(cell["micro_batch_size"])): _place(cell, best.rate)
         for cell in chosen.sort("recompute", "rate", descending=[True, False]).to_dicts()
     }
+    unit = "MFU, %" if row["mfu"] is not None else str(row["rate_unit"])
     order = {"none": 0, "pointwise": 1, "full": 2}
     values = dict(sorted(values.items(), key=lambda item: order.get(item[0][0], 3)))
     return StudyAnswer(
-        verdict, marks.cells(values, "recompute", "micro batch"), tuple(chosen["run_id"])
+        verdict, marks.cells(values, ("recompute", "micro batch"), unit), tuple(chosen["run_id"])
     )
 
 
@@ -484,7 +492,11 @@ def _precision(runs: _Runs) -> StudyAnswer | None:
              colour=colour(runs.data, a.row["platform"]), run_id=a.row["run_id"])
         for a, b, v in found[:MOST_ROWS]
     ]  # fmt: skip
-    return StudyAnswer(said, marks.bars(drawn), _ids([one for a, b, _ in found for one in (a, b)]))
+    return StudyAnswer(
+        said,
+        marks.bars(drawn, "rate over that in 16 bits"),
+        _ids([one for a, b, _ in found for one in (a, b)]),
+    )
 
 
 def _depth(row: Row) -> str:
@@ -523,7 +535,7 @@ def _experts(runs: _Runs) -> StudyAnswer | None:
     if without:
         verdict = verdict[:-1] + Markup("; {} without a steady rate.").format(count(without, "run"))
     drawn = [mark(runs.data, one, model_title(one.row["model"])) for one in best[:MOST_ROWS]]
-    return StudyAnswer(verdict, marks.bars(drawn), ids)
+    return StudyAnswer(verdict, marks.bars(drawn, first.row["rate_unit"]), ids)
 
 
 def _correctness(runs: _Runs) -> StudyAnswer | None:
@@ -552,7 +564,11 @@ def _correctness(runs: _Runs) -> StudyAnswer | None:
              colour=colour(runs.data, row["platform"]), run_id=row["run_id"])
         for row in chosen[:MOST_ROWS]
     ]  # fmt: skip
-    return StudyAnswer(verdict, marks.bars(drawn), tuple(row["run_id"] for row in chosen))
+    return StudyAnswer(
+        verdict,
+        marks.bars(drawn, "last loss, and its difference from the first run, %"),
+        tuple(row["run_id"] for row in chosen),
+    )
 
 
 def _drill(runs: _Runs) -> StudyAnswer | None:
