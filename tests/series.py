@@ -153,7 +153,7 @@ def tail(size: float, constant: float) -> Callable[[random.Random, int], Known]:
 
 
 def rare_spikes(share: float, height: float) -> Callable[[random.Random, int], Known]:
-    """Return a maker of series in which a step is slower by ``height`` once in a while, by chance."""
+    """Return a maker of series in which a step takes ``height`` longer, by chance."""
 
     def make(generator: random.Random, count: int) -> Known:
         series = [v + height * (generator.random() < share) for v in _noisy(generator, count)]

@@ -240,7 +240,8 @@ def test_the_repeats_that_are_advised_are_the_fewest_that_decide(difference):
     assert found.word == "cannot tell"
     more = enough - 2
     assert found.advice == (
-        f"About {more} more repeat{'s' * (more > 1)} per side would decide a difference of this size."
+        f"About {more} more repeat{'s' * (more > 1)} per side would decide a difference of this "
+        "size."
     )
 
 
