@@ -7,6 +7,7 @@ import math
 import random
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -92,6 +93,19 @@ def steps(seconds, phase="measured", first=1, **fields):
         StepRecord(step=first + index, phase=phase, step_seconds=value, tokens=TOKENS, **fields)
         for index, value in enumerate(seconds)
     ]
+
+
+def test_the_mfu_by_hand_in_the_readme_is_the_measured_one(root):
+    text = (root / "src" / "scalebook" / "measure" / "README.md").read_text(encoding="utf-8")
+    block = text.split("```python\n")[1].split("```")[0]
+    found: dict[str, Any] = {}
+    exec(block, found)
+    assert found["tokens"] == TOKENS
+    item = measure(make_run(steps(found["step_seconds"])))
+    assert item.mfu == pytest.approx(found["mfu"], rel=1e-9)
+    assert item.model_tflops_per_second_per_gpu == pytest.approx(found["tflops"], rel=1e-9)
+    said = f"{found['tflops']:.0f} TFLOP/s per GPU and an MFU of {100 * found['mfu']:.1f} %"
+    assert said in text.replace("\n", " ")
 
 
 def test_a_rate_does_not_leave_out_the_time_that_a_restart_took():
