@@ -605,3 +605,8 @@ def test_spikes_are_taken_apart_with_their_heights_and_places():
     assert (kind.period, kind.positions, kind.height) == (10, (4, 14, 24, 34, 44, 54), 2)
     assert apart.irregular == ((33, pytest.approx(0.7)),)
     assert apart.smooth == pytest.approx([1.0] * 60)
+
+
+def test_a_refused_series_has_no_spikes_and_no_change():
+    found = find_steady([1.0] * 5)
+    assert (found.periods, found.irregular, found.change, found.seen) == ((), 0, 0.0, None)
