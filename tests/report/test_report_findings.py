@@ -102,7 +102,8 @@ def test_losses_of_one_training_are_compared(tmp_path: Path) -> None:
 
 def test_the_largest_total_is_named_where_it_is_another_run(tmp_path: Path) -> None:
     text = words(findings.findings(load(write_sample(tmp_path))))
-    total = r"The most in total is [\d,]+ ± [\d,]+ tokens/s"
+    # 30 steps show no rare spike, so the interval reaches further down than up
+    total = r"The most in total is [\d,]+ tokens/s \([\d,]+ to [\d,]+\)"
     assert re.search(rf"{total}, with TP2 DP16 on 32 GPUs \(h100-tp2-32\)", text)
 
 

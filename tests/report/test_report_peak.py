@@ -121,7 +121,9 @@ def test_a_capacity_has_the_digits_that_its_rate_is_known_to(half: float, shown:
         "rate_low": None if half is None else 69_798 * (1 - half),
         "rate_high": None if half is None else 69_798 * (1 + half),
     }
-    row = {"run_id": "one", "platform": "h100", "rate": 69_798.0, **ends}
+    seen = {f"run_tokens_per_second_{end.removeprefix('rate_')}": ends[end] for end in ends}
+    row = {"run_id": "one", "platform": "h100", "rate": 69_798.0, **ends, **seen}
+    row["tokens_per_second"] = 69_798.0
     assert Configuration((row,)).derived(5_889_233) == shown
 
 

@@ -20,11 +20,13 @@ from scalebook.facts.flops import (
     headline_convention,
 )
 from scalebook.measure.metrics.ceiling import fraction
-from scalebook.measure.metrics.devices import device_fields
+from scalebook.measure.metrics.devices import device_fields, settled
 from scalebook.measure.metrics.peak import highest_peak, peak_of
+from scalebook.measure.metrics.repeats import of_configuration, start_spread
 from scalebook.measure.metrics.row import RunMetrics
 from scalebook.measure.metrics.settings import count, finite, run_shape, settings, text
 from scalebook.measure.metrics.window import Throughput, measured_steps, throughput
+from scalebook.measure.telemetry import read as read_telemetry
 from scalebook.record import RunRecord
 from scalebook.store import Run
 
@@ -87,11 +89,14 @@ def _memory(run: Run) -> dict[str, Any]:
     return {"peak_memory_gib": peak, "peak_memory_reason": why if peak is None else None}
 
 
-def _rates(found: Throughput | None, reason: str | None, world: int | None) -> dict[str, Any]:
+def _rates(
+    found: Throughput | None, reason: str | None, world: int | None, start: float
+) -> dict[str, Any]:
     """Return the fields of RunMetrics that are rates of steps and tokens."""
     single = found is not None and found.of_one_gpu
-    interval = found.interval if found and not single else None
+    interval = _interval(found, start) if found and not single else None
     low, high = interval or (None, None)
+    seen = (found.seen if found and interval else None) or (None, None)
     each = found.tokens_per_second if found else None
     rate = None if single else each
     if single:
@@ -101,6 +106,9 @@ def _rates(found: Throughput | None, reason: str | None, world: int | None) -> d
         "tokens_per_second": rate,
         "tokens_per_second_low": low,
         "tokens_per_second_high": high,
+        "run_tokens_per_second_low": seen[0],
+        "run_tokens_per_second_high": seen[1],
+        "start_spread": start if interval else None,
         "tokens_per_second_per_gpu": each if single else rate / world if rate and world else None,
         "throughput_reason": reason,
         "interval_reason": None if interval else reason or _no_interval(found),
@@ -108,14 +116,25 @@ def _rates(found: Throughput | None, reason: str | None, world: int | None) -> d
     }
 
 
+def _interval(found: Throughput, start: float) -> tuple[float, float] | None:
+    """Return the interval of the configuration's rate: this run's, and what a start changes."""
+    if found.interval is None:
+        return None
+    return of_configuration(found.tokens_per_second, *found.interval, start)
+
+
 def _no_interval(found: Throughput | None) -> str:
     """Return why a rate has no interval."""
-    reason = found.steady.reason if found else None
+    reason = (found.steady.reason or found.note) if found else None
     return reason or "The interval of the step time reaches down to zero."
 
 
 def _mfu(
-    rates: Throughput | None, scale: _Scale | None, peak: float | None, reason: str | None
+    rates: Throughput | None,
+    scale: _Scale | None,
+    peak: float | None,
+    reason: str | None,
+    start: float,
 ) -> dict[str, Any]:
     """Return the fields of RunMetrics that are fractions of the peak."""
     names = ("mfu", "mfu_low", "mfu_high", "hfu")
@@ -132,10 +151,11 @@ def _mfu(
         reasons = ("mfu_reason", "mfu_interval_reason", "hfu_reason")
         return found | dict.fromkeys(reasons, why)
     found["mfu"] = value
-    if rates.interval is None:
+    interval = _interval(rates, start)
+    if interval is None:
         found["mfu_interval_reason"] = _no_interval(rates)
     else:
-        found["mfu_low"], found["mfu_high"] = (end * scale.model / peak for end in rates.interval)
+        found["mfu_low"], found["mfu_high"] = (end * scale.model / peak for end in interval)
     if scale.hardware is None:
         found["hfu_reason"] = "The run does not say what it recomputed."
     else:
@@ -186,7 +206,9 @@ def measure(run: Run, *, peak_precision: str | None = None) -> RunMetrics:
     does not settle it (fp8).
     """
     record, steps = run.record, measured_steps(run.steps)
-    rates, no_rate = throughput(record, steps)
+    readings = read_telemetry(run.path)
+    rates, no_rate = throughput(record, steps, settled(readings, steps))
+    start = start_spread(text(record.setting("platform")))
     scale, layers, no_scale = _scale(record, rates is not None and rates.of_one_gpu)
     peak, peak_name, no_peak = peak_of(record, peak_precision)
     if void := _void(rates, scale, record, peak_precision):
@@ -204,16 +226,16 @@ def measure(run: Run, *, peak_precision: str | None = None) -> RunMetrics:
         **settings(record),
         num_layers=layers,
         measured_steps=len(steps),
-        **_rates(rates, no_rate, count(record, "world_size")),
+        **_rates(rates, no_rate, count(record, "world_size"), start),
         model_tflops_per_second_per_gpu=achieved,
         flops_convention=scale.convention if scale else DEFAULT_CONVENTION,
         model_tflops_reason=no_rate or no_scale,
-        **_mfu(rates, scale, peak, no_rate or no_scale or no_peak),
+        **_mfu(rates, scale, peak, no_rate or no_scale or no_peak, start),
         peak_tflops_per_second=peak,
         peak_precision=peak_name,
         **fraction(achieved, record, peak_precision, no_rate or no_scale),
         **_memory(run),
-        **device_fields(run, rates.steps if rates else steps),
+        **device_fields(run, rates.steps if rates else steps, readings),
         loss_first=losses[0] if losses else None,
         loss_last=losses[-1] if losses else None,
         loss_fell=loss_fell(losses),

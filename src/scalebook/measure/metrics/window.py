@@ -15,7 +15,8 @@ from typing import Any
 
 from scalebook.measure.metrics.settings import LARGEST
 from scalebook.measure.metrics.stability import MINIMUM_STEPS
-from scalebook.measure.metrics.steady import Steady, find_steady
+from scalebook.measure.metrics.steady import BRIEF_SECONDS, Steady, find_steady
+from scalebook.measure.telemetry.trend import Settling
 from scalebook.record import RunRecord, StepRecord
 
 SAVING = 0.01  # of a step; asking an asynchronous save whether it is done takes less
@@ -32,21 +33,26 @@ class Throughput:
     steady: Steady
     step_seconds_median: float
     tokens_per_second: float
-    interval: tuple[float, float] | None  # of tokens_per_second, 95 %
+    interval: tuple[float, float] | None  # of the steady state's tokens_per_second, 95 %
+    seen: tuple[float, float] | None  # the same by the steps of the window only
+    note: str | None = None  # what a short window or an unsettled device means for the interval
     of_one_gpu: bool = False  # the rates are of one GPU: nobody knows of how many
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of RunMetrics that describe the steady state."""
         found = self.steady
         low, middle, high = found.quantiles or (None, None, None)
+        seen = found.seen or (None, None)
         return {
             "steady": found.accepted,
             "steady_reason": found.reason,
             "steady_steps": found.count,
             "steady_first_step": self.steps[0].step if found.accepted else None,
             "step_seconds_mean": found.mean,
-            "step_seconds_low": found.low,
-            "step_seconds_high": found.high,
+            "window_seconds": sum(one.step_seconds or 0.0 for one in self.steps),
+            "window_note": self.note,
+            "step_seconds_low": seen[0],
+            "step_seconds_high": seen[1],
             "step_seconds_p10": low,
             "step_seconds_p90": middle,
             "step_seconds_p99": high,
@@ -73,9 +79,12 @@ def measured_steps(steps: Iterable[StepRecord]) -> tuple[StepRecord, ...]:
 
 
 def throughput(
-    record: RunRecord, steps: Sequence[StepRecord]
+    record: RunRecord, steps: Sequence[StepRecord], devices: Settling | None = None
 ) -> tuple[Throughput | None, str | None]:
-    """Return the rates over measured steps, or None and the reason."""
+    """Return the rates over measured steps, or None and the reason.
+
+    Where the telemetry says that ``devices`` had not settled, the rate has no interval.
+    """
     reason = _no_window(record, steps)
     if reason is not None:
         return None, reason
@@ -88,7 +97,8 @@ def throughput(
         return None, "A measured step has no time above zero."
     if len(tokens) < len(steps) or not all(0 < value <= LARGEST for value in tokens):
         return None, "A measured step has no usable number of tokens."
-    steady = find_steady(_evened(seconds, tokens))
+    devices = devices or Settling(None)
+    steady = find_steady(_evened(seconds, tokens), settled_devices=devices.settled is True)
     if steady.problem is not None and steady.problem != "too short":
         return None, f"The run is not averaged. {steady.reason}"
     apart = None if steady.accepted else _apart(seconds)
@@ -97,9 +107,26 @@ def throughput(
     first, count = steady.start or 0, steady.count or len(steps)
     part = slice(first, first + count)
     rate = sum(tokens[part]) / sum(seconds[part])
-    interval = _rate_interval(rate, steady)
+    interval = _rate_interval(rate, steady, (steady.low, steady.high))
+    seen = _rate_interval(rate, steady, steady.seen or (None, None))
+    if devices.settled is False:
+        interval = seen = None
+    note = _note(sum(seconds[part]), steady, devices)
+    middle = median(seconds[part])
     chosen = tuple(steps[part])
-    return Throughput(chosen, steady, median(seconds[part]), rate, interval, single), None
+    return Throughput(chosen, steady, middle, rate, interval, seen, note, single), None
+
+
+def _note(seconds: float, steady: Steady, devices: Settling) -> str | None:
+    """Return what a reader must know of a short window or of devices; None where nothing."""
+    if devices.settled is False or not steady.accepted:
+        return devices.reason
+    if seconds >= BRIEF_SECONDS:
+        return None
+    short = f"The window lasts {seconds:.2g} s, less than a minute"
+    if devices.settled:
+        return f"{short}; the clocks and temperatures of the devices were steady over it."
+    return f"{short}: a slow change of the devices may not show in it yet."
 
 
 def _apart(seconds: Sequence[float]) -> str | None:
@@ -139,12 +166,15 @@ def _evened(seconds: Sequence[float], tokens: Sequence[int]) -> list[float]:
     return [second * mean / token for second, token in zip(seconds, tokens, strict=True)]
 
 
-def _rate_interval(rate: float, steady: Steady) -> tuple[float, float] | None:
+def _rate_interval(
+    rate: float, steady: Steady, ends: tuple[float | None, float | None]
+) -> tuple[float, float] | None:
     """Return the interval of a rate; a time interval that reaches zero has no upper rate."""
-    if steady.mean is None or steady.low is None or steady.high is None or steady.low <= 0:
+    low, high = ends
+    if steady.mean is None or low is None or high is None or low <= 0:
         return None
     # the value itself stays inside where rounding would leave it out
-    return min(rate * steady.mean / steady.high, rate), max(rate * steady.mean / steady.low, rate)
+    return min(rate * steady.mean / high, rate), max(rate * steady.mean / low, rate)
 
 
 def expert_load(steps: Sequence[StepRecord]) -> dict[str, Any]:

@@ -96,6 +96,12 @@ def summarize(
     )
 
 
+def within(devices: Sequence[Device], steps: Sequence[StepRecord]) -> tuple[Device, ...]:
+    """Return the devices with their readings while steps ran; none where no step tells its time."""
+    windows = windows_of(steps)
+    return _inside(devices, windows) if windows else ()
+
+
 def _inside(devices: Sequence[Device], windows: Sequence[Window]) -> tuple[Device, ...]:
     """Return the devices with the readings that lie within a window."""
     parts = [[device.within(one.begin, one.end) for one in windows] for device in devices]
