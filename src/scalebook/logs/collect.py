@@ -13,7 +13,7 @@ from scalebook.logs.settings import Value
 from scalebook.logs.status import Ending, weightier
 from scalebook.logs.table import COLUMNS
 
-MOST_ROWS = 2_000_000  # a row takes about 100 bytes; what lies beyond is counted
+MOST_ROWS = 10_000_000  # a row takes about 100 bytes; what lies beyond is counted and said
 MOST_JOBS = 1000
 SAME_LOSS = 5e-3  # losses of one step of one training differ by less, relatively
 LARGEST = 10**15  # no size, count or rate of a run is larger; products of such stay finite

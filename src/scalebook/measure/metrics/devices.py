@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from scalebook.measure.telemetry import TelemetrySummary, flags, read, summarize
@@ -10,12 +10,12 @@ from scalebook.record import StepRecord
 from scalebook.store import Run
 
 
-def telemetry(run: Run, steps: Sequence[StepRecord]) -> TelemetrySummary:
+def telemetry(run: Run, steps: Iterable[StepRecord]) -> TelemetrySummary:
     """Return the run's telemetry over these steps, the measured ones."""
     return summarize(read(run.path), run.record, steps)
 
 
-def device_fields(run: Run, steps: Sequence[StepRecord]) -> dict[str, Any]:
+def device_fields(run: Run, steps: Iterable[StepRecord]) -> dict[str, Any]:
     """Return the fields of RunMetrics that telemetry tells."""
     found = telemetry(run, steps)
     clocks = found.clocks

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
 
@@ -17,6 +17,7 @@ from scalebook.measure.metrics.spikes import Periodic, Spikes, take_apart
 from scalebook.measure.metrics.stability import MINIMUM_STEPS, Problem, Settled, relative, settle
 
 _FEW_BLOCKS, _MANY_BLOCKS, _FAR_MORE = 30, 50, 1.5
+_MOST = 20_000  # values that are looked at: of a longer series, means of neighbours
 _NORMAL = 1.959964  # the normal distribution's two-sided 95 % point
 
 
@@ -58,34 +59,42 @@ def quantile(ordered: Sequence[float], fraction: float) -> float:
 def find_steady(seconds: Sequence[float], minimum: int = 0) -> Steady:
     """Return the steady state of step times (seconds, finite and above zero).
 
-    The first ``minimum`` steps are warm-up whatever they look like.
+    The first ``minimum`` steps are warm-up whatever they look like. Of a series beyond ``_MOST``
+    steps, means of as many neighbours as it takes are judged: the mean and its interval are of all
+    steps, the start is exact to one block, and quantiles are of evenly spaced steps.
     """
-    series = seconds[minimum:]
-    if len(series) < MINIMUM_STEPS:
+    if len(seconds) - minimum < MINIMUM_STEPS:
         return _refused(seconds, minimum, Settled(0, "too short"))
+    series, each = seconds[minimum:], 1
+    if len(series) > _MOST:
+        each = math.ceil(len(series) / _MOST)
+        minimum += len(series) % each  # what fills no block
+        series, _ = blocks(series, len(series) // each)
     spikes = take_apart(series)
     settled = settle(spikes.smooth)
     if settled.problem is not None:
-        return _refused(seconds, minimum, settled)
+        at = None if settled.at is None else settled.at * each
+        problem = replace(settled, start=settled.start * each, at=at)
+        return _refused(seconds, minimum, problem)
     start, end = settled.start, _end(spikes, settled.start, len(series))
-    window = series[start:end]
+    window = seconds[minimum + start * each : minimum + end * each]
     mean = sum(window) / len(window)
     below, above = _halves(spikes, start, end)
     tolerated = settled.change / 2 * mean
-    ordered = sorted(window)
+    ordered = sorted(window[::each])
     return Steady(
         steps=len(seconds),
         problem=None,
         reason=None,
-        start=minimum + start,
+        start=minimum + start * each,
         count=len(window),
-        median=median(window),
+        median=median(ordered),
         mean=mean,
         # a logarithmic interval would bound a mean above zero too; at these widths they agree
         low=max(mean - below - tolerated, 0.0),
         high=mean + above + tolerated,
         quantiles=(quantile(ordered, 0.1), quantile(ordered, 0.9), quantile(ordered, 0.99)),
-        periods=tuple(sorted({item.period for item in spikes.periodic})),
+        periods=tuple(sorted({item.period for item in spikes.periodic})) if each == 1 else (),
         irregular=sum(start <= at < end for at, _ in spikes.irregular),
         change=settled.change,
     )
