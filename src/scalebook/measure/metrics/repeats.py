@@ -109,19 +109,20 @@ def estimate(item: RunMetrics) -> Estimate | None:
 
 def with_repeats(pairs: Iterable[tuple[RunRecord, RunMetrics]]) -> list[RunMetrics]:
     """Return the metrics of runs, each with the pooled rate of its configuration's repeats."""
+    return pooled_repeats((identity.repeat(record), item) for record, item in pairs)
+
+
+def pooled_repeats(pairs: Iterable[tuple[str | None, RunMetrics]]) -> list[RunMetrics]:
+    """Return the same for metrics with the key that repeats share."""
     found = list(pairs)
     groups: dict[str, list[Estimate]] = {}
-    keys = [identity.repeat(record) for record, _ in found]
-    for key, (_, item) in zip(keys, found, strict=True):
+    for key, item in found:
         known = estimate(item)
         if key is not None and known is not None:
             groups.setdefault(key, []).append(known)
-    platforms = {key: item.platform for key, (_, item) in zip(keys, found, strict=True)}
+    platforms = {key: item.platform for key, item in found}
     pooled = {key: pool(group, start_spread(platforms[key])) for key, group in groups.items()}
-    return [
-        _pooled(item, pooled.get(key) if key is not None else None)
-        for key, (_, item) in zip(keys, found, strict=True)
-    ]
+    return [_pooled(item, pooled.get(key) if key is not None else None) for key, item in found]
 
 
 def _pooled(item: RunMetrics, pooled: Pooled | None) -> RunMetrics:
