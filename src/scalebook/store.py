@@ -94,8 +94,13 @@ def publish(partial: Path) -> Path:
     if number > 1 and (partial / "record.json").exists():
         record = read_record(partial)
         write_record(partial, record.model_copy(update={"run_id": final.name}))
-    with suppress(OSError):  # none, or no room for a second one: the run counts for more
-        scrub.scrub_file(partial / "train.log", os.environ)
+    for log in ("train.log", "probe.log"):
+        with suppress(OSError):  # none, or no room for a second one: the run counts for more
+            scrub.scrub_file(partial / log, os.environ)
+    with suppress(OSError, ValueError, RecursionError):
+        notebook = json.loads(untrusted.read_bytes(partial / "run.ipynb"))
+        if (clean := scrub.scrub_values(notebook)) != notebook:
+            write_json(partial / "run.ipynb", clean)
     for left in partial.glob(".*.tmp"):  # of a writer that was killed
         left.unlink()
     partial.rename(final)
