@@ -58,7 +58,7 @@ class FileContent:
 
 
 _REMEDY = (
-    "Name the dialect with --dialect (scalebook ingest --help lists them), or a table's columns "
+    "Name the dialect with --dialect ('--dialect list' names them all), or a table's columns "
     "with --map, such as --map step_seconds=COLUMN."
 )
 # Tools whose samples say nothing of training, by pieces of what they print.
