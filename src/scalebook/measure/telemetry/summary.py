@@ -145,7 +145,7 @@ def _energy(
 
 
 def _values(devices: Sequence[Device], column: str) -> list[float]:
-    return [one.value for device in devices for one in device.series(column)]
+    return [value for device in devices for value in device.values(column)]
 
 
 def _power(
