@@ -610,3 +610,20 @@ def test_spikes_are_taken_apart_with_their_heights_and_places():
 def test_a_refused_series_has_no_spikes_and_no_change():
     found = find_steady([1.0] * 5)
     assert (found.periods, found.irregular, found.change, found.seen) == ((), 0, 0.0, None)
+
+
+def test_a_series_of_a_million_steps_is_judged_as_its_parts_are():
+    generator = random.Random(5)
+    series = [2.0] * 400 + [1 + 0.01 * generator.gauss(0, 1) for _ in range(200_000)]
+    found = find_steady(series)
+    assert found.accepted
+    assert found.start is not None
+    assert 400 <= found.start <= 400 + 2 * 11  # in blocks of eleven steps
+    assert found.low is not None
+    assert found.high is not None
+    assert found.low <= 1 <= found.high
+    assert found.high - found.low == pytest.approx(2 * 1.96 * 0.01 / 200_000**0.5, rel=0.25)
+    assert found.quantiles is not None
+    assert found.quantiles[1] == pytest.approx(1 + 1.2816 * 0.01, rel=1e-3)
+    drifting = [value * (1 + at / 2e6) for at, value in enumerate(series[400:])]
+    assert find_steady(drifting).problem == "drift"

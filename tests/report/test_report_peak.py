@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scalebook.report.pages.tiles import tiles
 from simulated import H100, config, write_run, write_sample
 from test_report_findings import words
 
@@ -14,7 +15,6 @@ from scalebook.report.base import frames, sections, series, tables
 from scalebook.report.base.frames import load
 from scalebook.report.base.versus import Configuration, configurations, verdict_on
 from scalebook.report.pages import comparison_page, findings, peak_page
-from scalebook.report.pages.tiles import tiles
 
 BIG: dict[str, Any] = {
     "platform": "h100", "model": "llama3.1-8b", "precision": "bf16", "sequence_length": 4096,

@@ -24,10 +24,11 @@ from scalebook.measure.metrics.devices import device_fields, settled
 from scalebook.measure.metrics.peak import highest_peak, peak_of
 from scalebook.measure.metrics.repeats import of_configuration, start_spread
 from scalebook.measure.metrics.row import RunMetrics
-from scalebook.measure.metrics.settings import count, finite, run_shape, settings, text
+from scalebook.measure.metrics.settings import count, run_shape, settings, text
 from scalebook.measure.metrics.window import Throughput, measured_steps, throughput
 from scalebook.measure.telemetry import read as read_telemetry
 from scalebook.record import RunRecord
+from scalebook.step_columns import Steps
 from scalebook.store import Run
 
 
@@ -80,12 +81,11 @@ def _scale(record: RunRecord, of_one_gpu: bool) -> tuple[_Scale | None, int | No
     return _Scale(model, hardware, counted), shape.num_layers, None
 
 
-def _memory(run: Run) -> dict[str, Any]:
+def _memory(record: RunRecord, steps: Steps) -> dict[str, Any]:
     """Return the most memory (GiB) allocated on any rank, else reserved; and why there is none."""
-    allocated = max(finite(step.allocated_gib for step in run.steps), default=0.0)
-    reserved = max(finite(step.reserved_gib for step in run.steps), default=0.0)
-    peak = next((value for value in (allocated, reserved) if value > 0), None)
-    why = text(run.record.environment.get("memory_reason")) or "No step recorded its memory"
+    most = (max(steps.known(name), default=0.0) for name in ("allocated_gib", "reserved_gib"))
+    peak = next((value for value in most if value > 0), None)
+    why = text(record.environment.get("memory_reason")) or "No step recorded its memory"
     return {"peak_memory_gib": peak, "peak_memory_reason": why if peak is None else None}
 
 
@@ -178,12 +178,12 @@ def _void(
     )
 
 
-def _stalls(run: Run, rates: Throughput | None) -> dict[str, Any]:
+def _stalls(steps: Steps, measured: Steps, rates: Throughput | None) -> dict[str, Any]:
     """Return the fields of RunMetrics about steps that were held up."""
-    stalled = [step for step in run.steps if step.phase == "stalled"]
-    steps = [*measured_steps(run.steps), *stalled]
-    seconds = sum(step.step_seconds or 0.0 for step in steps)
-    tokens = sum(step.tokens or 0 for step in steps)
+    stalled = steps.in_phase("stalled")
+    counted = (measured, stalled)
+    seconds = sum(sum(part.known("step_seconds")) for part in counted)
+    tokens = sum(sum(part.known("tokens")) for part in counted)
     rate = tokens / seconds if stalled and rates and seconds > 0 else None
     return {"stalled_steps": len(stalled), "tokens_per_second_with_stalls": rate}
 
@@ -205,7 +205,8 @@ def measure(run: Run, *, peak_precision: str | None = None) -> RunMetrics:
     ``peak_precision`` names the peak that MFU is a fraction of where the run's own precision
     does not settle it (fp8).
     """
-    record, steps = run.record, measured_steps(run.steps)
+    record, every = run.record, Steps.of(run.steps)
+    steps = measured_steps(every)
     readings = read_telemetry(run.path)
     rates, no_rate = throughput(record, steps, settled(readings, steps))
     start = start_spread(text(record.setting("platform")))
@@ -215,7 +216,7 @@ def measure(run: Run, *, peak_precision: str | None = None) -> RunMetrics:
         rates, no_rate = None, void
     rate = rates.tokens_per_second if rates else None
     achieved = rate * scale.model if rate and scale else None
-    losses = finite(step.loss for step in run.steps)
+    losses = every.known("loss")
     return RunMetrics(
         run_id=record.run_id,
         status="void" if void else record.status,
@@ -234,10 +235,10 @@ def measure(run: Run, *, peak_precision: str | None = None) -> RunMetrics:
         peak_tflops_per_second=peak,
         peak_precision=peak_name,
         **fraction(achieved, record, peak_precision, no_rate or no_scale),
-        **_memory(run),
+        **_memory(record, every),
         **device_fields(run, rates.steps if rates else steps, readings),
         loss_first=losses[0] if losses else None,
         loss_last=losses[-1] if losses else None,
         loss_fell=loss_fell(losses),
-        **_stalls(run, rates),
+        **_stalls(every, steps, rates),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from scalebook.measure.telemetry import Telemetry, TelemetrySummary, flags, read, summarize
@@ -13,20 +13,20 @@ from scalebook.store import Run
 
 
 def telemetry(
-    run: Run, steps: Sequence[StepRecord], readings: Telemetry | None = None
+    run: Run, steps: Iterable[StepRecord], readings: Telemetry | None = None
 ) -> TelemetrySummary:
     """Return the run's telemetry over these steps, the measured ones; ``readings`` spare a read."""
     return summarize(readings or read(run.path), run.record, steps)
 
 
-def settled(readings: Telemetry, steps: Sequence[StepRecord]) -> Settling:
+def settled(readings: Telemetry, steps: Iterable[StepRecord]) -> Settling:
     """Return whether the devices had settled while these steps ran; unknown without their times."""
     inside = within(readings.devices, steps)
     return settling(inside) if inside else Settling(None)
 
 
 def device_fields(
-    run: Run, steps: Sequence[StepRecord], readings: Telemetry | None = None
+    run: Run, steps: Iterable[StepRecord], readings: Telemetry | None = None
 ) -> dict[str, Any]:
     """Return the fields of RunMetrics that telemetry shows."""
     found = telemetry(run, steps, readings)

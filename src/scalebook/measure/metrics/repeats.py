@@ -165,11 +165,15 @@ def with_repeats(pairs: Iterable[tuple[RunRecord, RunMetrics]]) -> list[RunMetri
     Repeats also measure the spread of starts of their platform, which then counts in the interval
     of every configuration on it.
     """
+    return pooled_repeats((identity.repeat(record), item) for record, item in pairs)
+
+
+def pooled_repeats(pairs: Iterable[tuple[str | None, RunMetrics]]) -> list[RunMetrics]:
+    """Return the same for metrics with the key that repeats share."""
     found = list(pairs)
     groups: dict[str, list[Estimate]] = {}
     platforms: dict[str, str | None] = {}
-    keys = [identity.repeat(record) for record, _ in found]
-    for key, (_, item) in zip(keys, found, strict=True):
+    for key, item in found:
         known = estimate(item)
         if key is not None and known is not None:
             groups.setdefault(key, []).append(known)
@@ -181,7 +185,7 @@ def with_repeats(pairs: Iterable[tuple[RunRecord, RunMetrics]]) -> list[RunMetri
     pooled = {key: pool(group, start_spread(platforms[key])) for key, group in groups.items()}
     return [
         _pooled(_with_starts(item, starts), pooled.get(key) if key is not None else None)
-        for key, (_, item) in zip(keys, found, strict=True)
+        for key, item in found
     ]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
 
@@ -17,6 +17,7 @@ from scalebook.measure.metrics.spikes import Periodic, Spikes, take_apart
 from scalebook.measure.metrics.stability import MINIMUM_STEPS, Problem, Settled, relative, settle
 
 _FEW_BLOCKS, _MANY_BLOCKS, _FAR_MORE = 30, 50, 1.5
+_MOST = 20_000  # values that are looked at: of a longer series, means of neighbours
 _NORMAL = 1.959964  # the normal distribution's two-sided 95 % point
 
 # Below either, a device may still be warming up or slowing down unseen: see ``_unsettled``.
@@ -24,8 +25,9 @@ BRIEF_SECONDS, BRIEF_STEPS = 60.0, 40
 # How far the settled mean may lie beyond the window's, in drifts over the window: 1.5 is that of an
 # exponential whose time constant is one and a half windows. A slower one looks flat.
 _REACH = 1.5
-# A spike that no step shows: as long as a step, and one expected in as many steps again.
-_UNSEEN_HEIGHT, _UNSEEN_COUNT = 1.0, 1.0
+# A spike that no step shows: as long as a step, and one expected in as many steps again, but not in
+# fewer than 45. What comes more often is not rare, and most windows show it.
+_UNSEEN_HEIGHT, _UNSEEN_SHARE = 1.0, 1 / 45
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,17 +75,26 @@ def find_steady(
     """Return the steady state of step times (seconds, finite and above zero).
 
     The first ``minimum`` steps are warm-up whatever they look like. ``settled_devices`` says that
-    telemetry shows steady clocks and temperatures, so that a short window is not brief.
+    telemetry shows steady clocks and temperatures, so that a short window is not brief. Of a series
+    beyond ``_MOST`` steps, means of as many neighbours as it takes are judged: the mean and its
+    interval are of all steps, the start is exact to one block, and quantiles are of evenly spaced
+    steps.
     """
-    series = seconds[minimum:]
-    if len(series) < MINIMUM_STEPS:
+    if len(seconds) - minimum < MINIMUM_STEPS:
         return _refused(seconds, minimum, Settled(0, "too short"))
+    series, each = seconds[minimum:], 1
+    if len(series) > _MOST:
+        each = math.ceil(len(series) / _MOST)
+        minimum += len(series) % each  # what fills no block
+        series, _ = blocks(series, len(series) // each)
     spikes = take_apart(series)
     settled = settle(spikes.smooth)
     if settled.problem is not None:
-        return _refused(seconds, minimum, settled)
+        at = None if settled.at is None else settled.at * each
+        problem = replace(settled, start=settled.start * each, at=at)
+        return _refused(seconds, minimum, problem)
     start, end = settled.start, _end(spikes, settled.start, len(series))
-    window = series[start:end]
+    window = seconds[minimum + start * each : minimum + end * each]
     mean = sum(window) / len(window)
     below, above = _halves(spikes, start, end)
     tolerated = settled.change / 2 * mean
@@ -91,21 +102,21 @@ def find_steady(
     seen = max(mean - below - tolerated, 0.0), mean + above + tolerated
     brief = not settled_devices and (len(window) < BRIEF_STEPS or sum(window) < BRIEF_SECONDS)
     down, up = _unsettled(settled, mean, seen) if brief else (mean - seen[0], seen[1] - mean)
-    ordered = sorted(window)
+    ordered = sorted(window[::each])
     return Steady(
         steps=len(seconds),
         problem=None,
         reason=None,
-        start=minimum + start,
+        start=minimum + start * each,
         count=len(window),
-        median=median(window),
+        median=median(ordered),
         mean=mean,
         low=max(mean - down, 0.0),
         high=mean + math.hypot(up, _unseen(spikes, window)),
         seen=seen,
         brief=brief,
         quantiles=(quantile(ordered, 0.1), quantile(ordered, 0.9), quantile(ordered, 0.99)),
-        periods=tuple(sorted({item.period for item in spikes.periodic})),
+        periods=tuple(sorted({item.period for item in spikes.periodic})) if each == 1 else (),
         irregular=sum(start <= at < end for at, _ in spikes.irregular),
         change=settled.change,
     )
@@ -183,7 +194,7 @@ def _unseen(spikes: Spikes, window: Sequence[float]) -> float:
     """
     if spikes.irregular or spikes.periodic:
         return 0.0
-    return _UNSEEN_COUNT * _UNSEEN_HEIGHT * median(window) / len(window)
+    return _UNSEEN_HEIGHT * median(window) * min(1 / len(window), _UNSEEN_SHARE)
 
 
 def _poisson_interval(count: int) -> tuple[float, float]:

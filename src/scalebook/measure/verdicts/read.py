@@ -14,6 +14,7 @@ from scalebook.measure.metrics.steady import Steady
 from scalebook.measure.verdicts.compare import Rate, Verdict, compare
 from scalebook.measure.verdicts.series import STEPS, read_series
 from scalebook.record import RunRecord
+from scalebook.step_columns import Steps
 from scalebook.store import Run, find_run, read_run, read_runs
 
 
@@ -105,7 +106,7 @@ def _runs_side(name: str, runs: Sequence[Run]) -> Side:
     reason = " ".join(reasons) if reasons else None
     # an id may be a log's name, which two folders can have; a copy has the same times too
     sources = frozenset(
-        (run.record.run_id, hash(tuple(step.step_seconds for step in run.steps))) for run in runs
+        (run.record.run_id, hash(tuple(Steps.of(run.steps).known("step_seconds")))) for run in runs
     )
     return Side(name, tuple(steps), tuple(tokens), records, reason, sources)
 
