@@ -49,7 +49,7 @@ def wrote(runs: Path, name: str, kind: str, seconds: float = 12.0, **changes: An
 def sentences(html: object) -> list[str]:
     """Return the sentences of the running text: paragraphs, without tables and charts."""
     text = re.sub(r"<(table|ol|ul|summary|small)\b.*?</\1>", "", str(html), flags=re.DOTALL)
-    text = re.sub(r'<p class="(head|foot|note)".*?</p>', "", text, flags=re.DOTALL)
+    text = re.sub(r'<p class="(head|foot|note|sb-unit)".*?</p>', "", text, flags=re.DOTALL)
     found = re.findall(r"<p[^>]*>(.*?)</p>", text, flags=re.DOTALL)
     plain = [Markup(one).striptags().replace("\N{NO-BREAK SPACE}", " ") for one in found]
     return [one for text in plain for one in re.split(r"(?<=[.?]) (?=[A-Z±0-9])", text) if one]
@@ -98,9 +98,10 @@ def few(runs: Path, kind: str) -> None:
 
 
 SAID = {
-    "headline": r"H100 is fastest: Llama 3\.1 8B at [\d,]+ ± \d+ tokens/s per GPU in BF16",
+    "headline": r"H100 trains Llama 3\.1 8B at [\d,]+ ± \d+ tokens/s per GPU in BF16",
     "scaling": r"keeps 9\d(\.\d+)? % \(\d.* to \d.*\) of its rate per GPU from 1 to 2 GPUs",
-    "strategies": r"DP8 is fastest for Llama 3\.1 8B on 8 H100 GPUs: \+1\d.* against TP2 DP4",
+    "strategies": r"DP8 is fastest for Llama 3\.1 8B on 8 H100 GPUs at sequence 8,192: "
+    r"\+1\d.* against TP2",
     "ablation": r"Fused attention is worth most: \+\d\d\.\d % \(\+.* to \+.*\)",
     "map": r"Micro batch 1 without recomputation is fastest for .*: [\d,]+ ± \d+",
     "precision": r"FP8 is 1\.\d+× \(1\.\d+ to 1\.\d+\) as fast as BF16 for Llama 3\.1 8B on 8",
@@ -132,11 +133,42 @@ def test_a_map_marks_the_place_where_memory_ran_out(tmp_path: Path) -> None:
     assert '<td class="out">memory</td>' in found.answer.chart
 
 
+def test_three_sizes_show_what_their_law_says_of_twice_the_largest(tmp_path: Path) -> None:
+    for size in (1, 2, 4):
+        batch = {"world_size": size, "global_batch_size": 16 * size}
+        wrote(tmp_path, f"on-{size}", "scaling", 12.0 + size / 10, **batch)
+    (found,) = [one for one in studies.studies(load(tmp_path)) if one.plan]
+    assert found.answer
+    rows = re.findall(r"<li>.*?</li>", found.answer.chart, re.DOTALL)
+    assert ["predicted" in row for row in rows] == [False, False, False, True]
+    assert "8 GPUs" in rows[-1]
+    assert "by a fitted law" in rows[-1]
+
+
 def test_a_plan_whose_runs_answer_nothing_keeps_its_question(tmp_path: Path) -> None:
     wrote(tmp_path, "single", "scaling")
     (found,) = [one for one in studies.studies(load(tmp_path)) if one.plan]
     assert found.answer is None
     assert found.verdict.replace("\N{NO-BREAK SPACE}", " ") == "Its 1 run do not answer this yet."
+
+
+def test_a_record_without_a_kind_has_that_of_the_committed_plan_of_its_name(tmp_path: Path) -> None:
+    made = config(**WHOLE)
+    write_run(tmp_path, "old", made, seconds=12, device=H100, schedule={"plan": "headline"})
+    (found,) = [one for one in studies.studies(load(tmp_path)) if one.plan]
+    assert (found.kind, found.plan) == ("headline", "headline")
+    assert found.question.startswith("Which platform trains the whole Llama 3.1 8B fastest")
+
+
+def test_every_group_of_a_long_plot_keeps_its_fastest_rows(tmp_path: Path) -> None:
+    for i in range(24):
+        wrote(tmp_path, f"h200-{i}", "headline", 12 + i / 10, platform="h200", seed=i)
+    wrote(tmp_path, "h100", "headline", 15.0, sequence_length=4096)
+    html = str(front.screen(load(tmp_path)).html)
+    plot = html[html.index('class="sb-dots"') : html.index('class="beside"')]
+    assert plot.count("<li>") <= front.MOST_DRAWN + 1  # and a prediction
+    assert "H100, sequence 4,096" in plot
+    assert "5\N{NO-BREAK SPACE}configurations" in plot
 
 
 def test_runs_of_no_plan_form_studies_and_an_unknown_kind_is_no_plan(tmp_path: Path) -> None:
@@ -153,7 +185,7 @@ def test_runs_of_no_plan_form_studies_and_an_unknown_kind_is_no_plan(tmp_path: P
 
 def test_no_chart_is_wider_than_its_track() -> None:
     drawn = [Dot("a", 10.0, 8.0, 12.0, "10"), Dot("b", -5.0, -6.0, -4.0, "-5")]
-    for html in (marks.bars(drawn), marks.dots([("g", drawn, {"best": 11.0})], "unit")):
+    for html in (marks.bars(drawn, "%"), marks.dots([("g", drawn, {"best": 11.0})], "unit")):
         places = [float(one) for one in re.findall(r"(?:left|width):(-?[\d.]+)%", html)]
         assert places
         assert all(0 <= place <= 100 for place in places)

@@ -136,8 +136,8 @@ def _band(mark: Dot, place: _Place) -> Markup:
     return _BAND.format(tint, place(mark.low), place(mark.high) - place(mark.low))
 
 
-def bars(marks: Sequence[Dot]) -> Markup:
-    """Return bars from zero, to the left for a loss, each with its interval and its text."""
+def bars(marks: Sequence[Dot], unit: str) -> Markup:
+    """Return bars from zero, to the left for a loss, with intervals; ``unit`` names them."""
     known = [end for mark in marks for end in (mark.value, mark.low, mark.high) if end is not None]
     low, high = min(0.0, *known, 0.0), max(0.0, *known, 0.0)
     width = (high - low) or 1.0
@@ -155,15 +155,18 @@ def bars(marks: Sequence[Dot]) -> Markup:
         )
         for mark in marks
     )  # fmt: skip
-    return Markup('<ol class="sb-bars">{}</ol>').format(rows)
+    return Markup('<ol class="sb-bars">{}</ol><p class="sb-unit">{}</p>').format(rows, unit)
 
 
 def cells(
-    values: Mapping[tuple[str, str], tuple[float | None, str]], row_word: str, column_word: str
+    values: Mapping[tuple[str, str], tuple[float | None, str]],
+    words: tuple[str, str],
+    unit: str,
 ) -> Markup:
     """Return a heat map as a table: by (row, column) a share of the best, 0 to 1, and its text.
 
-    A share of None is a place that gave no value, such as one that ran out of memory.
+    ``words`` name the rows and the columns. A share of None is a place that gave no value, such as
+    one that ran out of memory.
     """
     names = list(dict.fromkeys(row for row, _ in values))
     columns = sorted({column for _, column in values}, key=lambda text: (len(text), text))
@@ -177,7 +180,8 @@ def cells(
     return Markup(
         '<table class="sb-cells" data-quarto-disable-processing="true"><thead><tr>'
         '<th scope="col">{} \\ {}</th>{}</tr></thead><tbody>{}</tbody></table>'
-    ).format(row_word, column_word, head, body)
+        '<p class="sb-unit">{}</p>'
+    ).format(*words, head, body, unit)
 
 
 def _cell(value: tuple[float | None, str] | None) -> Markup:

@@ -7,8 +7,8 @@ can be compared, and what memory it takes. Everything else is below it or on its
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -21,7 +21,7 @@ from scalebook.facts.feasibility.known import config_of
 from scalebook.identity import alike
 from scalebook.measure.economics import Inputs, answers
 from scalebook.measure.intervals import Interval, point
-from scalebook.measure.verdicts import Verdict
+from scalebook.measure.probes import Probe
 from scalebook.predict.search import Candidate, layouts
 from scalebook.record import RunRecord
 from scalebook.report.base import tables
@@ -39,6 +39,7 @@ from scalebook.report.pages.studies import (
     Study,
     best_of,
     colour,
+    equal_work,
     is_whole,
     linked,
     mark,
@@ -49,7 +50,8 @@ from scalebook.report.pages.studies import (
 
 Row = Mapping[str, Any]
 TRILLION = 1e12  # tokens of the example of a cost
-MOST_HEADLINES, MOST_COSTS, MOST_DRAWN, MOST_CARDS = 4, 2, 24, 8
+MOST_LEARNED = 1_000  # runs that a prediction of a page reads again
+MOST_HEADLINES, MOST_COSTS, MOST_DRAWN, MOST_CARDS = 4, 2, 20, 8
 CARDS = (
     *("scaling", "strategies", "ablation", "precision", "map"),
     *("experts", "drill", "correctness", "tune"),
@@ -90,6 +92,13 @@ class Front:
         return tuple(sorted(found, key=lambda ones: -ones[-1].rate))
 
     @cached_property
+    def evidence(self) -> tuple[tuple[predict.KnownRate, ...], tuple[Probe, ...], int]:
+        """What predictions learn from; nothing of very many runs, which take too long to read."""
+        if self.data.runs.height > MOST_LEARNED:
+            return (), (), 0
+        return predict.evidence(self.data.folder)
+
+    @cached_property
     def predicted(self) -> tuple[Candidate | None, ...]:
         """The layout that is predicted to beat the best of each entry of ``best``."""
         return tuple(_predicted(self, ones) for ones in self.best)
@@ -114,8 +123,8 @@ def screen(data: ReportData) -> Fragment:
     )
     return Fragment(
         Markup(
-            '<div class="sb-front">{}<div class="cols"><div><h3>{}</h3>{}</div><div class="beside" role="complementary">{}</div>'
-            "</div>{}{}</div>"
+            '<div class="sb-front">{}<div class="cols"><div><h3>{}</h3>{}</div>'
+            '<div class="beside" role="complementary">{}</div></div>{}{}</div>'
         ).format(
             _heading(front), _plot_title(front), _plot(front), aside, _cards(asked), _foot(data)
         )
@@ -186,31 +195,12 @@ def _comparable(front: Front) -> Iterator[Markup]:
     platforms = {side_name(item.row) for item in front.chosen}
     if len(platforms) < 2:
         return
-    known = [(pair, pair.verdict) for pair in front.pairs if pair.verdict is not None]
-    if known:
-        yield _compared(
-            *max(known, key=lambda one: (one[0].kind == "matched configuration", _reached(one[0])))
-        )
-    if not known:
+    known = equal_work(front.pairs)
+    if known is not None:
+        yield known
+    else:
         words = "{} did no equal work with an interval ({}), so they cannot be compared yet."
         yield Markup(words).format(_and(sorted(map(str.upper, platforms))), _lengths(front))
-
-
-def _reached(pair: Pair) -> float:
-    return max(item.row["rate"] for item in (*pair.a, *pair.b))
-
-
-def _compared(pair: Pair, verdict: Verdict) -> Markup:
-    """Return how many times as fast the faster platform is, at the work of a pair."""
-    row, names = pair.a[0].row, (pair.name_a.upper(), pair.name_b.upper())
-    if verdict.ratio < 1:
-        names = names[::-1]
-        verdict = replace(
-            verdict, ratio=1 / verdict.ratio, low=1 / verdict.high, high=1 / verdict.low
-        )
-    how = split_name(row) if pair.kind == "matched configuration" else "each in its best layout"
-    words = "At equal work ({}, sequence {:,}), {} is {} as fast as {}."
-    return Markup(words).format(how, row["sequence_length"], names[0], ratio(verdict), names[1])
 
 
 def _lengths(front: Front) -> str:
@@ -422,8 +412,9 @@ def _predicted(front: Front, ones: Sequence[Configuration]) -> Candidate | None:
     config = config_of(front.records[row["run_id"]])
     if config is None or row["source"] != "measured" or row["platform"] == "cpu":
         return None
+    rates, probes, _ = front.evidence
     try:
-        made = predict.load(config.platform, front.data.folder)
+        made = predict.predictor(config.platform, rates, probes)
         ranked = layouts(config, made).candidates
     except (ScalebookError, ArithmeticError, ValueError, LookupError):
         return None  # nothing to learn from, or a platform that the catalog lacks
@@ -436,7 +427,7 @@ def _predicted(front: Front, ones: Sequence[Configuration]) -> Candidate | None:
 def _plot_title(front: Front) -> Markup:
     whole = "the whole model" if all(is_whole(item.row) for item in front.chosen) else "a model"
     words = "Every run of {}, {} <small>{}</small>"
-    legend = "● BF16 ◆ FP8 · band: 95 % · hollow: too few steps · dashed: predicted · %: MFU"
+    legend = "● BF16 ◆ FP8 · band: 95 % · hollow: few steps · dashed: predicted · %: MFU"
     return Markup(words).format(whole, front.best[0][0].row["rate_unit"], legend)
 
 
@@ -449,11 +440,9 @@ def _plot(front: Front) -> Markup:
     ranked = sorted(
         same, key=lambda rows: (order[side_name(rows[0])], -max(r["rate"] for r in rows))
     )
-    left = MOST_DRAWN
-    for members_ in ranked:
-        ones = configurations(members_)
-        drawn = _drawn(front.data, ones[: max(0, left)])
-        left -= len(drawn) + 1
+    each = [configurations(members_) for members_ in ranked]
+    for members_, ones, left in zip(ranked, each, _shares(map(len, each)), strict=True):
+        drawn = _drawn(front.data, ones[:left])
         if drawn:
             row = members_[0]
             heading = f"{platform_title(side_name(row))}, sequence {row['sequence_length']:,}"
@@ -466,6 +455,14 @@ def _plot(front: Front) -> Markup:
         words = '<p class="note">{} more on <a href="throughput.html">the page of all runs</a>.</p>'
         chart += Markup(words).format(count(rest, "configuration"))
     return chart
+
+
+def _shares(sizes: Iterable[int]) -> list[int]:
+    """Return how many rows each group may draw: the largest give up rows first."""
+    shares = list(sizes)
+    while sum(shares) > MOST_DRAWN and max(shares) > 1:
+        shares[shares.index(max(shares))] -= 1
+    return shares
 
 
 def _drawn(data: ReportData, ones: Sequence[Configuration]) -> list[Dot]:

@@ -7,16 +7,18 @@ by what they share: for each kind, those of them that can answer it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import polars as pl
 
-from scalebook.errors import CatalogError
+from scalebook.errors import CatalogError, ConfigError
 from scalebook.facts import catalog
 from scalebook.identity import alike
 from scalebook.measure.verdicts import Verdict
-from scalebook.plan.document import KINDS
+from scalebook.plan.document import KINDS, read_document
+from scalebook.project import root
 from scalebook.record import RunRecord
 from scalebook.report.base import tables
 from scalebook.report.base.frames import ReportData
@@ -25,13 +27,21 @@ from scalebook.report.base.naming import model_title, platform_title, split_name
 from scalebook.report.base.quantities import change, count, duration, interval, percent, times
 from scalebook.report.base.records import records
 from scalebook.report.base.series import Series, series
-from scalebook.report.base.sides import Member, members, side_name, work_key
+from scalebook.report.base.sides import (
+    Member,
+    Pair,
+    members,
+    platform_pairs,
+    side_name,
+    work_key,
+)
 from scalebook.report.base.versus import Configuration, configurations, verdict_on
 from scalebook.report.charts import marks
 from scalebook.report.charts.marks import Dot
 from scalebook.report.pages.ablation import ablations
 from scalebook.report.pages.reliability_data import reliability
 from scalebook.report.pages.reliability_drills import PART_FIELDS
+from scalebook.report.pages.scaling_law import arms
 
 Row = Mapping[str, Any]
 MOST_ROWS = 8  # of a chart; the table has every run
@@ -52,6 +62,7 @@ EVIDENCE = {
     "ablation": "comparison", "map": "memory", "precision": "throughput", "experts": "throughput",
     "correctness": "curves", "drill": "reliability", "tune": "peak",
 }  # fmt: skip
+_MATCHED = "matched configuration"
 FORMED = tuple(kind for kind in KINDS if kind not in ("tune", "correctness"))
 
 
@@ -102,7 +113,8 @@ def studies(data: ReportData) -> tuple[Study, ...]:
     every = members(data, held)
     planned: dict[tuple[str, str], list[RunRecord]] = {}
     for record in held.values():
-        kind, plan = record.schedule.get("kind"), record.schedule.get("plan")
+        plan = record.schedule.get("plan")
+        kind = record.schedule.get("kind") or _committed().get(str(plan), ("", ""))[0]
         if kind in KINDS and isinstance(plan, str):
             planned.setdefault((kind, plan), []).append(record)
     found = [_planned(data, every, *key, same) for key, same in planned.items()]
@@ -111,11 +123,27 @@ def studies(data: ReportData) -> tuple[Study, ...]:
     return tuple(sorted(found, key=lambda one: KINDS.index(one.kind)))
 
 
+@lru_cache(maxsize=1)
+def _committed() -> Mapping[str, tuple[str, str]]:
+    """Return kind and question of the checkout's plans by name, for records that lack both."""
+    project = root()
+    paths = sorted((project / "runs" / "plans").glob("*.toml")) if project else []
+    found: dict[str, tuple[str, str]] = {}
+    for path in paths:
+        try:
+            document = read_document(path)
+        except ConfigError:
+            continue  # a plan of the user's own that is not finished is no part of a report
+        found[document.name] = (document.kind, document.question)
+    return found
+
+
 def _planned(
     data: ReportData, every: Sequence[Member], kind: str, plan: str, same: Sequence[RunRecord]
 ) -> Study:
     run_ids = tuple(record.run_id for record in same)
-    asked = (record.schedule.get("question") for record in same)
+    asked = [record.schedule.get("question") for record in same]
+    asked += [_committed().get(plan, ("", ""))[1]]
     question = next((text for text in asked if isinstance(text, str) and text), QUESTIONS[kind])
     return Study(kind, plan, question, run_ids, _ANSWERS[kind](_chosen(data, every, run_ids)))
 
@@ -195,20 +223,49 @@ def _headline(runs: _Runs) -> StudyAnswer | None:
     best = sorted((best_of(same) for same in by_side), key=lambda one: -one.rate)
     if not best:
         return None
-    words = "{} is fastest: {} at {} in {}."
     first = best[0]
-    title = platform_title(first.row["platform"])
+    several = len({side_name(one.row) for one in best}) > 1
+    words = "{} trains {} at {} in {}."
+    words = words[:-1] + ", the highest rate, but no equal work compares it." if several else words
     verdict = Markup(words).format(
-        title, model_title(first.row["model"]), linked(first, rate(first)),
-        first.row["precision"].upper(),
+        platform_title(first.row["platform"]), model_title(first.row["model"]),
+        linked(first, rate(first)), first.row["precision"].upper(),
     )  # fmt: skip
+    pairs = platform_pairs([item for item in runs.members if is_whole(item.row)])
+    verdict = equal_work(tuple(pairs)) or verdict
     drawn = [
         mark(
             runs.data, one, f"{platform_title(one.row['platform'])} {one.row['precision'].upper()}"
         )
         for one in best[:MOST_ROWS]
     ]
-    return StudyAnswer(verdict, marks.bars(drawn), _ids(best))
+    return StudyAnswer(verdict, marks.bars(drawn, first.row["rate_unit"]), _ids(best))
+
+
+def _reached(pair: Pair) -> float:
+    return max(item.row["rate"] for item in (*pair.a, *pair.b))
+
+
+def equal_work(pairs: Sequence[Pair]) -> Markup | None:
+    """Return how two platforms compare at equal work; None where no pair has intervals."""
+    known = [(pair, pair.verdict) for pair in pairs if pair.verdict is not None]
+    if not known:
+        return None
+    pair, verdict = max(known, key=lambda one: (one[0].kind == _MATCHED, _reached(one[0])))
+    return _compared(pair, verdict)
+
+
+def _compared(pair: Pair, verdict: Verdict) -> Markup:
+    """Return how many times as fast the faster platform is, at the work of a pair."""
+    row, names = pair.a[0].row, (pair.name_a.upper(), pair.name_b.upper())
+    if verdict.ratio < 1:
+        names = names[::-1]
+        verdict = replace(
+            verdict, ratio=1 / verdict.ratio, low=1 / verdict.high, high=1 / verdict.low
+        )
+    how = split_name(row) if pair.kind == _MATCHED else "each in its best layout"
+    words = "At equal work ({}, sequence {:,}), {} is {} as fast as {}."
+    return Markup(words).format(how, row["sequence_length"], names[0], ratio(verdict), names[1])
 
 
 def best_of(rows: Sequence[Row]) -> Configuration:
@@ -236,10 +293,11 @@ def _scaling(runs: _Runs) -> StudyAnswer | None:
         base["world_size"], f"{last['world_size']} {many}",
     )  # fmt: skip
     drawn = [_efficiency(runs.data, row, one, many) for row in best]
-    lowest = min((mark.low or mark.value) for mark in drawn)
-    low_end = 100.0 - max(5.0, marks.rounded_up(100 - lowest))
+    drawn += _projected(chosen, drawn[-1].colour, many)
+    off = max(abs(100 - (end or mark.value)) for mark in drawn for end in (mark.low, mark.high))
+    span = max(5.0, marks.rounded_up(off))  # 100 % is in the middle of the axis
     chart = marks.dots(
-        [("", drawn, {"100 %": 100.0})], "efficiency, %", low=low_end, high=105.0, ticks=2
+        [("", drawn, {"100 %": 100.0})], "efficiency, %", low=100 - span, high=100 + span, ticks=2
     )
     return StudyAnswer(verdict, chart, tuple(chosen.points["run_id"]))
 
@@ -248,6 +306,18 @@ def _sizes(one: Series) -> list[Row]:
     """Return the fastest run of each size, the smallest size first."""
     ordered = one.points.sort("world_size", "tokens_per_second", descending=[False, True])
     return list(ordered.unique("world_size", keep="first", maintain_order=True).to_dicts())
+
+
+def _projected(one: Series, tint: int, many: str) -> Iterator[Dot]:
+    """Yield the efficiency at twice the largest size, where a law of these runs reaches it."""
+    for arm in arms([one])[:1]:
+        found = arm.project(2 * max(arm.sizes))
+        value, rate_ = found.scaling_efficiency, found.tokens_per_second
+        low, high = found.low, found.high
+        if value is not None and rate_ and low and high:
+            ends = (100 * value * low / rate_, 100 * value * high / rate_)
+            name, text = f"{found.world_size} {many}", f"{100 * value:.1f}\N{NO-BREAK SPACE}%"
+            yield Dot(name, 100 * value, *ends, text, "by a fitted law", tint, predicted=True)
 
 
 def _efficiency(data: ReportData, row: Row, one: str, many: str) -> Dot:
@@ -270,17 +340,20 @@ def _layouts(runs: _Runs) -> StudyAnswer | None:
     ones = max(found, key=_importance)
     best, second = ones[:2]
     against = verdict_on(best, second)
+    work = f"{on(best.row)} at sequence {best.row['sequence_length']:,}"
     name, other = split_name(best.row), split_name(second.row)
     if against is None:
         words = Markup("{} leads with {} for {}; without intervals, {} may be as fast.")
-        verdict = words.format(name, linked(best, rate(best)), on(best.row), other)
+        verdict = words.format(name, linked(best, rate(best)), work, other)
     elif against.word == "cannot tell":
         words = Markup("{} leads with {} for {}; {} is within the noise.")
-        verdict = words.format(name, linked(best, rate(best)), on(best.row), other)
+        verdict = words.format(name, linked(best, rate(best)), work, other)
     else:
         words = Markup("{} is fastest for {}: {} against {}.")
-        verdict = words.format(linked(best, name), on(best.row), gain(against), other)
-    return StudyAnswer(verdict, marks.bars(_behind(runs.data, ones)), _ids(ones))
+        verdict = words.format(linked(best, name), work, gain(against), other)
+    return StudyAnswer(
+        verdict, marks.bars(_behind(runs.data, ones), "difference from the best, %"), _ids(ones)
+    )
 
 
 def _same_work(item: Member) -> tuple[str, str] | None:
@@ -338,7 +411,11 @@ def _ablation(runs: _Runs) -> StudyAnswer | None:
         for one, v in known[:MOST_ROWS]
     ]  # fmt: skip
     ids = [item.row["run_id"] for one in chosen.switches for item in one.pair.b]
-    return StudyAnswer(verdict, marks.bars(drawn), (chosen.optimised[0].row["run_id"], *ids))
+    return StudyAnswer(
+        verdict,
+        marks.bars(drawn, "what the option adds to the rate, %"),
+        (chosen.optimised[0].row["run_id"], *ids),
+    )
 
 
 _MAP = (
@@ -374,10 +451,11 @@ def _map(runs: _Runs) -> StudyAnswer | None:
         (cell["recompute"], str(cell["micro_batch_size"])): _place(cell, best.rate)
         for cell in chosen.sort("recompute", "rate", descending=[True, False]).to_dicts()
     }
+    unit = "MFU, %" if row["mfu"] is not None else str(row["rate_unit"])
     order = {"none": 0, "pointwise": 1, "full": 2}
     values = dict(sorted(values.items(), key=lambda item: order.get(item[0][0], 3)))
     return StudyAnswer(
-        verdict, marks.cells(values, "recompute", "micro batch"), tuple(chosen["run_id"])
+        verdict, marks.cells(values, ("recompute", "micro batch"), unit), tuple(chosen["run_id"])
     )
 
 
@@ -414,7 +492,11 @@ def _precision(runs: _Runs) -> StudyAnswer | None:
              colour=colour(runs.data, a.row["platform"]), run_id=a.row["run_id"])
         for a, b, v in found[:MOST_ROWS]
     ]  # fmt: skip
-    return StudyAnswer(said, marks.bars(drawn), _ids([one for a, b, _ in found for one in (a, b)]))
+    return StudyAnswer(
+        said,
+        marks.bars(drawn, "rate over that in 16 bits"),
+        _ids([one for a, b, _ in found for one in (a, b)]),
+    )
 
 
 def _depth(row: Row) -> str:
@@ -453,7 +535,7 @@ def _experts(runs: _Runs) -> StudyAnswer | None:
     if without:
         verdict = verdict[:-1] + Markup("; {} without a steady rate.").format(count(without, "run"))
     drawn = [mark(runs.data, one, model_title(one.row["model"])) for one in best[:MOST_ROWS]]
-    return StudyAnswer(verdict, marks.bars(drawn), ids)
+    return StudyAnswer(verdict, marks.bars(drawn, first.row["rate_unit"]), ids)
 
 
 def _correctness(runs: _Runs) -> StudyAnswer | None:
@@ -482,7 +564,11 @@ def _correctness(runs: _Runs) -> StudyAnswer | None:
              colour=colour(runs.data, row["platform"]), run_id=row["run_id"])
         for row in chosen[:MOST_ROWS]
     ]  # fmt: skip
-    return StudyAnswer(verdict, marks.bars(drawn), tuple(row["run_id"] for row in chosen))
+    return StudyAnswer(
+        verdict,
+        marks.bars(drawn, "last loss, and its difference from the first run, %"),
+        tuple(row["run_id"] for row in chosen),
+    )
 
 
 def _drill(runs: _Runs) -> StudyAnswer | None:
@@ -534,9 +620,9 @@ def _section(data: ReportData, number: int, one: Study) -> Markup:
         else Markup("Formed by what its runs share")
     )
     return Markup(
-        '<article class="sb-study" id="study-{}"><p class="kind">{}</p><h2>{}</h2>'
+        '<section class="sb-study" id="study-{}"><p class="kind">{}</p><h2>{}</h2>'
         '<p class="verdict">{}</p>{}<details class="sb-fold"><summary>{}</summary>{}</details>'
-        '<p class="note">{}. More: <a href="{}.html">the evidence</a>.</p></article>'
+        '<p class="note">{}. More: <a href="{}.html">the evidence</a>.</p></section>'
     ).format(
         number, one.kind.capitalize(), one.question, one.verdict,
         one.answer.chart if one.answer else "", count(len(one.run_ids), "run"), shown.html,
