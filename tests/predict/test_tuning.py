@@ -6,7 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -272,6 +272,18 @@ def test_a_budget_for_one_run_only_runs_the_predicted_best(start, ranking) -> No
     assert found.full_run == "run-0"
 
 
+def test_the_time_that_failed_trials_took_counts_for_the_next(start, ranking) -> None:
+    machine = Machine(as_predicted(ranking, hidden), broken=lambda _: True)
+    tuning = start(3000.0)
+    before = tuning.start_seconds
+    step = tuning.next(0.0)
+    assert isinstance(step, Step)
+    tuning.add(replace(machine.run(step, {}), wall_seconds=400.0))
+    assert before < 60
+    assert tuning.start_seconds == 400.0
+    assert tuning.next(2300.0) == "budget"
+
+
 def test_a_stop_ends_the_tuning_without_a_full_run(start, ranking) -> None:
     machine = Machine(as_predicted(ranking, hidden))
     found = tune(
@@ -359,12 +371,13 @@ def test_bad_input_to_tune_ends_with_code_2(capsys, arguments: tuple[str, ...], 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_tuning_two_processes_finds_the_layout_that_trying_all_of_them_finds(
     tmp_path: Path, capsys
 ) -> None:
     fixed = ("micro_batch_size=4", "pipeline_parallel_size=1", "data_parallel_sharding=optimizer")
     asked = ["--platform", "cpu", "--model", "tiny-llama", "--gpus", "2", "--json"]
-    asked += ["--runs", str(tmp_path), "--sequence-length", "128", "--budget-seconds", "150"]
+    asked += ["--runs", str(tmp_path), "--sequence-length", "128", "--budget-seconds", "300"]
     for one in fixed:
         asked += ["--set", one]
     assert main(["tune", *asked]) == 0

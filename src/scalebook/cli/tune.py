@@ -47,6 +47,23 @@ def register(subparsers: Subparsers) -> None:
         metavar="S",
         help="for all trials and the winner's full run; required without --dry-run",
     )
+    _add_space(parser)
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the ranking and the trials; start nothing"
+    )
+    parser.add_argument(
+        "--force-platform", action="store_true", help="run even if the device differs"
+    )
+    parser.add_argument("--runs", type=Path, help="folder of runs; default: runs")
+    parser.add_argument("--trainer", default="", help=argparse.SUPPRESS)
+    add_network(parser)
+    add_json(parser)
+    contained.add_arguments(parser)
+    parser.set_defaults(handler=tune, plan=None, data="")
+
+
+def _add_space(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say which work is tuned, and what may vary."""
     parser.add_argument(
         "--global-batch-size",
         type=at_least(1),
@@ -72,18 +89,6 @@ def register(subparsers: Subparsers) -> None:
         metavar="NAME=VALUE",
         help="a field of every trial: a layout's is then not varied",
     )
-    parser.add_argument(
-        "--dry-run", action="store_true", help="print the ranking and the trials; start nothing"
-    )
-    parser.add_argument(
-        "--force-platform", action="store_true", help="run even if the device differs"
-    )
-    parser.add_argument("--runs", type=Path, help="folder of runs; default: runs")
-    parser.add_argument("--trainer", default="", help=argparse.SUPPRESS)
-    add_network(parser)
-    add_json(parser)
-    contained.add_arguments(parser)
-    parser.set_defaults(handler=tune, plan=None, data="")
 
 
 def tune(options: argparse.Namespace) -> int:
@@ -164,10 +169,10 @@ def _earlier(base: RunConfig, runs: Path) -> list[Trial]:
         try:
             run = store.read_run(directory)
             config = RunConfig.from_parameters(run.record.requested)
+            one = trial(run, config)
         except ODD:
             continue
         if run.record.source == "measured" and config.platform == base.platform:
-            one = trial(run, config)
             found += [one] if one.rate is not None or one.memory_full else []
     return found
 

@@ -260,6 +260,13 @@ class Tuning:
         return min((one for one in broken if one > max(fitting, default=0.0)), default=None)
 
     @cached_property
+    def _predicted_seconds(self) -> Mapping[str, float]:
+        return {
+            configuration(one.config): one.prediction.step_seconds
+            for one in self.ranking.candidates
+        }
+
+    @cached_property
     def _memory_gib(self) -> Mapping[str, float]:
         return {
             configuration(one.config): one.prediction.memory_gib for one in self.ranking.candidates
@@ -329,12 +336,13 @@ class Tuning:
     @property
     def start_seconds(self) -> float:
         """What a run takes around its steps: of this session's trials, else of the runs at hand."""
-        found = [
-            one.wall_seconds - one.config.steps * one.rate.seconds
-            for one in self.trials
-            if one.wall_seconds is not None and one.rate is not None
-        ]
-        return max(median(found), 0.0) if found else self.made.start_seconds
+        found: list[float] = []
+        for one in self.trials:
+            if one.wall_seconds is not None:
+                step = one.rate.seconds if one.rate else self._predicted_seconds[one.key]
+                around = one.wall_seconds - one.config.steps * step * one.completed
+                found.append(max(around, 0.0))
+        return median(found) if found else self.made.start_seconds
 
     def trial_step(self, standing: Standing) -> Step:
         """Return a layout's next trial: as many steps as its start is worth, doubled each time."""
@@ -440,6 +448,9 @@ def tune(
     found = tuning.result(plan, step, elapsed_seconds())
     best = found.winner or (tuning.standings[0] if step == "budget" else None)
     if best is None or step == "stopped":
+        return found
+    left = tuning.budget_seconds - elapsed_seconds()
+    if found.winner is None and tuning.full_step(best).seconds > left:
         return found
     own = (one for one in tuning.trials if one.run_id in best.run_ids)
     tuning.full = next((one for one in own if one.full), None)
