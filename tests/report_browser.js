@@ -16,6 +16,10 @@ setTimeout(async function () {
   const out = {page: location.pathname.split("/").pop(), width: innerWidth, seen: window.seen};
   try {
     for (let turn = 0; turn < 100 && drawn() < charts().length; turn++) await wait(200);
+    out.height = document.documentElement.scrollHeight;
+    all("details.sb-more").forEach(part => { part.open = true; });
+    await wait(300);
+    for (let turn = 0; turn < 100 && drawn() < charts().length; turn++) await wait(200);
     out.charts = charts().length; out.drawn = drawn(); out.overflow = overflow();
     out.marks = all("svg.marks .role-mark path").length;
     await Promise.all(all(".sb-table").map(box => new Promise(done => box.scalebook.whole(done))));

@@ -22,8 +22,8 @@ from scalebook.measure.metrics import measure
 from scalebook.measure.telemetry.samples import Reading
 from scalebook.measure.telemetry.trend import trend_of
 from scalebook.record import RunRecord, StepRecord
-from scalebook.report.base import frames
-from scalebook.report.pages import devices
+from scalebook.report.base import frames, stated
+from scalebook.report.pages import cost_page
 from scalebook.running import runner
 from scalebook.store import Run, read_run
 
@@ -356,13 +356,14 @@ def test_the_report_shows_power_and_says_why_an_energy_is_missing(tmp_path):
     (path / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     write(path, {"power_watts": lambda _: 700.0, "clock_mhz": lambda _: 1755}, end=30.0)
     write_run(tmp_path, "bare", config(world_size=1))
-    read = devices.measured(frames.load(tmp_path))
-    said = devices.overview(read)._repr_markdown_()
+    read = frames.load(tmp_path)
+    said = cost_page.overview(read, stated.Stated())._repr_markdown_()
+    said += cost_page.device_findings(read)._repr_markdown_()
     # 2 x 700 W over 8 x 128 tokens a second
-    assert "The least energy is 1.37\u00a0J a token" in said
+    assert "1,367\u00a0mJ a token" in said
     assert "as much as their power cap allows" in said
     assert "nothing sampled the devices" in said
-    assert 'data-value="700.0"' in devices.table(read)._repr_markdown_()
+    assert 'data-value="700.0"' in cost_page.device_table(read)._repr_markdown_()
 
 
 json_values = st.recursive(

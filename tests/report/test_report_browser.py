@@ -133,6 +133,12 @@ def test_no_page_is_wider_than_its_window(found: Seen) -> None:
     assert wide == set()
 
 
+def test_no_page_is_longer_than_eight_screens_before_a_reader_opens_more(found: Seen) -> None:
+    lengths = {item["page"]: item["height"] for item in found if item["width"] == 1400}
+    print(lengths)
+    assert {page for page, height in lengths.items() if height > 8 * 900} == set()
+
+
 def test_every_request_is_for_a_file_of_the_site(found: Seen) -> None:
     for item in found:
         assert all(link.startswith(("file:", "data:")) for link in item["links"])

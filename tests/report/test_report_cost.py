@@ -19,7 +19,7 @@ from scalebook.measure.intervals import Interval
 from scalebook.report.base.frames import load
 from scalebook.report.base.markup import Markup
 from scalebook.report.base.stated import Stated, read_stated
-from scalebook.report.pages import comparison_page, cost_page, energy_page
+from scalebook.report.pages import comparison_page, cost_page
 
 MI300X = "AMD Instinct MI300X OAM"
 JOB = {
@@ -138,7 +138,7 @@ def test_the_break_even_price_is_the_ratio_of_throughputs(two: Path) -> None:
 
 def test_a_run_without_telemetry_says_why_it_has_no_energy(two: Path) -> None:
     data = load(two)
-    assert energy_page.energy_chart(data) is None
+    assert cost_page.energy_chart(data) is None
     text = words(cost_page.overview(data, Stated()))
     assert "No energy per token of" in text
     assert str(data.runs["energy_reason"][0]) in text
@@ -150,10 +150,10 @@ def test_measured_energy_is_shown_with_the_least_named(root: Path) -> None:
     # The first layers of a model take little because they are few.
     whole = measured.filter(~pl.col("model").str.contains("@", literal=True))
     known = whole.sort("energy_joules_per_token")
-    figures = energy_page.energy_chart(data)
+    figures = cost_page.energy_chart(data)
     assert figures is not None
     assert str(known["run_id"][0])[-12:] in words(cost_page.overview(data, Stated()))
-    assert str(energy_page.energy_table(data).html).count("<tr ") == measured.height
+    assert str(cost_page.device_table(data).html).count("<tr ") == measured.height
 
 
 def test_no_run_with_a_rate_is_a_sentence(tmp_path: Path) -> None:

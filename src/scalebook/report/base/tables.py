@@ -163,6 +163,15 @@ def status_words(status: str) -> str:
     return status.replace("_", " ")
 
 
+def _work(row: Row) -> Markup:
+    """Return what a run did in two lines: what must agree before two runs are compared first."""
+    length = row.get("sequence_length")
+    parts = (_word(row.get("precision")).upper(), f"sequence {number(length)}")
+    template = Markup('{} on {} <span class="range">{}, {} · {}</span>')
+    named = (_word(row.get("model")), _word(row.get("platform")))
+    return template.format(*named, *parts, row.get("name") or split_name(row))
+
+
 RUN = Column("run_id", "Run", lambda row: run_link(row["run_id"]), numeric=False)
 STATUS = Column("status", "Status", badge, numeric=False)
 SPLIT = Column(
@@ -172,6 +181,14 @@ SPLIT = Column(
     numeric=False,
     wide=True,
     hint="parallel sizes above 1, and what is set otherwise than in the runs beside it",
+)
+RAN = Column(
+    "label",
+    "What ran",
+    _work,
+    numeric=False,
+    wide=True,
+    hint="model and platform, precision, sequence length and configuration",
 )
 MODEL, PLATFORM, STRATEGY = (
     text("model", "Model"),
@@ -185,7 +202,7 @@ PRECISION = Column(
     numeric=False,
     hint="of the matrix products",
 )
-WORLD = plain("world_size", "Ranks", hint="processes; on a GPU platform one a GPU")
+WORLD = plain("world_size", "GPUs", hint="on a CPU: processes")
 SEQUENCE = plain("sequence_length", "Sequence", "tokens", digits=6)
 TOKENS = Column(
     "tokens_per_second",
@@ -194,9 +211,11 @@ TOKENS = Column(
     "tokens/s",
     hint="all tokens of the measured window over all its time, with its 95 % interval",
 )
-TOKENS_EACH = plain("tokens_per_second_per_gpu", "Per rank", "tokens/s")
+TOKENS_EACH = plain(
+    "tokens_per_second_per_gpu", "Per GPU", "tokens/s", hint="on a CPU: per process"
+)
 STEP = Column("step_seconds_median", "Step", lambda r: duration(r.get("step_seconds_median")))
-TFLOPS = plain("model_tflops_per_second_per_gpu", "Model rate", "TFLOP/s per rank")
+TFLOPS = plain("model_tflops_per_second_per_gpu", "Model rate", "TFLOP/s per GPU")
 MFU = Column("mfu", "MFU", _ranged("mfu", "mfu_low", "mfu_high", percent))
 MEMORY = plain("peak_memory_gib", "Peak memory", "GiB")
 LOSS = Column(

@@ -6,10 +6,9 @@ import altair as alt
 import polars as pl
 
 from scalebook.report.base.quantities import count, quantity
-from scalebook.report.charts.figure import Figure, entitled, rows
+from scalebook.report.charts.figure import MAX_BARS, Figure, entitled, rows
 from scalebook.report.charts.throughput import TICKS
 
-MAX_BARS = 40
 _FIELDS = (
     "run_id", "label", "name", "model", "platform", "split", "source",
     "energy_joules_per_token", "mean_power_watts", "energy_method",

@@ -9,6 +9,7 @@ import polars as pl
 
 from scalebook.report.base.quantities import count, quantity
 from scalebook.report.charts.figure import (
+    MAX_BARS,
     AnyChart,
     Figure,
     Figures,
@@ -18,7 +19,6 @@ from scalebook.report.charts.figure import (
     rows,
 )
 
-MAX_BARS = 40
 ROW_HEIGHT = 30
 PART_NAMES = ("parameters", "gradients", "optimizer", "activations", "logits", "gathered")
 COMPARED: dict[str, type[pl.DataType]] = {

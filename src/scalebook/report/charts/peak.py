@@ -7,11 +7,10 @@ import polars as pl
 
 from scalebook.report.base.columns import PROXY
 from scalebook.report.base.quantities import count, number
-from scalebook.report.charts.figure import Figure, by_source, entitled, rows
+from scalebook.report.charts.figure import MAX_BARS, Figure, by_source, entitled, rows
 from scalebook.report.charts.throughput import FROM_ZERO, TICKS
 
-MAX_BARS = 30
-ROW_HEIGHT = 28
+ROW_HEIGHT = 22
 PANEL: dict[str, type[pl.DataType]] = {
     **dict.fromkeys(("run_id", "model", "group", "platform", "split", "source"), pl.String),
     **dict.fromkeys(("value", "limit"), pl.Float64),  # limit: what the value is held against
@@ -46,7 +45,7 @@ def panel(best: pl.DataFrame, title: str, format_: str, limit: str = "") -> Figu
         opacity=alt.condition("datum.source == 'measured'", alt.value(1), alt.value(0.55)),
     )
     ticks = base.transform_filter("isValid(datum.limit)").mark_tick(
-        thickness=2.5, size=22, style="ink"
+        thickness=2.5, size=18, style="ink"
     )
     chart = alt.layer(bars, ticks.encode(x="limit:Q")) if limit else bars
     cut = f"The {MAX_BARS} highest of {known.height}" if known.height > MAX_BARS else None

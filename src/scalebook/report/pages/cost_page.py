@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,18 @@ from scalebook.report.base.markup import (
     bullets,
     join,
     paragraphs,
+    run_link,
+    run_links,
     script_json,
     to_copy,
 )
-from scalebook.report.base.quantities import NONE, number
+from scalebook.report.base.quantities import NONE, count, number, percent, quantity
 from scalebook.report.base.sides import Pair
 from scalebook.report.base.stated import SAMPLE, Stated
-from scalebook.report.base.tables import Column, Row, table
-from scalebook.report.pages.energy_page import energy_findings
+from scalebook.report.base.tables import RAN, RUN, Column, Row, plain, table, text
+from scalebook.report.charts.cost import energy_bars
+from scalebook.report.charts.figure import Figures
+from scalebook.report.pages.tiles import whole_models
 
 SCRIPT = Path(__file__).parents[1] / "site" / "assets" / "cost.js"
 MOST_RUNS = 200  # in the menus: the fastest of each group come first
@@ -203,3 +208,72 @@ def _break_even(found: Sequence[Pair], stated: Stated) -> Iterator[dict[str, Any
             "even": price * factor if price else None,
             "reason": None if price else f"no price of {row['platform']} is stated",
         }
+
+
+def energy_findings(data: ReportData) -> Iterator[Markup]:
+    """Yield which run took the least energy, and which have none and why."""
+    known = data.completed.drop_nulls("energy_joules_per_token")
+    if known.height:
+        runs, of = whole_models(known)
+        best = runs.sort("energy_joules_per_token").row(0, named=True)
+        words = (
+            "Energy was measured in {}: the least{} is {} by {} of {} ({}), of its devices alone."
+        )
+        yield Markup(words).format(
+            count(known.height, "run"),
+            of,
+            quantity(1e3 * best["energy_joules_per_token"], "mJ a token"),
+            run_link(best["run_id"]),
+            best["model"],
+            best["energy_method"],
+        )
+    missing = data.completed.filter(pl.col("energy_joules_per_token").is_null())
+    for (reason,), rows in missing.group_by("energy_reason", maintain_order=True):
+        ids = run_links(rows["run_id"])
+        yield Markup("No energy per token of {}: {}").format(ids, reason or "no reason.")
+
+
+def energy_chart(data: ReportData) -> Figures | None:
+    """Return the measured energy per token, a chart a model and platform."""
+    known = data.completed.drop_nulls("energy_joules_per_token")
+    groups = known.group_by("group", maintain_order=True)
+    return Figures.of((str(name), energy_bars(rows)) for (name,), rows in groups)
+
+
+def device_findings(data: ReportData) -> Fragment:
+    """Return what held devices back: one sentence per cause, with the runs that it is true of."""
+    causes: dict[str, list[tuple[str, str]]] = {}
+    for run_id in data.completed["run_id"]:
+        for note in data.metrics[run_id].device_notes if run_id in data.metrics else ():
+            # the same sentence with other figures is the same cause
+            causes.setdefault(re.sub(r"[0-9][0-9,.]*", "#", note), []).append((run_id, note))
+    items: list[Markup] = []
+    for (first, note), *others in causes.values():
+        same = Markup(" The same holds, with other figures, for {}.")
+        rest = same.format(run_links(run_id for run_id, _ in others)) if others else ""
+        items.append(Markup("{}: {}{}").format(run_link(first), note, rest))
+    return bullets(items)
+
+
+def device_table(data: ReportData) -> Fragment:
+    """Return what was read of the devices of each run with a throughput; nothing without any."""
+    read = pl.col("mean_power_watts").is_not_null() | pl.col("mean_clock_mhz").is_not_null()
+    runs = data.completed.filter(read).sort("group", "energy_joules_per_token", nulls_last=True)
+    if runs.is_empty():
+        return Fragment(Markup(""))
+    columns = (
+        *(RUN, RAN),
+        plain("energy_joules_per_token", "Energy", "J/token", hint="of all devices of the run"),
+        plain("mean_power_watts", "Mean power", "W per GPU"),
+        plain("max_power_watts", "Highest", "W"),
+        plain("power_cap_watts", "Cap", "W"),
+        plain("mean_clock_mhz", "Mean clock", "MHz", digits=4),
+        plain("min_clock_mhz", "Lowest", "MHz", digits=4),
+        plain("max_temperature_celsius", "Hottest", "°C"),
+        Column(
+            "gpu_busy_fraction", "Busy", lambda row: percent(row["gpu_busy_fraction"]),
+            hint="of the time a kernel ran: not MFU",
+        ),
+        text("energy_method", "By"),
+    )  # fmt: skip
+    return table(runs.iter_rows(named=True), columns, "devices")

@@ -76,14 +76,13 @@ def _missing(found: Sequence[Diagnosis]) -> Iterator[Markup]:
         yield Markup("{} ({})").format(sentence, run_links(run_ids))
 
 
-def causes(found: Sequence[Diagnosis]) -> Fragment:
+def causes(data: ReportData, found: Sequence[Diagnosis]) -> Fragment:
     """Return the table of causes by run, largest first, each with its size and what to try."""
     rows = [_row(one, cause) for one in found for cause in one.findings[:MOST_FINDINGS]]
     if not rows:
         return Fragment(Markup(""))
     columns = (
-        tables.RUN,
-        tables.text("cause", "Cause"),
+        *(tables.RUN, tables.RAN, tables.text("cause", "Cause")),
         tables.Column(
             "step_fraction",
             "Of the step",
@@ -94,7 +93,7 @@ def causes(found: Sequence[Diagnosis]) -> Fragment:
         tables.Column("says", "What", lambda row: row["says"], numeric=False, wide=True),
         tables.Column("advice", "What to try", lambda row: row["advice"], numeric=False, wide=True),
     )
-    return tables.table(rows, columns, "causes")
+    return tables.table(data.with_work(rows), columns, "causes")
 
 
 def _row(one: Diagnosis, cause: Finding) -> Row:
@@ -108,13 +107,13 @@ def _row(one: Diagnosis, cause: Finding) -> Row:
     }
 
 
-def waterfalls(found: Sequence[Diagnosis]) -> Fragment:
+def waterfalls(data: ReportData, found: Sequence[Diagnosis]) -> Fragment:
     """Return where each run's step goes, as shares that add up to the whole."""
     rows = [_shares(one) for one in found if one.waterfall is not None]
     if not rows:
         return Fragment(Markup(""))
-    columns = (tables.RUN, *(_share_column(name, label) for name, label in PARTS))
-    return tables.table(rows, columns, "waterfall")
+    columns = (tables.RUN, tables.RAN, *(_share_column(name, label) for name, label in PARTS))
+    return tables.table(data.with_work(rows), columns, "waterfall")
 
 
 def _share_column(name: str, label: str) -> tables.Column:

@@ -74,7 +74,8 @@ def build(
         library = pool.submit(vega.bundle, places.cache)
         failed = page_cache.make(PAGES, places.project / "notebooks", data, cache, stage)
     write_assets(stage, library.result(), data.runs)
-    cells = {page: _prepared(stage / f"{page.slug}.ipynb", say) for page in PAGES}
+    numbers = {run_id: row for row, run_id in enumerate(data.runs["run_id"], start=1)}
+    cells = {page: _prepared(stage / f"{page.slug}.ipynb", numbers, say) for page in PAGES}
     for page, shown in cells.items():
         notebook.write(stage / f"{page.slug}.ipynb", move_out(shown, page.slug, stage))
     built = _build_facts(data)
@@ -118,13 +119,15 @@ def _choose(renderer: Renderer, say: Callable[[str], None]) -> Renderer:
     return renderer
 
 
-def _prepared(path: Path, say: Callable[[str], None]) -> tuple[notebook.Cell, ...]:
+def _prepared(
+    path: Path, numbers: Mapping[str, int], say: Callable[[str], None]
+) -> tuple[notebook.Cell, ...]:
     """Return an executed notebook as the renderers want it; say what its code warned of."""
     cells = notebook.read(path)
     for cell in cells:
         for text in cell.warned:
             say(f"{path.stem}: {text.strip()}")
-    return prepare(cells)
+    return prepare(cells, numbers)
 
 
 def _build_facts(data: frames.ReportData) -> str:

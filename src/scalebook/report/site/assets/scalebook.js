@@ -19,11 +19,12 @@
   // Charts: the specification is data in the script element behind the chart's place.
   const filter = window.ScalebookFilter;
   const drawn = new WeakMap(); // place -> what vegaEmbed returned
-  function draw() {
+  function draw(part) {
     if (typeof vegaEmbed === "undefined") return;
     document.querySelectorAll(".sb-chart").forEach(function (place, index) {
-      // a page that is not shown draws when it is
-      if (place.clientWidth > 0) drawOne(place, index);
+      if (part && part.contains && !part.contains(place)) return;
+      // a page that is not shown draws when it is, and so does a folded chart
+      if (place.clientWidth > 0 && !place.closest("details:not([open])")) drawOne(place, index);
       else { forget(place); place.classList.remove("is-empty"); }
     });
   }
@@ -77,8 +78,15 @@
 
   // Tables: the exact value of a cell is in data-value. A long table keeps the rows after its
   // first ones as data in the script element behind it; the page makes the rows that it shows.
+  const COLUMNS = 11; // shown at first: the run and ten more; scalebook.css hides the others
   const PAGE = 100; // rows at a time, of a table that comes with such data
   const tables = []; // {box, table, rows, keys, long, page, words, left}
+
+  // On a phone a row is a card whose lines carry the headings.
+  function labelled(tr, labels) {
+    for (const cell of tr.cells) cell.dataset.label = labels[cell.cellIndex] || "";
+    return tr;
+  }
 
   function fromElement(row) {
     const values = Array.from(row.cells, function (cell) { return cell.dataset.value; });
@@ -91,8 +99,8 @@
       run: entry[2] || undefined, id: entry[1] };
   }
 
-  function element(row, kinds) {
-    if (row.tr) return row.tr;
+  function element(row, kinds, labels) {
+    if (row.tr) return row.labelled ? row.tr : (row.labelled = true, labelled(row.tr, labels));
     const tr = document.createElement("tr");
     tr.className = row.entry[0];
     if (row.id) tr.id = row.id;
@@ -106,7 +114,8 @@
       tr.append(td);
     });
     row.tr = tr;
-    return tr;
+    row.labelled = true;
+    return labelled(tr, labels);
   }
 
   function textOf(row) {
@@ -165,7 +174,7 @@
     const from = state.long ? state.page * PAGE : 0;
     const shown = state.long ? state.left.slice(from, from + PAGE) : state.left;
     state.table.tBodies[0].replaceChildren.apply(state.table.tBodies[0], shown.map(function (row) {
-      return element(row, state.kinds);
+      return element(row, state.kinds, state.labels);
     }));
     if (state.pager) {
       const many = state.left.length + (state.src ? state.more : 0);
@@ -242,6 +251,9 @@
       box: box, table: table, headings: headings, page: 0, words: [], long: Boolean(more),
       keys: headings.map(function (cell) { return cell.dataset.key; }),
       kinds: headings.map(function (cell) { return cell.className; }),
+      labels: headings.map(function (cell) {
+        return Array.from(cell.childNodes, function (part) { return part.textContent; }).join(", ");
+      }),
       rows: Array.from(table.tBodies[0].rows, fromElement),
     };
     state.src = more && more.dataset.src || "";
@@ -263,6 +275,7 @@
     tools.className = "tools";
     if (state.long) tools.append(pager(state));
     if (state.rows.length > 8) tools.append(searchOf(state));
+    if (headings.length > COLUMNS) tools.append(columnsOf(state));
     tools.append(button("CSV", function () { whole(state, function () { download(csv(state), name); }); }, "Download table " + name + " as CSV"));
     box.prepend(tools);
     table.tBodies[0].addEventListener("click", function (event) {
@@ -278,6 +291,19 @@
     refresh(state);
     // a filter of the page before acts on rows that are not in sight too
     if (state.src && filter.isActive()) whole(state, function () {}); else if (state.src) wholeInSight(state);
+  }
+
+  // The first columns say what a row is and what it reached; the others come when asked for.
+  function columnsOf(state) {
+    const more = state.headings.length - COLUMNS;
+    const made = button("", function () { say(state.box.classList.toggle("is-short")); });
+    const say = function (short) {
+      made.textContent = short ? "Columns: " + more + " more" : "Columns: fewer";
+      made.setAttribute("aria-expanded", short ? "false" : "true");
+    };
+    state.box.classList.add("is-short");
+    say(true);
+    return made;
   }
 
   function pager(state) {
@@ -400,6 +426,9 @@
       else document.querySelectorAll(".sb-chart").forEach(filter.mark);
     });
     window.addEventListener("hashchange", function () { turnTo(); reveal(); });
+    document.addEventListener("toggle", function (event) {
+      if (event.target.open && event.target.matches(".sb-more")) draw(event.target);
+    }, true);
     watchMenus();
     // of the one file only the first page is open, and its charts alone are drawn
     sections().forEach(function (one, i) { one.hidden = i > 0; });
