@@ -16,20 +16,26 @@ SMALLEST = 1e-4  # shares below are not told apart
 HINTS = {
     "recomputation": "share of the step's time, at the best rate that is known",
     "other_kernels": (
-        "share of the step's time, of a profile: attention, norms and other kernels, and products "
-        "slower than the best that a probe saw, or than the peak where none was made"
+        "share of the step's time: what forward and backward take beyond the parts named here. "
+        "Products below the best rate at this clock; without a profile also attention and gaps"
     ),
+    "lower_clock": "share of the step's time: the same FLOPs at the clock of the peak, less",
+    "attention_below_peak": "share of the step's time, of a profile: beyond its FLOPs at the peak",
+    "elementwise": "share of the step's time: of a profile, else bytes at the memory's bandwidth",
 }
 MOST_FINDINGS = 4  # of a run; 'scalebook diagnose' prints them all
 PARTS = (
     ("useful_work_at_peak", "Useful at peak"),
+    ("lower_clock", "Lower clock"),
     ("products_below_peak", "Products below peak"),
     ("recomputation", "Recomputation"),
     ("pipeline_bubble", "Bubble"),
     ("unequal_stages", "Unequal stages"),
     ("exposed_communication", "Exposed communication"),
     ("optimizer", "Optimizer"),
-    ("other_kernels", "Computing beyond that"),
+    ("elementwise", "Element-wise"),
+    ("attention_below_peak", "Attention"),
+    ("other_kernels", "Slower products"),
     ("data_and_idle", "Data, idle"),
     ("unexplained", "Unexplained"),
 )
