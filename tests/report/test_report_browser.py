@@ -93,7 +93,7 @@ def look(browser: str, address: str, profile: Path) -> Seen:
         browser, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
         "--disable-background-networking", "--disable-component-update", "--disable-sync",
         "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1", f"--user-data-dir={profile}",
-        "--virtual-time-budget=60000", "--dump-dom", address,
+        "--virtual-time-budget=300000", "--dump-dom", address,
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     match = re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.DOTALL)

@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 from markupsafe import Markup, escape
 
@@ -119,10 +120,11 @@ def short_id(run_id: str) -> str:
     return made[1] if made else run_id
 
 
-def run_link(run_id: str, text: str | None = None) -> Markup:
+def run_link(run_id: str, text: str | None = None, *, page: str = RUNS_PAGE) -> Markup:
     """Return a link from any page to the row of a run; its text is short, its title the run id."""
     template = '<a class="run" data-run="{0}" title="{0}" href="{1}#{2}">{3}</a>'
-    return Markup(template).format(run_id, RUNS_PAGE, anchor(run_id), text or short_id(run_id))
+    place = anchor(run_id) if page == RUNS_PAGE else quote(run_id, safe="")
+    return Markup(template).format(run_id, page, place, text or short_id(run_id))
 
 
 def run_links(run_ids: Iterable[str]) -> Markup:

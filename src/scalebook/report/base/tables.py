@@ -173,6 +173,9 @@ def _work(row: Row) -> Markup:
 
 
 RUN = Column("run_id", "Run", lambda row: run_link(row["run_id"]), numeric=False)
+OWN_PAGE = Column(
+    "run_id", "Run", lambda row: run_link(row["run_id"], page="run.html"), numeric=False
+)
 STATUS = Column("status", "Status", badge, numeric=False)
 SPLIT = Column(
     "name",
@@ -236,7 +239,7 @@ def overview(runs: pl.DataFrame) -> Fragment:
 def all_runs(runs: pl.DataFrame) -> Fragment:
     """Return the full table, whose rows every mention of a run links to."""
     columns = (
-        *(RUN, STATUS, MODEL, PLATFORM, PRECISION, SEQUENCE, SPLIT, WORLD),
+        *(OWN_PAGE, STATUS, MODEL, PLATFORM, PRECISION, SEQUENCE, SPLIT, WORLD),
         *(TOKENS, TOKENS_EACH, MFU, STEP, MEMORY, TFLOPS, LOSS),
         plain("micro_batch_size", "Micro batch"),
         plain("global_batch_size", "Global batch"),

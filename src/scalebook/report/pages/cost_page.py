@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -12,6 +11,7 @@ import polars as pl
 from scalebook.measure.economics import ANSWERS, Answer, Inputs, answers
 from scalebook.measure.intervals import Interval, point
 from scalebook.report.base.bases import title
+from scalebook.report.base.columns import PROXY
 from scalebook.report.base.frames import ReportData
 from scalebook.report.base.markup import (
     Fragment,
@@ -30,9 +30,7 @@ from scalebook.report.base.stated import SAMPLE, Stated
 from scalebook.report.base.tables import RAN, RUN, Column, Row, plain, table, text
 from scalebook.report.charts.cost import energy_bars
 from scalebook.report.charts.figure import Figures
-from scalebook.report.pages.tiles import whole_models
 
-SCRIPT = Path(__file__).parents[1] / "site" / "assets" / "cost.js"
 MOST_RUNS = 200  # in the menus: the fastest of each group come first
 LABELS = {
     "tokens": "Tokens to train on (1T, 300B)",
@@ -112,7 +110,7 @@ def calculator(data: ReportData, stated: Stated) -> Fragment:
             '<div class="sb-table" data-name="answers"><div class="sb-scroll" tabindex="0">'
             '<table data-quarto-disable-processing="true"><thead><tr>{}</tr></thead>'
             '<tbody aria-live="polite">{}</tbody></table></div></div>'
-            '<script type="application/json">{}</script></div><script>{}</script>'
+            '<script type="application/json">{}</script></div>'
         ).format(
             _menu("Run", "", runs, first=True),
             _menu("Second platform (break-even)", "other_", runs, first=False),
@@ -120,7 +118,6 @@ def calculator(data: ReportData, stated: Stated) -> Fragment:
             head,
             body,
             script_json(payload),
-            Markup(SCRIPT.read_text(encoding="utf-8")),
         )
     )
 
@@ -214,7 +211,10 @@ def energy_findings(data: ReportData) -> Iterator[Markup]:
     """Yield which run took the least energy, and which have none and why."""
     known = data.completed.drop_nulls("energy_joules_per_token")
     if known.height:
-        runs, of = whole_models(known)
+        # the first layers of a model are fast because they are few
+        whole = known.filter(~PROXY, pl.col("platform") != "cpu")
+        mixed = whole.height and known.filter(PROXY).height
+        runs, of = (whole, " of a whole model") if mixed else (known, "")
         best = runs.sort("energy_joules_per_token").row(0, named=True)
         words = (
             "Energy was measured in {}: the least{} is {} by {} of {} ({}), of its devices alone."

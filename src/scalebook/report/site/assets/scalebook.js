@@ -51,6 +51,7 @@
     const legend = Object.assign({}, config.legend, narrow ? { columns: 1, labelLimit: 280 } : {});
     vegaEmbed(place, spec, {
       mode: "vega-lite",
+      ast: true, // expressions are interpreted: no code is made from a specification
       renderer: "svg",
       // a layer that the filter has emptied is no mistake: then errors (Vega's level 1) alone go to
       // the console, else warnings (2) too
@@ -470,6 +471,7 @@
       content.querySelector("h2") || content.firstElementChild;
   }
 
+  window.ScalebookDraw = draw; // for charts that a page makes itself
   const choice = stored();
   if (choice === "dark" || choice === "light") root.dataset.theme = choice;
   if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", start);
