@@ -377,7 +377,7 @@ def samples(clocks: tuple[float, ...], reasons: list[str], fall: float = 0.0) ->
 def test_the_power_cap_is_named_with_the_clock_that_it_leaves(tmp_path):
     found = diagnosed(tmp_path, telemetry=samples((1485.0,), ["sw_power_cap"]))
     clocks = rule(found, "clocks")
-    assert "The power cap held clocks down in 100% of the samples" in clocks.says
+    assert "The power cap held clocks down in 100 % of the samples" in clocks.says
     assert clocks.step_fraction == pytest.approx((1 - 1485 / 1830) * 0.93)
     assert "The peak is stated at 1,830 MHz." in clocks.says  # 132 SM x 4096 FLOP x 1.83 GHz
     faster = diagnosed(tmp_path / "c", telemetry=samples((1900.0,), ["sw_power_cap"]))

@@ -241,14 +241,14 @@ def test_heat_and_other_limits_are_flagged(tmp_path):
         "temperature_celsius": lambda _: 91,
     }
     heat, other = telemetry.flags(summary(write(tmp_path, columns)))
-    assert heat == "Heat held clocks down in 100% of the samples, up to 91 °C."
-    assert "sync_boost in 100%" in other
+    assert heat == "Heat held clocks down in 100 % of the samples, up to 91 °C."
+    assert "sync_boost in 100 %" in other
 
 
 def test_falling_clocks_are_flagged_and_steady_ones_are_not(tmp_path):
     falling = summary(write(tmp_path, {"clock_mhz": lambda at: 1800 - 9 * at}))
     flags = telemetry.flags(falling)
-    assert "fell by 5.0% while steps were measured (1,800 to 1,710 MHz)" in flags[0]
+    assert "fell by 5.0 % while steps were measured (1,800 to 1,710 MHz)" in flags[0]
     noise = random.Random(7)
     steady = summary(write(tmp_path, {"clock_mhz": lambda _: 1700 + noise.gauss(0, 30)}))
     assert telemetry.flags(steady) == ()

@@ -50,7 +50,7 @@ def ratios(data: pl.DataFrame, axis: str, what: str) -> Figure | None:
     base = alt.Chart(rows(shown))
     points = base.mark_point(filled=True, size=90).encode(
         y=y,
-        x=alt.X("change:Q", title=axis, axis=alt.Axis(format="+.0%", tickCount=7)),
+        x=alt.X("change:Q", title=axis, axis=alt.Axis(format="+.2~%", tickCount=7)),
         color=alt.Color("word:N", title=None, scale=COLOURS),
         shape=by_source(shown["source"]),
         tooltip=[

@@ -26,7 +26,7 @@ MAX_BARS = 24  # of one chart: the table has them all
 MOST_OPEN = 1  # charts of one figure that are open before the reader asks for the others
 SHARED = 20_000  # characters from which on rows of several layers are there once
 NARROW = 560  # pixels of a chart on a phone
-NAME_SIZES = {"characters": (25, 62), "pixels": (180, 400)}  # a line of a name, there and else
+NAME_SIZES = {"characters": (23, 62), "pixels": (180, 400)}  # a line of a name, there and else
 AnyChart = alt.Chart | alt.LayerChart | alt.FacetChart
 TEMPLATE = Markup(
     '<div class="sb-chart" role="img" aria-label="{}"></div>\n'
@@ -129,7 +129,8 @@ def names(column: str, order: Iterable[str], *, grid: bool = False) -> alt.Y:
         f"(containerSize()[0] < {NARROW} ? {short} : {long})" for short, long in NAME_SIZES.values()
     )
     is_long = f"length(datum.label) > {width}"
-    pattern = f"regexp('(.{{1,' + {width} + '}})( · |$)', 'g')"
+    breaks = f"(containerSize()[0] < {NARROW} ? '( · | |$)' : '( · |$)')"
+    pattern = f"regexp('(.{{1,' + {width} + '}})' + {breaks}, 'g')"
     lines = f"split(replace(datum.label, {pattern}, '$1\\n'), '\\n')"
     cut = f"['… ' + {lines}[length({lines}) - 3], {lines}[length({lines}) - 2]]"
     broken = f"length({lines}) > 3 ? {cut} : slice({lines}, 0, -1)"

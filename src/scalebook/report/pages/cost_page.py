@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import polars as pl
@@ -31,6 +32,7 @@ from scalebook.report.base.tables import RAN, RUN, Column, Row, plain, table, te
 from scalebook.report.charts.cost import energy_bars
 from scalebook.report.charts.figure import Figures
 
+EXAMPLE_PRICE = 2.5  # per GPU hour in no currency, of nobody
 MOST_RUNS = 200  # in the menus: the fastest of each group come first
 LABELS = {
     "tokens": "Tokens to train on (1T, 300B)",
@@ -81,8 +83,29 @@ def overview(data: ReportData, stated: Stated) -> Fragment:
                 "<code>economics.toml</code> in the folder of runs states them for every reader."
             )
         )
+    items += _example(data)
     sample = to_copy("A file to copy: economics.toml", SAMPLE)
     return Fragment(bullets([*items, *energy_findings(data)]).html + sample)
+
+
+def _example(data: ReportData) -> Iterator[Markup]:
+    """Yield what a small training would take on the fastest whole model, at a made-up price."""
+    runs = data.ranked.filter(~PROXY, pl.col("platform") != "cpu", pl.col("world_size") > 0)
+    for row in (
+        runs.sort("tokens_per_second_per_gpu", descending=True).head(1).iter_rows(named=True)
+    ):
+        made_up = {"tokens": point(1e11), "price_per_gpu_hour": point(EXAMPLE_PRICE)}
+        found = {
+            one.name: one.value for one in answers(replace(inputs_of(row, Stated()), **made_up))
+        }
+        words = (
+            "<strong>Example with made-up inputs</strong>: 100 billion tokens on the {} GPUs of {} "
+            "take {} days and cost {} at {:.2f} per GPU hour. Type your own below."
+        )
+        days, cost = (shown(found[name]) for name in ("training_days", "cost"))
+        yield Markup(words).format(
+            row["world_size"], run_link(row["run_id"]), days, cost, EXAMPLE_PRICE
+        )
 
 
 def calculator(data: ReportData, stated: Stated) -> Fragment:

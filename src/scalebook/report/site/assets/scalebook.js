@@ -34,8 +34,9 @@
     drawn.delete(place);
   }
 
-  // Where a label has no room, its end tells more: runs of one model differ there.
-  const TAIL = "length(datum.label) > 24 ? '\u2026' + slice(datum.label, length(datum.label) - 22) : datum.label";
+  // On a phone a long label has two lines; of a longer one the last two: runs differ there.
+  const LINES = "split(replace(datum.label, regexp('(.{1,26})( |$)', 'g'), '$1\\n'), '\\n')";
+  const TAIL = "length(datum.label) > 26 ? slice(" + LINES + ", max(0, length(" + LINES + ") - 3), length(" + LINES + ") - 1) : datum.label";
 
   function drawOne(place, index) {
     const config = window.SCALEBOOK_CHARTS[isDark() ? "dark" : "light"];
@@ -47,8 +48,9 @@
       return;
     }
     const narrow = place.clientWidth < 560;
-    const axisY = Object.assign({}, config.axisY, narrow ? { labelLimit: 150, labelExpr: TAIL } : {});
-    const legend = Object.assign({}, config.legend, narrow ? { columns: 1, labelLimit: 280 } : {});
+    const axisY = Object.assign({}, config.axisY, narrow ? { labelLimit: 150, labelExpr: TAIL, labelFontSize: 10, labelLineHeight: 10 } : {});
+    const axisX = narrow ? { titleAnchor: "end" } : {};
+    const legend = Object.assign({}, config.legend, narrow ? { columns: 1, labelLimit: 240, labelFontSize: 10 } : {});
     vegaEmbed(place, spec, {
       mode: "vega-lite",
       ast: true, // expressions are interpreted: no code is made from a specification
@@ -57,7 +59,7 @@
       // the console, else warnings (2) too
       logLevel: filter.isActive() ? 1 : 2,
       actions: { export: true, source: false, compiled: false, editor: false },
-      config: Object.assign({}, config, { axisY: axisY, legend: legend }),
+      config: Object.assign({}, config, { axisX: axisX, axisY: axisY, legend: legend }),
       tooltip: { theme: isDark() ? "dark" : "light" },
       downloadFileName: "scalebook-chart-" + (index + 1),
     }).then(function (result) {
