@@ -31,7 +31,8 @@ def _power(summary: TelemetrySummary) -> str | None:
     share, mean, cap = share_of(summary, POWER), summary.mean_power_watts, summary.power_cap_watts
     drawn = f" (mean {mean:.0f} W of {cap:.0f} W)" if mean and cap else ""
     if share is not None and share >= SHARE:
-        return f"The power cap held clocks down in {100 * share:.0f} % of the samples{drawn}{_at(summary)}."
+        held = f"{100 * share:.0f} % of the samples"
+        return f"The power cap held clocks down in {held}{drawn}{_at(summary)}."
     if share is None and mean and cap and mean >= NEAR_CAP * cap:
         return f"The devices drew as much as their power cap allows{drawn}{_at(summary)}."
     return None
