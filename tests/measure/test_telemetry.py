@@ -224,8 +224,8 @@ def test_a_power_cap_is_flagged_with_its_share_and_the_clock_it_leaves(tmp_path)
     assert found.max_temperature_celsius == 70
     (flag,) = telemetry.flags(found)
     assert flag == (
-        "The power cap held clocks down in 52 % of the samples (mean 690 W of 700 W): the clock was "
-        "1,410 of 1,980 MHz on average."
+        "The power cap held clocks down in 52 % of the samples (mean 690 W of 700 W): the clock "
+        "was 1,410 of 1,980 MHz on average."
     )
 
 
