@@ -8,17 +8,17 @@ from scalebook.errors import ClaimError
 from scalebook.measure.intervals import Interval
 
 INPUT_HELP = {
-    "tokens": "tokens to train on: 1T",
-    "tokens_per_second": "of all GPUs together; without it, the projection to the one --to",
-    "sequence_length": "tokens of a sample",
-    "gpus": "GPUs of the job; without it, the one --to",
-    "price_per_gpu_hour": "on demand",
-    "spot_price_per_gpu_hour": "spot",
-    "preemption_overhead": "extra time that preemptions cost: 5%%",
-    "watts_per_gpu": "mean power of a GPU with its share of the node",
+    "tokens": "tokens to train on, such as 1T",
+    "tokens_per_second": "tokens/s of all GPUs (default: the projection to --to)",
+    "sequence_length": "tokens per sample",
+    "gpus": "GPUs of the job (default: --to)",
+    "price_per_gpu_hour": "on-demand price per GPU-hour",
+    "spot_price_per_gpu_hour": "spot price per GPU-hour",
+    "preemption_overhead": "extra time lost to preemptions, such as 5%%",
+    "watts_per_gpu": "mean watts per GPU, with its share of the node",
     "pue": "power usage effectiveness of the site",
-    "grid_kg_per_kwh": "kg CO2e of a kWh",
-    "other_tokens_per_second": "of a second platform, for the break-even price",
+    "grid_kg_per_kwh": "kg CO2e per kWh",
+    "other_tokens_per_second": "tokens/s of a second platform, for the break-even price",
     "other_gpus": "GPUs of the second platform",
 }
 

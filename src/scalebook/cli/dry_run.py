@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,11 +33,13 @@ def show(
 ) -> int:
     """Print what would be run, how, with which variables, and how long it is likely to take."""
     from scalebook.cli.predict import duration, forecast, rate_line, short_value, total_line
-    from scalebook.project import short
-    from scalebook.running import launch
     from scalebook.running.todo import label
 
     predicted = forecast(entries[0].config.platform, runs) if entries else None
+    starts = {e.config.config_hash(): _start(e, runs) for e in entries if e.action == "run"}
+    shared = _shared(starts.values())
+    for line in ("Every run:", *(f"    {line}" for line in shared)) if shared else ():
+        print(line)
     seconds: list[float | None] = []
     for entry in entries:
         inference = pruned.get(entry.config.config_hash()) if entry.action == "run" else None
@@ -56,11 +58,28 @@ def show(
             seconds.append(found[1])
             line = rate_line(**short_value(found[0]))
             print(f"    predicted rate: {line}, about {duration(found[1])} in all")
-        directory = short(runs) / "RUN_ID"
-        plan = launch.direct(entry.config, config_path=directory / "config.json", output=directory)
-        for variable in plan.variables:
-            print(f"    {variable.name}={variable.value}  # {variable.reason}")
-        print(f"    {shlex.join(plan.command)}")
+        for line in starts[entry.config.config_hash()]:
+            if line not in shared:
+                print(f"    {line}")
     if seconds:
         print(total_line(seconds, budget_seconds))
     return 0
+
+
+def _start(entry: Entry, runs: Path) -> tuple[str, ...]:
+    """Return the variables of a run, each with its reason, and its command."""
+    from scalebook.project import short
+    from scalebook.running import launch
+
+    directory = short(runs) / "RUN_ID"
+    plan = launch.direct(entry.config, config_path=directory / "config.json", output=directory)
+    variables = (f"{one.name}={one.value}  # {one.reason}" for one in plan.variables)
+    return *variables, shlex.join(plan.command)
+
+
+def _shared(starts: Collection[tuple[str, ...]]) -> tuple[str, ...]:
+    """Return the lines that all of several runs have, in their order."""
+    if len(starts) < 2:
+        return ()
+    first, *others = starts
+    return tuple(line for line in first if all(line in other for other in others))

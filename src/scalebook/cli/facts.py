@@ -39,18 +39,20 @@ def register(subparsers: Subparsers) -> None:
     ):
         parser = subparsers.add_parser(name, help=text)
         if name == "accelerators":
-            parser.add_argument("--device", help="only the one whose driver reports this string")
-        add_json(parser)
+            parser.add_argument(
+                "--device", metavar="STRING", help="only the device of this driver string"
+            )
+        add_json(parser, csv=True)
         parser.set_defaults(handler=handler)
     parser = subparsers.add_parser("strategies", help="list named parallelism strategies")
-    parser.add_argument("--platform", help="only those for a platform")
-    parser.add_argument("--model", help="only those for a model")
-    add_json(parser)
+    parser.add_argument("--platform", help="only strategies for this platform")
+    parser.add_argument("--model", help="only strategies for this model")
+    add_json(parser, csv=True)
     parser.set_defaults(handler=strategies)
-    parser = subparsers.add_parser("published", help="list results that others published")
-    parser.add_argument("--accelerator", help="only those on an accelerator of the catalog")
-    parser.add_argument("--model", help="only those of a model of the catalog")
-    add_json(parser)
+    parser = subparsers.add_parser("published", help="list published results with their sources")
+    parser.add_argument("--accelerator", help="only results on this accelerator")
+    parser.add_argument("--model", help="only results of this model")
+    add_json(parser, csv=True)
     parser.set_defaults(handler=published)
 
 
@@ -58,7 +60,9 @@ def _register_flops(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser("flops", help="count FLOPs per trained token")
     parser.add_argument("--model", required=True, help="a model, or name@LAYERS")
     length = parser.add_mutually_exclusive_group(required=True)
-    length.add_argument("--sequence-length", type=at_least(1), help="tokens of a sample")
+    length.add_argument(
+        "--sequence-length", type=at_least(1), metavar="TOKENS", help="tokens per sample"
+    )
     length.add_argument(
         "--packed-lengths",
         type=at_least(1),
@@ -70,21 +74,39 @@ def _register_flops(subparsers: Subparsers) -> None:
         "--recompute",
         choices=RECOMPUTE,
         default="none",
-        help="count hardware FLOPs with this recomputation",
+        help="count hardware FLOPs with this recomputation (default: none)",
     )
-    parser.add_argument("--recompute-num-layers", type=at_least(0), help="of full: how many layers")
-    parser.add_argument("--mtp-layers", type=at_least(0), default=0, help="MTP modules trained")
+    parser.add_argument(
+        "--recompute-num-layers",
+        type=at_least(0),
+        metavar="LAYERS",
+        help="layers that full recomputation covers (default: all)",
+    )
+    _add_mtp_layers(parser)
     parser.add_argument(
         "--trained",
         choices=tuple(TRAINED),
         default="all",
-        help="weights that have gradients: all, those of adapters (lora), none (forward)",
+        help="trained weights: all, adapters only (lora) or none (forward)",
     )
     parser.add_argument(
-        "--tensor-parallel-size", type=at_least(1), help="pad the vocabulary as Megatron does"
+        "--tensor-parallel-size",
+        type=at_least(1),
+        metavar="GPUS",
+        help="count the vocabulary padded for this many GPUs, as Megatron pads it",
     )
     add_json(parser)
     parser.set_defaults(handler=flops)
+
+
+def _add_mtp_layers(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--mtp-layers",
+        type=at_least(0),
+        default=0,
+        metavar="MODULES",
+        help="multi-token prediction modules (default: 0)",
+    )
 
 
 def _register_convert(subparsers: Subparsers) -> None:
@@ -93,12 +115,23 @@ def _register_convert(subparsers: Subparsers) -> None:
     )
     parser.add_argument("--model", required=True, help="a model, or name@LAYERS")
     parser.add_argument(
-        "--sequence-length", type=at_least(1), required=True, help="tokens of a sample"
+        "--sequence-length",
+        type=at_least(1),
+        required=True,
+        metavar="TOKENS",
+        help="tokens per sample",
     )
-    parser.add_argument("--tokens-per-second-per-gpu", type=_printed, help="published tokens/s/GPU")
-    parser.add_argument("--tflops", type=_printed, help="published TFLOP/s/GPU, every digit")
-    parser.add_argument("--convention", help="how the published TFLOP/s were counted")
-    parser.add_argument("--mtp-layers", type=at_least(0), default=0, help="MTP modules trained")
+    parser.add_argument(
+        "--tokens-per-second-per-gpu",
+        type=_printed,
+        metavar="RATE",
+        help="published tokens/s/GPU",
+    )
+    parser.add_argument(
+        "--tflops", type=_printed, metavar="TFLOPS", help="published TFLOP/s/GPU with all digits"
+    )
+    parser.add_argument("--convention", metavar="NAME", help="FLOPs convention of --tflops")
+    _add_mtp_layers(parser)
     add_json(parser)
     parser.set_defaults(handler=convert)
 

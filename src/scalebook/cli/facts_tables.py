@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from scalebook.cli.output import number, print_json, print_table
+from scalebook.cli.output import number, print_data, print_table
 
 
 def accelerators(options: argparse.Namespace) -> int:
@@ -19,7 +19,7 @@ def accelerators(options: argparse.Namespace) -> int:
             raise CatalogError(catalog.unknown_device(options.device))
         found = (match,)
     if options.json:
-        print_json(found)
+        print_data(found, options.json)
         return 0
     shown = ("bf16", "fp16", "fp8", "fp4", "tf32", "fp32")
     rows = [
@@ -45,12 +45,11 @@ def models(options: argparse.Namespace) -> int:
 
     found = [(shape, parameter_count(shape)) for shape in catalog.models()]
     if options.json:
-        print_json(
-            [
-                {**plain(shape), "parameters": count.total, "active_parameters": count.active}
-                for shape, count in found
-            ]
-        )
+        data = [
+            {**plain(shape), "parameters": count.total, "active_parameters": count.active}
+            for shape, count in found
+        ]
+        print_data(data, options.json)
         return 0
     rows = [
         [
@@ -77,7 +76,7 @@ def platforms(options: argparse.Namespace) -> int:
 
     found = catalog.platforms()
     if options.json:
-        print_json(found)
+        print_data(found, options.json)
         return 0
     rows = [
         [
@@ -89,7 +88,7 @@ def platforms(options: argparse.Namespace) -> int:
         ]
         for item in found
     ]
-    print_table(["platform", "vendor", "accelerator", "GPUs a node", "precision"], rows)
+    print_table(["platform", "vendor", "accelerator", "GPUs per node", "precision"], rows)
     return 0
 
 
@@ -101,7 +100,7 @@ def strategies(options: argparse.Namespace) -> int:
     model = catalog.model(options.model).name if options.model else None
     found = catalog.strategy_rows(platform, model)
     if options.json:
-        print_json(found)
+        print_data(found, options.json)
         return 0
     rows = [
         [
@@ -133,7 +132,7 @@ def published(options: argparse.Namespace) -> int:
         if device in (None, row.accelerator) and model in (None, row.model)
     ]
     if options.json:
-        print_json(found)
+        print_data(found, options.json)
         return 0
     rows = [
         [

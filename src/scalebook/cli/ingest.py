@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 _SIZES = (
     ("--gpus", "world_size", "GPUs of the job"),
     ("--nodes", "nodes", "nodes of the job"),
-    ("--sequence-length", "sequence_length", "tokens a sample"),
-    ("--global-batch-size", "global_batch_size", "samples an optimizer step"),
-    ("--micro-batch-size", "micro_batch_size", "samples a forward pass"),
+    ("--sequence-length", "sequence_length", "tokens per sample"),
+    ("--global-batch-size", "global_batch_size", "samples per optimizer step"),
+    ("--micro-batch-size", "micro_batch_size", "samples per forward pass"),
     ("--tensor-parallel-size", "tensor_parallel_size", "tensor-parallel ranks"),
     ("--pipeline-parallel-size", "pipeline_parallel_size", "pipeline stages"),
     ("--context-parallel-size", "context_parallel_size", "context-parallel ranks"),
@@ -31,28 +31,36 @@ _SIZES = (
 
 def register(subparsers: Subparsers) -> None:
     """Add this module's commands."""
-    parser = subparsers.add_parser(
-        "ingest", help="read logs of other trainers into run directories"
+    parser = subparsers.add_parser("ingest", help="import logs of other trainers as runs")
+    parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="log files or folders")
+    parser.add_argument(
+        "--runs",
+        type=Path,
+        default=Path("runs"),
+        metavar="DIR",
+        help="folder for the new run directories (default: runs)",
     )
-    parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="files or folders")
-    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of run directories")
-    parser.add_argument("--dialect", help="read every file as this dialect")
+    parser.add_argument("--dialect", metavar="NAME", help="read every file as this dialect")
     parser.add_argument(
         "--map",
         action="append",
         default=[],
         metavar="NAME=COLUMN",
-        help="read any CSV or JSON lines: which column holds step_seconds, step, loss, ...; or a "
-        "TOML file with such lines",
+        help="read any CSV or JSON lines: the column of step_seconds, step, loss, ...; or a TOML "
+        "file of such lines; repeatable",
     )
-    said = parser.add_argument_group("what the files do not tell (marked as supplied)")
-    said.add_argument("--model", help="a model of the catalog")
-    said.add_argument("--platform", help="a platform of the catalog")
-    said.add_argument("--precision", choices=("bf16", "fp16", "fp8", "fp32"), help="number format")
+    said = parser.add_argument_group("values that the files do not contain (marked as supplied)")
+    said.add_argument("--model", help="model of the catalog")
+    said.add_argument("--platform", help="platform of the catalog")
+    said.add_argument(
+        "--precision",
+        choices=("bf16", "fp16", "fp8", "fp32"),
+        help="number format of the matrix products",
+    )
     said.add_argument(
         "--trained",
         choices=("all", "part"),
-        help="whether all weights were trained, or only a part of them (such as LoRA)",
+        help="whether all weights were trained or only a part (such as LoRA)",
     )
     for flag, name, text in _SIZES:
         said.add_argument(flag, dest=name, type=at_least(1), metavar="N", help=text)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalebook.cli.arguments import Subparsers, add_json
-from scalebook.cli.output import number, print_json, print_table
+from scalebook.cli.output import number, print_data, print_table
 
 if TYPE_CHECKING:
     from scalebook.measure.metrics import RunMetrics
@@ -19,19 +19,25 @@ if TYPE_CHECKING:
 
 def register(subparsers: Subparsers) -> None:
     """Add this module's commands."""
-    parser = subparsers.add_parser("list", help="list runs with their numbers")
-    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of run directories")
+    parser = subparsers.add_parser("list", help="list runs with rate, MFU, memory and loss")
+    parser.add_argument(
+        "--runs",
+        type=Path,
+        default=Path("runs"),
+        metavar="DIR",
+        help="folder of run directories (default: runs)",
+    )
     parser.add_argument(
         "--peak-precision",
         choices=("bf16", "fp8"),
-        help="the precision whose dense peak the MFU of fp8 runs is a fraction of",
+        help="precision of the dense peak that the MFU of FP8 runs refers to",
     )
-    add_json(parser)
+    add_json(parser, csv=True)
     parser.set_defaults(handler=list_runs)
 
 
 def list_runs(options: argparse.Namespace) -> int:
-    """Print one row a run, sorted by run id; what cannot be read goes to stderr."""
+    """Print one row per run, sorted by run id; what cannot be read goes to stderr."""
     from scalebook.errors import RecordError
     from scalebook.measure.metrics.repeats import with_repeats
 
@@ -45,7 +51,8 @@ def list_runs(options: argparse.Namespace) -> int:
     pooled = with_repeats(zip(records, items, strict=True))
     found = sorted(zip(pooled, records, strict=True), key=lambda pair: pair[0].run_id)
     if options.json:
-        print_json([{**asdict(item), **_of_record(record)} for item, record in found])
+        rows = [{**asdict(item), **_of_record(record)} for item, record in found]
+        print_data(rows, options.json)
     elif found:
         for item, _ in found:
             if item.status == "void":

@@ -1,4 +1,4 @@
-"""Commands that say how fast configurations would be, before they run: ``predict``, ``tune``."""
+"""Commands that predict rates before anything runs: ``predict`` and ``tune``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalebook.cli import check
-from scalebook.cli.arguments import Subparsers, add_json, at_least, positive
+from scalebook.cli.arguments import Subparsers, add_json, add_set, at_least, positive
 from scalebook.cli.output import number, plain, print_json, print_table
 
 if TYPE_CHECKING:
@@ -25,55 +25,70 @@ _TRIAL = {"steps": 8, "warmup_steps": 3}
 def register(subparsers: Subparsers) -> None:
     """Add this module's commands."""
     parser = subparsers.add_parser(
-        "predict", help="predict the rate of a configuration from the runs at hand"
+        "predict", help="predict the rate of a configuration, with its interval"
     )
-    parser.add_argument("--model", help="a model, or name@LAYERS; required without --plan")
-    parser.add_argument("--platform", required=True, help="a platform, such as h100")
+    parser.add_argument("--model", help="model, or name@LAYERS; required without --plan")
+    parser.add_argument("--platform", required=True, help="platform, such as h100")
     parser.add_argument(
         "--gpus",
         "--world-size",
         dest="sizes",
         type=_sizes,
         metavar="N[,N...]",
-        help="all processes; several numbers give the curves of weak and strong scaling",
+        help="total processes; several numbers give curves of weak and strong scaling",
     )
     check.add_layout(parser, world_size=False)
-    parser.add_argument(
-        "--set",
-        dest="fields",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="any other field of the configuration",
-    )
+    add_set(parser, "any other setting")
     parser.add_argument("--plan", type=Path, metavar="FILE", help="predict every run of a plan")
-    parser.add_argument("--runs", type=Path, help="folder of runs to learn from; default: runs")
+    parser.add_argument(
+        "--runs", type=Path, metavar="DIR", help="runs to learn from (default: runs)"
+    )
     add_network(parser)
     add_json(parser)
     parser.set_defaults(handler=predict)
 
-    parser = subparsers.add_parser("tune", help="rank all legal layouts of a model by prediction")
-    parser.add_argument("--model", required=True, help="a model, or name@LAYERS")
-    parser.add_argument("--platform", required=True, help="a platform, such as h100")
+    parser = subparsers.add_parser(
+        "tune", help="rank all legal layouts of a model by predicted rate"
+    )
+    parser.add_argument("--model", required=True, help="model, or name@LAYERS for fewer layers")
+    parser.add_argument("--platform", required=True, help="platform, such as h100")
     parser.add_argument(
-        "--gpus", "--world-size", dest="world_size", type=at_least(1), help="all processes"
+        "--gpus",
+        "--world-size",
+        dest="world_size",
+        type=at_least(1),
+        metavar="GPUS",
+        help="total processes, one per GPU",
     )
     parser.add_argument(
-        "--global-batch-size", type=at_least(1), help="samples per step; default: 16 per GPU"
+        "--global-batch-size",
+        type=at_least(1),
+        metavar="SAMPLES",
+        help="samples per optimizer step (default: 16 per GPU)",
     )
-    parser.add_argument("--sequence-length", type=at_least(1), help="tokens of a sample")
+    parser.add_argument(
+        "--sequence-length", type=at_least(1), metavar="TOKENS", help="tokens per sample"
+    )
     parser.add_argument(
         "--precision",
         choices=("bf16", "fp16", "fp8", "fp32"),
         help="number format of the matrix products",
     )
     parser.add_argument(
-        "--budget-seconds", type=positive, metavar="S", help="say which trials fit into S seconds"
+        "--budget-seconds",
+        type=positive,
+        metavar="S",
+        help="show how many trials fit into S seconds",
     )
     parser.add_argument(
-        "--dry-run", action="store_true", required=True, help="rank only; trials are not run yet"
+        "--dry-run",
+        action="store_true",
+        required=True,
+        help="rank only; trials are not available yet",
     )
-    parser.add_argument("--runs", type=Path, help="folder of runs to learn from; default: runs")
+    parser.add_argument(
+        "--runs", type=Path, metavar="DIR", help="runs to learn from (default: runs)"
+    )
     add_network(parser)
     add_json(parser)
     parser.set_defaults(handler=tune, fields=[])
@@ -85,7 +100,7 @@ def add_network(parser: argparse.ArgumentParser) -> None:
         "--network-gbps",
         type=positive,
         metavar="GBPS",
-        help="speed between nodes per GPU, Gbit/s; default: the catalog's for the platform",
+        help="Gbit/s per GPU between nodes (default: the catalog's for the platform)",
     )
 
 
