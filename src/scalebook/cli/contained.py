@@ -102,7 +102,7 @@ def enter(options: argparse.Namespace, platform: Platform, plan: Plan, runs: Pat
 
 
 def _choice(options: argparse.Namespace, vendor: str) -> Choice:
-    """Return the engine to use; a dry run of what cannot run here says so and goes on."""
+    """Return the engine to use; a dry run of what cannot run here says so and continues."""
     from scalebook.errors import LaunchError
     from scalebook.project import required_root
     from scalebook.running.container import engines, inside
@@ -156,7 +156,7 @@ def _inner_arguments(options: argparse.Namespace, platform: str, runs: Path) -> 
 
 
 def _reads(options: argparse.Namespace, plan: Plan) -> list[Path]:
-    """Return the files and folders beside the project that the plan reads."""
+    """Return the files and folders outside the project that the plan reads."""
     prefixes = {planned.config.data for planned in plan.runs if planned.config.data}
     folders = [Path(prefix).resolve().parent for prefix in prefixes]
     return folders + ([options.plan.resolve()] if options.plan else [])

@@ -58,7 +58,7 @@ def register(subparsers: Subparsers) -> None:
 
 def _register_flops(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser("flops", help="count FLOPs per trained token")
-    parser.add_argument("--model", required=True, help="a model, or name@LAYERS")
+    parser.add_argument("--model", required=True, help="model, or name@LAYERS for fewer layers")
     length = parser.add_mutually_exclusive_group(required=True)
     length.add_argument(
         "--sequence-length", type=at_least(1), metavar="TOKENS", help="tokens per sample"
@@ -113,7 +113,7 @@ def _register_convert(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "convert", help="convert TFLOP/s between conventions, or find the convention of a pair"
     )
-    parser.add_argument("--model", required=True, help="a model, or name@LAYERS")
+    parser.add_argument("--model", required=True, help="model, or name@LAYERS for fewer layers")
     parser.add_argument(
         "--sequence-length",
         type=at_least(1),

@@ -33,7 +33,7 @@ def accelerators(options: argparse.Namespace) -> int:
         for item in found
     ]
     print_table(["accelerator", "vendor", "GB", *shown, "driver strings"], rows)
-    print("Peaks: dense TFLOP/s of one device.")
+    print("Peaks: dense TFLOP/s per device.")
     return 0
 
 

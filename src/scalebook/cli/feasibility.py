@@ -51,7 +51,7 @@ def feasibility(options: argparse.Namespace) -> int:
         return 0
     if not cells:
         of = f" of {options.model}" if options.model else ""
-        print(f"No run{of} under {options.runs} shows whether anything fits.")
+        print(f"No run{of} under {options.runs} shows whether a configuration fits.")
         return 0
     for _, same in groupby(cells, key=scope_of):
         _print_map(list(same))

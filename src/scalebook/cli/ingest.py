@@ -92,7 +92,7 @@ def run_ingest(options: argparse.Namespace) -> int:
     for note in notes:
         print(f"scalebook: {note}", file=sys.stderr)
     if not runs:
-        raise IngestError("Nothing in these paths was recognised: no run directory was written.")
+        raise IngestError("No log was recognised in these paths; nothing was written.")
     for run in runs:
         if run.summary["void"]:
             print(f"warning: {run.path.name}: {run.summary['void']}")

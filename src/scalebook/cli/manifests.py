@@ -23,7 +23,7 @@ def show(options: argparse.Namespace, entries: tuple[Entry, ...]) -> int:
 
     if not options.dry_run:
         raise LaunchError(
-            "Scalebook makes the manifests and leaves it to kubectl to apply them. Use: scalebook "
+            "Scalebook prints manifests; kubectl applies them. Use: scalebook "
             "run --launcher kubernetes --dry-run ... | kubectl apply -f -"
         )
     contained.set_variables(options)

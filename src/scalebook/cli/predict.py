@@ -348,14 +348,14 @@ def tune(options: argparse.Namespace) -> int:
         return 0
     _print_ranking(base, ranking)
     if trials:
-        print(f"{len(trials)} of them may be the fastest: trials would separate these.")
+        print(f"{len(trials)} of them may be the fastest; trials would separate them.")
         print(total_line(trials, options.budget_seconds))
     return 0
 
 
 def _print_ranking(base: RunConfig, ranking: Ranking) -> None:
     where = f"{base.model} on {base.world_size} x {base.platform}"
-    print(f"{where}: {len(ranking.candidates)} layouts fit, batch {base.global_batch_size}")
+    print(f"{where}: {len(ranking.candidates)} layouts fit, global batch {base.global_batch_size}")
     headers = ("tp", "pp", "vp", "cp", "ep", "sharding", "micro", "recompute", "GiB", *_HEADERS[:3])
     rows: list[tuple[str, ...]] = []
     for one in ranking.candidates[:_SHOWN]:

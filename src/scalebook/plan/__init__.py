@@ -4,8 +4,8 @@
     [defaults]  fields of RunConfig, below every [[runs]] table
     [[runs]]    fields of RunConfig; a list stands for each of its values, lists multiply out
 
-Beside the fields of RunConfig a table may have ``global_batch_size_per_gpu`` (the batch grows with
-world_size: weak scaling), ``platforms`` (the table counts on those alone), ``strategy`` with names
+In addition to the fields of RunConfig a table may have ``global_batch_size_per_gpu`` (the batch grows with
+world_size: weak scaling), ``platforms`` (the table counts on those only), ``strategy`` with names
 of the catalog in place of sizes, and ``sequence_parallel = "auto"`` (on where tensor_parallel_size
 is above 1). Without ``precision`` a run has the platform's default, without ``nodes`` as many as
 world_size fills, without ``expert_tensor_parallel_size`` experts that expert parallelism does not
@@ -49,7 +49,7 @@ class PlannedRun:
 
     @property
     def fits(self) -> bool | None:
-        """Whether the predicted memory fits; None where it cannot be told (``fit.reason``)."""
+        """Whether the predicted memory fits; None where it is unknown (``fit.reason``)."""
         return self.fit.fits if self.fit else None
 
     @property
