@@ -71,7 +71,7 @@ class RunConfig(BaseModel):
     checkpoint_interval: Count = 0  # steps between two checkpoints; 0: none
     checkpoint_async: bool = False  # written by processes of their own
     checkpoint_keep: Count = 0  # how many a completed run leaves on disk
-    load_checkpoint: str = ""  # a run's directory, or its checkpoints; empty: start from random weights
+    load_checkpoint: str = ""  # a run's directory, or its checkpoints; empty: random weights
     max_restarts: Count = 0  # restarts of a run whose process died
     step_split: bool = True  # time marks around forward, backward, optimizer, ... of every step
     profile_steps: int = Field(default=0, ge=0, le=20)  # under the profiler, after ``steps``

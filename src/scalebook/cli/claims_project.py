@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from scalebook.audit.results import read_rows
-from scalebook.cli.claims_values import INPUT_HELP
+from scalebook.cli.claims import INPUT_HELP
 from scalebook.cli.output import number, print_json, print_table
 from scalebook.errors import ClaimError
 from scalebook.measure.economics import Answer, Inputs, answers

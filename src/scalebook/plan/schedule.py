@@ -24,7 +24,7 @@ _COOL_DOWN = re.compile(r"(\d{1,9}(?:\.\d{1,3})?)\s?(s|C)")
 
 @dataclass(frozen=True, slots=True)
 class CoolDown:
-    """What is waited for before the next run: a number of seconds, or a temperature of every GPU."""
+    """The wait before the next run: a number of seconds, or a temperature of every GPU."""
 
     seconds: float | None = None
     celsius: float | None = None
