@@ -79,12 +79,18 @@ def test_an_unknown_setting_names_the_nearest():
         sb.check("llama3.1-8b", "h100", tensor_paralel_size=2)
 
 
-def test_predict_is_a_verb_and_a_package():
-    from scalebook import predict
+def test_predict_is_a_verb_and_a_package_whichever_is_asked_for_first():
+    for first in ("import scalebook as sb; sb.predict", "from scalebook import predict"):
+        code = f"{first}\nfrom scalebook import predict as p\nprint(p.load.__name__, callable(p))"
+        words = (sys.executable, "-c", code)
+        done = subprocess.run(words, capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == "load True"
+    assert sb.predict("llama3.1-8b", "h100", runs=EXAMPLES, world_size=8).low > 0
 
-    assert predict is sys.modules["scalebook.predict"]
-    assert sb.predict("llama3.1-8b", "h100", runs=EXAMPLES, world_size=8).low > 0
-    assert sb.predict("llama3.1-8b", "h100", runs=EXAMPLES, world_size=8).low > 0
+
+def test_no_other_verb_has_the_name_of_a_part_of_the_package():
+    parts = {path.stem for path in (ROOT / "src/scalebook").iterdir()}
+    assert parts & {*api.VERBS} == {"predict"}
 
 
 @pytest.mark.slow

@@ -10,6 +10,8 @@ __version__ = "0.1.0"
 
 def __getattr__(name: str) -> object:
     # By its name, so that no module of the package imports the API by importing the package.
+    if name == "predict":
+        return import_module("scalebook.predict")  # the package, which is the verb as well
     if not name.startswith("_"):
         api = import_module("scalebook.api")
         if name in api.VERBS:

@@ -47,7 +47,9 @@ class Runs:
             raise ConfigError(unknown("column", name, self.frame.columns))
         frame = self.frame.filter(**values)
         return Runs(
-            self.data, frame, self.steps.filter(self.steps["run_id"].is_in(frame["run_id"]))
+            self.data,
+            frame,
+            self.steps.filter(self.steps["run_id"].is_in(frame["run_id"].to_list())),
         )
 
     def to_pandas(self) -> Any:
@@ -121,7 +123,7 @@ def read_log(path: str | Path, runs: str | Path, **supplied: Any) -> Runs:
         raise IngestError(" ".join(notes) or f"No log was recognised in {path}.")
     every = load(runs)
     frame = every.frame.filter(every.frame["run_id"].is_in([one.path.name for one in found]))
-    steps = every.steps.filter(every.steps["run_id"].is_in(frame["run_id"]))
+    steps = every.steps.filter(every.steps["run_id"].is_in(frame["run_id"].to_list()))
     return Runs(every.data, frame, steps)
 
 
