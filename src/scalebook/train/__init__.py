@@ -1,0 +1,1 @@
+"""The trainer: torchrun starts ``python -m scalebook.train`` on every rank."""
