@@ -23,7 +23,7 @@ from scalebook.facts import catalog, legality
 from scalebook.measure.probes import read_probes
 from scalebook.predict import known_rate, load, predictor, search, slower_than_parts
 from scalebook.predict.amounts import amounts
-from scalebook.predict.fit import NOISE, Sample, fit
+from scalebook.predict.fit import NOISE, Sample, fit, least_squares
 from scalebook.predict.kinds import KINDS, Belief, machine
 from scalebook.predict.known import configuration, known_rates
 
@@ -179,7 +179,7 @@ def test_no_slowness_is_negative_and_the_minimum_is_scipys(rows: list[tuple[floa
         for index, row in enumerate(rows)
     ]
     wide = Belief(dict.fromkeys(names, 1.0), dict.fromkeys(names, 0.5))
-    found = fit(samples, wide)
+    found = least_squares(tuple(samples), wide)
     matrix = [[row[i] / row[3] / NOISE for i in range(3)] for row in rows]
     matrix += [[2.0 if i == j else 0.0 for j in range(3)] for i in range(3)]
     best, _ = optimize.nnls(matrix, [1 / NOISE] * len(rows) + [2.0] * 3)
@@ -191,11 +191,22 @@ def test_an_error_of_a_left_out_run_is_that_of_a_fit_without_it(rates, probes, m
     for index in (0, 20, 40):
         sample = fitted.samples[index]
         others = [one for one in fitted.samples if one.configuration != sample.configuration]
-        refitted = fit(others, fitted.belief)
+        refitted = least_squares(tuple(others), fitted.belief)
         error = 1 - refitted.seconds(sample.work) / sample.seconds
         share = refitted.seconds(sample.work) / sample.seconds
-        deviation = (NOISE**2 + refitted.variance(sample.work) * share**2) ** 0.5
-        assert fitted.left_out[index] == pytest.approx(error / deviation, rel=0.1, abs=0.05)
+        noise = NOISE * sample.doubt
+        deviation = (noise**2 + refitted.variance(sample.work) * share**2) ** 0.5
+        expected = sample.doubt * error / deviation
+        assert fitted.left_out[index] == pytest.approx(expected, rel=0.1, abs=0.05)
+
+
+def test_a_run_that_no_kind_explains_does_not_bend_the_others() -> None:
+    rows = [{"gemm": 1.0 + index / 10, "step": 0.2} for index in range(12)]
+    samples = [Sample(1.5 * row["gemm"] + 0.14, row, str(i), "x") for i, row in enumerate(rows)]
+    waits = Sample(6.0, {"gemm": 1.0, "step": 0.2}, "waits for its host", "x")
+    found = fit([*samples, waits], belief_of(gemm=1.0, step=1.0))
+    assert found.seconds(rows[0]) == pytest.approx(samples[0].seconds, rel=0.005)
+    assert [one.doubt > 5 for one in found.samples].count(True) == 1
 
 
 def test_the_order_of_runs_changes_nothing(rates, probes, made) -> None:

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from scalebook.predict.kinds import Belief
 
 NOISE = 0.02  # relative, of a step time between machines and starts, and of the model at its best
 _TINY = 1e-12
+# Relative error beyond which a sample is doubted, and rounds of refitting until weights settle.
+_CLEAN_ERROR, _ROUNDS = 0.06, 6
 
 Matrix = list[list[float]]
 
@@ -32,11 +34,16 @@ class Sample:
     ranks: int = 1
     model: str = ""  # without its number of layers
     width: float = 0.0  # the narrowest side of its matrix products
+    doubt: float = 1.0  # how many times the noise this sample's error is taken to have
+
+    @property
+    def scale(self) -> float:
+        """The standard deviation of the measured time (seconds) that the fit assumes."""
+        return self.seconds * NOISE * self.doubt
 
     def row(self, kinds: Sequence[str]) -> list[float]:
         """Return the work over the measured time and the noise."""
-        scale = self.seconds * NOISE
-        return [self.work.get(kind, 0.0) / scale for kind in kinds]
+        return [self.work.get(kind, 0.0) / self.scale for kind in kinds]
 
 
 @dataclass(frozen=True)
@@ -86,25 +93,46 @@ class Fit:
             inverse = _inverse(rest)
             errors = [
                 (self.samples[index].seconds - self.seconds(self.samples[index].work))
-                / (self.samples[index].seconds * NOISE)
+                / self.samples[index].scale
                 for index in group
             ]
             for i, index in enumerate(group):
                 error = sum(inverse[i][j] * errors[j] for j in range(size))
-                found[index] = error / math.sqrt(max(inverse[i][i], 1.0))
+                doubt = self.samples[index].doubt  # back to the noise that intervals start from
+                found[index] = doubt * error / math.sqrt(max(inverse[i][i], 1.0))
         return tuple(found)
 
 
 def fit(samples: Sequence[Sample], belief: Belief) -> Fit:
-    """Return the slowness of each kind that samples and belief together make likeliest."""
+    """Return the slowness of each kind that samples and belief together make likeliest.
+
+    A sample that the kinds cannot explain, such as a run that waits for its host, must not bend
+    them: beyond ``_CLEAN_ERROR`` its weight falls with its error (Huber 1964).
+    """
     ordered = tuple(
         sorted(samples, key=lambda one: (one.configuration, one.seconds, sorted(one.work.items())))
     )
+    found = least_squares(ordered, belief)
+    for _ in range(_ROUNDS):
+        errors = [abs(found.seconds(one.work) / one.seconds - 1) for one in ordered]
+        doubts = [max(error / _CLEAN_ERROR, 1.0) for error in errors]
+        ordered = tuple(
+            replace(one, doubt=doubt) for one, doubt in zip(ordered, doubts, strict=True)
+        )
+        found = least_squares(ordered, belief)
+    return found
+
+
+def least_squares(ordered: tuple[Sample, ...], belief: Belief) -> Fit:
+    """Return the fit of samples in their order, each with the noise that it is taken to have."""
     kinds = tuple(sorted({kind for sample in ordered for kind in sample.work}))
     rows = [sample.row(kinds) for sample in ordered]
     size = len(kinds)
     matrix = [[sum(row[i] * row[j] for row in rows) for j in range(size)] for i in range(size)]
-    vector = [sum(row[i] for row in rows) / NOISE for i in range(size)]
+    vector = [
+        sum(row[i] / (NOISE * one.doubt) for row, one in zip(rows, ordered, strict=True))
+        for i in range(size)
+    ]
     for i, kind in enumerate(kinds):
         weight = belief.deviation[kind] ** -2
         matrix[i][i] += weight

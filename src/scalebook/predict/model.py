@@ -30,6 +30,7 @@ from scalebook.predict.known import KnownRate, base_name, configuration, layout,
 
 COVERED = 0.90
 _QUANTILE = 1.645  # of the normal distribution, both sides of 90 %
+_LARGEST_SQUARE = 9.0  # of a standardised error that counts for other layouts
 _PRIOR_RUNS = 4.0  # how many runs the width of all layouts counts as, against a layout's own
 _UNSEEN_LAYOUT = 1.5  # as wide, where no run of a layout has been seen
 _NOTABLE = 0.005  # of the step: below it an unmeasured kind is not worth a word
@@ -91,7 +92,9 @@ class Predictor:
         for sample, error in zip(self.fitted.samples, self.fitted.left_out, strict=True):
             groups[sample.layout].append(error * error)
         every = [error for group in groups.values() for error in group]
-        overall = (sum(every) + _PRIOR_RUNS) / (len(every) + _PRIOR_RUNS)
+        # Bounded, so that one layout that no kind explains does not widen all others.
+        bounded = sum(min(error, _LARGEST_SQUARE) for error in every)
+        overall = (bounded + _PRIOR_RUNS) / (len(every) + _PRIOR_RUNS)
         found = {
             name: math.sqrt((sum(group) + _PRIOR_RUNS * overall) / (len(group) + _PRIOR_RUNS))
             for name, group in groups.items()
