@@ -16,11 +16,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scalebook import host
 from scalebook.config import RunConfig
 from scalebook.errors import CatalogError, LaunchError
 from scalebook.facts import catalog
+from scalebook.host import ASKED
+from scalebook.query import Answer
 from scalebook.running import hosts, launch
-from scalebook.running.command import ASKED, Launch, Variable
+from scalebook.running.command import Launch, Variable
 from scalebook.running.container import (
     build,
     choose,
@@ -34,7 +37,6 @@ from scalebook.running.container import (
     rules,
 )
 from scalebook.running.container.choose import Choice, Surroundings
-from scalebook.running.query import Answer
 
 VENDORS = ("nvidia", "amd", "cpu")
 
@@ -142,7 +144,7 @@ def test_warp_speed_is_off_on_gfx950_alone():
 @pytest.mark.parametrize("platform", [p.name for p in catalog.platforms()])
 def test_every_variable_that_is_set_is_one_that_a_record_keeps(platform: str):
     environment = launch.Launch((), launch.variables(config(platform))).environment({})
-    assert launch.performance_variables(environment) == dict(sorted(environment.items()))
+    assert host.performance_variables(environment) == dict(sorted(environment.items()))
 
 
 def test_a_value_that_the_image_bakes_in_is_replaced_unless_the_user_asked_for_it():
@@ -154,7 +156,7 @@ def test_a_value_that_the_image_bakes_in_is_replaced_unless_the_user_asked_for_i
 
 def test_a_variable_asked_for_by_name_is_recorded_whatever_it_is_called():
     environment = {"MY_SWITCH": "1", "OTHER": "2", ASKED: "MY_SWITCH"}
-    assert launch.performance_variables(environment) == {"MY_SWITCH": "1"}
+    assert host.performance_variables(environment) == {"MY_SWITCH": "1"}
 
 
 @pytest.mark.parametrize(

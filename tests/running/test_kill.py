@@ -84,7 +84,7 @@ class Plan:
 
         def found() -> Path | None:
             for partial in store.partial_directories(self.runs):
-                repeat = finish_run.read_object(partial / "config.json").get("repeat")
+                repeat = store.read_object(partial / "config.json").get("repeat")
                 if repeat == BROKEN and len(store.read_steps(partial / "steps.jsonl")[0]) == 2:
                     return partial
             return None

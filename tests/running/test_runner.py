@@ -193,7 +193,7 @@ def test_how_the_trainer_ended_is_kept_before_anything_else_is_done(
 
     def look(run_id: str, *rest: Any, **named: Any) -> bool:
         (directory,) = store.partial_directories(tmp_path)
-        kept.append(finish_run.read_object(directory / finish_run.EXIT_FILE))
+        kept.append(store.read_object(directory / finish_run.EXIT_FILE))
         return end(run_id, *rest, **named)
 
     monkeypatch.setattr(processes, "end", look)

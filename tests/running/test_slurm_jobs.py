@@ -15,6 +15,7 @@ from training import small
 from scalebook import store
 from scalebook.errors import LaunchError
 from scalebook.plan import Plan, PlannedRun
+from scalebook.query import Answer
 from scalebook.running import ownership, recovery, todo
 from scalebook.running.cluster import (
     job_files,
@@ -28,7 +29,6 @@ from scalebook.running.cluster import (
 )  # fmt: skip
 from scalebook.running.cluster.slurm_state import JobState
 from scalebook.running.console import Console
-from scalebook.running.query import Answer
 from scalebook.running.sweep import Stop
 
 STEP = '{"step": 2, "phase": "measured", "step_seconds": 0.1, "tokens": 64}\n'

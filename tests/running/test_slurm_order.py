@@ -15,11 +15,11 @@ from scalebook import store
 from scalebook.config import RunConfig
 from scalebook.plan import load_plan
 from scalebook.plan.schedule import CoolDown
+from scalebook.query import Answer
 from scalebook.record import RunRecord
 from scalebook.running.cluster import job_files, slurm, slurm_order, slurm_submit, slurm_turn
 from scalebook.running.cluster.slurm_order import Order
 from scalebook.running.launch import shell
-from scalebook.running.query import Answer
 from scalebook.running.todo import Entry
 from scalebook.running.waiting import Scheduled
 

@@ -60,7 +60,7 @@ def without_container_options(arguments: Sequence[str]) -> list[str]:
 
 def set_variables(options: argparse.Namespace) -> None:
     """Set the variables of ``--env`` in this process, marked as asked for by name."""
-    from scalebook.running.command import ASKED
+    from scalebook.host import ASKED
     from scalebook.running.container.nested import asked_variables
 
     values, names = asked_variables(options.env, os.environ)
@@ -163,10 +163,10 @@ def _reads(options: argparse.Namespace, plan: Plan) -> list[Path]:
 
 
 def _say_what_stays_outside(options: argparse.Namespace) -> None:
-    from scalebook.running import launch
+    from scalebook.host import performance_variables
     from scalebook.running.container.nested import not_passed
 
-    names = not_passed(tuple(launch.performance_variables(os.environ)), options.env)
+    names = not_passed(tuple(performance_variables(os.environ)), options.env)
     if names:
         print(f"Not passed into the container: {', '.join(names)} (name one with --env).")
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from scalebook.doctor import tools
 from scalebook.doctor.facts import Device, Facts, Node
 from scalebook.facts import catalog
+from scalebook.query import printed
 from scalebook.running.container import contents, engines, inside
 from scalebook.running.devices import detect
-from scalebook.running.query import printed
 
 CDI_FOLDERS = ("etc/cdi", "var/run/cdi")
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
-from scalebook import scrub, store, untrusted
+from scalebook import scrub, store
 from scalebook.config import RunConfig
 from scalebook.engines import harvest
 from scalebook.errors import ConfigError
@@ -50,7 +49,7 @@ def conclude(
 
     ``inferred_from`` names the run from which follows how this one, never started, would end.
     """
-    requested = read_object(directory / "config.json")
+    requested = store.read_object(directory / "config.json")
     harvested = harvest.harvest(directory, requested) if harvest.is_foreign(requested) else ()
     steps, unreadable = store.read_steps(directory / "steps.jsonl")
     steps_asked = requested.get("steps")
@@ -98,11 +97,11 @@ def _record(
 
     ``of_files`` and ``of_steps`` are notes on what the directory's files and the steps say.
     """
-    launch = read_object(directory / LAUNCH_FILE)
-    trainer = read_object(directory / "observed.json")
+    launch = store.read_object(directory / LAUNCH_FILE)
+    trainer = store.read_object(directory / "observed.json")
     observed = _object(trainer.get("observed"))
     environment = _environment(launch.get("environment"), trainer.get("environment"))
-    schedule = read_object(directory / SCHEDULE_FILE)
+    schedule = store.read_object(directory / SCHEDULE_FILE)
     differences = provenance.differences(requested, observed, environment)
     scheduled = _texts(schedule.pop("notes", ()))
     started_at = launch.get("started_at")
@@ -225,17 +224,9 @@ def start_of(directory: Path) -> str | None:
 
     A copy of the directory has the file too, but the processes are those of the original.
     """
-    launch = read_object(directory / LAUNCH_FILE)
+    launch = store.read_object(directory / LAUNCH_FILE)
     mark, place = launch.get("start"), launch.get("directory")
     return mark if isinstance(mark, str) and place == str(directory.resolve()) else None
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """Return a JSON object of a run directory; empty where the file is missing or holds none."""
-    try:
-        return _object(json.loads(untrusted.read_bytes(path)))
-    except (OSError, ValueError, RecursionError):  # cut off, or nested without end
-        return {}
 
 
 def hash_of(requested: Mapping[str, Any]) -> str | None:

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from scalebook.running import host as machine
+from scalebook import host as machine
 from scalebook.running.container.nested import Host
 
 

@@ -85,7 +85,7 @@ def settle(
 
 def _end(partial: Path) -> tuple[int, tuple[Status, str] | None] | None:
     """Return exit code and stop of a trainer whose end was noted; None where none was."""
-    end = finish_run.read_object(partial / finish_run.EXIT_FILE)
+    end = store.read_object(partial / finish_run.EXIT_FILE)
     code, status = end.get("exit_code"), end.get("status")
     if not isinstance(code, int):
         return None

@@ -15,12 +15,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from uuid import uuid4
 
-from scalebook import engines, project, store, untrusted
+from scalebook import engines, host, project, store, untrusted
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError, LaunchError
 from scalebook.facts import catalog, legality
 from scalebook.record import RunRecord, Status
-from scalebook.running import finish_run, host, launch, memory_kills, ownership, processes
+from scalebook.running import finish_run, launch, memory_kills, ownership, processes
 from scalebook.running.devices import detect, telemetry
 from scalebook.running.kernel import RunOptions
 from scalebook.running.progress import POLL_SECONDS, Tail, extra_seconds, line
@@ -175,5 +175,5 @@ def request_stop(directory: Path, status: Status, sentence: str) -> None:
 
 
 def _stop_request(directory: Path) -> Stop | None:
-    value = finish_run.read_object(directory / STOP_FILE)
+    value = store.read_object(directory / STOP_FILE)
     return (value["status"], value["sentence"]) if value else None

@@ -131,7 +131,7 @@ def live_hashes(runs: Path) -> frozenset[str]:
         name
         for partial in store.partial_directories(runs)
         if ownership.is_live(partial)
-        and (name := finish_run.hash_of(finish_run.read_object(partial / "config.json")))
+        and (name := finish_run.hash_of(store.read_object(partial / "config.json")))
     )
 
 

@@ -17,16 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 from scalebook import store
 from scalebook.measure import reliability
-from scalebook.measure.reliability import CheckpointRecord
+from scalebook.measure.reliability import CHECKPOINTS, UNFINISHED, CheckpointRecord
 from scalebook.record import StepRecord
-from scalebook.running.finish_run import read_object
+from scalebook.store import read_object
 from scalebook.train import mcore_checkpoint, state
 from scalebook.train.checkpoint_place import (
     CONTENT,
-    FOLDER,
     LATEST,
     LAYOUT,
-    UNFINISHED,
     latest,
     refuse_unsupported,
     size_bytes,
@@ -82,7 +80,7 @@ class Keeper:
     @property
     def folder(self) -> Path:
         """Where this run keeps its checkpoints."""
-        return self.output / FOLDER
+        return self.output / CHECKPOINTS
 
     @property
     def _first_rank(self) -> bool:

@@ -7,13 +7,12 @@ from typing import Any, cast
 
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError
+from scalebook.measure.reliability import CHECKPOINTS
 from scalebook.parallelism import Parallelism
-from scalebook.running.finish_run import read_object
+from scalebook.store import read_object
 
-FOLDER = "checkpoints"  # in the run's directory
 LATEST = "latest.json"  # names the last good checkpoint
 CONTENT = "scalebook.json"  # in a checkpoint: its step and layout
-UNFINISHED = ".saving-"
 # A checkpoint holds parts as the ranks of one layout need them.
 LAYOUT = ("model", *(n for n in Parallelism.__dataclass_fields__ if n != "sequence_parallel"),
           "precision")  # fmt: skip
@@ -53,11 +52,11 @@ def source(config: RunConfig, folder: Path) -> Path | None:
         return own
     asked = Path(config.load_checkpoint)
     whole = asked if (asked / CONTENT).exists() else None
-    found = whole or latest(asked) or latest(asked / FOLDER)
+    found = whole or latest(asked) or latest(asked / CHECKPOINTS)
     if found is None:
         raise ConfigError(
             f"load_checkpoint={config.load_checkpoint!r} holds no whole checkpoint. Name a run's "
-            f"directory, the folder {FOLDER!r} in it, or a checkpoint there."
+            f"directory, the folder {CHECKPOINTS!r} in it, or a checkpoint there."
         )
     saved = read_object(found / CONTENT)
     step, layout = saved.get("step"), saved.get("config")

@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.attention import SDPBackend
 
-from scalebook import project
+from scalebook import host, project
 from scalebook.measure.probes import ceilings
-from scalebook.probe.measurement.device import identity
-from scalebook.running import host
 from scalebook.store import write_json
 from scalebook.train import fsdp, layers, machine, mcore
 from scalebook.train.indexed import fingerprint
@@ -169,6 +167,6 @@ def environment(trainer: Trainer) -> dict[str, Any]:
 def write(output: Path, values: dict[str, Any], trainer: Trainer) -> None:
     """Write observed.json into a run directory, before the first step."""
     # A run lies beside the probes of its folder of runs; the newest of this machine counts.
-    known = ceilings(output.absolute().parent, identity(trainer.world.size))
+    known = ceilings(output.absolute().parent, machine.identity(trainer.world.size))
     around = environment(trainer) | known
     write_json(output / "observed.json", {"observed": values, "environment": around})

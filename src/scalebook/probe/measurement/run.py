@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from scalebook import project, store
+from scalebook import host, project, store
 from scalebook.facts import catalog
 from scalebook.measure.probes import Matmul, Probe, ProbeRequest, Sample, Skipped
 from scalebook.measure.probes.files import FILE, summarise
@@ -23,7 +23,6 @@ from scalebook.probe.measurement import (
     sustained,
 )
 from scalebook.probe.measurement.place import Budget, Place
-from scalebook.running import host
 from scalebook.train import machine
 
 # Parts of the time; without other processes the collectives' goes to the rest.
@@ -101,7 +100,7 @@ def _facts(request: ProbeRequest, directory: Path, variables: Mapping[str, str])
         "probe_id": directory.name.removeprefix(store.PARTIAL_PREFIX),
         "request": request.model_dump(),
         "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "identity": device.identity(request.world_size).model_dump(),
+        "identity": machine.identity(request.world_size).model_dump(),
         "environment": {
             **host.facts(variables, project.root()),
             **machine.accelerator(),

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from scalebook import store, untrusted
-from scalebook.running.finish_run import now, read_object
+from scalebook.running.finish_run import now
 from scalebook.running.ownership import JOB_FILE
+from scalebook.store import read_object
 
 EVENTS = "job.jsonl"  # written by the job itself: start and end of each attempt
 

@@ -36,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def run(directory: Path, command: Sequence[str]) -> int:
     """Run a command for a run's directory; return its exit code and leave a report."""
-    config = RunConfig.from_parameters(finish_run.read_object(directory / "config.json"))
+    config = RunConfig.from_parameters(store.read_object(directory / "config.json"))
     node = telemetry.node_number(os.environ)
     before = memory_kills.before()
     with telemetry.sampling(directory, config, os.environ):
@@ -65,7 +65,7 @@ def _guarded(mark: str, command: Sequence[str]) -> int:
 def reports(directory: Path) -> dict[int, dict[str, Any]]:
     """Return what each node left, by its number; a report that was cut off is empty."""
     return {
-        int(match[1]): finish_run.read_object(path)
+        int(match[1]): store.read_object(path)
         for path in sorted(directory.glob(REPORT.format("*")))
         if (match := _NUMBER.fullmatch(path.name))
     }

@@ -16,10 +16,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from scalebook import __version__, engines, store, untrusted
+from scalebook import __version__, engines, host, store, untrusted
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError, LaunchError, ScalebookError
-from scalebook.running import finish_run, launch, ownership
+from scalebook.running import finish_run, ownership
 from scalebook.running.cluster import node, node_logs, node_record
 from scalebook.running.processes import shell_code
 
@@ -56,7 +56,7 @@ def run(config: RunConfig, runs: Path, run_id: str, trainer: str = "") -> int:
     os.environ["NODE_RANK"] = str(number)
     command = command_of(config, directory, number, os.environ, trainer)
     if number == 0:
-        variables = launch.performance_variables(os.environ)
+        variables = host.performance_variables(os.environ)
         environment = {"scalebook": __version__, "variables": variables, "kubernetes": {}}
         finish_run.write_launch(directory, ("python", *command[1:]), environment)
     with untrusted.appended(directory / f"{node_logs.PREFIX}{number}") as log:

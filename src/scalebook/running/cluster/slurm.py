@@ -18,10 +18,10 @@ from scalebook import engines
 from scalebook.config import RunConfig
 from scalebook.errors import LaunchError
 from scalebook.facts import catalog
+from scalebook.host import ASKED, performance_variables
 from scalebook.running.cluster.slurm_container import CATALOG_VARIABLE, NO_CONTAINER, Container
-from scalebook.running.command import ASKED
 from scalebook.running.launch.shell import Expression, array, assignment, fill, quoted, safe_path
-from scalebook.running.launch.variables import performance_variables, variables
+from scalebook.running.launch.variables import variables
 from scalebook.scrub import is_secret
 
 TEMPLATE = Path("containers") / "slurm" / "job.sbatch"

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scalebook import store
+from scalebook import query, store
 from scalebook.errors import LaunchError
 from scalebook.record import RunRecord, Status
-from scalebook.running import finish_run, ownership, query
+from scalebook.running import finish_run, ownership
 from scalebook.running.cluster import job_files, node_record
 from scalebook.running.cluster.job_files import Attempt, Job
 from scalebook.running.cluster.slurm_state import Ask, JobState, ending, state_of
@@ -70,7 +70,7 @@ def settle(runs: Path, ask: Ask = query.ask) -> tuple[Settled, ...]:
 def _forget_unsubmitted(partial: Path) -> None:
     """Let go of a directory whose submitter died before it had a job: ``recover`` records it."""
     file = partial / ownership.JOB_FILE
-    if finish_run.read_object(file).get("scheduler") != "slurm":
+    if store.read_object(file).get("scheduler") != "slurm":
         return
     with suppress(FileNotFoundError):
         if time.time() - file.stat().st_mtime > UNSUBMITTED_SECONDS:
@@ -96,7 +96,7 @@ def _conclude(directory: Path, state: JobState | None) -> RunRecord:
     job, tries = Job.read(directory), job_files.attempts(directory)
     last = tries[-1] if tries else None
     _complete_launch(directory, job, tries, state)
-    requested = finish_run.read_object(directory / "config.json")
+    requested = store.read_object(directory / "config.json")
     record = node_record.conclude_nodes(
         directory,
         exit_code=last.exit_code if last else None,
@@ -131,7 +131,7 @@ def _complete_launch(
     directory: Path, job: Job | None, tries: list[Attempt], state: JobState | None
 ) -> None:
     """Add to what was noted at submission when the run started and what its job was."""
-    launch = finish_run.read_object(directory / finish_run.LAUNCH_FILE)
+    launch = store.read_object(directory / finish_run.LAUNCH_FILE)
     requeued = max((one.restart for one in tries), default=0)
     slurm = {
         "job_id": job.job_id if job else None,
@@ -144,7 +144,7 @@ def _complete_launch(
     value = {**launch, "environment": environment, "started_at": started}
     store.write_json(directory / finish_run.LAUNCH_FILE, value)
     if requeued:
-        schedule = finish_run.read_object(directory / finish_run.SCHEDULE_FILE)
+        schedule = store.read_object(directory / finish_run.SCHEDULE_FILE)
         times = "once" if requeued == 1 else f"{requeued} times"
         note = f"Slurm requeued the job {times}; what the earlier attempts left is in attempts/."
         schedule["notes"] = [*schedule.get("notes", ()), note]

@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from scalebook import query
 from scalebook.record import Status
-from scalebook.running import query
 
 GONE = "GONE"  # the controller has forgotten the job, as it does some minutes after its end
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from scalebook import __version__, project, scrub, store
+from scalebook import __version__, host, project, query, scrub, store
 from scalebook.errors import LaunchError
-from scalebook.running import finish_run, host, launch, query
+from scalebook.running import finish_run
 from scalebook.running.cluster import job_files, slurm
 from scalebook.running.cluster.slurm_order import NO_ORDER, Order
 from scalebook.running.cluster.slurm_state import Ask
@@ -152,7 +152,7 @@ def _write_launch(task: slurm.Task, options: slurm.Options) -> None:
     environment = {
         "scalebook": __version__,
         "git_commit": host.git_commit(checkout) if checkout else None,
-        "variables": scrub.without_secrets(launch.performance_variables(variables)),
+        "variables": scrub.without_secrets(host.performance_variables(variables)),
     }
     command = ("python", *map(str, slurm.command(task, options)[1:]))
     finish_run.write_launch(task.directory, command, environment)

@@ -33,7 +33,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     directory: Path = options.directory
     if options.prune:
-        config = RunConfig.from_parameters(finish_run.read_object(directory / "config.json"))
+        config = RunConfig.from_parameters(store.read_object(directory / "config.json"))
         inference = shown(directory.parent, options.since).against(config)
         if inference is not None:
             infer(directory, inference)
@@ -77,7 +77,7 @@ def cool_down(directory: Path, asked: str) -> None:
         return
     waited = waiting.wait(wanted, lambda: False)
     file = directory / finish_run.SCHEDULE_FILE
-    kept = finish_run.read_object(file)
+    kept = store.read_object(file)
     notes = [*kept.get("notes", ()), *([waited.note] if waited.note else [])]
     store.write_json(file, {**kept, "cool_down": waited.value(), "notes": notes})
     print(f"{directory.name}: cooled down for {waited.seconds:.0f} s. {waited.note or ''}")

@@ -9,10 +9,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from scalebook import store
+from scalebook import query, store
 from scalebook.errors import RecordError
 from scalebook.record import RunRecord
-from scalebook.running import finish_run, ownership, progress, query
+from scalebook.running import finish_run, ownership, progress
 from scalebook.running.cluster import job_files
 from scalebook.running.cluster.slurm_state import Ask, JobState, queue
 
@@ -78,13 +78,13 @@ def _ended(directory: Path, record: RunRecord) -> Row:
 
 def _unfinished(partial: Path, states: Mapping[str, JobState] | None) -> Row | None:
     job = job_files.Job.read(partial)
-    requested = finish_run.read_object(partial / "config.json")
+    requested = store.read_object(partial / "config.json")
     if job is None:
         here = ownership.is_live(partial)
-        pods = finish_run.read_object(partial / ownership.JOB_FILE).get("scheduler") == "kubernetes"
+        pods = store.read_object(partial / ownership.JOB_FILE).get("scheduler") == "kubernetes"
         state = "in Kubernetes" if pods else "training here" if here else "left behind"
         detail = None if here else "its process is gone: scalebook recover"
-        started = finish_run.read_object(partial / finish_run.LAUNCH_FILE).get("started_at")
+        started = store.read_object(partial / finish_run.LAUNCH_FILE).get("started_at")
     else:
         state, detail = _of_job(job, states)
         tries = job_files.attempts(partial)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scalebook.errors import LaunchError
-from scalebook.running.command import ASKED
+from scalebook.host import ASKED
 from scalebook.running.container import apptainer, enroot, oci
 from scalebook.running.container.inside import CONTAINER
 from scalebook.running.container.request import Contained, EngineCommand, Mount

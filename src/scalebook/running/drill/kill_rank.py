@@ -15,13 +15,12 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from scalebook.measure.reliability import CHECKPOINTS, UNFINISHED
 from scalebook.running import finish_run, processes
 from scalebook.running.progress import Tail
 
 POLL_SECONDS = 0.01  # between two looks at a file
 SEARCH_SECONDS = 0.05  # between two looks at all processes: how exactly their start is known
-# Names of scalebook.train.checkpoint_place; after the prefix stands the step.
-CHECKPOINTS, UNFINISHED = "checkpoints", ".saving-"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from scalebook import __version__, scrub
-from scalebook.running import launch
-from scalebook.running.query import printed
+from scalebook.query import printed
+
+# Names of variables that the user asked for by name (--env), separated by spaces.
+ASKED = "SCALEBOOK_VARIABLES"
 
 # Names the commit where the package is a copy without git's folder, such as in an image.
 COMMIT_VARIABLE = "SCALEBOOK_GIT_COMMIT"
-
 
 # Set by the launcher, or by the images of NVIDIA and AMD themselves.
 CONTAINER_VARIABLES = (
@@ -27,6 +28,45 @@ CONTAINER_VARIABLES = (
     "NVIDIA_PYTORCH_VERSION",
 )
 
+# Variables with these prefixes change how fast training is: a record keeps what they were.
+PERFORMANCE_PREFIXES = (
+    "CUDA_",
+    "CUBLAS",
+    "CUDNN_",
+    "GLOO_",
+    "GPU_",
+    "HIPBLASLT_",
+    "HIP_",
+    "HSA_",
+    "KMP_",
+    "MIOPEN_",
+    "MKL_",
+    "NCCL_",
+    "NVTE_",
+    "OMP_",
+    "PYTHONUNBUFFERED",
+    "PYTORCH_",
+    "RCCL_",
+    "ROCM_",
+    "ROCR_",
+    "TORCH_",
+    "UB_",
+    "UCX_",
+)
+
+
+def performance_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that a record keeps, sorted by name.
+
+    Those that change how fast training is, and those that the user asked for by name.
+    """
+    asked = environment.get(ASKED, "").split()
+    return {
+        name: value
+        for name, value in sorted(environment.items())
+        if name.startswith(PERFORMANCE_PREFIXES) or name in asked
+    }
+
 
 def container(environment: Mapping[str, str]) -> dict[str, str]:
     """Return what is known of the container that this is; empty on a bare machine."""
@@ -36,8 +76,8 @@ def container(environment: Mapping[str, str]) -> dict[str, str]:
 def facts(environment: Mapping[str, str], checkout: Path | None) -> dict[str, Any]:
     """Return versions, commit, host and performance variables as a record keeps them.
 
-    The trainer tells the same under the same names, and its word counts; a run that dies before
-    it could speak has these.
+    The trainer reports the same under the same names, and its values win; a run that dies before
+    it could report has these.
     """
     return {
         "scalebook": __version__,
@@ -52,7 +92,7 @@ def facts(environment: Mapping[str, str], checkout: Path | None) -> dict[str, An
             "architecture": platform.machine(),
         },
         "container": container(environment),
-        "variables": scrub.without_secrets(launch.performance_variables(environment)),
+        "variables": scrub.without_secrets(performance_variables(environment)),
     }
 
 
