@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
             cpu.install()
         else:
-            from scalebook.train import fused
+            from scalebook.train.layers import fused
 
             fused.install_weight_gradient()
         from scalebook.train.loop import train

@@ -90,7 +90,7 @@ def finalize(chunks: list[Any], *_: Any, **__: Any) -> None:
                 distributed.all_reduce(gradient, group=group)
 
 
-class Optimizer:
+class FullyShardedAdam:
     """AdamW of torch over the sharded fp32 parameters, with Megatron-Core's clipping by norm."""
 
     def __init__(self, chunks: list[Any], options: Any, *, fused: bool) -> None:

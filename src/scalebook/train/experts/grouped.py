@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from scalebook.train import fused
+from scalebook.train.layers import fused
 
 torch_any: Any = torch  # some of its functions are typed only in part
 

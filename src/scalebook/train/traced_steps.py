@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 import torch
 
@@ -23,10 +23,8 @@ from scalebook.measure import anatomy
 from scalebook.measure.anatomy.kinds import STEP
 from scalebook.store import write_json
 from scalebook.train import mcore
-from scalebook.train.steps import gather
-
-if TYPE_CHECKING:
-    from scalebook.train.loop import Trainer
+from scalebook.train.step_record import gather
+from scalebook.train.trainer import Trainer
 
 WARM_UP = 1
 FOLDER = "profile"
@@ -38,7 +36,7 @@ Step = Callable[[Any, int], tuple[float | None, float | None, bool]]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TraceFolder:
     """Where a rank keeps its trace and its breakdown."""
 
     folder: Path
@@ -70,7 +68,7 @@ def wanted(trainer: Trainer) -> bool:
 def run(trainer: Trainer, step: Step, output: Path, stream: TextIO | None) -> None:
     """Run the profiled steps on every rank; those that are to be profiled leave a raw trace."""
     config, world = trainer.config, trainer.world
-    place = Place(output / FOLDER, world.rank)
+    place = TraceFolder(output / FOLDER, world.rank)
     with _profile(trainer, place) if wanted(trainer) else nullcontext() as profile:
         for number in range(config.steps, config.steps + WARM_UP + config.profile_steps):
             trainer.marks.annotate = profile is not None
@@ -83,7 +81,7 @@ def run(trainer: Trainer, step: Step, output: Path, stream: TextIO | None) -> No
             mcore.forget_auxiliary_losses()
             seconds = time.perf_counter() - begin
             trainer.marks.annotate = False
-            own = trainer.told(seconds, loss, norm, rate, skipped)
+            own = trainer.step_report(seconds, loss, norm, rate, skipped)
             record = gather(number + 1, own, config, world)
             if stream is not None:
                 stream.write(record.model_dump_json() + "\n")
@@ -92,7 +90,7 @@ def run(trainer: Trainer, step: Step, output: Path, stream: TextIO | None) -> No
                 profile.step()
 
 
-def _profile(trainer: Trainer, place: Place) -> Any:
+def _profile(trainer: Trainer, place: TraceFolder) -> Any:
     """Return the profiler, which writes the raw trace after its last step."""
     place.folder.mkdir(exist_ok=True)
     activities = [_profiler.ProfilerActivity.CPU]
@@ -118,7 +116,7 @@ def finish(trainer: Trainer, output: Path) -> None:
     """Reduce this rank's raw trace, if it has one, and compress it; needs no other rank."""
     if not wanted(trainer):
         return
-    place = Place(output / FOLDER, trainer.world.rank)
+    place = TraceFolder(output / FOLDER, trainer.world.rank)
     device = "gpu" if trainer.world.on_gpu else "cpu"
     try:
         found = anatomy.reduce_file(place.raw, rank=place.rank, device=device)
@@ -130,7 +128,7 @@ def finish(trainer: Trainer, output: Path) -> None:
     write_json(place.breakdown, found.model_dump(mode="json"))
 
 
-def _compress(place: Place) -> str | None:
+def _compress(place: TraceFolder) -> str | None:
     """Compress the raw trace and return its new name, None where it is too large to keep."""
     with place.raw.open("rb") as raw, gzip.open(place.trace, "wb", compresslevel=LEVEL) as packed:
         shutil.copyfileobj(raw, packed, 1 << 20)

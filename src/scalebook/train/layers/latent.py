@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from scalebook.train import mcore
-from scalebook.train.added_up import added_up
+from scalebook.train.layers.added_up import added_up
 
 
-class Whole(nn.Module):
+class UnsplitLinear(nn.Module):
     """A linear layer that every tensor-parallel rank holds whole.
 
     With sequence parallelism it multiplies the rank's part of the sequence; its mark makes
@@ -63,9 +63,11 @@ class LatentAttention(mcore.MLASelfAttention):
         parent.__init__(config, replace(submodules, **plain), *given, **options)
         group = self.pg_collection.tp
         if config.q_lora_rank is not None:
-            self.linear_q_down_proj = Whole(config, config.q_lora_rank, 0, group)
+            self.linear_q_down_proj = UnsplitLinear(config, config.q_lora_rank, 0, group)
         rotary = config.qk_pos_emb_head_dim
-        self.linear_kv_down_proj = Whole(config, config.kv_lora_rank + rotary, rotary, group)
+        self.linear_kv_down_proj = UnsplitLinear(
+            config, config.kv_lora_rank + rotary, rotary, group
+        )
 
     def _resolve_qk_norm_config(self, submodules: Any) -> dict[str, Any]:
         """Return the projections and norms as specified; called by 0.19 and newer.

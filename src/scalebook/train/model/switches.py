@@ -13,9 +13,13 @@ import torch
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError
 from scalebook.facts.catalog.types import ModelShape
-from scalebook.train import async_tensor_parallel, fused, grouped, mcore
-from scalebook.train.precision import DTYPES
+from scalebook.train import mcore
+from scalebook.train.experts import grouped
+from scalebook.train.layers import async_tensor_parallel, fused
 from scalebook.train.world import World
+
+# What parameters are computed in: FP8 is a format of the matrix products only.
+DTYPES = {"bf16": torch.bfloat16, "fp8": torch.bfloat16, "fp32": torch.float32}
 
 NO_GPU = "it is made for GPUs"
 NO_COMPILER = "torch.compile finds no C compiler (cc, gcc or clang)"

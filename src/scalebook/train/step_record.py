@@ -12,7 +12,7 @@ import torch
 
 from scalebook.config import RunConfig
 from scalebook.record import Phase, StepRecord
-from scalebook.train import routing
+from scalebook.train.experts import routing
 from scalebook.train.world import World, distributed, restart_count
 
 GIB = 2**30

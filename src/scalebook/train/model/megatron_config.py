@@ -11,9 +11,9 @@ from torch.nn import functional
 from scalebook.config import RunConfig
 from scalebook.facts.catalog.types import ModelShape
 from scalebook.parallelism import chunk_sizes
-from scalebook.train import mcore, weights
-from scalebook.train.precision import DTYPES
-from scalebook.train.switches import Switches
+from scalebook.train import mcore
+from scalebook.train.model import weights
+from scalebook.train.model.switches import DTYPES, Switches
 from scalebook.train.world import World
 
 # The weight that Mixtral's configuration gives to the load-balancing loss is 0.02; Megatron-LM's

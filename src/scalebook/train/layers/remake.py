@@ -3,7 +3,7 @@
 A norm's output and an activation function's product are each a pass over their input, which is
 kept anyway. Under recompute mode ``pointwise`` the linear layer that reads them gives their memory
 back once it has multiplied, and fills it again when its own gradient arrives. What the recipe
-reads may wait in host memory meanwhile (``scalebook.train.offload``).
+reads may wait in host memory meanwhile (``scalebook.train.layers.offload``).
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scalebook.train.offload import HostCopy
+from scalebook.train.layers.offload import HostCopy
 
 ATTRIBUTE = "made_by"  # set on the tensor object; lost where something else is made of it
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class Recomputation:
     """How to make a tensor again from tensors that the graph keeps."""
 
     function: Callable[..., Tensor]
@@ -35,7 +35,7 @@ class Recipe:
 
 def made_by(tensor: Tensor, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
     """Return ``tensor`` with the note that ``function(*inputs)`` made it."""
-    recipe = Recipe(function, tuple(part.detach() for part in inputs))
+    recipe = Recomputation(function, tuple(part.detach() for part in inputs))
     setattr(tensor, ATTRIBUTE, recipe)
     return tensor
 
@@ -48,7 +48,7 @@ def release(
     Nothing but the function that made ``output`` may need the tensor from here on. What it is made
     of waits at ``host``, if given; ``below`` is the next one that the backward pass will need.
     """
-    recipe: Recipe | None = getattr(tensor, ATTRIBUTE, None)
+    recipe: Recomputation | None = getattr(tensor, ATTRIBUTE, None)
     if recipe is None or not output.requires_grad:
         return
     delattr(tensor, ATTRIBUTE)

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from scalebook.config import RunConfig
-from scalebook.train import fsdp, mcore
-from scalebook.train.model import Model
-from scalebook.train.precision import DTYPES
+from scalebook.train import mcore
+from scalebook.train.model import fsdp
+from scalebook.train.model.chunks import Model
+from scalebook.train.model.switches import DTYPES
 
 WEIGHT_DECAY = 0.1
 GRADIENT_CLIP = 1.0
@@ -51,7 +52,9 @@ def build_optimizer(config: RunConfig, model: Model) -> Optimizer:
     if model.switches.fused_optimizer:
         mcore.scale_in_place(_scale)
     if config.data_parallel_sharding == "full":
-        inner: Any = fsdp.Optimizer(model.chunks, options, fused=model.switches.fused_optimizer)
+        inner: Any = fsdp.FullyShardedAdam(
+            model.chunks, options, fused=model.switches.fused_optimizer
+        )
     else:
         inner = mcore.get_megatron_optimizer(options, model.chunks, use_gloo_process_groups=False)
         _fuse(inner, fused=model.switches.fused_optimizer)

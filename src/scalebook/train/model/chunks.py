@@ -13,21 +13,12 @@ from scalebook.config import RunConfig
 from scalebook.errors import ConfigError
 from scalebook.facts.catalog.types import ModelShape
 from scalebook.facts.legality.untrained import untrained
-from scalebook.train import (
-    embedding,
-    fsdp,
-    fused,
-    graph,
-    layers,
-    mcore,
-    offload,
-    permutation,
-    settings,
-    weights,
-)
-from scalebook.train.cross_entropy import cross_entropy
-from scalebook.train.precision import DTYPES
-from scalebook.train.switches import Switches, resolve
+from scalebook.train import mcore
+from scalebook.train.experts import permutation
+from scalebook.train.layers import embedding, fused, offload
+from scalebook.train.layers.cross_entropy import cross_entropy
+from scalebook.train.model import fsdp, graph, local, megatron_config, weights
+from scalebook.train.model.switches import DTYPES, Switches, resolve
 from scalebook.train.world import World
 
 VOCABULARY_MULTIPLE = 128  # Megatron-LM's --make-vocab-size-divisible-by
@@ -85,7 +76,7 @@ class _GPTModel(mcore.GPTModel):
 
 
 def _chunk(config: Any, shape: ModelShape, run: RunConfig, stage: int | None, on: Switches) -> Any:
-    style = layers.Style(
+    style = local.Style(
         compiled_norm=on.fused_norm,
         fused_attention=on.fused_attention,
         overlap_tensor_parallel=on.overlap_tensor_parallel,
@@ -115,7 +106,7 @@ def _chunk(config: Any, shape: ModelShape, run: RunConfig, stage: int | None, on
     )
     chunk.fused_cross_entropy = on.fused_cross_entropy
     if run.recompute == "pointwise":
-        layers.remake_norms(chunk)
+        local.remake_norms(chunk)
     if run.offload_layers:
         offload.install(chunk, run.offload_layers)
     # A tied table gets a second gradient, from the output layer, which is added as ever.
@@ -128,7 +119,7 @@ def _install(config: RunConfig, shape: ModelShape, on: Switches) -> None:
     """Put the pieces in place that Megatron-Core has no seam for."""
     if on.fused_rope and not on.transformer_engine:
         fused.compile_rotary_embedding()
-    if settings.remakes_activation(config, shape):
+    if megatron_config.remakes_activation(config, shape):
         fused.remake_activation(fused=on.fused_activation)
     if on.grouped_gemm and not on.transformer_engine:
         permutation.install(compiled=on.fused_activation)
@@ -140,7 +131,7 @@ def build(config: RunConfig, shape: ModelShape, world: World) -> Model:
     _install(config, shape, on)
     if on.cuda_graph:
         graph.leave_default_stream()
-    transformer = settings.transformer_config(config, shape, world, on)
+    transformer = megatron_config.transformer_config(config, shape, world, on)
     stages = config.virtual_pipeline_parallel_size
     sharded = config.data_parallel_sharding == "full"
     # FSDP keeps the fp32 parameters that are updated in the model itself.
@@ -159,7 +150,7 @@ def build(config: RunConfig, shape: ModelShape, world: World) -> Model:
     count = weights.parameter_count(chunks, shape.tied_embeddings)
     for chunk in chunks:
         _mark_experts(chunk, config)
-    ddp_config = settings.ddp_config(config, on)
+    ddp_config = megatron_config.ddp_config(config, on)
     if sharded:
         types = DTYPES[config.precision], DTYPES[config.gradient_precision]
         wrapped = [fsdp.shard(transformer, chunk, world, *types) for chunk in chunks]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from scalebook.train import mcore, mcore_checkpoint
-
-if TYPE_CHECKING:
-    from scalebook.train.loop import Trainer
+from scalebook.train import mcore
+from scalebook.train.checkpoint import mcore_checkpoint
+from scalebook.train.trainer import Trainer
 
 
 def sharded(trainer: Trainer, step: int, *, loading: bool = False) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scalebook.train.remake import made_by
+from scalebook.train.layers.remake import made_by
 
 APEX_MODULE = "fused_weight_gradient_mlp_cuda"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend
@@ -11,15 +11,15 @@ from torch.nn.attention import SDPBackend
 from scalebook import host, project
 from scalebook.measure.probes import ceilings
 from scalebook.store import write_json
-from scalebook.train import fsdp, layers, machine, mcore
-from scalebook.train.indexed import fingerprint
-from scalebook.train.model import Model
-from scalebook.train.precision import DTYPES
-from scalebook.train.settings import last_stage_layers
+from scalebook.train import machine, mcore
+from scalebook.train.model import fsdp
+from scalebook.train.model.chunks import Model
+from scalebook.train.model.local import takes_grouped_heads
+from scalebook.train.model.megatron_config import last_stage_layers
+from scalebook.train.model.switches import DTYPES
+from scalebook.train.samples import fingerprint
+from scalebook.train.trainer import Trainer
 from scalebook.train.world import distributed
-
-if TYPE_CHECKING:
-    from scalebook.train.loop import Trainer
 
 
 def _counted(trainer: Trainer) -> dict[str, int]:
@@ -58,7 +58,7 @@ def _attention_kernel(trainer: Trainer) -> str | None:
     choice: Any = getattr(torch, "_fused_sdp_choice", None)
     if choice is None:
         return None
-    if not layers.takes_grouped_heads(query):
+    if not takes_grouped_heads(query):
         key, value = query, query[..., :narrow]
     grouped = query.shape[1] != key.shape[1]
     chosen = choice(query, key, value, is_causal=True, enable_gqa=grouped)

@@ -17,8 +17,10 @@ from torch import Tensor, nn
 from torch.nn.attention import bias
 from torch.nn.functional import layer_norm, scaled_dot_product_attention
 
-from scalebook.train import async_tensor_parallel, experts, fused, latent, mcore, remake
-from scalebook.train.offload import HostCopy
+from scalebook.train import mcore
+from scalebook.train.experts import mlp
+from scalebook.train.layers import async_tensor_parallel, fused, latent, remake
+from scalebook.train.layers.offload import HostCopy
 
 lower_right: Any = getattr(bias, "causal_lower_right")  # noqa: B009
 
@@ -124,11 +126,11 @@ class Style:
         return mcore.Pieces(
             norm=mcore.ModuleSpec(module=Norm, params={"style": self}),
             core_attention=CoreAttention if self.fused_attention else mcore.DotProductAttention,
-            column=async_tensor_parallel.Column if overlapped else ColumnParallelLinear,
-            row=async_tensor_parallel.Row if overlapped else RowParallelLinear,
+            column=async_tensor_parallel.OverlappedColumn if overlapped else ColumnParallelLinear,
+            row=async_tensor_parallel.OverlappedRow if overlapped else RowParallelLinear,
             expert_row=ExpertRow,
             experts=(
-                experts.styled(compiled=self.compiled_activation, remakes=self.remake)
+                mlp.styled(compiled=self.compiled_activation, remakes=self.remake)
                 if self.grouped_gemm
                 else None
             ),

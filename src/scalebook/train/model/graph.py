@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from scalebook.train import mcore
-from scalebook.train.data import Batch
+from scalebook.train.samples import Batch
 
 WARM_UP_STEPS = 2  # steps before the capture: compilers, allocators and communicators start in them
 

@@ -13,15 +13,15 @@ import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from scalebook import store
 from scalebook.measure import reliability
 from scalebook.measure.reliability import CHECKPOINTS, UNFINISHED, CheckpointRecord
 from scalebook.record import StepRecord
 from scalebook.store import read_object
-from scalebook.train import mcore_checkpoint, state
-from scalebook.train.checkpoint_place import (
+from scalebook.train.checkpoint import mcore_checkpoint, state
+from scalebook.train.checkpoint.stored import (
     CONTENT,
     LATEST,
     LAYOUT,
@@ -30,11 +30,9 @@ from scalebook.train.checkpoint_place import (
     size_bytes,
     source,
 )
-from scalebook.train.steps import phase
+from scalebook.train.step_record import phase
+from scalebook.train.trainer import Trainer
 from scalebook.train.world import distributed, restart_count
-
-if TYPE_CHECKING:
-    from scalebook.train.loop import Trainer
 
 
 def now() -> str:

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from scalebook.config import RunConfig
-from scalebook.train import fused, mcore, remake
+from scalebook.train import mcore
+from scalebook.train.layers import fused, remake
 from scalebook.train.world import World, distributed
 
 SYMMETRIC_MEMORY = "torch.distributed._symmetric_memory"
@@ -139,7 +140,7 @@ def _parent(untyped: Any) -> Any:
     return untyped
 
 
-class Column(mcore.ColumnParallelLinear):
+class OverlappedColumn(mcore.ColumnParallelLinear):
     """Column-parallel linear layer that multiplies while it gathers."""
 
     def forward(self, input_: Tensor, weight: Tensor | None = None, *_: Any, **__: Any) -> Any:
@@ -149,7 +150,7 @@ class Column(mcore.ColumnParallelLinear):
         return _apply(_GatherMatmul, input_, self)
 
 
-class Row(mcore.RowParallelLinear):
+class OverlappedRow(mcore.RowParallelLinear):
     """Row-parallel linear layer that scatters while it multiplies."""
 
     def forward(self, input_: Tensor) -> Any:

@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from scalebook.train import grouped, mcore, remake
+from scalebook.train import mcore
+from scalebook.train.experts import grouped
+from scalebook.train.layers import remake
 
 _mapping: Any = import_module("megatron.core.dist_checkpointing.mapping")
 
