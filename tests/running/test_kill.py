@@ -17,7 +17,8 @@ import pytest
 from training import environment, wait_for
 
 from scalebook import store
-from scalebook.running import finish_run, ownership, processes
+from scalebook.running import finish_run, processes
+from scalebook import ownership
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,8 @@ from scalebook import store
 from scalebook.errors import LaunchError
 from scalebook.plan import Plan, PlannedRun
 from scalebook.query import Answer
-from scalebook.running import ownership, recovery, todo
+from scalebook.running import recovery, todo
+from scalebook import ownership
 from scalebook.running.cluster import (
     job_files,
     node_logs,

@@ -21,7 +21,8 @@ from scalebook.cli import main
 from scalebook.facts.legality import Problem
 from scalebook.notebooks import KernelDeathError, NotebookError
 from scalebook.plan import Plan, PlannedRun
-from scalebook.running import finish_run, ownership, runner, sweep
+from scalebook.running import finish_run, runner, sweep
+from scalebook import ownership
 from scalebook.running.console import Console
 from scalebook.running.todo import Entry, label, survey
 

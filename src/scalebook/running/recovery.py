@@ -10,7 +10,8 @@ from pathlib import Path
 from scalebook import store, untrusted
 from scalebook.errors import LaunchError, RecordError
 from scalebook.record import RunRecord, Status
-from scalebook.running import finish_run, ownership, processes
+from scalebook.running import finish_run, processes
+from scalebook import ownership
 
 PROBLEM_CHARACTERS = 300
 GRACE_SECONDS = 10.0  # for processes of a dead run that still hold a GPU

@@ -20,7 +20,8 @@ from scalebook.config import RunConfig
 from scalebook.errors import ConfigError, LaunchError
 from scalebook.facts import catalog, legality
 from scalebook.record import RunRecord, Status
-from scalebook.running import finish_run, launch, memory_kills, ownership, processes
+from scalebook.running import finish_run, launch, memory_kills, processes
+from scalebook import ownership
 from scalebook.running.devices import detect, telemetry
 from scalebook.running.kernel import RunOptions
 from scalebook.running.progress import POLL_SECONDS, Tail, extra_seconds, line

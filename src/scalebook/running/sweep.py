@@ -15,7 +15,8 @@ from scalebook.measure import provenance
 from scalebook.notebooks import KernelDeathError
 from scalebook.project import short
 from scalebook.record import RunRecord
-from scalebook.running import finish_run, ownership, processes, pruning, recovery, runner, waiting
+from scalebook.running import finish_run, processes, pruning, recovery, runner, waiting
+from scalebook import ownership
 from scalebook.running.console import Console
 from scalebook.running.execution import Execution, Patience
 from scalebook.running.kernel import RunOptions

@@ -117,9 +117,7 @@ RULES = (
     Rewrite("device", "buffers are made with device='cuda'", _device),
     Rewrite("pinned memory", "indices of context parallelism are made in pinned memory", _pinned),
     Rewrite("Tensor.cuda", "the same indices are moved with .cuda()", _to_cuda),
-    Rewrite(
-        "Tensor.type", "the optimizers know parameters by the name torch.cuda.FloatTensor", _type
-    ),
+    Rewrite("Tensor.type", "the optimizers look for the type torch.cuda.FloatTensor", _type),
 )
 
 PATCHES = (

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from scalebook import store, untrusted
 from scalebook.running.finish_run import now
-from scalebook.running.ownership import JOB_FILE
+from scalebook.ownership import JOB_FILE
 from scalebook.store import read_object
 
 EVENTS = "job.jsonl"  # written by the job itself: start and end of each attempt

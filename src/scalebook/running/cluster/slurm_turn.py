@@ -18,7 +18,8 @@ from scalebook import store
 from scalebook.config import RunConfig
 from scalebook.errors import RecordError
 from scalebook.plan import schedule
-from scalebook.running import finish_run, ownership, waiting
+from scalebook.running import finish_run, waiting
+from scalebook import ownership
 from scalebook.running.cluster import job_files
 from scalebook.running.pruning import Broken, Inference
 

@@ -26,20 +26,15 @@ LOOK_SECONDS = 2.0  # whoever looks at a directory holds its lock for a moment
 
 
 @contextmanager
-def owned(directory: Path) -> Generator[None]:
+def owned(directory: Path, *, create: bool = False) -> Generator[None]:
     """Hold a run directory, also while it is renamed; ``owner.json`` is gone afterwards.
+
+    With ``create`` the directory is made, and waited for while another process holds it.
 
     Raises:
         LaunchError: another process holds it.
     """
-    with untrusted.updated(directory / FILE, create=True) as stream:
-        deadline = time.monotonic() + LOOK_SECONDS
-        while not _free(stream, fcntl.LOCK_EX):
-            if time.monotonic() > deadline:
-                raise LaunchError(
-                    f"{directory} belongs to another process. Wait until it has ended."
-                )
-            time.sleep(0.05)
+    with _locked(directory, create=create) as stream:
         stream.truncate()
         json.dump(_self(), stream)
         stream.flush()
@@ -50,6 +45,34 @@ def owned(directory: Path) -> Generator[None]:
                 os.unlink(FILE, dir_fd=place)
         finally:
             os.close(place)
+
+
+def _locked(directory: Path, *, create: bool) -> TextIO:
+    """Return the open owner file of a directory, locked by this process until it is closed."""
+    deadline = time.monotonic() + LOOK_SECONDS
+    while True:
+        if create:
+            directory.mkdir(exist_ok=True)
+        try:
+            stream = untrusted.updated(directory / FILE, create=True)
+        except FileNotFoundError:
+            if create:  # its owner published it at this moment
+                continue
+            raise
+        # Who held it may have moved the file away meanwhile: the lock must be on the one here.
+        if _free(stream, fcntl.LOCK_EX) and _is_at(stream.fileno(), directory / FILE):
+            return stream
+        stream.close()
+        if not create and time.monotonic() > deadline:
+            raise LaunchError(f"{directory} belongs to another process. Wait until it has ended.")
+        time.sleep(0.05)
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def is_live(directory: Path) -> bool:
