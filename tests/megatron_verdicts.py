@@ -29,9 +29,9 @@ cpu.install()
 
 from megatron.core import num_microbatches_calculator, utils  # noqa: E402
 
-from scalebook.train import mcore    # noqa: E402
-from scalebook.train.model import local    # noqa: E402
-from scalebook.train.model.chunks import refuse_unsupported    # noqa: E402
+from scalebook.train import mcore  # noqa: E402
+from scalebook.train.model import local  # noqa: E402
+from scalebook.train.model.chunks import refuse_unsupported  # noqa: E402
 
 ranks = mcore.parallel_state
 

@@ -47,8 +47,8 @@ def prepare() -> None:
     from scalebook.train import cpu
 
     with cpu.lean_import():
-        from scalebook.train import mcore    # noqa: F401
-    from scalebook.train import loop    # noqa: F401
+        from scalebook.train import mcore  # noqa: F401
+    from scalebook.train import loop  # noqa: F401
 
 
 def run(config: Any, output: Path, first: Callable[[int], None] = lambda _: None) -> int:

@@ -87,8 +87,8 @@ def trains(without: str | None, answers: list[Any]) -> bool:
 def main() -> None:
     torch.set_num_threads(1)
     with cpu.lean_import():
-        from scalebook.train import mcore    # noqa: F401
-    from scalebook.train import loop    # noqa: F401
+        from scalebook.train import mcore  # noqa: F401
+    from scalebook.train import loop  # noqa: F401
 
     names = [piece.name for piece in (*cpu.PATCHES, *cpu.RULES)]
     manager = torch.multiprocessing.get_context("spawn").Manager()

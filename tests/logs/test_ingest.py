@@ -18,12 +18,11 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from scalebook import store
+from scalebook import ownership, store
 from scalebook.cli import main
 from scalebook.errors import IngestError
 from scalebook.facts import catalog, flops
 from scalebook.logs import source
-from scalebook import ownership
 from scalebook.logs.ingest import group
 from scalebook.logs.ingest import write as ingest_write
 from scalebook.logs.ingest.run import ingest, summaries

@@ -26,7 +26,7 @@ from scalebook.measure.reliability import (
 from scalebook.record import RunRecord, StepRecord
 from scalebook.running import finish_run, processes
 from scalebook.running.drill import drill, drill_result
-from scalebook.running.drill.kill_rank import Killer, Order, rank_process
+from scalebook.running.drill.kill_rank import Killer, Order
 
 CONFIG = RunConfig(
     **SMALL
@@ -150,9 +150,9 @@ def test_the_rank_to_kill_is_one_of_this_start_of_the_run():
     process = subprocess.Popen(["sleep", "60"], env={**os.environ, **marks, **rank})
     try:
         wait_for(lambda: processes.marked("id", "a"))
-        assert rank_process("id", 1, 0, "a") == process.pid
-        assert rank_process("id", 1, 0, "b") is None
-        assert rank_process("id", 1, 1, "a") is None
+        assert processes.rank_process("id", 1, 0, "a") == process.pid
+        assert processes.rank_process("id", 1, 0, "b") is None
+        assert processes.rank_process("id", 1, 1, "a") is None
     finally:
         process.kill()
         process.wait()

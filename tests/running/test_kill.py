@@ -16,9 +16,8 @@ from pathlib import Path
 import pytest
 from training import environment, wait_for
 
-from scalebook import store
+from scalebook import ownership, store
 from scalebook.running import finish_run, processes
-from scalebook import ownership
 
 pytestmark = pytest.mark.slow
 

@@ -16,12 +16,11 @@ from pathlib import Path
 import pytest
 from training import small, wait_for
 
-from scalebook import store
+from scalebook import ownership, store
 from scalebook.cli import main
 from scalebook.errors import LaunchError, RecordError
 from scalebook.record import RunRecord, Status
 from scalebook.running import finish_run, processes, recovery
-from scalebook import ownership
 
 
 def partial(runs: Path, steps: int = 2, start: str | None = None) -> Path:

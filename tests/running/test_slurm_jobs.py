@@ -12,12 +12,11 @@ from pathlib import Path
 import pytest
 from training import small
 
-from scalebook import store
+from scalebook import ownership, store
 from scalebook.errors import LaunchError
 from scalebook.plan import Plan, PlannedRun
 from scalebook.query import Answer
 from scalebook.running import recovery, todo
-from scalebook import ownership
 from scalebook.running.cluster import (
     job_files,
     node_logs,

@@ -26,8 +26,8 @@ PRIMUS_FOLDERS = (Path("/workspace/Primus"), Path("/opt/Primus"))
 # Fields that say nothing to a trainer, or that the launcher keeps.
 _OURS = frozenset(
     (
-        "platform", "engine", "strategy", "repeat", "time_limit_seconds", "warmup_steps",
-        "max_restarts", "step_split",
+        "platform", "engine", "strategy", "repeat", "time_limit_seconds", "progress_limit_seconds",
+        "warmup_steps", "max_restarts", "step_split",
     )
 )  # fmt: skip
 _TOLD = frozenset(

@@ -13,7 +13,7 @@ from scalebook.config import RunConfig
 from scalebook.engines import harvest
 from scalebook.errors import ConfigError
 from scalebook.measure import provenance
-from scalebook.record import RunRecord, Status, StepRecord
+from scalebook.record import RunRecord, StepRecord
 from scalebook.running import outcome, progress, restarts
 
 LAUNCH_FILE = "launch.json"  # command, environment, started_at, start: written before the start
@@ -36,7 +36,7 @@ def conclude(
     directory: Path,
     *,
     exit_code: int | None = None,
-    stop: tuple[Status, str] | None = None,
+    stop: outcome.EndReason | None = None,
     host_memory_kills: int = 0,
     memory_killed: frozenset[int] = frozenset(),
     inferred_from: str | None = None,
@@ -212,10 +212,10 @@ def write_launch(
     store.write_json(directory / LAUNCH_FILE, value)
 
 
-def write_exit(directory: Path, code: int, stop: tuple[Status, str] | None) -> None:
+def write_exit(directory: Path, code: int, stop: outcome.EndReason | None) -> None:
     """Keep how the trainer ended, for whoever concludes the run in place of its dead runner."""
-    status, sentence = stop or (None, None)
-    value = {"exit_code": code, "status": status, "sentence": sentence}
+    status, sentence, *cause = stop or (None, None)
+    value = {"exit_code": code, "status": status, "sentence": sentence, "cause": (*cause, None)[0]}
     store.write_json(directory / EXIT_FILE, value)
 
 

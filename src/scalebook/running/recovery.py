@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from scalebook import store, untrusted
+from scalebook import ownership, store, untrusted
 from scalebook.errors import LaunchError, RecordError
 from scalebook.record import RunRecord, Status
 from scalebook.running import finish_run, processes
-from scalebook import ownership
+from scalebook.running.outcome import EndReason
 
 PROBLEM_CHARACTERS = 300
 GRACE_SECONDS = 10.0  # for processes of a dead run that still hold a GPU
@@ -79,18 +79,21 @@ def settle(
         shutil.rmtree(partial)
         return None
     reason = sentence or "The process in charge ended without a word (killed, or power was lost)"
-    unknown: tuple[Status, str] = (status, reason)
+    unknown: EndReason = (status, reason)
     code, stop = _end(partial) or (None, unknown)
     return finish_run.conclude(partial, exit_code=code, stop=stop, finished_at=_last_sign(partial))
 
 
-def _end(partial: Path) -> tuple[int, tuple[Status, str] | None] | None:
+def _end(partial: Path) -> tuple[int, EndReason | None] | None:
     """Return exit code and stop of a trainer whose end was noted; None where none was."""
     end = store.read_object(partial / finish_run.EXIT_FILE)
     code, status = end.get("exit_code"), end.get("status")
     if not isinstance(code, int):
         return None
-    return code, (status, str(end.get("sentence"))) if status else None
+    if not status:
+        return code, None
+    sentence, cause = str(end.get("sentence")), end.get("cause")
+    return code, (status, sentence, str(cause)) if cause else (status, sentence)
 
 
 def _last_sign(partial: Path) -> str:

@@ -15,16 +15,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from uuid import uuid4
 
-from scalebook import engines, host, project, store, untrusted
+from scalebook import engines, host, ownership, project, store, untrusted
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError, LaunchError
 from scalebook.facts import catalog, legality
 from scalebook.record import RunRecord, Status
-from scalebook.running import finish_run, launch, memory_kills, processes
-from scalebook import ownership
+from scalebook.running import finish_run, launch, memory_kills, processes, stalls
 from scalebook.running.devices import detect, telemetry
 from scalebook.running.kernel import RunOptions
+from scalebook.running.outcome import EndReason, signal_name
 from scalebook.running.progress import POLL_SECONDS, Tail, extra_seconds, line
+from scalebook.running.stalls import ProgressLimit
 
 GRACE_SECONDS = 20.0  # from SIGTERM to SIGKILL: a trainer finishes its step and closes its group
 SHOW_SECONDS = 2.0  # each change of a notebook's output is a message to whoever reads it
@@ -33,7 +34,6 @@ STOP_FILE = "stop.json"  # whoever wants a run to end writes it into the run's d
 DEFAULTS = RunOptions()
 
 Show = Callable[[str], None]
-Stop = tuple[Status, str]
 
 
 def train(
@@ -100,12 +100,16 @@ def _train_in(directory: Path, config: RunConfig, trainer: str, show: Show) -> R
     with telemetry.sampling(directory, config, environment):
         process = _start(directory, plan.command, {**environment, processes.START: start})
         stop = _watch(process, directory, config, show)
+        kills, killed = memory_kills.since(before)
         code = processes.shell_code(process.returncode)
+        if stop is None and process.returncode < 0 and not kills:
+            # The guard itself: of what it ran it answers with 128 + n.
+            name = signal_name(-process.returncode)
+            stop = ("interrupted", f"The process that guards the run was ended by {name}")
         finish_run.write_exit(directory, code, stop)
     # a killed guard leaves the run behind
     processes.end(finish_run.run_id(directory), start=start)
     (directory / STOP_FILE).unlink(missing_ok=True)
-    kills, killed = memory_kills.since(before)
     return finish_run.conclude(
         directory,
         exit_code=code,
@@ -135,29 +139,38 @@ def _start(
 
 def _watch(
     process: subprocess.Popen[bytes], directory: Path, config: RunConfig, show: Show
-) -> Stop | None:
+) -> EndReason | None:
     """Return when the run has ended, with why if it was ended from here."""
     limit = config.time_limit_seconds
     deadline = time.monotonic() + limit if limit else None
     tail = Tail(directory / "steps.jsonl")
-    stop: Stop | None = None
+    progress_limit = ProgressLimit(directory, config.progress_limit_seconds, tail)
+    stop: EndReason | None = None
     next_show = 0.0
     try:
         while stop is None and process.poll() is None:
             if time.monotonic() >= next_show:
                 next_show = time.monotonic() + SHOW_SECONDS
-                show(line(tail.read(), config.steps))
+                show(line(tail.read(), config.steps, tail.quiet_seconds()))
             time.sleep(POLL_SECONDS)
             stop = _stop_request(directory)
             if stop is None and deadline is not None and time.monotonic() > deadline:
                 extra = extra_seconds(tail.read(), config.steps)
                 if time.monotonic() > deadline + extra:
                     stop = ("timeout", f"The time limit of {limit} s ran out")
+            if stop is None and progress_limit.reached():
+                stop = ("timeout", _stalled(directory, config), "no_progress")
     except KeyboardInterrupt:
         stop = ("interrupted", "The run was interrupted by hand")
     if stop is not None:
         _end(process)
     return stop
+
+
+def _stalled(directory: Path, config: RunConfig) -> str:
+    start = finish_run.start_of(directory) or ""
+    seconds = config.progress_limit_seconds
+    return stalls.sentence(directory, finish_run.run_id(directory), start, seconds)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -175,6 +188,6 @@ def request_stop(directory: Path, status: Status, sentence: str) -> None:
     store.write_json(directory / STOP_FILE, {"status": status, "sentence": sentence})
 
 
-def _stop_request(directory: Path) -> Stop | None:
+def _stop_request(directory: Path) -> EndReason | None:
     value = store.read_object(directory / STOP_FILE)
     return (value["status"], value["sentence"]) if value else None

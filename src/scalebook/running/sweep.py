@@ -9,14 +9,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from scalebook import store
+from scalebook import ownership, store
 from scalebook.config import RunConfig
 from scalebook.measure import provenance
 from scalebook.notebooks import KernelDeathError
 from scalebook.project import short
 from scalebook.record import RunRecord
 from scalebook.running import finish_run, processes, pruning, recovery, runner, waiting
-from scalebook import ownership
 from scalebook.running.console import Console
 from scalebook.running.execution import Execution, Patience
 from scalebook.running.kernel import RunOptions
@@ -179,7 +178,7 @@ def _follow(work: Execution, console: Console, stop: Stop, place: str) -> str | 
     while work.is_alive():
         work.join(POLL_SECONDS)
         last = tail.read()
-        console.live(f"{place} {label(config)}: {line(last, config.steps)}")
+        console.live(f"{place} {label(config)}: {line(last, config.steps, tail.quiet_seconds())}")
         sentence = stop.sentence(extra_seconds(last, config.steps))
         if sentence is not None and not asked:
             asked = True

@@ -7,13 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from scalebook import engines, store
+from scalebook import engines, ownership, store
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError, RecordError
 from scalebook.plan import Plan, PlannedRun
 from scalebook.record import Status
 from scalebook.running import finish_run, launch
-from scalebook import ownership
 from scalebook.settings import SETTINGS
 
 Action = Literal["run", "done", "illegal", "known_illegal", "unavailable", "elsewhere"]

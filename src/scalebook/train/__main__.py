@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import os
 import signal
@@ -72,6 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, required=True, help="run directory to write into")
     options = parser.parse_args(arguments)
     exit_on_signals()
+    # A launcher that sees no progress asks each rank where it is: the answer goes to the log.
+    faulthandler.register(signal.SIGUSR1, all_threads=False)
     try:
         config = read_config(options.config)
         shape = catalog.model(config.model)

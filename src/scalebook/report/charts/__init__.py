@@ -1,6 +1,6 @@
 """Data frames -> charts: each function returns a ``Figure``, or None where there is no data."""
 
-from scalebook import light_jsonschema as light_jsonschema    # before altair
+from scalebook import light_jsonschema as light_jsonschema  # before altair
 from scalebook.report.charts.anatomy import anatomy
 from scalebook.report.charts.figure import Figure, Figures
 from scalebook.report.charts.scaling import against_ideal, efficiency

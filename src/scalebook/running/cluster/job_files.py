@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from scalebook import store, untrusted
-from scalebook.running.finish_run import now
 from scalebook.ownership import JOB_FILE
+from scalebook.running.finish_run import now
 from scalebook.store import read_object
 
 EVENTS = "job.jsonl"  # written by the job itself: start and end of each attempt

@@ -16,11 +16,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from scalebook import __version__, engines, host, store, untrusted
+from scalebook import __version__, engines, host, ownership, store, untrusted
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError, LaunchError, ScalebookError
 from scalebook.running import finish_run
-from scalebook import ownership
 from scalebook.running.cluster import node, node_logs, node_record
 from scalebook.running.processes import shell_code
 

@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scalebook import query, store
+from scalebook import ownership, query, store
 from scalebook.errors import LaunchError
 from scalebook.record import RunRecord, Status
 from scalebook.running import finish_run
-from scalebook import ownership
 from scalebook.running.cluster import job_files, node_record
 from scalebook.running.cluster.job_files import Attempt, Job
 from scalebook.running.cluster.slurm_state import Ask, JobState, ending, state_of

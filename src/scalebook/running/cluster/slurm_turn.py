@@ -14,12 +14,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from scalebook import store
+from scalebook import ownership, store
 from scalebook.config import RunConfig
 from scalebook.errors import RecordError
 from scalebook.plan import schedule
 from scalebook.running import finish_run, waiting
-from scalebook import ownership
 from scalebook.running.cluster import job_files
 from scalebook.running.pruning import Broken, Inference
 

@@ -9,11 +9,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from scalebook import query, store
+from scalebook import ownership, query, store
 from scalebook.errors import RecordError
 from scalebook.record import RunRecord
 from scalebook.running import finish_run, progress
-from scalebook import ownership
 from scalebook.running.cluster import job_files
 from scalebook.running.cluster.slurm_state import Ask, JobState, queue
 

@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from scalebook import store
+from scalebook import ownership, store
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError, LaunchError
 from scalebook.measure.reliability import DRILL_FILE, DrillRecord
 from scalebook.record import RunRecord
 from scalebook.running import finish_run, runner
-from scalebook import ownership
 from scalebook.running.drill.drill_result import assess, sentence
 from scalebook.running.drill.kill_rank import Killer, Order
 from scalebook.running.kernel import RunOptions
