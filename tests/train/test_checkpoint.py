@@ -19,7 +19,7 @@ from scalebook.errors import ConfigError
 from scalebook.facts import catalog, legality
 from scalebook.measure import reliability
 from scalebook.record import StepRecord
-from scalebook.running import restarts
+from scalebook.running import finish_run
 from scalebook.running.launch import direct
 from scalebook.train.checkpoint import stored
 
@@ -249,12 +249,12 @@ def test_steps_without_a_restart_are_read_as_they_stand(tmp_path: Path):
 def test_a_record_says_that_its_processes_were_started_again(tmp_path: Path):
     lines = [step(1), step(2), step(3), step(3, 1), step(4, 1), step(1, 2)]
     written(tmp_path / "steps.jsonl", lines)
-    assert restarts.notes(tmp_path) == (
+    assert finish_run.restart_notes(tmp_path) == (
         "A process died after step 3 and all were started again: 1 step was done twice.",
         "A process died after step 4 and all were started again: 4 steps were done twice.",
     )
     written(tmp_path / "steps.jsonl", lines[:3])
-    assert restarts.notes(tmp_path) == ()
+    assert finish_run.restart_notes(tmp_path) == ()
 
 
 def test_a_broken_line_of_checkpoints_is_a_problem_and_hides_no_other(tmp_path: Path):

@@ -75,7 +75,6 @@ def enter(options: argparse.Namespace, platform: Platform, plan: Plan, runs: Pat
     A dry run prints the line that would be run, and returns None.
     """
     from scalebook.project import required_root
-    from scalebook.running import hosts
     from scalebook.running.container import follow, nested
 
     choice = _choice(options, platform.vendor)
@@ -85,7 +84,7 @@ def enter(options: argparse.Namespace, platform: Platform, plan: Plan, runs: Pat
         set_variables(options)
         follow.follow()
         return None
-    host = hosts.describe(required_root(), runs.resolve())
+    host = nested.describe(required_root(), runs.resolve())
     request = _request(options, choice.engine, platform.vendor)
     command = nested.command(
         request,

@@ -155,7 +155,6 @@ def _print(findings: Sequence[Finding], torch: dict[str, Any]) -> None:
 def _read(options: argparse.Namespace, platform: Platform) -> tuple[str | None, dict[str, Any]]:
     """Return the engine that was used and what the image holds."""
     from scalebook.project import required_root
-    from scalebook.running import hosts
     from scalebook.running.container import choose, contents, context, engines, nested
 
     root, vendor = required_root(), platform.vendor
@@ -173,5 +172,5 @@ def _read(options: argparse.Namespace, platform: Platform) -> tuple[str | None, 
     request = nested.Request(
         engine=engine, vendor=vendor, image=reference, arguments=tuple(options.container_arg)
     )
-    command = nested.bare(request, hosts.describe(root, Path.cwd()), ("-m", CONTENTS))
+    command = nested.bare(request, nested.describe(root, Path.cwd()), ("-m", CONTENTS))
     return engine, context.output_of(command, os.environ)

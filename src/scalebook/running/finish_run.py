@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -14,7 +15,7 @@ from scalebook.engines import harvest
 from scalebook.errors import ConfigError
 from scalebook.measure import provenance
 from scalebook.record import RunRecord, StepRecord
-from scalebook.running import outcome, progress, restarts
+from scalebook.running import outcome, progress
 
 LAUNCH_FILE = "launch.json"  # command, environment, started_at, start: written before the start
 EXIT_FILE = "exit.json"  # how the trainer ended: written as soon as it has
@@ -127,7 +128,7 @@ def _record(
             *of_files,
             *(one.sentence() for one in differences),
             *of_steps,
-            *restarts.notes(directory),
+            *restart_notes(directory),
             *scheduled,
         ),
     )
@@ -235,3 +236,18 @@ def hash_of(requested: Mapping[str, Any]) -> str | None:
         return RunConfig.from_parameters(requested).config_hash()
     except ConfigError:
         return None
+
+
+def restart_notes(directory: Path) -> tuple[str, ...]:
+    """Return a sentence for each time that the processes were started again and made a step."""
+    lines, _ = store.read_step_lines(directory / "steps.jsonl")
+    said: list[str] = []
+    for before, after in itertools.pairwise(lines):
+        if after.restart <= before.restart:
+            continue
+        again = max(before.step - after.step + 1, 0)
+        said.append(
+            f"A process died after step {before.step} and all were started again: "
+            f"{again} {'step was' if again == 1 else 'steps were'} done twice."
+        )
+    return tuple(said)
