@@ -550,9 +550,9 @@ def test_an_image_file_is_found_where_it_is(tmp_path: Path):
 
 def test_root_writes_as_the_owner_of_the_runs(tmp_path: Path):
     status = tmp_path.stat()
-    nested = tmp_path / "not" / "there"
-    assert nested.owner(nested, (0, 0)) == (status.st_uid, status.st_gid)
-    assert nested.owner(nested, (1234, 99)) == (1234, 99)
+    runs = tmp_path / "not" / "there"
+    assert nested.owner(runs, (0, 0)) == (status.st_uid, status.st_gid)
+    assert nested.owner(runs, (1234, 99)) == (1234, 99)
 
 
 def test_device_groups_are_those_of_the_files_that_are_there(tmp_path: Path):
