@@ -54,7 +54,7 @@ def chosen(platform: str, **changes: Any) -> dict[str, str]:
 
 # Conditions
 
-VALUES: dict[str, rules.Value] = {"tp": 4, "vendor": "amd", "gpu": None, "on": True}
+VALUES: dict[str, rules.ConditionValue] = {"tp": 4, "vendor": "amd", "gpu": None, "on": True}
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from scalebook.facts.catalog.types import Platform
-    from scalebook.running.container.contents import Finding
+    from scalebook.running.container.contents import ImageFinding
 
 CONTENTS = "scalebook.running.container.contents"
 
@@ -141,7 +141,7 @@ def verify(options: argparse.Namespace) -> int:
     return 0 if good else 1
 
 
-def _print(findings: Sequence[Finding], torch: dict[str, Any]) -> None:
+def _print(findings: Sequence[ImageFinding], torch: dict[str, Any]) -> None:
     from scalebook.cli.output import print_table
 
     rows = [(f.component, f.stated or "-", f.found or "-", f.verdict) for f in findings]

@@ -22,7 +22,7 @@ TESTS: Mapping[str, Callable[[Any, Any], bool]] = {
     "le": operator.le,
     "ne": operator.ne,
 }
-Value = str | int | float | bool | None
+ConditionValue = str | int | float | bool | None
 
 
 def check(where: str, condition: object, fields: Iterable[str]) -> None:
@@ -58,12 +58,12 @@ def _check_test(where: str, test: object) -> None:
             raise CatalogError(f"{where}: {name} = {bound!r} must be a number.")
 
 
-def holds(condition: Mapping[str, Any], values: Mapping[str, Value]) -> bool:
+def holds(condition: Mapping[str, Any], values: Mapping[str, ConditionValue]) -> bool:
     """Return whether every entry of a checked condition is true of the values."""
     return all(_entry(name, test, values) for name, test in condition.items())
 
 
-def _entry(name: str, test: Any, values: Mapping[str, Value]) -> bool:
+def _entry(name: str, test: Any, values: Mapping[str, ConditionValue]) -> bool:
     if name == ANY:
         return any(holds(part, values) for part in test)
     value = values.get(name)
@@ -75,12 +75,12 @@ def _entry(name: str, test: Any, values: Mapping[str, Value]) -> bool:
     return value in test if isinstance(test, list) else _equal(value, test)
 
 
-def _equal(value: Value, wanted: Any) -> bool:
+def _equal(value: ConditionValue, wanted: Any) -> bool:
     """Return whether two values are equal and of one kind: true is not 1 here."""
     return value == wanted and isinstance(value, bool) == isinstance(wanted, bool)
 
 
-def _ordered(test: Callable[[Any, Any], bool], value: Value, bound: Any) -> bool:
+def _ordered(test: Callable[[Any, Any], bool], value: ConditionValue, bound: Any) -> bool:
     try:
         return test(value, bound)
     except TypeError:  # a text against a number has no order
@@ -94,7 +94,7 @@ _NAME = re.compile(r"[A-Z_][A-Z0-9_]*")
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class VariableRule:
     """One variable: set to ``value`` where ``when`` holds.
 
     ``replaces`` are values that vendors' images bake in and that this value takes the place of;
@@ -108,12 +108,12 @@ class Rule:
     when: Mapping[str, Any] = field(default_factory=dict[str, Any])
     replaces: tuple[str, ...] = ()
 
-    def applies(self, values: Mapping[str, Value]) -> bool:
+    def applies(self, values: Mapping[str, ConditionValue]) -> bool:
         """Return whether the variable is to be set for a run of these values."""
         return holds(self.when, values)
 
 
-def values_of(config: RunConfig) -> dict[str, Value]:
+def values_of(config: RunConfig) -> dict[str, ConditionValue]:
     """Return what conditions are compared with: a run's fields and what its platform is."""
     platform = catalog.platform(config.platform)
     gpu = None
@@ -131,7 +131,7 @@ def values_of(config: RunConfig) -> dict[str, Value]:
 
 
 @cache
-def rules(vendor: str) -> tuple[Rule, ...]:
+def rules(vendor: str) -> tuple[VariableRule, ...]:
     """Return every variable that env.toml of a vendor can set, in its order.
 
     Raises:
@@ -141,7 +141,7 @@ def rules(vendor: str) -> tuple[Rule, ...]:
     return tuple(parse(f"containers/{vendor}/env.toml", row) for row in rows)
 
 
-def parse(where: str, row: Mapping[str, Any]) -> Rule:
+def parse(where: str, row: Mapping[str, Any]) -> VariableRule:
     """Return a row of env.toml as a rule.
 
     Raises:
@@ -156,7 +156,7 @@ def parse(where: str, row: Mapping[str, Any]) -> Rule:
     when = row.get("when", {})
     check(f"{where}: when", when, FIELDS)
     replaces = tuple(str(value) for value in row.get("replaces", ()))
-    return Rule(row["name"], row["value"], row["reason"], row["source"], when, replaces)
+    return VariableRule(row["name"], row["value"], row["reason"], row["source"], when, replaces)
 
 
 @cache

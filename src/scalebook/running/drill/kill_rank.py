@@ -23,7 +23,7 @@ SEARCH_SECONDS = 0.05  # between two looks at all processes: how exactly their s
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class KillOrder:
     """Which rank to kill, and when: after ``step`` is finished, or in the next save after it."""
 
     rank: int
@@ -37,7 +37,7 @@ class Killer(threading.Thread):
     ``killed_at`` is None until the rank is killed, ``started_at`` until its next process is there.
     """
 
-    def __init__(self, directory: Path, run_id: str, order: Order) -> None:
+    def __init__(self, directory: Path, run_id: str, order: KillOrder) -> None:
         super().__init__(daemon=True)
         self.directory, self.run_id, self.order = directory, run_id, order
         self.killed_at: float | None = None
