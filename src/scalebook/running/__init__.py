@@ -1,1 +1,1 @@
-"""Run configurations: start, watch, end, record, recover, and go through a plan."""
+"""Running plans: ``sweep.run_plan`` goes through a plan, ``runner.train`` trains one configuration."""

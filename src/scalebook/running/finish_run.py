@@ -94,7 +94,7 @@ def _record(
     of_files: Sequence[str],
     of_steps: Sequence[str],
 ) -> RunRecord:
-    """Return the record: what was asked for, what the trainer told, and how it ended.
+    """Return the record: what was asked for, what the trainer reported, and how it ended.
 
     ``of_files`` and ``of_steps`` are notes on what the directory's files and the steps say.
     """

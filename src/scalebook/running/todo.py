@@ -97,7 +97,7 @@ def _entry(
 
 
 def _refused_by_engine(config: RunConfig) -> str:
-    """Return what the engine of a run cannot be told; empty where it can all be."""
+    """Return what the engine of a run does not support; empty where it supports all."""
     try:
         engines.check(config)
     except ConfigError as error:

@@ -117,10 +117,10 @@ class Keeper:
         Processes that have just begun warm up again, whatever the number of their first step.
         """
         config = self.trainer.config
-        told: dict[str, Any] = {"phase": phase(record.step - self.done, config.warmup_steps)}
+        changes: dict[str, Any] = {"phase": phase(record.step - self.done, config.warmup_steps)}
         if config.checkpoint_interval:
-            told["checkpoint_seconds"] = seconds
-        return record.model_copy(update={**told, "restart": restart_count()})
+            changes["checkpoint_seconds"] = seconds
+        return record.model_copy(update={**changes, "restart": restart_count()})
 
     def _save(self, step: int) -> None:
         trainer = self.trainer

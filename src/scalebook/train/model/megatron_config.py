@@ -1,4 +1,4 @@
-"""What Megatron-Core is told: a RunConfig and a ModelShape as fields of its own configurations."""
+"""Megatron-Core's settings: a RunConfig and a ModelShape as fields of its own configurations."""
 
 from __future__ import annotations
 
