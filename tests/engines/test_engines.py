@@ -102,7 +102,7 @@ def test_the_experiment_is_json_and_nothing_in_it_reaches_a_shell():
         ({"data_parallel_sharding": "full"}, "data_parallel_sharding='full' is not supported"),
         (
             {"precision": "fp4"},
-            "precision='fp4' is not supported to engine 'primus'. Use one",
+            "precision='fp4' is not supported by engine 'primus'. Use one",
         ),
         ({"data": "/tokens"}, "data='/tokens' is not supported"),
         ({"checkpoint_interval": 5}, "checkpoint_interval=5 is not supported .* Leave it at 0"),

@@ -1,1 +1,1 @@
-"""Running plans: ``sweep.run_plan`` goes through a plan, ``runner.train`` trains one configuration."""
+"""Run plans: ``sweep.run_plan`` goes through one, ``runner.train`` trains one configuration."""

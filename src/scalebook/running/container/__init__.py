@@ -1,1 +1,1 @@
-"""Containers: ``engines.find`` looks for an image, ``nested.command`` starts this program in it."""
+"""Containers: ``engines.find`` looks for an image, ``nested.command`` runs this program in it."""

@@ -1,1 +1,1 @@
-"""The recovery drill: ``drill`` kills a rank and compares the losses with those of a run without."""
+"""The recovery drill: ``drill`` kills a rank and compares the losses with a run without it."""
