@@ -1,1 +1,1 @@
-"""This machine's GPUs: ``detect.detect`` names them, ``telemetry.sampling`` reads them during a run."""
+"""This machine's GPUs: ``detect.detect`` names them, ``telemetry.sampling`` reads them."""
