@@ -1,5 +1,5 @@
 # Every recipe is one call of the package; the virtual environment is made on demand.
-# Variables: PLATFORM MODEL PLAN GPUS NODES CONTAINER IMAGE RUNS RENDERER ARGS (passed to the command as they are).
+# Variables: PLATFORM MODEL PLAN GPUS NODES BUDGET CONTAINER IMAGE RUNS RENDERER ARGS (passed to the command as they are).
 .DEFAULT_GOAL := help
 PYTHON ?= python3
 VENV ?= .venv
@@ -15,7 +15,7 @@ SCALEBOOK := $(PY) -m scalebook
 # pin packages by themselves (PIP_CONSTRAINT), which the lock must not contradict.
 HAS_TORCH := $(shell $(PYTHON) -c "import importlib.util as u; print('yes' if u.find_spec('torch') else '')" 2>/dev/null)
 # Where a container engine or a cluster runs the training, this machine needs no torch of its own.
-IN_IMAGE := $(or $(filter slurm kubernetes,$(LAUNCHER)),$(filter-out auto none,$(CONTAINER)),$(if $(filter none,$(CONTAINER)),,$(if $(filter-out cpu,$(PLATFORM)),$(firstword $(foreach engine,docker podman apptainer enroot,$(shell command -v $(engine) 2>/dev/null))))))
+IN_IMAGE := $(or $(filter slurm,$(LAUNCHER)),$(filter-out auto none,$(CONTAINER)),$(if $(filter none,$(CONTAINER)),,$(if $(filter-out cpu,$(PLATFORM)),$(firstword $(foreach engine,docker podman apptainer enroot,$(shell command -v $(engine) 2>/dev/null))))))
 TRAIN := $(if $(HAS_TORCH)$(IN_IMAGE),,train,)
 READY := $(VENV)/.run$(if $(IN_IMAGE),-image)
 INSTALL = $(PY) -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) $(if $(HAS_TORCH),,--constraint requirements.lock) --editable
@@ -49,13 +49,14 @@ $(VENV)/.lab: $(VENV)/.run
 	$(INSTALL) ".[run,report,lab]"
 	@touch $@
 
-.PHONY: help setup run resume report open demo plan list test test-fast mutate image verify doctor test-containers test-slurm lint bench-report bench-overhead bench-predict check-notebooks format lab lock clean
+.PHONY: help setup run resume report open demo tune plan list test test-fast mutate image verify doctor test-containers test-slurm lint bench-report bench-overhead bench-predict check-notebooks format lab lock clean
 
 help:  ## Show this help
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "Variables: PLATFORM=cpu|h100|mi300x|... MODEL= PLAN=runs/plans/NAME.toml GPUS= NODES= RUNS=runs ARGS="
 	@echo "           CONTAINER=auto|docker|podman|apptainer|enroot|none IMAGE= (containers/README.md)"
-	@echo "           LAUNCHER=slurm|kubernetes (containers/slurm/README.md) ENGINE=megatron|nemo|primus"
+	@echo "           LAUNCHER=slurm (containers/slurm/README.md) ENGINE=megatron|nemo|primus"
+	@echo "           BUDGET=480 (seconds, of make tune)"
 
 setup: $(READY)  ## Make the virtual environment of `make run`
 
@@ -73,6 +74,10 @@ open: $(VENV)/.report  ## Open the report in a browser
 
 demo: $(VENV)/.report  ## Build the report from the committed example runs
 	$(SCALEBOOK) demo --renderer $(call q,$(RENDERER)) $(if $(ONE_FILE),--one-file) $(ARGS)
+
+tune: $(READY)  ## Find the fastest layout of MODEL on GPUS in BUDGET seconds, then build the report
+	$(SCALEBOOK) tune --model $(call q,$(MODEL)) --platform $(call q,$(or $(PLATFORM),cpu)) $(call option,--gpus,$(GPUS)) --budget-seconds $(call q,$(or $(BUDGET),480)) --runs $(call q,$(RUNS)) $(IN) $(ARGS)
+	$(SCALEBOOK) report --runs $(call q,$(RUNS)) --renderer $(call q,$(RENDERER))
 
 plan: $(READY)  ## Dry run: every configuration, its memory, its command; starts nothing
 	$(SCALEBOOK) run $(SELECT) --runs $(call q,$(RUNS)) --dry-run $(ARGS)

@@ -23,7 +23,7 @@ setTimeout(async function () {
       ([...box.querySelectorAll(".tools button")].find(b => b.textContent === "CSV") || {}).textContent, box.dataset.name,
       box.scalebook.csv().split("\r\n").length - 2, 
       box.querySelectorAll("tbody tr").length + later(box)]);
-    out.bare = all("table").filter(table => !table.closest(".sb-table")).length;
+    out.bare = all("table:not(.sb-cells)").filter(table => !table.closest(".sb-table")).length;
     const heading = document.querySelector("th[data-key=tokens_per_second] button");
     if (heading) {
       heading.click();

@@ -140,6 +140,37 @@ def drift_after_warm_up(generator: random.Random, count: int) -> Known:
     return Known(series, None, None)
 
 
+def tail(size: float, constant: float) -> Callable[[random.Random, int], Known]:
+    """Return a maker of series that approach their level exponentially, from ``size`` away."""
+
+    def make(generator: random.Random, count: int) -> Known:
+        series = _noisy(generator, count)
+        return Known(
+            [v + size * math.exp(-at / constant) for at, v in enumerate(series)], 1.0, None
+        )
+
+    return make
+
+
+def rare_spikes(share: float, height: float) -> Callable[[random.Random, int], Known]:
+    """Return a maker of series in which a step takes ``height`` longer, by chance."""
+
+    def make(generator: random.Random, count: int) -> Known:
+        series = [v + height * (generator.random() < share) for v in _noisy(generator, count)]
+        return Known(series, 1 + share * height, None)
+
+    return make
+
+
+BRIEF: dict[str, Callable[[random.Random, int], Known]] = {
+    "warm-up tail of 2 %, 10 steps": tail(0.02, 10),
+    "warm-up tail of 5 %, 20 steps": tail(0.05, 20),
+    "throttle of 3 %, 30 steps": tail(-0.03, 30),
+    "throttle of 1 %, 15 steps": tail(-0.01, 15),
+    "one step in 100 takes twice": rare_spikes(0.01, 1.0),
+    "one step in 50 takes twice": rare_spikes(0.02, 1.0),
+    "one step in 30 takes half more": rare_spikes(1 / 30, 0.5),
+}
 STABLE: dict[str, Callable[[random.Random, int], Known]] = {
     "uncorrelated": correlated(0.0),
     "correlation 0.5": correlated(0.5),

@@ -19,7 +19,6 @@ TAKEN = [
     ("crosscheck", "tflops", ["flops_crosscheck"], "tflops_gpu"),
     ("crosscheck", "difference_percent", ["flops_crosscheck"], "diff_pct"),
     ("memory", "value", ["memory_golden", "peers_golden"], "value"),
-    ("memory", "published", ["memory_golden"], "reference"),
     ("communication", "value", ["comm_golden"], "value"),
     ("training_days", "days", ["peers_golden"], "value"),
     ("accelerators", "bf16", ["accelerators"], "bf16"),

@@ -25,14 +25,14 @@ LARGEST = 2**53  # no size, count or time of a run is larger; whole numbers to h
 _OVERFLOWS = 1e300  # sums and products of such may be no number
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """Return a value in which each number that no sum can hold is None, to any depth."""
     if isinstance(value, float | int):
         return value if abs(value) < _OVERFLOWS else None  # false for NaN
     if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in cast("Mapping[str, Any]", value).items()}
+        return {key: finite(item) for key, item in cast("Mapping[str, Any]", value).items()}
     if isinstance(value, list | tuple):
-        items = [_finite(item) for item in cast("Sequence[Any]", value)]
+        items = [finite(item) for item in cast("Sequence[Any]", value)]
         return tuple(items) if isinstance(value, tuple) else items
     return value
 
@@ -40,7 +40,7 @@ def _finite(value: Any) -> Any:
 Whole = Annotated[int, Field(ge=0, le=LARGEST)]
 Figure = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
 # What training computed: a value that is not finite is one that it may come to.
-Learnt = Annotated[float | None, BeforeValidator(_finite)]
+Learnt = Annotated[float | None, BeforeValidator(finite)]
 
 
 class StepRecord(BaseModel):
@@ -116,12 +116,12 @@ class RunRecord(BaseModel):
     @field_validator("environment", "schedule", "differences")
     @classmethod
     def _without_infinities(cls, value: Any) -> Any:
-        return _finite(value)
+        return finite(value)
 
     @field_validator("requested", "observed")
     @classmethod
     def _without_wrong_kinds(cls, value: dict[str, Any]) -> dict[str, Any]:
-        known = _finite(value)
+        known = finite(value)
         return {name: one if _is_fitting(name, one) else None for name, one in known.items()}
 
     @property

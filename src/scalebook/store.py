@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,10 +13,11 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
-from scalebook import scrub, untrusted
+from scalebook import scrub, step_columns, untrusted
 from scalebook.config import RunConfig
 from scalebook.errors import RecordError
 from scalebook.record import SCHEMA_VERSION, RunRecord, StepRecord
+from scalebook.step_columns import Steps
 
 PARTIAL_PREFIX = ".partial-"
 SHORTEST_ENDING = 6  # characters of a run id by which it may be named
@@ -29,7 +30,7 @@ class Run:
 
     path: Path
     record: RunRecord
-    steps: tuple[StepRecord, ...]
+    steps: Sequence[StepRecord]  # Steps where they were read
     problems: tuple[str, ...] = ()  # lines that could not be read, in words
 
 
@@ -93,8 +94,13 @@ def publish(partial: Path) -> Path:
     if number > 1 and (partial / "record.json").exists():
         record = read_record(partial)
         write_record(partial, record.model_copy(update={"run_id": final.name}))
-    with suppress(OSError):  # none, or no room for a second one: the run counts for more
-        scrub.scrub_file(partial / "train.log", os.environ)
+    for log in ("train.log", "probe.log"):
+        with suppress(OSError):  # none, or no room for a second one: the run counts for more
+            scrub.scrub_file(partial / log, os.environ)
+    with suppress(OSError, ValueError, RecursionError):
+        notebook = json.loads(untrusted.read_bytes(partial / "run.ipynb"))
+        if (clean := scrub.scrub_values(notebook)) != notebook:
+            write_json(partial / "run.ipynb", clean)
     for left in partial.glob(".*.tmp"):  # of a writer that was killed
         left.unlink()
     partial.rename(final)
@@ -122,42 +128,18 @@ def write_record(directory: Path, record: RunRecord) -> None:
     write_json(directory / "record.json", record.model_dump(mode="json"))
 
 
-def read_steps(path: Path) -> tuple[tuple[StepRecord, ...], tuple[str, ...]]:
+def read_steps(path: Path) -> tuple[Steps, tuple[str, ...]]:
     """Return the readable steps of a steps.jsonl and a sentence for each line that is not.
 
     Of steps that were done again after a restart, those that training went on from count.
     """
     steps, problems = read_step_lines(path)
-    if any(step.restart for step in steps):
-        steps = _gone_on_from(steps)
-    return steps, problems
+    return step_columns.gone_on_from(steps), problems
 
 
-def _gone_on_from(steps: tuple[StepRecord, ...]) -> tuple[StepRecord, ...]:
-    """Return the steps without those that a later restart went back behind."""
-    kept: list[StepRecord] = []
-    for step in steps:
-        while kept and kept[-1].restart < step.restart and kept[-1].step >= step.step:
-            kept.pop()
-        kept.append(step)
-    return tuple(kept)
-
-
-def read_step_lines(path: Path) -> tuple[tuple[StepRecord, ...], tuple[str, ...]]:
+def read_step_lines(path: Path) -> tuple[Steps, tuple[str, ...]]:
     """Return every readable line of a steps.jsonl, and a sentence for each that is not."""
-    steps: list[StepRecord] = []
-    problems: list[str] = []
-    try:
-        for number, line in enumerate(untrusted.lines(path), start=1):
-            try:
-                steps.append(StepRecord.model_validate_json(line))
-            except ValidationError:
-                problems.append(f"{path.name} line {number} is not a step record")
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        problems.append(f"{path.name} cannot be read: {error.strerror}")
-    return tuple(steps), tuple(problems)
+    return step_columns.read(path)
 
 
 def read_record(directory: Path) -> RunRecord:

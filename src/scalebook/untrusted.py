@@ -89,6 +89,27 @@ def lines(path: Path, most: int = LINES_BYTES, *, follow: bool = False) -> Itera
                 line = stream.readline(LONGEST_LINE)
 
 
+def blocks(path: Path, most: int = LINES_BYTES) -> Iterator[bytes]:
+    """Yield the lines of a file many at a time, without the last end of line of each block.
+
+    Of a line that is too long its beginning counts.
+
+    Raises:
+        OSError: as ``opened`` does, at the first block.
+    """
+    rest = b""
+    with opened(path, most) as stream:
+        while piece := stream.read(MIB):
+            whole, end, after = piece.rpartition(b"\n")
+            if end:
+                yield rest + whole
+                rest = after
+            else:
+                rest = (rest + piece)[:LONGEST_LINE]
+    if rest:
+        yield rest
+
+
 def is_there(path: Path) -> bool:
     """Return whether anything has this name, even a link that leads nowhere."""
     return os.path.lexists(path)

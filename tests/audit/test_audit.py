@@ -121,7 +121,7 @@ def test_what_is_no_value_is_refused(text):
 def test_every_quantity_of_an_identity_is_in_the_vocabulary_or_defined_by_another():
     quantities = {item.quantity for item in fields().values()}
     defined = {identity.subject for identity in identities()}
-    defined |= {"highest_peak_tflops_per_second", "highest_grid_kg_per_kwh", "lowest_pue"}
+    defined |= {"highest_peak_tflops_per_second", "lowest_pue"}
     used = [name for identity in identities() for name in identity.names]
     used += [name for limit in limits() for name in limit.names]
     for name in used:
@@ -781,11 +781,7 @@ def test_hours_costs_and_overheads_follow_from_what_they_are_made_of(cells, righ
     assert verdict(field_name, **cells, **wrong) == "contradicts"
 
 
-def test_more_carbon_than_coal_emits_is_impossible():
-    # 10 kW x 100 h = 1,000 kWh: 400 kg is a usual grid, 2,000 kg is none
-    cells = {"power_kilowatts": "10", "elapsed_hours": "100", "pue": "=1"}
-    assert verdict("carbon_kg", **cells, carbon_kg="400") == "possible"
-    assert verdict("carbon_kg", **cells, carbon_kg="2,000") == "impossible"
+def test_a_pue_below_one_is_impossible():
     assert verdict("pue", pue="0.9") == "impossible"
 
 

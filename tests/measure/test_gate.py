@@ -68,6 +68,11 @@ def test_a_baseline_of_repeats_is_pooled(folders, capsys):
     for repeat, seconds in enumerate((1.8, 2.0, 2.2)):
         add(new, f"r{repeat}", seconds, repeat=repeat)
     assert gate(base, new) == 0  # runs that scatter so much show no change of this size
+    assert "A change of 5 % would not be seen" in capsys.readouterr().out
+    # 2: a change that must be seen would not be
+    assert gate(base, new, "--must-see", "5%", "--json") == 2
+    assert outcomes(capsys) == {"cannot tell", "missing"}
+    assert gate(base, new, "--must-see", "90%") == 0
     assert "No change that the noise lets one see" in capsys.readouterr().out
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
-from series import HARD, STABLE, UNSTABLE, correlated, drift, noise, shift, spikes
+from series import BRIEF, HARD, STABLE, UNSTABLE, correlated, drift, noise, shift, spikes
 
 from scalebook.cli import main
 from scalebook.errors import RecordError
@@ -97,7 +97,7 @@ def test_memory_that_is_not_of_first_order_is_seen_in_a_long_series():
 def test_correlated_steps_have_a_wider_interval():
     def width(correlation):
         found = [find_steady(jittered(200, seed, 0.01, correlation)) for seed in range(20)]
-        return median(one.high - one.low for one in found if one.accepted)
+        return median(one.seen[1] - one.seen[0] for one in found if one.accepted)
 
     assert width(0.9) > 3 * width(0.0)
     student = 2 * student_quantile(199) * 0.01 / math.sqrt(200)
@@ -181,7 +181,7 @@ def test_a_pattern_of_a_few_steps_is_part_of_the_steady_state():
 
 def test_a_constant_series_is_known_exactly():
     found = find_steady([0.25] * 40)
-    assert (found.mean, found.low, found.high, found.count) == (0.25, 0.25, 0.25, 40)
+    assert (found.mean, found.seen, found.count) == (0.25, (0.25, 0.25), 40)
 
 
 def test_the_minimum_is_never_averaged():
@@ -207,8 +207,12 @@ def test_seconds_in_another_unit_give_the_same_answer_in_that_unit(made, factor)
         scaled.accepted, scaled.start, scaled.count,
     )  # fmt: skip
     if found.accepted:
-        for name in ("mean", "median", "low", "high"):
+        for name in ("mean", "median"):
             assert getattr(scaled, name) == pytest.approx(factor * getattr(found, name), rel=1e-6)
+        assert scaled.seen == pytest.approx(tuple(factor * end for end in found.seen), rel=1e-6)
+        if scaled.brief == found.brief:
+            ends = (factor * found.low, factor * found.high)
+            assert (scaled.low, scaled.high) == pytest.approx(ends, rel=1e-6)
 
 
 @given(SERIES)
@@ -458,8 +462,35 @@ def test_a_tolerated_drift_widens_the_interval_by_half_of_it():
     below, above = steady_state._halves(take_apart(series), found.start, found.start + found.count)
     tolerated = found.change / 2 * found.mean
     assert tolerated > 0
-    assert found.low == pytest.approx(found.mean - below - tolerated)
-    assert found.high == pytest.approx(found.mean + above + tolerated)
+    assert found.seen == pytest.approx(
+        (found.mean - below - tolerated, found.mean + above + tolerated)
+    )
+    assert found.low == pytest.approx(found.seen[0])
+    # one step of twice the length in as many steps again
+    unseen = found.median / found.count
+    assert found.high == pytest.approx(found.mean + math.hypot(above + tolerated, unseen))
+
+
+@pytest.mark.parametrize("name", [*BRIEF])
+def test_a_short_window_holds_the_truth_or_is_refused(name):
+    """At least 85 % of the intervals of 15 to 39 steps, where tails and rare spikes hide."""
+    generator = random.Random(len(name))
+    held: list[bool] = []
+    while len(held) < 120:
+        known = BRIEF[name](generator, generator.choice((15, 20, 30, 39)))
+        found = find_steady(known.seconds)
+        if found.accepted:
+            held.append(found.low <= known.mean <= found.high)
+    assert sum(held) / len(held) >= 0.85
+
+
+def test_a_window_is_brief_below_a_minute_or_40_steps_unless_devices_had_settled():
+    assert find_steady(jittered(59)).brief
+    assert find_steady([3 * value for value in jittered(39)]).brief
+    assert not find_steady(jittered(62)).brief
+    settled = find_steady(jittered(39), settled_devices=True)
+    assert not settled.brief
+    assert settled.low == settled.seen[0] > find_steady(jittered(39)).low
 
 
 def test_the_imbalance_of_a_window_is_what_a_part_of_a_period_moves_its_mean():
@@ -574,3 +605,25 @@ def test_spikes_are_taken_apart_with_their_heights_and_places():
     assert (kind.period, kind.positions, kind.height) == (10, (4, 14, 24, 34, 44, 54), 2)
     assert apart.irregular == ((33, pytest.approx(0.7)),)
     assert apart.smooth == pytest.approx([1.0] * 60)
+
+
+def test_a_refused_series_has_no_spikes_and_no_change():
+    found = find_steady([1.0] * 5)
+    assert (found.periods, found.irregular, found.change, found.seen) == ((), 0, 0.0, None)
+
+
+def test_a_series_of_a_million_steps_is_judged_as_its_parts_are():
+    generator = random.Random(5)
+    series = [2.0] * 400 + [1 + 0.01 * generator.gauss(0, 1) for _ in range(200_000)]
+    found = find_steady(series)
+    assert found.accepted
+    assert found.start is not None
+    assert 400 <= found.start <= 400 + 2 * 11  # in blocks of eleven steps
+    assert found.low is not None
+    assert found.high is not None
+    assert found.low <= 1 <= found.high
+    assert found.high - found.low == pytest.approx(2 * 1.96 * 0.01 / 200_000**0.5, rel=0.25)
+    assert found.quantiles is not None
+    assert found.quantiles[1] == pytest.approx(1 + 1.2816 * 0.01, rel=1e-3)
+    drifting = [value * (1 + at / 2e6) for at, value in enumerate(series[400:])]
+    assert find_steady(drifting).problem == "drift"

@@ -8,6 +8,7 @@ import random
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -59,11 +60,11 @@ def test_two_runs_of_the_same_are_told_apart_in_one_case_of_twenty_at_most():
 @pytest.mark.parametrize("runs", [2, 3, 5])
 def test_repeats_that_differ_from_start_to_start_are_told_apart_as_seldom(runs):
     said = verdicts(120, runs, spread=0.03, count=24, correlation=0.0)
-    assert said.count("cannot tell") >= 0.92 * len(said)
+    assert said.count("cannot tell") >= 0.90 * len(said)
 
 
 def test_a_planted_slowdown_of_five_percent_is_found():
-    assert verdicts(60, 1, 0.05).count("slower") >= 58
+    assert verdicts(60, 1, 0.05).count("slower") >= 55
     assert verdicts(30, 4, 0.05, spread=0.01, count=24).count("slower") >= 25
 
 
@@ -88,7 +89,21 @@ def test_single_runs_have_the_interval_of_both_and_of_what_starts_change():
     )
 
 
-def test_repeats_have_students_interval_of_the_runs():
+def test_repeats_have_students_interval_of_the_runs_and_the_assumed_spread():
+    """By hand: squares of 0.0001 at 2 freedoms; the assumed 0.0064^2 counts as 8 more.
+
+    s^2 = (8 x 4.096e-5 + 0.0001) / 10 = 4.2768e-5, t of 10 is 2.228139, half 1.457 %.
+    """
+    a = [Estimate(0.00, 1e-6, 50), Estimate(0.01, 1e-6, 50)]
+    b = [Estimate(0.01, 1e-6, 50), Estimate(0.01, 1e-6, 50)]
+    a = [replace(item, log_rate=item.log_rate * math.sqrt(2)) for item in a]
+    found = compare(a, b, start_spread=0.0064)
+    half = 2.228139 * math.sqrt(4.2768e-5 * (1 / 2 + 1 / 2))
+    assert math.log(found.high / found.ratio) == pytest.approx(half, rel=1e-5)
+    assert spread([a, b], 0.0064).freedom == 10
+
+
+def test_repeats_that_contradict_the_assumed_spread_count_by_themselves():
     """By hand: means 0.00, 0.02 against 0.01, 0.03: s^2 = 0.0002, t of 2 is 4.3027, half 6.08 %."""
     a = [Estimate(0.00, 1e-6, 50), Estimate(0.02, 1e-6, 50)]
     b = [Estimate(0.01, 1e-6, 50), Estimate(0.03, 1e-6, 50)]
@@ -96,7 +111,24 @@ def test_repeats_have_students_interval_of_the_runs():
     half = 4.302653 * math.sqrt(0.0002 * (1 / 2 + 1 / 2))
     assert math.log(found.ratio) == pytest.approx(-0.01)
     assert math.log(found.high) == pytest.approx(-0.01 + half, rel=1e-5)
-    assert spread([a, b], 0.005).freedom == 2
+
+
+@pytest.mark.parametrize(("slowdown", "fields"), [
+    (0.02, {"count": 60, "correlation": 0.0, "spread": 0.005}),
+    (0.05, {"count": 20, "correlation": 0.8, "spread": 0.005}),
+])  # fmt: skip
+def test_more_repeats_never_decide_less_often(slowdown, fields):
+    decided = [verdicts(100, runs, slowdown, **fields).count("slower") for runs in (1, 2, 3)]
+    assert decided[0] - 3 <= decided[1] <= decided[2] + 3
+
+
+def test_a_verdict_says_which_spread_it_assumes():
+    a, b = Estimate(0.0, 0.01, 50), Estimate(0.0, 0.02, 50)
+    assert "varies by 0.5 % (standard deviation) from start" in compare([a], [b]).assumption
+    assert "varies by 1 %" in compare([a], [b], start_spread=0.01).assumption
+    repeated = compare([a, a], [b], start_spread=0.01).assumption
+    assert "Runs of a side vary by" in repeated
+    assert "1 % was assumed before" in repeated
 
 
 ESTIMATES = st.builds(Estimate, st.floats(-5, 5), st.floats(0, 0.2), st.integers(10, 1000))
@@ -122,12 +154,12 @@ def test_the_order_of_repeats_does_not_matter(a, b, generator):
 def test_the_advice_names_steps_where_steps_decide_and_repeats_where_they_do_not():
     wide = Estimate(0.03, 0.05, 40), Estimate(0.0, 0.05, 40)
     advice = compare([wide[0]], [wide[1]]).advice
-    assert "more steps a run" in advice
+    assert "more steps per run" in advice
     more = int(advice.split()[1].replace(",", ""))
     narrow = [Estimate(item.log_rate, 0.05 * math.sqrt(40 / (40 + more)), 40) for item in wide]
     assert compare([narrow[0]], [narrow[1]]).word == "faster"
     near = Estimate(0.01, 1e-4, 400), Estimate(0.0, 1e-4, 400)
-    assert "repeats a side" in compare([near[0]], [near[1]]).advice
+    assert "repeats per side" in compare([near[0]], [near[1]]).advice
     same = Estimate(1e-6, 1e-4, 400), Estimate(0.0, 1e-4, 400)
     assert "too small to settle" in compare([same[0]], [same[1]]).advice
 
@@ -200,15 +232,16 @@ def test_the_repeats_that_are_advised_are_the_fewest_that_decide(difference):
         for middle in (difference, 0.0)
     ]
     found = compare(*sides)
-    variance = 2 * offset**2
+    variance = (8 * 0.005**2 + 4 * offset**2) / 10  # the assumed 0.5 % counts as 8 runs
     enough = next(
         n for n in range(3, 51)
-        if stats.t.ppf(0.975, 2 * n - 2) * math.sqrt(2 * variance / n) < difference
+        if stats.t.ppf(0.975, 8 + 2 * n - 2) * math.sqrt(2 * variance / n) < difference
     )  # fmt: skip
     assert found.word == "cannot tell"
     more = enough - 2
     assert found.advice == (
-        f"About {more} more repeat{'s' * (more > 1)} a side would decide a difference of this size."
+        f"About {more} more repeat{'s' * (more > 1)} per side would decide a difference of this "
+        "size."
     )
 
 
@@ -217,7 +250,7 @@ def test_a_difference_that_no_repeats_settle_is_given_in_percent():
         [Estimate(middle, 1e-6, 50), Estimate(middle + 0.05, 1e-6, 50)] for middle in (0, 2e-3)
     ]
     assert compare(*sides).advice == (
-        "A difference of 0.2 % is too small to settle with 50 repeats a side at this spread."
+        "A difference of 0.2 % is too small to settle with 50 repeats per side at this spread."
     )
 
 
@@ -227,7 +260,7 @@ def test_the_steps_that_are_advised_shrink_the_interval_to_the_difference():
     factor = 2 * 0.05**2 / 0.03**2
     more = math.ceil((factor - 1) * 40)
     assert compare([a], [b], start_spread=0.0).advice == (
-        f"About {more} more steps a run would decide a difference of this size."
+        f"About {more} more steps per run would decide a difference of this size."
     )
     # What starts change is as if it were taken off the difference, as squares are.
     room = 0.03**2 - 2 * (1.959964 * 0.005) ** 2
@@ -246,26 +279,30 @@ def test_a_difference_of_settings_is_said_with_both_values():
     [
         (1.02, 1.05, "unexplained speed-up", "Faster: between +2 and +5 %"),
         (0.9, 0.95, "regression", "Slower: between -10 and -5 %"),
-        (1.005, 1.05, "pass", "Within the tolerance: between +0.5 and +5 %"),
-        (0.95, 0.995, "pass", "Within the tolerance: between -5 and -0.5 %"),
-        (1.01, 1.05, "pass", "Within"), (0.95, 0.99, "pass", "Within"),
-        (0.95, 1.05, "pass", "No change that the noise lets one see: between -5 and +5 %"),
+        (1.005, 1.04, "pass", "Within the tolerance: between +0.5 and +4 %"),
+        (0.96, 0.995, "pass", "Within the tolerance: between -4 and -0.5 %"),
+        (1.01, 1.04, "pass", "Within"), (0.96, 0.99, "pass", "Within"),
+        (0.96, 1.04, "pass", "No change that the noise lets one see: between -4 and +4 %"),
+        (0.94, 1.04, "cannot tell", "A change of 5 % would not be seen: between -6 and +4 %"),
+        (0.995, 1.06, "cannot tell", "A change of 5 % would not be seen: between -0.5 and +6 %"),
     ],
 )  # fmt: skip
 def test_a_gate_fails_where_the_whole_interval_is_beyond_the_tolerance(low, high, outcome, words):
     word = "faster" if low > 1 else "slower" if high < 1 else "cannot tell"
     group = gate._Group((), (), ("one run failed.",))
-    found, detail = gate._outcome(Verdict(word, (low + high) / 2, low, high), 0.01, group)
+    limits = gate._Limits(0.95, 0.01, 0.05, None)
+    found, detail = gate._outcome(Verdict(word, (low + high) / 2, low, high), limits, group)
     assert found == outcome
     assert detail.startswith(words)
-    assert detail.endswith("% of the baseline's throughput. But: one run failed.")
+    assert "% of the baseline's throughput." in detail
+    assert detail.endswith(" But: one run failed.")
 
 
 def test_a_side_of_a_file_has_the_rate_of_its_steps():
     steady = find_steady([2.0, 2.02, 1.98] * 20)
     found = read._of_steady(steady)
     assert math.exp(found.log_rate) == pytest.approx(1 / 2.0, rel=1e-3)
-    half = math.log(steady.high / steady.low) / 2
+    half = math.log(steady.seen[1] / steady.seen[0]) / 2
     assert (found.half, found.steps) == (pytest.approx(half, rel=1e-2), steady.count)
     assert read._of_steady(find_steady([1.0] * 3)) is None
 
@@ -364,7 +401,7 @@ def test_a_run_against_itself_is_no_second_measurement(tmp_path, versus, words):
         assert (found["verdict"], found["ratio"], found["advice"]) == ("cannot tell", 1, None)
         assert found["reason"] == "A and B are the same run (one): nothing to compare."
     assert words("one", "one").startswith("Cannot tell. A and B are the same run (one):")
-    assert "repeats a side" not in words("one", "one")
+    assert "repeats per side" not in words("one", "one")
     again = write_run(runs, "again", config(**BIG), seconds=1.0, device=H100)
     assert "same" not in str(versus("one", again)["reason"])
 
@@ -440,13 +477,13 @@ def test_real_repeats_on_h100s_are_not_told_apart_though_their_steps_alone_would
     a, b = (next(examples.glob(f"*-{name}")) for name in names)
     found = versus(a, b)
     assert found["verdict"] == "cannot tell"
-    assert "repeats a side" in found["advice"]
+    assert "repeats per side" in found["advice"]
     seconds = [
         [json.loads(line)["step_seconds"] for line in (run / "steps.jsonl").open()]
         for run in (a, b)
     ]
     one, other = (find_steady(series, 5) for series in seconds)
-    assert one.low > other.high
+    assert one.seen[0] > other.seen[1]
 
 
 def train(folder: Path, repeat: int, **changes) -> None:

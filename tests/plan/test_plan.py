@@ -11,6 +11,8 @@ from scalebook.cli import build_parser
 from scalebook.cli.check_request import request
 from scalebook.errors import ConfigError
 from scalebook.plan import Plan, load_plan, single_plan
+from scalebook.plan.document import read_document
+from scalebook.running.waiting import Scheduled
 
 HEAD = """
 [defaults]
@@ -331,3 +333,33 @@ def test_check_and_plan_fill_in_the_same_world_and_experts(load, platform, given
         ["check", "--model=mixtral-8x7b", f"--platform={platform}", *flags, *more]
     )
     assert request(options).config == planned
+
+
+def test_a_plan_says_what_it_asks(load) -> None:
+    plan = load(f'[plan]\nkind = "map"\nquestion = "Which fits?"\n{HEAD}[[runs]]')
+    assert (plan.kind, plan.question) == ("map", "Which fits?")
+    kept = Scheduled.of(plan).place(1, None)
+    assert (kept["plan"], kept["kind"], kept["question"]) == ("a", "map", "Which fits?")
+    silent = Scheduled.of(load(HEAD + "[[runs]]")).place(1, None)
+    assert not {"kind", "question"} & silent.keys()
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('kind = "speed"', "Unknown kind of \\[plan\\] 'speed'"),
+        ("kind = 3", "kind=3 of \\[plan\\] must be a text"),
+        ('question = "It is fast."', "must be one question"),
+        (f'question = "{"so " * 60}?"', "at most 120 characters"),
+    ],
+)
+def test_an_unknown_kind_or_a_question_that_asks_nothing_is_refused(
+    load, line: str, said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load(f"[plan]\n{line}\n{HEAD}[[runs]]")
+
+
+def test_every_committed_plan_has_a_kind_and_a_question(root: Path) -> None:
+    documents = [read_document(path) for path in sorted((root / "runs" / "plans").glob("*.toml"))]
+    assert [one.name for one in documents if not (one.kind and one.question)] == []

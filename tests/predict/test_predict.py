@@ -480,21 +480,6 @@ def test_bad_input_ends_with_code_2_and_one_line(
     assert error.count("\n") == 1
 
 
-def test_tune_ranks_layouts_and_says_why_others_are_left_out(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    asked = ("tune", "--platform", "h100", "--model", "llama3.1-8b@8", "--gpus", "2", "--dry-run")
-    assert main([*asked, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    rates = [one["tokens_per_second_per_gpu"] for one in found["ranking"]]
-    assert rates == sorted(rates, reverse=True)
-    assert 1 <= found["contenders"] <= len(rates)
-    assert found["left_out"]
-    assert {one["config"]["global_batch_size"] for one in found["ranking"]} == {32}
-    assert main([*asked, "--budget-seconds", "60"]) == 0
-    assert "may be the fastest" in capsys.readouterr().out
-
-
 def test_check_and_plan_show_the_rate_that_predict_does(
     capsys: pytest.CaptureFixture[str], ask, root: Path
 ) -> None:

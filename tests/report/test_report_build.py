@@ -71,6 +71,12 @@ def test_the_navigation_is_short_and_its_menus_need_no_script(html: Callable[[st
     assert titles == [title for title, _ in entries if title]
 
 
+def test_notebooks_are_numbered_in_the_order_of_the_menu():
+    names = [page.notebook for page in PAGES]
+    assert names == sorted(names)
+    assert len({name.partition("_")[0] for name in names}) == len(names)
+
+
 def test_the_site_passes_its_own_check(site: Built) -> None:
     assert check(site[0]) == ()
 
@@ -137,8 +143,9 @@ def test_the_chart_library_is_in_the_site_once(site: Built) -> None:
 
 
 def test_a_page_without_charts_does_not_load_the_chart_library(html: Callable[[str], str]) -> None:
-    assert "vega-bundle.js" in html("index.html")
-    assert "vega-bundle.js" not in html("method.html")
+    assert "vega-bundle.js" in html("throughput.html")
+    for name in ("index.html", "studies.html", "method.html"):
+        assert "vega-bundle.js" not in html(name)
 
 
 def test_the_data_files_hold_every_run(site: Built) -> None:

@@ -12,8 +12,7 @@ from simulated import H100, config, write_run, write_sample
 from scalebook.report.base import sections, series
 from scalebook.report.base.frames import ReportData, load
 from scalebook.report.base.markup import Markup
-from scalebook.report.pages import findings
-from scalebook.report.pages.tiles import tiles
+from scalebook.report.pages import findings, front, studies
 
 EVIL = "<img src=x onerror=alert(1)>"
 
@@ -23,14 +22,6 @@ def words(fragment: object) -> str:
     html = getattr(fragment, "html", fragment)
     text = Markup(re.sub(r"\s+", " ", str(html).replace("</li>", " "))).striptags()
     return text.replace("\N{NO-BREAK SPACE}", " ")
-
-
-def test_the_overview_counts_every_status(tmp_path: Path) -> None:
-    text = words(findings.overview(load(write_sample(tmp_path))))
-    assert text == (
-        "9 runs: 8 completed, 1 out of memory. Models: llama3.1-8b, tiny-llama, tiny-moe. "
-        "Platforms: cpu, h100."
-    )
 
 
 def test_the_winner_is_the_first_row_of_the_table(tmp_path: Path) -> None:
@@ -111,7 +102,8 @@ def test_losses_of_one_training_are_compared(tmp_path: Path) -> None:
 
 def test_the_largest_total_is_named_where_it_is_another_run(tmp_path: Path) -> None:
     text = words(findings.findings(load(write_sample(tmp_path))))
-    total = r"The most in total is [\d,]+ ± [\d,]+ tokens/s"
+    # 30 steps show no rare spike, so the interval reaches further down than up
+    total = r"The most in total is [\d,]+ tokens/s \([\d,]+ to [\d,]+\)"
     assert re.search(rf"{total}, with TP2 DP16 on 32 GPUs \(h100-tp2-32\)", text)
 
 
@@ -133,7 +125,7 @@ def test_simulated_runs_are_never_ranked_against_measured_ones(tmp_path: Path) -
     text = words(findings.findings(load(tmp_path)))
     assert text.count("one run") == 2
     assert "spread" not in text
-    assert "made-up" not in words(tiles(load(tmp_path)))
+    assert "[simulated]" not in words(front.screen(load(tmp_path)))
 
 
 def test_failed_runs_are_counted_with_their_reason(tmp_path: Path) -> None:
@@ -200,7 +192,7 @@ def test_markup_in_names_stays_text_in_every_sentence(tmp_path: Path) -> None:
     data = load(tmp_path)
     found = series.series(data.completed)
     for fragment in (
-        *(findings.overview(data), findings.findings(data), findings.warnings(data), tiles(data)),
+        *(front.screen(data), studies.page(data), findings.folded(data)),
         *(findings.failed(data), sections.throughput(data), sections.mfu(data)),
         *(sections.loss(data), series.not_enough(data, found)),
     ):
@@ -241,7 +233,7 @@ def test_a_run_of_unknown_size_breaks_no_sentence(tmp_path: Path) -> None:
     unknown = ReportData(data.folder, runs, data.steps, {}, {}, ())
     assert "of how many ranks is not recorded" in words(findings.findings(unknown))
     assert words(sections.throughput(unknown))
-    assert words(tiles(unknown))
+    assert words(front.screen(unknown))
 
 
 def test_what_records_note_is_told_once_with_its_runs(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scalebook.report.pages.tiles import tiles
 from simulated import H100, config, write_run, write_sample
 from test_report_findings import words
 
@@ -14,7 +15,6 @@ from scalebook.report.base import frames, sections, series, tables
 from scalebook.report.base.frames import load
 from scalebook.report.base.versus import Configuration, configurations, verdict_on
 from scalebook.report.pages import comparison_page, findings, peak_page
-from scalebook.report.pages.tiles import tiles
 
 BIG: dict[str, Any] = {
     "platform": "h100", "model": "llama3.1-8b", "precision": "bf16", "sequence_length": 4096,
@@ -121,7 +121,9 @@ def test_a_capacity_has_the_digits_that_its_rate_is_known_to(half: float, shown:
         "rate_low": None if half is None else 69_798 * (1 - half),
         "rate_high": None if half is None else 69_798 * (1 + half),
     }
-    row = {"run_id": "one", "platform": "h100", "rate": 69_798.0, **ends}
+    seen = {f"run_tokens_per_second_{end.removeprefix('rate_')}": ends[end] for end in ends}
+    row = {"run_id": "one", "platform": "h100", "rate": 69_798.0, **ends, **seen}
+    row["tokens_per_second"] = 69_798.0
     assert Configuration((row,)).derived(5_889_233) == shown
 
 

@@ -13,7 +13,7 @@ import pytest
 from scalebook.config import RunConfig
 from scalebook.errors import LaunchError
 from scalebook.running.cluster import slurm
-from scalebook.running.cluster.slurm_container import Container, chosen
+from scalebook.running.cluster.slurm import Container, chosen
 from scalebook.running.launch import shell
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -109,8 +109,9 @@ def test_the_nodes_meet_at_the_first_nodes_name_at_a_port_of_the_job(tmp_path: P
     directory = tmp_path / "run"
     directory.mkdir()
     given = ran(script(directory), tmp_path)
-    assert given[given.index("--rdzv-endpoint") + 1] == f"first:{20000 + 4242}"
-    assert given[given.index("--rdzv-id") + 1] == "4242.0"
+    assert given[given.index("--rendezvous") + 1] == f"first:{20000 + 4242}"
+    assert given[given.index("--job") + 1] == "4242"
+    assert given[given.index("--restart") + 1] == "0"
 
 
 @pytest.mark.parametrize("name", ["a b", "a'b", "$(touch x)", "`id`", "a%jb", 'a"b', "ä;&|"])
@@ -122,11 +123,8 @@ def test_a_path_reaches_every_program_as_one_argument(name: str, tmp_path: Path)
         [task], slurm.Options(), template=TEMPLATE, logs=Path("/logs"), environment={}
     )
     given = ran(text, tmp_path)
-    assert given[given.index("--output") + 1] == str(directory)
-    assert str(directory / "config.json") in given
+    assert given[given.index("scalebook.running.cluster.node") + 1] == str(directory)
     assert not (ROOT / "x").exists()
-    escaped = str(directory).replace("%", "%%")
-    assert f"--output={escaped}/train.log.node%n" in given
 
 
 @pytest.mark.parametrize("name", ["a\nb", "a\\b", 'a"b'])
@@ -158,6 +156,15 @@ def test_what_the_submitter_set_wins_over_the_platforms_choice():
 def test_in_apptainer_every_variable_has_the_name_that_gets_inside(tmp_path: Path):
     text = script(form="apptainer")
     assert "export APPTAINERENV_CUDA_DEVICE_MAX_CONNECTIONS=1" in text
+
+
+def test_in_apptainer_a_node_still_knows_its_number(tmp_path: Path):
+    directory = tmp_path / "run"
+    directory.mkdir()
+    given = ran(script(directory, form="apptainer"), tmp_path)
+    entered = given[given.index("bash") :]
+    assert entered[:3] == ["bash", "-c", 'APPTAINERENV_SLURM_NODEID=$SLURM_NODEID exec "$@"']
+    assert entered[4:6] == ["apptainer", "exec"]
 
 
 def test_in_pyxis_the_jobs_variables_win_over_the_images():
@@ -195,18 +202,19 @@ def test_the_highest_exit_code_of_the_runs_is_the_jobs(tmp_path: Path):
     directory = tmp_path / "run"
     directory.mkdir()
     text = script(directory) + "\n"
-    (tmp_path / "tools").mkdir()
-    ran(text, tmp_path, STUB_CODE="7")
-    lines = (directory / "job.jsonl").read_text().splitlines()
-    assert '"event": "end"' in lines[-1] and '"code": 7' in lines[-1]
+    ran("exit() { echo $1 >" + f"{tmp_path}/code; }}\n" + text, tmp_path, STUB_CODE="7")
+    assert (tmp_path / "code").read_text() == "7\n"
 
 
 def test_a_requeued_job_puts_the_last_attempt_aside_unless_there_is_a_checkpoint(tmp_path: Path):
     directory = tmp_path / "run"
     directory.mkdir()
-    (directory / "steps.jsonl").write_text("{}\n")
+    for name in ("steps.jsonl", "train.log", "launch.json", "exit.json", "exit.node1.json"):
+        (directory / name).write_text("{}\n")
     ran(script(directory), tmp_path, SLURM_RESTART_COUNT="1")
-    assert (directory / "attempts" / "1" / "steps.jsonl").exists()
+    assert {path.name for path in directory.iterdir()} == {"attempts"}
+    left = {path.name for path in (directory / "attempts" / "1").iterdir()}
+    assert left == {"steps.jsonl", "train.log"}
     (directory / "steps.jsonl").write_text("{}\n")
     (directory / "checkpoints").mkdir()
     (directory / "checkpoints" / "latest.json").write_text("{}")

@@ -127,7 +127,7 @@ def test_a_run_whose_trainer_had_ended_gets_the_record_that_it_would_have_had(
     words: str,
 ):
     directory = partial(tmp_path, steps)
-    finish_run.write_exit(directory, code, stop)
+    finish_run.write_exit(directory, finish_run.Ended(code, stop))
     (leftover,) = recovery.recover(tmp_path)
     assert (leftover.record.status, leftover.record.exit_code) == (status, code)
     assert words in (leftover.record.reason or "")
@@ -135,7 +135,7 @@ def test_a_run_whose_trainer_had_ended_gets_the_record_that_it_would_have_had(
 
 
 ODD_FILES = {
-    "an end that is none": (finish_run.EXIT_FILE, '{"exit_code": "x", "status": 4}'),
+    "an end that is none": (finish_run.EXIT_FILE, '{"exit_code": "x", "stop": 4}'),
     "notes of a schedule": ("schedule.json", '{"notes": 5}'),
     "a start that is no time": (finish_run.LAUNCH_FILE, '{"started_at": 7, "command": 3}'),
     "an environment of a launch": (finish_run.LAUNCH_FILE, '{"environment": [1]}'),

@@ -182,10 +182,10 @@ def test_the_processes_of_a_run_are_found_by_what_its_directory_says_of_their_st
     found: list[tuple[int, ...]] = []
     watch = runner._watch
 
-    def look(process: Any, directory: Path, *rest: Any) -> Any:
+    def look(process: Any, directory: Path, *rest: Any, **named: Any) -> Any:
         start = finish_run.start_of(directory)
         found.append(wait_for(lambda: processes.marked(finish_run.run_id(directory), start)))
-        return watch(process, directory, *rest)
+        return watch(process, directory, *rest, **named)
 
     monkeypatch.setattr(runner, "_watch", look)
     assert train(tmp_path).status == "completed"
@@ -205,7 +205,8 @@ def test_how_the_trainer_ended_is_kept_before_anything_else_is_done(
 
     monkeypatch.setattr(processes, "end", look)
     record = train(tmp_path)
-    assert kept == [{"exit_code": 0, "status": None, "sentence": None, "cause": None}]
+    ended = {"exit_code": 0, "stop": None, "memory_kills": 0, "memory_killed": []}
+    assert kept == [ended]
     assert not (tmp_path / record.run_id / finish_run.EXIT_FILE).exists()
 
 

@@ -17,14 +17,12 @@ from scalebook.plan import load_plan
 from scalebook.plan.schedule import CoolDown
 from scalebook.query import Answer
 from scalebook.record import RunRecord
-from scalebook.running.cluster import job_files, slurm, slurm_order, slurm_submit, slurm_turn
-from scalebook.running.cluster.slurm_order import Order
-from scalebook.running.launch import shell
+from scalebook.running.cluster import slurm, submit
+from scalebook.running.cluster.submit import Order
 from scalebook.running.todo import Entry
 from scalebook.running.waiting import Scheduled
 
 RANDOM = Scheduled("plan", "random", 5, 3, None, CoolDown(seconds=30))
-LOG = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
 
 
 def config(micro_batch_size: int, **changes: Any) -> RunConfig:
@@ -40,7 +38,7 @@ def entries(*sizes: int) -> tuple[Entry, ...]:
 
 def order(of: tuple[Entry, ...], scheduled: Scheduled = RANDOM, **changes: bool) -> Order:
     """Return the order of some runs, as one job unless the changes say otherwise."""
-    return Order.of(of, scheduled, **{"one_job": True, "prune": True, "rerun": False, **changes})
+    return Order(scheduled, of, **{"one_job": True, "prune": True, "rerun": False, **changes})
 
 
 def broke(runs: Path, size: int, job_id: str = "7") -> str:
@@ -61,85 +59,35 @@ def broke(runs: Path, size: int, job_id: str = "7") -> str:
     return run_id
 
 
-def waits(runs: Path, size: int) -> Path:
-    """Return a directory that waits for its turn in job 7."""
-    runs.mkdir(parents=True, exist_ok=True)
-    partial = store.partial_path(runs, f"20340102-030405-{size}")
-    partial.mkdir()
-    store.write_json(partial / "config.json", config(size).model_dump())
-    store.write_json(partial / "launch.json", {"command": ["python"]})
-    store.write_json(partial / "schedule.json", {"plan": "plan", "place": 2, "notes": ["random"]})
-    job_files.write_job(partial, "7", 2)
-    return partial
-
-
 def test_a_record_keeps_its_place_seed_and_order():
     kept = order(entries(1, 2)).record(entries(1, 2)[1])
     assert (kept["place"], kept["seed"], kept["order"]) == (2, 5, "random")
-    assert slurm_order.OWN_JOBS not in kept["notes"]
+    assert submit.OWN_JOBS not in kept["notes"]
 
 
 def test_runs_that_are_jobs_of_their_own_say_that_slurm_starts_them():
     kept = order(entries(1, 2), one_job=False).record(entries(1, 2)[0])
-    assert slurm_order.OWN_JOBS in kept["notes"]
+    assert submit.OWN_JOBS in kept["notes"]
 
 
 def test_the_first_run_of_a_job_starts_at_once_and_the_others_have_a_turn():
     runs = entries(1, 2)
-    assert order(runs).turn(runs, 0) == ()
-    assert order(runs).turn(runs, 1) == ("--cool-down", "30s", "--prune")
-    assert order(runs, prune=False).turn(runs, 1) == ("--cool-down", "30s")
-
-
-def test_nothing_is_asked_before_a_run_that_no_earlier_one_can_rule_out():
-    runs = entries(2, 1)
-    assert order(runs, Scheduled("plan")).turn(runs, 1) == ()
+    assert order(runs).turn(0) == ()
+    assert order(runs).turn(1) == ("--cool-down", "30s", "--prune")
+    assert order(runs, prune=False).turn(1) == ("--cool-down", "30s")
 
 
 def test_a_rerun_counts_the_jobs_own_runs_alone():
     runs = entries(1, 2)
-    turn = order(runs, Scheduled("plan"), rerun=True).turn(runs, 1)
-    assert turn == ("--prune", "--since", '"$SLURM_JOB_ID"')
-    assert isinstance(turn[-1], shell.Expression)
+    assert order(runs, Scheduled("plan"), rerun=True).turn(1) == ("--prune", "--fresh")
 
 
 def test_what_records_show_not_to_fit_is_not_submitted(tmp_path: Path):
     runs = entries(1, 4)
     broke(tmp_path, 2)
-    assert list(order(runs).inferences(runs, tmp_path)) == [runs[1].config.config_hash()]
-    assert order(runs, prune=False).inferences(runs, tmp_path) == {}
-    assert order(runs, rerun=True).inferences(runs, tmp_path) == {}
-
-
-def test_a_run_that_cannot_fit_gets_its_record_in_the_job(tmp_path: Path):
-    partial, shows = waits(tmp_path, 4), broke(tmp_path, 2)
-    assert slurm_turn.main([str(partial), "--prune", "--cool-down", "900s"]) == 0
-    record = store.read_record(tmp_path / "20340102-030405-4")
-    assert (record.status, record.source) == ("out_of_memory", "inferred")
-    assert record.inferred_from == shows
-    assert record.schedule["place"] == 2
-    assert record.command == ()
-    left = {path.name for path in (tmp_path / record.run_id).iterdir()}
-    assert left == {"config.json", "record.json"}
-
-
-def test_what_another_job_showed_does_not_count_in_a_rerun(tmp_path: Path):
-    partial = waits(tmp_path, 4)
-    broke(tmp_path, 2, "6")
-    slurm_turn.main([str(partial), "--prune", "--since", "7"])
-    assert partial.is_dir()
-    broke(tmp_path, 2, "7")
-    slurm_turn.main([str(partial), "--prune", "--since", "7"])
-    assert not partial.is_dir()
-
-
-def test_a_wait_is_noted_beside_what_the_schedule_says(tmp_path: Path):
-    partial = waits(tmp_path, 4)
-    slurm_turn.main([str(partial), "--cool-down", "0.2s"])
-    kept = json.loads((partial / "schedule.json").read_text())
-    assert (kept["place"], kept["notes"]) == (2, ["random"])
-    assert kept["cool_down"]["asked"] == "0.2s"
-    assert kept["cool_down"]["seconds"] >= 0.2
+    assert list(order(runs).inferences(tmp_path)) == [runs[1].config.config_hash()]
+    assert order(runs, prune=False).inferences(tmp_path) == {}
+    assert order(runs, rerun=True).inferences(tmp_path) == {}
 
 
 def test_the_script_asks_before_the_second_run_alone(tmp_path: Path):
@@ -151,11 +99,11 @@ def test_the_script_asks_before_the_second_run_alone(tmp_path: Path):
         return Answer(0, "7\n", "")
 
     runs = entries(1, 2)
-    slurm_submit.submit(runs, tmp_path, slurm.Options(python="py"), order(runs), ask)
-    before = [line for line in text.splitlines() if line.startswith("BEFORE=")]
-    assert before[0] == "BEFORE=()"
-    assert before[1].startswith("BEFORE=(py -m scalebook.running.cluster.slurm_turn ")
-    assert before[1].endswith(" --cool-down 30s --prune)")
+    submit.submit(runs, tmp_path, slurm.Options(python="py"), order(runs), ask)
+    first, second = [line for line in text.splitlines() if line.startswith("COMMAND=")]
+    assert first.startswith("COMMAND=(py -m scalebook.running.cluster.node ")
+    assert first.endswith(' --restart "$RESTART")')
+    assert second.endswith(' --restart "$RESTART" --cool-down 30s --prune)')
     kept = [json.loads(path.read_text()) for path in tmp_path.glob(".partial-*/schedule.json")]
     assert sorted(one["place"] for one in kept) == [1, 2]
 

@@ -443,7 +443,6 @@ def test_a_plan_that_is_done_says_so_and_does_nothing(tmp_path: Path, papermill:
     [
         (["--detach"], "--detach is an option of --launcher slurm; the launcher here is direct."),
         (["--sbatch-option", "partition=gpu"], "--sbatch-option is an option of --launcher slurm"),
-        (["--launcher", "slurm", "--namespace", "x"], "--namespace is an option of --launcher kub"),
     ],
 )
 def test_an_option_of_another_launcher_is_refused_not_ignored(

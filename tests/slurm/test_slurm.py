@@ -53,13 +53,14 @@ IN_TURN = ("--one-job", "--order-seed", "3", "--cool-down", "1s")
 TWO_SIZES = "micro_batch_size = [1, 2]"
 
 APPTAINER = """#!/bin/bash
-# Stands for apptainer: notes how it was called, sets what it would set, runs the command here.
-printf '%s\\n' "$@" >"$(mktemp {calls}/XXXXXX)"  # two nodes call at once: a file a call
+# Stands for apptainer --cleanenv: notes how it was called, and runs the command here with nothing
+# of the environment but what is passed on by name.
+printf '%s\\n' "$@" >"$(mktemp {calls}/XXXXXX)"  # two nodes call at once: a file for each call
 while [[ ${{1-}} == exec || ${{1-}} == --* ]]; do shift; done
-for name in ${{!APPTAINERENV_*}}; do export "${{name#APPTAINERENV_}}=${{!name}}"; done
+given=()
+for name in ${{!APPTAINERENV_*}}; do given+=("${{name#APPTAINERENV_}}=${{!name}}"); done
 shift  # the image
-PATH={bin}:$PATH
-exec "$@"
+exec env -i "PATH={bin}:$PATH" "HOME=$HOME" "${{given[@]}}" "$@"
 """
 
 
@@ -308,7 +309,7 @@ def test_a_container_gets_the_variables_and_the_command_of_the_run(site: Site):
     plan = site.folder / "image.toml"
     plan.write_text(PLAN.format(name="image", steps=3, seed=9, more=""))
     setup = site.folder / "image.sh"
-    setup.write_text(f"export PATH={tools}:$PATH PYTHONPATH={ROOT}/tests/fakes FAKE_TRAINER=none\n")
+    setup.write_text(f"export PATH={tools}:$PATH APPTAINERENV_PYTHONPATH={ROOT}/tests/fakes\n")
     where = ("--launcher", "slurm", "--platform", "cpu", "--plan", str(plan), "--runs", str(runs))
     how = ("--container", "apptainer", "--image", "/images/a.sif", "--setup", str(setup))
     done = site.slurm.run(
@@ -324,9 +325,18 @@ def test_a_container_gets_the_variables_and_the_command_of_the_run(site: Site):
     assert done.returncode == 0, done.stderr
     record = site.record(runs)
     assert (record.status, record.reason) == ("completed", None)
+    assert record.environment["variables"]["OMP_NUM_THREADS"] == "2"
     made = [path.read_text().splitlines() for path in calls.iterdir()]
-    assert len(made) == 3  # one a node, one that writes the record
+    assert len(made) == 2  # one per node, the first of which writes the record
     assert all(f"--bind={runs}:{runs}" in call for call in made)
+
+
+def test_a_job_whose_nodes_cannot_start_the_run_says_why(site: Site):
+    extra = ("--python", str(site.folder / "absent" / "python"))
+    folder = site.submit("broken", trainer="none", seed=13, extra=extra)
+    record = site.record(folder)
+    assert (record.status, record.started_at) == ("failed", None)
+    assert any("absent/python" in line for line in record.log_tail), record.log_tail
 
 
 def test_a_time_limit_of_slurm_is_a_timeout(site: Site, runs: dict[str, Path]):

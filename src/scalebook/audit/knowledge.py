@@ -37,10 +37,6 @@ LORA = re.compile(r"\b(q?lora|peft|adapters?|frozen)\b", re.IGNORECASE)
 # 8x7B, 30B-A3B, MoE: names of models whose total size says nothing of their FLOPs
 MIXTURE = re.compile(r"\bmoe|mixture|experts?\b|\d+x\d+(\.\d+)?b\b|-a\d+(\.\d+)?b\b", re.IGNORECASE)
 
-# Highest carbon intensity of a grid or of a lignite plant's own power (Our World in Data, 2024:
-# national grids up to about 1.1; IPCC 2014, annex III: coal up to 1.2 kg CO2e per kWh, rounded up).
-HIGHEST_GRID = 1.3
-
 WEIGHT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 
 # Weights, gradients, 32-bit master weights and two Adam moments: ZeRO (arXiv 1910.02054,
@@ -101,7 +97,6 @@ def catalog_facts(row: Row) -> Iterator[Fact]:
         yield _known("state_bytes_per_parameter", size, words)
     for size, words in CHECKPOINT_BYTES:
         yield _known("checkpoint_bytes_per_parameter", size, words)
-    yield _known("highest_grid_kg_per_kwh", HIGHEST_GRID, "coal")
     yield _known("lowest_pue", 1, "no cooling")
 
 

@@ -23,7 +23,8 @@ COMMANDS = {
     "steady": "steady compare",
     "gate": "gate",
     "check": "check plan",
-    "predict": "predict tune",
+    "predict": "predict",
+    "tune": "tune",
     "claims": "audit project",
     "runs": "run resume recover",
     "drill": "drill",
@@ -43,7 +44,7 @@ SHOWING = frozenset(
     {
         *("accelerators", "convert", "diagnose", "feasibility", "flops", "list", "models"),
         *("plan", "platforms", "predict", "project", "published", "reproduce", "status", "steady"),
-        *("strategies", "tune"),
+        "strategies",
     }
 )
 # What a user's path may be wrong in; with a file's name, so that no defect of ours passes for it.

@@ -67,6 +67,27 @@ def add_settings(parser: argparse.ArgumentParser, names: Iterable[str]) -> None:
             parser.add_argument(*flags, choices=row.choices or None, help=row.help)
 
 
+def add_start_spread(parser: argparse.ArgumentParser) -> None:
+    """Add ``--start-spread``."""
+
+    def spread(text: str) -> float:
+        from scalebook.errors import ConfigError
+        from scalebook.measure.metrics.repeats import read_spread
+
+        try:
+            return read_spread(text)
+        except ConfigError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    parser.add_argument(
+        "--start-spread",
+        type=spread,
+        metavar="FRACTION",
+        help="how much one configuration varies from start to start (standard deviation), like "
+        "0.01 or 1%%; default: SCALEBOOK_START_SPREAD, else 0.5%% (2%% on a CPU)",
+    )
+
+
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Add ``--json``."""
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")

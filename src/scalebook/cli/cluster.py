@@ -5,31 +5,28 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalebook.cli import cluster_order, contained, manifests, run_options
+from scalebook.cli import contained, run_options
 from scalebook.cli.arguments import Subparsers, add_json
 
 if TYPE_CHECKING:
     from scalebook.facts.catalog.types import Platform
     from scalebook.plan import Plan
     from scalebook.running.cluster.slurm import Options
-    from scalebook.running.cluster.slurm_submit import Submitted
+    from scalebook.running.cluster.submit import Order, Submitted
+    from scalebook.running.pruning import Inference
     from scalebook.running.sweep import Result, Stop
     from scalebook.running.todo import Entry
 
     Load = Callable[[argparse.Namespace, Platform, int | None], Plan]
 
-LAUNCHERS = ("direct", "slurm", "kubernetes")
-CLAIM = "scalebook-runs"
-OPTIONS: dict[str, dict[str, Any]] = {  # of one launcher alone, with their defaults
-    "slurm": {
-        "one_job": False, "detach": False, "cancel_on_exit": False, "sbatch_option": [],
-        "setup": None, "python": "", "no_requeue": False,
-    },
-    "kubernetes": {"claim": CLAIM, "namespace": ""},
+LAUNCHERS = ("direct", "slurm")
+OPTIONS: dict[str, Any] = {  # of the launcher slurm only, with their defaults
+    "one_job": False, "detach": False, "cancel_on_exit": False, "sbatch_option": [],
+    "setup": None, "python": "", "no_requeue": False,
 }  # fmt: skip
 
 
@@ -62,10 +59,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--setup", type=Path, metavar="FILE", help="bash that a job sources first")
     group.add_argument("--python", default="", help="interpreter of the nodes; default: this one")
-    group.add_argument(
-        "--claim", default=CLAIM, help="Kubernetes: the volume claim that holds the runs"
-    )
-    group.add_argument("--namespace", default="", help="Kubernetes: default: that of the context")
     group.add_argument("--no-requeue", action="store_true", help="end with the first attempt")
 
 
@@ -77,13 +70,12 @@ def refuse_idle(options: argparse.Namespace) -> None:
     """
     from scalebook.errors import LaunchError
 
-    for launcher, names in OPTIONS.items():
-        for name, default in names.items():
-            if launcher != options.launcher and getattr(options, name) != default:
-                raise LaunchError(
-                    f"--{name.replace('_', '-')} is an option of --launcher {launcher}; the "
-                    f"launcher here is {options.launcher}. Leave it out, or name the launcher."
-                )
+    for name, default in OPTIONS.items():
+        if options.launcher != "slurm" and getattr(options, name) != default:
+            raise LaunchError(
+                f"--{name.replace('_', '-')} is an option of --launcher slurm; the launcher here "
+                f"is {options.launcher}. Leave it out, or name the launcher."
+            )
 
 
 def run(options: argparse.Namespace, load: Load) -> int:
@@ -104,37 +96,35 @@ def run(options: argparse.Namespace, load: Load) -> int:
     if not options.dry_run:
         _settle(runs)
     entries = todo.survey(plan, runs, None, options.rerun, here=False)
-    if options.launcher == "kubernetes":
-        return manifests.show(options, entries)
     return _slurm(options, plan, entries, runs)
 
 
 def _slurm(options: argparse.Namespace, plan: Plan, entries: tuple[Entry, ...], runs: Path) -> int:
     from scalebook.running import sweep
-    from scalebook.running.cluster import slurm_submit
+    from scalebook.running.cluster import submit
 
     chosen = _slurm_options(options)
-    order = cluster_order.of(options, plan, entries)
-    pruned = order.inferences(entries, runs)
+    order = _order(options, plan, entries)
+    pruned = order.inferences(runs)
     left = [entry for entry in entries if entry.config.config_hash() not in pruned]
-    jobs = slurm_submit.jobs(left, options.one_job)
+    jobs = submit.jobs(left, options.one_job)
     if options.dry_run:
         for number, job in enumerate(jobs):
-            print(("\n" if number else "") + slurm_submit.preview(job, runs, chosen, order))
-        cluster_order.say_what_is_not_run(entries, pruned)
+            print(("\n" if number else "") + submit.preview(job, runs, chosen, order))
+        _say_what_is_not_run(entries, pruned)
         return 0
-    slurm_submit.require_slurm()
+    submit.require_slurm()
     if line := run_options.describe(plan):
         print(line, flush=True)
     if order.scheduled.cool_down and len(jobs) > 1:
         print("note: jobs of their own do not wait for each other to cool down: use --one-job.")
-    rest = cluster_order.not_run(entries, pruned, runs)
+    rest = _not_run(entries, pruned, runs)
     with sweep.stop_on_signals(options.budget_seconds) as stop:
         submitted: list[Submitted] = []
         for job in jobs:
-            waiting = slurm_submit.submit(job, runs, chosen, order)
+            waiting = submit.submit(job, runs, chosen, order)
             submitted += waiting
-            print(f"Submitted {slurm_submit.describe(waiting)}", flush=True)
+            print(f"Submitted {submit.describe(waiting)}", flush=True)
         if not submitted:
             print(f"Nothing to submit: {len(entries)} runs in plan {plan.name!r}.")
         if options.detach:
@@ -148,6 +138,52 @@ def _slurm(options: argparse.Namespace, plan: Plan, entries: tuple[Entry, ...], 
     return sweep.exit_code(results, stop)
 
 
+def _order(options: argparse.Namespace, plan: Plan, entries: tuple[Entry, ...]) -> Order:
+    """Return the order of a plan's runs on the cluster, as the command line says."""
+    from scalebook.running.cluster.submit import Order
+    from scalebook.running.waiting import Scheduled
+
+    return Order(
+        Scheduled.of(plan),
+        entries,
+        one_job=options.one_job,
+        prune=options.prune,
+        rerun=options.rerun,
+    )
+
+
+def _say_what_is_not_run(entries: tuple[Entry, ...], pruned: Mapping[str, Inference]) -> None:
+    """Print a comment for each run that no script is made for."""
+    from scalebook.running import todo
+
+    for entry in entries:
+        inference = pruned.get(entry.config.config_hash())
+        reason = inference.sentence if inference else entry.reason or entry.action
+        if inference or entry.action != "run":
+            print(f"# not run: {todo.label(entry.config)}: {reason}")
+
+
+def _not_run(
+    entries: tuple[Entry, ...], pruned: Mapping[str, Inference], runs: Path
+) -> list[Result]:
+    """Return what becomes of the entries that no job is made for, with the records they get."""
+    from scalebook.running import pruning, sweep
+
+    known = pruning.broken(runs, None)
+    found: list[Result] = []
+    for entry in entries:
+        inference = pruned.get(entry.config.config_hash())
+        if inference is not None:
+            sentence, fresh = inference.sentence, not known.is_recorded(entry.config)
+            record = sweep.record_inferred(entry.config, inference, runs) if fresh else None
+            found.append(sweep.Result(entry, record, sentence, inferred=True))
+        elif entry.action == "illegal":
+            found.append(sweep.Result(entry, sweep.record_illegal(entry, runs)))
+        elif entry.action != "run":
+            found.append(sweep.Result(entry, None, entry.reason))
+    return found
+
+
 def _slurm_options(options: argparse.Namespace) -> Options:
     """Return how jobs are made, as the command line says.
 
@@ -155,10 +191,10 @@ def _slurm_options(options: argparse.Namespace) -> Options:
         LaunchError: an option cannot be used, or the trainer is missing in the nodes' Python.
     """
     from scalebook.running import launch
-    from scalebook.running.cluster import slurm, slurm_container
+    from scalebook.running.cluster import slurm
     from scalebook.scrub import is_secret
 
-    container = slurm_container.chosen(
+    container = slurm.chosen(
         options.container,
         options.image,
         arguments=options.container_arg,
@@ -178,11 +214,12 @@ def _slurm_options(options: argparse.Namespace) -> Options:
         setup=options.setup,
         requeue=not options.no_requeue,
         trainer=options.trainer,
+        force_platform=options.force_platform,
     )
 
 
 def _follow(submitted: list[Submitted], stop: Stop) -> tuple[list[Result], str | None]:
-    from scalebook.running.cluster.slurm_follow import POLL_SECONDS, Follower
+    from scalebook.running.cluster.watch import POLL_SECONDS, Follower
     from scalebook.running.console import Console
 
     seconds = float(os.environ.get("SCALEBOOK_POLL_SECONDS", POLL_SECONDS))
@@ -193,13 +230,13 @@ def _leave(
     submitted: list[Submitted], results: list[Result], why: str, cancel: bool, runs: Path
 ) -> None:
     """Say what becomes of the jobs that are not followed any more, or cancel them."""
-    from scalebook.running.cluster import slurm_follow
+    from scalebook.running.cluster import watch
 
     followed = zip(submitted, results, strict=True)
     left = [run for run, result in followed if result.note is not None]
     print(f"\n{why}.", flush=True)
     if cancel and left:
-        slurm_follow.cancel(left)
+        watch.cancel(left)
         ids = ", ".join(dict.fromkeys(run.job_id for run in left))
         print(f"Cancelled: {ids}. Their records follow with 'scalebook status'.", flush=True)
     else:
@@ -218,9 +255,9 @@ def _say_how_to_follow(submitted: list[Submitted], runs: Path) -> None:
 def _settle(runs: Path) -> None:
     """Record the runs whose jobs have ended, and say so."""
     from scalebook.project import short
-    from scalebook.running.cluster import slurm_jobs
+    from scalebook.running.cluster import jobs
 
-    for settled in slurm_jobs.settle(runs):
+    for settled in jobs.settle(runs):
         what = "still to be run: its job ended before"
         if settled.record is not None:
             what = f"{settled.record.status}. {settled.record.reason or ''}"

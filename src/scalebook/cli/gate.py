@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scalebook.cli.arguments import Subparsers, add_json
+from scalebook.cli.arguments import Subparsers, add_json, add_start_spread
 from scalebook.cli.output import print_json
 
 if TYPE_CHECKING:
@@ -39,6 +39,14 @@ def register(subparsers: Subparsers) -> None:
         default=0.0,
         help="a change that never fails, like 0.02 or 2%%; default: what the noise hides",
     )
+    parser.add_argument(
+        "--must-see",
+        type=_fraction,
+        metavar="FRACTION",
+        help="exit with 2 where a change as large as this, like 0.05 or 5%%, could hide in the "
+        "noise; default: such a configuration is shown as 'cannot tell'",
+    )
+    add_start_spread(parser)
     add_json(parser)
     parser.set_defaults(handler=gate)
 
@@ -46,13 +54,14 @@ def register(subparsers: Subparsers) -> None:
 def gate(options: argparse.Namespace) -> int:
     """Print how each configuration came out; 1 where one is slower or faster for sure, else 0.
 
-    2 where a run could not be read: nobody knows what it would have shown.
+    2 where a run could not be read, or a change that must be seen would not be.
     """
-    from scalebook.measure.verdicts.gate import check
+    from scalebook.measure.verdicts.gate import MUST_SEE, check
     from scalebook.measure.verdicts.gate_report import junit, markdown, summary
 
     (baseline, unread), (current, more) = map(_read, (options.baseline, options.runs))
-    checks = check(baseline, current, options.tolerance)
+    must_see = options.must_see or max(MUST_SEE, 2 * options.tolerance)
+    checks = check(baseline, current, options.tolerance, must_see, options.start_spread)
     for path, write in ((options.junit, junit), (options.markdown, markdown)):
         if path is not None:
             _write(path, write(checks))
@@ -66,7 +75,8 @@ def gate(options: argparse.Namespace) -> int:
         print(summary(checks))
     if any(one.failed for one in checks):
         return 1
-    return 2 if unread or more else 0
+    unseen = options.must_see and any(one.outcome == "cannot tell" for one in checks)
+    return 2 if unread or more or unseen else 0
 
 
 def _read(folder: Path) -> tuple[tuple[Run, ...], tuple[str, ...]]:

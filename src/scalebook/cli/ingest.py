@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 _SIZES = (
     ("--gpus", "world_size", "GPUs of the job"),
     ("--nodes", "nodes", "nodes of the job"),
-    ("--sequence-length", "sequence_length", "tokens a sample"),
-    ("--global-batch-size", "global_batch_size", "samples an optimizer step"),
-    ("--micro-batch-size", "micro_batch_size", "samples a forward pass"),
+    ("--sequence-length", "sequence_length", "tokens per sample"),
+    ("--global-batch-size", "global_batch_size", "samples per optimizer step"),
+    ("--micro-batch-size", "micro_batch_size", "samples per forward pass"),
     ("--tensor-parallel-size", "tensor_parallel_size", "tensor-parallel ranks"),
     ("--pipeline-parallel-size", "pipeline_parallel_size", "pipeline stages"),
     ("--context-parallel-size", "context_parallel_size", "context-parallel ranks"),
@@ -36,7 +36,9 @@ def register(subparsers: Subparsers) -> None:
     )
     parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="files or folders")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of run directories")
-    parser.add_argument("--dialect", help="read every file as this dialect")
+    parser.add_argument(
+        "--dialect", metavar="NAME", help="read every file as this dialect; 'list' names them all"
+    )
     parser.add_argument(
         "--map",
         action="append",
@@ -45,7 +47,7 @@ def register(subparsers: Subparsers) -> None:
         help="read any CSV or JSON lines: which column holds step_seconds, step, loss, ...; or a "
         "TOML file with such lines",
     )
-    said = parser.add_argument_group("what the files do not tell (marked as supplied)")
+    said = parser.add_argument_group("what the files do not say (marked as supplied)")
     said.add_argument("--model", help="a model of the catalog")
     said.add_argument("--platform", help="a platform of the catalog")
     said.add_argument("--precision", choices=("bf16", "fp16", "fp8", "fp32"), help="number format")
@@ -95,7 +97,7 @@ def run_ingest(options: argparse.Namespace) -> int:
 def _dialect(options: argparse.Namespace) -> str | type[Dialect] | None:
     """Return the dialect that the user names, or the one that the columns of --map make."""
     from scalebook.errors import IngestError
-    from scalebook.logs.rows import mapped
+    from scalebook.logs.dialects.rows import mapped
 
     if not options.map:
         return options.dialect

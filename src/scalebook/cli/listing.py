@@ -14,7 +14,7 @@ from scalebook.cli.output import number, print_json, print_table
 
 if TYPE_CHECKING:
     from scalebook.measure.metrics import RunMetrics
-    from scalebook.record import RunRecord
+    from scalebook.measure.metrics_cache import ListedRun
 
 
 def register(subparsers: Subparsers) -> None:
@@ -31,73 +31,48 @@ def register(subparsers: Subparsers) -> None:
 
 
 def list_runs(options: argparse.Namespace) -> int:
-    """Print one row a run, sorted by run id; what cannot be read goes to stderr."""
+    """Print one row per run, sorted by run id; what cannot be read goes to stderr."""
     from scalebook.errors import RecordError
-    from scalebook.measure.metrics.repeats import with_repeats
+    from scalebook.measure.metrics.repeats import pooled_repeats
 
     if not options.runs.is_dir():
         raise RecordError(f"No folder of runs at {options.runs}. Name one with --runs DIR.")
-    records: list[RunRecord] = []
-    items: list[RunMetrics] = []
-    for record, item in _measured(options.runs, options.peak_precision):
-        records.append(record)
-        items.append(item)
-    pooled = with_repeats(zip(records, items, strict=True))
-    found = sorted(zip(pooled, records, strict=True), key=lambda pair: pair[0].run_id)
+    rows = list(_readable(options.runs, options.peak_precision))
+    pooled = pooled_repeats((row.repeat_key, row.metrics) for row in rows)
+    found = sorted(zip(pooled, rows, strict=True), key=lambda pair: pair[0].run_id)
     if options.json:
-        print_json([{**asdict(item), **_of_record(record)} for item, record in found])
+        print_json([{**asdict(item), **row.of_record} for item, row in found])
     elif found:
         for item, _ in found:
             if item.status == "void":
                 print(f"warning: {item.run_id}: {item.reason}")
         _print_people([item for item, _ in found])
-        _print_differences([record for _, record in found])
+        for item, row in found:
+            _print_differences(item.run_id, row.of_record["differences"])
     else:
         print(f"No runs under {options.runs}.")
     return 0
 
 
-def _measured(runs: Path, precision: str | None) -> Iterator[tuple[RunRecord, RunMetrics]]:
-    """Yield record and numbers of each run; its steps are let go before the next is read.
+def _readable(runs: Path, precision: str | None) -> Iterator[ListedRun]:
+    """Yield the row of each run; what cannot be read or measured goes to stderr."""
+    from scalebook.measure.metrics_cache import listed
 
-    What cannot be read or measured goes to stderr.
-    """
-    from scalebook.measure.measured import ODD
-    from scalebook.measure.metrics import measure
-    from scalebook.store import each_run
-
-    for run in each_run(runs):
-        if isinstance(run, str):
-            print(f"scalebook: {run}", file=sys.stderr)
+    for row in listed(runs, precision):
+        if isinstance(row, str):
+            print(f"scalebook: {row}", file=sys.stderr)
             continue
-        for problem in run.problems:
-            print(f"scalebook: {run.record.run_id}: {problem}", file=sys.stderr)
-        try:
-            yield run.record, measure(run, peak_precision=precision)
-        except ODD as error:
-            print(f"scalebook: {run.path} cannot be measured: {error}", file=sys.stderr)
+        for problem in row.problems:
+            print(f"scalebook: {row.metrics.run_id}: {problem}", file=sys.stderr)
+        yield row
 
 
-def _of_record(record: RunRecord) -> dict[str, Any]:
-    """Return what a record says of a run beside its numbers."""
-    from scalebook.measure import provenance
+def _print_differences(run_id: str, differences: list[dict[str, Any]]) -> None:
+    from scalebook.measure.provenance import Difference
 
-    differences = provenance.of(record) if record.source == "measured" else ()
-    return {
-        "repeat": record.setting("repeat"),
-        "cause": record.cause,
-        "inferred_from": record.inferred_from,
-        "differences": [one.value() for one in differences],
-    }
-
-
-def _print_differences(records: list[RunRecord]) -> None:
-    from scalebook.measure import provenance
-
-    for record in records:
-        if record.source == "measured" and (found := provenance.of(record)):
-            sentences = " ".join(one.sentence() for one in found)
-            print(f"{record.run_id}: warning: not what was asked for: {sentences}")
+    if differences:
+        sentences = " ".join(Difference(**one).sentence() for one in differences)
+        print(f"{run_id}: warning: not what was asked for: {sentences}")
 
 
 def _sizes(item: RunMetrics) -> str:

@@ -1,4 +1,4 @@
-"""Commands that say how fast configurations would be, before they run: ``predict``, ``tune``."""
+"""``scalebook predict``: how fast configurations would be, before they run."""
 
 from __future__ import annotations
 
@@ -8,18 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalebook.cli import check
-from scalebook.cli.arguments import Subparsers, add_json, at_least, positive
+from scalebook.cli.arguments import Subparsers, add_json, positive
 from scalebook.cli.output import number, plain, print_json, print_table
 
 if TYPE_CHECKING:
     from scalebook.config import RunConfig
     from scalebook.predict import Prediction, Predictor
-    from scalebook.predict.search import Ranking
 
 _MOST_SIZES = 32  # of one curve
-_SHOWN = 12  # layouts of a ranking for people
-_SAMPLES_PER_GPU = 16  # of a tuned step: enough for every micro batch and a few in each pipeline
-_TRIAL = {"steps": 8, "warmup_steps": 3}
 
 
 def register(subparsers: Subparsers) -> None:
@@ -51,32 +47,6 @@ def register(subparsers: Subparsers) -> None:
     add_network(parser)
     add_json(parser)
     parser.set_defaults(handler=predict)
-
-    parser = subparsers.add_parser("tune", help="rank all legal layouts of a model by prediction")
-    parser.add_argument("--model", required=True, help="a model, or name@LAYERS")
-    parser.add_argument("--platform", required=True, help="a platform, such as h100")
-    parser.add_argument(
-        "--gpus", "--world-size", dest="world_size", type=at_least(1), help="all processes"
-    )
-    parser.add_argument(
-        "--global-batch-size", type=at_least(1), help="samples per step; default: 16 per GPU"
-    )
-    parser.add_argument("--sequence-length", type=at_least(1), help="tokens of a sample")
-    parser.add_argument(
-        "--precision",
-        choices=("bf16", "fp16", "fp8", "fp32"),
-        help="number format of the matrix products",
-    )
-    parser.add_argument(
-        "--budget-seconds", type=positive, metavar="S", help="say which trials fit into S seconds"
-    )
-    parser.add_argument(
-        "--dry-run", action="store_true", required=True, help="rank only; trials are not run yet"
-    )
-    parser.add_argument("--runs", type=Path, help="folder of runs to learn from; default: runs")
-    add_network(parser)
-    add_json(parser)
-    parser.set_defaults(handler=tune, fields=[])
 
 
 def add_network(parser: argparse.ArgumentParser) -> None:
@@ -302,68 +272,3 @@ def _curves(options: argparse.Namespace, made: Predictor, sizes: tuple[int, ...]
         ]
         print_table(("GPUs", "batch", *_HEADERS), cells)
     return 0
-
-
-def tune(options: argparse.Namespace) -> int:
-    """Print the ranking of layouts and the trials that would separate the best of them."""
-    from scalebook import predict as room
-    from scalebook.predict import search
-    from scalebook.project import runs_folder
-
-    made = room.load(
-        options.platform, runs_folder(str(options.runs or "")), network_gbps=options.network_gbps
-    )
-    base = configuration(options)
-    if options.global_batch_size is None:
-        batch = _SAMPLES_PER_GPU * base.world_size
-        base = base.model_copy(update={"global_batch_size": batch})
-    ranking = search.layouts(base, made)
-    trials = [
-        room.run_seconds(made, one.config.model_copy(update=_TRIAL), one.prediction.step_seconds)
-        for one in ranking.contenders
-    ]
-    if options.json:
-        ranked = [
-            {"config": one.config.model_dump(), **plain(one.prediction)}
-            for one in ranking.candidates
-        ]
-        contenders = len(ranking.contenders)
-        seconds = {"contenders": contenders, "trial_seconds": sum(trials)}
-        print_json({"ranking": ranked, **seconds, "left_out": ranking.left_out})
-        return 0
-    _print_ranking(base, ranking)
-    if trials:
-        print(f"{len(trials)} of them may be the fastest: trials would separate these.")
-        print(total_line(trials, options.budget_seconds))
-    return 0
-
-
-def _print_ranking(base: RunConfig, ranking: Ranking) -> None:
-    where = f"{base.model} on {base.world_size} x {base.platform}"
-    print(f"{where}: {len(ranking.candidates)} layouts fit, batch {base.global_batch_size}")
-    headers = ("tp", "pp", "vp", "cp", "ep", "sharding", "micro", "recompute", "GiB", *_HEADERS[:3])
-    rows: list[tuple[str, ...]] = []
-    for one in ranking.candidates[:_SHOWN]:
-        config, found = one.config, one.prediction
-        sizes = (
-            config.tensor_parallel_size,
-            config.pipeline_parallel_size,
-            config.virtual_pipeline_parallel_size,
-            config.context_parallel_size,
-            config.expert_parallel_size,
-        )
-        rates = (found.tokens_per_second_per_gpu, found.low, found.high)
-        rows.append(
-            (
-                *map(str, sizes),
-                config.data_parallel_sharding,
-                str(config.micro_batch_size),
-                config.recompute,
-                f"{found.memory_gib:.1f}",
-                *(number(rate, 3) for rate in rates),
-            )
-        )
-    if rows:
-        print_table(headers, rows)
-    for reason, count in sorted(ranking.left_out.items(), key=lambda item: -item[1]):
-        print(f"  left out: {count} ({reason.replace('_', ' ')})")

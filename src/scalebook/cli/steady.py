@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalebook.cli.arguments import Subparsers, add_json
+from scalebook.cli.arguments import Subparsers, add_json, add_start_spread
 from scalebook.cli.output import number, print_json
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ def register(subparsers: Subparsers) -> None:
             "repeats, or a file of step times",
         )
     versus.add_argument("--runs", type=Path, help="folder of the run ids; default: runs")
+    add_start_spread(versus)
     add_json(versus)
     versus.set_defaults(handler=print_comparison)
 
@@ -87,6 +88,11 @@ def _words(found: Steady) -> str:
         f"(95 %: {number(found.low, 5)} to {number(found.high, 5)}), median "
         f"{number(found.median)} s, p10 {p10} s, p90 {p90} s, p99 {p99} s."
     ]
+    if found.brief:
+        sentences.append(
+            "The window is short (under a minute or 40 steps), so the interval is wider: a slow "
+            "change may not show in it yet."
+        )
     if found.periods:
         every = " and ".join(map(str, found.periods))
         sentences.append(f"Slow steps every {every} steps belong to it.")
@@ -107,7 +113,7 @@ def print_comparison(options: argparse.Namespace) -> int:
 
     runs = options.runs or runs_folder()
     a, b = sides = tuple(read_side(name, runs) for name in (options.a, options.b))
-    verdict, reason = judge(a, b)
+    verdict, reason = judge(a, b, options.start_spread)
     found = differences(a.records, b.records) if a.records and b.records else ()
     if options.json:
         print_json(
@@ -117,6 +123,7 @@ def print_comparison(options: argparse.Namespace) -> int:
                 "high": verdict.high if verdict else None,
                 "verdict": verdict.word if verdict else "cannot tell",
                 "rate": verdict.rate if verdict else None,
+                "start_spread": verdict.start_spread if verdict else None,
                 "differences": found,
                 "reason": reason,
                 "advice": verdict.advice if verdict else None,
@@ -127,7 +134,13 @@ def print_comparison(options: argparse.Namespace) -> int:
         print(f"Cannot tell. {reason}")
     else:
         left_out = f"Left out: {reason}" if reason else None
-        said = (other_work(found), verdict.sentence, _measured(verdict, sides), verdict.advice)
+        said = (
+            other_work(found),
+            verdict.sentence,
+            _measured(verdict, sides),
+            verdict.assumption,
+            verdict.advice,
+        )
         print("\n".join(line for line in (*said, left_out) if line))
     _print_differences(found, sides)
     return 0

@@ -13,7 +13,7 @@ from scalebook.logs.settings import Value
 from scalebook.logs.status import Ending, weightier
 from scalebook.logs.table import COLUMNS
 
-MOST_ROWS = 2_000_000  # a row takes about 100 bytes; what lies beyond is counted
+MOST_ROWS = 10_000_000  # a row takes about 100 bytes; what lies beyond is counted and said
 MOST_JOBS = 1000
 SAME_LOSS = 5e-3  # losses of one step of one training differ by less, relatively
 LARGEST = 10**15  # no size, count or rate of a run is larger; products of such stay finite
@@ -59,6 +59,7 @@ class Collector:
         self._rows = 0
         self._clock = math.nan
         self._marked = True  # whether anything was printed since the last step
+        self.held = False  # whether something since the last step may hold up the next one
         self.finest: dict[str, float] = {}  # a trainer prints every record with the same digits
         self.job = Job(dialect, first_number, finest=self.finest)
         self.jobs: list[Job] = [self.job]
@@ -140,6 +141,7 @@ class Collector:
             self.job.counts.restarts += 1
         self._adopt(total, world)
         self._clock = clock
+        row, self.held = {**row, "held": 1.0} if self.held else row, False
         if self._rows >= MOST_ROWS:
             self.job.counts.records_beyond_limit += 1
             return
@@ -153,7 +155,7 @@ class Collector:
         """
         numbers = rows["step"]
         last = self.job.table.column("step")[-1] if len(self.job.table) else -math.inf
-        if any(map(math.isnan, rows.get("loss", ()))):
+        if self.held or any(map(math.isnan, rows.get("loss", ()))):
             return False  # one by one, so that each is noted
         if not all(_possible(name, min(values), max(values)) for name, values in rows.items()):
             return False

@@ -102,7 +102,8 @@ class IterationDialect(LineDialect):
 
     def _take(self, rests: Sequence[str], columns: list[list[float]], between: str) -> None:
         """Take what stands between the records, and the records, in file order."""
-        loud = status.mentions_ending(between) or any(piece in between for piece in _LOUD)
+        loud = status.mentions_ending(between) or status.holds_up(between)
+        loud = loud or any(piece in between for piece in _LOUD)
         marks = [bool(rest[: rest.rfind("\n") + 1].strip()) for rest in rests]
         start = 0
         if loud or self._open or "iteration" in between:

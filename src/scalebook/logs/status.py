@@ -35,6 +35,13 @@ ENDINGS: tuple[tuple[str, Status], ...] = (
     ("trainer finished", "completed"),
     ("`Trainer.fit` stopped: `max_steps=", "completed"),
 )
+# Pieces of lines behind which a step may be held up by something else than training.
+HOLDS = (
+    "saving checkpoint", "Saving checkpoint", "aving model checkpoint", "saved checkpoint",
+    "aving the checkpoint", "validation loss at", "unning Evaluation", "unning evaluation",
+    "unning validation", "umping profiler", "rofiler trace", "tarting profil", "topping profil",
+    "ecompiling", "ecompilation",
+)  # fmt: skip
 _WEIGHT = {"out_of_memory": 50, "timeout": 40, "interrupted": 30, "failed": 10, "completed": 0}
 _EXCEPTION_WEIGHT = 20  # over the bare header of its traceback
 _OF_A_RULE = 100
@@ -82,6 +89,11 @@ def mentions_ending(text: str) -> bool:
     return any(piece in text for piece, _ in ENDINGS) or any(
         piece in text for piece in causes.PIECES
     )
+
+
+def holds_up(text: str) -> bool:
+    """Whether a text tells of a checkpoint, an evaluation, a profiler or a compilation."""
+    return any(piece in text for piece in HOLDS)
 
 
 def weightier(first: Ending | None, second: Ending) -> Ending:

@@ -34,6 +34,7 @@ COLUMNS = [
     "skipped",
     "nan",
     "not_finite",  # 1 where the loss was printed and is not a number
+    "held",  # 1 where the log tells of a checkpoint, an evaluation, ... since the row before
     "clock",
 ]
 

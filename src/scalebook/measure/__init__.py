@@ -1,1 +1,1 @@
-"""Measure."""
+"""All that is derived from a run; entry point of its rates and MFU: ``metrics.measure(run)``."""

@@ -1,6 +1,6 @@
 """A plan: a TOML matrix of runs, expanded for one platform and checked before anything starts.
 
-    [plan]      name, description; repeats, order, order_seed, cool_down
+    [plan]      name, description, kind, question; repeats, order, order_seed, cool_down
     [defaults]  fields of RunConfig, below every [[runs]] table
     [[runs]]    fields of RunConfig; a list stands for each of its values, lists multiply out
 
@@ -14,7 +14,8 @@ many layers fewer as its output layer is worth (0: even stages).
 
 ``repeats = 3`` runs every configuration three times (their field ``repeat`` counts from 0),
 ``order = "random"`` shuffles them within each repeat by ``order_seed`` (drawn and recorded if not
-given), ``cool_down = "30s"`` or ``"45C"`` waits between two runs.
+given), ``cool_down = "30s"`` or ``"45C"`` waits between two runs. ``kind`` (of ``document.KINDS``)
+and ``question`` say what the runs are to answer: the report answers each kind in its own form.
 """
 
 from __future__ import annotations
@@ -66,6 +67,8 @@ class Plan:
     description: str
     runs: tuple[PlannedRun, ...]
     schedule: Schedule = field(default_factory=Schedule)
+    kind: str = ""  # one of document.KINDS; empty where the plan does not say
+    question: str = ""
 
     def shuffled(self, seed: int) -> Plan:
         """Return the plan in the random order of a seed, which its schedule then names."""
@@ -107,7 +110,8 @@ def load_plan(
             refuse_many(len(configs) * (times.repeats or 1))
         except (ConfigError, CatalogError) as error:
             raise ConfigError(f"{path}: [[runs]] {number}: {error}") from error
-    plan = Plan(document.name, document.description, (), times)
+    asked = (document.kind, document.question)
+    plan = Plan(document.name, document.description, (), times, *asked)
     return _filled(plan, configs.values(), target, world_size)
 
 

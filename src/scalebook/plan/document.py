@@ -17,6 +17,14 @@ from scalebook.settings import PARALLEL_SIZES
 # Keys of a table beside the fields of RunConfig (the platform comes from the caller).
 EXTRA_KEYS = ("global_batch_size_per_gpu", "platforms")
 KEYS = (*(name for name in RunConfig.model_fields if name != "platform"), *EXTRA_KEYS)
+# What a plan asks. Each kind has one form of answer in the report; the question is in words.
+KINDS = (
+    *("headline", "scaling", "strategies", "ablation", "map"),
+    *("precision", "experts", "correctness", "drill", "tune"),
+)
+LONGEST_QUESTION = 120  # characters
+
+_HEAD = ("name", "description", "kind", "question", *SCHEDULE_KEYS)
 
 Table = dict[str, Any]
 
@@ -25,13 +33,16 @@ Table = dict[str, Any]
 class Document:
     """A plan file as written: its name, its description, and one merged table per [[runs]].
 
-    ``schedule`` holds the keys of [plan] that say how often and in which order.
+    ``schedule`` holds the keys of [plan] that say how often and in which order; ``kind`` is one of
+    KINDS or empty, ``question`` what the plan asks in words.
     """
 
     name: str
     description: str
     tables: tuple[Table, ...]
     schedule: Table
+    kind: str = ""
+    question: str = ""
 
 
 def read_document(path: Path, overrides: Mapping[str, Any] | None = None) -> Document:
@@ -43,7 +54,7 @@ def read_document(path: Path, overrides: Mapping[str, Any] | None = None) -> Doc
     content = _parse(path)
     _refuse_unknown(path, "section", content, ("plan", "defaults", "runs"))
     head = _table(path, content, "plan")
-    _refuse_unknown(path, "key of [plan]", head, ("name", "description", *SCHEDULE_KEYS))
+    _refuse_unknown(path, "key of [plan]", head, _HEAD)
     defaults = _table(path, content, "defaults")
     _refuse_unknown(path, "key of [defaults]", defaults, KEYS)
     runs = content.get("runs")
@@ -65,6 +76,8 @@ def read_document(path: Path, overrides: Mapping[str, Any] | None = None) -> Doc
         _text(path, head, "description", ""),
         tuple(tables),
         {name: head[name] for name in SCHEDULE_KEYS if name in head},
+        _kind(path, head),
+        _question(path, head),
     )
 
 
@@ -105,6 +118,23 @@ def _text(path: Path, head: Table, name: str, default: str) -> str:
     if not isinstance(value, str):
         raise ConfigError(f"{path}: {name}={value!r} of [plan] must be a text.")
     return value
+
+
+def _kind(path: Path, head: Table) -> str:
+    kind = _text(path, head, "kind", "")
+    if kind and kind not in KINDS:
+        raise ConfigError(f"{path}: {unknown('kind of [plan]', kind, KINDS)}")
+    return kind
+
+
+def _question(path: Path, head: Table) -> str:
+    question = _text(path, head, "question", "").strip()
+    if question and (len(question) > LONGEST_QUESTION or not question.endswith("?")):
+        raise ConfigError(
+            f"{path}: question={question!r} of [plan] must be one question of at most "
+            f"{LONGEST_QUESTION} characters that ends in '?'."
+        )
+    return question
 
 
 def _refuse_unknown(path: Path, kind: str, table: Table, known: tuple[str, ...]) -> None:

@@ -34,6 +34,7 @@ _PRIOR_RUNS = 4.0  # how many runs the width of all layouts counts as, against a
 _UNSEEN_LAYOUT = 1.5  # as wide, where no run of a layout has been seen
 _NOTABLE = 0.005  # of the step: below it an unmeasured kind is not worth a word
 _START_SECONDS = 60.0  # of a run around its steps, where no run is at hand
+_CPU_START_SECONDS = 20.0  # the same without a GPU: nothing is compiled
 _OTHER_MODEL = 0.025  # relative, where no run is of this model at any depth
 _OTHER_WIDTH = 0.02  # relative, for each doubling outside the widths of products that were measured
 _LARGER_WORLD = 0.01  # relative, for each doubling beyond the most ranks that were measured
@@ -268,7 +269,8 @@ def predictor(
     )
     foreign = not teaching and probe is None
     around = [rate.around_seconds for rate in teaching if rate.around_seconds is not None]
-    start = median(around) if around else _START_SECONDS
+    guess = _START_SECONDS if machine.is_gpu else _CPU_START_SECONDS
+    start = median(around) if around else guess
     return Predictor(target, device, machine, fitted, basis, foreign, speed is not None, start)
 
 

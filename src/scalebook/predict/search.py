@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -13,7 +13,9 @@ from scalebook.facts import catalog, legality
 from scalebook.facts.catalog.types import ModelShape
 from scalebook.facts.legality import fit
 from scalebook.facts.legality.problem import divisors
+from scalebook.plan import defaults
 from scalebook.predict.model import Prediction, Predictor
+from scalebook.settings import SETTINGS, Precision, Sharding, names
 
 _MICRO_BATCHES = (1, 2, 4, 8)
 _CHUNKS = (1, 2, 4)
@@ -45,22 +47,31 @@ class Ranking:
         return tuple(one for one in self.candidates if one.prediction.high >= best)
 
 
-def layouts(base: RunConfig, made: Predictor) -> Ranking:
-    """Return the layouts of a configuration's model, batch and precision on its devices, ranked.
+def layouts(
+    base: RunConfig,
+    made: Predictor,
+    precisions: Sequence[Precision] = (),
+    fixed: Collection[str] = (),
+) -> Ranking:
+    """Return the layouts of a configuration's model and batch on its devices, ranked.
 
-    Varied are tensor, pipeline, context and expert parallelism, model chunks, sharding, micro batch
-    and recomputation. Of layouts that differ in recomputation only, none is kept that
-    recomputes more than one that surely fits: it is never faster.
+    Varied are tensor, pipeline, context and expert parallelism, model chunks, the last stage's
+    layers, sharding, micro batch, recomputation and offload, and the precision where several are
+    allowed. Of layouts that differ only in recomputation and offload, those are left out that save
+    more memory than one that surely fits: they are never faster. Fields that are ``fixed`` stay as
+    they are.
     """
     shape, accelerator = catalog.model(base.model), made.accelerator
     room = None if made.platform.vendor == "cpu" else made.platform.gpus_per_node
     left_out: Counter[str] = Counter()
     fitting: list[RunConfig] = []
     settled: set[tuple[Any, ...]] = set()
-    for number, (key, config) in enumerate(_variations(base, shape, room)):
+    for number, (key, config) in enumerate(_variations(base, shape, room, precisions)):
         if number >= _MOST:
             left_out[f"beyond the first {_MOST:,}"] += 1
             break
+        if any(getattr(config, name) != getattr(base, name) for name in fixed):
+            continue
         if key in settled:
             left_out["less recomputation fits"] += 1
             continue
@@ -83,36 +94,70 @@ def layouts(base: RunConfig, made: Predictor) -> Ranking:
 
 
 def _variations(
-    base: RunConfig, shape: ModelShape, room: int | None
+    base: RunConfig, shape: ModelShape, room: int | None, precisions: Sequence[Precision]
 ) -> Iterator[tuple[tuple[Any, ...], RunConfig]]:
-    """Yield layouts with a key that those differing in recomputation only share."""
+    """Yield layouts with a key that is equal where only recomputation and offload differ."""
     world = base.world_size
     tensors = [size for size in divisors(world) if size <= min(room or world, 8)]
     stages = [size for size in divisors(world) if size <= shape.num_layers]
     experts = divisors(shape.moe.num_experts) if shape.moe else [1]
-    modes = ("none", "pointwise", "full") if made_for_gpu(base) else ("none",)
     for tensor, stage, context, expert in product(tensors, stages, divisors(world), experts):
         if world % (tensor * stage * context):
             continue
-        for chunks, sharding, micro, mode in product(
-            _CHUNKS if stage > 1 else (1,), ("optimizer", "full"), _MICRO_BATCHES, modes
+        replicas = world > tensor * stage  # that share parameters; context parallelism counts
+        shardings: tuple[Sharding, ...] = ("optimizer", "full") if replicas else ("optimizer",)
+        for precision, chunks, sharding, micro in product(
+            precisions or (base.precision,),
+            _CHUNKS if stage > 1 else (1,),
+            shardings,
+            _MICRO_BATCHES,
         ):
-            key = (tensor, stage, context, expert, chunks, sharding, micro)
             update: dict[str, Any] = {
                 "strategy": "custom",
                 "tensor_parallel_size": tensor,
                 "sequence_parallel": tensor > 1,
                 "pipeline_parallel_size": stage,
                 "virtual_pipeline_parallel_size": chunks,
-                "last_pipeline_stage_layers": 0,
                 "context_parallel_size": context,
                 "expert_parallel_size": expert,
                 "expert_tensor_parallel_size": 1 if expert > 1 else tensor if shape.moe else 1,
                 "data_parallel_sharding": sharding,
                 "micro_batch_size": micro,
-                "recompute": mode,
+                "precision": precision,
             }
-            yield key, base.model_copy(update=update)
+            asked = base.model_dump(exclude={"last_pipeline_stage_layers"}) | update
+            balanced = defaults.following(asked, shape).get("last_pipeline_stage_layers", 0)
+            for last, saving in product({0, balanced}, _savings(base, shape)):
+                update["last_pipeline_stage_layers"] = last
+                yield (*update.values(),), base.model_copy(update=update | saving)
+
+
+def _savings(base: RunConfig, shape: ModelShape) -> Iterator[dict[str, Any]]:
+    """Yield what trades time for memory, the least first."""
+    layers = (0, max(shape.num_layers // 2, 1), shape.num_layers)
+    yield {"recompute": "none", "offload_layers": 0}
+    if made_for_gpu(base):
+        for number in layers:
+            yield {"recompute": "pointwise", "offload_layers": number}
+        yield {"recompute": "full", "offload_layers": 0}
+
+
+def words(config: RunConfig) -> str:
+    """Return a layout in a few words: ``TP2 PP2, micro batch 4, full recomputation``."""
+    sizes = ((SETTINGS[name].short, getattr(config, name)) for name in names("layout"))
+    split = " ".join(f"{short}{size}" for short, size in sizes if short and size > 1)
+    replicas = config.data_parallel_size
+    split += f"{' ' if split else ''}DP{replicas}" if replicas > 1 or not split else ""
+    parts = [split, f"micro batch {config.micro_batch_size}"]
+    if config.data_parallel_sharding == "full":
+        parts.append("fully sharded")
+    if config.last_pipeline_stage_layers:
+        parts.append(f"{config.last_pipeline_stage_layers} layers on the last stage")
+    if config.recompute != "none":
+        parts.append(f"{config.recompute} recomputation")
+    if config.offload_layers:
+        parts.append(f"{config.offload_layers} layers offloaded")
+    return ", ".join([*parts, config.precision])
 
 
 def made_for_gpu(config: RunConfig) -> bool:

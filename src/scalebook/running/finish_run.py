@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
@@ -100,7 +101,7 @@ def _record(
     """
     launch = store.read_object(directory / LAUNCH_FILE)
     trainer = store.read_object(directory / "observed.json")
-    observed = _object(trainer.get("observed"))
+    observed = object_of(trainer.get("observed"))
     environment = _environment(launch.get("environment"), trainer.get("environment"))
     schedule = store.read_object(directory / SCHEDULE_FILE)
     differences = provenance.differences(requested, observed, environment)
@@ -168,14 +169,14 @@ def _skipped(steps: Sequence[StepRecord]) -> tuple[str, ...]:
 
 def _environment(launcher: Any, trainer: Any) -> dict[str, Any]:
     """Return what launcher and trainer say of the environment; the trainer's word counts."""
-    merged = _object(launcher) | _object(trainer)
+    merged = object_of(launcher) | object_of(trainer)
     variables = merged.get("variables")
     if isinstance(variables, dict):
         merged["variables"] = scrub.without_secrets(cast("dict[str, str]", variables))
     return merged
 
 
-def _object(value: Any) -> dict[str, Any]:
+def object_of(value: Any) -> dict[str, Any]:
     """Return a value of a file that should hold an object; empty where it is something else."""
     return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
@@ -213,11 +214,43 @@ def write_launch(
     store.write_json(directory / LAUNCH_FILE, value)
 
 
-def write_exit(directory: Path, code: int, stop: outcome.EndReason | None) -> None:
-    """Keep how the trainer ended, for whoever concludes the run in place of its dead runner."""
-    status, sentence, *cause = stop or (None, None)
-    value = {"exit_code": code, "status": status, "sentence": sentence, "cause": (*cause, None)[0]}
-    store.write_json(directory / EXIT_FILE, value)
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How the ranks of one node ended: ``stop`` is why, where they were ended from outside."""
+
+    exit_code: int
+    stop: outcome.EndReason | None = None
+    memory_kills: int = 0  # processes of the node that the kernel killed for want of memory
+    memory_killed: tuple[int, ...] = ()
+
+
+def log_file(directory: Path, node: int = 0) -> Path:
+    """Return where the ranks of a node print."""
+    return directory / ("train.log" if node == 0 else f"train.log.node{node}")
+
+
+def exit_file(directory: Path, node: int = 0) -> Path:
+    """Return where a node notes how its ranks ended."""
+    return directory / (EXIT_FILE if node == 0 else f"exit.node{node}.json")
+
+
+def write_exit(directory: Path, end: Ended, node: int = 0) -> None:
+    """Keep how the ranks of a node ended, for whoever concludes the run."""
+    store.write_json(exit_file(directory, node), asdict(end))
+
+
+def read_exit(directory: Path, node: int = 0) -> Ended | None:
+    """Return how the ranks of a node ended, None where it noted no end."""
+    value = store.read_object(exit_file(directory, node))
+    code, kills, killed = (value.get(n) for n in ("exit_code", "memory_kills", "memory_killed"))
+    if not isinstance(code, int):
+        return None
+    return Ended(
+        code,
+        cast("outcome.EndReason", stop) if len(stop := _texts(value.get("stop"))) > 1 else None,
+        kills if isinstance(kills, int) else 0,
+        tuple(one for one in killed if isinstance(one, int)) if isinstance(killed, list) else (),  # pyright: ignore[reportUnknownVariableType]
+    )
 
 
 def start_of(directory: Path) -> str | None:

@@ -80,23 +80,16 @@ def settle(
         return None
     reason = sentence or "The process in charge ended without a word (killed, or power was lost)"
     unknown: EndReason = (status, reason)
-    code, stop = _end(partial) or (None, unknown)
-    return finish_run.conclude(partial, exit_code=code, stop=stop, finished_at=_last_sign(partial))
+    end = finish_run.read_exit(partial)
+    return finish_run.conclude(
+        partial,
+        exit_code=end.exit_code if end else None,
+        stop=end.stop if end else unknown,
+        finished_at=last_sign(partial),
+    )
 
 
-def _end(partial: Path) -> tuple[int, EndReason | None] | None:
-    """Return exit code and stop of a trainer whose end was noted; None where none was."""
-    end = store.read_object(partial / finish_run.EXIT_FILE)
-    code, status = end.get("exit_code"), end.get("status")
-    if not isinstance(code, int):
-        return None
-    if not status:
-        return code, None
-    sentence, cause = str(end.get("sentence")), end.get("cause")
-    return code, (status, sentence, str(cause)) if cause else (status, sentence)
-
-
-def _last_sign(partial: Path) -> str:
+def last_sign(partial: Path) -> str:
     """Return when the run last wrote anything, as records keep times."""
     names = (
         "config.json",

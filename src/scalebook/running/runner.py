@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from uuid import uuid4
@@ -59,8 +59,10 @@ def train(
     return record
 
 
-def check(config: RunConfig, *, force_platform: bool = False) -> None:
+def check(config: RunConfig, *, force_platform: bool = False, allocated: bool = False) -> None:
     """Refuse what cannot run here, before anything is started.
+
+    ``allocated``: a scheduler gave the run all its nodes, and this machine is one of them.
 
     Raises:
         ConfigError: the configuration is illegal.
@@ -82,7 +84,7 @@ def check(config: RunConfig, *, force_platform: bool = False) -> None:
         if refusal:
             raise LaunchError(refusal)
         devices = machine.count
-    missing = launch.unavailable(config, devices)
+    missing = launch.unavailable(config, devices, allocated=allocated)
     if missing:
         raise LaunchError(f"This run {missing}.")
 
@@ -96,36 +98,66 @@ def _train_in(directory: Path, config: RunConfig, trainer: str, show: Show) -> R
     command = ("python", *plan.command[1:])
     start = uuid4().hex
     finish_run.write_launch(directory, command, host.facts(environment, project.root()), start)
-    before = memory_kills.before()
+    end = supervise(directory, config, plan.command, environment, start, show=show)
+    return finish_run.conclude(
+        directory,
+        exit_code=end.exit_code,
+        stop=end.stop,
+        host_memory_kills=end.memory_kills,
+        memory_killed=frozenset(end.memory_killed),
+    )
+
+
+def supervise(
+    directory: Path,
+    config: RunConfig,
+    command: tuple[str, ...],
+    environment: Mapping[str, str],
+    start: str,
+    *,
+    node: int = 0,
+    show: Show = lambda _: None,
+    ended: Callable[[], EndReason | None] = lambda: None,
+) -> finish_run.Ended:
+    """Start this machine's ranks, sample its devices, and return and note how the ranks ended.
+
+    ``start`` is the mark of this start (``processes.START``); ``ended`` returns why the ranks must
+    end for a reason that neither the directory nor a limit of the run gives.
+    """
+    run_id, before = finish_run.run_id(directory), memory_kills.before()
     with telemetry.sampling(directory, config, environment):
-        process = _start(directory, plan.command, {**environment, processes.START: start})
-        stop = _watch(process, directory, config, show)
+        log = finish_run.log_file(directory, node)
+        process = _start(directory, command, {**environment, processes.START: start}, log)
+        seconds = config.progress_limit_seconds
+        stop = _watch(
+            process,
+            directory,
+            config,
+            show,
+            ended,
+            stalled=lambda: stalls.sentence(log, run_id, start, seconds),
+        )
         kills, killed = memory_kills.since(before)
         code = processes.shell_code(process.returncode)
         if stop is None and process.returncode < 0 and not kills:
             # The guard itself: of what it ran it answers with 128 + n.
             name = signal_name(-process.returncode)
             stop = ("interrupted", f"The process that guards the run was ended by {name}")
-        finish_run.write_exit(directory, code, stop)
+        end = finish_run.Ended(code, stop, kills, tuple(sorted(killed)))
+        finish_run.write_exit(directory, end, node)
     # a killed guard leaves the run behind
-    processes.end(finish_run.run_id(directory), start=start)
+    processes.end(run_id, start=start)
     (directory / STOP_FILE).unlink(missing_ok=True)
-    return finish_run.conclude(
-        directory,
-        exit_code=code,
-        stop=stop,
-        host_memory_kills=kills,
-        memory_killed=killed,
-    )
+    return end
 
 
 def _start(
-    directory: Path, command: tuple[str, ...], environment: dict[str, str]
+    directory: Path, command: tuple[str, ...], environment: dict[str, str], log_file: Path
 ) -> subprocess.Popen[bytes]:
     """Start the command under a guard, which ends it when this process dies."""
     run_id = finish_run.run_id(directory)
     guard = (sys.executable, "-m", "scalebook.running.guard", run_id, str(GRACE_SECONDS))
-    with untrusted.appended(directory / "train.log") as log:
+    with untrusted.appended(log_file) as log:
         return subprocess.Popen(
             (*guard, *command),
             stdin=subprocess.PIPE,
@@ -138,7 +170,13 @@ def _start(
 
 
 def _watch(
-    process: subprocess.Popen[bytes], directory: Path, config: RunConfig, show: Show
+    process: subprocess.Popen[bytes],
+    directory: Path,
+    config: RunConfig,
+    show: Show,
+    ended: Callable[[], EndReason | None],
+    *,
+    stalled: Callable[[], str],
 ) -> EndReason | None:
     """Return when the run has ended, with why if it was ended from here."""
     limit = config.time_limit_seconds
@@ -153,24 +191,18 @@ def _watch(
                 next_show = time.monotonic() + SHOW_SECONDS
                 show(line(tail.read(), config.steps, tail.quiet_seconds()))
             time.sleep(POLL_SECONDS)
-            stop = _stop_request(directory)
+            stop = _stop_request(directory) or ended()
             if stop is None and deadline is not None and time.monotonic() > deadline:
                 extra = extra_seconds(tail.read(), config.steps)
                 if time.monotonic() > deadline + extra:
                     stop = ("timeout", f"The time limit of {limit} s ran out")
             if stop is None and progress_limit.reached():
-                stop = ("timeout", _stalled(directory, config), "no_progress")
+                stop = ("timeout", stalled(), "no_progress")
     except KeyboardInterrupt:
         stop = ("interrupted", "The run was interrupted by hand")
     if stop is not None:
         _end(process)
     return stop
-
-
-def _stalled(directory: Path, config: RunConfig) -> str:
-    start = finish_run.start_of(directory) or ""
-    seconds = config.progress_limit_seconds
-    return stalls.sentence(directory, finish_run.run_id(directory), start, seconds)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

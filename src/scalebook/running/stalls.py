@@ -55,7 +55,8 @@ class ProgressLimit:
     def _signs(self) -> tuple[int, ...]:
         step = self.tail.read()
         try:
-            output = (self.directory / "train.log").stat().st_size
+            logs = self.directory.glob("train.log*")  # of all nodes: what one prints is progress
+            output = sum(path.stat().st_size for path in logs)
         except OSError:
             output = 0
         return (step.step, step.restart, output) if step else (0, 0, output)
@@ -66,9 +67,12 @@ class ProgressLimit:
         return any(time.time() - path.stat().st_mtime < self.seconds for path in files)
 
 
-def sentence(directory: Path, run_id: str, start: str, seconds: int) -> str:
-    """Return why a run without progress is ended, with the rank that stopped where it is clear."""
-    where = stopped_rank(processes.ranks(run_id, start), directory / "train.log")
+def sentence(log: Path, run_id: str, start: str, seconds: int) -> str:
+    """Return why a run without progress is ended, with the rank that stopped where it is clear.
+
+    ``start`` is the mark of this machine's ranks (``processes.START``), which print into ``log``.
+    """
+    where = stopped_rank(processes.ranks(run_id, start), log)
     return f"No step for {seconds} s{f': {where}' if where else ''}"
 
 

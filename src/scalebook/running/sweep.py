@@ -221,10 +221,15 @@ def record_inferred(config: RunConfig, inference: Inference, runs: Path) -> RunR
     """Write and return the record of a configuration that was not run: a smaller one broke."""
     partial = store.create_partial(runs, config, datetime.now(UTC))
     with ownership.owned(partial):
-        stop = ("out_of_memory", inference.sentence)
-        record = finish_run.conclude(partial, stop=stop, inferred_from=inference.run_id)
+        record = conclude_inferred(partial, inference)
         store.publish(partial)
     return record
+
+
+def conclude_inferred(partial: Path, inference: Inference) -> RunRecord:
+    """Write and return the record of a run that is not started, in its partial directory."""
+    stop = ("out_of_memory", inference.sentence)
+    return finish_run.conclude(partial, stop=stop, inferred_from=inference.run_id)
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,13 +47,16 @@ class Scheduled:
     runs: int = 0  # of the whole plan, also those that are done
     repeats: int | None = None  # None: as the runs say themselves
     cool_down: CoolDown | None = None
+    kind: str = ""
+    question: str = ""
 
     @classmethod
     def of(cls, plan: Plan) -> Scheduled:
         """Return the order of a plan."""
         times = plan.schedule
         runs = len(plan.runs)
-        return cls(plan.name, times.order, times.seed, runs, times.repeats, times.cool_down)
+        order = (times.order, times.seed, runs, times.repeats, times.cool_down)
+        return cls(plan.name, *order, plan.kind, plan.question)
 
     def place(self, number: int, waited: Waited | None) -> dict[str, Any]:
         """Return what the record of the run at a place of the order keeps; empty without a plan."""
@@ -61,8 +64,10 @@ class Scheduled:
             return {}
         notes = [f"Runs were in a random order within each repeat, seed {self.seed}."]
         notes = notes if self.order == "random" else []
+        asked = {"kind": self.kind, "question": self.question}
         return {
             "plan": self.plan,
+            **{name: text for name, text in asked.items() if text},
             "order": self.order,
             "seed": self.seed,
             "place": number,

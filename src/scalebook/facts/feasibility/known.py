@@ -12,6 +12,7 @@ from scalebook.facts import catalog
 from scalebook.facts.feasibility.cells import Verdict
 from scalebook.record import RunRecord
 from scalebook.settings import names
+from scalebook.step_columns import Steps
 from scalebook.store import Run
 
 LARGEST = 10**15  # of any field: records come from anywhere
@@ -104,7 +105,7 @@ def _shown(run: Run, devices: dict[str, str]) -> Known | None:
     else:
         return None
     device = record.environment.get("accelerator")
-    peaks = [step.allocated_gib for step in run.steps if step.allocated_gib is not None]
+    peaks = Steps.of(run.steps).known("allocated_gib")
     return Known(
         config=config,
         accelerator=device if isinstance(device, str) else devices.get(config.platform),

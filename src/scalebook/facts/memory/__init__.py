@@ -4,7 +4,6 @@ Model states follow Megatron's mixed precision (docs/source/api-guide/dist_optim
 Activations are counted tensor by tensor (``memory.activations``) and kept for as many microbatches
 as the schedule has in flight (arXiv 2205.05198, section 4.2.3). Left out: the context of the
 driver, buffers of collectives, temporary buffers of kernels, fragmentation.
-``memory.conventions`` has the formulas that others published.
 """
 
 from __future__ import annotations

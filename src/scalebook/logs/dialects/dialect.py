@@ -68,6 +68,7 @@ class LineDialect(Dialect):
         """Take a piece of text that ends at a line end."""
         endings = self.traceback or status.mentions_ending(text)
         dumps = ".. " in text or "using world size" in text
+        holds = status.holds_up(text)
         self.device(text)
         if any(piece in text for piece in settings.PARTIAL_PIECES):
             self.trained(text)
@@ -82,6 +83,8 @@ class LineDialect(Dialect):
             self.cut = index == last  # the text ends without a line end: the line may be cut off
             if not self.line(line):
                 self.out.mark()
+                if holds and status.holds_up(line):
+                    self.out.held = True
                 self.other(line, endings=endings, dumps=dumps)
 
     def other(self, line: str, *, endings: bool, dumps: bool) -> None:

@@ -21,7 +21,7 @@ _OURS = {
     "tp": "tensor_parallel_size",
     "ep": "expert_parallel_size",
 }
-_MESH = re.compile(r"device mesh with [^\n]{0,100}?\[([\d, ]+)\]")
+_MESH = re.compile(r"device mesh with [^\n]{0,100}?\[(\d+(?:, *\d+)*)\]")
 _SIZES = (
     (re.compile(r"local batch size (\d+)"), "micro_batch_size"),
     (re.compile(r"global batch size (\d+)"), "global_batch_size"),
@@ -91,7 +91,7 @@ class TorchTitan(LineDialect):
                 self.out.tell("world_size", math.prod(outer))
         mesh = _MESH.search(line) if "device mesh with" in line else None
         if mesh:
-            sizes = [integer(size) for size in mesh[1].split(",") if size.strip()]
+            sizes = [integer(size.strip()) for size in mesh[1].split(",")]
             self.out.tell("world_size", math.prod(sizes))
 
     def finish(self) -> None:

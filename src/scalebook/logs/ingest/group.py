@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from scalebook.errors import IngestError
 from scalebook.logs.dialects.dialect import Dialect
-from scalebook.logs.ingest.reader import FileContent, read_content
+from scalebook.logs.ingest.reader import FileContent, dialect_of, read_content
 from scalebook.logs.job import Job
 from scalebook.logs.status import weightier
 
@@ -135,7 +135,7 @@ def _joins(groups: Iterable[Group], content: FileContent) -> bool:
     return False
 
 
-def _attach(groups: list[Group], contents: Iterable[FileContent]) -> list[str]:
+def _attach(groups: Sequence[Group], contents: Iterable[FileContent]) -> list[str]:
     """Attach telemetry and traces to the one run beside them; return notes on the others."""
     notes: list[str] = []
     beside: dict[Path, list[Group]] = {}
@@ -153,6 +153,74 @@ def _attach(groups: list[Group], contents: Iterable[FileContent]) -> list[str]:
     return notes
 
 
+@dataclass(slots=True)
+class Found:
+    """Files of some paths, sorted before they are read, so that a job is whole when it is read."""
+
+    training: dict[str, list[tuple[Path, bool]]]  # by what the names of a job's files share
+    beside: list[FileContent]  # telemetry and traces
+    notes: list[str]  # on files that were not used
+
+    def groups(self, dialect: str | type[Dialect] | None) -> Iterator[Group]:
+        """Yield each job when its files were read; those beside other files at the end.
+
+        Raises:
+            IngestError: a file that was named cannot be read, or nothing in it was recognised.
+        """
+        folders = {content.path.parent for content in self.beside}
+        homes = {files[0][0].parent for files in self.training.values()}
+        waiting: list[Group] = []
+        for files in self.training.values():
+            groups: list[Group] = []
+            for file, named in files:
+                self._read(file, named, dialect, groups)
+            # what lies in a folder without a log may belong to any
+            if files[0][0].parent in folders or not folders <= homes:
+                waiting += groups
+            else:
+                yield from groups
+        self.notes += _attach(waiting, self.beside)
+        yield from waiting
+
+    def _read(
+        self, file: Path, named: bool, dialect: str | type[Dialect] | None, groups: list[Group]
+    ) -> None:
+        try:
+            content = read_content(file, dialect)
+            if content.empty and named:
+                raise content.unrecognised()
+        except IngestError as error:
+            if named:
+                raise
+            self.notes.append(str(error))
+            return
+        if content.empty:
+            self.notes.append(f"{file}: nothing in it was recognised.")
+        elif not _joins(groups, content):
+            groups.append(Group([content], list(content.jobs)))
+
+
+def find(paths: Iterable[Path], dialect: str | type[Dialect] | None = None) -> Found:
+    """Return the files under some paths by job; of logs only the beginnings are read.
+
+    Raises:
+        IngestError: a path does not exist, or a file that was named cannot be read.
+    """
+    found = Found({}, [], [])
+    for path in paths:
+        for file, named in files_under(path):
+            try:
+                if dialect_of(file, dialect).kind == "training":
+                    found.training.setdefault(group_key(file), []).append((file, named))
+                else:
+                    found.beside.append(read_content(file, dialect))
+            except IngestError as error:
+                if named:
+                    raise
+                found.notes.append(str(error))
+    return found
+
+
 def collect(
     paths: Iterable[Path], dialect: str | type[Dialect] | None = None
 ) -> tuple[list[Group], list[str]]:
@@ -161,26 +229,5 @@ def collect(
     Raises:
         IngestError: a path does not exist, or a file that was named cannot be read.
     """
-    groups: list[Group] = []
-    by_key: dict[str, list[Group]] = {}
-    beside: list[FileContent] = []
-    notes: list[str] = []
-    for path in paths:
-        for file, named in files_under(path):
-            try:
-                content = read_content(file, dialect)
-            except IngestError as error:
-                if named:
-                    raise
-                notes.append(str(error))
-                continue
-            if content.dialect.kind != "training":
-                beside.append(content)
-            elif content.empty and named:
-                raise content.unrecognised()
-            elif content.empty:
-                notes.append(f"{file}: nothing in it was recognised.")
-            elif not _joins(alike := by_key.setdefault(group_key(file), []), content):
-                alike.append(Group([content], list(content.jobs)))
-                groups.append(alike[-1])
-    return groups, notes + _attach(groups, beside)
+    found = find(paths, dialect)
+    return list(found.groups(dialect)), found.notes

@@ -95,5 +95,8 @@ def _where(job: Job) -> str:
         return "The log holds no training step"
     if job.last_step is None:
         return f"The log ends after {len(job.table)} record(s)"
+    if beyond := job.counts.records_beyond_limit:
+        kept = f"{len(job.table):,} records are kept, up to step {job.last_step}"
+        return f"Only the first {kept} ({beyond:,} more were not), so the log goes on"
     of = f" of {job.total_steps}" if job.total_steps else ""
     return f"The log ends at step {job.last_step}{of}"

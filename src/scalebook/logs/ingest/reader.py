@@ -51,16 +51,15 @@ class FileContent:
                 f"was written. {_REMEDY}"
             )
         nearest = _nearest(Source(self.path).head())
-        kinds = ", ".join(dialect.name for dialect in dialects())
         return IngestError(
             f"{self.path} is not a log that is known here: no training step of any dialect was "
-            f"found ({kinds}). {nearest}Nothing was written. {_REMEDY}"
+            f"found. {nearest}Nothing was written. {_REMEDY}"
         )
 
 
 _REMEDY = (
-    "Name the dialect with --dialect, or a table's columns with --map, such as "
-    "--map step_seconds=COLUMN."
+    "Name the dialect with --dialect ('--dialect list' names them all), or a table's columns "
+    "with --map, such as --map step_seconds=COLUMN."
 )
 # Tools whose samples say nothing of training, by pieces of what they print.
 _SAMPLES = (
@@ -118,8 +117,8 @@ def recognise(texts: Iterable[str]) -> type[Dialect]:
     return beside or Plain
 
 
-def read_content(path: Path, dialect: str | type[Dialect] | None = None) -> FileContent:
-    """Return what a file holds.
+def dialect_of(path: Path, dialect: str | type[Dialect] | None = None) -> type[Dialect]:
+    """Return the dialect of a file, read as far as it takes, else the one that is forced.
 
     Raises:
         IngestError: the file cannot be read, or the dialect that is forced is unknown.
@@ -127,9 +126,17 @@ def read_content(path: Path, dialect: str | type[Dialect] | None = None) -> File
     if not path.is_file():
         raise IngestError(f"{path} is not a file. Name a file, or a folder of files.")
     if isinstance(dialect, type):
-        kind = dialect
-    else:
-        kind = named(dialect) if dialect else recognise(Source(path).texts())
+        return dialect
+    return named(dialect) if dialect else recognise(Source(path).texts())
+
+
+def read_content(path: Path, dialect: str | type[Dialect] | None = None) -> FileContent:
+    """Return what a file holds.
+
+    Raises:
+        IngestError: the file cannot be read, or the dialect that is forced is unknown.
+    """
+    kind = dialect_of(path, dialect)
     source = Source(path)
     try:
         jobs = kind().read(source)

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from scalebook.errors import IngestError
 from scalebook.logs.dialects.dialect import Dialect
-from scalebook.logs.ingest.group import Group, collect
+from scalebook.logs.ingest.group import Group, collect, find
 from scalebook.logs.ingest.observe import Observation
 from scalebook.logs.ingest.reader import FileContent, read_content
 from scalebook.logs.ingest.summary import summarise
@@ -62,21 +62,21 @@ def ingest(
 ) -> tuple[list[Ingested], list[str]]:
     """Write run directories for the jobs of all paths; return them, and notes on unused files.
 
-    Everything is checked before anything is written.
+    Each job is written when its files were read, so that what stops an ingest costs only the rest.
 
     Raises:
         IngestError: a path cannot be read, or what was supplied contradicts a file.
     """
-    groups, notes = collect(paths, dialect)
-    planned = list(_plan(groups, supplied))
+    files = find(paths, dialect)
     found: list[Ingested] = []
-    for content in (content for group in groups for content in group.attached):
-        notes += _no_breakdown(content)
-    for group, index, known, summary in planned:
-        path, new = write_run(runs, group, index, known, summary)
-        files = tuple(content.path for content in (*group.files, *group.attached))
-        found.append(Ingested(path, new, files, summary))
-    return found, notes
+    for group in files.groups(dialect):
+        for content in group.attached:
+            files.notes += _no_breakdown(content)
+        for index, known, summary in list(_plan(group, supplied)):
+            path, new = write_run(runs, group, index, known, summary)
+            of = tuple(content.path for content in (*group.files, *group.attached))
+            found.append(Ingested(path, new, of, summary))
+    return found, files.notes
 
 
 def _no_breakdown(content: FileContent) -> list[str]:
@@ -89,9 +89,8 @@ def _no_breakdown(content: FileContent) -> list[str]:
 
 
 def _plan(
-    groups: list[Group], supplied: Mapping[str, Value]
-) -> Iterator[tuple[Group, int, Observation, dict[str, Any]]]:
-    for group in groups:
-        for index, job in enumerate(group.jobs):
-            known = observe_with(job, supplied, group.files[0].path.name)
-            yield group, index, known, summarise(job, known)
+    group: Group, supplied: Mapping[str, Value]
+) -> Iterator[tuple[int, Observation, dict[str, Any]]]:
+    for index, job in enumerate(group.jobs):
+        known = observe_with(job, supplied, group.files[0].path.name)
+        yield index, known, summarise(job, known)

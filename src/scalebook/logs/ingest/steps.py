@@ -36,11 +36,17 @@ def _warmup(seconds: Sequence[float], usual: float | None) -> int:
     return count
 
 
-def _stalls(seconds: Sequence[float], usual: float | None, warmup: int) -> set[int]:
-    """Return the records that are held up beyond doubt, none where they are many."""
+def _stalls(
+    seconds: Sequence[float], usual: float | None, warmup: int, held: Sequence[float]
+) -> set[int]:
+    """Return the records that are held up, by the log's words or beyond doubt; none where many."""
     if usual is None or len(seconds) < _FEWEST:
         return set()
-    found = {row for row in range(warmup, len(seconds)) if seconds[row] > _STALL * usual}
+    found = {
+        row
+        for row in range(warmup, len(seconds))
+        if seconds[row] > (_SLOW_START if held[row] > 0 else _STALL) * usual
+    }
     return found if len(found) <= _MOST_STALLS * len(seconds) else set()
 
 
@@ -78,7 +84,7 @@ def steps_of(job: Job, known: Observation) -> Iterator[StepRecord]:
     there = [value for value in seconds if not math.isnan(value)]
     usual = median(there) if there else None
     warmup = _warmup(seconds, usual)
-    stalls = _stalls(seconds, usual, warmup)
+    stalls = _stalls(seconds, usual, warmup, job.table.column("held"))
     shift = 1 if job.first_step == 0 else 1 - job.first_number
     for index in range(len(job.table)):
         row = job.table.row(index)

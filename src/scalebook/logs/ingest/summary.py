@@ -61,8 +61,9 @@ def _of_numbers(found: RunMetrics | None) -> list[str]:
     if found.stalled_steps:
         rate = found.tokens_per_second_with_stalls
         said.append(
-            f"{found.stalled_steps} record(s) took more than three times the usual time (a "
-            "profiler, a checkpoint, an evaluation or a compilation) and are left out of the rate"
+            f"{found.stalled_steps} record(s) took more than three times the usual time, or more "
+            "time behind a line about it (a profiler, a checkpoint, an evaluation or a "
+            "compilation), and are left out of the rate"
             + (f"; with them it is {rate:,.0f} tokens/s." if rate else ".")
         )
     return said

@@ -22,7 +22,7 @@ from scalebook.logs.ingest.telemetry import lines
 from scalebook.logs.job import Job
 from scalebook.logs.settings import Value
 from scalebook.record import RunRecord
-from scalebook.scrub import scrub_all
+from scalebook.scrub import scrub, scrub_all, scrub_values
 
 _LARGEST_TRACE = 512 << 20
 _SETTINGS = (
@@ -136,11 +136,11 @@ def record_of(
         config_hash=None,
         source="ingested",
         status=status,
-        reason=reason,
+        reason=reason and scrub(reason, {}),
         cause=None if status == "completed" else cause_of(job, status),
         log_tail=scrub_all(tail, {}),
         observed=finite(observed_settings(known)),
-        environment=finite(_environment(group, job, known, summary)),
+        environment=scrub_values(finite(_environment(group, job, known, summary))),
     )
 
 

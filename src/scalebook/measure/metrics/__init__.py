@@ -20,12 +20,15 @@ from scalebook.facts.flops import (
     headline_convention,
 )
 from scalebook.measure.metrics.ceiling import fraction
-from scalebook.measure.metrics.devices import device_fields
+from scalebook.measure.metrics.devices import device_fields, settled
 from scalebook.measure.metrics.peak import highest_peak, peak_of
+from scalebook.measure.metrics.repeats import of_configuration, start_spread
 from scalebook.measure.metrics.row import RunMetrics
-from scalebook.measure.metrics.settings import count, finite, run_shape, settings, text
+from scalebook.measure.metrics.settings import count, run_shape, settings, text
 from scalebook.measure.metrics.window import Throughput, measured_steps, throughput
+from scalebook.measure.telemetry import read as read_telemetry
 from scalebook.record import RunRecord
+from scalebook.step_columns import Steps
 from scalebook.store import Run
 
 
@@ -78,20 +81,22 @@ def _scale(record: RunRecord, of_one_gpu: bool) -> tuple[_Scale | None, int | No
     return _Scale(model, hardware, counted), shape.num_layers, None
 
 
-def _memory(run: Run) -> dict[str, Any]:
+def _memory(record: RunRecord, steps: Steps) -> dict[str, Any]:
     """Return the most memory (GiB) allocated on any rank, else reserved; and why there is none."""
-    allocated = max(finite(step.allocated_gib for step in run.steps), default=0.0)
-    reserved = max(finite(step.reserved_gib for step in run.steps), default=0.0)
-    peak = next((value for value in (allocated, reserved) if value > 0), None)
-    why = text(run.record.environment.get("memory_reason")) or "No step recorded its memory"
+    most = (max(steps.known(name), default=0.0) for name in ("allocated_gib", "reserved_gib"))
+    peak = next((value for value in most if value > 0), None)
+    why = text(record.environment.get("memory_reason")) or "No step recorded its memory"
     return {"peak_memory_gib": peak, "peak_memory_reason": why if peak is None else None}
 
 
-def _rates(found: Throughput | None, reason: str | None, world: int | None) -> dict[str, Any]:
+def _rates(
+    found: Throughput | None, reason: str | None, world: int | None, start: float
+) -> dict[str, Any]:
     """Return the fields of RunMetrics that are rates of steps and tokens."""
     single = found is not None and found.of_one_gpu
-    interval = found.interval if found and not single else None
+    interval = _interval(found, start) if found and not single else None
     low, high = interval or (None, None)
+    seen = (found.seen if found and interval else None) or (None, None)
     each = found.tokens_per_second if found else None
     rate = None if single else each
     if single:
@@ -101,6 +106,9 @@ def _rates(found: Throughput | None, reason: str | None, world: int | None) -> d
         "tokens_per_second": rate,
         "tokens_per_second_low": low,
         "tokens_per_second_high": high,
+        "run_tokens_per_second_low": seen[0],
+        "run_tokens_per_second_high": seen[1],
+        "start_spread": start if interval else None,
         "tokens_per_second_per_gpu": each if single else rate / world if rate and world else None,
         "throughput_reason": reason,
         "interval_reason": None if interval else reason or _no_interval(found),
@@ -108,14 +116,25 @@ def _rates(found: Throughput | None, reason: str | None, world: int | None) -> d
     }
 
 
+def _interval(found: Throughput, start: float) -> tuple[float, float] | None:
+    """Return the interval of the configuration's rate: this run's, and what a start changes."""
+    if found.interval is None:
+        return None
+    return of_configuration(found.tokens_per_second, *found.interval, start)
+
+
 def _no_interval(found: Throughput | None) -> str:
     """Return why a rate has no interval."""
-    reason = found.steady.reason if found else None
+    reason = (found.steady.reason or found.note) if found else None
     return reason or "The interval of the step time reaches down to zero."
 
 
 def _mfu(
-    rates: Throughput | None, scale: _Scale | None, peak: float | None, reason: str | None
+    rates: Throughput | None,
+    scale: _Scale | None,
+    peak: float | None,
+    reason: str | None,
+    start: float,
 ) -> dict[str, Any]:
     """Return the fields of RunMetrics that are fractions of the peak."""
     names = ("mfu", "mfu_low", "mfu_high", "hfu")
@@ -132,10 +151,11 @@ def _mfu(
         reasons = ("mfu_reason", "mfu_interval_reason", "hfu_reason")
         return found | dict.fromkeys(reasons, why)
     found["mfu"] = value
-    if rates.interval is None:
+    interval = _interval(rates, start)
+    if interval is None:
         found["mfu_interval_reason"] = _no_interval(rates)
     else:
-        found["mfu_low"], found["mfu_high"] = (end * scale.model / peak for end in rates.interval)
+        found["mfu_low"], found["mfu_high"] = (end * scale.model / peak for end in interval)
     if scale.hardware is None:
         found["hfu_reason"] = "The run does not say what it recomputed."
     else:
@@ -158,12 +178,12 @@ def _void(
     )
 
 
-def _stalls(run: Run, rates: Throughput | None) -> dict[str, Any]:
+def _stalls(steps: Steps, measured: Steps, rates: Throughput | None) -> dict[str, Any]:
     """Return the fields of RunMetrics about steps that were held up."""
-    stalled = [step for step in run.steps if step.phase == "stalled"]
-    steps = [*measured_steps(run.steps), *stalled]
-    seconds = sum(step.step_seconds or 0.0 for step in steps)
-    tokens = sum(step.tokens or 0 for step in steps)
+    stalled = steps.in_phase("stalled")
+    counted = (measured, stalled)
+    seconds = sum(sum(part.known("step_seconds")) for part in counted)
+    tokens = sum(sum(part.known("tokens")) for part in counted)
     rate = tokens / seconds if stalled and rates and seconds > 0 else None
     return {"stalled_steps": len(stalled), "tokens_per_second_with_stalls": rate}
 
@@ -185,15 +205,18 @@ def measure(run: Run, *, peak_precision: str | None = None) -> RunMetrics:
     ``peak_precision`` names the peak that MFU is a fraction of where the run's own precision
     does not settle it (fp8).
     """
-    record, steps = run.record, measured_steps(run.steps)
-    rates, no_rate = throughput(record, steps)
+    record, every = run.record, Steps.of(run.steps)
+    steps = measured_steps(every)
+    readings = read_telemetry(run.path)
+    rates, no_rate = throughput(record, steps, settled(readings, steps))
+    start = start_spread(text(record.setting("platform")))
     scale, layers, no_scale = _scale(record, rates is not None and rates.of_one_gpu)
     peak, peak_name, no_peak = peak_of(record, peak_precision)
     if void := _void(rates, scale, record, peak_precision):
         rates, no_rate = None, void
     rate = rates.tokens_per_second if rates else None
     achieved = rate * scale.model if rate and scale else None
-    losses = finite(step.loss for step in run.steps)
+    losses = every.known("loss")
     return RunMetrics(
         run_id=record.run_id,
         status="void" if void else record.status,
@@ -204,18 +227,18 @@ def measure(run: Run, *, peak_precision: str | None = None) -> RunMetrics:
         **settings(record),
         num_layers=layers,
         measured_steps=len(steps),
-        **_rates(rates, no_rate, count(record, "world_size")),
+        **_rates(rates, no_rate, count(record, "world_size"), start),
         model_tflops_per_second_per_gpu=achieved,
         flops_convention=scale.convention if scale else DEFAULT_CONVENTION,
         model_tflops_reason=no_rate or no_scale,
-        **_mfu(rates, scale, peak, no_rate or no_scale or no_peak),
+        **_mfu(rates, scale, peak, no_rate or no_scale or no_peak, start),
         peak_tflops_per_second=peak,
         peak_precision=peak_name,
         **fraction(achieved, record, peak_precision, no_rate or no_scale),
-        **_memory(run),
-        **device_fields(run, rates.steps if rates else steps),
+        **_memory(record, every),
+        **device_fields(run, rates.steps if rates else steps, readings),
         loss_first=losses[0] if losses else None,
         loss_last=losses[-1] if losses else None,
         loss_fell=loss_fell(losses),
-        **_stalls(run, rates),
+        **_stalls(every, steps, rates),
     )

@@ -45,6 +45,7 @@ class Effect:
     size: float
     probability: float  # that chance alone gives an effect as large, either sign
     mean_variance: float  # of the mean beside the effect, averaged over rho
+    error: float = 0.0  # standard error of the size, averaged over rho
 
 
 # What rho-differenced sums are made of: all products, those but the ends, those of neighbours.
@@ -97,14 +98,15 @@ def effect(series: Sequence[float], shape: Sequence[float]) -> Effect:
         rest = max(rest, floor)
         logs.append(log_weight - 0.5 * math.log(weight * room) - free / 2 * math.log(rest))
         found.append((size, math.sqrt(rest / free / room), rest / free / weight))
-    size = probability = variance = 0.0
+    size = probability = variance = deviation = 0.0
     weights = _normalised(logs)
     for weight, (one, error, mean_variance) in zip(weights, found, strict=True):
         if weight > _NEGLIGIBLE:
             size += weight * one
             probability += weight * two_sided_tail(abs(one) / error, free)
             variance += weight * mean_variance
-    return Effect(size, probability, variance)
+            deviation += weight * error
+    return Effect(size, probability, variance, deviation)
 
 
 @dataclass(frozen=True, slots=True)

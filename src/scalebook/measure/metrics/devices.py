@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
-from scalebook.measure.telemetry import TelemetrySummary, flags, read, summarize
+from scalebook.measure.telemetry import Telemetry, TelemetrySummary, flags, read, summarize
+from scalebook.measure.telemetry.summary import within
+from scalebook.measure.telemetry.trend import Settling, settling
 from scalebook.record import StepRecord
 from scalebook.store import Run
 
 
-def telemetry(run: Run, steps: Sequence[StepRecord]) -> TelemetrySummary:
-    """Return the run's telemetry over these steps, the measured ones."""
-    return summarize(read(run.path), run.record, steps)
+def telemetry(
+    run: Run, steps: Iterable[StepRecord], readings: Telemetry | None = None
+) -> TelemetrySummary:
+    """Return the run's telemetry over these steps, the measured ones; ``readings`` spare a read."""
+    return summarize(readings or read(run.path), run.record, steps)
 
 
-def device_fields(run: Run, steps: Sequence[StepRecord]) -> dict[str, Any]:
-    """Return the fields of RunMetrics that telemetry tells."""
-    found = telemetry(run, steps)
+def settled(readings: Telemetry, steps: Iterable[StepRecord]) -> Settling:
+    """Return whether the devices had settled while these steps ran; unknown without their times."""
+    inside = within(readings.devices, steps)
+    return settling(inside) if inside else Settling(None)
+
+
+def device_fields(
+    run: Run, steps: Iterable[StepRecord], readings: Telemetry | None = None
+) -> dict[str, Any]:
+    """Return the fields of RunMetrics that telemetry shows."""
+    found = telemetry(run, steps, readings)
     clocks = found.clocks
     return {
         "energy_joules_per_token": found.energy_joules_per_token,

@@ -1,19 +1,22 @@
-"""Repeats of one configuration as one number: what differs from start to start counts.
+"""What differs from start to start: repeats as one number, and what a single run cannot show.
 
-Runs differ by more than their steps do (placement, clocks, neighbours), so the interval is
-Student's t over the means of runs, on logarithms of rates. Its variance is at least what the steps
-explain. Two runs alone would have a t of 12.7 with a spread from one difference; there, the spread
-that starts are assumed to have (``START_SPREAD``) counts as one more observation.
+Runs differ by more than their steps do (placement, clocks, neighbours). The variance of a run's
+mean is that of its steps plus that of starts, and the assumed spread of starts is the prior of the
+second: worth ``WORTH`` observations, so that repeats decide no less than single runs. Repeats that
+contradict it count by themselves; a single difference still has it as one observation. Intervals
+are Student's t on logarithms of rates.
 """
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist, fmean
 
 from scalebook import identity
+from scalebook.errors import ConfigError
 from scalebook.measure.metrics.row import RunMetrics
 from scalebook.measure.metrics.student import student_quantile
 from scalebook.record import RunRecord
@@ -23,6 +26,11 @@ from scalebook.record import RunRecord
 # processes that share the cores of a machine repeat less well.
 START_SPREAD = 0.005
 START_SPREAD_CPU = 0.02
+SPREAD_VARIABLE = "SCALEBOOK_START_SPREAD"  # replaces both: 0.01 or 1%
+
+# With eight, two runs on one side decide as often as one; as many repeats outweigh it.
+WORTH = 8.0
+_CONTRADICTS = 1.281552  # the normal distribution's 90 % point
 
 Z95 = NormalDist().inv_cdf(0.975)
 
@@ -65,9 +73,17 @@ def spread(groups: Sequence[Sequence[Estimate]], start_spread: float) -> Spread 
         centre = fmean(item.log_rate for item in group)
         total += sum((item.log_rate - centre) ** 2 for item in group)
     within = fmean(item.variance for group in groups for item in group)
-    if freedom == 1:
-        return Spread(max(total, start_spread**2 + within), 2)
-    return Spread(max(total / freedom, within), freedom)
+    assumed = start_spread**2 + within
+    agrees = total <= assumed * _most_by_chance(freedom)
+    worth = WORTH if agrees else 1.0 if freedom == 1 else 0.0
+    variance = (worth * assumed + total) / (worth + freedom)
+    return Spread(max(variance, within), worth + freedom)
+
+
+def _most_by_chance(freedom: int) -> float:
+    """Return the 90 % point of chi-square (Wilson and Hilferty, A&S 26.4.17)."""
+    part = 2 / (9 * freedom)
+    return freedom * (1 - part + _CONTRADICTS * math.sqrt(part)) ** 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,37 +107,121 @@ def pool(group: Sequence[Estimate], start_spread: float = START_SPREAD) -> Poole
 
 
 def start_spread(platform: str | None) -> float:
-    """Return the assumed spread of starts on a platform."""
+    """Return the assumed spread of starts on a platform, a fraction.
+
+    Raises:
+        ConfigError: the environment variable that replaces it is not a fraction below 1.
+    """
+    stated = os.environ.get(SPREAD_VARIABLE)
+    if stated:
+        return read_spread(stated)
     return START_SPREAD_CPU if platform == "cpu" else START_SPREAD
+
+
+def read_spread(text: str) -> float:
+    """Return a spread of starts that a user stated, like 0.01 or 1%, as a fraction.
+
+    Raises:
+        ConfigError: it is not a fraction of at least 0 and below 1.
+    """
+    try:
+        value = float(text[:-1]) / 100 if text.endswith("%") else float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < 1:
+        raise ConfigError(
+            f"The spread of starts {text[:40]!r} is not a fraction from 0 to below 1. Write it "
+            "like 0.01 or 1%."
+        )
+    return value
 
 
 def estimate(item: RunMetrics) -> Estimate | None:
     """Return a run's tokens per second as an estimate; None where it has no interval."""
     rate, low, high = (
         item.tokens_per_second,
-        item.tokens_per_second_low,
-        item.tokens_per_second_high,
+        item.run_tokens_per_second_low,
+        item.run_tokens_per_second_high,
     )
     if rate is None or low is None or high is None:
         return None
     return Estimate.of(rate, low, high, item.steady_steps or 0)
 
 
+def of_configuration(rate: float, low: float, high: float, start: float) -> tuple[float, float]:
+    """Return the interval of a configuration's rate by one run of it.
+
+    The ends of the run's own interval and the spread of starts are independent: distances add as
+    squares, on logarithms.
+    """
+    starts = Z95 * start
+    below, above = math.log(rate / low), math.log(high / rate)
+    return rate * math.exp(-math.hypot(below, starts)), rate * math.exp(math.hypot(above, starts))
+
+
 def with_repeats(pairs: Iterable[tuple[RunRecord, RunMetrics]]) -> list[RunMetrics]:
-    """Return the metrics of runs, each with the pooled rate of its configuration's repeats."""
+    """Return the metrics of runs, each with the pooled rate of its configuration's repeats.
+
+    Repeats also measure the spread of starts of their platform, which then counts in the interval
+    of every configuration on it.
+    """
+    return pooled_repeats((identity.repeat(record), item) for record, item in pairs)
+
+
+def pooled_repeats(pairs: Iterable[tuple[str | None, RunMetrics]]) -> list[RunMetrics]:
+    """Return the same for metrics with the key that repeats share."""
     found = list(pairs)
     groups: dict[str, list[Estimate]] = {}
-    keys = [identity.repeat(record) for record, _ in found]
-    for key, (_, item) in zip(keys, found, strict=True):
+    platforms: dict[str, str | None] = {}
+    for key, item in found:
         known = estimate(item)
         if key is not None and known is not None:
             groups.setdefault(key, []).append(known)
-    platforms = {key: item.platform for key, (_, item) in zip(keys, found, strict=True)}
+            platforms[key] = item.platform
+    starts: dict[str | None, tuple[float, int]] = {}
+    for platform in set(platforms.values()):
+        of_it = [group for key, group in groups.items() if platforms[key] == platform]
+        starts[platform] = _measured_starts(of_it, start_spread(platform))
     pooled = {key: pool(group, start_spread(platforms[key])) for key, group in groups.items()}
     return [
-        _pooled(item, pooled.get(key) if key is not None else None)
-        for key, (_, item) in zip(keys, found, strict=True)
+        _pooled(_with_starts(item, starts), pooled.get(key) if key is not None else None)
+        for key, item in found
     ]
+
+
+def _measured_starts(groups: Sequence[Sequence[Estimate]], assumed: float) -> tuple[float, int]:
+    """Return the spread of starts and over how many repeats it was measured; 0 where assumed."""
+    repeated = [group for group in groups if len(group) > 1]
+    scatter = spread(repeated, assumed)
+    if scatter is None:
+        return assumed, 0
+    within = fmean(item.variance for group in repeated for item in group)
+    return math.sqrt(max(scatter.variance - within, 0.0)), sum(map(len, repeated))
+
+
+def _with_starts(item: RunMetrics, starts: dict[str | None, tuple[float, int]]) -> RunMetrics:
+    """Return the metrics with the spread of starts of their platform in every interval."""
+    start, runs = starts.get(item.platform, (item.start_spread, 0))
+    if start is None or start == item.start_spread or item.start_spread is None:
+        return item
+    # replaces the spread that the interval has by the one that was measured
+    more = Z95**2 * (start**2 - item.start_spread**2)
+
+    def moved(value: float | None, end: float | None, sign: int) -> float | None:
+        if value is None or end is None:
+            return end
+        return value * math.exp(sign * math.sqrt(max(math.log(end / value) ** 2 + more, 0.0)))
+
+    rate, mfu = item.tokens_per_second, item.mfu
+    return replace(
+        item,
+        start_spread=start,
+        start_spread_runs=runs,
+        tokens_per_second_low=moved(rate, item.tokens_per_second_low, -1),
+        tokens_per_second_high=moved(rate, item.tokens_per_second_high, 1),
+        mfu_low=moved(mfu, item.mfu_low, -1),
+        mfu_high=moved(mfu, item.mfu_high, 1),
+    )
 
 
 def _pooled(item: RunMetrics, pooled: Pooled | None) -> RunMetrics:

@@ -35,8 +35,10 @@ class RunMetrics:
     measured_steps: int
     step_seconds_median: float | None
     tokens_per_second: float | None  # total tokens over total time
-    tokens_per_second_low: float | None  # 95 % interval
+    tokens_per_second_low: float | None  # 95 % interval of the configuration: starts differ
     tokens_per_second_high: float | None
+    run_tokens_per_second_low: float | None  # 95 % interval of this run, by its steps only
+    run_tokens_per_second_high: float | None
     tokens_per_second_per_gpu: float | None
     throughput_reason: str | None
     interval_reason: str | None
@@ -44,7 +46,7 @@ class RunMetrics:
     flops_convention: str
     model_tflops_reason: str | None
     mfu: float | None  # a fraction of the dense peak
-    mfu_low: float | None  # 95 % interval
+    mfu_low: float | None  # 95 % interval of the configuration
     mfu_high: float | None
     mfu_reason: str | None
     mfu_interval_reason: str | None
@@ -85,8 +87,14 @@ class RunMetrics:
     steady_steps: int | None = None
     steady_first_step: int | None = None
     steady_change: float | None = None  # a drift or shift over it that is tolerated, a fraction
+    window_seconds: float | None = None  # wall-clock time of the steady state
+    window_note: str | None = None  # what a short window, or a device that had not settled, means
+    # Standard deviation of the mean from one start to the next, a fraction, and over how many
+    # repeats on the platform it was measured; 0 where it is assumed.
+    start_spread: float | None = None
+    start_spread_runs: int = 0
     step_seconds_mean: float | None = None
-    step_seconds_low: float | None = None  # 95 % interval of the mean
+    step_seconds_low: float | None = None  # 95 % interval of this run's mean
     step_seconds_high: float | None = None
     step_seconds_p10: float | None = None
     step_seconds_p90: float | None = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import Any
 
 from scalebook.errors import CatalogError
@@ -20,11 +19,6 @@ def count(record: RunRecord, name: str) -> int | None:
     """Return a setting that is a whole number of at least 1; None for anything else."""
     value = record.setting(name)
     return value if type(value) is int and 1 <= value <= LARGEST else None
-
-
-def finite(values: Iterable[float | None]) -> list[float]:
-    """Return the values that are numbers."""
-    return [value for value in values if value is not None and math.isfinite(value)]
 
 
 def text(value: object) -> str | None:

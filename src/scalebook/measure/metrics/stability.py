@@ -48,6 +48,8 @@ class Settled:
     change: float = 0.0  # a drift or shift over the window, as a fraction of the mean
     at: int | None = None  # the first step after a shift
     independent: float | None = None  # steps that the window is worth, where too few
+    drift: float = 0.0  # over the window, as a fraction of the mean, certain or not
+    drift_error: float = 0.0  # its standard error
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,7 @@ class _Course:
 
     drift: float
     drift_probability: float
+    drift_error: float
     shift: float
     shift_probability: float
     shift_at: int
@@ -128,7 +131,9 @@ def _course(series: Sequence[float]) -> _Course:
     size = (1 + fmean(series[at:])) / (1 + fmean(series[:at])) - 1  # of the level before
     rho = mean_posterior(means).correlation
     independent = count * (1 - rho) / (1 + rho)
-    return _Course(drift.size, drift.probability, size, shift.probability, at, independent)
+    return _Course(
+        drift.size, drift.probability, drift.error, size, shift.probability, at, independent
+    )
 
 
 def _judge(start: int, differences: Sequence[float]) -> Settled:
@@ -148,4 +153,10 @@ def _judge(start: int, differences: Sequence[float]) -> Settled:
     if hint and abs(found.drift) > TOLERANCE:
         return Settled(start, "too short", found.drift, independent=found.independent)
     changes = [abs(found.drift)] * drifts + [abs(found.shift)] * shifts
-    return Settled(start, None, max(changes, default=0.0))
+    return Settled(
+        start,
+        None,
+        max(changes, default=0.0),
+        drift=found.drift,
+        drift_error=found.drift_error,
+    )

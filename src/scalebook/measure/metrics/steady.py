@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
 
@@ -17,14 +17,26 @@ from scalebook.measure.metrics.spikes import Periodic, Spikes, take_apart
 from scalebook.measure.metrics.stability import MINIMUM_STEPS, Problem, Settled, relative, settle
 
 _FEW_BLOCKS, _MANY_BLOCKS, _FAR_MORE = 30, 50, 1.5
+_MOST = 20_000  # values that are looked at: of a longer series, means of neighbours
 _NORMAL = 1.959964  # the normal distribution's two-sided 95 % point
+
+# Below either, a device may still be warming up or slowing down unseen: see ``_unsettled``.
+BRIEF_SECONDS, BRIEF_STEPS = 60.0, 40
+# How far the settled mean may lie beyond the window's, in drifts over the window: 1.5 is that of an
+# exponential whose time constant is one and a half windows. A slower one looks flat.
+_REACH = 1.5
+# A spike that no step shows: as long as a step, and one expected in as many steps again, but not in
+# fewer than 45. What comes more often is not rare, and most windows show it.
+_UNSEEN_HEIGHT, _UNSEEN_SHARE = 1.0, 1 / 45
 
 
 @dataclass(frozen=True, slots=True)
 class Steady:
     """What a series says of its steady state; every number but ``steps`` is None if refused.
 
-    Times are in seconds; ``low`` and ``high`` bound the mean at 95 %.
+    Times are in seconds. ``low`` and ``high`` bound the mean of the steady state at 95 %: they hold
+    what the steps show (``seen``), a rare spike that none of them shows and, for a brief window,
+    where its drift may still lead.
     """
 
     steps: int  # all steps of the series
@@ -36,6 +48,8 @@ class Steady:
     mean: float | None = None
     low: float | None = None
     high: float | None = None
+    seen: tuple[float, float] | None = None  # the interval by the steps of this window only
+    brief: bool = False  # under a minute or 40 steps, and no telemetry shows settled devices
     quantiles: tuple[float, float, float] | None = None  # 10 %, 90 % and 99 %
     periods: tuple[int, ...] = ()  # steps between periodic spikes, shortest first
     irregular: int = 0  # spikes without a period
@@ -55,37 +69,54 @@ def quantile(ordered: Sequence[float], fraction: float) -> float:
     return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
 
 
-def find_steady(seconds: Sequence[float], minimum: int = 0) -> Steady:
+def find_steady(
+    seconds: Sequence[float], minimum: int = 0, *, settled_devices: bool = False
+) -> Steady:
     """Return the steady state of step times (seconds, finite and above zero).
 
-    The first ``minimum`` steps are warm-up whatever they look like.
+    The first ``minimum`` steps are warm-up whatever they look like. ``settled_devices`` says that
+    telemetry shows steady clocks and temperatures, so that a short window is not brief. Of a series
+    beyond ``_MOST`` steps, means of as many neighbours as it takes are judged: the mean and its
+    interval are of all steps, the start is exact to one block, and quantiles are of evenly spaced
+    steps.
     """
-    series = seconds[minimum:]
-    if len(series) < MINIMUM_STEPS:
+    if len(seconds) - minimum < MINIMUM_STEPS:
         return _refused(seconds, minimum, Settled(0, "too short"))
+    series, each = seconds[minimum:], 1
+    if len(series) > _MOST:
+        each = math.ceil(len(series) / _MOST)
+        minimum += len(series) % each  # what fills no block
+        series, _ = blocks(series, len(series) // each)
     spikes = take_apart(series)
     settled = settle(spikes.smooth)
     if settled.problem is not None:
-        return _refused(seconds, minimum, settled)
+        at = None if settled.at is None else settled.at * each
+        problem = replace(settled, start=settled.start * each, at=at)
+        return _refused(seconds, minimum, problem)
     start, end = settled.start, _end(spikes, settled.start, len(series))
-    window = series[start:end]
+    window = seconds[minimum + start * each : minimum + end * each]
     mean = sum(window) / len(window)
     below, above = _halves(spikes, start, end)
     tolerated = settled.change / 2 * mean
-    ordered = sorted(window)
+    # a logarithmic interval would bound a mean above zero too; at these widths they agree
+    seen = max(mean - below - tolerated, 0.0), mean + above + tolerated
+    brief = not settled_devices and (len(window) < BRIEF_STEPS or sum(window) < BRIEF_SECONDS)
+    down, up = _unsettled(settled, mean, seen) if brief else (mean - seen[0], seen[1] - mean)
+    ordered = sorted(window[::each])
     return Steady(
         steps=len(seconds),
         problem=None,
         reason=None,
-        start=minimum + start,
+        start=minimum + start * each,
         count=len(window),
-        median=median(window),
+        median=median(ordered),
         mean=mean,
-        # a logarithmic interval would bound a mean above zero too; at these widths they agree
-        low=max(mean - below - tolerated, 0.0),
-        high=mean + above + tolerated,
+        low=max(mean - down, 0.0),
+        high=mean + math.hypot(up, _unseen(spikes, window)),
+        seen=seen,
+        brief=brief,
         quantiles=(quantile(ordered, 0.1), quantile(ordered, 0.9), quantile(ordered, 0.99)),
-        periods=tuple(sorted({item.period for item in spikes.periodic})),
+        periods=tuple(sorted({item.period for item in spikes.periodic})) if each == 1 else (),
         irregular=sum(start <= at < end for at, _ in spikes.irregular),
         change=settled.change,
     )
@@ -140,6 +171,30 @@ def _halves(spikes: Spikes, start: int, end: int) -> tuple[float, float]:
         math.hypot(half, each * (len(heights) - fewer)),
         math.hypot(half, each * (more - len(heights))),
     )
+
+
+def _unsettled(settled: Settled, mean: float, seen: tuple[float, float]) -> tuple[float, float]:
+    """Return how far below and above the mean (seconds) a brief window's steady state may lie.
+
+    A tail of a warm-up, or a device that slows down as it heats, shows as a drift that noise can
+    hide. Its end is taken to be ``_REACH`` drifts away, give or take the drift's standard error.
+    """
+    drift, error = _REACH * settled.drift * mean, _REACH * settled.drift_error * mean
+    below, above = mean - seen[0], seen[1] - mean
+    return (
+        max(below, math.hypot(below, error) - drift),
+        max(above, math.hypot(above, error) + drift),
+    )
+
+
+def _unseen(spikes: Spikes, window: Sequence[float]) -> float:
+    """Return what a rare spike that no step shows could add to the mean (seconds).
+
+    Where spikes were seen, their number says how rare they are.
+    """
+    if spikes.irregular or spikes.periodic:
+        return 0.0
+    return _UNSEEN_HEIGHT * median(window) * min(1 / len(window), _UNSEEN_SHARE)
 
 
 def _poisson_interval(count: int) -> tuple[float, float]:

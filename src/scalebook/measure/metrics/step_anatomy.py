@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,19 +75,31 @@ def _profiles(folder: Path) -> tuple[tuple[Breakdown, ...], tuple[str, ...]]:
     return tuple(sorted(found, key=lambda one: one.rank or 0)), tuple(problems)
 
 
-def marked_steps(steps: Sequence[StepRecord]) -> MarkedSteps | None:
+def marked_steps(steps: Iterable[StepRecord]) -> MarkedSteps | None:
     """Return the mean parts of the measured steps; None where they have no time marks."""
-    marked = [step for step in measured_steps(steps) if step.part_seconds and step.step_seconds]
-    whole = sum(step.step_seconds or 0.0 for step in marked)
+    measured = measured_steps(steps)
+    columns = {name: measured.part(name) for name in measured.part_names()}
+    seconds = measured.numbers("step_seconds")
+    marks = zip(*columns.values(), strict=True)
+    marked = [
+        at
+        for at, (second, values) in enumerate(zip(seconds, marks, strict=bool(columns)))
+        if second and not all(map(math.isnan, values))
+    ]
+    whole, number = sum(seconds[at] for at in marked), len(marked)
     if not marked or whole <= 0:
         return None
-    names = dict.fromkeys(name for step in marked for name in step.part_seconds)
-    number = len(marked)
-    parts = {
-        name: sum(step.part_seconds.get(name, 0.0) for step in marked) / number for name in names
-    }
+    parts = {name: sum(known) / number for name, known in _of(marked, columns).items() if known}
     parts[OUTSIDE] = max(whole / number - sum(parts.values()), 0.0)
     return MarkedSteps(number, whole / number, parts)
+
+
+def _of(marked: Sequence[int], columns: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
+    """Return the values of these steps in each column, those that are there."""
+    return {
+        name: [value for at in marked if not math.isnan(value := column[at])]
+        for name, column in columns.items()
+    }
 
 
 def theory(record: RunRecord) -> CommunicationEstimate | None:

@@ -8,6 +8,7 @@ none where the halves of that window are plainly unlike.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
@@ -15,8 +16,10 @@ from typing import Any
 
 from scalebook.measure.metrics.settings import LARGEST
 from scalebook.measure.metrics.stability import MINIMUM_STEPS
-from scalebook.measure.metrics.steady import Steady, find_steady
+from scalebook.measure.metrics.steady import BRIEF_SECONDS, Steady, find_steady
+from scalebook.measure.telemetry.trend import Settling
 from scalebook.record import RunRecord, StepRecord
+from scalebook.step_columns import Steps
 
 SAVING = 0.01  # of a step; asking an asynchronous save whether it is done takes less
 UNLIKE = 0.1  # halves of a short window that differ by more are no one rate
@@ -28,25 +31,30 @@ __all__ = ["MINIMUM_STEPS", "Throughput", "measured_steps", "stragglers", "throu
 class Throughput:
     """Rates over the steady state, or over all measured steps where they are too few to judge."""
 
-    steps: tuple[StepRecord, ...]  # that the rates are over
+    steps: Steps  # that the rates are over
     steady: Steady
     step_seconds_median: float
     tokens_per_second: float
-    interval: tuple[float, float] | None  # of tokens_per_second, 95 %
+    interval: tuple[float, float] | None  # of the steady state's tokens_per_second, 95 %
+    seen: tuple[float, float] | None  # the same by the steps of the window only
+    note: str | None = None  # what a short window or an unsettled device means for the interval
     of_one_gpu: bool = False  # the rates are of one GPU: nobody knows of how many
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of RunMetrics that describe the steady state."""
         found = self.steady
         low, middle, high = found.quantiles or (None, None, None)
+        seen = found.seen or (None, None)
         return {
             "steady": found.accepted,
             "steady_reason": found.reason,
             "steady_steps": found.count,
             "steady_first_step": self.steps[0].step if found.accepted else None,
             "step_seconds_mean": found.mean,
-            "step_seconds_low": found.low,
-            "step_seconds_high": found.high,
+            "window_seconds": sum(one.step_seconds or 0.0 for one in self.steps),
+            "window_note": self.note,
+            "step_seconds_low": seen[0],
+            "step_seconds_high": seen[1],
             "step_seconds_p10": low,
             "step_seconds_p90": middle,
             "step_seconds_p99": high,
@@ -57,38 +65,48 @@ class Throughput:
         }
 
 
-def measured_steps(steps: Iterable[StepRecord]) -> tuple[StepRecord, ...]:
+def measured_steps(steps: Iterable[StepRecord]) -> Steps:
     """Return the steps that may count: start-up, warm-up and profiled ones are left out.
 
     So are a step of an ingested log that does not tell its time, and one that waited for a
     checkpoint: saving is no training, and what it costs is said separately (reliability).
     """
-    return tuple(
-        step
-        for step in steps
-        if step.phase == "measured"
-        and step.step_seconds is not None
-        and not (step.checkpoint_seconds and step.checkpoint_seconds > SAVING * step.step_seconds)
+    found = Steps.of(steps).in_phase("measured")
+    seconds, waited = found.numbers("step_seconds"), found.known("checkpoint_seconds")
+    if not math.isnan(sum(seconds)) and not any(waited):
+        return found
+    waits = found.numbers("checkpoint_seconds")
+    return found.select(
+        [
+            at
+            for at, (second, wait) in enumerate(zip(seconds, waits, strict=True))
+            if not math.isnan(second)
+            and not (wait > SAVING * second and wait != 0)  # false for NaN
+        ]
     )
 
 
 def throughput(
-    record: RunRecord, steps: Sequence[StepRecord]
+    record: RunRecord, measured: Iterable[StepRecord], devices: Settling | None = None
 ) -> tuple[Throughput | None, str | None]:
-    """Return the rates over measured steps, or None and the reason."""
+    """Return the rates over measured steps, or None and the reason.
+
+    Where the telemetry says that ``devices`` had not settled, the rate has no interval.
+    """
+    steps = Steps.of(measured)
     reason = _no_window(record, steps)
     if reason is not None:
         return None, reason
-    seconds = [step.step_seconds for step in steps if step.step_seconds is not None]
-    tokens = [step.tokens for step in steps if step.tokens is not None]
-    of_one = [step.tokens_per_gpu for step in steps if step.tokens_per_gpu is not None]
+    seconds, tokens = steps.known("step_seconds"), steps.known("tokens")
+    of_one = steps.known("tokens_per_gpu")
     single = not tokens and len(of_one) == len(steps)
     tokens = of_one if single else tokens
-    if not all(1e-9 < value < 1e9 for value in seconds):
+    if not seconds or not 1e-9 < min(seconds) <= max(seconds) < 1e9:
         return None, "A measured step has no time above zero."
-    if len(tokens) < len(steps) or not all(0 < value <= LARGEST for value in tokens):
+    if len(tokens) < len(steps) or not 0 < min(tokens) <= max(tokens) <= LARGEST:
         return None, "A measured step has no usable number of tokens."
-    steady = find_steady(_evened(seconds, tokens))
+    devices = devices or Settling(None)
+    steady = find_steady(_evened(seconds, tokens), settled_devices=devices.settled is True)
     if steady.problem is not None and steady.problem != "too short":
         return None, f"The run is not averaged. {steady.reason}"
     apart = None if steady.accepted else _apart(seconds)
@@ -97,9 +115,25 @@ def throughput(
     first, count = steady.start or 0, steady.count or len(steps)
     part = slice(first, first + count)
     rate = sum(tokens[part]) / sum(seconds[part])
-    interval = _rate_interval(rate, steady)
-    chosen = tuple(steps[part])
-    return Throughput(chosen, steady, median(seconds[part]), rate, interval, single), None
+    interval = _rate_interval(rate, steady, (steady.low, steady.high))
+    seen = _rate_interval(rate, steady, steady.seen or (None, None))
+    if devices.settled is False:
+        interval = seen = None
+    note = _note(sum(seconds[part]), steady, devices)
+    middle = median(seconds[part])
+    return Throughput(steps[part], steady, middle, rate, interval, seen, note, single), None
+
+
+def _note(seconds: float, steady: Steady, devices: Settling) -> str | None:
+    """Return what a reader must know of a short window or of devices; None where nothing."""
+    if devices.settled is False or not steady.accepted:
+        return devices.reason
+    if seconds >= BRIEF_SECONDS:
+        return None
+    short = f"The window lasts {seconds:.2g} s, less than a minute"
+    if devices.settled:
+        return f"{short}; the clocks and temperatures of the devices were steady over it."
+    return f"{short}: a slow change of the devices may not show in it yet."
 
 
 def _apart(seconds: Sequence[float]) -> str | None:
@@ -117,13 +151,13 @@ def _apart(seconds: Sequence[float]) -> str | None:
     return f"The later half of the steps takes {100 * abs(change):.2g} % {more} than the earlier."
 
 
-def _no_window(record: RunRecord, steps: Sequence[StepRecord]) -> str | None:
+def _no_window(record: RunRecord, steps: Steps) -> str | None:
     """Return why the measured steps are no window to average over; None where they are one."""
     if not record.averaged:
         return f"The run did not complete ({record.status}): its window is not averaged."
     if not steps:
         return "No step was measured, or each of them waited for a checkpoint."
-    if len({step.restart for step in steps}) > 1:
+    if len(set(steps.numbers("restart"))) > 1:
         return (
             "A process died between measured steps and all were started again: that time is in no "
             "step, so a rate would leave it out."
@@ -131,41 +165,43 @@ def _no_window(record: RunRecord, steps: Sequence[StepRecord]) -> str | None:
     return None
 
 
-def _evened(seconds: Sequence[float], tokens: Sequence[int]) -> list[float]:
+def _evened(seconds: Sequence[float], tokens: Sequence[float]) -> Sequence[float]:
     """Return what each step would take with the mean number of tokens."""
     if min(tokens) == max(tokens):
-        return list(seconds)
+        return seconds
     mean = fmean(tokens)
     return [second * mean / token for second, token in zip(seconds, tokens, strict=True)]
 
 
-def _rate_interval(rate: float, steady: Steady) -> tuple[float, float] | None:
+def _rate_interval(
+    rate: float, steady: Steady, ends: tuple[float | None, float | None]
+) -> tuple[float, float] | None:
     """Return the interval of a rate; a time interval that reaches zero has no upper rate."""
-    if steady.mean is None or steady.low is None or steady.high is None or steady.low <= 0:
+    low, high = ends
+    if steady.mean is None or low is None or high is None or low <= 0:
         return None
     # the value itself stays inside where rounding would leave it out
-    return min(rate * steady.mean / steady.high, rate), max(rate * steady.mean / steady.low, rate)
+    return min(rate * steady.mean / high, rate), max(rate * steady.mean / low, rate)
 
 
-def expert_load(steps: Sequence[StepRecord]) -> dict[str, Any]:
+def expert_load(steps: Iterable[StepRecord]) -> dict[str, Any]:
     """Return the mean over the steps of what the busiest ranks' experts got over the mean rank."""
-    loads = [step.expert_load for step in steps]
-    known = [load for load in loads if load is not None and 1 - 1e-6 < load < 1e6]
-    if not known or len(known) < len(loads):
+    found = Steps.of(steps)
+    loads = found.known("expert_load")
+    if not loads or len(loads) < len(found) or not 1 - 1e-6 < min(loads) <= max(loads) < 1e6:
         reason = "The steps do not tell how many tokens the experts of each rank got."
         return {"expert_load": None, "expert_load_reason": reason}
-    return {"expert_load": fmean(known), "expert_load_reason": None}
+    return {"expert_load": fmean(loads), "expert_load_reason": None}
 
 
-def stragglers(steps: Sequence[StepRecord]) -> dict[str, Any]:
+def stragglers(steps: Iterable[StepRecord]) -> dict[str, Any]:
     """Return the mean step time of the fastest and slowest rank, and how far they are apart."""
     names = ("rank_seconds_fastest", "rank_seconds_slowest", "slowest_rank", "straggler_spread")
     none: dict[str, Any] = dict.fromkeys(names)
-    widths = {len(step.rank_step_seconds) for step in steps}
-    if widths != {max(widths, default=0)} or max(widths, default=0) < 2:
-        reason = "one rank" if widths == {1} else "not every step has a time of every rank"
+    ranks = Steps.of(steps).rank_means() or []
+    if len(ranks) < 2:
+        reason = "one rank" if ranks else "not every step has a time of every rank"
         return none | {"straggler_reason": f"No straggler to tell: {reason}."}
-    ranks = [fmean(times) for times in zip(*(s.rank_step_seconds for s in steps), strict=True)]
     fastest, slowest = min(ranks), max(ranks)
     if not 0 < fastest <= slowest < 1e9:
         return none | {"straggler_reason": "A rank has no time above zero."}

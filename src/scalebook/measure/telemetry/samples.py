@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -38,6 +39,10 @@ class Device:
         """Return the readings of a quantity, those alone that are finite numbers."""
         pairs = ((row["time"], _number(row.get(column))) for row in self.rows)
         return [Reading(time, value) for time, value in pairs if value is not None]
+
+    def values(self, column: str) -> list[float]:
+        """Return the values of a quantity without their times."""
+        return [one for row in self.rows if (one := _number(row.get(column))) is not None]
 
     def within(self, begin: float, end: float) -> Device:
         """Return the device with its readings between two times."""
@@ -83,15 +88,24 @@ def read(directory: Path) -> Telemetry:
 
 def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
     try:
-        for line in untrusted.lines(path):
-            try:
-                value = from_json(line)
-            except ValueError:  # cut off by the end of its writer, or not ours
-                continue
-            if isinstance(value, dict):
-                yield cast("dict[str, Any]", value)
+        for block in untrusted.blocks(path):
+            for value in _objects(block):
+                if isinstance(value, dict):
+                    yield cast("dict[str, Any]", value)
     except OSError as error:
         yield {"kind": "end", "reason": f"{path.name} cannot be read: {error.strerror}"}
+
+
+def _objects(block: bytes) -> Iterator[Any]:
+    """Yield the JSON values of lines, all at once where none is damaged."""
+    with suppress(ValueError):
+        whole: list[Any] = from_json(b"[" + block.replace(b"\n", b",") + b"]")
+        if len(whole) == block.count(b"\n") + 1:
+            yield from whole
+            return
+    for line in block.split(b"\n"):
+        with suppress(ValueError):  # cut off by the end of its writer, or not ours
+            yield from_json(line)
 
 
 def _number(value: Any) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, cast
@@ -12,7 +12,8 @@ from scalebook.measure.telemetry.energy import Energy, energy_of
 from scalebook.measure.telemetry.samples import Device, Telemetry
 from scalebook.measure.telemetry.trend import Trend, trend_of
 from scalebook.measure.telemetry.windows import Window, windows_of
-from scalebook.record import RunRecord, StepRecord
+from scalebook.record import LARGEST, RunRecord, StepRecord
+from scalebook.step_columns import Steps
 
 NO_CLOCK = (
     "The steps of the run tell no time of day, so that no sample can be matched to them: means and "
@@ -66,10 +67,11 @@ class TelemetrySummary:
 
 
 def summarize(
-    telemetry: Telemetry, record: RunRecord, steps: Sequence[StepRecord]
+    telemetry: Telemetry, record: RunRecord, measured: Iterable[StepRecord]
 ) -> TelemetrySummary:
-    """Return the telemetry of a run over ``steps``, the measured ones."""
-    windows = windows_of(steps)
+    """Return the telemetry of a run over its measured steps."""
+    steps = Steps.of(measured)
+    windows = windows_of(steps) if telemetry.devices else ()
     inside = _inside(telemetry.devices, windows) if windows else telemetry.devices
     energy = _energy(telemetry, record, windows, bool(steps))
     tokens = _tokens(steps)
@@ -96,6 +98,12 @@ def summarize(
     )
 
 
+def within(devices: Sequence[Device], steps: Iterable[StepRecord]) -> tuple[Device, ...]:
+    """Return the devices with their readings while steps ran; none where no step tells its time."""
+    windows = windows_of(steps)
+    return _inside(devices, windows) if windows else ()
+
+
 def _inside(devices: Sequence[Device], windows: Sequence[Window]) -> tuple[Device, ...]:
     """Return the devices with the readings that lie within a window."""
     parts = [[device.within(one.begin, one.end) for one in windows] for device in devices]
@@ -110,9 +118,10 @@ def _inside(devices: Sequence[Device], windows: Sequence[Window]) -> tuple[Devic
     )
 
 
-def _tokens(steps: Sequence[StepRecord]) -> int | None:
-    counts = [step.tokens for step in steps if step.tokens]
-    return sum(counts) if counts and len(counts) == len(steps) else None
+def _tokens(steps: Steps) -> int | None:
+    counts = steps.known("tokens")
+    known = counts and len(counts) == len(steps) and 0 < min(counts) <= max(counts) <= LARGEST
+    return int(sum(counts)) if known else None
 
 
 def _energy(
@@ -142,7 +151,7 @@ def _energy(
 
 
 def _values(devices: Sequence[Device], column: str) -> list[float]:
-    return [one.value for device in devices for one in device.series(column)]
+    return [value for device in devices for value in device.values(column)]
 
 
 def _power(

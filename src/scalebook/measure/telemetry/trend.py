@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scalebook.measure.telemetry.samples import Reading
+from scalebook.measure.telemetry.samples import Device, Reading
 
 FEWEST = 12
 _DEVIATIONS = 4.0  # of the slope's standard error; each of a node's GPUs is asked
@@ -26,6 +26,36 @@ class Trend:
     def change(self) -> float:
         """Return the change over the readings as a fraction of the first value."""
         return self.last / self.first - 1 if self.first else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Settling:
+    """Whether the devices had settled; None where their telemetry is too little to say."""
+
+    settled: bool | None
+    reason: str | None = None  # what still changed, in a sentence
+
+
+def settling(devices: Sequence[Device]) -> Settling:
+    """Return whether clocks and temperatures were steady over these readings.
+
+    A clock that falls says that the steps still get slower. A temperature that rises while the
+    clock holds says that it may, so that nothing is known.
+    """
+    clocks = [(one.name, trend_of(one.series("clock_mhz"))) for one in devices]
+    falling = [(n, t) for n, t in clocks if t and t.certain and t.change < -_SMALLEST]
+    if falling:
+        name, trend = min(falling, key=lambda pair: pair[1].change)
+        return Settling(
+            False,
+            f"The devices had not settled: the clock of {name} fell by {-trend.change:.1%} over "
+            "the window. Warm up longer, or measure for longer.",
+        )
+    heat = [trend_of(one.series("temperature_celsius")) for one in devices]
+    trends = [*(trend for _, trend in clocks), *heat]
+    known = bool(trends) and all(trend is not None for trend in trends)
+    steady = known and not any(trend.certain for trend in trends if trend)
+    return Settling(True if steady else None)
 
 
 def trend_of(readings: Sequence[Reading]) -> Trend | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import NormalDist, fmean
 from typing import Literal
 
-from scalebook.measure.metrics.repeats import START_SPREAD, Z95, Estimate, spread
+from scalebook.measure.metrics.repeats import START_SPREAD, WORTH, Z95, Estimate, spread
 from scalebook.measure.metrics.student import student_quantile
 
 Word = Literal["faster", "slower", "cannot tell"]
@@ -28,6 +28,8 @@ class Verdict:
     high: float
     advice: str | None = None  # what would decide, where it cannot be told
     rate: Rate | None = None  # what is compared, where the estimates are known to be of it
+    start_spread: float | None = None  # assumed from one start to the next, a fraction
+    measured_spread: float | None = None  # of runs of one side, where there are repeats
 
     @property
     def sentence(self) -> str:
@@ -40,6 +42,22 @@ class Verdict:
             return f"A is slower than B by {_digits(-high)} to {_digits(-low)} %{of}."
         slower, faster = _digits(-low), _digits(high)
         return f"Cannot tell: A is between {slower} % slower and {faster} % faster{of}."
+
+    @property
+    def assumption(self) -> str | None:
+        """Which spread from start to start the interval stands on, in a sentence."""
+        if self.start_spread is None:
+            return None
+        assumed = f"{100 * self.start_spread:.2g} %"
+        if self.measured_spread is None:
+            return (
+                f"Assumed: the speed of one configuration varies by {assumed} (standard deviation) "
+                "from start to start. Repeats would show it."
+            )
+        return (
+            f"Runs of a side vary by {100 * self.measured_spread:.2g} % (standard deviation); "
+            f"{assumed} was assumed before."
+        )
 
 
 def _digits(value: float) -> str:
@@ -56,15 +74,25 @@ def compare(
     """Return the verdict on two sets of runs, at least one run each.
 
     With repeats, the spread of runs around their side's mean, pooled over both sides, gives
-    Student's interval; it holds what the steps of a run explain and what its start changes. A
-    single run a side shows nothing of the latter: there ``start_spread`` is assumed.
+    Student's interval, with ``start_spread`` as the prior: repeats never decide less often than
+    single runs. A single run per side shows nothing of starts: there it is assumed.
     """
     difference = fmean(item.log_rate for item in a) - fmean(item.log_rate for item in b)
     half = _half(a, b, start_spread, level)
     low, high = math.exp(difference - half), math.exp(difference + half)
     word: Word = "faster" if low > 1 else "slower" if high < 1 else "cannot tell"
     advice = _advice(a, b, difference, start_spread, level) if word == "cannot tell" else None
-    return Verdict(word, math.exp(difference), low, high, advice)
+    scattered = spread([a, b], start_spread)
+    measured = math.sqrt(scattered.variance) if scattered else None
+    return Verdict(
+        word,
+        math.exp(difference),
+        low,
+        high,
+        advice,
+        start_spread=start_spread,
+        measured_spread=measured,
+    )
 
 
 def _half(a: Sequence[Estimate], b: Sequence[Estimate], start: float, level: float) -> float:
@@ -87,20 +115,21 @@ def _advice(
     single = len(a) == len(b) == 1
     if single and (steps := _more_steps(a[0], b[0], size, start, level)) is not None:
         more = "step" if steps == 1 else "steps"
-        return f"About {steps:,} more {more} a run would decide a difference of this size."
+        return f"About {steps:,} more {more} per run would decide a difference of this size."
     scattered = spread([a, b], start)
     within = fmean(item.variance for item in (*a, *b))
     variance = scattered.variance if scattered else start**2 + within
     have = min(len(a), len(b))
+    worth = scattered.freedom - (len(a) + len(b) - 2) if scattered else WORTH
     for repeats in range(max(have + 1, 2), _MOST_REPEATS + 1):
-        quantile = student_quantile(2 * repeats - 2, 0.5 + level / 2)
+        quantile = student_quantile(worth + 2 * repeats - 2, 0.5 + level / 2)
         if quantile * math.sqrt(2 * variance / repeats) < size:
             more = repeats - have
             runs = "repeat" if more == 1 else "repeats"
-            return f"About {more} more {runs} a side would decide a difference of this size."
+            return f"About {more} more {runs} per side would decide a difference of this size."
     return (
         f"A difference of {100 * size:.2g} % is too small to settle with {_MOST_REPEATS} repeats "
-        "a side at this spread."
+        "per side at this spread."
     )
 
 

@@ -23,8 +23,11 @@ from scalebook.measure.verdicts.read import losses_that_rose
 from scalebook.settings import SETTINGS
 from scalebook.store import Run
 
-Outcome = Literal["pass", "regression", "unexplained speed-up", "missing", "new", "no baseline"]
+Outcome = Literal[
+    "pass", "cannot tell", "regression", "unexplained speed-up", "missing", "new", "no baseline"
+]
 FAILING: tuple[Outcome, ...] = ("regression", "unexplained speed-up")
+MUST_SEE = 0.05  # a change as large as this may not hide in the noise of a pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,16 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
+class _Limits:
+    """What decides a check: the level of one interval, and fractions of the baseline's rate."""
+
+    level: float
+    tolerance: float
+    must_see: float
+    starts: float | None  # the spread of starts; None for the assumed one
+
+
+@dataclass(frozen=True, slots=True)
 class _Group:
     """The repeats of one configuration: those with a rate, and what is wrong with any of them."""
 
@@ -59,15 +72,26 @@ class _Group:
 
 
 def check(
-    baseline: Sequence[Run], current: Sequence[Run], tolerance: float = 0.0
+    baseline: Sequence[Run],
+    current: Sequence[Run],
+    tolerance: float = 0.0,
+    must_see: float = MUST_SEE,
+    starts: float | None = None,
 ) -> tuple[Check, ...]:
-    """Return a check a configuration of either folder, in the order of their names.
+    """Return one check per configuration of either folder, in the order of their names.
 
-    A change whose interval lies within ``tolerance`` (a fraction) of none never fails.
+    A change whose interval lies within ``tolerance`` (a fraction) of none never fails. Where a
+    slow-down or speed-up of ``must_see`` (a fraction) lies in the interval, nothing can be told.
+    ``starts`` replaces the assumed spread from start to start.
 
     Raises:
-        RecordError: no configuration is in both folders.
+        RecordError: no configuration is in both folders, or ``must_see`` is within ``tolerance``.
     """
+    if must_see <= tolerance:
+        raise RecordError(
+            f"--must-see {must_see:.2g} is not above --tolerance {tolerance:.2g}: a change within "
+            "the tolerance never fails. Raise the one or lower the other."
+        )
     before, now = _groups(baseline), _groups(current)
     shared = [key for key in before if key in now]
     if not shared:
@@ -78,7 +102,8 @@ def check(
         )
     compared = sum(bool(before[key].estimates and now[key].estimates) for key in shared)
     level = 1 - 0.05 / max(compared, 1)
-    checks = [_check(before[key], now.get(key), level, tolerance) for key in before]
+    limits = _Limits(level, tolerance, must_see, starts)
+    checks = [_check(before[key], now.get(key), limits) for key in before]
     checks += [
         Check(_name(group), "new", "The baseline has no such run.", (), group.ids)
         for key, group in now.items() if key not in before
@@ -120,7 +145,7 @@ def _name(group: _Group) -> str:
     return f"{' '.join(map(str, words))} [{record.config_hash or record.run_id}]"
 
 
-def _check(before: _Group, now: _Group | None, level: float, tolerance: float) -> Check:
+def _check(before: _Group, now: _Group | None, limits: _Limits) -> Check:
     name = _name(before)
     if now is None:
         return Check(name, "missing", "No run of it is among the new ones.", before.ids, ())
@@ -132,16 +157,19 @@ def _check(before: _Group, now: _Group | None, level: float, tolerance: float) -
         words = f"The baseline has a rate, the new runs have none. {' '.join(now.reasons)}"
         return Check(name, "regression", words, *ids, None, changed)
     platform = now.runs[0].record.setting("platform")
+    assumed = start_spread(platform if isinstance(platform, str) else None)
     verdict = compare(
         now.estimates,
         before.estimates,
-        start_spread=start_spread(platform if isinstance(platform, str) else None),
-        level=level,
+        start_spread=assumed if limits.starts is None else limits.starts,
+        level=limits.level,
     )
-    return Check(name, *_outcome(verdict, tolerance, now), *ids, verdict, changed)
+    return Check(name, *_outcome(verdict, limits, now), *ids, verdict, changed)
 
 
-def _outcome(verdict: Verdict, tolerance: float, now: _Group) -> tuple[Outcome, str]:
+def _outcome(verdict: Verdict, limits: _Limits, now: _Group) -> tuple[Outcome, str]:
+    """Return how a verdict comes out with a tolerance and a change that must be seen."""
+    tolerance, must_see = limits.tolerance, limits.must_see
     low, high = 100 * (verdict.low - 1), 100 * (verdict.high - 1)
     span = f"between {low:+.2g} and {high:+.2g} % of the baseline's throughput"
     also = f" But: {' '.join(now.reasons)}" if now.reasons else ""
@@ -149,6 +177,12 @@ def _outcome(verdict: Verdict, tolerance: float, now: _Group) -> tuple[Outcome, 
         return "regression", f"Slower: {span}.{also}"
     if verdict.low > 1 + tolerance:
         return "unexplained speed-up", f"Faster: {span}.{also}"
+    if verdict.low <= 1 - must_see or verdict.high >= 1 + must_see:
+        advice = f" {verdict.advice}" if verdict.advice else " Repeat the runs."
+        return (
+            "cannot tell",
+            f"A change of {100 * must_see:.2g} % would not be seen: {span}.{advice}{also}",
+        )
     if verdict.word == "cannot tell":
         return "pass", f"No change that the noise lets one see: {span}.{also}"
     return "pass", f"Within the tolerance: {span}.{also}"

@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 from scalebook.measure.verdicts.gate import Check
 
+UNJUDGED = ("cannot tell", "missing", "new", "no baseline")
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]()#+!|~])")
 _NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
@@ -54,7 +55,7 @@ def _cell(text: str) -> str:
 
 def junit(checks: Sequence[Check]) -> str:
     """Return the checks as one JUnit test suite; what could not be compared is skipped."""
-    skipped = [check for check in checks if check.outcome in ("missing", "new", "no baseline")]
+    skipped = [check for check in checks if check.outcome in UNJUDGED]
     suite = ElementTree.Element(
         "testsuite",
         name="scalebook gate",

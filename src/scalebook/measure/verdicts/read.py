@@ -14,6 +14,7 @@ from scalebook.measure.metrics.steady import Steady
 from scalebook.measure.verdicts.compare import Rate, Verdict, compare
 from scalebook.measure.verdicts.series import STEPS, read_series
 from scalebook.record import RunRecord
+from scalebook.step_columns import Steps
 from scalebook.store import Run, find_run, read_run, read_runs
 
 
@@ -63,9 +64,10 @@ def _file_side(name: str, path: Path) -> Side:
 
 def _of_steady(steady: Steady) -> Estimate | None:
     """Return steps per second as an estimate."""
-    if steady.mean is None or steady.low is None or steady.high is None or steady.low <= 0:
+    if steady.mean is None or steady.seen is None or steady.seen[0] <= 0:
         return None
-    return Estimate.of(1 / steady.mean, 1 / steady.high, 1 / steady.low, steady.count or 0)
+    low, high = steady.seen
+    return Estimate.of(1 / steady.mean, 1 / high, 1 / low, steady.count or 0)
 
 
 def _folder_side(name: str, path: Path) -> Side:
@@ -104,7 +106,7 @@ def _runs_side(name: str, runs: Sequence[Run]) -> Side:
     reason = " ".join(reasons) if reasons else None
     # an id may be a log's name, which two folders can have; a copy has the same times too
     sources = frozenset(
-        (run.record.run_id, hash(tuple(step.step_seconds for step in run.steps))) for run in runs
+        (run.record.run_id, hash(tuple(Steps.of(run.steps).known("step_seconds")))) for run in runs
     )
     return Side(name, tuple(steps), tuple(tokens), records, reason, sources)
 
@@ -119,8 +121,10 @@ def losses_that_rose(item: RunMetrics) -> str | None:
     return f"{item.loss_first:.5g} to {item.loss_last:.5g}"
 
 
-def judge(a: Side, b: Side) -> tuple[Verdict | None, str | None]:
+def judge(a: Side, b: Side, starts: float | None = None) -> tuple[Verdict | None, str | None]:
     """Return the verdict on two sides, and what was left out of it or why there is none.
+
+    ``starts`` replaces the assumed spread from start to start.
 
     Rates are tokens per second where both sides tell their tokens, else steps per second. What is
     the same on both sides is no second measurement: the ratio is 1 and nothing can be told.
@@ -132,11 +136,12 @@ def judge(a: Side, b: Side) -> tuple[Verdict | None, str | None]:
     told = " ".join(_reasons(a, b)) or None
     if not a.steps or not b.steps:
         return None, told or "A side has no interval."
-    spreads = (start_spread(_platform(side)) for side in (a, b))
+    assumed = max(start_spread(_platform(side)) for side in (a, b))
     left, right = (a.steps, b.steps)
     if a.tokens is not None and b.tokens is not None:
         left, right = a.tokens, b.tokens
-    return replace(compare(left, right, start_spread=max(spreads)), rate=_rate(a, b)), told
+    verdict = compare(left, right, start_spread=assumed if starts is None else starts)
+    return replace(verdict, rate=_rate(a, b)), told
 
 
 def _reasons(*sides: Side) -> Iterator[str]:

@@ -71,7 +71,8 @@ def _records(path: Path) -> Series:
     """Return the series of a steps.jsonl; of each line only time and phase are needed."""
     place = path.resolve()  # opened once by now: a link here is one that the user named
     steps, problems = read_steps(place)
-    pairs = [(step.step_seconds, str(step.phase)) for step in steps]
+    seconds = (None if math.isnan(value) else value for value in steps.numbers("step_seconds"))
+    pairs = [(value, str(phase)) for value, phase in zip(seconds, steps.phases(), strict=True)]
     if problems:  # written by something else, or with fewer fields than a run of ours has
         lines = enumerate((line.decode().strip() for line in untrusted.lines(place)), start=1)
         pairs = [_pair(path, number, line) for number, line in lines if line]

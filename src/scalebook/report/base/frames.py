@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
@@ -32,6 +31,7 @@ from scalebook.report.base.columns import (
 from scalebook.report.base.fingerprint import entries, together
 from scalebook.report.base.labels import with_labels
 from scalebook.report.base.naming import WORK, group_name, split_name
+from scalebook.step_columns import Steps
 from scalebook.store import Run, read_runs, without_record
 
 
@@ -233,16 +233,19 @@ def _row(run: Run, item: RunMetrics) -> dict[str, Any]:
 
 
 def step_frame(runs: Iterable[Run]) -> pl.DataFrame:
-    """Return a row a step of all runs; a number that is not finite is null."""
-    columns: dict[str, list[Any]] = {name: [] for name in STEP_SCHEMA}
+    """Return a row a step of all runs; a number that is missing is null."""
+    frames: list[pl.DataFrame] = [pl.DataFrame(schema=STEP_SCHEMA)]
     for run in runs:
-        for step in run.steps:
-            columns["run_id"].append(run.record.run_id)
-            for name in list(STEP_SCHEMA)[1:]:
-                value = getattr(step, name)
-                finite = not isinstance(value, float) or math.isfinite(value)
-                columns[name].append(value if finite else None)
-    return pl.DataFrame(columns, schema=STEP_SCHEMA)
+        steps = Steps.of(run.steps)
+        columns: dict[str, Any] = {"run_id": [run.record.run_id] * len(steps)}
+        for name, kind in list(STEP_SCHEMA.items())[1:]:
+            if name == "phase":
+                columns[name] = list(steps.phases())
+            else:
+                numbers = pl.Series(name, steps.numbers(name), pl.Float64).fill_nan(None)
+                columns[name] = numbers.cast(kind)
+        frames.append(pl.DataFrame(columns, schema=STEP_SCHEMA))
+    return pl.concat(frames)
 
 
 def feasibility_frame(runs: Iterable[Run]) -> pl.DataFrame:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -80,3 +81,25 @@ def group_name(row: Row) -> str:
 
 def _sequence(length: int | None) -> str | None:
     return None if length is None else f"sequence {length:,}"
+
+
+_TITLE = re.compile(r"([a-z]+?)-?(\d[\d.]*)?-((?:\d+x)?\d+b)(?:@(\d+))?")
+
+
+def model_title(name: str | None) -> str:
+    """Return a model as its makers write it: ``Llama 3.1 8B``, ``8 layers of Llama 3.1 8B``.
+
+    A name of another form stays as it is.
+    """
+    found = _TITLE.fullmatch(name or "")
+    if found is None:
+        return name or "unknown model"
+    family, version, size, layers = found.groups()
+    title = " ".join(part for part in (family.capitalize(), version, size[:-1] + "B") if part)
+    many = "1 layer" if layers == "1" else f"{layers} layers"
+    return f"{many} of {title}" if layers else title
+
+
+def platform_title(name: str | None) -> str:
+    """Return a platform as its maker writes it: ``H200``."""
+    return name.upper() if name else "unknown platform"

@@ -16,12 +16,12 @@ from typing import Any, Literal
 
 from scalebook import identity
 from scalebook.identity import alike
-from scalebook.measure.metrics.repeats import Estimate, start_spread
+from scalebook.measure.metrics.repeats import Estimate
 from scalebook.measure.verdicts import Verdict, compare
 from scalebook.measure.verdicts.differences import Difference, differences
 from scalebook.record import RunRecord
 from scalebook.report.base.frames import ReportData
-from scalebook.report.base.versus import estimate_of
+from scalebook.report.base.versus import estimate_of, starts_of
 
 Row = Mapping[str, Any]
 Kind = Literal["matched configuration", "best against best", "as named"]
@@ -61,8 +61,7 @@ class Pair:
         left, right = _estimates(self.a), _estimates(self.b)
         if not left or not right:
             return None
-        spreads = (start_spread(item.row["platform"]) for item in (*self.a, *self.b))
-        return compare(left, right, start_spread=max(spreads))
+        return compare(left, right, start_spread=starts_of(item.row for item in (*self.a, *self.b)))
 
     @property
     def differences(self) -> tuple[Difference, ...]:

@@ -110,13 +110,20 @@ def verdict_on(a: Configuration, b: Configuration) -> Verdict | None:
     left, right = a.estimates, b.estimates
     if not left or not right:
         return None
-    spreads = (start_spread(row["platform"]) for row in (*a.runs, *b.runs))
-    return compare(left, right, start_spread=max(spreads))
+    return compare(left, right, start_spread=starts_of((*a.runs, *b.runs)))
+
+
+def starts_of(rows: Iterable[Row]) -> float:
+    """Return the spread of starts of runs, the largest where they are of several platforms."""
+    return max(row.get("start_spread") or start_spread(row["platform"]) for row in rows)
 
 
 def estimate_of(row: Row) -> Estimate | None:
-    """Return the rate of a run with its interval; None where it has none."""
-    rate, low, high = row["rate"], row["rate_low"], row["rate_high"]
-    if not rate or not low or not high:
+    """Return the rate of a run with the interval of its own steps; None where it has none."""
+    rate, total = row["rate"], row["tokens_per_second"]
+    low, high = row["run_tokens_per_second_low"], row["run_tokens_per_second_high"]
+    if not rate or not total or not low or not high:
         return None
-    return Estimate.of(rate, low, high, row.get("steady_steps") or 0)
+    # the ends are of all GPUs, the rate may be per GPU
+    ends = (rate * low / total, rate * high / total)
+    return Estimate.of(rate, *ends, row.get("steady_steps") or 0)

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import polars as pl
 
+from scalebook.report.base.columns import PROXY
 from scalebook.report.base.frames import ReportData
 from scalebook.report.base.markup import Fragment, Markup, join, run_link
 from scalebook.report.base.quantities import count, number, quantity
 from scalebook.report.base.tables import SPLIT, Column, table, text
 from scalebook.report.charts.cost import energy_bars
 from scalebook.report.charts.figure import Figures
-from scalebook.report.pages.tiles import whole_models
 
 MOST_NAMED = 8
 
@@ -21,7 +21,7 @@ def energy_findings(data: ReportData) -> Iterator[Markup]:
     """Yield which run took the least energy, and which have none and why."""
     known = data.completed.drop_nulls("energy_joules_per_token")
     if known.height:
-        runs, of = whole_models(known)
+        runs, of = _whole_models(known)
         best = runs.sort("energy_joules_per_token").row(0, named=True)
         words = (
             "Energy was measured in {}: the least{} is {} by {} of {} ({}), of its devices alone."
@@ -70,3 +70,13 @@ def energy_table(data: ReportData) -> Fragment:
     )  # fmt: skip
     rows = known.sort("group", "energy_joules_per_token").iter_rows(named=True)
     return table(rows, columns, "energy")
+
+
+def _whole_models(runs: pl.DataFrame) -> tuple[pl.DataFrame, str]:
+    """Return the runs of whole models where accelerators ran both, and words that say so.
+
+    The first layers of a model are fast because they are few.
+    """
+    whole = runs.filter(~PROXY, pl.col("platform") != "cpu")
+    mixed = not whole.is_empty() and not runs.filter(PROXY).is_empty()
+    return (whole, " of a whole model") if mixed else (runs, "")

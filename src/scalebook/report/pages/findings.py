@@ -19,7 +19,7 @@ from scalebook.report.base.markup import (
     run_link,
     run_links,
 )
-from scalebook.report.base.quantities import count, number, percent
+from scalebook.report.base.quantities import count, percent
 from scalebook.report.base.records import records
 from scalebook.report.base.sections import loss_findings, missing_mfu, unranked
 from scalebook.report.pages.failures import failures
@@ -29,21 +29,28 @@ Row = Mapping[str, Any]
 FEW = 2  # failures whose reasons fit into a sentence; the table has those of all
 
 
-def overview(data: ReportData) -> Fragment:
-    """Return one sentence: how many runs there are and how they ended."""
-    if data.runs.is_empty():
-        return paragraphs("No run could be read.", style="sb-lead")
-    by_status = data.runs.group_by("status", maintain_order=True).len().sort("len", descending=True)
-    ends = join(f"{number(n)} {tables.status_words(s)}" for s, n in by_status.iter_rows())
-    models = join(sorted(data.runs["model"].drop_nulls().unique()))
-    platforms = join(sorted(data.runs["platform"].drop_nulls().unique()))
-    sentence = Markup("{}: {}. Models: {}. Platforms: {}.")
-    runs = count(data.runs.height, "run")
-    return paragraphs(sentence.format(runs, ends, models, platforms), style="sb-lead")
+def folded(data: ReportData) -> Fragment:
+    """Return what is behind the first screen: findings, warnings, runs, those without a result."""
+    folds = (
+        ("Findings, group by group", findings(data)),
+        ("Before you use these numbers", warnings(data)),
+        (count(data.runs.height, "run"), tables.overview(data.runs)),
+        ("Runs without a result", failed(data)),
+    )
+    rest = Markup("").join(
+        Markup('<details class="sb-fold"><summary>{}</summary>{}</details>').format(title, one.html)
+        for title, one in folds
+        if one.html
+    )
+    return Fragment(Markup("<h2>Behind these answers</h2>{}").format(rest))
 
 
 def findings(data: ReportData) -> Fragment:
-    """Return the findings as a list: an item a group of comparable runs, then losses, failures."""
+    """Return the findings as a list: an item per group of comparable runs, losses, failures."""
+    return bullets(_items(data))
+
+
+def _items(data: ReportData) -> list[Markup]:
     groups = data.ranked.group_by("group", maintain_order=True)
     commits = _commits(data)
     items = [join(group_findings(runs, commits), " ") for _, runs in groups]
@@ -51,7 +58,7 @@ def findings(data: ReportData) -> Fragment:
         items = [Markup("No run completed with a throughput, so there is no winner to name.")]
     else:
         items += [*repeats(data.ranked), *loss_findings(data.completed), *peaks(data.completed)]
-    return bullets([*items, *unranked(data), *failure_findings(data)])
+    return [*items, *unranked(data), *failure_findings(data)]
 
 
 def _commits(data: ReportData) -> dict[str, str]:

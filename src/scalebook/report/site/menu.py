@@ -27,20 +27,22 @@ class Page:
 
 PAGES = (
     Page("20_summary.ipynb", "index", "Summary"),
-    Page("21_throughput.ipynb", "throughput", "Throughput and MFU", "Results"),
-    Page("29_peak.ipynb", "peak", "Best configurations", "Results"),
-    Page("22_scaling.ipynb", "scaling", "Scaling", "Results"),
-    Page("30_comparison.ipynb", "comparison", "Comparison", "Results"),
-    Page("31_published.ipynb", "published", "Published results", "Results"),
+    Page("21_studies.ipynb", "studies", "Studies"),
+    Page("22_throughput.ipynb", "throughput", "Throughput and MFU", "Results"),
+    Page("23_peak.ipynb", "peak", "Best configurations", "Results"),
+    Page("24_scaling.ipynb", "scaling", "Scaling", "Results"),
+    Page("25_comparison.ipynb", "comparison", "Comparison", "Results"),
+    Page("26_published.ipynb", "published", "Published results", "Results"),
     Page("27_memory.ipynb", "memory", "Memory", "Inside a run"),
-    Page("24_anatomy.ipynb", "anatomy", "Step anatomy", "Inside a run"),
-    Page("28_curves.ipynb", "curves", "Training curves", "Inside a run"),
-    Page("25_reliability.ipynb", "reliability", "Reliability", "Inside a run"),
-    Page("32_cost.ipynb", "cost", "Cost"),
-    Page("26_probe.ipynb", "probe", "Machine probe", "Evidence"),
+    Page("28_anatomy.ipynb", "anatomy", "Step anatomy", "Inside a run"),
+    Page("29_curves.ipynb", "curves", "Training curves", "Inside a run"),
+    Page("30_reliability.ipynb", "reliability", "Reliability", "Inside a run"),
+    Page("31_cost.ipynb", "cost", "Cost"),
+    Page("32_probe.ipynb", "probe", "Machine probe", "Evidence"),
     Page("33_claims.ipynb", "claims", "Claims audit", "Evidence"),
     Page("34_provenance.ipynb", "provenance", "Provenance", "Evidence"),
-    Page("23_method.ipynb", "method", "Method"),
+    Page("35_predicted.ipynb", "predicted", "Predicted and measured", "Evidence"),
+    Page("36_method.ipynb", "method", "Method"),
 )
 
 

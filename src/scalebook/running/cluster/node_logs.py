@@ -1,7 +1,8 @@
-"""The logs of a run's nodes: put together in one file, and the one that tells what happened."""
+"""What the nodes of a run left: the log that says what happened, and the record made of all."""
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,22 +10,46 @@ from pathlib import Path
 
 from scalebook import untrusted
 from scalebook.logs import causes
-from scalebook.running import outcome, torchrun_report
+from scalebook.record import RunRecord, Status
+from scalebook.running import finish_run, outcome, torchrun_report
 from scalebook.running.progress import last_lines
 
-PREFIX = "train.log.node"
-LOG = "train.log"
+_LOG = re.compile(r"train\.log(?:\.node(\d+))?")
+_EXIT = re.compile(r"exit(?:\.node(\d+))?\.json")
+# Why a node's ranks are ended from here. Neither is the run's end: the scheduler knows why it ended
+# the job, and the node that failed has the reason in its log.
+ASKED: tuple[Status, str] = ("interrupted", "The job was asked to end")
+FOLLOWED: tuple[Status, str] = ("interrupted", "Another node of the run failed")
+
 _WEIGHT = {"out_of_memory": 4, "diverged": 3, "failed": 2, "timeout": 1, "interrupted": 0}
 
 
-def node_logs(directory: Path) -> list[tuple[int, Path]]:
-    """Return number and log of each node, in the nodes' order."""
+def _by_node(directory: Path, name: re.Pattern[str]) -> list[tuple[int, Path]]:
+    """Return node and path of each file of a kind, in the nodes' order."""
     found = [
-        (int(path.name.removeprefix(PREFIX)), path)
-        for path in directory.glob(f"{PREFIX}*")
-        if path.name.removeprefix(PREFIX).isdigit()
+        (int(match[1] or 0), path)
+        for path in directory.iterdir()
+        if (match := name.fullmatch(path.name)) and not path.is_symlink()
     ]
     return sorted(found)
+
+
+def ends(directory: Path) -> dict[int, finish_run.Ended]:
+    """Return how the ranks of each node ended, for the nodes that noted it."""
+    found = {node: finish_run.read_exit(directory, node) for node, _ in _by_node(directory, _EXIT)}
+    return {node: end for node, end in found.items() if end is not None}
+
+
+def own_stop(directory: Path) -> outcome.EndReason | None:
+    """Return why a node ended its ranks of its own accord; None where none did."""
+    stops = (end.stop for end in ends(directory).values())
+    return next((stop for stop in stops if stop not in (None, ASKED, FOLLOWED)), None)
+
+
+def clear_ends(directory: Path) -> None:
+    """Remove the notes of how the nodes' ranks ended."""
+    for _, path in _by_node(directory, _EXIT):
+        path.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,36 +72,69 @@ def telling(logs: Sequence[NodeLog]) -> NodeLog | None:
             outcome.Evidence(log.exit_code, steps_done=0, steps_asked=None, log=log.lines)
         )
         cause = torchrun_report.root_cause(log.lines)
-        alone = not causes.CONSEQUENCE.search(found.reason or "")
+        first = not causes.CONSEQUENCE.search(found.reason or "")
         own = cause is not None and cause.code != -signal.SIGTERM
-        weight = (log.exit_code != 0, _WEIGHT.get(found.status, -1), alone, own)
+        weight = (log.exit_code != 0, _WEIGHT.get(found.status, -1), first, own)
         if weight > most:
             best, most = log, weight
     return best
 
 
 def tails(directory: Path, codes: Mapping[int, int], count: int) -> list[NodeLog]:
-    """Return the end of each node's log; of the merged log where there are no others."""
-    logs = node_logs(directory)
-    if not logs:
-        return [NodeLog(last_lines(directory / LOG, count), None)]
-    return [NodeLog(last_lines(path, count), codes.get(number)) for number, path in logs]
+    """Return the last lines of each node's log."""
+    return [
+        NodeLog(last_lines(path, count), codes.get(node))
+        for node, path in _by_node(directory, _LOG)
+    ]
 
 
 def merge(directory: Path) -> None:
     """Put the nodes' logs into ``train.log``, one after the other, each under a line of its own."""
-    logs = node_logs(directory)
-    if not logs:
+    logs = _by_node(directory, _LOG)
+    if not any(number for number, _ in logs):
         return
-    if len(logs) == 1:
-        logs[0][1].replace(directory / LOG)
-        return
-    with untrusted.replaced(directory / LOG) as merged:
+    with untrusted.replaced(finish_run.log_file(directory)) as merged:
         for number, path in logs:
-            merged.write(f"===== node {number} of {len(logs)} =====\n".encode())
+            merged.write(f"===== node {number} of {logs[-1][0] + 1} =====\n".encode())
             with untrusted.opened(path) as stream:
                 while piece := stream.read(1 << 20):
                     merged.write(piece)
             merged.write(b"\n")
-    for _, path in logs:
-        path.unlink()
+    for number, path in logs:
+        if number:
+            path.unlink()
+
+
+def conclude_nodes(
+    directory: Path,
+    *,
+    stop: outcome.EndReason | None = None,
+    exit_code: int | None = None,
+    finished_at: str | None = None,
+    printed: Sequence[str] = (),
+) -> RunRecord:
+    """Put the nodes' logs together, and write and return the record of the run.
+
+    ``exit_code`` counts where no node noted an end, and ``printed``, what the run's job printed,
+    where no node has a log.
+    """
+    found = ends(directory)
+    codes = {node: end.exit_code for node, end in found.items()}
+    log = telling(tails(directory, codes, finish_run.LOG_LINES))
+    merge(directory)
+    if any(codes.values()):
+        # Node 0 may have ended well, or only because another one failed: its own code counts.
+        exit_code = (log.exit_code if log else None) or max(codes.values())
+    elif codes:
+        exit_code = 0
+    record = finish_run.conclude(
+        directory,
+        exit_code=exit_code,
+        stop=stop,
+        host_memory_kills=sum(end.memory_kills for end in found.values()),
+        memory_killed=frozenset(one for end in found.values() for one in end.memory_killed),
+        finished_at=finished_at,
+        log=log.lines if log else printed,
+    )
+    clear_ends(directory)
+    return record

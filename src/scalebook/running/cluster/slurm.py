@@ -1,4 +1,4 @@
-"""RunConfig -> the script of a Slurm job, as text. Nothing here asks Slurm.
+"""RunConfig -> the script of a Slurm job, as text, and how the job enters its image.
 
 The script is made from ``containers/slurm/job.sbatch``: a page of bash that a person can read,
 keep and submit by hand. A launcher library would run a pickled Python function in the job instead,
@@ -9,30 +9,107 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from scalebook import engines
+from scalebook import query
 from scalebook.config import RunConfig
 from scalebook.errors import LaunchError
 from scalebook.facts import catalog
 from scalebook.host import ASKED, performance_variables
-from scalebook.running.cluster.slurm_container import CATALOG_VARIABLE, NO_CONTAINER, Container
+from scalebook.running.container import images
+from scalebook.running.container.enroot import PLAIN_SHELL
+from scalebook.running.container.request import settle
 from scalebook.running.launch.shell import Expression, array, assignment, fill, quoted, safe_path
 from scalebook.running.launch.variables import variables
 from scalebook.scrub import is_secret
 
 TEMPLATE = Path("containers") / "slurm" / "job.sbatch"
 RENDEZVOUS = Expression('"$HEAD_NODE:$PORT"')
-JOB_NUMBER = Expression('"$SLURM_JOB_ID.$RESTART"')
-JOIN_SECONDS = 600  # for every node to come to the rendezvous: images may have to be unpacked
+JOB = ("--job", Expression('"$SLURM_JOB_ID"'), "--restart", Expression('"$RESTART"'))
 MARGIN_SECONDS = 600  # of the job over the runs' own limits: start, containers, the record
 
 _OPTION = re.compile(r"[a-z][a-z-]*")
 _VALUE = re.compile(r"[\w.,:/@+=%\[\]~*()&|!<>-]*")
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
+
+Form = Literal["none", "pyxis", "apptainer"]
+ASK_SECONDS = 30.0
+CATALOG_VARIABLE = "SCALEBOOK_CATALOG"
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """An image and the program that enters it; ``catalogs`` are files of facts to show it."""
+
+    form: Form = "none"
+    image: str = ""
+    catalogs: tuple[Path, ...] = ()
+    arguments: tuple[str, ...] = ()  # the user's own, for srun or apptainer
+
+    @property
+    def python(self) -> str | None:
+        """The interpreter inside, None where there is no container."""
+        return None if self.form == "none" else "python"
+
+    @property
+    def variable_prefix(self) -> str:
+        """What stands before a variable's name on the host for it to be set inside."""
+        return "APPTAINERENV_" if self.form == "apptainer" else ""
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """Variables for the program that enters the image, not for what runs inside."""
+        return PLAIN_SHELL if self.form == "pyxis" else {}
+
+    def each_node(self, runs: Path, config: RunConfig, names: tuple[str, ...]) -> tuple[str, ...]:
+        """Return what stands between srun and the command."""
+        if self.form == "pyxis":
+            return self._pyxis(runs, config, names)
+        return self._apptainer(runs, config) if self.form == "apptainer" else ()
+
+    def _mounts(self, runs: Path, config: RunConfig) -> list[tuple[str, bool]]:
+        """Return each folder or file that the run needs, under its own name, and if it writes."""
+        folders = [(runs, True)]
+        folders += [(Path(config.data).absolute().parent, False)] if config.data else []
+        folders += [(path.absolute(), False) for path in self.catalogs]
+        why = "the list of mounts of a container"
+        return [(safe_path(str(path), ":,\\", why), writes) for path, writes in folders]
+
+    def _pyxis(self, runs: Path, config: RunConfig, names: tuple[str, ...]) -> tuple[str, ...]:
+        mounts = ",".join(
+            f"{path}:{path}" + ("" if writes else ":ro")
+            for path, writes in self._mounts(runs, config)
+        )
+        # The image's root is left as it is: what a run leaves is below the mounted runs.
+        return (
+            f"--container-image={self.image}",
+            f"--container-mounts={mounts}",
+            "--no-container-mount-home",
+            "--container-writable",
+            # Else what the image sets wins over what the job sets.
+            f"--container-env={','.join(names)}",
+            *self.arguments,
+        )
+
+    def _apptainer(self, runs: Path, config: RunConfig) -> tuple[str, ...]:
+        vendor = catalog.platform(config.platform).vendor
+        device = [flag.argument for flag in images.image(vendor).flags.get("apptainer", ())]
+        binds = [
+            f"--bind={path}:{path}" + ("" if writes else ":ro")
+            for path, writes in self._mounts(runs, config)
+        ]
+        clean = ("--cleanenv", "--no-home", "--pwd=/tmp")
+        # Inside, a node knows its number only by a variable that is passed on by name.
+        shell = ("bash", "-c", 'APPTAINERENV_SLURM_NODEID=$SLURM_NODEID exec "$@"', "bash")
+        return (*shell, "apptainer", "exec", *clean, *device, *binds, *self.arguments, self.image)
+
+
+NO_CONTAINER = Container()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +125,14 @@ class Options:
     setup: Path | None = None  # a script of the site that the job sources first
     requeue: bool = True
     trainer: str = ""  # empty: the engine's own
+    force_platform: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
     """One run of a job: what to train and the directory that it is written to.
 
-    ``turn`` is what ``running.slurm_turn`` is told, which settles whether and when the run starts;
-    empty: it starts at once.
+    ``turn`` are options of ``node`` that settle whether and when the run starts; empty: at once.
     """
 
     config: RunConfig
@@ -172,7 +249,7 @@ def exported(config: RunConfig, environment: Mapping[str, str]) -> dict[str, tup
             chosen[name] = (environment[name], "set where the job was made")
     if catalogs:
         paths = os.pathsep.join(str(Path(part).absolute()) for part in catalogs)
-        chosen[CATALOG_VARIABLE] = (paths, "facts beside those of the package")
+        chosen[CATALOG_VARIABLE] = (paths, "facts in addition to the package's")
     return chosen
 
 
@@ -186,23 +263,14 @@ def _exports(task: Task, options: Options, environment: Mapping[str, str]) -> li
 
 
 def command(task: Task, options: Options) -> tuple[str, ...]:
-    """Return what starts the ranks of each node: torchrun, whose nodes meet at the first one.
-
-    Which node holds rank 0 is settled there (c10d), not by the nodes' order.
-    """
-    config, directory = task.config, task.directory.absolute()
-    trainer = options.trainer or engines.TRAINERS[config.engine]
+    """Return what runs one node's part of a run: the same on each node."""
+    directory = safe_path(str(task.directory.absolute()), "\\", "a path of the job")
     return (
-        *(interpreter(options), "-m", "torch.distributed.run", "--nnodes", str(config.nodes)),
-        *(
-            "--nproc-per-node",
-            str(ranks_per_node(config)),
-            "--max-restarts",
-            str(config.max_restarts),
-        ),
-        *("--rdzv-backend", "c10d", "--rdzv-endpoint", RENDEZVOUS, "--rdzv-id", JOB_NUMBER),
-        *("--rdzv-conf", f"join_timeout={JOIN_SECONDS}", "-m", trainer),
-        *("--config", str(directory / "config.json"), "--output", str(directory)),
+        *(interpreter(options), "-m", "scalebook.running.cluster.node", directory),
+        *("--rendezvous", RENDEZVOUS, *JOB),
+        *(("--trainer", options.trainer) if options.trainer else ()),
+        *(("--force-platform",) if options.force_platform else ()),
+        *task.turn,
     )
 
 
@@ -212,23 +280,56 @@ def interpreter(options: Options) -> str:
 
 
 def _task(task: Task, options: Options, environment: Mapping[str, str]) -> str:
-    directory = safe_path(str(task.directory.absolute()), "\\", "the log option of srun")
-    container, python = options.container, interpreter(options)
-    finish = (python, "-m", "scalebook.running.cluster.slurm_jobs", directory)
-    node = (python, "-m", "scalebook.running.cluster.node", directory)
     names = tuple(exported(task.config, environment))
-    mounts = (task.directory.parent.absolute(), task.config, names)
-    turn = (python, "-m", "scalebook.running.cluster.slurm_turn", directory, *task.turn)
-    before = (*container.once(*mounts), *turn) if task.turn else ()
+    enter = options.container.each_node(task.directory.parent.absolute(), task.config, names)
     return "\n".join(
         (
-            assignment("DIRECTORY", directory),
+            assignment("DIRECTORY", str(task.directory.absolute())),
             assignment("NODES", str(task.config.nodes)),
-            assignment("LIMIT", str(task.config.time_limit_seconds)),
-            array("BEFORE", before),
-            array("CONTAINER", container.each_node(*mounts)),
-            array("COMMAND", (*node, *command(task, options))),
-            array("FINISH", (*container.once(*mounts), *finish)),
+            array("CONTAINER", enter),
+            array("COMMAND", command(task, options)),
             "run",
         )
     )
+
+
+def chosen(
+    asked: str,
+    image: str,
+    environment: Mapping[str, str] = os.environ,
+    *,
+    arguments: Sequence[str] = (),
+    ask: bool = True,
+) -> Container:
+    """Return the container of a job; ``auto`` takes pyxis or Apptainer where an image is named.
+
+    ``ask`` False: nothing is asked of this machine (a dry run), and ``auto`` is pyxis.
+
+    Raises:
+        LaunchError: an image or a program is missing, or a program does not suit a cluster.
+    """
+    if asked == "none" or (asked == "auto" and not image):
+        return NO_CONTAINER
+    if asked not in ("auto", "pyxis", "enroot", "apptainer"):
+        raise LaunchError(
+            f"A Slurm job does not start its image by {asked!r}. Use --container pyxis (the plugin "
+            "of srun that starts enroot), apptainer or none."
+        )
+    if not image:
+        raise LaunchError(f"--container {asked} needs an image. Name it with --image.")
+    form: Form = "apptainer" if asked == "apptainer" else "pyxis"
+    if asked == "auto" and ask and not has_pyxis():
+        if shutil.which("apptainer") is None:
+            raise LaunchError(
+                "srun has no --container-image here (pyxis) and apptainer was not found. Install "
+                "one, or run without a container: --container none."
+            )
+        form = "apptainer"
+    listed = [part for part in environment.get(CATALOG_VARIABLE, "").split(os.pathsep) if part]
+    catalogs = tuple(Path(part) for part in listed)
+    return Container(form, image, catalogs, settle((), arguments))
+
+
+def has_pyxis() -> bool:
+    """Return whether srun knows the options of pyxis."""
+    return "--container-image" in (query.printed(("srun", "--help"), ASK_SECONDS) or "")

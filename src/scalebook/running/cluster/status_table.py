@@ -13,8 +13,7 @@ from scalebook import ownership, query, store
 from scalebook.errors import RecordError
 from scalebook.record import RunRecord
 from scalebook.running import finish_run, progress
-from scalebook.running.cluster import job_files
-from scalebook.running.cluster.slurm_state import Ask, JobState, queue
+from scalebook.running.cluster.jobs import Ask, Job, JobState, queue
 
 RECENT_SECONDS = 86400.0
 
@@ -55,15 +54,14 @@ def rows(runs: Path, everything: bool = False, ask: Ask = query.ask) -> list[Row
         if everything or (age is not None and age < RECENT_SECONDS):
             found.append(_ended(directory, record))
     partials = store.partial_directories(runs)
-    waits = any(job_files.Job.read(partial) for partial in partials)
+    waits = any(Job.read(partial) for partial in partials)
     states = queue(os.getuid(), ask) if waits else {}
     found += [row for partial in partials if (row := _unfinished(partial, states)) is not None]
     return found
 
 
 def _ended(directory: Path, record: RunRecord) -> Row:
-    slurm = record.environment.get("slurm")
-    job_id = slurm.get("job_id") if isinstance(slurm, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    job_id = finish_run.object_of(record.environment.get("slurm")).get("job_id")
     took = _between(record.started_at, record.finished_at)
     return Row(
         record.run_id,
@@ -77,18 +75,17 @@ def _ended(directory: Path, record: RunRecord) -> Row:
 
 
 def _unfinished(partial: Path, states: Mapping[str, JobState] | None) -> Row | None:
-    job = job_files.Job.read(partial)
+    job = Job.read(partial)
     requested = store.read_object(partial / "config.json")
     if job is None:
         here = ownership.is_live(partial)
         pods = store.read_object(partial / ownership.JOB_FILE).get("scheduler") == "kubernetes"
         state = "in Kubernetes" if pods else "training here" if here else "left behind"
         detail = None if here else "its process is gone: scalebook recover"
-        started = store.read_object(partial / finish_run.LAUNCH_FILE).get("started_at")
+        started = _started(partial)
     else:
         state, detail = _of_job(job, states)
-        tries = job_files.attempts(partial)
-        started = tries[-1].started_at if tries else job.submitted_at
+        started = _started(partial) or job.submitted_at
     return Row(
         finish_run.run_id(partial),
         job.job_id if job else None,
@@ -100,7 +97,12 @@ def _unfinished(partial: Path, states: Mapping[str, JobState] | None) -> Row | N
     )
 
 
-def _of_job(job: job_files.Job, states: Mapping[str, JobState] | None) -> tuple[str, str | None]:
+def _started(partial: Path) -> str | None:
+    value = store.read_object(partial / finish_run.LAUNCH_FILE).get("started_at")
+    return value if isinstance(value, str) else None
+
+
+def _of_job(job: Job, states: Mapping[str, JobState] | None) -> tuple[str, str | None]:
     """Return state and detail of a job that has no record yet."""
     if states is None:
         return "unknown", "Slurm does not answer here"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -27,18 +27,22 @@ def direct(
     output: Path,
     trainer: str = "",
     python: str = sys.executable,
+    meeting: Sequence[str] = (),
 ) -> Launch:
-    """Return how to start a run on this machine; ``trainer`` empty: its engine's own module.
+    """Return how to start this machine's ranks; ``trainer`` empty: its engine's own module.
+
+    ``meeting`` are torchrun's options by which the nodes of a run find each other; empty: the run
+    has this machine only.
 
     Raises:
-        LaunchError: the run needs more than one node, or an engine that is not installed.
+        LaunchError: the run needs other nodes, or an engine that is not installed.
     """
-    refusal = unavailable(config)
+    refusal = unavailable(config, allocated=bool(meeting))
     if refusal:
         raise LaunchError(refusal)
     command = (
-        *(python, "-m", "torch.distributed.run", "--standalone"),
-        *("--nproc-per-node", str(config.world_size)),
+        *(python, "-m", "torch.distributed.run", *(meeting or ("--standalone",))),
+        *("--nproc-per-node", str(config.world_size // config.nodes)),
         *(("--max-restarts", str(config.max_restarts)) if config.max_restarts else ()),
         *("-m", trainer or engines.TRAINERS[config.engine]),
         *("--config", str(config_path), "--output", str(output)),
@@ -46,22 +50,23 @@ def direct(
     return Launch(command, variables(config))
 
 
-def unavailable(config: RunConfig, devices: int | None = None) -> str | None:
+def unavailable(
+    config: RunConfig, devices: int | None = None, *, allocated: bool = False
+) -> str | None:
     """Return why a run cannot start here, None if it can.
 
     ``devices`` is how many GPUs may be used: those of this machine, or fewer by ``--gpus``; None:
-    any number.
+    any number. ``allocated``: this machine is one of the run's nodes, and the others are there.
     """
-    if config.nodes > 1:
+    if config.nodes > 1 and not allocated:
         return f"needs {config.nodes} nodes, and 'scalebook run' starts one"
     lack = engines.missing(config.engine)
     if lack:
         return f"needs the engine {config.engine!r}: {lack.rstrip('.')}"
-    if devices is not None and config.world_size > devices:
-        gpus = "GPU" if config.world_size == 1 else "GPUs"
-        return (
-            f"needs {config.world_size} {gpus}, the limit is {devices} (--gpus or this machine's)"
-        )
+    needed = config.world_size // config.nodes
+    if devices is not None and needed > devices:
+        gpus = "GPU" if needed == 1 else "GPUs"
+        return f"needs {needed} {gpus}, the limit is {devices} (--gpus or this machine's)"
     return None
 
 

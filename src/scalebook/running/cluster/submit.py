@@ -1,4 +1,4 @@
-"""Submit the runs of a plan to Slurm: a directory a run, and a job a run or one for all."""
+"""Submit the runs of a plan to Slurm: one directory per run, in one job each or one for all."""
 
 from __future__ import annotations
 
@@ -7,20 +7,62 @@ import re
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
-from scalebook import __version__, host, project, query, scrub, store
+from scalebook import project, query, store
 from scalebook.errors import LaunchError
-from scalebook.running import finish_run
-from scalebook.running.cluster import job_files, slurm
-from scalebook.running.cluster.slurm_order import NO_ORDER, Order
-from scalebook.running.cluster.slurm_state import Ask
+from scalebook.running import finish_run, pruning
+from scalebook.running.cluster import slurm
+from scalebook.running.cluster.jobs import FOLDER, Ask, write_job
+from scalebook.running.pruning import Inference
 from scalebook.running.todo import Entry, label
+from scalebook.running.waiting import Scheduled
 
-FOLDER = ".slurm"  # below the runs: scripts, and what jobs print beside their runs
+OWN_JOBS = "Each run was a job of its own, submitted in this order: Slurm starts them as it can."
 _JOB_ID = re.compile(r"(\d+)(?:;.*)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """The order of a plan's runs: their schedule, and what is known before a run starts."""
+
+    scheduled: Scheduled = field(default_factory=Scheduled)
+    entries: Sequence[Entry] = ()
+    one_job: bool = False
+    prune: bool = False
+    rerun: bool = False
+
+    def record(self, entry: Entry) -> dict[str, Any]:
+        """Return what the record of a run keeps of its place; empty without a plan."""
+        places = [one.config.config_hash() for one in self.entries]
+        kept = self.scheduled.place(places.index(entry.config.config_hash()) + 1, None)
+        if kept and not self.one_job and len(places) > 1:
+            kept["notes"] = [*kept["notes"], OWN_JOBS]
+        return kept
+
+    def inferences(self, runs: Path) -> dict[str, Inference]:
+        """Return by hash the runs that records already show not to fit."""
+        if not self.prune:
+            return {}
+        known = pruning.broken(runs, None, fresh=self.rerun)
+        waiting = (entry.config for entry in self.entries if entry.action == "run")
+        return pruning.inferences(waiting, known)
+
+    def turn(self, number: int) -> tuple[str, ...]:
+        """Return options of ``node`` for the run at a place of its job, counted from 0."""
+        if number == 0:
+            return ()
+        cool_down = self.scheduled.cool_down
+        words = ("--cool-down", str(cool_down)) if cool_down is not None else ()
+        if self.prune:
+            words += ("--prune", "--fresh") if self.rerun else ("--prune",)
+        return words
+
+
+NO_ORDER = Order()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +117,7 @@ def preview(
         slurm.Task(
             entry.config,
             store.partial_path(runs.absolute(), f"RUN_ID_{number + 1}"),
-            order.turn(entries, number),
+            order.turn(number),
         )
         for number, entry in enumerate(entries)
     ]
@@ -101,10 +143,9 @@ def submit(
     try:
         for number, entry in enumerate(entries):
             directory = store.create_partial(runs, entry.config, datetime.now(UTC))
-            job_files.write_job(directory, None, len(entries))
-            tasks.append(slurm.Task(entry.config, directory, order.turn(entries, number)))
-            _write_launch(tasks[-1], options)
-            if order.places:
+            write_job(directory, None, len(entries))
+            tasks.append(slurm.Task(entry.config, directory, order.turn(number)))
+            if order.entries:
                 store.write_json(directory / finish_run.SCHEDULE_FILE, order.record(entry))
         job_id = _sbatch(_write_script(tasks, runs, options), ask)
     except BaseException:
@@ -113,7 +154,7 @@ def submit(
         raise
     for task in tasks:
         with suppress(FileNotFoundError):  # a short job may have recorded its run by now
-            job_files.write_job(task.directory, job_id, len(entries))
+            write_job(task.directory, job_id, len(entries))
     return [
         Submitted(entry, task.directory, job_id) for entry, task in zip(entries, tasks, strict=True)
     ]
@@ -142,20 +183,6 @@ def _sbatch(script: Path, ask: Ask) -> str:
             f"VALUE leaves an option out); the script is {project.short(script)}."
         )
     return found[1]
-
-
-def _write_launch(task: slurm.Task, options: slurm.Options) -> None:
-    """Keep what is known before the start; the machine is the compute nodes', not this one."""
-    chosen = slurm.exported(task.config, os.environ)
-    variables = {name: value for name, (value, _) in chosen.items()}
-    checkout = project.root()
-    environment = {
-        "scalebook": __version__,
-        "git_commit": host.git_commit(checkout) if checkout else None,
-        "variables": scrub.without_secrets(host.performance_variables(variables)),
-    }
-    command = ("python", *map(str, slurm.command(task, options)[1:]))
-    finish_run.write_launch(task.directory, command, environment)
 
 
 def describe(job: Sequence[Submitted]) -> str:

@@ -27,7 +27,7 @@ from scalebook.logs.table import COLUMNS
 
 # What the option --map calls a column -> ours and its scale.
 TARGETS: dict[str, tuple[str, float]] = {
-    **{name: (name, 1.0) for name in COLUMNS if name not in ("clock", "not_finite")},
+    **{name: (name, 1.0) for name in COLUMNS if name not in ("clock", "held", "not_finite")},
     "step_seconds": ("seconds", 1.0),
     "step_milliseconds": ("seconds", 1e-3),
     "tflops_per_second_per_gpu": ("tflops_per_gpu", 1.0),

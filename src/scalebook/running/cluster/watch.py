@@ -12,9 +12,9 @@ from scalebook import query, store
 from scalebook.errors import RecordError
 from scalebook.project import short
 from scalebook.record import RunRecord
-from scalebook.running.cluster import job_files, slurm_jobs
-from scalebook.running.cluster.slurm_state import GONE, Ask, JobState, queue, state_of
-from scalebook.running.cluster.slurm_submit import Submitted
+from scalebook.running.cluster import jobs
+from scalebook.running.cluster.jobs import GONE, Ask, JobState, queue, state_of
+from scalebook.running.cluster.submit import Submitted
 from scalebook.running.console import Console
 from scalebook.running.progress import Tail, line
 from scalebook.running.sweep import Result, Stop
@@ -53,9 +53,9 @@ class Follower:
     sleep: Callable[[float], None] = time.sleep
     _heard: float = field(default_factory=time.monotonic)
 
-    def follow(self, jobs: Sequence[Submitted]) -> tuple[list[Result], str | None]:
+    def follow(self, submitted: Sequence[Submitted]) -> tuple[list[Result], str | None]:
         """Return what became of each run, and why following ended early (None: all have ended)."""
-        watches = [Watch(run, Tail(run.directory / "steps.jsonl")) for run in jobs]
+        watches = [Watch(run, Tail(run.directory / "steps.jsonl")) for run in submitted]
         deadline = time.monotonic() + LONGEST_SECONDS
         why: str | None = None
         while why is None and not all(watch.done for watch in watches):
@@ -101,10 +101,10 @@ class Follower:
     def _settle(self, watch: Watch) -> None:
         """Record a run whose job is not in the queue any more, unless it goes on after all."""
         state = state_of(watch.run.job_id, self.ask)
-        job = job_files.Job.read(watch.run.directory)
+        job = jobs.Job.read(watch.run.directory)
         if state is None or state.active or job is None:
             return
-        slurm_jobs.settle_one(watch.run.directory, job, state)
+        jobs.settle_one(watch.run.directory, job, state)
         if not watch.run.directory.is_dir():
             self._ended(watch)
 
@@ -149,6 +149,6 @@ def _summary(watches: Sequence[Watch]) -> str:
     return ", ".join(parts)
 
 
-def cancel(jobs: Sequence[Submitted], ask: Ask = query.ask) -> None:
+def cancel(submitted: Sequence[Submitted], ask: Ask = query.ask) -> None:
     """Ask Slurm to end the jobs."""
-    ask(("scancel", *dict.fromkeys(run.job_id for run in jobs)))
+    ask(("scancel", *dict.fromkeys(run.job_id for run in submitted)))

@@ -1,0 +1,375 @@
+"""``scalebook tune``: find the fastest layout of a model, by prediction and a few short runs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scalebook.cli import contained
+from scalebook.cli import predict as predictions
+from scalebook.cli.arguments import Subparsers, add_json, at_least, positive
+from scalebook.cli.output import number, plain, print_json, print_table
+from scalebook.cli.predict import add_network, duration
+
+if TYPE_CHECKING:
+    from scalebook.config import RunConfig
+    from scalebook.predict.search import Ranking
+    from scalebook.predict.tuning import Standing, Step, Trial, Tuned, Tuning
+    from scalebook.running.console import Console
+    from scalebook.running.sweep import Settings, Stop
+
+_SHOWN = 12  # layouts of a ranking for people
+_SAMPLES_PER_GPU = 16  # of a tuned step: enough for every micro batch and a few in each pipeline
+
+
+def register(subparsers: Subparsers) -> None:
+    """Add this module's commands."""
+    parser = subparsers.add_parser("tune", help="find the fastest layout of a model in short runs")
+    parser.add_argument("--model", required=True, help="a model, or name@LAYERS")
+    parser.add_argument("--platform", required=True, help="a platform, such as h100")
+    parser.add_argument(
+        "--gpus",
+        "--world-size",
+        dest="world_size",
+        metavar="N",
+        type=at_least(1),
+        help="all processes; default: a whole node",
+    )
+    parser.add_argument(
+        "--budget-seconds",
+        type=positive,
+        metavar="S",
+        help="for all trials and the winner's full run; required without --dry-run",
+    )
+    _add_space(parser)
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the ranking and the trials; start nothing"
+    )
+    parser.add_argument(
+        "--force-platform", action="store_true", help="run even if the device differs"
+    )
+    parser.add_argument("--runs", type=Path, help="folder of runs; default: runs")
+    parser.add_argument("--trainer", default="", help=argparse.SUPPRESS)
+    add_network(parser)
+    add_json(parser)
+    contained.add_arguments(parser)
+    parser.set_defaults(handler=tune, plan=None, data="")
+
+
+def _add_space(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say which work is tuned, and what may vary."""
+    parser.add_argument(
+        "--global-batch-size",
+        type=at_least(1),
+        metavar="SAMPLES",
+        help="samples per step; default: 16 per GPU",
+    )
+    parser.add_argument(
+        "--sequence-length", type=at_least(1), metavar="TOKENS", help="tokens per sample"
+    )
+    parser.add_argument(
+        "--precision",
+        dest="precisions",
+        nargs="+",
+        choices=("bf16", "fp16", "fp8", "fp32"),
+        default=[],
+        help="allowed number formats of the matrix products; default: the platform's",
+    )
+    parser.add_argument(
+        "--set",
+        dest="fields",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a field of every trial: a layout's is then not varied",
+    )
+
+
+def tune(options: argparse.Namespace) -> int:
+    """Rank all layouts, try the best, and run the fastest in full; 0 if there is a winner."""
+    from scalebook.errors import ConfigError
+    from scalebook.facts import catalog
+    from scalebook.plan import Plan
+    from scalebook.project import runs_folder
+    from scalebook.running import runner
+
+    if options.budget_seconds is None and not options.dry_run:
+        raise ConfigError("--budget-seconds is missing. Give the seconds for all trials.")
+    base = _sought(options)
+    runs = runs_folder(str(options.runs or ""))
+    if options.dry_run:
+        return _dry_run(options, base, _tuning(options, base, runs))
+    ended = contained.enter(
+        options, catalog.platform(base.platform), Plan(_name(base), "", ()), runs
+    )
+    if ended is not None:
+        return ended
+    runner.check(base, force_platform=options.force_platform)
+    found = _run(options, base, runs)
+    if options.json:
+        print_json(_value(found))
+    else:
+        _print_result(found)
+    return 0 if found.full_run else 1
+
+
+def _sought(options: argparse.Namespace) -> RunConfig:
+    """Return the configuration whose layout is sought."""
+    options.precision = options.precisions[0] if options.precisions else None
+    base = predictions.configuration(options)
+    if options.global_batch_size is None:
+        batch = _SAMPLES_PER_GPU * base.world_size
+        base = base.model_copy(update={"global_batch_size": batch})
+    return base
+
+
+def _name(base: RunConfig) -> str:
+    return f"tune-{base.model.replace('@', '-')}-{base.world_size}"
+
+
+def _tuning(options: argparse.Namespace, base: RunConfig, runs: Path) -> Tuning:
+    """Return the field of layouts, with the trials that the folder of runs has of them."""
+    from scalebook import predict as room
+    from scalebook.cli.run_options import fields
+    from scalebook.predict import search
+    from scalebook.predict.known import KnownRate, configuration
+    from scalebook.predict.tuning import Tuning
+
+    rates, probes, _ = room.evidence(runs)
+    network, fixed = options.network_gbps, tuple(fields(options.fields))
+    made = room.predictor(options.platform, rates, probes, network_gbps=network)
+    ranking = search.layouts(base, made, options.precisions, fixed)
+    layouts = {configuration(one.config) for one in ranking.candidates}
+    earlier = [one for one in _earlier(base, runs) if one.key in layouts]
+    tried = {one.run_id for one in earlier}  # which the tuning itself teaches
+    others = [rate for rate in rates if rate.run_id not in tried]
+
+    def teach(found: Sequence[KnownRate]) -> room.Predictor:
+        every = (*others, *found)
+        return room.predictor(options.platform, every, probes, network_gbps=network)
+
+    return Tuning(ranking, teach, options.budget_seconds or 0.0, earlier)
+
+
+def _earlier(base: RunConfig, runs: Path) -> list[Trial]:
+    """Return the runs of this folder that ended by themselves, as trials: they are not repeated."""
+    from scalebook import store
+    from scalebook.config import RunConfig
+    from scalebook.predict.known import ODD
+    from scalebook.predict.tuning import trial
+
+    found: list[Trial] = []
+    for directory in store.run_directories(runs):
+        try:
+            run = store.read_run(directory)
+            config = RunConfig.from_parameters(run.record.requested)
+            one = trial(run, config)
+        except ODD:
+            continue
+        if run.record.source == "measured" and config.platform == base.platform:
+            found += [one] if one.rate is not None or one.memory_full else []
+    return found
+
+
+def _run(options: argparse.Namespace, base: RunConfig, runs: Path) -> Tuned:
+    """Run the trials and the winner."""
+    from scalebook.predict import tuning
+    from scalebook.project import TRAIN_NOTEBOOK, required_root
+    from scalebook.running import launch, sweep
+    from scalebook.running.console import Console
+
+    if not options.trainer:
+        launch.require_trainer()
+    start = time.monotonic()
+    state = _tuning(options, base, runs)
+    console = Console(sys.stderr if options.json else sys.stdout)
+    settings = sweep.Settings(
+        runs=runs,
+        notebook=required_root() / TRAIN_NOTEBOOK,
+        trainer=options.trainer,
+        force_platform=options.force_platform,
+    )
+    console.say(_plan_line(state))
+    with sweep.stop_on_signals(options.budget_seconds) as stop:
+        runner = _Runner(base, settings, console, stop)
+        return tuning.tune(
+            state,
+            _name(base),
+            runner.run,
+            lambda: time.monotonic() - start,
+            lambda: bool(stop.signals),
+        )
+
+
+@dataclass(slots=True)
+class _Runner:
+    """Runs one step of the tuning after the other as ordinary runs of one plan."""
+
+    base: RunConfig
+    settings: Settings
+    console: Console
+    stop: Stop
+    place: int = 0
+
+    def run(self, step: Step, keep: Mapping[str, Any]) -> Trial:
+        """Run one step and return what it showed."""
+        from scalebook import store
+        from scalebook.predict.tuning import trial
+        from scalebook.project import short
+        from scalebook.running import sweep
+        from scalebook.running.waiting import Scheduled
+
+        self.place += 1
+        config, base, say = step.config, self.base, self.console.say
+        where = "[full run]" if step.full else f"[trial {self.place}]"
+        say(f"{where} {_words(config)}: {config.steps} steps, about {duration(step.seconds)}")
+        question = f"Which layout of {base.model} is fastest on {base.world_size} GPUs?"
+        plan = Scheduled(_name(base), order="adaptive", kind="tune", question=question)
+        scheduled = {**plan.place(self.place, None), "of": None, **keep}
+        start = time.monotonic()
+        record, directory = sweep.run_one(
+            config, self.settings, self.console, self.stop, where, scheduled=scheduled
+        )
+        found = trial(store.read_run(directory), config, time.monotonic() - start)
+        said = found.reason or ""
+        if found.rate is not None:
+            rate = config.tokens_per_step / found.rate.seconds / config.world_size
+            said = f"{number(rate)} tokens/s per GPU"
+        say(f"{where} {record.status}: {said} {short(directory)}")
+        return found
+
+
+def _plan_line(state: Tuning) -> str:
+    """Return what the budget has room for."""
+    if not state.standings:
+        return "No layout is legal and fits."
+    best = state.standings[0]
+    one, full = state.trial_step(best), state.full_step(best)
+    done = f", {len(state.trials)} runs of them are done" if state.trials else ""
+    return (
+        f"{len(state.standings)} layouts, {len(state.survivors)} may be the fastest{done}. A trial "
+        f"takes about {duration(one.seconds)} ({one.config.steps} steps), the winner's full run "
+        f"{duration(full.seconds)}. The budget of {duration(state.budget_seconds)} has room to "
+        f"try {min(state.width(), len(state.standings))} layouts and to repeat the better half."
+    )
+
+
+def _dry_run(options: argparse.Namespace, base: RunConfig, state: Tuning) -> int:
+    """Print the ranking, and which layouts would be tried first."""
+    from scalebook.predict.tuning import refuse_short
+
+    steps = [state.trial_step(one) for one in state.survivors if not one.trials]
+    if options.budget_seconds is not None:
+        refuse_short(state)
+        steps = steps[: state.width()]
+    if options.json:
+        ranking = state.ranking
+        ranked = [
+            {"config": one.config.model_dump(), **plain(one.prediction)}
+            for one in ranking.candidates
+        ]
+        print_json(
+            {
+                "plan": _name(base),
+                "ranking": ranked,
+                "contenders": len(state.survivors),
+                "trials": [
+                    {
+                        "layout": _words(one.config),
+                        "steps": one.config.steps,
+                        "seconds": one.seconds,
+                    }
+                    for one in steps
+                ],
+                "trial_seconds": sum(one.seconds for one in steps),
+                "left_out": ranking.left_out,
+            }
+        )
+        return 0
+    _print_ranking(base, state.ranking)
+    print(f"{len(state.survivors)} of them may be the fastest: trials would separate these.")
+    for one in steps[:_SHOWN]:
+        print(f"  try: {_words(one.config)}, {one.config.steps} steps, {duration(one.seconds)}")
+    if options.budget_seconds is not None:
+        print(_plan_line(state))
+    return 0
+
+
+def _words(config: RunConfig) -> str:
+    from scalebook.predict import search
+
+    return search.words(config)
+
+
+def _print_ranking(base: RunConfig, ranking: Ranking) -> None:
+    where = f"{base.model} on {base.world_size} x {base.platform}"
+    print(f"{where}: {len(ranking.candidates)} layouts fit, batch {base.global_batch_size}")
+    rows: list[tuple[str, ...]] = []
+    for one in ranking.candidates[:_SHOWN]:
+        found = one.prediction
+        rates = (found.tokens_per_second_per_gpu, found.low, found.high)
+        memory = f"{found.memory_gib:.1f}"
+        rows.append((_words(one.config), memory, *(number(rate, 3) for rate in rates)))
+    if rows:
+        print_table(("layout", "GiB", "tokens/s/GPU", "low", "high"), rows)
+    for reason, count in sorted(ranking.left_out.items(), key=lambda item: -item[1]):
+        print(f"  left out: {count} ({reason.replace('_', ' ')})")
+
+
+def _value(found: Tuned) -> dict[str, Any]:
+    """Return the answer as a JSON value."""
+    value = plain({name: getattr(found, name) for name in _VALUES})
+    for name in ("winner", "runner_up"):
+        standing: Standing | None = getattr(found, name)
+        value[name] = None if standing is None else _standing(standing)
+    value["untried"] = [_standing(one) for one in found.untried]
+    value["trials"] = [
+        {
+            "layout": _words(one.config),
+            "run_id": one.run_id,
+            "steps": one.config.steps,
+            "step_seconds": one.rate.seconds if one.rate else None,
+            "reason": one.reason,
+        }
+        for one in found.trials
+    ]
+    return value
+
+
+_VALUES = ("plan", "end", "sentence", "not_tried", "seconds", "full_run")
+
+
+def _standing(one: Standing) -> dict[str, Any]:
+    return {"layout": one.layout, **plain(one), "config": one.config.model_dump()}
+
+
+def _print_result(found: Tuned) -> None:
+    winner, second = found.winner, found.runner_up
+    print()
+    if winner is None:
+        print(f"No winner. {found.sentence}")
+    else:
+        print(f"Fastest: {winner.layout}. {found.sentence}")
+        shown = [one for one in (winner, second, *found.untried[:3]) if one is not None]
+        rows = [
+            (
+                one.layout,
+                str(one.trials) if one.trials else "predicted",
+                *(number(value, 3) for value in (one.tokens_per_second_per_gpu, one.low, one.high)),
+            )
+            for one in shown
+        ]
+        print_table(("layout", "trials", "tokens/s/GPU", "low", "high"), rows)
+    for one in found.trials:
+        if one.rate is None:
+            print(f"  {_words(one.config)}: {one.reason}")
+    print("Not tried:" if found.not_tried else "Every legal layout was tried.")
+    for reason, count in found.not_tried.items():
+        print(f"  {count}: {reason}")
+    if found.full_run:
+        print(f"Full run: {found.full_run}. Plan {found.plan!r}, {duration(found.seconds)}.")

@@ -1,0 +1,211 @@
+"""Small charts of rows in HTML and CSS: marks on one axis, bars, cells, parts of a time.
+
+They need no script and no width: a row is a label and a track, and places on the track are percent.
+So the first screen is drawn at once, prints, and fits a phone. Every value is also text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import floor, log10
+
+from scalebook.report.base.markup import Markup, join, run_link
+from scalebook.report.charts.theme import PALETTE
+
+_Place = Callable[[float], float]
+_MARK = Markup(
+    '<li><span class="name">{name}</span><span class="track">{lines}{band}'
+    '<i class="dot {kind}" style="left:{place:.2f}%"></i>'
+    '<span class="value" style="left:{end:.2f}%">{text} <small>{note}</small></span></span></li>'
+)
+_BAND = Markup('<i class="band c{}" style="left:{:.2f}%;width:{:.2f}%"></i>')
+_LINE = Markup('<i class="line" style="left:{:.2f}%"></i>')
+_BAR = Markup(
+    '<li><span class="name">{name}</span><span class="track">{band}'
+    '<i class="bar {kind}" style="left:{left:.2f}%;width:{width:.2f}%"></i>'
+    '<span class="value" style="left:{end:.2f}%">{text} <small>{note}</small></span></span></li>'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Dot:
+    """One row: a value with its interval in the unit of the axis, and both in words.
+
+    ``colour`` is a place in the palette; a ``hollow`` mark has too few steps for an interval, a
+    ``predicted`` one was not measured; ``shape`` is "circle" or "diamond".
+    """
+
+    name: str
+    value: float
+    low: float | None = None
+    high: float | None = None
+    text: Markup | str = ""
+    note: str = ""
+    colour: int = 0
+    shape: str = "circle"
+    hollow: bool = False
+    predicted: bool = False
+    run_id: str = ""
+
+    @property
+    def kind(self) -> str:
+        """The classes of its mark."""
+        kinds = {"hollow": self.hollow, "predicted": self.predicted}
+        more = " ".join(name for name, holds in kinds.items() if holds)
+        return f"{self.shape} c{self.colour % len(PALETTE['light'])} {more}".rstrip()
+
+    @property
+    def words(self) -> Markup:
+        """The value in words, linked to its run where it has one."""
+        return run_link(self.run_id, str(self.text)) if self.run_id else Markup(self.text)
+
+
+Group = tuple[str, Sequence[Dot], Mapping[str, float]]  # heading, rows, named lines to draw
+
+
+def rounded_up(value: float) -> float:
+    """Return the next value that an axis can end at: 16,000 of 15,487."""
+    size = 10.0 ** floor(log10(value)) if value > 0 else 1.0
+    ends = (1, 1.2, 1.6, 2, 2.4, 3.2, 4, 6, 8, 10)
+    return next(end * size for end in ends if end * size >= value * (1 - 1e-9))
+
+
+def dots(
+    groups: Iterable[Group],
+    unit: str,
+    *,
+    low: float = 0.0,
+    high: float | None = None,
+    ticks: int = 4,
+) -> Markup:
+    """Return marks on one axis from ``low`` to ``high``, a heading per group; ``unit`` in words."""
+    given = list(groups)
+    ends = [max(mark.high or 0.0, mark.value) for _, marks, _ in given for mark in marks]
+    top = high if high is not None else rounded_up(max(ends, default=1.0))
+
+    def place(value: float) -> float:
+        # a quarter of the track stays free for the text of the highest mark
+        return max(0.0, min(100.0, 76 * (value - low) / (top - low)))
+
+    parts = Markup("").join(_group(group, place) for group in given)
+    steps = [low + (top - low) * tick / ticks for tick in range(ticks + 1)]
+    numbers = Markup("").join(
+        Markup('<span style="left:{:.2f}%">{}</span>').format(
+            place(step), f"{step:,.4g}" if top < 1000 else f"{step:,.0f}"
+        )
+        for step in steps
+    )
+    axis = Markup(
+        '<div class="axis"><span class="name">{}</span><span class="track">{}</span></div>'
+    )
+    return Markup('<div class="sb-dots">{}{}</div>').format(parts, axis.format(unit, numbers))
+
+
+def _group(group: Group, place: _Place) -> Markup:
+    heading, marks, lines = group
+    drawn = join((_LINE.format(place(value)) for value in lines.values()), "")
+    rows = Markup("").join(_mark(mark, place, drawn) for mark in marks)
+    # two names would meet in the middle: the first ends at its line, the last begins there
+    inner = [""] * (len(lines) - 2)
+    sides = ["before", *inner, "after"] if len(lines) > 1 else [""]
+    said = Markup("").join(
+        Markup('<span class="{}" style="left:{:.2f}%">{} {:,.0f}</span>').format(
+            side, place(value), name, value
+        )
+        for side, (name, value) in zip(sides, lines.items(), strict=False)
+    )
+    head = Markup('<p class="head"><b class="name">{}</b><span class="track">{}</span></p>')
+    return (head.format(heading, said) if heading else Markup("")) + Markup("<ol>{}</ol>").format(
+        rows
+    )
+
+
+def _mark(mark: Dot, place: _Place, lines: Markup) -> Markup:
+    band, end = _band(mark, place), max(place(mark.value), place(mark.high or mark.value))
+    return _MARK.format(
+        name=mark.name, lines=lines, band=band, kind=mark.kind, place=place(mark.value), end=end,
+        text=mark.words, note=mark.note,
+    )  # fmt: skip
+
+
+def _band(mark: Dot, place: _Place) -> Markup:
+    if mark.low is None or mark.high is None:
+        return Markup("")
+    tint = mark.colour % len(PALETTE["light"])
+    return _BAND.format(tint, place(mark.low), place(mark.high) - place(mark.low))
+
+
+def bars(marks: Sequence[Dot], unit: str) -> Markup:
+    """Return bars from zero, to the left for a loss, with intervals; ``unit`` names them."""
+    known = [end for mark in marks for end in (mark.value, mark.low, mark.high) if end is not None]
+    low, high = min(0.0, *known, 0.0), max(0.0, *known, 0.0)
+    width = (high - low) or 1.0
+
+    def place(value: float) -> float:
+        return 60 * (value - low) / width
+
+    rows = Markup("").join(
+        _BAR.format(
+            name=mark.name, kind=mark.kind, left=place(min(0.0, mark.value)),
+            width=max(0.6, place(abs(mark.value)) - place(0.0)),
+            band=_band(mark, place),
+            end=max(place(0.0), place(mark.value), place(mark.high or 0.0)),
+            text=mark.words, note=mark.note,
+        )
+        for mark in marks
+    )  # fmt: skip
+    return Markup('<ol class="sb-bars">{}</ol><p class="sb-unit">{}</p>').format(rows, unit)
+
+
+def cells(
+    values: Mapping[tuple[str, str], tuple[float | None, str]],
+    words: tuple[str, str],
+    unit: str,
+) -> Markup:
+    """Return a heat map as a table: by (row, column) a share of the best, 0 to 1, and its text.
+
+    ``words`` name the rows and the columns. A share of None is a place that gave no value, such as
+    one that ran out of memory.
+    """
+    names = list(dict.fromkeys(row for row, _ in values))
+    columns = sorted({column for _, column in values}, key=lambda text: (len(text), text))
+    head = Markup("").join(Markup('<th scope="col">{}</th>').format(name) for name in columns)
+    body = Markup("").join(
+        Markup('<tr><th scope="row">{}</th>{}</tr>').format(
+            name, Markup("").join(_cell(values.get((name, column))) for column in columns)
+        )
+        for name in names
+    )
+    return Markup(
+        '<table class="sb-cells" data-quarto-disable-processing="true"><thead><tr>'
+        '<th scope="col">{} \\ {}</th>{}</tr></thead><tbody>{}</tbody></table>'
+        '<p class="sb-unit">{}</p>'
+    ).format(*words, head, body, unit)
+
+
+def _cell(value: tuple[float | None, str] | None) -> Markup:
+    if value is None:
+        return Markup("<td></td>")
+    share, text = value
+    if share is None:
+        return Markup('<td class="out">{}</td>').format(text)
+    weight = round(100 * max(0.0, min(1.0, share)))
+    strong = " strong" if weight > 55 else ""
+    return Markup('<td class="heat{}" style="--w:{}%">{}</td>').format(strong, weight, text)
+
+
+def timeline(parts: Sequence[tuple[str, float]]) -> Markup:
+    """Return the parts of a time in seconds, one after the other, each named with its length."""
+    whole = sum(seconds for _, seconds in parts) or 1.0
+    drawn = Markup("").join(
+        Markup('<i class="bar c{}" style="width:{:.2f}%"></i>').format(i, 100 * seconds / whole)
+        for i, (_, seconds) in enumerate(parts)
+    )
+    named = Markup("").join(
+        Markup('<li><i class="bar c{}"></i>{} {:.3g}\N{NO-BREAK SPACE}s</li>').format(
+            i, name, seconds
+        )
+        for i, (name, seconds) in enumerate(parts)
+    )
+    return Markup('<div class="sb-time"><div>{}</div><ul>{}</ul></div>').format(drawn, named)

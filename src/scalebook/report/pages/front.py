@@ -1,0 +1,572 @@
+"""The first screen: what a buyer asks first, each answer in a sentence with its interval.
+
+Which platform and layout is fastest, how certain, what it costs, how it scales, what failed, what
+can be compared, and what memory it takes. Everything else is below it or on its own page.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import polars as pl
+
+from scalebook import predict
+from scalebook.errors import CatalogError, ScalebookError
+from scalebook.facts import catalog
+from scalebook.facts.feasibility.known import config_of
+from scalebook.identity import alike
+from scalebook.measure.economics import Inputs, answers
+from scalebook.measure.intervals import Interval, point
+from scalebook.measure.probes import Probe
+from scalebook.predict.search import Candidate, layouts
+from scalebook.record import RunRecord
+from scalebook.report.base import tables
+from scalebook.report.base.frames import ReportData
+from scalebook.report.base.markup import Fragment, Markup, join, paragraphs, run_link
+from scalebook.report.base.naming import model_title, platform_title, split_name, units
+from scalebook.report.base.quantities import count, interval, number, percent
+from scalebook.report.base.records import records
+from scalebook.report.base.sides import Member, Pair, members, platform_pairs, side_name
+from scalebook.report.base.versus import Configuration, configurations, verdict_on
+from scalebook.report.charts import marks
+from scalebook.report.charts.marks import Dot
+from scalebook.report.pages.published import family, results
+from scalebook.report.pages.studies import (
+    Study,
+    best_of,
+    colour,
+    equal_work,
+    is_whole,
+    linked,
+    mark,
+    rate,
+    ratio,
+    studies,
+)
+
+Row = Mapping[str, Any]
+TRILLION = 1e12  # tokens of the example of a cost
+MOST_LEARNED = 1_000  # runs that a prediction of a page reads again
+MOST_HEADLINES, MOST_COSTS, MOST_DRAWN, MOST_CARDS = 4, 2, 20, 8
+CARDS = (
+    *("scaling", "strategies", "ablation", "precision", "map"),
+    *("experts", "drill", "correctness", "tune"),
+)
+
+
+@dataclass(frozen=True)
+class Front:
+    """What the first screen is made of; the runs that it is about are those of ``rows``."""
+
+    data: ReportData
+
+    @cached_property
+    def records(self) -> dict[str, RunRecord]:
+        """The records of all runs by id."""
+        return records(self.data)
+
+    @cached_property
+    def every(self) -> tuple[Member, ...]:
+        """Every run with a rate of which enough is known to set it against others."""
+        return members(self.data, self.records)
+
+    @cached_property
+    def chosen(self) -> tuple[Member, ...]:
+        """Whole models on accelerators; where there are none, what comes next to them."""
+        own = [item for item in self.every if item.row["source"] == "measured"] or self.every
+        on_gpus = [item for item in own if item.row["platform"] != "cpu"] or own
+        return tuple([item for item in on_gpus if is_whole(item.row)] or on_gpus)
+
+    @cached_property
+    def best(self) -> tuple[tuple[Configuration, ...], ...]:
+        """The best of each platform and model: one per precision, the fastest platform first."""
+        rows = [item.row for item in self.chosen]
+        found: list[tuple[Configuration, ...]] = []
+        for same in alike(rows, lambda row: (side_name(row), row["model"])):
+            each = [best_of(one) for one in alike(same, lambda row: row["precision"])]
+            found.append(tuple(sorted(each, key=lambda one: one.rate)))
+        return tuple(sorted(found, key=lambda ones: -ones[-1].rate))
+
+    @cached_property
+    def evidence(self) -> tuple[tuple[predict.KnownRate, ...], tuple[Probe, ...], int]:
+        """What predictions learn from; nothing of very many runs, which take too long to read."""
+        if self.data.runs.height > MOST_LEARNED:
+            return (), (), 0
+        return predict.evidence(self.data.folder)
+
+    @cached_property
+    def predicted(self) -> tuple[Candidate | None, ...]:
+        """The layout that is predicted to beat the best of each entry of ``best``."""
+        return tuple(_predicted(self, ones) for ones in self.best)
+
+    @cached_property
+    def pairs(self) -> tuple[Pair, ...]:
+        """Pairs of two platforms that did the same work, those of one configuration first."""
+        return tuple(platform_pairs(self.chosen))
+
+
+def screen(data: ReportData) -> Fragment:
+    """Return the first screen, and below it a card for each study."""
+    front = Front(data)
+    if not front.best:
+        return paragraphs(*_nothing(data), style="sb-headline")
+    asked = studies(data)
+    aside = Markup("").join(
+        Markup('<h3>{}</h3><div data-answer="{}">{}</div>').format(
+            title, key, join((Markup("<p>{}</p>").format(one) for one in sentences), "")
+        )
+        for key, title, sentences in _aside(front)
+    )
+    return Fragment(
+        Markup(
+            '<div class="sb-front">{}<div class="cols"><div><h3>{}</h3>{}</div>'
+            '<div class="beside" role="complementary">{}</div></div>{}{}</div>'
+        ).format(
+            _heading(front), _plot_title(front), _plot(front), aside, _cards(asked), _foot(data)
+        )
+    )
+
+
+def _nothing(data: ReportData) -> Iterator[str]:
+    if data.runs.is_empty():
+        yield "No run could be read."
+    elif data.completed.is_empty():
+        yield "No run completed with a throughput."
+    else:
+        yield "No run says enough about itself to be set against another."
+
+
+def _heading(front: Front) -> Markup:
+    shown = front.best[:MOST_HEADLINES]
+    titles = Markup("").join(
+        Markup('<p class="{}" data-answer="fastest">{}</p>').format(
+            "sb-headline" if place == 0 else "sb-headline second", _sentence(ones)
+        )
+        for place, ones in enumerate(shown)
+    )
+    sub = join([*_beneath(front.best[0]), *_comparable(front)], " ")
+    return titles + Markup('<p class="sub" data-answer="comparable">{}</p>').format(sub)
+
+
+def _sentence(ones: Sequence[Configuration]) -> Markup:
+    """Return what a platform reaches with a model: ``H200 trains ... at 10,982 ± 92 ...``."""
+    row = ones[0].row
+    parts = [
+        Markup("{} in {}").format(
+            linked(one, rate(one) if place == 0 else rate(one, "")),
+            str(one.row["precision"]).upper(),
+        )
+        for place, one in enumerate(ones)
+    ]
+    mfu = (
+        Markup(" ({} MFU)").format(percent(ones[0].row["mfu"]))
+        if ones[0].row["mfu"]
+        else Markup("")
+    )
+    parts[0] += mfu
+    words = Markup("{}{} trains {} at {}.")
+    source = "" if row["source"] == "measured" else f" [{row['source']}]"
+    title = platform_title(row["platform"])
+    return words.format(title, source, model_title(row["model"]), join(parts, " and "))
+
+
+def _beneath(ones: Sequence[Configuration]) -> Iterator[Markup]:
+    """Yield the work of the first platform's rates, and how its precisions compare."""
+    row = ones[-1].row
+    words = "Best layout: {} on {}, sequence {:,}; ± is a 95 % interval."
+    yield Markup(words).format(split_name(row), _amount(row), row["sequence_length"] or 0)
+    if len(ones) > 1:
+        against = verdict_on(ones[-1], ones[0])
+        if against is not None:
+            fast, slow = (str(one.row["precision"]).upper() for one in (ones[-1], ones[0]))
+            yield Markup("{} is {} as fast as {}.").format(fast, ratio(against), slow)
+
+
+def _amount(row: Row) -> str:
+    return count(row["world_size"] or 0, *units(row["platform"]))
+
+
+def _comparable(front: Front) -> Iterator[Markup]:
+    """Yield how the platforms compare at equal work, or why they cannot be compared yet."""
+    platforms = {side_name(item.row) for item in front.chosen}
+    if len(platforms) < 2:
+        return
+    known = equal_work(front.pairs)
+    if known is not None:
+        yield known
+    else:
+        words = "{} did no equal work with an interval ({}), so they cannot be compared yet."
+        yield Markup(words).format(_and(sorted(map(str.upper, platforms))), _lengths(front))
+
+
+def _lengths(front: Front) -> str:
+    """Return at which sequence lengths each platform ran."""
+    found: dict[str, set[int]] = {}
+    for item in front.chosen:
+        found.setdefault(side_name(item.row), set()).add(item.row["sequence_length"])
+    return "; ".join(
+        f"{name.upper()}: sequence {_and([f'{one:,}' for one in sorted(lengths)])}"
+        for name, lengths in sorted(found.items())
+    )
+
+
+def _and(words: Sequence[str]) -> str:
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+Block = tuple[str, str, list[Markup]]  # key, title, sentences
+
+
+def _aside(front: Front) -> Iterator[Block]:
+    yield "certainty", "How certain", list(_certainty(front))
+    yield "memory", "Memory", list(_memory(front))
+    yield "cost", "Cost", list(_cost(front))
+    yield "failures", "What failed", list(_failed(front.data))
+    steps = list(_next(front))
+    if steps:
+        yield "next", "Do next", steps
+
+
+def _certainty(front: Front) -> Iterator[Markup]:
+    best = front.best[0][0]
+    rivals = [one for one in _rivals(front, best) if _short(one.row) != _short(best.row)]
+    name, precision = split_name(best.row), str(best.row["precision"]).upper()
+    if not rivals:
+        yield Markup("Best layout in {}: only {} ran.").format(precision, name)
+    else:
+        other, against = _short(rivals[0].row), verdict_on(best, rivals[0])
+        if against is None:
+            words = "In {}, {} leads {} by {}; the second has too few steps for an interval."
+            lead = percent(best.rate / rivals[0].rate - 1, 2)
+            yield Markup(words).format(precision, name, other, lead)
+        elif against.word == "cannot tell":
+            words = "Best layout in {}: open, {} is within the noise of {}."
+            yield Markup(words).format(precision, other, name)
+        else:
+            low, high = 100 * (against.low - 1), 100 * (against.high - 1)
+            words = "Best layout in {}: decided, {} is {:.2g} to {:.2g} % ahead of {}."
+            yield Markup(words).format(precision, name, low, high, other)
+    rates = configurations(item.row for item in front.chosen)
+    without = sum(one.interval[0] is None for one in rates)
+    words = "{} of {} rates have too few steps for an interval."
+    words = words if without else "All {1} rates have an interval."
+    yield Markup(words).format(without, len(rates))
+
+
+def _rivals(front: Front, best: Configuration) -> list[Configuration]:
+    """Return the other configurations of the best run's work, the fastest first."""
+    names = ("model", "platform", "source", "precision", "world_size", "sequence_length")
+    rows = [
+        item.row for item in front.chosen if all(item.row[n] == best.row[n] for n in names)
+    ]  # fmt: skip
+    held = {row["run_id"] for row in best.every}
+    return [one for one in configurations(rows) if one.row["run_id"] not in held]
+
+
+def _memory(front: Front) -> Iterator[Markup]:
+    ones = [one for one in front.best[0] if one.row["peak_memory_gib"] is not None]
+    if not ones:
+        yield Markup("Memory was not measured.")
+        return
+    said = [
+        Markup("{:.1f} ({})").format(one.row["peak_memory_gib"], str(one.row["precision"]).upper())
+        for one in ones
+    ]
+    yield Markup("The fastest take {} GiB per GPU.").format(join(said, " and "))
+    base = ones[0]
+    known = [one for one in _rivals(front, base) if one.row["peak_memory_gib"] is not None]
+    smaller = [
+        one for one in known if one.row["peak_memory_gib"] < 0.8 * base.row["peak_memory_gib"]
+    ]
+    if smaller:
+        words = "In {:.1f} GiB: {}, {} slower{}."
+        one = smaller[0]
+        against = verdict_on(one, base)
+        sure = "" if against is not None else " (no interval)"
+        yield Markup(words).format(
+            one.row["peak_memory_gib"],
+            linked(one, _short(one.row)),
+            percent(1 - one.rate / base.rate, 2),
+            sure,
+        )
+
+
+def _short(row: Row) -> str:
+    """Return a configuration in few words: its layout and what it recomputes."""
+    mode = row["recompute"]
+    return split_name(row) + (f" with {mode} recomputation" if mode not in (None, "none") else "")
+
+
+def _cost(front: Front) -> Iterator[Markup]:
+    for ones in front.best[:MOST_COSTS]:
+        row = ones[0].row
+        one, many = units(row["platform"])
+        gpus = f"{row['world_size']} {platform_title(row['platform'])} "
+        gpus += one if row["world_size"] == 1 else many
+        words = "1 trillion tokens on {}: {}."
+        yield Markup(words).format(gpus, join(map(_days, ones)))
+    yield Markup('<a href="cost.html">Enter a price</a> for money, energy and carbon.')
+
+
+def _days(one: Configuration) -> str:
+    """Return the days of the example in the precision of a configuration, by the cost formula."""
+    row = one.row
+    low, high = row["tokens_per_second_low"], row["tokens_per_second_high"]
+    speed = Interval(low, high) if low and high else point(row["tokens_per_second"])
+    inputs = Inputs(tokens=point(TRILLION), tokens_per_second=speed)
+    days = next(answer.value for answer in answers(inputs) if answer.unit == "days")
+    precision = str(row["precision"]).upper()
+    if days is None:
+        return f"unknown in {precision}"
+    first, last = f"{days.low:,.0f}", f"{days.high:,.0f}"
+    return f"{first if first == last else f'{first} to {last}'} days in {precision}"
+
+
+def _failed(data: ReportData) -> Iterator[Markup]:
+    lost = data.unfinished
+    if lost.is_empty():
+        yield Markup("None of {} failed.").format(count(data.runs.height, "run"))
+    else:
+        kinds = lost.group_by("status").len().sort("len", "status", descending=[True, False])
+        each = (f"{n} {tables.status_words(str(status))}" for status, n in kinds.iter_rows())
+        words = '{} of {}: <a href="reliability.html">{}</a>.'
+        yield Markup(words).format(lost.height, count(data.runs.height, "run"), join(each))
+    without = data.runs.filter(
+        pl.col("status").is_in(("completed", "void")), pl.col("tokens_per_second").is_null()
+    ).height
+    rising = data.completed.filter(~pl.col("loss_fell")).height
+    more = [count(without, "run has no steady rate", "runs have no steady rate")] if without else []
+    more += [count(rising, "loss did not fall", "losses did not fall")] if rising else []
+    if more:
+        yield Markup("{}.").format(join(more, "; "))
+
+
+def _next(front: Front) -> Iterator[Markup]:
+    """Yield the missing measurement that decides most, then a layout that is predicted to win."""
+    missing = _missing(front)
+    if missing is not None:
+        yield missing
+    for ones, found in zip(front.best, front.predicted, strict=True):
+        if found is not None:
+            made, platform = found.prediction, platform_title(ones[0].row["platform"])
+            rate_ = interval(
+                made.tokens_per_second_per_gpu, made.low, made.high, "tokens/s per GPU"
+            )
+            words = "Predicted best on {}: {}, micro batch {}, {} (90 %). Run it."
+            micro = found.config.micro_batch_size
+            yield Markup(words).format(platform, _layout(found), micro, rate_)
+            return
+    yield Markup("No layout is predicted to be faster than those that ran.")
+
+
+def _layout(found: Candidate) -> str:
+    config = found.config
+    return split_name(config.model_dump() | {"data_parallel_size": config.data_parallel_size})
+
+
+def _missing(front: Front) -> Markup | None:
+    platforms = {side_name(item.row): item.row["platform"] for item in front.chosen}
+    decided = any(pair.verdict is not None for pair in front.pairs)
+    if len(platforms) > 1 and not decided:
+        first, second = (
+            front.best[0][0].row,
+            next(
+                ones[0].row
+                for ones in front.best
+                if side_name(ones[0].row) != side_name(front.best[0][0].row)
+            ),
+        )
+        words = "Run {} at sequence {:,} on {}: it decides {} against {}."
+        return Markup(words).format(
+            run_link(second["run_id"], _short(second)), second["sequence_length"],
+            platform_title(first["platform"]), platform_title(first["platform"]),
+            platform_title(second["platform"]),
+        )  # fmt: skip
+    best = front.best[0][-1]
+    rivals = _rivals(front, best)
+    against = verdict_on(best, rivals[0]) if rivals else None
+    if against is not None and against.word == "cannot tell" and against.advice:
+        return Markup("{} {}").format(
+            f"{split_name(best.row)} or {split_name(rivals[0].row)}:", against.advice
+        )
+    hollow = [one for one in configurations(i.row for i in front.chosen) if one.interval[0] is None]
+    if hollow:
+        words = "Run {} ({}) with more steps: its rate has no interval."
+        return Markup(words).format(
+            linked(hollow[0], _short(hollow[0].row)), platform_title(hollow[0].row["platform"])
+        )
+    return None
+
+
+def _predicted(front: Front, ones: Sequence[Configuration]) -> Candidate | None:
+    """Return the layout that is predicted to beat a platform's best run of 16 bits, at its work.
+
+    None where nothing can be predicted, or where the best run has that layout already.
+    """
+    row = ones[0].row
+    config = config_of(front.records[row["run_id"]])
+    if config is None or row["source"] != "measured" or row["platform"] == "cpu":
+        return None
+    rates, probes, _ = front.evidence
+    try:
+        made = predict.predictor(config.platform, rates, probes)
+        ranked = layouts(config, made).candidates
+    except (ScalebookError, ArithmeticError, ValueError, LookupError):
+        return None  # nothing to learn from, or a platform that the catalog lacks
+    sure = [one for one in ranked if one.prediction.fits]
+    if not sure or not sure[0].prediction.basis.runs or _layout(sure[0]) == split_name(row):
+        return None
+    return sure[0] if sure[0].prediction.low > ones[0].rate else None
+
+
+def _plot_title(front: Front) -> Markup:
+    whole = "the whole model" if all(is_whole(item.row) for item in front.chosen) else "a model"
+    words = "Every run of {}, {} <small>{}</small>"
+    legend = "● BF16 ◆ FP8 · band: 95 % · hollow: few steps · dashed: predicted · %: MFU"
+    return Markup(words).format(whole, front.best[0][0].row["rate_unit"], legend)
+
+
+def _plot(front: Front) -> Markup:
+    rows = [item.row for item in front.chosen]
+    groups: list[marks.Group] = []
+    order = {side_name(ones[0].row): place for place, ones in enumerate(front.best)}
+    several = len({row["model"] for row in rows}) > 1
+    same = alike(rows, lambda row: (side_name(row), row["model"], row["sequence_length"]))
+    ranked = sorted(
+        same, key=lambda rows: (order[side_name(rows[0])], -max(r["rate"] for r in rows))
+    )
+    each = [configurations(members_) for members_ in ranked]
+    for members_, ones, left in zip(ranked, each, _shares(map(len, each)), strict=True):
+        drawn = _drawn(front.data, ones[:left])
+        if drawn:
+            row = members_[0]
+            heading = f"{platform_title(side_name(row))}, sequence {row['sequence_length']:,}"
+            heading = f"{model_title(row['model'])}, {heading}" if several else heading
+            groups.append((heading, _with_prediction(front, ones, drawn), _published(row)))
+    chart = marks.dots(groups, front.best[0][0].row["rate_unit"])
+    drawn_count = sum(not mark.predicted for _, drawn, _ in groups for mark in drawn)
+    rest = len(configurations(rows)) - drawn_count
+    if rest > 0:
+        words = '<p class="note">{} more on <a href="throughput.html">the page of all runs</a>.</p>'
+        chart += Markup(words).format(count(rest, "configuration"))
+    return chart
+
+
+def _shares(sizes: Iterable[int]) -> list[int]:
+    """Return how many rows each group may draw: the largest give up rows first."""
+    shares = list(sizes)
+    while sum(shares) > MOST_DRAWN and max(shares) > 1:
+        shares[shares.index(max(shares))] -= 1
+    return shares
+
+
+def _drawn(data: ReportData, ones: Sequence[Configuration]) -> list[Dot]:
+    """Return a mark per configuration; where a layout ran twice, its name says what differs."""
+    layouts_ = Counter(_label(one.row) for one in ones)
+    made: list[Dot] = []
+    for one in ones:
+        row = one.row
+        label = _label(row)
+        rest = str(row["configuration_name"]).removeprefix(split_name(row)).strip(" ·").split(" · ")
+        more = [text for text in rest if text]
+        if layouts_[label] > 1 and more:
+            label += f", {more.pop(0)}"
+        mfu = [percent(row["mfu"])] if row["mfu"] else []
+        made.append(mark(data, one, label, " · ".join([*mfu, *more])))
+    return made
+
+
+def _label(row: Row) -> str:
+    precision = str(row["precision"]).upper()
+    return split_name(row) + ("" if precision == "BF16" else f", {precision}")
+
+
+def _with_prediction(front: Front, ones: Sequence[Configuration], drawn: list[Dot]) -> list[Dot]:
+    """Return the marks with the predicted best, where these runs have their platform's best."""
+    held = {one.row["run_id"] for one in ones}
+    for best, found in zip(front.best, front.predicted, strict=True):
+        if found is not None and best[0].row["run_id"] in held:
+            value, low, high = (
+                found.prediction.tokens_per_second_per_gpu,
+                found.prediction.low,
+                found.prediction.high,
+            )
+            note = f"predicted best, micro batch {found.config.micro_batch_size}"
+            tint = colour(front.data, best[0].row["platform"])
+            text = f"{value:,.0f}"
+            one = Dot(_layout(found), value, low, high, text, note, tint, predicted=True)
+            return sorted([*drawn, one], key=lambda mark: -mark.value)
+    return drawn
+
+
+def _published(row: Row) -> dict[str, float]:
+    """Return the best published rates of a group's model on its architecture, by precision."""
+    device = catalog.accelerator_for_device(row["accelerator"] or "")
+    if device is None:
+        return {}
+    found: dict[str, tuple[float, str]] = {}
+    for one in results():
+        same = one["model"] == row["model"] and one["sequence_length"] == row["sequence_length"]
+        width = {"16 bit": "BF16", "8 bit": "FP8"}.get(family(one["precision"]))
+        # without a count of its work (LoRA, or tokens of unknown length) a rate says nothing here
+        if (
+            not (same and width and one["rate"] and one["tflops"])
+            or _architecture(one) != device.architecture
+        ):
+            continue
+        found[width] = max(found.get(width, (0.0, "")), (one["rate"], one["hardware"] or ""))
+    named = {f"best published {width} ({place})": value for width, (value, place) in found.items()}
+    return dict(sorted(named.items(), key=lambda item: item[1]))
+
+
+def _architecture(result: Mapping[str, Any]) -> str | None:
+    try:
+        return catalog.accelerator(result["accelerator"]).architecture
+    except CatalogError:
+        return None
+
+
+def _cards(asked: Sequence[Study]) -> Markup:
+    """Return a card for each study that has an answer, the kinds that a buyer asks for first."""
+    known = [(place, one) for place, one in enumerate(asked, 1) if one.answer and one.kind in CARDS]
+    known.sort(key=lambda item: CARDS.index(item[1].kind))
+    cards = Markup("").join(_card(place, one) for place, one in known[:MOST_CARDS])
+    rest = len(asked) - min(len(known), MOST_CARDS)
+    more = Markup('<p class="note"><a href="studies.html">{}</a></p>').format(
+        f"All {len(asked)} studies, with their runs" if rest else "Every study with its runs"
+    )
+    return Markup('<div class="sb-cards">{}</div>{}').format(cards, more)
+
+
+def _card(place: int, one: Study) -> Markup:
+    chart = one.answer.chart if one.answer else Markup("")
+    return Markup(
+        '<article class="sb-card" data-answer="{}"><small>{}</small>'
+        '<h3><a href="studies.html#study-{}">{}</a></h3><p>{}</p>{}</article>'
+    ).format(one.kind, one.kind.capitalize(), place, one.question, one.verdict, chart)
+
+
+def _foot(data: ReportData) -> Markup:
+    """Return in one line how many runs there are, how MFU is counted, and where all data is."""
+    known = data.completed.drop_nulls("mfu")
+    how = known.select("flops_convention", "peak_precision", "peak_tflops_per_second").unique(
+        maintain_order=True
+    )
+    said = [
+        f"MFU: {row[0]} over the dense {str(row[1]).upper()} peak, {number(row[2], 4)} TFLOP/s"
+        for row in how.head(1).iter_rows()
+    ]
+    runs = (
+        f"{count(data.runs.height, 'run')} on {count(data.runs['platform'].n_unique(), 'platform')}"
+    )
+    links = Markup(
+        '<a href="method.html">Method</a> · Data: <a href="data/runs.csv" download>runs.csv</a>, '
+        '<a href="data/runs.parquet" download>runs.parquet</a>, '
+        '<a href="data/steps.parquet" download>steps.parquet</a>'
+    )
+    return Markup('<p class="foot">{} · {}</p>').format(" · ".join([runs, *said]), links)

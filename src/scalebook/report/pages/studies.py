@@ -1,0 +1,630 @@
+"""Studies: what a set of runs was to answer, the answer in one sentence, and its chart.
+
+A plan says its kind and its question, and its records keep both. Runs of no such plan form studies
+by what they share: for each kind, those of them that can answer it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import polars as pl
+
+from scalebook.errors import CatalogError, ConfigError
+from scalebook.facts import catalog
+from scalebook.identity import alike
+from scalebook.measure.verdicts import Verdict
+from scalebook.plan.document import KINDS, read_document
+from scalebook.project import root
+from scalebook.record import RunRecord
+from scalebook.report.base import tables
+from scalebook.report.base.frames import ReportData
+from scalebook.report.base.markup import Fragment, Markup, paragraphs, run_link
+from scalebook.report.base.naming import model_title, platform_title, split_name, units
+from scalebook.report.base.quantities import change, count, duration, interval, percent, times
+from scalebook.report.base.records import records
+from scalebook.report.base.series import Series, series
+from scalebook.report.base.sides import (
+    Member,
+    Pair,
+    members,
+    platform_pairs,
+    side_name,
+    work_key,
+)
+from scalebook.report.base.versus import Configuration, configurations, verdict_on
+from scalebook.report.charts import marks
+from scalebook.report.charts.marks import Dot
+from scalebook.report.pages.ablation import ablations
+from scalebook.report.pages.reliability_data import reliability
+from scalebook.report.pages.reliability_drills import PART_FIELDS
+from scalebook.report.pages.scaling_law import arms
+
+Row = Mapping[str, Any]
+MOST_ROWS = 8  # of a chart; the table has every run
+QUESTIONS = {
+    "headline": "Which platform is fastest?",
+    "scaling": "Does it scale?",
+    "strategies": "Which layout is fastest?",
+    "ablation": "What is each option worth?",
+    "map": "Which micro batch is best?",
+    "precision": "Is FP8 faster?",
+    "experts": "How fast are mixtures of experts?",
+    "correctness": "Do fast options train the same?",
+    "drill": "What does a lost process cost?",
+    "tune": "Which configuration is fastest?",
+}
+EVIDENCE = {
+    "headline": "comparison", "scaling": "scaling", "strategies": "throughput",
+    "ablation": "comparison", "map": "memory", "precision": "throughput", "experts": "throughput",
+    "correctness": "curves", "drill": "reliability", "tune": "peak",
+}  # fmt: skip
+_MATCHED = "matched configuration"
+FORMED = tuple(kind for kind in KINDS if kind not in ("tune", "correctness"))
+
+
+@dataclass(frozen=True, slots=True)
+class StudyAnswer:
+    """What runs answer to a question: one sentence, and the chart that shows it."""
+
+    verdict: Markup
+    chart: Markup
+    run_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """A question with its answer; ``answer`` is None where its runs do not answer it yet."""
+
+    kind: str
+    plan: str  # empty where runs formed the study by what they share
+    question: str
+    run_ids: tuple[str, ...]
+    answer: StudyAnswer | None
+
+    @property
+    def verdict(self) -> Markup:
+        """The answer in one sentence."""
+        if self.answer is not None:
+            return self.answer.verdict
+        return Markup("Its {} do not answer this yet.").format(count(len(self.run_ids), "run"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Runs:
+    """The runs of one study: those with a rate as members, all of them as rows."""
+
+    data: ReportData
+    frame: pl.DataFrame
+    members: tuple[Member, ...]
+
+    @property
+    def rows(self) -> list[Row]:
+        """The runs that have a rate."""
+        return [item.row for item in self.members]
+
+
+def studies(data: ReportData) -> tuple[Study, ...]:
+    """Return the studies of a report in the order of KINDS, those of plans first in each kind."""
+    held = records(data)
+    every = members(data, held)
+    planned: dict[tuple[str, str], list[RunRecord]] = {}
+    for record in held.values():
+        plan = record.schedule.get("plan")
+        kind = record.schedule.get("kind") or _committed().get(str(plan), ("", ""))[0]
+        if kind in KINDS and isinstance(plan, str):
+            planned.setdefault((kind, plan), []).append(record)
+    found = [_planned(data, every, *key, same) for key, same in planned.items()]
+    taken = {run_id for one in found for run_id in one.run_ids}
+    found += _formed(data, every, [run_id for run_id in held if run_id not in taken])
+    return tuple(sorted(found, key=lambda one: KINDS.index(one.kind)))
+
+
+@lru_cache(maxsize=1)
+def _committed() -> Mapping[str, tuple[str, str]]:
+    """Return kind and question of the checkout's plans by name, for records that lack both."""
+    project = root()
+    paths = sorted((project / "runs" / "plans").glob("*.toml")) if project else []
+    found: dict[str, tuple[str, str]] = {}
+    for path in paths:
+        try:
+            document = read_document(path)
+        except ConfigError:
+            continue  # a plan of the user's own that is not finished is no part of a report
+        found[document.name] = (document.kind, document.question)
+    return found
+
+
+def _planned(
+    data: ReportData, every: Sequence[Member], kind: str, plan: str, same: Sequence[RunRecord]
+) -> Study:
+    run_ids = tuple(record.run_id for record in same)
+    asked = [record.schedule.get("question") for record in same]
+    asked += [_committed().get(plan, ("", ""))[1]]
+    question = next((text for text in asked if isinstance(text, str) and text), QUESTIONS[kind])
+    return Study(kind, plan, question, run_ids, _ANSWERS[kind](_chosen(data, every, run_ids)))
+
+
+def _formed(data: ReportData, every: Sequence[Member], run_ids: Sequence[str]) -> Iterator[Study]:
+    runs = _chosen(data, every, run_ids)
+    for kind in FORMED:
+        answer = _ANSWERS[kind](runs)
+        if answer is not None:
+            yield Study(kind, "", QUESTIONS[kind], answer.run_ids, answer)
+
+
+def _chosen(data: ReportData, every: Sequence[Member], run_ids: Sequence[str]) -> _Runs:
+    wanted = set(run_ids)
+    frame = data.runs.filter(pl.col("run_id").is_in(run_ids))
+    return _Runs(data, frame, tuple(item for item in every if item.row["run_id"] in wanted))
+
+
+def colour(data: ReportData, platform: str | None) -> int:
+    """Return the place in the palette of a platform, the same in every chart of a page."""
+    known = sorted(data.runs["platform"].drop_nulls().unique())
+    return known.index(platform) if platform in known else len(known)
+
+
+def is_whole(row: Row) -> bool:
+    """Return whether a run trained all layers of its model."""
+    return "@" not in str(row["model"])
+
+
+def on(row: Row) -> str:
+    """Return what a run trained, and on what: ``Llama 3.1 8B on 4 H200 GPUs``."""
+    size, device = row["world_size"], platform_title(row["platform"])
+    one, many = units(row["platform"])
+    amount = f"one {device}" if size == 1 and one == "GPU" else f"{size} {device} {many}"
+    return f"{model_title(row['model'])} on {amount}"
+
+
+def ratio(verdict: Verdict) -> str:
+    """Return a ratio with its interval: ``1.41× (1.39 to 1.43)``."""
+    return f"{times(verdict.ratio)} ({verdict.low:.3g} to {verdict.high:.3g})"
+
+
+def gain(verdict: Verdict) -> str:
+    """Return how much more A is than B, with its interval: ``+62.0 % (+59.8 % to +64.2 %)``."""
+    ends = f"{change(verdict.low - 1)} to {change(verdict.high - 1)}"
+    return f"{change(verdict.ratio - 1)} ({ends})"
+
+
+def rate(one: Configuration, unit: str | None = None) -> str:
+    """Return the rate of a configuration with its interval and unit."""
+    return interval(
+        one.rate, *one.interval, one.row["rate_unit"] if unit is None else unit
+    ).rstrip()
+
+
+def linked(one: Configuration, text: str) -> Markup:
+    """Return a text that leads to the run of a configuration."""
+    return run_link(one.row["run_id"], text)
+
+
+def mark(data: ReportData, one: Configuration, name: str, note: str = "") -> Dot:
+    """Return the row of a chart that shows the rate of a configuration."""
+    low, high = one.interval
+    shape = "diamond" if one.row["precision"] == "fp8" else "circle"
+    tint, run_id = colour(data, one.row["platform"]), one.row["run_id"]
+    text = f"{one.rate:,.0f}"
+    return Dot(name, one.rate, low, high, text, note, tint, shape, low is None, run_id=run_id)
+
+
+def _ids(ones: Sequence[Configuration]) -> tuple[str, ...]:
+    return tuple(row["run_id"] for one in ones for row in one.every)
+
+
+def _headline(runs: _Runs) -> StudyAnswer | None:
+    whole = [row for row in runs.rows if is_whole(row) and row["platform"] != "cpu"]
+    by_side = alike(whole, lambda row: (side_name(row), row["model"], row["precision"]))
+    best = sorted((best_of(same) for same in by_side), key=lambda one: -one.rate)
+    if not best:
+        return None
+    first = best[0]
+    several = len({side_name(one.row) for one in best}) > 1
+    words = "{} trains {} at {} in {}."
+    words = words[:-1] + ", the highest rate, but no equal work compares it." if several else words
+    verdict = Markup(words).format(
+        platform_title(first.row["platform"]), model_title(first.row["model"]),
+        linked(first, rate(first)), first.row["precision"].upper(),
+    )  # fmt: skip
+    pairs = platform_pairs([item for item in runs.members if is_whole(item.row)])
+    verdict = equal_work(tuple(pairs)) or verdict
+    drawn = [
+        mark(
+            runs.data, one, f"{platform_title(one.row['platform'])} {one.row['precision'].upper()}"
+        )
+        for one in best[:MOST_ROWS]
+    ]
+    return StudyAnswer(verdict, marks.bars(drawn, first.row["rate_unit"]), _ids(best))
+
+
+def _reached(pair: Pair) -> float:
+    return max(item.row["rate"] for item in (*pair.a, *pair.b))
+
+
+def equal_work(pairs: Sequence[Pair]) -> Markup | None:
+    """Return how two platforms compare at equal work; None where no pair has intervals."""
+    known = [(pair, pair.verdict) for pair in pairs if pair.verdict is not None]
+    if not known:
+        return None
+    pair, verdict = max(known, key=lambda one: (one[0].kind == _MATCHED, _reached(one[0])))
+    return _compared(pair, verdict)
+
+
+def _compared(pair: Pair, verdict: Verdict) -> Markup:
+    """Return how many times as fast the faster platform is, at the work of a pair."""
+    row, names = pair.a[0].row, (pair.name_a.upper(), pair.name_b.upper())
+    if verdict.ratio < 1:
+        names = names[::-1]
+        verdict = replace(
+            verdict, ratio=1 / verdict.ratio, low=1 / verdict.high, high=1 / verdict.low
+        )
+    how = split_name(row) if pair.kind == _MATCHED else "each in its best layout"
+    words = "At equal work ({}, sequence {:,}), {} is {} as fast as {}."
+    return Markup(words).format(how, row["sequence_length"], names[0], ratio(verdict), names[1])
+
+
+def best_of(rows: Sequence[Row]) -> Configuration:
+    """Return the fastest configuration of runs, those with an interval before those without."""
+    every = configurations(rows)
+    certain = [one for one in every if one.interval[0] is not None]
+    return (certain or every)[0]
+
+
+def _scaling(runs: _Runs) -> StudyAnswer | None:
+    frame = runs.frame.filter(pl.col("run_id").is_in([row["run_id"] for row in runs.rows]))
+    found = [one for one in series(frame) if one.base["platform"]]
+    if not found:
+        return None
+    chosen = max(found, key=lambda one: (one.points["world_size"].n_unique(), is_whole(one.base)))
+    best = _sizes(chosen)
+    last, base = best[-1], chosen.base
+    words = "{} keeps {}{} of its rate per {} from {} to {}."
+    low, high = last["efficiency_low"], last["efficiency_high"]
+    ends = f" ({percent(low)} to {percent(high)})" if low is not None else " (no interval)"
+    one, many = units(base["platform"])
+    verdict = Markup(words).format(
+        model_title(base["model"]),
+        run_link(last["run_id"], percent(last["scaling_efficiency"])), ends, one,
+        base["world_size"], f"{last['world_size']} {many}",
+    )  # fmt: skip
+    drawn = [_efficiency(runs.data, row, one, many) for row in best]
+    drawn += _projected(chosen, drawn[-1].colour, many)
+    off = max(abs(100 - (end or mark.value)) for mark in drawn for end in (mark.low, mark.high))
+    span = max(5.0, marks.rounded_up(off))  # 100 % is in the middle of the axis
+    chart = marks.dots(
+        [("", drawn, {"100 %": 100.0})], "efficiency, %", low=100 - span, high=100 + span, ticks=2
+    )
+    return StudyAnswer(verdict, chart, tuple(chosen.points["run_id"]))
+
+
+def _sizes(one: Series) -> list[Row]:
+    """Return the fastest run of each size, the smallest size first."""
+    ordered = one.points.sort("world_size", "tokens_per_second", descending=[False, True])
+    return list(ordered.unique("world_size", keep="first", maintain_order=True).to_dicts())
+
+
+def _projected(one: Series, tint: int, many: str) -> Iterator[Dot]:
+    """Yield the efficiency at twice the largest size, where a law of these runs reaches it."""
+    for arm in arms([one])[:1]:
+        found = arm.project(2 * max(arm.sizes))
+        value, rate_ = found.scaling_efficiency, found.tokens_per_second
+        low, high = found.low, found.high
+        if value is not None and rate_ and low and high:
+            ends = (100 * value * low / rate_, 100 * value * high / rate_)
+            name, text = f"{found.world_size} {many}", f"{100 * value:.1f}\N{NO-BREAK SPACE}%"
+            yield Dot(name, 100 * value, *ends, text, "by a fitted law", tint, predicted=True)
+
+
+def _efficiency(data: ReportData, row: Row, one: str, many: str) -> Dot:
+    low, high = row["efficiency_low"], row["efficiency_high"]
+    value = 100 * row["scaling_efficiency"]
+    name = f"{row['world_size']} {one if row['world_size'] == 1 else many}"
+    ends = (100 * low, 100 * high) if low is not None else (None, None)
+    text, tint = f"{value:.1f}\N{NO-BREAK SPACE}%", colour(data, row["platform"])
+    hollow = low is None and row["kind"] != "base"
+    return Dot(name, value, *ends, text, colour=tint, hollow=hollow, run_id=row["run_id"])
+
+
+def _layouts(runs: _Runs) -> StudyAnswer | None:
+    """StudyAnswer which layout is fastest, at the work that most layouts did."""
+    works = alike(runs.members, _same_work)
+    found = [_per_layout([item.row for item in same]) for same in works]
+    found = [ones for ones in found if len(ones) > 1]
+    if not found:
+        return None
+    ones = max(found, key=_importance)
+    best, second = ones[:2]
+    against = verdict_on(best, second)
+    work = f"{on(best.row)} at sequence {best.row['sequence_length']:,}"
+    name, other = split_name(best.row), split_name(second.row)
+    if against is None:
+        words = Markup("{} leads with {} for {}; without intervals, {} may be as fast.")
+        verdict = words.format(name, linked(best, rate(best)), work, other)
+    elif against.word == "cannot tell":
+        words = Markup("{} leads with {} for {}; {} is within the noise.")
+        verdict = words.format(name, linked(best, rate(best)), work, other)
+    else:
+        words = Markup("{} is fastest for {}: {} against {}.")
+        verdict = words.format(linked(best, name), work, gain(against), other)
+    return StudyAnswer(
+        verdict, marks.bars(_behind(runs.data, ones), "difference from the best, %"), _ids(ones)
+    )
+
+
+def _same_work(item: Member) -> tuple[str, str] | None:
+    work = work_key(item)
+    return None if work is None else (work, side_name(item.row))
+
+
+def _importance(ones: Sequence[Configuration]) -> tuple[bool, int, int, float]:
+    certain = sum(one.interval[0] is not None for one in ones)
+    return is_whole(ones[0].row), certain, len(ones), ones[0].rate
+
+
+def _per_layout(rows: Sequence[Row]) -> list[Configuration]:
+    """Return the fastest configuration of each layout, the fastest first."""
+    found: dict[str, Configuration] = {}
+    for one in configurations(rows):
+        found.setdefault(split_name(one.row), one)
+    return list(found.values())
+
+
+def _behind(data: ReportData, ones: Sequence[Configuration]) -> list[Dot]:
+    """Return each layout's difference from the best in percent."""
+    best = ones[0]
+    made = [Dot(split_name(best.row), 0.0, text="best", colour=colour(data, best.row["platform"]),
+                 run_id=best.row["run_id"])]  # fmt: skip
+    for one in ones[1:MOST_ROWS]:
+        against = verdict_on(one, best)
+        ends = (100 * (against.low - 1), 100 * (against.high - 1)) if against else (None, None)
+        lost = one.rate / best.rate - 1
+        tint = colour(data, one.row["platform"])
+        made.append(Dot(split_name(one.row), 100 * lost, *ends, change(lost), colour=tint,
+                         run_id=one.row["run_id"]))  # fmt: skip
+    return made
+
+
+def _ablation(runs: _Runs) -> StudyAnswer | None:
+    found = ablations(runs.members)
+    if not found:
+        return None
+    chosen = max(found, key=lambda one: len(one.switches))
+    known = [(one, one.verdict) for one in chosen.switches if one.verdict is not None]
+    first, worth = known[0]
+    every = chosen.plain.verdict if chosen.plain else None
+    most = (
+        Markup("; all {} together {}").format(len(chosen.plain_changes), change(every.ratio - 1))
+        if every
+        else ""
+    )
+    title = first.words[:1].upper() + first.words[1:]
+    verdict = Markup("{} is worth most: {}{}.").format(title, gain(worth), most)
+    tint = colour(runs.data, chosen.optimised[0].row["platform"])
+    drawn = [
+        Dot(one.words, 100 * (v.ratio - 1), 100 * (v.low - 1), 100 * (v.high - 1),
+             change(v.ratio - 1), colour=tint, run_id=one.pair.b[0].row["run_id"])
+        for one, v in known[:MOST_ROWS]
+    ]  # fmt: skip
+    ids = [item.row["run_id"] for one in chosen.switches for item in one.pair.b]
+    return StudyAnswer(
+        verdict,
+        marks.bars(drawn, "what the option adds to the rate, %"),
+        (chosen.optimised[0].row["run_id"], *ids),
+    )
+
+
+_MAP = (
+    *("model", "platform", "source", "precision", "sequence_length"),
+    *("world_size", "global_batch_size", "split"),
+)
+
+
+def _map(runs: _Runs) -> StudyAnswer | None:
+    """StudyAnswer which micro batch and recomputation is best, where several of both were tried."""
+    frame = runs.frame.drop_nulls(["recompute", "micro_batch_size"])
+    maps = [same for _, same in frame.group_by(*_MAP, maintain_order=True)]
+    maps = [
+        same
+        for same in maps
+        if same["micro_batch_size"].n_unique() > 1 and same["recompute"].n_unique() > 1
+        and same["rate"].drop_nulls().len()
+    ]  # fmt: skip
+    if not maps:
+        return None
+    chosen = max(maps, key=lambda same: same.select("recompute", "micro_batch_size").n_unique())
+    best = best_of(chosen.drop_nulls("rate").to_dicts())
+    row = best.row
+    mode = (
+        "without recomputation"
+        if row["recompute"] == "none"
+        else f"with {row['recompute']} recomputation"
+    )
+    words = "Micro batch {} {} is fastest for {}: {}."
+    size = row["micro_batch_size"]
+    verdict = Markup(words).format(size, mode, on(row), linked(best, rate(best)))
+    values = {
+        (cell["recompute"], str(cell["micro_batch_size"])): _place(cell, best.rate)
+        for cell in chosen.sort("recompute", "rate", descending=[True, False]).to_dicts()
+    }
+    unit = "MFU, %" if row["mfu"] is not None else str(row["rate_unit"])
+    order = {"none": 0, "pointwise": 1, "full": 2}
+    values = dict(sorted(values.items(), key=lambda item: order.get(item[0][0], 3)))
+    return StudyAnswer(
+        verdict, marks.cells(values, ("recompute", "micro batch"), unit), tuple(chosen["run_id"])
+    )
+
+
+def _place(cell: Row, best: float) -> tuple[float | None, str]:
+    """Return how near a place of a map comes to the best, and its MFU or what happened there."""
+    if cell["rate"] is None:
+        return None, "memory" if cell["status"] == "out_of_memory" else "?"
+    mfu = cell["mfu"]
+    text = f"{100 * mfu:.1f}" if mfu is not None else f"{cell['rate']:,.0f}"
+    return (cell["rate"] / best - 0.7) / 0.3, text
+
+
+def _precision(runs: _Runs) -> StudyAnswer | None:
+    """StudyAnswer how much faster 8-bit products are, at the same work on the same devices."""
+    names = ("model", "platform", "source", "world_size", "sequence_length", "global_batch_size")
+    found: list[tuple[Configuration, Configuration, Verdict | None]] = []
+    for same in alike(runs.rows, lambda row: tuple(row[name] for name in names)):
+        wide = [row for row in same if row["precision"] in ("bf16", "fp16")]
+        narrow = [row for row in same if str(row["precision"]).startswith(("fp8", "mxfp8", "fp4"))]
+        if wide and narrow:
+            fast, base = best_of(narrow), best_of(wide)
+            found.append((fast, base, verdict_on(fast, base)))
+    if not found:
+        return None
+    found.sort(key=lambda one: (not is_whole(one[0].row), one[2] is None, one[0].row["model"]))
+    fast, base, verdict = found[0]
+    how = ratio(verdict) if verdict else f"{times(fast.rate / base.rate)} (no interval)"
+    title = fast.row["precision"].upper()
+    words = Markup("{} is {} as fast as {} for {}.")
+    said = words.format(title, linked(fast, how), base.row["precision"].upper(), on(fast.row))
+    drawn = [
+        Dot(_depth(a.row), a.rate / b.rate,
+             v.low if v else None, v.high if v else None, times(a.rate / b.rate),
+             colour=colour(runs.data, a.row["platform"]), run_id=a.row["run_id"])
+        for a, b, v in found[:MOST_ROWS]
+    ]  # fmt: skip
+    return StudyAnswer(
+        said,
+        marks.bars(drawn, "rate over that in 16 bits"),
+        _ids([one for a, b, _ in found for one in (a, b)]),
+    )
+
+
+def _depth(row: Row) -> str:
+    """Return what tells a model from its cut-down forms: ``8 layers``, or its name."""
+    return model_title(row["model"]).partition(" of ")[0]
+
+
+def _has_experts(name: str | None) -> bool:
+    try:
+        return name is not None and catalog.model(name).moe is not None
+    except CatalogError:
+        return False
+
+
+def _experts(runs: _Runs) -> StudyAnswer | None:
+    frame = runs.frame.filter(
+        pl.col("model").map_elements(_has_experts, return_dtype=pl.Boolean, skip_nulls=False)
+    )
+    if frame.is_empty():
+        return None
+    ids = tuple(frame["run_id"])
+    rows = [row for row in runs.rows if row["run_id"] in ids]
+    if not rows:
+        verdict = Markup("No rate: {} with experts, none with steady steps.").format(
+            count(len(ids), "run")
+        )
+        return StudyAnswer(verdict, Markup(""), ids)
+    groups = alike(rows, lambda row: (row["model"], side_name(row), row["precision"]))
+    best = [best_of(same) for same in groups]
+    first = max(best, key=lambda one: (is_whole(one.row), one.row["world_size"], one.rate))
+    mfu = first.row["mfu"]
+    more = f", {percent(mfu)} of peak" if mfu is not None else ""
+    words = Markup("{} reaches {}{}.")
+    verdict = words.format(on(first.row), linked(first, rate(first)), more)
+    without = len(ids) - len(rows)
+    if without:
+        verdict = verdict[:-1] + Markup("; {} without a steady rate.").format(count(without, "run"))
+    drawn = [mark(runs.data, one, model_title(one.row["model"])) for one in best[:MOST_ROWS]]
+    return StudyAnswer(verdict, marks.bars(drawn, first.row["rate_unit"]), ids)
+
+
+def _correctness(runs: _Runs) -> StudyAnswer | None:
+    """StudyAnswer how far apart the last losses of one training are, run in different ways."""
+    names = ("model", "precision", "sequence_length", "global_batch_size", "recorded_steps")
+    known = [row for row in runs.frame.to_dicts() if row["loss_last"] is not None]
+    groups = [
+        same for same in alike(known, lambda row: tuple(row[n] for n in names)) if len(same) > 1
+    ]
+    if not groups:
+        return None
+    chosen = max(groups, key=len)
+    losses = [row["loss_last"] for row in chosen]
+    low, high = min(losses), max(losses)
+    words = "{} of {} end within {} of one loss ({:.5g} to {:.5g})."
+    verdict = Markup(words).format(
+        count(len(chosen), "run"),
+        model_title(chosen[0]["model"]),
+        percent(high / low - 1, 2),
+        low,
+        high,
+    )
+    base = chosen[0]["loss_last"]
+    drawn = [
+        Dot(row["name"], 100 * (row["loss_last"] / base - 1), text=f"{row['loss_last']:.5g}",
+             colour=colour(runs.data, row["platform"]), run_id=row["run_id"])
+        for row in chosen[:MOST_ROWS]
+    ]  # fmt: skip
+    return StudyAnswer(
+        verdict,
+        marks.bars(drawn, "last loss, and its difference from the first run, %"),
+        tuple(row["run_id"] for row in chosen),
+    )
+
+
+def _drill(runs: _Runs) -> StudyAnswer | None:
+    wanted = set(runs.frame["run_id"])
+    found = [one for one in reliability(runs.data).drills if one.run["run_id"] in wanted]
+    known = [one for one in found if one.drill.next_step_seconds is not None]
+    if not known:
+        return None
+    seconds = sorted(one.drill.next_step_seconds or 0.0 for one in known)
+    ends = f" ({duration(seconds[0])} to {duration(seconds[-1])})" if len(known) > 1 else ""
+    one = known[0]
+    lost = one.drill.steps_lost
+    again = f"; {count(lost, 'step')} ran again" if lost is not None else ""
+    took = duration(one.drill.next_step_seconds)
+    words = Markup("Training of {} went on {}{} after a process was killed{}.")
+    link = run_link(one.run["run_id"], took)
+    verdict = words.format(on(one.run), link, ends, again)
+    parts = [
+        (name.removesuffix("_seconds"), value)
+        for name in PART_FIELDS
+        if (value := getattr(one.drill, name)) is not None
+    ]
+    return StudyAnswer(verdict, marks.timeline(parts), tuple(one.run["run_id"] for one in found))
+
+
+_ANSWERS: Mapping[str, Callable[[_Runs], StudyAnswer | None]] = {
+    "headline": _headline, "scaling": _scaling, "strategies": _layouts, "ablation": _ablation,
+    "map": _map, "precision": _precision, "experts": _experts, "correctness": _correctness,
+    "drill": _drill, "tune": _layouts,
+}  # fmt: skip
+
+
+def page(data: ReportData) -> Fragment:
+    """Return every study: its question, the answer, the chart, and its runs in a folded table."""
+    found = studies(data)
+    if not found:
+        return paragraphs("No run answers a question yet. A plan with a kind asks one.")
+    return Fragment(Markup("\n").join(_section(data, i, one) for i, one in enumerate(found, 1)))
+
+
+def _section(data: ReportData, number: int, one: Study) -> Markup:
+    rows = data.runs.filter(pl.col("run_id").is_in(one.run_ids)).iter_rows(named=True)
+    columns = (tables.RUN, tables.MODEL, tables.PLATFORM, tables.PRECISION, tables.SEQUENCE)
+    columns = (*columns, tables.SPLIT, tables.WORLD, tables.TOKENS, tables.TOKENS_EACH, tables.MFU)
+    shown = tables.table(rows, columns, f"study-{number}")
+    origin = (
+        Markup("Plan <code>{}</code>").format(one.plan)
+        if one.plan
+        else Markup("Formed by what its runs share")
+    )
+    return Markup(
+        '<section class="sb-study" id="study-{}"><p class="kind">{}</p><h2>{}</h2>'
+        '<p class="verdict">{}</p>{}<details class="sb-fold"><summary>{}</summary>{}</details>'
+        '<p class="note">{}. More: <a href="{}.html">the evidence</a>.</p></section>'
+    ).format(
+        number, one.kind.capitalize(), one.question, one.verdict,
+        one.answer.chart if one.answer else "", count(len(one.run_ids), "run"), shown.html,
+        origin, EVIDENCE[one.kind],
+    )  # fmt: skip

@@ -1,0 +1,394 @@
+"""The steps of a run as columns of doubles: a run of millions of steps is read and held whole.
+
+A step is 8 bytes a column instead of an object of 1.5 KB. NaN stands for a number that is missing,
+so that whole numbers up to 2**53 and times are exact. ``Steps`` is also a sequence of StepRecord:
+each is built when it is asked for.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from itertools import chain
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, cast, get_args, overload
+
+from pydantic import ValidationError
+from pydantic_core import from_json
+
+from scalebook import untrusted
+from scalebook.record import LARGEST, Phase, StepRecord, finite
+
+Numbers = Sequence[float]  # an array of doubles or a view of one
+
+_WHOLE = ("step", "tokens", "tokens_per_gpu", "restart")
+_FIGURES = ("step_seconds", "allocated_gib", "reserved_gib", "expert_load", "checkpoint_seconds")
+_LEARNT = ("loss", "grad_norm", "learning_rate")
+_PLAIN = (*_WHOLE, *_FIGURES, *_LEARNT)
+_NEEDED = frozenset(("step", "phase", "step_seconds", "tokens"))
+_NEVER_NONE = ("step", "restart")
+_END, _AT, _WIDTH, _PART = "finished_at", "ranks at", "ranks", "part "
+_PHASES: tuple[Phase, ...] = get_args(Phase)
+_CODES = {phase: code for code, phase in enumerate(_PHASES)}
+_MOST_PARTS = 64  # names of time marks; the trainer has a dozen
+_MOST_LEARNT = 1e300
+_NAN = math.nan
+
+
+class Steps(Sequence[StepRecord]):
+    """Steps in their order; a part of them shares the memory of the whole where it is in a row."""
+
+    def __init__(
+        self, columns: Mapping[str, Numbers], phases: bytes, skipped: bytes, ranks: Numbers
+    ) -> None:
+        """Take whole columns of one length; ``ranks`` holds the rank times of all steps."""
+        self._columns, self._phases, self._skipped = columns, phases, skipped
+        self._ranks = ranks
+
+    @classmethod
+    def of(cls, steps: Iterable[StepRecord]) -> Steps:
+        """Return steps as columns, themselves where they are."""
+        if isinstance(steps, Steps):
+            return steps
+        writer = _Writer()
+        writer.add_records(list(steps))
+        return writer.steps()
+
+    def __len__(self) -> int:
+        """Return how many steps there are."""
+        return len(self._phases)
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether another sequence has equal steps in the same order."""
+        if not isinstance(other, Sequence):
+            return NotImplemented
+        rows = cast("Sequence[object]", other)
+        return len(self) == len(rows) and all(a == b for a, b in zip(self, rows, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def numbers(self, name: str) -> Numbers:
+        """Return a number of each step by its name, NaN where a step has none."""
+        found = self._columns.get(name)
+        return array("d", [_missing(name)]) * len(self) if found is None else found
+
+    def known(self, name: str) -> Numbers:
+        """Return a number of those steps that have it."""
+        found = self._columns.get(name, ())
+        if not math.isnan(sum(found)):
+            return found
+        return array("d", [value for value in found if not math.isnan(value)])
+
+    def ends(self) -> Numbers:
+        """Return when each step ended, in seconds since 1970; NaN where it is not known."""
+        return self.numbers(_END)
+
+    def phases(self) -> Iterator[Phase]:
+        """Yield the phase of each step."""
+        return map(_PHASES.__getitem__, self._phases)
+
+    def part_names(self) -> tuple[str, ...]:
+        """Return the names of the time marks that any step has."""
+        return tuple(name[len(_PART) :] for name in self._columns if name.startswith(_PART))
+
+    def part(self, name: str) -> Numbers:
+        """Return the seconds of a time mark in each step."""
+        return self.numbers(_PART + name)
+
+    def rank_means(self) -> list[float] | None:
+        """Return the mean time of each rank (seconds); None where not every step has each."""
+        widths = self._columns.get(_WIDTH, ())
+        width = int(max(widths, default=0))
+        if not width or min(widths) != width:
+            return None
+        starts = self._columns[_AT]
+        first, last = int(starts[0]), int(starts[-1])
+        if last - first == (len(self) - 1) * width:
+            flat = self._ranks[first : last + width]
+        else:
+            flat = array("d", chain.from_iterable(map(self._rank_times, range(len(self)))))
+        return [math.fsum(flat[rank::width]) / len(self) for rank in range(width)]
+
+    def select(self, keep: Sequence[int]) -> Steps:
+        """Return the steps at these positions, which are in order."""
+        if not keep:
+            return self._slice(slice(0, 0))
+        if keep[-1] - keep[0] == len(keep) - 1:
+            return self._slice(slice(keep[0], keep[-1] + 1))
+        pick = itemgetter(*keep)  # of two or more: it returns a tuple
+        columns = {name: array("d", pick(column)) for name, column in self._columns.items()}
+        return Steps(columns, bytes(pick(self._phases)), bytes(pick(self._skipped)), self._ranks)
+
+    def in_phase(self, phase: Phase) -> Steps:
+        """Return the steps of a phase."""
+        code, phases = _CODES[phase], self._phases
+        first, last = phases.find(code), phases.rfind(code)
+        if first < 0 or phases.count(code) == last + 1 - first:
+            return self._slice(slice(max(first, 0), last + 1))
+        return self.select([at for at, one in enumerate(phases) if one == code])
+
+    @overload
+    def __getitem__(self, at: int) -> StepRecord: ...
+    @overload
+    def __getitem__(self, at: slice) -> Steps: ...
+    def __getitem__(self, at: int | slice) -> StepRecord | Steps:
+        """Return a step, or a part of the steps."""
+        if isinstance(at, slice):
+            return self._slice(at)
+        index = range(len(self))[at]
+        values: dict[str, Any] = dict.fromkeys(_PLAIN)
+        for name in (*_PLAIN, _END):
+            value = self._columns[name][index] if name in self._columns else _NAN
+            if not math.isnan(value):
+                values[name] = int(value) if name in _WHOLE else value
+        values["restart"] = values["restart"] or 0
+        if (end := values.pop(_END, None)) is not None:
+            values[_END] = _stamp(end)
+        parts = {name: self.part(name)[index] for name in self.part_names()}
+        return StepRecord.model_construct(
+            **values,
+            phase=_PHASES[self._phases[index]],
+            skipped=bool(self._skipped[index]),
+            rank_step_seconds=tuple(self._rank_times(index)),
+            part_seconds={name: value for name, value in parts.items() if not math.isnan(value)},
+        )
+
+    def _slice(self, part: slice) -> Steps:
+        columns = {name: memoryview(column)[part] for name, column in self._columns.items()}  # type: ignore[arg-type]
+        return Steps(columns, self._phases[part], self._skipped[part], self._ranks)
+
+    def _rank_times(self, index: int) -> Numbers:
+        if _WIDTH not in self._columns:
+            return ()
+        start, width = int(self._columns[_AT][index]), int(self._columns[_WIDTH][index])
+        return self._ranks[start : start + width]
+
+
+class _UnfitError(Exception):
+    """A batch of lines has a value that only a look at each line can judge."""
+
+
+class _Writer:
+    """Columns that grow by batches of rows."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._columns: dict[str, array[float]] = {}
+        self._phases, self._skipped = bytearray(), bytearray()
+        self._ranks = array("d")
+
+    def steps(self) -> Steps:
+        """Return all that was added."""
+        self._pad()
+        return Steps(self._columns, bytes(self._phases), bytes(self._skipped), self._ranks)
+
+    def add(
+        self,
+        values: Mapping[str, Sequence[Any]],
+        count: int,
+        held: Mapping[str, Sequence[float]] | None = None,
+    ) -> None:
+        """Add rows by field; ``held`` are numbers of fields that need no check.
+
+        Raises:
+            _UnfitError: a value is not plainly one of its field; nothing was added.
+        """
+        found: dict[str, Iterable[float]] = dict(held or {})
+        for name in _PLAIN:
+            if name in values:
+                found[name] = _column(name, values[name])
+        try:
+            phases = bytes(map(_CODES.__getitem__, values["phase"]))
+            ends = _ends(values.get(_END, ()))
+        except (KeyError, TypeError, ValueError) as error:
+            raise _UnfitError from error
+        skipped = values.get("skipped", ())
+        if not set(map(type, skipped)) <= {bool}:
+            raise _UnfitError
+        if ends:
+            found[_END] = ends
+        times = values.get("rank_step_seconds", ())
+        flat = _flat(times)
+        if flat:
+            widths = list(map(len, times))
+            start = len(self._ranks)
+            found[_WIDTH] = widths
+            found[_AT] = (start := start + w for w in (0, *widths[:-1]))
+        found |= _parts(values.get("part_seconds", ()), self._columns)
+        self._pad()
+        self._ranks.extend(flat)
+        for name, column in found.items():
+            if name not in self._columns:
+                self._columns[name] = array("d", [_missing(name)]) * self._count
+            self._columns[name].extend(column)
+        self._phases += phases
+        self._skipped += bytes(skipped) if skipped else bytes(count)
+        self._count += count
+
+    def add_records(self, records: Sequence[StepRecord]) -> None:
+        """Add steps that were checked one by one, or built without a check."""
+        if records:
+            names = StepRecord.model_fields
+            values = {name: [getattr(one, name) for one in records] for name in names}
+            held = {name: _held(name, values.pop(name)) for name in _PLAIN}
+            self.add(values, len(records), held)
+
+    def _pad(self) -> None:
+        """Fill up the columns that the last batches had nothing for."""
+        for name, column in self._columns.items():
+            column.extend([_missing(name)] * (self._count - len(column)))
+
+
+def _missing(name: str) -> float:
+    return 0.0 if name in (_AT, _WIDTH, "restart") else _NAN
+
+
+def _column(name: str, values: Sequence[Any]) -> Sequence[float]:
+    """Return the numbers of a field, NaN for None.
+
+    Raises:
+        _UnfitError: one of them is not plainly a number of this field.
+    """
+    kinds = set(map(type, values))
+    some = values
+    if type(None) in kinds:
+        if name in _NEVER_NONE:
+            raise _UnfitError
+        some = [value for value in values if value is not None]
+        values = [_NAN if value is None else value for value in values]
+        kinds.discard(type(None))
+    if not kinds <= ({int} if name in _WHOLE else {int, float}):
+        raise _UnfitError
+    if some:
+        lowest, highest = min(some), max(some)
+        least = 0 if name in _WHOLE else -LARGEST
+        fits = least <= lowest and highest <= LARGEST and sum(some) == sum(some)
+        if name in _LEARNT and not fits:
+            return [_NAN if (one := finite(value)) is None else one for value in values]
+        if not fits:
+            raise _UnfitError
+    return values
+
+
+def _held(name: str, values: Sequence[Any]) -> list[float]:
+    """Return the numbers of a field; one that no run has is missing, but not of time and tokens.
+
+    There it is infinite: a step without a time is left out, one with a wrong time is not.
+    """
+    wrong = math.inf if name in ("step_seconds", "tokens") else _NAN
+    most = _MOST_LEARNT if name in _LEARNT else LARGEST
+    return [
+        _NAN if value is None else value if -most <= value <= most else wrong for value in values
+    ]
+
+
+def _ends(stamps: Sequence[str | None]) -> list[float]:
+    """Return seconds since 1970 of ISO 8601 times, NaN for one without its zone."""
+    found: list[float] = []
+    for stamp in stamps:
+        moment = None if stamp is None else datetime.fromisoformat(stamp)
+        known = moment is not None and moment.tzinfo is not None
+        found.append(moment.timestamp() if known and moment else _NAN)
+    return found
+
+
+def _stamp(seconds: float) -> str:
+    moment = datetime.fromtimestamp(seconds, UTC)
+    unit = "microseconds" if moment.microsecond % 1000 else "milliseconds"
+    return moment.isoformat(timespec=unit)
+
+
+def _flat(times: Sequence[Sequence[float]]) -> list[float]:
+    if not set(map(type, times)) <= {list, tuple}:
+        raise _UnfitError
+    flat = list(chain.from_iterable(times))
+    if not set(map(type, flat)) <= {int, float} or not all(map(_is_figure, flat)):
+        raise _UnfitError
+    return flat
+
+
+def _is_figure(value: float) -> bool:
+    return -LARGEST <= value <= LARGEST
+
+
+def _parts(
+    rows: Sequence[Mapping[str, float]], before: Mapping[str, object]
+) -> dict[str, list[float]]:
+    """Return a column of each time mark; those beyond the most names are left out."""
+    if not set(map(type, rows)) <= {dict}:
+        raise _UnfitError
+    _flat([list(row.values()) for row in rows])
+    names = dict.fromkeys(chain.from_iterable(rows))
+    known = sum(name.startswith(_PART) for name in before)
+    fresh = [name for name in names if _PART + name not in before][: max(_MOST_PARTS - known, 0)]
+    return {
+        _PART + name: [row.get(name, _NAN) for row in rows]
+        for name in names
+        if name in fresh or _PART + name in before
+    }
+
+
+def read(path: Path) -> tuple[Steps, tuple[str, ...]]:
+    """Return the readable lines of a steps.jsonl, and a sentence for each that is not."""
+    writer, problems, number = _Writer(), list[str](), 0
+    try:
+        for block in untrusted.blocks(path):
+            lines = block.count(b"\n") + 1
+            try:
+                _take(writer, block, lines)
+            except (ValueError, _UnfitError):
+                odd = _take_each(writer, block.split(b"\n"))
+                problems += [f"{path.name} line {number + at} is not a step record" for at in odd]
+            number += lines
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        problems.append(f"{path.name} cannot be read: {error.strerror}")
+    return writer.steps(), tuple(problems)
+
+
+def _take(writer: _Writer, block: bytes, lines: int) -> None:
+    """Add the steps of a block of lines at once: a third of the time of one after the other."""
+    found: list[Any] = from_json(b"[" + block.replace(b"\n", b",") + b"]", cache_strings="keys")
+    if len(found) != lines or set(map(type, found)) != {dict}:
+        raise _UnfitError
+    rows: list[dict[str, Any]] = found
+    names: set[tuple[str, ...]] = set(map(tuple, rows))
+    if not all(_NEEDED.issubset(one) for one in names):
+        raise _UnfitError
+    if len(names) == 1:
+        # of rows with the same keys in the same order, the values alone
+        values = zip(*(row.values() for row in rows), strict=True)
+        writer.add(dict(zip(names.pop(), values, strict=True)), lines)
+        return
+    defaults = {name: one.get_default() for name, one in StepRecord.model_fields.items()}
+    writer.add({name: [row.get(name, d) for row in rows] for name, d in defaults.items()}, lines)
+
+
+def _take_each(writer: _Writer, lines: Sequence[bytes]) -> list[int]:
+    """Add the steps of lines, each looked at; return the numbers of those that are not steps."""
+    steps: list[StepRecord] = []
+    odd: list[int] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            steps.append(StepRecord.model_validate_json(line))
+        except ValidationError:
+            odd.append(number)
+    writer.add_records(steps)
+    return odd
+
+
+def gone_on_from(steps: Steps) -> Steps:
+    """Return the steps without those that a later restart went back behind."""
+    restarts, numbers = steps.numbers("restart"), steps.numbers("step")
+    if not any(restarts):
+        return steps
+    kept: list[int] = []
+    for at, (restart, number) in enumerate(zip(restarts, numbers, strict=True)):
+        while kept and restarts[kept[-1]] < restart and numbers[kept[-1]] >= number:
+            kept.pop()
+        kept.append(at)
+    return steps.select(kept)

@@ -1,0 +1,305 @@
+"""The first screen answers seven questions, and every kind of plan has its form of answer."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+from simulated import H100, config, write_run, write_sample
+
+from scalebook.measure.reliability import DRILL_FILE, DrillRecord
+from scalebook.plan.document import KINDS
+from scalebook.report import Places, build
+from scalebook.report.base.frames import load
+from scalebook.report.base.markup import Markup
+from scalebook.report.base.naming import model_title, platform_title
+from scalebook.report.charts import marks
+from scalebook.report.charts.marks import Dot
+from scalebook.report.pages import front, studies
+from scalebook.store import write_json
+
+WHOLE: dict[str, Any] = {
+    "platform": "h100", "model": "llama3.1-8b", "precision": "bf16", "sequence_length": 8192,
+    "world_size": 8, "global_batch_size": 128,
+}  # fmt: skip
+MOST_WORDS = 25
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+
+
+def asked(kind: str, question: str = "Is it so?") -> dict[str, Any]:
+    return {"schedule": {"plan": f"my-{kind}", "kind": kind, "question": question}}
+
+
+def wrote(runs: Path, name: str, kind: str, seconds: float = 12.0, **changes: Any) -> Path:
+    """Write a run of the whole model on eight H100 GPUs for a plan of a kind."""
+    device = H100 if changes.get("platform", "h100") == "h100" else "NVIDIA H200"
+    more = {key: changes.pop(key) for key in ("status", "steps", "reason") if key in changes}
+    made = config(**(WHOLE | changes))
+    return write_run(
+        runs, name, made, seconds=seconds, device=device, source="measured", **more, **asked(kind)
+    )
+
+
+def sentences(html: object) -> list[str]:
+    """Return the sentences of the running text: paragraphs, without tables and charts."""
+    text = re.sub(r"<(table|ol|ul|summary|small)\b.*?</\1>", "", str(html), flags=re.DOTALL)
+    text = re.sub(r'<p class="(head|foot|note|sb-unit)".*?</p>', "", text, flags=re.DOTALL)
+    found = re.findall(r"<p[^>]*>(.*?)</p>", text, flags=re.DOTALL)
+    plain = [Markup(one).striptags().replace("\N{NO-BREAK SPACE}", " ") for one in found]
+    return [one for text in plain for one in re.split(r"(?<=[.?]) (?=[A-Z±0-9])", text) if one]
+
+
+def length(sentence: str) -> int:
+    """Return the words of a sentence; a number and its unit or sign are one."""
+    joined = re.sub(r" (±|%|tokens/s|GiB|to) ?", r"\1", sentence)
+    return len(joined.split())
+
+
+def few(runs: Path, kind: str) -> None:
+    """Write runs that can answer a kind of question."""
+    if kind in ("headline", "strategies", "tune"):
+        wrote(runs, "dp", kind, 12.0)
+        wrote(runs, "tp", kind, 14.0, tensor_parallel_size=2)
+    elif kind == "scaling":
+        wrote(runs, "one", kind, 12.0, world_size=1, global_batch_size=16)
+        wrote(runs, "two", kind, 12.6, world_size=2, global_batch_size=32)
+    elif kind == "ablation":
+        wrote(runs, "on", kind, 12.0, fused_attention="on", fused_norm="on")
+        wrote(runs, "no-attention", kind, 18.0, fused_attention="off", fused_norm="on")
+        wrote(runs, "no-norm", kind, 12.6, fused_attention="on", fused_norm="off")
+    elif kind == "map":
+        for mode, seconds in (("none", 12.0), ("full", 15.0)):
+            wrote(runs, f"{mode}-1", kind, seconds, recompute=mode)
+        wrote(runs, "full-2", kind, 14.0, recompute="full", micro_batch_size=2)
+        lost: dict[str, Any] = {"status": "out_of_memory", "steps": 0, "reason": "No memory left."}
+        wrote(runs, "none-2", kind, recompute="none", micro_batch_size=2, **lost)
+    elif kind == "precision":
+        wrote(runs, "bf16", kind, 12.0)
+        wrote(runs, "fp8", kind, 8.0, precision="fp8")
+    elif kind == "experts":
+        wrote(runs, "moe", kind, 30.0, model="mixtral-8x7b", expert_parallel_size=8)
+    elif kind == "correctness":
+        wrote(runs, "fast", kind, 12.0)
+        wrote(runs, "plain", kind, 18.0, fused_attention="off")
+    else:
+        path = wrote(runs, "drill", kind)
+        drill = DrillRecord(
+            kill_rank=1, kill_during="step", killed_at="2026-01-01T00:00:00Z", last_step=8,
+            resumed_step=6, steps_lost=2, detection_seconds=2.0, start_seconds=3.0,
+            build_seconds=18.0, load_seconds=14.0, step_seconds=5.0, next_step_seconds=42.0,
+        )  # fmt: skip
+        write_json(path / DRILL_FILE, drill.model_dump(mode="json"))
+
+
+SAID = {
+    "headline": r"H100 trains Llama 3\.1 8B at [\d,]+ ± \d+ tokens/s per GPU in BF16",
+    "scaling": r"keeps 9\d(\.\d+)? % \(\d.* to \d.*\) of its rate per GPU from 1 to 2 GPUs",
+    "strategies": r"DP8 is fastest for Llama 3\.1 8B on 8 H100 GPUs at sequence 8,192: "
+    r"\+1\d.* against TP2",
+    "ablation": r"Fused attention is worth most: \+\d\d\.\d % \(\+.* to \+.*\)",
+    "map": r"Micro batch 1 without recomputation is fastest for .*: [\d,]+ ± \d+",
+    "precision": r"FP8 is 1\.\d+× \(1\.\d+ to 1\.\d+\) as fast as BF16 for Llama 3\.1 8B on 8",
+    "experts": r"Mixtral 8x7B on 8 H100 GPUs reaches [\d,]+ ± \d+ tokens/s per GPU",
+    "correctness": r"2 runs of Llama 3\.1 8B end within .* % of one loss \(\d.* to \d.*\)",
+    "drill": r"went on 42(\.0)? s after a process was killed; 2 steps ran again",
+    "tune": r"DP8 is fastest for Llama 3\.1 8B on 8 H100 GPUs",
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_of_plan_has_its_verdict_with_its_interval_and_its_chart(
+    tmp_path: Path, kind: str
+) -> None:
+    few(tmp_path, kind)
+    (found,) = [one for one in studies.studies(load(tmp_path)) if one.plan]
+    assert (found.kind, found.question) == (kind, "Is it so?")
+    verdict = found.verdict.striptags().replace("\N{NO-BREAK SPACE}", " ")
+    assert re.search(SAID[kind], verdict), verdict
+    assert length(verdict) <= MOST_WORDS
+    assert found.answer
+    assert re.search(r'class="sb-(bars|dots|cells|time)"', found.answer.chart)
+
+
+def test_a_map_marks_the_place_where_memory_ran_out(tmp_path: Path) -> None:
+    few(tmp_path, "map")
+    (found,) = [one for one in studies.studies(load(tmp_path)) if one.plan]
+    assert found.answer
+    assert '<td class="out">memory</td>' in found.answer.chart
+
+
+def test_three_sizes_show_what_their_law_says_of_twice_the_largest(tmp_path: Path) -> None:
+    for size in (1, 2, 4):
+        batch = {"world_size": size, "global_batch_size": 16 * size}
+        wrote(tmp_path, f"on-{size}", "scaling", 12.0 + size / 10, **batch)
+    (found,) = [one for one in studies.studies(load(tmp_path)) if one.plan]
+    assert found.answer
+    rows = re.findall(r"<li>.*?</li>", found.answer.chart, re.DOTALL)
+    assert ["predicted" in row for row in rows] == [False, False, False, True]
+    assert "8 GPUs" in rows[-1]
+    assert "by a fitted law" in rows[-1]
+
+
+def test_a_plan_whose_runs_answer_nothing_keeps_its_question(tmp_path: Path) -> None:
+    wrote(tmp_path, "single", "scaling")
+    (found,) = [one for one in studies.studies(load(tmp_path)) if one.plan]
+    assert found.answer is None
+    assert found.verdict.replace("\N{NO-BREAK SPACE}", " ") == "Its 1 run do not answer this yet."
+
+
+def test_a_record_without_a_kind_has_that_of_the_committed_plan_of_its_name(tmp_path: Path) -> None:
+    made = config(**WHOLE)
+    write_run(tmp_path, "old", made, seconds=12, device=H100, schedule={"plan": "headline"})
+    (found,) = [one for one in studies.studies(load(tmp_path)) if one.plan]
+    assert (found.kind, found.plan) == ("headline", "headline")
+    assert found.question.startswith("Which platform trains the whole Llama 3.1 8B fastest")
+
+
+def test_every_group_of_a_long_plot_keeps_its_fastest_rows(tmp_path: Path) -> None:
+    for i in range(24):
+        wrote(tmp_path, f"h200-{i}", "headline", 12 + i / 10, platform="h200", seed=i)
+    wrote(tmp_path, "h100", "headline", 15.0, sequence_length=4096)
+    html = str(front.screen(load(tmp_path)).html)
+    plot = html[html.index('class="sb-dots"') : html.index('class="beside"')]
+    assert plot.count("<li>") <= front.MOST_DRAWN + 1  # and a prediction
+    assert "H100, sequence 4,096" in plot
+    assert "5\N{NO-BREAK SPACE}configurations" in plot
+
+
+def test_runs_of_no_plan_form_studies_and_an_unknown_kind_is_no_plan(tmp_path: Path) -> None:
+    for name, split in (("dp", {}), ("tp", {"tensor_parallel_size": 2})):
+        made = config(**(WHOLE | split))
+        write_run(
+            tmp_path, name, made, seconds=12, device=H100, schedule={"kind": ["x"], "plan": 3}
+        )
+    assert [(one.kind, one.plan) for one in studies.studies(load(tmp_path))] == [
+        ("headline", ""),
+        ("strategies", ""),
+    ]
+
+
+def test_no_chart_is_wider_than_its_track() -> None:
+    drawn = [Dot("a", 10.0, 8.0, 12.0, "10"), Dot("b", -5.0, -6.0, -4.0, "-5")]
+    for html in (marks.bars(drawn, "%"), marks.dots([("g", drawn, {"best": 11.0})], "unit")):
+        places = [float(one) for one in re.findall(r"(?:left|width):(-?[\d.]+)%", html)]
+        assert places
+        assert all(0 <= place <= 100 for place in places)
+
+
+@pytest.mark.parametrize(
+    ("value", "end"), [(15487, 16000), (1, 1), (101, 120), (0.9, 1), (8000, 8000), (8001, 10000)]
+)
+def test_an_axis_ends_at_a_round_number_that_holds_the_value(value: float, end: float) -> None:
+    assert marks.rounded_up(value) == pytest.approx(end)
+
+
+def test_names_are_those_of_their_makers() -> None:
+    assert model_title("llama3.1-8b") == "Llama 3.1 8B"
+    assert model_title("llama3.1-8b@8") == "8 layers of Llama 3.1 8B"
+    assert model_title("mixtral-8x7b@1") == "1 layer of Mixtral 8x7B"
+    assert (model_title("tiny-moe"), model_title(None)) == ("tiny-moe", "unknown model")
+    assert (platform_title("mi300x"), platform_title(None)) == ("MI300X", "unknown platform")
+
+
+@pytest.mark.parametrize("example", [True, False])
+def test_the_running_text_has_short_sentences_and_no_run_ids(
+    tmp_path: Path, root: Path, example: bool
+) -> None:
+    data = load(root / "runs" / "examples" if example else write_sample(tmp_path))
+    for fragment in (front.screen(data), studies.page(data)):
+        found = sentences(fragment.html)
+        assert found
+        assert [one for one in found if length(one) > MOST_WORDS] == []
+        assert [one for one in found if re.search(r"\b[0-9a-f]{12}\b|\d{8}-\d{6}", one)] == []
+        assert not any(run_id in one for one in found for run_id in data.runs["run_id"])
+
+
+def test_platforms_without_equal_work_are_not_compared(tmp_path: Path) -> None:
+    wrote(tmp_path, "h100", "headline", sequence_length=4096)
+    wrote(tmp_path, "h200", "headline", platform="h200")
+    text = " ".join(sentences(front.screen(load(tmp_path)).html))
+    assert "H100 and H200 did no equal work with an interval" in text
+    assert "it decides" in text
+
+
+def test_platforms_with_equal_work_are_compared_with_an_interval(tmp_path: Path) -> None:
+    wrote(tmp_path, "h100", "headline", 15.0)
+    wrote(tmp_path, "h200", "headline", 12.0, platform="h200")
+    text = " ".join(sentences(front.screen(load(tmp_path)).html))
+    assert re.search(
+        r"At equal work \(DP8, sequence 8,192\), H200 is 1\.2\d× \(1.*\) as fast as H100", text
+    )
+    assert "cannot be compared" not in text
+
+
+def test_the_example_of_a_cost_is_the_days_that_the_rate_implies(tmp_path: Path) -> None:
+    wrote(tmp_path, "a", "headline")
+    data = load(tmp_path)
+    row = data.runs.row(0, named=True)
+    ends = [1e12 / row[f"tokens_per_second_{end}"] / 86400 for end in ("high", "low")]
+    said = f"1 trillion tokens on 8 H100 GPUs: {ends[0]:,.0f} to {ends[1]:,.0f} days in BF16."
+    assert said in sentences(front.screen(data).html)
+
+
+def test_a_hollow_mark_has_no_interval_and_a_diamond_is_fp8(tmp_path: Path) -> None:
+    wrote(tmp_path, "sure", "headline", precision="fp8")
+    wrote(tmp_path, "few", "headline", 13.0, steps=8)
+    html = str(front.screen(load(tmp_path)).html)
+    assert len(re.findall(r'class="dot diamond c0"', html)) == 1
+    assert len(re.findall(r'class="dot circle c0 hollow"', html)) == 1
+
+
+def test_a_report_without_a_rate_says_so_in_the_first_screen(tmp_path: Path) -> None:
+    write_run(tmp_path, "a", config(), status="failed", steps=0, reason="It broke.")
+    assert sentences(front.screen(load(tmp_path)).html) == ["No run completed with a throughput."]
+
+
+ANSWERS = {  # of the example runs: what a buyer asks, and what must be seen without scrolling
+    "fastest": r"H200 trains Llama 3\.1 8B at [\d,]+ ± \d+ tokens/s per GPU in BF16",
+    "comparable": r"cannot be compared yet|At equal work",
+    "certainty": r"have too few steps for an interval|have an interval",
+    "memory": r"GiB per GPU",
+    "cost": r"1 trillion tokens on 4 H200 GPUs: \d+ to \d+ days",
+    "failures": r"\d+ of \d+ runs: ",
+    "scaling": r"of its rate per GPU from 1 to",
+}
+LOOK = """<script>addEventListener("load", () => setTimeout(() => {
+  const found = {};
+  for (const one of document.querySelectorAll("[data-answer]")) {
+    const box = one.getBoundingClientRect();
+    const end = one.matches(".sb-card") ? one.querySelector("p").getBoundingClientRect().bottom
+      : box.bottom;
+    found[one.dataset.answer] ||= [one.innerText, end];
+  }
+  found.width = ["", document.documentElement.scrollWidth];
+  document.body.innerHTML = '<pre id="found"></pre>';
+  document.getElementById("found").textContent = JSON.stringify(found);
+}, 500));</script></body>"""
+
+
+@pytest.mark.slow
+def test_the_first_screen_answers_seven_questions_in_a_browser(tmp_path: Path, root: Path) -> None:
+    browser = next((path for name in NAMES if (path := shutil.which(name))), None)
+    if browser is None:
+        pytest.skip("Chromium is not installed")
+    index = build(Places(root / "runs" / "examples", tmp_path / "site", root), "preview", print)
+    index.write_text(index.read_text().replace("</body>", LOOK))
+    command = [
+        browser, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1400,900",
+        f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=20000", "--dump-dom",
+        index.as_uri(),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    match = re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.DOTALL)
+    assert match, done.stderr[-2000:]
+    found = json.loads(unescape(match[1]))
+    assert found["width"][1] <= 1400
+    for name, words in ANSWERS.items():
+        text, end = found[name]
+        assert re.search(words, text.replace("\N{NO-BREAK SPACE}", " ")), (name, text)
+        assert end < 900, name

@@ -1,0 +1,78 @@
+"""The page of predicted and measured step times."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from scalebook import store
+from scalebook.measure.probes import read_probes
+from scalebook.predict import predictor
+from scalebook.predict.known import configuration, known_rate, known_rates
+from scalebook.report.base import frames
+from scalebook.report.pages import predicted_page as page
+
+EXAMPLES = Path(__file__).parents[2] / "runs" / "examples"
+
+
+@pytest.fixture(scope="module")
+def ones():
+    return page.compare(frames.load(EXAMPLES))
+
+
+def test_no_run_predicts_itself(ones) -> None:
+    rates, _ = known_rates([EXAMPLES])
+    one = next(one for one in ones if len(one.run_ids) == 1)
+    rate = known_rate(store.read_run(EXAMPLES / one.run_ids[0]))
+    assert not isinstance(rate, str)
+    own = configuration(rate.config, rate.ran)
+    probes, _ = read_probes(EXAMPLES)
+    apart = [other for other in rates if configuration(other.config, other.ran) != own]
+    parts, _ = predictor(rate.config.platform, apart, probes).step(
+        rate.config, rate.shape, rate.ran
+    )
+    tokens = rate.config.tokens_per_step / rate.config.world_size
+    assert one.predicted == pytest.approx(tokens / sum(parts.values()))
+    assert one.measured == pytest.approx(tokens / rate.seconds)
+
+
+def test_repeats_are_one_configuration(ones) -> None:
+    rates, _ = known_rates([EXAMPLES])
+    assert sum(len(one.run_ids) for one in ones) == len(rates)
+    assert len(ones) < len(rates)
+
+
+def test_the_parts_add_up_to_the_predicted_step(ones) -> None:
+    for one in ones:
+        assert sum(one.parts.values()) == pytest.approx(1 + one.error)
+
+
+def test_the_largest_misses_come_first_and_their_marks_are_hollow(ones) -> None:
+    drawn = page.rates(ones)
+    assert drawn is not None
+    spec = drawn.spec()
+    marks = [layer["mark"] for layer in spec["layer"]]
+    assert [mark.get("filled") for mark in marks] == [None, False, True]
+    assert [abs(one.error) for one in ones] == sorted(
+        (abs(one.error) for one in ones), reverse=True
+    )
+
+
+def test_findings_count_what_lies_in_the_interval(ones) -> None:
+    inside = sum(one.low <= one.measured <= one.high for one in ones)
+    said = page.findings(ones)._repr_markdown_()
+    assert f"{inside} of {len(ones)} lie in their 90 % interval" in said
+    slow = replace(ones[0], measured=ones[0].predicted / 2)
+    assert "ran 50.0\xa0% slower than predicted" in page.findings([slow])._repr_markdown_()
+
+
+def test_a_folder_of_one_run_has_no_prediction_and_says_so(tmp_path: Path) -> None:
+    name = "20261128-085506-llama3.1-8b-8-w1-172ad1564998"
+    (tmp_path / name).symlink_to(EXAMPLES / name)
+    alone = page.compare(frames.load(tmp_path))
+    assert alone == ()
+    assert "two configurations at least" in page.findings(alone)._repr_markdown_()
+    assert page.errors(alone) is page.rates(alone) is page.parts(alone) is None
+    assert page.families(alone) is None

@@ -1,0 +1,101 @@
+"""Steps as columns: the same steps as one by one, in little memory, whatever a line holds."""
+
+from __future__ import annotations
+
+import json
+import math
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from scalebook.measure.metrics.window import measured_steps
+from scalebook.record import StepRecord
+from scalebook.step_columns import Steps, read
+
+EXAMPLES = Path(__file__).parents[1] / "runs" / "examples"
+
+
+def written(tmp_path: Path, *lines: str) -> Path:
+    path = tmp_path / "steps.jsonl"
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return path
+
+
+def line(step: int, **more: object) -> str:
+    return json.dumps({"step": step, "phase": "measured", "step_seconds": 1.5, "tokens": 8} | more)
+
+
+def test_the_steps_of_every_example_are_those_of_its_lines():
+    paths = sorted(EXAMPLES.glob("*/steps.jsonl"))
+    assert paths
+    for path in paths:
+        wanted = [StepRecord.model_validate_json(one) for one in path.read_text().splitlines()]
+        found, problems = read(path)
+        assert not problems
+        assert [one.model_dump(exclude={"finished_at"}) for one in found] == [
+            one.model_dump(exclude={"finished_at"}) for one in wanted
+        ]
+        assert [one.finished_at for one in found] == [one.finished_at for one in wanted]
+        assert Steps.of(wanted) == found
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "", "{", "[]", "3", line(2, tokens=-1), line(2, step_seconds="x"), line(2, phase="other"),
+        line(2, skipped=None), line(2, rank_step_seconds=[None]), line(2, part_seconds={"a": "x"}),
+        line(2) + line(3), '{"step": 2\n"phase": "measured", "step_seconds": 1, "tokens": 1}',
+        line(2, step_seconds=10**400), '{"step": 2, "phase": "measured", "step_seconds": NaN}',
+    ],
+)  # fmt: skip
+def test_a_bad_line_costs_itself_only(tmp_path, bad):
+    found, problems = read(written(tmp_path, line(1), bad, line(4, loss=2.5)))
+    assert [one.step for one in found] == [1, 4]
+    assert found[-1].loss == 2.5
+    assert problems[0] == "steps.jsonl line 2 is not a step record"
+    assert len(problems) == bad.count("\n") + 1
+
+
+def test_lines_with_other_fields_are_read_together(tmp_path):
+    found, problems = read(
+        written(
+            tmp_path,
+            line(1, part_seconds={"forward": 0.5}, loss=math.nan),
+            line(2, rank_step_seconds=[1.0, 2.0], checkpoint_seconds=1.0),
+            line(3, phase="stalled", tokens=None, skipped=True, later_field=1),
+        )
+    )
+    assert not problems
+    assert found[0].part_seconds == {"forward": 0.5}
+    assert found[0].loss is None
+    assert found[1].rank_step_seconds == (1.0, 2.0)
+    assert found[1].part_seconds == {}
+    assert (found[2].tokens, found[2].skipped, found[2].phase) == (None, True, "stalled")
+    assert [one.step for one in measured_steps(found)] == [1]  # the second waited for a checkpoint
+    assert found[1:][0] == found[1]
+
+
+def test_the_means_of_ranks_are_none_where_a_step_lacks_one(tmp_path):
+    lines = [line(step, rank_step_seconds=[1.0, float(step)]) for step in (1, 2, 3)]
+    found, _ = read(written(tmp_path, *lines))
+    assert found.rank_means() == [1.0, 2.0]
+    assert found.select([0, 2]).rank_means() == [1.0, 2.0]
+    assert found[1:].rank_means() == [1.0, 2.5]
+    assert read(written(tmp_path, *lines, line(4)))[0].rank_means() is None
+
+
+def test_a_step_takes_less_than_two_hundred_bytes(tmp_path):
+    count = 50_000
+    path = written(tmp_path, *(line(step, loss=1 / step) for step in range(1, count + 1)))
+    read(path)
+    tracemalloc.start()
+    try:
+        found, _ = read(path)
+        measured_steps(found)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    # a block of lines takes about 8 MB while it is read, however long the file is
+    assert peak < 12e6 + 100 * count
+    assert len(found) == count
