@@ -16,8 +16,25 @@ setTimeout(async function () {
   const out = {page: location.pathname.split("/").pop(), width: innerWidth, seen: window.seen};
   try {
     for (let turn = 0; turn < 100 && drawn() < charts().length; turn++) await wait(200);
+    out.height = document.documentElement.scrollHeight;
+    all("details.sb-more").forEach(part => { part.open = true; });
+    await wait(300);
+    for (let turn = 0; turn < 100 && drawn() < charts().length; turn++) await wait(200);
     out.charts = charts().length; out.drawn = drawn(); out.overflow = overflow();
     out.marks = all("svg.marks .role-mark path").length;
+    // Labels of one axis that read alike, and texts that reach beyond their chart.
+    out.alike = []; out.cut = [];
+    for (const place of charts()) {
+      const edge = place.getBoundingClientRect();
+      for (const axis of place.querySelectorAll("svg.marks .role-axis")) {
+        const labels = [...axis.querySelectorAll(".role-axis-label text")].map(one => one.textContent).filter(Boolean);
+        out.alike.push(...labels.filter((label, i) => labels.indexOf(label) < i));
+      }
+      out.cut.push(...[...place.querySelectorAll("svg.marks .role-axis text")].filter(one => {
+        const box = one.getBoundingClientRect();
+        return box.width && (box.left < edge.left - 1 || box.right > edge.right + 1);
+      }).map(one => one.textContent));
+    }
     await Promise.all(all(".sb-table").map(box => new Promise(done => box.scalebook.whole(done))));
     out.csv = all(".sb-table").map(box => [
       ([...box.querySelectorAll(".tools button")].find(b => b.textContent === "CSV") || {}).textContent, box.dataset.name,

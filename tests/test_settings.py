@@ -74,12 +74,48 @@ def test_the_trainer_observes_every_switch_as_on_or_off():
     assert seen == {True, False}
 
 
-def test_check_takes_a_flag_for_each_setting_that_has_a_help_text(capsys):
+def flags(command: str, capsys) -> list[str]:
+    """Return the options that a command's help shows."""
     with pytest.raises(SystemExit):
-        main(["check", "--help"])
-    flags = re.findall(r"--[a-z0-9-]+", capsys.readouterr().out)
+        main([command, "--help"])
+    return re.findall(r"--[a-z0-9-]+", capsys.readouterr().out)
+
+
+def test_check_takes_a_flag_for_each_setting_with_a_help_text_that_changes_a_step(capsys):
+    found = flags("check", capsys)
     for name, row in SETTINGS.items():
-        assert (f"--{name.replace('_', '-')}" in flags) == (row.help is not None)
+        asked = row.help is not None and name not in ("steps", "data")
+        assert (f"--{name.replace('_', '-')}" in found) == asked, name
+
+
+def test_run_takes_a_flag_for_each_setting_with_a_help_text(capsys):
+    found = flags("run", capsys)
+    own = ("world_size", "strategy")  # --gpus is a limit, and plans name strategies
+    missing = [
+        name
+        for name, row in SETTINGS.items()
+        if row.help and name not in own and f"--{name.replace('_', '-')}" not in found
+    ]
+    assert missing == []
+
+
+def planned(capsys, *asked: str) -> str:
+    assert main(["run", "--platform", "cpu", "--dry-run", *asked]) == 0
+    return capsys.readouterr().out
+
+
+def test_a_flag_of_run_is_the_same_as_set(capsys):
+    batch = ["--model", "tiny-llama", "--set", "world_size=2", "--global-batch-size", "8"]
+    flag = planned(capsys, *batch, "--sequence-length", "64", "--tensor-parallel-size", "2")
+    assert flag == planned(
+        capsys, *batch, "--set", "sequence_length=64", "--set", "tensor_parallel_size=2"
+    )
+    assert "2 ranks (tp 2), batch 8x64" in flag
+
+
+def test_a_setting_given_by_flag_and_by_set_is_refused(capsys):
+    assert main(["run", "--dry-run", "--steps", "5", "--set", "steps=6"]) == 2
+    assert "steps is given by its flag and by --set. Leave one out." in capsys.readouterr().err
 
 
 def test_a_flag_reaches_the_configuration_with_its_type(capsys):

@@ -49,8 +49,8 @@ class RunConfig(BaseModel):
     strategy: str = "custom"
     tensor_parallel_size: Size = 1
     pipeline_parallel_size: Size = 1
-    virtual_pipeline_parallel_size: Size = 1  # model chunks a stage
-    last_pipeline_stage_layers: Count = 0  # beside the output layer; 0: as many
+    virtual_pipeline_parallel_size: Size = 1  # model chunks per stage
+    last_pipeline_stage_layers: Count = 0  # next to the output layer; 0: as many as the others
     context_parallel_size: Size = 1
     expert_parallel_size: Size = 1
     expert_tensor_parallel_size: Size = 1
@@ -74,13 +74,13 @@ class RunConfig(BaseModel):
     time_limit_seconds: Count = 0  # 0: no limit
     progress_limit_seconds: Count = 600  # without a step, output or checkpoint; 0: no limit
     checkpoint_interval: Count = 0  # steps between two checkpoints; 0: none
-    checkpoint_async: bool = False  # written by processes beside the training
+    checkpoint_async: bool = False  # written by processes of their own
     checkpoint_keep: Count = 0  # how many a completed run leaves on disk
-    load_checkpoint: str = ""  # a run's directory, or its checkpoints; empty: start anew
-    max_restarts: Count = 0  # times a run whose process died is started again
+    load_checkpoint: str = ""  # a run's directory, or its checkpoints; empty: random weights
+    max_restarts: Count = 0  # restarts of a run whose process died
     step_split: bool = True  # time marks around forward, backward, optimizer, ... of every step
     profile_steps: int = Field(default=0, ge=0, le=20)  # under the profiler, after ``steps``
-    profile_all_ranks: bool = False  # else rank 0 alone
+    profile_all_ranks: bool = False  # else rank 0 only
     # How fast the same mathematics runs. What "auto" came to is in the record.
     layer_spec: LayerSpec = "auto"  # auto: Transformer Engine where it is installed
     fp8_recipe: Fp8Recipe = "delayed"  # how FP8 tensors are scaled, with precision fp8

@@ -121,7 +121,7 @@ def series(record: RunRecord) -> str:
 
 
 def _sets_up(name: str) -> bool:
-    """Return whether a setting tells two series apart: its group and its size do not."""
+    """Return whether a setting distinguishes two series: its group and its size do not."""
     row = SETTINGS[name]
     return not row.follows_size and row.named in ("where it differs", "off default")
 

@@ -79,7 +79,7 @@ def _unknown(notebook: Path, name: str, known: Mapping[str, str]) -> str:
 
 
 def fits(value: Any, wanted: type[object]) -> bool:
-    """Return whether a value has a type; a bool is no int here, and an int is a float."""
+    """Return whether a value has a type; a bool is not an int here, and an int is a float."""
     if isinstance(value, bool) or wanted is bool:
         return isinstance(value, bool) and wanted is bool
     return isinstance(value, int | float) if wanted is float else isinstance(value, wanted)

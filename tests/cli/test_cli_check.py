@@ -163,3 +163,19 @@ def test_check_says_what_a_rank_sends_and_the_bubble(capsys: pytest.CaptureFixtu
     assert answer["defaults"]["last_pipeline_stage_layers"] == 5
     assert sent["tensor"] == 9 * 8 * 10 * 0.5 * 4096 * 4096 * 2
     assert sent["data"] == sent["context"] == sent["expert"] == 0
+
+
+def test_a_plan_is_named_first_and_the_platform_is_that_of_this_machine(capsys, root):
+    path = str(root / "runs/plans/quick.toml")
+    assert main(["plan", path, "--json"]) == 0
+    first = json.loads(capsys.readouterr().out)
+    assert main(["plan", "--plan", path, "--platform", "cpu", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["name"] == first["name"] == "quick"
+    assert main(["plan", path, "--platform", "cpu", "--csv"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1 + len(first["runs"])
+
+
+def test_a_plan_named_twice_or_never_is_refused(capsys):
+    for words in (["plan"], ["plan", "a.toml", "--plan", "b.toml"]):
+        assert main(words) == 2
+        assert capsys.readouterr().err == "scalebook: Name one plan: scalebook plan FILE.\n"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import csv
+import io
 import json
 import subprocess
 import sys
@@ -10,7 +12,8 @@ from importlib import import_module
 
 import pytest
 
-from scalebook.cli import COMMANDS, build_parser, main
+from scalebook.cli import COMMANDS, GROUPS, Commands, build_parser, main
+from scalebook.cli.output import print_data
 from scalebook.facts.flops import CONVENTIONS, flops_per_token
 
 
@@ -236,12 +239,11 @@ def test_published_results_can_be_listed_for_a_device_and_a_model(capsys):
     assert all(row["source"] for row in rows)
 
 
-@pytest.mark.parametrize("module", COMMANDS)
+@pytest.mark.parametrize("module", sorted({*COMMANDS.values()}))
 def test_a_module_registers_the_commands_that_it_is_listed_with(module: str):
-    parser = argparse.ArgumentParser()
-    subparsers = parser.add_subparsers()
-    import_module(f"scalebook.cli.{module}").register(subparsers)
-    assert list(subparsers.choices) == COMMANDS[module].split()
+    commands = Commands(argparse.ArgumentParser())
+    import_module(f"scalebook.cli.{module}").register(commands)
+    assert set(commands.help) == {name for name, owner in COMMANDS.items() if owner == module}
 
 
 @pytest.mark.parametrize(
@@ -261,3 +263,36 @@ def test_commands_of_facts_alone_load_no_heavy_package(arguments: list[str]):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_help_shows_every_command_in_its_group(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    blocks = capsys.readouterr().out.split("\n\n")
+    shown = {block.split(":\n")[0]: block.split(":\n")[1] for block in blocks if ":\n" in block}
+    for group, names in GROUPS.items():
+        assert [line.split()[0] for line in shown[group].splitlines()] == list(names)
+
+
+def test_csv_has_the_fields_of_json(capsys):
+    assert main(["platforms", "--csv"]) == 0
+    found = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert main(["platforms", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in found] == [row["name"] for row in rows]
+    assert set(found[0]) == set(rows[0])
+
+
+def test_csv_holds_no_formula_and_keeps_nested_values_as_json(capsys):
+    print_data(
+        [{"name": "=1+1", "sizes": {"tp": 2}, "on": True, "rate": -1.5, "none": None}], "csv"
+    )
+    (row,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    assert row["name"] == "'=1+1"
+    assert json.loads(row["sizes"]) == {"tp": 2}
+    assert (row["on"], row["rate"], row["none"]) == ("true", "-1.5", "")
+
+
+def test_an_unknown_model_names_the_nearest(capsys):
+    assert main(["flops", "--model", "llama31-8b", "--sequence-length", "8"]) == 2
+    assert capsys.readouterr().err.endswith("Did you mean 'llama3.1-8b'?\n")

@@ -22,8 +22,8 @@ from scalebook.measure.metrics import measure
 from scalebook.measure.telemetry.samples import Reading
 from scalebook.measure.telemetry.trend import trend_of
 from scalebook.record import RunRecord, StepRecord
-from scalebook.report.base import frames
-from scalebook.report.pages import devices
+from scalebook.report.base import frames, stated
+from scalebook.report.pages import cost_page
 from scalebook.running import runner
 from scalebook.store import Run, read_run
 
@@ -224,8 +224,8 @@ def test_a_power_cap_is_flagged_with_its_share_and_the_clock_it_leaves(tmp_path)
     assert found.max_temperature_celsius == 70
     (flag,) = telemetry.flags(found)
     assert flag == (
-        "The power cap held clocks down in 52% of the samples (mean 690 W of 700 W): the clock was "
-        "1,410 of 1,980 MHz on average."
+        "The power cap held clocks down in 52 % of the samples (mean 690 W of 700 W): the clock "
+        "was 1,410 of 1,980 MHz on average."
     )
 
 
@@ -241,14 +241,14 @@ def test_heat_and_other_limits_are_flagged(tmp_path):
         "temperature_celsius": lambda _: 91,
     }
     heat, other = telemetry.flags(summary(write(tmp_path, columns)))
-    assert heat == "Heat held clocks down in 100% of the samples, up to 91 °C."
-    assert "sync_boost in 100%" in other
+    assert heat == "Heat held clocks down in 100 % of the samples, up to 91 °C."
+    assert "sync_boost in 100 %" in other
 
 
 def test_falling_clocks_are_flagged_and_steady_ones_are_not(tmp_path):
     falling = summary(write(tmp_path, {"clock_mhz": lambda at: 1800 - 9 * at}))
     flags = telemetry.flags(falling)
-    assert "fell by 5.0% while steps were measured (1,800 to 1,710 MHz)" in flags[0]
+    assert "fell by 5.0 % while steps were measured (1,800 to 1,710 MHz)" in flags[0]
     noise = random.Random(7)
     steady = summary(write(tmp_path, {"clock_mhz": lambda _: 1700 + noise.gauss(0, 30)}))
     assert telemetry.flags(steady) == ()
@@ -356,13 +356,14 @@ def test_the_report_shows_power_and_says_why_an_energy_is_missing(tmp_path):
     (path / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     write(path, {"power_watts": lambda _: 700.0, "clock_mhz": lambda _: 1755}, end=30.0)
     write_run(tmp_path, "bare", config(world_size=1))
-    read = devices.measured(frames.load(tmp_path))
-    said = devices.overview(read)._repr_markdown_()
+    read = frames.load(tmp_path)
+    said = cost_page.overview(read, stated.Stated())._repr_markdown_()
+    said += cost_page.device_findings(read)._repr_markdown_()
     # 2 x 700 W over 8 x 128 tokens a second
-    assert "The least energy is 1.37\u00a0J a token" in said
+    assert "1,367\u00a0mJ a token" in said
     assert "as much as their power cap allows" in said
     assert "nothing sampled the devices" in said
-    assert 'data-value="700.0"' in devices.table(read)._repr_markdown_()
+    assert 'data-value="700.0"' in cost_page.device_table(read)._repr_markdown_()
 
 
 json_values = st.recursive(

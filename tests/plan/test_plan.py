@@ -188,13 +188,13 @@ BAD = {
     + '[[runs]]\nstrategy = "balanced"\ntensor_parallel_size = 2',
     "both global_batch_size and global_batch_size_per_gpu": HEAD
     + "[[runs]]\nglobal_batch_size = 8\nglobal_batch_size_per_gpu = 1",
-    "names no value": HEAD + "[[runs]]\nsteps = []",
+    "is empty": HEAD + "[[runs]]\nsteps = []",
     "Parameter steps='x'": HEAD + '[[runs]]\nsteps = "x"',
     "Parameter steps=0": HEAD + "[[runs]]\nsteps = 0",
     "Parameter steps=True": HEAD + "[[runs]]\nsteps = true",
     "world_size=0 must be a whole number": HEAD + "[[runs]]\nworld_size = 0",
     "Unknown model 'llama3.1-9b'.*Did you mean": HEAD + '[[runs]]\nmodel = "llama3.1-9b"',
-    "model=None is no model name": "[[runs]]\nsteps = 3",
+    "model=None is not a model name": "[[runs]]\nsteps = 3",
     "Unknown strategy 'balancd'": HEAD + '[[runs]]\nstrategy = "balancd"',
     "name=3 of": HEAD + "[plan]\nname = 3\n[[runs]]",
     "runs must be tables": "runs = [1, 2]",
@@ -207,7 +207,7 @@ BAD = {
     "order_seed=1 needs order='random'": '[plan]\norder = "planned"\norder_seed = 1\n'
     + HEAD
     + "[[runs]]",
-    "cool_down='45' is not understood": '[plan]\ncool_down = "45"\n' + HEAD + "[[runs]]",
+    "cool_down='45' is not a pause": '[plan]\ncool_down = "45"\n' + HEAD + "[[runs]]",
     "cool_down='300C' must be 10C to 110C": '[plan]\ncool_down = "300C"\n' + HEAD + "[[runs]]",
     "multiply out to 10,000,000 runs; a plan has at most 5,000": HEAD
     + "[[runs]]\n"

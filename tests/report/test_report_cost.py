@@ -19,7 +19,8 @@ from scalebook.measure.intervals import Interval
 from scalebook.report.base.frames import load
 from scalebook.report.base.markup import Markup
 from scalebook.report.base.stated import Stated, read_stated
-from scalebook.report.pages import comparison_page, cost_page, energy_page
+from scalebook.report.pages import comparison_page, cost_page
+from scalebook.report.site.preview import ASSETS
 
 MI300X = "AMD Instinct MI300X OAM"
 JOB = {
@@ -89,7 +90,8 @@ def rows_in_a_browser(page: Path, html: str) -> dict[str, list[str]]:
     browser = next((path for name in names if (path := shutil.which(name))), None)
     if browser is None:
         pytest.skip("Chromium is not installed")
-    page.write_text(f'<!DOCTYPE html><meta charset="utf-8">{html}')
+    script = (ASSETS / "cost.js").read_text()
+    page.write_text(f'<!DOCTYPE html><meta charset="utf-8">{html}<script>{script}</script>')
     command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
         f"--user-data-dir={page.parent / 'profile'}", "--dump-dom", page.as_uri()]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
@@ -138,7 +140,7 @@ def test_the_break_even_price_is_the_ratio_of_throughputs(two: Path) -> None:
 
 def test_a_run_without_telemetry_says_why_it_has_no_energy(two: Path) -> None:
     data = load(two)
-    assert energy_page.energy_chart(data) is None
+    assert cost_page.energy_chart(data) is None
     text = words(cost_page.overview(data, Stated()))
     assert "No energy per token of" in text
     assert str(data.runs["energy_reason"][0]) in text
@@ -150,10 +152,10 @@ def test_measured_energy_is_shown_with_the_least_named(root: Path) -> None:
     # The first layers of a model take little because they are few.
     whole = measured.filter(~pl.col("model").str.contains("@", literal=True))
     known = whole.sort("energy_joules_per_token")
-    figures = energy_page.energy_chart(data)
+    figures = cost_page.energy_chart(data)
     assert figures is not None
     assert str(known["run_id"][0])[-12:] in words(cost_page.overview(data, Stated()))
-    assert str(energy_page.energy_table(data).html).count("<tr ") == measured.height
+    assert str(cost_page.device_table(data).html).count("<tr ") == measured.height
 
 
 def test_no_run_with_a_rate_is_a_sentence(tmp_path: Path) -> None:
@@ -167,3 +169,17 @@ def test_a_hostile_run_id_stays_text(two: Path) -> None:
     evil = "</option></script><img src=x onerror=alert(1)>"
     write_run(two, "x", config(platform="h100", **JOB), device=H100, run_id=evil)
     assert "<img" not in str(cost_page.calculator(load(two), Stated()).html)
+
+
+def test_the_example_says_that_its_inputs_are_made_up_and_does_its_sum(root: Path) -> None:
+    text = cost_page.overview(load(root / "runs" / "examples"), Stated())._repr_markdown_()
+    assert "Example with made-up inputs" in text
+    best = (
+        load(root / "runs" / "examples")
+        .ranked.filter(pl.col("model") == "llama3.1-8b", pl.col("platform") != "cpu")[
+            "tokens_per_second"
+        ]
+        .max()
+    )
+    assert isinstance(best, float)
+    assert f"{1e11 / best / 86400:.1f}"[:3] in text

@@ -289,8 +289,10 @@ def test_long_lists_end_with_how_many_more_there_are() -> None:
     text = str(bullets(f"<{i}>" for i in range(MOST_ITEMS + 34)).html)
     assert text.count("<li>") == MOST_ITEMS + 1
     assert "And 34 more like these." in text
+    assert f"<summary>{MOST_ITEMS - 4} more</summary>" in text  # five are open
     assert "and 2 more" in str(run_links(f"r{i}" for i in range(MOST_NAMED + 2)))
-    assert "more" not in str(run_links(f"r{i}" for i in range(MOST_NAMED)))
+    assert "and 0 more" not in str(run_links(f"r{i}" for i in range(MOST_NAMED)))
+    assert "more" not in str(run_links(f"r{i}" for i in range(4)))
 
 
 def test_laws_that_are_not_drawn_are_counted(

@@ -31,7 +31,7 @@ def made(folder: Path, name: str, torch: str, **more: Any) -> None:
 def test_each_run_shows_command_versions_variables_commit_and_how_to_repeat(tmp_path: Path) -> None:
     made(tmp_path, "one", "2.11.0")
     data = load(tmp_path)
-    text = words(provenance_page.runs(provenance_page.read(data)))
+    text = words(provenance_page.runs(data, provenance_page.read(data)))
     for part in ("abcdef1", "torch 2.11.0", "python 'a b'", "NCCL_DEBUG=WARN"):
         assert part in text
     assert "scalebook reproduce one" in text
@@ -69,12 +69,13 @@ def test_only_broken_directories_leave_sentences(tmp_path: Path) -> None:
     data = load(tmp_path)
     found = provenance_page.read(data)
     assert "No run could be read" in words(provenance_page.overview(data, found))
-    assert words(provenance_page.runs(found)) == ""
+    assert words(provenance_page.runs(data, found)) == ""
 
 
 def test_a_simulated_run_has_no_command_to_repeat_it(tmp_path: Path) -> None:
     made(tmp_path, "one", "2.11.0", source="simulated")
-    text = words(provenance_page.runs(provenance_page.read(load(tmp_path))))
+    data = load(tmp_path)
+    text = words(provenance_page.runs(data, provenance_page.read(data)))
     assert "no command of Scalebook made it" in text
 
 
@@ -85,7 +86,7 @@ def test_markup_in_ids_commands_and_variables_is_text(tmp_path: Path) -> None:
     made(tmp_path, "y", "2")
     data = load(tmp_path)
     found = provenance_page.read(data)
-    html = str(provenance_page.runs(found).html) + str(provenance_page.unequal(found).html)
+    html = str(provenance_page.runs(data, found).html) + str(provenance_page.unequal(found).html)
     assert "<img" not in html
     assert "&lt;img" in html
 
@@ -98,4 +99,4 @@ def test_a_commit_that_is_no_text_counts_as_none(tmp_path: Path) -> None:
     text = words(provenance_page.overview(data, found))
     assert "3 runs of 1 commit" in text
     assert "2 runs record no commit" in text
-    assert "aaaaaaaaaaaa" in words(provenance_page.runs(found))
+    assert "aaaaaaaaaaaa" in words(provenance_page.runs(data, found))

@@ -73,7 +73,7 @@ def test_a_missing_number_is_a_dash_with_an_empty_value(tmp_path: Path) -> None:
 def test_every_heading_of_a_rate_has_its_unit(tmp_path: Path) -> None:
     html = str(tables.all_runs(load(write_sample(tmp_path)).runs).html)
     units = re.findall(r'<span class="unit">(.*?)</span>', html)
-    assert units == ["tokens", "tokens/s", "tokens/s", "GiB", "TFLOP/s per rank"]
+    assert units == ["tokens", "tokens/s", "tokens/s", "GiB", "TFLOP/s per GPU"]
 
 
 def test_each_run_has_one_anchor_in_the_full_table_and_none_in_the_short_one(

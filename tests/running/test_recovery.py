@@ -317,4 +317,4 @@ def test_the_recover_command_says_what_it_did(tmp_path: Path, capsys: pytest.Cap
     assert main(["recover", "--runs", str(tmp_path)]) == 0
     text = capsys.readouterr().out
     assert "interrupted. The process in charge ended without a word" in text
-    assert f"{live.name} belongs to a process at work; it is left alone." in text
+    assert f"{live.name} belongs to a running process; it is left as it is." in text

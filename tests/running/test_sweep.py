@@ -434,7 +434,7 @@ def test_a_plan_that_is_done_says_so_and_does_nothing(tmp_path: Path, papermill:
     capsys.readouterr()
     assert main(command) == 0
     assert capsys.readouterr().out == (
-        "All 5 runs of plan 'quick' are done. Repeat them with --rerun.\n"
+        "All 5 runs of plan 'quick' are completed. Use --rerun to repeat.\n"
     )
 
 

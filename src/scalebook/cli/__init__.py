@@ -6,7 +6,7 @@ import argparse
 import errno
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
@@ -14,32 +14,32 @@ from typing import NoReturn
 from scalebook import __version__
 from scalebook.errors import ScalebookError
 
-# The commands of each module with ``register(subparsers)``. Only the module of the command that is
-# asked for is imported, and it imports what a command needs only when it runs: every command
-# starts fast and works where the optional parts are not installed.
-COMMANDS = {
-    "facts": "flops convert accelerators models platforms strategies published",
-    "listing": "list",
-    "steady": "steady compare",
-    "gate": "gate",
-    "check": "check plan",
-    "predict": "predict",
-    "tune": "tune",
-    "claims": "audit project",
-    "runs": "run resume recover",
-    "drill": "drill",
-    "cluster": "status",
-    "feasibility": "feasibility",
-    "reproduce": "reproduce",
-    "diagnose": "diagnose",
-    "probe": "probe",
-    "reports": "report demo open",
-    "ingest": "ingest",
-    "image": "image verify",
-    "doctor": "doctor",
-}
-# Commands that only show: a reader who goes away has seen enough. Of the others the exit code says
-# what they did or found, so that 0 must be earned.
+# Each command's module, which has ``register``, in the groups of ``--help``. Only the module of the
+# command that is asked for is imported, and it imports what a command needs only when it runs:
+# every command starts fast and works where the optional parts are not installed.
+GROUPS: Mapping[str, Mapping[str, str]] = {
+    "facts": {
+        "flops": "facts", "convert": "facts", "accelerators": "facts", "models": "facts",
+        "platforms": "facts", "strategies": "facts", "published": "facts", "audit": "claims",
+    },
+    "before a run": {
+        "check": "check", "plan": "check", "predict": "predict", "tune": "tune",
+        "feasibility": "feasibility", "project": "claims", "doctor": "doctor", "probe": "probe",
+        "image": "image", "verify": "image",
+    },
+    "run": {
+        "run": "runs", "resume": "runs", "status": "cluster", "recover": "runs", "drill": "drill",
+    },
+    "after a run": {
+        "list": "listing", "steady": "steady", "compare": "steady", "gate": "gate",
+        "diagnose": "diagnose", "reproduce": "reproduce", "report": "reports", "demo": "reports",
+        "open": "reports",
+    },
+    "interchange": {"ingest": "ingest"},
+}  # fmt: skip
+COMMANDS = {name: module for group in GROUPS.values() for name, module in group.items()}
+# Commands that only show: a reader who goes away has seen enough. The exit code of the others says
+# what they did or found, so a lost reader must not turn it into 0.
 SHOWING = frozenset(
     {
         *("accelerators", "convert", "diagnose", "feasibility", "flops", "list", "models"),
@@ -76,19 +76,57 @@ def _take_catalog(arguments: Sequence[str]) -> list[str]:
     return rest
 
 
+class Commands:
+    """What ``register`` adds commands to; keeps their help for the list in groups."""
+
+    def __init__(self, parser: argparse.ArgumentParser) -> None:
+        """Make the parser expect a command."""
+        self._parsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+        self._parsers.help = "one of these, each with its own --help:"
+        self.help: dict[str, str] = {}
+
+    def add_parser(
+        self, name: str, *, help: str, aliases: Sequence[str] = ()
+    ) -> argparse.ArgumentParser:
+        """Add a command, described by its help text; return its parser."""
+        self.help |= {name: help} | dict.fromkeys(aliases, f"alias of {name}")
+        described = f"{help[0].upper()}{help[1:].replace('%%', '%')}."
+        return self._parsers.add_parser(name, aliases=aliases, description=described)
+
+    def listing(self) -> str:
+        """Return every command with its help, in groups."""
+        width = max(map(len, self.help), default=0)
+        lines: list[str] = []
+        for group, names in GROUPS.items():
+            found = [name for name in names if name in self.help]
+            lines += ["", f"{group}:"] if found else []
+            lines += [f"  {name:<{width}}  {self.help[name]}" for name in found]
+        return "\n".join(lines).strip("\n")
+
+
 def build_parser(command: str | None = None) -> argparse.ArgumentParser:
     """Return the parser; with every command registered unless one is named that exists."""
-    parser = Parser(prog="scalebook", allow_abbrev=False)
-    parser.description = "Measure and report how fast an LLM trains, and why."
+    return build_commands(command)[0]
+
+
+def build_commands(command: str | None = None) -> tuple[argparse.ArgumentParser, Commands]:
+    """Return the parser and its commands: the one named if it exists, else all."""
+    parser = Parser(
+        prog="scalebook",
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Measure and report how fast an LLM trains, and why.",
+    )
     parser.add_argument("--version", action="version", version=f"scalebook {__version__}")
     parser.add_argument(
-        "--catalog", metavar="FILE", help="a TOML file that adds to the facts or overrides them"
+        "--catalog", metavar="FILE", help="TOML file that adds to the facts or overrides them"
     )
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    named = [name for name, commands in COMMANDS.items() if command in commands.split()]
-    for name in () if command == "--version" else named or COMMANDS:
-        import_module(f"scalebook.cli.{name}").register(subparsers)
-    return parser
+    commands = Commands(parser)
+    modules = {COMMANDS[command]} if command in COMMANDS else dict.fromkeys(COMMANDS.values())
+    for name in () if command == "--version" else modules:
+        import_module(f"scalebook.cli.{name}").register(commands)
+    parser.epilog = commands.listing()
+    return parser, commands
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
 
 from scalebook.settings import SETTINGS
 
@@ -13,10 +14,20 @@ LARGEST = 10**15  # nothing that a person asks about is larger; products of such
 
 
 class Subparsers(Protocol):
-    """What ``register`` of a command module is given (argparse's own class is private)."""
+    """What ``register`` of a command module adds its commands to."""
 
-    def add_parser(self, name: str, *, help: str) -> argparse.ArgumentParser:
+    def add_parser(
+        self, name: str, *, help: str, aliases: Sequence[str] = ()
+    ) -> argparse.ArgumentParser:
         """Add a command and return its parser."""
+        ...
+
+
+class Flags(Protocol):
+    """A parser, or one of its groups (argparse has no public type for both)."""
+
+    def add_argument(self, *flags: str, **details: Any) -> argparse.Action:
+        """Add an option."""
         ...
 
 
@@ -48,7 +59,7 @@ def positive(text: str) -> float:
     return value
 
 
-def add_settings(parser: argparse.ArgumentParser, names: Iterable[str]) -> None:
+def add_settings(parser: Flags, names: Iterable[str]) -> None:
     """Add a flag for each of these settings, typed and explained by its row of ``settings``.
 
     A setting that is not given is None in the parsed options.
@@ -64,7 +75,8 @@ def add_settings(parser: argparse.ArgumentParser, names: Iterable[str]) -> None:
             count = at_least(row.minimum)
             parser.add_argument(*flags, dest=name, type=count, metavar=row.metavar, help=row.help)
         else:
-            parser.add_argument(*flags, choices=row.choices or None, help=row.help)
+            choices = row.choices or None
+            parser.add_argument(*flags, choices=choices, metavar=row.metavar, help=row.help)
 
 
 def add_start_spread(parser: argparse.ArgumentParser) -> None:
@@ -88,6 +100,32 @@ def add_start_spread(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_json(parser: argparse.ArgumentParser) -> None:
-    """Add ``--json``."""
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+def add_set(parser: Flags, help: str) -> None:
+    """Add ``--set NAME=VALUE`` for the settings that have no flag."""
+    parser.add_argument(
+        "--set", dest="fields", action="append", default=[], metavar="NAME=VALUE", help=help
+    )
+
+
+def add_runs(parser: argparse.ArgumentParser, what: str = "folder of run directories") -> None:
+    """Add ``--runs DIR``; None where it is not given."""
+    parser.add_argument("--runs", type=Path, metavar="DIR", help=f"{what} (default: runs)")
+
+
+def add_json(parser: argparse.ArgumentParser, *, csv: bool = False) -> None:
+    """Add ``--json``, and ``--csv`` where the command prints one table.
+
+    Both set ``json``: to ``"json"``, to ``"csv"``, or to None for a table.
+    """
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument(
+        "--json", action="store_const", const="json", help="print JSON instead of a table"
+    )
+    if csv:
+        group.add_argument(
+            "--csv",
+            dest="json",
+            action="store_const",
+            const="csv",
+            help="print CSV with all fields",
+        )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalebook.cli.arguments import Subparsers, add_json, add_settings, at_least, positive
-from scalebook.cli.output import number, print_json, print_table
+from scalebook.cli.output import number, print_data, print_json, print_table
 from scalebook.settings import SETTINGS
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ REQUIRED = ("model", "platform")
 def register(subparsers: Subparsers) -> None:
     """Add this module's commands."""
     parser = subparsers.add_parser(
-        "check", help="say whether a configuration is legal and fits (exit code 1 if not legal)"
+        "check", help="check whether a configuration is legal and fits (exit code 1 if illegal)"
     )
     for name in REQUIRED:
         parser.add_argument(f"--{name}", required=True, help=SETTINGS[name].help)
@@ -33,24 +33,31 @@ def register(subparsers: Subparsers) -> None:
     add_json(parser)
     parser.set_defaults(handler=check)
 
-    parser = subparsers.add_parser("plan", help="print a plan's runs with legality and memory")
-    parser.add_argument("--platform", required=True, help="a platform, such as h100")
-    parser.add_argument("--plan", required=True, type=Path, help="a plan file (TOML)")
+    parser = subparsers.add_parser("plan", help="list a plan's runs with legality and memory")
+    parser.add_argument("file", nargs="?", type=Path, metavar="FILE", help="TOML plan")
+    parser.add_argument("--plan", type=Path, metavar="FILE", help="TOML plan, if not named first")
+    parser.add_argument("--platform", help="platform (default: that of this machine)")
     parser.add_argument(
-        "--gpus", "--world-size", dest="world_size", type=at_least(1), help="how many there are"
+        "--gpus",
+        "--world-size",
+        dest="world_size",
+        type=at_least(1),
+        metavar="N",
+        help="use at most N GPUs (default: no limit)",
     )
-    parser.add_argument("--model", help="this model in place of the plan's")
+    parser.add_argument("--model", help="model to train instead of the plan's")
     parser.add_argument(
-        "--budget-seconds", type=positive, metavar="S", help="say which runs fit into S seconds"
+        "--budget-seconds", type=positive, metavar="S", help="show how many runs fit into S seconds"
     )
-    add_json(parser)
+    add_json(parser, csv=True)
     parser.set_defaults(handler=plan)
 
 
 def add_layout(parser: argparse.ArgumentParser, *, world_size: bool) -> None:
-    """Add the flags of the settings that describe a layout, its batch and its precision."""
+    """Add the flags of the settings that decide whether a step fits, and how fast it is."""
     left_out = REQUIRED if world_size else (*REQUIRED, "world_size")
-    add_settings(parser, (n for n, row in SETTINGS.items() if row.help and n not in left_out))
+    shown = (n for n, row in SETTINGS.items() if row.help and (row.affects or n == "strategy"))
+    add_settings(parser, (n for n in shown if n not in left_out and n != "data"))
 
 
 def check(options: argparse.Namespace) -> int:
@@ -72,23 +79,30 @@ def check(options: argparse.Namespace) -> int:
 def plan(options: argparse.Namespace) -> int:
     """Print every run of a plan with its verdict."""
     from scalebook.cli.predict import forecast, total_line
+    from scalebook.errors import ConfigError
     from scalebook.plan import load_plan
+    from scalebook.running.devices import detect
 
+    if (options.file is None) == (options.plan is None):
+        raise ConfigError("Name one plan: scalebook plan FILE.")
+    platform = options.platform or detect.platform_of(detect.detect()).name
     overrides = {"model": options.model} if options.model else {}
     loaded = load_plan(
-        options.plan,
-        platform=options.platform,
+        options.file or options.plan,
+        platform=platform,
         world_size=options.world_size,
         overrides=overrides,
     )
-    predicted = forecast(options.platform, None)
+    predicted = forecast(platform, None)
     found = [predicted(run.config) if run.legal else None for run in loaded.runs]
     if options.json:
-        print_json(_plan_value(loaded, found))
+        value = _plan_value(loaded, found)
+        print_data(value["runs"] if options.json == "csv" else value, options.json)
     else:
         _print_plan(loaded, found)
         seconds = [one[1] if one else None for one in found]
-        print(total_line(seconds, options.budget_seconds))
+        if any(found):
+            print(total_line(seconds, options.budget_seconds))
     return 0
 
 
@@ -193,7 +207,7 @@ def _print_verdict(asked: Request, result: dict[str, Any]) -> None:
     if result["memory_gib"]:
         names = [name for name, size in result["memory_gib"].items() if size]
         print_table(
-            ("GiB a rank", f"stage {result['memory_stage']}"),
+            ("GiB per rank", f"stage {result['memory_stage']}"),
             [(name, number(result["memory_gib"][name], 3)) for name in names],
         )
     print(f"  memory: {result['fits_reason']}")
@@ -202,8 +216,8 @@ def _print_verdict(asked: Request, result: dict[str, Any]) -> None:
     if result["communication_bytes"]:
         sent = {name: size for name, size in result["communication_bytes"].items() if size}
         parts = ", ".join(f"{name} {number(size / 1e9, 3)}" for name, size in sent.items())
-        print(f"  a rank sends a step, GB: {parts or 'nothing'}")
-        print(f"  pipeline bubble: {number(100 * result['pipeline_bubble'], 3)} % of a step")
+        print(f"  GB sent per rank and step: {parts or 'none'}")
+        print(f"  pipeline bubble: {number(100 * result['pipeline_bubble'], 3)} % of the step")
     for advice in result["advice"]:
         print(f"  to fit: {advice}")
     if result["defaults"]:

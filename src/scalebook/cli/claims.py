@@ -4,8 +4,38 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from scalebook.cli.arguments import Subparsers, add_json, at_least, positive
+
+if TYPE_CHECKING:
+    from scalebook.measure.intervals import Interval
+
+INPUT_HELP = {
+    "tokens": "tokens to train on, such as 1T",
+    "tokens_per_second": "tokens/s of all GPUs (default: the projection to --to)",
+    "sequence_length": "tokens per sample",
+    "gpus": "GPUs of the job (default: --to)",
+    "price_per_gpu_hour": "on-demand price per GPU-hour",
+    "spot_price_per_gpu_hour": "spot price per GPU-hour",
+    "preemption_overhead": "extra time lost to preemptions, such as 5%%",
+    "watts_per_gpu": "mean watts per GPU, with its share of the node",
+    "pue": "power usage effectiveness of the site",
+    "grid_kg_per_kwh": "kg CO2e per kWh",
+    "other_tokens_per_second": "tokens/s of a second platform, for the break-even price",
+    "other_gpus": "GPUs of the second platform",
+}
+
+
+def stated_range(text: str) -> Interval:
+    """Return a number or a range, as an argument type."""
+    from scalebook.errors import ClaimError
+    from scalebook.measure.economics import read_range
+
+    try:
+        return read_range(text)
+    except ClaimError as error:
+        raise argparse.ArgumentTypeError(str(error).rstrip(".")) from error
 
 
 def register(subparsers: Subparsers) -> None:
@@ -15,19 +45,24 @@ def register(subparsers: Subparsers) -> None:
 
 
 def _register_audit(subparsers: Subparsers) -> None:
-    parser = subparsers.add_parser("audit", help="check claims, or result rows, for consistency")
+    parser = subparsers.add_parser(
+        "audit", help="check published claims or result rows for consistency"
+    )
     parser.description = (
         "Check every identity that the given numbers allow. FILE is a document with tables (.md, "
-        ".html, .csv, .tsv; headings that are not understood are listed), a TOML file of claims "
-        "(see --sample), result rows as 'scalebook list --json' prints them (.json), or the name "
-        "of a claims file that the package ships. The exit code is 0 when no "
-        "claim is wrong, 1 when a claim contradicts or is impossible, 2 when the file cannot be "
-        "read."
+        ".html, .csv, .tsv; unknown headings are listed), a TOML file of claims (see --sample), "
+        "result rows from 'scalebook list --json' (.json), or the name of a claims file that the "
+        "package ships. The exit code is 0 when no claim is wrong, 1 when a claim contradicts "
+        "another or is impossible, 2 when the file cannot be read."
     )
-    parser.add_argument("file", nargs="?", metavar="FILE", help="a document, claims or result rows")
-    parser.add_argument("--problems", action="store_true", help="only what does not hold")
-    parser.add_argument("--sample", action="store_true", help="print a claims file to start from")
-    parser.add_argument("--samples", action="store_true", help="list the claims files shipped")
+    parser.add_argument(
+        "file", nargs="?", metavar="FILE", help="document, claims file or result rows"
+    )
+    parser.add_argument("--problems", action="store_true", help="show only claims that fail")
+    parser.add_argument("--sample", action="store_true", help="print an example of a claims file")
+    parser.add_argument(
+        "--samples", action="store_true", help="list the claims files of the package"
+    )
     parser.add_argument("--fields", action="store_true", help="list the fields of a claims file")
     add_json(parser)
     parser.set_defaults(handler=audit)
@@ -50,11 +85,13 @@ def audit(options: argparse.Namespace) -> int:
 
 
 def _register_project(subparsers: Subparsers) -> None:
-    parser = subparsers.add_parser("project", help="project throughput, time, cost and energy")
+    parser = subparsers.add_parser(
+        "project", help="project throughput, time, cost and energy to other sizes"
+    )
     parser.description = (
-        "Scaling: give measured runs (--point, or --results) and sizes to project --to. "
-        "Economics: state what you know; every answer names what it lacks. A value may be a range: "
-        "2.1..2.6. Nothing is assumed that was not stated."
+        "Scaling: name measured runs (--point or --results) and the sizes to project --to. "
+        "Economics: state what you know; a missing answer names the inputs that it needs. A value "
+        "may be a range, such as 2.1..2.6. There are no default prices or powers."
     )
     scaling = parser.add_argument_group("scaling")
     scaling.add_argument(
@@ -62,29 +99,42 @@ def _register_project(subparsers: Subparsers) -> None:
         action="append",
         default=[],
         metavar="GPUS:TOKENS_PER_SECOND[:NODES[:GLOBAL_BATCH_SIZE]]",
-        help="a measured run; may be repeated",
+        help="measured run; repeatable",
     )
-    scaling.add_argument("--results", type=Path, help="runs as 'scalebook list --json' prints them")
-    scaling.add_argument("--model", help="of --results only the runs of this model")
-    scaling.add_argument("--platform", help="of --results only the runs of this platform")
     scaling.add_argument(
-        "--to", type=at_least(1), action="append", default=[], metavar="GPUS", help="a size"
+        "--results", type=Path, metavar="FILE", help="output of 'scalebook list --json'"
+    )
+    scaling.add_argument("--model", help="only the runs of this model in --results")
+    scaling.add_argument("--platform", help="only the runs of this platform in --results")
+    scaling.add_argument(
+        "--to",
+        type=at_least(1),
+        action="append",
+        default=[],
+        metavar="GPUS",
+        help="size to project to",
     )
     scaling.add_argument(
         "--base",
         choices=("smallest", "node"),
         default="smallest",
-        help="what efficiency is measured against: the smallest run, or the largest on one node",
+        help="reference of the efficiency: the smallest run (default) or the largest on one node",
     )
-    scaling.add_argument("--kind", choices=("weak", "strong"), help="where the batches do not tell")
+    scaling.add_argument(
+        "--kind", choices=("weak", "strong"), help="kind of scaling if the batch sizes are unknown"
+    )
     scaling.add_argument(
         "--limit-factor",
         type=positive,
         default=4.0,
-        help="how far past the largest run a projection may go (default: %(default)s times)",
+        metavar="TIMES",
+        help="largest projection as a multiple of the largest run (default: 4)",
     )
     scaling.add_argument(
-        "--gpus-per-node", type=at_least(1), help="lets runs inside one node reach all of it"
+        "--gpus-per-node",
+        type=at_least(1),
+        metavar="GPUS",
+        help="project runs within one node up to this size",
     )
     _add_economics(parser)
     add_json(parser)
@@ -92,8 +142,6 @@ def _register_project(subparsers: Subparsers) -> None:
 
 
 def _add_economics(parser: argparse.ArgumentParser) -> None:
-    from scalebook.cli.claims_values import INPUT_HELP, stated_range
-
     group = parser.add_argument_group("economics")
     for name, text in INPUT_HELP.items():
         flag = f"--{name.replace('_', '-')}"

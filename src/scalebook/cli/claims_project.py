@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from scalebook.audit.results import read_rows
-from scalebook.cli.claims_values import INPUT_HELP
+from scalebook.cli.claims import INPUT_HELP
 from scalebook.cli.output import number, print_json, print_table
 from scalebook.errors import ClaimError
 from scalebook.measure.economics import Answer, Inputs, answers
@@ -73,14 +73,14 @@ def _result_points(options: argparse.Namespace) -> list[ScalingPoint]:
         return []
     rows = [row for row in read_rows(options.results) if _wanted(row, options)]
     if not rows:
-        raise ClaimError(f"{options.results} holds no completed run that was asked for.")
+        raise ClaimError(f"{options.results} contains no completed run that matches.")
     for name in (*SERIES, *SPLIT):
         told = [row.get(name) for row in rows]
         values = sorted({str(value) for value in told if name in SERIES or value is not None})
         if len(values) > 1:
             raise ClaimError(
                 f"The runs of {options.results} differ in {name} ({', '.join(values)}), so they "
-                "are no scaling series. Choose with --model or --platform, or use --point."
+                "are not one scaling series. Choose with --model or --platform, or use --point."
             )
     return [_from_row(row, str(options.results)) for row in rows]
 
@@ -126,7 +126,7 @@ def _with_projection(
         if gpus != taken["gpus"] and "tokens_per_second" not in stated:
             raise ClaimError(
                 f"--gpus {number(gpus.low)} is not the size of --to {only.world_size}, whose rate "
-                "is taken. Leave --gpus out, project --to that size, or state --tokens-per-second."
+                "is taken. Leave out --gpus, project --to that size, or state --tokens-per-second."
             )
         taken["tokens_per_second"] = Interval(low, high)
     return {**taken, **stated}

@@ -27,27 +27,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--container",
         choices=(*ASKABLE, "pyxis"),
         default="auto",
-        help="what starts the image; in a Slurm job: pyxis (enroot is the same), apptainer or none",
+        help="engine that starts the image; in a Slurm job: pyxis (or enroot), apptainer or none",
     )
     group.add_argument(
         "--image",
         default="",
         metavar="REFERENCE",
-        help="name or file of another image than ours; a Slurm job needs one named",
+        help="name or file of the image (default: Scalebook's own; required in Slurm jobs)",
     )
     group.add_argument(
         "--container-arg",
         action="append",
         default=[],
         metavar="=--OPTION[=VALUE]",
-        help="an option for the engine, in place of ours of the same name",
+        help="option for the engine; replaces ours of the same name; repeatable",
     )
     group.add_argument(
         "--env",
         action="append",
         default=[],
         metavar="NAME[=VALUE]",
-        help="a variable to set, or to pass on into the container",
+        help="variable to set, or to pass into the container; repeatable",
     )
 
 
@@ -101,7 +101,7 @@ def enter(options: argparse.Namespace, platform: Platform, plan: Plan, runs: Pat
 
 
 def _choice(options: argparse.Namespace, vendor: str) -> Choice:
-    """Return the engine to use; a dry run of what cannot run here says so and goes on."""
+    """Return the engine to use; a dry run of what cannot run here says so and continues."""
     from scalebook.errors import LaunchError
     from scalebook.project import required_root
     from scalebook.running.container import engines, inside
@@ -119,7 +119,7 @@ def _choice(options: argparse.Namespace, vendor: str) -> Choice:
         if not options.dry_run:
             raise
         shown = None if options.container == "auto" else options.container
-        return Choice(shown, f"this for real needs more: {error}")
+        return Choice(shown, f"a real run needs more: {error}")
 
 
 def _request(options: argparse.Namespace, engine: str, vendor: str) -> Request:
@@ -155,7 +155,7 @@ def _inner_arguments(options: argparse.Namespace, platform: str, runs: Path) -> 
 
 
 def _reads(options: argparse.Namespace, plan: Plan) -> list[Path]:
-    """Return the files and folders beside the project that the plan reads."""
+    """Return the files and folders outside the project that the plan reads."""
     prefixes = {planned.config.data for planned in plan.runs if planned.config.data}
     folders = [Path(prefix).resolve().parent for prefix in prefixes]
     return folders + ([options.plan.resolve()] if options.plan else [])

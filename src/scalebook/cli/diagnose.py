@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalebook.cli.arguments import Subparsers, add_json
+from scalebook.cli.arguments import Subparsers, add_json, add_runs
 from scalebook.cli.found import RUN_HELP, run_directory
 from scalebook.cli.output import plain, print_json
 
@@ -22,10 +22,10 @@ WIDTH = 100
 def register(subparsers: Subparsers) -> None:
     """Add this module's commands."""
     parser = subparsers.add_parser(
-        "diagnose", help="say why the MFU of a run is what it is, and what to try"
+        "diagnose", help="explain the MFU of a run and suggest what to try"
     )
     parser.add_argument("run", metavar="RUN", help=RUN_HELP)
-    parser.add_argument("--runs", type=Path, help="folder of run directories; default: runs")
+    add_runs(parser)
     add_json(parser)
     parser.set_defaults(handler=diagnose)
 

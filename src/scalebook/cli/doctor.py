@@ -1,11 +1,11 @@
-"""``doctor``: what of this machine or container would spoil a run, and how to mend it."""
+"""``doctor``: what in this machine or container would spoil a run, and how to fix it."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from scalebook.cli.arguments import Subparsers, add_json
+from scalebook.cli.arguments import Subparsers, add_json, add_runs
 
 MARKS = {"ok": "ok", "warning": "WARNING", "problem": "PROBLEM", "unknown": "unknown"}
 
@@ -13,15 +13,15 @@ MARKS = {"ok": "ok", "warning": "WARNING", "problem": "PROBLEM", "unknown": "unk
 def register(subparsers: Subparsers) -> None:
     """Add this module's command."""
     parser = subparsers.add_parser(
-        "doctor", help="check this machine or container before a run; changes nothing"
+        "doctor", help="check this machine or container without changing it"
     )
-    parser.add_argument("--runs", type=Path, help="folder of run directories; default: runs")
-    parser.add_argument("--strict", action="store_true", help="exit with 1 also for a warning")
+    add_runs(parser)
+    parser.add_argument("--strict", action="store_true", help="exit with code 1 for warnings, too")
     parser.add_argument(
         "--secrets",
         type=Path,
-        metavar="RUNS",
-        help="only list the lines of files in this folder that look like secrets",
+        metavar="DIR",
+        help="only list lines in the files of DIR that look like secrets",
     )
     add_json(parser)
     parser.set_defaults(handler=doctor)

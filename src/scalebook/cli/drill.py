@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalebook.cli import run_options
-from scalebook.cli.arguments import Subparsers, add_json, at_least
+from scalebook.cli.arguments import Subparsers, add_json, add_runs, add_set, at_least
 from scalebook.cli.output import number, print_json, print_table
 
 if TYPE_CHECKING:
@@ -16,50 +16,58 @@ if TYPE_CHECKING:
     from scalebook.running.drill.drill import Drilled
 
 PARTS = (
-    ("detection_seconds", "torchrun sees that the rank is gone"),
-    ("start_seconds", "new processes are there"),
-    ("build_seconds", "they have met and built the model"),
+    ("detection_seconds", "torchrun notices the failure"),
+    ("start_seconds", "new processes have started"),
+    ("build_seconds", "process group and model are built"),
     ("load_seconds", "the checkpoint is loaded"),
     ("step_seconds", "a step is finished"),
     ("next_step_seconds", "all of these"),
-    ("regained_seconds", "kill to the first step that had not been done"),
+    ("regained_seconds", "until the first new step"),
 )
 
 
 def register(subparsers: Subparsers) -> None:
     """Add this module's commands."""
-    parser = subparsers.add_parser("drill", help="kill a rank, and measure how training comes back")
-    parser.add_argument("--platform", help="cpu, h100, mi300x, ...; default: what this machine has")
-    parser.add_argument("--plan", type=Path, help="TOML file, of which the first run is drilled")
-    parser.add_argument("--model", help="train this model in place of the plan's")
-    parser.add_argument("--gpus", type=at_least(1), help="use at most so many GPUs")
-    parser.add_argument("--steps", type=at_least(2), help="optimizer steps")
-    parser.add_argument("--checkpoint-interval", type=at_least(1), help="steps between checkpoints")
+    parser = subparsers.add_parser("drill", help="kill a rank and measure how training recovers")
+    parser.add_argument("--platform", help="platform (default: that of this machine)")
+    parser.add_argument(
+        "--plan",
+        type=Path,
+        metavar="FILE",
+        help="TOML plan; its first run is drilled (default: runs/plans/drill.toml)",
+    )
+    parser.add_argument("--model", help="model to train instead of the plan's")
+    parser.add_argument("--gpus", type=at_least(1), metavar="N", help="use at most N GPUs")
+    parser.add_argument("--steps", type=at_least(2), metavar="STEPS", help="optimizer steps")
+    parser.add_argument(
+        "--checkpoint-interval", type=at_least(1), metavar="STEPS", help="steps between checkpoints"
+    )
     parser.add_argument(
         "--async",
         dest="asynchronous",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="save while training goes on (default: yes)",
+        help="save while training continues (default: yes)",
     )
-    parser.add_argument("--kill-step", type=at_least(1), metavar="K", help="kill after this step")
-    parser.add_argument("--kill-rank", type=at_least(0), metavar="R", help="default: the last rank")
     parser.add_argument(
-        "--during-save", action="store_true", help="kill while the next checkpoint is saved"
+        "--kill-step", type=at_least(1), metavar="STEP", help="kill after this step"
+    )
+    parser.add_argument(
+        "--kill-rank", type=at_least(0), metavar="RANK", help="rank to kill (default: the last)"
+    )
+    parser.add_argument(
+        "--during-save", action="store_true", help="kill while the next checkpoint is being saved"
     )
     parser.add_argument(
         "--no-reference",
         dest="reference",
         action="store_false",
-        help="do not train the same without a kill, to compare the losses with",
+        help="skip the reference run without a failure",
     )
+    add_set(parser, "any other setting")
+    add_runs(parser)
     parser.add_argument(
-        "--set", dest="fields", action="append", default=[], metavar="NAME=VALUE",
-        help="any other field of the configuration",
-    )  # fmt: skip
-    parser.add_argument("--runs", type=Path, help="folder of run directories; default: runs")
-    parser.add_argument(
-        "--force-platform", action="store_true", help="run also where the device is another"
+        "--force-platform", action="store_true", help="run even if the device differs"
     )
     parser.add_argument("--trainer", default="", help=argparse.SUPPRESS)
     add_json(parser)
@@ -78,9 +86,9 @@ def drill(options: argparse.Namespace) -> int:
     how = RunOptions(trainer=options.trainer, force_platform=options.force_platform)
     undisturbed = None
     if options.reference:
-        _say("the reference: the same training, not interrupted")
+        _say("reference: the same training without a failure")
         undisturbed = drills.reference(config, runs, how)
-    _say(f"the drill: rank {order.rank} is killed after step {order.step}")
+    _say(f"drill: rank {order.rank} is killed after step {order.step}")
     result = drills.drill(config, order, runs, options=how, undisturbed=undisturbed)
     _show(result, options.json)
     return 0 if result.drill.passed else 1
@@ -132,8 +140,8 @@ def _config(options: argparse.Namespace) -> RunConfig:
 def _show(result: Drilled, as_json: bool) -> None:
     record, found = result.record, result.drill
     if as_json:
-        told = {"run": record.run_id, "status": record.status, **found.model_dump(mode="json")}
-        print_json(told)
+        value = {"run": record.run_id, "status": record.status, **found.model_dump(mode="json")}
+        print_json(value)
         return
     rows = [(words, number(getattr(found, name), 3)) for name, words in PARTS]
     print_table(("from the kill on", "seconds"), rows)
@@ -148,9 +156,9 @@ def _verdict(result: Drilled) -> str:
     if record.status != "completed":
         return f"Not recovered: {record.status}. {record.reason} Record: {result.path}"
     start = (
-        f"went on from the checkpoint of step {found.resumed_step}"
+        f"continued from the checkpoint of step {found.resumed_step}"
         if found.resumed_step is not None
-        else "began again without a checkpoint"
+        else "restarted without a checkpoint"
     )
     difference = found.largest_loss_difference
     losses = (
@@ -160,8 +168,8 @@ def _verdict(result: Drilled) -> str:
         if found.identical
         else f"{found.compared_steps} compared losses differ by up to {difference:.2%}"
     )
-    outcome = "Recovered" if found.passed else "Not recovered as it should"
+    outcome = "Recovered" if found.passed else "Not recovered as expected"
     return (
         f"{outcome}: killed after step {found.last_step}, training {start}; "
-        f"steps done twice: {found.steps_lost}; {losses}. Record: {result.path}"
+        f"repeated steps: {found.steps_lost}; {losses}. Record: {result.path}"
     )

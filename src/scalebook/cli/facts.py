@@ -6,8 +6,7 @@ import argparse
 from typing import Any
 
 from scalebook.cli.arguments import Subparsers, add_json, at_least, positive
-from scalebook.cli.facts_tables import accelerators, models, platforms, published, strategies
-from scalebook.cli.output import print_json, print_table
+from scalebook.cli.output import number, plain, print_data, print_json, print_table
 from scalebook.errors import ClaimError
 from scalebook.facts.flops import RECOMPUTE, TRAINED
 from scalebook.measure.intervals import Numeral, read_numeral
@@ -39,26 +38,30 @@ def register(subparsers: Subparsers) -> None:
     ):
         parser = subparsers.add_parser(name, help=text)
         if name == "accelerators":
-            parser.add_argument("--device", help="only the one whose driver reports this string")
-        add_json(parser)
+            parser.add_argument(
+                "--device", metavar="STRING", help="only the device of this driver string"
+            )
+        add_json(parser, csv=True)
         parser.set_defaults(handler=handler)
     parser = subparsers.add_parser("strategies", help="list named parallelism strategies")
-    parser.add_argument("--platform", help="only those for a platform")
-    parser.add_argument("--model", help="only those for a model")
-    add_json(parser)
+    parser.add_argument("--platform", help="only strategies for this platform")
+    parser.add_argument("--model", help="only strategies for this model")
+    add_json(parser, csv=True)
     parser.set_defaults(handler=strategies)
-    parser = subparsers.add_parser("published", help="list results that others published")
-    parser.add_argument("--accelerator", help="only those on an accelerator of the catalog")
-    parser.add_argument("--model", help="only those of a model of the catalog")
-    add_json(parser)
+    parser = subparsers.add_parser("published", help="list published results with their sources")
+    parser.add_argument("--accelerator", help="only results on this accelerator")
+    parser.add_argument("--model", help="only results of this model")
+    add_json(parser, csv=True)
     parser.set_defaults(handler=published)
 
 
 def _register_flops(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser("flops", help="count FLOPs per trained token")
-    parser.add_argument("--model", required=True, help="a model, or name@LAYERS")
+    parser.add_argument("--model", required=True, help="model, or name@LAYERS for fewer layers")
     length = parser.add_mutually_exclusive_group(required=True)
-    length.add_argument("--sequence-length", type=at_least(1), help="tokens of a sample")
+    length.add_argument(
+        "--sequence-length", type=at_least(1), metavar="TOKENS", help="tokens per sample"
+    )
     length.add_argument(
         "--packed-lengths",
         type=at_least(1),
@@ -70,35 +73,64 @@ def _register_flops(subparsers: Subparsers) -> None:
         "--recompute",
         choices=RECOMPUTE,
         default="none",
-        help="count hardware FLOPs with this recomputation",
+        help="count hardware FLOPs with this recomputation (default: none)",
     )
-    parser.add_argument("--recompute-num-layers", type=at_least(0), help="of full: how many layers")
-    parser.add_argument("--mtp-layers", type=at_least(0), default=0, help="MTP modules trained")
+    parser.add_argument(
+        "--recompute-num-layers",
+        type=at_least(0),
+        metavar="LAYERS",
+        help="layers that full recomputation covers (default: all)",
+    )
+    _add_mtp_layers(parser)
     parser.add_argument(
         "--trained",
         choices=tuple(TRAINED),
         default="all",
-        help="weights that have gradients: all, those of adapters (lora), none (forward)",
+        help="trained weights: all, adapters only (lora) or none (forward)",
     )
     parser.add_argument(
-        "--tensor-parallel-size", type=at_least(1), help="pad the vocabulary as Megatron does"
+        "--tensor-parallel-size",
+        type=at_least(1),
+        metavar="GPUS",
+        help="count the vocabulary padded for this many GPUs, as Megatron pads it",
     )
     add_json(parser)
     parser.set_defaults(handler=flops)
+
+
+def _add_mtp_layers(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--mtp-layers",
+        type=at_least(0),
+        default=0,
+        metavar="MODULES",
+        help="multi-token prediction modules (default: 0)",
+    )
 
 
 def _register_convert(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "convert", help="convert TFLOP/s between conventions, or find the convention of a pair"
     )
-    parser.add_argument("--model", required=True, help="a model, or name@LAYERS")
+    parser.add_argument("--model", required=True, help="model, or name@LAYERS for fewer layers")
     parser.add_argument(
-        "--sequence-length", type=at_least(1), required=True, help="tokens of a sample"
+        "--sequence-length",
+        type=at_least(1),
+        required=True,
+        metavar="TOKENS",
+        help="tokens per sample",
     )
-    parser.add_argument("--tokens-per-second-per-gpu", type=_printed, help="published tokens/s/GPU")
-    parser.add_argument("--tflops", type=_printed, help="published TFLOP/s/GPU, every digit")
-    parser.add_argument("--convention", help="how the published TFLOP/s were counted")
-    parser.add_argument("--mtp-layers", type=at_least(0), default=0, help="MTP modules trained")
+    parser.add_argument(
+        "--tokens-per-second-per-gpu",
+        type=_printed,
+        metavar="RATE",
+        help="published tokens/s/GPU",
+    )
+    parser.add_argument(
+        "--tflops", type=_printed, metavar="TFLOPS", help="published TFLOP/s/GPU with all digits"
+    )
+    parser.add_argument("--convention", metavar="NAME", help="FLOPs convention of --tflops")
+    _add_mtp_layers(parser)
     add_json(parser)
     parser.set_defaults(handler=convert)
 
@@ -193,4 +225,151 @@ def convert(options: argparse.Namespace) -> int:
     if fits:
         print(f"Likeliest: {fits[0].convention} ({CONVENTIONS[fits[0].convention]}).")
     print(PACKED)
+    return 0
+
+
+def accelerators(options: argparse.Namespace) -> int:
+    """Print every accelerator, or the one of a driver string."""
+    from scalebook.errors import CatalogError
+    from scalebook.facts import catalog
+
+    found = catalog.accelerators()
+    if options.device is not None:
+        match = catalog.accelerator_for_device(options.device)
+        if match is None:
+            raise CatalogError(catalog.unknown_device(options.device))
+        found = (match,)
+    if options.json:
+        print_data(found, options.json)
+        return 0
+    shown = ("bf16", "fp16", "fp8", "fp4", "tf32", "fp32")
+    rows = [
+        [
+            item.name,
+            item.vendor,
+            number(item.memory_gb),
+            *(number(item.peak_tflops.get(name), 6) for name in shown),
+            " | ".join(item.device_names) or "-",
+        ]
+        for item in found
+    ]
+    print_table(["accelerator", "vendor", "GB", *shown, "driver strings"], rows)
+    print("Peaks: dense TFLOP/s per device.")
+    return 0
+
+
+def models(options: argparse.Namespace) -> int:
+    """Print every model shape with its parameter counts."""
+    from scalebook.facts import catalog
+    from scalebook.facts.flops import parameter_count
+
+    found = [(shape, parameter_count(shape)) for shape in catalog.models()]
+    if options.json:
+        data = [
+            {**plain(shape), "parameters": count.total, "active_parameters": count.active}
+            for shape, count in found
+        ]
+        print_data(data, options.json)
+        return 0
+    rows = [
+        [
+            shape.name,
+            f"{count.total / 1e9:,.3f}",
+            f"{count.active / 1e9:,.3f}",
+            str(shape.num_layers),
+            str(shape.hidden_size),
+            str(shape.num_attention_heads),
+            str(shape.num_query_groups),
+            str(shape.vocab_size),
+            str(shape.max_sequence_length),
+        ]
+        for shape, count in found
+    ]
+    headers = ["model", "parameters 1e9", "active 1e9", "layers", "hidden", "heads", "groups"]
+    print_table([*headers, "vocabulary", "max sequence"], rows)
+    return 0
+
+
+def platforms(options: argparse.Namespace) -> int:
+    """Print every platform."""
+    from scalebook.facts import catalog
+
+    found = catalog.platforms()
+    if options.json:
+        print_data(found, options.json)
+        return 0
+    rows = [
+        [
+            item.name,
+            item.vendor,
+            item.accelerator or "-",
+            str(item.gpus_per_node),
+            item.default_precision,
+        ]
+        for item in found
+    ]
+    print_table(["platform", "vendor", "accelerator", "GPUs per node", "precision"], rows)
+    return 0
+
+
+def strategies(options: argparse.Namespace) -> int:
+    """Print strategies: all rows, or those for a platform and a model."""
+    from scalebook.facts import catalog
+
+    platform = catalog.platform(options.platform).name if options.platform else None
+    model = catalog.model(options.model).name if options.model else None
+    found = catalog.strategy_rows(platform, model)
+    if options.json:
+        print_data(found, options.json)
+        return 0
+    rows = [
+        [
+            item.name,
+            item.platform,
+            item.model,
+            str(item.tensor_parallel_size),
+            str(item.pipeline_parallel_size),
+            str(item.context_parallel_size),
+            str(item.expert_parallel_size),
+            ", ".join(item.aliases),
+        ]
+        for item in found
+    ]
+    headers = ["strategy", "platform", "model", "TP", "PP", "CP", "EP", "aliases"]
+    print_table(headers, rows)
+    return 0
+
+
+def published(options: argparse.Namespace) -> int:
+    """Print published results as their sources state them."""
+    from scalebook.facts import catalog
+
+    device = catalog.accelerator(options.accelerator).name if options.accelerator else None
+    model = catalog.model(options.model).name if options.model else None
+    found = [
+        row
+        for row in catalog.published()
+        if device in (None, row.accelerator) and model in (None, row.model)
+    ]
+    if options.json:
+        print_data(found, options.json)
+        return 0
+    rows = [
+        [
+            row.id or "-",
+            row.hardware or "-",
+            number(row.world_size),
+            row.model_label or "-",
+            number(row.sequence_length),
+            row.precision or "-",
+            number(row.tokens_per_second_per_gpu, 6),
+            number(row.claimed_tflops_per_second_per_gpu, 4),
+            row.flops_convention or "-",
+            row.source or "-",
+        ]
+        for row in found
+    ]
+    headers = ["id", "hardware", "GPUs", "model", "sequence", "precision", "tokens/s/GPU"]
+    print_table([*headers, "claimed TFLOP/s", "counted by", "source"], rows)
+    print(f"{len(found)} results, as their sources state them.")
     return 0

@@ -1,4 +1,4 @@
-"""Command ``feasibility``: which splits and micro batches fit, as far as runs show it."""
+"""Command ``feasibility``: which layouts and micro batches fit, as far as runs show it."""
 
 from __future__ import annotations
 
@@ -9,25 +9,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scalebook.cli.arguments import Subparsers, add_json
-from scalebook.cli.output import number, print_json, print_table
+from scalebook.cli.output import number, print_data, print_table
 
 if TYPE_CHECKING:
     from scalebook.facts.feasibility import Cell
 
 LEGEND = (
-    "fits, out: a run shows it. (fits), (out): inferred from a run. fits?, out?, ?: predicted "
-    "only, '?' too close to tell. A number is the measured peak, with '~' the prediction, in GiB."
+    "fits, out: measured. (fits), (out): inferred from a run. fits?, out?: predicted; ?: too close "
+    "to tell. Numbers are peaks in GiB: measured, or predicted with '~'."
 )
 
 
 def register(subparsers: Subparsers) -> None:
     """Add this module's commands."""
     parser = subparsers.add_parser(
-        "feasibility", help="map which splits and micro batches fit: measured, inferred, predicted"
+        "feasibility", help="map which layouts and micro batches fit in memory"
     )
-    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of run directories")
-    parser.add_argument("--model", help="of this model alone")
-    add_json(parser)
+    parser.add_argument(
+        "--runs",
+        type=Path,
+        default=Path("runs"),
+        metavar="DIR",
+        help="folder of run directories (default: runs)",
+    )
+    parser.add_argument("--model", help="only runs of this model")
+    add_json(parser, csv=True)
     parser.set_defaults(handler=feasibility)
 
 
@@ -41,11 +47,11 @@ def feasibility(options: argparse.Namespace) -> int:
         raise RecordError(f"No folder of runs at {options.runs}. Name one with --runs DIR.")
     cells = feasibility(read_runs(options.runs)[0], options.model)
     if options.json:
-        print_json(cells)
+        print_data(cells, options.json)
         return 0
     if not cells:
         of = f" of {options.model}" if options.model else ""
-        print(f"No run{of} under {options.runs} shows whether anything fits.")
+        print(f"No run{of} under {options.runs} shows whether a configuration fits.")
         return 0
     for _, same in groupby(cells, key=scope_of):
         _print_map(list(same))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-RUN_HELP = "a run id or its last six or more characters, or a run directory"
-HINT = "'scalebook list' names them; the last six characters of an id are enough."
+RUN_HELP = "run id or its last six or more characters, or a run directory"
+HINT = "See 'scalebook list'; the last six characters of an id are enough."
 
 
 def run_directory(name: str, folder: Path | None) -> Path:
@@ -27,7 +27,9 @@ def run_directory(name: str, folder: Path | None) -> Path:
     folders = (runs, runs / "examples")
     names = {path.name for one in folders for path in store.run_directories(one)}
     if not names:
-        raise RecordError(f"No run {name!r}: {runs} holds no run. Name its folder with --runs DIR.")
+        raise RecordError(
+            f"No run {name!r}: {runs} contains no runs. Name a folder with --runs DIR."
+        )
     nearest = unknown("run", name, names).rpartition("Did you mean")[2]
     hint = f"Did you mean{nearest}" if nearest.startswith(" ") else HINT
     raise RecordError(f"No run {name!r} under {runs}. {hint}")

@@ -24,45 +24,58 @@ CONTENTS = "scalebook.running.container.contents"
 def register(subparsers: Subparsers) -> None:
     """Add this module's commands."""
     build = subparsers.add_parser("image", help="build the container image of a platform")
-    build.add_argument("--platform", required=True, help="h100, mi300x, cpu, ...")
+    build.add_argument("--platform", required=True, help="platform, such as h100, mi300x or cpu")
     build.add_argument(
-        "--container", choices=("auto", *ENGINES), default="auto", help="what builds it"
+        "--container",
+        choices=("auto", *ENGINES),
+        default="auto",
+        help="engine that builds (default: auto)",
     )
-    build.add_argument("--base-image", default="", metavar="REFERENCE", help="default: image.toml")
-    build.add_argument("--image", default="", metavar="REFERENCE", help="name of what is built")
+    build.add_argument(
+        "--base-image", default="", metavar="REFERENCE", help="base (default: image.toml's)"
+    )
+    build.add_argument("--image", default="", metavar="REFERENCE", help="name of the new image")
     build.add_argument(
         "--from",
         dest="source",
         metavar="KIND:NAME",
-        help="take an image that is there: docker-archive:FILE, docker:TAG or podman:TAG",
+        help="import an existing image: docker-archive:FILE, docker:TAG or podman:TAG",
     )
     build.add_argument(
         "--wheels",
         type=Path,
         metavar="FOLDER",
-        help="take every package from here: the build asks no index and gets no network",
+        help="install every package from FOLDER, without network access",
     )
     build.add_argument(
         "--build-arg",
         action="append",
         default=[],
         metavar="=--OPTION[=VALUE]",
-        help="for what builds it; may be repeated",
+        help="option for the image builder; repeatable",
     )
-    build.add_argument("--dry-run", action="store_true", help="print the commands; build nothing")
+    build.add_argument("--dry-run", action="store_true", help="print the commands without building")
     build.set_defaults(handler=image)
-    check = subparsers.add_parser("verify", help="compare an image with what image.toml says of it")
-    check.add_argument("--platform", help="default: what this machine has")
+    check = subparsers.add_parser("verify", help="compare an image's versions with image.toml")
+    check.add_argument("--platform", help="platform (default: that of this machine)")
     check.add_argument(
-        "--container", choices=("auto", *ENGINES, "none"), default="auto", help="what runs it"
+        "--container",
+        choices=("auto", *ENGINES, "none"),
+        default="auto",
+        help="engine that runs the image",
     )
-    check.add_argument("--image", default="", metavar="REFERENCE", help="another image than ours")
+    check.add_argument(
+        "--image",
+        default="",
+        metavar="REFERENCE",
+        help="image to check (default: the one that Scalebook builds)",
+    )
     check.add_argument(
         "--container-arg",
         action="append",
         default=[],
         metavar="=--OPTION[=VALUE]",
-        help="for what runs it; may be repeated",
+        help="option for the engine; repeatable",
     )
     add_json(check)
     check.set_defaults(handler=verify)
@@ -166,7 +179,9 @@ def _read(options: argparse.Namespace, platform: Platform) -> tuple[str | None, 
     # A CPU platform trains without a container, but what is verified is its image, where it is.
     engine = ready[0] if asked == "auto" and ready else choose.choose(asked, vendor, here).engine
     if engine is None:
-        print("No image is started: this is what this machine's own Python has.", file=sys.stderr)
+        print(
+            "No image is started: these are the versions in this machine's Python.", file=sys.stderr
+        )
         return None, contents.read()
     reference = options.image or context.reference(vendor, engine, folder)
     request = nested.Request(

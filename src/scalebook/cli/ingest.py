@@ -31,11 +31,15 @@ _SIZES = (
 
 def register(subparsers: Subparsers) -> None:
     """Add this module's commands."""
-    parser = subparsers.add_parser(
-        "ingest", help="read logs of other trainers into run directories"
+    parser = subparsers.add_parser("ingest", help="import logs of other trainers as runs")
+    parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="log files or folders")
+    parser.add_argument(
+        "--runs",
+        type=Path,
+        default=Path("runs"),
+        metavar="DIR",
+        help="folder for the new run directories (default: runs)",
     )
-    parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="files or folders")
-    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of run directories")
     parser.add_argument(
         "--dialect", metavar="NAME", help="read every file as this dialect; 'list' names them all"
     )
@@ -44,17 +48,21 @@ def register(subparsers: Subparsers) -> None:
         action="append",
         default=[],
         metavar="NAME=COLUMN",
-        help="read any CSV or JSON lines: which column holds step_seconds, step, loss, ...; or a "
-        "TOML file with such lines",
+        help="read any CSV or JSON lines: the column of step_seconds, step, loss, ...; or a TOML "
+        "file of such lines; repeatable",
     )
-    said = parser.add_argument_group("what the files do not say (marked as supplied)")
-    said.add_argument("--model", help="a model of the catalog")
-    said.add_argument("--platform", help="a platform of the catalog")
-    said.add_argument("--precision", choices=("bf16", "fp16", "fp8", "fp32"), help="number format")
+    said = parser.add_argument_group("values that the files do not contain (marked as supplied)")
+    said.add_argument("--model", help="model of the catalog")
+    said.add_argument("--platform", help="platform of the catalog")
+    said.add_argument(
+        "--precision",
+        choices=("bf16", "fp16", "fp8", "fp32"),
+        help="number format of the matrix products",
+    )
     said.add_argument(
         "--trained",
         choices=("all", "part"),
-        help="whether all weights were trained, or only a part of them (such as LoRA)",
+        help="whether all weights were trained or only a part (such as LoRA)",
     )
     for flag, name, text in _SIZES:
         said.add_argument(flag, dest=name, type=at_least(1), metavar="N", help=text)
@@ -86,7 +94,7 @@ def run_ingest(options: argparse.Namespace) -> int:
     for note in notes:
         print(f"scalebook: {note}", file=sys.stderr)
     if not runs:
-        raise IngestError("Nothing in these paths was recognised: no run directory was written.")
+        raise IngestError("No log was recognised in these paths; nothing was written.")
     for run in runs:
         if run.summary["void"]:
             print(f"warning: {run.path.name}: {run.summary['void']}")

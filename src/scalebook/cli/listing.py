@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalebook.cli.arguments import Subparsers, add_json
-from scalebook.cli.output import number, print_json, print_table
+from scalebook.cli.output import number, print_data, print_table
 
 if TYPE_CHECKING:
     from scalebook.measure.metrics import RunMetrics
@@ -19,14 +19,20 @@ if TYPE_CHECKING:
 
 def register(subparsers: Subparsers) -> None:
     """Add this module's commands."""
-    parser = subparsers.add_parser("list", help="list runs with their numbers")
-    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of run directories")
+    parser = subparsers.add_parser("list", help="list runs with rate, MFU, memory and loss")
+    parser.add_argument(
+        "--runs",
+        type=Path,
+        default=Path("runs"),
+        metavar="DIR",
+        help="folder of run directories (default: runs)",
+    )
     parser.add_argument(
         "--peak-precision",
         choices=("bf16", "fp8"),
-        help="the precision whose dense peak the MFU of fp8 runs is a fraction of",
+        help="precision of the dense peak that the MFU of FP8 runs refers to",
     )
-    add_json(parser)
+    add_json(parser, csv=True)
     parser.set_defaults(handler=list_runs)
 
 
@@ -41,7 +47,7 @@ def list_runs(options: argparse.Namespace) -> int:
     pooled = pooled_repeats((row.repeat_key, row.metrics) for row in rows)
     found = sorted(zip(pooled, rows, strict=True), key=lambda pair: pair[0].run_id)
     if options.json:
-        print_json([{**asdict(item), **row.of_record} for item, row in found])
+        print_data([{**asdict(item), **row.of_record} for item, row in found], options.json)
     elif found:
         for item, _ in found:
             if item.status == "void":

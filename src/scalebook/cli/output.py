@@ -1,9 +1,11 @@
-"""Print JSON without NaN, and tables for people."""
+"""Print JSON without NaN, CSV for programs, and tables for people."""
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -25,8 +27,33 @@ def print_json(value: Any) -> None:
     print(json.dumps(plain(value), indent=1, allow_nan=False, ensure_ascii=False))
 
 
+def print_data(value: Any, form: str) -> None:
+    """Print rows of data as ``csv`` or ``json``: what ``--csv`` and ``--json`` ask for.
+
+    CSV has a column for each field of any row; a nested value is JSON.
+    """
+    if form != "csv":
+        return print_json(value)
+    found = plain(value)
+    rows = cast(list[dict[str, Any]], found if isinstance(found, list) else [found])
+    writer = csv.DictWriter(
+        sys.stdout, dict.fromkeys(name for row in rows for name in row), lineterminator="\n"
+    )
+    writer.writeheader()
+    writer.writerows({name: _csv_cell(cell) for name, cell in row.items()} for row in rows)
+    return None
+
+
+def _csv_cell(value: Any) -> Any:
+    """Return a value for CSV; a text that a spreadsheet would run as a formula gets a quote."""
+    if isinstance(value, str):
+        return f"'{value}" if value[:1] in tuple("=+-@\t\r") else value
+    nested = isinstance(value, bool | dict | list)
+    return json.dumps(value, allow_nan=False, ensure_ascii=False) if nested else value
+
+
 def number(value: float | None, digits: int = 4) -> str:
-    """Return a number with so many significant digits and grouped thousands, or a dash."""
+    """Return a number with ``digits`` significant digits and grouped thousands, or a dash."""
     if value is None:
         return "-"
     if abs(value) >= 10 ** (digits - 1) or value == int(value):

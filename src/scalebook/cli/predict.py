@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalebook.cli import check
-from scalebook.cli.arguments import Subparsers, add_json, positive
+from scalebook.cli.arguments import Subparsers, add_json, add_set, positive
 from scalebook.cli.output import number, plain, print_json, print_table
 
 if TYPE_CHECKING:
@@ -21,29 +21,24 @@ _MOST_SIZES = 32  # of one curve
 def register(subparsers: Subparsers) -> None:
     """Add this module's commands."""
     parser = subparsers.add_parser(
-        "predict", help="predict the rate of a configuration from the runs at hand"
+        "predict", help="predict the rate of a configuration, with its interval"
     )
-    parser.add_argument("--model", help="a model, or name@LAYERS; required without --plan")
-    parser.add_argument("--platform", required=True, help="a platform, such as h100")
+    parser.add_argument("--model", help="model, or name@LAYERS; required without --plan")
+    parser.add_argument("--platform", required=True, help="platform, such as h100")
     parser.add_argument(
         "--gpus",
         "--world-size",
         dest="sizes",
         type=_sizes,
         metavar="N[,N...]",
-        help="all processes; several numbers give the curves of weak and strong scaling",
+        help="total processes; several numbers give curves of weak and strong scaling",
     )
     check.add_layout(parser, world_size=False)
-    parser.add_argument(
-        "--set",
-        dest="fields",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="any other field of the configuration",
-    )
+    add_set(parser, "any other setting")
     parser.add_argument("--plan", type=Path, metavar="FILE", help="predict every run of a plan")
-    parser.add_argument("--runs", type=Path, help="folder of runs to learn from; default: runs")
+    parser.add_argument(
+        "--runs", type=Path, metavar="DIR", help="runs to learn from (default: runs)"
+    )
     add_network(parser)
     add_json(parser)
     parser.set_defaults(handler=predict)
@@ -55,7 +50,7 @@ def add_network(parser: argparse.ArgumentParser) -> None:
         "--network-gbps",
         type=positive,
         metavar="GBPS",
-        help="speed between nodes per GPU, Gbit/s; default: the catalog's for the platform",
+        help="Gbit/s per GPU between nodes (default: the catalog's for the platform)",
     )
 
 

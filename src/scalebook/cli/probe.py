@@ -15,36 +15,47 @@ if TYPE_CHECKING:
 def register(subparsers: Subparsers) -> None:
     """Add this module's command."""
     parser = subparsers.add_parser(
-        "probe", help="measure matrix products, copies and collectives of this machine"
+        "probe", help="measure what this machine reaches: matrix products, copies, collectives"
     )
-    parser.add_argument("--platform", default="", help="default: what this machine has")
+    parser.add_argument("--platform", default="", help="platform (default: that of this machine)")
     parser.add_argument(
-        "--world-size", type=at_least(1), default=0, metavar="N", help="default: every GPU"
+        "--world-size",
+        type=at_least(1),
+        default=0,
+        metavar="GPUS",
+        help="processes (default: all GPUs)",
     )
     parser.add_argument(
         "--model",
         action="append",
         default=[],
         metavar="NAME",
-        help="measure the products of this model's layers; may be repeated",
+        help="measure the matrix products of this model's layers; repeatable",
     )
     parser.add_argument(
         "--micro-batch-size",
         type=at_least(1),
         default=1,
-        metavar="B",
-        help="samples of the products",
+        metavar="SAMPLES",
+        help="samples per matrix product (default: 1)",
     )
     parser.add_argument(
-        "--sequence-length", type=at_least(1), default=0, metavar="S", help="tokens of a sample"
+        "--sequence-length",
+        type=at_least(1),
+        default=0,
+        metavar="TOKENS",
+        help="tokens per sample (default: 4096 on GPUs, 128 on a CPU)",
     )
     parser.add_argument(
         "--seconds",
         type=positive,
         default=0.0,
-        help="time to measure in, start-up apart; default: 60 on GPUs, 4 on a CPU",
+        metavar="S",
+        help="measuring time without start-up (default: 60 on GPUs, 4 on a CPU)",
     )
-    parser.add_argument("--runs", default="", help="folder of run directories; default: runs")
+    parser.add_argument(
+        "--runs", default="", metavar="DIR", help="folder of run directories (default: runs)"
+    )
     parser.add_argument("--module", default="", help=argparse.SUPPRESS)
     add_json(parser)
     parser.set_defaults(handler=probe)

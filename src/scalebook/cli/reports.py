@@ -16,31 +16,46 @@ RENDERERS = ("auto", "quarto", "preview")
 def register(subparsers: Subparsers) -> None:
     """Add this module's commands."""
     report = subparsers.add_parser("report", help="build the report from the runs of a folder")
-    report.add_argument("--runs", default="", help="folder of runs (default: runs)")
+    report.add_argument(
+        "--runs", default="", metavar="DIR", help="folder of run directories (default: runs)"
+    )
     _add_building(report)
     report.set_defaults(handler=build_report)
     demo = subparsers.add_parser("demo", help="build the report from the example runs")
     _add_building(demo)
     demo.set_defaults(handler=build_report, runs="", demo=True)
-    show = subparsers.add_parser("open", help="serve the report to this machine's browser")
-    show.add_argument("--output", default="", help="folder of the site (default: reports/_site)")
-    show.add_argument("--port", type=int, default=0, help="port of 127.0.0.1 (default: a free one)")
-    show.add_argument("--no-browser", action="store_true", help="print the address alone")
+    show = subparsers.add_parser(
+        "open", help="open the report in a browser, served on this machine only"
+    )
+    _add_output(show)
+    show.add_argument(
+        "--port",
+        type=int,
+        default=0,
+        metavar="PORT",
+        help="port on 127.0.0.1 (default: a free one)",
+    )
+    show.add_argument("--no-browser", action="store_true", help="print the address only")
     show.set_defaults(handler=open_report)
 
 
+def _add_output(parser: argparse.ArgumentParser) -> None:
+    text = "folder of the site (default: reports/_site)"
+    parser.add_argument("--output", default="", metavar="DIR", help=text)
+
+
 def _add_building(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--output", default="", help="folder of the site (default: reports/_site)")
+    _add_output(parser)
     parser.add_argument(
         "--renderer",
         choices=RENDERERS,
         default="auto",
-        help="preview (built in, what auto takes) or quarto, which takes 15 s more (default: auto)",
+        help="preview (built in), quarto (15 s slower), or auto, which is preview (default: auto)",
     )
     parser.add_argument(
         "--one-file",
         action="store_true",
-        help="also write the whole report into one HTML file, for mail",
+        help="also write the whole report to a single HTML file",
     )
     parser.set_defaults(demo=False)
 
@@ -73,7 +88,7 @@ def _site(output: str) -> Path:
 
 
 def open_report(options: argparse.Namespace) -> int:
-    """Serve the site on this machine alone until interrupted, and show it in the browser."""
+    """Serve the site on this machine only until interrupted, and show it in the browser."""
     import functools
     import http.server
     import webbrowser
@@ -86,10 +101,10 @@ def open_report(options: argparse.Namespace) -> int:
         server = http.server.ThreadingHTTPServer(("127.0.0.1", options.port), handler)
     except (OSError, OverflowError) as error:
         raise ReportError(
-            f"Port {options.port} cannot be used: {error}. Leave --port out."
+            f"Port {options.port} cannot be used: {error}. Leave out --port."
         ) from error
     address = f"http://127.0.0.1:{server.server_port}/"
-    print(f"{address} (Ctrl-C ends it)", flush=True)
+    print(f"{address} (Ctrl-C stops the server)", flush=True)
     if not options.no_browser:
         webbrowser.open(address)
     with server:

@@ -1,12 +1,11 @@
-"""Command ``reproduce``: the command, commit and variables that make a run again."""
+"""Command ``reproduce``: the command, commit and variables that reproduce a run."""
 
 from __future__ import annotations
 
 import argparse
 import os
-from pathlib import Path
 
-from scalebook.cli.arguments import Subparsers, add_json
+from scalebook.cli.arguments import Subparsers, add_json, add_runs
 from scalebook.cli.found import RUN_HELP, run_directory
 from scalebook.cli.output import plain, print_json
 
@@ -14,16 +13,16 @@ from scalebook.cli.output import plain, print_json
 def register(subparsers: Subparsers) -> None:
     """Add this module's commands."""
     parser = subparsers.add_parser(
-        "reproduce", help="print the command, commit and variables that make a run again"
+        "reproduce", help="print command, commit and variables that reproduce a run"
     )
     parser.add_argument("run", metavar="RUN", help=RUN_HELP)
-    parser.add_argument("--runs", type=Path, help="folder of run directories; default: runs")
+    add_runs(parser)
     add_json(parser)
     parser.set_defaults(handler=reproduce)
 
 
 def reproduce(options: argparse.Namespace) -> int:
-    """Print how to make a run again, and what differs between its machine and this one."""
+    """Print how to reproduce a run, and how its machine differs from this one."""
     from scalebook.running import reproduce
     from scalebook.store import read_record
 

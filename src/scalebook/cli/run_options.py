@@ -1,4 +1,4 @@
-"""Flags of ``run`` that say which fields, how often, in which order and with which pauses."""
+"""Flags of ``run`` that say which settings, how often, in which order and with which pauses."""
 
 from __future__ import annotations
 
@@ -6,45 +6,90 @@ import argparse
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from scalebook.cli.arguments import at_least
+from scalebook.cli.arguments import add_set, add_settings, at_least
+from scalebook.settings import SETTINGS
 
 if TYPE_CHECKING:
     from scalebook.plan import Plan
 
+# Without --plan these change every run of the default plan; any other setting makes a single run.
+OVERRIDES = {
+    *("model", "engine", "nodes", "steps", "data", "profile_steps", "time_limit_seconds"),
+}
+# These have flags with a meaning of their own in ``run``: --gpus is a limit, plans name strategies.
+OWN = ("platform", "world_size", "strategy", "profile_steps", "time_limit_seconds")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
-    parser.add_argument(
-        "--set",
-        dest="fields",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="a field of every run; without --plan such fields describe a single run",
+    group = parser.add_argument_group(
+        "settings of every run",
+        "without --plan, --model, --engine, --nodes, --steps, --data, --profile and --time-limit "
+        "change the default plan; any other setting describes a single run",
     )
-    parser.add_argument("--repeats", type=at_least(1), metavar="N", help="run everything N times")
-    parser.add_argument(
+    add_settings(group, (n for n, row in SETTINGS.items() if row.help and n not in OWN))
+    group.add_argument(
+        "--profile",
+        dest="profile_steps",
+        type=at_least(1),
+        nargs="?",
+        const=2,
+        metavar="STEPS",
+        help="profile STEPS more steps (default: 2) and keep the trace of rank 0",
+    )
+    group.add_argument(
+        "--time-limit",
+        dest="time_limit_seconds",
+        type=at_least(1),
+        metavar="S",
+        help="time limit per run",
+    )
+    add_set(group, "any other setting")
+    group = parser.add_argument_group("order of the runs")
+    group.add_argument("--repeats", type=at_least(1), metavar="N", help="run everything N times")
+    group.add_argument(
         "--order",
         choices=("planned", "random"),
-        help="random: shuffled within each repeat; the default where there are repeats",
+        help="random: shuffled within each repeat (default with repeats)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--order-seed",
         type=at_least(0),
         metavar="SEED",
-        help="of the random order; drawn if not given",
+        help="seed of the random order (default: drawn)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--cool-down",
         metavar="30s|45C",
-        help="wait between two runs: so many seconds, or until no GPU is hotter",
+        help="wait between runs: N seconds, or until no GPU is hotter than N degrees",
     )
-    parser.add_argument(
+    group.add_argument(
         "--no-prune",
         dest="prune",
         action="store_false",
-        help="run also what is larger than a configuration that ran out of memory",
+        help="also run configurations larger than one that ran out of memory",
     )
+
+
+def settings(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the settings that the flags and ``--set`` give.
+
+    Raises:
+        ConfigError: ``--set`` is malformed, or a setting is given both ways.
+    """
+    from scalebook.errors import ConfigError
+
+    flags = {name: getattr(options, name, None) for name in SETTINGS if name != "platform"}
+    given = {name: value for name, value in flags.items() if value is not None}
+    assigned = fields(options.fields)
+    for name in assigned.keys() & given.keys():
+        raise ConfigError(f"{name} is given by its flag and by --set. Leave one out.")
+    return given | assigned
+
+
+def is_single(options: argparse.Namespace) -> bool:
+    """Whether the settings describe a single run where no plan is named."""
+    return not settings(options).keys() <= OVERRIDES
 
 
 def scheduled(options: argparse.Namespace) -> dict[str, Any]:

@@ -1,63 +1,52 @@
-"""Commands that train: ``run`` (also called ``resume``) and ``recover``."""
+"""Commands that train: ``run`` (alias ``resume``) and ``recover``."""
 
 from __future__ import annotations
 
 import argparse
+import shlex
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scalebook.cli import cluster, contained, dry_run, run_options
-from scalebook.cli.arguments import Subparsers, at_least
+from scalebook.cli import cluster, contained, run_options
+from scalebook.cli.arguments import Subparsers, add_runs, at_least
 
 if TYPE_CHECKING:
     from scalebook.facts.catalog.types import Platform
     from scalebook.plan import Plan
     from scalebook.running.console import Console
+    from scalebook.running.pruning import Inference
     from scalebook.running.todo import Entry
     from scalebook.running.waiting import Scheduled
 
 
 def register(subparsers: Subparsers) -> None:
     """Add this module's commands."""
-    _add_run(subparsers.add_parser("run", help="train what a plan names and is not done yet"))
-    _add_run(subparsers.add_parser("resume", help="the same: what is done is not repeated"))
-    parser = subparsers.add_parser("recover", help="record the runs that a dead process left")
-    parser.add_argument("--runs", type=Path, help="folder of run directories; default: runs")
+    text = "train the runs of a plan that are not completed yet"
+    _add_run(subparsers.add_parser("run", help=text, aliases=("resume",)))
+    parser = subparsers.add_parser("recover", help="record runs whose process died")
+    add_runs(parser)
     parser.set_defaults(handler=recover)
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--platform", help="cpu, h100, mi300x, ...; default: what this machine has")
-    parser.add_argument("--plan", type=Path, help="TOML file; default: a small plan of runs/plans")
-    parser.add_argument("--model", help="train this model in place of the plan's")
-    parser.add_argument("--engine", help="megatron, nemo or primus; default: the plan's")
-    parser.add_argument("--gpus", type=at_least(1), help="use at most so many GPUs")
-    parser.add_argument("--nodes", type=at_least(1), help="number of machines of every run")
-    parser.add_argument("--steps", type=at_least(1), help="optimizer steps of every run")
+    parser.add_argument("--platform", help="platform (default: that of this machine)")
     parser.add_argument(
-        "--profile",
-        type=at_least(1),
-        nargs="?",
-        const=2,
-        metavar="STEPS",
-        help="profile so many more steps of every run (2), and keep the trace of rank 0",
+        "--plan",
+        type=Path,
+        metavar="FILE",
+        help="TOML plan (default: a small plan in runs/plans; see the settings below)",
     )
+    parser.add_argument("--gpus", type=at_least(1), metavar="N", help="use at most N GPUs")
+    add_runs(parser)
     parser.add_argument(
-        "--data",
-        metavar="PREFIX",
-        help="train on PREFIX.bin and PREFIX.idx (Megatron's indexed format) "
-        "in place of synthetic tokens",
+        "--force-platform", action="store_true", help="run even if the device differs"
     )
-    parser.add_argument("--runs", type=Path, help="folder of run directories; default: runs")
+    parser.add_argument("--rerun", action="store_true", help="repeat completed runs")
+    parser.add_argument("--budget-seconds", type=at_least(1), metavar="S", help="time for the plan")
     parser.add_argument(
-        "--force-platform", action="store_true", help="run also where the device is another"
+        "--dry-run", action="store_true", help="print the commands without starting them"
     )
-    parser.add_argument("--rerun", action="store_true", help="run also what is done")
-    parser.add_argument("--time-limit", type=at_least(1), metavar="S", help="seconds for each run")
-    parser.add_argument(
-        "--budget-seconds", type=at_least(1), metavar="S", help="for the whole plan"
-    )
-    parser.add_argument("--dry-run", action="store_true", help="print the commands; start nothing")
     parser.add_argument("--trainer", default="", help=argparse.SUPPRESS)
     run_options.add_arguments(parser)
     cluster.add_arguments(parser)
@@ -84,14 +73,14 @@ def run(options: argparse.Namespace) -> int:
         entries = todo.survey(plan, runs, devices, options.rerun)
         if line := run_options.describe(plan):
             print(line)
-        pruned = dry_run.pruned(entries, runs, options)
-        return dry_run.show(entries, runs, pruned, options.budget_seconds)
+        pruned = _pruned(entries, runs, options)
+        return _show(entries, runs, pruned, options.budget_seconds)
     console = Console()
     _recover(runs, console)
     entries = todo.survey(plan, runs, devices, options.rerun)
     if all(entry.action == "done" for entry in entries):
         console.say(
-            f"All {len(entries)} runs of plan {plan.name!r} are done. Repeat them with --rerun."
+            f"All {len(entries)} runs of plan {plan.name!r} are completed. Use --rerun to repeat."
         )
         return 0
     if not options.trainer:
@@ -160,20 +149,10 @@ def _load(options: argparse.Namespace, platform: Platform, devices: int | None) 
 
     name = "quick.toml" if platform.vendor == "cpu" else "gpu_quick.toml"
     path = options.plan or required_root() / "runs" / "plans" / name
-    overrides = {
-        "model": options.model,
-        "engine": options.engine,
-        "nodes": options.nodes,
-        "time_limit_seconds": options.time_limit,
-        "steps": options.steps,
-        "profile_steps": options.profile,
-        "data": options.data,
-    }
-    given = {name: value for name, value in overrides.items() if value is not None}
-    given |= run_options.fields(options.fields)
+    given = run_options.settings(options)
     world_size = options.gpus if devices is None else devices
     scheduled = run_options.scheduled(options)
-    if options.fields and options.plan is None:
+    if options.plan is None and run_options.is_single(options):
         plan = single_plan(
             given, platform=platform.name, world_size=world_size, scheduled=scheduled
         )
@@ -206,10 +185,84 @@ def _recover(runs: Path, console: Console) -> None:
                 f"{short(leftover.path)} cannot be recovered and stays as it is: {leftover.problem}"
             )
         elif leftover.record is None:
-            console.say(f"{short(leftover.path)} belongs to a process at work; it is left alone.")
+            console.say(
+                f"{short(leftover.path)} belongs to a running process; it is left as it is."
+            )
         else:
             record = leftover.record
             console.say(f"Recovered {short(leftover.path)}: {record.status}. {record.reason or ''}")
+
+
+def _pruned(
+    entries: tuple[Entry, ...], runs: Path, options: argparse.Namespace
+) -> dict[str, Inference]:
+    """Return what records already show to need too much memory."""
+    from scalebook.running import pruning
+
+    if not options.prune:
+        return {}
+    known = pruning.broken(runs, None, fresh=options.rerun)
+    return pruning.inferences((entry.config for entry in entries), known)
+
+
+def _show(
+    entries: tuple[Entry, ...],
+    runs: Path,
+    pruned: Mapping[str, Inference],
+    budget_seconds: float | None = None,
+) -> int:
+    """Print what would be run, how, with which variables, and how long it is likely to take."""
+    from scalebook.cli.predict import duration, forecast, rate_line, short_value, total_line
+    from scalebook.running.todo import label
+
+    predicted = forecast(entries[0].config.platform, runs) if entries else None
+    starts = {e.config.config_hash(): _start(e, runs) for e in entries if e.action == "run"}
+    shared = _shared(starts.values())
+    for line in ("Every run:", *(f"    {line}" for line in shared)) if shared else ():
+        print(line)
+    seconds: list[float | None] = []
+    for entry in entries:
+        inference = pruned.get(entry.config.config_hash()) if entry.action == "run" else None
+        if inference is not None:
+            print(f"{'inferred':<13} {label(entry.config)}: {inference.sentence}")
+            continue
+        reason = f": {entry.reason}" if entry.reason else ""
+        print(f"{entry.action.replace('_', ' '):<13} {label(entry.config)}{reason}")
+        for warning in entry.warnings:
+            print(f"    note: {warning}")
+        if entry.action != "run":
+            continue
+        if entry.memory_gib is not None:
+            print(f"    predicted memory: {entry.memory_gib:.2f} GiB on the most loaded rank")
+        if predicted and (found := predicted(entry.config)):
+            seconds.append(found[1])
+            line = rate_line(**short_value(found[0]))
+            print(f"    predicted rate: {line}, about {duration(found[1])} in all")
+        for line in starts[entry.config.config_hash()]:
+            if line not in shared:
+                print(f"    {line}")
+    if seconds:
+        print(total_line(seconds, budget_seconds))
+    return 0
+
+
+def _start(entry: Entry, runs: Path) -> tuple[str, ...]:
+    """Return the variables of a run, each with its reason, and its command."""
+    from scalebook.project import short
+    from scalebook.running import launch
+
+    directory = short(runs) / "RUN_ID"
+    plan = launch.direct(entry.config, config_path=directory / "config.json", output=directory)
+    variables = (f"{one.name}={one.value}  # {one.reason}" for one in plan.variables)
+    return *variables, shlex.join(plan.command)
+
+
+def _shared(starts: Collection[tuple[str, ...]]) -> tuple[str, ...]:
+    """Return the lines that all of several runs have, in their order."""
+    if len(starts) < 2:
+        return ()
+    first, *others = starts
+    return tuple(line for line in first if all(line in other for other in others))
 
 
 def recover(options: argparse.Namespace) -> int:

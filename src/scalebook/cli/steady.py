@@ -1,4 +1,4 @@
-"""Commands ``steady`` and ``compare``: what step times say, and of two runs which is faster."""
+"""Commands ``steady`` and ``compare``: steady state of step times, and the faster of two runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalebook.cli.arguments import Subparsers, add_json, add_start_spread
+from scalebook.cli.arguments import Subparsers, add_json, add_runs, add_start_spread
 from scalebook.cli.output import number, print_json
 
 if TYPE_CHECKING:
@@ -24,27 +24,29 @@ def register(subparsers: Subparsers) -> None:
         "files",
         nargs="+",
         metavar="FILE",
-        help="step times in seconds, one a line, a steps.jsonl, or a run's directory or id",
+        help="step times in seconds, one per line; a steps.jsonl; or a run's directory or id",
     )
-    steady.add_argument("--runs", type=Path, help="folder of the run ids; default: runs")
+    add_runs(steady)
     add_json(steady)
     steady.set_defaults(handler=print_steady)
-    versus = subparsers.add_parser("compare", help="say which of two runs is faster, and how sure")
+    versus = subparsers.add_parser(
+        "compare", help="show which of two runs is faster, with an interval"
+    )
     for side in ("A", "B"):
         versus.add_argument(
             side.lower(),
             metavar=side,
-            help="a run id or its last six or more characters, a run's directory, a folder of "
-            "repeats, or a file of step times",
+            help="run id or its last six characters, run directory, folder of repeats, or file of "
+            "step times",
         )
-    versus.add_argument("--runs", type=Path, help="folder of the run ids; default: runs")
+    add_runs(versus)
     add_start_spread(versus)
     add_json(versus)
     versus.set_defaults(handler=print_comparison)
 
 
 def print_steady(options: argparse.Namespace) -> int:
-    """Print a line a file, those that cannot be read too; 2 where there is one of them."""
+    """Print one line per file; 2 where a file cannot be read."""
     from scalebook.errors import RecordError
     from scalebook.measure.verdicts.series import read_series
     from scalebook.project import runs_folder
@@ -156,7 +158,7 @@ def _print_differences(found: tuple[Difference, ...], sides: tuple[Side, ...]) -
     if not all(side.records for side in sides):
         print("Files of step times do not say what else differs.")
     elif found:
-        print("What differs beside the speed:")
+        print("Other differences:")
         for difference in found:
             print(f"  {difference}")
     else:

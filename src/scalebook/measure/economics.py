@@ -86,8 +86,8 @@ class _Product:
 
 _HOUR = 3600.0
 _TIME = ("tokens",)
+# Days and money first: what a reader came for.
 ANSWERS = (
-    _Product("training_seconds", "s", 1, _TIME, ("tokens_per_second",)),
     _Product("training_days", "days", 1 / SECONDS_PER_DAY, _TIME, ("tokens_per_second",)),
     _Product(
         "training_days_with_preemptions",
@@ -96,11 +96,6 @@ ANSWERS = (
         ("tokens", "1+preemption_overhead"),
         ("tokens_per_second",),
     ),
-    _Product("tokens_per_day", "tokens", SECONDS_PER_DAY, ("tokens_per_second",)),
-    _Product(
-        "samples_per_day", "samples", SECONDS_PER_DAY, ("tokens_per_second",), ("sequence_length",)
-    ),
-    _Product("gpu_hours", "GPU h", 1 / _HOUR, ("tokens", "gpus"), ("tokens_per_second",)),
     _Product(
         "cost",
         "currency",
@@ -115,6 +110,12 @@ ANSWERS = (
         ("tokens", "gpus", "spot_price_per_gpu_hour", "1+preemption_overhead"),
         ("tokens_per_second",),
     ),
+    _Product("tokens_per_day", "tokens", SECONDS_PER_DAY, ("tokens_per_second",)),
+    _Product(
+        "samples_per_day", "samples", SECONDS_PER_DAY, ("tokens_per_second",), ("sequence_length",)
+    ),
+    _Product("training_seconds", "s", 1, _TIME, ("tokens_per_second",)),
+    _Product("gpu_hours", "GPU h", 1 / _HOUR, ("tokens", "gpus"), ("tokens_per_second",)),
     _Product(
         "tokens_per_dollar",
         "tokens",

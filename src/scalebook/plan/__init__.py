@@ -4,13 +4,14 @@
     [defaults]  fields of RunConfig, below every [[runs]] table
     [[runs]]    fields of RunConfig; a list stands for each of its values, lists multiply out
 
-Beside the fields of RunConfig a table may have ``global_batch_size_per_gpu`` (the batch grows with
-world_size: weak scaling), ``platforms`` (the table counts on those alone), ``strategy`` with names
-of the catalog in place of sizes, and ``sequence_parallel = "auto"`` (on where tensor_parallel_size
-is above 1). Without ``precision`` a run has the platform's default, without ``nodes`` as many as
-world_size fills, without ``expert_tensor_parallel_size`` experts that expert parallelism does not
-spread are split like the layers, and without ``last_pipeline_stage_layers`` the last stage has as
-many layers fewer as its output layer is worth (0: even stages).
+In addition to fields of RunConfig a table may have ``global_batch_size_per_gpu`` (the batch grows
+with world_size: weak scaling), ``platforms`` (the table counts on those only), ``strategy`` with
+names of the catalog instead of sizes, and ``sequence_parallel = "auto"`` (on where
+tensor_parallel_size is above 1). Without ``precision`` a run has the platform's default, without
+``nodes`` as many as world_size fills. Without ``expert_tensor_parallel_size``, experts that expert
+parallelism does not distribute have the layers' tensor parallelism. Without
+``last_pipeline_stage_layers`` the last stage has fewer layers, by what its output layer costs (0:
+even stages).
 
 ``repeats = 3`` runs every configuration three times (their field ``repeat`` counts from 0),
 ``order = "random"`` shuffles them within each repeat by ``order_seed`` (drawn and recorded if not
@@ -50,7 +51,7 @@ class PlannedRun:
 
     @property
     def fits(self) -> bool | None:
-        """Whether the predicted memory fits; None where it cannot be told (``fit.reason``)."""
+        """Whether the predicted memory fits; None where it is unknown (``fit.reason``)."""
         return self.fit.fits if self.fit else None
 
     @property

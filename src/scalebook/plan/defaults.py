@@ -1,4 +1,4 @@
-"""What a configuration has where nobody said: the one place for plans and for ``check``."""
+"""Defaults of a configuration that depend on others: for plans and for ``check`` alike."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def world(
     """Return ``world_size`` and ``nodes`` of a configuration, as given or else by default.
 
     Without a world size a run takes the ``devices`` there are, or else whole nodes; without nodes
-    as many as its world size fills. Cores of a CPU are no devices: a node has one process then.
+    as many as its world size fills. CPU cores are not devices: a node has one process then.
 
     Raises:
-        ConfigError: a size is no whole number of at least 1.
+        ConfigError: a size is not a whole number of at least 1.
     """
     cpu = platform.vendor == "cpu"
     room = 1 if cpu else platform.gpus_per_node
@@ -64,7 +64,7 @@ def _last_pipeline_stage_layers(given: Mapping[str, Any], shape: ModelShape) -> 
     if given.get("engine", "megatron") != "megatron" or sizes[0] == 1:
         return None
     if not all(isinstance(value, int) and value > 0 for value in (*sizes, length)):
-        return None  # refused as any other number that is none
+        return None  # refused elsewhere, as any other wrong value
     parts = flop_parts(shape, float(length or 0))
     head = parts.logits / parts.total
     return balanced_last_stage(sizes[0], sizes[1], shape.num_layers, head)
@@ -74,7 +74,7 @@ def size(given: Mapping[str, Any], name: str) -> int | None:
     """Return a positive size, None where it is not given.
 
     Raises:
-        ConfigError: the value is no whole number of at least 1.
+        ConfigError: the value is not a whole number of at least 1.
     """
     value = given.get(name)
     if value is None:

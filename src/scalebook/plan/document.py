@@ -116,7 +116,7 @@ def _table(path: Path, content: Table, name: str) -> Table:
 def _text(path: Path, head: Table, name: str, default: str) -> str:
     value = head.get(name, default)
     if not isinstance(value, str):
-        raise ConfigError(f"{path}: {name}={value!r} of [plan] must be a text.")
+        raise ConfigError(f"{path}: {name}={value!r} of [plan] must be text.")
     return value
 
 

@@ -51,7 +51,7 @@ def _as_list(name: str, value: Any) -> list[Any]:
     if not isinstance(value, list):
         return [value]
     if not value:
-        raise ConfigError(f"{name}=[] names no value. Give at least one, or leave {name} out.")
+        raise ConfigError(f"{name}=[] is empty. Name at least one value, or leave out {name}.")
     return cast("list[Any]", value)
 
 
@@ -60,7 +60,7 @@ def _complete(run: Table, platform: Platform, world_size: int | None) -> Table:
     model = run.get("model")
     if not isinstance(model, str):
         known = ", ".join(shape.name for shape in catalog.models())
-        raise ConfigError(f"model={model!r} is no model name. Known models: {known}.")
+        raise ConfigError(f"model={model!r} is not a model name. Known models: {known}.")
     run = {"platform": platform.name, "precision": platform.default_precision, **run}
     run |= defaults.world(run, platform, world_size)
     run = _with_batch(run)

@@ -24,7 +24,7 @@ _COOL_DOWN = re.compile(r"(\d{1,9}(?:\.\d{1,3})?)\s?(s|C)")
 
 @dataclass(frozen=True, slots=True)
 class CoolDown:
-    """What is waited for before the next run: so many seconds, or that every GPU is as cold."""
+    """The wait before the next run: a number of seconds, or a temperature of every GPU."""
 
     seconds: float | None = None
     celsius: float | None = None
@@ -61,7 +61,7 @@ def read_schedule(values: Mapping[str, Any]) -> Schedule:
     if order not in ORDERS:
         raise ConfigError(f"order={order!r} is not known. Use one of: {', '.join(ORDERS)}.")
     if order == "planned" and seed is not None:
-        raise ConfigError(f"order_seed={seed} needs order='random'. Leave one of them out.")
+        raise ConfigError(f"order_seed={seed} needs order='random'. Leave out one of them.")
     text = values.get("cool_down")
     return Schedule(repeats, order, seed, None if text is None else cool_down(text))
 
@@ -84,7 +84,7 @@ def cool_down(text: Any) -> CoolDown | None:
     match = _COOL_DOWN.fullmatch(text) if isinstance(text, str) else None
     if match is None:
         raise ConfigError(
-            f"cool_down={text!r} is not understood. Give seconds, such as '30s', or the highest "
+            f"cool_down={text!r} is not a pause. Give seconds, such as '30s', or the highest "
             "temperature of a GPU to start at, such as '45C'."
         )
     number = float(match[1])
@@ -98,7 +98,7 @@ def cool_down(text: Any) -> CoolDown | None:
 
 
 def draw_seed() -> int:
-    """Return a seed for a random order; whoever draws it must tell it."""
+    """Return a seed for a random order; the caller must record it."""
     return secrets.randbelow(2**32)
 
 

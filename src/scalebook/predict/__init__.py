@@ -6,7 +6,11 @@ one configuration, ``search.layouts`` ranks all legal ones. The README shows how
 
 from __future__ import annotations
 
+import sys
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 from scalebook.config import RunConfig
 from scalebook.measure.probes import Probe, read_probes
@@ -60,3 +64,13 @@ def load(platform: str, runs: Path, *, network_gbps: float | None = None) -> Pre
 def run_seconds(made: Predictor, config: RunConfig, step_seconds: float) -> float:
     """Return the seconds that a whole run takes: its steps, and what runs take around them."""
     return made.start_seconds + (config.steps + config.profile_steps) * step_seconds
+
+
+class _Verb(ModuleType):
+    """This package as a function: ``sb.predict(...)`` next to ``scalebook.predict.load``."""
+
+    def __call__(self, *arguments: Any, **settings: Any) -> Prediction:
+        return import_module("scalebook.api").predict(*arguments, **settings)
+
+
+sys.modules[__name__].__class__ = _Verb

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 from scalebook.config import RunConfig
-from scalebook.facts import communication
+from scalebook.facts import communication, traffic
 from scalebook.facts.catalog.types import ModelShape
 from scalebook.facts.flops import attention_projections, attention_width, padded_vocab_size
 from scalebook.facts.memory.parameters import Count, is_moe, stage_count, stage_layers
@@ -25,12 +25,6 @@ from scalebook.predict.kinds import KINDS, Machine
 
 Seconds = dict[str, float]  # by kind
 
-# Accesses of a value of 2 bytes, forward and backward, by fused kernels: a norm reads and writes,
-# its backward reads two and writes one; each residual sum reads two and writes one.
-_HIDDEN = (10, 12)
-_ROTARY = (4, 4)  # of queries and keys, with the copies that split them
-_GATED, _PLAIN = (3, 5), (2, 3)  # of the MLP's width
-_LOGITS = 8.0  # bytes a logit: read twice, its gradient written where it lies and read
 _ADAM = 30.0  # bytes a parameter: gradient, weight and both moments read; three and a copy written
 _NORM_AND_CLIP = 12.0
 _LAUNCH_SECONDS, _LAUNCHES = 6e-6, 120.0  # a layer, forward and backward, with Python's share
@@ -259,17 +253,14 @@ class _Job:
         config, shape = self.config, self.shape
         tensor, hidden = config.tensor_parallel_size, shape.hidden_size * self.replicated
         rotary = (shape.num_attention_heads + shape.num_query_groups) * shape.head_dim / tensor
-        wide = shape.ffn_hidden_size / tensor
-        if moe and shape.moe is not None:
-            routed = shape.moe.top_k * shape.moe.ffn_hidden_size * self.replicated
-            wide = routed + shape.moe.shared_ffn_hidden_size / tensor
-        passes = _GATED if shape.gated_mlp else _PLAIN
-        forward = _HIDDEN[0] * hidden + _ROTARY[0] * rotary + passes[0] * wide
-        values = forward + _HIDDEN[1] * hidden + _ROTARY[1] * rotary + passes[1] * wide
+        share = self.replicated
+        wide = traffic.mlp_width(shape, tensor, share, moe=moe)
+        forward, backward = traffic.layer_values(shape, tensor=tensor, replicated=share, moe=moe)
+        values = forward + backward
         if config.recompute == "full":
             values += forward
         elif config.recompute == "pointwise":
-            values += 4 * hidden + passes[0] * wide
+            values += 4 * hidden + (3 if shape.gated_mlp else 2) * wide
         rate = self.machine.memory_bytes_per_second / self.tokens
         found = {"elementwise": 2 * values / rate}
         if moe and shape.moe is not None:
@@ -360,7 +351,7 @@ class _Job:
         logits = self.tokens * rows
         found = {
             "gemm": 6 * logits * shape.hidden_size / self.machine.flops(name),
-            "elementwise": _LOGITS * logits / self.machine.memory_bytes_per_second,
+            "elementwise": traffic.LOGIT_BYTES * logits / self.machine.memory_bytes_per_second,
         }
         if self.machine.is_gpu and not self.on["fused_cross_entropy"]:
             extra = 32 * logits / self.machine.memory_bytes_per_second

@@ -80,7 +80,7 @@ def clock_rule(found: Evidence) -> Iterator[Finding]:
     sentences = [one for one in flags(devices) if one not in devices.notes]
     if not (held or falling) or not sentences:
         return
-    lost, peak = None, _peak_clock_mhz(found)
+    lost, peak = None, peak_clock_mhz(found)
     if clocks is not None and peak is not None:
         compute = found.split.compute if found.split and found.split.compute else 1.0
         lost = max(1 - clocks.mean_mhz / peak, 0.0) * min(compute, 1.0)
@@ -104,7 +104,7 @@ def clock_rule(found: Evidence) -> Iterator[Finding]:
     )
 
 
-def _peak_clock_mhz(found: Evidence) -> float | None:
+def peak_clock_mhz(found: Evidence) -> float | None:
     """Return the clock at which the peak holds that MFU divides by; None where nobody says it.
 
     A device can run faster than that: at such a clock it loses nothing against the peak.

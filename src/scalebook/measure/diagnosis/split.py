@@ -35,6 +35,8 @@ class Split:
     collective_seconds: float | None = None  # of one step, exposed or not
     kernels_per_step: float | None = None
     kernel_seconds: float | None = None
+    attention: float | None = None  # kernels of the profile, which may overlap with others
+    elementwise: float | None = None  # with norms and copies
 
 
 def split_of(breakdown: Breakdown | None, steps: Sequence[StepRecord]) -> Split | None:
@@ -68,7 +70,14 @@ def _profile(told: Breakdown) -> Split | None:
         collective_seconds=told.communication_seconds,
         kernels_per_step=told.kernels_per_step,
         kernel_seconds=told.kernel_seconds,
+        attention=told.kinds["attention"] / whole if "attention" in told.kinds else None,
+        elementwise=_kinds(told, "elementwise", "norm", "copy"),
     )
+
+
+def _kinds(told: Breakdown, *names: str) -> float | None:
+    there = [told.kinds[name] for name in names if name in told.kinds]
+    return sum(there) / told.step_seconds if there and told.step_seconds else None
 
 
 def _marks(steps: Sequence[StepRecord]) -> Split | None:

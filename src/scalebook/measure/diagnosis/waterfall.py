@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from scalebook.facts import catalog, traffic
+from scalebook.facts.flops import attention_width
+from scalebook.measure.diagnosis.device import peak_clock_mhz
 from scalebook.measure.diagnosis.evidence import Evidence
 from scalebook.measure.diagnosis.finding import Basis, percent
 from scalebook.measure.diagnosis.waiting import waiting_of
@@ -71,7 +74,11 @@ def waterfall(found: Evidence) -> Waterfall | None:
     rest = _Remaining()
     slower = peak / best if best else 1.0
     rest.take("useful_work_at_peak", mfu, "measured")
-    ceiling = None if best is None else max(mfu * (slower - 1), 0.0)
+    slow = lower_clock(found)
+    no_clock = "The clocks were not sampled, or nobody states the clock of the peak."
+    rest.take("lower_clock", slow, "computed", no_clock)
+    # a probe's best product ran at a lowered clock too: that part is counted
+    ceiling = None if best is None else max(mfu * (slower - 1) - (slow or 0.0), 0.0)
     rest.take("products_below_peak", ceiling, "computed", metrics.matmul_fraction_reason)
     again = None if metrics.hfu is None else (metrics.hfu - mfu) * max(slower, 1.0)
     rest.take("recomputation", again, "computed", metrics.hfu_reason)
@@ -86,20 +93,79 @@ def waterfall(found: Evidence) -> Waterfall | None:
     rest.take("optimizer", split.optimizer if split else None, "measured", why)
     rest.take("data", split.data if split else None, "measured", why)
     rest.take("idle_device", waits.idle if waits else None, "measured", why)
+    rest.take("elementwise", *_elementwise(found))
+    rest.take("attention_below_peak", _attention(found), "measured", why)
     rest.take("other_kernels", _other(found, rest), "measured", why)
     rest.parts.append(Part("unexplained", max(rest.left, 0.0), None))
     return Waterfall(tuple(rest.parts), tuple(rest.notes))
 
 
 def _other(found: Evidence, rest: _Remaining) -> float | None:
-    """Return what forward and backward take beyond the products at their ceiling.
+    """Share of the step that forward and backward take beyond the parts that are named.
 
-    That is attention, norms and other kernels, and products slower than the best. Only a profile
-    tells: with marks alone, gaps and collectives are in it as well.
+    That is products slower than the best, and small kernels; by time marks, which hold everything
+    between them, also gaps between kernels and collectives inside a pass.
     """
     split = found.split
-    if split is None or split.source != "profile" or split.compute is None:
+    if split is None or split.compute is None:
         return None
-    products = {"useful_work_at_peak", "products_below_peak", "recomputation"}
-    taken = sum(part.step_fraction or 0.0 for part in rest.parts if part.name in products)
+    taken = sum(part.step_fraction or 0.0 for part in rest.parts if part.name in COMPUTING)
     return max(split.compute - taken, 0.0)
+
+
+COMPUTING = {
+    *("useful_work_at_peak", "lower_clock", "products_below_peak", "recomputation"),
+    *("elementwise", "attention_below_peak"),
+}
+
+
+def lower_clock(found: Evidence) -> float | None:
+    """Share of the step by which its FLOPs take longer at the mean clock than at the peak's."""
+    clocks, peak = found.devices.clocks, peak_clock_mhz(found)
+    done = found.metrics.hfu or found.metrics.mfu
+    if clocks is None or peak is None or done is None or clocks.mean_mhz <= 0:
+        return None
+    return max(done * (peak / clocks.mean_mhz - 1), 0.0)
+
+
+def _attention(found: Evidence) -> float | None:
+    """Share of the step that the profile's attention kernels take beyond their FLOPs at peak.
+
+    The causal half of scores and values counts: 6 x width x sequence per token and layer.
+    """
+    split, shape, metrics = found.split, found.shape, found.metrics
+    rate, peak = metrics.tokens_per_second_per_gpu, metrics.peak_tflops_per_second
+    if split is None or split.attention is None or shape is None or not rate or not peak:
+        return None
+    flops = 6 * attention_width(shape) * (metrics.sequence_length or 0) * shape.num_layers
+    return max(split.attention - rate * flops / (1e12 * peak) - _slowed(found, flops), 0.0)
+
+
+def _slowed(found: Evidence, flops: float) -> float:
+    """Share of the step that the lower clock, which is counted, adds to these FLOPs."""
+    metrics = found.metrics
+    rate, peak = metrics.tokens_per_second_per_gpu, metrics.peak_tflops_per_second
+    done = metrics.hfu or metrics.mfu
+    if not rate or not peak or not done:
+        return 0.0
+    return (lower_clock(found) or 0.0) * rate * flops / (1e12 * peak * done)
+
+
+def _elementwise(found: Evidence) -> tuple[float | None, Basis, str | None]:
+    """Share of the step of element-wise kernels: of a profile, else their bytes at full bandwidth.
+
+    Backward and forward values of 2 bytes, and the logits; experts are not counted.
+    """
+    split, shape, layout, metrics = found.split, found.shape, found.parallelism, found.metrics
+    if split is not None and split.elementwise is not None:
+        return split.elementwise, "measured", None
+    device = catalog.accelerator_for_device(metrics.accelerator or "")
+    bandwidth = device.memory_bandwidth_tb_per_second if device else None
+    rate = metrics.tokens_per_second_per_gpu
+    if shape is None or shape.moe or layout is None or not bandwidth or not rate:
+        return None, "computed", "The sizes of the layers or the memory's bandwidth are not known."
+    tensor = layout.tensor_parallel_size
+    replicated = 1 / tensor if found.record.requested.get("sequence_parallel") else 1.0
+    values = sum(traffic.layer_values(shape, tensor=tensor, replicated=replicated, moe=False))
+    size = 2 * values * shape.num_layers + traffic.LOGIT_BYTES * shape.vocab_size / tensor
+    return rate * tensor * size / (1e12 * bandwidth), "computed", None

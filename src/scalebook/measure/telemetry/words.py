@@ -31,7 +31,8 @@ def _power(summary: TelemetrySummary) -> str | None:
     share, mean, cap = share_of(summary, POWER), summary.mean_power_watts, summary.power_cap_watts
     drawn = f" (mean {mean:.0f} W of {cap:.0f} W)" if mean and cap else ""
     if share is not None and share >= SHARE:
-        return f"The power cap held clocks down in {share:.0%} of the samples{drawn}{_at(summary)}."
+        held = f"{100 * share:.0f} % of the samples"
+        return f"The power cap held clocks down in {held}{drawn}{_at(summary)}."
     if share is None and mean and cap and mean >= NEAR_CAP * cap:
         return f"The devices drew as much as their power cap allows{drawn}{_at(summary)}."
     return None
@@ -51,13 +52,13 @@ def _heat(summary: TelemetrySummary) -> str | None:
     if share is None or share < SHARE:
         return None
     until = f", up to {hottest:.0f} °C" if hottest else ""
-    return f"Heat held clocks down in {share:.0%} of the samples{until}{_at(summary)}."
+    return f"Heat held clocks down in {100 * share:.0f} % of the samples{until}{_at(summary)}."
 
 
 def _other(summary: TelemetrySummary) -> str | None:
     told = summary.throttle_fractions or {}
     rest = {name: share for name, share in told.items() if name not in (*POWER, *HEAT)}
-    often = [f"{name} in {share:.0%}" for name, share in rest.items() if share >= SHARE]
+    often = [f"{name} in {100 * share:.0f} %" for name, share in rest.items() if share >= SHARE]
     return f"Other limits of the clocks by share of samples: {', '.join(often)}." if often else None
 
 
@@ -66,7 +67,7 @@ def _falling(clocks: Clocks | None) -> str | None:
         return None
     name, trend = clocks.falling
     return (
-        f"The clock of {name} fell by {-trend.change:.1%} while steps were measured "
+        f"The clock of {name} fell by {-100 * trend.change:.1f} % while steps were measured "
         f"({trend.first:,.0f} to {trend.last:,.0f} MHz): later steps ran slower for it."
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
@@ -64,6 +64,13 @@ class ReportData:
     def completed(self) -> pl.DataFrame:
         """The runs that have a throughput: completed, or ingested from a log that just stops."""
         return self.runs.filter(pl.col("tokens_per_second").is_not_null())
+
+    def with_work(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Yield rows about runs with the columns of the run frame that say what each run is."""
+        names = ("run_id", "label", "name", "status", "source", "world_size", *WORK)
+        runs = {row["run_id"]: row for row in self.runs.select(names).iter_rows(named=True)}
+        for row in rows:
+            yield {**runs.get(row["run_id"], {}), **row}
 
     @property
     def ranked(self) -> pl.DataFrame:

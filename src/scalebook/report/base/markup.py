@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 from markupsafe import Markup, escape
 
 __all__ = ["Fragment", "Markup", "anchor", "bullets", "escape", "join", "paragraphs", "run_link"]
 
 MOST_ITEMS = 200  # of one list: a page of ten thousand runs must open
+MOST_OPEN = 5  # items of a list that a reader sees before opening it
 MOST_NAMED = 12  # runs in one sentence; the tables have them all
+MOST_LINKED = 3  # of them before the reader opens the others
 RUNS_PAGE = "throughput.html"  # where the table of all runs is, and so every run's anchor
 
 
@@ -58,15 +61,30 @@ def bullets(sentences: Iterable[Markup | str], style: str = "findings") -> Fragm
     every = list(sentences)
     more = len(every) - MOST_ITEMS
     cut = [f"And {more:,} more like these."] if more > 0 else []
-    shown = (Markup("<li>{}</li>").format(one) for one in (*every[:MOST_ITEMS], *cut))
-    items = Markup("").join(shown)
-    return Fragment(Markup('<ul class="{}">{}</ul>').format(style, items))
+    items = [Markup("<li>{}</li>").format(one) for one in (*every[:MOST_ITEMS], *cut)]
+    # one item more takes no more room than the line that would hide it
+    shown = len(items) if len(items) <= MOST_OPEN + 1 else MOST_OPEN
+    lists = [
+        Markup('<ul class="{}">{}</ul>').format(style, Markup("").join(part))
+        for part in (items[:shown], items[shown:])
+    ]
+    rest = folded(f"{len(items) - shown} more", lists[1]) if items[shown:] else Markup("")
+    return Fragment(lists[0] + rest)
+
+
+def folded(summary: Markup | str, body: Markup) -> Markup:
+    """Return a part of a page that opens on demand; charts in it are drawn when it does."""
+    template = '<details class="sb-more"><summary>{}</summary>{}</details>'
+    return Markup(template).format(summary, body)
 
 
 def paragraphs(*sentences: Markup | str, style: str = "") -> Fragment:
     """Return a paragraph a sentence."""
-    opening = Markup('<p class="{}">').format(style) if style else Markup("<p>")
-    parts = (opening + Markup("{}</p>").format(sentence) for sentence in sentences)
+    # a browser ends a <p> where folded runs begin
+    parts = (
+        Markup("<{0} class='{1}'>{2}</{0}>").format("div" if "<details" in one else "p", style, one)
+        for one in sentences
+    )
     return Fragment(Markup("").join(parts))
 
 
@@ -102,18 +120,44 @@ def short_id(run_id: str) -> str:
     return made[1] if made else run_id
 
 
-def run_link(run_id: str, text: str | None = None) -> Markup:
+def run_link(run_id: str, text: str | None = None, *, page: str = RUNS_PAGE) -> Markup:
     """Return a link from any page to the row of a run; its text is short, its title the run id."""
     template = '<a class="run" data-run="{0}" title="{0}" href="{1}#{2}">{3}</a>'
-    return Markup(template).format(run_id, RUNS_PAGE, anchor(run_id), text or short_id(run_id))
+    place = anchor(run_id) if page == RUNS_PAGE else quote(run_id, safe="")
+    return Markup(template).format(run_id, page, place, text or short_id(run_id))
 
 
 def run_links(run_ids: Iterable[str]) -> Markup:
-    """Return links to the first MOST_NAMED runs, and how many there are beside them."""
+    """Return links to the first runs, the next ones folded, and how many there are in all."""
     every = list(run_ids)
     more = len(every) - MOST_NAMED
-    names = join(map(run_link, every[:MOST_NAMED]))
-    return Markup("{} and {:,} more").format(names, more) if more > 0 else names
+    names = list(map(run_link, every[:MOST_NAMED]))
+    if len(names) <= MOST_LINKED + 1:
+        return join(names)
+    rest = join(names[MOST_LINKED:]) + (f" and {more:,} more" if more > 0 else "")
+    template = '{}, <details class="sb-runs"><summary>{:,} more</summary> {}</details>'
+    return Markup(template).format(join(names[:MOST_LINKED]), len(every) - MOST_LINKED, rest)
+
+
+# A link to a run whose text is the end of its id, in a page or in the JSON of a long table's rows.
+_LINK = re.compile(
+    r'((?:<|\\u003c)a class=\\?"run\\?" data-run=\\?"([^"\\]+)\\?" [^<>]*?(?:>|\\u003e))'
+    r"([^<>\\]+)(?=<|\\u003c)"
+)
+
+
+def number_runs(text: str, numbers: Mapping[str, int]) -> str:
+    """Return a page's text in which runs are called by number: ``run 17``, not by a hash.
+
+    A number is a run's row in the table of all runs; the title of the link has the whole id.
+    """
+
+    def called(match: re.Match[str]) -> str:
+        opening, run_id, name = match.groups()
+        number = numbers.get(run_id)
+        return match[0] if number is None or name != short_id(run_id) else f"{opening}run {number}"
+
+    return _LINK.sub(called, text)
 
 
 def script_json(value: Any) -> Markup:

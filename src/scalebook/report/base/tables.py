@@ -163,7 +163,19 @@ def status_words(status: str) -> str:
     return status.replace("_", " ")
 
 
+def _work(row: Row) -> Markup:
+    """Return what a run did in two lines: what must agree before two runs are compared first."""
+    length = row.get("sequence_length")
+    parts = (_word(row.get("precision")).upper(), f"sequence {number(length)}")
+    template = Markup('{} on {} <span class="range">{}, {} · {}</span>')
+    named = (_word(row.get("model")), _word(row.get("platform")))
+    return template.format(*named, *parts, row.get("name") or split_name(row))
+
+
 RUN = Column("run_id", "Run", lambda row: run_link(row["run_id"]), numeric=False)
+OWN_PAGE = Column(
+    "run_id", "Run", lambda row: run_link(row["run_id"], page="run.html"), numeric=False
+)
 STATUS = Column("status", "Status", badge, numeric=False)
 SPLIT = Column(
     "name",
@@ -172,6 +184,14 @@ SPLIT = Column(
     numeric=False,
     wide=True,
     hint="parallel sizes above 1, and what is set otherwise than in the runs beside it",
+)
+RAN = Column(
+    "label",
+    "What ran",
+    _work,
+    numeric=False,
+    wide=True,
+    hint="model and platform, precision, sequence length and configuration",
 )
 MODEL, PLATFORM, STRATEGY = (
     text("model", "Model"),
@@ -185,7 +205,7 @@ PRECISION = Column(
     numeric=False,
     hint="of the matrix products",
 )
-WORLD = plain("world_size", "Ranks", hint="processes; on a GPU platform one a GPU")
+WORLD = plain("world_size", "GPUs", hint="on a CPU: processes")
 SEQUENCE = plain("sequence_length", "Sequence", "tokens", digits=6)
 TOKENS = Column(
     "tokens_per_second",
@@ -194,9 +214,11 @@ TOKENS = Column(
     "tokens/s",
     hint="all tokens of the measured window over all its time, with its 95 % interval",
 )
-TOKENS_EACH = plain("tokens_per_second_per_gpu", "Per rank", "tokens/s")
+TOKENS_EACH = plain(
+    "tokens_per_second_per_gpu", "Per GPU", "tokens/s", hint="on a CPU: per process"
+)
 STEP = Column("step_seconds_median", "Step", lambda r: duration(r.get("step_seconds_median")))
-TFLOPS = plain("model_tflops_per_second_per_gpu", "Model rate", "TFLOP/s per rank")
+TFLOPS = plain("model_tflops_per_second_per_gpu", "Model rate", "TFLOP/s per GPU")
 MFU = Column("mfu", "MFU", _ranged("mfu", "mfu_low", "mfu_high", percent))
 MEMORY = plain("peak_memory_gib", "Peak memory", "GiB")
 LOSS = Column(
@@ -217,7 +239,7 @@ def overview(runs: pl.DataFrame) -> Fragment:
 def all_runs(runs: pl.DataFrame) -> Fragment:
     """Return the full table, whose rows every mention of a run links to."""
     columns = (
-        *(RUN, STATUS, MODEL, PLATFORM, PRECISION, SEQUENCE, SPLIT, WORLD),
+        *(OWN_PAGE, STATUS, MODEL, PLATFORM, PRECISION, SEQUENCE, SPLIT, WORLD),
         *(TOKENS, TOKENS_EACH, MFU, STEP, MEMORY, TFLOPS, LOSS),
         plain("micro_batch_size", "Micro batch"),
         plain("global_batch_size", "Global batch"),

@@ -6,9 +6,8 @@ import altair as alt
 import polars as pl
 
 from scalebook.report.base.quantities import count, percent
-from scalebook.report.charts.figure import Figure, Figures, entitled, names, rows
+from scalebook.report.charts.figure import MAX_BARS, Figure, Figures, entitled, names, rows
 
-MAX_BARS = 40
 ROW_HEIGHT = 30
 BAR_SCHEMA: dict[str, type[pl.DataType]] = {
     "run_id": pl.String,

@@ -10,7 +10,7 @@ from scalebook.report.charts.figure import Figure, by_source, names, rows
 from scalebook.report.charts.throughput import whiskers
 
 ROW_HEIGHT = 28
-MAX_ROWS = 40
+MAX_ROWS = 24
 # ``change`` is a ratio less 1, with the ends of its interval; ``word`` the verdict
 RATIO_SCHEMA: dict[str, type[pl.DataType]] = {
     "label": pl.String,
@@ -23,8 +23,9 @@ RATIO_SCHEMA: dict[str, type[pl.DataType]] = {
     "change_high": pl.Float64,
     "word": pl.String,
 }
-# the same hue means the same verdict in every chart; shape and position tell it without colour
+# the same hue means the same verdict in every chart; grey is no verdict
 WORDS = ("faster", "cannot tell", "slower")
+COLOURS = alt.Scale(domain=list(WORDS), range=["#00806a", "#808891", "#c04e00"])
 BAR_SCHEMA: dict[str, type[pl.DataType]] = {
     "label": pl.String,
     "run_id": pl.String,
@@ -49,8 +50,8 @@ def ratios(data: pl.DataFrame, axis: str, what: str) -> Figure | None:
     base = alt.Chart(rows(shown))
     points = base.mark_point(filled=True, size=90).encode(
         y=y,
-        x=alt.X("change:Q", title=axis, axis=alt.Axis(format="+.0%", tickCount=7)),
-        color=alt.Color("word:N", title=None, scale=alt.Scale(domain=list(WORDS))),
+        x=alt.X("change:Q", title=axis, axis=alt.Axis(format="+.2~%", tickCount=7)),
+        color=alt.Color("word:N", title=None, scale=COLOURS),
         shape=by_source(shown["source"]),
         tooltip=[
             alt.Tooltip("label:N", title=what),

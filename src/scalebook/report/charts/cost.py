@@ -6,10 +6,9 @@ import altair as alt
 import polars as pl
 
 from scalebook.report.base.quantities import count, quantity
-from scalebook.report.charts.figure import Figure, entitled, rows
+from scalebook.report.charts.figure import MAX_BARS, Figure, entitled, names, rows
 from scalebook.report.charts.throughput import TICKS
 
-MAX_BARS = 40
 _FIELDS = (
     "run_id", "label", "name", "model", "platform", "split", "source",
     "energy_joules_per_token", "mean_power_watts", "energy_method",
@@ -26,7 +25,7 @@ def energy_bars(runs: pl.DataFrame) -> Figure | None:
         alt.Chart(rows(data))
         .mark_bar(cornerRadiusEnd=2)
         .encode(
-            y=alt.Y("name:N", sort=data["name"].to_list(), title=None),
+            y=names("name", data["name"]),
             x=alt.X("millijoules:Q", title="mJ per token, devices alone", axis=TICKS),
             opacity=alt.condition("datum.source == 'measured'", alt.value(1), alt.value(0.55)),
             tooltip=[

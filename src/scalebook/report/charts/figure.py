@@ -11,7 +11,7 @@ from typing import Any
 import altair as alt
 import polars as pl
 
-from scalebook.report.base.markup import Markup, join, raw_block, script_json
+from scalebook.report.base.markup import Markup, folded, join, raw_block, script_json
 from scalebook.report.charts.sample import sample
 from scalebook.report.charts.theme import config
 
@@ -22,9 +22,11 @@ SHAPES = {
     "published": "triangle-up",
     "inferred": "triangle-down",
 }
+MAX_BARS = 24  # of one chart: the table has them all
+MOST_OPEN = 1  # charts of one figure that are open before the reader asks for the others
 SHARED = 20_000  # characters from which on rows of several layers are there once
 NARROW = 560  # pixels of a chart on a phone
-NAME_SIZES = {"characters": (25, 62), "pixels": (180, 400)}  # a line of a name, there and else
+NAME_SIZES = {"characters": (23, 62), "pixels": (180, 400)}  # a line of a name, there and else
 AnyChart = alt.Chart | alt.LayerChart | alt.FacetChart
 TEMPLATE = Markup(
     '<div class="sb-chart" role="img" aria-label="{}"></div>\n'
@@ -127,7 +129,8 @@ def names(column: str, order: Iterable[str], *, grid: bool = False) -> alt.Y:
         f"(containerSize()[0] < {NARROW} ? {short} : {long})" for short, long in NAME_SIZES.values()
     )
     is_long = f"length(datum.label) > {width}"
-    pattern = f"regexp('(.{{1,' + {width} + '}})( · |$)', 'g')"
+    breaks = f"(containerSize()[0] < {NARROW} ? '( · | |$)' : '( · |$)')"
+    pattern = f"regexp('(.{{1,' + {width} + '}})' + {breaks}, 'g')"
     lines = f"split(replace(datum.label, {pattern}, '$1\\n'), '\\n')"
     cut = f"['… ' + {lines}[length({lines}) - 3], {lines}[length({lines}) - 2]]"
     broken = f"length({lines}) > 3 ? {cut} : slice({lines}, 0, -1)"
@@ -215,7 +218,12 @@ class Figures:
         return cls(drawn) if drawn else None
 
     def _repr_markdown_(self) -> str:
-        headed = (HEADED.format(name, figure.html) for name, figure in self.parts)
+        headed = [HEADED.format(name, figure.html) for name, figure in self.parts]
+        shown = len(headed) if len(headed) <= MOST_OPEN + 1 else MOST_OPEN
+        if headed[shown:]:
+            names = join(name for name, _ in self.parts[shown:])
+            title = Markup("{} more charts: {}").format(len(headed) - shown, names)
+            headed[shown:] = [folded(title, Markup("\n").join(headed[shown:]))]
         return raw_block("\n".join(headed))
 
     def _repr_html_(self) -> str:

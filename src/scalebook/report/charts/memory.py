@@ -9,6 +9,7 @@ import polars as pl
 
 from scalebook.report.base.quantities import count, quantity
 from scalebook.report.charts.figure import (
+    MAX_BARS,
     AnyChart,
     Figure,
     Figures,
@@ -18,7 +19,6 @@ from scalebook.report.charts.figure import (
     rows,
 )
 
-MAX_BARS = 40
 ROW_HEIGHT = 30
 PART_NAMES = ("parameters", "gradients", "optimizer", "activations", "logits", "gathered")
 COMPARED: dict[str, type[pl.DataType]] = {
@@ -178,7 +178,7 @@ def feasibility_map(cells: pl.DataFrame, frontier: pl.DataFrame) -> Figure:
     x = alt.X(
         "micro:O", sort=micros, title="micro batch", axis=alt.Axis(orient="top", labelAngle=0)
     )
-    y = alt.Y("row:N", sort=order, title=None)
+    y = names("row", order)
     base = alt.Chart(rows(cells)).encode(x=x, y=y)
     tiles = base.mark_rect(cornerRadius=3, strokeWidth=2).encode(
         color=_verdict("color"),

@@ -8,11 +8,10 @@ import altair as alt
 import polars as pl
 
 from scalebook.report.base.quantities import count, number, quantity
-from scalebook.report.charts.figure import Figure, entitled, names, rows
+from scalebook.report.charts.figure import MAX_BARS, Figure, entitled, names, rows
 from scalebook.report.charts.throughput import FROM_ZERO, TICKS
 from scalebook.report.charts.training import DASHES, thinned
 
-MAX_BARS = 40
 ROW_HEIGHT = 24
 BARS: dict[str, type[pl.DataType]] = {
     **dict.fromkeys(("run_id", "label", "source", "ending", "reason"), pl.String),

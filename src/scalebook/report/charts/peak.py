@@ -7,11 +7,10 @@ import polars as pl
 
 from scalebook.report.base.columns import PROXY
 from scalebook.report.base.quantities import count, number
-from scalebook.report.charts.figure import Figure, by_source, entitled, rows
+from scalebook.report.charts.figure import MAX_BARS, Figure, by_source, entitled, names, rows
 from scalebook.report.charts.throughput import FROM_ZERO, TICKS
 
-MAX_BARS = 30
-ROW_HEIGHT = 28
+ROW_HEIGHT = 22
 PANEL: dict[str, type[pl.DataType]] = {
     **dict.fromkeys(("run_id", "model", "group", "platform", "split", "source"), pl.String),
     **dict.fromkeys(("value", "limit"), pl.Float64),  # limit: what the value is held against
@@ -35,7 +34,7 @@ def panel(best: pl.DataFrame, title: str, format_: str, limit: str = "") -> Figu
     if data.is_empty():
         return None
     several = data["platform"].n_unique() > 1
-    y = alt.Y("group:N", sort=data["group"].to_list(), title=None)
+    y = names("group", data["group"])
     values = [alt.Tooltip("value:Q", title=title, format=format_)]
     values += [alt.Tooltip("limit:Q", title=limit, format=format_)] if limit else []
     axis = alt.Axis(format="%", tickCount=6) if "%" in format_ else TICKS
@@ -46,7 +45,7 @@ def panel(best: pl.DataFrame, title: str, format_: str, limit: str = "") -> Figu
         opacity=alt.condition("datum.source == 'measured'", alt.value(1), alt.value(0.55)),
     )
     ticks = base.transform_filter("isValid(datum.limit)").mark_tick(
-        thickness=2.5, size=22, style="ink"
+        thickness=2.5, size=18, style="ink"
     )
     chart = alt.layer(bars, ticks.encode(x="limit:Q")) if limit else bars
     cut = f"The {MAX_BARS} highest of {known.height}" if known.height > MAX_BARS else None
@@ -71,7 +70,7 @@ def spread(runs: pl.DataFrame, title: str) -> Figure | None:
     most = most.sort(PROXY, "value", "group", descending=[False, True, False])
     order = most["group"].head(MAX_BARS).to_list()
     data = runs.filter(pl.col("group").is_in(order))
-    y = alt.Y("group:N", sort=order, title=None)
+    y = names("group", order)
     x = alt.X("value:Q", title=title, axis=TICKS, scale=FROM_ZERO)
     base = alt.Chart(rows(data)).encode(y=y)
     # a box of fewer than five points would draw quartiles that are the points themselves

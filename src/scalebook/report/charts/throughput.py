@@ -10,6 +10,7 @@ import polars as pl
 from scalebook.report.base.columns import PROXY
 from scalebook.report.base.quantities import NONE, count, percent, quantity
 from scalebook.report.charts.figure import (
+    MAX_BARS,
     AnyChart,
     Figure,
     Figures,
@@ -20,7 +21,6 @@ from scalebook.report.charts.figure import (
 )
 
 MAX_CHARTS = 12
-MAX_BARS = 40  # more bars than this are read as a wall; the table holds them all
 ROW_HEIGHT = 28
 
 ROOM = 0.2  # of the longest bar: a shorter one is written on nothing

@@ -13,7 +13,7 @@ from scalebook.report import charts
 from scalebook.report.base.frames import ReportData
 from scalebook.report.base.markup import Fragment, Markup
 from scalebook.report.base.quantities import duration, number, percent
-from scalebook.report.base.tables import RUN, SPLIT, Column, Row, Show, table, text
+from scalebook.report.base.tables import RAN, RUN, Column, Row, Show, table, text
 from scalebook.report.charts.anatomy import BAR_SCHEMA, KINDS, PARTS
 
 MOST_KERNELS = 10  # of a profile, in the table
@@ -115,7 +115,7 @@ def parts_table(data: ReportData) -> Fragment:
     if not rows:
         return Fragment(Markup(""))
     columns = (
-        *(RUN, SPLIT, _whole("rank", "Rank"), _whole("steps", "Steps")),
+        *(RUN, RAN, _whole("rank", "Rank"), _whole("steps", "Steps")),
         _time("step_seconds", "Step"),
         *(_time(key, name.capitalize()) for name, key in _PROFILE_PARTS.items()),
         _time("gap", "Launch gaps", "idle until the host launched the next kernel; part of idle"),
@@ -135,7 +135,7 @@ def kernels_table(data: ReportData) -> Fragment:
     if not rows:
         return Fragment(Markup(""))
     columns = (
-        *(RUN, _whole("rank", "Rank"), text("kind", "Kind")),
+        *(RUN, RAN, _whole("rank", "Rank"), text("kind", "Kind")),
         Column("name", "Kernel", _kernel_name, numeric=False, wide=True),
         _time("seconds", "A step", "all its calls of one step together, whatever runs beside"),
         Column("of_step", "Of the step", lambda row: percent(row["of_step"])),
@@ -150,7 +150,7 @@ def communication_table(data: ReportData) -> Fragment:
     if not rows:
         return Fragment(Markup(""))
     columns = (
-        *(RUN, SPLIT, _time("communication_seconds", "Communication", "a profiled step")),
+        *(RUN, RAN, _time("communication_seconds", "Communication", "a profiled step")),
         Column("exposed", "Exposed", lambda row: percent(row["exposed"]), hint="of the step"),
         Column("hidden", "Hidden", lambda row: percent(row["hidden"]), hint="of communication"),
         Column(

@@ -23,7 +23,7 @@ from scalebook.report.base.naming import in_words, split_name, units
 from scalebook.report.base.quantities import change, count, percent
 from scalebook.report.base.records import records
 from scalebook.report.base.sides import Member, Pair, members, named_pair, platform_pairs, side_name
-from scalebook.report.base.tables import Column, Row, table, text
+from scalebook.report.base.tables import RAN, Column, Row, table, text
 from scalebook.report.base.versus import configurations, unnumbered, verdict_on
 from scalebook.report.charts.comparison import RATIO_SCHEMA, ratios
 from scalebook.report.charts.figure import Figures
@@ -191,12 +191,11 @@ def against_best(data: ReportData) -> Fragment:
         return paragraphs("No group of comparable runs has two configurations.")
     columns = (
         Column("run_id", "Run", lambda row: run_links(row["runs"]), numeric=False),
-        text("name", "Configuration"),
+        RAN,
         Column("change", "Change", _behind, hint="rate over that of the fastest, less 1"),
         text("word", "Verdict", hint="on the configuration, against the fastest"),
         Column("best", "Fastest", lambda row: run_links(row["best"]), numeric=False),
         Column("best_name", "Its configuration", lambda row: row["best_name"], numeric=False),
-        Column("group", "Group", lambda row: row["group"], numeric=False, wide=True),
     )
     return table(rows[:MOST_DIFFERENCES], columns, "against-fastest")
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import polars as pl
@@ -11,6 +12,7 @@ import polars as pl
 from scalebook.measure.economics import ANSWERS, Answer, Inputs, answers
 from scalebook.measure.intervals import Interval, point
 from scalebook.report.base.bases import title
+from scalebook.report.base.columns import PROXY
 from scalebook.report.base.frames import ReportData
 from scalebook.report.base.markup import (
     Fragment,
@@ -18,16 +20,19 @@ from scalebook.report.base.markup import (
     bullets,
     join,
     paragraphs,
+    run_link,
+    run_links,
     script_json,
     to_copy,
 )
-from scalebook.report.base.quantities import NONE, number
+from scalebook.report.base.quantities import NONE, count, number, percent, quantity
 from scalebook.report.base.sides import Pair
 from scalebook.report.base.stated import SAMPLE, Stated
-from scalebook.report.base.tables import Column, Row, table
-from scalebook.report.pages.energy_page import energy_findings
+from scalebook.report.base.tables import RAN, RUN, Column, Row, plain, table, text
+from scalebook.report.charts.cost import energy_bars
+from scalebook.report.charts.figure import Figures
 
-SCRIPT = Path(__file__).parents[1] / "site" / "assets" / "cost.js"
+EXAMPLE_PRICE = 2.5  # per GPU hour in no currency, of nobody
 MOST_RUNS = 200  # in the menus: the fastest of each group come first
 LABELS = {
     "tokens": "Tokens to train on (1T, 300B)",
@@ -78,8 +83,29 @@ def overview(data: ReportData, stated: Stated) -> Fragment:
                 "<code>economics.toml</code> in the folder of runs states them for every reader."
             )
         )
+    items += _example(data)
     sample = to_copy("A file to copy: economics.toml", SAMPLE)
     return Fragment(bullets([*items, *energy_findings(data)]).html + sample)
+
+
+def _example(data: ReportData) -> Iterator[Markup]:
+    """Yield what a small training would take on the fastest whole model, at a made-up price."""
+    runs = data.ranked.filter(~PROXY, pl.col("platform") != "cpu", pl.col("world_size") > 0)
+    for row in (
+        runs.sort("tokens_per_second_per_gpu", descending=True).head(1).iter_rows(named=True)
+    ):
+        made_up = {"tokens": point(1e11), "price_per_gpu_hour": point(EXAMPLE_PRICE)}
+        found = {
+            one.name: one.value for one in answers(replace(inputs_of(row, Stated()), **made_up))
+        }
+        words = (
+            "<strong>Example with made-up inputs</strong>: 100 billion tokens on the {} GPUs of {} "
+            "take {} days and cost {} at {:.2f} per GPU hour. Type your own below."
+        )
+        days, cost = (shown(found[name]) for name in ("training_days", "cost"))
+        yield Markup(words).format(
+            row["world_size"], run_link(row["run_id"]), days, cost, EXAMPLE_PRICE
+        )
 
 
 def calculator(data: ReportData, stated: Stated) -> Fragment:
@@ -107,7 +133,7 @@ def calculator(data: ReportData, stated: Stated) -> Fragment:
             '<div class="sb-table" data-name="answers"><div class="sb-scroll" tabindex="0">'
             '<table data-quarto-disable-processing="true"><thead><tr>{}</tr></thead>'
             '<tbody aria-live="polite">{}</tbody></table></div></div>'
-            '<script type="application/json">{}</script></div><script>{}</script>'
+            '<script type="application/json">{}</script></div>'
         ).format(
             _menu("Run", "", runs, first=True),
             _menu("Second platform (break-even)", "other_", runs, first=False),
@@ -115,7 +141,6 @@ def calculator(data: ReportData, stated: Stated) -> Fragment:
             head,
             body,
             script_json(payload),
-            Markup(SCRIPT.read_text(encoding="utf-8")),
         )
     )
 
@@ -203,3 +228,75 @@ def _break_even(found: Sequence[Pair], stated: Stated) -> Iterator[dict[str, Any
             "even": price * factor if price else None,
             "reason": None if price else f"no price of {row['platform']} is stated",
         }
+
+
+def energy_findings(data: ReportData) -> Iterator[Markup]:
+    """Yield which run took the least energy, and which have none and why."""
+    known = data.completed.drop_nulls("energy_joules_per_token")
+    if known.height:
+        # the first layers of a model are fast because they are few
+        whole = known.filter(~PROXY, pl.col("platform") != "cpu")
+        mixed = whole.height and known.filter(PROXY).height
+        runs, of = (whole, " of a whole model") if mixed else (known, "")
+        best = runs.sort("energy_joules_per_token").row(0, named=True)
+        words = (
+            "Energy was measured in {}: the least{} is {} by {} of {} ({}), of its devices alone."
+        )
+        yield Markup(words).format(
+            count(known.height, "run"),
+            of,
+            quantity(1e3 * best["energy_joules_per_token"], "mJ a token"),
+            run_link(best["run_id"]),
+            best["model"],
+            best["energy_method"],
+        )
+    missing = data.completed.filter(pl.col("energy_joules_per_token").is_null())
+    for (reason,), rows in missing.group_by("energy_reason", maintain_order=True):
+        ids = run_links(rows["run_id"])
+        yield Markup("No energy per token of {}: {}").format(ids, reason or "no reason.")
+
+
+def energy_chart(data: ReportData) -> Figures | None:
+    """Return the measured energy per token, a chart a model and platform."""
+    known = data.completed.drop_nulls("energy_joules_per_token")
+    groups = known.group_by("group", maintain_order=True)
+    return Figures.of((str(name), energy_bars(rows)) for (name,), rows in groups)
+
+
+def device_findings(data: ReportData) -> Fragment:
+    """Return what held devices back: one sentence per cause, with the runs that it is true of."""
+    causes: dict[str, list[tuple[str, str]]] = {}
+    for run_id in data.completed["run_id"]:
+        for note in data.metrics[run_id].device_notes if run_id in data.metrics else ():
+            # the same sentence with other figures is the same cause
+            causes.setdefault(re.sub(r"[0-9][0-9,.]*", "#", note), []).append((run_id, note))
+    items: list[Markup] = []
+    for (first, note), *others in causes.values():
+        same = Markup(" The same holds, with other figures, for {}.")
+        rest = same.format(run_links(run_id for run_id, _ in others)) if others else ""
+        items.append(Markup("{}: {}{}").format(run_link(first), note, rest))
+    return bullets(items)
+
+
+def device_table(data: ReportData) -> Fragment:
+    """Return what was read of the devices of each run with a throughput; nothing without any."""
+    read = pl.col("mean_power_watts").is_not_null() | pl.col("mean_clock_mhz").is_not_null()
+    runs = data.completed.filter(read).sort("group", "energy_joules_per_token", nulls_last=True)
+    if runs.is_empty():
+        return Fragment(Markup(""))
+    columns = (
+        *(RUN, RAN),
+        plain("energy_joules_per_token", "Energy", "J/token", hint="of all devices of the run"),
+        plain("mean_power_watts", "Mean power", "W per GPU"),
+        plain("max_power_watts", "Highest", "W"),
+        plain("power_cap_watts", "Cap", "W"),
+        plain("mean_clock_mhz", "Mean clock", "MHz", digits=4),
+        plain("min_clock_mhz", "Lowest", "MHz", digits=4),
+        plain("max_temperature_celsius", "Hottest", "°C"),
+        Column(
+            "gpu_busy_fraction", "Busy", lambda row: percent(row["gpu_busy_fraction"]),
+            hint="of the time a kernel ran: not MFU",
+        ),
+        text("energy_method", "By"),
+    )  # fmt: skip
+    return table(runs.iter_rows(named=True), columns, "devices")

@@ -16,20 +16,26 @@ SMALLEST = 1e-4  # shares below are not told apart
 HINTS = {
     "recomputation": "share of the step's time, at the best rate that is known",
     "other_kernels": (
-        "share of the step's time, of a profile: attention, norms and other kernels, and products "
-        "slower than the best that a probe saw, or than the peak where none was made"
+        "share of the step's time: what forward and backward take beyond the parts named here. "
+        "Products below the best rate at this clock; without a profile also attention and gaps"
     ),
+    "lower_clock": "share of the step's time: the same FLOPs at the clock of the peak, less",
+    "attention_below_peak": "share of the step's time, of a profile: beyond its FLOPs at the peak",
+    "elementwise": "share of the step's time: of a profile, else bytes at the memory's bandwidth",
 }
 MOST_FINDINGS = 4  # of a run; 'scalebook diagnose' prints them all
 PARTS = (
     ("useful_work_at_peak", "Useful at peak"),
+    ("lower_clock", "Lower clock"),
     ("products_below_peak", "Products below peak"),
     ("recomputation", "Recomputation"),
     ("pipeline_bubble", "Bubble"),
     ("unequal_stages", "Unequal stages"),
     ("exposed_communication", "Exposed communication"),
     ("optimizer", "Optimizer"),
-    ("other_kernels", "Computing beyond that"),
+    ("elementwise", "Element-wise"),
+    ("attention_below_peak", "Attention"),
+    ("other_kernels", "Slower products"),
     ("data_and_idle", "Data, idle"),
     ("unexplained", "Unexplained"),
 )
@@ -76,14 +82,13 @@ def _missing(found: Sequence[Diagnosis]) -> Iterator[Markup]:
         yield Markup("{} ({})").format(sentence, run_links(run_ids))
 
 
-def causes(found: Sequence[Diagnosis]) -> Fragment:
+def causes(data: ReportData, found: Sequence[Diagnosis]) -> Fragment:
     """Return the table of causes by run, largest first, each with its size and what to try."""
     rows = [_row(one, cause) for one in found for cause in one.findings[:MOST_FINDINGS]]
     if not rows:
         return Fragment(Markup(""))
     columns = (
-        tables.RUN,
-        tables.text("cause", "Cause"),
+        *(tables.RUN, tables.RAN, tables.text("cause", "Cause")),
         tables.Column(
             "step_fraction",
             "Of the step",
@@ -94,7 +99,7 @@ def causes(found: Sequence[Diagnosis]) -> Fragment:
         tables.Column("says", "What", lambda row: row["says"], numeric=False, wide=True),
         tables.Column("advice", "What to try", lambda row: row["advice"], numeric=False, wide=True),
     )
-    return tables.table(rows, columns, "causes")
+    return tables.table(data.with_work(rows), columns, "causes")
 
 
 def _row(one: Diagnosis, cause: Finding) -> Row:
@@ -108,13 +113,13 @@ def _row(one: Diagnosis, cause: Finding) -> Row:
     }
 
 
-def waterfalls(found: Sequence[Diagnosis]) -> Fragment:
+def waterfalls(data: ReportData, found: Sequence[Diagnosis]) -> Fragment:
     """Return where each run's step goes, as shares that add up to the whole."""
     rows = [_shares(one) for one in found if one.waterfall is not None]
     if not rows:
         return Fragment(Markup(""))
-    columns = (tables.RUN, *(_share_column(name, label) for name, label in PARTS))
-    return tables.table(rows, columns, "waterfall")
+    columns = (tables.RUN, tables.RAN, *(_share_column(name, label) for name, label in PARTS))
+    return tables.table(data.with_work(rows), columns, "waterfall")
 
 
 def _share_column(name: str, label: str) -> tables.Column:

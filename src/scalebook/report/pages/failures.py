@@ -25,7 +25,7 @@ def failures(runs: pl.DataFrame, log_tails: Mapping[str, Sequence[str]]) -> Frag
         return shown.format(len(lines), "\n".join(lines))
 
     columns = (
-        *(tables.RUN, tables.STATUS, tables.MODEL, tables.PLATFORM, tables.SPLIT),
+        *(tables.RUN, tables.STATUS, tables.RAN),
         tables.Column("reason", "Reason", _reason, numeric=False, prose=True),
         tables.Column("", "End of the log", tail, numeric=False, wide=True),
     )

@@ -36,7 +36,7 @@ def table(data: ReportData) -> Fragment:
         return Fragment(Markup(""))
     unit = "TFLOP/s per GPU"
     columns = (
-        *(tables.RUN, tables.STATUS, tables.text("family", "Log of")),
+        *(tables.RUN, tables.STATUS, tables.RAN, tables.text("family", "Log of")),
         tables.plain("logged", "Printed", unit, digits=4, hint="median without the first record"),
         tables.plain(
             "recounted",

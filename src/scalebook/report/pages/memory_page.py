@@ -14,9 +14,8 @@ from scalebook.report.base.frames import ReportData
 from scalebook.report.base.markup import Fragment, Markup, bullets, paragraphs, run_link, run_links
 from scalebook.report.base.quantities import count, number, percent, quantity
 from scalebook.report.base.tables import (
-    MODEL,
+    RAN,
     RUN,
-    SPLIT,
     STATUS,
     Column,
     plain,
@@ -94,14 +93,15 @@ def parts_table(data: ReportData) -> Fragment:
     if not found:
         return Fragment(Markup(""))
     columns = (
-        *(RUN, STATUS, MODEL, SPLIT, plain("micro_batch_size", "Micro batch")),
-        text("recompute", "Recompute"),
-        *(plain(name, name.capitalize(), "GiB") for name in charts.PART_NAMES),
+        *(RUN, STATUS, RAN),
         plain("total", "Predicted", "GiB"),
         plain("peak_memory_gib", "Measured peak", "GiB"),
         Column("difference", "Difference", lambda row: _signed(row["difference"]), "GiB"),
         Column("share", "Of the prediction", lambda row: percent(row["share"], 2)),
         plain("capacity", "Device, as sold", "GB"),
+        *(plain(name, name.capitalize(), "GiB") for name in charts.PART_NAMES),
+        plain("micro_batch_size", "Micro batch"),
+        text("recompute", "Recompute"),
     )
     return table(found, columns, "memory")
 

@@ -13,7 +13,7 @@ from scalebook.report.base.frames import ReportData
 from scalebook.report.base.markup import Fragment, Markup, bullets, callout, paragraphs, run_link
 from scalebook.report.base.quantities import NONE, count
 from scalebook.report.base.records import records
-from scalebook.report.base.tables import Column, Row, table, text
+from scalebook.report.base.tables import RAN, RUN, Column, Row, table, text
 
 MOST_ROWS = 500
 _VERSIONS = (
@@ -54,13 +54,13 @@ def overview(data: ReportData, found: Records) -> Fragment:
     return bullets(items)
 
 
-def runs(found: Records) -> Fragment:
+def runs(data: ReportData, found: Records) -> Fragment:
     """Return each run's command, versions, image, environment variables and commit."""
     if not found:
         return Fragment(Markup(""))
     rows = [_row(one) for one in list(found.values())[:MOST_ROWS]]
     columns = (
-        Column("run_id", "Run", lambda row: run_link(row["run_id"]), numeric=False),
+        *(RUN, RAN),
         Column("started_at", "Started, UTC", _started, numeric=False),
         Column("git_commit", "Commit", _commit, numeric=False),
         text("torch", "PyTorch"),
@@ -71,7 +71,7 @@ def runs(found: Records) -> Fragment:
         Column("again", "Again with", _again, numeric=False, wide=True),
         text("source", "Source"),
     )
-    shown = table(rows, columns, "provenance")
+    shown = table(data.with_work(rows), columns, "provenance")
     if len(found) <= MOST_ROWS:
         return shown
     cut = paragraphs(f"The first {MOST_ROWS} of {len(found)} runs are shown.")

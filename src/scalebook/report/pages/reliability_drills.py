@@ -113,7 +113,7 @@ def table(found: Reliability) -> Fragment:
     if not found.drills:
         return Fragment(Markup(""))
     columns = (
-        *(tables.RUN, tables.MODEL, tables.PLATFORM, tables.SPLIT),
+        *(tables.RUN, tables.RAN),
         tables.text("verdict", "Verdict"),
         tables.plain("kill_rank", "Rank"),
         tables.text("kill_during", "Killed in a"),

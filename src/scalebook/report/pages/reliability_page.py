@@ -116,7 +116,7 @@ def checkpoint_table(found: Reliability) -> Fragment:
     if not found.saved:
         return paragraphs("No checkpoint was saved or loaded.")
     columns = (
-        *(tables.RUN, tables.MODEL, tables.PLATFORM, tables.SPLIT),
+        *(tables.RUN, tables.RAN),
         tables.text("mode", "Mode"),
         tables.plain("saves", "Saves"),
         tables.plain("size_gib", "Size", "GiB"),

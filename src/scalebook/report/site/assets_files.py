@@ -14,13 +14,19 @@ from scalebook.report.site import preview
 
 STYLES = ("scalebook.css", "preview.css")
 # In the order that a page loads them in, behind the chart library.
-SCRIPTS = ("scalebook-charts.js", "scalebook-runs.js", "scalebook-filter.js", "scalebook.js")
+SCRIPTS = (
+    "scalebook-charts.js",
+    "scalebook-runs.js",
+    "scalebook-filter.js",
+    "scalebook.js",
+    "cost.js",
+)
 FACETS = ("platform", "model", "strategy", "source")  # what a page is filtered by
 
 
 def write_assets(folder: Path, library: bytes, runs: pl.DataFrame) -> None:
     """Write the files that all pages share."""
-    for name in (*STYLES, *SCRIPTS[2:]):
+    for name in (*STYLES, *SCRIPTS[2:], "run.js"):
         shutil.copyfile(preview.ASSETS / name, folder / name)
     themes = json.dumps(configs(), separators=(",", ":"))
     (folder / SCRIPTS[0]).write_text(f"window.SCALEBOOK_CHARTS={themes};\n")

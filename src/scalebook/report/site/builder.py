@@ -22,6 +22,8 @@ from scalebook.report.site.menu import PAGES, Page
 from scalebook.report.site.one_file import NAME, one_page
 from scalebook.report.site.prepare import prepare
 from scalebook.report.site.row_files import move_out
+from scalebook.report.site.run_details import PAGE as RUN_PAGE
+from scalebook.report.site.run_details import write_details
 from scalebook.report.site.site_check import check
 
 Renderer = Literal["auto", "quarto", "preview"]
@@ -74,16 +76,29 @@ def build(
         library = pool.submit(vega.bundle, places.cache)
         failed = page_cache.make(PAGES, places.project / "notebooks", data, cache, stage)
     write_assets(stage, library.result(), data.runs)
-    cells = {page: _prepared(stage / f"{page.slug}.ipynb", say) for page in PAGES}
+    numbers = {run_id: row for row, run_id in enumerate(data.runs["run_id"], start=1)}
+    cells = {page: _prepared(stage / f"{page.slug}.ipynb", numbers, say) for page in PAGES}
     for page, shown in cells.items():
         notebook.write(stage / f"{page.slug}.ipynb", move_out(shown, page.slug, stage))
     built = _build_facts(data)
     write_data(data, stage / "data")
+    write_details(data, stage)
     site = _with_quarto(places, built) if chosen == "quarto" else _with_preview(stage, built)
+    (site / RUN_PAGE).write_text(preview.run_page(PAGES, built), encoding="utf-8")
+    # Quarto brings along what its pages name; the page of a run is not one of them
+    for path in stage.iterdir():
+        if path.suffix in (".css", ".js"):
+            shutil.copyfile(path, site / path.name)
+    shutil.copytree(stage / "data", site / "data", dirs_exist_ok=True)
     if one_file:
         (site / NAME).write_text(one_page(cells, PAGES, stage, built), encoding="utf-8")
         weigh(site / NAME, say)
-    _finish(site, places.output, chosen, {page.html for page in failed} | {NAME} if failed else ())
+    _finish(
+        site,
+        places.output,
+        chosen,
+        {RUN_PAGE, *({page.html for page in failed} | {NAME} if failed else ())},
+    )
     index = places.output / (NAME if one_file else "index.html")
     if failed:
         raise IncompleteReportError(_told(failed, index))
@@ -118,13 +133,15 @@ def _choose(renderer: Renderer, say: Callable[[str], None]) -> Renderer:
     return renderer
 
 
-def _prepared(path: Path, say: Callable[[str], None]) -> tuple[notebook.Cell, ...]:
+def _prepared(
+    path: Path, numbers: Mapping[str, int], say: Callable[[str], None]
+) -> tuple[notebook.Cell, ...]:
     """Return an executed notebook as the renderers want it; say what its code warned of."""
     cells = notebook.read(path)
     for cell in cells:
         for text in cell.warned:
             say(f"{path.stem}: {text.strip()}")
-    return prepare(cells)
+    return prepare(cells, numbers)
 
 
 def _build_facts(data: frames.ReportData) -> str:
@@ -142,10 +159,6 @@ def _with_preview(stage: Path, built: str) -> Path:
         cells = notebook.read(stage / f"{page.slug}.ipynb")
         html = preview.render(cells, page, PAGES, built)
         (site / page.html).write_text(html, encoding="utf-8")
-    for path in stage.iterdir():
-        if path.suffix in (".css", ".js"):
-            shutil.copyfile(path, site / path.name)
-    shutil.copytree(stage / "data", site / "data")
     return site
 
 

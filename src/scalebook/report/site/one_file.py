@@ -7,10 +7,11 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from urllib.parse import unquote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from scalebook.report.base.markup import Markup, script_json
+from scalebook.report.base.markup import Markup, anchor, script_json
 from scalebook.report.site import preview
 from scalebook.report.site.assets_files import SCRIPTS, STYLES
 from scalebook.report.site.data_files import DATA_FILES
@@ -68,6 +69,8 @@ def local_addresses(html: str, slug: str) -> str:
         if page and not re.fullmatch(r"[a-z_-]+\.html", page):
             return match[0]
         target = page.removesuffix(".html") or slug
+        if target == "run":  # a run has no page of its own in the one file
+            target, fragment = "throughput", anchor(unquote(fragment))
         return f'href="#{target}--{fragment}"' if fragment else f'href="#page-{target}"'
 
     # in a specification an address is no attribute; in the rows of a long table it is

@@ -10,7 +10,7 @@ from pathlib import Path
 import mistune
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
-from scalebook.report.base.markup import Markup, raw_html
+from scalebook.report.base.markup import Markup, raw_block, raw_html
 from scalebook.report.site.menu import Page, menus
 from scalebook.report.site.notebook import Cell, front_matter
 
@@ -29,19 +29,33 @@ def _template() -> Template:
     )
 
 
-def render(cells: tuple[Cell, ...], page: Page, pages: Sequence[Page], built: str) -> str:
-    """Return the HTML of a page; ``built`` is the line of build facts in its footer."""
+def render(
+    cells: tuple[Cell, ...], page: Page, pages: Sequence[Page], built: str, *scripts: str
+) -> str:
+    """Return the HTML of a page; ``built`` is the line of build facts in its footer.
+
+    A page with ``scripts`` of its own makes its title and charts by them.
+    """
     numbers = dict(number_labels(cells))
     facts = front_matter(cells)
     return _template().render(
         page=page,
         menus=tuple(menus(pages)),
-        title=facts.get("title", page.title),
+        title="" if scripts else facts.get("title", page.title),
         subtitle=facts.get("subtitle", ""),
-        has_charts=any("sb-chart" in text for cell in cells for text in cell.texts),
+        has_charts=bool(scripts)
+        or any("sb-chart" in text for cell in cells for text in cell.texts),
+        scripts=scripts,
         blocks=[block(cell, numbers) for cell in cells if cell.kind != "raw"],
         built=built,
     )
+
+
+def run_page(pages: Sequence[Page], built: str) -> str:
+    """Return the page that shows the one run that its address names, by its own script."""
+    place = '<div id="sb-run"><noscript>This page needs JavaScript.</noscript></div>'
+    cell = Cell("code", "", options=(("echo", False),), texts=(raw_block(place),))
+    return render((cell,), Page("", "run", "Run"), pages, built, "run.js")
 
 
 def number_labels(cells: Sequence[Cell]) -> Iterator[tuple[str, str]]:

@@ -19,11 +19,12 @@
   // Charts: the specification is data in the script element behind the chart's place.
   const filter = window.ScalebookFilter;
   const drawn = new WeakMap(); // place -> what vegaEmbed returned
-  function draw() {
+  function draw(part) {
     if (typeof vegaEmbed === "undefined") return;
     document.querySelectorAll(".sb-chart").forEach(function (place, index) {
-      // a page that is not shown draws when it is
-      if (place.clientWidth > 0) drawOne(place, index);
+      if (part && part.contains && !part.contains(place)) return;
+      // a page that is not shown draws when it is, and so does a folded chart
+      if (place.clientWidth > 0 && !place.closest("details:not([open])")) drawOne(place, index);
       else { forget(place); place.classList.remove("is-empty"); }
     });
   }
@@ -33,8 +34,9 @@
     drawn.delete(place);
   }
 
-  // Where a label has no room, its end tells more: runs of one model differ there.
-  const TAIL = "length(datum.label) > 24 ? '\u2026' + slice(datum.label, length(datum.label) - 22) : datum.label";
+  // On a phone a long label has two lines; of a longer one the last two: runs differ there.
+  const LINES = "split(replace(datum.label, regexp('(.{1,26})( |$)', 'g'), '$1\\n'), '\\n')";
+  const TAIL = "length(datum.label) > 26 ? slice(" + LINES + ", max(0, length(" + LINES + ") - 3), length(" + LINES + ") - 1) : datum.label";
 
   function drawOne(place, index) {
     const config = window.SCALEBOOK_CHARTS[isDark() ? "dark" : "light"];
@@ -46,16 +48,18 @@
       return;
     }
     const narrow = place.clientWidth < 560;
-    const axisY = Object.assign({}, config.axisY, narrow ? { labelLimit: 150, labelExpr: TAIL } : {});
-    const legend = Object.assign({}, config.legend, narrow ? { columns: 1, labelLimit: 280 } : {});
+    const axisY = Object.assign({}, config.axisY, narrow ? { labelLimit: 150, labelExpr: TAIL, labelFontSize: 10, labelLineHeight: 10 } : {});
+    const axisX = narrow ? { titleAnchor: "end" } : {};
+    const legend = Object.assign({}, config.legend, narrow ? { columns: 1, labelLimit: 240, labelFontSize: 10 } : {});
     vegaEmbed(place, spec, {
       mode: "vega-lite",
+      ast: true, // expressions are interpreted: no code is made from a specification
       renderer: "svg",
       // a layer that the filter has emptied is no mistake: then errors (Vega's level 1) alone go to
       // the console, else warnings (2) too
       logLevel: filter.isActive() ? 1 : 2,
       actions: { export: true, source: false, compiled: false, editor: false },
-      config: Object.assign({}, config, { axisY: axisY, legend: legend }),
+      config: Object.assign({}, config, { axisX: axisX, axisY: axisY, legend: legend }),
       tooltip: { theme: isDark() ? "dark" : "light" },
       downloadFileName: "scalebook-chart-" + (index + 1),
     }).then(function (result) {
@@ -77,8 +81,15 @@
 
   // Tables: the exact value of a cell is in data-value. A long table keeps the rows after its
   // first ones as data in the script element behind it; the page makes the rows that it shows.
+  const COLUMNS = 11; // shown at first: the run and ten more; scalebook.css hides the others
   const PAGE = 100; // rows at a time, of a table that comes with such data
   const tables = []; // {box, table, rows, keys, long, page, words, left}
+
+  // On a phone a row is a card whose lines carry the headings.
+  function labelled(tr, labels) {
+    for (const cell of tr.cells) cell.dataset.label = labels[cell.cellIndex] || "";
+    return tr;
+  }
 
   function fromElement(row) {
     const values = Array.from(row.cells, function (cell) { return cell.dataset.value; });
@@ -91,8 +102,8 @@
       run: entry[2] || undefined, id: entry[1] };
   }
 
-  function element(row, kinds) {
-    if (row.tr) return row.tr;
+  function element(row, kinds, labels) {
+    if (row.tr) return row.labelled ? row.tr : (row.labelled = true, labelled(row.tr, labels));
     const tr = document.createElement("tr");
     tr.className = row.entry[0];
     if (row.id) tr.id = row.id;
@@ -106,7 +117,8 @@
       tr.append(td);
     });
     row.tr = tr;
-    return tr;
+    row.labelled = true;
+    return labelled(tr, labels);
   }
 
   function textOf(row) {
@@ -165,7 +177,7 @@
     const from = state.long ? state.page * PAGE : 0;
     const shown = state.long ? state.left.slice(from, from + PAGE) : state.left;
     state.table.tBodies[0].replaceChildren.apply(state.table.tBodies[0], shown.map(function (row) {
-      return element(row, state.kinds);
+      return element(row, state.kinds, state.labels);
     }));
     if (state.pager) {
       const many = state.left.length + (state.src ? state.more : 0);
@@ -242,6 +254,9 @@
       box: box, table: table, headings: headings, page: 0, words: [], long: Boolean(more),
       keys: headings.map(function (cell) { return cell.dataset.key; }),
       kinds: headings.map(function (cell) { return cell.className; }),
+      labels: headings.map(function (cell) {
+        return Array.from(cell.childNodes, function (part) { return part.textContent; }).join(", ");
+      }),
       rows: Array.from(table.tBodies[0].rows, fromElement),
     };
     state.src = more && more.dataset.src || "";
@@ -263,6 +278,7 @@
     tools.className = "tools";
     if (state.long) tools.append(pager(state));
     if (state.rows.length > 8) tools.append(searchOf(state));
+    if (headings.length > COLUMNS) tools.append(columnsOf(state));
     tools.append(button("CSV", function () { whole(state, function () { download(csv(state), name); }); }, "Download table " + name + " as CSV"));
     box.prepend(tools);
     table.tBodies[0].addEventListener("click", function (event) {
@@ -278,6 +294,19 @@
     refresh(state);
     // a filter of the page before acts on rows that are not in sight too
     if (state.src && filter.isActive()) whole(state, function () {}); else if (state.src) wholeInSight(state);
+  }
+
+  // The first columns say what a row is and what it reached; the others come when asked for.
+  function columnsOf(state) {
+    const more = state.headings.length - COLUMNS;
+    const made = button("", function () { say(state.box.classList.toggle("is-short")); });
+    const say = function (short) {
+      made.textContent = short ? "Columns: " + more + " more" : "Columns: fewer";
+      made.setAttribute("aria-expanded", short ? "false" : "true");
+    };
+    state.box.classList.add("is-short");
+    say(true);
+    return made;
   }
 
   function pager(state) {
@@ -400,6 +429,9 @@
       else document.querySelectorAll(".sb-chart").forEach(filter.mark);
     });
     window.addEventListener("hashchange", function () { turnTo(); reveal(); });
+    document.addEventListener("toggle", function (event) {
+      if (event.target.open && event.target.matches(".sb-more")) draw(event.target);
+    }, true);
     watchMenus();
     // of the one file only the first page is open, and its charts alone are drawn
     sections().forEach(function (one, i) { one.hidden = i > 0; });
@@ -441,6 +473,7 @@
       content.querySelector("h2") || content.firstElementChild;
   }
 
+  window.ScalebookDraw = draw; // for charts that a page makes itself
   const choice = stored();
   if (choice === "dark" || choice === "light") root.dataset.theme = choice;
   if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", start);

@@ -1,0 +1,104 @@
+"""One page for every run, made in the browser: what the page reads, a few dozen runs per file.
+
+``run.html#run-ID`` loads the one file that holds its run, so ten thousand runs cost no more to
+open than one. The files are scripts, because a page opened from disk may load nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from scalebook.report.base.frames import ReportData
+from scalebook.report.base.markup import anchor, script_json
+from scalebook.report.base.naming import split_name
+from scalebook.report.base.quantities import duration, interval, number, percent, quantity
+
+PAGE = "run.html"
+FOLDER = "data/run"
+TOGETHER = 50  # runs in one file; run.js counts with the same number
+MOST_POINTS = 150  # of a curve
+CURVES = ("loss", "step_seconds", "allocated_gib")
+SETTINGS = (
+    "engine", "precision", "world_size", "nodes", "tensor_parallel_size", "pipeline_parallel_size",
+    "context_parallel_size", "expert_parallel_size", "data_parallel_size", "sequence_length",
+    "micro_batch_size", "global_batch_size", "recompute", "strategy", "accelerator", "started_at",
+)  # fmt: skip
+Row = Mapping[str, Any]
+
+
+def write_details(data: ReportData, site: Path) -> None:
+    """Write what the page of each run shows to files of TOGETHER runs, in the runs' order."""
+    folder = site / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    steps = {
+        str(key[0]): part for key, part in data.steps.partition_by("run_id", as_dict=True).items()
+    }
+    rows = list(data.runs.iter_rows(named=True))
+    for first in range(0, len(rows), TOGETHER):
+        part = [
+            _details(data, row, steps.get(row["run_id"])) for row in rows[first : first + TOGETHER]
+        ]
+        number_of_file = first // TOGETHER
+        text = f"(window.SCALEBOOK_DETAILS=window.SCALEBOOK_DETAILS||{{}})[{number_of_file}]=\n"
+        (folder / f"{number_of_file}.js").write_text(f"{text}{script_json(part)};\n", "utf-8")
+
+
+def _details(data: ReportData, row: Row, steps: pl.DataFrame | None) -> dict[str, Any]:
+    run_id = row["run_id"]
+    found = data.diagnoses.get(run_id)
+    parts = found.waterfall.parts if found and found.waterfall else ()
+    return {
+        "id": run_id,
+        "anchor": anchor(run_id),
+        "title": f"{row['model'] or 'unknown model'} on {row['platform'] or 'unknown platform'}",
+        "subtitle": f"{(row['precision'] or '').upper()} {row['name'] or split_name(row)}".strip(),
+        "status": f"{row['status']} · {row['source']}".replace("_", " "),
+        "reason": row["reason"] or row["throughput_reason"] or "",
+        "results": [list(pair) for pair in _results(row)],
+        "settings": [[name, str(row[name])] for name in SETTINGS if row.get(name) is not None],
+        "otherwise": [*data.differences.get(run_id, ()), *data.notes.get(run_id, ())],
+        "parts": [[one.name, one.step_fraction] for one in parts if one.step_fraction],
+        "causes": [[one.says, *one.advice] for one in found.findings[:4]] if found else [],
+        "curves": _curves(steps),
+        "log": list(data.log_tails.get(run_id, ())),
+    }
+
+
+def _results(row: Row) -> Iterator[tuple[str, str]]:
+    """Yield what a run reached, in words with units, as far as it is known."""
+    if row["rate"] is not None:
+        ends = row["rate_low"], row["rate_high"]
+        yield "Throughput", interval(row["rate"], *ends, row["rate_unit"])
+    for name, key, show in _RESULTS:
+        if row.get(key) is not None:
+            yield name, show(row[key])
+
+
+_RESULTS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
+    ("MFU", "mfu", percent),
+    ("Model rate", "model_tflops_per_second_per_gpu", lambda x: quantity(x, "TFLOP/s per GPU")),
+    ("Median step", "step_seconds_median", duration),
+    ("Peak memory", "peak_memory_gib", lambda x: quantity(x, "GiB")),
+    ("Mean power", "mean_power_watts", lambda x: quantity(x, "W per GPU")),
+    ("Mean clock", "mean_clock_mhz", lambda x: quantity(x, "MHz", 4)),
+    ("Hottest", "max_temperature_celsius", lambda x: quantity(x, "°C")),
+    ("Energy", "energy_joules_per_token", lambda x: quantity(x, "J/token")),
+    ("Last loss", "loss_last", lambda x: number(x, 4)),
+)
+
+
+def _curves(steps: pl.DataFrame | None) -> dict[str, list[Any]]:
+    """Columns of a run's steps, thinned evenly to MOST_POINTS; empty without steps."""
+    if steps is None or steps.is_empty():
+        return {}
+    shown = steps.gather_every(-(-steps.height // MOST_POINTS))
+    digits = pl.col(pl.Float64).round_sig_figs(5)
+    kept = shown.select("step", "phase", *CURVES).with_columns(digits)
+    finite = kept.with_columns(
+        pl.when(pl.col(pl.Float64).is_finite()).then(pl.col(pl.Float64)).name.keep()
+    )
+    return finite.to_dict(as_series=False)

@@ -1,0 +1,101 @@
+"""The Python API: its page's examples run, its values are those of the records and the commands."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+
+import pytest
+
+import scalebook as sb
+from scalebook import api
+from scalebook.errors import ConfigError
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "runs/examples"
+PAGE = (ROOT / "src/scalebook/API.md").read_text()
+BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.splitlines()[2][:40])
+def test_every_example_of_the_page_runs(block: str, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    exec(compile(block, "API.md", "exec"), {})
+
+
+def test_the_page_names_every_verb():
+    named = re.findall(r"^\| `(\w+)\(", PAGE, re.M)
+    assert sorted([*named, "Runs"]) == sorted(api.VERBS)
+
+
+def test_importing_the_package_loads_nothing_and_no_module_gets_a_verb_by_chance():
+    code = "import sys, scalebook; print([n for n in sys.modules if n.startswith('scalebook.')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = sb.nothing
+
+
+def test_mfu_is_that_of_the_record_that_the_trainer_wrote():
+    runs = sb.load(EXAMPLES)
+    (row,) = runs.frame.filter(runs.frame["run_id"].str.ends_with("f7a529f1dcbc")).to_dicts()
+    found = sb.mfu(
+        row["tokens_per_second_per_gpu"],
+        model="llama3.1-8b",
+        sequence_length=8192,
+        accelerator="H200-SXM-141GB",
+    )
+    assert found.fraction == pytest.approx(row["mfu"], rel=1e-9)
+
+
+def test_runs_are_filtered_with_their_steps_and_stay_frozen():
+    runs = sb.load(EXAMPLES)
+    records = [json.loads(path.read_text()) for path in EXAMPLES.glob("*/record.json")]
+    assert len(runs) == len(records)
+    h100 = runs.where(platform="h100")
+    assert len(h100) == sum(one["requested"]["platform"] == "h100" for one in records)
+    assert set(h100.steps["run_id"]) <= set(h100.frame["run_id"])
+    assert "<table" in h100._repr_html_()
+    with pytest.raises(FrozenInstanceError):
+        h100.frame = runs.frame
+    with pytest.raises(ConfigError, match=r"Unknown column 'platfrom'.*Did you mean 'platform'"):
+        runs.where(platfrom="h100")
+
+
+def test_an_illegal_configuration_is_judged_and_has_no_memory():
+    # 28 heads are not a multiple of 8.
+    found = sb.check("qwen2.5-7b", "h100", world_size=8, tensor_parallel_size=8)
+    assert not found.legal and found.fits is None
+    with pytest.raises(ConfigError, match="tensor_parallel_size=8"):
+        sb.memory("qwen2.5-7b", "h100", world_size=8, tensor_parallel_size=8)
+
+
+def test_an_unknown_setting_names_the_nearest():
+    with pytest.raises(ConfigError, match="Did you mean 'tensor_parallel_size'"):
+        sb.check("llama3.1-8b", "h100", tensor_paralel_size=2)
+
+
+def test_predict_is_a_verb_and_a_package_whichever_is_asked_for_first():
+    for first in ("import scalebook as sb; sb.predict", "from scalebook import predict"):
+        code = f"{first}\nfrom scalebook import predict as p\nprint(p.load.__name__, callable(p))"
+        words = (sys.executable, "-c", code)
+        done = subprocess.run(words, capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == "load True"
+    assert sb.predict("llama3.1-8b", "h100", runs=EXAMPLES, world_size=8).low > 0
+
+
+def test_no_other_verb_has_the_name_of_a_part_of_the_package():
+    parts = {path.stem for path in (ROOT / "src/scalebook").iterdir()}
+    assert parts & {*api.VERBS} == {"predict"}
+
+
+@pytest.mark.slow
+def test_run_trains_and_returns_its_record(tmp_path: Path):
+    small = {"sequence_length": 64, "global_batch_size": 2, "steps": 2, "warmup_steps": 0}
+    found = sb.run("tiny-llama", "cpu", runs=tmp_path, world_size=1, **small)
+    assert found.record.status == "completed"
+    assert len(found.steps) == 2
