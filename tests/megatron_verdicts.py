@@ -29,8 +29,9 @@ cpu.install()
 
 from megatron.core import num_microbatches_calculator, utils  # noqa: E402
 
-from scalebook.train import layers, mcore  # noqa: E402
-from scalebook.train.model import refuse_unsupported  # noqa: E402
+from scalebook.train import mcore  # noqa: E402
+from scalebook.train.model import local  # noqa: E402
+from scalebook.train.model.chunks import refuse_unsupported  # noqa: E402
 
 ranks = mcore.parallel_state
 
@@ -78,7 +79,7 @@ def transformer_config(config: RunConfig, shape: ModelShape) -> Any:
     )
 
 
-STYLE = layers.Style(
+STYLE = local.Style(
     compiled_norm=False,
     fused_attention=True,
     overlap_tensor_parallel=False,

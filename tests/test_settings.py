@@ -56,7 +56,7 @@ def test_on_and_off_read_alike_in_every_vocabulary_of_records(value, on):
 
 def observed_switches():
     """Return the names in the trainer's own class of decided switches, without importing torch."""
-    tree = ast.parse((SOURCE / "train/switches.py").read_text())
+    tree = ast.parse((SOURCE / "train/model/switches.py").read_text())
     one = next(n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Switches")
     return {n.target.id for n in one.body if isinstance(n, ast.AnnAssign)}
 

@@ -10,8 +10,8 @@ from scalebook.train import cpu
 
 cpu.install()
 
-from scalebook.train import async_tensor_parallel  # noqa: E402
-from scalebook.train.cross_entropy import cross_entropy  # noqa: E402
+from scalebook.train.layers import async_tensor_parallel  # noqa: E402
+from scalebook.train.layers.cross_entropy import cross_entropy  # noqa: E402
 
 torch.distributed.init_process_group("gloo")
 group: Any = torch.distributed.group.WORLD

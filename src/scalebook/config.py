@@ -28,6 +28,10 @@ Size = Annotated[int, Field(ge=1, le=LARGEST)]
 Count = Annotated[int, Field(ge=0, le=LARGEST)]
 
 
+# When the launcher ends a run: nothing about what it trains.
+LIMITS = ("time_limit_seconds", "progress_limit_seconds")
+
+
 class RunConfig(BaseModel):
     """One run: model x parallelism x platform x size. Flat, so that notebook parameters fit 1:1.
 
@@ -68,6 +72,7 @@ class RunConfig(BaseModel):
     data: str = ""  # prefix of an indexed dataset; empty means seeded synthetic tokens
     repeat: Count = 0  # which repetition of the same configuration
     time_limit_seconds: Count = 0  # 0: no limit
+    progress_limit_seconds: Count = 600  # without a step, output or checkpoint; 0: no limit
     checkpoint_interval: Count = 0  # steps between two checkpoints; 0: none
     checkpoint_async: bool = False  # written by processes of their own
     checkpoint_keep: Count = 0  # how many a completed run leaves on disk
@@ -136,9 +141,9 @@ class RunConfig(BaseModel):
         """Return 12 hex digits that name this configuration, equal for equal fields.
 
         Fields at their default are left out, so that a new field renames no old configuration. The
-        time limit does not count: it does not change what a run that keeps it measures.
+        limits do not count: they do not change what a run that keeps them measures.
         """
-        fields = self.model_dump(exclude_defaults=True, exclude={"time_limit_seconds"})
+        fields = self.model_dump(exclude_defaults=True, exclude={*LIMITS})
         canonical = json.dumps(fields, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 

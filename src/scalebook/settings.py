@@ -151,6 +151,7 @@ _ROWS = (
          "synthetic tokens"),
     _row("repeat", "bookkeeping", "", 0, named="never"),
     _row("time_limit_seconds", "bookkeeping", "", 0, named="never"),
+    _row("progress_limit_seconds", "bookkeeping", "", 0, named="never"),
     _row("checkpoint_interval", "bookkeeping", _TIME, 0),
     _row("checkpoint_async", "bookkeeping", _TIME, bool),
     _row("checkpoint_keep", "bookkeeping", "", 0),

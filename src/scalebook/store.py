@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pydantic import ValidationError
 
@@ -112,6 +112,15 @@ def write_json(path: Path, value: Any) -> None:
     text = json.dumps(value, indent=1, allow_nan=False)
     with untrusted.replaced(path) as stream:
         stream.write(f"{text}\n".encode())
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Return a JSON object of a run directory; empty where the file is missing or holds none."""
+    try:
+        value = json.loads(untrusted.read_bytes(path))
+    except (OSError, ValueError, RecursionError):  # cut off, or nested without end
+        return {}
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
 def write_record(directory: Path, record: RunRecord) -> None:

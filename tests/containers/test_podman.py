@@ -148,9 +148,9 @@ def test_a_killed_launcher_ends_the_run_and_leaves_a_record_and_no_container(
 
 def test_nothing_but_the_runs_can_be_written_and_codes_pass(engine: Engine, built: str, runs: Path):
     code = (
-        "import sys, json; from pathlib import Path; from scalebook.running import hosts; "
+        "import sys, json; from pathlib import Path; "
         "from scalebook.running.container import follow as container, nested, oci; "
-        "runs = Path(sys.argv[1]); host = hosts.describe(Path(sys.argv[2]), runs); "
+        "runs = Path(sys.argv[1]); host = nested.describe(Path(sys.argv[2]), runs); "
         "request = nested.Request('podman', 'cpu', sys.argv[3]); "
         "command = nested.command(request, host, [], writes=[runs]); "
         "argv = list(command.argv); argv[argv.index('python3'):] = ['sh', '-c', sys.argv[4], 'sh', "

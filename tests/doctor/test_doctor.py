@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from scalebook.cli import main
-from scalebook.doctor import Device, Facts, gather, tools
+from scalebook.doctor import GpuState, MachineFacts, gather, tools
 from scalebook.doctor.examine import examine, exit_code
 from scalebook.doctor.facts import Node
 
 GIB = 2**30
 H100 = "NVIDIA H100 80GB HBM3"
 
-GPU = Device(0, H100, 81559.0, 4.0, 700.0, 700.0, persistent=True, partitioned=False)
-GOOD = Facts(
+GPU = GpuState(0, H100, 81559.0, 4.0, 700.0, 700.0, persistent=True, partitioned=False)
+GOOD = MachineFacts(
     vendor="nvidia",
     devices=(GPU, replace(GPU, index=1)),
     cards_on_bus={"nvidia": 2},
@@ -52,7 +52,7 @@ def advice(check: str, **changes: Any) -> str:
     return found[0] or ""
 
 
-def both(**changes: Any) -> tuple[Device, ...]:
+def both(**changes: Any) -> tuple[GpuState, ...]:
     """Return the two devices with the second one changed."""
     return GPU, replace(GPU, index=1, **changes)
 
@@ -64,7 +64,7 @@ def test_a_good_machine_has_no_finding_but_ok():
 
 def test_a_laptop_without_a_gpu_is_good():
     versions = {"python": "3.11.2", "torch": "2.13.0", "megatron_core": "0.16.1"}
-    laptop = Facts("cpu", shm_bytes=8 * GIB, memory_available=8 * GIB, runs_free=50 * GIB)
+    laptop = MachineFacts("cpu", shm_bytes=8 * GIB, memory_available=8 * GIB, runs_free=50 * GIB)
     findings = examine(replace(laptop, versions=versions, open_files=4096))
     assert {finding.level for finding in findings} == {"ok"}
     assert not {"locked memory", "numa balancing", "power cap"} & {f.check for f in findings}
@@ -201,13 +201,13 @@ AMD_FILES = {
 }
 
 
-def gathered(root: Path, answers: dict[str, str], runs: Path) -> Facts:
+def gathered(root: Path, answers: dict[str, str], runs: Path) -> MachineFacts:
     """Return the facts of a machine below a root whose tools give these answers."""
 
     def query(command: Sequence[str]) -> str | None:
         return next((text for part, text in answers.items() if part in " ".join(command)), None)
 
-    return gather.gather(runs, root / "images", gather.Machine(root, query, {}))
+    return gather.gather(runs, root / "images", gather.FactSource(root, query, {}))
 
 
 def test_an_amd_machine_is_read_from_the_kernels_files(tmp_path: Path):
@@ -215,7 +215,7 @@ def test_an_amd_machine_is_read_from_the_kernels_files(tmp_path: Path):
     facts = gathered(files(tmp_path, AMD_FILES), {"rocm-smi": name}, tmp_path)
     assert facts.vendor == "amd"
     assert facts.devices == (
-        Device(0, "AMD Instinct MI300X OAM", 196608.0, 1024.0, 650.0, 750.0, (), "auto"),
+        GpuState(0, "AMD Instinct MI300X OAM", 196608.0, 1024.0, 650.0, 750.0, (), "auto"),
     )
     assert facts.processes == (4242,)
     assert facts.cards_on_bus == {"amd": 1}
@@ -236,7 +236,7 @@ def test_an_nvidia_machine_is_read_from_its_tool(tmp_path: Path):
 
 def test_a_driver_that_tells_names_alone_gives_devices_without_numbers(tmp_path: Path):
     facts = gathered(tmp_path, {"--query-gpu=name": f"{H100}\n"}, tmp_path)
-    assert facts.devices == (Device(0, H100),)
+    assert facts.devices == (GpuState(0, H100),)
     assert facts.processes is None
 
 

@@ -99,14 +99,14 @@ def test_the_experiment_is_json_and_nothing_in_it_reaches_a_shell():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"data_parallel_sharding": "full"}, "data_parallel_sharding='full' cannot be told"),
+        ({"data_parallel_sharding": "full"}, "data_parallel_sharding='full' is not supported"),
         (
             {"precision": "fp4"},
-            "precision='fp4' cannot be told to engine 'primus'. Use one",
+            "precision='fp4' is not supported by engine 'primus'. Use one",
         ),
-        ({"data": "/tokens"}, "data='/tokens' cannot be told"),
-        ({"checkpoint_interval": 5}, "checkpoint_interval=5 cannot be told .* Leave it at 0"),
-        ({"fused_rope": "off"}, "fused_rope='off' cannot be told"),
+        ({"data": "/tokens"}, "data='/tokens' is not supported"),
+        ({"checkpoint_interval": 5}, "checkpoint_interval=5 is not supported .* Leave it at 0"),
+        ({"fused_rope": "off"}, "fused_rope='off' is not supported"),
         ({"model": "olmo2-7b"}, "no configuration of it. Unknown primus model 'olmo2-7b'. Known"),
         ({"platform": "h100"}, "trains on amd platforms, and platform='h100' is nvidia"),
     ],

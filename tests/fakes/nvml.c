@@ -1,7 +1,7 @@
 /* A stand-in for libnvidia-ml.so.1 with two GPUs, by the prototypes of the NVML API reference.
 
    GPU 0 draws 500 W and heats up, GPU 1 lacks its energy counter and temperature. The state moves
-   on with each reading of the power and begins anew with nvmlInit, so that a test knows every value. */
+   on with each reading of the power and starts again with nvmlInit, so that a test knows every value. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,7 +17,8 @@ static int lost(void) {
     return after && devices[0].reads > (unsigned)atoi(after);
 }
 
-int nvmlInit_v2(void) {
+int nvmlInitWithFlags(unsigned flags) {
+    (void)flags;
     devices[0].reads = devices[1].reads = 0;
     return getenv("FAKE_NVML_REFUSES") ? 9 : SUCCESS;
 }

@@ -18,13 +18,13 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from scalebook import store
+from scalebook import ownership, store
 from scalebook.cli import main
 from scalebook.errors import IngestError
 from scalebook.facts import catalog, flops
 from scalebook.logs import collect as collect_rows
 from scalebook.logs import source
-from scalebook.logs.ingest import group, holding
+from scalebook.logs.ingest import group
 from scalebook.logs.ingest import write as ingest_write
 from scalebook.logs.ingest.run import ingest, summaries
 from scalebook.logs.settings import device_in
@@ -112,7 +112,7 @@ def test_ingesting_at_the_same_time_writes_one_whole_run(tmp_path, monkeypatch):
     assert sorted(run.new for run in found) == [False, False, True]
     (path,) = tmp_path.iterdir()
     assert {run.path for run in found} == {path}
-    assert not (path / holding.OWNER_FILE).exists()
+    assert not (path / ownership.FILE).exists()
     assert len(read_run(path).steps) == 6
 
 
@@ -132,7 +132,7 @@ def test_recovering_during_an_ingest_leaves_its_directory_alone(tmp_path, monkey
 def test_what_a_killed_ingest_left_is_written_anew(tmp_path):
     (run,), _ = ingest([LOGS / "megatron_2024.log"], tmp_path, {})
     partial = run.path.rename(tmp_path / f".partial-{run.path.name}")
-    (partial / holding.OWNER_FILE).write_text("")
+    (partial / ownership.FILE).write_text("")
     (partial / "profile").mkdir()
     (partial / "record.json").write_text("{")
     (again,), _ = ingest([LOGS / "megatron_2024.log"], tmp_path, {})
@@ -145,10 +145,10 @@ def test_where_files_cannot_be_locked_a_log_is_ingested_all_the_same(tmp_path, m
     def flock(*_):
         raise OSError(38, "Function not implemented")
 
-    monkeypatch.setattr(holding.fcntl, "flock", flock)
+    monkeypatch.setattr(ownership.fcntl, "flock", flock)
     (run,), _ = ingest([LOGS / "megatron_2024.log"], tmp_path, {})
     assert run.new
-    assert not (run.path / holding.OWNER_FILE).exists()
+    assert not (run.path / ownership.FILE).exists()
 
 
 def test_what_is_supplied_the_second_time_makes_a_run_of_its_own(tmp_path):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from scalebook.facts import catalog
-from scalebook.running import absent
+from scalebook.running.launch.torchrun import explain_missing_gpus
 
 FILES = {"h100": "dev/nvidiactl", "mi300x": "dev/kfd"}
 
@@ -15,7 +15,7 @@ FILES = {"h100": "dev/nvidiactl", "mi300x": "dev/kfd"}
 def said(platform: str, root: Path, *tools: str, **environment: str) -> str:
     """Return what is said on a machine with these files and tools."""
     found = {tool: f"/usr/bin/{tool}" for tool in tools}
-    return absent.explain(catalog.platform(platform), environment, root, found.get)
+    return explain_missing_gpus(catalog.platform(platform), environment, root, found.get)
 
 
 @pytest.mark.parametrize("platform", FILES)

@@ -16,25 +16,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scalebook import host
 from scalebook.config import RunConfig
 from scalebook.errors import CatalogError, LaunchError
 from scalebook.facts import catalog
-from scalebook.running import hosts, launch
-from scalebook.running.command import ASKED, Launch, Variable
+from scalebook.host import ASKED
+from scalebook.query import Answer
+from scalebook.running import launch
+from scalebook.running.command import Launch, Variable
 from scalebook.running.container import (
     build,
     choose,
-    conditions,
     contents,
     context,
     engines,
     files,
     images,
     inside,
+    nested,
     rules,
 )
 from scalebook.running.container.choose import Choice, Surroundings
-from scalebook.running.query import Answer
 
 VENDORS = ("nvidia", "amd", "cpu")
 
@@ -52,7 +54,7 @@ def chosen(platform: str, **changes: Any) -> dict[str, str]:
 
 # Conditions
 
-VALUES: dict[str, conditions.Value] = {"tp": 4, "vendor": "amd", "gpu": None, "on": True}
+VALUES: dict[str, rules.ConditionValue] = {"tp": 4, "vendor": "amd", "gpu": None, "on": True}
 
 
 @pytest.mark.parametrize(
@@ -77,7 +79,7 @@ VALUES: dict[str, conditions.Value] = {"tp": 4, "vendor": "amd", "gpu": None, "o
     ],
 )
 def test_a_condition_holds_when_every_entry_does(condition: dict[str, Any], expected: bool):
-    assert conditions.holds(condition, VALUES) is expected
+    assert rules.holds(condition, VALUES) is expected
 
 
 @pytest.mark.parametrize(
@@ -96,7 +98,7 @@ def test_a_condition_holds_when_every_entry_does(condition: dict[str, Any], expe
 )
 def test_a_malformed_condition_is_refused_when_it_is_read(condition: Any, message: str):
     with pytest.raises(CatalogError, match=message):
-        conditions.check("env.toml", condition, VALUES)
+        rules.check("env.toml", condition, VALUES)
 
 
 SCALARS = st.one_of(st.integers(-9, 9), st.booleans(), st.sampled_from(["amd", "nvidia"]))
@@ -110,10 +112,10 @@ LEAVES = st.dictionaries(
 
 @given(LEAVES, st.dictionaries(st.sampled_from(["tp", "vendor"]), SCALARS))
 def test_any_of_a_condition_and_nothing_else_is_that_condition(leaf: Any, values: Any):
-    conditions.check("x", leaf, ["tp", "vendor", "gpu"])
-    assert conditions.holds({"any": [leaf]}, values) == conditions.holds(leaf, values)
-    both = all(conditions.holds({key: test}, values) for key, test in leaf.items())
-    assert conditions.holds(leaf, values) == both
+    rules.check("x", leaf, ["tp", "vendor", "gpu"])
+    assert rules.holds({"any": [leaf]}, values) == rules.holds(leaf, values)
+    both = all(rules.holds({key: test}, values) for key, test in leaf.items())
+    assert rules.holds(leaf, values) == both
 
 
 # env.toml
@@ -142,7 +144,7 @@ def test_warp_speed_is_off_on_gfx950_alone():
 @pytest.mark.parametrize("platform", [p.name for p in catalog.platforms()])
 def test_every_variable_that_is_set_is_one_that_a_record_keeps(platform: str):
     environment = launch.Launch((), launch.variables(config(platform))).environment({})
-    assert launch.performance_variables(environment) == dict(sorted(environment.items()))
+    assert host.performance_variables(environment) == dict(sorted(environment.items()))
 
 
 def test_a_value_that_the_image_bakes_in_is_replaced_unless_the_user_asked_for_it():
@@ -154,7 +156,7 @@ def test_a_value_that_the_image_bakes_in_is_replaced_unless_the_user_asked_for_i
 
 def test_a_variable_asked_for_by_name_is_recorded_whatever_it_is_called():
     environment = {"MY_SWITCH": "1", "OTHER": "2", ASKED: "MY_SWITCH"}
-    assert launch.performance_variables(environment) == {"MY_SWITCH": "1"}
+    assert host.performance_variables(environment) == {"MY_SWITCH": "1"}
 
 
 @pytest.mark.parametrize(
@@ -548,14 +550,14 @@ def test_an_image_file_is_found_where_it_is(tmp_path: Path):
 
 def test_root_writes_as_the_owner_of_the_runs(tmp_path: Path):
     status = tmp_path.stat()
-    nested = tmp_path / "not" / "there"
-    assert hosts.owner(nested, (0, 0)) == (status.st_uid, status.st_gid)
-    assert hosts.owner(nested, (1234, 99)) == (1234, 99)
+    runs = tmp_path / "not" / "there"
+    assert nested.owner(runs, (0, 0)) == (status.st_uid, status.st_gid)
+    assert nested.owner(runs, (1234, 99)) == (1234, 99)
 
 
 def test_device_groups_are_those_of_the_files_that_are_there(tmp_path: Path):
-    assert hosts.device_groups(tmp_path) == ()
+    assert nested.device_groups(tmp_path) == ()
     (tmp_path / "dri").mkdir()
     (tmp_path / "dri" / "renderD128").touch()
     group = (tmp_path / "dri" / "renderD128").stat().st_gid
-    assert hosts.device_groups(tmp_path) == (() if group == 0 else (group,))
+    assert nested.device_groups(tmp_path) == (() if group == 0 else (group,))

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from scalebook import query
 from scalebook.errors import LaunchError
 from scalebook.facts import catalog
-from scalebook.running import query
+from scalebook.query import printed
 from scalebook.running.devices import detect
 from scalebook.running.devices.detect import Machine
-from scalebook.running.query import printed
 
 
 def tools(**answers: str) -> Callable[[Sequence[str]], str | None]:

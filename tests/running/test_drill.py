@@ -26,7 +26,7 @@ from scalebook.measure.reliability import (
 from scalebook.record import RunRecord, StepRecord
 from scalebook.running import finish_run, processes
 from scalebook.running.drill import drill, drill_result
-from scalebook.running.drill.kill_rank import Killer, Order, rank_process
+from scalebook.running.drill.kill_rank import Killer, KillOrder
 
 CONFIG = RunConfig(
     **SMALL
@@ -53,7 +53,7 @@ def reference(runs: Path) -> store.Run:
 @pytest.fixture(scope="module")
 def killed(runs: Path, reference: store.Run) -> drill.Drilled:
     """A rank killed between two checkpoints."""
-    return drill.drill(CONFIG, Order(rank=1, step=4), runs, undisturbed=reference)
+    return drill.drill(CONFIG, KillOrder(rank=1, step=4), runs, undisturbed=reference)
 
 
 @pytest.mark.slow
@@ -133,7 +133,7 @@ def test_the_step_after_a_save_has_the_time_that_training_waited(
 @pytest.mark.slow
 def test_a_kill_while_a_checkpoint_is_saved_leaves_the_one_before(runs: Path):
     config = CONFIG.model_copy(update={"checkpoint_async": True, "world_size": 1})
-    result = drill.drill(config, Order(rank=0, step=5, during_save=True), runs)
+    result = drill.drill(config, KillOrder(rank=0, step=5, during_save=True), runs)
     assert (result.drill.kill_during, result.drill.resumed_step) == ("save", 3)
     assert result.drill.compared_steps == result.drill.steps_lost >= 3
     assert result.drill.identical
@@ -150,9 +150,9 @@ def test_the_rank_to_kill_is_one_of_this_start_of_the_run():
     process = subprocess.Popen(["sleep", "60"], env={**os.environ, **marks, **rank})
     try:
         wait_for(lambda: processes.marked("id", "a"))
-        assert rank_process("id", 1, 0, "a") == process.pid
-        assert rank_process("id", 1, 0, "b") is None
-        assert rank_process("id", 1, 1, "a") is None
+        assert processes.rank_process("id", 1, 0, "a") == process.pid
+        assert processes.rank_process("id", 1, 0, "b") is None
+        assert processes.rank_process("id", 1, 1, "a") is None
     finally:
         process.kill()
         process.wait()
@@ -187,7 +187,7 @@ def by_hand(directory: Path, lines: list[StepRecord], **changes: Any) -> tuple[R
     local = (KILLED_AT + timedelta(seconds=0.5)).astimezone().strftime("%m%d %H:%M:%S.%f")
     log = f"E{local} 99 torch/distributed/elastic/api.py:1] failed (exitcode: -9) local_rank: 1\n"
     (directory / "train.log").write_text(log)
-    killer = Killer(directory, "id", Order(1, 3))
+    killer = Killer(directory, "id", KillOrder(1, 3))
     killer.killed_at, killer.started_at = KILLED_AT.timestamp(), KILLED_AT.timestamp() + 2
     record = RunRecord(
         run_id="id", config_hash=None, status="completed",
@@ -269,8 +269,8 @@ def test_an_order_that_shows_nothing_is_refused(
 
 
 def test_the_default_kill_is_of_the_last_rank_between_two_checkpoints():
-    assert drill.ordered(CONFIG, None, None, during_save=False) == Order(1, 5, False)
-    assert drill.ordered(CONFIG, None, None, during_save=True) == Order(1, 4, True)
+    assert drill.ordered(CONFIG, None, None, during_save=False) == KillOrder(1, 5, False)
+    assert drill.ordered(CONFIG, None, None, during_save=True) == KillOrder(1, 4, True)
 
 
 def test_a_run_that_ends_before_the_kill_is_published_and_said(
@@ -281,7 +281,7 @@ def test_a_run_that_ends_before_the_kill_is_published_and_said(
 
     monkeypatch.setattr(drill.runner, "train", train)
     with pytest.raises(LaunchError, match="was failed before rank 1 was killed"):
-        drill.drill(CONFIG, Order(1, 4), tmp_path)
+        drill.drill(CONFIG, KillOrder(1, 4), tmp_path)
     assert len(list(store.run_directories(tmp_path))) == 1
     assert not store.partial_directories(tmp_path)
 
@@ -292,7 +292,7 @@ def test_the_command_prints_json_and_its_exit_code_is_the_verdict(
 ):
     asked: list[RunConfig] = []
 
-    def drilled(config: RunConfig, order: Order, runs: Path, **_: Any) -> drill.Drilled:
+    def drilled(config: RunConfig, order: KillOrder, runs: Path, **_: Any) -> drill.Drilled:
         asked.append(config)
         record = RunRecord(run_id="id", config_hash=None, status="completed")
         found = DrillRecord(

@@ -20,7 +20,7 @@ from scalebook.running import execution, finish_run, processes, sweep
 from scalebook.running.console import Console
 from scalebook.running.execution import CLOSING_SECONDS, START_SECONDS, Patience
 from scalebook.running.kernel import RunOptions
-from scalebook.running.stopping import Stop
+from scalebook.running.sweep import Stop
 from scalebook.running.todo import survey
 
 TRAIN = Path(__file__).parents[2] / "notebooks" / "10_train.ipynb"

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 from training import environment, wait_for
 
-from scalebook import store
-from scalebook.running import finish_run, ownership, processes
+from scalebook import ownership, store
+from scalebook.running import finish_run, processes
 
 pytestmark = pytest.mark.slow
 
@@ -84,7 +84,7 @@ class Plan:
 
         def found() -> Path | None:
             for partial in store.partial_directories(self.runs):
-                repeat = finish_run.read_object(partial / "config.json").get("repeat")
+                repeat = store.read_object(partial / "config.json").get("repeat")
                 if repeat == BROKEN and len(store.read_steps(partial / "steps.jsonl")[0]) == 2:
                     return partial
             return None

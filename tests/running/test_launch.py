@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from scalebook import host
 from scalebook.config import RunConfig
 from scalebook.errors import LaunchError
 from scalebook.running import launch
@@ -86,7 +87,7 @@ def test_what_needs_another_launcher_is_refused(changes: dict[str, Any]):
 
 def test_only_variables_that_change_speed_are_kept():
     environment = {"NCCL_DEBUG": "INFO", "HOME": "/home/a", "OMP_NUM_THREADS": "1"}
-    assert set(launch.performance_variables(environment)) == {"NCCL_DEBUG", "OMP_NUM_THREADS"}
+    assert set(host.performance_variables(environment)) == {"NCCL_DEBUG", "OMP_NUM_THREADS"}
 
 
 def test_the_run_path_loads_neither_torch_nor_polars():

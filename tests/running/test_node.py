@@ -25,7 +25,7 @@ from scalebook.config import RunConfig
 from scalebook.facts import catalog, legality
 from scalebook.record import RunRecord
 from scalebook.running import finish_run, processes, runner
-from scalebook.running.cluster import jobs, node
+from scalebook.running.cluster import jobs, node, node_logs
 
 ROOT = Path(__file__).resolve().parents[2]
 TEMPLATE = ROOT / "containers" / "kubernetes" / "pytorchjob.yaml"
@@ -70,9 +70,9 @@ def wait_for(condition: Callable[[], bool]) -> None:
     raise AssertionError("waited a minute in vain")
 
 
-def run_nodes(directory: Path, *modes: str) -> list[int]:
+def run_nodes(directory: Path, *modes: str, **changes: Any) -> list[int]:
     """Run a part for each mode at the same time, the last node first; return their codes."""
-    fields = json.dumps(config().model_dump(exclude_defaults=True))
+    fields = json.dumps(config(**changes).model_dump(exclude_defaults=True))
     codes = [-1 for _ in modes]
 
     def part(number: int, mode: str) -> None:
@@ -108,6 +108,22 @@ def test_the_first_nodes_failure_ends_the_others(tmp_path: Path):
     record = store.read_record(tmp_path / "two")
     assert (record.status, record.exit_code) == ("failed", 1)
     assert "ValueError" in str(record.reason)
+
+
+def test_nodes_without_progress_end_with_their_limit_as_the_reason(tmp_path: Path):
+    codes = run_nodes(tmp_path / ".partial-two", "hang", "hang", progress_limit_seconds=2)
+    record = store.read_record(tmp_path / "two")
+    assert (record.status, record.cause) == ("timeout", "no_progress")
+    assert str(record.reason).startswith("No step for 2 s")
+    assert codes == [record.exit_code, 0]
+
+
+def test_the_limit_that_another_node_reached_first_is_the_runs_reason(tmp_path: Path):
+    limit = ("timeout", "No step for 2 s", "no_progress")
+    finish_run.write_exit(tmp_path, finish_run.Ended(143, node_logs.FOLLOWED))
+    assert node_logs.own_stop(tmp_path) is None
+    finish_run.write_exit(tmp_path, finish_run.Ended(143, limit), 1)
+    assert node_logs.own_stop(tmp_path) == limit
 
 
 @pytest.mark.parametrize("whole_group", [False, True])

@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 from training import small, wait_for
 
-from scalebook import store
+from scalebook import ownership, store
 from scalebook.cli import main
 from scalebook.errors import LaunchError, RecordError
 from scalebook.record import RunRecord, Status
-from scalebook.running import finish_run, ownership, processes, recovery
+from scalebook.running import finish_run, processes, recovery
 
 
 def partial(runs: Path, steps: int = 2, start: str | None = None) -> Path:
@@ -95,7 +95,7 @@ def test_an_empty_directory_of_a_dead_process_is_removed(tmp_path: Path):
 def test_the_lock_falls_free_when_its_owner_is_killed(tmp_path: Path):
     directory = partial(tmp_path)
     code = (
-        "import sys, time, pathlib, scalebook.running.ownership as o\n"
+        "import sys, time, pathlib, scalebook.ownership as o\n"
         "with o.owned(pathlib.Path(sys.argv[1])):\n    print('held', flush=True)\n"
         "    time.sleep(300)\n"
     )

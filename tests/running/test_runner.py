@@ -124,6 +124,13 @@ def test_a_run_whose_steps_are_all_done_may_close_beyond_its_limit(
     assert nothing_is_left(record.run_id)
 
 
+def test_a_run_without_progress_ends_as_a_timeout_with_its_own_cause(tmp_path: Path):
+    record = train(tmp_path, "hang", progress_limit_seconds=2)
+    assert (record.status, record.cause) == ("timeout", "no_progress")
+    assert record.reason == "No step for 2 s (after step 2 of 5)."
+    assert nothing_is_left(record.run_id)
+
+
 def test_a_request_to_stop_interrupts_the_run(tmp_path: Path):
     def ask() -> None:
         partial = wait_for(lambda: store.partial_directories(tmp_path))[0]
@@ -175,10 +182,10 @@ def test_the_processes_of_a_run_are_found_by_what_its_directory_says_of_their_st
     found: list[tuple[int, ...]] = []
     watch = runner._watch
 
-    def look(process: Any, directory: Path, *rest: Any) -> Any:
+    def look(process: Any, directory: Path, *rest: Any, **named: Any) -> Any:
         start = finish_run.start_of(directory)
         found.append(wait_for(lambda: processes.marked(finish_run.run_id(directory), start)))
-        return watch(process, directory, *rest)
+        return watch(process, directory, *rest, **named)
 
     monkeypatch.setattr(runner, "_watch", look)
     assert train(tmp_path).status == "completed"
@@ -193,7 +200,7 @@ def test_how_the_trainer_ended_is_kept_before_anything_else_is_done(
 
     def look(run_id: str, *rest: Any, **named: Any) -> bool:
         (directory,) = store.partial_directories(tmp_path)
-        kept.append(finish_run.read_object(directory / finish_run.EXIT_FILE))
+        kept.append(store.read_object(directory / finish_run.EXIT_FILE))
         return end(run_id, *rest, **named)
 
     monkeypatch.setattr(processes, "end", look)
@@ -229,8 +236,8 @@ def test_a_killed_guard_leaves_nothing_running(tmp_path: Path):
     thread.start()
     record = train(tmp_path, "hang")
     thread.join()
-    assert (record.status, record.exit_code) == ("failed", 137)
-    assert "SIGKILL" in record.reason
+    assert (record.status, record.cause, record.exit_code) == ("interrupted", "stopped", 137)
+    assert record.reason.startswith("The process that guards the run was ended by SIGKILL (after")
     assert nothing_is_left(record.run_id)
 
 

@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 from training import small
 
-from scalebook import store
+from scalebook import ownership, store
 from scalebook.errors import LaunchError
 from scalebook.plan import Plan, PlannedRun
-from scalebook.running import finish_run, ownership, recovery, todo
+from scalebook.query import Answer
+from scalebook.running import finish_run, recovery, todo
 from scalebook.running.cluster import jobs, node_logs, slurm, status_table, submit, watch
 from scalebook.running.cluster.jobs import JobState
 from scalebook.running.cluster.node_logs import ASKED, FOLLOWED
 from scalebook.running.console import Console
 from scalebook.running.finish_run import Ended
-from scalebook.running.query import Answer
 from scalebook.running.sweep import Stop
 
 STEP = '{"step": 2, "phase": "measured", "step_seconds": 0.1, "tokens": 64}\n'
@@ -91,7 +91,7 @@ def test_the_state_of_a_job_becomes_the_status_of_its_run(
 
 def test_a_run_that_had_ended_well_is_completed_whatever_became_of_its_job(tmp_path: Path):
     partial = waiting(tmp_path, Ended(0))
-    started = finish_run.read_object(partial / finish_run.LAUNCH_FILE)["started_at"]
+    started = store.read_object(partial / finish_run.LAUNCH_FILE)["started_at"]
     lines = [STEP.replace("2", str(number), 1) for number in range(1, 6)]
     (partial / "steps.jsonl").write_text("".join(lines))
     (settled,) = jobs.settle(tmp_path, slurm_says("TIMEOUT"))

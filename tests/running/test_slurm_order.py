@@ -15,10 +15,10 @@ from scalebook import store
 from scalebook.config import RunConfig
 from scalebook.plan import load_plan
 from scalebook.plan.schedule import CoolDown
+from scalebook.query import Answer
 from scalebook.record import RunRecord
 from scalebook.running.cluster import slurm, submit
 from scalebook.running.cluster.submit import Order
-from scalebook.running.query import Answer
 from scalebook.running.todo import Entry
 from scalebook.running.waiting import Scheduled
 

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 from training import small, wait_for
 
-from scalebook import notebooks, store
+from scalebook import notebooks, ownership, store
 from scalebook.cli import main
 from scalebook.facts.legality import Problem
 from scalebook.notebooks import KernelDeathError, NotebookError
 from scalebook.plan import Plan, PlannedRun
-from scalebook.running import finish_run, ownership, runner, sweep
+from scalebook.running import finish_run, runner, sweep
 from scalebook.running.console import Console
 from scalebook.running.todo import Entry, label, survey
 

@@ -6,6 +6,7 @@ are scripts, and amdsmi is a module with the functions that ours calls.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shutil
@@ -37,7 +38,14 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if shutil.which("cc") is None:
         pytest.skip("no C compiler for the stand-in of NVML")
     folder = tmp_path_factory.mktemp("nvml")
-    command = ["cc", "-shared", "-fPIC", "-o", str(folder / nvml.LIBRARY), str(FAKES / "nvml.c")]
+    command = [
+        "cc",
+        "-shared",
+        "-fPIC",
+        "-o",
+        str(folder / "libnvidia-ml.so.1"),
+        str(FAKES / "nvml.c"),
+    ]
     subprocess.run(command, check=True)
     return folder
 
@@ -45,7 +53,9 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def driver(library: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """The environment of a process that finds the stand-in; this process finds it too."""
-    monkeypatch.setattr(nvml, "LIBRARY", str(library / nvml.LIBRARY))
+    pynvml = pytest.importorskip("pynvml")
+    monkeypatch.setattr(pynvml, "nvmlLib", ctypes.CDLL(str(library / "libnvidia-ml.so.1")))
+    monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
     return {**os.environ, "LD_LIBRARY_PATH": str(library)}
 
 
@@ -344,7 +354,7 @@ def test_a_driver_lost_in_the_middle_ends_the_samples_with_a_reason(driver, tmp_
 @pytest.mark.parametrize(
     ("platform", "variables", "reason"),
     [
-        ("h100", {}, "no NVIDIA driver; nvidia-smi is missing or fails"),
+        ("h100", {}, "there is no NVIDIA driver; nvidia-smi is missing or fails"),
         ("mi300x", {}, "amdsmi"),
         ("h100", {telemetry.PERIOD_VARIABLE: "0"}, "is 0"),
         ("h100", {telemetry.PERIOD_VARIABLE: "fast"}, "'fast' is not between"),

@@ -19,9 +19,9 @@ from scalebook.errors import ConfigError
 from scalebook.facts import catalog, legality
 from scalebook.measure import reliability
 from scalebook.record import StepRecord
-from scalebook.running import restarts
+from scalebook.running import finish_run
 from scalebook.running.launch import direct
-from scalebook.train import checkpoint_place as place
+from scalebook.train.checkpoint import stored
 
 
 @pytest.fixture(scope="module")
@@ -54,19 +54,19 @@ def saved(folder: Path, step: int, **layout: Any) -> Path:
     """Write what is on disk of a whole checkpoint, but its data."""
     path = folder / f"step-{step:08d}"
     path.mkdir(parents=True)
-    config = small().model_dump(include=set(place.LAYOUT)) | layout
-    (path / place.CONTENT).write_text(json.dumps({"step": step, "config": config}))
+    config = small().model_dump(include=set(stored.LAYOUT)) | layout
+    (path / stored.CONTENT).write_text(json.dumps({"step": step, "config": config}))
     return path
 
 
 def name_latest(folder: Path, path: Path) -> None:
-    (folder / place.LATEST).write_text(json.dumps({"name": path.name}))
+    (folder / stored.LATEST).write_text(json.dumps({"name": path.name}))
 
 
 def test_without_a_marker_there_is_no_checkpoint(tmp_path: Path):
     saved(tmp_path, 3)
-    assert place.latest(tmp_path) is None
-    assert place.source(small(), tmp_path) is None
+    assert stored.latest(tmp_path) is None
+    assert stored.source(small(), tmp_path) is None
 
 
 def test_a_checkpoint_that_was_not_named_before_a_kill_does_not_count(tmp_path: Path):
@@ -74,20 +74,20 @@ def test_a_checkpoint_that_was_not_named_before_a_kill_does_not_count(tmp_path: 
     name_latest(tmp_path, old)
     saved(tmp_path, 6)
     (tmp_path / ".saving-00000009-0").mkdir()
-    assert place.source(small(), tmp_path) == old
+    assert stored.source(small(), tmp_path) == old
 
 
 def test_a_marker_cut_off_names_nothing(tmp_path: Path):
     saved(tmp_path, 3)
-    (tmp_path / place.LATEST).write_text('{"name": "st')
-    assert place.latest(tmp_path) is None
+    (tmp_path / stored.LATEST).write_text('{"name": "st')
+    assert stored.latest(tmp_path) is None
 
 
 def test_a_run_goes_on_from_its_own_checkpoint_before_the_one_asked_for(tmp_path: Path):
     other, own = tmp_path / "other", tmp_path / "own"
     name_latest(own, saved(own, 2))
     name_latest(other, saved(other, 1))
-    assert place.source(small(load_checkpoint=str(other)), own) == own / "step-00000002"
+    assert stored.source(small(load_checkpoint=str(other)), own) == own / "step-00000002"
 
 
 @pytest.mark.parametrize("where", ["", "checkpoints", "checkpoints/step-00000002"])
@@ -95,7 +95,7 @@ def test_a_checkpoint_is_named_by_its_run_its_folder_or_itself(tmp_path: Path, w
     folder = tmp_path / "checkpoints"
     name_latest(folder, saved(folder, 2))
     asked = small(load_checkpoint=str(tmp_path / where))
-    assert place.source(asked, tmp_path / "new") == folder / "step-00000002"
+    assert stored.source(asked, tmp_path / "new") == folder / "step-00000002"
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_a_checkpoint_of_something_else_is_refused(
 ):
     name_latest(tmp_path, saved(tmp_path, step, **layout))
     with pytest.raises(ConfigError, match=words):
-        place.source(small(load_checkpoint=str(tmp_path)), tmp_path / "new")
+        stored.source(small(load_checkpoint=str(tmp_path)), tmp_path / "new")
 
 
 @pytest.mark.parametrize("content", ['{"step": "2", "config": {}}', '{"step": 2}', "[]", '{"step'])
@@ -120,16 +120,16 @@ def test_a_checkpoint_that_does_not_say_its_step_and_layout_is_refused(
 ):
     path = saved(tmp_path, 2)
     name_latest(tmp_path, path)
-    (path / place.CONTENT).write_text(content)
+    (path / stored.CONTENT).write_text(content)
     with pytest.raises(ConfigError, match="does not hold the checkpoint's step and config"):
-        place.source(small(load_checkpoint=str(tmp_path)), tmp_path / "new")
+        stored.source(small(load_checkpoint=str(tmp_path)), tmp_path / "new")
 
 
 def test_a_marker_leads_to_no_other_folder(tmp_path: Path):
     saved(tmp_path / "elsewhere", 2)
     (tmp_path / "own").mkdir()
-    (tmp_path / "own" / place.LATEST).write_text('{"name": "../elsewhere/step-00000002"}')
-    assert place.latest(tmp_path / "own") is None
+    (tmp_path / "own" / stored.LATEST).write_text('{"name": "../elsewhere/step-00000002"}')
+    assert stored.latest(tmp_path / "own") is None
 
 
 class Runs:
@@ -143,7 +143,7 @@ class Runs:
 
 
 def test_a_checkpoint_whose_table_of_contents_runs_code_is_refused(tmp_path: Path):
-    mcore_checkpoint = pytest.importorskip("scalebook.train.mcore_checkpoint")
+    mcore_checkpoint = pytest.importorskip("scalebook.train.checkpoint.mcore_checkpoint")
     path, mark = saved(tmp_path, 2), tmp_path / "ran"
     (path / "metadata.json").write_text('{"sharded_backend": "torch_dist"}')
     (path / ".metadata").write_bytes(pickle.dumps(Runs(mark)))
@@ -159,7 +159,7 @@ def test_a_checkpoint_whose_table_of_contents_runs_code_is_refused(tmp_path: Pat
     "name", ["builtins eval", "torch load", "torch.distributed.checkpoint.planner reduce"]
 )
 def test_a_table_of_contents_names_nothing_that_can_be_called_to_harm(tmp_path: Path, name: str):
-    mcore_checkpoint = pytest.importorskip("scalebook.train.mcore_checkpoint")
+    mcore_checkpoint = pytest.importorskip("scalebook.train.checkpoint.mcore_checkpoint")
     path = saved(tmp_path, 2)
     (path / "metadata.json").write_text('{"sharded_backend": "torch_dist"}')
     module, function = name.split()
@@ -170,7 +170,7 @@ def test_a_table_of_contents_names_nothing_that_can_be_called_to_harm(tmp_path: 
 
 def test_the_other_parts_of_a_checkpoint_are_read_as_data(tmp_path: Path):
     torch = pytest.importorskip("torch")
-    mcore_checkpoint = pytest.importorskip("scalebook.train.mcore_checkpoint")
+    mcore_checkpoint = pytest.importorskip("scalebook.train.checkpoint.mcore_checkpoint")
     path, mark = tmp_path / "common.pt", tmp_path / "ran"
     torch.save({"a": Runs(mark)}, path)
     with mcore_checkpoint._data_only(), pytest.raises(pickle.UnpicklingError):
@@ -181,7 +181,7 @@ def test_the_other_parts_of_a_checkpoint_are_read_as_data(tmp_path: Path):
 
 def test_a_folder_without_a_checkpoint_is_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match="holds no whole checkpoint"):
-        place.source(small(load_checkpoint=str(tmp_path)), tmp_path / "new")
+        stored.source(small(load_checkpoint=str(tmp_path)), tmp_path / "new")
 
 
 def rules(**changes: Any) -> dict[str, str]:
@@ -249,12 +249,12 @@ def test_steps_without_a_restart_are_read_as_they_stand(tmp_path: Path):
 def test_a_record_says_that_its_processes_were_started_again(tmp_path: Path):
     lines = [step(1), step(2), step(3), step(3, 1), step(4, 1), step(1, 2)]
     written(tmp_path / "steps.jsonl", lines)
-    assert restarts.notes(tmp_path) == (
+    assert finish_run.restart_notes(tmp_path) == (
         "A process died after step 3 and all were started again: 1 step was done twice.",
         "A process died after step 4 and all were started again: 4 steps were done twice.",
     )
     written(tmp_path / "steps.jsonl", lines[:3])
-    assert restarts.notes(tmp_path) == ()
+    assert finish_run.restart_notes(tmp_path) == ()
 
 
 def test_a_broken_line_of_checkpoints_is_a_problem_and_hides_no_other(tmp_path: Path):

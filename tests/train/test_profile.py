@@ -22,7 +22,7 @@ from scalebook.record import StepRecord
 from scalebook.report.base.frames import load
 from scalebook.report.pages import anatomy_findings, anatomy_page
 from scalebook.running.finish_run import conclude
-from scalebook.train.anatomy import PARTS, HostClock, Mark, Marks, attach, marks_for
+from scalebook.train.marks import PARTS, HostClock, Mark, Marks, attach, marks_for
 
 
 class Clock:

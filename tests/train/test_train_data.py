@@ -15,17 +15,18 @@ from train_worlds import SMALL
 
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError
-from scalebook.train.data import (
+from scalebook.train.pack import END_OF_DOCUMENT, documents, main
+from scalebook.train.samples import (
     INCREMENT,
     MULTIPLIER,
     RESTART_PROBABILITY,
     Share,
     SyntheticSamples,
     alphabet_size,
+    files_of,
+    fingerprint,
     micro_batches,
 )
-from scalebook.train.indexed import files_of, fingerprint
-from scalebook.train.pack import END_OF_DOCUMENT, documents, main
 
 # The first sample of seed 1234, sequence length 7, vocabulary 1024.
 GOLDEN = [769, 486, 802, 399, 433, 359, 977, 40]

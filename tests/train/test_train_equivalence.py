@@ -11,7 +11,7 @@ from train_worlds import SMALL, Finished
 from scalebook.config import RunConfig
 from scalebook.facts import catalog
 from scalebook.facts.flops.parameters import parameter_count
-from scalebook.train import routing
+from scalebook.train.experts import routing
 
 pytestmark = pytest.mark.slow
 

@@ -21,8 +21,9 @@ cpu.install()
 from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from scalebook.train import fused, layers, offload, remake  # noqa: E402
-from scalebook.train.cross_entropy import cross_entropy  # noqa: E402
+from scalebook.train.layers import fused, offload, remake  # noqa: E402
+from scalebook.train.layers.cross_entropy import cross_entropy  # noqa: E402
+from scalebook.train.model import local  # noqa: E402
 
 TOKENS, BATCH, VOCABULARY = 6, 2, 40
 
@@ -86,7 +87,7 @@ def released() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(7)
     hidden, weight = torch.randn(5, 8, generator=generator), torch.rand(8, generator=generator)
     matrix = torch.randn(3, 8, generator=generator)
-    function = partial(layers._rms, nn.functional.rms_norm, (8,), 1e-5)
+    function = partial(local._rms, nn.functional.rms_norm, (8,), 1e-5)
     leaves = tuple(leaf.requires_grad_() for leaf in (hidden, weight, matrix))
     normed = remake.made_by(function(leaves[0], leaves[1]), function, leaves[0], leaves[1])
     output = normed @ leaves[2].t()
@@ -183,7 +184,7 @@ def test_two_ranks_agree_with_one(tmp_path: Path):
 
 
 def test_scaling_in_place_is_one_factor_for_all():
-    from scalebook.train.optimizer import _scale
+    from scalebook.train.model.optimizer import _scale
 
     tensors = [torch.full((2,), 3.0), torch.full((3,), 5.0)]
     _scale(0, torch.zeros(1), [tensors, tensors], 0.5)
@@ -195,7 +196,7 @@ def test_a_switch_that_cannot_be_on_says_why(monkeypatch: Any):
 
     from scalebook.errors import ConfigError
     from scalebook.facts import catalog
-    from scalebook.train.switches import resolve
+    from scalebook.train.model.switches import resolve
     from scalebook.train.world import World
 
     world = World(0, 1, 0, torch.device("cpu"))

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from scalebook.train import added_up, fused, grouped, permutation
+from scalebook.train.experts import grouped, permutation
+from scalebook.train.layers import added_up, fused
 
 COUNTS = [5, 0, 1, 14]
 

@@ -60,7 +60,7 @@ def without_container_options(arguments: Sequence[str]) -> list[str]:
 
 def set_variables(options: argparse.Namespace) -> None:
     """Set the variables of ``--env`` in this process, marked as asked for by name."""
-    from scalebook.running.command import ASKED
+    from scalebook.host import ASKED
     from scalebook.running.container.nested import asked_variables
 
     values, names = asked_variables(options.env, os.environ)
@@ -75,7 +75,6 @@ def enter(options: argparse.Namespace, platform: Platform, plan: Plan, runs: Pat
     A dry run prints the line that would be run, and returns None.
     """
     from scalebook.project import required_root
-    from scalebook.running import hosts
     from scalebook.running.container import follow, nested
 
     choice = _choice(options, platform.vendor)
@@ -85,7 +84,7 @@ def enter(options: argparse.Namespace, platform: Platform, plan: Plan, runs: Pat
         set_variables(options)
         follow.follow()
         return None
-    host = hosts.describe(required_root(), runs.resolve())
+    host = nested.describe(required_root(), runs.resolve())
     request = _request(options, choice.engine, platform.vendor)
     command = nested.command(
         request,
@@ -163,10 +162,10 @@ def _reads(options: argparse.Namespace, plan: Plan) -> list[Path]:
 
 
 def _say_what_stays_outside(options: argparse.Namespace) -> None:
-    from scalebook.running import launch
+    from scalebook.host import performance_variables
     from scalebook.running.container.nested import not_passed
 
-    names = not_passed(tuple(launch.performance_variables(os.environ)), options.env)
+    names = not_passed(tuple(performance_variables(os.environ)), options.env)
     if names:
         print(f"Not passed into the container: {', '.join(names)} (name one with --env).")
 

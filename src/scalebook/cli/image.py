@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from scalebook.facts.catalog.types import Platform
-    from scalebook.running.container.contents import Finding
+    from scalebook.running.container.contents import ImageFinding
 
 CONTENTS = "scalebook.running.container.contents"
 
@@ -154,7 +154,7 @@ def verify(options: argparse.Namespace) -> int:
     return 0 if good else 1
 
 
-def _print(findings: Sequence[Finding], torch: dict[str, Any]) -> None:
+def _print(findings: Sequence[ImageFinding], torch: dict[str, Any]) -> None:
     from scalebook.cli.output import print_table
 
     rows = [(f.component, f.stated or "-", f.found or "-", f.verdict) for f in findings]
@@ -168,7 +168,6 @@ def _print(findings: Sequence[Finding], torch: dict[str, Any]) -> None:
 def _read(options: argparse.Namespace, platform: Platform) -> tuple[str | None, dict[str, Any]]:
     """Return the engine that was used and what the image holds."""
     from scalebook.project import required_root
-    from scalebook.running import hosts
     from scalebook.running.container import choose, contents, context, engines, nested
 
     root, vendor = required_root(), platform.vendor
@@ -188,5 +187,5 @@ def _read(options: argparse.Namespace, platform: Platform) -> tuple[str | None, 
     request = nested.Request(
         engine=engine, vendor=vendor, image=reference, arguments=tuple(options.container_arg)
     )
-    command = nested.bare(request, hosts.describe(root, Path.cwd()), ("-m", CONTENTS))
+    command = nested.bare(request, nested.describe(root, Path.cwd()), ("-m", CONTENTS))
     return engine, context.output_of(command, os.environ)

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from scalebook.predict.search import Ranking
     from scalebook.predict.tuning import Standing, Step, Trial, Tuned, Tuning
     from scalebook.running.console import Console
-    from scalebook.running.stopping import Stop
-    from scalebook.running.sweep import Settings
+    from scalebook.running.sweep import Settings, Stop
 
 _SHOWN = 12  # layouts of a ranking for people
 _SAMPLES_PER_GPU = 16  # of a tuned step: enough for every micro batch and a few in each pipeline

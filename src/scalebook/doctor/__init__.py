@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scalebook.doctor.facts import Device, Facts
-from scalebook.doctor.findings import Finding, Level
+from scalebook.doctor.facts import GpuState, MachineFacts
+from scalebook.doctor.findings import CheckResult, Level
 
-__all__ = ["Device", "Facts", "Finding", "Level"]
+__all__ = ["CheckResult", "GpuState", "Level", "MachineFacts"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class GpuState:
     """One GPU as its driver describes it; memory in MiB, power in watts."""
 
     index: int
@@ -32,11 +32,11 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class MachineFacts:
     """One machine, or one container, as this user sees it. Sizes in bytes; limits None: none."""
 
     vendor: str  # of the devices that a driver's tool or the kernel names: nvidia, amd or cpu
-    devices: tuple[Device, ...] = ()
+    devices: tuple[GpuState, ...] = ()
     cards_on_bus: Mapping[str, int] = field(default_factory=dict[str, int])  # vendor -> PCI devices
     driver: str | None = None
     nodes: tuple[Node, ...] = ()
@@ -56,5 +56,5 @@ class Facts:
     runs_writable: bool = True
     versions: Mapping[str, str | None] = field(default_factory=dict[str, str | None])
     engines: Mapping[str, str | None] = field(default_factory=dict[str, str | None])
-    device_specs: tuple[str, ...] = ()  # files of the Container Device Interface
+    device_specs: tuple[str, ...] = ()  # files of the Container GpuState Interface
     known_device: bool | None = None  # the catalog has the first device's name

@@ -9,7 +9,7 @@ Level = Literal["ok", "warning", "problem", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckResult:
     """What a check found and how bad that is; ``advice`` says what to do, None where nothing is.
 
     ``problem``: training fails or its numbers are wrong. ``warning``: they may be. ``unknown``: the
@@ -22,6 +22,6 @@ class Finding:
     advice: str | None = None
 
 
-def ok(check: str, found: str) -> Finding:
+def ok(check: str, found: str) -> CheckResult:
     """Return a finding that needs nothing."""
-    return Finding(check, "ok", found)
+    return CheckResult(check, "ok", found)

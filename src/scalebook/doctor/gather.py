@@ -11,17 +11,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from scalebook.doctor import tools
-from scalebook.doctor.facts import Device, Facts, Node
+from scalebook.doctor.facts import GpuState, MachineFacts, Node
 from scalebook.facts import catalog
+from scalebook.query import printed
 from scalebook.running.container import contents, engines, inside
 from scalebook.running.devices import detect
-from scalebook.running.query import printed
 
 CDI_FOLDERS = ("etc/cdi", "var/run/cdi")
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class FactSource:
     """Where to look and whom to ask; the defaults are this machine."""
 
     root: Path = Path("/")
@@ -36,14 +36,14 @@ class Machine:
             return None
 
 
-def gather(runs: Path, images: Path, machine: Machine | None = None) -> Facts:
+def gather(runs: Path, images: Path, machine: FactSource | None = None) -> MachineFacts:
     """Return the facts of a machine."""
-    here = machine or Machine()
+    here = machine or FactSource()
     found = detect.detect(here.query, here.environment, here.root / "sys")
     devices, driver = _devices(here, found)
     name = devices[0].name if devices else None
     surroundings = engines.surroundings(found.vendor, images, environment=here.environment)
-    return Facts(
+    return MachineFacts(
         vendor=found.vendor,
         devices=devices,
         driver=driver,
@@ -70,9 +70,9 @@ def gather(runs: Path, images: Path, machine: Machine | None = None) -> Facts:
     )
 
 
-def _devices(here: Machine, found: detect.Machine) -> tuple[tuple[Device, ...], str | None]:
+def _devices(here: FactSource, found: detect.Machine) -> tuple[tuple[GpuState, ...], str | None]:
     """Return the devices in full where the driver tells, else as many as were detected."""
-    devices: tuple[Device, ...] = ()
+    devices: tuple[GpuState, ...] = ()
     driver = None
     if found.vendor == "nvidia":
         devices, driver = tools.nvidia_devices(here.query(tools.NVIDIA_DEVICES) or "")
@@ -80,11 +80,11 @@ def _devices(here: Machine, found: detect.Machine) -> tuple[tuple[Device, ...], 
         names = [found.device_name] * found.count
         devices = tools.amd_devices(names, here.root / "sys")
         driver = here.text("sys/module/amdgpu/version") or here.text("proc/sys/kernel/osrelease")
-    plain = tuple(Device(index, found.device_name) for index in range(found.count))
+    plain = tuple(GpuState(index, found.device_name) for index in range(found.count))
     return devices or plain, driver
 
 
-def _processes(here: Machine, vendor: str) -> tuple[int, ...] | None:
+def _processes(here: FactSource, vendor: str) -> tuple[int, ...] | None:
     own = (os.getpid(), os.getppid())
     if vendor == "nvidia":
         text = here.query(tools.NVIDIA_PROCESSES)

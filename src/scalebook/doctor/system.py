@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from scalebook.doctor.facts import Facts
-from scalebook.doctor.findings import Finding, ok
+from scalebook.doctor.facts import MachineFacts
+from scalebook.doctor.findings import CheckResult, ok
 
 GIB = 2**30
 MIB = 2**20
@@ -21,19 +21,21 @@ def size(count: float) -> str:
     return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / MIB:.0f} MiB"
 
 
-def _kind(facts: Facts) -> str:
+def _kind(facts: MachineFacts) -> str:
     return "gpu" if facts.devices else "cpu"
 
 
-def place(facts: Facts) -> Finding:
+def place(facts: MachineFacts) -> CheckResult:
     """Return whether this is a container."""
     return ok("place", f"inside a container ({facts.inside})" if facts.inside else "bare machine")
 
 
-def shared_memory(facts: Facts) -> Finding:
+def shared_memory(facts: MachineFacts) -> CheckResult:
     """Return whether /dev/shm holds what ranks and data loaders share."""
     if facts.shm_bytes is None:
-        return Finding("shared memory", "problem", "there is no /dev/shm", "Mount a tmpfs there.")
+        return CheckResult(
+            "shared memory", "problem", "there is no /dev/shm", "Mount a tmpfs there."
+        )
     needed, wanted = SHM_NEEDED[_kind(facts)], SHM_WANTED[_kind(facts)]
     if facts.shm_bytes >= wanted:
         return ok("shared memory", f"/dev/shm has {size(facts.shm_bytes)}")
@@ -43,10 +45,10 @@ def shared_memory(facts: Facts) -> Finding:
         else "Enlarge it: sudo mount -o remount,size=16G /dev/shm."
     )
     level = "problem" if facts.shm_bytes < needed else "warning"
-    return Finding("shared memory", level, f"/dev/shm has only {size(facts.shm_bytes)}", advice)
+    return CheckResult("shared memory", level, f"/dev/shm has only {size(facts.shm_bytes)}", advice)
 
 
-def locked_memory(facts: Facts) -> Finding | None:
+def locked_memory(facts: MachineFacts) -> CheckResult | None:
     """Return whether NCCL and RDMA may pin memory."""
     if not facts.devices:
         return None
@@ -58,72 +60,74 @@ def locked_memory(facts: Facts) -> Finding | None:
         if facts.inside
         else "Raise it: '* - memlock unlimited' in /etc/security/limits.d, then log in again."
     )
-    return Finding("locked memory", "warning", f"limited to {size(facts.memlock)}", advice)
+    return CheckResult("locked memory", "warning", f"limited to {size(facts.memlock)}", advice)
 
 
-def stack(facts: Facts) -> Finding | None:
+def stack(facts: MachineFacts) -> CheckResult | None:
     """Return whether threads have the usual stack."""
     if facts.stack is None or facts.stack >= STACK_WANTED:
         return ok("stack", "unlimited" if facts.stack is None else size(facts.stack))
     advice = "Raise it: ulimit -s 65536, or --ulimit=stack=67108864 for a container."
-    return Finding("stack", "warning", f"limited to {size(facts.stack)}", advice)
+    return CheckResult("stack", "warning", f"limited to {size(facts.stack)}", advice)
 
 
-def open_files(facts: Facts) -> Finding | None:
+def open_files(facts: MachineFacts) -> CheckResult | None:
     """Return whether ranks may open as many files and sockets as they need."""
     if facts.open_files is None or facts.open_files >= FILES_WANTED:
         limit = "unlimited" if facts.open_files is None else f"{facts.open_files}"
         return ok("open files", limit)
     advice = f"Raise it: ulimit -n {FILES_WANTED * 16}, or --ulimit=nofile for a container."
-    return Finding("open files", "warning", f"limited to {facts.open_files}", advice)
+    return CheckResult("open files", "warning", f"limited to {facts.open_files}", advice)
 
 
-def numa(facts: Facts) -> Finding | None:
+def numa(facts: MachineFacts) -> CheckResult | None:
     """Return whether the kernel moves pages between NUMA nodes while training runs."""
     if not facts.devices or facts.numa_nodes < 2:
         return None
     if facts.numa_balancing is None:
-        return Finding("numa balancing", "unknown", "the kernel does not tell")
+        return CheckResult("numa balancing", "unknown", "the kernel does not tell")
     if facts.numa_balancing == "0":
         return ok("numa balancing", "off")
     advice = "Turn it off on the host: sudo sysctl kernel.numa_balancing=0."
-    return Finding("numa balancing", "warning", "on: pages move and steps become uneven", advice)
+    return CheckResult(
+        "numa balancing", "warning", "on: pages move and steps become uneven", advice
+    )
 
 
-def governor(facts: Facts) -> Finding | None:
+def governor(facts: MachineFacts) -> CheckResult | None:
     """Return whether the CPU may run at full clocks: it launches the kernels."""
     if not facts.devices or facts.governor is None:
         return None
     if facts.governor == "performance":
         return ok("cpu governor", "performance")
     advice = "Set it on the host: sudo cpupower frequency-set --governor performance."
-    return Finding("cpu governor", "warning", facts.governor, advice)
+    return CheckResult("cpu governor", "warning", facts.governor, advice)
 
 
-def host_memory(facts: Facts) -> Finding | None:
+def host_memory(facts: MachineFacts) -> CheckResult | None:
     """Return whether the host has memory for its ranks."""
     if facts.memory_available is None:
-        return Finding("host memory", "unknown", "the kernel does not tell")
+        return CheckResult("host memory", "unknown", "the kernel does not tell")
     wanted = MEMORY_WANTED * len(facts.devices) if facts.devices else 2 * GIB
     found = f"{size(facts.memory_available)} available"
     if facts.memory_available >= wanted:
         return ok("host memory", found)
     advice = f"Free some: {size(wanted)} are wanted here."
-    return Finding("host memory", "warning", found, advice)
+    return CheckResult("host memory", "warning", found, advice)
 
 
-def disk(facts: Facts) -> Finding:
+def disk(facts: MachineFacts) -> CheckResult:
     """Return whether runs can be written."""
     if not facts.runs_writable:
         advice = "Make the folder yours (sudo chown), or name another with --runs."
-        return Finding("disk", "problem", f"{facts.runs} cannot be written", advice)
+        return CheckResult("disk", "problem", f"{facts.runs} cannot be written", advice)
     if facts.runs_free is None:
-        return Finding("disk", "unknown", f"the space of {facts.runs} is not told")
+        return CheckResult("disk", "unknown", f"the space of {facts.runs} is not told")
     found = f"{size(facts.runs_free)} free for {facts.runs}"
     if facts.runs_free >= DISK_WANTED:
         return ok("disk", found)
     level = "problem" if facts.runs_free < DISK_NEEDED else "warning"
-    return Finding("disk", level, found, "Free some space, or name another folder with --runs.")
+    return CheckResult("disk", level, found, "Free some space, or name another folder with --runs.")
 
 
 CHECKS = (

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from scalebook.doctor.facts import Device
+from scalebook.doctor.facts import GpuState
 
 NVIDIA_FIELDS = (
     "index",
@@ -38,9 +38,9 @@ def number(text: str) -> float | None:
         return None
 
 
-def nvidia_devices(text: str) -> tuple[tuple[Device, ...], str | None]:
+def nvidia_devices(text: str) -> tuple[tuple[GpuState, ...], str | None]:
     """Return the devices that nvidia-smi lists, and the driver's version."""
-    devices: list[Device] = []
+    devices: list[GpuState] = []
     driver = None
     for line in text.splitlines():
         parts = [part.strip() for part in line.split(",")]
@@ -50,7 +50,7 @@ def nvidia_devices(text: str) -> tuple[tuple[Device, ...], str | None]:
         driver = row["driver_version"]
         slow = [name for name in NVIDIA_FIELDS[-3:] if row[name] == "Active"]
         devices.append(
-            Device(
+            GpuState(
                 index=int(row["index"]),
                 name=row["name"],
                 memory_total_mib=number(row["memory.total"]),
@@ -75,7 +75,7 @@ def process_ids(text: str, own: Sequence[int]) -> tuple[int, ...]:
     return tuple(sorted(found - set(own)))
 
 
-def amd_devices(names: Sequence[str | None], sysfs: Path) -> tuple[Device, ...]:
+def amd_devices(names: Sequence[str | None], sysfs: Path) -> tuple[GpuState, ...]:
     """Return AMD's devices: names as the tools say, the rest from the kernel driver's files."""
     cards = [path for path in sysfs.glob("class/drm/card*") if re.fullmatch(r"card\d+", path.name)]
     folders = [
@@ -85,7 +85,7 @@ def amd_devices(names: Sequence[str | None], sysfs: Path) -> tuple[Device, ...]:
     ]
     known = [*names, *[None] * len(folders)]
     return tuple(
-        Device(
+        GpuState(
             index=index,
             name=known[index],
             memory_total_mib=_scaled(folder / "mem_info_vram_total", MIB),

@@ -2,7 +2,7 @@
 
 ``nemo`` and ``primus`` run under the same launcher as our trainer and leave the same run directory;
 their steps come out of their logs, through the readers of ``scalebook.logs``. What a configuration
-asks for and an engine cannot be told is an error, never left out.
+asks for and an engine does not support is an error, never left out.
 """
 
 from __future__ import annotations

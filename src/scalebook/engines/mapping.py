@@ -1,4 +1,4 @@
-"""Which fields of a configuration an engine can be told, and whether it is installed."""
+"""Which fields of a configuration an engine supports, and whether it is installed."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ PRIMUS_FOLDERS = (Path("/workspace/Primus"), Path("/opt/Primus"))
 # Fields that say nothing to a trainer, or that the launcher keeps.
 _OURS = frozenset(
     (
-        "platform", "engine", "strategy", "repeat", "time_limit_seconds", "warmup_steps",
-        "max_restarts", "step_split",
+        "platform", "engine", "strategy", "repeat", "time_limit_seconds", "progress_limit_seconds",
+        "warmup_steps", "max_restarts", "step_split",
     )
 )  # fmt: skip
 _TOLD = frozenset(
@@ -60,7 +60,7 @@ _MORE: Mapping[str, frozenset[str]] = {
 
 
 def check(config: RunConfig) -> None:
-    """Refuse what an engine cannot be told.
+    """Refuse what an engine does not support.
 
     Raises:
         ConfigError: a field has a value that the engine has no word for, or the model has none.
@@ -80,12 +80,12 @@ def check(config: RunConfig) -> None:
         if allowed is not None and value not in allowed:
             listed = ", ".join(str(one) or "''" for one in allowed)
             raise ConfigError(
-                f"{name}={value!r} cannot be told to engine {config.engine!r}. Use one of "
+                f"{name}={value!r} is not supported by engine {config.engine!r}. Use one of "
                 f"{listed}, or engine 'megatron'."
             )
         if name not in told and value != defaults[name].default:
             raise ConfigError(
-                f"{name}={value!r} cannot be told to engine {config.engine!r}. Leave it at "
+                f"{name}={value!r} is not supported by engine {config.engine!r}. Leave it at "
                 f"{defaults[name].default!r}, or use engine 'megatron'."
             )
     if config.engine == "primus":

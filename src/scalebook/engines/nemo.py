@@ -14,7 +14,7 @@ from scalebook.config import RunConfig
 from scalebook.engines import names
 from scalebook.facts import catalog
 
-Settings = dict[str, Any]
+NemoSettings = dict[str, Any]
 
 # Values that are made by a function of the engine: NeMo's precision plugin, Bridge's name of one.
 NEMO_PRECISION = {
@@ -45,7 +45,7 @@ def precision_name(table: dict[str, Any], config: RunConfig) -> str:
     return found if isinstance(found, str) else found[config.fp8_recipe]
 
 
-def _split(config: RunConfig) -> Settings:
+def _split(config: RunConfig) -> NemoSettings:
     """Return the sizes of the split under Megatron's names."""
     stages = config.virtual_pipeline_parallel_size
     return {
@@ -59,7 +59,7 @@ def _split(config: RunConfig) -> Settings:
     }
 
 
-def _recompute(config: RunConfig) -> Settings:
+def _recompute(config: RunConfig) -> NemoSettings:
     full = config.recompute == "full"
     return {
         "recompute_granularity": None if config.recompute == "none" else config.recompute,
@@ -68,7 +68,7 @@ def _recompute(config: RunConfig) -> Settings:
     }
 
 
-def _ddp(config: RunConfig) -> Settings:
+def _ddp(config: RunConfig) -> NemoSettings:
     switches = {name: getattr(config, name) for name in names.OVERLAPS}
     return {
         "use_distributed_optimizer": config.data_parallel_sharding == "optimizer",
@@ -76,11 +76,11 @@ def _ddp(config: RunConfig) -> Settings:
     }
 
 
-def _under(prefix: str, settings: Settings) -> Settings:
+def _under(prefix: str, settings: NemoSettings) -> NemoSettings:
     return {f"{prefix}.{name}": value for name, value in settings.items()}
 
 
-def recipe_settings(config: RunConfig) -> Settings:
+def recipe_settings(config: RunConfig) -> NemoSettings:
     """Return what is set on a pre-training recipe of NeMo 2.7."""
     layers = names.fewer_layers(config, catalog.model(config.model))
     distributed = config.data_parallel_sharding == "optimizer"
@@ -110,7 +110,7 @@ def recipe_settings(config: RunConfig) -> Settings:
     }
 
 
-def bridge_settings(config: RunConfig, output: Path) -> Settings:
+def bridge_settings(config: RunConfig, output: Path) -> NemoSettings:
     """Return what is set on a pre-training recipe of Megatron-Bridge."""
     layers = names.fewer_layers(config, catalog.model(config.model))
     distributed = config.data_parallel_sharding == "optimizer"

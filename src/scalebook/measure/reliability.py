@@ -10,6 +10,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from scalebook import untrusted
 
 CHECKPOINTS_FILE = "checkpoints.jsonl"
+CHECKPOINTS = "checkpoints"  # the folder that holds them, in the run's directory
+UNFINISHED = ".saving-"  # prefix of one that is being saved; after it stands the step
 DRILL_FILE = "drill.json"
 
 

@@ -57,7 +57,7 @@ def switches(
     tensor = config.tensor_parallel_size > 1
     stages = config.pipeline_parallel_size > 1
     engine = config.precision == "fp8" or config.layer_spec == "transformer_engine"
-    # train/switches.py holds these and more: it can ask torch, which must not be imported here.
+    # train/model/switches.py holds these and more: it asks torch, which this must not import.
     no_graph = bool(
         shape.tied_embeddings
         or shape.moe

@@ -27,7 +27,8 @@ ODD = (ScalebookError, ArithmeticError, TypeError, ValueError, LookupError)
 # What makes two runs no two configurations: names, lengths of time, which repeat, what is watched.
 _NOT_WORK = (
     *("platform", "strategy", "steps", "warmup_steps", "learning_rate", "seed", "repeat"),
-    *("time_limit_seconds", "profile_steps", "profile_all_ranks", "data", "layer_spec"),
+    *("time_limit_seconds", "progress_limit_seconds", "profile_steps", "profile_all_ranks"),
+    *("data", "layer_spec"),
     *("checkpoint_keep", "load_checkpoint", "max_restarts"),
 )
 

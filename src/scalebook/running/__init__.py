@@ -1,1 +1,1 @@
-"""Run configurations: start, watch, end, record, recover, and go through a plan."""
+"""Run plans: ``sweep.run_plan`` goes through one, ``runner.train`` trains one configuration."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-# Names of variables that the user asked for by name (--env), separated by spaces.
-ASKED = "SCALEBOOK_VARIABLES"
+from scalebook.host import ASKED
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import itertools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -10,13 +10,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
-from scalebook import scrub, store, untrusted
+from scalebook import scrub, store
 from scalebook.config import RunConfig
 from scalebook.engines import harvest
 from scalebook.errors import ConfigError
 from scalebook.measure import provenance
-from scalebook.record import RunRecord, Status, StepRecord
-from scalebook.running import outcome, progress, restarts
+from scalebook.record import RunRecord, StepRecord
+from scalebook.running import outcome, progress
 
 LAUNCH_FILE = "launch.json"  # command, environment, started_at, start: written before the start
 EXIT_FILE = "exit.json"  # how the trainer ended: written as soon as it has
@@ -38,7 +38,7 @@ def conclude(
     directory: Path,
     *,
     exit_code: int | None = None,
-    stop: tuple[Status, str] | None = None,
+    stop: outcome.EndReason | None = None,
     host_memory_kills: int = 0,
     memory_killed: frozenset[int] = frozenset(),
     inferred_from: str | None = None,
@@ -51,7 +51,7 @@ def conclude(
 
     ``inferred_from`` names the run from which follows how this one, never started, would end.
     """
-    requested = read_object(directory / "config.json")
+    requested = store.read_object(directory / "config.json")
     harvested = harvest.harvest(directory, requested) if harvest.is_foreign(requested) else ()
     steps, unreadable = store.read_steps(directory / "steps.jsonl")
     steps_asked = requested.get("steps")
@@ -95,15 +95,15 @@ def _record(
     of_files: Sequence[str],
     of_steps: Sequence[str],
 ) -> RunRecord:
-    """Return the record: what was asked for, what the trainer told, and how it ended.
+    """Return the record: what was asked for, what the trainer reported, and how it ended.
 
     ``of_files`` and ``of_steps`` are notes on what the directory's files and the steps say.
     """
-    launch = read_object(directory / LAUNCH_FILE)
-    trainer = read_object(directory / "observed.json")
+    launch = store.read_object(directory / LAUNCH_FILE)
+    trainer = store.read_object(directory / "observed.json")
     observed = object_of(trainer.get("observed"))
     environment = _environment(launch.get("environment"), trainer.get("environment"))
-    schedule = read_object(directory / SCHEDULE_FILE)
+    schedule = store.read_object(directory / SCHEDULE_FILE)
     differences = provenance.differences(requested, observed, environment)
     scheduled = _texts(schedule.pop("notes", ()))
     started_at = launch.get("started_at")
@@ -129,7 +129,7 @@ def _record(
             *of_files,
             *(one.sentence() for one in differences),
             *of_steps,
-            *restarts.notes(directory),
+            *restart_notes(directory),
             *scheduled,
         ),
     )
@@ -219,7 +219,7 @@ class Ended:
     """How the ranks of one node ended: ``stop`` is why, where they were ended from outside."""
 
     exit_code: int
-    stop: tuple[Status, str] | None = None
+    stop: outcome.EndReason | None = None
     memory_kills: int = 0  # processes of the node that the kernel killed for want of memory
     memory_killed: tuple[int, ...] = ()
 
@@ -241,13 +241,13 @@ def write_exit(directory: Path, end: Ended, node: int = 0) -> None:
 
 def read_exit(directory: Path, node: int = 0) -> Ended | None:
     """Return how the ranks of a node ended, None where it noted no end."""
-    value = read_object(exit_file(directory, node))
+    value = store.read_object(exit_file(directory, node))
     code, kills, killed = (value.get(n) for n in ("exit_code", "memory_kills", "memory_killed"))
     if not isinstance(code, int):
         return None
     return Ended(
         code,
-        cast("tuple[Status, str]", stop) if len(stop := _texts(value.get("stop"))) == 2 else None,
+        cast("outcome.EndReason", stop) if len(stop := _texts(value.get("stop"))) > 1 else None,
         kills if isinstance(kills, int) else 0,
         tuple(one for one in killed if isinstance(one, int)) if isinstance(killed, list) else (),  # pyright: ignore[reportUnknownVariableType]
     )
@@ -258,17 +258,9 @@ def start_of(directory: Path) -> str | None:
 
     A copy of the directory has the file too, but the processes are those of the original.
     """
-    launch = read_object(directory / LAUNCH_FILE)
+    launch = store.read_object(directory / LAUNCH_FILE)
     mark, place = launch.get("start"), launch.get("directory")
     return mark if isinstance(mark, str) and place == str(directory.resolve()) else None
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """Return a JSON object of a run directory; empty where the file is missing or holds none."""
-    try:
-        return object_of(json.loads(untrusted.read_bytes(path)))
-    except (OSError, ValueError, RecursionError):  # cut off, or nested without end
-        return {}
 
 
 def hash_of(requested: Mapping[str, Any]) -> str | None:
@@ -277,3 +269,18 @@ def hash_of(requested: Mapping[str, Any]) -> str | None:
         return RunConfig.from_parameters(requested).config_hash()
     except ConfigError:
         return None
+
+
+def restart_notes(directory: Path) -> tuple[str, ...]:
+    """Return a sentence for each time that the processes were started again and made a step."""
+    lines, _ = store.read_step_lines(directory / "steps.jsonl")
+    said: list[str] = []
+    for before, after in itertools.pairwise(lines):
+        if after.restart <= before.restart:
+            continue
+        again = max(before.step - after.step + 1, 0)
+        said.append(
+            f"A process died after step {before.step} and all were started again: "
+            f"{again} {'step was' if again == 1 else 'steps were'} done twice."
+        )
+    return tuple(said)

@@ -12,6 +12,9 @@ from scalebook.record import Status
 from scalebook.running import torchrun_report
 from scalebook.running.torchrun_report import Raised, RootCause, informative
 
+# Why a launcher ended a run: status, sentence, and the cause where the status leaves it open.
+EndReason = tuple[Status, str] | tuple[Status, str, str]
+
 LOG_TAIL_LINES = 15
 LINE_CHARACTERS = 2000  # of a line are looked at and kept: logs are untrusted
 DIVERGED_EXIT_CODE = 3  # the trainer's: loss or gradient was not finite
@@ -45,7 +48,7 @@ class Evidence:
     steps_done: int
     steps_asked: int | None
     log: Sequence[str] = ()  # the last lines of train.log, some hundreds
-    stop: tuple[Status, str] | None = None
+    stop: EndReason | None = None
     started: bool = True  # else ``stop`` says all there is
     host_memory_kills: int = 0  # processes that the kernel's OOM killer ended meanwhile
     memory_killed: frozenset[int] = frozenset()  # their process ids, where the kernel's log tells
@@ -119,8 +122,8 @@ def _unlearnt(evidence: Evidence) -> _Verdict | None:
 def _explain(evidence: Evidence, lines: list[str], log: list[str]) -> _Verdict:
     """Return status and sentence of a run that did not complete: the first witness that knows."""
     if evidence.stop is not None:
-        status, sentence = evidence.stop
-        return _Verdict(status, _OF_STOP.get(status, "stopped"), sentence)
+        status, sentence, *cause = evidence.stop
+        return _Verdict(status, cause[0] if cause else _OF_STOP.get(status, "stopped"), sentence)
     cause = torchrun_report.root_cause(log)
     verdict = _killed_for_memory(evidence, lines, cause) or _told(evidence, lines, cause)
     if verdict is not None:

@@ -9,8 +9,10 @@ found, and ending the launcher's own process group has to do.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 MARK = "SCALEBOOK_RUN"  # environment variable that holds the run id
@@ -47,6 +49,75 @@ def _environment(path: Path) -> set[bytes]:
         return set((path / "environ").read_bytes().split(b"\0"))
     except OSError:
         return set()
+
+
+def ranks(run_id: str, start: str | None = None) -> dict[int, int]:
+    """Return the process ids of a run's ranks on this machine, by rank."""
+    found = ((_rank(process_id), process_id) for process_id in marked(run_id, start))
+    # What a rank forks has its environment: only a process whose parent is no such rank counts.
+    return {
+        rank: process_id
+        for rank, process_id in found
+        if rank is not None and rank != _rank(_parent(process_id))
+    }
+
+
+def _rank(process_id: int | None) -> int | None:
+    text = variables(process_id, ("RANK",)).get("RANK", "")
+    return int(text) if text.isdigit() else None
+
+
+def rank_process(run_id: str, rank: int, restarts: int, start: str) -> int | None:
+    """Return the process that is a rank, started again ``restarts`` times; None: none is.
+
+    ``start`` is the mark of this start of the run: another folder may have one of the same id.
+    """
+    wanted = {"RANK": str(rank), "TORCHELASTIC_RESTART_COUNT": str(restarts)}
+    for process_id in marked(run_id, start):
+        if (
+            variables(process_id, wanted) == wanted
+            and variables(_parent(process_id), wanted) != wanted
+        ):
+            return process_id
+    return None
+
+
+def variables(process_id: int | None, names: Collection[str]) -> dict[str, str]:
+    """Return those variables that a process was started with; none where it is gone."""
+    if process_id is None:
+        return {}
+    entries = _environment(PROC / str(process_id))
+    pairs = (entry.decode(errors="replace").partition("=") for entry in entries)
+    return {name: value for name, _, value in pairs if name in names}
+
+
+def _parent(process_id: int) -> int | None:
+    fields = _status_fields(process_id)
+    return int(fields[1]) if fields else None
+
+
+def state(process_id: int) -> str | None:
+    """Return the letter of a process's state (R, S, D, T, Z, ...), None where it is gone."""
+    fields = _status_fields(process_id)
+    return fields[0] if fields else None
+
+
+def _status_fields(process_id: int) -> list[str]:
+    """Return the fields of /proc/PID/stat after the name, which may hold anything."""
+    try:
+        return (PROC / str(process_id) / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def catches(process_id: int, number: signal.Signals) -> bool:
+    """Return whether a process has a handler for a signal."""
+    try:
+        text = (PROC / str(process_id) / "status").read_text()
+    except OSError:
+        return False
+    mask = re.search(r"^SigCgt:\s*([0-9a-f]+)$", text, re.MULTILINE)
+    return bool(mask) and bool(int(mask[1], 16) >> (number - 1) & 1)
 
 
 def send(run_id: str, number: signal.Signals, start: str | None = None) -> int:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import statistics
+import time
+from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,6 +15,8 @@ from scalebook import untrusted
 from scalebook.record import StepRecord
 
 POLL_SECONDS = 0.5  # reading more often would take a core from the ranks of a CPU run
+SLOW_STEPS = 5.0  # median steps without a new one before people are told
+LEAST_QUIET_SECONDS = 5.0  # below it, looking now and then is no measure
 CLOSING_SECONDS = 60.0  # what a run whose steps are all done may take beyond a limit
 
 
@@ -23,16 +28,33 @@ class Tail:
     last: StepRecord | None = None
     _offset: int = field(default=0, repr=False)
     _rest: bytes = field(default=b"", repr=False)
+    _seconds: deque[float] = field(default_factory=lambda: deque(maxlen=50), repr=False)
+    _stepped: float = field(default=0.0, repr=False)
 
     def read(self) -> StepRecord | None:
         """Return the newest whole step, None before the first."""
-        for line in reversed(self._new_lines()):
+        for line in self._new_lines()[-50:]:
             try:
                 self.last = StepRecord.model_validate_json(line)
             except ValidationError:
                 continue
-            break
+            self._stepped = time.monotonic()
+            # The first step compiles: no measure of the others.
+            if self.last.step_seconds is not None and self.last.phase != "startup":
+                self._seconds.append(self.last.step_seconds)
         return self.last
+
+    def median_seconds(self) -> float | None:
+        """Return the median of the last 50 steps in seconds, None before the second step."""
+        return statistics.median(self._seconds) if self._seconds else None
+
+    def quiet_seconds(self) -> float | None:
+        """Return the seconds since the last step where they are unusually many, else None."""
+        median = self.median_seconds()
+        if median is None:
+            return None
+        quiet = time.monotonic() - self._stepped
+        return quiet if quiet > max(SLOW_STEPS * median, LEAST_QUIET_SECONDS) else None
 
     def _new_lines(self) -> list[bytes]:
         try:
@@ -55,12 +77,17 @@ def extra_seconds(step: StepRecord | None, steps_asked: int) -> float:
     return CLOSING_SECONDS if step is not None and step.step >= steps_asked else 0.0
 
 
-def line(step: StepRecord | None, steps_asked: int) -> str:
-    """Return step, rate in tokens per second and time left as one line."""
+def line(step: StepRecord | None, steps_asked: int, quiet_seconds: float | None = None) -> str:
+    """Return step, rate in tokens per second and time left as one line.
+
+    Where no step has come for ``quiet_seconds`` it says so in place of the rate.
+    """
     if step is None or step.step_seconds is None or step.tokens is None:
         return "starting"
     if step.phase == "profiled":
         return f"step {step.step}, profiling"
+    if quiet_seconds is not None and step.step < steps_asked:
+        return f"step {step.step}/{steps_asked}, no step for {duration(quiet_seconds)}"
     rate = step.tokens / step.step_seconds if step.step_seconds > 0 else 0.0
     left = duration((steps_asked - step.step) * step.step_seconds)
     return f"step {step.step}/{steps_asked}, {rate:,.0f} tokens/s, {left} left"

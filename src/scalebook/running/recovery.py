@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from scalebook import store, untrusted
+from scalebook import ownership, store, untrusted
 from scalebook.errors import LaunchError, RecordError
 from scalebook.record import RunRecord, Status
-from scalebook.running import finish_run, ownership, processes
+from scalebook.running import finish_run, processes
+from scalebook.running.outcome import EndReason
 
 PROBLEM_CHARACTERS = 300
 GRACE_SECONDS = 10.0  # for processes of a dead run that still hold a GPU
@@ -78,7 +79,7 @@ def settle(
         shutil.rmtree(partial)
         return None
     reason = sentence or "The process in charge ended without a word (killed, or power was lost)"
-    unknown: tuple[Status, str] = (status, reason)
+    unknown: EndReason = (status, reason)
     end = finish_run.read_exit(partial)
     return finish_run.conclude(
         partial,

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Any, cast
 
-from scalebook import project, scrub
+from scalebook import host, project, scrub
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError, RecordError
 from scalebook.record import RunRecord
-from scalebook.running import host, launch
+from scalebook.running import launch
 from scalebook.running.devices import detect
 
 # Plans fill these in from platform and model where they are not named.
@@ -60,7 +60,7 @@ def recipe(
     then = record.environment
     wanted = _variables(then)
     own = {variable.name: variable.value for variable in launch.variables(config)}
-    here = launch.performance_variables(variables)
+    here = host.performance_variables(variables)
     return Recipe(
         run_id=record.run_id,
         config_hash=config.config_hash(),
@@ -130,7 +130,7 @@ def _variables(environment: Mapping[str, Any]) -> dict[str, str]:
     """Return the recorded performance variables; a record of others may hold any name."""
     found = _object(environment.get("variables"))
     texts = {name: value for name, value in found.items() if isinstance(value, str)}
-    return {n: v for n, v in launch.performance_variables(texts).items() if n.isidentifier()}
+    return {n: v for n, v in host.performance_variables(texts).items() if n.isidentifier()}
 
 
 def _commit(environment: Mapping[str, Any]) -> str | None:

@@ -15,15 +15,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from uuid import uuid4
 
-from scalebook import engines, project, store, untrusted
+from scalebook import engines, host, ownership, project, store, untrusted
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError, LaunchError
 from scalebook.facts import catalog, legality
 from scalebook.record import RunRecord, Status
-from scalebook.running import finish_run, host, launch, memory_kills, ownership, processes
+from scalebook.running import finish_run, launch, memory_kills, processes, stalls
 from scalebook.running.devices import detect, telemetry
 from scalebook.running.kernel import RunOptions
+from scalebook.running.outcome import EndReason, signal_name
 from scalebook.running.progress import POLL_SECONDS, Tail, extra_seconds, line
+from scalebook.running.stalls import ProgressLimit
 
 GRACE_SECONDS = 20.0  # from SIGTERM to SIGKILL: a trainer finishes its step and closes its group
 SHOW_SECONDS = 2.0  # each change of a notebook's output is a message to whoever reads it
@@ -32,7 +34,6 @@ STOP_FILE = "stop.json"  # whoever wants a run to end writes it into the run's d
 DEFAULTS = RunOptions()
 
 Show = Callable[[str], None]
-Stop = tuple[Status, str]
 
 
 def train(
@@ -116,24 +117,36 @@ def supervise(
     *,
     node: int = 0,
     show: Show = lambda _: None,
-    ended: Callable[[], Stop | None] = lambda: None,
+    ended: Callable[[], EndReason | None] = lambda: None,
 ) -> finish_run.Ended:
     """Start this machine's ranks, sample its devices, and return and note how the ranks ended.
 
     ``start`` is the mark of this start (``processes.START``); ``ended`` returns why the ranks must
-    end for a reason that neither the directory nor the time limit gives.
+    end for a reason that neither the directory nor a limit of the run gives.
     """
-    before = memory_kills.before()
+    run_id, before = finish_run.run_id(directory), memory_kills.before()
     with telemetry.sampling(directory, config, environment):
         log = finish_run.log_file(directory, node)
         process = _start(directory, command, {**environment, processes.START: start}, log)
-        stop = _watch(process, directory, config, show, ended)
+        seconds = config.progress_limit_seconds
+        stop = _watch(
+            process,
+            directory,
+            config,
+            show,
+            ended,
+            stalled=lambda: stalls.sentence(log, run_id, start, seconds),
+        )
         kills, killed = memory_kills.since(before)
         code = processes.shell_code(process.returncode)
+        if stop is None and process.returncode < 0 and not kills:
+            # The guard itself: of what it ran it answers with 128 + n.
+            name = signal_name(-process.returncode)
+            stop = ("interrupted", f"The process that guards the run was ended by {name}")
         end = finish_run.Ended(code, stop, kills, tuple(sorted(killed)))
         finish_run.write_exit(directory, end, node)
     # a killed guard leaves the run behind
-    processes.end(finish_run.run_id(directory), start=start)
+    processes.end(run_id, start=start)
     (directory / STOP_FILE).unlink(missing_ok=True)
     return end
 
@@ -161,25 +174,30 @@ def _watch(
     directory: Path,
     config: RunConfig,
     show: Show,
-    ended: Callable[[], Stop | None],
-) -> Stop | None:
+    ended: Callable[[], EndReason | None],
+    *,
+    stalled: Callable[[], str],
+) -> EndReason | None:
     """Return when the run has ended, with why if it was ended from here."""
     limit = config.time_limit_seconds
     deadline = time.monotonic() + limit if limit else None
     tail = Tail(directory / "steps.jsonl")
-    stop: Stop | None = None
+    progress_limit = ProgressLimit(directory, config.progress_limit_seconds, tail)
+    stop: EndReason | None = None
     next_show = 0.0
     try:
         while stop is None and process.poll() is None:
             if time.monotonic() >= next_show:
                 next_show = time.monotonic() + SHOW_SECONDS
-                show(line(tail.read(), config.steps))
+                show(line(tail.read(), config.steps, tail.quiet_seconds()))
             time.sleep(POLL_SECONDS)
             stop = _stop_request(directory) or ended()
             if stop is None and deadline is not None and time.monotonic() > deadline:
                 extra = extra_seconds(tail.read(), config.steps)
                 if time.monotonic() > deadline + extra:
                     stop = ("timeout", f"The time limit of {limit} s ran out")
+            if stop is None and progress_limit.reached():
+                stop = ("timeout", stalled(), "no_progress")
     except KeyboardInterrupt:
         stop = ("interrupted", "The run was interrupted by hand")
     if stop is not None:
@@ -202,6 +220,6 @@ def request_stop(directory: Path, status: Status, sentence: str) -> None:
     store.write_json(directory / STOP_FILE, {"status": status, "sentence": sentence})
 
 
-def _stop_request(directory: Path) -> Stop | None:
-    value = finish_run.read_object(directory / STOP_FILE)
+def _stop_request(directory: Path) -> EndReason | None:
+    value = store.read_object(directory / STOP_FILE)
     return (value["status"], value["sentence"]) if value else None

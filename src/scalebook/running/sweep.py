@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
-from scalebook import store
+from scalebook import ownership, store
 from scalebook.config import RunConfig
 from scalebook.measure import provenance
 from scalebook.notebooks import KernelDeathError
 from scalebook.project import short
 from scalebook.record import RunRecord
-from scalebook.running import finish_run, ownership, processes, pruning, recovery, runner, waiting
+from scalebook.running import finish_run, processes, pruning, recovery, runner, waiting
 from scalebook.running.console import Console
 from scalebook.running.execution import Execution, Patience
 from scalebook.running.kernel import RunOptions
+from scalebook.running.outcome import signal_name
 from scalebook.running.progress import POLL_SECONDS, Tail, duration, extra_seconds, line
 from scalebook.running.pruning import Inference
-from scalebook.running.results import Result, exit_code, summary
-from scalebook.running.stopping import Stop, stop_on_signals
 from scalebook.running.todo import Entry, again, label
 from scalebook.running.waiting import Scheduled, Waited
 
@@ -178,7 +180,7 @@ def _follow(work: Execution, console: Console, stop: Stop, place: str) -> str | 
     while work.is_alive():
         work.join(POLL_SECONDS)
         last = tail.read()
-        console.live(f"{place} {label(config)}: {line(last, config.steps)}")
+        console.live(f"{place} {label(config)}: {line(last, config.steps, tail.quiet_seconds())}")
         sentence = stop.sentence(extra_seconds(last, config.steps))
         if sentence is not None and not asked:
             asked = True
@@ -228,3 +230,93 @@ def conclude_inferred(partial: Path, inference: Inference) -> RunRecord:
     """Write and return the record of a run that is not started, in its partial directory."""
     stop = ("out_of_memory", inference.sentence)
     return finish_run.conclude(partial, stop=stop, inferred_from=inference.run_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What became of an entry: a record where one was written now, ``note`` where none was."""
+
+    entry: Entry
+    record: RunRecord | None
+    note: str | None = None
+    inferred: bool = False  # not run: a smaller configuration ran out of memory
+
+    @property
+    def status(self) -> str:
+        """What became of it, or else what was to be done, in words."""
+        if self.inferred:
+            return "inferred"
+        status = self.record.status if self.record else self.entry.action
+        return status.replace("known_illegal", "illegal").replace("_", " ")
+
+    @property
+    def good(self) -> bool:
+        """Whether a completed run of this configuration exists."""
+        done = self.entry.action == "done"
+        return done or (self.record is not None and self.record.status == "completed")
+
+
+def summary(results: Sequence[Result]) -> list[str]:
+    """Return one line for each entry of a plan: what it is and what became of it."""
+    lines: list[str] = []
+    for result in results:
+        note = (result.record.reason if result.record else result.note) or ""
+        lines.append(
+            f"{result.status:<13} {label(result.entry.config)}{': ' if note else ''}{note}"
+        )
+    return lines
+
+
+def exit_code(results: Sequence[Result], stop: Stop) -> int:
+    """Return 0 if any configuration has a completed run, 1 if none, 128 + n after signal n."""
+    if stop.exit_code is not None:
+        return stop.exit_code
+    return 0 if any(result.good for result in results) else 1
+
+
+@dataclass(slots=True)
+class Stop:
+    """Whether the plan must end: by a signal, or because its time is used up."""
+
+    deadline: float | None = None
+    signals: list[int] = field(default_factory=lambda: [])
+
+    def __call__(self, number: int, _frame: FrameType | None) -> None:
+        """Note a signal; that the terminal was closed is told more than once and counts once."""
+        if number != signal.SIGHUP or number not in self.signals:
+            self.signals.append(number)
+
+    def sentence(self, extra_seconds: float = 0.0) -> str | None:
+        """Return why a run must end now, None while it may go on.
+
+        ``extra_seconds`` are granted beyond the budget, not against a signal.
+        """
+        if self.signals:
+            return f"'scalebook run' was ended by {signal_name(self.signals[0])}"
+        if self.deadline is not None and time.monotonic() > self.deadline + extra_seconds:
+            return "The time budget of the plan was used up"
+        return None
+
+    @property
+    def exit_code(self) -> int | None:
+        """128 + the first signal, None where none came."""
+        return 128 + self.signals[0] if self.signals else None
+
+
+@contextmanager
+def stop_on_signals(budget_seconds: float | None) -> Generator[Stop]:
+    """Yield what SIGINT, SIGTERM and SIGHUP set meanwhile; the handlers from before come back.
+
+    SIGHUP (the terminal was closed) stays ignored where it is: under nohup.
+    """
+    deadline = None if budget_seconds is None else time.monotonic() + budget_seconds
+    stop = Stop(deadline)
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, stop) for number in numbers}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from scalebook import engines, store
+from scalebook import engines, ownership, store
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError, RecordError
 from scalebook.plan import Plan, PlannedRun
 from scalebook.record import Status
-from scalebook.running import finish_run, launch, ownership
+from scalebook.running import finish_run, launch
 from scalebook.settings import SETTINGS
 
 Action = Literal["run", "done", "illegal", "known_illegal", "unavailable", "elsewhere"]
@@ -97,7 +97,7 @@ def _entry(
 
 
 def _refused_by_engine(config: RunConfig) -> str:
-    """Return what the engine of a run cannot be told; empty where it can all be."""
+    """Return what the engine of a run does not support; empty where it supports all."""
     try:
         engines.check(config)
     except ConfigError as error:
@@ -131,7 +131,7 @@ def live_hashes(runs: Path) -> frozenset[str]:
         name
         for partial in store.partial_directories(runs)
         if ownership.is_live(partial)
-        and (name := finish_run.hash_of(finish_run.read_object(partial / "config.json")))
+        and (name := finish_run.hash_of(store.read_object(partial / "config.json")))
     )
 
 

@@ -1,1 +1,1 @@
-"""The trainer: torchrun starts ``python -m scalebook.train`` on every rank."""
+"""The trainer: ``torchrun -m scalebook.train`` starts ``__main__``, which calls ``loop.train``."""

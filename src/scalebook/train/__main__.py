@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import os
 import signal
@@ -72,6 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, required=True, help="run directory to write into")
     options = parser.parse_args(arguments)
     exit_on_signals()
+    # A launcher that sees no progress asks each rank where it is: the answer goes to the log.
+    faulthandler.register(signal.SIGUSR1, all_threads=False)
     try:
         config = read_config(options.config)
         shape = catalog.model(config.model)
@@ -81,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
             cpu.install()
         else:
-            from scalebook.train import fused
+            from scalebook.train.layers import fused
 
             fused.install_weight_gradient()
         from scalebook.train.loop import train

@@ -19,7 +19,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 CPU = torch.device("cpu")
-Call = tuple[Any, tuple[Any, ...], dict[str, Any]]  # a function of torch and its arguments
+TorchCall = tuple[Any, tuple[Any, ...], dict[str, Any]]  # a function of torch and its arguments
 
 
 def _nothing(*_: Any, **__: Any) -> None:
@@ -43,21 +43,21 @@ class Patch:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class Rewrite:
     """How a call of a torch function is rewritten."""
 
     name: str
     reason: str
-    rewrite: Callable[[Any, tuple[Any, ...], dict[str, Any]], Call]
+    rewrite: Callable[[Any, tuple[Any, ...], dict[str, Any]], TorchCall]
 
 
-def _device(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+def _device(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TorchCall:
     if str(kwargs.get("device")).startswith("cuda"):
         kwargs = {**kwargs, "device": CPU}
     return func, args, kwargs
 
 
-def _pinned(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+def _pinned(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TorchCall:
     if kwargs.get("pin_memory"):
         kwargs = {**kwargs, "pin_memory": False}
     return func, args, kwargs
@@ -67,7 +67,7 @@ def _same(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
     return tensor
 
 
-def _to_cuda(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+def _to_cuda(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TorchCall:
     return (_same if func is torch.Tensor.cuda else func), args, kwargs
 
 
@@ -75,7 +75,7 @@ def _cuda_type(tensor: torch.Tensor) -> str:
     return str(tensor.type()).replace("torch.", "torch.cuda.", 1)
 
 
-def _type(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+def _type(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TorchCall:
     asks = func is torch.Tensor.type and len(args) == 1 and not kwargs
     return (_cuda_type if asks else func), args, kwargs
 
@@ -114,10 +114,10 @@ def _set_random_state(state: torch.Tensor, *_: Any, **__: Any) -> None:
 STREAM = _Stream()
 
 RULES = (
-    Rule("device", "buffers are made with device='cuda'", _device),
-    Rule("pinned memory", "indices of context parallelism are made in pinned memory", _pinned),
-    Rule("Tensor.cuda", "the same indices are moved with .cuda()", _to_cuda),
-    Rule("Tensor.type", "the optimizers know parameters by the name torch.cuda.FloatTensor", _type),
+    Rewrite("device", "buffers are made with device='cuda'", _device),
+    Rewrite("pinned memory", "indices of context parallelism are made in pinned memory", _pinned),
+    Rewrite("Tensor.cuda", "the same indices are moved with .cuda()", _to_cuda),
+    Rewrite("Tensor.type", "the optimizers look for the type torch.cuda.FloatTensor", _type),
 )
 
 PATCHES = (
@@ -163,7 +163,7 @@ PATCHES = (
 class _Rewriting(TorchFunctionMode):
     """Apply rules to every call of a torch function."""
 
-    def __init__(self, rules: tuple[Rule, ...]) -> None:
+    def __init__(self, rules: tuple[Rewrite, ...]) -> None:
         super().__init__()
         self.rules = rules
 

@@ -6,7 +6,6 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
@@ -16,40 +15,19 @@ from torch import Tensor
 
 from scalebook.config import RunConfig
 from scalebook.facts.catalog.types import ModelShape
-from scalebook.train import anatomy, mcore, observe, profile, routing
-from scalebook.train.checkpoint import Keeper
-from scalebook.train.data import Batch, Samples, Share, micro_batches
-from scalebook.train.graph import GraphedSchedule
-from scalebook.train.indexed import samples_of
-from scalebook.train.model import Model, build, refuse_unsupported
-from scalebook.train.optimizer import Optimizer, build_optimizer
-from scalebook.train.steps import RankStep, gather, open_steps, progress
-from scalebook.train.world import World, join, leave
+from scalebook.train import marks as step_marks
+from scalebook.train import mcore, readback, traced_steps
+from scalebook.train.checkpoint.keeper import Keeper
+from scalebook.train.experts import routing
+from scalebook.train.model.chunks import Model, build, refuse_unsupported
+from scalebook.train.model.graph import GraphedSchedule
+from scalebook.train.model.optimizer import build_optimizer
+from scalebook.train.samples import Batch, Share, micro_batches, samples_of
+from scalebook.train.step_record import gather, open_steps, progress
+from scalebook.train.trainer import Trainer
+from scalebook.train.world import join, leave
 
 DIVERGED_EXIT_CODE = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Trainer:
-    """Everything that a step needs."""
-
-    config: RunConfig
-    world: World
-    model: Model
-    optimizer: Optimizer
-    samples: Samples
-    share: Share
-    variables: dict[str, str]  # the environment, before Megatron-Core adds its own
-    forward_backward: Any
-    marks: anatomy.Marks
-    routing: routing.Routing
-
-    def told(
-        self, seconds: float, loss: float | None, norm: float | None, rate: float, skipped: bool
-    ) -> RankStep:
-        """Return this rank's view of the step that has just ended, its counters begun anew."""
-        parts, routed = self.marks.take(), self.routing.take()
-        return RankStep(seconds, loss, norm, rate, skipped, parts, routed)
 
 
 def _loss(config: RunConfig, losses: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -107,8 +85,8 @@ def prepare(config: RunConfig, shape: ModelShape, output: Path) -> Trainer:
     variables = dict(os.environ)
     world = join(config)
     model = build(config, shape, world)
-    marks = anatomy.marks_for(config, world)
-    anatomy.attach(marks, model.config, config)
+    marks = step_marks.marks_for(config, world)
+    step_marks.attach(marks, model.config, config)
     ranks = mcore.parallel_state
     share = Share(
         ranks.get_data_parallel_rank(),
@@ -142,7 +120,7 @@ def _run_steps(trainer: Trainer, keeper: Keeper, stream: TextIO | None) -> int:
         world.synchronize()
         # A step lasts from the end of the last one, so that steps add up to the wall time.
         end = time.perf_counter()
-        own = trainer.told(end - begin, loss, grad_norm, learning_rate, skipped)
+        own = trainer.step_report(end - begin, loss, grad_norm, learning_rate, skipped)
         begin = end
         record = keeper.mark(gather(step + 1, own, config, world), waited)
         if stream is not None:
@@ -160,21 +138,21 @@ def train(config: RunConfig, shape: ModelShape, output: Path) -> int:
     """Train for ``config.steps`` steps and return the exit code; rank 0 writes to ``output``."""
     trainer = prepare(config, shape, output)
     keeper = Keeper.open(trainer, output)
-    observed = observe.observed(trainer)
+    observed = readback.observed(trainer)
     if trainer.world.rank == 0:
-        observe.write(output, observed, trainer)
+        readback.write(output, observed, trainer)
         with open_steps(output) as stream:
             code = _run_steps(trainer, keeper, stream)
             if code == 0 and config.profile_steps:
-                profile.run(trainer, train_step, output, stream)
+                traced_steps.run(trainer, train_step, output, stream)
     else:
         code = _run_steps(trainer, keeper, None)
         if code == 0 and config.profile_steps:
-            profile.run(trainer, train_step, output, None)
+            traced_steps.run(trainer, train_step, output, None)
     keeper.finish(completed=code == 0)
     if isinstance(trainer.forward_backward, GraphedSchedule):
         trainer.forward_backward.close()
     leave(code)
     if code == 0:
-        profile.finish(trainer, output)  # the others need not wait for it
+        traced_steps.finish(trainer, output)  # the others need not wait for it
     return code

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import socket
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from scalebook.running import host
-from scalebook.running.query import printed
+from scalebook import host
+from scalebook.measure.probes import Identity
+from scalebook.query import printed
 
 _cuda: Any = torch.cuda
 
@@ -90,3 +93,25 @@ def software() -> dict[str, Any]:
 def containers() -> dict[str, str]:
     """Return what the image says of itself, where it does."""
     return host.container(os.environ)
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def identity(processes: int) -> Identity:
+    """Return which machine and software this is."""
+    on_gpu = torch.cuda.is_available()
+    ids = [
+        str(getattr(_cuda.get_device_properties(index), "uuid", ""))
+        for index in range(_cuda.device_count() if on_gpu else 0)
+    ]
+    return Identity(
+        host=_hash(socket.gethostname()),
+        devices=tuple(_hash(name) for name in ids) if all(ids) else (),
+        accelerator=_cuda.get_device_name(0) if on_gpu else None,
+        torch=torch.__version__,
+        cuda=torch.version.cuda,
+        rocm=torch.version.hip,
+        processes=None if on_gpu else processes,
+    )

@@ -10,11 +10,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from scalebook import store
+from scalebook import ownership, store
 from scalebook.errors import IngestError, RecordError
 from scalebook.facts import catalog
 from scalebook.logs.ingest.group import Group
-from scalebook.logs.ingest.holding import OWNER_FILE, clear, held
 from scalebook.logs.ingest.observe import Observation
 from scalebook.logs.ingest.outcome import cause_of, status_of
 from scalebook.logs.ingest.rates import finite, log_interval
@@ -187,19 +186,25 @@ def _write(
     final = runs / record.run_id
     runs.mkdir(parents=True, exist_ok=True)
     partial = store.partial_path(runs, record.run_id)
-    with held(partial):
+    with ownership.owned(partial, create=True):
         if final.exists():  # another process was faster
             shutil.rmtree(partial, ignore_errors=True)  # one that waits may be about to take it
             return final, False
-        clear(partial)
+        _clear(partial)
         with (partial / "steps.jsonl").open("w", encoding="utf-8") as stream:
             for step in steps_of(group.jobs[index], known):
                 stream.write(step.model_dump_json() + "\n")
         _write_attached(partial, group)
         store.write_record(partial, record)
         store.publish(partial)
-        (final / OWNER_FILE).unlink(missing_ok=True)
     return final, True
+
+
+def _clear(partial: Path) -> None:
+    """Remove what an ingest that was killed left behind in a directory that is held."""
+    for path in partial.iterdir():
+        if path.name != ownership.FILE:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _write_attached(directory: Path, group: Group) -> None:

@@ -1,1 +1,1 @@
-"""The part of ``scalebook probe`` that runs on the devices: torch alone, no megatron."""
+"""What runs under torchrun: ``run.run`` measures every part of a probe."""

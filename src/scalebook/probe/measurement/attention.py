@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from scalebook.facts.catalog.types import ModelShape
 from scalebook.measure.probes import Attention, ProbeRequest
-from scalebook.probe.measurement.place import Budget, Place
+from scalebook.probe.measurement.place import Budget, Rank
 from scalebook.probe.measurement.timing import measure
 
 # The backward pass has 5 products of s x s x d where the forward has 2.
@@ -23,12 +23,12 @@ FUSED = {
 members: Any = SDPBackend.__members__
 
 
-def backends(place: Place) -> list[str]:
+def backends(place: Rank) -> list[str]:
     """Return the names of torch's fused kernels for this kind of device."""
     return [name for name in FUSED[place.device.type] if name in members]
 
 
-def cases(models: list[ModelShape], place: Place) -> int:
+def cases(models: list[ModelShape], place: Rank) -> int:
     """Return how many measurements there are."""
     return len(models) * len(backends(place)) * len(PRODUCTS)
 
@@ -36,7 +36,7 @@ def cases(models: list[ModelShape], place: Place) -> int:
 def measured(
     models: list[ModelShape],
     request: ProbeRequest,
-    place: Place,
+    place: Rank,
     budget: Budget,
     show: Callable[[str], None],
 ) -> list[Attention]:
@@ -55,7 +55,7 @@ def measured(
 
 
 def _measured(
-    inputs: list[torch.Tensor], kernel: tuple[str, str], what: str, place: Place, budget: Budget
+    inputs: list[torch.Tensor], kernel: tuple[str, str], what: str, place: Rank, budget: Budget
 ) -> Attention | None:
     (name, direction), slot = kernel, budget.slot()
     if slot <= 0:
@@ -93,7 +93,7 @@ def _measured(
     )
 
 
-def _inputs(shape: ModelShape, request: ProbeRequest, place: Place) -> list[torch.Tensor]:
+def _inputs(shape: ModelShape, request: ProbeRequest, place: Rank) -> list[torch.Tensor]:
     """Return random queries, keys and values; laid out as the trainer has them, token by token."""
     batch, length = request.micro_batch_size, request.sequence_length
     dtype = torch.bfloat16 if place.on_gpu else torch.float32

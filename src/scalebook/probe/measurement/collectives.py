@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from scalebook.measure.probes import Collective
-from scalebook.probe.measurement.place import Budget, Place, distributed
+from scalebook.probe.measurement.place import Budget, Rank, distributed
 from scalebook.probe.measurement.timing import Timing, measure
 
 KIB, MIB = 2**10, 2**20
@@ -24,7 +24,7 @@ SIZES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class CollectiveGroup:
     """Neighbouring ranks; every rank is in one, and all groups work at the same time."""
 
     handle: Any
@@ -32,25 +32,25 @@ class Group:
     ranks: tuple[int, ...]  # global, of this rank's group
 
 
-def _all_reduce(group: Group, given: Tensor, _: Tensor) -> object:
+def _all_reduce(group: CollectiveGroup, given: Tensor, _: Tensor) -> object:
     return distributed.all_reduce(given, group=group.handle)
 
 
-def _all_gather(group: Group, given: Tensor, taken: Tensor) -> object:
+def _all_gather(group: CollectiveGroup, given: Tensor, taken: Tensor) -> object:
     part = given[: given.numel() // group.size]
     return distributed.all_gather_into_tensor(taken, part, group=group.handle)
 
 
-def _reduce_scatter(group: Group, given: Tensor, taken: Tensor) -> object:
+def _reduce_scatter(group: CollectiveGroup, given: Tensor, taken: Tensor) -> object:
     part = taken[: taken.numel() // group.size]
     return distributed.reduce_scatter_tensor(part, given, group=group.handle)
 
 
-def _all_to_all(group: Group, given: Tensor, taken: Tensor) -> object:
+def _all_to_all(group: CollectiveGroup, given: Tensor, taken: Tensor) -> object:
     return distributed.all_to_all_single(taken, given, group=group.handle)
 
 
-def _send_receive(group: Group, given: Tensor, taken: Tensor) -> object:
+def _send_receive(group: CollectiveGroup, given: Tensor, taken: Tensor) -> object:
     """Send to the next rank of the group and receive from the one before."""
     place = group.ranks.index(distributed.get_rank())
     after, before = (group.ranks[(place + step) % group.size] for step in (1, -1))
@@ -69,7 +69,7 @@ class Operation:
     """A collective; ``bus(n)`` times the algorithm's rate is the rate of a link."""
 
     name: str
-    call: Callable[[Group, Tensor, Tensor], object]
+    call: Callable[[CollectiveGroup, Tensor, Tensor], object]
     bus: Callable[[int], float]
 
 
@@ -92,21 +92,21 @@ def group_sizes(world: int) -> list[int]:
     return sorted({size for size in (*doubled, world) if size > 1 and world % size == 0})
 
 
-def cases(place: Place) -> int:
+def cases(place: Rank) -> int:
     """Return how many measurements there are."""
     return len(group_sizes(place.size)) * len(SIZES[place.device.type]) * len(OPERATIONS)
 
 
-def _group(size: int, place: Place) -> Group:
+def _group(size: int, place: Rank) -> CollectiveGroup:
     handles = [
         (distributed.new_group(range(first, first + size)), first)
         for first in range(0, place.size, size)
     ]
     handle, first = handles[place.rank // size]
-    return Group(handle, size, tuple(range(first, first + size)))
+    return CollectiveGroup(handle, size, tuple(range(first, first + size)))
 
 
-def measured(place: Place, budget: Budget, show: Callable[[str], None]) -> list[Collective]:
+def measured(place: Rank, budget: Budget, show: Callable[[str], None]) -> list[Collective]:
     """Return the rate of every collective; every process must call this."""
     found: list[Collective] = []
     largest = max(SIZES[place.device.type])
@@ -128,7 +128,11 @@ def measured(place: Place, budget: Budget, show: Callable[[str], None]) -> list[
 
 
 def _measured(
-    operation: Operation, group: Group, tensors: tuple[Tensor, Tensor], place: Place, budget: Budget
+    operation: Operation,
+    group: CollectiveGroup,
+    tensors: tuple[Tensor, Tensor],
+    place: Rank,
+    budget: Budget,
 ) -> Collective | None:
     length = tensors[0].numel() * tensors[0].element_size()
     what = f"{operation.name} {length >> 10} KiB over {group.size}"
@@ -148,7 +152,7 @@ def _measured(
     return _row(operation, group.size, length, took, place)
 
 
-def _row(operation: Operation, size: int, length: int, took: Timing, place: Place) -> Collective:
+def _row(operation: Operation, size: int, length: int, took: Timing, place: Rank) -> Collective:
     seconds = place.agree(took.seconds)
     rate = length / seconds / 1e9
     return Collective(

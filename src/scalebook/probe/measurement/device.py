@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import json
 import re
-import socket
 from typing import Any, Literal, cast
 
 import torch
 
-from scalebook.measure.probes import Identity, Sample
+from scalebook.measure.probes import Sample
 from scalebook.measure.probes.topology import parse_nvidia_matrix, parse_nvlink, parse_rocm_matrix
-from scalebook.probe.measurement.place import cuda
 from scalebook.train.machine import output
 
 SAMPLE_QUERY = "index,clocks.sm,clocks.mem,power.draw,temperature.gpu"
@@ -21,28 +18,6 @@ LIMIT_QUERY = "index,clocks.max.sm,clocks.max.mem,power.limit,power.max_limit"
 _CLOCK = re.compile(r"\(?(\d+)\s*Mhz\)?", re.IGNORECASE)
 
 Moment = Literal["idle", "loaded"]
-
-
-def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def identity(processes: int) -> Identity:
-    """Return which machine and software this is."""
-    on_gpu = torch.cuda.is_available()
-    ids = [
-        str(getattr(cuda.get_device_properties(index), "uuid", ""))
-        for index in range(cuda.device_count() if on_gpu else 0)
-    ]
-    return Identity(
-        host=_hash(socket.gethostname()),
-        devices=tuple(_hash(name) for name in ids) if all(ids) else (),
-        accelerator=cuda.get_device_name(0) if on_gpu else None,
-        torch=torch.__version__,
-        cuda=torch.version.cuda,
-        rocm=torch.version.hip,
-        processes=None if on_gpu else processes,
-    )
 
 
 def topology() -> dict[str, Any]:

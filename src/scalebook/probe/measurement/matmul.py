@@ -11,8 +11,8 @@ from scalebook.facts import catalog
 from scalebook.measure.probes import Matmul, ProbeRequest
 from scalebook.measure.probes.shapes import Product, products, tensor_sizes
 from scalebook.probe.measurement import operands
-from scalebook.probe.measurement.operands import BF16, FP8, FP16, FP32, TF32, Precision
-from scalebook.probe.measurement.place import Budget, Place, cuda
+from scalebook.probe.measurement.operands import BF16, FP8, FP16, FP32, TF32, OperandKind
+from scalebook.probe.measurement.place import Budget, Rank, cuda
 from scalebook.probe.measurement.timing import measure
 
 GPU_SWEEP = {
@@ -27,10 +27,10 @@ LAYOUTS = ("forward", "dgrad", "wgrad", "wgrad_accumulate")
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class MatmulCase:
     """One product to measure, and what it is of."""
 
-    precision: Precision
+    precision: OperandKind
     layout: str
     m: int
     n: int
@@ -45,7 +45,7 @@ class Case:
         return f"GEMM {self.precision.name}{of} {self.layout} {self.m}x{self.n}x{self.k}"
 
 
-def fp8_precision(place: Place) -> Precision | None:
+def fp8_precision(place: Rank) -> OperandKind | None:
     """Return the 8-bit format that this device multiplies, None where it multiplies none."""
     for precision in FP8 if place.on_gpu else ():
         buffer = torch.zeros(2 * 64 * 64, device=place.device).to(precision.dtype)
@@ -58,17 +58,17 @@ def fp8_precision(place: Place) -> Precision | None:
     return None
 
 
-def sweep_cases(place: Place) -> Iterator[Case]:
+def sweep_cases(place: Rank) -> Iterator[MatmulCase]:
     """Yield squares from small to large in every precision that the device has."""
     known = {item.name: item for item in (BF16, FP16, TF32, FP32)}
     fp8 = fp8_precision(place)
     known |= {"fp8": fp8} if fp8 else {}
     for name, sizes in (GPU_SWEEP if place.on_gpu else CPU_SWEEP).items():
         for size in sizes if name in known else ():
-            yield Case(known[name], "plain", size, size, size)
+            yield MatmulCase(known[name], "plain", size, size, size)
 
 
-def model_cases(request: ProbeRequest, place: Place) -> Iterator[Case]:
+def model_cases(request: ProbeRequest, place: Rank) -> Iterator[MatmulCase]:
     """Yield the products of each model's layers, by tensor-parallel size and layout."""
     fp8 = fp8_precision(place)
     tokens = request.micro_batch_size * request.sequence_length
@@ -85,20 +85,20 @@ def model_cases(request: ProbeRequest, place: Place) -> Iterator[Case]:
                         yield _case(item, fp8, layout, name, size)
 
 
-def _case(item: Product, precision: Precision, layout: str, model: str, size: int) -> Case:
+def _case(item: Product, precision: OperandKind, layout: str, model: str, size: int) -> MatmulCase:
     rows, wide, deep = item.rows, item.outputs, item.inputs
     m, n, k = {"forward": (rows, wide, deep), "dgrad": (rows, deep, wide)}.get(
         layout, (wide, deep, rows)
     )
-    return Case(precision, layout, m, n, k, model, item.layer, size, item.count)
+    return MatmulCase(precision, layout, m, n, k, model, item.layer, size, item.count)
 
 
 def measured(
-    cases: Iterable[Case], place: Place, budget: Budget, show: Callable[[str], None]
+    cases: Iterable[MatmulCase], place: Rank, budget: Budget, show: Callable[[str], None]
 ) -> list[Matmul]:
     """Return the rate of each case; cases of one precision share a buffer."""
     found: list[Matmul] = []
-    by_precision: dict[Precision, list[Case]] = {}
+    by_precision: dict[OperandKind, list[MatmulCase]] = {}
     for case in cases:
         by_precision.setdefault(case.precision, []).append(case)
     for precision, members in by_precision.items():
@@ -117,7 +117,7 @@ def measured(
     return found
 
 
-def _measured(case: Case, buffer: torch.Tensor, place: Place, budget: Budget) -> Matmul | None:
+def _measured(case: MatmulCase, buffer: torch.Tensor, place: Rank, budget: Budget) -> Matmul | None:
     slot = budget.slot()
     if slot <= 0:
         budget.skip(str(case))

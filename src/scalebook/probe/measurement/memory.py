@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from scalebook.measure.probes import Copy
-from scalebook.probe.measurement.place import Budget, Place
+from scalebook.probe.measurement.place import Budget, Rank
 from scalebook.probe.measurement.timing import measure
 
 MIB, GIB = 2**20, 2**30
@@ -16,12 +16,12 @@ HOST_BYTES = 256 * MIB
 BUFFERS = 2  # pairs, so that a small copy finds nothing in a cache
 
 
-def cases(place: Place) -> int:
+def cases(place: Rank) -> int:
     """Return how many copies are measured."""
     return len(DEVICE_BYTES[place.device.type]) + 2
 
 
-def measured(place: Place, budget: Budget, show: Callable[[str], None]) -> list[Copy]:
+def measured(place: Rank, budget: Budget, show: Callable[[str], None]) -> list[Copy]:
     """Return the rate of each copy; processes share the host's memory, so rank 0 asks it alone."""
     found: list[Copy] = []
     for size in DEVICE_BYTES[place.device.type]:
@@ -40,13 +40,17 @@ def measured(place: Place, budget: Budget, show: Callable[[str], None]) -> list[
     return found
 
 
-def _pair(size: int, place: Place) -> tuple[torch.Tensor, torch.Tensor]:
+def _pair(size: int, place: Rank) -> tuple[torch.Tensor, torch.Tensor]:
     source = torch.randint(0, 256, (size,), dtype=torch.uint8, device=place.device)
     return torch.empty_like(source), source
 
 
 def _timed(
-    kind: str, size: int, pairs: list[tuple[torch.Tensor, torch.Tensor]], place: Place, b: Budget
+    kind: str,
+    size: int,
+    pairs: list[tuple[torch.Tensor, torch.Tensor]],
+    place: Rank,
+    b: Budget,
 ) -> list[Copy]:
     slot = b.slot()
     if slot <= 0:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scalebook.probe.measurement.place import Place
+from scalebook.probe.measurement.place import Rank
 
 # More than any cache between the units and the memory: 256 MiB on MI300X, 50 MiB on H100.
 ARENA_BYTES = {"cuda": 2**30, "cpu": 2**24}
@@ -21,7 +21,7 @@ torch_any: Any = torch  # some of its functions are typed only in part
 
 
 @dataclass(frozen=True, slots=True)
-class Precision:
+class OperandKind:
     """A kind of product: the operands' type, and what torch must be told before."""
 
     name: str
@@ -34,19 +34,19 @@ class Precision:
         torch.set_float32_matmul_precision(self.float32_matmul)
 
 
-BF16 = Precision("bf16", torch.bfloat16)
-FP16 = Precision("fp16", torch.float16)
-TF32 = Precision("tf32", torch.float32, "high")
-FP32 = Precision("fp32", torch.float32)
+BF16 = OperandKind("bf16", torch.bfloat16)
+FP16 = OperandKind("fp16", torch.float16)
+TF32 = OperandKind("tf32", torch.float32, "high")
+FP32 = OperandKind("fp32", torch.float32)
 # MI300 knows only the second of the two 8-bit formats, everything else the first.
 FP8 = tuple(
-    Precision("fp8", getattr(torch, name), scaled=True)
+    OperandKind("fp8", getattr(torch, name), scaled=True)
     for name in ("float8_e4m3fn", "float8_e4m3fnuz")
     if hasattr(torch, name)
 )
 
 
-def arena(precision: Precision, elements: int, place: Place) -> Tensor:
+def arena(precision: OperandKind, elements: int, place: Rank) -> Tensor:
     """Return a buffer of normal random numbers: zeros would draw less power and run faster."""
     least = ARENA_BYTES[place.device.type] // precision.dtype.itemsize
     buffer = torch.empty(max(elements, least), dtype=precision.dtype, device=place.device)
@@ -82,7 +82,7 @@ def _matrices(buffer: Tensor, *shapes: tuple[int, int]) -> list[list[Tensor]]:
 
 
 def product(
-    buffer: Tensor, precision: Precision, layout: str, *, m: int, n: int, k: int
+    buffer: Tensor, precision: OperandKind, layout: str, *, m: int, n: int, k: int
 ) -> Callable[[int], object]:
     """Return a call that multiplies [m, k] by [k, n]; its number chooses the operands."""
     if precision.scaled:

@@ -21,7 +21,7 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=3)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Rank:
     """Rank, number of processes and device of this process."""
 
     rank: int
@@ -78,7 +78,7 @@ class Budget:
         self.skipped.append(Skipped(what=what, reason=reason))
 
 
-def join(request: ProbeRequest) -> Place:
+def join(request: ProbeRequest) -> Rank:
     """Return this process's place after it has met the others.
 
     Raises:
@@ -99,7 +99,7 @@ def join(request: ProbeRequest) -> Place:
         cuda.set_device(device)
     backend = "nccl" if device.type == "cuda" else "gloo"
     distributed.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT)
-    return Place(rank, request.world_size, device)
+    return Rank(rank, request.world_size, device)
 
 
 def leave() -> None:

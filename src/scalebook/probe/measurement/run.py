@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from scalebook import project, store
+from scalebook import host, project, store
 from scalebook.facts import catalog
 from scalebook.measure.probes import Matmul, Probe, ProbeRequest, Sample, Skipped
 from scalebook.measure.probes.files import FILE, summarise
@@ -22,8 +22,7 @@ from scalebook.probe.measurement import (
     place,
     sustained,
 )
-from scalebook.probe.measurement.place import Budget, Place
-from scalebook.running import host
+from scalebook.probe.measurement.place import Budget, Rank
 from scalebook.train import machine
 
 # Parts of the time; without other processes the collectives' goes to the rest.
@@ -32,12 +31,12 @@ COLLECTIVES = 0.25
 
 
 @dataclass(slots=True)
-class Progress:
+class ProbeProgress:
     """What has been found so far, by the names of probe.json, and what was left out."""
 
     directory: Path
     values: dict[str, Any]
-    here: Place
+    here: Rank
     seconds: float
     skipped: list[Skipped] = field(default_factory=lambda: [])
 
@@ -73,7 +72,9 @@ def run(
 ) -> None:
     """Measure everything and write probe.json as it grows."""
     here = place.join(request)
-    progress = Progress(directory, _facts(request, directory, variables), here, request.seconds)
+    progress = ProbeProgress(
+        directory, _facts(request, directory, variables), here, request.seconds
+    )
     progress.show(f"met {here.size} processes after {time.perf_counter() - started:.1f} s")
     progress.keep()
     matmuls = _matmuls(request, progress)
@@ -101,7 +102,7 @@ def _facts(request: ProbeRequest, directory: Path, variables: Mapping[str, str])
         "probe_id": directory.name.removeprefix(store.PARTIAL_PREFIX),
         "request": request.model_dump(),
         "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "identity": device.identity(request.world_size).model_dump(),
+        "identity": machine.identity(request.world_size).model_dump(),
         "environment": {
             **host.facts(variables, project.root()),
             **machine.accelerator(),
@@ -113,7 +114,7 @@ def _facts(request: ProbeRequest, directory: Path, variables: Mapping[str, str])
     }
 
 
-def _matmuls(request: ProbeRequest, progress: Progress) -> list[Matmul]:
+def _matmuls(request: ProbeRequest, progress: ProbeProgress) -> list[Matmul]:
     here = progress.here
     cases = list(matmul.sweep_cases(here))
     sweep = matmul.measured(cases, here, progress.budget("sweep", len(cases)), progress.show)
@@ -126,7 +127,7 @@ def _matmuls(request: ProbeRequest, progress: Progress) -> list[Matmul]:
     return [*sweep, *layers]
 
 
-def _sustained(matmuls: list[Matmul], progress: Progress) -> None:
+def _sustained(matmuls: list[Matmul], progress: ProbeProgress) -> None:
     here = progress.here
     name = "bf16" if here.on_gpu else "fp32"
     squares = [row for row in matmuls if row.precision == name and row.model is None]

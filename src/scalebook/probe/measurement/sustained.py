@@ -12,7 +12,7 @@ from typing import Any
 from scalebook.measure.probes import Sample, Sustained
 from scalebook.probe.measurement import operands
 from scalebook.probe.measurement.operands import BF16, FP32
-from scalebook.probe.measurement.place import Place, cuda
+from scalebook.probe.measurement.place import Rank, cuda
 from scalebook.probe.measurement.timing import measure
 
 REST_SECONDS = {"cuda": 1.0, "cpu": 0.0}  # the device cools and its clock rises again
@@ -24,7 +24,7 @@ PARTS = 20  # of the series over time
 Sampler = Callable[[str], list[Sample]]
 
 
-def sustained(size: int, place: Place, seconds: float, sample: Sampler) -> Sustained:
+def sustained(size: int, place: Rank, seconds: float, sample: Sampler) -> Sustained:
     """Return the rate of a square product over seconds; every process must call this."""
     precision = BF16 if place.on_gpu else FP32
     shape = {"m": size, "n": size, "k": size}
@@ -51,7 +51,7 @@ def sustained(size: int, place: Place, seconds: float, sample: Sampler) -> Susta
 
 
 def _rounds(
-    call: Callable[[int], object], calls: int, place: Place, seconds: float, sample: Sampler
+    call: Callable[[int], object], calls: int, place: Rank, seconds: float, sample: Sampler
 ) -> tuple[list[float], list[Sample]]:
     """Return the seconds of each round, and samples from the middle of it all."""
     found, samples = list[float](), list[Sample]()
@@ -73,7 +73,7 @@ def _rounds(
     return found, samples
 
 
-def _mark(place: Place) -> Any:
+def _mark(place: Rank) -> Any:
     """Return a moment: an event of the device, or the host's clock in seconds."""
     if not place.on_gpu:
         return time.perf_counter()

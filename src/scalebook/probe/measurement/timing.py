@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median, quantiles
 
-from scalebook.probe.measurement.place import Place, cuda
+from scalebook.probe.measurement.place import Rank, cuda
 
 Call = Callable[[int], object]  # gets the number of the call, to choose other buffers each time
 ROUND_SECONDS = 2e-3  # long against the resolution of events and the start of a kernel
@@ -31,7 +31,7 @@ def _alone(value: float) -> float:
 
 
 def measure(
-    call: Call, place: Place, seconds: float, agree: Callable[[float], float] = _alone
+    call: Call, place: Rank, seconds: float, agree: Callable[[float], float] = _alone
 ) -> Timing:
     """Return how long a call takes, measured for about so many seconds.
 
@@ -53,12 +53,12 @@ def timing(seconds: list[float], calls: int) -> Timing:
     return Timing(middle, min(seconds), (high - low) / middle, calls)
 
 
-def _rounds(call: Call, place: Place, calls: int, rounds: int) -> list[float]:
+def _rounds(call: Call, place: Rank, calls: int, rounds: int) -> list[float]:
     """Return the seconds of a call in each round."""
     return (_device_rounds if place.on_gpu else _host_rounds)(call, place, calls, rounds)
 
 
-def _device_rounds(call: Call, place: Place, calls: int, rounds: int) -> list[float]:
+def _device_rounds(call: Call, place: Rank, calls: int, rounds: int) -> list[float]:
     """Return times by the device's own events, so that the host's pace does not count."""
     place.synchronize()
     events = [cuda.Event(enable_timing=True) for _ in range(rounds + 1)]
@@ -73,7 +73,7 @@ def _device_rounds(call: Call, place: Place, calls: int, rounds: int) -> list[fl
     return [begin.elapsed_time(end) / 1e3 / calls for begin, end in pairwise(events)]
 
 
-def _host_rounds(call: Call, _place: Place, calls: int, rounds: int) -> list[float]:
+def _host_rounds(call: Call, _place: Rank, calls: int, rounds: int) -> list[float]:
     found: list[float] = []
     number = 0
     for _ in range(rounds):

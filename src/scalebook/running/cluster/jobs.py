@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scalebook import store
+from scalebook import ownership, query, store
 from scalebook.errors import LaunchError
+from scalebook.ownership import JOB_FILE
 from scalebook.record import RunRecord, Status
-from scalebook.running import finish_run, ownership, query, recovery
+from scalebook.running import finish_run, outcome, recovery
 from scalebook.running.cluster import node_logs
 from scalebook.running.cluster.node_logs import ASKED, FOLLOWED
-from scalebook.running.ownership import JOB_FILE
 from scalebook.running.progress import last_lines
 
 FOLDER = ".slurm"  # below the runs: scripts, and what jobs print
@@ -112,7 +112,7 @@ class Job:
     @classmethod
     def read(cls, directory: Path) -> Job | None:
         """Return the job of a directory, None where it waits for none."""
-        value = finish_run.read_object(directory / JOB_FILE)
+        value = store.read_object(directory / JOB_FILE)
         # The job notes its id too: it may start before its submitter can.
         job_id = value.get("job_id") or launched(directory).get("job_id")
         submitted, runs = value.get("submitted_at"), value.get("runs")
@@ -124,7 +124,7 @@ class Job:
 
 def launched(directory: Path) -> dict[str, Any]:
     """Return what a job noted of itself when it started a run; empty where it has not."""
-    launch = finish_run.read_object(directory / finish_run.LAUNCH_FILE)
+    launch = store.read_object(directory / finish_run.LAUNCH_FILE)
     environment = finish_run.object_of(launch.get("environment"))
     return finish_run.object_of(environment.get("slurm"))
 
@@ -167,7 +167,7 @@ def settle(runs: Path, ask: Ask = query.ask) -> tuple[Settled, ...]:
 def _forget_unsubmitted(partial: Path) -> None:
     """Let go of a directory whose submitter died before it had a job: ``recover`` records it."""
     file = partial / JOB_FILE
-    if finish_run.read_object(file).get("scheduler") != "slurm":
+    if store.read_object(file).get("scheduler") != "slurm":
         return
     with suppress(FileNotFoundError):
         if time.time() - file.stat().st_mtime > UNSUBMITTED_SECONDS:
@@ -192,15 +192,16 @@ def settle_one(partial: Path, job: Job, state: JobState) -> Settled | None:
 
 def _conclude(directory: Path, job: Job, state: JobState) -> RunRecord:
     """Write the record of a run whose job has ended without writing it."""
-    launch = finish_run.read_object(directory / finish_run.LAUNCH_FILE)
+    launch = store.read_object(directory / finish_run.LAUNCH_FILE)
     slurm = {"job_id": job.job_id, "submitted_at": job.submitted_at, "requeued": state.restarts}
     slurm |= launched(directory) | {"state": state.name}
     environment = finish_run.object_of(launch.get("environment")) | {"slurm": slurm}
     store.write_json(directory / finish_run.LAUNCH_FILE, {**launch, "environment": environment})
     printed = _printed(directory.parent, job)
+    stop = _stop(finish_run.read_exit(directory), state, bool(launch), bool(printed))
     return node_logs.conclude_nodes(
         directory,
-        stop=_stop(finish_run.read_exit(directory), state, bool(launch), bool(printed)),
+        stop=node_logs.own_stop(directory) or stop,
         exit_code=1 if printed and state.name == "FAILED" else None,
         finished_at=recovery.last_sign(directory) if launch else None,
         printed=printed,
@@ -217,7 +218,7 @@ def _printed(runs: Path, job: Job) -> list[str]:
 
 def _stop(
     end: finish_run.Ended | None, state: JobState, started: bool, printed: bool
-) -> tuple[Status, str] | None:
+) -> outcome.EndReason | None:
     """Return status and sentence of a run that was ended from outside; None: its log tells."""
     if end is not None and end.stop != ASKED:
         return None if end.stop == FOLLOWED else end.stop

@@ -21,15 +21,16 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from scalebook import project, store
+from scalebook import host, ownership, project, store
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError, LaunchError, ScalebookError
 from scalebook.plan import schedule
 from scalebook.record import Status
-from scalebook.running import finish_run, host, launch, ownership, runner, sweep, waiting
+from scalebook.running import finish_run, launch, runner, sweep, waiting
 from scalebook.running.cluster import node_logs
 from scalebook.running.cluster.node_logs import ASKED, FOLLOWED
 from scalebook.running.command import Launch
+from scalebook.running.outcome import EndReason
 from scalebook.running.pruning import Broken, Inference
 
 JOIN_SECONDS = 600  # for every node to come to the rendezvous: images may have to be unpacked
@@ -154,7 +155,7 @@ def _part(options: argparse.Namespace) -> Part:
     number = int(text) if text.isdigit() else None
     if options.config:
         _create(directory, options.config, number or 0)
-    config = RunConfig.from_parameters(finish_run.read_object(directory / "config.json"))
+    config = RunConfig.from_parameters(store.read_object(directory / "config.json"))
     if number is None and config.nodes == 1:
         number = 0
     if number is None or number >= config.nodes:
@@ -207,7 +208,8 @@ def _lead(part: Part) -> int:
     if end.stop == ASKED and options.job:
         return ENDED_CODE  # the job may be requeued; otherwise 'scalebook status' asks Slurm why
     _wait(lambda: part.asked_to_end or len(node_logs.ends(directory)) >= part.config.nodes)
-    return _record(part, None if end.stop == FOLLOWED else end.stop)
+    stop = None if end.stop == FOLLOWED else end.stop
+    return _record(part, node_logs.own_stop(directory) or stop)
 
 
 def _follow(part: Part) -> int:
@@ -248,12 +250,12 @@ def _job(part: Part) -> dict[str, Any]:
     restart = part.options.restart
     if restart:
         file = part.directory / finish_run.SCHEDULE_FILE
-        kept = finish_run.read_object(file)
+        kept = store.read_object(file)
         times = "once" if restart == 1 else f"{restart} times"
         note = f"{REQUEUED}{times}; what the earlier attempts left is in attempts/."
         notes = [one for one in kept.get("notes", ()) if not one.startswith(REQUEUED)]
         store.write_json(file, {**kept, "notes": [*notes, note]})
-    submitted = finish_run.read_object(part.directory / ownership.JOB_FILE).get("submitted_at")
+    submitted = store.read_object(part.directory / ownership.JOB_FILE).get("submitted_at")
     return {"slurm": {"job_id": part.options.job, "submitted_at": submitted, "requeued": restart}}
 
 
@@ -285,12 +287,12 @@ def _cool_down(part: Part) -> None:
         return
     waited = waiting.wait(asked, lambda: part.asked_to_end)
     file = part.directory / finish_run.SCHEDULE_FILE
-    kept = finish_run.read_object(file)
+    kept = store.read_object(file)
     notes = [*kept.get("notes", ()), *([waited.note] if waited.note else [])]
     store.write_json(file, {**kept, "cool_down": waited.value(), "notes": notes})
 
 
-def _record(part: Part, stop: tuple[Status, str] | None) -> int:
+def _record(part: Part, stop: EndReason | None) -> int:
     """Write the record of the run and give its directory its name; return the run's exit code."""
     with ownership.owned(part.directory):
         record = node_logs.conclude_nodes(part.directory, stop=stop)

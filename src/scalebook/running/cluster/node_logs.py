@@ -40,6 +40,12 @@ def ends(directory: Path) -> dict[int, finish_run.Ended]:
     return {node: end for node, end in found.items() if end is not None}
 
 
+def own_stop(directory: Path) -> outcome.EndReason | None:
+    """Return why a node ended its ranks of its own accord; None where none did."""
+    stops = (end.stop for end in ends(directory).values())
+    return next((stop for stop in stops if stop not in (None, ASKED, FOLLOWED)), None)
+
+
 def clear_ends(directory: Path) -> None:
     """Remove the notes of how the nodes' ranks ended."""
     for _, path in _by_node(directory, _EXIT):
@@ -102,7 +108,7 @@ def merge(directory: Path) -> None:
 def conclude_nodes(
     directory: Path,
     *,
-    stop: tuple[Status, str] | None = None,
+    stop: outcome.EndReason | None = None,
     exit_code: int | None = None,
     finished_at: str | None = None,
     printed: Sequence[str] = (),

@@ -16,16 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from scalebook import query
 from scalebook.config import RunConfig
 from scalebook.errors import LaunchError
 from scalebook.facts import catalog
-from scalebook.running import query
-from scalebook.running.command import ASKED
+from scalebook.host import ASKED, performance_variables
 from scalebook.running.container import images
 from scalebook.running.container.enroot import PLAIN_SHELL
 from scalebook.running.container.request import settle
 from scalebook.running.launch.shell import Expression, array, assignment, fill, quoted, safe_path
-from scalebook.running.launch.variables import performance_variables, variables
+from scalebook.running.launch.variables import variables
 from scalebook.scrub import is_secret
 
 TEMPLATE = Path("containers") / "slurm" / "job.sbatch"

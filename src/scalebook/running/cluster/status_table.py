@@ -9,10 +9,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from scalebook import store
+from scalebook import ownership, query, store
 from scalebook.errors import RecordError
 from scalebook.record import RunRecord
-from scalebook.running import finish_run, ownership, progress, query
+from scalebook.running import finish_run, progress
 from scalebook.running.cluster.jobs import Ask, Job, JobState, queue
 
 RECENT_SECONDS = 86400.0
@@ -76,10 +76,10 @@ def _ended(directory: Path, record: RunRecord) -> Row:
 
 def _unfinished(partial: Path, states: Mapping[str, JobState] | None) -> Row | None:
     job = Job.read(partial)
-    requested = finish_run.read_object(partial / "config.json")
+    requested = store.read_object(partial / "config.json")
     if job is None:
         here = ownership.is_live(partial)
-        pods = finish_run.read_object(partial / ownership.JOB_FILE).get("scheduler") == "kubernetes"
+        pods = store.read_object(partial / ownership.JOB_FILE).get("scheduler") == "kubernetes"
         state = "in Kubernetes" if pods else "training here" if here else "left behind"
         detail = None if here else "its process is gone: scalebook recover"
         started = _started(partial)
@@ -98,7 +98,7 @@ def _unfinished(partial: Path, states: Mapping[str, JobState] | None) -> Row | N
 
 
 def _started(partial: Path) -> str | None:
-    value = finish_run.read_object(partial / finish_run.LAUNCH_FILE).get("started_at")
+    value = store.read_object(partial / finish_run.LAUNCH_FILE).get("started_at")
     return value if isinstance(value, str) else None
 
 

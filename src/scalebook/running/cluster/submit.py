@@ -12,9 +12,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from scalebook import project, store
+from scalebook import project, query, store
 from scalebook.errors import LaunchError
-from scalebook.running import finish_run, pruning, query
+from scalebook.running import finish_run, pruning
 from scalebook.running.cluster import slurm
 from scalebook.running.cluster.jobs import FOLDER, Ask, write_job
 from scalebook.running.pruning import Inference

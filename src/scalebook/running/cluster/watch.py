@@ -8,11 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from scalebook import store
+from scalebook import query, store
 from scalebook.errors import RecordError
 from scalebook.project import short
 from scalebook.record import RunRecord
-from scalebook.running import query
 from scalebook.running.cluster import jobs
 from scalebook.running.cluster.jobs import GONE, Ask, JobState, queue, state_of
 from scalebook.running.cluster.submit import Submitted

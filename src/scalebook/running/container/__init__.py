@@ -1,1 +1,1 @@
-"""What containers/ says: the image of each vendor, its run flags, and the variables of a run."""
+"""Containers: ``engines.find`` looks for an image, ``nested.command`` runs this program in it."""

@@ -41,17 +41,17 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
 }
 NEEDED = ("torch", "megatron_core", "scalebook", "papermill", "ipykernel", "pydantic")
 
-Verdict = Literal["as stated", "different", "missing", "present"]
+ImageVerdict = Literal["as stated", "different", "missing", "present"]
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class ImageFinding:
     """One component: what image.toml says (None: nothing), what is there, and how they compare."""
 
     component: str
     stated: str | None
     found: str | None
-    verdict: Verdict
+    verdict: ImageVerdict
 
     @property
     def good(self) -> bool:
@@ -138,18 +138,20 @@ def same(stated: str, found: str) -> bool:
     return re.match(re.escape(stated) + r"(?![0-9])", found) is not None
 
 
-def compare(stated: Mapping[str, str], versions: Mapping[str, str | None]) -> tuple[Finding, ...]:
+def compare(
+    stated: Mapping[str, str], versions: Mapping[str, str | None]
+) -> tuple[ImageFinding, ...]:
     """Return each stated or needed component, what was found of it and the verdict."""
     names = [*stated, *(name for name in NEEDED if name not in stated)]
     return tuple(_finding(name, stated.get(name), versions.get(name)) for name in names)
 
 
-def _finding(name: str, stated: str | None, found: str | None) -> Finding:
+def _finding(name: str, stated: str | None, found: str | None) -> ImageFinding:
     if found is None:
-        return Finding(name, stated, None, "missing")
+        return ImageFinding(name, stated, None, "missing")
     if stated is None:
-        return Finding(name, None, found, "present")
-    return Finding(name, stated, found, "as stated" if same(stated, found) else "different")
+        return ImageFinding(name, None, found, "present")
+    return ImageFinding(name, stated, found, "as stated" if same(stated, found) else "different")
 
 
 if __name__ == "__main__":

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from scalebook.query import ask
 from scalebook.running.container import inside, oci
 from scalebook.running.container.choose import Surroundings
 from scalebook.running.container.images import ENGINES, image
-from scalebook.running.query import ask
 
 
 @dataclass(frozen=True, slots=True)

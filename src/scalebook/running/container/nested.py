@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import secrets
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from scalebook.errors import LaunchError
-from scalebook.running.command import ASKED
+from scalebook.host import ASKED, git_commit
 from scalebook.running.container import apptainer, enroot, oci
 from scalebook.running.container.inside import CONTAINER
 from scalebook.running.container.request import Contained, EngineCommand, Mount
@@ -22,7 +24,7 @@ HOME = "/tmp/home"  # for caches; nothing of the host
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What a container takes over from the machine: read once, by ``running.hosts``.
+    """What a container takes over from the machine: read once, by ``describe``.
 
     ``user`` is who shall own what is written. ``groups`` are those of the GPUs' device files.
     """
@@ -185,3 +187,40 @@ def not_passed(names: Sequence[str], given: Sequence[str]) -> tuple[str, ...]:
     asked = {item.partition("=")[0] for item in given}
     own = (*VISIBLE, "PYTHONUNBUFFERED")  # each run sets the latter
     return tuple(name for name in names if name not in asked and name not in own)
+
+
+def describe(
+    project: Path, runs: Path, environment: Mapping[str, str] = os.environ, dev: Path = Path("/dev")
+) -> Host:
+    """Return the host of a container that writes to ``runs``."""
+    name = f"scalebook-{secrets.token_hex(4)}"
+    return Host(
+        project=project.resolve(),
+        user=owner(runs),
+        rootless=os.geteuid() != 0,
+        groups=device_groups(dev),
+        scratch=Path(tempfile.gettempdir()) / name,
+        name=name,
+        commit=git_commit(project),
+        environment=environment,
+    )
+
+
+def owner(runs: Path, user: tuple[int, int] | None = None) -> tuple[int, int]:
+    """Return who a container runs as: the caller, and for root the owner of the runs.
+
+    Root in a user's folder would leave files there that the user cannot remove.
+    """
+    caller = user or (os.geteuid(), os.getegid())
+    nearest = next((path for path in (runs, *runs.parents) if path.exists()), None)
+    if caller[0] != 0 or nearest is None:
+        return caller
+    status = nearest.stat()
+    return status.st_uid, status.st_gid
+
+
+def device_groups(dev: Path) -> tuple[int, ...]:
+    """Return the groups that own AMD's device files, root's left out, in order."""
+    files = [dev / "kfd", *sorted(dev.glob("dri/renderD*"))]
+    groups = {path.stat().st_gid for path in files if path.exists()}
+    return tuple(sorted(groups - {0}))

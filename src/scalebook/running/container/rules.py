@@ -2,16 +2,90 @@
 
 from __future__ import annotations
 
+import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 from scalebook.config import RunConfig
-from scalebook.errors import CatalogError
+from scalebook.errors import CatalogError, unknown
 from scalebook.facts import catalog
-from scalebook.running.container import conditions, files
+from scalebook.running.container import files
+
+ANY = "any"
+TESTS: Mapping[str, Callable[[Any, Any], bool]] = {
+    "gt": operator.gt,
+    "ge": operator.ge,
+    "lt": operator.lt,
+    "le": operator.le,
+    "ne": operator.ne,
+}
+ConditionValue = str | int | float | bool | None
+
+
+def check(where: str, condition: object, fields: Iterable[str]) -> None:
+    """Refuse a condition that names an unknown field or test, or compares what has no order.
+
+    Raises:
+        CatalogError: the condition is malformed.
+    """
+    names = tuple(fields)
+    if not isinstance(condition, dict):
+        raise CatalogError(f"{where}: a condition is a table of fields, not {condition!r}.")
+    for name, test in cast("dict[str, object]", condition).items():
+        if name == ANY:
+            for part in cast("list[object]", test) if isinstance(test, list) else [test]:
+                check(where, part, names)
+        elif name not in names:
+            raise CatalogError(f"{where}: {unknown('field', name, names)}")
+        else:
+            _check_test(f"{where}: {name}", test)
+
+
+def _check_test(where: str, test: object) -> None:
+    if not isinstance(test, dict):
+        values = cast("list[object]", test) if isinstance(test, list) else [test]
+        if not values or not all(isinstance(value, str | int | float | bool) for value in values):
+            raise CatalogError(f"{where} = {test!r} must be a value or a list of values.")
+        return
+    for name, bound in cast("dict[str, object]", test).items():
+        if name not in TESTS:
+            raise CatalogError(f"{where}: {unknown('test', name, TESTS)}")
+        plain = isinstance(bound, int | float) and not isinstance(bound, bool)
+        if name != "ne" and not plain:
+            raise CatalogError(f"{where}: {name} = {bound!r} must be a number.")
+
+
+def holds(condition: Mapping[str, Any], values: Mapping[str, ConditionValue]) -> bool:
+    """Return whether every entry of a checked condition is true of the values."""
+    return all(_entry(name, test, values) for name, test in condition.items())
+
+
+def _entry(name: str, test: Any, values: Mapping[str, ConditionValue]) -> bool:
+    if name == ANY:
+        return any(holds(part, values) for part in test)
+    value = values.get(name)
+    if value is None:
+        return False
+    if isinstance(test, dict):
+        tests = cast("dict[str, Any]", test)
+        return all(_ordered(TESTS[key], value, bound) for key, bound in tests.items())
+    return value in test if isinstance(test, list) else _equal(value, test)
+
+
+def _equal(value: ConditionValue, wanted: Any) -> bool:
+    """Return whether two values are equal and of one kind: true is not 1 here."""
+    return value == wanted and isinstance(value, bool) == isinstance(wanted, bool)
+
+
+def _ordered(test: Callable[[Any, Any], bool], value: ConditionValue, bound: Any) -> bool:
+    try:
+        return test(value, bound)
+    except TypeError:  # a text against a number has no order
+        return False
+
 
 # What a condition may name beside the fields of RunConfig.
 DERIVED = ("data_parallel_size", "vendor", "accelerator", "gpu", "gpu_generation")
@@ -20,7 +94,7 @@ _NAME = re.compile(r"[A-Z_][A-Z0-9_]*")
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class VariableRule:
     """One variable: set to ``value`` where ``when`` holds.
 
     ``replaces`` are values that vendors' images bake in and that this value takes the place of;
@@ -34,12 +108,12 @@ class Rule:
     when: Mapping[str, Any] = field(default_factory=dict[str, Any])
     replaces: tuple[str, ...] = ()
 
-    def applies(self, values: Mapping[str, conditions.Value]) -> bool:
+    def applies(self, values: Mapping[str, ConditionValue]) -> bool:
         """Return whether the variable is to be set for a run of these values."""
-        return conditions.holds(self.when, values)
+        return holds(self.when, values)
 
 
-def values_of(config: RunConfig) -> dict[str, conditions.Value]:
+def values_of(config: RunConfig) -> dict[str, ConditionValue]:
     """Return what conditions are compared with: a run's fields and what its platform is."""
     platform = catalog.platform(config.platform)
     gpu = None
@@ -57,7 +131,7 @@ def values_of(config: RunConfig) -> dict[str, conditions.Value]:
 
 
 @cache
-def rules(vendor: str) -> tuple[Rule, ...]:
+def rules(vendor: str) -> tuple[VariableRule, ...]:
     """Return every variable that env.toml of a vendor can set, in its order.
 
     Raises:
@@ -67,7 +141,7 @@ def rules(vendor: str) -> tuple[Rule, ...]:
     return tuple(parse(f"containers/{vendor}/env.toml", row) for row in rows)
 
 
-def parse(where: str, row: Mapping[str, Any]) -> Rule:
+def parse(where: str, row: Mapping[str, Any]) -> VariableRule:
     """Return a row of env.toml as a rule.
 
     Raises:
@@ -80,9 +154,9 @@ def parse(where: str, row: Mapping[str, Any]) -> Rule:
     if not _NAME.fullmatch(row["name"]):
         raise CatalogError(f"{where}: a variable's name has capitals, digits and '_' only.")
     when = row.get("when", {})
-    conditions.check(f"{where}: when", when, FIELDS)
+    check(f"{where}: when", when, FIELDS)
     replaces = tuple(str(value) for value in row.get("replaces", ()))
-    return Rule(row["name"], row["value"], row["reason"], row["source"], when, replaces)
+    return VariableRule(row["name"], row["value"], row["reason"], row["source"], when, replaces)
 
 
 @cache

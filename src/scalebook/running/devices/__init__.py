@@ -1,1 +1,1 @@
-"""Devices."""
+"""This machine's GPUs: ``detect.detect`` names them, ``telemetry.sampling`` reads them."""

@@ -13,7 +13,7 @@ from typing import Any, cast
 from scalebook.errors import LaunchError
 from scalebook.facts import catalog
 from scalebook.facts.catalog.types import Platform
-from scalebook.running.query import printed
+from scalebook.query import printed
 
 Runner = Callable[[Sequence[str]], str | None]
 

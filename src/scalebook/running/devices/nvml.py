@@ -1,23 +1,21 @@
-"""Readings of NVIDIA GPUs by the driver's own library, NVML, through ctypes.
+"""Readings of NVIDIA GPUs by the driver's own library, NVML, through NVIDIA's binding for it.
 
-``libnvidia-ml.so.1`` comes with the driver: it is wherever nvidia-smi is, also in a container that
-has no Python package for it, and it tells the energy counter, which nvidia-smi does not. Names,
-units and structures: NVML API reference, docs.nvidia.com/deploy/nvml-api.
+``libnvidia-ml.so.1`` comes with the driver and has the energy counter, which nvidia-smi lacks. The
+binding (nvidia-ml-py) is one pure Python file; where it is not installed, nvidia-smi is read.
+Units: NVML API reference, docs.nvidia.com/deploy/nvml-api.
 """
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
 
 from scalebook.running.devices import visible
 from scalebook.running.devices.sensor import Row, SensorError, without_missing
 
-LIBRARY = "libnvidia-ml.so.1"
 SM_CLOCK, MEMORY_CLOCK = 1, 2  # nvmlClockType_t
-_UUID_BYTES = 96  # NVML_DEVICE_UUID_V2_BUFFER_SIZE
-_NAME_BYTES = 96
+CORE_TEMPERATURE = 0  # nvmlTemperatureSensors_t
 
 # nvmlClocksEventReasons: why clocks are not at their highest. Idle is no reason to report.
 REASONS = {
@@ -32,22 +30,6 @@ REASONS = {
 }
 
 
-class Utilization(ctypes.Structure):
-    """nvmlUtilization_t: percent of the last period in which a kernel ran, or memory was used."""
-
-    _fields_: ClassVar = [("gpu", ctypes.c_uint), ("memory", ctypes.c_uint)]
-
-
-class Memory(ctypes.Structure):
-    """nvmlMemory_t: bytes."""
-
-    _fields_: ClassVar = [
-        ("total", ctypes.c_ulonglong),
-        ("free", ctypes.c_ulonglong),
-        ("used", ctypes.c_ulonglong),
-    ]
-
-
 def reasons_of(mask: int) -> list[str]:
     """Return the names of the reasons in a mask of NVML or nvidia-smi."""
     return [name for bit, name in REASONS.items() if mask & bit]
@@ -57,23 +39,27 @@ class NVML:
     """The visible GPUs of an NVIDIA driver.
 
     Raises:
-        SensorError: there is no driver, or it has no device that is visible.
+        SensorError: there is no binding or no driver, or the driver has no device that is visible.
     """
 
     source = "nvml"
 
     def __init__(self, environment: Mapping[str, str], count: int | None = None) -> None:
         try:
-            self._library: Any = ctypes.CDLL(LIBRARY)
-        except OSError as error:
-            raise SensorError(f"{LIBRARY} cannot be loaded: no NVIDIA driver") from error
-        code = self._library.nvmlInit_v2()
-        if code:
-            raise SensorError(f"NVML does not start (error {code})")
-        handles = [self._handle(index) for index in range(self._count())]
-        names = [self._text("nvmlDeviceGetUUID", handle, _UUID_BYTES) or "" for handle in handles]
+            self._library: Any = import_module("pynvml")
+            self._library.nvmlInit()
+        except ImportError as error:
+            raise SensorError("nvidia-ml-py is not installed (extra 'run')") from error
+        except self._library.NVMLError_LibraryNotFound as error:
+            raise SensorError("there is no NVIDIA driver") from error
+        except self._library.NVMLError as error:
+            raise SensorError(f"NVML does not start ({error})") from error
+        found = range(self._get("nvmlDeviceGetCount") or 0)
+        # None where this process may not use the device, as in a container that has some of them.
+        handles = [self._get("nvmlDeviceGetHandleByIndex", index) for index in found]
+        names = [self._get("nvmlDeviceGetUUID", handle) or "" for handle in handles]
         indices = visible.chosen("nvidia", names, environment)[:count]
-        self._devices = {index: handles[index] for index in indices if handles[index]}
+        self._devices = {i: handles[i] for i in indices if handles[i] is not None}
         if not self._devices:
             self.close()
             raise SensorError("NVML shows no GPU that CUDA_VISIBLE_DEVICES lets this run use")
@@ -83,38 +69,43 @@ class NVML:
         return [
             without_missing(
                 gpu=index,
-                name=self._text("nvmlDeviceGetName", handle, _NAME_BYTES),
-                power_cap_watts=self._scaled("nvmlDeviceGetEnforcedPowerLimit", handle, 1e-3),
-                max_clock_mhz=self._clock(handle, SM_CLOCK, "nvmlDeviceGetMaxClockInfo"),
+                name=self._get("nvmlDeviceGetName", handle),
+                power_cap_watts=self._scaled("nvmlDeviceGetEnforcedPowerLimit", handle),
+                max_clock_mhz=self._get("nvmlDeviceGetMaxClockInfo", handle, SM_CLOCK),
             )
             for index, handle in self._devices.items()
         ]
 
     def read(self) -> list[Row]:
-        """Return a reading of each GPU; a quantity that the driver does not tell is left out.
+        """Return a reading of each GPU, without the quantities that the driver does not have.
 
         Raises:
-            SensorError: the driver tells nothing of any of them any more.
+            SensorError: the driver has nothing on any of them any more.
         """
         rows = [self._row(index, handle) for index, handle in self._devices.items()]
         if not any(len(row) > 1 for row in rows):
             raise SensorError("NVML answers no question about any GPU of this run")
         return rows
 
-    def _row(self, index: int, handle: ctypes.c_void_p) -> Row:
-        used = self._get("nvmlDeviceGetUtilizationRates", handle, Utilization)
-        memory = self._get("nvmlDeviceGetMemoryInfo", handle, Memory)
+    def _row(self, index: int, handle: Any) -> Row:
+        used = self._get("nvmlDeviceGetUtilizationRates", handle)
+        memory = self._get("nvmlDeviceGetMemoryInfo", handle)
+        # The function was renamed in CUDA 12.2.
+        mask = self._get("nvmlDeviceGetCurrentClocksEventReasons", handle)
+        if mask is None:
+            mask = self._get("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
         return without_missing(
             gpu=index,
-            power_watts=self._scaled("nvmlDeviceGetPowerUsage", handle, 1e-3),
-            energy_joules=self._energy(handle),
-            temperature_celsius=self._temperature(handle),
+            power_watts=self._scaled("nvmlDeviceGetPowerUsage", handle),
+            # Since the driver was loaded; Volta and later.
+            energy_joules=self._scaled("nvmlDeviceGetTotalEnergyConsumption", handle),
+            temperature_celsius=self._get("nvmlDeviceGetTemperature", handle, CORE_TEMPERATURE),
             gpu_busy_fraction=used.gpu / 100 if used else None,
             memory_busy_fraction=used.memory / 100 if used else None,
             memory_used_gib=round(memory.used / 2**30, 3) if memory else None,
-            clock_mhz=self._clock(handle, SM_CLOCK),
-            memory_clock_mhz=self._clock(handle, MEMORY_CLOCK),
-            throttle_reasons=self._reasons(handle),
+            clock_mhz=self._get("nvmlDeviceGetClockInfo", handle, SM_CLOCK),
+            memory_clock_mhz=self._get("nvmlDeviceGetClockInfo", handle, MEMORY_CLOCK),
+            throttle_reasons=None if mask is None else reasons_of(mask),
         )
 
     def once(self) -> list[Row]:
@@ -122,57 +113,20 @@ class NVML:
         return self.read()
 
     def close(self) -> None:
-        """Let go of the driver."""
-        self._library.nvmlShutdown()
+        """Release the driver."""
+        self._get("nvmlShutdown")
 
-    def _count(self) -> int:
-        count = ctypes.c_uint()
-        self._library.nvmlDeviceGetCount_v2(ctypes.byref(count))
-        return count.value
-
-    def _handle(self, index: int) -> ctypes.c_void_p:
-        """Return a device's handle, empty where this process may not use the device."""
-        handle = ctypes.c_void_p()
-        self._library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle))
-        return handle
-
-    def _get(self, name: str, handle: ctypes.c_void_p, kind: Any, *arguments: int) -> Any:
-        """Return what a function of the library fills in, None where it is missing or fails."""
-        function = getattr(self._library, name, None)
-        value = kind()
-        if function is None or function(handle, *arguments, ctypes.byref(value)):
+    def _get(self, name: str, *arguments: Any) -> Any:
+        """Return what a function of the library answers; None where it is missing or fails."""
+        if arguments and arguments[0] is None:
             return None
-        return value
+        function: Callable[..., Any] | None = getattr(self._library, name, None)
+        try:
+            return function(*arguments) if function else None
+        except self._library.NVMLError:
+            return None
 
-    def _text(self, name: str, handle: ctypes.c_void_p, size: int) -> str | None:
-        buffer = ctypes.create_string_buffer(size)
-        code = getattr(self._library, name)(handle, buffer, size)
-        return None if code else buffer.value.decode(errors="replace")
-
-    def _scaled(self, name: str, handle: ctypes.c_void_p, scale: float) -> float | None:
-        value = self._get(name, handle, ctypes.c_uint)
-        return None if value is None else round(value.value * scale, 3)
-
-    def _energy(self, handle: ctypes.c_void_p) -> float | None:
-        """Return joules since the driver was loaded (Volta and later)."""
-        value = self._get("nvmlDeviceGetTotalEnergyConsumption", handle, ctypes.c_ulonglong)
-        return None if value is None else value.value / 1000
-
-    def _temperature(self, handle: ctypes.c_void_p) -> int | None:
-        value = self._get("nvmlDeviceGetTemperature", handle, ctypes.c_uint, 0)
-        return None if value is None else value.value
-
-    def _clock(
-        self, handle: ctypes.c_void_p, kind: int, name: str = "nvmlDeviceGetClockInfo"
-    ) -> int | None:
-        value = self._get(name, handle, ctypes.c_uint, kind)
-        return None if value is None else value.value
-
-    def _reasons(self, handle: ctypes.c_void_p) -> list[str] | None:
-        """Return why clocks are lowered; the function was renamed in CUDA 12.2."""
-        for word in ("Event", "Throttle"):
-            name = f"nvmlDeviceGetCurrentClocks{word}Reasons"
-            value = self._get(name, handle, ctypes.c_ulonglong)
-            if value is not None:
-                return reasons_of(value.value)
-        return None
+    def _scaled(self, name: str, handle: Any) -> float | None:
+        """Return watts or joules from thousandths."""
+        value = self._get(name, handle)
+        return None if value is None else round(value / 1000, 3)

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+from scalebook.query import printed
 from scalebook.running.devices.sensor import SensorError
-from scalebook.running.query import printed
 
 _PR_SET_PDEATHSIG = 1
 FARTHEST_STAMP = 60.0  # seconds; a tool's clock farther off is in another time zone

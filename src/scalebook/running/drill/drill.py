@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from scalebook import store
+from scalebook import ownership, store
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError, LaunchError
 from scalebook.measure.reliability import DRILL_FILE, DrillRecord
 from scalebook.record import RunRecord
-from scalebook.running import finish_run, ownership, runner
+from scalebook.running import finish_run, runner
 from scalebook.running.drill.drill_result import assess, sentence
-from scalebook.running.drill.kill_rank import Killer, Order
+from scalebook.running.drill.kill_rank import Killer, KillOrder
 from scalebook.running.kernel import RunOptions
 
 DEFAULTS = RunOptions()
@@ -33,7 +33,7 @@ class Drilled:
     path: Path
 
 
-def ordered(config: RunConfig, rank: int | None, step: int | None, during_save: bool) -> Order:
+def ordered(config: RunConfig, rank: int | None, step: int | None, during_save: bool) -> KillOrder:
     """Return an order that this configuration can show something by.
 
     By default the last rank dies in the middle between its second checkpoint and the third, or,
@@ -60,7 +60,7 @@ def ordered(config: RunConfig, rank: int | None, step: int | None, during_save: 
         raise ConfigError(
             f"--kill-step {chosen} leaves no step to go on with. Use 1 to {config.steps - 1}."
         )
-    return Order(victim, chosen, during_save)
+    return KillOrder(victim, chosen, during_save)
 
 
 def reference(config: RunConfig, runs: Path, options: RunOptions = DEFAULTS) -> store.Run:
@@ -83,7 +83,7 @@ def reference(config: RunConfig, runs: Path, options: RunOptions = DEFAULTS) -> 
 
 def drill(
     config: RunConfig,
-    order: Order,
+    order: KillOrder,
     runs: Path,
     *,
     options: RunOptions = DEFAULTS,
@@ -118,7 +118,7 @@ def drill(
         return Drilled(record, result, store.publish(partial))
 
 
-def _too_early(record: RunRecord, order: Order, path: Path) -> str:
+def _too_early(record: RunRecord, order: KillOrder, path: Path) -> str:
     """Return why there is nothing to measure: the run was over before the kill."""
     why = record.reason or "Raise steps, or lower --kill-step."
     return f"The run was {record.status} before rank {order.rank} was killed. {why} See {path}."

@@ -11,56 +11,24 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from scalebook.measure.reliability import CHECKPOINTS, UNFINISHED
 from scalebook.running import finish_run, processes
 from scalebook.running.progress import Tail
 
 POLL_SECONDS = 0.01  # between two looks at a file
 SEARCH_SECONDS = 0.05  # between two looks at all processes: how exactly their start is known
-# Names of scalebook.train.checkpoint_place; after the prefix stands the step.
-CHECKPOINTS, UNFINISHED = "checkpoints", ".saving-"
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class KillOrder:
     """Which rank to kill, and when: after ``step`` is finished, or in the next save after it."""
 
     rank: int
     step: int
     during_save: bool = False
-
-
-def rank_process(run_id: str, rank: int, restarts: int, start: str) -> int | None:
-    """Return the process that is a rank, started again ``restarts`` times; None: none is.
-
-    ``start`` is the mark of this start of the run: another folder may have one of the same id.
-    """
-    wanted = {"RANK": str(rank), "TORCHELASTIC_RESTART_COUNT": str(restarts)}
-    for process_id in processes.marked(run_id, start):
-        if _told(process_id, wanted) == wanted and not _told(_parent(process_id), wanted):
-            return process_id
-    return None
-
-
-def _told(process_id: int | None, names: Collection[str]) -> dict[str, str]:
-    """Return those variables that a process was started with; none where it is gone."""
-    try:
-        entries = Path(f"/proc/{process_id}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return {}
-    pairs = (entry.decode(errors="replace").partition("=") for entry in entries)
-    return {name: value for name, _, value in pairs if name in names}
-
-
-def _parent(process_id: int) -> int | None:
-    try:
-        text = Path(f"/proc/{process_id}/stat").read_text()
-    except OSError:
-        return None
-    return int(text.rpartition(")")[2].split()[1])
 
 
 class Killer(threading.Thread):
@@ -69,7 +37,7 @@ class Killer(threading.Thread):
     ``killed_at`` is None until the rank is killed, ``started_at`` until its next process is there.
     """
 
-    def __init__(self, directory: Path, run_id: str, order: Order) -> None:
+    def __init__(self, directory: Path, run_id: str, order: KillOrder) -> None:
         super().__init__(daemon=True)
         self.directory, self.run_id, self.order = directory, run_id, order
         self.killed_at: float | None = None
@@ -112,7 +80,7 @@ class Killer(threading.Thread):
         start = finish_run.start_of(self.directory)
         if start is None:
             return None
-        return rank_process(self.run_id, self.order.rank, restarts, start)
+        return processes.rank_process(self.run_id, self.order.rank, restarts, start)
 
     def _saving(self, step: int = 0) -> bool:
         """Return whether a checkpoint of this step or a later one is being saved.

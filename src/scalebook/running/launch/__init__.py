@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from scalebook.running.command import Launch, Variable
 from scalebook.running.launch.torchrun import TRAINER, direct, require_trainer, unavailable
-from scalebook.running.launch.variables import performance_variables, variables
+from scalebook.running.launch.variables import variables
 
 __all__ = [
     "TRAINER",
     "Launch",
     "Variable",
     "direct",
-    "performance_variables",
     "require_trainer",
     "unavailable",
     "variables",

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 from scalebook import engines
 from scalebook.config import RunConfig
 from scalebook.errors import LaunchError
+from scalebook.facts.catalog.types import Platform
 from scalebook.running.command import Launch
+from scalebook.running.container import inside
 from scalebook.running.launch.variables import variables
 
 TRAINER = engines.TRAINERS["megatron"]
@@ -82,3 +86,37 @@ def require_trainer() -> None:
             "megatron-core is not installed here. Beside a torch that must stay as it is: "
             "pip install --no-deps megatron-core."
         )
+
+
+# The file by which a vendor's driver is reached, and the tools that name its devices.
+_DRIVERS = {
+    "nvidia": ("dev/nvidiactl", "NVIDIA driver", ("nvidia-smi",), "--gpus=all"),
+    "amd": ("dev/kfd", "amdgpu driver", ("amd-smi", "rocm-smi"), "--device=/dev/kfd"),
+}
+
+
+def explain_missing_gpus(
+    platform: Platform,
+    environment: Mapping[str, str] = os.environ,
+    root: Path = Path("/"),
+    which: Callable[[str], str | None] = shutil.which,
+) -> str:
+    """Return in sentences what is missing for a GPU platform on a machine without a GPU to see."""
+    file, driver, tools, flag = _DRIVERS[platform.vendor]
+    reasons: list[str] = []
+    if not (root / file).exists():
+        reasons.append(f"/{file} is not there: the {driver} is not loaded.")
+        if inside.container(environment, root):
+            reasons[-1] = (
+                f"/{file} is not in this container: start it with {flag}, or load the driver."
+            )
+    elif not any(which(tool) for tool in tools):
+        reasons.append(f"The driver is loaded, but {' and '.join(tools)} were not found on PATH.")
+    else:
+        reasons.append(f"The driver is loaded, but {tools[0]} names no device; run it by hand.")
+    if which("sbatch"):
+        reasons.append(
+            "This host has Slurm: --launcher slurm (make ... LAUNCHER=slurm) submits jobs."
+        )
+    reasons.append("'scalebook doctor' checks the rest; --force-platform runs all the same.")
+    return " ".join(reasons)

@@ -1,0 +1,128 @@
+"""What this machine and this checkout are, for the record: no names of hosts or users."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from scalebook import __version__, scrub
+from scalebook.query import printed
+
+# Names of variables that the user asked for by name (--env), separated by spaces.
+ASKED = "SCALEBOOK_VARIABLES"
+
+# Names the commit where the package is a copy without git's folder, such as in an image.
+COMMIT_VARIABLE = "SCALEBOOK_GIT_COMMIT"
+
+# Set by the launcher, or by the images of NVIDIA and AMD themselves.
+CONTAINER_VARIABLES = (
+    "SCALEBOOK_CONTAINER",
+    "SCALEBOOK_IMAGE",
+    "SCALEBOOK_IMAGE_ID",
+    "SCALEBOOK_BASE_IMAGE",
+    "NVIDIA_PRODUCT_NAME",
+    "NVIDIA_PYTORCH_VERSION",
+)
+
+# Variables with these prefixes change how fast training is: a record keeps what they were.
+PERFORMANCE_PREFIXES = (
+    "CUDA_",
+    "CUBLAS",
+    "CUDNN_",
+    "GLOO_",
+    "GPU_",
+    "HIPBLASLT_",
+    "HIP_",
+    "HSA_",
+    "KMP_",
+    "MIOPEN_",
+    "MKL_",
+    "NCCL_",
+    "NVTE_",
+    "OMP_",
+    "PYTHONUNBUFFERED",
+    "PYTORCH_",
+    "RCCL_",
+    "ROCM_",
+    "ROCR_",
+    "TORCH_",
+    "UB_",
+    "UCX_",
+)
+
+
+def performance_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that a record keeps, sorted by name.
+
+    Those that change how fast training is, and those that the user asked for by name.
+    """
+    asked = environment.get(ASKED, "").split()
+    return {
+        name: value
+        for name, value in sorted(environment.items())
+        if name.startswith(PERFORMANCE_PREFIXES) or name in asked
+    }
+
+
+def container(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return what is known of the container that this is; empty on a bare machine."""
+    return {name: environment[name] for name in CONTAINER_VARIABLES if environment.get(name)}
+
+
+def facts(environment: Mapping[str, str], checkout: Path | None) -> dict[str, Any]:
+    """Return versions, commit, host and performance variables as a record keeps them.
+
+    The trainer reports the same under the same names, and its values win; a run that dies before
+    it could report has these.
+    """
+    return {
+        "scalebook": __version__,
+        "git_commit": environment.get(COMMIT_VARIABLE)
+        or (git_commit(checkout) if checkout else None),
+        "python": platform.python_version(),
+        "host": {
+            "cpu_model": cpu_name(),
+            "cpu_cores": available_cores(),
+            "memory_gib": memory_gib(),
+            "kernel": platform.release(),
+            "architecture": platform.machine(),
+        },
+        "container": container(environment),
+        "variables": scrub.without_secrets(performance_variables(environment)),
+    }
+
+
+def available_cores() -> int | None:
+    """Return how many CPU cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count()
+
+
+def cpu_name(path: Path = Path("/proc/cpuinfo")) -> str | None:
+    """Return the CPU's model name, None where the system does not tell."""
+    try:
+        match = re.search(r"^model name\s*: (.+)$", path.read_text(), re.MULTILINE)
+    except OSError:
+        match = None
+    return match[1].strip() if match else platform.processor() or None
+
+
+def memory_gib() -> float | None:
+    """Return the host's memory in GiB, None where the system does not tell."""
+    try:
+        pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return None
+    return round(pages * size / 2**30, 1)
+
+
+def git_commit(checkout: Path) -> str | None:
+    """Return the commit of a checkout, with ``-dirty`` where files differ; None without git."""
+    command = ("git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=40")
+    described = printed((*command, "--exclude=*"), seconds=30)
+    return described.strip() or None if described else None

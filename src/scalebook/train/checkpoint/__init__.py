@@ -1,0 +1,1 @@
+"""Checkpoints of a run: ``keeper.Keeper`` saves and loads them."""

@@ -1,0 +1,214 @@
+"""Checkpoints of a run: when they are saved, that a kill never takes the last one, what they cost.
+
+A checkpoint is written under a name that starts with a dot, renamed when it is whole, and then
+``latest.json`` is replaced to name it. Only what that file names is ever loaded, and what it named
+before is removed afterwards, so a kill at any moment leaves a good checkpoint.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from scalebook import store
+from scalebook.measure import reliability
+from scalebook.measure.reliability import CHECKPOINTS, UNFINISHED, CheckpointRecord
+from scalebook.record import StepRecord
+from scalebook.store import read_object
+from scalebook.train.checkpoint import mcore_checkpoint, state
+from scalebook.train.checkpoint.stored import (
+    CONTENT,
+    LATEST,
+    LAYOUT,
+    latest,
+    refuse_unsupported,
+    size_bytes,
+    source,
+)
+from scalebook.train.step_record import phase
+from scalebook.train.trainer import Trainer
+from scalebook.train.world import distributed, restart_count
+
+
+def now() -> str:
+    """Return the time as it stands in records, with milliseconds."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+@dataclass(frozen=True, slots=True)
+class _Save:
+    """A save that has begun."""
+
+    step: int
+    temporary: Path
+    began: float
+    started_at: str
+
+
+@dataclass(slots=True)
+class Keeper:
+    """Saves and loads the checkpoints of a run; every rank has one and calls it alike."""
+
+    trainer: Trainer
+    output: Path
+    done: int = 0  # steps done when training begins or goes on
+    _queue: Any = None
+    _pending: _Save | None = None
+    _blocked: float = 0.0  # seconds that training has waited for the pending save
+    _last: int = field(default=0)  # steps done at the last save or load
+    _preparing: threading.Thread = field(
+        default_factory=lambda: threading.Thread(target=mcore_checkpoint.prepare, daemon=True)
+    )
+
+    @classmethod
+    def open(cls, trainer: Trainer, output: Path) -> Keeper:
+        """Return the keeper of a run, its state loaded where there is one to go on from."""
+        refuse_unsupported(trainer.config)
+        keeper = cls(trainer, output)
+        if trainer.config.checkpoint_interval:
+            keeper._preparing.start()
+        keeper.load()
+        return keeper
+
+    @property
+    def folder(self) -> Path:
+        """Where this run keeps its checkpoints."""
+        return self.output / CHECKPOINTS
+
+    @property
+    def _first_rank(self) -> bool:
+        return self.trainer.world.rank == 0
+
+    def after(self, step: int) -> float:
+        """Do what is due when ``step`` steps are done; return the seconds that it took.
+
+        Called between two steps, so the time is part of the next step's.
+        """
+        interval = self.trainer.config.checkpoint_interval
+        due = bool(interval) and step % interval == 0 and step > self._last
+        if not due and self._pending is None:
+            return 0.0
+        began = time.perf_counter()
+        self._poll(blocking=due)
+        if due:
+            self._save(step)
+        return time.perf_counter() - began
+
+    def finish(self, completed: bool) -> None:
+        """Wait for what is being saved; leave no more checkpoints than were asked for.
+
+        A run that did not complete leaves its last one: another run can go on from there.
+        """
+        self._poll(blocking=True)
+        if self._first_rank and self.folder.is_dir():
+            keep = self.trainer.config.checkpoint_keep
+            self._prune(keep if completed else max(keep, 1))
+            if latest(self.folder) is None:
+                shutil.rmtree(self.folder)
+
+    def mark(self, record: StepRecord, seconds: float) -> StepRecord:
+        """Return a step's record with what it waited for checkpoints and the restart it is of.
+
+        Processes that have just begun warm up again, whatever the number of their first step.
+        """
+        config = self.trainer.config
+        changes: dict[str, Any] = {"phase": phase(record.step - self.done, config.warmup_steps)}
+        if config.checkpoint_interval:
+            changes["checkpoint_seconds"] = seconds
+        return record.model_copy(update={**changes, "restart": restart_count()})
+
+    def _save(self, step: int) -> None:
+        trainer = self.trainer
+        name = f"{UNFINISHED}{step:08d}-{restart_count()}"
+        save = _Save(step, self.folder / name, time.perf_counter(), now())
+        self._blocked, self._last = 0.0, step
+        self._preparing.join()
+        if self._first_rank:
+            save.temporary.mkdir(parents=True)
+        distributed.barrier()
+        request = mcore_checkpoint.save(
+            state.sharded(trainer, step),
+            save.temporary,
+            asynchronous=trainer.config.checkpoint_async,
+        )
+        self._pending = save
+        if request is None:
+            self._publish(save)
+        else:
+            self._queue = self._queue or mcore_checkpoint.queue()
+            self._queue.schedule_async_request(request)
+        self._blocked += time.perf_counter() - save.began
+
+    def _poll(self, *, blocking: bool) -> None:
+        """Publish the pending save if it is written; every rank must call this alike."""
+        save = self._pending
+        if save is None:
+            return
+        began = time.perf_counter()
+        if self._queue.maybe_finalize_async_calls(blocking=blocking):
+            self._publish(save, waited=time.perf_counter() - began)
+        else:
+            self._blocked += time.perf_counter() - began
+
+    def _publish(self, save: _Save, waited: float | None = None) -> None:
+        """Make a written checkpoint the latest, and tell what it cost."""
+        self._pending = None
+        if not self._first_rank:
+            return
+        began = time.perf_counter()
+        path = self.folder / f"step-{save.step:08d}"
+        if path.exists():  # whole, but killed before it was named
+            shutil.rmtree(path)
+        config = self.trainer.config.model_dump(include=set(LAYOUT))
+        store.write_json(save.temporary / CONTENT, {"step": save.step, "config": config})
+        save.temporary.rename(path)
+        store.write_json(self.folder / LATEST, {"name": path.name})
+        self._prune(max(self.trainer.config.checkpoint_keep, 1))
+        end = time.perf_counter()
+        seconds = end - save.began
+        blocked = seconds if waited is None else self._blocked + waited + end - began
+        self._tell("save", save.started_at, seconds, blocked, path)
+
+    def _prune(self, keep: int) -> None:
+        """Remove all but the newest checkpoints, and what a kill left unfinished."""
+        whole = sorted(self.folder.glob("step-*"))
+        pending = self._pending.temporary if self._pending else None
+        unfinished = [path for path in self.folder.glob(f"{UNFINISHED}*") if path != pending]
+        for path in [*whole[: max(len(whole) - keep, 0)], *unfinished]:
+            shutil.rmtree(path)
+
+    def _tell(self, kind: Any, started_at: str, seconds: float, blocked: float, path: Path) -> None:
+        record = CheckpointRecord(
+            kind=kind,
+            step=read_object(path / CONTENT)["step"],
+            seconds=seconds,
+            blocking_seconds=blocked,
+            size_bytes=size_bytes(path),
+            asynchronous=kind == "save" and self.trainer.config.checkpoint_async,
+            restart=restart_count(),
+            started_at=started_at,
+            finished_at=now(),
+        )
+        with (self.output / reliability.CHECKPOINTS_FILE).open("a", encoding="utf-8") as stream:
+            stream.write(record.model_dump_json() + "\n")
+
+    def load(self) -> None:
+        """Go on from the last checkpoint, if there is one to start from."""
+        path = source(self.trainer.config, self.folder)
+        if path is None:
+            return
+        started_at, began = now(), time.perf_counter()
+        sharded = state.sharded(self.trainer, 0, loading=True)
+        loaded = mcore_checkpoint.load(sharded, path)
+        self.done = self._last = state.restore(self.trainer, loaded)
+        self.trainer.world.synchronize()
+        distributed.barrier()
+        seconds = time.perf_counter() - began
+        if self._first_rank:
+            self._tell("load", started_at, seconds, seconds, path)
+            print(f"loaded the checkpoint of step {self.done} in {seconds:.2f} s", flush=True)

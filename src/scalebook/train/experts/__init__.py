@@ -1,0 +1,1 @@
+"""Mixture-of-experts layers: products per expert, permutation and the load of each rank."""

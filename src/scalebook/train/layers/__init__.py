@@ -1,0 +1,1 @@
+"""Torch-native pieces of a layer, used where Transformer Engine is absent: ``local.Style``."""

@@ -1,0 +1,160 @@
+"""Linear layers whose tensor-parallel collectives run in pieces, between pieces of the GEMM.
+
+With sequence parallelism a column-parallel layer multiplies what it gathers, and a row-parallel
+layer scatters what it multiplied. torch's symmetric memory cuts both in one piece a rank: while
+one piece is multiplied, the next is copied over the links (Wang et al., ASPLOS 2023,
+doi:10.1145/3567955.3567959). Without it, the same functions gather first and multiply then.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from scalebook.config import RunConfig
+from scalebook.train import mcore
+from scalebook.train.layers import fused, remake
+from scalebook.train.world import World, distributed
+
+SYMMETRIC_MEMORY = "torch.distributed._symmetric_memory"
+
+
+def obstacle(config: RunConfig, world: World, transformer_engine: bool) -> str | None:
+    """Return why the layers here cannot be used; None where they can."""
+    per_node = config.world_size // config.nodes
+    obstacles = {
+        "it is made for GPUs": not world.on_gpu,
+        "it needs tensor_parallel_size above 1 and sequence_parallel": (
+            config.tensor_parallel_size == 1 or not config.sequence_parallel
+        ),
+        "Transformer Engine has linear layers of its own": transformer_engine,
+        "FSDP has no main gradient": config.data_parallel_sharding == "full",
+        "its ranks must be GPUs of one node": config.tensor_parallel_size > per_node,
+        f"torch {torch.__version__} has no symmetric memory": find_spec(SYMMETRIC_MEMORY) is None,
+    }
+    return next((why for why, stands in obstacles.items() if stands), None)
+
+
+def _ops() -> Any:
+    import_module(SYMMETRIC_MEMORY)  # registers the operators
+    operators: Any = torch.ops
+    return operators.symm_mem
+
+
+def gather_matmul(shard: Tensor, weight: Tensor, group: Any) -> tuple[Tensor, Tensor]:
+    """Return (the gathered sequence, it x ``weight``) for ``shard`` [sequence / ranks, batch, in].
+
+    ``weight`` is [in, out].
+    """
+    if shard.is_cuda:
+        whole, (product,) = _ops().fused_all_gather_matmul(shard, [weight], 0, group.group_name)
+        return whole, product
+    whole = _gathered(shard, group)
+    return whole, whole @ weight
+
+
+def matmul_scatter(whole: Tensor, weight: Tensor, group: Any) -> Tensor:
+    """Return this rank's part of the sequence of the sum over ranks of ``whole`` x ``weight``."""
+    if whole.is_cuda:
+        part: Tensor = _ops().fused_matmul_reduce_scatter(whole, weight, "sum", 0, group.group_name)
+        return part
+    product: Tensor = (whole @ weight).contiguous()
+    distributed.all_reduce(product, group=group)
+    parts: Any = product.chunk(group.size())
+    own: Tensor = parts[group.rank()].contiguous()
+    return own
+
+
+def _gathered(shard: Tensor, group: Any) -> Tensor:
+    whole = shard.new_empty((shard.shape[0] * group.size(), *shard.shape[1:]))
+    distributed.all_gather_into_tensor(whole, shard.contiguous(), group=group)
+    return whole
+
+
+def _weight_gradient(
+    weight: Any, inputs: Tensor, grad_output: Tensor, *, into_main: bool
+) -> Tensor:
+    """Return the gradient of a weight, or add it to the main gradient and return a place-holder.
+
+    The place-holder lets the hook that counts finished gradients run, as in Megatron-Core.
+    """
+    rows, grads = inputs.flatten(0, -2), grad_output.flatten(0, -2)
+    if not into_main:
+        return grads.t() @ rows
+    fused.accumulate_weight_gradient(rows, grads, weight.main_grad)
+    weight.grad_added_to_main_grad = True
+    return torch.empty_like(weight)
+
+
+class _GatherMatmul(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, shard: Tensor, weight: Tensor, group: Any, into_main: bool) -> Tensor:
+        ctx.save_for_backward(shard, weight)
+        ctx.group, ctx.into_main = group, into_main
+        return gather_matmul(shard, weight.t(), group)[1]
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        shard, weight = ctx.saved_tensors
+        (grad_output,) = grad_outputs
+        # Gathered again while the gradient of the input is made, rather than kept.
+        whole = shard.new_empty((shard.shape[0] * ctx.group.size(), *shard.shape[1:]))
+        gathering = distributed.all_gather_into_tensor(
+            whole, shard.contiguous(), group=ctx.group, async_op=True
+        )
+        grad_input = matmul_scatter(grad_output.contiguous(), weight, ctx.group)
+        gathering.wait()
+        grad_weight = _weight_gradient(weight, whole, grad_output, into_main=ctx.into_main)
+        return grad_input, grad_weight, None, None
+
+
+class _MatmulScatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, whole: Tensor, weight: Tensor, group: Any, into_main: bool) -> Tensor:
+        ctx.save_for_backward(whole, weight)
+        ctx.group, ctx.into_main = group, into_main
+        return matmul_scatter(whole, weight.t(), group)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        whole, weight = ctx.saved_tensors
+        gathered, grad_input = gather_matmul(grad_outputs[0].contiguous(), weight, ctx.group)
+        grad_weight = _weight_gradient(weight, whole, gathered, into_main=ctx.into_main)
+        return grad_input, grad_weight, None, None
+
+
+def _apply(function: Any, input_: Tensor, layer: Any) -> tuple[Tensor, Tensor | None]:
+    into_main = bool(layer.gradient_accumulation_fusion)
+    output: Tensor = function.apply(input_, layer.weight, layer.tp_group, into_main)
+    remake.release(input_, output, getattr(layer, "host", None), getattr(layer, "below", None))
+    if layer.bias is None:
+        return output, None
+    return (output, layer.bias) if layer.skip_bias_add else (output + layer.bias, None)
+
+
+def _parent(untyped: Any) -> Any:
+    return untyped
+
+
+class OverlappedColumn(mcore.ColumnParallelLinear):
+    """Column-parallel linear layer that multiplies while it gathers."""
+
+    def forward(self, input_: Tensor, weight: Tensor | None = None, *_: Any, **__: Any) -> Any:
+        """Return (output [sequence, batch, out / ranks], bias or None)."""
+        if weight is not None or self.gather_output or not self.sequence_parallel:
+            return _parent(super()).forward(input_, weight, *_, **__)
+        return _apply(_GatherMatmul, input_, self)
+
+
+class OverlappedRow(mcore.RowParallelLinear):
+    """Row-parallel linear layer that scatters while it multiplies."""
+
+    def forward(self, input_: Tensor) -> Any:
+        """Return (output [sequence / ranks, batch, out], bias or None)."""
+        if not self.sequence_parallel:
+            return _parent(super()).forward(input_)
+        return _apply(_MatmulScatter, input_, self)

@@ -1,0 +1,114 @@
+"""Fused GPU pieces made of torch alone, where Megatron-Core would want Apex or Transformer Engine.
+
+Nothing here names a vendor: what this device's torch cannot do is found out by trying it, and the
+record says what was used.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from functools import cache, partial
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from scalebook.train.layers.remake import made_by
+
+APEX_MODULE = "fused_weight_gradient_mlp_cuda"
+
+
+def accumulate_weight_gradient(inputs: Tensor, grad_output: Tensor, main_grad: Tensor) -> None:
+    """Add ``grad_output^T inputs`` to ``main_grad`` [out, in] in one GEMM.
+
+    ``inputs`` is [tokens, in], ``grad_output`` [tokens, out]. The GEMM reads and writes the fp32
+    sum itself, which saves a bf16 gradient and a pass over it (4 bytes read and 8 moved a weight).
+    A sum in the type of the inputs (gradient_precision bf16) is added to in the same way.
+    """
+    if main_grad.dtype == inputs.dtype:
+        main_grad.addmm_(grad_output.t(), inputs)
+        return
+    torch.addmm(main_grad, grad_output.t(), inputs, out_dtype=main_grad.dtype, out=main_grad)
+
+
+def can_accumulate(device: torch.device) -> bool:
+    """Return whether this device's GEMM adds bf16 products to an fp32 sum in place."""
+    factors = torch.ones(16, 16, dtype=torch.bfloat16, device=device)
+    total = torch.ones(16, 16, dtype=torch.float32, device=device)
+    try:
+        accumulate_weight_gradient(factors, factors, total)
+    except (RuntimeError, TypeError):  # NotImplementedError is a RuntimeError
+        return False
+    return bool((total == 17).all())
+
+
+def install_weight_gradient() -> None:
+    """Put the accumulation where Megatron-Core looks for Apex's kernel, unless that is here.
+
+    Must run before megatron.core is imported.
+    """
+    if find_spec(APEX_MODULE) is not None:
+        return
+    module: Any = ModuleType(APEX_MODULE)
+    module.wgrad_gemm_accum_fp32 = accumulate_weight_gradient
+    module.wgrad_gemm_accum_fp16 = accumulate_weight_gradient
+    sys.modules[APEX_MODULE] = module
+
+
+def can_compile() -> bool:
+    """Return whether torch.compile can build GPU kernels here: Triton needs a C compiler."""
+    return any(shutil.which(compiler) for compiler in ("cc", "gcc", "clang"))
+
+
+def compile_rotary_embedding() -> None:
+    """Compile the rotary embedding: one kernel instead of eight that each read the tensor."""
+    rope: Any = import_module("megatron.core.models.common.embeddings.rope_utils")
+    compiler: Any = torch  # typed only in part
+    rope._apply_rotary_pos_emb_bshd = compiler.compile(rope._apply_rotary_pos_emb_bshd)
+
+
+def _rms_norm(hidden: Tensor, shape: tuple[int], weight: Tensor, eps: float) -> Tensor:
+    wide = hidden.float()
+    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return (wide * scale * weight.float()).to(hidden.dtype)
+
+
+@cache
+def _compiled_rms_norm() -> Any:
+    compiler: Any = torch
+    return compiler.compile(_rms_norm)
+
+
+def rms_norm(hidden: Tensor, shape: tuple[int], weight: Tensor, eps: float) -> Tensor:
+    """Return torch's ``rms_norm`` over the last dimension, compiled into one pass each way."""
+    normalised: Tensor = _compiled_rms_norm()(hidden, shape, weight, eps)
+    return normalised
+
+
+def swiglu(doubled: Tensor) -> Tensor:
+    """Return silu(gate) x up for ``doubled`` [..., gate and up]."""
+    gate, up = doubled.chunk(2, dim=-1)
+    return torch.nn.functional.silu(gate) * up
+
+
+def remake_activation(*, fused: bool) -> None:
+    """Let the SwiGLU of Megatron-Core's MLP tell how its product can be made again."""
+    mlp: Any = import_module("megatron.core.transformer.mlp")
+    original = mlp.bias_swiglu_impl
+
+    def activate(doubled: Tensor, bias: Tensor | None, *options: Any) -> Tensor:
+        product = original(doubled, bias, *options) if fused else swiglu(doubled)
+        return made_by(product, partial(_activate_again, original, fused), doubled)
+
+    if not hasattr(original, "remakes"):
+        activate.remakes = True  # pyright: ignore[reportFunctionMemberAccess]
+        mlp.bias_swiglu_impl = activate
+
+
+def _activate_again(original: Any, fused: bool, doubled: Tensor) -> Tensor:
+    product: Tensor = original(doubled, None) if fused else swiglu(doubled)
+    return product

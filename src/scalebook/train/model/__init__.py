@@ -1,0 +1,1 @@
+"""A RunConfig becomes this rank's part of the model and its optimizer: ``chunks.build``."""

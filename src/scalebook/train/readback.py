@@ -1,0 +1,172 @@
+"""observed.json: the configuration as read back inside the training process, and the machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.attention import SDPBackend
+
+from scalebook import host, project
+from scalebook.measure.probes import ceilings
+from scalebook.store import write_json
+from scalebook.train import machine, mcore
+from scalebook.train.model import fsdp
+from scalebook.train.model.chunks import Model
+from scalebook.train.model.local import takes_grouped_heads
+from scalebook.train.model.megatron_config import last_stage_layers
+from scalebook.train.model.switches import DTYPES
+from scalebook.train.samples import fingerprint
+from scalebook.train.trainer import Trainer
+from scalebook.train.world import distributed
+
+
+def _counted(trainer: Trainer) -> dict[str, int]:
+    """Return what was built, summed over the pipeline's stages."""
+    model = trainer.model
+    built = sum(len(chunk.module.decoder.layers) for chunk in model.chunks)
+    counts = torch.tensor([built, model.parameter_count], device=trainer.world.device)
+    group = mcore.parallel_state.get_pipeline_model_parallel_group()
+    distributed.all_reduce(counts, group=group)
+    return {"num_layers": int(counts[0]), "parameter_count": int(counts[1])}
+
+
+def _attention_kernel(trainer: Trainer) -> str | None:
+    """Return which of its kernels torch takes for this run's core attention; None if not torch's.
+
+    The question is asked of torch with tensors of this run's shape, before the first step.
+    """
+    config, run = trainer.model.config, trainer.config
+    if trainer.model.switches.transformer_engine or not trainer.model.switches.fused_attention:
+        return None
+    length = run.sequence_length // run.context_parallel_size
+    heads = config.num_attention_heads // run.tensor_parallel_size
+    groups = max(config.num_query_groups // run.tensor_parallel_size, 1)
+    wide = narrow = config.kv_channels
+    if config.multi_latent_attention:
+        wide, narrow = config.qk_head_dim + config.qk_pos_emb_head_dim, config.v_head_dim
+    query, key, value = (
+        torch.empty(
+            (run.micro_batch_size, number, length, width),
+            dtype=config.params_dtype,
+            device=trainer.world.device,
+            requires_grad=True,
+        )
+        for number, width in ((heads, wide), (groups, wide), (groups, narrow))
+    )
+    choice: Any = getattr(torch, "_fused_sdp_choice", None)
+    if choice is None:
+        return None
+    if not takes_grouped_heads(query):
+        key, value = query, query[..., :narrow]
+    grouped = query.shape[1] != key.shape[1]
+    chosen = choice(query, key, value, is_causal=True, enable_gqa=grouped)
+    return SDPBackend(chosen).name.lower()
+
+
+def _split() -> dict[str, Any]:
+    ranks = mcore.parallel_state
+    return {
+        "world_size": distributed.get_world_size(),
+        "tensor_parallel_size": ranks.get_tensor_model_parallel_world_size(),
+        "pipeline_parallel_size": ranks.get_pipeline_model_parallel_world_size(),
+        "virtual_pipeline_parallel_size": (
+            ranks.get_virtual_pipeline_model_parallel_world_size() or 1
+        ),
+        "context_parallel_size": ranks.get_context_parallel_world_size(),
+        "expert_parallel_size": ranks.get_expert_model_parallel_world_size(),
+        "expert_tensor_parallel_size": ranks.get_expert_tensor_parallel_world_size(),
+        "data_parallel_size": ranks.get_data_parallel_world_size(),
+    }
+
+
+def _sharding(model: Model) -> str:
+    if isinstance(model.chunks[0], fsdp.Sharded):
+        return "full"
+    return "optimizer" if model.ddp_config.use_distributed_optimizer else "none"
+
+
+def _gradient_precision(trainer: Trainer) -> str:
+    if trainer.config.precision == "fp32" or trainer.model.ddp_config.grad_reduce_in_fp32:
+        return "fp32"
+    return "bf16"
+
+
+def _offloaded(model: Model) -> int:
+    """Return how many of this rank's layers keep a tensor in host memory."""
+    parts = (part for chunk in model.chunks for part in chunk.module.modules())
+    return sum(getattr(part, "host", None) is not None for part in parts)
+
+
+def _remakes(model: Model) -> bool:
+    """Return whether a norm of this rank's layers keeps recipes instead of its output."""
+    parts = (part for chunk in model.chunks for part in chunk.module.modules())
+    return any(getattr(part, "remade", False) for part in parts)
+
+
+def observed(trainer: Trainer) -> dict[str, Any]:
+    """Return RunConfig's names with the values that are in force; every rank must call this."""
+    config, model = trainer.model.config, trainer.model
+    precisions = {DTYPES[name]: name for name in ("bf16", "fp32")}
+    run = trainer.config
+    return {
+        **_split(),
+        "last_pipeline_stage_layers": last_stage_layers(config),
+        "num_microbatches": run.num_microbatches,
+        "sequence_parallel": config.sequence_parallel,
+        "data_parallel_sharding": _sharding(model),
+        "precision": "fp8" if config.fp8 else precisions[config.params_dtype],
+        "fp8_recipe": config.fp8_recipe if config.fp8 else None,
+        "fp8_primary_weights": bool(config.fp8 and config.fp8_param),
+        "gradient_precision": _gradient_precision(trainer),
+        "recompute": config.recompute_granularity or ("pointwise" if _remakes(model) else "none"),
+        "offload_layers": _offloaded(model),
+        "mtp_layers": config.mtp_num_layers or 0,
+        "micro_batch_size": run.micro_batch_size,
+        "global_batch_size": run.global_batch_size,
+        "sequence_length": run.sequence_length,
+        "learning_rate": run.learning_rate,
+        "hidden_size": config.hidden_size,
+        "ffn_hidden_size": config.ffn_hidden_size,
+        "num_attention_heads": config.num_attention_heads,
+        "num_query_groups": config.num_query_groups,
+        "head_dim": config.kv_channels,
+        "num_experts": config.num_moe_experts,
+        "expert_top_k": config.moe_router_topk if config.num_moe_experts else None,
+        "expert_balance": "forced" if config.moe_router_force_load_balancing else "learned",
+        "padded_vocab_size": model.padded_vocab_size,
+        **_counted(trainer),
+        **model.switches.observed(),
+        "attention_kernel": _attention_kernel(trainer),
+        "context_parallel_communication": (
+            config.cp_comm_type if model.switches.transformer_engine else "all_gather"
+        ),
+        "moe_grouped_gemm": config.moe_grouped_gemm,
+        "float32_matmul": torch.get_float32_matmul_precision(),
+    }
+
+
+def environment(trainer: Trainer) -> dict[str, Any]:
+    """Return what the run stood on; null where a thing is absent."""
+    data = trainer.config.data
+    memory = {} if trainer.world.on_gpu else {"memory_reason": "the CPU has no device allocator"}
+    return {
+        **host.facts(trainer.variables, project.root()),
+        **machine.accelerator(),
+        **machine.software(),
+        "backend": distributed.get_backend(),
+        "megatron_core": mcore.version,
+        "transformer_engine": mcore.transformer_engine_version(),
+        "container": machine.containers(),
+        "data": fingerprint(data) if data else {"synthetic": True},
+        **memory,
+    }
+
+
+def write(output: Path, values: dict[str, Any], trainer: Trainer) -> None:
+    """Write observed.json into a run directory, before the first step."""
+    # A run lies beside the probes of its folder of runs; the newest of this machine counts.
+    known = ceilings(output.absolute().parent, machine.identity(trainer.world.size))
+    around = environment(trainer) | known
+    write_json(output / "observed.json", {"observed": values, "environment": around})
