@@ -17,17 +17,17 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src/scalebook"
 FIELDS_OF_A_LIST = 4  # a constant with so many names of settings is a list of them
 LIMITS = {
-    "files": 466,
-    "lines": 57123,
-    "longest file": 462,
-    "rooms": 28,
-    "import arrows between rooms": 150,
-    "lists of settings": 29,
-    "class names used twice": 35,
-    "module names used twice": 60,
-    "modules with one importer, in their own folder": 76,
-    "largest folder": 38,
-    "crowded folders without a README": 8,
+    "files": 456,
+    "lines": 59400,
+    "longest file": 640,
+    "rooms": 32,
+    "import arrows between rooms": 170,
+    "lists of settings": 30,
+    "class names used twice": 24,
+    "module names used twice": 57,
+    "modules with one importer, in their own folder": 63,
+    "largest folder": 29,
+    "crowded folders without a README": 7,
 }
 
 

@@ -406,8 +406,8 @@ def test_too_few_steps_have_no_interval_but_a_rate():
     assert found.mfu_low is None
     assert "at least 10 are needed" in found.mfu_interval_reason
     enough = measure(make_run(steps([8.0] * MINIMUM_STEPS)))
-    # a step of twice the length may be expected in 10 steps: 10 % and what a start changes
-    starts = math.hypot(math.log(1.1), 1.959964 * 0.005)
+    # a step of twice the length may come once in 45 steps, and what a start changes
+    starts = math.hypot(math.log(1 + 1 / 45), 1.959964 * 0.005)
     assert enough.mfu_low == pytest.approx(enough.mfu * math.exp(-starts))
     assert enough.mfu_interval_reason is None
 

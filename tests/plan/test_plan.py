@@ -348,7 +348,7 @@ def test_a_plan_says_what_it_asks(load) -> None:
     ("line", "said"),
     [
         ('kind = "speed"', "Unknown kind of \\[plan\\] 'speed'"),
-        ("kind = 3", "kind=3 of \\[plan\\] must be a text"),
+        ("kind = 3", "kind=3 of \\[plan\\] must be text"),
         ('question = "It is fast."', "must be one question"),
         (f'question = "{"so " * 60}?"', "at most 120 characters"),
     ],

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scalebook.report.pages.tiles import tiles
 from simulated import H100, config, write_run, write_sample
 from test_report_findings import words
 
@@ -260,11 +259,10 @@ def test_whole_models_come_before_the_first_layers_of_one_in_every_panel(tmp_pat
     assert peak_page.best(data)["run_id"].to_list() == ["middle", "fast"]
 
 
-def test_precision_and_sequence_are_in_the_tiles_and_in_the_main_tables(tmp_path: Path) -> None:
+def test_precision_and_sequence_are_in_the_main_tables(tmp_path: Path) -> None:
     made = config(**BIG | {"precision": "fp8"})
     write_run(tmp_path, "eight-bit", made, seconds=3.0, device=H100, source="measured")
     data = load(tmp_path)
-    assert "llama3.1-8b, FP8, DP8 on 8 GPUs" in words(tiles(data))
     shown = (tables.overview(data.runs), tables.all_runs(data.runs), peak_page.best_table(data))
     for page in shown:
         html = str(page.html)

@@ -30,8 +30,8 @@ _SAMPLES_PER_GPU = 16  # of a tuned step: enough for every micro batch and a few
 def register(subparsers: Subparsers) -> None:
     """Add this module's commands."""
     parser = subparsers.add_parser("tune", help="find the fastest layout of a model in short runs")
-    parser.add_argument("--model", required=True, help="a model, or name@LAYERS")
-    parser.add_argument("--platform", required=True, help="a platform, such as h100")
+    parser.add_argument("--model", required=True, help="model, or name@LAYERS for fewer layers")
+    parser.add_argument("--platform", required=True, help="platform, such as h100")
     parser.add_argument(
         "--gpus",
         "--world-size",
@@ -53,7 +53,7 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--force-platform", action="store_true", help="run even if the device differs"
     )
-    parser.add_argument("--runs", type=Path, help="folder of runs; default: runs")
+    parser.add_argument("--runs", type=Path, metavar="DIR", help="folder of runs (default: runs)")
     parser.add_argument("--trainer", default="", help=argparse.SUPPRESS)
     add_network(parser)
     add_json(parser)
@@ -86,7 +86,7 @@ def _add_space(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="a field of every trial: a layout's is then not varied",
+        help="field of every trial, which is then not varied",
     )
 
 

@@ -40,7 +40,7 @@ def _rule(status: Status, cause: str, sentence: str, hint: str, *texts: str) -> 
 
 
 def _behind(start: str, end: str, most: int = 120) -> str:
-    """Return a pattern of one text behind another with at most so many characters between them.
+    """Return a pattern of one text behind another with at most N characters between them.
 
     Another start ends the way from the one before, so that no character is looked at from each of
     many starts.
@@ -212,7 +212,7 @@ _RANK = re.compile(r"\[rank(?P<rank>\d+)\]|\bRank (?P<said>\d+)\]")
 
 
 def sentence(found: Found, rank: int | None) -> str:
-    """Return what a rule's line says; ``rank`` is told where the line names none itself."""
+    """Return what a rule's line says; ``rank`` is given where the line names none itself."""
     match = found.match
     groups = {name: value for name, value in match.groupdict().items() if value}
     named = _RANK.search(match.string)

@@ -104,7 +104,7 @@ class Collector:
         self._marked = True
 
     def end(self, ending: Ending) -> None:
-        """Record a line that tells how the run ended; the next step makes it void."""
+        """Record a line that says how the run ended; the next step makes it void."""
         if ending.status == "completed":
             self.job.finished = True
         self.job.ending = weightier(self.job.ending, ending)

@@ -124,7 +124,7 @@ def screen(data: ReportData) -> Fragment:
     return Fragment(
         Markup(
             '<div class="sb-front">{}<div class="cols"><div><h3>{}</h3>{}</div>'
-            '<div class="beside" role="complementary">{}</div></div>{}{}</div>'
+            '<div class="side" role="complementary">{}</div></div>{}{}</div>'
         ).format(
             _heading(front), _plot_title(front), _plot(front), aside, _cards(asked), _foot(data)
         )

@@ -6,6 +6,7 @@ open than one. The files are scripts, because a page opened from disk may load n
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,15 @@ def write_details(data: ReportData, site: Path) -> None:
         number_of_file = first // TOGETHER
         text = f"(window.SCALEBOOK_DETAILS=window.SCALEBOOK_DETAILS||{{}})[{number_of_file}]=\n"
         (folder / f"{number_of_file}.js").write_text(f"{text}{script_json(part)};\n", "utf-8")
+
+
+def places(site: Path) -> set[str]:
+    """Return the ids of the runs that a site's page of one run can show."""
+    found: set[str] = set()
+    for path in (site / FOLDER).glob("*.js"):
+        rows = json.loads(path.read_text("utf-8").partition("\n")[2].rstrip(";\n"))
+        found.update(row["id"] for row in rows)
+    return found
 
 
 def _details(data: ReportData, row: Row, steps: pl.DataFrame | None) -> dict[str, Any]:

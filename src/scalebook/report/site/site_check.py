@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from scalebook.report.site import run_details
 from scalebook.report.site.row_files import anchors
 
 # Elements whose address the browser fetches by itself; a link that a reader clicks is no asset.
@@ -105,6 +106,8 @@ def check(site: Path, failed: Collection[str] = ()) -> tuple[str, ...]:
         scan.feed(path.read_text(encoding="utf-8"))
         _scan_rows(site, scan)
         scans[path.relative_to(site).as_posix()] = scan
+    if run_details.PAGE in scans:  # made in the browser, from data
+        scans[run_details.PAGE].ids |= run_details.places(site)
     problems = [f"{page}: {text}" for page, scan in scans.items() for text in scan.problems]
     for page in scans:
         problems += [f"{page}: {text}" for text in _addresses(site, page, scans, failed)]
