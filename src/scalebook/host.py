@@ -104,7 +104,7 @@ def available_cores() -> int | None:
 
 
 def cpu_name(path: Path = Path("/proc/cpuinfo")) -> str | None:
-    """Return the CPU's model name, None where the system does not tell."""
+    """Return the CPU's model name, None where the system does not say."""
     try:
         match = re.search(r"^model name\s*: (.+)$", path.read_text(), re.MULTILINE)
     except OSError:
@@ -113,7 +113,7 @@ def cpu_name(path: Path = Path("/proc/cpuinfo")) -> str | None:
 
 
 def memory_gib() -> float | None:
-    """Return the host's memory in GiB, None where the system does not tell."""
+    """Return the host's memory in GiB, None where the system does not say."""
     try:
         pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError):

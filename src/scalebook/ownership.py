@@ -149,7 +149,7 @@ def _alive(owner: dict[str, Any]) -> bool:
 
 
 def _start_time(process_id: int) -> str | None:
-    """Return a process's start in clock ticks since boot, so that a reused id is told apart."""
+    """Return a process's start in clock ticks since boot, so that a reused id is recognised."""
     try:
         text = Path(f"/proc/{process_id}/stat").read_text()
     except OSError:

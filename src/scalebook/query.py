@@ -22,7 +22,7 @@ class Answer:
 
 
 def ask(command: Sequence[str], seconds: float = ASK_SECONDS) -> Answer:
-    """Return what a command answers within so many seconds; it can read no input."""
+    """Return what a command answers within a number of seconds; it can read no input."""
     try:
         process = subprocess.Popen(
             command,
