@@ -148,7 +148,7 @@ def resumes(plan: Plan) -> None:
     assert not store.partial_directories(plan.runs)
     plan.start(mode="")
     code, output = plan.finish()
-    assert (code, "All 3 runs of plan 'kill' are done" in output) == (0, True)
+    assert (code, "All 3 runs of plan 'kill' are completed" in output) == (0, True)
 
 
 def test_a_killed_rank_is_recorded_and_the_plan_goes_on_and_resumes(plan: Plan):
