@@ -61,6 +61,7 @@ class Dot:
         return run_link(self.run_id, str(self.text)) if self.run_id else Markup(self.text)
 
 
+_HEADING_PERCENT = 45.0  # of the axis, which a heading may reach into
 Group = tuple[str, Sequence[Dot], Mapping[str, float]]  # heading, rows, named lines to draw
 
 
@@ -109,6 +110,8 @@ def _group(group: Group, place: _Place) -> Markup:
     # two names would meet in the middle: the first ends at its line, the last begins there
     inner = [""] * (len(lines) - 2)
     sides = ["before", *inner, "after"] if len(lines) > 1 else [""]
+    if min(map(place, lines.values()), default=100.0) < _HEADING_PERCENT:
+        sides = ["after"] * len(lines)  # a name before its line would cover the heading
     said = Markup("").join(
         Markup('<span class="{}" style="left:{:.2f}%">{} {:,.0f}</span>').format(
             side, place(value), name, value

@@ -83,13 +83,17 @@ class Front:
 
     @cached_property
     def best(self) -> tuple[tuple[Configuration, ...], ...]:
-        """The best of each platform and model: one per precision, the fastest platform first."""
+        """The best of each platform and model: one per precision.
+
+        The model that most runs are about comes first, and of one model the fastest platform.
+        """
         rows = [item.row for item in self.chosen]
+        runs = Counter(row["model"] for row in rows)
         found: list[tuple[Configuration, ...]] = []
         for same in alike(rows, lambda row: (side_name(row), row["model"])):
             each = [best_of(one) for one in alike(same, lambda row: row["precision"])]
             found.append(tuple(sorted(each, key=lambda one: one.rate)))
-        return tuple(sorted(found, key=lambda ones: -ones[-1].rate))
+        return tuple(sorted(found, key=lambda ones: (-runs[ones[0].row["model"]], -ones[-1].rate)))
 
     @cached_property
     def evidence(self) -> tuple[tuple[predict.KnownRate, ...], tuple[Probe, ...], int]:
@@ -434,11 +438,18 @@ def _plot_title(front: Front) -> Markup:
 def _plot(front: Front) -> Markup:
     rows = [item.row for item in front.chosen]
     groups: list[marks.Group] = []
-    order = {side_name(ones[0].row): place for place, ones in enumerate(front.best)}
+    order = {
+        (side_name(ones[0].row), ones[0].row["model"]): place
+        for place, ones in enumerate(front.best)
+    }
     several = len({row["model"] for row in rows}) > 1
     same = alike(rows, lambda row: (side_name(row), row["model"], row["sequence_length"]))
     ranked = sorted(
-        same, key=lambda rows: (order[side_name(rows[0])], -max(r["rate"] for r in rows))
+        same,
+        key=lambda rows: (
+            order[side_name(rows[0]), rows[0]["model"]],
+            -max(r["rate"] for r in rows),
+        ),
     )
     each = [configurations(members_) for members_ in ranked]
     for members_, ones, left in zip(ranked, each, _shares(map(len, each)), strict=True):

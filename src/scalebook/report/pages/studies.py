@@ -264,8 +264,13 @@ def _compared(pair: Pair, verdict: Verdict) -> Markup:
             verdict, ratio=1 / verdict.ratio, low=1 / verdict.high, high=1 / verdict.low
         )
     how = split_name(row) if pair.kind == _MATCHED else "each in its best layout"
-    words = "At equal work ({}, sequence {:,}), {} is {} as fast as {}."
-    return Markup(words).format(how, row["sequence_length"], names[0], ratio(verdict), names[1])
+    words = "At equal work ({}, sequence {:,}), {} is {} as fast as {}{}."
+    code = [
+        {item.record.environment.get("git_commit") for item in side} for side in (pair.a, pair.b)
+    ]
+    older = "" if code[0] == code[1] else ", with other versions of the trainer"
+    values = (how, row["sequence_length"], names[0], ratio(verdict), names[1], older)
+    return Markup(words).format(*values)
 
 
 def best_of(rows: Sequence[Row]) -> Configuration:

@@ -97,7 +97,7 @@ def build(
         site,
         places.output,
         chosen,
-        {RUN_PAGE, *({page.html for page in failed} | {NAME} if failed else ())},
+        {page.html for page in failed} | {NAME} if failed else (),
     )
     index = places.output / (NAME if one_file else "index.html")
     if failed:
