@@ -61,6 +61,7 @@ class Dot:
         return run_link(self.run_id, str(self.text)) if self.run_id else Markup(self.text)
 
 
+_NAMED = Markup('<span class="{}" style="left:{:.2f}%">{}</span>')
 _HEADING_PERCENT = 45.0  # of the axis, which a heading may reach into
 Group = tuple[str, Sequence[Dot], Mapping[str, float]]  # heading, rows, named lines to draw
 
@@ -110,14 +111,20 @@ def _group(group: Group, place: _Place) -> Markup:
     # two names would meet in the middle: the first ends at its line, the last begins there
     inner = [""] * (len(lines) - 2)
     sides = ["before", *inner, "after"] if len(lines) > 1 else [""]
-    if min(map(place, lines.values()), default=100.0) < _HEADING_PERCENT:
-        sides = ["after"] * len(lines)  # a name before its line would cover the heading
+    if lines and min(map(place, lines.values())) < _HEADING_PERCENT:
+        # a name before its line would cover the heading: all names stand behind the last line
+        words = " · ".join(f"{name} {value:,.0f}" for name, value in lines.items())
+        said = _NAMED.format("after", max(map(place, lines.values())), words)
+        return _headed(heading, said, rows)
     said = Markup("").join(
-        Markup('<span class="{}" style="left:{:.2f}%">{} {:,.0f}</span>').format(
-            side, place(value), name, value
-        )
+        _NAMED.format(side, place(value), f"{name} {value:,.0f}")
         for side, (name, value) in zip(sides, lines.items(), strict=False)
     )
+    return _headed(heading, said, rows)
+
+
+def _headed(heading: str, said: Markup, rows: Markup) -> Markup:
+    """Return a group's rows below its heading, which holds the names of the lines drawn."""
     head = Markup('<p class="head"><b class="name">{}</b><span class="track">{}</span></p>')
     return (head.format(heading, said) if heading else Markup("")) + Markup("<ol>{}</ol>").format(
         rows

@@ -83,15 +83,19 @@ class Front:
 
     @cached_property
     def best(self) -> tuple[tuple[Configuration, ...], ...]:
-        """The best of each platform and model: one per precision.
+        """The best of each platform and model at one sequence length: one per precision.
 
         The model that most runs are about comes first, and of one model the fastest platform.
+        Rates at two lengths are of two works, so the length with most precisions, then most runs,
+        stands for a platform.
         """
         rows = [item.row for item in self.chosen]
         runs = Counter(row["model"] for row in rows)
         found: list[tuple[Configuration, ...]] = []
         for same in alike(rows, lambda row: (side_name(row), row["model"])):
-            each = [best_of(one) for one in alike(same, lambda row: row["precision"])]
+            lengths = alike(same, lambda row: row["sequence_length"])
+            shown = max(lengths, key=lambda rows: (len({r["precision"] for r in rows}), len(rows)))
+            each = [best_of(one) for one in alike(shown, lambda row: row["precision"])]
             found.append(tuple(sorted(each, key=lambda one: one.rate)))
         return tuple(sorted(found, key=lambda ones: (-runs[ones[0].row["model"]], -ones[-1].rate)))
 
