@@ -171,7 +171,7 @@ def test_every_group_of_a_long_plot_keeps_its_fastest_rows(tmp_path: Path) -> No
     plot = html[html.index('class="sb-dots"') : html.index('class="side"')]
     assert plot.count("<li>") <= front.MOST_DRAWN + 1  # and a prediction
     assert "H100, sequence 4,096" in plot
-    assert "5\N{NO-BREAK SPACE}configurations" in plot
+    assert "7\N{NO-BREAK SPACE}configurations" in plot
 
 
 def test_runs_of_no_plan_form_studies_and_an_unknown_kind_is_no_plan(tmp_path: Path) -> None:
@@ -263,7 +263,7 @@ def test_a_report_without_a_rate_says_so_in_the_first_screen(tmp_path: Path) -> 
 
 
 ANSWERS = {  # of the example runs: what a buyer asks, and what must be seen without scrolling
-    "fastest": r"H200 trains Llama 3\.1 8B at [\d,]+ ± \d+ tokens/s per GPU in BF16",
+    "fastest": r"H200 trains Llama 3\.1 8B at [\d,]+( ± \d+)? tokens/s per GPU .*in BF16",
     "comparable": r"cannot be compared yet|At equal work",
     "certainty": r"have too few steps for an interval|have an interval",
     "memory": r"GiB per GPU",
@@ -271,7 +271,7 @@ ANSWERS = {  # of the example runs: what a buyer asks, and what must be seen wit
     "failures": r"\d+ of \d+ runs: ",
     "scaling": r"of its rate per GPU from 1 to",
 }
-LOOK = """<script>addEventListener("load", () => setTimeout(() => {
+LOOK = """addEventListener("load", () => setTimeout(() => {
   const found = {};
   for (const one of document.querySelectorAll("[data-answer]")) {
     const box = one.getBoundingClientRect();
@@ -282,7 +282,7 @@ LOOK = """<script>addEventListener("load", () => setTimeout(() => {
   found.width = ["", document.documentElement.scrollWidth];
   document.body.innerHTML = '<pre id="found"></pre>';
   document.getElementById("found").textContent = JSON.stringify(found);
-}, 500));</script></body>"""
+}, 500));"""
 
 
 @pytest.mark.slow
@@ -291,7 +291,10 @@ def test_the_first_screen_answers_seven_questions_in_a_browser(tmp_path: Path, r
     if browser is None:
         pytest.skip("Chromium is not installed")
     index = build(Places(root / "runs" / "examples", tmp_path / "site", root), "preview", print)
-    index.write_text(index.read_text().replace("</body>", LOOK))
+    # a file, because the pages' policy lets no script run that is written into them
+    (index.parent / "look.js").write_text(LOOK)
+    tag = '<script src="look.js"></script></body>'
+    index.write_text(index.read_text().replace("</body>", tag))
     command = [
         browser, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1400,900",
         f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=20000", "--dump-dom",
