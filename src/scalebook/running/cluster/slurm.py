@@ -286,6 +286,8 @@ def _task(task: Task, options: Options, environment: Mapping[str, str]) -> str:
         (
             assignment("DIRECTORY", str(task.directory.absolute())),
             assignment("NODES", str(task.config.nodes)),
+            # what the variable is on the node, not here
+            *(("# shellcheck disable=SC2016",) if any("$" in word for word in enter) else ()),
             array("CONTAINER", enter),
             array("COMMAND", command(task, options)),
             "run",
