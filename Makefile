@@ -49,7 +49,7 @@ $(VENV)/.lab: $(VENV)/.run
 	$(INSTALL) ".[run,report,lab]"
 	@touch $@
 
-.PHONY: help setup run resume report open demo tune plan list test test-fast mutate image verify doctor test-containers test-slurm lint bench-report bench-overhead bench-predict check-notebooks format lab lock clean
+.PHONY: help setup run resume report open demo tune plan list test test-again test-fast mutate image verify doctor test-containers test-slurm lint bench-report bench-overhead bench-predict check-notebooks format lab lock clean
 
 help:  ## Show this help
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -96,6 +96,9 @@ list: $(VENV)/.report  ## Print a table of the runs
 
 test: $(VENV)/.test  ## Run all tests (one trains for real on the CPU)
 	$(PY) -m pytest -n $(TEST_JOBS) --dist loadfile -rs $(ARGS)
+
+test-again: $(VENV)/.test  ## Run what failed last, one test at a time: what passes now was in the way of the others
+	$(PY) -m pytest --last-failed --last-failed-no-failures none -p no:xdist -rA $(ARGS)
 
 test-fast: $(VENV)/.test  ## Run the tests that are not marked slow
 	$(PY) -m pytest -n $(TEST_JOBS) --dist loadfile -rs -m "not slow" $(ARGS)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
@@ -18,7 +20,9 @@ from scalebook import light_jsonschema
 from scalebook.errors import ConfigError, LaunchError
 
 TYPES: dict[str, type[object]] = {"str": str, "int": int, "float": float, "bool": bool}
-# ipykernel warns at every start that it talks over loopback; its errors are still shown.
+START_SECONDS = 600  # for a kernel to answer: its imports come from a cold shared disk at times
+_LONGEST_SOCKET = 90  # characters: a Unix socket's path ends at 107, of which a name takes some
+# ipykernel warns at every start how it talks; its errors are still shown.
 # Now and then a kernel that is told to end while it sends prints a traceback of its messaging,
 # which no user can act on: a kernel that dies is told by papermill.
 _LOGGING = {"loggers": {"tornado.general": {"level": "CRITICAL"}}}
@@ -99,15 +103,37 @@ def execute(notebook: Path, output: Path, parameters: Mapping[str, Any]) -> None
     os.environ.setdefault("JUPYTER_PREFER_ENV_PATH", "1")
     papermill = _papermill()
     try:
-        papermill.execute_notebook(
-            _path(notebook), _path(output), dict(parameters), progress_bar=False, **QUIET_KERNEL
-        )
+        with _connection() as traits:
+            papermill.execute_notebook(
+                _path(notebook),
+                _path(output),
+                dict(parameters),
+                progress_bar=False,
+                start_timeout=START_SECONDS,
+                **QUIET_KERNEL,
+                **traits,
+            )
     except papermill.PapermillExecutionError as error:
         raise NotebookError(
             f"A cell of {notebook.name} raised {error.ename}: {error.evalue}"
         ) from error
     except RuntimeError as error:  # nbclient's DeadKernelError is one
         raise KernelDeathError(f"The notebook's kernel ended early: {error}") from error
+
+
+@contextmanager
+def _connection() -> Iterator[dict[str, Any]]:
+    """Yield what makes a kernel talk through sockets in a folder that only this user may enter.
+
+    A port is chosen before the kernel binds it: another program that takes it meanwhile costs the
+    run. Other users of the machine can reach a port, too.
+    """
+    with tempfile.TemporaryDirectory(prefix="scalebook-") as folder:
+        if len(folder) > _LONGEST_SOCKET or os.name != "posix":
+            yield {}
+            return
+        manager = {"transport": "ipc", "connection_file": str(Path(folder, "kernel.json"))}
+        yield {"config": import_module("traitlets.config").Config({"KernelManager": manager})}
 
 
 def _path(path: Path) -> str:

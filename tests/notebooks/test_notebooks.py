@@ -77,6 +77,28 @@ def test_a_parameter_without_a_type_is_a_fault_of_the_notebook():
         notebooks.parameters_of(micro("untyped_parameter"))
 
 
+def test_a_kernel_listens_on_no_port_that_another_program_could_take(tmp_path: Path):
+    notebook = tmp_path / "ports.ipynb"
+    cell = "import ipykernel as k; print(k.get_connection_info(unpack=True)['transport'])"
+    notebook.write_text(
+        json.dumps(
+            {
+                "cells": [
+                    {"cell_type": "code", "id": "a", "execution_count": None, "metadata": {},
+                     "outputs": [], "source": [cell]}
+                ],
+                "metadata": {"kernelspec": {"name": "python3", "display_name": "Python"},
+                             "language_info": {"name": "python"}},
+                "nbformat": 4,
+                "nbformat_minor": 5,
+            }
+        )
+    )  # fmt: skip
+    notebooks.execute(notebook, tmp_path / "out.ipynb", {})
+    outputs = json.loads((tmp_path / "out.ipynb").read_text())["cells"][-1]["outputs"]
+    assert "".join(outputs[0]["text"]) == "ipc\n"
+
+
 def test_a_missing_notebook_is_named():
     with pytest.raises(LaunchError, match=r"nowhere\.ipynb was not found"):
         notebooks.parameters_of(micro("nowhere"))

@@ -202,7 +202,7 @@ def test_a_killed_plan_leaves_nothing_running_and_is_recovered(plan: Plan):
     code, output = plan.finish()
     assert (code, "Recovered" in output) == (0, True), output
     broken, again = plan.by_repeat()[BROKEN]
-    assert (broken.record.status, again.record.status) == ("interrupted", "completed")
+    assert (broken.record.status, again.record.status) == ("interrupted", "completed"), output
     assert len(broken.steps) == 2
     assert "(after step 2 of 4)" in broken.record.reason
 
