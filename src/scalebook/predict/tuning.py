@@ -312,7 +312,7 @@ class Tuning:
         if untried and len(counts) < width:
             return untried[0]
         rung = 1
-        while tried and (room := math.ceil(len(counts) / 2**rung)) > 1:
+        while tried and rung < _MOST_TRIALS and (room := math.ceil(len(counts) / 2**rung)) > 1:
             if sum(count > rung for count in counts.values()) < min(room, len(tried)):
                 waiting = [one for one in tried[:room] if one.trials == rung]
                 if waiting and len(tried) > 1:
