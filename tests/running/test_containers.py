@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import subprocess
 import sys
@@ -332,6 +333,72 @@ def test_other_wheels_beside_ours_take_the_place_of_every_index(install: Any, tm
     assert install.sources(tmp_path, "https://i") == ["--extra-index-url", "https://i"]
     (tmp_path / "papermill-2-py3-none-any.whl").touch()
     assert install.sources(tmp_path, "https://i") == ["--no-index", "--find-links", str(tmp_path)]
+
+
+def test_the_lock_leaves_alone_what_the_image_pins_by_itself(
+    install: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "requirements.lock").write_text("papermill==2.7\nTyping_Extensions==4.1\n")
+    (tmp_path / "image.txt").write_text("# the vendor's\ntyping-extensions>=4.0\n")
+    assert len(install.own_choice(tmp_path).splitlines()) == 2
+    monkeypatch.setenv("PIP_CONSTRAINT", str(tmp_path / "image.txt"))
+    assert install.own_choice(tmp_path) == "papermill==2.7"
+
+
+DIGEST = "ab" * 32
+
+
+def test_a_file_of_a_locked_version_must_have_the_locked_hash(install: Any):
+    def found(name: str, version: str, digest: str = DIGEST) -> list[str]:
+        url = f"https://index/{name}-{version}-py3-none-any.whl"
+        file = install.File(name, version, url, digest)
+        versions = {"papermill": "2.7", "torch": "2.13"}
+        return install.mismatches([file], versions, {"papermill-2.7-py3-none-any.whl": DIGEST})
+
+    assert found("papermill", "2.7") == []
+    assert "locked: " + DIGEST in found("papermill", "2.7", "cd" * 32)[0]
+    assert found("papermill", "2.6", "cd" * 32) == []  # the image's own constraint chose it
+    assert found("torch", "2.13") == []  # several builds: none is listed
+    assert "states no SHA-256" in found("papermill", "2.7", "")[0]
+
+
+def test_a_wheel_of_a_locked_version_that_the_list_lacks_is_refused(install: Any):
+    file = install.File("orjson", "3.1", "https://index/orjson-3.1-cp312-new_tag.whl", DIGEST)
+    listed = {"orjson-3.1-cp312-old_tag.whl": DIGEST}
+    assert "locked: none" in install.mismatches([file], {"orjson": "3.1"}, listed)[0]
+
+
+def test_what_pip_reports_is_installed_by_its_hash(install: Any, tmp_path: Path):
+    wheel = tmp_path / "scalebook-1-py3-none-any.whl"
+    wheel.write_bytes(b"ours")
+    report = {
+        "install": [
+            {"metadata": {"name": "Typing_Extensions", "version": "4.1"},
+             "download_info": {"url": "https://index/typing_extensions-4.1-py3-none-any.whl",
+                               "archive_info": {"hashes": {"sha256": DIGEST}}}},
+            {"metadata": {"name": "scalebook", "version": "1"},
+             "download_info": {"url": wheel.as_uri(), "archive_info": {}}},
+        ]
+    }  # fmt: skip
+    requirements = [file.requirement for file in install.resolved(report)]
+    own = hashlib.sha256(b"ours").hexdigest()
+    assert requirements == [
+        f"typing-extensions==4.1 --hash=sha256:{DIGEST}",
+        f"{wheel} --hash=sha256:{own}",
+    ]
+
+
+def test_the_packages_of_an_image_are_listed_with_their_source(
+    install: Any, monkeypatch: pytest.MonkeyPatch
+):
+    file = install.File("papermill", "2.7", "https://index/papermill-2.7-py3-none-any.whl", DIGEST)
+    versions = {"papermill": "2.7", "torch": "2.12+x"}
+    monkeypatch.setattr(install, "distribution", lambda: "ubuntu")
+    listed = install.bill_of_materials(versions, [file], "bash\t5.2\n")
+    assert (listed["bomFormat"], listed["specVersion"]) == ("CycloneDX", "1.5")
+    purls = [part["purl"] for part in listed["components"]]
+    assert purls == ["pkg:pypi/papermill@2.7", "pkg:pypi/torch@2.12%2Bx", "pkg:deb/ubuntu/bash@5.2"]
+    assert listed["components"][0]["hashes"] == [{"alg": "SHA-256", "content": DIGEST}]
 
 
 def test_a_build_from_wheels_gets_no_network():
