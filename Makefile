@@ -139,8 +139,9 @@ format: $(VENV)/.test  ## Format the code and strip the notebooks
 lab: $(VENV)/.lab  ## Open the notebooks in JupyterLab
 	$(VENV)/bin/jupyter lab notebooks
 
-lock: $(VENV)/.test $(VENV)/.lab  ## Write the installed versions to requirements.lock
+lock: $(VENV)/.test $(VENV)/.lab  ## Write the installed versions to requirements.lock, and the hashes of their files to requirements.sha256
 	$(PY) -m pip freeze --exclude-editable | sed 's/+cpu$$//' > requirements.lock
+	$(PY) tests/tools/lock_hashes.py requirements.lock > requirements.sha256
 
 clean:  ## Remove the report and caches; never touches runs/
 	rm -rf reports/_site reports/_pages reports/.cache reports/.quarto .pytest_cache .ruff_cache .hypothesis

@@ -133,7 +133,10 @@ def install(command: list[str], wanted: list[str], folder: Path, temporary: Path
     files = resolved(json.loads(report.read_text(encoding="utf-8")))
     wrong = mismatches(files, locked_versions(folder), locked_hashes(folder))
     if wrong:
-        sys.exit("install.py: not the locked files: " + "; ".join(wrong))
+        sys.exit(
+            "install.py: not the locked files: " + "; ".join(wrong) + ". Where you trust another "
+            "build of a package, take its lines out of requirements.sha256."
+        )
     pinned.write_text("\n".join(file.requirement for file in files) + "\n", encoding="utf-8")
     if files:
         run([*command, "--no-deps", "--require-hashes", "--requirement", str(pinned)])

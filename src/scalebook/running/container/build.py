@@ -10,6 +10,7 @@ from scalebook.running.container.enroot import PLAIN_SHELL, mount
 from scalebook.running.container.images import Image
 
 INSIDE = "/opt/scalebook"
+LOCKS = ("requirements.lock", "requirements.sha256")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +130,7 @@ def definition(build: Build) -> str:
             f"From: {build.base}",
             "",
             "%files",
-            *(f"    {name} {INSIDE}/" for name in ("install.py", "requirements.lock")),
+            *(f"    {name} {INSIDE}/" for name in ("install.py", *LOCKS)),
             f"    *.whl {INSIDE}/",
             f"    notebooks {INSIDE}/notebooks",
             f"    plans {INSIDE}/runs/plans",
