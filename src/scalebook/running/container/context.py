@@ -40,8 +40,8 @@ def made(project: Path, known: Image, *, dry: bool, wheels: Path | None = None) 
         containers = project / "containers"
         shutil.copy(containers / known.vendor / "Containerfile", folder)
         shutil.copy(containers / "install.py", folder)
-        for name in building.LOCKS:
-            shutil.copy(project / name, folder)
+        for lock in building.LOCKS:
+            shutil.copy(project / lock, folder)
         ignore = shutil.ignore_patterns(".ipynb_checkpoints")
         shutil.copytree(project / "notebooks", folder / "notebooks", ignore=ignore)
         shutil.copytree(project / "runs" / "plans", folder / "plans")
