@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib import import_module
@@ -122,7 +122,7 @@ def execute(notebook: Path, output: Path, parameters: Mapping[str, Any]) -> None
 
 
 @contextmanager
-def _connection() -> Iterator[dict[str, Any]]:
+def _connection() -> Generator[dict[str, Any]]:
     """Yield what makes a kernel talk through sockets in a folder that only this user may enter.
 
     A port is chosen before the kernel binds it: another program that takes it meanwhile costs the
