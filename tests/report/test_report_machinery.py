@@ -18,11 +18,11 @@ from scalebook.report.base.frames import load
 from scalebook.report.base.markup import anchor
 from scalebook.report.charts import throughput
 from scalebook.report.charts.figure import data_rows, sources_note
-from scalebook.report.site import builder, page_cache
-from scalebook.report.site.assets_files import run_facts
+from scalebook.report.site import build_cache, builder
 from scalebook.report.site.menu import Page
-from scalebook.report.site.one_file import local_addresses
+from scalebook.report.site.rendering import local_addresses
 from scalebook.report.site.site_check import check
+from scalebook.report.site.site_files import run_facts
 
 SUMMARY = PAGES[0]
 
@@ -137,13 +137,13 @@ def test_an_unchanged_page_is_not_executed_again(
     runs: Path, tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     executed: list[str] = []
-    real = page_cache.execute
+    real = build_cache.execute
 
     def counted(pages: list[Page], *rest: Path) -> dict[Page, str]:
         executed.extend(page.slug for page in pages)
         return real(pages, *rest)
 
-    monkeypatch.setattr(page_cache, "execute", counted)
+    monkeypatch.setattr(build_cache, "execute", counted)
     mine = shutil.copytree(runs, tmp_path / "runs")
     notebooks = tmp_path / "notebooks"
     notebooks.mkdir()
@@ -154,8 +154,8 @@ def test_an_unchanged_page_is_not_executed_again(
         stage = tmp_path / "stage"
         shutil.rmtree(stage, ignore_errors=True)
         stage.mkdir()
-        data, folder = page_cache.load(mine, tmp_path / "cache")
-        page_cache.make([SUMMARY], notebooks, data, folder, stage)
+        data, folder = build_cache.load(mine, tmp_path / "cache")
+        build_cache.make([SUMMARY], notebooks, data, folder, stage)
         return (stage / f"{SUMMARY.slug}.ipynb").read_text()
 
     first = once()
@@ -177,8 +177,8 @@ def test_damage_anywhere_in_what_is_kept_costs_only_the_time_to_make_it_again(
     cache, method = tmp_path / "cache", next(page for page in PAGES if page.slug == "method")
 
     def once() -> tuple[frames.ReportData, str]:
-        data, folder = page_cache.load(runs, cache)
-        page_cache.make([method], root / "notebooks", data, folder, tmp_path)
+        data, folder = build_cache.load(runs, cache)
+        build_cache.make([method], root / "notebooks", data, folder, tmp_path)
         return data, (tmp_path / "method.ipynb").read_text()
 
     data, page = once()
@@ -197,12 +197,12 @@ def test_damage_anywhere_in_what_is_kept_costs_only_the_time_to_make_it_again(
 def test_pages_of_many_runs_are_executed_by_several_processes(
     runs: Path, tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(page_cache, "MANY", 1)
+    monkeypatch.setattr(build_cache, "PARALLEL_PAGES", 1)
     pages = [page for page in PAGES if page.slug in ("scaling", "method")]
-    data, folder = page_cache.load(runs, tmp_path / "cache")
+    data, folder = build_cache.load(runs, tmp_path / "cache")
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1}, raising=False)
     here: list[object] = []
     monkeypatch.setattr(frames, "HELD", here)  # this process holds no data meanwhile
-    page_cache.make(pages, root / "notebooks", data, folder, tmp_path)
+    build_cache.make(pages, root / "notebooks", data, folder, tmp_path)
     for page in pages:
         assert '"output_type": "display_data"' in (tmp_path / f"{page.slug}.ipynb").read_text()

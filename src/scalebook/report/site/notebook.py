@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 import yaml
 
 from scalebook.errors import ReportError
+from scalebook.report.base.markup import escape, number_runs, raw_html
 
 OPTION = re.compile(r"^#\|\s?(.*)$")
 
@@ -122,3 +124,39 @@ def _lines(text: str) -> list[str]:
 def _yaml_value(value: Any) -> str:
     # a JSON text is YAML, on one line whatever is in it
     return json.dumps(value, ensure_ascii=False)
+
+
+HIDDEN_TAGS = frozenset({"parameters", "injected-parameters"})
+FIGURE_MARKS = ("sb-chart", "<table")
+
+
+def prepare(cells: tuple[Cell, ...], numbers: Mapping[str, int]) -> tuple[Cell, ...]:
+    """Return the page's cells.
+
+    Parameter cells and empty outputs go; a figure or table cell that gave only words loses its
+    caption; the alternative text of a cell goes before the one that its chart brings; runs are
+    called by their ``numbers``.
+    """
+    return tuple(_prepared(cells, numbers))
+
+
+def _prepared(cells: tuple[Cell, ...], numbers: Mapping[str, int]) -> Iterator[Cell]:
+    for cell in cells:
+        if cell.tags & HIDDEN_TAGS:
+            continue
+        texts = tuple(
+            number_runs(_with_alt(text, cell), numbers)
+            for text in cell.texts
+            if raw_html(text) != ""
+        )
+        shown = replace(cell, texts=texts)
+        is_figure = any(mark in text for text in texts for mark in FIGURE_MARKS)
+        # words in the place of a figure need no caption, and nobody needs the code of words
+        yield shown if is_figure else replace(shown, options=(("echo", False),))
+
+
+def _with_alt(text: str, cell: Cell) -> str:
+    alt = cell.option("fig-alt")
+    if not alt:
+        return text
+    return text.replace('role="img" aria-label="', f'role="img" aria-label="{escape(alt)} ')

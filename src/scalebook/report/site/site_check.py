@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from scalebook.report.site import run_details
-from scalebook.report.site.row_files import anchors
+from scalebook.report.site.site_files import anchors_of_rows
 
 # Elements whose address the browser fetches by itself; a link that a reader clicks is no asset.
 ASSETS = {
@@ -121,7 +121,7 @@ def _scan_rows(site: Path, scan: _Scan) -> None:
     """Note the ids of the rows that a page reads from files of their own."""
     for name in scan.row_files:
         if (site / name).is_file():
-            scan.ids.update(anchors(site / name))
+            scan.ids.update(anchors_of_rows(site / name))
         else:
             scan.problems.append(f"reads rows from {name}, which is not in the site")
 
