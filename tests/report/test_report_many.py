@@ -20,13 +20,13 @@ import pytest
 from simulated import H100, config, write_run, write_sample
 
 from scalebook.report import PAGES
-from scalebook.report.base import fingerprint, frames, series, tables
+from scalebook.report.base import frames, html_tables, scaling_series
 from scalebook.report.base.markup import MOST_ITEMS, MOST_NAMED, anchor, bullets, run_links
 from scalebook.report.charts.sample import MOST_RUNS, sample
 from scalebook.report.charts.scaling import speedup
 from scalebook.report.pages import scaling_law
 from scalebook.report.site import build_cache, rendering, site_files
-from scalebook.report.site.notebook import Cell
+from scalebook.report.site.notebook import NotebookCell
 from scalebook.report.site.site_check import check
 from scalebook.report.site.site_files import write_assets
 from scalebook.store import Run, read_runs
@@ -129,7 +129,7 @@ def test_several_processes_find_the_same_numbers_in_the_same_order(
 
 def key(runs: Path) -> str:
     """Return what names the place of a build's pages in the cache."""
-    return f"{build_cache._code(runs)}-{fingerprint.together(fingerprint.entries(runs))}"
+    return f"{build_cache._code(runs)}-{frames.together(frames.entries(runs))}"
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_pages_are_made_anew_when_a_run_behind_a_link_changes(runs: Path, tmp_pa
 
 def test_a_link_to_a_folder_above_comes_to_an_end(runs: Path) -> None:
     (runs / "cpu-one" / "again").symlink_to(runs)
-    assert set(fingerprint.entries(runs)) == {path.name for path in runs.iterdir()}
+    assert set(frames.entries(runs)) == {path.name for path in runs.iterdir()}
 
 
 def test_a_run_that_is_being_written_changes_no_page(runs: Path) -> None:
@@ -306,7 +306,7 @@ def test_laws_that_are_not_drawn_are_counted(
                 global_batch_size=16 * gpus,
             )  # fmt: skip
             write_run(tmp_path, f"{tensor}-{gpus}", made_up, seconds=16 + gpus / 64, device=H100)
-    found = series.series(frames.load(tmp_path).completed)
+    found = scaling_series.scaling_series(frames.load(tmp_path).completed)
     assert "Drawn are" not in str(scaling_law.findings(found).html)
     monkeypatch.setattr(scaling_law, "MOST_DRAWN", 1)
     figures = scaling_law.figures(found)
@@ -316,13 +316,15 @@ def test_laws_that_are_not_drawn_are_counted(
     assert str(scaling_law.projections(found).html).count("<tr ") == 2 * 3
 
 
-def long_table(count: int) -> Cell:
+def long_table(count: int) -> NotebookCell:
     rows = [
         {"run_id": f"r{i}", "world_size": i, "status": "completed", "source": "simulated"}
         for i in range(count)
     ]
-    html_ = tables.table(rows, (tables.RUN, tables.WORLD), "runs", anchors=True).html
-    return Cell("code", "x", texts=(f"```{{=html}}\n{html_}\n```\n",), options=(("echo", False),))
+    html_ = html_tables.table(rows, (html_tables.RUN, html_tables.WORLD), "runs", anchors=True).html
+    return NotebookCell(
+        "code", "x", texts=(f"```{{=html}}\n{html_}\n```\n",), options=(("echo", False),)
+    )
 
 
 def test_rows_of_a_heavy_table_are_in_a_file_and_their_anchors_are_known(tmp_path: Path) -> None:
@@ -333,7 +335,7 @@ def test_rows_of_a_heavy_table_are_in_a_file_and_their_anchors_are_known(tmp_pat
         in (cell.texts[0])
     )
     found = list(site_files.anchors_of_rows(tmp_path / "data" / "rows" / "throughput-1.js"))
-    assert found == [anchor(f"r{i}") for i in range(tables.FIRST, 3000)]
+    assert found == [anchor(f"r{i}") for i in range(html_tables.FIRST, 3000)]
     link = f'<a href="#{anchor("r2999")}">x</a>'
     (tmp_path / "throughput.html").write_text(cell.texts[0] + link)
     assert check(tmp_path) == ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import altair as alt
 import polars as pl
 
-from scalebook.report.base.columns import PROXY
+from scalebook.report.base.frames import PROXY
 from scalebook.report.base.quantities import count, number
 from scalebook.report.charts.figure import MAX_BARS, Figure, by_source, entitled, names, rows
 from scalebook.report.charts.throughput import FROM_ZERO, TICKS

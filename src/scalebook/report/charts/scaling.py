@@ -1,6 +1,6 @@
 """Charts of throughput against the number of GPUs or processes, beside the ideal.
 
-``points`` are those of a ``report.series.Series``; ``many`` is the word for its ranks.
+``points`` are those of a ``ScalingSeries``; ``many`` is the word for its ranks.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from typing import Any
 import altair as alt
 import polars as pl
 
-from scalebook.report.base.columns import PROXY
+from scalebook.report.base.frames import PROXY
 from scalebook.report.base.quantities import NONE, count, percent, quantity
 from scalebook.report.charts.figure import (
     MAX_BARS,

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 import polars as pl
 
 from scalebook.report.base.frames import ReportData
+from scalebook.report.base.html_tables import status_words
 from scalebook.report.base.markup import Fragment, Markup, bullets, join, paragraphs, run_link
 from scalebook.report.base.quantities import count, number, percent, quantity
 from scalebook.report.base.sections import loss_findings
-from scalebook.report.base.tables import status_words
 from scalebook.report.charts import Figure, Figures
 from scalebook.report.charts import over_time as charts
 from scalebook.report.charts.training import MAX_RUNS

@@ -9,9 +9,9 @@ from scalebook.facts import catalog
 from scalebook.measure.probes import Probe, read_probes
 from scalebook.measure.probes.words import left_out, lines
 from scalebook.report.base.frames import ReportData
+from scalebook.report.base.html_tables import Column, plain, table, text
 from scalebook.report.base.markup import Fragment, Markup, bullets, join, paragraphs
 from scalebook.report.base.quantities import count, number, percent
-from scalebook.report.base.tables import Column, plain, table, text
 from scalebook.report.charts import Figures
 from scalebook.report.charts.probe import bus, over_time, products
 

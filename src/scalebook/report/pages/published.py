@@ -14,9 +14,9 @@ from scalebook.facts import catalog
 from scalebook.facts.catalog.results import PublishedResult
 from scalebook.facts.flops import DEFAULT_CONVENTION, convert_tflops, model_tflops
 from scalebook.report.base.frames import ReportData
+from scalebook.report.base.html_tables import Column, Row, Show, table, text
 from scalebook.report.base.markup import Fragment, Markup, bullets, paragraphs, run_link, run_links
 from scalebook.report.base.quantities import NONE, count, number, percent, quantity
-from scalebook.report.base.tables import Column, Row, Show, table, text
 from scalebook.report.charts.figure import Figure
 from scalebook.report.charts.published import SCHEMA, field
 

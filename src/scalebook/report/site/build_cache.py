@@ -32,7 +32,7 @@ import scalebook
 from scalebook.errors import RecordError, ScalebookError
 from scalebook.facts.catalog import load as catalog
 from scalebook.measure.measured import Measured, measured
-from scalebook.report.base import fingerprint, frames
+from scalebook.report.base import frames
 from scalebook.report.base.frames import ReportData
 from scalebook.report.site.execute import execute
 from scalebook.report.site.menu import Page
@@ -178,8 +178,8 @@ def load(runs: Path, cache: Path) -> tuple[frames.ReportData, Path]:
         return frames.load(runs), cache  # which says what is wrong
     place = runs.resolve()
     # before anything is read: a file that changes while pages are made counts as changed
-    code, files = _code(place), fingerprint.entries(place)
-    folder = cache / "built" / f"{code}-{fingerprint.together(files)[:24]}"
+    code, files = _code(place), frames.entries(place)
+    folder = cache / "built" / f"{code}-{frames.together(files)[:24]}"
     if (before := kept_data(folder)) is not None:
         return before, folder
     known = KnownRuns(files, cache / "measured" / f"{code}.json")

@@ -100,13 +100,13 @@ def _execute(
 
 def _cells(
     stage: Path, data: frames.ReportData, say: Callable[[str], None]
-) -> dict[Page, tuple[notebook.Cell, ...]]:
+) -> dict[Page, tuple[notebook.NotebookCell, ...]]:
     """Return the cells of every executed page as the renderers want them, and write them back.
 
     What is written has the rows of heavy tables in files of their own.
     """
     numbers = {run_id: row for row, run_id in enumerate(data.runs["run_id"], start=1)}
-    cells: dict[Page, tuple[notebook.Cell, ...]] = {}
+    cells: dict[Page, tuple[notebook.NotebookCell, ...]] = {}
     for page in PAGES:
         path = stage / f"{page.slug}.ipynb"
         executed = notebook.read(path)

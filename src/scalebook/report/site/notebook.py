@@ -18,7 +18,7 @@ OPTION = re.compile(r"^#\|\s?(.*)$")
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class NotebookCell:
     """One cell. ``texts`` are its outputs as Markdown or plain text, ``warned`` its stderr."""
 
     kind: str  # "code", "markdown" or "raw"
@@ -33,17 +33,17 @@ class Cell:
         return dict(self.options).get(name, default)
 
 
-def read(path: Path) -> tuple[Cell, ...]:
+def read(path: Path) -> tuple[NotebookCell, ...]:
     """Return the cells of a notebook file."""
     content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return tuple(_cell(cell) for cell in content["cells"])
 
 
-def _cell(cell: dict[str, Any]) -> Cell:
+def _cell(cell: dict[str, Any]) -> NotebookCell:
     outputs: list[dict[str, Any]] = cell.get("outputs", [])
     settings, source = split_options(_text(cell["source"]))
     shown = [_output(output) for output in outputs if output.get("name") != "stderr"]
-    return Cell(
+    return NotebookCell(
         kind=cell["cell_type"],
         source=source,
         tags=frozenset(cell["metadata"].get("tags", ())),
@@ -82,13 +82,13 @@ def yaml_mapping(text: str) -> dict[str, Any]:
     return cast("dict[str, Any]", parsed) if isinstance(parsed, dict) else {}
 
 
-def front_matter(cells: tuple[Cell, ...]) -> dict[str, Any]:
+def front_matter(cells: tuple[NotebookCell, ...]) -> dict[str, Any]:
     """Return the YAML of the first raw cell: title and subtitle."""
     raw = next((cell.source for cell in cells if cell.kind == "raw"), "")
     return yaml_mapping(raw.strip().strip("-"))
 
 
-def write(path: Path, cells: tuple[Cell, ...]) -> None:
+def write(path: Path, cells: tuple[NotebookCell, ...]) -> None:
     """Write cells as a notebook file whose outputs are printed text.
 
     Printed text of a cell with the option ``output: asis`` is the one form of output that Quarto
@@ -105,7 +105,7 @@ def write(path: Path, cells: tuple[Cell, ...]) -> None:
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
-def _written(index: int, cell: Cell) -> dict[str, Any]:
+def _written(index: int, cell: NotebookCell) -> dict[str, Any]:
     basic: dict[str, Any] = {"cell_type": cell.kind, "id": f"cell-{index}", "metadata": {}}
     if cell.kind != "code":
         return basic | {"source": _lines(cell.source)}
@@ -130,7 +130,9 @@ HIDDEN_TAGS = frozenset({"parameters", "injected-parameters"})
 FIGURE_MARKS = ("sb-chart", "<table")
 
 
-def prepare(cells: tuple[Cell, ...], numbers: Mapping[str, int]) -> tuple[Cell, ...]:
+def prepare(
+    cells: tuple[NotebookCell, ...], numbers: Mapping[str, int]
+) -> tuple[NotebookCell, ...]:
     """Return the page's cells.
 
     Parameter cells and empty outputs go; a figure or table cell that gave only words loses its
@@ -140,7 +142,9 @@ def prepare(cells: tuple[Cell, ...], numbers: Mapping[str, int]) -> tuple[Cell, 
     return tuple(_prepared(cells, numbers))
 
 
-def _prepared(cells: tuple[Cell, ...], numbers: Mapping[str, int]) -> Iterator[Cell]:
+def _prepared(
+    cells: tuple[NotebookCell, ...], numbers: Mapping[str, int]
+) -> Iterator[NotebookCell]:
     for cell in cells:
         if cell.tags & HIDDEN_TAGS:
             continue
@@ -155,7 +159,7 @@ def _prepared(cells: tuple[Cell, ...], numbers: Mapping[str, int]) -> Iterator[C
         yield shown if is_figure else replace(shown, options=(("echo", False),))
 
 
-def _with_alt(text: str, cell: Cell) -> str:
+def _with_alt(text: str, cell: NotebookCell) -> str:
     alt = cell.option("fig-alt")
     if not alt:
         return text

@@ -19,7 +19,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from scalebook.errors import ReportError
 from scalebook.report.base.markup import Markup, anchor, raw_block, raw_html, script_json
 from scalebook.report.site.menu import Page, menus
-from scalebook.report.site.notebook import Cell, front_matter
+from scalebook.report.site.notebook import NotebookCell, front_matter
 from scalebook.report.site.site_files import DATA_FILES, SCRIPTS, STYLES
 
 ASSETS = Path(__file__).parent / "assets"
@@ -38,7 +38,7 @@ def _template() -> Template:
 
 
 def render(
-    cells: tuple[Cell, ...], page: Page, pages: Sequence[Page], built: str, *scripts: str
+    cells: tuple[NotebookCell, ...], page: Page, pages: Sequence[Page], built: str, *scripts: str
 ) -> str:
     """Return the HTML of a page; ``built`` is the line of build facts in its footer.
 
@@ -62,11 +62,11 @@ def render(
 def run_page(pages: Sequence[Page], built: str) -> str:
     """Return the page that shows the one run that its address names, by its own script."""
     place = '<div id="sb-run"><noscript>This page needs JavaScript.</noscript></div>'
-    cell = Cell("code", "", options=(("echo", False),), texts=(raw_block(place),))
+    cell = NotebookCell("code", "", options=(("echo", False),), texts=(raw_block(place),))
     return render((cell,), Page("", "run", "Run"), pages, built, "run.js")
 
 
-def number_labels(cells: Sequence[Cell]) -> Iterator[tuple[str, str]]:
+def number_labels(cells: Sequence[NotebookCell]) -> Iterator[tuple[str, str]]:
     """Yield each label of a figure or table cell with its name: ``fig-loss``, ``Figure 2``."""
     counts = dict.fromkeys(KINDS, 0)
     for cell in cells:
@@ -77,7 +77,7 @@ def number_labels(cells: Sequence[Cell]) -> Iterator[tuple[str, str]]:
             yield label, f"{KINDS[kind]} {counts[kind]}"
 
 
-def block(cell: Cell, numbers: Mapping[str, str]) -> Markup:
+def block(cell: NotebookCell, numbers: Mapping[str, str]) -> Markup:
     """Return what a page shows of a cell."""
     if cell.kind == "markdown":
         return Markup(markdown(cell.source, numbers))
@@ -104,7 +104,7 @@ def _heading(match: re.Match[str]) -> str:
     return f'<h{level} id="{slug}">{text}{link if level == "2" else ""}</h{level}>'
 
 
-def code_cell(cell: Cell, numbers: Mapping[str, str]) -> Markup:
+def code_cell(cell: NotebookCell, numbers: Mapping[str, str]) -> Markup:
     """Return a code cell's outputs, with caption and anchor where it is a figure or a table."""
     body = Markup("\n").join(output_html(text) for text in cell.texts)
     label = str(cell.option("label", ""))
@@ -119,7 +119,7 @@ def output_html(text: str) -> Markup:
     return Markup(html) if html is not None else Markup("<pre>{}</pre>").format(text)
 
 
-def _captioned(body: Markup, label: str, name: str, cell: Cell) -> Markup:
+def _captioned(body: Markup, label: str, name: str, cell: NotebookCell) -> Markup:
     """Return a figure element; a table has its caption above, a chart below."""
     kind = label.partition("-")[0]
     words = cell.option(f"{kind}-cap", "")
@@ -128,7 +128,7 @@ def _captioned(body: Markup, label: str, name: str, cell: Cell) -> Markup:
     return Markup('<figure id="{}" class="{}">{}{}</figure>').format(label, kind, *parts)
 
 
-def _source(cell: Cell) -> Markup:
+def _source(cell: NotebookCell) -> Markup:
     """Return the code of a cell, folded away; nothing where it asks not to be shown."""
     if cell.option("echo") is False:
         return Markup("")
@@ -189,7 +189,7 @@ ADDRESS = re.compile(r'(?<=\s)(id|href)="([^"]*)"')
 
 
 def one_page(
-    cells: Mapping[Page, tuple[Cell, ...]], pages: Sequence[Page], folder: Path, built: str
+    cells: Mapping[Page, tuple[NotebookCell, ...]], pages: Sequence[Page], folder: Path, built: str
 ) -> str:
     """Return the HTML of all pages in one; ``folder`` has the assets and the data."""
     loader = FileSystemLoader(ASSETS)
@@ -209,7 +209,7 @@ def _inside(path: Path) -> Markup:
     return Markup(path.read_text(encoding="utf-8"))
 
 
-def _section(page: Page, cells: tuple[Cell, ...]) -> dict[str, object]:
+def _section(page: Page, cells: tuple[NotebookCell, ...]) -> dict[str, object]:
     """Return a page's title and blocks, its addresses made those of the one file."""
     numbers = dict(number_labels(cells))
     facts = front_matter(cells)

@@ -20,7 +20,7 @@ from scalebook.report.base.markup import Markup, script_json
 from scalebook.report.charts import configs
 from scalebook.report.site import rendering
 from scalebook.report.site.build_cache import keep, kept
-from scalebook.report.site.notebook import Cell
+from scalebook.report.site.notebook import NotebookCell
 
 STYLES = ("scalebook.css", "preview.css")
 # In the order that a page loads them in, behind the chart library.
@@ -86,7 +86,7 @@ ROWS_PLACE = Markup(
 ROWS_SCRIPT = "(window.SCALEBOOK_ROWS=window.SCALEBOOK_ROWS||{{}})[{}]=\n{};\n"
 
 
-def move_out(cells: tuple[Cell, ...], slug: str, site: Path) -> tuple[Cell, ...]:
+def move_out(cells: tuple[NotebookCell, ...], slug: str, site: Path) -> tuple[NotebookCell, ...]:
     """Return a page's cells with the rows of heavy tables written to files under ``site``."""
     made = 0
 
