@@ -22,8 +22,8 @@ from simulated import H100, config, write_run, write_sample
 from scalebook.report import PAGES
 from scalebook.report.base import frames, html_tables, scaling_series
 from scalebook.report.base.markup import MOST_ITEMS, MOST_NAMED, anchor, bullets, run_links
-from scalebook.report.charts.sample import MOST_RUNS, sample
-from scalebook.report.charts.scaling import speedup
+from scalebook.report.charts.figure import MOST_RUNS, sample
+from scalebook.report.charts.scaling_charts import speedup
 from scalebook.report.pages import scaling_law
 from scalebook.report.site import build_cache, rendering, site_files
 from scalebook.report.site.notebook import NotebookCell

@@ -27,8 +27,8 @@ from scalebook.report.base.markup import (
 )
 from scalebook.report.base.quantities import NONE, count, number, percent, quantity
 from scalebook.report.base.stated import SAMPLE, Stated
-from scalebook.report.charts.cost import energy_bars
 from scalebook.report.charts.figure import Figures
+from scalebook.report.charts.rate_charts import energy_bars
 
 EXAMPLE_PRICE = 2.5  # per GPU hour in no currency, of nobody
 MOST_RUNS = 200  # in the menus: the fastest of each group come first

@@ -31,8 +31,8 @@ from scalebook.report.base.markup import Fragment, Markup, join, paragraphs, run
 from scalebook.report.base.naming import model_title, platform_title, split_name, units
 from scalebook.report.base.quantities import count, interval, number, percent
 from scalebook.report.base.versus import Configuration, configurations, verdict_on
-from scalebook.report.charts import marks
-from scalebook.report.charts.marks import Dot
+from scalebook.report.charts import css_charts as marks
+from scalebook.report.charts.css_charts import Dot
 from scalebook.report.pages.published import family, results
 from scalebook.report.pages.studies import (
     Study,

@@ -14,7 +14,7 @@ from scalebook.report.base.markup import Fragment, Markup, bullets, join, paragr
 from scalebook.report.base.naming import units
 from scalebook.report.base.quantities import NONE, count, number
 from scalebook.report.charts import Figures
-from scalebook.report.charts.memory import KINDS, MAP, feasibility_map
+from scalebook.report.charts.memory_charts import KINDS, MAP, feasibility_map
 
 Row = Mapping[str, Any]
 MOST_MAPS = 12  # drawn; the table has every cell

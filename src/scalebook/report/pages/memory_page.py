@@ -24,7 +24,7 @@ from scalebook.report.base.html_tables import (
 from scalebook.report.base.markup import Fragment, Markup, bullets, paragraphs, run_link, run_links
 from scalebook.report.base.quantities import count, number, percent, quantity
 from scalebook.report.charts import Figure, Figures
-from scalebook.report.charts import memory as charts
+from scalebook.report.charts import memory_charts as charts
 
 Row = Mapping[str, Any]
 

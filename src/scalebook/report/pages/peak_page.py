@@ -35,7 +35,7 @@ from scalebook.report.base.quantities import count, interval, percent, quantity,
 from scalebook.report.base.sections import unranked
 from scalebook.report.base.versus import Configuration, configurations, verdict_on
 from scalebook.report.charts import Figure
-from scalebook.report.charts import peak as charts
+from scalebook.report.charts import rate_charts as charts
 from scalebook.report.pages.winners import named
 
 Row = Mapping[str, Any]

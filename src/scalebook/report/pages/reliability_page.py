@@ -20,7 +20,7 @@ from scalebook.report.base.markup import (
     run_link,
 )
 from scalebook.report.base.quantities import count, duration, number, percent, quantity
-from scalebook.report.charts import reliability as charts
+from scalebook.report.charts import reliability_charts as charts
 from scalebook.report.charts.figure import Figure
 from scalebook.report.pages.reliability_data import Reliability, Saved, bar_label, failure_kinds
 

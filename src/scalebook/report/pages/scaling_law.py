@@ -19,7 +19,7 @@ from scalebook.report.base.naming import units
 from scalebook.report.base.quantities import number, percent, quantity
 from scalebook.report.base.scaling_series import ScalingSeries
 from scalebook.report.charts import Figures
-from scalebook.report.charts.law import CURVE, POINTS, fitted
+from scalebook.report.charts.scaling_charts import CURVE, POINTS, fitted
 from scalebook.settings import names
 
 Row = Mapping[str, Any]

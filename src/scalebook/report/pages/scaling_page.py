@@ -12,7 +12,7 @@ from scalebook.report.base.naming import units
 from scalebook.report.base.scaling_series import ScalingSeries
 from scalebook.report.charts import Figures, against_ideal
 from scalebook.report.charts import efficiency as efficiency_chart
-from scalebook.report.charts.scaling import speedup as speedup_chart
+from scalebook.report.charts.scaling_charts import speedup as speedup_chart
 
 
 def throughput(found: Sequence[ScalingSeries]) -> Figures | None:

@@ -35,8 +35,8 @@ from scalebook.report.base.naming import model_title, platform_title, split_name
 from scalebook.report.base.quantities import change, count, duration, interval, percent, times
 from scalebook.report.base.scaling_series import ScalingSeries, scaling_series
 from scalebook.report.base.versus import Configuration, configurations, verdict_on
-from scalebook.report.charts import marks
-from scalebook.report.charts.marks import Dot
+from scalebook.report.charts import css_charts as marks
+from scalebook.report.charts.css_charts import Dot
 from scalebook.report.pages.ablation import ablations
 from scalebook.report.pages.reliability_data import reliability
 from scalebook.report.pages.reliability_drills import PART_FIELDS
