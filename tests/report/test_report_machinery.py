@@ -18,7 +18,7 @@ from scalebook.report.base.frames import load
 from scalebook.report.base.markup import anchor
 from scalebook.report.charts import throughput
 from scalebook.report.charts.figure import data_rows, sources_note
-from scalebook.report.site import build_cache, builder
+from scalebook.report.site import build_cache, builder, execute
 from scalebook.report.site.menu import Page
 from scalebook.report.site.rendering import local_addresses
 from scalebook.report.site.site_check import check
@@ -139,13 +139,13 @@ def test_an_unchanged_page_is_not_executed_again(
     runs: Path, tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     executed: list[str] = []
-    real = build_cache.execute
+    real = execute.execute
 
     def counted(pages: list[Page], *rest: Path) -> dict[Page, str]:
         executed.extend(page.slug for page in pages)
         return real(pages, *rest)
 
-    monkeypatch.setattr(build_cache, "execute", counted)
+    monkeypatch.setattr(execute, "execute", counted)
     mine = shutil.copytree(runs, tmp_path / "runs")
     notebooks = tmp_path / "notebooks"
     notebooks.mkdir()

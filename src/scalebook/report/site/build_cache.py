@@ -34,7 +34,6 @@ from scalebook.facts.catalog import load as catalog
 from scalebook.measure.measured import Measured, measured
 from scalebook.report.base import frames
 from scalebook.report.base.frames import ReportData
-from scalebook.report.site.execute import execute
 from scalebook.report.site.menu import Page
 from scalebook.store import Run, read_run
 
@@ -202,26 +201,35 @@ def make(
     """
     known = {page: kept(folder / _name(page, notebooks)) for page in pages}
     missing = [page for page, content in known.items() if content is None]
-    processes = min(cores(), len(missing))
-    failed: dict[Page, str] = {}
-    if data.runs.height < PARALLEL_PAGES or processes < 2:
-        before = frames.HELD.set(data)
-        try:
-            failed = execute(missing, notebooks, data.folder, stage)
-        finally:
-            frames.HELD.reset(before)
-    else:
-        # a fresh interpreter each: polars' threads do not survive a fork
-        with ProcessPoolExecutor(processes, get_context("spawn"), _start, (folder,)) as pool:
-            tasks = [pool.submit(execute, (p,), notebooks, data.folder, stage) for p in missing]
-            for task in tasks:
-                failed |= task.result()
+    failed = _execute(missing, notebooks, data, folder, stage) if missing else {}
     for page, content in known.items():
         path = stage / f"{page.slug}.ipynb"
         if content is not None:
             path.write_bytes(content)
         elif page not in failed:
             keep(folder / _name(page, notebooks), path.read_bytes())
+    return failed
+
+
+def _execute(
+    pages: Sequence[Page], notebooks: Path, data: frames.ReportData, folder: Path, stage: Path
+) -> dict[Page, str]:
+    """Execute pages, by several processes where there are many runs; return what failed."""
+    # half a second to import, which a build that has all pages does not need
+    from scalebook.report.site.execute import execute
+
+    processes = min(cores(), len(pages))
+    if data.runs.height < PARALLEL_PAGES or processes < 2:
+        before = frames.HELD.set(data)
+        try:
+            return execute(pages, notebooks, data.folder, stage)
+        finally:
+            frames.HELD.reset(before)
+    failed: dict[Page, str] = {}
+    # a fresh interpreter each: polars' threads do not survive a fork
+    with ProcessPoolExecutor(processes, get_context("spawn"), _start, (folder,)) as pool:
+        for task in [pool.submit(execute, (p,), notebooks, data.folder, stage) for p in pages]:
+            failed |= task.result()
     return failed
 
 

@@ -26,6 +26,8 @@ Renderer = Literal["auto", "quarto", "preview"]
 MAIL_BYTES = 5_000_000  # what about every mail server takes
 MARKER = "scalebook-report.json"  # tells a site of ours from a folder that must not be replaced
 
+Cells = tuple[notebook.NotebookCell, ...]
+
 
 @dataclass(frozen=True, slots=True)
 class Places:
@@ -67,7 +69,10 @@ def build(
     failed = _execute(places, data, cache, chosen)
     built = _build_facts(data)
     cells = _cells(places.pages, data, say)
-    site = _with_quarto(places, built) if chosen == "quarto" else _with_preview(places.pages, built)
+    shown = {page: _written(places.pages, page, whole) for page, whole in cells.items()}
+    site = (
+        _with_quarto(places, built) if chosen == "quarto" else _with_preview(shown, places, built)
+    )
     _add_shared(places.pages, site, built)
     if one_file:
         (site / ONE_FILE).write_text(one_page(cells, PAGES, places.pages, built), encoding="utf-8")
@@ -98,23 +103,23 @@ def _execute(
     return failed
 
 
-def _cells(
-    stage: Path, data: frames.ReportData, say: Callable[[str], None]
-) -> dict[Page, tuple[notebook.NotebookCell, ...]]:
-    """Return the cells of every executed page as the renderers want them, and write them back.
-
-    What is written has the rows of heavy tables in files of their own.
-    """
+def _cells(stage: Path, data: frames.ReportData, say: Callable[[str], None]) -> dict[Page, Cells]:
+    """Return the cells of every executed page; say what their code warned of."""
     numbers = {run_id: row for row, run_id in enumerate(data.runs["run_id"], start=1)}
-    cells: dict[Page, tuple[notebook.NotebookCell, ...]] = {}
+    cells: dict[Page, Cells] = {}
     for page in PAGES:
-        path = stage / f"{page.slug}.ipynb"
-        executed = notebook.read(path)
+        executed = notebook.read(stage / f"{page.slug}.ipynb")
         for text in (text for cell in executed for text in cell.warned):
             say(f"{page.slug}: {text.strip()}")
         cells[page] = notebook.prepare(executed, numbers)
-        notebook.write(path, site_files.move_out(cells[page], page.slug, stage))
     return cells
+
+
+def _written(stage: Path, page: Page, whole: Cells) -> Cells:
+    """Return cells with the rows of heavy tables in files; write them as a notebook for Quarto."""
+    shown = site_files.move_out(whole, page.slug, stage)
+    notebook.write(stage / f"{page.slug}.ipynb", shown)
+    return shown
 
 
 def _add_shared(stage: Path, site: Path, built: str) -> None:
@@ -161,13 +166,12 @@ def _build_facts(data: frames.ReportData) -> str:
     return f"Built {now} by Scalebook {__version__} from {runs} in {data.folder.name}."
 
 
-def _with_preview(stage: Path, built: str) -> Path:
+def _with_preview(cells: Mapping[Page, Cells], places: Places, built: str) -> Path:
     """Render by the built-in renderer and return the folder of the site."""
-    site = stage / "_site"
+    site = places.pages / "_site"
     site.mkdir()
-    for page in PAGES:
-        cells = notebook.read(stage / f"{page.slug}.ipynb")
-        html = rendering.render(cells, page, PAGES, built)
+    for page, shown in cells.items():
+        html = rendering.render(shown, page, PAGES, built)
         (site / page.html).write_text(html, encoding="utf-8")
     return site
 
