@@ -16,11 +16,10 @@ from scalebook import identity, store
 from scalebook.measure.diagnosis import diagnose
 from scalebook.measure.metrics import RunMetrics
 from scalebook.record import RunRecord
-from scalebook.report.base import sides
-from scalebook.report.base.columns import SCHEMA
-from scalebook.report.base.frames import ReportData, load
+from scalebook.report.base import comparisons
+from scalebook.report.base.frames import SCHEMA, ReportData, load
 from scalebook.report.base.naming import group_name
-from scalebook.report.base.series import series
+from scalebook.report.base.scaling_series import scaling_series
 from scalebook.report.base.versus import configurations
 from scalebook.report.pages.reliability_data import failure_kinds
 from scalebook.settings import named
@@ -128,7 +127,9 @@ def test_a_matched_configuration_was_asked_for_alike_in_every_setting(
     for name in ("same", "other"):
         data = load(tmp_path / name)
         records = {run.record.run_id: run.record for run in store.read_runs(tmp_path / name)[0]}
-        kinds.append({one.kind for one in sides.platform_pairs(sides.members(data, records))})
+        kinds.append(
+            {one.kind for one in comparisons.platform_pairs(comparisons.members(data, records))}
+        )
     assert kinds == [{"matched configuration", "best against best"}, {"best against best"}]
 
 
@@ -176,7 +177,7 @@ def test_runs_of_an_unknown_model_or_platform_are_never_compared(tmp_path: Path,
     assert data.runs["repeats"].to_list() == [1, 1, 1]
     assert data.runs["group"].n_unique() == 3
     assert pooled(data) == [1] * data.runs.drop_nulls("rate").height
-    assert series(data.runs) == ()
+    assert scaling_series(data.runs) == ()
     record = store.read_record(tmp_path / "a")
     keys = (identity.repeat, identity.configuration)
     assert [key(record) for key in keys] == [None, None]

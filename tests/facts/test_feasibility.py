@@ -17,8 +17,7 @@ from scalebook.facts import catalog, legality
 from scalebook.facts.feasibility import Cell, feasibility
 from scalebook.facts.feasibility.known import known
 from scalebook.facts.feasibility.order import growth
-from scalebook.report.base.columns import FEASIBILITY_SCHEMA
-from scalebook.report.base.frames import collect
+from scalebook.report.base.frames import FEASIBILITY_SCHEMA, collect
 
 H100 = "NVIDIA H100 80GB HBM3"
 RAN_OUT = {"status": "out_of_memory", "cause": "gpu_memory", "reason": "The GPU's memory ran out."}

@@ -13,9 +13,9 @@ from scalebook.report import charts
 from scalebook.report.base.frames import load
 from scalebook.report.base.markup import raw_html
 from scalebook.report.charts.figure import data_rows
+from scalebook.report.charts.rate_charts import MAX_BARS, MAX_CHARTS
+from scalebook.report.charts.step_charts import MAX_RUNS, thinned
 from scalebook.report.charts.theme import PALETTE, SURFACE, configs
-from scalebook.report.charts.throughput import MAX_BARS, MAX_CHARTS
-from scalebook.report.charts.training import MAX_RUNS, thinned
 
 
 def every_chart(folder: Path) -> list[charts.Figure]:

@@ -12,8 +12,7 @@ import pytest
 from simulated import H100, config, write_run, write_sample
 
 from scalebook.errors import ReportError
-from scalebook.report.base.columns import SCHEMA
-from scalebook.report.base.frames import load, run_frame
+from scalebook.report.base.frames import SCHEMA, load, run_frame
 from scalebook.report.base.naming import group_name, sized, split_name
 
 

@@ -25,7 +25,7 @@ from scalebook.facts import catalog
 from scalebook.report import PAGES, Places, build, check
 from scalebook.report.base.frames import load
 from scalebook.report.base.markup import anchor, callout
-from scalebook.report.site import quarto
+from scalebook.report.site import rendering
 from scalebook.report.site.menu import menus
 
 EVIL = "</script><script>alert(1)</script><b>\"'`*_[x](javascript:1) {{< env HOME >}} ```\n::: x"
@@ -156,7 +156,7 @@ def test_the_data_files_hold_every_run(site: Built) -> None:
 
 
 def test_a_csv_cell_that_looks_like_a_formula_is_tamed(site: Built, tmp_path: Path) -> None:
-    from scalebook.report.site.data_files import write_data
+    from scalebook.report.site.site_files import write_data
 
     write_run(tmp_path / "runs", "a", config(model="=cmd|' /C calc'!A0"))
     write_data(load(tmp_path / "runs"), tmp_path)
@@ -169,7 +169,7 @@ def test_a_csv_cell_that_looks_like_a_formula_is_tamed(site: Built, tmp_path: Pa
 def test_a_missing_quarto_is_said_in_one_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, root: Path
 ) -> None:
-    monkeypatch.setattr(quarto, "find", lambda: None)
+    monkeypatch.setattr(rendering, "find_quarto", lambda: None)
     runs = write_run(tmp_path / "runs", "a", config()).parent
     said: list[str] = []
     with pytest.raises(ReportError, match=r"quarto was not found\. Install it from quarto.org"):
@@ -283,7 +283,9 @@ def test_the_check_takes_a_site_by_a_relative_path(
 
 
 def test_the_quarto_project_lists_the_same_pages(root: Path, tmp_path: Path) -> None:
-    quarto.write_project(root / "reports" / "_quarto.yml", root / "reports/theme", tmp_path, "Now.")
+    rendering.write_project(
+        root / "reports" / "_quarto.yml", root / "reports/theme", tmp_path, "Now."
+    )
     made = yaml.safe_load((tmp_path / "_quarto.yml").read_text())
     entries = made["website"]["navbar"]["left"]
     held = [
@@ -311,7 +313,7 @@ def test_quarto_gets_pages_as_printed_html_and_its_failure_is_one_line(
     fake = tmp_path / "quarto"
     fake.write_text("#!/bin/sh\necho 'ERROR: no pandoc here' >&2\nexit 3\n")
     fake.chmod(0o755)
-    monkeypatch.setattr(quarto, "find", lambda: str(fake))
+    monkeypatch.setattr(rendering, "find_quarto", lambda: str(fake))
     runs = write_run(tmp_path / "runs", "a", config()).parent
     with pytest.raises(ReportError, match=r"quarto failed \(exit 3\): ERROR: no pandoc here"):
         build(Places(runs, tmp_path / "site", root), "quarto", print)
@@ -339,7 +341,7 @@ def test_quarto_by_hand_is_stopped_with_what_to_do_instead(root: Path) -> None:
 def test_the_built_in_renderer_is_the_default_also_where_quarto_is_installed(
     tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quarto, "find", lambda: "/nowhere/quarto")
+    monkeypatch.setattr(rendering, "find_quarto", lambda: "/nowhere/quarto")
     said: list[str] = []
     runs = write_run(tmp_path / "runs", "a", config()).parent
     build(Places(runs, tmp_path / "site", root), "auto", said.append)
@@ -356,7 +358,7 @@ def test_a_note_is_no_aside_which_quarto_moves_into_the_margin() -> None:
 
 @pytest.mark.quarto
 def test_quarto_renders_a_site_that_passes_the_check(tmp_path: Path, root: Path) -> None:
-    if quarto.find() is None:
+    if rendering.find_quarto() is None:
         pytest.skip("quarto is not installed")
     runs = write_sample(tmp_path / "runs")
     index = build(Places(runs, tmp_path / "site", root), "quarto", print)

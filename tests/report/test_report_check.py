@@ -34,6 +34,14 @@ def test_a_good_site_has_no_problem(tmp_path: Path) -> None:
     [
         ('<script src="https://cdn.example/x.js"></script>', "loads https://cdn.example/x.js"),
         ('<img alt="x" src="//cdn.example/x.png">', "loads //cdn.example/x.png"),
+        (
+            """<img alt='<td class="num" data-value="' src=//cdn.example/y x="">1</td>'>""",
+            "loads //cdn.example/y",
+        ),
+        (
+            """<img alt='<td class="num" data-value="1">' src=//cdn.example/z title='</td>'>""",
+            "loads //cdn.example/z",
+        ),
         ('<link href="HTTP://cdn.example/x.css">', "loads HTTP://cdn.example/x.css"),
         ('<iframe src="https://a.example"></iframe>', "loads https://a.example"),
         ("<style>@import 'https://a.example/x.css';</style>", "style asks for https://a.example"),

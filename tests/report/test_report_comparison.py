@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from simulated import H100, config, write_run
 
-from scalebook.report.base import bases
+from scalebook.report.base import comparisons
+from scalebook.report.base.comparisons import Member, Pair
 from scalebook.report.base.frames import load
 from scalebook.report.base.markup import Markup
-from scalebook.report.base.sides import Member, Pair
 from scalebook.report.base.stated import Stated, read_stated
 from scalebook.report.pages import ablation, ablation_page, comparison_page
 
@@ -141,7 +141,7 @@ def test_dividing_by_prices_and_peaks_follows_by_hand(two: Path) -> None:
     )
     _, found = compared(two)
     (pair,) = (pair for pair in found if pair.kind == "matched configuration")
-    rows = {row["per"]: row for row in bases.basis_rows(pair, read_stated(two))}
+    rows = {row["per"]: row for row in comparisons.basis_rows(pair, read_stated(two))}
     ratio = rows["GPU"]["ratio"]
     on_h100 = pair.a[0].row["platform"] == "h100"
     rate = pair.a[0].row["tokens_per_second"] / 8
@@ -157,7 +157,7 @@ def test_dividing_by_prices_and_peaks_follows_by_hand(two: Path) -> None:
 def test_without_a_price_or_a_power_the_cell_is_empty_and_says_why(two: Path) -> None:
     _, found = compared(two)
     for pair in found:
-        rows = {row["per"]: row for row in bases.basis_rows(pair, Stated())}
+        rows = {row["per"]: row for row in comparisons.basis_rows(pair, Stated())}
         assert rows["dollar"]["ratio"] is None
         assert rows["dollar"]["reason"].startswith("no price is stated")
         assert rows["watt"]["reason"].startswith("power was not measured")
@@ -210,7 +210,7 @@ def test_names_of_runs_are_never_markup(two: Path) -> None:
             comparison_page.overview(items, found),
             comparison_page.differing(found),
             comparison_page.against_best(load(two)),
-            bases.per_basis(found, Stated()),
+            comparisons.per_basis(found, Stated()),
         )
     )
     figure = comparison_page.chart(found)

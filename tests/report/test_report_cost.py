@@ -20,7 +20,7 @@ from scalebook.report.base.frames import load
 from scalebook.report.base.markup import Markup
 from scalebook.report.base.stated import Stated, read_stated
 from scalebook.report.pages import comparison_page, cost_page
-from scalebook.report.site.preview import ASSETS
+from scalebook.report.site.rendering import ASSETS
 
 MI300X = "AMD Instinct MI300X OAM"
 JOB = {

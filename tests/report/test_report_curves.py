@@ -12,8 +12,7 @@ from test_report_findings import words
 
 from scalebook.report.base import frames
 from scalebook.report.base.frames import load
-from scalebook.report.charts.over_time import common_window
-from scalebook.report.charts.training import MAX_RUNS
+from scalebook.report.charts.step_charts import MAX_RUNS, common_window
 from scalebook.report.pages import curves_page
 from scalebook.report.pages.curves_page import TITLES
 

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 from simulated import H100, config, write_run, write_sample
 
-from scalebook.report.base import sections, series
+from scalebook.report.base import scaling_series, sections
 from scalebook.report.base.frames import ReportData, load
 from scalebook.report.base.markup import Markup
 from scalebook.report.pages import findings, front, studies
@@ -190,11 +190,11 @@ def test_markup_in_names_stays_text_in_every_sentence(tmp_path: Path) -> None:
     write_run(tmp_path, "a", evil, run_id=EVIL)
     write_run(tmp_path, "b", config(model=EVIL), status="failed", reason=EVIL, run_id="b" + EVIL)
     data = load(tmp_path)
-    found = series.series(data.completed)
+    found = scaling_series.scaling_series(data.completed)
     for fragment in (
         *(front.screen(data), studies.page(data), findings.folded(data)),
         *(findings.failed(data), sections.throughput(data), sections.mfu(data)),
-        *(sections.loss(data), series.not_enough(data, found)),
+        *(sections.loss(data), scaling_series.not_enough(data, found)),
     ):
         assert "<img" not in str(fragment.html)
 
@@ -203,24 +203,24 @@ def test_speedup_and_efficiency_are_against_the_fastest_smallest_run(tmp_path: P
     write_run(tmp_path, "base", config(global_batch_size=8), seconds=0.2)
     write_run(tmp_path, "slower-base", config(global_batch_size=8, seed=1), seconds=0.4)
     write_run(tmp_path, "two", config(world_size=2, global_batch_size=16), seconds=0.25)
-    (found,) = series.series(load(tmp_path).completed)
+    (found,) = scaling_series.scaling_series(load(tmp_path).completed)
     assert found.base["run_id"] == "base"
     two = found.points.row(by_predicate=pl.col("run_id") == "two", named=True)
     ratio = two["tokens_per_second"] / found.base["tokens_per_second"]
     assert two["speedup"] == ratio
     assert two["scaling_efficiency"] == ratio / 2
     assert two["kind"] == "weak"
-    text = words(series.scaling_findings([found]))
+    text = words(scaling_series.scaling_findings([found]))
     assert f"{ratio:.2f} times the base where 2 would be ideal" in text
-    assert "Two sizes give a ratio and no trend" in words(series.law_note([found]))
+    assert "Two sizes give a ratio and no trend" in words(scaling_series.law_note([found]))
 
 
 def test_one_size_says_that_it_is_not_enough(tmp_path: Path) -> None:
     write_run(tmp_path, "a", config())
     data = load(tmp_path)
-    assert series.series(data.completed) == ()
-    assert "Not enough sizes: tiny-llama on cpu" in words(series.not_enough(data, ()))
-    assert "more than one size" in words(series.scaling_findings(()))
+    assert scaling_series.scaling_series(data.completed) == ()
+    assert "Not enough sizes: tiny-llama on cpu" in words(scaling_series.not_enough(data, ()))
+    assert "more than one size" in words(scaling_series.scaling_findings(()))
 
 
 def test_a_run_of_unknown_size_breaks_no_sentence(tmp_path: Path) -> None:

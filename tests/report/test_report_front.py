@@ -19,8 +19,8 @@ from scalebook.report import Places, build
 from scalebook.report.base.frames import load
 from scalebook.report.base.markup import Markup
 from scalebook.report.base.naming import model_title, platform_title
-from scalebook.report.charts import marks
-from scalebook.report.charts.marks import Dot
+from scalebook.report.charts import css_charts
+from scalebook.report.charts.css_charts import Dot
 from scalebook.report.pages import front, studies
 from scalebook.store import write_json
 
@@ -188,7 +188,10 @@ def test_runs_of_no_plan_form_studies_and_an_unknown_kind_is_no_plan(tmp_path: P
 
 def test_no_chart_is_wider_than_its_track() -> None:
     drawn = [Dot("a", 10.0, 8.0, 12.0, "10"), Dot("b", -5.0, -6.0, -4.0, "-5")]
-    for html in (marks.bars(drawn, "%"), marks.dots([("g", drawn, {"best": 11.0})], "unit")):
+    for html in (
+        css_charts.bars(drawn, "%"),
+        css_charts.dots([("g", drawn, {"best": 11.0})], "unit"),
+    ):
         places = [float(one) for one in re.findall(r"(?:left|width):(-?[\d.]+)%", html)]
         assert places
         assert all(0 <= place <= 100 for place in places)
@@ -198,7 +201,7 @@ def test_no_chart_is_wider_than_its_track() -> None:
     ("value", "end"), [(15487, 16000), (1, 1), (101, 120), (0.9, 1), (8000, 8000), (8001, 10000)]
 )
 def test_an_axis_ends_at_a_round_number_that_holds_the_value(value: float, end: float) -> None:
-    assert marks.rounded_up(value) == pytest.approx(end)
+    assert css_charts.rounded_up(value) == pytest.approx(end)
 
 
 def test_names_are_those_of_their_makers() -> None:

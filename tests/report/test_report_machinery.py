@@ -13,16 +13,16 @@ import pytest
 from simulated import config, write_run, write_sample
 
 from scalebook.report import PAGES, Places, build
-from scalebook.report.base import frames, tables
+from scalebook.report.base import frames, html_tables
 from scalebook.report.base.frames import load
 from scalebook.report.base.markup import anchor
 from scalebook.report.charts import throughput
 from scalebook.report.charts.figure import data_rows, sources_note
-from scalebook.report.site import builder, page_cache
-from scalebook.report.site.assets_files import run_facts
+from scalebook.report.site import build_cache, builder, execute
 from scalebook.report.site.menu import Page
-from scalebook.report.site.one_file import local_addresses
+from scalebook.report.site.rendering import local_addresses
 from scalebook.report.site.site_check import check
+from scalebook.report.site.site_files import run_facts
 
 SUMMARY = PAGES[0]
 
@@ -76,10 +76,12 @@ def test_a_chart_of_measured_runs_alone_carries_no_mark(tmp_path: Path) -> None:
 
 def test_a_long_table_keeps_every_row_and_anchor(tmp_path: Path) -> None:
     many = [{"run_id": f"run <{i}>", "world_size": i, "status": "completed"} for i in range(1000)]
-    html = str(tables.table(many, (tables.RUN, tables.WORLD), "long", anchors=True).html)
-    assert html.count("<tr ") == tables.FIRST
+    html = str(
+        html_tables.table(many, (html_tables.RUN, html_tables.WORLD), "long", anchors=True).html
+    )
+    assert html.count("<tr ") == html_tables.FIRST
     rows = json.loads(re.search(r'class="sb-rows">(.*?)</script>', html, re.DOTALL)[1])
-    assert len(rows) == 1000 - tables.FIRST
+    assert len(rows) == 1000 - html_tables.FIRST
     assert rows[-1][1:3] == [anchor("run <999>"), "run <999>"]
     assert rows[-1][4] == ["999"]
     assert "run &lt;999&gt;" in rows[-1][3][1]
@@ -106,7 +108,7 @@ def test_addresses_of_the_one_file_stay_apart() -> None:
 
 def test_links_in_a_long_table_of_the_one_file_stay_inside() -> None:
     many = [{"run_id": f"r{i}"} for i in range(400)]
-    html = str(tables.table(many, (tables.RUN,), "long", anchors=True).html)
+    html = str(html_tables.table(many, (html_tables.RUN,), "long", anchors=True).html)
     local = local_addresses(html, "throughput")
     rows = json.loads(re.search(r'class="sb-rows">(.*?)</script>', local, re.DOTALL)[1])
     assert rows[0][1] == "throughput--run-r100"
@@ -137,13 +139,13 @@ def test_an_unchanged_page_is_not_executed_again(
     runs: Path, tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     executed: list[str] = []
-    real = page_cache.execute
+    real = execute.execute
 
     def counted(pages: list[Page], *rest: Path) -> dict[Page, str]:
         executed.extend(page.slug for page in pages)
         return real(pages, *rest)
 
-    monkeypatch.setattr(page_cache, "execute", counted)
+    monkeypatch.setattr(execute, "execute", counted)
     mine = shutil.copytree(runs, tmp_path / "runs")
     notebooks = tmp_path / "notebooks"
     notebooks.mkdir()
@@ -154,8 +156,8 @@ def test_an_unchanged_page_is_not_executed_again(
         stage = tmp_path / "stage"
         shutil.rmtree(stage, ignore_errors=True)
         stage.mkdir()
-        data, folder = page_cache.load(mine, tmp_path / "cache")
-        page_cache.make([SUMMARY], notebooks, data, folder, stage)
+        data, folder = build_cache.load(mine, tmp_path / "cache")
+        build_cache.make([SUMMARY], notebooks, data, folder, stage)
         return (stage / f"{SUMMARY.slug}.ipynb").read_text()
 
     first = once()
@@ -177,8 +179,8 @@ def test_damage_anywhere_in_what_is_kept_costs_only_the_time_to_make_it_again(
     cache, method = tmp_path / "cache", next(page for page in PAGES if page.slug == "method")
 
     def once() -> tuple[frames.ReportData, str]:
-        data, folder = page_cache.load(runs, cache)
-        page_cache.make([method], root / "notebooks", data, folder, tmp_path)
+        data, folder = build_cache.load(runs, cache)
+        build_cache.make([method], root / "notebooks", data, folder, tmp_path)
         return data, (tmp_path / "method.ipynb").read_text()
 
     data, page = once()
@@ -197,12 +199,12 @@ def test_damage_anywhere_in_what_is_kept_costs_only_the_time_to_make_it_again(
 def test_pages_of_many_runs_are_executed_by_several_processes(
     runs: Path, tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(page_cache, "MANY", 1)
+    monkeypatch.setattr(build_cache, "PARALLEL_PAGES", 1)
     pages = [page for page in PAGES if page.slug in ("scaling", "method")]
-    data, folder = page_cache.load(runs, tmp_path / "cache")
+    data, folder = build_cache.load(runs, tmp_path / "cache")
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1}, raising=False)
     here: list[object] = []
     monkeypatch.setattr(frames, "HELD", here)  # this process holds no data meanwhile
-    page_cache.make(pages, root / "notebooks", data, folder, tmp_path)
+    build_cache.make(pages, root / "notebooks", data, folder, tmp_path)
     for page in pages:
         assert '"output_type": "display_data"' in (tmp_path / f"{page.slug}.ipynb").read_text()

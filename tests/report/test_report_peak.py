@@ -10,7 +10,7 @@ import pytest
 from simulated import H100, config, write_run, write_sample
 from test_report_findings import words
 
-from scalebook.report.base import frames, sections, series, tables
+from scalebook.report.base import frames, html_tables, scaling_series, sections
 from scalebook.report.base.frames import load
 from scalebook.report.base.versus import Configuration, configurations, verdict_on
 from scalebook.report.pages import comparison_page, findings, peak_page
@@ -226,10 +226,10 @@ def test_runs_of_an_unknown_model_or_platform_are_ranked_and_scaled_nowhere(
     data = load(tmp_path)
     assert data.runs["group"].n_unique() == 5
     assert data.ranked["run_id"].to_list() == ["known"]
-    assert series.series(data.completed) == ()
+    assert scaling_series.scaling_series(data.completed) == ()
     assert peak_page.best(data)["run_id"].to_list() == ["known"]
     texts = [words(page) for page in (peak_page.findings(data), findings.findings(data),
-        sections.throughput(data), series.not_enough(data, ()))]  # fmt: skip
+        sections.throughput(data), scaling_series.not_enough(data, ()))]  # fmt: skip
     for text in texts:
         assert "2 runs are not compared with any other: the model is unknown" in text
         assert "2 runs are not compared with any other: the platform is unknown" in text
@@ -263,7 +263,11 @@ def test_precision_and_sequence_are_in_the_main_tables(tmp_path: Path) -> None:
     made = config(**BIG | {"precision": "fp8"})
     write_run(tmp_path, "eight-bit", made, seconds=3.0, device=H100, source="measured")
     data = load(tmp_path)
-    shown = (tables.overview(data.runs), tables.all_runs(data.runs), peak_page.best_table(data))
+    shown = (
+        html_tables.overview(data.runs),
+        html_tables.all_runs(data.runs),
+        peak_page.best_table(data),
+    )
     for page in shown:
         html = str(page.html)
         assert '<td class="txt" data-value="fp8">FP8</td>' in html

@@ -11,7 +11,7 @@ from test_report_findings import words
 
 from scalebook.measure.verdicts import compare
 from scalebook.report.base.frames import load
-from scalebook.report.base.series import Series, scaling_findings, series
+from scalebook.report.base.scaling_series import ScalingSeries, scaling_findings, scaling_series
 from scalebook.report.base.versus import estimate_of
 from scalebook.report.pages import scaling_law, scaling_page
 
@@ -26,12 +26,12 @@ def write(folder: Path, gpus: int, seconds: float, batch: int, **changes: Any) -
     write_run(folder, name, made, seconds=seconds, device=H100)
 
 
-def found(folder: Path) -> tuple[Series, ...]:
-    return series(load(folder).completed)
+def found(folder: Path) -> tuple[ScalingSeries, ...]:
+    return scaling_series(load(folder).completed)
 
 
 @pytest.fixture
-def weak(tmp_path: Path) -> tuple[Series, ...]:
+def weak(tmp_path: Path) -> tuple[ScalingSeries, ...]:
     for gpus, seconds in ((8, 16.0), (16, 17.0), (32, 18.5)):
         write(tmp_path, gpus, seconds, 16 * gpus)
     return found(tmp_path)
@@ -50,7 +50,7 @@ def test_weak_and_strong_scaling_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_an_efficiency_has_the_interval_that_compare_gives_the_rates_per_gpu(
-    tmp_path: Path, weak: tuple[Series, ...]
+    tmp_path: Path, weak: tuple[ScalingSeries, ...]
 ) -> None:
     base, *larger = weak[0].points.iter_rows(named=True)
     assert (base["efficiency_low"], base["efficiency_high"]) == (None, None)
@@ -85,7 +85,7 @@ def test_a_size_measured_with_another_switch_is_no_base_of_the_others(tmp_path: 
 
 
 def test_a_law_names_its_base_and_its_projection_is_that_of_the_scaling_module(
-    weak: tuple[Series, ...],
+    weak: tuple[ScalingSeries, ...],
 ) -> None:
     (arm,) = scaling_law.arms(weak)
     text = words(scaling_law.findings(weak))
@@ -100,7 +100,7 @@ def test_a_law_names_its_base_and_its_projection_is_that_of_the_scaling_module(
     assert "No further: 256 GPUs are 8 times the largest measured run" in text
 
 
-def test_the_drawn_law_is_the_fitted_one_with_its_band(weak: tuple[Series, ...]) -> None:
+def test_the_drawn_law_is_the_fitted_one_with_its_band(weak: tuple[ScalingSeries, ...]) -> None:
     (arm,) = scaling_law.arms(weak)
     law = arm.law()
     assert not isinstance(law, str)
@@ -150,7 +150,9 @@ def test_processes_of_a_cpu_have_no_law(tmp_path: Path) -> None:
     assert "cores, so nothing is fitted" in words(scaling_law.findings(every))
 
 
-def test_speed_up_is_drawn_with_the_ratio_of_sizes_as_ideal(weak: tuple[Series, ...]) -> None:
+def test_speed_up_is_drawn_with_the_ratio_of_sizes_as_ideal(
+    weak: tuple[ScalingSeries, ...],
+) -> None:
     figures = scaling_page.speedup(weak)
     assert figures is not None
     values = figures.parts[0][1].spec()["data"]["values"]
@@ -159,7 +161,7 @@ def test_speed_up_is_drawn_with_the_ratio_of_sizes_as_ideal(weak: tuple[Series, 
     assert f"the highest is {best:.2f} on 32" in figures.parts[0][1].description
 
 
-def test_every_chart_compiles_to_a_picture(weak: tuple[Series, ...]) -> None:
+def test_every_chart_compiles_to_a_picture(weak: tuple[ScalingSeries, ...]) -> None:
     for figures in (scaling_law.figures(weak), scaling_page.speedup(weak)):
         assert figures is not None
         assert figures.parts[0][1].picture().startswith("<svg")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from simulated import config, write_run, write_sample
 
-from scalebook.report.base import tables
+from scalebook.report.base import html_tables
 from scalebook.report.base.frames import load
 from scalebook.report.base.markup import anchor, run_link
 from scalebook.report.pages.failures import failures
@@ -35,7 +35,7 @@ class Tags(HTMLParser):
         self.text += data
 
 
-@pytest.mark.parametrize("make", [tables.overview, tables.all_runs])
+@pytest.mark.parametrize("make", [html_tables.overview, html_tables.all_runs])
 def test_markup_in_a_run_stays_text(tmp_path: Path, make: object) -> None:
     evil = config(model=EVIL, strategy=EVIL, platform=EVIL)
     write_run(tmp_path, "evil", evil, run_id=EVIL, reason=EVIL)
@@ -58,20 +58,20 @@ def test_a_cell_has_the_exact_value_and_shows_the_rounded_one(tmp_path: Path) ->
     write_run(tmp_path, "a", config())
     runs = load(tmp_path).runs
     exact = runs["tokens_per_second"][0]
-    html = str(tables.overview(runs).html)
+    html = str(html_tables.overview(runs).html)
     assert f'data-value="{exact}"' in html
     assert f">{exact:,.0f}" in html
 
 
 def test_a_missing_number_is_a_dash_with_an_empty_value(tmp_path: Path) -> None:
     write_run(tmp_path, "a", config(), status="failed", reason="It broke.")
-    html = str(tables.overview(load(tmp_path).runs).html)
+    html = str(html_tables.overview(load(tmp_path).runs).html)
     assert '<td class="num" data-value="">–</td>' in html
     assert "-1" not in html
 
 
 def test_every_heading_of_a_rate_has_its_unit(tmp_path: Path) -> None:
-    html = str(tables.all_runs(load(write_sample(tmp_path)).runs).html)
+    html = str(html_tables.all_runs(load(write_sample(tmp_path)).runs).html)
     units = re.findall(r'<span class="unit">(.*?)</span>', html)
     assert units == ["tokens", "tokens/s", "tokens/s", "GiB", "TFLOP/s per GPU"]
 
@@ -80,7 +80,7 @@ def test_each_run_has_one_anchor_in_the_full_table_and_none_in_the_short_one(
     tmp_path: Path,
 ) -> None:
     runs = load(write_sample(tmp_path)).runs
-    full, short = str(tables.all_runs(runs).html), str(tables.overview(runs).html)
+    full, short = str(html_tables.all_runs(runs).html), str(html_tables.overview(runs).html)
     for run_id in runs["run_id"]:
         assert full.count(f'id="{anchor(run_id)}"') == 1
         assert f"throughput.html#{anchor(run_id)}" in short
@@ -95,13 +95,13 @@ def test_anchors_of_different_run_ids_differ() -> None:
 
 def test_a_run_that_was_not_measured_here_is_marked(tmp_path: Path) -> None:
     write_run(tmp_path, "a", config(), source="ingested")
-    html = str(tables.overview(load(tmp_path).runs).html)
+    html = str(html_tables.overview(load(tmp_path).runs).html)
     assert 'class="badge source">ingested<' in html
     assert "from-ingested" in html
 
 
 def test_the_mfu_table_names_convention_and_peak(tmp_path: Path) -> None:
-    html = str(tables.utilisation(load(write_sample(tmp_path)).completed).html)
+    html = str(html_tables.utilisation(load(write_sample(tmp_path)).completed).html)
     assert html.count("megatron_causal") >= 3
     assert "989.4" in html
     assert "cpu-one" not in html
@@ -113,4 +113,4 @@ def test_a_run_is_named_by_the_end_of_its_id_and_its_whole_id_goes_with_it(tmp_p
     assert run_link(run_id).endswith(">0123456789ab</a>")
     assert run_link("my-run").endswith(">my-run</a>")
     write_run(tmp_path, run_id, config())
-    assert f'data-value="{run_id}"' in str(tables.overview(load(tmp_path).runs).html)
+    assert f'data-value="{run_id}"' in str(html_tables.overview(load(tmp_path).runs).html)

@@ -2,37 +2,182 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
-from scalebook import identity
-from scalebook.errors import ReportError
+from scalebook import identity, settings
+from scalebook.errors import RecordError, ReportError
 from scalebook.facts.feasibility import feasibility
+from scalebook.facts.feasibility.cells import Cell
 from scalebook.facts.feasibility.predicted import Predicted, predictions
 from scalebook.measure.diagnosis import Diagnosis
 from scalebook.measure.measured import Measured, measured
-from scalebook.measure.metrics import RunMetrics
 from scalebook.measure.metrics.repeats import with_repeats
+from scalebook.measure.metrics.row import RunMetrics
 from scalebook.measure.metrics.step_anatomy import RunAnatomy
-from scalebook.report.base.columns import (
-    FEASIBILITY_SCHEMA,
-    PROXY,
-    RUN_SETTINGS,
-    SCHEMA,
-    STEP_SCHEMA,
-    cast,
-)
-from scalebook.report.base.fingerprint import entries, together
-from scalebook.report.base.labels import with_labels
-from scalebook.report.base.naming import WORK, group_name, split_name
+from scalebook.record import RunRecord
+from scalebook.report.base.naming import WORK, group_name, split_name, with_labels
+from scalebook.settings import SETTINGS
 from scalebook.step_columns import Steps
-from scalebook.store import Run, read_runs, without_record
+from scalebook.store import Run, read_record, read_runs, run_directories, without_record
+
+Type = type[pl.DataType]
+_TYPES: Mapping[str, Type] = {"str": pl.String, "int": pl.Int64, "float": pl.Float64,
+                              "bool": pl.Boolean}  # fmt: skip
+
+
+def _column_type(annotation: str) -> Type:
+    """Return the column of a field of RunMetrics; a value of several parts is one text of JSON."""
+    return _TYPES.get(annotation.partition(" ")[0], pl.String)
+
+
+def _setting_type(name: str) -> Type:
+    row = SETTINGS[name]
+    return pl.Boolean if row.yes_no else pl.String if row.minimum is None else pl.Int64
+
+
+# Settings of a record that tell runs apart in addition to those of RunMetrics.
+RUN_SETTINGS = tuple(
+    name
+    for name in (*settings.names("layout"), "recompute")
+    if name not in RunMetrics.__dataclass_fields__
+)
+# The columns of the run frame: fields of RunMetrics, settings of the record, names.
+_NAMES = (
+    "started_at", "name", "label", "configuration_name", "configuration", "split", "group", "setup",
+    "rate_unit",
+)  # fmt: skip
+SCHEMA: dict[str, Type] = {
+    **{one.name: _column_type(str(one.type)) for one in fields(RunMetrics)},
+    **{name: _setting_type(name) for name in RUN_SETTINGS},
+    **dict.fromkeys(_NAMES, pl.String),
+    "recorded_steps": pl.Int64,
+    **dict.fromkeys(("rate", "rate_low", "rate_high"), pl.Float64),
+}
+# A model cut to its first layers (``llama3.1-8b@8``): fast because they are few.
+PROXY = pl.col("model").str.contains("@", literal=True).fill_null(value=False)
+STEP_SCHEMA: dict[str, type[pl.DataType]] = {
+    "run_id": pl.String,
+    "step": pl.Int64,
+    "phase": pl.String,
+    "step_seconds": pl.Float64,
+    "tokens": pl.Int64,
+    "loss": pl.Float64,
+    "grad_norm": pl.Float64,
+    "learning_rate": pl.Float64,
+    "allocated_gib": pl.Float64,
+}
+
+# One row per cell of a feasibility map. ``run_ids`` are the runs that a measured cell shows, or the
+# one that an inferred cell follows from.
+FEASIBILITY_SCHEMA: dict[str, Type | pl.DataType] = {
+    **{one.name: _column_type(str(one.type)) for one in fields(Cell)},
+    "run_ids": pl.List(pl.String),
+}
+
+
+def cast(name: str, value: Any) -> tuple[Any, str | None]:
+    """Return a value of the column's type; None and a sentence where it has another."""
+    convert = _CASTS[SCHEMA[name]]
+    if value is None:
+        return None, None
+    result = convert(value)
+    return result, None if result is not None else f"{name}={value!r} is not usable"
+
+
+def _as_text(value: Any) -> str | None:
+    if isinstance(value, dict | tuple):
+        return json.dumps(value)
+    return value if isinstance(value, str) else None
+
+
+def _integer(value: Any) -> int | None:
+    return value if isinstance(value, int) and abs(value) < 2**63 else None
+
+
+def _float(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def _boolean(value: Any) -> bool | None:
+    return value if isinstance(value, bool) else None
+
+
+_CASTS: Mapping[type[pl.DataType], Callable[[Any], Any]] = {
+    pl.Boolean: _boolean,
+    pl.String: _as_text,
+    pl.Int64: _integer,
+    pl.Float64: _float,
+}
+
+
+def entries(folder: Path) -> dict[str, str]:
+    """Return a fingerprint of each file and directory in a folder, by its name.
+
+    That of a directory covers every file below it. Names that begin with a dot are left out: runs
+    that are being written, and what editors and file systems leave.
+    """
+    with os.scandir(folder) as found:
+        shown = [entry for entry in found if not entry.name.startswith(".")]
+    return {entry.name: _digest(entry) for entry in sorted(shown, key=lambda one: one.name)}
+
+
+def together(parts: dict[str, str]) -> str:
+    """Return one fingerprint of all that ``entries`` found."""
+    return hashlib.sha256(repr(sorted(parts.items())).encode()).hexdigest()
+
+
+def _digest(entry: os.DirEntry[str]) -> str:
+    found = sorted(_files(entry, "", frozenset()), key=repr)
+    return hashlib.sha256(repr(found).encode()).hexdigest()
+
+
+def _files(
+    entry: os.DirEntry[str], name: str, above: frozenset[tuple[int, int]]
+) -> Iterator[tuple[object, ...]]:
+    """Yield name, size, times of change and number of each file at or below an entry.
+
+    Links are followed, but not back to a folder above. The time of the last change of status is
+    set by the system alone: a file that was replaced by one of the same size and date shows there.
+    """
+    try:
+        about = entry.stat()
+        if not entry.is_dir():
+            yield name, about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino
+            return
+        with os.scandir(entry.path) as found:
+            inside = list(found)
+    except OSError:
+        yield name, "cannot be read"
+        return
+    yield name, "folder"
+    here = (about.st_dev, about.st_ino)
+    if here not in above:
+        for one in inside:
+            yield from _files(one, f"{name}/{one.name}", above | {here})
+
+
+def records(data: ReportData) -> dict[str, RunRecord]:
+    """Return the record of each run of the run frame by run id, in the order of the frame."""
+    wanted: list[str] = data.runs["run_id"].to_list()
+    found: dict[str, RunRecord] = {}
+    for directory in run_directories(data.folder):
+        try:
+            record = read_record(directory)
+        except RecordError:
+            continue  # said among the problems of the report
+        found.setdefault(record.run_id, record)
+    return {run_id: found[run_id] for run_id in wanted if run_id in found}
 
 
 @dataclass(frozen=True, slots=True)

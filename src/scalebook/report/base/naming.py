@@ -1,12 +1,26 @@
-"""How a run is called in charts, tables and sentences: from its settings, never from its folder."""
+"""How runs are called: from their settings alone, in charts, tables and sentences.
+
+A run has a name, which is unique among the runs it is ranked with, and a label, which is unique
+in a report: the model, what tells this group from others of the model, and the name. A setting off
+its default that changes memory or speed is named also where the split alone would tell runs apart.
+"""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
-from scalebook.settings import SETTINGS
+import polars as pl
+
+from scalebook import identity
+from scalebook.config import DEFAULTS
+from scalebook.record import RunRecord
+from scalebook.report.base.markup import short_id
+from scalebook.settings import SETTINGS, named
 
 Row = Mapping[str, Any]
 
@@ -103,3 +117,291 @@ def model_title(name: str | None) -> str:
 def platform_title(name: str | None) -> str:
     """Return a platform as its maker writes it: ``H200``."""
     return name.upper() if name else "unknown platform"
+
+
+TELLING_VALUES = {  # settings whose value says it all
+    ("layer_spec", "transformer_engine"): "Transformer Engine's layers",
+    ("layer_spec", "torch"): "torch's layers",
+}
+OFF = (None, False, "off", "none")
+MOST_CHANGES = 3  # deviations named one by one
+VERSION_WORDS = {"megatron_core": "megatron-core", "transformer_engine": "Transformer Engine"}
+
+
+def changes_in_words(
+    changes: Sequence[tuple[str, Any]], most: int | None = MOST_CHANGES
+) -> list[str]:
+    """Return changes in words, many switches of one kind together; with ``most`` None, all."""
+    fusions = [name for name, value in changes if name.startswith("fused_") and value in OFF]
+    together = [f"{len(fusions)} fusions off"] if len(fusions) > 2 else []
+    rest = [change for change in changes if not together or change[0] not in fusions]
+    words = together + [_change_in_words(name, value) for name, value in rest]
+    if most is None or len(words) <= most:
+        return words
+    return [*words[: most - 1], f"{len(words) - most + 1} more"]
+
+
+def setting_words(name: str) -> str:
+    """Return a setting as readers call it: ``CUDA graph``."""
+    row = SETTINGS.get(name)
+    return row.words if row else VERSION_WORDS.get(name, name.replace("_", " "))
+
+
+def _change_in_words(name: str, value: Any) -> str:
+    if (name, str(value)) in TELLING_VALUES:
+        return TELLING_VALUES[name, str(value)]
+    word = setting_words(name)
+    if name in SETTINGS and SETTINGS[name].counted:
+        return f"{value} {word}"
+    if value in OFF:
+        return f"no {word}"
+    return word if value is True or value == "on" else f"{word} {value}"
+
+
+def series_words(texts: Sequence[str]) -> list[str]:
+    """Return what distinguishes each key of ``identity.series`` from the first: empty for that."""
+    keys: list[dict[str, Any]] = [json.loads(text) if text else {} for text in texts]
+    first = keys[0] if keys else {}
+    found: list[str] = []
+    for one in keys:
+        changes = [
+            (name, one.get(name, DEFAULTS.get(name)))
+            for name in dict.fromkeys([*first, *one])
+            if one.get(name) != first.get(name)
+        ]
+        known = [(name, value) for name, value in changes if value is not None]
+        found.append(" · ".join(changes_in_words(known)) if known else "")
+    return found
+
+
+Item = TypeVar("Item")
+
+NO_STRATEGY = (None, "", "custom")
+# In the name of a group, in the layout, or in no name.
+NAMED = frozenset(named("group", "layout", "size", "never"))
+SIZES = named("size")
+TELLING = named("off default")
+NO_USUAL = frozenset({"fp8_recipe"})  # where runs differ in these, each says what it has
+# Named only where nothing else tells two runs apart.
+MINOR = frozenset({*named("last"), *identity.VERSIONS})
+# What an ingested log tells of a run that was asked nothing.
+RAN = (*SIZES, "recompute", "data_parallel_sharding")
+
+
+@dataclass(slots=True)
+class _Named:
+    """One run on its way to a name: its settings, and the parts of the name so far."""
+
+    row: Row
+    settings: Mapping[str, Any]
+    identity: str | None = None  # what its repeats share
+    chosen: frozenset[str] = frozenset()  # switches that were asked for, not left at "auto"
+    telling: frozenset[str] = frozenset()  # settings to name, whatever its neighbours have
+    parts: list[str] = field(default_factory=list[str])
+    number: str = ""  # among the repeats of its configuration: "repeat 2"
+
+    @property
+    def name(self) -> str:
+        return " · ".join(self.parts)
+
+
+def with_labels(runs: pl.DataFrame, records: Mapping[str, RunRecord]) -> pl.DataFrame:
+    """Return the runs with ``name``, ``label`` and ``configuration_name`` of each."""
+    found = labels(list(runs.iter_rows(named=True)), records)
+    columns = ("name", "label", "configuration_name")
+    texts = zip(columns, zip(*found, strict=True) if found else ((), (), ()), strict=True)
+    return runs.with_columns(pl.Series(column, values, pl.String) for column, values in texts)
+
+
+def labels(rows: Sequence[Row], records: Mapping[str, RunRecord]) -> list[tuple[str, str, str]]:
+    """Return name, label and configuration's name of each run; the first run is the usual one.
+
+    The configuration's name is the name without the number of a repeat.
+    """
+    runs = [_begin(row, records.get(row["run_id"])) for row in rows]
+    for run, names in zip(runs, _telling(runs), strict=True):
+        run.telling = names
+    for alike in _by(runs, lambda run: (run.row.get("group"), run.name)):
+        _tell_apart(alike)
+    heads = dict(_heads(rows))
+    found = [_label(heads[_group(run.row)], run) for run in runs]
+    seen = Counter(label for _, label, _ in found)
+    return [
+        pair if seen[pair[1]] == 1 else _with_id(pair, run.row["run_id"])
+        for pair, run in zip(found, runs, strict=True)
+    ]
+
+
+def _begin(row: Row, record: RunRecord | None) -> _Named:
+    requested = record.requested if record else {}
+    chosen = frozenset(name for name, value in requested.items() if value in ("on", "off"))
+    strategy = row.get("strategy")
+    parts = [split_name(row), *([strategy] if strategy not in NO_STRATEGY else [])]
+    known = identity.repeat(record) if record else None
+    return _Named(row, _settings(row, record), known, chosen, parts=parts)
+
+
+def _telling(runs: Sequence[_Named]) -> Iterator[frozenset[str]]:
+    """Yield the settings of each run that its name must not hide, even if its split is unique.
+
+    Those are what is off its default while not all runs of its model share it, and what is not
+    usual in its group: a switch that was asked for, whose layers ran, an FP8 recipe.
+    """
+    models = _grouped(runs, lambda run: run.row.get("model"))
+    groups = _grouped(runs, lambda run: run.row.get("group"))
+    varying = {model: [n for n in TELLING if _vary(same, n)] for model, same in models.items()}
+    usual = {group: _usual(same) for group, same in groups.items()}
+    for run in runs:
+        named = [
+            name
+            for name in varying[run.row.get("model")]
+            if run.settings.get(name) not in (None, DEFAULTS[name])
+        ]
+        common = usual[run.row.get("group")]
+        unlike = (
+            name for name in (*run.chosen, "layer_spec") if run.settings.get(name) is not None
+        )
+        yield frozenset([*named, *(n for n in unlike if run.settings[n] != common[n])])
+
+
+def _vary(runs: Sequence[_Named], name: str) -> bool:
+    return len({repr(run.settings.get(name, DEFAULTS[name])) for run in runs}) > 1
+
+
+def _usual(runs: Sequence[_Named]) -> dict[str, Any]:
+    """Return the value of each switch that most runs have, the first of equally many."""
+    names = {"layer_spec", *(name for run in runs for name in run.chosen)}
+    known = {
+        name: Counter(v for run in runs if (v := run.settings.get(name)) is not None)
+        for name in names
+    }
+    return {name: values.most_common(1)[0][0] for name, values in known.items() if values}
+
+
+def _label(head: Sequence[str], run: _Named) -> tuple[str, str, str]:
+    source = run.row.get("source")
+    mark = "" if source in (None, "measured") else f" [{source}]"
+    number = [run.number] if run.number else []
+    name = " · ".join([run.name, *number])
+    return name + mark, " · ".join([*head, name]) + mark, run.name + mark
+
+
+def _with_id(texts: tuple[str, str, str], run_id: str) -> tuple[str, str, str]:
+    name, label = (f"{text} · {short_id(run_id)}" for text in texts[:2])
+    return name, label, texts[2]
+
+
+def _settings(row: Row, record: RunRecord | None) -> dict[str, Any]:
+    """Return every setting as it was asked for, as it ran where that was left open."""
+    if record is None:
+        return {name: row.get(name) for name in RAN}
+    # What a switch that did not exist yet would have come to, nobody knows.
+    asked = record.asked
+    known = {
+        name: value
+        for name, value in record.in_force.items()
+        if name in record.requested or asked[name] != "auto"
+    }
+    ran = {name: record.observed.get(name) for name in RAN}
+    return {**ran, **known, **identity.software(record)}
+
+
+def _tell_apart(alike: Sequence[_Named]) -> None:
+    """Add to each of several runs of one name what is not equal between them."""
+    groups = [list(alike)]
+    for size in SIZES:
+        groups = [part for runs in groups for part in _by_size(runs, size, SETTINGS[size].words)]
+    # Also between runs of two sizes: else what a switch does would pass for what the size does.
+    _name_changes(alike, minor=False)
+    for runs in groups:
+        for same in _by(runs, lambda run: run.name):
+            _name_changes(same, minor=True)
+            for equal in _by(same, lambda run: run.name):
+                _number(equal)
+
+
+def _by_size(runs: Sequence[_Named], size: str, word: str) -> Iterator[list[_Named]]:
+    parts = list(_by(runs, lambda run: repr(run.settings.get(size))))
+    for part in parts:
+        value = part[0].settings.get(size)
+        if len(parts) > 1 and value is not None:
+            for run in part:
+                run.parts.append(f"{word} {value}")
+        yield part
+
+
+def _name_changes(runs: Sequence[_Named], *, minor: bool) -> None:
+    """Add the settings of each run that are telling, or not the usual ones of these runs."""
+    names = dict.fromkeys(name for run in runs for name in run.settings if name not in NAMED)
+    changed: dict[int, list[tuple[str, Any]]] = {}
+    for name in names:
+        if (name in MINOR) != minor:
+            continue
+        telling = [not minor and name in run.telling for run in runs]
+        values = [repr(run.settings.get(name)) for run in runs]
+        known = Counter(
+            value
+            for value, told in zip(values, telling, strict=True)
+            if value != "None" and not told
+        )
+        # of a setting that a record does not know nothing is said
+        differ = len(known) > 1 or (name in NO_USUAL and len({*values} - {"None"}) > 1)
+        usual = max(known, key=lambda value: (known[value], -values.index(value)), default="None")
+        for i, value in enumerate(values):
+            unusual = differ and value != "None" and (value != usual or name in NO_USUAL)
+            if telling[i] or unusual:
+                changed.setdefault(i, []).append((name, runs[i].settings[name]))
+    for i, changes in changed.items():
+        told = any(name in runs[i].telling for name, _ in changes)
+        runs[i].parts += changes_in_words(changes, None if told else MOST_CHANGES)
+
+
+def _number(equal: Sequence[_Named]) -> None:
+    """Number the repeats of one configuration, in the order in which they were made.
+
+    Runs that are not told apart by any setting and yet are not of one configuration (a record
+    that does not know its settings) get their id.
+    """
+    made = sorted(equal, key=lambda run: (run.settings.get("repeat") or 0, run.row["run_id"]))
+    first, *others = identity.alike(made, lambda run: run.identity)
+    for i, run in enumerate(first[1:], 2):
+        run.number = f"repeat {i}"
+    for run in (run for same in others for run in same):
+        run.parts.append(short_id(run.row["run_id"]))
+
+
+def _group(row: Row) -> tuple[Any, ...]:
+    return tuple(row.get(name) for name in ("model", "group"))
+
+
+def _heads(rows: Sequence[Row]) -> Iterator[tuple[tuple[Any, ...], list[str]]]:
+    """Yield each group with what its labels begin with: its model and what only it has."""
+    groups = {_group(row): row for row in rows}
+    for same in _by(groups.items(), lambda item: item[0][0]):
+        usual = Counter(row.get("precision") for _, row in same).most_common(1)[0][0]
+        facts = [list(_facts(row, usual)) for _, row in same]
+        vary = [len({fact[i] for fact in facts}) > 1 for i in range(len(facts[0]))]
+        for (group, row), fact in zip(same, facts, strict=True):
+            more = [text for text, differs in zip(fact, vary, strict=True) if differs and text]
+            yield group, [str(row.get("model") or "unknown model"), *more]
+
+
+def _facts(row: Row, usual_precision: Any) -> Iterator[str]:
+    length, precision = row.get("sequence_length"), row.get("precision")
+    yield str(row.get("platform") or "unknown platform")
+    yield str(row.get("engine") or "")
+    yield "" if precision == usual_precision else str(precision or "unknown precision")
+    yield "" if length is None else f"seq {length:,}"
+
+
+def _grouped(items: Iterable[Item], key: Callable[[Item], Any]) -> dict[Any, list[Item]]:
+    """Return the items of equal keys together, in the order of their first."""
+    found: dict[Any, list[Item]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
+
+
+def _by(items: Iterable[Item], key: Callable[[Item], Any]) -> Iterator[list[Item]]:
+    """Yield the items of equal keys together, in the order of their first."""
+    yield from _grouped(items, key).values()

@@ -7,7 +7,7 @@ import polars as pl
 
 from scalebook.report.base.quantities import count, percent
 from scalebook.report.charts.figure import Figure, by_source, names, rows
-from scalebook.report.charts.throughput import whiskers
+from scalebook.report.charts.rate_charts import whiskers
 
 ROW_HEIGHT = 28
 MAX_ROWS = 24

@@ -9,8 +9,7 @@ from typing import Any
 
 from scalebook.identity import VERSIONS
 from scalebook.measure.verdicts import Verdict
-from scalebook.report.base.naming import sized
-from scalebook.report.base.sides import (
+from scalebook.report.base.comparisons import (
     Member,
     Pair,
     fastest,
@@ -19,7 +18,7 @@ from scalebook.report.base.sides import (
     side_name,
     work_key,
 )
-from scalebook.report.base.wording import in_words, setting_words
+from scalebook.report.base.naming import changes_in_words, setting_words, sized
 from scalebook.settings import named, names
 
 Repeats = tuple[Member, ...]
@@ -138,7 +137,7 @@ def _names(items: Sequence[Member]) -> Iterator[str]:
         alike = [_shared(other) for other in items if _name(other) == head]
         differ = (name for name in own if any(other.get(name) != own[name] for other in alike))
         # each by itself: of several words some would be cut
-        told = (in_words([(name, own[name])])[0] for name in differ if name not in IN_HEAD)
+        told = (changes_in_words([(name, own[name])])[0] for name in differ if name not in IN_HEAD)
         yield ", ".join([head, *told])
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import polars as pl
 
+from scalebook.report.base.comparisons import Pair, mean_rate
+from scalebook.report.base.html_tables import Column, Row, table, text
 from scalebook.report.base.markup import Fragment, Markup, bullets, join, paragraphs, run_link
 from scalebook.report.base.quantities import change, count, times
-from scalebook.report.base.sides import Pair, mean_rate
-from scalebook.report.base.tables import Column, Row, table, text
 from scalebook.report.charts.comparison import BAR_SCHEMA, RATIO_SCHEMA, against_baseline, ratios
 from scalebook.report.charts.figure import Figures
 from scalebook.report.pages.ablation import Ablation, Repeats, Switch

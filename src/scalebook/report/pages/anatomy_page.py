@@ -11,10 +11,10 @@ from scalebook.measure.anatomy import Breakdown
 from scalebook.measure.metrics.step_anatomy import RunAnatomy
 from scalebook.report import charts
 from scalebook.report.base.frames import ReportData
+from scalebook.report.base.html_tables import RAN, RUN, Column, Row, Show, table, text
 from scalebook.report.base.markup import Fragment, Markup
 from scalebook.report.base.quantities import duration, number, percent
-from scalebook.report.base.tables import RAN, RUN, Column, Row, Show, table, text
-from scalebook.report.charts.anatomy import BAR_SCHEMA, KINDS, PARTS
+from scalebook.report.charts.anatomy_chart import BAR_SCHEMA, KINDS, PARTS
 
 MOST_KERNELS = 10  # of a profile, in the table
 

@@ -19,9 +19,9 @@ from scalebook.audit import (
     samples,
 )
 from scalebook.errors import ScalebookError
+from scalebook.report.base.html_tables import Column, Row, plain, table, text
 from scalebook.report.base.markup import Fragment, Markup, bullets, callout, paragraphs, to_copy
 from scalebook.report.base.quantities import NONE, count, number
-from scalebook.report.base.tables import Column, Row, plain, table, text
 
 FOLDER = "claims"  # under the folder of runs
 WRONG = ("impossible", "contradicts")

@@ -7,9 +7,18 @@ from typing import Any
 
 import polars as pl
 
-from scalebook.report.base import bases
-from scalebook.report.base.bases import sides
-from scalebook.report.base.frames import ReportData
+from scalebook.report.base import comparisons
+from scalebook.report.base.comparisons import (
+    Member,
+    Pair,
+    members,
+    named_pair,
+    platform_pairs,
+    side_name,
+    sides,
+)
+from scalebook.report.base.frames import ReportData, records
+from scalebook.report.base.html_tables import RAN, Column, Row, table, text
 from scalebook.report.base.markup import (
     Fragment,
     Markup,
@@ -21,9 +30,6 @@ from scalebook.report.base.markup import (
 )
 from scalebook.report.base.naming import in_words, split_name, units
 from scalebook.report.base.quantities import change, count, percent
-from scalebook.report.base.records import records
-from scalebook.report.base.sides import Member, Pair, members, named_pair, platform_pairs, side_name
-from scalebook.report.base.tables import RAN, Column, Row, table, text
 from scalebook.report.base.versus import configurations, unnumbered, verdict_on
 from scalebook.report.charts.comparison import RATIO_SCHEMA, ratios
 from scalebook.report.charts.figure import Figures
@@ -77,7 +83,7 @@ def sentence(pair: Pair) -> Markup:
 
 def title(pair: Pair) -> str:
     """Return the pair in words; of one rank, its number is no split and said once."""
-    told, split = bases.title(pair), split_name(pair.a[0].row)
+    told, split = comparisons.title(pair), split_name(pair.a[0].row)
     return told.removesuffix(f", {split}") if split[0].isdigit() else told
 
 

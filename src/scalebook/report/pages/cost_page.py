@@ -11,9 +11,9 @@ import polars as pl
 
 from scalebook.measure.economics import ANSWERS, Answer, Inputs, answers
 from scalebook.measure.intervals import Interval, point
-from scalebook.report.base.bases import title
-from scalebook.report.base.columns import PROXY
-from scalebook.report.base.frames import ReportData
+from scalebook.report.base.comparisons import Pair, title
+from scalebook.report.base.frames import PROXY, ReportData
+from scalebook.report.base.html_tables import RAN, RUN, Column, Row, plain, table, text
 from scalebook.report.base.markup import (
     Fragment,
     Markup,
@@ -26,11 +26,9 @@ from scalebook.report.base.markup import (
     to_copy,
 )
 from scalebook.report.base.quantities import NONE, count, number, percent, quantity
-from scalebook.report.base.sides import Pair
 from scalebook.report.base.stated import SAMPLE, Stated
-from scalebook.report.base.tables import RAN, RUN, Column, Row, plain, table, text
-from scalebook.report.charts.cost import energy_bars
 from scalebook.report.charts.figure import Figures
+from scalebook.report.charts.rate_charts import energy_bars
 
 EXAMPLE_PRICE = 2.5  # per GPU hour in no currency, of nobody
 MOST_RUNS = 200  # in the menus: the fastest of each group come first

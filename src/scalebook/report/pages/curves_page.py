@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 import polars as pl
 
 from scalebook.report.base.frames import ReportData
+from scalebook.report.base.html_tables import status_words
 from scalebook.report.base.markup import Fragment, Markup, bullets, join, paragraphs, run_link
 from scalebook.report.base.quantities import count, number, percent, quantity
 from scalebook.report.base.sections import loss_findings
-from scalebook.report.base.tables import status_words
 from scalebook.report.charts import Figure, Figures
-from scalebook.report.charts import over_time as charts
-from scalebook.report.charts.training import MAX_RUNS
+from scalebook.report.charts import step_charts as charts
+from scalebook.report.charts.step_charts import MAX_RUNS
 
 MAX_MODELS = 6  # of which curves are drawn
 MAX_BROKEN = 4  # runs that did not complete, of the MAX_RUNS of a chart
@@ -62,7 +62,7 @@ def _bars(runs: pl.DataFrame, field: str, title: str, format_: str) -> Figure | 
         reason=ended,
         value=field,
     )
-    return charts.bars(shown, title, format_)
+    return charts.run_bars(shown, title, format_)
 
 
 def curves(data: ReportData, field: str) -> Figures | None:
@@ -99,7 +99,7 @@ def _lines(data: ReportData, runs: pl.DataFrame, field: str) -> Figure | None:
     lines = steps.with_columns(value=field, steady=inside).select(*charts.LINES)
     lacking = with_field.height - shown.height
     cut = f"{shown.height} of {with_field.height} runs" if lacking else None
-    return charts.lines(lines, TITLES[field], cut)
+    return charts.steady_lines(lines, TITLES[field], cut)
 
 
 def steady_windows(data: ReportData, runs: pl.DataFrame) -> pl.DataFrame:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from scalebook.measure.diagnosis import Diagnosis, Finding
-from scalebook.report.base import tables
+from scalebook.report.base import html_tables as tables
 from scalebook.report.base.frames import ReportData
 from scalebook.report.base.markup import Fragment, Markup, bullets, paragraphs, run_link, run_links
 from scalebook.report.base.quantities import NONE, count, percent

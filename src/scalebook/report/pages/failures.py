@@ -7,7 +7,7 @@ from typing import Any
 
 import polars as pl
 
-from scalebook.report.base import tables
+from scalebook.report.base import html_tables as tables
 from scalebook.report.base.markup import Fragment, Markup
 from scalebook.report.base.quantities import NONE
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import polars as pl
 
-from scalebook.report.base import tables
-from scalebook.report.base.frames import ReportData
+from scalebook.report.base import html_tables as tables
+from scalebook.report.base.frames import ReportData, records
 from scalebook.report.base.markup import (
     Fragment,
     Markup,
@@ -20,7 +20,6 @@ from scalebook.report.base.markup import (
     run_links,
 )
 from scalebook.report.base.quantities import count, percent
-from scalebook.report.base.records import records
 from scalebook.report.base.sections import loss_findings, missing_mfu, unranked
 from scalebook.report.pages.failures import failures
 from scalebook.report.pages.winners import group_findings, peaks, repeats

@@ -24,16 +24,15 @@ from scalebook.measure.intervals import Interval, point
 from scalebook.measure.probes import Probe
 from scalebook.predict.search import Candidate, layouts
 from scalebook.record import RunRecord
-from scalebook.report.base import tables
-from scalebook.report.base.frames import ReportData
+from scalebook.report.base import html_tables as tables
+from scalebook.report.base.comparisons import Member, Pair, members, platform_pairs, side_name
+from scalebook.report.base.frames import ReportData, records
 from scalebook.report.base.markup import Fragment, Markup, join, paragraphs, run_link
 from scalebook.report.base.naming import model_title, platform_title, split_name, units
 from scalebook.report.base.quantities import count, interval, number, percent
-from scalebook.report.base.records import records
-from scalebook.report.base.sides import Member, Pair, members, platform_pairs, side_name
 from scalebook.report.base.versus import Configuration, configurations, verdict_on
-from scalebook.report.charts import marks
-from scalebook.report.charts.marks import Dot
+from scalebook.report.charts import css_charts as marks
+from scalebook.report.charts.css_charts import Dot
 from scalebook.report.pages.published import family, results
 from scalebook.report.pages.studies import (
     Study,

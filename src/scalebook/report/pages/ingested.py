@@ -10,11 +10,11 @@ import polars as pl
 
 from scalebook.facts.flops import DEFAULT_CONVENTION
 from scalebook.logs.ingest.shape import AGREES
-from scalebook.report.base import tables
+from scalebook.report.base import html_tables as tables
 from scalebook.report.base.frames import ReportData
+from scalebook.report.base.html_tables import Column, Row
 from scalebook.report.base.markup import Fragment, Markup, bullets, run_link
 from scalebook.report.base.quantities import NONE, count, number, percent
-from scalebook.report.base.tables import Column, Row
 
 _LARGEST = 1e15
 TITLE = "What the logs say beside our count"

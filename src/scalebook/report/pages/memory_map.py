@@ -9,12 +9,12 @@ import polars as pl
 
 from scalebook.facts.feasibility import SCOPE
 from scalebook.report.base.frames import ReportData
+from scalebook.report.base.html_tables import MODEL, PLATFORM, Column, plain, table, text
 from scalebook.report.base.markup import Fragment, Markup, bullets, join, paragraphs, run_link
 from scalebook.report.base.naming import units
 from scalebook.report.base.quantities import NONE, count, number
-from scalebook.report.base.tables import MODEL, PLATFORM, Column, plain, table, text
 from scalebook.report.charts import Figures
-from scalebook.report.charts.memory import KINDS, MAP, feasibility_map
+from scalebook.report.charts.memory_charts import KINDS, MAP, feasibility_map
 
 Row = Mapping[str, Any]
 MOST_MAPS = 12  # drawn; the table has every cell

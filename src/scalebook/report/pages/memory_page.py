@@ -11,9 +11,7 @@ import polars as pl
 from scalebook.errors import CatalogError
 from scalebook.facts import catalog
 from scalebook.report.base.frames import ReportData
-from scalebook.report.base.markup import Fragment, Markup, bullets, paragraphs, run_link, run_links
-from scalebook.report.base.quantities import count, number, percent, quantity
-from scalebook.report.base.tables import (
+from scalebook.report.base.html_tables import (
     RAN,
     RUN,
     STATUS,
@@ -23,8 +21,10 @@ from scalebook.report.base.tables import (
     table,
     text,
 )
+from scalebook.report.base.markup import Fragment, Markup, bullets, paragraphs, run_link, run_links
+from scalebook.report.base.quantities import count, number, percent, quantity
 from scalebook.report.charts import Figure, Figures
-from scalebook.report.charts import memory as charts
+from scalebook.report.charts import memory_charts as charts
 
 Row = Mapping[str, Any]
 

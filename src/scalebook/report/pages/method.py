@@ -9,9 +9,9 @@ import polars as pl
 from scalebook.facts import catalog
 from scalebook.facts.flops.conventions import CONVENTIONS, DEFAULT_CONVENTION
 from scalebook.report.base.frames import ReportData
+from scalebook.report.base.html_tables import Column, Row, Show, table, text
 from scalebook.report.base.markup import Fragment, Markup, escape, join, run_links
 from scalebook.report.base.quantities import count, number
-from scalebook.report.base.tables import Column, Row, Show, table, text
 
 PRECISIONS = ("bf16", "fp16", "fp8", "fp32")
 

@@ -11,12 +11,8 @@ import polars as pl
 from scalebook.errors import CatalogError
 from scalebook.facts import catalog
 from scalebook.measure.economics import SECONDS_PER_DAY
-from scalebook.report.base.columns import PROXY
-from scalebook.report.base.frames import ReportData
-from scalebook.report.base.markup import Fragment, Markup, bullets, run_links
-from scalebook.report.base.quantities import count, interval, percent, quantity, times
-from scalebook.report.base.sections import unranked
-from scalebook.report.base.tables import (
+from scalebook.report.base.frames import PROXY, ReportData
+from scalebook.report.base.html_tables import (
     MFU,
     MODEL,
     PLATFORM,
@@ -34,9 +30,12 @@ from scalebook.report.base.tables import (
     table,
     text,
 )  # fmt: skip
+from scalebook.report.base.markup import Fragment, Markup, bullets, run_links
+from scalebook.report.base.quantities import count, interval, percent, quantity, times
+from scalebook.report.base.sections import unranked
 from scalebook.report.base.versus import Configuration, configurations, verdict_on
 from scalebook.report.charts import Figure
-from scalebook.report.charts import peak as charts
+from scalebook.report.charts import rate_charts as charts
 from scalebook.report.pages.winners import named
 
 Row = Mapping[str, Any]

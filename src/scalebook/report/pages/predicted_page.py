@@ -15,11 +15,11 @@ from scalebook.predict import KnownRate, predictor
 from scalebook.predict.kinds import COMMUNICATION
 from scalebook.predict.known import configuration, known_rates, layout
 from scalebook.report.base.frames import ReportData
+from scalebook.report.base.html_tables import Column, plain, table, text
 from scalebook.report.base.markup import Fragment, Markup, bullets, run_link
 from scalebook.report.base.quantities import count, percent
-from scalebook.report.base.tables import Column, plain, table, text
 from scalebook.report.charts import Figure
-from scalebook.report.charts import predicted as charts
+from scalebook.report.charts import predicted_charts as charts
 
 MOST_RUNS = 400  # that are fitted to, the newest: each configuration costs a fit
 MOST_CONFIGURATIONS = 100

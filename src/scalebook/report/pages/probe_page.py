@@ -9,11 +9,11 @@ from scalebook.facts import catalog
 from scalebook.measure.probes import Probe, read_probes
 from scalebook.measure.probes.words import left_out, lines
 from scalebook.report.base.frames import ReportData
+from scalebook.report.base.html_tables import Column, plain, table, text
 from scalebook.report.base.markup import Fragment, Markup, bullets, join, paragraphs
 from scalebook.report.base.quantities import count, number, percent
-from scalebook.report.base.tables import Column, plain, table, text
 from scalebook.report.charts import Figures
-from scalebook.report.charts.probe import bus, over_time, products
+from scalebook.report.charts.probe_charts import bus, over_time, products
 
 NONE = "No probe is among these runs. 'scalebook probe' makes one: it takes a minute on a GPU node."
 NOTHING = "No probe of these runs measured this."

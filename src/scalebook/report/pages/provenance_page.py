@@ -9,11 +9,10 @@ from typing import Any, cast
 
 from scalebook.measure.verdicts.differences import differences
 from scalebook.record import RunRecord
-from scalebook.report.base.frames import ReportData
+from scalebook.report.base.frames import ReportData, records
+from scalebook.report.base.html_tables import RAN, RUN, Column, Row, table, text
 from scalebook.report.base.markup import Fragment, Markup, bullets, callout, paragraphs, run_link
 from scalebook.report.base.quantities import NONE, count
-from scalebook.report.base.records import records
-from scalebook.report.base.tables import RAN, RUN, Column, Row, table, text
 
 MOST_ROWS = 500
 _VERSIONS = (

@@ -14,11 +14,11 @@ from scalebook.facts import catalog
 from scalebook.facts.catalog.results import PublishedResult
 from scalebook.facts.flops import DEFAULT_CONVENTION, convert_tflops, model_tflops
 from scalebook.report.base.frames import ReportData
+from scalebook.report.base.html_tables import Column, Row, Show, table, text
 from scalebook.report.base.markup import Fragment, Markup, bullets, paragraphs, run_link, run_links
 from scalebook.report.base.quantities import NONE, count, number, percent, quantity
-from scalebook.report.base.tables import Column, Row, Show, table, text
 from scalebook.report.charts.figure import Figure
-from scalebook.report.charts.published import SCHEMA, field
+from scalebook.report.charts.rate_charts import PUBLISHED, published_field
 
 _PEAKS = {"BF16": "bf16", "BF16/FP16": "bf16", "FP16": "fp16", "FP16/BF16": "fp16"}
 _FAMILIES = (("NVFP4", "4 bit"), ("FP8", "8 bit"), ("MXFP8", "8 bit"), ("INT8", "8 bit"))
@@ -184,8 +184,10 @@ def chart(ours: tuple[Row, ...], others: tuple[Row, ...]) -> Figure | None:
     """Return every result of a whole model on one axis, a row an accelerator."""
     every = (*others, *whole(ours))
     rows = [{**row, "ours": row["source"] != "published"} for row in every]
-    kept = [{name: row.get(name) for name in SCHEMA} for row in rows if row["tflops"] is not None]
-    return field(pl.DataFrame(kept, schema=SCHEMA), DEFAULT_CONVENTION)
+    kept = [
+        {name: row.get(name) for name in PUBLISHED} for row in rows if row["tflops"] is not None
+    ]
+    return published_field(pl.DataFrame(kept, schema=PUBLISHED), DEFAULT_CONVENTION)
 
 
 def listing(ours: tuple[Row, ...], others: tuple[Row, ...]) -> Fragment:

@@ -8,11 +8,11 @@ from typing import Any
 import polars as pl
 
 from scalebook.measure.reliability import DrillRecord
-from scalebook.report.base import tables
+from scalebook.report.base import html_tables as tables
+from scalebook.report.base.html_tables import Column
 from scalebook.report.base.markup import Fragment, Markup, bullets, paragraphs, run_link
 from scalebook.report.base.quantities import count, duration, percent
-from scalebook.report.base.tables import Column
-from scalebook.report.charts import reliability as charts
+from scalebook.report.charts import reliability_charts as charts
 from scalebook.report.charts.figure import Figure
 from scalebook.report.pages.reliability_data import Drilled, Reliability, bar_label
 

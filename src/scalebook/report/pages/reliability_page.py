@@ -7,8 +7,9 @@ from typing import Any
 
 import polars as pl
 
-from scalebook.report.base import tables
+from scalebook.report.base import html_tables as tables
 from scalebook.report.base.frames import ReportData
+from scalebook.report.base.html_tables import Column
 from scalebook.report.base.markup import (
     Fragment,
     Markup,
@@ -19,8 +20,7 @@ from scalebook.report.base.markup import (
     run_link,
 )
 from scalebook.report.base.quantities import count, duration, number, percent, quantity
-from scalebook.report.base.tables import Column
-from scalebook.report.charts import reliability as charts
+from scalebook.report.charts import reliability_charts as charts
 from scalebook.report.charts.figure import Figure
 from scalebook.report.pages.reliability_data import Reliability, Saved, bar_label, failure_kinds
 

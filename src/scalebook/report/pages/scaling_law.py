@@ -12,14 +12,14 @@ from scalebook.errors import CatalogError
 from scalebook.facts import catalog
 from scalebook.measure.scaling import Projection, ScalingPoint, project, table
 from scalebook.measure.scaling.law import FittedLaw, ScalingKind, fit_law
+from scalebook.report.base.html_tables import Column, plain, text
+from scalebook.report.base.html_tables import table as html_table
 from scalebook.report.base.markup import Fragment, Markup, bullets, join, run_links
 from scalebook.report.base.naming import units
 from scalebook.report.base.quantities import number, percent, quantity
-from scalebook.report.base.series import Series
-from scalebook.report.base.tables import Column, plain, text
-from scalebook.report.base.tables import table as html_table
+from scalebook.report.base.scaling_series import ScalingSeries
 from scalebook.report.charts import Figures
-from scalebook.report.charts.law import CURVE, POINTS, fitted
+from scalebook.report.charts.scaling_charts import CURVE, POINTS, fitted
 from scalebook.settings import names
 
 Row = Mapping[str, Any]
@@ -85,7 +85,7 @@ def _gpus_per_node(platform: str | None) -> int | None:
         return None
 
 
-def arms(found: Sequence[Series]) -> tuple[Arm, ...]:
+def arms(found: Sequence[ScalingSeries]) -> tuple[Arm, ...]:
     """Return every set of runs that differ in size alone, at two sizes or more, GPUs only."""
     made: list[Arm] = []
     for item in found:
@@ -119,7 +119,7 @@ def _layout(row: Row, kind: ScalingKind) -> str:
     return f"{split}, {batch / row['world_size']:g} samples per GPU and step"
 
 
-def findings(found: Sequence[Series]) -> Fragment:
+def findings(found: Sequence[ScalingSeries]) -> Fragment:
     """Return what the laws say, or why there is none, a sentence a set of runs."""
     laws = len(_with_law(found))
     words = "Drawn are {} of {} laws, those through most sizes; the table of projections has all."
@@ -127,13 +127,13 @@ def findings(found: Sequence[Series]) -> Fragment:
     return bullets([*cut, *_sentences(found), *_mixed(found)])
 
 
-def _with_law(found: Sequence[Series]) -> list[tuple[Arm, FittedLaw]]:
+def _with_law(found: Sequence[ScalingSeries]) -> list[tuple[Arm, FittedLaw]]:
     """Return every set of runs that has a law, those with most sizes first."""
     every = [(arm, law) for arm in arms(found) if not isinstance(law := arm.law(), str)]
     return sorted(every, key=lambda pair: -len(pair[0].sizes))
 
 
-def _sentences(found: Sequence[Series]) -> Iterator[Markup]:
+def _sentences(found: Sequence[ScalingSeries]) -> Iterator[Markup]:
     for arm in arms(found):
         head = Markup("<strong>{}</strong>: ").format(arm.title)
         law = arm.law()
@@ -180,7 +180,7 @@ def _projected(one: Projection, arm: Arm) -> Markup:
     )
 
 
-def _mixed(found: Sequence[Series]) -> Iterator[Markup]:
+def _mixed(found: Sequence[ScalingSeries]) -> Iterator[Markup]:
     """Yield the groups whose sizes differ in more than size, so that no law can be fitted."""
     together = {arm.group for arm in arms(found)}
     for item in found:
@@ -211,7 +211,7 @@ def curve(arm: Arm, law: FittedLaw) -> pl.DataFrame:
     return pl.DataFrame(made, schema=CURVE)
 
 
-def figures(found: Sequence[Series]) -> Figures | None:
+def figures(found: Sequence[ScalingSeries]) -> Figures | None:
     """Return a chart of MOST_DRAWN sets of runs that have a law; None where there is none."""
     return Figures.of(
         (
@@ -226,7 +226,7 @@ def figures(found: Sequence[Series]) -> Figures | None:
     )
 
 
-def projections(found: Sequence[Series]) -> Fragment:
+def projections(found: Sequence[ScalingSeries]) -> Fragment:
     """Return what each law says of twice, four times, ... the largest size, or why not."""
     rows: list[dict[str, Any]] = []
     for arm, _ in _with_law(found):

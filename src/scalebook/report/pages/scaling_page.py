@@ -6,31 +6,31 @@ from collections.abc import Sequence
 
 import polars as pl
 
-from scalebook.report.base import tables
+from scalebook.report.base import html_tables as tables
 from scalebook.report.base.markup import Fragment, Markup
 from scalebook.report.base.naming import units
-from scalebook.report.base.series import Series
+from scalebook.report.base.scaling_series import ScalingSeries
 from scalebook.report.charts import Figures, against_ideal
 from scalebook.report.charts import efficiency as efficiency_chart
-from scalebook.report.charts.scaling import speedup as speedup_chart
+from scalebook.report.charts.scaling_charts import speedup as speedup_chart
 
 
-def throughput(found: Sequence[Series]) -> Figures | None:
+def throughput(found: Sequence[ScalingSeries]) -> Figures | None:
     """Return a chart of throughput against the ideal for each series; None where there is none."""
     return Figures.of((item.group, against_ideal(item.points, _many(item))) for item in found)
 
 
-def efficiency(found: Sequence[Series]) -> Figures | None:
+def efficiency(found: Sequence[ScalingSeries]) -> Figures | None:
     """Return a chart of efficiency for each series; None where there is none."""
     return Figures.of((item.group, efficiency_chart(item.points, _many(item))) for item in found)
 
 
-def speedup(found: Sequence[Series]) -> Figures | None:
+def speedup(found: Sequence[ScalingSeries]) -> Figures | None:
     """Return a chart of speed-up over the base for each series; None where there is none."""
     return Figures.of((item.group, speedup_chart(item.points, _many(item))) for item in found)
 
 
-def table(found: Sequence[Series]) -> Fragment:
+def table(found: Sequence[ScalingSeries]) -> Fragment:
     """Return speed-up and efficiency of every run of every series."""
     if not found:
         return Fragment(Markup(""))
@@ -38,5 +38,5 @@ def table(found: Sequence[Series]) -> Fragment:
     return tables.scaling(pl.concat(named, how="vertical_relaxed"))
 
 
-def _many(item: Series) -> str:
+def _many(item: ScalingSeries) -> str:
     return units(item.base["platform"])[1]

@@ -20,14 +20,8 @@ from scalebook.measure.verdicts import Verdict
 from scalebook.plan.document import KINDS, read_document
 from scalebook.project import root
 from scalebook.record import RunRecord
-from scalebook.report.base import tables
-from scalebook.report.base.frames import ReportData
-from scalebook.report.base.markup import Fragment, Markup, paragraphs, run_link
-from scalebook.report.base.naming import model_title, platform_title, split_name, units
-from scalebook.report.base.quantities import change, count, duration, interval, percent, times
-from scalebook.report.base.records import records
-from scalebook.report.base.series import Series, series
-from scalebook.report.base.sides import (
+from scalebook.report.base import html_tables as tables
+from scalebook.report.base.comparisons import (
     Member,
     Pair,
     members,
@@ -35,9 +29,14 @@ from scalebook.report.base.sides import (
     side_name,
     work_key,
 )
+from scalebook.report.base.frames import ReportData, records
+from scalebook.report.base.markup import Fragment, Markup, paragraphs, run_link
+from scalebook.report.base.naming import model_title, platform_title, split_name, units
+from scalebook.report.base.quantities import change, count, duration, interval, percent, times
+from scalebook.report.base.scaling_series import ScalingSeries, scaling_series
 from scalebook.report.base.versus import Configuration, configurations, verdict_on
-from scalebook.report.charts import marks
-from scalebook.report.charts.marks import Dot
+from scalebook.report.charts import css_charts as marks
+from scalebook.report.charts.css_charts import Dot
 from scalebook.report.pages.ablation import ablations
 from scalebook.report.pages.reliability_data import reliability
 from scalebook.report.pages.reliability_drills import PART_FIELDS
@@ -282,7 +281,7 @@ def best_of(rows: Sequence[Row]) -> Configuration:
 
 def _scaling(runs: _Runs) -> StudyAnswer | None:
     frame = runs.frame.filter(pl.col("run_id").is_in([row["run_id"] for row in runs.rows]))
-    found = [one for one in series(frame) if one.base["platform"]]
+    found = [one for one in scaling_series(frame) if one.base["platform"]]
     if not found:
         return None
     chosen = max(found, key=lambda one: (one.points["world_size"].n_unique(), is_whole(one.base)))
@@ -307,13 +306,13 @@ def _scaling(runs: _Runs) -> StudyAnswer | None:
     return StudyAnswer(verdict, chart, tuple(chosen.points["run_id"]))
 
 
-def _sizes(one: Series) -> list[Row]:
+def _sizes(one: ScalingSeries) -> list[Row]:
     """Return the fastest run of each size, the smallest size first."""
     ordered = one.points.sort("world_size", "tokens_per_second", descending=[False, True])
     return list(ordered.unique("world_size", keep="first", maintain_order=True).to_dicts())
 
 
-def _projected(one: Series, tint: int, many: str) -> Iterator[Dot]:
+def _projected(one: ScalingSeries, tint: int, many: str) -> Iterator[Dot]:
     """Yield the efficiency at twice the largest size, where a law of these runs reaches it."""
     for arm in arms([one])[:1]:
         found = arm.project(2 * max(arm.sizes))

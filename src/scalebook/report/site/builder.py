@@ -15,13 +15,9 @@ from scalebook import __version__
 from scalebook.errors import IncompleteReportError, ReportError
 from scalebook.report.base import frames
 from scalebook.report.base.quantities import count
-from scalebook.report.site import notebook, page_cache, preview, quarto, vega
-from scalebook.report.site.assets_files import write_assets
-from scalebook.report.site.data_files import write_data
+from scalebook.report.site import build_cache, notebook, rendering, site_files
 from scalebook.report.site.menu import PAGES, Page
-from scalebook.report.site.one_file import NAME, one_page
-from scalebook.report.site.prepare import prepare
-from scalebook.report.site.row_files import move_out
+from scalebook.report.site.rendering import ONE_FILE, one_page
 from scalebook.report.site.run_details import PAGE as RUN_PAGE
 from scalebook.report.site.run_details import write_details
 from scalebook.report.site.site_check import check
@@ -29,6 +25,8 @@ from scalebook.report.site.site_check import check
 Renderer = Literal["auto", "quarto", "preview"]
 MAIL_BYTES = 5_000_000  # what about every mail server takes
 MARKER = "scalebook-report.json"  # tells a site of ours from a folder that must not be replaced
+
+Cells = tuple[notebook.NotebookCell, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,45 +62,73 @@ def build(
             site of an earlier build stays in place.
         IncompleteReportError: pages failed. The new site is in place; they say what failed.
     """
-    data, cache = page_cache.load(places.runs, places.cache)
+    data, cache = build_cache.load(places.runs, places.cache)
     _refuse_foreign(places.output)
     _refuse_foreign(places.pages)
     chosen = _choose(renderer, say)
+    failed = _execute(places, data, cache, chosen)
+    built = _build_facts(data)
+    cells = _cells(places.pages, data, say)
+    shown = {page: _written(places.pages, page, whole) for page, whole in cells.items()}
+    site = (
+        _with_quarto(places, built) if chosen == "quarto" else _with_preview(shown, places, built)
+    )
+    _add_shared(places.pages, site, built)
+    if one_file:
+        (site / ONE_FILE).write_text(one_page(cells, PAGES, places.pages, built), encoding="utf-8")
+        weigh(site / ONE_FILE, say)
+    _finish(
+        site, places.output, chosen, {page.html for page in failed} | {ONE_FILE} if failed else ()
+    )
+    index = places.output / (ONE_FILE if one_file else "index.html")
+    if failed:
+        raise IncompleteReportError(_told(failed, index))
+    return index
+
+
+def _execute(
+    places: Places, data: frames.ReportData, cache: Path, renderer: Renderer
+) -> dict[Page, str]:
+    """Write executed pages and the files beside them to an empty folder; return what failed."""
     stage = places.pages
     shutil.rmtree(stage, ignore_errors=True)
     stage.mkdir(parents=True)
-    _mark(stage, chosen)
+    _mark(stage, renderer)
     with ThreadPoolExecutor(1) as pool:
-        library = pool.submit(vega.bundle, places.cache)
-        failed = page_cache.make(PAGES, places.project / "notebooks", data, cache, stage)
-    write_assets(stage, library.result(), data.runs)
-    numbers = {run_id: row for row, run_id in enumerate(data.runs["run_id"], start=1)}
-    cells = {page: _prepared(stage / f"{page.slug}.ipynb", numbers, say) for page in PAGES}
-    for page, shown in cells.items():
-        notebook.write(stage / f"{page.slug}.ipynb", move_out(shown, page.slug, stage))
-    built = _build_facts(data)
-    write_data(data, stage / "data")
+        library = pool.submit(site_files.chart_library, places.cache)
+        failed = build_cache.make(PAGES, places.project / "notebooks", data, cache, stage)
+    site_files.write_assets(stage, library.result(), data.runs)
+    site_files.write_data(data, stage / "data")
     write_details(data, stage)
-    site = _with_quarto(places, built) if chosen == "quarto" else _with_preview(stage, built)
-    (site / RUN_PAGE).write_text(preview.run_page(PAGES, built), encoding="utf-8")
-    # Quarto brings along what its pages name; the page of a run is not one of them
+    return failed
+
+
+def _cells(stage: Path, data: frames.ReportData, say: Callable[[str], None]) -> dict[Page, Cells]:
+    """Return the cells of every executed page; say what their code warned of."""
+    numbers = {run_id: row for row, run_id in enumerate(data.runs["run_id"], start=1)}
+    cells: dict[Page, Cells] = {}
+    for page in PAGES:
+        executed = notebook.read(stage / f"{page.slug}.ipynb")
+        for text in (text for cell in executed for text in cell.warned):
+            say(f"{page.slug}: {text.strip()}")
+        cells[page] = notebook.prepare(executed, numbers)
+    return cells
+
+
+def _written(stage: Path, page: Page, whole: Cells) -> Cells:
+    """Return cells with the rows of heavy tables in files; write them as a notebook for Quarto."""
+    shown = site_files.move_out(whole, page.slug, stage)
+    notebook.write(stage / f"{page.slug}.ipynb", shown)
+    return shown
+
+
+def _add_shared(stage: Path, site: Path, built: str) -> None:
+    """Add the page of a run, styles, scripts and data, which Quarto does not bring along."""
+    (site / RUN_PAGE).write_text(rendering.run_page(PAGES, built), encoding="utf-8")
     for path in stage.iterdir():
         if path.suffix in (".css", ".js"):
             shutil.copyfile(path, site / path.name)
     shutil.copytree(stage / "data", site / "data", dirs_exist_ok=True)
-    if one_file:
-        (site / NAME).write_text(one_page(cells, PAGES, stage, built), encoding="utf-8")
-        weigh(site / NAME, say)
-    _finish(
-        site,
-        places.output,
-        chosen,
-        {page.html for page in failed} | {NAME} if failed else (),
-    )
-    index = places.output / (NAME if one_file else "index.html")
-    if failed:
-        raise IncompleteReportError(_told(failed, index))
-    return index
 
 
 def _told(failed: Mapping[Page, str], index: Path) -> str:
@@ -117,7 +143,7 @@ def weigh(path: Path, say: Callable[[str], None], most: int = MAIL_BYTES) -> Non
     size = path.stat().st_size
     if size > most:
         say(
-            f"{NAME} has {size / 1e6:.1f} MB, and some mail takes no more than "
+            f"{ONE_FILE} has {size / 1e6:.1f} MB, and some mail takes no more than "
             f"{most / 1e6:.0f}: send the folder of the site, or report on fewer runs."
         )
 
@@ -125,23 +151,12 @@ def weigh(path: Path, say: Callable[[str], None], most: int = MAIL_BYTES) -> Non
 def _choose(renderer: Renderer, say: Callable[[str], None]) -> Renderer:
     if renderer == "auto":
         # The same pages in a tenth of the time, and they need no server to be read.
-        if quarto.find():
+        if rendering.find_quarto():
             say("The pages are rendered by the built-in renderer; --renderer quarto uses Quarto.")
         return "preview"
-    if renderer == "quarto" and not quarto.find():
-        raise ReportError(f"quarto was not found. {quarto.INSTALL}")
+    if renderer == "quarto" and not rendering.find_quarto():
+        raise ReportError(f"quarto was not found. {rendering.INSTALL_QUARTO}")
     return renderer
-
-
-def _prepared(
-    path: Path, numbers: Mapping[str, int], say: Callable[[str], None]
-) -> tuple[notebook.Cell, ...]:
-    """Return an executed notebook as the renderers want it; say what its code warned of."""
-    cells = notebook.read(path)
-    for cell in cells:
-        for text in cell.warned:
-            say(f"{path.stem}: {text.strip()}")
-    return prepare(cells, numbers)
 
 
 def _build_facts(data: frames.ReportData) -> str:
@@ -151,13 +166,12 @@ def _build_facts(data: frames.ReportData) -> str:
     return f"Built {now} by Scalebook {__version__} from {runs} in {data.folder.name}."
 
 
-def _with_preview(stage: Path, built: str) -> Path:
+def _with_preview(cells: Mapping[Page, Cells], places: Places, built: str) -> Path:
     """Render by the built-in renderer and return the folder of the site."""
-    site = stage / "_site"
+    site = places.pages / "_site"
     site.mkdir()
-    for page in PAGES:
-        cells = notebook.read(stage / f"{page.slug}.ipynb")
-        html = preview.render(cells, page, PAGES, built)
+    for page, shown in cells.items():
+        html = rendering.render(shown, page, PAGES, built)
         (site / page.html).write_text(html, encoding="utf-8")
     return site
 
@@ -165,8 +179,8 @@ def _with_preview(stage: Path, built: str) -> Path:
 def _with_quarto(places: Places, built: str) -> Path:
     """Render by Quarto and return the folder of the site."""
     reports = places.project / "reports"
-    quarto.write_project(reports / "_quarto.yml", reports / "theme", places.pages, built)
-    return quarto.render(places.pages)
+    rendering.write_project(reports / "_quarto.yml", reports / "theme", places.pages, built)
+    return rendering.render_by_quarto(places.pages)
 
 
 def _finish(site: Path, output: Path, renderer: str, failed: Collection[str]) -> None:

@@ -9,14 +9,12 @@ from typing import Any
 import polars as pl
 
 from scalebook.measure.scaling import ScalingPoint, table
-from scalebook.report.base.columns import SCHEMA
-from scalebook.report.base.frames import ReportData
+from scalebook.report.base.frames import SCHEMA, ReportData
 from scalebook.report.base.markup import Fragment, Markup, bullets, join, paragraphs, run_link
-from scalebook.report.base.naming import sized, split_name, units
+from scalebook.report.base.naming import series_words, sized, split_name, units
 from scalebook.report.base.quantities import count, percent, quantity
 from scalebook.report.base.sections import unranked
 from scalebook.report.base.versus import Configuration, verdict_on
-from scalebook.report.base.wording import series_words
 
 Row = Mapping[str, Any]
 COMPARISON: dict[str, type[pl.DataType]] = {
@@ -31,7 +29,7 @@ COMPARISON: dict[str, type[pl.DataType]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
+class ScalingSeries:
     """The runs of one group and setup at two world sizes or more, a row each, the base first.
 
     The base is the fastest run at the smallest world size. Columns beside those of the run:
@@ -44,10 +42,10 @@ class Series:
     points: pl.DataFrame
 
 
-def series(runs: pl.DataFrame) -> tuple[Series, ...]:
+def scaling_series(runs: pl.DataFrame) -> tuple[ScalingSeries, ...]:
     """Return a series for each group and setup of measured runs at two world sizes or more."""
     usable = runs.filter(pl.col("world_size") > 0, pl.col("tokens_per_second") > 0)
-    found: list[Series] = []
+    found: list[ScalingSeries] = []
     usable = usable.with_columns(pl.col("setup").fill_null(""))
     for (group,), members in usable.group_by("group", maintain_order=True):
         # A size measured with another setting or version says nothing about scaling.
@@ -55,16 +53,16 @@ def series(runs: pl.DataFrame) -> tuple[Series, ...]:
         parts = [part for part in parts if part["world_size"].n_unique() > 1]
         others = series_words([str(part["setup"][0]) for part in parts])
         for part, other in zip(parts, others, strict=True):
-            found.append(_series(f"{group} · {other}" if other else str(group), part))
+            found.append(_one_series(f"{group} · {other}" if other else str(group), part))
     return tuple(found)
 
 
-def _series(group: str, runs: pl.DataFrame) -> Series:
+def _one_series(group: str, runs: pl.DataFrame) -> ScalingSeries:
     down = [False, True]
     ordered = runs.sort("world_size", "tokens_per_second", descending=down, nulls_last=True)
     base = ordered.row(0, named=True)
     rows = [_against(base, row) for row in ordered.iter_rows(named=True)]
-    return Series(group, base, pl.DataFrame(rows, schema=SCHEMA | COMPARISON))
+    return ScalingSeries(group, base, pl.DataFrame(rows, schema=SCHEMA | COMPARISON))
 
 
 def _against(base: Row, row: Row) -> dict[str, Any]:
@@ -110,14 +108,14 @@ def _point(row: Row) -> ScalingPoint:
     )
 
 
-def scaling_findings(found: Sequence[Series]) -> Fragment:
+def scaling_findings(found: Sequence[ScalingSeries]) -> Fragment:
     """Return what the sizes show, an item a group."""
     if not found:
         return paragraphs("No group of comparable runs has more than one size.")
     return bullets(join(_sentences(item), " ") for item in found)
 
 
-def _sentences(item: Series) -> Iterator[Markup]:
+def _sentences(item: ScalingSeries) -> Iterator[Markup]:
     base = item.base
     yield Markup("<strong>{}</strong>: the base is {}, at {} ({}).").format(
         item.group,
@@ -153,7 +151,7 @@ def _certainty(row: Row) -> str:
     return f" ({interval}{work.get(row['kind'], '')})"
 
 
-def not_enough(data: ReportData, found: Sequence[Series]) -> Fragment:
+def not_enough(data: ReportData, found: Sequence[ScalingSeries]) -> Fragment:
     """Return, in words, which runs say nothing about scaling: groups of one size, unknown work."""
     shown = {item.base["group"] for item in found}
     groups = data.ranked["group"].unique(maintain_order=True)
@@ -169,7 +167,7 @@ def not_enough(data: ReportData, found: Sequence[Series]) -> Fragment:
     return paragraphs(Markup(words).format(join(lonely), verb), *unknown, style="note")
 
 
-def law_note(found: Sequence[Series]) -> Fragment:
+def law_note(found: Sequence[ScalingSeries]) -> Fragment:
     """Return why no law is fitted where a group has fewer than three sizes."""
     short = [item.group for item in found if item.points["world_size"].n_unique() < 3]
     if not short:

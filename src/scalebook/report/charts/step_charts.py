@@ -1,4 +1,4 @@
-"""Lines over the steps of runs that show where each is steady and where it broke off."""
+"""Charts over the steps of runs: each curve, where it is steady, and where it broke off."""
 
 from __future__ import annotations
 
@@ -8,9 +8,86 @@ import altair as alt
 import polars as pl
 
 from scalebook.report.base.quantities import count, number, quantity
-from scalebook.report.charts.figure import MAX_BARS, Figure, entitled, names, rows
-from scalebook.report.charts.throughput import FROM_ZERO, TICKS
-from scalebook.report.charts.training import DASHES, thinned
+from scalebook.report.charts.figure import MAX_BARS, AnyChart, Figure, entitled, names, rows
+from scalebook.report.charts.rate_charts import FROM_ZERO, TICKS
+
+MAX_RUNS = 10  # curves that a reader can still tell apart: as many as there are colours
+MAX_POINTS = 200  # per curve: no screen shows more
+
+# A run that was not measured here is never drawn as a solid line.
+DASHES = alt.Scale(
+    domain=["measured", "ingested", "simulated", "published", "inferred"],
+    range=[[1, 0], [8, 3], [4, 3], [2, 2], [6, 2, 1, 2]],
+)
+
+
+def curves(steps: pl.DataFrame, runs: pl.DataFrame, field: str, title: str) -> Figure | None:
+    """Return a line a run of one field of its steps; None where no step has it.
+
+    Where there are more runs than colours, the first ones of ``runs`` are drawn.
+    """
+    known = steps.filter(pl.col(field).is_not_null()).sort("run_id", "step")
+    names = runs.select("run_id", "label", "source")
+    names = names.filter(pl.col("run_id").is_in(known["run_id"].unique().implode()))
+    data = thinned(known.join(names.head(MAX_RUNS), on="run_id"))
+    if data.is_empty():
+        return None
+    cut = names.height > MAX_RUNS
+    shown = f"The first {MAX_RUNS} of {names.height} runs" if cut else None
+    data = data.select("run_id", "label", "source", "step", "phase", field)
+    # Vega breaks down over an order of thousands of names
+    chart = _curves(data, field, title, names["label"].head(MAX_RUNS).to_list())
+    return Figure(entitled(chart, shown), _describe_curves(data, field, title))
+
+
+def _curves(data: pl.DataFrame, field: str, title: str, order: list[str]) -> AnyChart:
+    """Return the lines, and the point under the pointer with its run id."""
+    pick = alt.selection_point(fields=["label"], bind="legend")
+    near = alt.selection_point(nearest=True, on="pointerover", fields=["step"], empty=False)
+    base = alt.Chart(rows(data)).encode(
+        x=alt.X("step:Q", title="optimizer step", axis=alt.Axis(format="d", tickMinStep=1)),
+        y=alt.Y(f"{field}:Q", title=title, scale=alt.Scale(zero=False)),
+        color=alt.Color("label:N", title=None, sort=order),
+    )
+    line = base.mark_line().encode(
+        strokeDash=alt.StrokeDash("source:N", legend=None, scale=DASHES),
+        detail="run_id:N",
+        opacity=alt.condition(pick, alt.value(0.9), alt.value(0.1)),
+    )
+    dots = base.mark_point(filled=True, size=45).encode(
+        opacity=alt.condition(near, alt.value(1), alt.value(0)),
+        tooltip=[
+            *(alt.Tooltip("run_id:N", title="run"), alt.Tooltip("label:N", title="what")),
+            *(alt.Tooltip("source:N"), alt.Tooltip("step:Q"), alt.Tooltip("phase:N")),
+            alt.Tooltip(f"{field}:Q", title=title, format=".4~g"),
+        ],
+    )
+    layers = line.add_params(pick) + dots.add_params(near)
+    return layers.properties(width="container", height=300)
+
+
+def thinned(steps: pl.DataFrame, points: int = MAX_POINTS) -> pl.DataFrame:
+    """Return at most about ``points`` steps a run, evenly spread, the first and last among them."""
+    place, last = pl.int_range(pl.len()).over("run_id"), pl.len().over("run_id") - 1
+    stride = ((last + points) // points).clip(1, None)
+    return steps.filter((place % stride == 0) | (place == last))
+
+
+def steadiness(steps: pl.DataFrame, runs: pl.DataFrame) -> Figure | None:
+    """Return a line a run of each step's time over the run's median; None for no step."""
+    median = pl.col("step_seconds").median().over("run_id")
+    ratio = pl.when(median > 0).then(pl.col("step_seconds") / median)
+    return curves(steps.with_columns(over_median=ratio), runs, "over_median", "time over median")
+
+
+def _describe_curves(data: pl.DataFrame, field: str, title: str) -> str:
+    ends = data.group_by("run_id", maintain_order=True).agg(last=pl.col(field).last())["last"]
+    low, high = cast(float, ends.min()), cast(float, ends.max())
+    return (
+        f"{title} by optimizer step of {count(ends.len(), 'run')}, "
+        f"ending between {number(low)} and {number(high)}."
+    )
+
 
 ROW_HEIGHT = 24
 BARS: dict[str, type[pl.DataType]] = {
@@ -26,7 +103,7 @@ LINES: dict[str, type[pl.DataType]] = {
 ENDINGS = ("completed", "did not complete")
 
 
-def bars(data: pl.DataFrame, title: str, format_: str) -> Figure | None:
+def run_bars(data: pl.DataFrame, title: str, format_: str) -> Figure | None:
     """Return a bar a run (columns of BARS), in the order given; None for no bar."""
     shown = data.head(MAX_BARS)
     if shown.is_empty():
@@ -60,7 +137,7 @@ def bars(data: pl.DataFrame, title: str, format_: str) -> Figure | None:
     return Figure(entitled(chart, cut), f"{text}{top['label']}.")
 
 
-def lines(data: pl.DataFrame, title: str, cut: str | None = None) -> Figure | None:
+def steady_lines(data: pl.DataFrame, title: str, cut: str | None = None) -> Figure | None:
     """Return a line a run (columns of LINES): thick where it is steady, a cross where it broke.
 
     The steps that are in the steady state of every run that has one are shaded.
@@ -86,7 +163,7 @@ def lines(data: pl.DataFrame, title: str, cut: str | None = None) -> Figure | No
     layers = (*_shade(known), *_lines(base, title, steady), *_ends(known, title, order))
     data_of_lines = rows(drawn.select("run_id", "step", "phase", "value", "steady"))
     chart = alt.layer(*layers, data=data_of_lines).properties(width="container", height=260)
-    return Figure(entitled(chart, cut), _describe(known, title))
+    return Figure(entitled(chart, cut), _describe_lines(known, title))
 
 
 def _lines(base: alt.Chart, title: str, steady: bool) -> tuple[alt.Chart, ...]:
@@ -156,7 +233,7 @@ def _shade(known: pl.DataFrame) -> tuple[alt.Chart, ...]:
     return (shade.mark_rect(color="gray", opacity=0.13).encode(x="first:Q", x2="last:Q"),)
 
 
-def _describe(known: pl.DataFrame, title: str) -> str:
+def _describe_lines(known: pl.DataFrame, title: str) -> str:
     ends = known.group_by("run_id", maintain_order=True).agg(pl.col("value").last())["value"]
     low, high = cast(float, ends.min()), cast(float, ends.max())
     broke = known.filter(pl.col("status") != "completed")["run_id"].n_unique()

@@ -1,0 +1,271 @@
+"""What outlives a build: the data of a report, the numbers of its runs, and executed pages.
+
+A page is a function of the files below the folder of runs (economics.toml and claims with them),
+its notebook, this package with the libraries that draw, and the user's catalog. The key of the
+first, third and fourth names a folder of the cache.
+
+A file begins with the digest of the rest. One that was cut off, changed or is missing counts as
+not there, so that damage costs the time to make it again and nothing else. Nothing kept can run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from importlib.metadata import version
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import polars as pl
+from pydantic import TypeAdapter, ValidationError
+
+import scalebook
+from scalebook.errors import RecordError, ScalebookError
+from scalebook.facts.catalog import load as catalog
+from scalebook.measure.measured import Measured, measured
+from scalebook.report.base import frames
+from scalebook.report.base.frames import ReportData
+from scalebook.report.site.menu import Page
+from scalebook.store import Run, read_run
+
+DIGEST_BYTES = 32
+
+
+def keep(path: Path, content: bytes) -> None:
+    """Write a file so that a reader sees either the old file or the whole new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary.write_bytes(hashlib.sha256(content).digest() + content)
+    temporary.replace(path)
+
+
+def kept(path: Path) -> bytes | None:
+    """Return what was kept in a file; None where it is not there as it was written."""
+    try:
+        whole = path.read_bytes()
+    except OSError:
+        return None
+    digest, content = whole[:DIGEST_BYTES], whole[DIGEST_BYTES:]
+    return content if hashlib.sha256(content).digest() == digest else None
+
+
+def keep_data(folder: Path, data: ReportData) -> None:
+    """Write the data of a report, a file for each of its parts."""
+    for name, kind in _parts():
+        value = getattr(data, name)
+        if kind is pl.DataFrame:
+            buffer = io.BytesIO()
+            value.write_ipc(buffer)
+            keep(folder / f"{name}.arrow", buffer.getvalue())
+        else:
+            keep(folder / f"{name}.json", TypeAdapter(kind).dump_json(value))
+
+
+def kept_data(folder: Path) -> ReportData | None:
+    """Return the data of a report that a build kept; None where a part of it is not whole."""
+    found: dict[str, Any] = {}
+    for name, kind in _parts():
+        is_frame = kind is pl.DataFrame
+        content = kept(folder / f"{name}.{'arrow' if is_frame else 'json'}")
+        if content is None:
+            return None
+        try:
+            if is_frame:
+                found[name] = pl.read_ipc(io.BytesIO(content))
+            else:
+                found[name] = TypeAdapter(kind).validate_json(content)
+        except (ValidationError, ScalebookError, pl.exceptions.PolarsError):
+            return None
+    return ReportData(**found)
+
+
+def _parts() -> list[tuple[str, Any]]:
+    hints = get_type_hints(ReportData)
+    return [(one.name, hints[one.name]) for one in fields(ReportData)]
+
+
+# From this many runs on, measuring takes longer than the seconds that a process takes to start.
+PARALLEL_RUNS = 200
+CHUNK = 25  # runs that a process is handed at a time
+Result = Measured | str  # a text says why a run cannot be measured
+Results = dict[str, tuple[str | None, Result]]  # by directory, with its fingerprint
+
+
+@dataclass(frozen=True, slots=True)
+class KnownRuns:
+    """A store of results by run directory, each good while the directory's files are the same.
+
+    ``files`` has the fingerprint of each directory of the folder of runs; ``kept`` is the file of
+    results, whose name must stand for the code and the catalog that they come from.
+    """
+
+    files: Mapping[str, str]
+    kept: Path
+
+    def measure(self, runs: Sequence[Run]) -> list[Result]:
+        """Return the result of each run, measured anew only where its files have changed."""
+        before = self._before()
+        results = {
+            run.path: before[run.path.name][1]
+            for run in runs
+            if run.path.name in before and before[run.path.name][0] == self.files.get(run.path.name)
+        }
+        missing = [run for run in runs if run.path not in results]
+        results |= dict(zip((run.path for run in missing), _each(missing), strict=True))
+        marked = {run.path.name: self.files.get(run.path.name) for run in runs}
+        now = {run.path.name: (marked[run.path.name], results[run.path]) for run in runs}
+        if missing or before.keys() != now.keys():
+            with suppress(ValueError):  # a text that no file can hold: measured again next time
+                keep(self.kept, TypeAdapter(Results).dump_json(now))
+        return [results[run.path] for run in runs]
+
+    def _before(self) -> Results:
+        try:
+            return TypeAdapter(Results).validate_json(kept(self.kept) or b"{}")
+        except ValidationError:
+            return {}
+
+
+def _each(runs: Sequence[Run]) -> list[Result]:
+    """Return the result of each run, by several processes where there are many."""
+    processes = cores()
+    if len(runs) < PARALLEL_RUNS or processes < 2:
+        return [measured(run) for run in runs]
+    # a fresh interpreter each: polars' threads do not survive a fork
+    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+        return list(pool.map(_of_directory, (run.path for run in runs), chunksize=CHUNK))
+
+
+def _of_directory(directory: Path) -> Result:
+    # reading again takes a tenth of the time that handing over the steps would
+    try:
+        return measured(read_run(directory))
+    except RecordError as error:
+        return str(error)
+
+
+def cores() -> int:
+    """Return how many processes can run at once."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+BUSY_SECONDS = 900.0  # longer than a build of the most runs takes between two files
+KEPT = 3  # builds whose pages are kept: those of a few folders of runs
+# From this many runs on, pages take longer than the seconds that a process takes to start.
+PARALLEL_PAGES = 500
+LIBRARIES = ("polars", "altair", "vl-convert-python")
+
+
+def load(runs: Path, cache: Path) -> tuple[frames.ReportData, Path]:
+    """Return the data of a folder of runs, and the folder of the cache that belongs to it.
+
+    Raises:
+        ReportError: the folder is missing or holds no run at all.
+    """
+    if not runs.is_dir():
+        return frames.load(runs), cache  # which says what is wrong
+    place = runs.resolve()
+    # before anything is read: a file that changes while pages are made counts as changed
+    code, files = _code(place), frames.entries(place)
+    folder = cache / "built" / f"{code}-{frames.together(files)[:24]}"
+    if (before := kept_data(folder)) is not None:
+        return before, folder
+    known = KnownRuns(files, cache / "measured" / f"{code}.json")
+    data = frames.read(place, known.measure)
+    folder.mkdir(parents=True, exist_ok=True)
+    with suppress(ValueError):  # a text that no file can hold: read again next time
+        keep_data(folder, data)
+    for newest in (folder, known.kept):
+        if newest.exists():
+            _forget_old(newest)
+    return data, folder
+
+
+def make(
+    pages: Sequence[Page], notebooks: Path, data: frames.ReportData, folder: Path, stage: Path
+) -> dict[Page, str]:
+    """Write the executed notebook of every page to ``stage``, those kept in ``folder`` as they are.
+
+    Returns what failed of each page of which a cell raised. Such a page is not kept.
+    """
+    known = {page: kept(folder / _name(page, notebooks)) for page in pages}
+    missing = [page for page, content in known.items() if content is None]
+    failed = _execute(missing, notebooks, data, folder, stage) if missing else {}
+    for page, content in known.items():
+        path = stage / f"{page.slug}.ipynb"
+        if content is not None:
+            path.write_bytes(content)
+        elif page not in failed:
+            keep(folder / _name(page, notebooks), path.read_bytes())
+    return failed
+
+
+def _execute(
+    pages: Sequence[Page], notebooks: Path, data: frames.ReportData, folder: Path, stage: Path
+) -> dict[Page, str]:
+    """Execute pages, by several processes where there are many runs; return what failed."""
+    # half a second to import, which a build that has all pages does not need
+    from scalebook.report.site.execute import execute
+
+    processes = min(cores(), len(pages))
+    if data.runs.height < PARALLEL_PAGES or processes < 2:
+        before = frames.HELD.set(data)
+        try:
+            return execute(pages, notebooks, data.folder, stage)
+        finally:
+            frames.HELD.reset(before)
+    failed: dict[Page, str] = {}
+    # a fresh interpreter each: polars' threads do not survive a fork
+    with ProcessPoolExecutor(processes, get_context("spawn"), _start, (folder,)) as pool:
+        for task in [pool.submit(execute, (p,), notebooks, data.folder, stage) for p in pages]:
+            failed |= task.result()
+    return failed
+
+
+def _start(folder: Path) -> None:
+    """Prepare a process that executes pages: it has the data and reads no run."""
+    frames.HELD.set(kept_data(folder))
+
+
+def _forget_old(newest: Path) -> None:
+    """Remove what older builds have left beside the newest, but for the last few.
+
+    What was written a short while ago may belong to a build that is going on.
+    """
+    written: dict[Path, float] = {}
+    for path in newest.parent.iterdir():
+        with suppress(FileNotFoundError):  # another build forgets at the same time
+            written[path] = path.stat().st_mtime
+    for path in sorted(written, key=lambda path: written[path])[:-KEPT]:
+        if time.time() - written[path] < BUSY_SECONDS:
+            continue
+        path.unlink(missing_ok=True) if path.is_file() else shutil.rmtree(path, ignore_errors=True)
+
+
+def _name(page: Page, notebooks: Path) -> str:
+    digest = hashlib.sha256((notebooks / page.notebook).read_bytes()).hexdigest()
+    return f"{page.slug}-{digest[:16]}.ipynb"
+
+
+def _code(runs: Path) -> str:
+    """Return a name for what pages are made from beside the runs' files and their notebooks."""
+    digest = hashlib.sha256(repr((str(runs), sys.version, catalog.signature())).encode())
+    for library in LIBRARIES:
+        digest.update(version(library).encode())
+    own = Path(scalebook.__file__).parent
+    named = sorted(path for path in own.rglob("*") if path.suffix in (".py", ".toml", ".csv"))
+    for path in (*named, *catalog.user_files()):
+        digest.update(f"{path}".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:24]

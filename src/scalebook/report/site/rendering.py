@@ -1,0 +1,268 @@
+"""Render prepared cells to HTML: page by page here or with Quarto, or all pages as one file."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from urllib.parse import unquote
+
+import mistune
+import yaml
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+
+from scalebook.errors import ReportError
+from scalebook.report.base.markup import Markup, anchor, raw_block, raw_html, script_json
+from scalebook.report.site.menu import Page, menus
+from scalebook.report.site.notebook import NotebookCell, front_matter
+from scalebook.report.site.site_files import DATA_FILES, SCRIPTS, STYLES
+
+ASSETS = Path(__file__).parent / "assets"
+KINDS = {"fig": "Figure", "tbl": "Table"}
+
+_to_html = mistune.create_markdown(escape=True, plugins=["table"])
+
+
+@lru_cache(maxsize=1)
+def _template() -> Template:
+    """Return the page template; it escapes whatever is not markup already."""
+    loader = FileSystemLoader(ASSETS)
+    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template(
+        "page.html"
+    )
+
+
+def render(
+    cells: tuple[NotebookCell, ...], page: Page, pages: Sequence[Page], built: str, *scripts: str
+) -> str:
+    """Return the HTML of a page; ``built`` is the line of build facts in its footer.
+
+    A page with ``scripts`` of its own makes its title and charts by them.
+    """
+    numbers = dict(number_labels(cells))
+    facts = front_matter(cells)
+    return _template().render(
+        page=page,
+        menus=tuple(menus(pages)),
+        title="" if scripts else facts.get("title", page.title),
+        subtitle=facts.get("subtitle", ""),
+        has_charts=bool(scripts)
+        or any("sb-chart" in text for cell in cells for text in cell.texts),
+        scripts=scripts,
+        blocks=[block(cell, numbers) for cell in cells if cell.kind != "raw"],
+        built=built,
+    )
+
+
+def run_page(pages: Sequence[Page], built: str) -> str:
+    """Return the page that shows the one run that its address names, by its own script."""
+    place = '<div id="sb-run"><noscript>This page needs JavaScript.</noscript></div>'
+    cell = NotebookCell("code", "", options=(("echo", False),), texts=(raw_block(place),))
+    return render((cell,), Page("", "run", "Run"), pages, built, "run.js")
+
+
+def number_labels(cells: Sequence[NotebookCell]) -> Iterator[tuple[str, str]]:
+    """Yield each label of a figure or table cell with its name: ``fig-loss``, ``Figure 2``."""
+    counts = dict.fromkeys(KINDS, 0)
+    for cell in cells:
+        label = str(cell.option("label", ""))
+        kind = label.partition("-")[0]
+        if kind in KINDS:
+            counts[kind] += 1
+            yield label, f"{KINDS[kind]} {counts[kind]}"
+
+
+def block(cell: NotebookCell, numbers: Mapping[str, str]) -> Markup:
+    """Return what a page shows of a cell."""
+    if cell.kind == "markdown":
+        return Markup(markdown(cell.source, numbers))
+    return code_cell(cell, numbers)
+
+
+def markdown(source: str, numbers: Mapping[str, str]) -> str:
+    """Return the HTML of a notebook's Markdown, references resolved and headings linkable."""
+    html = str(_to_html(source))
+    html = re.sub(r"@((?:fig|tbl)-[a-z0-9-]+)", lambda match: _reference(match[1], numbers), html)
+    return re.sub(r"<h([23])>(.*?)</h\1>", _heading, html)
+
+
+def _reference(label: str, numbers: Mapping[str, str]) -> str:
+    """Return a link to a figure; the words alone where its cell had nothing to draw."""
+    name = numbers.get(label)
+    return f'<a href="#{label}">{name}</a>' if name else KINDS[label[:3]].lower()
+
+
+def _heading(match: re.Match[str]) -> str:
+    level, text = match[1], match[2]
+    slug = re.sub(r"[^a-z0-9]+", "-", re.sub(r"<.*?>", "", text).lower()).strip("-")
+    link = f'<a class="here" href="#{slug}" aria-label="Link to this section">#</a>'
+    return f'<h{level} id="{slug}">{text}{link if level == "2" else ""}</h{level}>'
+
+
+def code_cell(cell: NotebookCell, numbers: Mapping[str, str]) -> Markup:
+    """Return a code cell's outputs, with caption and anchor where it is a figure or a table."""
+    body = Markup("\n").join(output_html(text) for text in cell.texts)
+    label = str(cell.option("label", ""))
+    if label in numbers:
+        body = _captioned(body, label, numbers[label], cell)
+    return body + _source(cell) if body else Markup("")
+
+
+def output_html(text: str) -> Markup:
+    """Return an output of a cell: its raw HTML block as it is, anything else as text."""
+    html = raw_html(text)
+    return Markup(html) if html is not None else Markup("<pre>{}</pre>").format(text)
+
+
+def _captioned(body: Markup, label: str, name: str, cell: NotebookCell) -> Markup:
+    """Return a figure element; a table has its caption above, a chart below."""
+    kind = label.partition("-")[0]
+    words = cell.option(f"{kind}-cap", "")
+    caption = Markup("<figcaption><b>{}</b> {}</figcaption>").format(name, words)
+    parts = (caption, body) if kind == "tbl" else (body, caption)
+    return Markup('<figure id="{}" class="{}">{}{}</figure>').format(label, kind, *parts)
+
+
+def _source(cell: NotebookCell) -> Markup:
+    """Return the code of a cell, folded away; nothing where it asks not to be shown."""
+    if cell.option("echo") is False:
+        return Markup("")
+    template = Markup('<details class="code"><summary>Code</summary><pre>{}</pre></details>')
+    return template.format(cell.source)
+
+
+DATA_LINKS = "Data: " + ", ".join(f"[{name}](data/{name})" for name in DATA_FILES)
+INSTALL_QUARTO = "Install it from quarto.org, or use --renderer preview."
+
+
+def find_quarto() -> str | None:
+    """Return the path of the quarto command; None where there is none."""
+    return shutil.which("quarto")
+
+
+def write_project(settings: Path, theme: Path, project: Path, built: str) -> None:
+    """Write Quarto's project file and theme beside the notebooks; ``built`` goes to the footer."""
+    try:
+        config = yaml.safe_load(settings.read_text(encoding="utf-8"))
+        config["project"].pop("pre-render", None)  # which is for a call by hand
+        config["website"]["page-footer"] = {"left": built, "right": DATA_LINKS}
+    except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
+        raise ReportError(f"{settings} is not the Quarto project of the report: {error}") from error
+    text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
+    (project / "_quarto.yml").write_text(text, encoding="utf-8")
+    if theme.is_dir():
+        shutil.copytree(theme, project / "theme", dirs_exist_ok=True)
+
+
+def render_by_quarto(project: Path) -> Path:
+    """Render the project and return the folder of the site.
+
+    Raises:
+        ReportError: quarto is missing or failed; its last line is in the message.
+    """
+    command = find_quarto()
+    if command is None:
+        raise ReportError(f"quarto was not found. {INSTALL_QUARTO}")
+    done = subprocess.run(
+        [command, "render", str(project), "--no-execute", "--no-clean"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    site = project / "_site"
+    if done.returncode != 0 or not (site / "index.html").is_file():
+        lines = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+        last = lines[-1] if lines else "it printed nothing"
+        raise ReportError(f"quarto failed (exit {done.returncode}): {last}. {INSTALL_QUARTO}")
+    return site
+
+
+ONE_FILE = "scalebook-report.html"
+MAX_DATA = 1_000_000  # bytes of one data file inside the page; a larger one stays with the site
+SCRIPT = re.compile(r"(<script.*?</script>)", re.DOTALL)
+ADDRESS = re.compile(r'(?<=\s)(id|href)="([^"]*)"')
+
+
+def one_page(
+    cells: Mapping[Page, tuple[NotebookCell, ...]], pages: Sequence[Page], folder: Path, built: str
+) -> str:
+    """Return the HTML of all pages in one; ``folder`` has the assets and the data."""
+    loader = FileSystemLoader(ASSETS)
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
+    return environment.get_template("one_file.html").render(
+        menus=tuple(menus(pages)),
+        sections=[_section(page, cells[page]) for page in pages],
+        styles=[_inside(folder / name) for name in STYLES],
+        scripts=[_inside(folder / name) for name in ("vega-bundle.js", *SCRIPTS)],
+        data=[_data(folder / "data" / name) for name in DATA_FILES],
+        built=built,
+    )
+
+
+def _inside(path: Path) -> Markup:
+    """Return a style or script of ours as it is; none of them holds the end of its element."""
+    return Markup(path.read_text(encoding="utf-8"))
+
+
+def _section(page: Page, cells: tuple[NotebookCell, ...]) -> dict[str, object]:
+    """Return a page's title and blocks, its addresses made those of the one file."""
+    numbers = dict(number_labels(cells))
+    facts = front_matter(cells)
+    blocks = (block(cell, numbers) for cell in cells if cell.kind != "raw")
+    return {
+        "slug": page.slug,
+        "title": facts.get("title", page.title),
+        "subtitle": facts.get("subtitle", ""),
+        "blocks": [Markup(local_addresses(str(block), page.slug)) for block in blocks],
+    }
+
+
+def local_addresses(html: str, slug: str) -> str:
+    """Return a page's HTML with ids and links that stay apart from those of other pages."""
+
+    def local(match: re.Match[str]) -> str:
+        name, value = match[1], match[2]
+        if name == "id":
+            return f'id="{slug}--{value}"'
+        page, _, fragment = value.partition("#")
+        if page and not re.fullmatch(r"[a-z_-]+\.html", page):
+            return match[0]
+        target = page.removesuffix(".html") or slug
+        if target == "run":  # a run has no page of its own in the one file
+            target, fragment = "throughput", anchor(unquote(fragment))
+        return f'href="#{target}--{fragment}"' if fragment else f'href="#page-{target}"'
+
+    # in a specification an address is no attribute; in the rows of a long table it is
+    parts = SCRIPT.split(html)
+    for i, part in enumerate(parts):
+        if part.startswith('<script type="application/json" class="sb-rows">'):
+            parts[i] = _local_rows(part, slug)
+        elif not part.startswith("<script"):
+            parts[i] = ADDRESS.sub(local, part)
+    return "".join(parts)
+
+
+def _local_rows(script: str, slug: str) -> str:
+    opening, _, rest = script.partition(">")
+    rows = json.loads(rest.removesuffix("</script>"))
+    for row in rows:
+        row[1] = f"{slug}--{row[1]}" if row[1] else ""
+        row[3:] = [
+            [cell[0], *(local_addresses(html, slug) for html in cell[1:])] for cell in row[3:]
+        ]
+    return f"{opening}>{script_json(rows)}</script>"
+
+
+def _data(path: Path) -> dict[str, str]:
+    """Return a data file's name and its address inside the page; none where it is too large."""
+    content = path.read_bytes()
+    if len(content) > MAX_DATA:
+        return {"name": path.name, "address": ""}
+    kind = "text/csv" if path.suffix == ".csv" else "application/octet-stream"
+    coded = base64.b64encode(content).decode("ascii")
+    return {"name": path.name, "address": f"data:{kind};base64,{coded}"}

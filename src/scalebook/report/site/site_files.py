@@ -1,0 +1,136 @@
+"""The files beside the pages: styles, scripts, the chart library, the data, rows of long tables."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+
+import polars as pl
+
+from scalebook.errors import ReportError
+from scalebook.report.base.frames import ReportData
+from scalebook.report.base.markup import Markup, script_json
+from scalebook.report.charts import configs
+from scalebook.report.site import rendering
+from scalebook.report.site.build_cache import keep, kept
+from scalebook.report.site.notebook import NotebookCell
+
+STYLES = ("scalebook.css", "preview.css")
+# In the order that a page loads them in, behind the chart library.
+SCRIPTS = (
+    "scalebook-charts.js",
+    "scalebook-runs.js",
+    "scalebook-filter.js",
+    "scalebook.js",
+    "cost.js",
+)
+FACETS = ("platform", "model", "strategy", "source")  # what a page is filtered by
+
+
+def write_assets(folder: Path, library: bytes, runs: pl.DataFrame) -> None:
+    """Write the files that all pages share."""
+    for name in (*STYLES, *SCRIPTS[2:], "run.js"):
+        shutil.copyfile(rendering.ASSETS / name, folder / name)
+    themes = json.dumps(configs(), separators=(",", ":"))
+    (folder / SCRIPTS[0]).write_text(f"window.SCALEBOOK_CHARTS={themes};\n")
+    (folder / SCRIPTS[1]).write_text(f"window.SCALEBOOK_RUNS={run_facts(runs)};\n")
+    (folder / "vega-bundle.js").write_bytes(library)
+
+
+def run_facts(runs: pl.DataFrame) -> str:
+    """Return the facets of every run as JSON: lists of values, and a run's places in them."""
+    values: list[list[str | None]] = [
+        runs[facet].unique(maintain_order=True).to_list() for facet in FACETS
+    ]
+    places = [{value: place for place, value in enumerate(column)} for column in values]
+    entries = [
+        [run_id, *(places[i][row[i]] for i in range(len(FACETS)))]
+        for run_id, *row in runs.select("run_id", *FACETS).iter_rows()
+    ]
+    return str(script_json({"values": values, "runs": entries}))
+
+
+DATA_FILES = ("runs.csv", "runs.parquet", "steps.parquet")
+
+
+def write_data(data: ReportData, folder: Path) -> None:
+    """Write runs.csv, runs.parquet and steps.parquet."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tame_formulas(data.runs).write_csv(folder / "runs.csv")
+    data.runs.write_parquet(folder / "runs.parquet")
+    data.steps.write_parquet(folder / "steps.parquet")
+
+
+def tame_formulas(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return the frame with a quote before each text that a spreadsheet would run as a formula."""
+    text = pl.col(pl.String)
+    return frame.with_columns(
+        pl.when(text.str.contains(r"^[=+\-@\t\r]")).then("'" + text).otherwise(text).name.keep()
+    )
+
+
+ROWS_FOLDER = "data/rows"
+HEAVY = 200_000  # characters of rows that a page holds itself at most
+ROWS = re.compile(r'<script type="application/json" class="sb-rows">(.*?)</script>', re.DOTALL)
+ROWS_PLACE = Markup(
+    '<script type="application/json" class="sb-rows" data-src="{}" data-rows="{}" '
+    'data-anchors="{}"></script>'
+)
+ROWS_SCRIPT = "(window.SCALEBOOK_ROWS=window.SCALEBOOK_ROWS||{{}})[{}]=\n{};\n"
+
+
+def move_out(cells: tuple[NotebookCell, ...], slug: str, site: Path) -> tuple[NotebookCell, ...]:
+    """Return a page's cells with the rows of heavy tables written to files under ``site``."""
+    made = 0
+
+    def moved(match: re.Match[str]) -> str:
+        nonlocal made
+        if len(match[1]) <= HEAVY:
+            return match[0]
+        made += 1
+        name = f"{ROWS_FOLDER}/{slug}-{made}.js"
+        path = site / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(ROWS_SCRIPT.format(json.dumps(name), match[1]), encoding="utf-8")
+        rows = json.loads(match[1])
+        return ROWS_PLACE.format(name, len(rows), "yes" if any(row[1] for row in rows) else "no")
+
+    return tuple(
+        replace(cell, texts=tuple(ROWS.sub(moved, text) for text in cell.texts)) for cell in cells
+    )
+
+
+def anchors_of_rows(path: Path) -> Iterator[str]:
+    """Yield the id of each row in such a file that has one."""
+    rows = path.read_text(encoding="utf-8").partition("\n")[2].removesuffix(";\n")
+    yield from (row[1] for row in json.loads(rows) if row[1])
+
+
+# Bundling takes seconds of one core and holds Python's lock: another process does it, so that
+# the pages are executed meanwhile.
+BUNDLE = "import sys, vl_convert; sys.stdout.buffer.write(vl_convert.javascript_bundle().encode())"
+
+
+def chart_library(cache: Path) -> bytes:
+    """Return Vega, Vega-Lite and vega-embed as one script, kept in ``cache`` for the next build.
+
+    The function around the chart_library keeps its own names out of the page; it sets
+    ``window.vegaEmbed``.
+    """
+    path = cache / f"vega-bundle-{version('vl-convert-python')}.kept"
+    if (before := kept(path)) is not None:
+        return before
+    done = subprocess.run([sys.executable, "-c", BUNDLE], capture_output=True, check=False)
+    if done.returncode != 0 or b"vegaEmbed" not in done.stdout:
+        last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        raise ReportError(f"vl-convert gave no chart library: {' '.join(last) or 'no message'}.")
+    script = b"(function(){\n" + done.stdout + b"\n})();\n"
+    keep(path, script)
+    return script
