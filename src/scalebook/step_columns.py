@@ -373,7 +373,7 @@ def _take(writer: _Writer, block: bytes, lines: int) -> None:
         raise _UnfitError
     if len(names) == 1:
         # of rows with the same keys in the same order, the values alone
-        values = zip(*map(dict.values, rows), strict=True)
+        values = zip(*[row.values() for row in rows], strict=True)
         writer.add(dict(zip(names.pop(), values, strict=True)), lines)
         return
     defaults = {name: one.get_default() for name, one in StepRecord.model_fields.items()}

@@ -8,7 +8,7 @@ from typing import Any
 from scalebook.errors import CatalogError
 from scalebook.facts import catalog
 from scalebook.facts.catalog.types import ModelShape
-from scalebook.measure.metrics.row import RunMetrics
+from scalebook.measure.row import RunMetrics
 from scalebook.record import RunRecord
 from scalebook.settings import SETTINGS
 

@@ -12,7 +12,7 @@ import polars as pl
 
 from scalebook import settings
 from scalebook.facts.feasibility.cells import Cell
-from scalebook.measure.metrics.row import RunMetrics
+from scalebook.measure.row import RunMetrics
 from scalebook.settings import SETTINGS
 
 Type = type[pl.DataType]
