@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,6 +41,7 @@ def list_runs(options: argparse.Namespace) -> int:
     from scalebook.errors import RecordError
     from scalebook.measure.row import NAMES
 
+    gc.set_threshold(100_000)  # rows are many and hold no cycle: a search for one finds nothing
     if not options.runs.is_dir():
         raise RecordError(f"No folder of runs at {options.runs}. Name one with --runs DIR.")
     rows = _readable(options.runs, options.peak_precision)

@@ -23,12 +23,13 @@ from typing import Any
 import scalebook
 from scalebook import project, untrusted
 from scalebook.facts.catalog import load as catalog
-from scalebook.measure.row import POOLED, SPREAD_VARIABLE, RunMetrics
+from scalebook.measure.row import NAMES, POOLED, SPREAD_VARIABLE, RunMetrics
 
 _WORTH_SECONDS = 1.0  # what takes less to measure is not kept
 _KEPT = 4  # files: those of a few folders of runs
 _LARGEST = 1 << 30
 _KEY = 32  # hex digits
+_SEQUENCES = (NAMES.index("device_notes"), NAMES.index("spike_periods"))
 _of_pooling = attrgetter(*POOLED)
 
 
@@ -157,10 +158,9 @@ def _rows(lines: Sequence[bytes]) -> Iterator[tuple[tuple[Any, ...], ListedRun]]
     """Yield what each run's row says without its repeats, and the row."""
     for start in range(0, len(lines), 500):
         part: list[Any] = json.loads(b"[" + b",".join(lines[start : start + 500]) + b"]")
-        for _, values, own, repeat_key, of_record, problems in part:
-            for at, value in enumerate(values):
-                if type(value) is list:
-                    values[at] = tuple(value)
+        for _, values, own, repeat_key, of_record, problems in part:  # each a list of JSON
+            for at in _SEQUENCES:
+                values[at] = tuple(values[at])
             yield tuple(own), ListedRun(RunMetrics(*values), repeat_key, of_record, tuple(problems))
 
 
