@@ -78,7 +78,7 @@ def _differenced(products: _Products) -> list[float]:
 
 @lru_cache(maxsize=64)
 def _of_mean(count: int) -> tuple[list[float], list[float]]:
-    """Return, by rho, the weight of a mean of so many values, and its part of the posterior."""
+    """Return, by rho, the weight of the mean of ``count`` values, and its part of the posterior."""
     weights = _differenced((float(count), count - 2.0, 2.0 * (count - 1)))
     pairs = zip(_LOG_WEIGHT, weights, strict=True)
     return weights, [prior - 0.5 * math.log(weight) for prior, weight in pairs]
@@ -86,7 +86,7 @@ def _of_mean(count: int) -> tuple[list[float], list[float]]:
 
 @lru_cache(maxsize=64)
 def _of_shape(shape: tuple[float, ...]) -> tuple[list[float], list[float], list[float]]:
-    """Return, by rho, the sum of a shape, its room beside a mean, and its part of the posterior."""
+    """Return, by rho, the sum of a shape, its room next to a mean, and its part of the posterior."""
     weights, _ = _of_mean(len(shape))
     heights = _differenced(_sums(shape))
     squares = zip(_differenced(_products(shape, shape)), heights, weights, strict=True)
