@@ -86,7 +86,7 @@ def _of_mean(count: int) -> tuple[list[float], list[float]]:
 
 @lru_cache(maxsize=64)
 def _of_shape(shape: tuple[float, ...]) -> tuple[list[float], list[float], list[float]]:
-    """Return, by rho, the sum of a shape, its room next to a mean, and its part of the posterior."""
+    """Return, by rho, the sum of a shape, its room next to a mean, and its posterior part."""
     weights, _ = _of_mean(len(shape))
     heights = _differenced(_sums(shape))
     squares = zip(_differenced(_products(shape, shape)), heights, weights, strict=True)
