@@ -6,9 +6,9 @@ processor, so that others on the machine count less; compare ratios, not seconds
 
 Seen on 2 cores that others used too, for 1,000 runs of 50 steps: 3.1 to 3.4 s with nothing kept
 (5.1 s before steps were measured without an object for each), 0.27 s where nothing changed (0.83 s
-before). For 10,000 runs: 28 to 29 s and 1.2 to 1.7 s, 124 and 96 MiB. Of the time of a run that is
+before). For 10,000 runs: about 29 s and 1.2 to 1.7 s, 124 and 96 MiB. Of the time of a run that is
 measured, two fifths are the statistics of its steady state, a quarter reading its record and its
-steps, a tenth its identity and scan for secrets.
+steps, under a tenth its identity and the search for secrets.
 """
 
 from __future__ import annotations
