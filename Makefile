@@ -49,7 +49,7 @@ $(VENV)/.lab: $(VENV)/.run
 	$(INSTALL) ".[run,report,lab]"
 	@touch $@
 
-.PHONY: help setup run resume report open demo tune plan list test test-again test-fast mutate image verify doctor test-containers test-slurm lint bench-report bench-overhead bench-predict check-notebooks format lab lock clean
+.PHONY: help setup run resume report open demo tune plan list test test-again test-fast mutate image verify doctor test-containers test-slurm lint bench-report bench-list bench-overhead bench-predict check-notebooks format lab lock clean
 
 help:  ## Show this help
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -118,6 +118,9 @@ lint: $(VENV)/.test  ## Check style, types, import order and that notebooks hold
 	$(PY) -m ruff check . && $(PY) -m ruff format --check .
 	$(PY) -m pyright && $(VENV)/bin/lint-imports
 	$(VENV)/bin/nbstripout --verify notebooks/*.ipynb
+
+bench-list: $(VENV)/.test  ## Time `scalebook list` over many simulated runs and one long run
+	$(PY) tests/benchmarks/bench_list.py $(ARGS)
 
 bench-report: $(VENV)/.test  ## Time the report of 10,000 simulated runs (ARGS="--runs 1000" for fewer)
 	$(PY) tests/benchmarks/bench_report.py $(ARGS)

@@ -27,7 +27,9 @@ _OVERFLOWS = 1e300  # sums and products of such may be no number
 
 def finite(value: Any) -> Any:
     """Return a value in which each number that no sum can hold is None, to any depth."""
-    if isinstance(value, float | int):
+    if value is None or type(value) is str:  # most of a record
+        return value
+    if isinstance(value, (float, int)):
         return value if abs(value) < _OVERFLOWS else None  # false for NaN
     if isinstance(value, Mapping):
         return {key: finite(item) for key, item in cast("Mapping[str, Any]", value).items()}
@@ -140,9 +142,11 @@ class RunRecord(BaseModel):
         One that did not exist when the run was made stood at its default. To a log from elsewhere
         nothing is added: it tells what it tells.
         """
-        if not self.requested or self.source in ("ingested", "published"):
-            return self.requested
-        return {**DEFAULTS, **self.requested}
+        return {**DEFAULTS, **self.requested} if self._has_defaults else self.requested
+
+    @property
+    def _has_defaults(self) -> bool:
+        return bool(self.requested) and self.source not in ("ingested", "published")
 
     @property
     def in_force(self) -> dict[str, Any]:
@@ -157,7 +161,11 @@ class RunRecord(BaseModel):
     def setting(self, name: str) -> Any:
         """Return what ran (observed) or else what was asked for; None where neither says."""
         value = self.observed.get(name)
-        return self.asked.get(name) if value is None else value
+        if value is not None:
+            return value
+        if name in self.requested or not self._has_defaults:
+            return self.requested.get(name)
+        return DEFAULTS.get(name)
 
     @property
     def layer_spec(self) -> Any:

@@ -198,7 +198,8 @@ class _Writer:
         """
         found: dict[str, Iterable[float]] = dict(held or {})
         for name in _PLAIN:
-            if name in values:
+            # a column that nothing was in yet takes no memory for None in all rows
+            if name in values and (name in self._columns or not _is_empty(name, values[name])):
                 found[name] = _column(name, values[name])
         try:
             phases = bytes(map(_CODES.__getitem__, values["phase"]))
@@ -208,7 +209,7 @@ class _Writer:
         skipped = values.get("skipped", ())
         if not set(map(type, skipped)) <= {bool}:
             raise _UnfitError
-        if ends:
+        if ends and (_END in self._columns or not all(map(math.isnan, ends))):
             found[_END] = ends
         times = values.get("rank_step_seconds", ())
         flat = _flat(times)
@@ -240,6 +241,11 @@ class _Writer:
         """Fill up the columns that the last batches had nothing for."""
         for name, column in self._columns.items():
             column.extend([_missing(name)] * (self._count - len(column)))
+
+
+def _is_empty(name: str, values: Sequence[Any]) -> bool:
+    """Return whether a field that may be None is None in all rows."""
+    return name not in _NEVER_NONE and values.count(None) == len(values)
 
 
 def _missing(name: str) -> float:
@@ -287,6 +293,8 @@ def _held(name: str, values: Sequence[Any]) -> list[float]:
 
 def _ends(stamps: Sequence[str | None]) -> list[float]:
     """Return seconds since 1970 of ISO 8601 times, NaN for one without its zone."""
+    if stamps.count(None) == len(stamps):
+        return []
     found: list[float] = []
     for stamp in stamps:
         moment = None if stamp is None else datetime.fromisoformat(stamp)
@@ -304,6 +312,8 @@ def _stamp(seconds: float) -> str:
 def _flat(times: Sequence[Sequence[float]]) -> list[float]:
     if not set(map(type, times)) <= {list, tuple}:
         raise _UnfitError
+    if not any(times):
+        return []
     flat = list(chain.from_iterable(times))
     if not set(map(type, flat)) <= {int, float} or not all(map(_is_figure, flat)):
         raise _UnfitError
@@ -320,6 +330,8 @@ def _parts(
     """Return a column of each time mark; those beyond the most names are left out."""
     if not set(map(type, rows)) <= {dict}:
         raise _UnfitError
+    if not any(rows):
+        return {}
     _flat([list(row.values()) for row in rows])
     names = dict.fromkeys(chain.from_iterable(rows))
     known = sum(name.startswith(_PART) for name in before)
@@ -361,7 +373,7 @@ def _take(writer: _Writer, block: bytes, lines: int) -> None:
         raise _UnfitError
     if len(names) == 1:
         # of rows with the same keys in the same order, the values alone
-        values = zip(*(row.values() for row in rows), strict=True)
+        values = zip(*[row.values() for row in rows], strict=True)
         writer.add(dict(zip(names.pop(), values, strict=True)), lines)
         return
     defaults = {name: one.get_default() for name, one in StepRecord.model_fields.items()}

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -79,3 +83,76 @@ def test_a_folder_that_cannot_be_written_to_costs_the_cache_only(runs, measured,
     (tmp_path / "cache").write_text("a file is in the way")
     assert list(listed(runs, None)) == list(listed(runs, None))
     assert measured
+
+
+def test_a_second_list_opens_the_cache_and_no_file_of_a_run(runs, tmp_path, monkeypatch):
+    opened: list[Path] = []
+    real = os.open
+
+    def noted(path, *more, **named):
+        opened.append(Path(os.fsdecode(path)))
+        return real(path, *more, **named)
+
+    monkeypatch.setattr(os, "open", noted)
+    first = listed(runs, None)
+    assert {path.name for path in opened} >= {"record.json", "steps.jsonl"}
+    opened.clear()
+    assert listed(runs, None) == first
+    assert [path.parent for path in opened] == [tmp_path / "cache" / "scalebook"]
+
+
+def test_a_second_list_does_not_import_what_validates_or_measures(runs):
+    listed(runs, None)
+    code = (
+        "import sys; from scalebook.measure import metrics_cache as cache; "
+        "cache.project.root = lambda: None; "
+        f"print(len(cache.listed(cache.Path({str(runs)!r}), None)), "
+        "*{'pydantic', 'pydantic_core', 'scalebook.store'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(len(listed(runs, None)))]
+
+
+def test_kept_rows_hold_the_repeats_of_the_runs_that_are_there_now(runs, measured):
+    for name in ("one", "two", "three"):
+        shutil.copytree(runs / "cpu-one", runs / f"cpu-{name}-again")
+        path = runs / f"cpu-{name}-again" / "record.json"
+        path.write_text(path.read_text().replace('"run_id": "cpu-one"', f'"run_id": "{name}"'))
+    repeats = {one.metrics.run_id: one.metrics.repeats for one in listed(runs, None)}
+    assert repeats["two"] == 4
+    shutil.rmtree(runs / "cpu-two-again")
+    measured.clear()
+    fewer = listed(runs, None)
+    assert measured == []
+    assert {one.metrics.repeats for one in fewer if one.metrics.run_id == "three"} == {3}
+    next((runs.parent / "cache" / "scalebook").iterdir()).unlink()
+    assert listed(runs, None) == fewer
+    assert listed(runs, None) == fewer
+
+
+def test_another_spread_of_starts_is_another_list(runs, measured, monkeypatch):
+    before = listed(runs, None)
+    monkeypatch.setenv("SCALEBOOK_START_SPREAD", "7%")
+    assert {one.metrics.start_spread for one in listed(runs, None)} > {0.07}
+    monkeypatch.delenv("SCALEBOOK_START_SPREAD")
+    measured.clear()
+    assert listed(runs, None) == before
+    assert measured == []
+
+
+@pytest.mark.parametrize("row", ["[1]", '["a", [], [], null, {}, []]', "{}", "[", ""])
+def test_a_whole_file_of_something_else_is_made_anew(runs, measured, tmp_path, row):
+    first = listed(runs, None)
+    (path,) = (tmp_path / "cache" / "scalebook").iterdir()
+    whole, *lines = path.read_bytes().split(b"\n")[1:]
+    content = b"\n".join([whole, *(b'["' + line[2:34] + row.encode() for line in lines)])
+    path.write_bytes(hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
+    assert listed(runs, None) == first
+
+
+def test_a_file_and_a_folder_without_a_record_are_no_runs(runs):
+    before = len(listed(runs, None))
+    (runs / "notes.txt").write_text("record.json")
+    (runs / "unfinished").mkdir()
+    (runs / "unfinished" / "steps.jsonl").write_text("")
+    assert len(listed(runs, None)) == before

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +13,8 @@ from scalebook.cli.arguments import Subparsers, add_json
 from scalebook.cli.output import number, print_data, print_table
 
 if TYPE_CHECKING:
-    from scalebook.measure.metrics import RunMetrics
     from scalebook.measure.metrics_cache import ListedRun
+    from scalebook.measure.row import RunMetrics
 
 
 def register(subparsers: Subparsers) -> None:
@@ -39,15 +39,21 @@ def register(subparsers: Subparsers) -> None:
 def list_runs(options: argparse.Namespace) -> int:
     """Print one row per run, sorted by run id; what cannot be read goes to stderr."""
     from scalebook.errors import RecordError
-    from scalebook.measure.metrics.repeats import pooled_repeats
+    from scalebook.measure.row import NAMES
 
+    gc.set_threshold(100_000)  # rows are many and hold no cycle: a search for one finds nothing
     if not options.runs.is_dir():
         raise RecordError(f"No folder of runs at {options.runs}. Name one with --runs DIR.")
-    rows = list(_readable(options.runs, options.peak_precision))
-    pooled = pooled_repeats((row.repeat_key, row.metrics) for row in rows)
-    found = sorted(zip(pooled, rows, strict=True), key=lambda pair: pair[0].run_id)
+    rows = _readable(options.runs, options.peak_precision)
+    found = sorted(((row.metrics, row) for row in rows), key=lambda pair: pair[0].run_id)
     if options.json:
-        print_data([{**asdict(item), **row.of_record} for item, row in found], options.json)
+        print_data(
+            [
+                dict(zip(NAMES, item.values(), strict=True)) | dict(row.of_record)
+                for item, row in found
+            ],
+            options.json,
+        )
     elif found:
         for item, _ in found:
             if item.status == "void":
@@ -74,9 +80,9 @@ def _readable(runs: Path, precision: str | None) -> Iterator[ListedRun]:
 
 
 def _print_differences(run_id: str, differences: list[dict[str, Any]]) -> None:
-    from scalebook.measure.provenance import Difference
-
     if differences:
+        from scalebook.measure.provenance import Difference
+
         sentences = " ".join(Difference(**one).sentence() for one in differences)
         print(f"{run_id}: warning: not what was asked for: {sentences}")
 

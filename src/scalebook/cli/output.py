@@ -5,9 +5,12 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
+
+_NUMBER = re.compile(r"-|(?=\D*\d)[\d,]*\.?[\d,]*(?:e\+\d+)?%*")
 
 
 def plain(value: Any) -> Any:
@@ -64,16 +67,9 @@ def number(value: float | None, digits: int = 4) -> str:
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print left-aligned columns, numbers to the right."""
     columns = list(zip(headers, *rows, strict=True))
-    widths = [max(len(cell) for cell in column) for column in columns]
-    right = [all(_is_number(cell) for cell in column[1:]) for column in columns]
-    for row in (headers, *rows):
-        cells = [
-            cell.rjust(width) if is_right else cell.ljust(width)
-            for cell, width, is_right in zip(row, widths, right, strict=True)
-        ]
-        print("  ".join(cells).rstrip())
-
-
-def _is_number(cell: str) -> bool:
-    stripped = cell.replace(",", "").rstrip("%")
-    return cell == "-" or stripped.replace(".", "", 1).replace("e+", "", 1).isdigit()
+    cells: list[str] = []
+    for column in columns:
+        side = ">" if all(map(_NUMBER.fullmatch, column[1:])) else "<"
+        cells.append(f"{{:{side}{max(map(len, column))}}}")
+    write = "  ".join(cells).format
+    print("\n".join([write(*row).rstrip() for row in (headers, *rows)]))

@@ -1,39 +1,41 @@
 """The numbers of runs from the listing before, where no file of a run has changed since.
 
 One file for each folder of runs, in ``reports/.cache`` of the project or in the user's cache
-folder: a digest, then a line of JSON for each run. Nothing kept can run, and a file that is not as
-it was written counts as not there. Its name stands for this package, the catalog and the folder.
+folder: a digest, then a line of JSON for the whole and one for each run. Nothing kept can run, and
+a file that is not as it was written counts as not there. Its name stands for this package, the
+catalog and the folder. Where nothing changed, no file of a run is opened, and what measuring needs
+is not imported.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, cast
-
-from pydantic_core import from_json, to_json
+from typing import Any
 
 import scalebook
-from scalebook import identity, project, store, untrusted
+from scalebook import project, untrusted
 from scalebook.facts.catalog import load as catalog
-from scalebook.measure import provenance
-from scalebook.measure.measured import ODD
-from scalebook.measure.metrics import RunMetrics, measure
+from scalebook.measure.row import NAMES, POOLED, SPREAD_VARIABLE, RunMetrics
 
 _WORTH_SECONDS = 1.0  # what takes less to measure is not kept
 _KEPT = 4  # files: those of a few folders of runs
 _LARGEST = 1 << 30
-_NAMES = tuple(field.name for field in fields(RunMetrics))
+_KEY = 32  # hex digits
+_SEQUENCES = (NAMES.index("device_notes"), NAMES.index("spike_periods"))
+_of_pooling = attrgetter(*POOLED)
 
 
 @dataclass(frozen=True, slots=True)
 class ListedRun:
-    """A row of the list: the numbers of a run, and what its record says in addition."""
+    """A row of the list: the numbers of a run and its repeats, and what its record says."""
 
     metrics: RunMetrics
     repeat_key: str | None  # of its configuration, as identity.repeat
@@ -41,28 +43,41 @@ class ListedRun:
     problems: tuple[str, ...]  # lines that could not be read, in words
 
 
-def listed(runs: Path, precision: str | None) -> Iterator[ListedRun | str]:
-    """Yield a row for each run under a folder, and a sentence for each that cannot be measured."""
+def listed(runs: Path, precision: str | None) -> list[ListedRun | str]:
+    """Return a row for each run under a folder, and a sentence for each that cannot be measured."""
+    with catalog.held():
+        return _listed(runs, precision)
+
+
+def _listed(runs: Path, precision: str | None) -> list[ListedRun | str]:
     path = _path(runs.resolve(), precision)
-    before, now = _read(path), list[bytes]()
-    began, fresh = time.perf_counter(), False
-    for directory in store.run_directories(runs):
-        key = _files(directory)
-        content = before.pop(key, None)
-        row = None if content is None else _row(content)
-        if row is None or content is None:
-            row, fresh = _measured(directory, precision), True
-            if isinstance(row, ListedRun):
-                content = _line(key, row)
-        if content is not None and isinstance(row, ListedRun):
-            now.append(content)
-        yield row
-    if fresh and time.perf_counter() - began > _WORTH_SECONDS:
+    began = time.perf_counter()
+    found = list(_directories(runs))
+    whole, before = _read(path)
+    known = [key for _, key in found if key in before]
+    try:
+        kept = dict(zip(known, _rows([before[key] for key in known]), strict=True))
+    except (TypeError, ValueError):  # whole, but not written by this module
+        whole, known, kept = None, [], {}
+    fresh = {
+        name: _measured(runs / name, precision) for name, key in found if key not in kept
+    }  # fmt: skip
+    if whole == _digest(known) and all(isinstance(row, str) for row in fresh.values()):
+        return [fresh[name] if key not in kept else kept[key][1] for name, key in found]
+    alone = [fresh[name] if key not in kept else _alone(*kept[key]) for name, key in found]
+    rows = _pooled(alone)
+    if time.perf_counter() - began > _WORTH_SECONDS:
         with suppress(OSError):  # no folder that can be written to: measured again next time
-            _write(path, now)
+            _write(path, [key for _, key in found], alone, rows)
+    return rows
 
 
 def _measured(directory: Path, precision: str | None) -> ListedRun | str:
+    from scalebook import identity, store
+    from scalebook.measure import provenance
+    from scalebook.measure.measured import ODD
+    from scalebook.measure.metrics import measure
+
     try:
         run = store.read_run(directory)
         record, metrics = run.record, measure(run, peak_precision=precision)
@@ -81,45 +96,109 @@ def _measured(directory: Path, precision: str | None) -> ListedRun | str:
     return ListedRun(metrics, key, of_record, run.problems)
 
 
-def _files(directory: Path) -> str:
-    """Return a fingerprint of the files that numbers come from, without reading them."""
-    found: list[tuple[object, ...]] = [(directory.name,)]
-    with suppress(OSError), os.scandir(directory) as entries:
+def _pooled(rows: Sequence[ListedRun | str]) -> list[ListedRun | str]:
+    """Return rows of single runs with the numbers of their repeats."""
+    from scalebook.measure.metrics.repeats import pooled_repeats
+
+    of_runs = [row for row in rows if isinstance(row, ListedRun)]
+    pooled = iter(pooled_repeats((row.repeat_key, row.metrics) for row in of_runs))
+    return [row if isinstance(row, str) else replace(row, metrics=next(pooled)) for row in rows]
+
+
+def _directories(runs: Path) -> Iterator[tuple[str, str | None]]:
+    """Yield the name of each run directory, as ``store.run_directories``, and its fingerprint."""
+    with os.scandir(runs) as entries:
+        names = sorted(entry.name for entry in entries if not entry.name.startswith("."))
+    place = f"{runs}{os.sep}"
+    for name in names:
+        try:
+            key = _files(f"{place}{name}", name)
+        except NotADirectoryError:
+            continue
+        except OSError:  # nothing is known of its files
+            if untrusted.is_there(runs / name / "record.json"):
+                yield name, None
+            continue
+        if key is not None:
+            yield name, key
+
+
+def _files(directory: str, name: str) -> str | None:
+    """Return a fingerprint of the files that numbers come from, without reading them.
+
+    None where no record is among them.
+    """
+    found: list[str] = []
+    is_run = False
+    with os.scandir(directory) as entries:
         for entry in entries:
-            if entry.name.endswith((".json", ".jsonl")):
+            file = entry.name
+            if file.endswith((".json", ".jsonl")):
                 about = entry.stat(follow_symlinks=False)
-                found.append((entry.name, about.st_size, about.st_mtime_ns, about.st_ctime_ns))
-    return hashlib.sha256(repr(sorted(found, key=repr)).encode()).hexdigest()[:32]
+                times = f"{about.st_mtime_ns} {about.st_ctime_ns} {about.st_ino}"
+                found.append(f"{file}/{about.st_size} {times}")
+                is_run = is_run or file == "record.json"
+    return _digest([name, *sorted(found)]) if is_run else None
 
 
-def _line(key: str, row: ListedRun) -> bytes:
-    values = [getattr(row.metrics, field) for field in _NAMES]
-    whole = [key, values, row.repeat_key, row.of_record, row.problems]
+def _digest(parts: Sequence[str | None]) -> str:
+    text = "/".join(map(str, parts)).encode(errors="surrogateescape")
+    return hashlib.sha256(text).hexdigest()[:_KEY]
+
+
+def _line(key: str, alone: ListedRun, row: ListedRun) -> bytes:
+    from pydantic_core import to_json
+
+    own = _of_pooling(alone.metrics)
+    whole = [key, row.metrics.values(), own, row.repeat_key, row.of_record, row.problems]
     return to_json(whole, inf_nan_mode="null")
 
 
-def _row(content: bytes) -> ListedRun | None:
-    _, values, repeat_key, of_record, problems = cast("list[Any]", from_json(content))
-    if len(values) != len(_NAMES):
-        return None
-    plain: list[Any] = [tuple(cast("list[Any]", v)) if isinstance(v, list) else v for v in values]
-    return ListedRun(RunMetrics(*plain), repeat_key, of_record, tuple(problems))
+def _rows(lines: Sequence[bytes]) -> Iterator[tuple[tuple[Any, ...], ListedRun]]:
+    """Yield what each run's row says without its repeats, and the row."""
+    for start in range(0, len(lines), 500):
+        part: list[Any] = json.loads(b"[" + b",".join(lines[start : start + 500]) + b"]")
+        for _, values, own, repeat_key, of_record, problems in part:  # each a list of JSON
+            for at in _SEQUENCES:
+                values[at] = tuple(values[at])
+            yield tuple(own), ListedRun(RunMetrics(*values), repeat_key, of_record, tuple(problems))
 
 
-def _read(path: Path) -> dict[str, bytes]:
-    """Return the lines of a file by the fingerprint in each, none where it is damaged."""
+def _alone(own: Sequence[Any], row: ListedRun) -> ListedRun:
+    """Return the row of a run without its repeats."""
+    return replace(row, metrics=row.metrics.changed(dict(zip(POOLED, own, strict=True))))
+
+
+def _read(path: Path) -> tuple[str | None, dict[str | None, bytes]]:
+    """Return what stands for all runs, and the line of each by its fingerprint.
+
+    None and no line where the file is damaged.
+    """
     try:
         digest, _, content = untrusted.read_bytes(path, _LARGEST).partition(b"\n")
     except OSError:
-        return {}
+        return None, {}
     if hashlib.sha256(content).hexdigest().encode() != digest:
-        return {}
-    return {line[2:34].decode(): line for line in content.splitlines()}
+        return None, {}
+    whole, *lines = content.splitlines()
+    return whole.decode(), {line[2 : 2 + _KEY].decode(): line for line in lines}
 
 
-def _write(path: Path, lines: list[bytes]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+def _write(
+    path: Path,
+    keys: Sequence[str | None],
+    alone: Sequence[ListedRun | str],
+    rows: Sequence[ListedRun | str],
+) -> None:
+    pairs = zip(keys, alone, rows, strict=True)
+    kept = [
+        (key, _line(key, own, row))
+        for key, own, row in pairs
+        if key is not None and isinstance(own, ListedRun) and isinstance(row, ListedRun)
+    ]
+    lines = [_digest([key for key, _ in kept]).encode(), *(line for _, line in kept)]
     content = b"\n".join(lines)
+    path.parent.mkdir(parents=True, exist_ok=True)
     with untrusted.replaced(path) as stream:
         stream.write(hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
     others = sorted(path.parent.glob("list-*"), key=lambda one: one.stat().st_mtime)
@@ -128,12 +207,24 @@ def _write(path: Path, lines: list[bytes]) -> None:
 
 
 def _path(runs: Path, precision: str | None) -> Path:
-    own = Path(scalebook.__file__).parent
-    code = sorted(path for path in own.rglob("*") if path.suffix in (".py", ".toml", ".csv"))
-    stats = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in code]
-    parts = repr((stats, str(runs), precision, catalog.signature()))
-    name = f"list-{hashlib.sha256(parts.encode()).hexdigest()[:24]}"
+    stats = sorted(_code(str(Path(scalebook.__file__).parent)))
+    spread = os.environ.get(SPREAD_VARIABLE)
+    parts = repr((stats, str(runs), precision, catalog.signature(), spread))
+    name = f"list-{hashlib.sha256(parts.encode(errors='surrogateescape')).hexdigest()[:24]}"
     root = project.root()
     if root is not None and os.access(root / "reports", os.W_OK):
         return root / "reports" / ".cache" / name
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "scalebook" / name
+
+
+def _code(folder: str) -> Iterator[tuple[str, int, int]]:
+    """Yield path, size and time of change of each file of this package that numbers depend on."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            if entry.name.endswith((".py", ".toml", ".csv")):
+                about = entry.stat()
+                yield entry.path, about.st_size, about.st_mtime_ns
+            elif entry.name != "__pycache__" and entry.is_dir():
+                yield from _code(entry.path)

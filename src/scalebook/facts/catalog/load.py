@@ -8,6 +8,9 @@ variable SCALEBOOK_CATALOG name. A later row of the same name replaces the keys 
 from __future__ import annotations
 
 import os
+from collections.abc import Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
@@ -41,8 +44,28 @@ def user_files() -> tuple[Path, ...]:
     return (*([project] if project else []), *paths)
 
 
-def signature() -> tuple[tuple[str, int], ...]:
+Signature = tuple[tuple[str, int], ...]
+_HELD: ContextVar[Signature | None] = ContextVar("_HELD", default=None)
+
+
+@contextmanager
+def held() -> Generator[Signature]:
+    """Look for the user's files once: what is asked inside is of that one moment.
+
+    Raises:
+        CatalogError: a file cannot be read.
+    """
+    before = _HELD.set(signature())
+    try:
+        yield signature()
+    finally:
+        _HELD.reset(before)
+
+
+def signature() -> Signature:
     """Return what the cached catalog depends on: the user's files and when they changed."""
+    if (known := _HELD.get()) is not None:
+        return known
     found: list[tuple[str, int]] = []
     for path in user_files():
         try:

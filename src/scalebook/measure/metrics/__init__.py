@@ -23,9 +23,9 @@ from scalebook.measure.metrics.ceiling import fraction
 from scalebook.measure.metrics.devices import device_fields, settled
 from scalebook.measure.metrics.peak import highest_peak, peak_of
 from scalebook.measure.metrics.repeats import of_configuration, start_spread
-from scalebook.measure.metrics.row import RunMetrics
 from scalebook.measure.metrics.settings import count, run_shape, settings, text
 from scalebook.measure.metrics.window import Throughput, measured_steps, throughput
+from scalebook.measure.row import RunMetrics
 from scalebook.measure.telemetry import read as read_telemetry
 from scalebook.record import RunRecord
 from scalebook.step_columns import Steps

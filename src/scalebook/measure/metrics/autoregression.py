@@ -18,10 +18,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 from operator import mul
 
-from scalebook.measure.metrics.student import two_sided_tail
+from scalebook.measure.metrics.student import mean_tail, two_sided_tail
 
 # Closer together towards 1, where the variance of a mean changes fast.
 _GRID = (
@@ -29,6 +30,7 @@ _GRID = (
     *(0.55, 0.6, 0.64, 0.68, 0.72, 0.75, 0.78, 0.81, 0.835, 0.86, 0.88, 0.9, 0.915, 0.93, 0.945),
     *(0.957, 0.968, 0.977, 0.985, 0.992),
 )
+_SQUARES = tuple(rho * rho for rho in _GRID)
 _SPACING = tuple(
     (after - before) / 2
     for before, after in zip((_GRID[0], *_GRID[:-1]), (*_GRID[1:], _GRID[-1]), strict=True)
@@ -36,6 +38,7 @@ _SPACING = tuple(
 _LOG_WEIGHT = tuple(math.log(spacing) for spacing in _SPACING)
 _NEGLIGIBLE = 1e-5  # posterior weight that no sum notices
 _TINY = 1e-300
+_SHORT = 256  # values of a shape that is kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +67,38 @@ def _sums(u: Sequence[float]) -> _Products:
     return total, total - ends, 2 * total - ends
 
 
-def _differenced(products: _Products, rho: float) -> float:
-    """Return the sum of products after the transformation that makes the errors independent."""
-    return products[0] + rho * rho * products[1] - rho * products[2]
+def _differenced(products: _Products) -> list[float]:
+    """Return, by rho, the sum of products after the transformation that decorrelates the errors."""
+    whole, inner, neighbours = products
+    return [
+        whole + square * inner - rho * neighbours
+        for rho, square in zip(_GRID, _SQUARES, strict=True)
+    ]
+
+
+@lru_cache(maxsize=64)
+def _of_mean(count: int) -> tuple[list[float], list[float]]:
+    """Return, by rho, the weight of the mean of ``count`` values, and its part of the posterior."""
+    weights = _differenced((float(count), count - 2.0, 2.0 * (count - 1)))
+    pairs = zip(_LOG_WEIGHT, weights, strict=True)
+    return weights, [prior - 0.5 * math.log(weight) for prior, weight in pairs]
+
+
+@lru_cache(maxsize=64)
+def _of_shape(shape: tuple[float, ...]) -> tuple[list[float], list[float], list[float]]:
+    """Return, by rho, the sum of a shape, its room next to a mean, and its posterior part."""
+    weights, _ = _of_mean(len(shape))
+    heights = _differenced(_sums(shape))
+    squares = zip(_differenced(_products(shape, shape)), heights, weights, strict=True)
+    rooms = [square - height * height / weight for square, height, weight in squares]
+    parts = zip(_LOG_WEIGHT, weights, rooms, strict=True)
+    return heights, rooms, [prior - 0.5 * math.log(weight * room) for prior, weight, room in parts]
 
 
 def _normalised(logs: Sequence[float]) -> list[float]:
     largest = max(logs)
-    weights = [math.exp(value - largest) for value in logs]
+    exp = math.exp
+    weights = [exp(value - largest) for value in logs]
     total = sum(weights)
     return [weight / total for weight in weights]
 
@@ -83,29 +110,30 @@ def effect(series: Sequence[float], shape: Sequence[float]) -> Effect:
     """
     count = len(series)
     free = count - 2
-    own, sums, shapes = _products(series, series), _sums(series), _sums(shape)
-    square, cross = _products(shape, shape), _products(shape, series)
-    ones = (float(count), count - 2.0, 2.0 * (count - 1))
+    own = _products(series, series)
+    of_mean, _ = _of_mean(count)
+    # a short shape is mostly one of a few; a long one is not worth its memory
+    known = _of_shape if count <= _SHORT else _of_shape.__wrapped__
+    heights, rooms, priors = known(tuple(shape))
     floor = 1e-14 * own[0] + _TINY
     logs: list[float] = []
-    found: list[tuple[float, float, float]] = []
-    for rho, log_weight in zip(_GRID, _LOG_WEIGHT, strict=True):
-        weight, total = _differenced(ones, rho), _differenced(sums, rho)
-        height = _differenced(shapes, rho)
-        room = _differenced(square, rho) - height * height / weight
-        size = (_differenced(cross, rho) - height * total / weight) / room
-        rest = _differenced(own, rho) - total * total / weight - size * size * room
-        rest = max(rest, floor)
-        logs.append(log_weight - 0.5 * math.log(weight * room) - free / 2 * math.log(rest))
-        found.append((size, math.sqrt(rest / free / room), rest / free / weight))
+    found: list[tuple[float, float, float, float]] = []
+    for height, room, prior, weight, total, cross, square in zip(
+        heights, rooms, priors, of_mean, _differenced(_sums(series)),
+        _differenced(_products(shape, series)), _differenced(own), strict=True,
+    ):  # fmt: skip
+        size = (cross - height * total / weight) / room
+        rest = max(square - total * total / weight - size * size * room, floor)
+        logs.append(prior - free / 2 * math.log(rest))
+        found.append((size, rest, room, weight))
     size = probability = variance = deviation = 0.0
-    weights = _normalised(logs)
-    for weight, (one, error, mean_variance) in zip(weights, found, strict=True):
-        if weight > _NEGLIGIBLE:
-            size += weight * one
-            probability += weight * two_sided_tail(abs(one) / error, free)
-            variance += weight * mean_variance
-            deviation += weight * error
+    for share, (one, rest, room, weight) in zip(_normalised(logs), found, strict=True):
+        if share > _NEGLIGIBLE:
+            error = math.sqrt(rest / free / room)
+            size += share * one
+            probability += share * two_sided_tail(abs(one) / error, free)
+            variance += share * (rest / free / weight)
+            deviation += share * error
     return Effect(size, probability, variance, deviation)
 
 
@@ -129,8 +157,7 @@ class MeanPosterior:
         ]
 
         def tail(half: float) -> float:
-            parts = (w * two_sided_tail(half / error, self.freedom) for w, error in pairs)
-            return sum(parts)
+            return mean_tail(half, pairs, self.freedom)
 
         return _solve(tail, 1 - level, sum(weight * error for weight, error in pairs))
 
@@ -141,16 +168,14 @@ def mean_posterior(series: Sequence[float]) -> MeanPosterior:
     free = count - 1
     centre = sum(series) / count
     centred = [value - centre for value in series]
-    own, sums = _products(centred, centred), _sums(centred)
-    ones = (float(count), count - 2.0, 2.0 * (count - 1))
+    own = _products(centred, centred)
+    of_mean, priors = _of_mean(count)
     floor = 1e-14 * own[0] + _TINY
-    logs: list[float] = []
-    errors: list[float] = []
-    for rho, log_weight in zip(_GRID, _LOG_WEIGHT, strict=True):
-        weight, total = _differenced(ones, rho), _differenced(sums, rho)
-        rest = max(_differenced(own, rho) - total * total / weight, floor)
-        logs.append(log_weight - 0.5 * math.log(weight) - free / 2 * math.log(rest))
-        errors.append(math.sqrt(rest / free / weight))
+    totals = zip(_differenced(own), _differenced(_sums(centred)), of_mean, strict=True)
+    rests = [max(square - total * total / weight, floor) for square, total, weight in totals]
+    half, log, root = free / 2, math.log, math.sqrt
+    logs = [prior - half * log(rest) for prior, rest in zip(priors, rests, strict=True)]
+    errors = [root(rest / free / weight) for rest, weight in zip(rests, of_mean, strict=True)]
     return MeanPosterior(tuple(_normalised(logs)), tuple(errors), free)
 
 

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import NormalDist, fmean
+from typing import Any
 
 from scalebook import identity
 from scalebook.errors import ConfigError
-from scalebook.measure.metrics.row import RunMetrics
 from scalebook.measure.metrics.student import student_quantile
+from scalebook.measure.row import SPREAD_VARIABLE, RunMetrics
 from scalebook.record import RunRecord
 
 # Standard deviation of the mean step time from one start to the next, as a fraction, where it was
@@ -26,7 +27,6 @@ from scalebook.record import RunRecord
 # processes that share the cores of a machine repeat less well.
 START_SPREAD = 0.005
 START_SPREAD_CPU = 0.02
-SPREAD_VARIABLE = "SCALEBOOK_START_SPREAD"  # replaces both: 0.01 or 1%
 
 # With eight, two runs on one side decide as often as one; as many repeats outweigh it.
 WORTH = 8.0
@@ -170,11 +170,10 @@ def with_repeats(pairs: Iterable[tuple[RunRecord, RunMetrics]]) -> list[RunMetri
 
 def pooled_repeats(pairs: Iterable[tuple[str | None, RunMetrics]]) -> list[RunMetrics]:
     """Return the same for metrics with the key that repeats share."""
-    found = list(pairs)
+    found = [(key, item, estimate(item)) for key, item in pairs]
     groups: dict[str, list[Estimate]] = {}
     platforms: dict[str, str | None] = {}
-    for key, item in found:
-        known = estimate(item)
+    for key, item, known in found:
         if key is not None and known is not None:
             groups.setdefault(key, []).append(known)
             platforms[key] = item.platform
@@ -184,8 +183,10 @@ def pooled_repeats(pairs: Iterable[tuple[str | None, RunMetrics]]) -> list[RunMe
         starts[platform] = _measured_starts(of_it, start_spread(platform))
     pooled = {key: pool(group, start_spread(platforms[key])) for key, group in groups.items()}
     return [
-        _pooled(_with_starts(item, starts), pooled.get(key) if key is not None else None)
-        for key, item in found
+        item.changed(
+            _with_starts(item, starts) | _pooled(None if known is None else pooled.get(key or ""))
+        )
+        for key, item, known in found
     ]
 
 
@@ -199,11 +200,13 @@ def _measured_starts(groups: Sequence[Sequence[Estimate]], assumed: float) -> tu
     return math.sqrt(max(scatter.variance - within, 0.0)), sum(map(len, repeated))
 
 
-def _with_starts(item: RunMetrics, starts: dict[str | None, tuple[float, int]]) -> RunMetrics:
-    """Return the metrics with the spread of starts of their platform in every interval."""
+def _with_starts(
+    item: RunMetrics, starts: Mapping[str | None, tuple[float, int]]
+) -> dict[str, Any]:
+    """Return what changes with the spread of starts of the platform in every interval."""
     start, runs = starts.get(item.platform, (item.start_spread, 0))
     if start is None or start == item.start_spread or item.start_spread is None:
-        return item
+        return {}
     # replaces the spread that the interval has by the one that was measured
     more = Z95**2 * (start**2 - item.start_spread**2)
 
@@ -213,26 +216,23 @@ def _with_starts(item: RunMetrics, starts: dict[str | None, tuple[float, int]]) 
         return value * math.exp(sign * math.sqrt(max(math.log(end / value) ** 2 + more, 0.0)))
 
     rate, mfu = item.tokens_per_second, item.mfu
-    return replace(
-        item,
-        start_spread=start,
-        start_spread_runs=runs,
-        tokens_per_second_low=moved(rate, item.tokens_per_second_low, -1),
-        tokens_per_second_high=moved(rate, item.tokens_per_second_high, 1),
-        mfu_low=moved(mfu, item.mfu_low, -1),
-        mfu_high=moved(mfu, item.mfu_high, 1),
-    )
+    return {
+        "start_spread": start,
+        "start_spread_runs": runs,
+        "tokens_per_second_low": moved(rate, item.tokens_per_second_low, -1),
+        "tokens_per_second_high": moved(rate, item.tokens_per_second_high, 1),
+        "mfu_low": moved(mfu, item.mfu_low, -1),
+        "mfu_high": moved(mfu, item.mfu_high, 1),
+    }
 
 
-def _pooled(item: RunMetrics, pooled: Pooled | None) -> RunMetrics:
-    if pooled is None or estimate(item) is None:
-        reason = "It takes two runs of a configuration with an interval."
-        return replace(item, pooled_reason=reason)
-    return replace(
-        item,
-        repeats=pooled.runs,
-        pooled_tokens_per_second=pooled.rate,
-        pooled_tokens_per_second_low=pooled.low,
-        pooled_tokens_per_second_high=pooled.high,
-        pooled_reason=None,
-    )
+def _pooled(pooled: Pooled | None) -> dict[str, Any]:
+    if pooled is None:
+        return {"pooled_reason": "It takes two runs of a configuration with an interval."}
+    return {
+        "repeats": pooled.runs,
+        "pooled_tokens_per_second": pooled.rate,
+        "pooled_tokens_per_second_low": pooled.low,
+        "pooled_tokens_per_second_high": pooled.high,
+        "pooled_reason": None,
+    }

@@ -8,10 +8,11 @@ from typing import Any
 from scalebook.errors import CatalogError
 from scalebook.facts import catalog
 from scalebook.facts.catalog.types import ModelShape
-from scalebook.measure.metrics.row import RunMetrics
+from scalebook.measure.row import RunMetrics
 from scalebook.record import RunRecord
 from scalebook.settings import SETTINGS
 
+_ROWS = tuple(SETTINGS[name] for name in RunMetrics.__dataclass_fields__ if name in SETTINGS)
 LARGEST = 2**53  # whole numbers up to here are exact as floats
 
 
@@ -57,10 +58,9 @@ def run_shape(record: RunRecord) -> tuple[ModelShape | None, str | None]:
 
 def settings(record: RunRecord) -> dict[str, Any]:
     """Return the settings of RunMetrics by name, None where the record has none."""
-    rows = [SETTINGS[name] for name in RunMetrics.__dataclass_fields__ if name in SETTINGS]
     found: dict[str, Any] = {
         row.name: count(record, row.name) if row.minimum else text(record.setting(row.name))
-        for row in rows
+        for row in _ROWS
     }
     found["data_parallel_size"] = _data_parallel_size(record)
     return found

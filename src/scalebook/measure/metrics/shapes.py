@@ -88,6 +88,17 @@ def best_warm_up(series: Sequence[float]) -> WarmUp:
     for at, gain in _steps(series, 1, early(count)):
         if gain > best.gain * _SURELY:
             best = WarmUp("step", at, gain)
+    for kind, value, course, room in _candidates(count):
+        gain = sum(map(mul, course, series)) ** 2 / room
+        if gain > best.gain * _SURELY:
+            best = WarmUp(kind, value, gain)
+    return best
+
+
+@lru_cache(maxsize=8)
+def _candidates(count: int) -> tuple[tuple[Kind, float, tuple[float, ...], float], ...]:
+    """Return kind, length, values and sum of squares around the mean of each possible warm-up."""
+    found: list[tuple[Kind, float, tuple[float, ...], float]] = []
     for length in _lengths(count // 2):
         candidates: tuple[tuple[Kind, float], ...] = (
             ("ramp", length), ("cut", length), ("decay", length / 3),
@@ -96,10 +107,8 @@ def best_warm_up(series: Sequence[float]) -> WarmUp:
             course = _values(kind, value)[:count]
             total = sum(course)
             room = sum(map(mul, course, course)) - total * total / count
-            gain = sum(map(mul, course, series)) ** 2 / room
-            if gain > best.gain * _SURELY:
-                best = WarmUp(kind, value, gain)
-    return best
+            found.append((kind, value, course, room))
+    return tuple(found)
 
 
 def best_shift(series: Sequence[float]) -> tuple[int, float]:
@@ -122,9 +131,10 @@ def _steps(series: Sequence[float], first: int, last: int) -> Iterator[tuple[int
         yield at, total * total * count / (at * (count - at))
 
 
-def line(count: int) -> list[float]:
+@lru_cache(maxsize=16)
+def line(count: int) -> tuple[float, ...]:
     """Return a straight line that rises by 1 from the first to the last step, of mean 0."""
-    return [at / (count - 1) - 0.5 for at in range(count)]
+    return tuple(at / (count - 1) - 0.5 for at in range(count))
 
 
 def line_gain(series: Sequence[float]) -> float:

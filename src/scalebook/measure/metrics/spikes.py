@@ -12,6 +12,8 @@ import math
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import sub
 from statistics import median
 
 _REACH = 5  # neighbours on each side that say what a step would have taken
@@ -146,15 +148,22 @@ def _detrended(series: Sequence[float], period: int) -> tuple[list[float], int]:
     Outliers are drawn in, so that no spike makes a pattern.
     """
     half = period // 2
-    total = sum(series[:period])
-    rest: list[float] = []
-    for at in range(half, len(series) - period + half + 1):
-        rest.append(series[at] - total / period)
-        if at - half + period < len(series):
-            total += series[at - half + period] - series[at - half]
-    rest = rest[: len(rest) // period * period]
-    limit = 8 * median(map(abs, rest))
+    count = (len(series) - period + 1) // period * period
+    changes = map(sub, series[period:], series)
+    totals = accumulate(changes, initial=sum(series[:period]))
+    middles = series[half : half + count]
+    rest = [value - total / period for value, total in zip(middles, totals, strict=False)]
+    ordered = sorted(map(abs, rest))
+    limit = 8 * _middle(ordered)
+    if ordered[-1] <= limit:
+        return rest, half
     return [max(-limit, min(limit, value)) for value in rest], half
+
+
+def _middle(ordered: Sequence[float]) -> float:
+    """Return the median of sorted values."""
+    at = len(ordered) // 2
+    return ordered[at] if len(ordered) % 2 else (ordered[at - 1] + ordered[at]) / 2
 
 
 def _offsets(rest: Sequence[float], first: int, period: int) -> list[float]:
@@ -174,7 +183,7 @@ def _pattern_rest(series: Sequence[float], period: int) -> float | None:
         return None
     rest, first = _detrended(series, period)
     mean, count = sum(rest) / len(rest), len(rest)
-    total = sum((value - mean) ** 2 for value in rest)
+    total = sum([difference * difference for difference in [value - mean for value in rest]])
     between = sum(offset**2 for offset in _offsets(rest, first, period)) * (count // period)
     if between <= 1e-9 * total or total <= 0:
         return None

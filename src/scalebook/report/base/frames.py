@@ -23,8 +23,8 @@ from scalebook.facts.feasibility.predicted import Predicted, predictions
 from scalebook.measure.diagnosis import Diagnosis
 from scalebook.measure.measured import Measured, measured
 from scalebook.measure.metrics.repeats import with_repeats
-from scalebook.measure.metrics.row import RunMetrics
 from scalebook.measure.metrics.step_anatomy import RunAnatomy
+from scalebook.measure.row import RunMetrics
 from scalebook.record import RunRecord
 from scalebook.report.base.naming import WORK, group_name, split_name, with_labels
 from scalebook.settings import SETTINGS
