@@ -31,9 +31,7 @@ _SIZES = (
 
 def register(subparsers: Subparsers) -> None:
     """Add this module's commands."""
-    parser = subparsers.add_parser(
-        "ingest", help="import logs of other trainers, and runs from trackers"
-    )
+    parser = subparsers.add_parser("ingest", help="import logs of other trainers, runs of trackers")
     parser.add_argument(
         "paths",
         nargs="+",
@@ -82,11 +80,12 @@ def run_ingest(options: argparse.Namespace) -> int:
     """Print what the files hold (``--json``), or write run directories and print a table."""
     from scalebook.errors import IngestError
     from scalebook.facts import catalog
+    from scalebook.logs.ingest.group import no_store
     from scalebook.logs.ingest.run import ingest, summaries
     from scalebook.trackers import opener
 
     dialect = _dialect(options)
-    opens = (lambda _: None) if isinstance(dialect, str) else opener(dialect)
+    opens = no_store if isinstance(dialect, str) else opener(dialect)
     names = ("model", "platform", "precision", "trained", *(name for _, name, _ in _SIZES))
     given = ((name, getattr(options, name)) for name in names)
     supplied = {name: value for name, value in given if value is not None}

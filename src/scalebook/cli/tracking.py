@@ -64,7 +64,7 @@ def targets(options: argparse.Namespace) -> tuple[Target, ...]:
     from scalebook.errors import TrackerError
     from scalebook.trackers import parse_target
 
-    if options.log_to and options.launcher != "direct":
+    if options.launcher != "direct":
         raise TrackerError(
             "--log-to needs the runs on this machine. Leave it out, and write them when the jobs "
             "have ended: 'scalebook export runs --to KIND:PLACE'."
@@ -74,10 +74,12 @@ def targets(options: argparse.Namespace) -> tuple[Target, ...]:
 
 def after_run(options: argparse.Namespace) -> Callable[[Path], Sequence[str]] | None:
     """Return what to do with each run that has ended; it returns warnings. None without any."""
+    if not options.log_to:
+        return None
     from scalebook.trackers import log_run
 
     wanted = targets(options)
-    return (lambda directory: log_run(directory, wanted)) if wanted else None
+    return lambda directory: log_run(directory, wanted)
 
 
 def log_new(options: argparse.Namespace, runs: Path, before: Iterable[Path]) -> None:

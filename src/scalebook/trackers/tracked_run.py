@@ -29,6 +29,7 @@ MOST_VALUES = 5_000_000  # numbers of one run that are held at once
 MOST_PARAMETERS = 10_000
 _TOGETHER = 1000  # rows that are turned into text at once
 _KNOWN = frozenset(chain.from_iterable(NAMES.values()))
+_NONE: frozenset[str] = frozenset()
 _SIZES = frozenset(settings.SIZES.values())
 # Hugging Face's batch of one device; its "train_batch_size" is no global batch.
 _PER_DEVICE = "per_device_train_batch_size"
@@ -56,8 +57,10 @@ class TrackedRun:
 
     def parameter(self, name: str, value: object) -> None:
         """Set a parameter, or several where its value is an object."""
-        cells = flat(cast("dict[str, Any]", value), name) if isinstance(value, dict) else None
-        for key, item in cells or ((name, value),):
+        cells: Iterable[tuple[str, object]] = ((name, value),)
+        if isinstance(value, dict):
+            cells = flat(cast("dict[str, Any]", value), name)
+        for key, item in cells:
             if len(self.parameters) < MOST_PARAMETERS:
                 self.parameters[key] = item
 
@@ -113,8 +116,7 @@ class _Lines(Source):
 
 def wanted(dialect: type[Dialect] | None) -> frozenset[str]:
     """Return the columns that the user maps."""
-    mapping = dialect.mapping if dialect and issubclass(dialect, Rows) else {}
-    return frozenset(mapping.values())
+    return frozenset(dialect.mapping.values()) if dialect and issubclass(dialect, Rows) else _NONE
 
 
 def content(tracker: str, run: TrackedRun, dialect: type[Dialect] | None) -> FileContent:

@@ -133,7 +133,8 @@ def event_records(stream: BinaryIO, note: Callable[[str], None]) -> Iterator[byt
 
 def _table() -> tuple[int, ...]:
     rows: list[int] = []
-    for value in range(256):
+    for byte in range(256):
+        value = byte
         for _ in range(8):
             value = value >> 1 ^ (_POLYNOMIAL if value & 1 else 0)
         rows.append(value)

@@ -210,7 +210,8 @@ class Found:
         for path, named, read in self.stores:
             count = 0
             try:
-                for count, content in enumerate(read(), start=1):
+                for content in read():
+                    count += 1
                     if not content.empty:
                         yield Group([content], list(content.jobs))
                     elif named:
