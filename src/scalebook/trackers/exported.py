@@ -10,11 +10,11 @@ from typing import Any
 
 from scalebook.errors import TrackerError
 from scalebook.measure.metrics import RunMetrics, measure
-from scalebook.record import RunRecord
 from scalebook.scrub import scrub
 from scalebook.step_columns import Steps
 from scalebook.store import Run
 
+TAG = "scalebook/"  # before the name of a tag that stands next to parameters
 # Columns of steps.jsonl that become metrics under the same name.
 _BY_STEP = ("loss", "step_seconds", "grad_norm", "learning_rate")
 # Fields of RunMetrics that make the summary, by their name there: the name carries the unit.
@@ -65,7 +65,7 @@ class RunExport:
     @property
     def named_tags(self) -> dict[str, str]:
         """The tags for a tracker that keeps them next to parameters."""
-        return {f"scalebook/{name}": value for name, value in self.tags.items()}
+        return {f"{TAG}{name}": value for name, value in self.tags.items()}
 
 
 def export_of(run: Run) -> RunExport:
@@ -73,15 +73,16 @@ def export_of(run: Run) -> RunExport:
     record, found = run.record, measure(run)
     return RunExport(
         run_id=record.run_id,
-        parameters=_parameters(record),
-        tags=_tags(record, found),
+        parameters=_parameters(run),
+        tags=_tags(run, found),
         summary=_summary(found),
         steps=_steps(run),
     )
 
 
-def _parameters(record: RunRecord) -> dict[str, int | float | str | bool]:
+def _parameters(run: Run) -> dict[str, int | float | str | bool]:
     """Return the settings that are known, by name: what ran, else what was asked for."""
+    record = run.record
     names = dict.fromkeys((*record.asked, *record.observed))
     values = ((name, record.setting(name)) for name in names)
     return {
@@ -91,8 +92,9 @@ def _parameters(record: RunRecord) -> dict[str, int | float | str | bool]:
     }
 
 
-def _tags(record: RunRecord, found: RunMetrics) -> dict[str, str]:
+def _tags(run: Run, found: RunMetrics) -> dict[str, str]:
     """Return status, source, versions, and why a number is missing, all as text."""
+    record = run.record
     tags = {"run_id": record.run_id, "status": found.status, "source": record.source}
     versions = ((name, record.environment.get(name)) for name in _VERSIONS)
     tags |= {name: str(value) for name, value in versions if value is not None}

@@ -67,7 +67,7 @@ def read_run(path: Path, wanted: frozenset[str]) -> TrackedRun | None:
             for line in lines(file):
                 _point(run, history, name, line)
         elif kind in ("params", "tags"):
-            run.parameter(_plain(name), read_text(file, _TEXT_BYTES))
+            run.parameter(name, read_text(file, _TEXT_BYTES))
     run.rows = history
     return run
 
@@ -100,11 +100,6 @@ def _ending(status: str) -> Ending | None:
     if status in ("FAILED", "KILLED"):
         return Ending("failed" if status == "FAILED" else "interrupted", said)
     return None
-
-
-def _plain(name: str) -> str:
-    """Return the name of a tag of ours as the parameter that it is."""
-    return name.removeprefix("scalebook/").removeprefix("scalebook.")
 
 
 def read_store(path: Path, wanted: frozenset[str]) -> Iterator[TrackedRun]:
@@ -162,7 +157,7 @@ def _runs(store: sqlite3.Connection, path: Path, wanted: frozenset[str]) -> Iter
         for table in ("params", "tags"):
             asked = f"SELECT key, value FROM {table} WHERE run_uuid = ? LIMIT ?"
             for key, value in store.execute(asked, (name, MOST_PARAMETERS)):
-                run.parameter(_plain(str(key)), value)
+                run.parameter(str(key), value)
         for key in _metrics(store, name):
             if history.wants(key):
                 _points(history, key, _values(store, name, key))
@@ -210,7 +205,7 @@ def write(run: RunExport, place: str) -> None:
     experiment = tracker.get_experiment_by_name("scalebook")
     where = experiment.experiment_id if experiment else tracker.create_experiment("scalebook")
     start, end = (int(1e3 * seconds) for seconds in run.seconds)
-    tags = {f"scalebook.{name}": value[:_MOST_TEXT] for name, value in run.tags.items()}
+    tags = {name: value[:_MOST_TEXT] for name, value in run.named_tags.items()}
     made = tracker.create_run(where, start_time=start, run_name=run.run_id, tags=tags)
     _log(tracker, entities, made.info.run_id, run, end)
     status = "FINISHED" if run.tags["status"] == "completed" else "FAILED"

@@ -11,22 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from scalebook.logs.dialects.mlperf import SIZES
 from scalebook.trackers.exported import RunExport
 from scalebook.untrusted import appended
 
-# Settings -> keys of published submissions.
-_SIZES = {
-    "global_batch_size": "global_batch_size",
-    "sequence_length": "max_sequence_length",
-    "micro_batch_size": "micro_batch_size",
-    "tensor_parallel_size": "tensor_parallelism",
-    "pipeline_parallel_size": "pipeline_parallelism",
-    "context_parallel_size": "context_parallelism",
-    "expert_parallel_size": "expert_parallelism",
-    "data_parallel_size": "data_parallelism",
-    "nodes": "number_of_nodes",
-    "seed": "seed",
-}
+# Settings -> keys of published submissions; the first of several is in use today.
+_KEYS = {ours: key for key, ours in reversed(SIZES.items())} | {"seed": "seed"}
 
 
 def write(run: RunExport, place: str) -> None:
@@ -45,7 +35,7 @@ def write(run: RunExport, place: str) -> None:
 def _events(run: RunExport) -> Iterator[dict[str, Any]]:
     """Yield the events of a run in the order of their times."""
     start, end = run.seconds
-    sizes = {key: run.parameters.get(name) for name, key in _SIZES.items()}
+    sizes = {key: run.parameters.get(name) for name, key in _KEYS.items()}
     world, nodes = run.parameters.get("world_size"), run.parameters.get("nodes", 1)
     if isinstance(world, int) and isinstance(nodes, int) and nodes and world % nodes == 0:
         sizes |= {"number_of_nodes": nodes, "accelerators_per_node": world // nodes}

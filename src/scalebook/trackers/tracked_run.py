@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 from scalebook.errors import CatalogError, IngestError
 from scalebook.facts import catalog
@@ -24,6 +24,8 @@ from scalebook.logs.ingest.reader import FileContent
 from scalebook.logs.settings import Value
 from scalebook.logs.source import Source
 from scalebook.logs.status import Ending
+from scalebook.record import Status
+from scalebook.trackers.exported import TAG
 
 MOST_VALUES = 5_000_000  # numbers of one run that are held at once
 MOST_PARAMETERS = 10_000
@@ -128,11 +130,22 @@ def content(tracker: str, run: TrackedRun, dialect: type[Dialect] | None) -> Fil
     jobs = reader.read(source)
     for note in (*run.notes, *source.notes):
         jobs[-1].note(note)
-    jobs[-1].ending = run.ending
-    jobs[-1].finished = run.ending is not None and run.ending.status == "completed"
+    ending = _own_ending(run.parameters) or run.ending
+    jobs[-1].ending = ending
+    jobs[-1].finished = ending is not None and ending.status == "completed"
     said = json.dumps([source.digest(), run.parameters], sort_keys=True, default=str)
     digest = hashlib.sha256(said.encode()).hexdigest()
     return FileContent(run.path, kind, jobs, digest, source.tail())
+
+
+def _own_ending(parameters: Mapping[str, object]) -> Ending | None:
+    """Return how a run of ours ended, as its tags say; None for a run of others."""
+    status = parameters.get(f"{TAG}status")
+    if status not in get_args(Status):
+        return None
+    said = f"the status {status}"
+    reason = str(parameters.get(f"{TAG}reason", ""))[:500] or None
+    return Ending(cast("Status", status), said, sentence=reason)
 
 
 def _tell(out: Collector, parameters: Mapping[str, object]) -> None:
