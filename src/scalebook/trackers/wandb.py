@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from scalebook.errors import TrackerError
 from scalebook.logs.status import Ending
 from scalebook.trackers import wire
 from scalebook.trackers.exported import RunExport, client
@@ -16,6 +19,7 @@ from scalebook.untrusted import LINES_BYTES, opened
 # Fields of W&B's Record, from wandb/proto/wandb_internal.proto, which keeps them for ever.
 _HISTORY, _CONFIG, _RUN, _EXIT, _ENVIRONMENT = 2, 5, 17, 18, 26
 _KEY, _NESTED_KEY, _VALUE = 1, 2, 16  # of an item of a history or a configuration
+_WRITE_SECONDS = 60.0
 _RUN_CONFIG, _EXIT_CODE, _GPU_TYPE = 4, 1, 18
 
 
@@ -109,7 +113,7 @@ def write(run: RunExport, place: str) -> None:
     """Write a run as an offline run under a folder; ``wandb sync`` uploads it.
 
     Raises:
-        TrackerError: the client is missing.
+        TrackerError: the client is missing, or does not end.
     """
     wandb = client("wandb")
     Path(place).mkdir(parents=True, exist_ok=True)
@@ -130,3 +134,19 @@ def write(run: RunExport, place: str) -> None:
         out.log({**step.values, "finished_at_seconds": step.finished_at_seconds}, step=step.step)
     out.summary.update(run.summary)
     out.finish(exit_code=0 if run.tags["status"] == "completed" else 1)
+    wait_for_end(Path(out.dir).parent)
+
+
+def wait_for_end(folder: Path) -> None:
+    """Wait until the file of a run holds its end: the client returns before it has written all.
+
+    Raises:
+        TrackerError: it does not come.
+    """
+    deadline = time.monotonic() + _WRITE_SECONDS
+    while time.monotonic() < deadline:
+        with suppress(OSError):
+            if read(folder).ending is not None:
+                return
+        time.sleep(0.1)
+    raise TrackerError(f"{folder} is not complete after {_WRITE_SECONDS:.0f} s.")
