@@ -93,7 +93,8 @@ def test_a_wandb_file_is_read_by_its_name_too(wandb_run: Path, tmp_path: Path):
 def test_a_wandb_run_that_was_cut_off_is_read_up_to_there(wandb_run: Path, tmp_path: Path):
     file = next(wandb_run.glob("offline-run-*/*.wandb"))
     cut = tmp_path / "run-1.wandb"
-    cut.write_bytes(file.read_bytes()[:-3000])
+    whole = file.read_bytes()
+    cut.write_bytes(whole[: whole.index(f"{metrics(20)['train/loss']}".encode())])
     run = only(cut, tmp_path / "runs")
     assert run.record.status == "interrupted"
     assert 1 < len(run.steps) < STEPS
@@ -113,35 +114,40 @@ def framed(*records: bytes) -> bytes:
     return out
 
 
-def item(field: int, *parts: tuple[int, bytes]) -> bytes:
-    """Return a message as a field of another (all shorter than 128 bytes)."""
-    body = b""
-    for number, text in parts:
-        key = number << 3 | 2
-        body += (bytes([key]) if key < 128 else bytes([key & 127 | 128, key >> 7])) + bytes(
-            [len(text)]
-        )
-        body += text
+def part(field: int, content: bytes) -> bytes:
+    """Return a field of a message that holds text or another message, of at most 127 bytes."""
     key = field << 3 | 2
-    return (bytes([key]) if key < 128 else bytes([key & 127 | 128, key >> 7])) + bytes(
-        [len(body)]
-    ) + body  # fmt: skip
+    head = bytes([key]) if key < 128 else bytes([key & 127 | 128, key >> 7])
+    return head + bytes([len(content)]) + content
+
+
+def item(name: str, value: str) -> bytes:
+    """Return an item of a history or a configuration."""
+    return part(1, part(1, name.encode()) + part(16, value.encode()))
 
 
 def history(step: int, seconds: str) -> bytes:
+    """Return the record of a call of ``wandb.log``."""
     cells = {"_step": str(step), "step_time": seconds, "loss": "2.5"}
-    items = [item(1, (1, name.encode()), (16, text.encode())) for name, text in cells.items()]
-    body = b"".join(items)
-    return b"\x12" + bytes([len(body)]) + body
+    return part(2, b"".join(item(name, text) for name, text in cells.items()))
 
 
 def test_records_of_wandb_are_read_without_its_client(tmp_path: Path):
     file = tmp_path / "run-x.wandb"
-    config = item(5, (1, item(1, (1, b"world_size"), (16, b"4"))[2:]))
+    config = part(5, item("world_size", "4"))
     file.write_bytes(framed(config, *(history(n, "0.5") for n in range(1, 10))))
     run = only(file, tmp_path / "runs")
     assert [step.step_seconds for step in run.steps] == [0.5] * 9
     assert run.record.observed["world_size"] == 4
+
+
+@pytest.mark.parametrize("missing", [1, len(history(9, "0.5")) + 2])
+def test_a_file_that_ends_within_a_record_or_its_header_says_so(missing: int, tmp_path: Path):
+    file = tmp_path / "run-x.wandb"
+    file.write_bytes(framed(*(history(n, "0.5") for n in range(1, 10)))[:-missing])
+    run = only(file, tmp_path / "runs")
+    assert len(run.steps) == 8
+    assert "ends within a record" in str(run.record.environment["ingest"]["warnings"])
 
 
 def test_a_damaged_record_ends_the_reading(tmp_path: Path):
@@ -163,7 +169,7 @@ def test_a_file_that_only_has_the_name_is_refused_in_the_usual_words(tmp_path: P
 
 @pytest.mark.parametrize("data", [b"\x0a\xff", b"\x0b", b"\x80" * 12, b"\x0a\x05ab", b"\x80"])
 def test_bytes_that_are_no_protocol_buffer_are_an_error(data: bytes):
-    with pytest.raises(ValueError, match="cut off|kind|64 bits"):
+    with pytest.raises(ValueError, match=r"cut off|kind|64 bits"):
         list(wire.fields(data))
 
 

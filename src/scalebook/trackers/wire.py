@@ -16,6 +16,7 @@ MOST_BYTES = 16 << 20  # of one record; a larger one holds no number of a step, 
 _BLOCK = 1 << 15
 _WANDB_MAGIC = b":W&B\xe1\xbe\x00"
 _HEADER = struct.Struct("<IHB")  # checksum, length, kind
+_CUT = "The file ends within a record: the run was still writing, or died."
 _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _LONGEST_VARINT = 10
@@ -95,14 +96,14 @@ def wandb_records(stream: BinaryIO, note: Callable[[str], None]) -> Iterator[byt
         return
     record, size = bytearray(), _BLOCK - len(_WANDB_MAGIC)
     while block := stream.read(size):
-        at, size = 0, _BLOCK
+        at, whole, size = 0, len(block) == size, _BLOCK
         while len(block) - at >= _HEADER.size:
             checksum, length, kind = _HEADER.unpack_from(block, at)
             if not (checksum or length or kind):
                 break  # the rest of the block is padding
             body = block[at + _HEADER.size : at + _HEADER.size + length]
             if len(body) < length:
-                note("The file ends within a record: the run was still writing, or died.")
+                note(_CUT)
                 return
             if zlib.crc32(body, zlib.crc32(bytes((kind,)))) != checksum:
                 note("The file is damaged; it was read up to there.")
@@ -112,6 +113,8 @@ def wandb_records(stream: BinaryIO, note: Callable[[str], None]) -> Iterator[byt
             record += body[: MOST_BYTES + 1 - len(record)]
             if kind in (_FULL, _LAST) and len(record) <= MOST_BYTES:
                 yield bytes(record)
+        if not whole and any(block[at:]):
+            note(_CUT)
 
 
 def event_records(stream: BinaryIO, note: Callable[[str], None]) -> Iterator[bytes]:
