@@ -243,7 +243,7 @@ def test_a_server_that_does_not_answer_is_a_warning():
         taken.bind(("127.0.0.1", 0))
         target = Target("mlflow", f"http://127.0.0.1:{taken.getsockname()[1]}")
         (problem,) = log_run(GOOD, [target])
-    assert problem.startswith(f"not written to {target}: ")
+    assert problem.startswith(f"{target} did not take run {GOOD.name}: ")
     assert "\n" not in problem
 
 

@@ -90,7 +90,9 @@ def log_run(directory: Path, targets: Sequence[Target]) -> list[str]:
         answer = ask(command, EXPORT_SECONDS)
         if answer.code != 0:
             said = answer.errors.strip().splitlines() or [f"exit code {answer.code}"]
-            problems.append(f"not written to {target}: {said[-1].removeprefix('scalebook: ')}")
+            reason = said[-1].removeprefix("scalebook: ")
+            known = reason.startswith(str(target))
+            problems.append(reason if known else f"not written to {target}: {reason}")
     return problems
 
 
@@ -125,9 +127,9 @@ def _reader(
     if path.is_dir():
         if mlflow.is_run(path):
             return "mlflow", lambda: iter(filter(None, [mlflow.read_run(path, columns)]))
-        return ("wandb", lambda: iter([wandb.read(path)])) if wandb.file_in(path) else None
+        return ("wandb", lambda: iter([wandb.read(path, columns)])) if wandb.file_in(path) else None
     if wandb.file_in(path):
-        return "wandb", lambda: iter([wandb.read(path)])
+        return "wandb", lambda: iter([wandb.read(path, columns)])
     if tensorboard.is_events(path):
         first = tensorboard.files_of(path)[:1] in ([path], [])
         return "tensorboard", lambda: iter([tensorboard.read(path, columns)] if first else [])

@@ -67,6 +67,11 @@ class TrackedRun:
                 self.parameters[key] = item
 
 
+def wants(name: str, columns: frozenset[str]) -> bool:
+    """Whether a name that a run logged is of a column that the dialect or the user knows."""
+    return name in columns or name.lower() in _KNOWN
+
+
 class History:
     """Numbers that a tracker keeps metric by metric, gathered into one row per step."""
 
@@ -77,7 +82,7 @@ class History:
 
     def wants(self, name: str) -> bool:
         """Whether a metric can say anything of a training step."""
-        return name in self._wanted or name.lower() in _KNOWN
+        return wants(name, self._wanted)
 
     def add(self, name: str, step: int, value: float, seconds: float) -> None:
         """Take a number, logged at a time (seconds since 1970); the last of a step counts.

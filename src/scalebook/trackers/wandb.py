@@ -13,7 +13,7 @@ from scalebook.errors import TrackerError
 from scalebook.logs.status import Ending
 from scalebook.trackers import wire
 from scalebook.trackers.exported import RunExport, client
-from scalebook.trackers.tracked_run import TrackedRun
+from scalebook.trackers.tracked_run import TrackedRun, wants
 from scalebook.untrusted import LINES_BYTES, opened
 
 # Fields of W&B's Record, from wandb/proto/wandb_internal.proto, which keeps them for ever.
@@ -32,8 +32,10 @@ def file_in(path: Path) -> Path | None:
     return path if path.suffix == ".wandb" else None
 
 
-def read(path: Path) -> TrackedRun:
+def read(path: Path, columns: frozenset[str] = frozenset()) -> TrackedRun:
     """Return the run of a folder (or of a .wandb file); its rows are read on the way.
+
+    ``columns`` are those that the user maps; of the others, the ones that are known count.
 
     Raises:
         OSError: the file cannot be opened, or is too large.
@@ -43,7 +45,7 @@ def read(path: Path) -> TrackedRun:
     with opened(file, LINES_BYTES) as stream:
         for number, value in _records(stream, run):
             _about(run, number, value)
-    run.rows = _rows(file)
+    run.rows = _rows(file, columns)
     return run
 
 
@@ -81,32 +83,42 @@ def _about(run: TrackedRun, number: int, value: bytes) -> None:
 
 
 def _parameter(run: TrackedRun, item: bytes) -> None:
-    name, value = _item(item)
+    name, text = _item(item)
     if name and not name.startswith("_wandb"):
-        run.parameter(name, value)
+        run.parameter(name, _value(text))
 
 
-def _item(item: bytes) -> tuple[str, Any]:
-    """Return the name of an item, its parts joined by ``/``, and its value; None if unreadable."""
-    name = "/".join(wire.texts(item, _NESTED_KEY) or wire.texts(item, _KEY))
-    texts = wire.texts(item, _VALUE)
+def _item(item: bytes) -> tuple[str, bytes]:
+    """Return the name of an item, its parts joined by ``/``, and its value as JSON."""
+    names, text = list[bytes](), b""
+    for number, part in wire.fields(item):
+        if isinstance(part, bytes) and number in (_KEY, _NESTED_KEY):
+            names.append(part)
+        elif isinstance(part, bytes) and number == _VALUE:
+            text = part
+    return b"/".join(names).decode(errors="replace"), text
+
+
+def _value(text: bytes) -> Any:
+    """Return the value of a JSON text, None where it cannot be read."""
     try:
-        return name, json.loads(texts[-1]) if texts else None
+        return json.loads(text.decode(errors="replace")) if text else None
     except (ValueError, RecursionError):
-        return name, None
+        return None
 
 
-def _rows(file: Path) -> Iterator[Mapping[str, object]]:
+def _rows(file: Path, columns: frozenset[str]) -> Iterator[Mapping[str, object]]:
     """Yield the history: one row of plain values per call of ``wandb.log``."""
     with opened(file, LINES_BYTES) as stream:
         for number, value in _records(stream):
             if number != _HISTORY:
                 continue
             try:
-                cells = dict(_item(item) for item in wire.members(value, 1))
+                items = [_item(item) for item in wire.members(value, 1)]
             except ValueError:
                 continue
-            yield {key: one for key, one in cells.items() if isinstance(one, int | float | str)}
+            cells = ((name, _value(text)) for name, text in items if wants(name, columns))
+            yield {name: one for name, one in cells if isinstance(one, int | float | str)}
 
 
 def write(run: RunExport, place: str) -> None:

@@ -33,14 +33,18 @@ def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
     """
     at, end = 0, len(message)
     while at < end:
-        key, at = _varint(message, at)
+        key, at = message[at], at + 1
+        if key >= 0x80:
+            key, at = _varint(message, at - 1)
         kind = key & 7
         if kind == _VARINT:
             value, at = _varint(message, at)
             yield key >> 3, value
             continue
         if kind == _BYTES:
-            size, at = _varint(message, at)
+            size, at = message[at] if at < end else 0x80, at + 1
+            if size >= 0x80:
+                size, at = _varint(message, at - 1)
         elif kind in (_FIXED64, _FIXED32):
             size = 8 if kind == _FIXED64 else 4
         else:
