@@ -17,11 +17,11 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src/scalebook"
 FIELDS_OF_A_LIST = 4  # a constant with so many names of settings is a list of them
 LIMITS = {
-    "files": 456,
-    "lines": 59400,
+    "files": 465,
+    "lines": 60950,
     "longest file": 640,
-    "rooms": 32,
-    "import arrows between rooms": 170,
+    "rooms": 33,
+    "import arrows between rooms": 181,
     "lists of settings": 30,
     "class names used twice": 24,
     "module names used twice": 57,

@@ -117,8 +117,9 @@ def read_log(path: str | Path, runs: str | Path, **supplied: Any) -> Runs:
     """Import a log of another trainer into a folder of runs; return the runs that it contains."""
     from scalebook.errors import IngestError
     from scalebook.logs.ingest.run import ingest
+    from scalebook.trackers import opener
 
-    found, notes = ingest([Path(path)], Path(runs), supplied)
+    found, notes = ingest([Path(path)], Path(runs), supplied, opens=opener())
     if not found:
         raise IngestError(" ".join(notes) or f"No log was recognised in {path}.")
     every = load(runs)

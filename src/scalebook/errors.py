@@ -26,6 +26,10 @@ class IngestError(ScalebookError):
     """A log cannot be read, or what the user supplied contradicts it."""
 
 
+class TrackerError(ScalebookError):
+    """A tracker did not take a run, or its client is not installed."""
+
+
 class TraceError(ScalebookError):
     """A profiler's trace cannot be read."""
 

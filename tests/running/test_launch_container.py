@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from training import wait_for
 
 from scalebook.cli import contained as cli_contained
-from scalebook.cli import main
+from scalebook.cli import main, tracking
 from scalebook.errors import LaunchError
 from scalebook.running.container import apptainer, enroot, nested, oci, request
 from scalebook.running.container.images import ENGINES, image
@@ -246,6 +246,11 @@ def test_the_options_about_containers_do_not_go_inside():
     given = ["run", "--container", "docker", "--steps", "3", "--image=x", "--env", "A=1"]
     given += ["--container-arg=--network=none"]
     assert cli_contained.without_container_options(given) == ["run", "--steps", "3"]
+
+
+def test_trackers_are_written_from_outside_of_the_container():
+    given = ["run", "--log-to", "mlflow:x", "--steps", "3", "--log-to=wandb:y"]
+    assert tracking.without_log_to(given) == ["run", "--steps", "3"]
 
 
 def _fields(value: Any) -> dict[str, Any]:

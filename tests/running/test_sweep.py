@@ -451,3 +451,17 @@ def test_an_option_of_another_launcher_is_refused_not_ignored(
     command = ["run", "--platform", "cpu", "--dry-run", "--runs", str(tmp_path), *options]
     assert main(command) == 2
     assert message in capsys.readouterr().err
+
+
+def test_what_happens_after_each_run_may_fail_without_a_loss(tmp_path: Path, papermill: Any):
+    papermill(broken="1")
+    seen: list[Path] = []
+
+    def after(directory: Path) -> list[str]:
+        seen.append(directory)
+        return ["not written to wandb:x: no room"] if len(seen) == 2 else []
+
+    results, said, code = run(tmp_path, plan(), after=after)
+    assert (code, len(results)) == (0, 3)
+    assert sorted(seen) == sorted(store.run_directories(tmp_path))
+    assert "[2/3] warning: not written to wandb:x: no room" in said

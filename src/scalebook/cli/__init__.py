@@ -35,7 +35,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "diagnose": "diagnose", "reproduce": "reproduce", "report": "reports", "demo": "reports",
         "open": "reports",
     },
-    "interchange": {"ingest": "ingest"},
+    "interchange": {"ingest": "ingest", "export": "tracking"},
 }  # fmt: skip
 COMMANDS = {name: module for group in GROUPS.values() for name, module in group.items()}
 # Commands that only show: a reader who goes away has seen enough. The exit code of the others says

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from scalebook.cli.tracking import without_log_to
 from scalebook.running.container.images import ASKABLE
 
 if TYPE_CHECKING:
@@ -145,7 +146,8 @@ def _request(options: argparse.Namespace, engine: str, vendor: str) -> Request:
 
 def _inner_arguments(options: argparse.Namespace, platform: str, runs: Path) -> list[str]:
     """Return the command line inside: the same, with every path absolute and no container."""
-    arguments = [a for a in without_container_options(options.arguments) if a != "--dry-run"]
+    outside = without_log_to(without_container_options(options.arguments))
+    arguments = [one for one in outside if one != "--dry-run"]
     arguments += ["--platform", platform, "--runs", str(runs.resolve()), "--container", "none"]
     if options.plan:
         arguments += ["--plan", str(options.plan.resolve())]

@@ -31,8 +31,14 @@ _SIZES = (
 
 def register(subparsers: Subparsers) -> None:
     """Add this module's commands."""
-    parser = subparsers.add_parser("ingest", help="import logs of other trainers as runs")
-    parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="log files or folders")
+    parser = subparsers.add_parser("ingest", help="import logs of other trainers, runs of trackers")
+    parser.add_argument(
+        "paths",
+        nargs="+",
+        type=Path,
+        metavar="PATH",
+        help="log files or folders; runs of W&B (offline), MLflow (folder, SQLite) and TensorBoard",
+    )
     parser.add_argument(
         "--runs",
         type=Path,
@@ -74,9 +80,12 @@ def run_ingest(options: argparse.Namespace) -> int:
     """Print what the files hold (``--json``), or write run directories and print a table."""
     from scalebook.errors import IngestError
     from scalebook.facts import catalog
+    from scalebook.logs.ingest.group import no_store
     from scalebook.logs.ingest.run import ingest, summaries
+    from scalebook.trackers import opener
 
     dialect = _dialect(options)
+    opens = no_store if isinstance(dialect, str) else opener(dialect)
     names = ("model", "platform", "precision", "trained", *(name for _, name, _ in _SIZES))
     given = ((name, getattr(options, name)) for name in names)
     supplied = {name: value for name, value in given if value is not None}
@@ -86,11 +95,13 @@ def run_ingest(options: argparse.Namespace) -> int:
         catalog.platform(options.platform)
     if options.json:
         found = [
-            summary for path in options.paths for summary in summaries(path, supplied, dialect)
+            summary
+            for path in options.paths
+            for summary in summaries(path, supplied, dialect, opens)
         ]
         print_json(found[0] if len(found) == 1 else found)
         return 0
-    runs, notes = ingest(options.paths, options.runs, supplied, dialect)
+    runs, notes = ingest(options.paths, options.runs, supplied, dialect, opens)
     for note in notes:
         print(f"scalebook: {note}", file=sys.stderr)
     if not runs:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scalebook.cli import cluster, contained, run_options
+from scalebook.cli import cluster, contained, run_options, tracking
 from scalebook.cli.arguments import Subparsers, add_runs, at_least
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dry-run", action="store_true", help="print the commands without starting them"
     )
+    tracking.add_log_to(parser)
     parser.add_argument("--trainer", default="", help=argparse.SUPPRESS)
     run_options.add_arguments(parser)
     cluster.add_arguments(parser)
@@ -56,18 +57,22 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run a plan; 0 if any of its configurations has a completed run."""
+    from scalebook import store
     from scalebook.project import TRAIN_NOTEBOOK, required_root, runs_folder
     from scalebook.running import launch, sweep, todo
     from scalebook.running.console import Console
 
     cluster.refuse_idle(options)
+    after = tracking.after_run(options)
     if options.launcher != "direct":
         return cluster.run(options, _load)
     platform, devices = _machine(options)
     plan = _load(options, platform, devices)
     runs = runs_folder(str(options.runs or ""))
+    before = tuple(store.run_directories(runs))
     ended = contained.enter(options, platform, plan, runs)
     if ended is not None:
+        tracking.log_new(options, runs, before)
         return ended
     if options.dry_run:
         entries = todo.survey(plan, runs, devices, options.rerun)
@@ -95,6 +100,7 @@ def run(options: argparse.Namespace) -> int:
         prune=options.prune,
         rerun=options.rerun,
         accelerator=_device_name(platform),
+        after=after,
     )
     _announce(plan, entries, console)
     with sweep.stop_on_signals(settings.budget_seconds) as stop:

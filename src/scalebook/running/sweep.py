@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -55,6 +55,7 @@ class Settings:
     prune: bool = True  # skip what is larger than a configuration that ran out of memory
     rerun: bool = False  # what ran out of memory before this plan counts no more
     accelerator: str | None = None  # this machine's device, where it is known
+    after: Callable[[Path], Sequence[str]] | None = None  # of each run that ended; its warnings
 
 
 def run_plan(
@@ -130,6 +131,8 @@ class _Sweep:
         console.say(f"{where} {record.status} in {took}: {short(directory)}{reason}")
         for one in provenance.of(record):
             console.say(f"{where} warning: this run is not what was asked for: {one.sentence()}")
+        for problem in self.settings.after(directory) if self.settings.after else ():
+            console.say(f"{where} warning: {problem}")
         return record
 
     def _cool_down(self, where: str) -> Waited | None:

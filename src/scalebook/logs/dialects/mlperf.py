@@ -10,7 +10,7 @@ from scalebook.logs.dialects.dialect import LineDialect
 from scalebook.logs.status import Ending
 
 _EVENT = re.compile(r":::MLLOG\s*(\{.*)")
-_SIZES = {
+SIZES = {
     "global_batch_size": "global_batch_size",
     "max_sequence_length": "sequence_length",
     "sequence_length": "sequence_length",
@@ -59,8 +59,8 @@ class MLPerf(LineDialect):
 
     def _event(self, event: dict[str, Any]) -> None:
         key, value, details = event.get("key"), event.get("value"), self.out.job.details
-        if isinstance(key, str) and key in _SIZES and isinstance(value, int) and value > 0:
-            self.out.tell(_SIZES[key], value)
+        if isinstance(key, str) and key in SIZES and isinstance(value, int) and value > 0:
+            self.out.tell(SIZES[key], value)
         elif key in _FACTS and isinstance(value, str | int | float):
             details[str(key)] = value
         elif key == "tracked_stats" and isinstance(value, dict):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 from scalebook.errors import IngestError
 from scalebook.logs.dialects.dialect import Dialect
@@ -27,6 +28,14 @@ _RESULT_SUFFIXES = {
 }
 _LOSS_AGREES = 1e-3
 MOST_FILES = 10_000
+# What is no text: an opener returns, for a file or a folder that it knows, what reads its runs.
+StoreReader: TypeAlias = Callable[[], Iterable[FileContent]]
+Opener: TypeAlias = Callable[[Path], StoreReader | None]
+
+
+def no_store(_path: Path) -> StoreReader | None:
+    """Return None: every file is read as text."""
+    return None
 
 
 @dataclass(slots=True)
@@ -43,12 +52,12 @@ class Group:
         return self.files[0].path.parent
 
 
-def files_under(path: Path) -> Iterator[tuple[Path, bool]]:
-    """Yield the files of a path, and whether the user named each one.
+def files_under(path: Path, opens: Opener = no_store) -> Iterator[tuple[Path, bool]]:
+    """Yield the files and stores of a path, and whether the user named each one.
 
     A folder is walked without following links; hidden entries and run directories are left out.
     """
-    if not path.is_dir():
+    if not path.is_dir() or opens(path):
         if not path.exists():
             raise IngestError(f"{path} does not exist.")
         yield path, True
@@ -57,10 +66,16 @@ def files_under(path: Path) -> Iterator[tuple[Path, bool]]:
     for name, folders, files in os.walk(path):
         folder = Path(name)
         folders[:] = sorted(one for one in folders if not _is_left_out(folder / one))
-        for file in sorted(files):
+        stores = {one for one in folders if not (folder / one).is_symlink() and opens(folder / one)}
+        folders[:] = [one for one in folders if one not in stores]
+        for file in sorted((*files, *stores)):
             found = folder / file
-            fits = found.suffix.lower() in _RESULT_SUFFIXES and not file.startswith(".")
-            if not fits or found.is_symlink() or not found.is_file():
+            if file in stores:
+                yield found, False
+                continue
+            if file.startswith(".") or found.is_symlink() or not found.is_file():
+                continue
+            if found.suffix.lower() not in _RESULT_SUFFIXES and not opens(found):
                 continue
             count += 1
             if count > MOST_FILES:
@@ -160,6 +175,9 @@ class Found:
     training: dict[str, list[tuple[Path, bool]]]  # by what the names of a job's files share
     beside: list[FileContent]  # telemetry and traces
     notes: list[str]  # on files that were not used
+    stores: list[tuple[Path, bool, StoreReader]] = field(
+        default_factory=list[tuple[Path, bool, StoreReader]]
+    )
 
     def groups(self, dialect: str | type[Dialect] | None) -> Iterator[Group]:
         """Yield each job when its files were read; those beside other files at the end.
@@ -170,6 +188,11 @@ class Found:
         folders = {content.path.parent for content in self.beside}
         homes = {files[0][0].parent for files in self.training.values()}
         waiting: list[Group] = []
+        for group in self._stored():
+            if self.beside:
+                waiting.append(group)
+            else:
+                yield group
         for files in self.training.values():
             groups: list[Group] = []
             for file, named in files:
@@ -181,6 +204,24 @@ class Found:
                 yield from groups
         self.notes += _attach(waiting, self.beside)
         yield from waiting
+
+    def _stored(self) -> Iterator[Group]:
+        """Yield the runs of each store; what cannot be read becomes a note unless it was named."""
+        for path, named, read in self.stores:
+            count = 0
+            try:
+                for content in read():
+                    count += 1
+                    if not content.empty:
+                        yield Group([content], list(content.jobs))
+                    elif named:
+                        raise content.unrecognised()
+                    else:
+                        self.notes.append(f"{path}: nothing in it was recognised.")
+            except IngestError as error:
+                if named and count < 2:
+                    raise
+                self.notes.append(str(error))
 
     def _read(
         self, file: Path, named: bool, dialect: str | type[Dialect] | None, groups: list[Group]
@@ -200,7 +241,9 @@ class Found:
             groups.append(Group([content], list(content.jobs)))
 
 
-def find(paths: Iterable[Path], dialect: str | type[Dialect] | None = None) -> Found:
+def find(
+    paths: Iterable[Path], dialect: str | type[Dialect] | None = None, opens: Opener = no_store
+) -> Found:
     """Return the files under some paths by job; of logs only the beginnings are read.
 
     Raises:
@@ -208,9 +251,11 @@ def find(paths: Iterable[Path], dialect: str | type[Dialect] | None = None) -> F
     """
     found = Found({}, [], [])
     for path in paths:
-        for file, named in files_under(path):
+        for file, named in files_under(path, opens):
             try:
-                if dialect_of(file, dialect).kind == "training":
+                if read := opens(file):
+                    found.stores.append((file, named, read))
+                elif dialect_of(file, dialect).kind == "training":
                     found.training.setdefault(group_key(file), []).append((file, named))
                 else:
                     found.beside.append(read_content(file, dialect))
@@ -222,12 +267,12 @@ def find(paths: Iterable[Path], dialect: str | type[Dialect] | None = None) -> F
 
 
 def collect(
-    paths: Iterable[Path], dialect: str | type[Dialect] | None = None
+    paths: Iterable[Path], dialect: str | type[Dialect] | None = None, opens: Opener = no_store
 ) -> tuple[list[Group], list[str]]:
     """Return the groups of files under some paths, and notes on files that were not used.
 
     Raises:
         IngestError: a path does not exist, or a file that was named cannot be read.
     """
-    found = find(paths, dialect)
+    found = find(paths, dialect, opens)
     return list(found.groups(dialect)), found.notes

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from scalebook.errors import IngestError
 from scalebook.logs.dialects.dialect import Dialect
-from scalebook.logs.ingest.group import Group, collect, find
+from scalebook.logs.ingest.group import Group, Opener, collect, find, no_store
 from scalebook.logs.ingest.observe import Observation
 from scalebook.logs.ingest.reader import FileContent, read_content
 from scalebook.logs.ingest.summary import summarise
@@ -29,14 +29,17 @@ class Ingested:
 
 
 def summaries(
-    path: Path, supplied: Mapping[str, Value], dialect: str | type[Dialect] | None = None
+    path: Path,
+    supplied: Mapping[str, Value],
+    dialect: str | type[Dialect] | None = None,
+    opens: Opener = no_store,
 ) -> list[dict[str, Any]]:
     """Return one summary a job of a file (or a folder); nothing is written.
 
     Raises:
         IngestError: the path cannot be read, or what was supplied contradicts it.
     """
-    if path.is_file():
+    if path.is_file() and not opens(path):
         content = read_content(path, dialect)
         if content.empty:
             raise content.unrecognised()
@@ -44,7 +47,7 @@ def summaries(
             summarise(job, observe_with(job, supplied, path.name), content.dialect.kind)
             for job in content.jobs
         ]
-    groups, _ = collect([path], dialect)
+    groups, _ = collect([path], dialect, opens)
     if not groups:
         raise IngestError(f"Nothing in {path} was recognised. Name a file, or another folder.")
     return [
@@ -59,15 +62,17 @@ def ingest(
     runs: Path,
     supplied: Mapping[str, Value],
     dialect: str | type[Dialect] | None = None,
+    opens: Opener = no_store,
 ) -> tuple[list[Ingested], list[str]]:
     """Write run directories for the jobs of all paths; return them, and notes on unused files.
 
     Each job is written when its files were read, so that what stops an ingest costs only the rest.
+    ``opens`` finds readers of what is no text: ``scalebook.trackers.opener()``.
 
     Raises:
         IngestError: a path cannot be read, or what was supplied contradicts a file.
     """
-    files = find(paths, dialect)
+    files = find(paths, dialect, opens)
     found: list[Ingested] = []
     for group in files.groups(dialect):
         for content in group.attached:

@@ -68,6 +68,18 @@ def write_data(data: ReportData, folder: Path) -> None:
     data.steps.write_parquet(folder / "steps.parquet")
 
 
+def write_tables(data: ReportData, folder: Path, kind: str) -> tuple[str, ...]:
+    """Write the tables of runs and steps as ``csv`` or ``parquet``; return the files' names."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = (f"runs.{kind}", f"steps.{kind}")
+    for name, frame in zip(names, (data.runs, data.steps), strict=True):
+        if kind == "csv":
+            tame_formulas(frame).write_csv(folder / name)
+        else:
+            frame.write_parquet(folder / name)
+    return names
+
+
 def tame_formulas(frame: pl.DataFrame) -> pl.DataFrame:
     """Return the frame with a quote before each text that a spreadsheet would run as a formula."""
     text = pl.col(pl.String)

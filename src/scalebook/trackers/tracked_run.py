@@ -1,0 +1,190 @@
+"""A run as a tracker keeps it, read as a history export of the same tracker is read.
+
+The rows become JSON lines for the dialect of tables, so that names of columns, refusals and their
+words are the same wherever a history comes from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, cast, get_args
+
+from scalebook.errors import CatalogError, IngestError
+from scalebook.facts import catalog
+from scalebook.logs import settings
+from scalebook.logs.collect import Collector
+from scalebook.logs.dialects.dialect import Dialect
+from scalebook.logs.dialects.rows import NAMES, Rows, flat
+from scalebook.logs.ingest.reader import FileContent
+from scalebook.logs.settings import Value
+from scalebook.logs.source import Source
+from scalebook.logs.status import Ending
+from scalebook.record import Status
+from scalebook.trackers.exported import TAG
+
+MOST_VALUES = 5_000_000  # numbers of one run that are held at once
+MOST_PARAMETERS = 10_000
+_TOGETHER = 1000  # rows that are turned into text at once
+_KNOWN = frozenset(chain.from_iterable(NAMES.values()))
+_NONE: frozenset[str] = frozenset()
+_SIZES = frozenset(settings.SIZES.values())
+# Hugging Face's batch of one device; its "train_batch_size" is no global batch.
+_PER_DEVICE = "per_device_train_batch_size"
+_DEVICES = ("accelerator", "gpu_type", "gpu", "device_name")
+_WORDS: Mapping[str, tuple[str, ...]] = {
+    "precision": ("bf16", "fp16", "fp8", "fp32"),
+    "recompute": ("none", "selective", "full"),
+}
+
+
+@dataclass(slots=True)
+class TrackedRun:
+    """What a tracker holds of one run: ``rows`` are cells by the names that the run logged."""
+
+    path: Path
+    rows: Iterable[Mapping[str, object]] = ()
+    parameters: dict[str, object] = field(default_factory=dict[str, object])
+    ending: Ending | None = None
+    notes: list[str] = field(default_factory=list[str])
+
+    def note(self, text: str) -> None:
+        """Add a note once."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def parameter(self, name: str, value: object) -> None:
+        """Set a parameter, or several where its value is an object."""
+        cells: Iterable[tuple[str, object]] = ((name, value),)
+        if isinstance(value, dict):
+            cells = flat(cast("dict[str, Any]", value), name)
+        for key, item in cells:
+            if len(self.parameters) < MOST_PARAMETERS:
+                self.parameters[key] = item
+
+
+def wants(name: str, columns: frozenset[str]) -> bool:
+    """Whether a name that a run logged is of a column that the dialect or the user knows."""
+    return name in columns or name.lower() in _KNOWN
+
+
+class History:
+    """Numbers that a tracker keeps metric by metric, gathered into one row per step."""
+
+    def __init__(self, path: Path, wanted: frozenset[str]) -> None:
+        self._path, self._wanted = path, wanted
+        self._rows: dict[int, dict[str, object]] = {}
+        self._count = 0
+
+    def wants(self, name: str) -> bool:
+        """Whether a metric can say anything of a training step."""
+        return wants(name, self._wanted)
+
+    def add(self, name: str, step: int, value: float, seconds: float) -> None:
+        """Take a number, logged at a time (seconds since 1970); the last of a step counts.
+
+        Raises:
+            IngestError: there are more than any run of training has.
+        """
+        self._count += 1
+        if self._count > MOST_VALUES:
+            raise IngestError(
+                f"{self._path} holds more than {MOST_VALUES:,} numbers of one run. Export the "
+                "columns that matter as CSV and ingest that."
+            )
+        row = self._rows.setdefault(step, {})
+        row[name] = value
+        row["_timestamp"] = seconds
+
+    def __iter__(self) -> Iterator[Mapping[str, object]]:
+        """Yield the rows in the order of the steps."""
+        for step in sorted(self._rows):
+            yield {"step": step, **self._rows[step]}
+
+
+@dataclass(slots=True)
+class _Lines(Source):
+    """Rows as the text of a file of JSON lines."""
+
+    rows: Iterable[Mapping[str, object]] = ()
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the lines, many at a time."""
+        rows = iter(self.rows)
+        while some := list(islice(rows, _TOGETHER)):
+            piece = "".join(f"{json.dumps(row)}\n" for row in some).encode()
+            self._hash.update(piece)
+            yield piece
+
+
+def wanted(dialect: type[Dialect] | None) -> frozenset[str]:
+    """Return the columns that the user maps."""
+    return frozenset(dialect.mapping.values()) if dialect and issubclass(dialect, Rows) else _NONE
+
+
+def content(tracker: str, run: TrackedRun, dialect: type[Dialect] | None) -> FileContent:
+    """Return a run as ingest takes it; ``dialect`` is that of --map, if any."""
+    base = dialect or Rows
+    kind = cast("type[Dialect]", type(f"{tracker.title()}Rows", (base,), {"name": tracker}))
+    reader, source = kind(), _Lines(run.path, rows=run.rows)
+    _tell(reader.out, run.parameters)
+    jobs = reader.read(source)
+    for note in (*run.notes, *source.notes):
+        jobs[-1].note(note)
+    ending = _own_ending(run.parameters) or run.ending
+    jobs[-1].ending = ending
+    jobs[-1].finished = ending is not None and ending.status == "completed"
+    said = json.dumps([source.digest(), run.parameters], sort_keys=True, default=str)
+    digest = hashlib.sha256(said.encode()).hexdigest()
+    return FileContent(run.path, kind, jobs, digest, source.tail())
+
+
+def _own_ending(parameters: Mapping[str, object]) -> Ending | None:
+    """Return how a run of ours ended, as its tags say; None for a run of others."""
+    status = parameters.get(f"{TAG}status")
+    if status not in get_args(Status):
+        return None
+    said = f"the status {status}"
+    reason = str(parameters.get(f"{TAG}reason", ""))[:500] or None
+    return Ending(cast("Status", status), said, sentence=reason)
+
+
+def _tell(out: Collector, parameters: Mapping[str, object]) -> None:
+    """Record what the parameters say of the configuration and of the device."""
+    last = {name.replace("/", ".").rpartition(".")[2].lower() for name in parameters}
+    for name, value in parameters.items():
+        short = name.replace("/", ".").rpartition(".")[2].lower()
+        if short == _PER_DEVICE:
+            short = "micro_batch_size"
+        elif short == "train_batch_size" and _PER_DEVICE in last:
+            continue
+        text = str(value)[:200].strip()
+        found = _own(name, text) or _size(short, text) or settings.assigned(f"{short}: {text}")
+        if found:
+            out.tell(*found)
+        device = settings.device_in(text) if short in _DEVICES else None
+        if device:
+            out.job.details.setdefault("device", device)
+
+
+def _size(name: str, text: str) -> tuple[str, Value] | None:
+    """Return a size under the name that it has here."""
+    return (name, int(text)) if name in _SIZES and text.isdecimal() and len(text) < 16 else None
+
+
+def _own(name: str, text: str) -> tuple[str, Value] | None:
+    """Return a setting of ours that is a word: a model or a platform of the catalog, a format."""
+    if text in _WORDS.get(name, ()):
+        return name, text
+    try:
+        if name == "model" and catalog.model(text):
+            return name, text
+        if name == "platform" and catalog.platform(text).name == text:
+            return name, text
+    except CatalogError:
+        pass
+    return None

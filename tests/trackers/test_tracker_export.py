@@ -1,0 +1,305 @@
+"""Runs go out to trackers and come back with the rate that they had."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from scalebook import store
+from scalebook.cli import main
+from scalebook.errors import TrackerError
+from scalebook.logs.ingest.run import ingest, summaries
+from scalebook.measure.metrics import measure
+from scalebook.report.base import frames
+from scalebook.trackers import Target, export, exported, log_run, opener, parse_target
+from scalebook.trackers.exported import export_of
+
+EXAMPLES = Path(__file__).parents[2] / "runs/examples"
+GOOD = next(EXAMPLES.glob("20261128-083934-*-f7a529f1dcbc"))  # Llama 3.1 8B on 4 H200
+NEEDS = "pip install 'scalebook[trackers]'"
+
+
+def failed() -> Path:
+    """Return an example that ran out of memory after some steps, or else before any."""
+    found = (path for path in store.run_directories(EXAMPLES)
+             if store.read_record(path).status == "out_of_memory")  # fmt: skip
+    return next(found)
+
+
+def back(path: Path, runs: Path) -> store.Run:
+    """Return the one run that a tracker's files hold, as it is ingested."""
+    found, _ = ingest([path], runs, {}, opens=opener())
+    assert len(found) == 1
+    return store.read_run(found[0].path)
+
+
+def same(run: store.Run, original: Path, *, rel: float) -> None:
+    """Check that a run that went out and came back has the numbers of the original.
+
+    The warm-up of an ingested run is found from its times, so the rate may cover a step more.
+    """
+    first = store.read_run(original)
+    one, other = measure(first), measure(run)
+    assert one.tokens_per_second_per_gpu is not None
+    assert other.tokens_per_second_per_gpu == pytest.approx(one.tokens_per_second_per_gpu, rel=1e-3)
+    assert other.mfu == pytest.approx(one.mfu, rel=1e-3)
+    for name in ("model", "platform", "precision", "world_size", "status", "accelerator"):
+        assert getattr(other, name) == getattr(one, name), name
+    for name in ("step", "step_seconds", "loss", "tokens"):
+        values = [getattr(step, name) for step in run.steps]
+        assert values == pytest.approx([getattr(s, name) for s in first.steps], rel=rel), name
+
+
+def test_a_run_returns_from_wandb(tmp_path: Path):
+    pytest.importorskip("wandb", reason=NEEDS)
+    export(store.read_run(GOOD), Target("wandb", str(tmp_path / "w")))
+    same(back(tmp_path / "w", tmp_path / "runs"), GOOD, rel=1e-12)
+
+
+def test_a_run_returns_from_a_folder_of_mlflow(tmp_path: Path):
+    mlflow = pytest.importorskip("mlflow", reason=NEEDS)
+    place = tmp_path / "mlruns"
+    export(store.read_run(GOOD), Target("mlflow", str(place)))
+    same(back(place, tmp_path / "runs"), GOOD, rel=1e-12)
+    check_mlflow(mlflow.MlflowClient(tracking_uri=place.as_uri()))
+
+
+def check_mlflow(client) -> None:
+    """Check what people see of the run in MLflow."""
+    experiment = client.get_experiment_by_name("scalebook")
+    (run,) = client.search_runs([experiment.experiment_id])
+    found = measure(store.read_run(GOOD))
+    assert (run.info.run_name, run.info.status) == (GOOD.name, "FINISHED")
+    numbers = run.data.metrics
+    assert numbers["steady_tokens_per_second_per_gpu"] == found.tokens_per_second_per_gpu
+    assert numbers["mfu_fraction"] == found.mfu
+    assert (numbers["steady_tokens_per_second_per_gpu_low"] < found.tokens_per_second_per_gpu
+            < numbers["steady_tokens_per_second_per_gpu_high"])  # fmt: skip
+    assert run.data.params["tensor_parallel_size"] == "1"
+    assert run.data.tags["scalebook/source"] == "measured"
+    assert run.data.tags["scalebook/torch"].startswith("2.")
+    losses = client.get_metric_history(run.info.run_id, "loss")
+    assert [one.value for one in losses] == [s.loss for s in store.read_run(GOOD).steps]
+    assert run.info.start_time < run.info.end_time
+
+
+def test_a_run_returns_from_tensorboard(tmp_path: Path):
+    accumulator = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator", reason=NEEDS
+    )
+    place = tmp_path / "board"
+    export(store.read_run(GOOD), Target("tensorboard", str(place)))
+    same(back(place, tmp_path / "runs"), GOOD, rel=1e-6)  # it keeps 32 bits
+    shown = accumulator.EventAccumulator(str(place / GOOD.name)).Reload()
+    assert [one.step for one in shown.Scalars("step_seconds")] == list(range(1, 15))
+    rate = shown.Scalars("summary/steady_tokens_per_second_per_gpu")[0].value
+    expected = measure(store.read_run(GOOD)).tokens_per_second_per_gpu
+    assert rate == pytest.approx(expected, rel=1e-6)
+    plugin = pytest.importorskip("tensorboard.plugins.hparams.plugin_data_pb2")
+    start = shown.SummaryMetadata("_hparams_/session_start_info")
+    cells = plugin.HParamsPluginData.FromString(start.plugin_data.content).session_start_info
+    assert cells.hparams["global_batch_size"].number_value > 0
+
+
+def test_a_run_returns_from_mlperf_logging_lines(tmp_path: Path):
+    file = tmp_path / "result.log"
+    for _ in range(2):  # lines are added to the file
+        export(store.read_run(GOOD), Target("mlperf", str(file)))
+    lines = file.read_text().splitlines()
+    assert len(lines) % 2 == 0
+    file.write_text("\n".join(lines[: len(lines) // 2]))
+    (found,) = summaries(file, {})
+    expected = measure(store.read_run(GOOD))
+    rate = found["whole_run_rates"]["samples_per_second"]
+    per_gpu = rate * found["sequence_length"] / found["world_size"]
+    assert per_gpu == pytest.approx(expected.tokens_per_second_per_gpu, rel=1e-9)
+    assert (found["status"], found["global_batch_size"]) == (
+        "completed",
+        expected.global_batch_size,
+    )
+    times = [json.loads(line.removeprefix(":::MLLOG "))["time_ms"] for line in lines]
+    assert times[: len(times) // 2] == sorted(times[: len(times) // 2])
+
+
+def test_the_parser_of_mlperf_reads_every_line(tmp_path: Path):
+    parser = pytest.importorskip(
+        "mlperf_logging.compliance_checker.mlp_parser", reason="pip install mlperf-logging"
+    )
+    export(store.read_run(GOOD), Target("mlperf", str(tmp_path / "result.log")))
+    lines, errors = parser.parse_file(str(tmp_path / "result.log"), ruleset="5.1.0")
+    assert not errors
+    assert {"submission_benchmark", "run_start", "train_loss", "run_stop"} <= {
+        line.key for line in lines
+    }
+
+
+@pytest.mark.parametrize("kind", ["mlflow", "wandb", "tensorboard"])
+def test_a_failed_run_keeps_its_status_and_reason(kind: str, tmp_path: Path):
+    pytest.importorskip(kind, reason=NEEDS)
+    original = store.read_run(failed())
+    export(original, Target(kind, str(tmp_path / "out")))
+    run = back(tmp_path / "out", tmp_path / "runs")
+    assert run.record.status == "out_of_memory"
+    assert (original.record.reason or "")[:40] in (run.record.reason or "")
+
+
+def test_what_is_missing_has_a_reason_and_no_number():
+    found = export_of(store.read_run(failed()))
+    assert "mfu_fraction" not in found.summary
+    assert found.tags["status"] == "out_of_memory"
+    assert found.tags["mfu_reason"]
+
+
+def test_every_name_of_the_summary_carries_its_unit():
+    units = ("_per_gpu", "_fraction", "_low", "_high", "_seconds", "_steps", "_gib", "_per_token")
+    names = export_of(store.read_run(GOOD)).summary
+    assert len(names) > 6
+    assert [name for name in names if not name.endswith(units)] == []
+
+
+# The command -------------------------------------------------------------------------------------
+
+
+def test_tables_are_those_of_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    for path in (GOOD, failed()):
+        (runs / path.name).symlink_to(path)
+    place = tmp_path / "tables"
+    assert main(["export", str(runs), "--to", f"parquet:{place}", "--to", f"csv:{place}"]) == 0
+    data = frames.load(runs)
+    assert pl.read_parquet(place / "runs.parquet").equals(data.runs)
+    assert pl.read_parquet(place / "steps.parquet").equals(data.steps)
+    assert pl.read_csv(place / "steps.csv").height == data.steps.height
+    assert pl.read_csv(place / "runs.csv")["run_id"].to_list() == data.runs["run_id"].to_list()
+    assert "of 2 runs written" in capsys.readouterr().out
+
+
+def test_a_run_can_be_named_by_the_end_of_its_id(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    file = tmp_path / "result.log"
+    assert main(["export", GOOD.name[-6:], "--runs", str(EXAMPLES), "--to", f"mlperf:{file}"]) == 0
+    assert "1 of 1 runs written" in capsys.readouterr().out
+    assert ":::MLLOG" in file.read_text()
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("mlflo:x", "Unknown tracker 'mlflo'. .*Did you mean 'mlflow'"),
+        ("mlperf", "names no place. Write mlperf:FILE"),
+        ("mlperf:", "names no place"),
+        ("csv:", "A table needs a folder"),
+    ],
+)
+def test_a_target_that_is_none_is_an_error_of_one_line(
+    target: str, message: str, capsys: pytest.CaptureFixture[str]
+):
+    assert main(["export", str(GOOD), "--to", target]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search(message, line)
+
+
+def test_a_missing_client_names_the_extra(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("scalebook.trackers.find_spec", lambda _: None)
+    with pytest.raises(TrackerError, match=r"wandb is not installed.*scalebook\[trackers\]"):
+        parse_target("wandb:x")
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    with pytest.raises(TrackerError, match=r"mlflow is not installed.*scalebook\[trackers\]"):
+        exported.client("mlflow")
+
+
+def test_a_tracker_that_fails_costs_an_export_its_exit_code_only(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    blocked = tmp_path / "a file"
+    blocked.write_text("")
+    good = tmp_path / "result.log"
+    command = ["export", str(GOOD), "--to", f"mlperf:{blocked}/x", "--to", f"mlperf:{good}"]
+    assert main(command) == 1
+    assert "did not take run" in capsys.readouterr().err
+    assert good.exists()
+
+
+# After each run ----------------------------------------------------------------------------------
+
+
+def test_a_server_that_does_not_answer_is_a_warning():
+    pytest.importorskip("mlflow", reason=NEEDS)
+    with socket.socket() as taken:  # bound, but nobody listens
+        taken.bind(("127.0.0.1", 0))
+        target = Target("mlflow", f"http://127.0.0.1:{taken.getsockname()[1]}")
+        (problem,) = log_run(GOOD, [target])
+    assert problem.startswith(f"{target} did not take run {GOOD.name}: ")
+    assert "\n" not in problem
+
+
+def test_a_run_that_has_ended_is_written_by_a_process_of_its_own(tmp_path: Path):
+    good, bad = tmp_path / "result.log", tmp_path / "result.log" / "x"
+    problems = log_run(GOOD, [Target("mlperf", str(good)), Target("mlperf", str(bad))])
+    assert len(problems) == 1
+    assert good.read_text().count("run_stop") == 1
+
+
+def test_a_process_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("scalebook.trackers.EXPORT_SECONDS", 0.5)
+    os.mkfifo(tmp_path / "pipe")
+    started = time.monotonic()
+    (problem,) = log_run(GOOD, [Target("mlperf", str(tmp_path / "pipe"))])
+    assert "not written to" in problem
+    assert time.monotonic() - started < 30
+
+
+def test_slurm_jobs_are_exported_when_they_have_ended(capsys: pytest.CaptureFixture[str]):
+    command = ["run", "--platform", "h100", "--launcher", "slurm", "--dry-run"]
+    assert main([*command, "--log-to", "mlperf:x.log"]) == 2
+    assert "scalebook export" in capsys.readouterr().err
+
+
+# A server ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[str]:
+    """Serve MLflow on this machine."""
+    pytest.importorskip("flask", reason="a server needs the whole client: mlflow")
+    pytest.importorskip("sqlalchemy", reason="a server needs the whole client: mlflow")
+    pytest.importorskip("mlflow")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [
+        *(sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)),
+        *("--backend-store-uri", f"sqlite:///{tmp_path}/store.db", "--workers", "1"),
+    ]
+    process = subprocess.Popen(command, cwd=tmp_path, start_new_session=True)
+    try:
+        for _ in range(1500):
+            with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health"):
+                break
+            time.sleep(0.2)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        os.killpg(process.pid, 15)
+        process.wait()
+
+
+@pytest.mark.slow
+def test_a_run_returns_from_a_server(server: str, tmp_path: Path):
+    mlflow = pytest.importorskip("mlflow")
+    assert log_run(GOOD, [parse_target(f"mlflow:{server}")]) == []
+    check_mlflow(mlflow.MlflowClient(tracking_uri=server))
+    same(back(tmp_path / "store.db", tmp_path / "runs"), GOOD, rel=1e-12)
