@@ -18,6 +18,7 @@ from traces import AUTOGRAD, MAIN, host, kernel, launch, op, text, write
 from scalebook.errors import TraceError
 from scalebook.measure import anatomy
 from scalebook.measure.anatomy import Breakdown, read_breakdown, reduce_file
+from scalebook.measure.anatomy.events import EventReader
 from scalebook.measure.anatomy.kinds import collective_of, kind_of
 from scalebook.measure.anatomy.spans import length, together, union
 
@@ -233,6 +234,16 @@ def test_an_event_that_is_no_json_makes_the_sums_unusable_and_says_so(tmp_path: 
     found = reduce_file(path)
     assert found.step_seconds is None
     assert "1 events of the trace are no JSON" in (found.reason or "")
+
+
+@pytest.mark.parametrize("size", [7, 1 << 20])
+def test_events_that_are_no_json_are_counted_with_their_lines(size: int):
+    """Two of five, on the lines 2 and 4, in whatever pieces the file comes."""
+    lines = ['{"traceEvents": [{"name": "a"},', "{oops},", '{"name": "b"},', "{oops},"]
+    whole = "\n".join([*lines, '{"name": "c"}', "]}"])
+    reader = EventReader(whole[at : at + size] for at in range(0, len(whole), size))
+    assert [event["name"] for event in reader.events()] == ["a", "b", "c"]
+    assert (reader.broken, reader.broken_lines, reader.complete) == (2, [2, 4], True)
 
 
 def test_values_of_wrong_types_are_passed_over(tmp_path: Path):
