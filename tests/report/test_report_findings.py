@@ -12,7 +12,7 @@ from simulated import H100, config, write_run, write_sample
 from scalebook.report.base import sections, series
 from scalebook.report.base.frames import ReportData, load
 from scalebook.report.base.markup import Markup
-from scalebook.report.pages import findings, front, studies
+from scalebook.report.pages import findings, front, studies, winners
 
 EVIL = "<img src=x onerror=alert(1)>"
 
@@ -133,6 +133,18 @@ def test_three_configurations_have_a_first_a_second_and_a_slowest(tmp_path: Path
     assert spread is not None
     assert float(spread[1]) == pytest.approx(2, rel=0.03)
     assert "The most in total" not in text  # of processes of one number the fastest has the most
+
+
+def test_peaks_are_told_once_each_in_the_order_of_the_runs() -> None:
+    devices = [f"device {n * 37 % 61}" for n in range(61)]
+    rows = [
+        {"mfu": mfu, "flops_convention": "six_n", "peak_precision": "bf16", "accelerator": name,
+         "peak_tflops_per_second": 989.4}
+        for name in devices for mfu in (0.5, 0.4)
+    ]  # fmt: skip
+    told = [words(one) for one in winners.peaks(pl.DataFrame([*rows, rows[0] | {"mfu": None}]))]
+    assert [re.search(r"MFU on (device \d+) ", one)[1] for one in told] == devices
+    assert "is by six_n over its dense bf16 peak of 989.4 TFLOP/s" in told[0]
 
 
 def test_overlapping_intervals_settle_no_winner(tmp_path: Path) -> None:

@@ -41,7 +41,8 @@ CORE = {
     "verdicts": ("measure/verdicts", "measure/gate measure/verdict"),
     "diagnosis": ("measure/diagnosis", "measure/diagnosis"), "audit": ("audit", "audit/audit"),
     "outcome": ("running/outcome.py", "running/outcome running/failures"),
-    "ingest": ("logs/ingest/ratios.py logs/ingest/steps.py", "logs/ingest logs/logs_dialects"),
+    "ingest": ("logs/ingest", "logs/ingest logs/logs_dialects"),
+    "predict": ("predict", "predict/predict predict/tuning"),
     "winners": ("report/pages/winners.py", "report/report_findings report/report_comparison"),
     "plan": ("plan/expand.py plan/schedule.py", "plan/plan"),
 }  # fmt: skip
