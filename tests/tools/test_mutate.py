@@ -1,4 +1,4 @@
-"""The table of ``make mutate`` names modules and tests that exist, its exceptions changes that do."""
+"""What ``make mutate`` lists: modules and tests that exist, and exceptions that are changes."""
 
 from __future__ import annotations
 
