@@ -929,8 +929,9 @@ def test_records_of_several_batches_have_the_median_of_their_own_rates(tmp_path)
     assert found["tokens_per_second_median"] == pytest.approx((16 + 32) / 2 * 2048)
 
 
-def test_two_records_have_the_rate_of_the_second(tmp_path):
-    lines = [line(1, 5000.0, batch=16), line(2, 2000.0, batch=16)]
+@pytest.mark.parametrize("first", [8, 16, 64])
+def test_two_records_have_the_rate_of_the_second(tmp_path, first):
+    lines = [line(1, 5000.0, batch=first), line(2, 2000.0, batch=16)]
     found = one(write(tmp_path / "a.log", *lines), sequence_length=2048)
     assert found["tokens_per_second_median"] == pytest.approx(16 * 2048 / 2)
     assert found["step_seconds_median_excluding_first"] == pytest.approx(2)
