@@ -49,7 +49,7 @@ $(VENV)/.lab: $(VENV)/.run
 	$(INSTALL) ".[run,report,lab]"
 	@touch $@
 
-.PHONY: help setup run resume report open demo tune plan list test test-again test-fast mutate image verify doctor test-containers test-slurm lint bench-report bench-list bench-overhead bench-predict check-notebooks format lab lock clean
+.PHONY: help setup run resume report open demo tune plan list test test-again test-fast test-shuffled mutate image verify doctor test-containers test-slurm lint bench-report bench-list bench-overhead bench-predict check-notebooks format lab lock clean
 
 help:  ## Show this help
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -102,6 +102,9 @@ test-again: $(VENV)/.test  ## Run what failed last, one test at a time: what pas
 
 test-fast: $(VENV)/.test  ## Run the tests that are not marked slow
 	$(PY) -m pytest -n $(TEST_JOBS) --dist loadfile -rs -m "not slow" $(ARGS)
+
+test-shuffled: $(VENV)/.test  ## Run the tests that are not slow in an order of chance (SEED=7 repeats one)
+	SEED=$(call q,$(SEED)) PYTHONPATH=tests/tools $(PY) -m pytest -p shuffled -n $(TEST_JOBS) --dist loadfile -rs -m "not slow" $(ARGS)
 
 mutate: $(VENV)/.test  ## Change the numeric core in 300 places and list what its tests miss (15 minutes)
 	$(PY) tests/tools/mutate.py --jobs $(TEST_JOBS) $(ARGS)

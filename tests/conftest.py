@@ -36,7 +36,7 @@ def shared() -> Path:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark what compares with that folder, and leave it out where the folder is absent.
 
-    What those tests protect is in tests/golden, so a plain clone loses nothing.
+    Their figures are in tests/golden; .github/CONTRIBUTING.md says what else they compare.
     """
     compared = [item for item in items if "shared" in getattr(item, "fixturenames", ())]
     for item in compared:

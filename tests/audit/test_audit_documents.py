@@ -89,6 +89,18 @@ def test_a_number_without_a_needed_unit_is_listed():
 
 
 @pytest.mark.parametrize(
+    ("heading", "cell", "value"),
+    [("MFU", "40-45%", 0.425), ("MFU", "forty", None), ("Elapsed time", "20-25", None)],
+)
+def test_a_range_is_its_middle_where_no_unit_is_needed(heading, cell, value):
+    claims = read_document(f"GPUs,{heading}\n8,{cell}\n", ".csv", "a.csv")
+    assert [claims.rows[0].values[name].value for name in ("mfu",) if value] == (
+        [pytest.approx(value)] if value else []
+    )
+    assert claims.unread == (() if value else (f"'{cell}' under '{heading}', line 2",))
+
+
+@pytest.mark.parametrize(
     ("cell", "field", "value"),
     [
         ("145K tok/s", "tokens_per_second", 145_000),

@@ -278,3 +278,62 @@ def test_an_edge_has_the_most_memory_of_its_runs(tmp_path: Path):
     (one,) = known(store.read_runs(tmp_path)[0])
     assert one.reason == "1 of 3 runs ran out of memory: at the edge. The GPU's memory ran out."
     assert (one.verdict, len(one.run_ids), one.peak_memory_gib) == ("out_of_memory", 3, 0.5)
+
+
+def test_a_place_that_ran_at_another_batch_is_not_predicted_a_second_time(tmp_path: Path):
+    write(tmp_path, "one", on_h100())
+    write(tmp_path, "three", on_h100(micro_batch_size=3, global_batch_size=96))
+    found = feasibility(store.read_runs(tmp_path)[0])
+    # Of micro batch 3 the run alone, not also the 72 samples that come next after 64.
+    sizes = [(cell.micro_batch_size, cell.global_batch_size) for cell in found]
+    assert sizes == [(1, 64), (2, 64), (3, 96)]
+
+
+def test_one_replica_rounds_the_batch_up_to_its_micro_batch_alone():
+    split = {"tensor_parallel_size": 8, "sequence_parallel": True}
+    found = maps._combinations([on_h100(micro_batch_size=size, **split) for size in (1, 3)])
+    assert [one.global_batch_size for one in found] == [64, 64, 66]
+
+
+def test_a_map_ends_at_its_most_cells(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(maps, "MOST_CELLS", 2)
+    assert len(list(maps._combinations([on_h100(micro_batch_size=n) for n in (1, 8)]))) == 2
+
+
+@pytest.mark.parametrize("broken", [0, 2])
+def test_runs_that_agree_are_not_at_the_edge(tmp_path: Path, broken: int):
+    record = RAN_OUT if broken else {"reason": None}
+    for repeat in range(2):
+        write(tmp_path, f"r{repeat}", on_h100(repeat=repeat), **record)
+    (cell,) = cells(tmp_path).values()
+    assert cell.reason == (RAN_OUT["reason"] if broken else "4 steps ran")
+    assert cell.run_ids == ("r0", "r1")
+
+
+@pytest.mark.parametrize("platform", ["cpu", "a-machine-of-mine"])
+def test_a_platform_without_a_device_in_the_catalog_has_none(tmp_path: Path, platform: str):
+    write(tmp_path, "a", on_h100(platform=platform), device=None)
+    (one,) = known(store.read_runs(tmp_path)[0])
+    assert (one.accelerator, one.verdict) == (None, "fits")
+
+
+def test_runs_of_unknown_devices_are_never_the_same(tmp_path: Path):
+    for name in ("a", "b"):
+        write(tmp_path, name, on_h100(platform="a-machine-of-mine"), device=None)
+        write(tmp_path, f"cpu-{name}", on_h100(platform="cpu"), device=None)
+    found = known(store.read_runs(tmp_path)[0])
+    assert sorted(one.run_ids for one in found) == [("a",), ("b",), ("cpu-a", "cpu-b")]
+
+
+@pytest.mark.parametrize(("size", "shown"), [(10**15, 1), (10**15 + 1, 0)])
+def test_a_size_that_no_machine_has_shows_nothing(tmp_path: Path, size: int, shown: int):
+    write(tmp_path, "a", on_h100(seed=size))
+    assert len(known(store.read_runs(tmp_path)[0])) == shown
+
+
+def test_an_inference_names_the_fields_that_grew(runs: Path):
+    found = cells(runs)
+    assert found[1, 1, 8, "none"].reason == (
+        "micro_batch_size=8 needs no less than out-4, which ran out of memory"
+    )
+    assert found[1, 1, 2, "full"].reason == "needs no more than fits-2, which ran"

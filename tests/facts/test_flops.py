@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import math
-import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -99,21 +98,6 @@ def test_a_published_pair_fits_the_convention_it_was_counted_by(row):
     plain = differences(0)
     for name in ("megatron_causal", "full_attention", "six_n"):
         assert plain[name] == pytest.approx(float(row[name]), abs=0.006), name
-
-
-def test_every_flops_value_of_the_peers_functions_is_reproduced(shared):
-    golden = read(shared / "facts" / "peers_golden.csv")
-    rows = [row for row in golden if row["kind"] == "flops_per_token"]
-    assert len(rows) == 220
-    for row in rows:
-        given = dict(re.findall(r"(seq|mtp)=(\d+)", row["input"]))
-        counted = flops_per_token(
-            catalog.model(row["case"]),
-            int(given["seq"]),
-            row["quantity"],
-            mtp_layers=int(given.get("mtp", 0)),
-        )
-        assert counted == pytest.approx(float(row["value"]), rel=1e-12), row
 
 
 def test_the_published_rates_agree_with_their_own_convention():

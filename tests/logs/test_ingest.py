@@ -918,3 +918,60 @@ def test_a_fine_tuner_must_say_that_all_weights_were_trained(tmp_path):
     assert "--trained all" in unsure["mfu_reason"]
     sure = one(LOGS / "hf_trainer.log", **given, trained="all")
     assert "trained" not in (sure["mfu_reason"] or "")
+
+
+# Rates by hand: 2,048 tokens a sample, the first record left out
+
+
+def test_records_of_several_batches_have_the_median_of_their_own_rates(tmp_path):
+    lines = [line(1, 5000.0, batch=8), line(2, 1000.0, batch=16), line(3, 1000.0, batch=32)]
+    found = one(write(tmp_path / "a.log", *lines), sequence_length=2048)
+    assert found["tokens_per_second_median"] == pytest.approx((16 + 32) / 2 * 2048)
+
+
+@pytest.mark.parametrize("first", [8, 16, 64])
+def test_two_records_have_the_rate_of_the_second(tmp_path, first):
+    lines = [line(1, 5000.0, batch=first), line(2, 2000.0, batch=16)]
+    found = one(write(tmp_path / "a.log", *lines), sequence_length=2048)
+    assert found["tokens_per_second_median"] == pytest.approx(16 * 2048 / 2)
+    assert found["step_seconds_median_excluding_first"] == pytest.approx(2)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 16])
+@pytest.mark.parametrize("seconds", [0.5, 2.0])
+def test_a_rate_falls_as_its_step_time_grows(tmp_path, seconds, batch):
+    lines = [line(n, 1000 * seconds, batch=batch) for n in range(1, 9)]
+    found = one(write(tmp_path / "a.log", *lines), sequence_length=2048, world_size=4)
+    assert found["tokens_per_second_median"] * seconds == pytest.approx(batch * 2048)
+    assert found["tokens_per_second_per_gpu_median"] * 4 == found["tokens_per_second_median"]
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        ([1, 2, 3, 4, 5], None),
+        ([10, 20, 30, 40, 50], None),
+        ([1, 2, 3, 5, 6], "1 gap(s) in the step numbers, the widest of 2 steps."),
+        ([1, 2, 3, 4, 7, 8, 9, 20, 21], "2 gap(s) in the step numbers, the widest of 11 steps."),
+    ],
+)
+def test_steps_that_are_missing_are_counted_with_the_widest_gap(tmp_path, steps, said):
+    found = one(write(tmp_path / "a.log", *(line(n) for n in steps)))
+    assert [text for text in found["warnings"] if "gap" in text] == ([said] if said else [])
+
+
+@pytest.mark.parametrize(("step", "said"), [(1, True), (2, False), (50, False)])
+def test_the_only_record_of_a_start_is_no_steady_rate(tmp_path, step, said):
+    found = one(write(tmp_path / "a.log", line(step)))
+    assert any("holds start-up" in text for text in found["warnings"]) is said
+    several = one(write(tmp_path / "b.log", line(step), line(step + 1)))
+    assert not any("holds start-up" in text for text in several["warnings"])
+
+
+@pytest.mark.parametrize(("later", "said"), [(1.2, True), (1.1, False), (0.8, True), (0.9, False)])
+def test_a_step_time_that_drifts_by_a_seventh_is_said_with_both_halves(tmp_path, later, said):
+    times = [1000.0] * 7 + [1000.0 * later] * 6
+    found = one(write(tmp_path / "a.log", *(line(n, ms) for n, ms in enumerate(times, start=1))))
+    wanted = f"The step time drifts: 1 s in the first half, {later:.4g} s in the second."
+    drifts = [text for text in found["warnings"] if "drifts" in text]
+    assert drifts == ([wanted] if said else [])

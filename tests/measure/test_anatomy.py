@@ -6,7 +6,7 @@ import gzip
 import json
 import random
 import time
-from itertools import pairwise
+from itertools import pairwise, permutations
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,10 @@ from traces import AUTOGRAD, MAIN, host, kernel, launch, op, text, write
 from scalebook.errors import TraceError
 from scalebook.measure import anatomy
 from scalebook.measure.anatomy import Breakdown, read_breakdown, reduce_file
+from scalebook.measure.anatomy.events import EventReader
 from scalebook.measure.anatomy.kinds import collective_of, kind_of
 from scalebook.measure.anatomy.spans import length, together, union
+from scalebook.measure.anatomy.work import Task, self_times
 
 US = 1e-6
 
@@ -117,6 +119,9 @@ def test_seconds_are_those_of_one_step(tmp_path: Path):
     assert two.step_seconds == pytest.approx(one.step_seconds)
     assert two.launch_gap_seconds == pytest.approx(one.launch_gap_seconds)
     assert two.top_kernels[0].calls == 1
+    assert (one.kernels_per_step, two.kernels_per_step) == (5, 5)
+    assert two.kinds == pytest.approx(one.kinds)
+    assert two.kernel_seconds == pytest.approx(one.kernel_seconds)
     assert two.each_step_seconds == pytest.approx([1000 * US] * 2)
 
 
@@ -233,6 +238,16 @@ def test_an_event_that_is_no_json_makes_the_sums_unusable_and_says_so(tmp_path: 
     found = reduce_file(path)
     assert found.step_seconds is None
     assert "1 events of the trace are no JSON" in (found.reason or "")
+
+
+@pytest.mark.parametrize("size", [7, 1 << 20])
+def test_events_that_are_no_json_are_counted_with_their_lines(size: int):
+    """Two of five, on the lines 2 and 4, in whatever pieces the file comes."""
+    lines = ['{"traceEvents": [{"name": "a"},', "{oops},", '{"name": "b"},', "{oops},"]
+    whole = "\n".join([*lines, '{"name": "c"}', "]}"])
+    reader = EventReader(whole[at : at + size] for at in range(0, len(whole), size))
+    assert [event["name"] for event in reader.events()] == ["a", "b", "c"]
+    assert (reader.broken, reader.broken_lines, reader.complete) == (2, [2, 4], True)
 
 
 def test_values_of_wrong_types_are_passed_over(tmp_path: Path):
@@ -357,6 +372,31 @@ def test_on_a_cpu_operators_stand_for_kernels_and_gloo_for_communication(tmp_pat
     assert found.launch_gap_seconds is None
     times = {top.name: round(top.seconds / US, 6) for top in found.top_kernels}
     assert (times["aten::linear"], times["aten::addmm"]) == (10, 30)  # without nested ones
+
+
+def test_operators_that_touch_a_step_alone_are_not_in_it(tmp_path: Path):
+    found = reduced(
+        tmp_path,
+        host("scalebook.step", 100, 200),
+        host("scalebook.forward", 100, 150),
+        host("scalebook.backward", 150, 200),
+        op("aten::before", 50, 100),
+        op("aten::mm", 100, 150),
+        op("aten::after", 200, 220),
+    )
+    assert [top.name for top in found.top_kernels] == ["aten::mm"]
+    assert found.kernels_per_step == 1
+    assert (parts(found)["forward"], parts(found)["idle"]) == (50, 50)
+
+
+def test_the_times_of_nested_tasks_without_what_is_in_them_add_up_to_the_whole():
+    # On one thread 0-100 holds 0-60 and 60-100, and 0-60 holds 0-10; another thread has 0-30.
+    spans = {"whole": (0, 100), "first": (0, 60), "inner": (0, 10), "last": (60, 100)}
+    tasks = [Task(*span, at, 1, None, None) for at, span in enumerate(spans.values())]
+    tasks.append(Task(0, 30, 4, 2, None, None))
+    for order in permutations(tasks):
+        times = {task.name: time for task, time in self_times(order)}
+        assert times == {0: 0, 1: 50, 2: 10, 3: 40, 4: 30}
 
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=12))

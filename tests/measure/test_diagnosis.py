@@ -17,7 +17,8 @@ from simulated import config, write_run
 from scalebook.cli import main
 from scalebook.config import RunConfig
 from scalebook.measure.anatomy import Breakdown
-from scalebook.measure.diagnosis import Diagnosis, Finding, diagnose
+from scalebook.measure.diagnosis import Diagnosis, Finding, diagnose, evidence
+from scalebook.record import RunRecord
 from scalebook.report.base import frames
 from scalebook.report.pages import diagnosis
 from scalebook.store import read_run
@@ -335,6 +336,38 @@ def test_the_waterfall_counts_the_clock_and_the_bytes_of_elementwise_kernels(tmp
     size = 2 * 32 * (22 * 4096 + 8 * 5120 + 8 * 14336) + 8 * 128256
     assert parts["elementwise"] == pytest.approx(128 * 8192 / 13 / 8 * size / 4.8e12)
     assert (parts["unexplained"] or 0) < 0.01
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"device": None},
+        {"device": "A device of the next century"},
+        {"model": "mixtral-8x7b"},
+        {"model": "a-model-of-mine"},
+    ],
+)
+def test_elementwise_kernels_are_not_counted_where_their_bytes_or_bandwidth_are_unknown(
+    tmp_path, changes
+):
+    found = diagnosed(tmp_path, profile=None, environment={"ceilings": None}, **changes)
+    if found.waterfall is not None:
+        (part,) = (one for one in found.waterfall.parts if one.name == "elementwise")
+        assert part.step_fraction is None
+        assert part.reason is not None and "are not known" in part.reason
+    else:
+        assert found.mfu is None
+
+
+@pytest.mark.parametrize(
+    ("said", "read"), [(1, 1), (2**20 - 1, 2**20 - 1), (2**20, 7), (0, 7), (-2, 7), ("2", 7)]
+)
+def test_a_size_of_a_record_counts_where_it_is_plausible(said, read):
+    record = RunRecord(
+        run_id="a", config_hash="0", status="completed", source="measured",
+        requested={"virtual_pipeline_parallel_size": said},
+    )  # fmt: skip
+    assert evidence._whole(record, "virtual_pipeline_parallel_size", 7) == read
 
 
 def test_more_processes_than_cores_are_named(tmp_path):

@@ -17,7 +17,14 @@ from series import BRIEF, HARD, STABLE, UNSTABLE, correlated, drift, noise, shif
 from scalebook.cli import main
 from scalebook.errors import RecordError
 from scalebook.measure.metrics import steady as steady_state
-from scalebook.measure.metrics.autoregression import _GRID, _SPACING, blocks, effect, mean_posterior
+from scalebook.measure.metrics.autoregression import (
+    _GRID,
+    _SPACING,
+    _solve,
+    blocks,
+    effect,
+    mean_posterior,
+)
 from scalebook.measure.metrics.shapes import (
     WarmUp,
     best_shift,
@@ -627,3 +634,24 @@ def test_a_series_of_a_million_steps_is_judged_as_its_parts_are():
     assert found.quantiles[1] == pytest.approx(1 + 1.2816 * 0.01, rel=1e-3)
     drifting = [value * (1 + at / 2e6) for at, value in enumerate(series[400:])]
     assert find_steady(drifting).problem == "drift"
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 30.0])
+@pytest.mark.parametrize("target", [0.3, 0.05, 0.001])
+def test_a_tail_is_solved_to_a_ten_thousandth_and_a_straight_one_at_once(scale, target):
+    """exp(-x/s) is straight in its logarithm: the root is -s ln(target), found at once.
+
+    Student's tail bends; scipy has its root.
+    """
+    tried = []
+
+    def straight(x):
+        tried.append(x)
+        return math.exp(-x / scale)
+
+    root = -scale * math.log(target)
+    assert _solve(straight, target, scale) == pytest.approx(root, rel=1e-4)
+    doublings = math.ceil(math.log2(root / scale)) - 1  # the first bracket is two scales wide
+    assert len(tried) == 2 + max(doublings, 0)
+    found = _solve(lambda x: float(2 * stats.t.sf(x / scale, 5)), target, scale)
+    assert found == pytest.approx(scale * stats.t.isf(target / 2, 5), rel=1e-4)

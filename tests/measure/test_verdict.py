@@ -20,11 +20,13 @@ from simulated import H100, config, write_run
 from train_worlds import environment
 
 from scalebook.cli import main
+from scalebook.errors import RecordError
 from scalebook.measure.metrics.repeats import Estimate, spread
 from scalebook.measure.metrics.steady import find_steady
 from scalebook.measure.verdicts import Verdict, compare, gate, read
 from scalebook.measure.verdicts.differences import Difference, differences, other_work
 from scalebook.measure.verdicts.read import Side, judge
+from scalebook.measure.verdicts.series import read_series
 from scalebook.record import RunRecord
 
 BIG = {
@@ -336,6 +338,43 @@ def test_files_of_step_times_are_compared_by_their_times(tmp_path, versus):
     refused = versus(tmp_path / "a", tmp_path / "c")
     assert (refused["ratio"], refused["verdict"]) == (None, "cannot tell")
     assert "Too short" in refused["reason"]
+
+
+def test_a_directory_of_steps_without_a_record_is_the_file_in_it(tmp_path):
+    lines = [{"step": n, "phase": "measured", "step_seconds": 2.0 + n % 3 / 50} for n in range(60)]
+    (tmp_path / "bare").mkdir()
+    file = tmp_path / "bare" / "steps.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert read_series(tmp_path / "bare") == read_series(file)
+    sides = [read.read_side(str(file), tmp_path)]
+    sides += [read.read_side(name, tmp_path) for name in ("bare", str(tmp_path / "bare"))]
+    rates = [math.exp(side.steps[0].log_rate) for side in sides]
+    assert rates == pytest.approx([1 / 2.02] * 3, rel=1e-3)
+    assert len({side.sources for side in sides}) == 1
+    with pytest.raises(RecordError, match=r"holds no steps\.jsonl"):
+        read_series(tmp_path)
+
+
+def test_tokens_and_steps_of_a_side_differ_by_the_tokens_of_a_step_alone(tmp_path):
+    work = config(**BIG)
+    write_run(tmp_path, "a", work, seconds=2.0, device=H100, steps=80)
+    side = read.read_side("a", tmp_path)
+    (steps,), (tokens,) = side.steps, side.tokens
+    assert tokens.log_rate - steps.log_rate == pytest.approx(math.log(work.tokens_per_step))
+    assert tokens.half == pytest.approx(steps.half)
+    assert steps.half > 0
+    assert tokens.steps == steps.steps
+
+
+def test_repeats_of_one_folder_are_one_side_and_other_settings_none(tmp_path):
+    for repeat in range(2):
+        write_run(
+            tmp_path / "two", f"r{repeat}", config(**BIG, repeat=repeat), seconds=2.0, device=H100
+        )
+    assert len(read.read_side(str(tmp_path / "two"), tmp_path).steps) == 2
+    write_run(tmp_path / "two", "other", config(**BIG, recompute="full"), device=H100)
+    with pytest.raises(RecordError, match="holds 2 configurations"):
+        read.read_side(str(tmp_path / "two"), tmp_path)
 
 
 def test_runs_are_named_by_id_directory_or_folder_of_repeats(tmp_path, versus):

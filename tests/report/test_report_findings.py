@@ -12,7 +12,7 @@ from simulated import H100, config, write_run, write_sample
 from scalebook.report.base import scaling_series, sections
 from scalebook.report.base.frames import ReportData, load
 from scalebook.report.base.markup import Markup
-from scalebook.report.pages import findings, front, studies
+from scalebook.report.pages import findings, front, studies, winners
 
 EVIL = "<img src=x onerror=alert(1)>"
 
@@ -105,6 +105,46 @@ def test_the_largest_total_is_named_where_it_is_another_run(tmp_path: Path) -> N
     # 30 steps show no rare spike, so the interval reaches further down than up
     total = r"The most in total is [\d,]+ tokens/s \([\d,]+ to [\d,]+\)"
     assert re.search(rf"{total}, with TP2 DP16 on 32 GPUs \(h100-tp2-32\)", text)
+
+
+def test_repeats_of_the_only_configuration_are_told_from_fastest_to_slowest(tmp_path: Path) -> None:
+    for i, seconds in enumerate((0.1, 0.1, 0.125)):
+        write_run(tmp_path, f"r{i}", config(world_size=2, repeat=i), seconds=seconds, steps=60)
+    data = load(tmp_path)
+    rates = data.runs["tokens_per_second"]
+    apart = f"{100 * (1 - min(rates) / max(rates)):.2g}"
+    text = words(findings.findings(data))
+    assert "3 runs of one configuration, DP2 on 2 processes (r0, r1, r2), together reached" in text
+    assert f"; the slowest is {apart} % below the fastest." in text
+    assert 18 < float(apart) < 22  # 1 - 0.1 / 0.125
+    assert "is the fastest of" not in text
+    assert "repeats of DP2" not in text  # said once
+
+
+def test_three_configurations_have_a_first_a_second_and_a_slowest(tmp_path: Path) -> None:
+    splits = ({}, {"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2})
+    for name, split, seconds in zip("abc", splits, (0.2, 0.1, 0.102), strict=True):
+        write_run(tmp_path, name, config(world_size=2, **split), seconds=seconds)
+    text = words(findings.findings(load(tmp_path)))
+    assert "TP2 on 2 processes (b) is the fastest of 3 runs" in text
+    second = r"Against the second, PP2[^(]* on 2 processes \(c\), these runs do not settle which"
+    assert re.search(second, text)
+    spread = re.search(r"The slowest, DP2 on 2 processes \(a\), .* a spread of ([\d.]+)×", text)
+    assert spread is not None
+    assert float(spread[1]) == pytest.approx(2, rel=0.03)
+    assert "The most in total" not in text  # of processes of one number the fastest has the most
+
+
+def test_peaks_are_told_once_each_in_the_order_of_the_runs() -> None:
+    devices = [f"device {n * 37 % 61}" for n in range(61)]
+    rows = [
+        {"mfu": mfu, "flops_convention": "six_n", "peak_precision": "bf16", "accelerator": name,
+         "peak_tflops_per_second": 989.4}
+        for name in devices for mfu in (0.5, 0.4)
+    ]  # fmt: skip
+    told = [words(one) for one in winners.peaks(pl.DataFrame([*rows, rows[0] | {"mfu": None}]))]
+    assert [re.search(r"MFU on (device \d+) ", one)[1] for one in told] == devices
+    assert "is by six_n over its dense bf16 peak of 989.4 TFLOP/s" in told[0]
 
 
 def test_overlapping_intervals_settle_no_winner(tmp_path: Path) -> None:

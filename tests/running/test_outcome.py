@@ -249,6 +249,15 @@ def test_the_line_that_tells_is_in_the_tail_however_much_follows_it():
     )
 
 
+def test_the_second_line_of_a_message_that_tells_is_the_line_of_the_tail():
+    telling = "CUDA out of memory. Tried to allocate 3.50 GiB."
+    log = ["Traceback (most recent call last):", '  File "a.py", line 1, in f',
+           "my.WrappedError: the step failed because", telling]  # fmt: skip
+    outcome = classify(evidence(*log, *(f"note {number}" for number in range(99))))
+    assert (outcome.status, outcome.cause) == ("out_of_memory", "gpu_memory")
+    assert outcome.log_tail[:2] == (telling, "[86 lines left out]")
+
+
 def test_colours_and_long_lines_do_not_reach_the_record():
     outcome = classify(evidence("\x1b[31mValueError: red\x1b[0m", "x" * 99_999))
     assert "failed: ValueError: red (" in outcome.reason

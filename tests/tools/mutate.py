@@ -1,7 +1,8 @@
 """Change the numeric core in one place at a time and count which changes its own tests notice.
 
 A change is compiled in a forked process and written to no file. One that a part's tests pass with
-is printed: it needs a test, or is equivalent. --only memory --sample 0 tries all of a part.
+is printed: it needs a test, or a line in equivalent.txt. --only memory --sample 0 tries all of a
+part.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import hypothesis.configuration
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+SOURCE = ROOT / "src/scalebook"
 # A part of the core: its sources below src/scalebook, and the tests that must notice a change.
 CORE = {
     "flops": ("facts/flops", "facts/flops"),
@@ -37,9 +39,11 @@ CORE = {
     "economics": ("measure/economics.py", "measure/economics"),
     "intervals": ("measure/intervals.py", "measure/intervals"),
     "verdicts": ("measure/verdicts", "measure/gate measure/verdict"),
-    "diagnosis": ("measure/diagnosis", "measure/diagnosis"), "audit": ("audit", "audit/audit"),
+    "diagnosis": ("measure/diagnosis", "measure/diagnosis"),
+    "audit": ("audit", "audit/audit audit/audit_documents"),
     "outcome": ("running/outcome.py", "running/outcome running/failures"),
-    "ingest": ("logs/ingest/ratios.py logs/ingest/steps.py", "logs/ingest logs/logs_dialects"),
+    "ingest": ("logs/ingest", "logs/ingest logs/logs_dialects"),
+    "predict": ("predict", "predict/predict predict/tuning"),
     "winners": ("report/pages/winners.py", "report/report_findings report/report_comparison"),
     "plan": ("plan/expand.py plan/schedule.py", "plan/plan"),
 }  # fmt: skip
@@ -49,6 +53,11 @@ SWAPS = {
     ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
     ast.In: ast.NotIn, ast.NotIn: ast.In, ast.And: ast.Or, ast.Or: ast.And, ast.USub: ast.UAdd,
 }  # fmt: skip
+# Changes that change nothing, one a line: the file, the change, and why it shows nowhere.
+EQUIVALENT = {
+    line.partition("  # ")[0]
+    for line in (Path(__file__).parent / "equivalent.txt").read_text(encoding="utf-8").splitlines()
+}
 LEFT_ALONE = {"annotation", "returns", "decorator_list", "strict", "frozen", "slots", "maxsize"}
 
 
@@ -86,7 +95,8 @@ def mutants(path: Path) -> Iterator[tuple[Path, int, str]]:
     for index, node in enumerate(places(ast.parse(path.read_text(encoding="utf-8")))):
         if change(twin := copy.deepcopy(node)):
             before, after = (ast.unparse(one).splitlines()[0] for one in (node, twin))
-            yield path, index, f"{path.relative_to(ROOT)}:{node.lineno}: {before} -> {after}"
+            if f"{path.relative_to(SOURCE)}: {before} -> {after}" not in EQUIVALENT:
+                yield path, index, f"{path.relative_to(ROOT)}:{node.lineno}: {before} -> {after}"
 
 
 def attempt(mutant: tuple[Path, int, str] | None, tests: list[str], home: str) -> None:
@@ -140,7 +150,7 @@ def main() -> None:
     for place, passed, spent in outcomes([(None, files, 600) for files in tests], options.jobs):
         if not passed:
             raise SystemExit(f"The tests of {parts[place]} fail without a change.")
-        top = [ROOT / "src/scalebook" / one for one in CORE[parts[place]][0].split()]
+        top = [SOURCE / one for one in CORE[parts[place]][0].split()]
         files = [file for path in top for file in sorted(path.rglob("*.py")) or [path]]
         found = [one for file in files for one in mutants(file)]
         share = options.sample // len(parts) or len(found)

@@ -92,7 +92,7 @@ def _by_steps(job: Job, known: Observation, seconds: float | None) -> float | No
         return None
     start = 1 if len(job.table) > 1 else 0
     sizes, times = job.table.column("global_batch_size"), job.table.column("seconds")
-    if len(set(job.table.values("global_batch_size", start))) < 2:
+    if len(set(job.table.values("global_batch_size"))) < 2:
         return batch * length / seconds
     rates = [
         size * length / time
