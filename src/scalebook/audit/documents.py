@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from scalebook.audit import fields as vocabulary
+from scalebook.audit.claimed_rows import Claims, Row, Table, read_bounded
 from scalebook.audit.knowledge import unknown_names
 from scalebook.audit.printed import Printed, read_printed
-from scalebook.audit.rows import Claims, Row, Table, read_bounded
 from scalebook.errors import ClaimError
 from scalebook.facts import catalog
 
