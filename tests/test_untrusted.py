@@ -20,7 +20,7 @@ from scalebook.audit import load_claims
 from scalebook.cli import main
 from scalebook.errors import ClaimError, IngestError
 from scalebook.logs import source
-from scalebook.logs.ingest.reader import read_content
+from scalebook.logs.dialects.registry import read_content
 from scalebook.measure.measured import Measured, measured
 from scalebook.measure.probes.files import read_probes
 from scalebook.measure.reliability import read_checkpoints, read_drill

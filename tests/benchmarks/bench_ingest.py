@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from scalebook.logs.ingest.reader import read_content
+from scalebook.logs.dialects.registry import read_content
 
 FIELDS = {
     "iteration": re.compile(r"iteration\s+(\d+)/"),

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from scalebook.errors import IngestError
-from scalebook.logs.dialects.registry import dialects
-from scalebook.logs.ingest.reader import read_content, recognise
+from scalebook.logs.dialects.registry import dialects, read_content, recognise
 from scalebook.logs.ingest.run import summaries
 
 LOGS = Path(__file__).parents[1] / "logs"

@@ -1,10 +1,11 @@
-"""The one interface of all readers."""
+"""The one interface of all readers: of lines, of JSON documents, and of text without records."""
 
 from __future__ import annotations
 
+import json
 import re
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import Any, ClassVar, cast
 
 from scalebook.logs import settings, status
 from scalebook.logs.clean import split_rank
@@ -134,3 +135,53 @@ class LineDialect(Dialect):
         found = next(filter(None, map(settings.partial_training, lines)), None)
         if found:
             self.out.tell("trained", found)
+
+
+LARGEST_DOCUMENT = 64 << 20  # characters; a results file takes far less
+
+
+class JSONDialect(Dialect):
+    """Reads a whole document of bounded size; one that is no JSON becomes a note with its line."""
+
+    def read(self, source: Source) -> list[Job]:
+        """Return the jobs of a file."""
+        pieces: list[str] = []
+        size = 0
+        for text in source.texts():
+            pieces.append(text)
+            size += len(text)
+            if size > LARGEST_DOCUMENT:
+                self.out.job.note("The document is larger than 64 MiB and was not read.")
+                return self.out.close()
+        try:
+            document = json.loads("".join(pieces))
+        except ValueError as error:
+            where = (
+                f"line {error.lineno}: {error.msg}"
+                if isinstance(error, json.JSONDecodeError)
+                else str(error)
+            )
+            self.out.job.note(f"{source.path.name} is not valid JSON, {where}.")
+        except RecursionError:
+            self.out.job.note(f"{source.path.name} is nested too deeply.")
+        else:
+            for part in cast(list[Any], document if isinstance(document, list) else [document]):
+                if isinstance(part, dict):
+                    self.document(cast(dict[str, Any], part))
+        return self.out.close()
+
+    def document(self, document: dict[str, Any]) -> None:
+        """Take one document."""
+        raise NotImplementedError
+
+
+class Plain(LineDialect):
+    """Has no records."""
+
+    name = "unknown"
+    markers = ()
+    signature = re.compile(r"(?!)")
+
+    def line(self, line: str) -> bool:
+        """Take nothing: every line is looked at for settings and endings."""
+        return False

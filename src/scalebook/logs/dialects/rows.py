@@ -16,8 +16,7 @@ from typing import Any, ClassVar, cast
 from scalebook.errors import IngestError
 from scalebook.logs.clock import clock_of
 from scalebook.logs.collect import LARGEST
-from scalebook.logs.dialects.dialect import Dialect
-from scalebook.logs.dialects.json_file import JSONDialect
+from scalebook.logs.dialects.dialect import Dialect, JSONDialect
 from scalebook.logs.job import Job
 from scalebook.logs.numbers import MISSING, integer, number
 from scalebook.logs.pairs import seconds_from, tokens_from_totals

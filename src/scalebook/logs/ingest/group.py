@@ -11,7 +11,7 @@ from pathlib import Path
 
 from scalebook.errors import IngestError
 from scalebook.logs.dialects.dialect import Dialect
-from scalebook.logs.ingest.reader import FileContent, dialect_of, read_content
+from scalebook.logs.dialects.registry import FileContent, dialect_of, read_content
 from scalebook.logs.job import Job
 from scalebook.logs.status import weightier
 

@@ -9,9 +9,9 @@ from typing import Any, cast
 
 from scalebook.errors import IngestError
 from scalebook.logs.dialects.dialect import Dialect
+from scalebook.logs.dialects.registry import FileContent, read_content
 from scalebook.logs.ingest.group import Group, collect, find
 from scalebook.logs.ingest.observe import Observation
-from scalebook.logs.ingest.reader import FileContent, read_content
 from scalebook.logs.ingest.summary import summarise
 from scalebook.logs.ingest.supply import observe_with
 from scalebook.logs.ingest.write import write_run

@@ -1,4 +1,4 @@
-"""Samples of devices over time, as monitoring tools print them."""
+"""Samples of devices that monitoring tools print: columns, units and clocks."""
 
 from __future__ import annotations
 
