@@ -15,15 +15,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scalebook.errors import IngestError
-from scalebook.logs.clean import clean
 from scalebook.logs.collect import LARGEST
 from scalebook.logs.dialects.nanotron import NanotronCSV
 from scalebook.logs.dialects.registry import read_content
 from scalebook.logs.ingest.group import collect
 from scalebook.logs.ingest.run import ingest, summaries
+from scalebook.logs.job import Table
 from scalebook.logs.numbers import half_unit, integer, number, rounding, scaled
-from scalebook.logs.source import LONGEST_LINE
-from scalebook.logs.table import Table
+from scalebook.logs.source import LONGEST_LINE, clean
 
 LOGS = Path(__file__).parents[1] / "logs"
 EXCERPTS = sorted(LOGS.iterdir())

@@ -6,12 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from operator import lt
 
-from scalebook.logs.job import Job
+from scalebook.logs.causes import Ending, weightier
+from scalebook.logs.job import COLUMNS, Job
 from scalebook.logs.numbers import LARGEST as LARGEST_FIGURE
 from scalebook.logs.numbers import MISSING, half_unit
-from scalebook.logs.settings import Value
-from scalebook.logs.status import Ending, weightier
-from scalebook.logs.table import COLUMNS
+from scalebook.logs.setting_lines import Value
 
 MOST_ROWS = 10_000_000  # a row takes about 100 bytes; what lies beyond is counted and said
 MOST_JOBS = 1000

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from scalebook.logs.bar_fields import RECORD
 from scalebook.logs.dialects.dialect import LineDialect
+from scalebook.logs.iteration_line import RECORD
 from scalebook.logs.numbers import integer, number
 
 TIMER = re.compile(

@@ -6,12 +6,12 @@ import math
 import re
 from dataclasses import dataclass, field
 
+from scalebook.logs.causes import Ending
 from scalebook.logs.collect import Collector
 from scalebook.logs.dialects.dialect import LineDialect
 from scalebook.logs.job import Job
 from scalebook.logs.numbers import LARGEST, MISSING, clock_seconds, integer, number, rounding, whole
 from scalebook.logs.pairs import bar_seconds, bar_state, seconds_from, tokens_from_totals
-from scalebook.logs.status import Ending
 
 _MOST_EPOCHS = 1000
 _MOST_RECORDS = 1_000_000

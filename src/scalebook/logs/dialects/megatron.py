@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import re
 
-from scalebook.logs.bar_fields import RECORD
-from scalebook.logs.clock import clock_of
 from scalebook.logs.dialects.dialect import LineDialect
-from scalebook.logs.iteration_line import IterationDialect
-from scalebook.logs.numbers import integer, number
+from scalebook.logs.iteration_line import RECORD, IterationDialect
+from scalebook.logs.numbers import clock_of, integer, number
 from scalebook.logs.pairs import seconds_from, tokens_from_totals
 
 

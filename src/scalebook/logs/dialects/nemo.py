@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import re
 
-from scalebook.logs.clock import clock_of, has_fraction
 from scalebook.logs.dialects.dialect import LineDialect
-from scalebook.logs.numbers import integer, number
+from scalebook.logs.numbers import clock_of, has_fraction, integer, number
 from scalebook.logs.pairs import bar_seconds, bar_state, pairs, seconds_from
 
 _GIB = 2.0**30

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 import re
 
-from scalebook.logs.clean import split_rank
-from scalebook.logs.clock import clock_of, has_fraction
 from scalebook.logs.dialects.dialect import LineDialect
-from scalebook.logs.numbers import integer
+from scalebook.logs.numbers import clock_of, has_fraction, integer
 from scalebook.logs.pairs import bar_seconds, pairs, seconds_from
+from scalebook.logs.source import split_rank
 
 _RECORD = re.compile(r"(?<!validate )\bstep: +(\d+) +(?=[^\n]{0,300}\b(?:tps|wps):)")
 _PAIR = re.compile(r"\b([a-z_]{1,24}): *([-+\d.,eE]+|-?(?:[Nn]a[Nn]|[Ii]nf(?:inity)?))")

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from scalebook.errors import IngestError
+from scalebook.logs.causes import weightier
 from scalebook.logs.dialects.dialect import Dialect
 from scalebook.logs.dialects.registry import FileContent, dialect_of, read_content
 from scalebook.logs.job import Job
-from scalebook.logs.status import weightier
 
 _PACKED = re.compile(r"\.(?:gz|zst|xz|bz2|zip)$")
 _SUFFIX = re.compile(r"\.(?:out|err|log|txt|stdout|stderr)$")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from scalebook.logs.ingest.ratios import difference, only_integer, ratio
 from scalebook.logs.job import Job
 from scalebook.logs.numbers import rounding
-from scalebook.logs.settings import Value
+from scalebook.logs.setting_lines import Value
 
 SPLIT = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
 # Rates of one log that different timers took agree to about this.

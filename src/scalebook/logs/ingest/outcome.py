@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 
+from scalebook.logs.causes import Ending
 from scalebook.logs.job import Job
-from scalebook.logs.status import Ending
 from scalebook.record import Status
 
 _SENTENCES = {

@@ -15,7 +15,7 @@ from scalebook.logs.ingest.observe import Observation
 from scalebook.logs.ingest.summary import summarise
 from scalebook.logs.ingest.supply import observe_with
 from scalebook.logs.ingest.write import write_run
-from scalebook.logs.settings import Value
+from scalebook.logs.setting_lines import Value
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from scalebook.facts import catalog
 from scalebook.facts.catalog.types import ModelShape
 from scalebook.logs.ingest.observe import Observation, complete, observe
 from scalebook.logs.job import Job
-from scalebook.logs.settings import Value
+from scalebook.logs.setting_lines import Value
 
 # Options of the command whose names are not those of the settings.
 OPTIONS = {"world_size": "--gpus"}

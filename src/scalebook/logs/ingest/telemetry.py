@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator
 from typing import Any
 
-from scalebook.logs.table import Table
+from scalebook.logs.job import Table
 
 _MEANS = (
     "power_watts",

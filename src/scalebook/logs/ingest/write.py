@@ -20,7 +20,7 @@ from scalebook.logs.ingest.rates import finite, log_interval
 from scalebook.logs.ingest.steps import steps_of
 from scalebook.logs.ingest.telemetry import lines
 from scalebook.logs.job import Job
-from scalebook.logs.settings import Value
+from scalebook.logs.setting_lines import Value
 from scalebook.record import RunRecord
 from scalebook.scrub import scrub, scrub_all, scrub_values
 
