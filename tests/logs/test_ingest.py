@@ -26,7 +26,7 @@ from scalebook.logs import collect as collect_rows
 from scalebook.logs import source
 from scalebook.logs.ingest import group
 from scalebook.logs.ingest import write as ingest_write
-from scalebook.logs.ingest.run import ingest, summaries
+from scalebook.logs.ingest.ingestion import ingest, summaries
 from scalebook.logs.setting_lines import device_in
 from scalebook.measure.metrics import measure
 from scalebook.running import recovery

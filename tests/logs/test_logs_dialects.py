@@ -9,7 +9,7 @@ import pytest
 
 from scalebook.errors import IngestError
 from scalebook.logs.dialects.registry import dialects, read_content, recognise
-from scalebook.logs.ingest.run import summaries
+from scalebook.logs.ingest.ingestion import summaries
 
 LOGS = Path(__file__).parents[1] / "logs"
 

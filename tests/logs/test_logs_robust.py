@@ -19,7 +19,7 @@ from scalebook.logs.collect import LARGEST
 from scalebook.logs.dialects.nanotron import NanotronCSV
 from scalebook.logs.dialects.registry import read_content
 from scalebook.logs.ingest.group import collect
-from scalebook.logs.ingest.run import ingest, summaries
+from scalebook.logs.ingest.ingestion import ingest, summaries
 from scalebook.logs.job import Table
 from scalebook.logs.numbers import half_unit, integer, number, rounding, scaled
 from scalebook.logs.source import LONGEST_LINE, clean

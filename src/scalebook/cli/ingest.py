@@ -14,7 +14,7 @@ from scalebook.cli.output import number, print_json, print_table
 
 if TYPE_CHECKING:
     from scalebook.logs.dialects.dialect import Dialect
-    from scalebook.logs.ingest.run import Ingested
+    from scalebook.logs.ingest.ingestion import Ingested
 
 _SIZES = (
     ("--gpus", "world_size", "GPUs of the job"),
@@ -74,7 +74,7 @@ def run_ingest(options: argparse.Namespace) -> int:
     """Print what the files hold (``--json``), or write run directories and print a table."""
     from scalebook.errors import IngestError
     from scalebook.facts import catalog
-    from scalebook.logs.ingest.run import ingest, summaries
+    from scalebook.logs.ingest.ingestion import ingest, summaries
 
     dialect = _dialect(options)
     names = ("model", "platform", "precision", "trained", *(name for _, name, _ in _SIZES))

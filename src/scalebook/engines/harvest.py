@@ -12,7 +12,7 @@ from typing import Any
 
 from scalebook.errors import IngestError
 from scalebook.logs.dialects.registry import read_content
-from scalebook.logs.ingest.observe import Observation, complete, observe
+from scalebook.logs.ingest.log_config import Observation, complete, observe
 from scalebook.logs.ingest.steps import steps_of
 from scalebook.logs.ingest.write import observed_settings
 from scalebook.logs.job import Job

@@ -14,11 +14,9 @@ from scalebook import ownership, store
 from scalebook.errors import IngestError, RecordError
 from scalebook.facts import catalog
 from scalebook.logs.ingest.group import Group
-from scalebook.logs.ingest.observe import Observation
-from scalebook.logs.ingest.outcome import cause_of, status_of
+from scalebook.logs.ingest.log_config import Observation
 from scalebook.logs.ingest.rates import finite, log_interval
-from scalebook.logs.ingest.steps import steps_of
-from scalebook.logs.ingest.telemetry import lines
+from scalebook.logs.ingest.steps import cause_of, lines, status_of, steps_of
 from scalebook.logs.job import Job
 from scalebook.logs.setting_lines import Value
 from scalebook.record import RunRecord

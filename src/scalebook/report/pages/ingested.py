@@ -9,7 +9,7 @@ from typing import Any, cast
 import polars as pl
 
 from scalebook.facts.flops import DEFAULT_CONVENTION
-from scalebook.logs.ingest.shape import AGREES
+from scalebook.logs.ingest.job_summary import AGREES
 from scalebook.report.base import tables
 from scalebook.report.base.frames import ReportData
 from scalebook.report.base.markup import Fragment, Markup, bullets, run_link

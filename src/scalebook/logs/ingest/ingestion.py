@@ -1,4 +1,4 @@
-"""Ingest paths: summaries of what files hold, or run directories made from them."""
+"""Turn files into run directories: what the command line and the Python API call."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from scalebook.errors import IngestError
 from scalebook.logs.dialects.dialect import Dialect
 from scalebook.logs.dialects.registry import FileContent, read_content
 from scalebook.logs.ingest.group import Group, collect, find
-from scalebook.logs.ingest.observe import Observation
-from scalebook.logs.ingest.summary import summarise
-from scalebook.logs.ingest.supply import observe_with
+from scalebook.logs.ingest.job_summary import summarise
+from scalebook.logs.ingest.log_config import Observation, observe_with
 from scalebook.logs.ingest.write import write_run
 from scalebook.logs.setting_lines import Value
 
