@@ -181,7 +181,7 @@ def dialect_of(path: Path, dialect: str | type[Dialect] | None = None) -> type[D
     return named(dialect) if dialect else recognise(Source(path).texts())
 
 
-def read_content(path: Path, dialect: str | type[Dialect] | None = None) -> FileContent:
+def read(path: Path, dialect: str | type[Dialect] | None = None) -> FileContent:
     """Return what a file holds.
 
     Raises:

@@ -12,7 +12,7 @@ from pathlib import Path
 from scalebook.errors import IngestError
 from scalebook.logs.causes import weightier
 from scalebook.logs.dialects.dialect import Dialect
-from scalebook.logs.dialects.registry import FileContent, dialect_of, read_content
+from scalebook.logs.dialects.registry import FileContent, dialect_of, read
 from scalebook.logs.job import Job
 
 _PACKED = re.compile(r"\.(?:gz|zst|xz|bz2|zip)$")
@@ -186,7 +186,7 @@ class Found:
         self, file: Path, named: bool, dialect: str | type[Dialect] | None, groups: list[Group]
     ) -> None:
         try:
-            content = read_content(file, dialect)
+            content = read(file, dialect)
             if content.empty and named:
                 raise content.unrecognised()
         except IngestError as error:
@@ -213,7 +213,7 @@ def find(paths: Iterable[Path], dialect: str | type[Dialect] | None = None) -> F
                 if dialect_of(file, dialect).kind == "training":
                     found.training.setdefault(group_key(file), []).append((file, named))
                 else:
-                    found.beside.append(read_content(file, dialect))
+                    found.beside.append(read(file, dialect))
             except IngestError as error:
                 if named:
                     raise

@@ -9,10 +9,10 @@ from typing import Any, cast
 
 from scalebook.errors import IngestError
 from scalebook.logs.dialects.dialect import Dialect
-from scalebook.logs.dialects.registry import FileContent, read_content
+from scalebook.logs.dialects.registry import FileContent, read
 from scalebook.logs.ingest.group import Group, collect, find
 from scalebook.logs.ingest.job_summary import summarise
-from scalebook.logs.ingest.log_config import Observation, observe_with
+from scalebook.logs.ingest.log_config import LogConfig, observe_with
 from scalebook.logs.ingest.write import write_run
 from scalebook.logs.setting_lines import Value
 
@@ -36,7 +36,7 @@ def summaries(
         IngestError: the path cannot be read, or what was supplied contradicts it.
     """
     if path.is_file():
-        content = read_content(path, dialect)
+        content = read(path, dialect)
         if content.empty:
             raise content.unrecognised()
         return [
@@ -89,7 +89,7 @@ def _no_breakdown(content: FileContent) -> list[str]:
 
 def _plan(
     group: Group, supplied: Mapping[str, Value]
-) -> Iterator[tuple[int, Observation, dict[str, Any]]]:
+) -> Iterator[tuple[int, LogConfig, dict[str, Any]]]:
     for index, job in enumerate(group.jobs):
         known = observe_with(job, supplied, group.files[0].path.name)
         yield index, known, summarise(job, known)

@@ -9,7 +9,7 @@ from typing import Any
 from scalebook.errors import ScalebookError
 from scalebook.facts import catalog, flops
 from scalebook.facts.catalog.types import ModelShape, MoEShape
-from scalebook.logs.ingest.log_config import Observation
+from scalebook.logs.ingest.log_config import LogConfig
 from scalebook.logs.ingest.rates import (
     AGREEMENT,
     finite,
@@ -33,7 +33,7 @@ _FITS = 0.02
 AGREES = AGREEMENT / 2
 
 
-def _told_shape(known: Observation) -> tuple[ModelShape | None, str | None]:
+def _told_shape(known: LogConfig) -> tuple[ModelShape | None, str | None]:
     """Return the shape that the argument dump describes, or why it does not describe one."""
     sizes = {name: known.size(name) for name in _NEEDED}
     missing = [name for name, value in sizes.items() if value is None]
@@ -50,7 +50,7 @@ def _told_shape(known: Observation) -> tuple[ModelShape | None, str | None]:
     return _build(full, heads, groups or heads, known), None
 
 
-def _build(sizes: dict[str, int], heads: int, groups: int, known: Observation) -> ModelShape:
+def _build(sizes: dict[str, int], heads: int, groups: int, known: LogConfig) -> ModelShape:
     experts = known.size("num_experts")
     moe = None
     if experts:
@@ -86,7 +86,7 @@ def _build(sizes: dict[str, int], heads: int, groups: int, known: Observation) -
     )
 
 
-def catalog_match(known: Observation) -> str | None:
+def catalog_match(known: LogConfig) -> str | None:
     """Return the one catalog model that has every size that the log tells, None without one."""
     names = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads")
     told = {name: known.size(name) for name in (*names, "num_query_groups")}
@@ -104,14 +104,14 @@ def catalog_match(known: Observation) -> str | None:
     return found[0] if len(found) == 1 else None
 
 
-def _vocabulary_fits(rows: int, known: Observation) -> bool:
+def _vocabulary_fits(rows: int, known: LogConfig) -> bool:
     """Whether the told vocabulary, which a trainer pads, may be this one."""
     told = known.size("vocab_size")
     padding = 128 * (known.size("tensor_parallel_size") or 8)
     return told is None or rows <= told < rows + padding
 
 
-def shape_of(known: Observation) -> tuple[ModelShape | None, str | None]:
+def shape_of(known: LogConfig) -> tuple[ModelShape | None, str | None]:
     """Return the shape of the model that ran, or why it is not known."""
     name = known.values.get("model")
     if not isinstance(name, str):
@@ -123,7 +123,7 @@ def shape_of(known: Observation) -> tuple[ModelShape | None, str | None]:
     return shape, None
 
 
-def _tokens_per_gpu(job: Job, known: Observation) -> tuple[list[tuple[float, float]], str | None]:
+def _tokens_per_gpu(job: Job, known: LogConfig) -> tuple[list[tuple[float, float]], str | None]:
     """Return pairs of (tokens/s of a GPU, TFLOP/s as printed or NaN), row by row."""
     batch, length = known.size("global_batch_size"), known.size("sequence_length")
     world = known.size("world_size")
@@ -153,7 +153,7 @@ def _printed(job: Job) -> list[float]:
     return [value for value in (values[1:] if len(values) > 1 else values) if value > 0]
 
 
-def recount(job: Job, known: Observation) -> dict[str, Any]:
+def recount(job: Job, known: LogConfig) -> dict[str, Any]:
     """Return TFLOP/s of a GPU by convention, what was printed, and the factor between them.
 
     Both are medians without the first record; the factor is taken row by row.
@@ -218,7 +218,7 @@ SIZES = (
 )
 
 
-def numbers_of(job: Job, known: Observation) -> RunMetrics | None:
+def numbers_of(job: Job, known: LogConfig) -> RunMetrics | None:
     """Return the numbers that the run of a job will have; None without steps or with too many."""
     if not 0 < len(job.table) <= _MOST_STEPS:
         return None
@@ -255,7 +255,7 @@ def _of_numbers(found: RunMetrics | None) -> list[str]:
     return said
 
 
-def summarise(job: Job, known: Observation, kind: str = "training") -> dict[str, Any]:
+def summarise(job: Job, known: LogConfig, kind: str = "training") -> dict[str, Any]:
     """Return the summary of a job; None is what its log does not tell."""
     if "model" not in known.values:
         model = catalog_match(known)

@@ -75,7 +75,7 @@ _SEQUENCE_GRAIN = 128
 
 
 @dataclass(slots=True)
-class Observation:
+class LogConfig:
     """Settings by our names; ``provenance`` says told, derived or supplied, ``origin`` how."""
 
     values: dict[str, Value] = field(default_factory=dict[str, Value])
@@ -96,7 +96,7 @@ class Observation:
         return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def _steady(job: Job, observation: Observation, name: str) -> None:
+def _steady(job: Job, observation: LogConfig, name: str) -> None:
     """Take a setting that the records print, and note it when it changes on the way."""
     values = [int(value) for value in job.table.values(name) if value >= 1]
     if not values:
@@ -110,7 +110,7 @@ def _steady(job: Job, observation: Observation, name: str) -> None:
 
 
 def _derive(
-    observation: Observation, name: str, origin: str, compute: Callable[[], int | None]
+    observation: LogConfig, name: str, origin: str, compute: Callable[[], int | None]
 ) -> None:
     if observation.size(name) is None:
         value = compute()
@@ -118,7 +118,7 @@ def _derive(
             observation.put(name, value, "derived", origin)
 
 
-def _world(job: Job, known: Observation) -> None:
+def _world(job: Job, known: LogConfig) -> None:
     def by(above: list[str], below: list[str]) -> Callable[[], int | None]:
         def compute() -> int | None:
             found = ratio(job, above, below)
@@ -157,7 +157,7 @@ def _world(job: Job, known: Observation) -> None:
         _derive(known, "world_size", origin, compute)
 
 
-def _from_whole_run(job: Job, known: Observation) -> None:
+def _from_whole_run(job: Job, known: LogConfig) -> None:
     """Derive from the rates that a trainer prints of the whole run, rounded as they are."""
 
     def quotient(above: str, below: str) -> Callable[[], int | None]:
@@ -181,7 +181,7 @@ def _from_whole_run(job: Job, known: Observation) -> None:
         _derive(known, name, f"{above} over {below}", quotient(above, below))
 
 
-def _batch(job: Job, known: Observation) -> None:
+def _batch(job: Job, known: LogConfig) -> None:
     def by_rate(name: str, factor: int | None) -> Callable[[], int | None]:
         def compute() -> int | None:
             found = ratio(job, [name, "seconds"], [])
@@ -207,7 +207,7 @@ def _batch(job: Job, known: Observation) -> None:
     )
 
 
-def _sequence(job: Job, known: Observation) -> None:
+def _sequence(job: Job, known: LogConfig) -> None:
     batch, world = known.size("global_batch_size"), known.size("world_size")
 
     def rounded(found: tuple[float, float] | None, scale: float | None) -> int | None:
@@ -245,9 +245,9 @@ def _sequence(job: Job, known: Observation) -> None:
     )
 
 
-def observe(job: Job) -> Observation:
+def observe(job: Job) -> LogConfig:
     """Return the configuration of a job: told by its log, or derived from figures of it."""
-    known = Observation()
+    known = LogConfig()
     for name, value in job.settings.items():
         origin = job.derived.get(name, "")
         known.put(name, value, "derived" if origin else "told", origin)
@@ -257,7 +257,7 @@ def observe(job: Job) -> Observation:
     return known
 
 
-def complete(job: Job, known: Observation) -> None:
+def complete(job: Job, known: LogConfig) -> None:
     """Derive what follows from what is known; what is known already stays as it is."""
     _world(job, known)
     _batch(job, known)
@@ -294,7 +294,7 @@ def option(name: str) -> str:
     return OPTIONS.get(name, "--" + name.replace("_", "-"))
 
 
-def _contradiction(name: str, given: Value, known: Observation, where: str) -> IngestError:
+def _contradiction(name: str, given: Value, known: LogConfig, where: str) -> IngestError:
     how = "tells" if known.provenance[name] == "told" else "implies"
     return IngestError(
         f"{option(name)} {given} contradicts {where}, which {how} {known.values[name]}. "
@@ -302,7 +302,7 @@ def _contradiction(name: str, given: Value, known: Observation, where: str) -> I
     )
 
 
-def _check_model(shape: ModelShape, known: Observation, where: str) -> None:
+def _check_model(shape: ModelShape, known: LogConfig, where: str) -> None:
     for name in _SHAPE_FIELDS:
         told = known.size(name)
         ours = getattr(shape, name)
@@ -325,7 +325,7 @@ def _check_platform(name: str, device: object, where: str) -> None:
         )
 
 
-def observe_with(job: Job, supplied: Mapping[str, Value], where: str) -> Observation:
+def observe_with(job: Job, supplied: Mapping[str, Value], where: str) -> LogConfig:
     """Return the configuration of a job with what the user supplied.
 
     Raises:
@@ -342,7 +342,7 @@ def observe_with(job: Job, supplied: Mapping[str, Value], where: str) -> Observa
             continue  # the file says which part
         if name in alone.values and alone.values[name] != value:
             raise _contradiction(name, value, alone, where)
-    known = Observation(notes=list(alone.notes))
+    known = LogConfig(notes=list(alone.notes))
     for name, value in alone.values.items():
         known.put(name, value, alone.provenance[name], alone.origin.get(name, ""))
     for name, value in supplied.items():

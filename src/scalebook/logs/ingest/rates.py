@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from scalebook.logs.collect import LARGEST
-from scalebook.logs.ingest.log_config import Observation, rounding_of
+from scalebook.logs.ingest.log_config import LogConfig, rounding_of
 from scalebook.logs.job import Job
 from scalebook.measure.metrics import RunMetrics
 
-# Rounded digits and windows that differ by a step stay below this.
+# Rounded digits and windows that differ by a step stay below this. A summary that is further from
+# its steps does not count.
 AGREEMENT = 0.05
 _HINTS = (
     (2.0, "a wrong sequence length or batch, or both directions counted"),
@@ -61,7 +62,7 @@ def _median_factor(job: Job, name: str, numerator: float | None) -> float | None
     return None if abs(median - 1) <= AGREEMENT + rounding_of(job, name) else median
 
 
-def rate_disagreements(job: Job, known: Observation) -> dict[str, float]:
+def rate_disagreements(job: Job, known: LogConfig) -> dict[str, float]:
     """Return, by printed rate, the factor between it and what batch and step time give."""
     batch, sequence = known.size("global_batch_size"), known.size("sequence_length")
     world = known.size("world_size")
@@ -154,7 +155,7 @@ def _start(job: Job) -> list[str]:
     return []
 
 
-def warnings_of(job: Job, known: Observation, numbers: RunMetrics | None) -> list[str]:
+def warnings_of(job: Job, known: LogConfig, numbers: RunMetrics | None) -> list[str]:
     """Return every warning about a job, the dialect's own first."""
     found = [*job.notes, *known.notes, *_start(job), *_gaps(job), *_utilisation(job)]
     found += [] if _batch_changes(job) else _drift(job)
@@ -175,10 +176,7 @@ def warnings_of(job: Job, known: Observation, numbers: RunMetrics | None) -> lis
     return found
 
 
-RATES_AGREEMENT = 0.05  # a summary that is further from its steps than this does not count
-
-
-def log_interval(job: Job, known: Observation) -> int | None:
+def log_interval(job: Job, known: LogConfig) -> int | None:
     """Return how many steps a record stands for, None where the log does not show it."""
     told = known.size("log_interval")
     if told is not None:
@@ -209,7 +207,7 @@ def _interval_of_one(job: Job, step: int) -> int | None:
     return divisors[0] if len(divisors) == 1 else None
 
 
-def medians(job: Job, known: Observation) -> dict[str, float | None]:
+def medians(job: Job, known: LogConfig) -> dict[str, float | None]:
     """Return step time (s), tokens/s of the job and of a GPU, and the TFLOP/s that were printed.
 
     These describe what the log prints; the run's rate is what ``metrics`` makes of its steps.
@@ -223,7 +221,7 @@ def medians(job: Job, known: Observation) -> dict[str, float | None]:
     world = known.size("world_size")
     total, each = _by_steps(job, known, later or every), None
     printed = job.rates.get("tokens_per_second")
-    if printed and total and abs(printed / total - 1) <= RATES_AGREEMENT:
+    if printed and total and abs(printed / total - 1) <= AGREEMENT:
         # the file's own figure, which its steps bear out
         total, each = printed, job.rates.get("tokens_per_second_per_gpu")
     elif total is None:
@@ -247,7 +245,7 @@ def medians(job: Job, known: Observation) -> dict[str, float | None]:
     }
 
 
-def _by_steps(job: Job, known: Observation, seconds: float | None) -> float | None:
+def _by_steps(job: Job, known: LogConfig, seconds: float | None) -> float | None:
     """Return the median of tokens over time, each record with its own batch."""
     batch, length = known.size("global_batch_size"), known.size("sequence_length")
     if not (batch and length and seconds):

@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 from scalebook.logs.causes import Ending
-from scalebook.logs.ingest.log_config import Observation
+from scalebook.logs.ingest.log_config import LogConfig
 from scalebook.logs.job import Job, Table
 from scalebook.record import LARGEST, Phase, Status, StepRecord
 
@@ -23,7 +23,7 @@ _MOST_STALLS = 0.2
 _FEWEST = 5  # records by which a median means anything
 
 
-def _evened(job: Job, known: Observation) -> list[float]:
+def _evened(job: Job, known: LogConfig) -> list[float]:
     """Return what each record's step would take with the usual number of tokens (seconds)."""
     seconds = list(job.table.column("seconds"))
     tokens = [_tokens(job.table.row(index), known) for index in range(len(seconds))]
@@ -63,7 +63,7 @@ def _phase(job: Job, row: int, warmup: int, stalls: set[int]) -> Phase:
     return "warmup" if row < warmup else "measured"
 
 
-def _tokens(row: Mapping[str, float], known: Observation) -> int | None:
+def _tokens(row: Mapping[str, float], known: LogConfig) -> int | None:
     """Return the tokens of a step: from batch and sequence, else from the printed rate."""
     batch = row.get("global_batch_size", known.size("global_batch_size"))
     length = row.get("sequence_length", known.size("sequence_length"))
@@ -82,7 +82,7 @@ def _over_step(rate: float | None, row: Mapping[str, float]) -> int | None:
     return _whole(round(rate * seconds)) if rate and seconds else None
 
 
-def steps_of(job: Job, known: Observation) -> Iterator[StepRecord]:
+def steps_of(job: Job, known: LogConfig) -> Iterator[StepRecord]:
     """Yield the records as lines of steps.jsonl; steps count from 1 there."""
     seconds = _evened(job, known)
     there = [value for value in seconds if not math.isnan(value)]
