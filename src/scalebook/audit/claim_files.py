@@ -49,6 +49,7 @@ from scalebook.audit.knowledge import unknown_names
 from scalebook.audit.printed import Printed, read_printed
 from scalebook.errors import ClaimError, unknown
 from scalebook.measure.intervals import Interval, point
+from scalebook.settings import PARALLEL_SIZES, named
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,13 +276,7 @@ LARGEST = 1e30
 NUMBERS = {
     "world_size": "gpus",
     "nodes": "nodes",
-    "tensor_parallel_size": "tensor_parallel_size",
-    "pipeline_parallel_size": "pipeline_parallel_size",
-    "context_parallel_size": "context_parallel_size",
-    "expert_parallel_size": "expert_parallel_size",
-    "data_parallel_size": "data_parallel_size",
-    "micro_batch_size": "micro_batch_size",
-    "global_batch_size": "global_batch_size",
+    **{name: name for name in (*PARALLEL_SIZES, "data_parallel_size", *named("size"))},
     "sequence_length": "sequence_length",
     "num_layers": "num_layers",
     "tokens_per_second": "tokens_per_second",

@@ -17,13 +17,8 @@ from scalebook.errors import ConfigError
 from scalebook.facts.catalog.types import ModelShape
 from scalebook.facts.legality import Problem, check
 from scalebook.measure.intervals import point
+from scalebook.settings import PARALLEL_SIZES
 
-SIZES = (
-    "tensor_parallel_size",
-    "pipeline_parallel_size",
-    "context_parallel_size",
-    "expert_parallel_size",
-)
 # Rules that a table of sizes can break. Uneven layers are only noted: Megatron takes a layout of
 # stages. The batch, the schedule and the steps are left out: such tables seldom give them.
 UNEVEN = "layers"
@@ -47,7 +42,7 @@ def judge_words(known: Known) -> Iterator[Check]:
 
 
 def _legality(row: Row, shape: ModelShape) -> Iterator[Check]:
-    stated = [name for name in SIZES if name in row.values]
+    stated = [name for name in PARALLEL_SIZES if name in row.values]
     if not stated or not all(row.values[name].interval.exact for name in stated):
         return
     says_legal = row.words.get("legal", "yes").lower() == "yes"
@@ -72,7 +67,7 @@ def _legality(row: Row, shape: ModelShape) -> Iterator[Check]:
 
 def _absurd(row: Row) -> str | None:
     """Return which stated size can be none at all, None where each is a number of processes."""
-    for name in (*SIZES, "gpus"):
+    for name in (*PARALLEL_SIZES, "gpus"):
         value = row.values.get(name)
         if value is None or not value.interval.exact:
             continue
@@ -88,7 +83,9 @@ def _problems(row: Row, shape: ModelShape) -> tuple[Problem, ...]:
     Raises:
         ConfigError: a size is beyond what a configuration can have.
     """
-    sizes = {name: int(row.values[name].interval.low) for name in SIZES if name in row.values}
+    sizes = {
+        name: int(row.values[name].interval.low) for name in PARALLEL_SIZES if name in row.values
+    }
     tensor = sizes.get("tensor_parallel_size", 1)
     context = sizes.get("context_parallel_size", 1)
     model_parallel = tensor * context * sizes.get("pipeline_parallel_size", 1)
@@ -117,7 +114,7 @@ def unchecked(
     rules = " ".join(f"{check.rule} {check.arithmetic} {check.field}" for check in checks)
     touched = set(re.split(r"[^\w]+", rules))
     if any(check.rule == "legality" for check in checks):
-        touched.update(SIZES)
+        touched.update(PARALLEL_SIZES)
     if "flops_per_token" in touched:  # the catalog counts them from these
         touched.update(("sequence_length", "parameters", "active_parameters"))
     for name in known.row.values:

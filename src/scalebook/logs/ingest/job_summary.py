@@ -25,6 +25,7 @@ from scalebook.logs.ingest.write import accelerator_of, observed_settings
 from scalebook.logs.job import Job
 from scalebook.measure.metrics import RunMetrics, measure
 from scalebook.record import RunRecord
+from scalebook.settings import PARALLEL_SIZES
 from scalebook.store import Run
 
 _NEEDED = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "vocab_size")
@@ -207,10 +208,7 @@ def disagreement(found: dict[str, Any]) -> list[str]:
 _MOST_STEPS = 100_000  # more are counted when the run is listed
 SIZES = (
     "world_size",
-    "tensor_parallel_size",
-    "pipeline_parallel_size",
-    "context_parallel_size",
-    "expert_parallel_size",
+    *PARALLEL_SIZES,
     "data_parallel_size",
     "global_batch_size",
     "micro_batch_size",
