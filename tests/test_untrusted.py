@@ -20,7 +20,7 @@ from scalebook.audit import load_claims
 from scalebook.cli import main
 from scalebook.errors import ClaimError, IngestError
 from scalebook.logs import source
-from scalebook.logs.ingest.reader import read_content
+from scalebook.logs.dialects.registry import read
 from scalebook.measure.measured import Measured, measured
 from scalebook.measure.probes.files import read_probes
 from scalebook.measure.reliability import read_checkpoints, read_drill
@@ -235,7 +235,7 @@ def test_a_packed_log_gives_the_run_of_the_plain_one(tmp_path: Path, suffix: str
     half = len(content) // 2
     parts = (content,) if suffix == "zip" else (content[:half], content[half:])
     path.write_bytes(b"".join(map(PACK[suffix], parts)))
-    found, plain = read_content(path), read_content(LOG)
+    found, plain = read(path), read(LOG)
     assert found.digest == plain.digest
     assert len(found.jobs[0].table) == len(plain.jobs[0].table) > 0
 

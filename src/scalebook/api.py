@@ -116,7 +116,7 @@ def load(runs: str | Path = "runs") -> Runs:
 def read_log(path: str | Path, runs: str | Path, **supplied: Any) -> Runs:
     """Import a log of another trainer into a folder of runs; return the runs that it contains."""
     from scalebook.errors import IngestError
-    from scalebook.logs.ingest.run import ingest
+    from scalebook.logs.ingest.ingestion import ingest
     from scalebook.trackers import opener
 
     found, notes = ingest([Path(path)], Path(runs), supplied, opens=opener())

@@ -20,9 +20,8 @@ from scalebook.audit import (
     sample_text,
     samples,
 )
-from scalebook.audit.facts import show
 from scalebook.audit.fields import field, fields, words
-from scalebook.audit.identities import identities, limits, parse_identity
+from scalebook.audit.identities import identities, limits, parse_identity, show
 from scalebook.audit.printed import read_printed
 from scalebook.errors import ClaimError
 from scalebook.measure.intervals import Interval, point

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from scalebook.logs.ingest.reader import read_content
+from scalebook.logs.dialects.registry import read
 
 FIELDS = {
     "iteration": re.compile(r"iteration\s+(\d+)/"),
@@ -81,7 +81,7 @@ def obvious(path: Path) -> int:
 
 def ours(path: Path) -> int:
     """Read the log as ``scalebook ingest`` does and return how many records it has."""
-    return sum(len(job.table) for job in read_content(path).jobs)
+    return sum(len(job.table) for job in read(path).jobs)
 
 
 def timed(read: Callable[[Path], int], path: Path) -> tuple[int, float]:

@@ -26,8 +26,8 @@ from scalebook.logs import collect as collect_rows
 from scalebook.logs import source
 from scalebook.logs.ingest import group
 from scalebook.logs.ingest import write as ingest_write
-from scalebook.logs.ingest.run import ingest, summaries
-from scalebook.logs.settings import device_in
+from scalebook.logs.ingest.ingestion import ingest, summaries
+from scalebook.logs.setting_lines import device_in
 from scalebook.measure.metrics import measure
 from scalebook.running import recovery
 from scalebook.store import read_run, read_runs, run_directories
@@ -545,7 +545,7 @@ def test_a_step_behind_words_of_a_checkpoint_is_left_out_where_it_is_slower(
 def test_what_was_read_before_a_kill_is_written(tmp_path, monkeypatch):
     for number in range(4):
         write(tmp_path / "in" / f"{number}.log", line(1, loss=3.0 + number), line(2))
-    real, seen = group.read_content, []
+    real, seen = group.read, []
 
     def killed(path: Path, dialect: object = None) -> object:
         seen.append(path.name)
@@ -553,7 +553,7 @@ def test_what_was_read_before_a_kill_is_written(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return real(path, dialect)
 
-    monkeypatch.setattr(group, "read_content", killed)
+    monkeypatch.setattr(group, "read", killed)
     with pytest.raises(KeyboardInterrupt):
         ingest([tmp_path / "in"], tmp_path / "runs", {})
     assert seen == ["0.log", "1.log", "2.log", "3.log"]

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from scalebook import logs
 from scalebook.errors import IngestError
-from scalebook.logs.dialects.registry import dialects
-from scalebook.logs.ingest.reader import read_content, recognise
-from scalebook.logs.ingest.run import summaries
+from scalebook.logs.dialects.registry import dialects, recognise
+from scalebook.logs.ingest.ingestion import summaries
 
 LOGS = Path(__file__).parents[1] / "logs"
 
@@ -375,14 +375,14 @@ def test_every_dialect_has_its_own_name():
 
 
 def test_every_dialect_is_recognised_in_some_excerpt():
-    seen = {read_content(path).dialect.name for path in sorted(LOGS.iterdir())}
+    seen = {logs.read(path).dialect.name for path in sorted(LOGS.iterdir())}
     assert {dialect.name for dialect in dialects()} <= seen
 
 
 def test_a_forced_dialect_is_used_and_an_unknown_one_refused():
-    assert read_content(LOGS / "sat.log", "deepspeed").dialect.name == "deepspeed"
+    assert logs.read(LOGS / "sat.log", "deepspeed").dialect.name == "deepspeed"
     with pytest.raises(IngestError, match=r"Unknown dialect .megatronlm.*Did you mean"):
-        read_content(LOGS / "sat.log", "megatronlm")
+        logs.read(LOGS / "sat.log", "megatronlm")
 
 
 def test_output_of_a_monitoring_tool_before_the_records_does_not_decide():

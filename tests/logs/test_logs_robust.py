@@ -14,16 +14,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from scalebook import logs
 from scalebook.errors import IngestError
-from scalebook.logs.clean import clean
 from scalebook.logs.collect import LARGEST
 from scalebook.logs.dialects.nanotron import NanotronCSV
 from scalebook.logs.ingest.group import collect
-from scalebook.logs.ingest.reader import read_content
-from scalebook.logs.ingest.run import ingest, summaries
+from scalebook.logs.ingest.ingestion import ingest, summaries
+from scalebook.logs.job import Table
 from scalebook.logs.numbers import half_unit, integer, number, rounding, scaled
-from scalebook.logs.source import LONGEST_LINE
-from scalebook.logs.table import Table
+from scalebook.logs.source import LONGEST_LINE, clean
 
 LOGS = Path(__file__).parents[1] / "logs"
 EXCERPTS = sorted(LOGS.iterdir())
@@ -263,7 +262,7 @@ def test_memory_grows_with_the_records_kept_not_with_the_text(tmp_path):
     path = tmp_path / "big.log"
     big_log(path, 40_000)
     tracemalloc.start()
-    found = read_content(path)
+    found = logs.read(path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert len(found.jobs[0].table) == 40_000

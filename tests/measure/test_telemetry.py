@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from simulated import config, write_run
 from training import small, without_torchrun
 
-from scalebook.logs.ingest.run import ingest
+from scalebook.logs.ingest.ingestion import ingest
 from scalebook.measure import telemetry
 from scalebook.measure.metrics import measure
 from scalebook.measure.telemetry.samples import Reading

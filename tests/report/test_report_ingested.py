@@ -11,7 +11,7 @@ import pytest
 from simulated import config, write_run
 from test_tables import Tags
 
-from scalebook.logs.ingest.run import ingest
+from scalebook.logs.ingest.ingestion import ingest
 from scalebook.report import Places, build, check
 from scalebook.report.base.frames import load
 from scalebook.report.pages import ingested

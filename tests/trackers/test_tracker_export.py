@@ -20,7 +20,7 @@ import pytest
 from scalebook import store
 from scalebook.cli import main
 from scalebook.errors import TrackerError
-from scalebook.logs.ingest.run import ingest, summaries
+from scalebook.logs.ingest.ingestion import ingest, summaries
 from scalebook.measure.metrics import measure
 from scalebook.report.base import frames
 from scalebook.trackers import Target, export, exported, log_run, opener, parse_target

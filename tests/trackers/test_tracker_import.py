@@ -17,7 +17,7 @@ from scalebook.cli import main
 from scalebook.errors import IngestError
 from scalebook.logs.dialects.rows import mapped
 from scalebook.logs.ingest.group import no_store
-from scalebook.logs.ingest.run import ingest, summaries
+from scalebook.logs.ingest.ingestion import ingest, summaries
 from scalebook.measure.metrics import measure
 from scalebook.trackers import opener, tracked_run, wire
 from scalebook.trackers.wandb import wait_for_end

@@ -11,12 +11,19 @@ from __future__ import annotations
 from importlib.resources import files
 from pathlib import Path
 
-from scalebook.audit.claims import load_claims, parse_claims
+from scalebook.audit.claim_files import load_claims, load_results, parse_claims, parse_results
+from scalebook.audit.claimed_rows import (
+    ORDER,
+    Audit,
+    Check,
+    Claims,
+    Row,
+    Table,
+    Verdict,
+    count_claims,
+)
 from scalebook.audit.documents import SUFFIXES, load_document, read_document
-from scalebook.audit.results import load_results, parse_results
-from scalebook.audit.rows import Claims, Row, Table
-from scalebook.audit.tables import check_table
-from scalebook.audit.verdicts import ORDER, Audit, Check, Verdict, count_claims
+from scalebook.audit.table_checks import check_table
 
 __all__ = [
     "ORDER",

@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from scalebook.audit import fields as vocabulary
+from scalebook.audit.claimed_rows import Claims, Row, Table, read_bounded
 from scalebook.audit.knowledge import unknown_names
 from scalebook.audit.printed import Printed, read_printed
-from scalebook.audit.rows import Claims, Row, Table, read_bounded
 from scalebook.errors import ClaimError
 from scalebook.facts import catalog
+from scalebook.settings import PARALLEL_SIZES, SETTINGS
 
 SUFFIXES = (".md", ".markdown", ".html", ".htm", ".csv", ".tsv")
 LARGEST_FILE = 5_000_000  # bytes
@@ -45,10 +46,7 @@ _COUNTS = (
     ("gpus", re.compile(r"\b(\d{1,6})\s*(?:x\s*)?(?:GPUs?\b|[x×]\s*[A-Z])", re.IGNORECASE)),
     ("nodes", re.compile(r"\b(\d{1,6})\s*nodes?\b", re.IGNORECASE)),
 )
-_LONG = {
-    "TP": "tensor_parallel_size", "PP": "pipeline_parallel_size", "CP": "context_parallel_size",
-    "EP": "expert_parallel_size", "DP": "data_parallel_size",
-}  # fmt: skip
+_LONG = {SETTINGS[name].short: name for name in PARALLEL_SIZES} | {"DP": "data_parallel_size"}
 # the kind of unit that a field may be written in; others have none
 _KINDS = {
     "step_seconds": "time", "elapsed_seconds": "time", "checkpoint_seconds": "time",

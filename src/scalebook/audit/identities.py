@@ -1,15 +1,18 @@
-"""Equations between quantities: read from identities.toml, solved for any of their quantities."""
+"""Identities and limits, which are data, and the quantities that follow from them."""
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
+from itertools import islice, product
 from typing import Any, Literal
 
+from scalebook.audit.printed import Printed
 from scalebook.measure.intervals import Interval, point
 
 Shape = Literal["product", "complement", "excess"]
@@ -167,3 +170,186 @@ def limits() -> tuple[Limit, ...]:
         needs = tuple(row.get("needs", {}).items())
         found.append(Limit(row["equation"], parse_product(left), parse_product(right), needs))
     return tuple(found)
+
+
+Origin = Literal["stated", "given", "catalog", "base", "derived"]
+
+MOST_COMBINATIONS = 128  # of alternatives that one identity is tried with
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One possible value of a quantity, and where it comes from.
+
+    Alternatives of one quantity differ in ``variant`` (a FLOPs convention, a dense or a sparse
+    peak). Those that are not ``legitimate`` only explain how a wrong claim came about.
+    Verdicts rest on ``interval``; the arithmetic is shown with ``value`` and its ``text``. A
+    ``bound`` has ends only, no value of its own: what lies between them is possible.
+    """
+
+    quantity: str
+    interval: Interval
+    value: float  # from numbers as written, whatever they were rounded from
+    text: str
+    origin: Origin
+    claimed: Interval | None = None  # what it may stand for where digits were cut, not rounded
+    variant: str = ""
+    legitimate: bool = True
+    bound: bool = False
+    steps: tuple[str, ...] = ()  # the arithmetic behind a derived value
+    inputs: frozenset[str] = frozenset()  # quantities of the row that it rests on
+
+    @property
+    def is_stated(self) -> bool:
+        """Whether the row itself, or its table, states it."""
+        return self.origin in ("stated", "given")
+
+    @property
+    def cut(self) -> Interval:
+        """The interval if printed digits were cut off instead of rounded."""
+        return self.claimed or self.interval
+
+    @property
+    def shown(self) -> float:
+        """The value that a reader of ``text`` computes with: where that is rounded, so is this."""
+        if self.text != show(self.value):
+            return self.value
+        return float(self.text.replace(",", ""))
+
+
+Facts = dict[str, tuple[Fact, ...]]
+
+
+def show(value: float) -> str:
+    """Return a number with six significant digits and all before the point, thousands separated."""
+    if abs(value) < 1e-15:  # what is left of 1 - 1
+        return "0"
+    if not 1e-4 <= abs(value) < 1e15:
+        return f"{value:.6g}"
+    decimals = max(0, 5 - math.floor(math.log10(abs(value))))
+    text = f"{value:,.{decimals}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def operand(printed: Printed) -> str:
+    """Return a printed value as arithmetic shows it, of a range its middle."""
+    plain = printed.text.removeprefix("=").strip()
+    return f"{show(printed.value)} (middle of {plain})" if printed.between else plain
+
+
+def in_unit(text: str, scale: float) -> str:
+    """Return a number or a name over the ``scale`` of a unit: ``688,387 / 3600``."""
+    if scale == 1:
+        return text
+    return f"{text} / {scale:.10g}" if scale > 1 else f"{text} * {1 / scale:.10g}"
+
+
+def combinations(names: tuple[str, ...], facts: Facts) -> Iterator[dict[str, Fact]]:
+    """Yield every choice of one alternative for each name, the preferred ones first."""
+    unique = tuple(dict.fromkeys(names))
+    for chosen in islice(product(*(facts[name] for name in unique)), MOST_COMBINATIONS):
+        yield dict(zip(unique, chosen, strict=True))
+
+
+def intervals(chosen: Mapping[str, Fact]) -> dict[str, Interval]:
+    """Return the interval of each chosen fact."""
+    return {name: fact.interval for name, fact in chosen.items()}
+
+
+def cut_intervals(chosen: Mapping[str, Fact]) -> dict[str, Interval]:
+    """Return the interval of each chosen fact if its digits were cut off."""
+    return {name: fact.cut for name, fact in chosen.items()}
+
+
+def shown(chosen: Mapping[str, Fact]) -> dict[str, Interval]:
+    """Return each chosen fact as the one number that is shown of it."""
+    return {name: point(fact.shown) for name, fact in chosen.items()}
+
+
+def substitute(expression: str, chosen: Mapping[str, Fact]) -> str:
+    """Return an expression with every quantity replaced by its value."""
+    return re.sub(
+        r"[a-z_]\w*",
+        lambda match: chosen[match[0]].text if match[0] in chosen else match[0],
+        expression,
+    )
+
+
+def solve(identity: Identity, target: str, facts: Facts) -> tuple[Fact, ...]:
+    """Return ``target`` from the identity under every combination of alternatives."""
+    others = tuple(name for name in identity.names if name != target)
+    expression = identity.expression(target)
+    found: list[Fact] = []
+    for chosen in combinations(others, facts):
+        interval = identity.solve(target, intervals(chosen))
+        value = identity.solve(target, shown(chosen)).middle
+        sides = (target, expression, substitute(expression, chosen), show(value))
+        step = " = ".join(dict.fromkeys(sides))  # of "listed = stated = 9 = 9" one 9 is enough
+        derived = _derived(target, interval, value, chosen, step)
+        found.append(replace(derived, claimed=identity.solve(target, cut_intervals(chosen))))
+    return tuple(found)
+
+
+def _derived(
+    target: str, interval: Interval, value: float, chosen: Mapping[str, Fact], step: str
+) -> Fact:
+    variants = dict.fromkeys(fact.variant for fact in chosen.values() if fact.variant)
+    earlier = dict.fromkeys(line for fact in chosen.values() for line in fact.steps)
+    inputs: set[str] = set()
+    for name, fact in chosen.items():
+        inputs |= fact.inputs or {name}
+    return Fact(
+        target,
+        interval,
+        value,
+        show(value),
+        "derived",
+        variant=", ".join(variants),
+        legitimate=all(fact.legitimate for fact in chosen.values()),
+        bound=any(fact.bound for fact in chosen.values()),
+        steps=(*earlier, step),
+        inputs=frozenset(inputs),
+    )
+
+
+def evaluate(side: Product, chosen: Mapping[str, Fact]) -> tuple[Interval, str]:
+    """Return one side of a limit, and the one number that is shown of it."""
+    return side.value(intervals(chosen)), show(side.value(shown(chosen)).middle)
+
+
+def derive(facts: Facts, identities: tuple[Identity, ...], counts: frozenset[str]) -> set[Identity]:
+    """Add to ``facts`` everything that follows; return the identities that were used up by it.
+
+    A quantity that is known already is never derived again, so this ends. A count that would
+    come out as a fraction is left out.
+    """
+    used: set[Identity] = set()
+    while True:
+        ready = [
+            (identity, missing[0])
+            for identity in identities
+            if len(missing := [name for name in identity.names if name not in facts]) == 1
+        ]
+        # What follows from counts and assumptions alone comes first: it is no claim of the row.
+        # Then what an identity defines, so that what it is defined from stays to be checked.
+        ready.sort(key=lambda pair: (not _exact(*pair, facts), pair[1] != pair[0].subject))
+        for identity, target in ready:
+            found = solve(identity, target, facts)
+            if target in counts:
+                found = tuple(fact for fact in found if _maybe_whole(fact.interval))
+            if found:
+                facts[target] = found
+                used.add(identity)
+                break
+        else:
+            return used
+
+
+def _exact(identity: Identity, target: str, facts: Facts) -> bool:
+    return all(facts[name][0].interval.exact for name in identity.names if name != target)
+
+
+def _maybe_whole(interval: Interval) -> bool:
+    """Return whether a count may lie in the interval."""
+    middle = interval.middle
+    return not interval.exact or abs(middle - round(middle)) <= 1e-9 * abs(middle)

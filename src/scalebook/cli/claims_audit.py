@@ -9,8 +9,8 @@ from itertools import groupby
 from pathlib import Path
 
 from scalebook.audit import Audit, Check, Claims, audit, load, parse_claims, sample_text, samples
-from scalebook.audit.facts import show
 from scalebook.audit.fields import fields, words
+from scalebook.audit.identities import show
 from scalebook.cli.output import print_json, print_table
 from scalebook.errors import ClaimError
 

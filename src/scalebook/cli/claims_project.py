@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from scalebook.audit.results import read_rows
+from scalebook.audit.claim_files import read_rows
 from scalebook.cli.claims import INPUT_HELP
 from scalebook.cli.output import number, print_json, print_table
 from scalebook.errors import ClaimError

@@ -14,7 +14,7 @@ from scalebook.cli.output import number, print_json, print_table
 
 if TYPE_CHECKING:
     from scalebook.logs.dialects.dialect import Dialect
-    from scalebook.logs.ingest.run import Ingested
+    from scalebook.logs.ingest.ingestion import Ingested
 
 _SIZES = (
     ("--gpus", "world_size", "GPUs of the job"),
@@ -81,7 +81,7 @@ def run_ingest(options: argparse.Namespace) -> int:
     from scalebook.errors import IngestError
     from scalebook.facts import catalog
     from scalebook.logs.ingest.group import no_store
-    from scalebook.logs.ingest.run import ingest, summaries
+    from scalebook.logs.ingest.ingestion import ingest, summaries
     from scalebook.trackers import opener
 
     dialect = _dialect(options)

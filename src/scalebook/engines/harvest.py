@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from scalebook.errors import IngestError
-from scalebook.logs.ingest.observe import Observation, complete, observe
-from scalebook.logs.ingest.reader import read_content
+from scalebook.logs.dialects.registry import read
+from scalebook.logs.ingest.log_config import LogConfig, complete, observe
 from scalebook.logs.ingest.steps import steps_of
 from scalebook.logs.ingest.write import observed_settings
 from scalebook.logs.job import Job
@@ -36,7 +36,7 @@ def harvest(directory: Path, requested: Mapping[str, Any]) -> tuple[str, ...]:
     """
     engine = str(requested.get("engine"))
     try:
-        content = read_content(directory / LOG)
+        content = read(directory / LOG)
     except IngestError as error:
         return (str(error),)
     family = content.dialect.name
@@ -60,9 +60,9 @@ def harvest(directory: Path, requested: Mapping[str, Any]) -> tuple[str, ...]:
     return (f"The steps are those that engine {engine!r} printed.", *alone.notes)
 
 
-def _with_requested(job: Job, alone: Observation, requested: Mapping[str, Any]) -> Observation:
+def _with_requested(job: Job, alone: LogConfig, requested: Mapping[str, Any]) -> LogConfig:
     """Return what a step's tokens are counted from: the log's word, else what was asked for."""
-    known = Observation(dict(alone.values), dict(alone.provenance), dict(alone.origin))
+    known = LogConfig(dict(alone.values), dict(alone.provenance), dict(alone.origin))
     for name in _NEEDED:
         value = requested.get(name)
         if name not in known.values and isinstance(value, int):
@@ -71,7 +71,7 @@ def _with_requested(job: Job, alone: Observation, requested: Mapping[str, Any]) 
     return known
 
 
-def _steps(job: Job, known: Observation, requested: Mapping[str, Any]) -> Iterator[StepRecord]:
+def _steps(job: Job, known: LogConfig, requested: Mapping[str, Any]) -> Iterator[StepRecord]:
     """Yield the steps with the phases that the configuration sets, not those of a guess."""
     warmup = requested.get("warmup_steps")
     for step in steps_of(job, known):

@@ -6,12 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from operator import lt
 
-from scalebook.logs.job import Job
+from scalebook.logs.causes import Ending, weightier
+from scalebook.logs.job import COLUMNS, Job
 from scalebook.logs.numbers import LARGEST as LARGEST_FIGURE
 from scalebook.logs.numbers import MISSING, half_unit
-from scalebook.logs.settings import Value
-from scalebook.logs.status import Ending, weightier
-from scalebook.logs.table import COLUMNS
+from scalebook.logs.setting_lines import Value
+from scalebook.settings import PARALLEL_SIZES, named
 
 MOST_ROWS = 10_000_000  # a row takes about 100 bytes; what lies beyond is counted and said
 MOST_JOBS = 1000
@@ -38,7 +38,7 @@ IDENTITY = (
     "num_layers",
     "hidden_size",
 )
-SIZES = ("global_batch_size", "micro_batch_size", "context_parallel_size", "expert_parallel_size")
+SIZES = (*named("size"), *PARALLEL_SIZES)
 
 
 def _possible(column: str, low: float, high: float) -> bool:

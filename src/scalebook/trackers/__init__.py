@@ -14,8 +14,8 @@ from pathlib import Path
 
 from scalebook.errors import IngestError, TrackerError, unknown
 from scalebook.logs.dialects.dialect import Dialect
+from scalebook.logs.dialects.registry import FileContent
 from scalebook.logs.ingest.group import StoreReader
-from scalebook.logs.ingest.reader import FileContent
 from scalebook.query import ask
 from scalebook.store import Run
 from scalebook.trackers import mlflow, mlperf_log, tensorboard, wandb

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from scalebook.errors import IngestError, TrackerError
-from scalebook.logs.status import Ending
+from scalebook.logs.causes import Ending
 from scalebook.trackers.exported import RunExport, client
 from scalebook.trackers.tracked_run import MOST_PARAMETERS, History, TrackedRun
 from scalebook.untrusted import lines, opened, read_text

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from scalebook.logs.status import Ending
+from scalebook.logs.causes import Ending
 from scalebook.trackers import wire
 from scalebook.trackers.exported import RunExport, client
 from scalebook.trackers.tracked_run import History, TrackedRun

@@ -16,14 +16,14 @@ from typing import Any, cast, get_args
 
 from scalebook.errors import CatalogError, IngestError
 from scalebook.facts import catalog
-from scalebook.logs import settings
+from scalebook.logs import setting_lines
+from scalebook.logs.causes import Ending
 from scalebook.logs.collect import Collector
 from scalebook.logs.dialects.dialect import Dialect
+from scalebook.logs.dialects.registry import FileContent
 from scalebook.logs.dialects.rows import NAMES, Rows, flat
-from scalebook.logs.ingest.reader import FileContent
-from scalebook.logs.settings import Value
+from scalebook.logs.setting_lines import Value
 from scalebook.logs.source import Source
-from scalebook.logs.status import Ending
 from scalebook.record import Status
 from scalebook.trackers.exported import TAG
 
@@ -32,7 +32,7 @@ MOST_PARAMETERS = 10_000
 _TOGETHER = 1000  # rows that are turned into text at once
 _KNOWN = frozenset(chain.from_iterable(NAMES.values()))
 _NONE: frozenset[str] = frozenset()
-_SIZES = frozenset(settings.SIZES.values())
+_SIZES = frozenset(setting_lines.SIZES.values())
 # Hugging Face's batch of one device; its "train_batch_size" is no global batch.
 _PER_DEVICE = "per_device_train_batch_size"
 _DEVICES = ("accelerator", "gpu_type", "gpu", "device_name")
@@ -163,10 +163,10 @@ def _tell(out: Collector, parameters: Mapping[str, object]) -> None:
         elif short == "train_batch_size" and _PER_DEVICE in last:
             continue
         text = str(value)[:200].strip()
-        found = _own(name, text) or _size(short, text) or settings.assigned(f"{short}: {text}")
+        found = _own(name, text) or _size(short, text) or setting_lines.assigned(f"{short}: {text}")
         if found:
             out.tell(*found)
-        device = settings.device_in(text) if short in _DEVICES else None
+        device = setting_lines.device_in(text) if short in _DEVICES else None
         if device:
             out.job.details.setdefault("device", device)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from scalebook.errors import TrackerError
-from scalebook.logs.status import Ending
+from scalebook.logs.causes import Ending
 from scalebook.trackers import wire
 from scalebook.trackers.exported import RunExport, client
 from scalebook.trackers.tracked_run import TrackedRun, wants

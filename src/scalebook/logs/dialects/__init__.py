@@ -1,1 +1,1 @@
-"""Dialects."""
+"""One module per framework family; ``registry`` lists every dialect."""

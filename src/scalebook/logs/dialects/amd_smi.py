@@ -6,8 +6,8 @@ import math
 import re
 from typing import ClassVar
 
+from scalebook.logs.dialects.device_samples import CSVTelemetry, TelemetryDialect, cell
 from scalebook.logs.numbers import integer, number
-from scalebook.logs.telemetry import CSVTelemetry, TelemetryDialect, cell
 
 
 class RocmSMIText(TelemetryDialect):

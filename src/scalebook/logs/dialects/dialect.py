@@ -1,16 +1,16 @@
-"""The one interface of all readers."""
+"""The one interface of all readers: of lines, of JSON documents, and of text without records."""
 
 from __future__ import annotations
 
+import json
 import re
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import Any, ClassVar, cast
 
-from scalebook.logs import settings, status
-from scalebook.logs.clean import split_rank
+from scalebook.logs import causes, setting_lines
 from scalebook.logs.collect import Collector
 from scalebook.logs.job import Job
-from scalebook.logs.source import LONGEST_LINE, Source
+from scalebook.logs.source import LONGEST_LINE, Source, split_rank
 
 
 class Dialect(ABC):
@@ -66,11 +66,11 @@ class LineDialect(Dialect):
 
     def text(self, text: str) -> None:
         """Take a piece of text that ends at a line end."""
-        endings = self.traceback or status.mentions_ending(text)
+        endings = self.traceback or causes.mentions_ending(text)
         dumps = ".. " in text or "using world size" in text
-        holds = status.holds_up(text)
+        holds = causes.holds_up(text)
         self.device(text)
-        if any(piece in text for piece in settings.PARTIAL_PIECES):
+        if any(piece in text for piece in setting_lines.PARTIAL_PIECES):
             self.trained(text)
         lines = text.split("\n")
         last = len(lines) - 1
@@ -83,44 +83,44 @@ class LineDialect(Dialect):
             self.cut = index == last  # the text ends without a line end: the line may be cut off
             if not self.line(line):
                 self.out.mark()
-                if holds and status.holds_up(line):
+                if holds and causes.holds_up(line):
                     self.out.held = True
                 self.other(line, endings=endings, dumps=dumps)
 
     def other(self, line: str, *, endings: bool, dumps: bool) -> None:
         """Take what a line that is no record tells: a setting, or how the run ended."""
         if dumps:
-            for name, value in settings.scan(line):
+            for name, value in setting_lines.scan(line):
                 self.out.tell(name, value)
         if endings:
             self.ending(line)
         if "mbs" in line or "gbs" in line:
-            for name, size in settings.batch_in_name(line):
+            for name, size in setting_lines.batch_in_name(line):
                 self.out.tell(name, size, weak=True)
         if self.assignments and (":" in line or "=" in line):
-            told = settings.assigned(split_rank(line)[1])
+            told = setting_lines.assigned(split_rank(line)[1])
             if told:
                 self.out.tell(*told, weak=True)
 
     def ending(self, line: str) -> None:
         """Note what a line says about the end of the run."""
-        found = status.ending(line)
+        found = causes.ending(line)
         if found:
             self.out.end(found)
         rank, text = split_rank(line)
         text = text if rank is None else text.removeprefix(" ")
-        if status.TRACEBACK in line:
+        if causes.TRACEBACK in line:
             self.traceback = True
         elif self.traceback and text[:1] not in ("", " ", "\t"):
             self.traceback = False
-            raised = status.exception(text)
+            raised = causes.exception(text)
             if raised:
                 self.out.end(raised)
 
     def device(self, text: str) -> None:
         """Note the accelerator that the text names, if the job has none yet."""
         if "device" not in self.out.job.details:
-            found = settings.device_in(text)
+            found = setting_lines.device_in(text)
             if found:
                 self.out.job.details["device"] = found
 
@@ -129,8 +129,58 @@ class LineDialect(Dialect):
         lines = (
             line
             for line in text.split("\n")
-            if len(line) <= LONGEST_LINE and any(p in line for p in settings.PARTIAL_PIECES)
+            if len(line) <= LONGEST_LINE and any(p in line for p in setting_lines.PARTIAL_PIECES)
         )
-        found = next(filter(None, map(settings.partial_training, lines)), None)
+        found = next(filter(None, map(setting_lines.partial_training, lines)), None)
         if found:
             self.out.tell("trained", found)
+
+
+LARGEST_DOCUMENT = 64 << 20  # characters; a results file takes far less
+
+
+class JSONDialect(Dialect):
+    """Reads a whole document of bounded size; one that is no JSON becomes a note with its line."""
+
+    def read(self, source: Source) -> list[Job]:
+        """Return the jobs of a file."""
+        pieces: list[str] = []
+        size = 0
+        for text in source.texts():
+            pieces.append(text)
+            size += len(text)
+            if size > LARGEST_DOCUMENT:
+                self.out.job.note("The document is larger than 64 MiB and was not read.")
+                return self.out.close()
+        try:
+            document = json.loads("".join(pieces))
+        except ValueError as error:
+            where = (
+                f"line {error.lineno}: {error.msg}"
+                if isinstance(error, json.JSONDecodeError)
+                else str(error)
+            )
+            self.out.job.note(f"{source.path.name} is not valid JSON, {where}.")
+        except RecursionError:
+            self.out.job.note(f"{source.path.name} is nested too deeply.")
+        else:
+            for part in cast(list[Any], document if isinstance(document, list) else [document]):
+                if isinstance(part, dict):
+                    self.document(cast(dict[str, Any], part))
+        return self.out.close()
+
+    def document(self, document: dict[str, Any]) -> None:
+        """Take one document."""
+        raise NotImplementedError
+
+
+class Plain(LineDialect):
+    """Has no records."""
+
+    name = "unknown"
+    markers = ()
+    signature = re.compile(r"(?!)")
+
+    def line(self, line: str) -> bool:
+        """Take nothing: every line is looked at for settings and endings."""
+        return False

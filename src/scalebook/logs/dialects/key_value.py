@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from typing import ClassVar
 
-from scalebook.logs.clock import clock_of
 from scalebook.logs.dialects.dialect import LineDialect
-from scalebook.logs.numbers import MISSING, integer, number, whole
+from scalebook.logs.numbers import MISSING, clock_of, integer, number, whole
 from scalebook.logs.pairs import seconds_from, tokens_from_totals
 
 _VALUE = r"([-+]?[\d.,]+(?:[eE][-+]?\d+)?|-?(?:[Nn]a[Nn]|[Ii]nf))"

@@ -1,14 +1,12 @@
-"""Megatron-LM of every era, and forks that print its iteration line (ROCm, FlagScale, epfLLM)."""
+"""Megatron-LM of every era and its forks: Megatron-DeepSpeed, GPT-NeoX, Megatron-Bridge."""
 
 from __future__ import annotations
 
 import re
 
-from scalebook.logs.bar_fields import RECORD
-from scalebook.logs.clock import clock_of
 from scalebook.logs.dialects.dialect import LineDialect
-from scalebook.logs.iteration_line import IterationDialect
-from scalebook.logs.numbers import integer, number
+from scalebook.logs.iteration_line import RECORD, IterationDialect
+from scalebook.logs.numbers import clock_of, integer, number
 from scalebook.logs.pairs import seconds_from, tokens_from_totals
 
 
@@ -55,3 +53,63 @@ class Progress(LineDialect):
         for job in self.out.jobs:
             seconds_from(job, "clock", 1.0, "time stamps of checkpoints")
             tokens_from_totals(job)
+
+
+class MegatronDeepSpeed(IterationDialect):
+    """Megatron's line with tokens, samples/s of the job, TFLOP/s and tokens/s of a GPU."""
+
+    name = "megatron-deepspeed"
+    signature = re.compile(
+        r"\biteration\s+\d+\s*/\s*\d+\s*\|[^\n]{0,900}"
+        r"(?:consumed tokens:|lm-loss:|samples per second:)"
+    )
+
+
+class GPTNeoX(IterationDialect):
+    """Micro-step timers (``forward_microstep``) are no records: a step has several of them."""
+
+    name = "gpt-neox"
+    markers = ("approx flops per GPU", "samples/sec:", "...default", "...updated", "NeoXArgs")
+    signature = re.compile(
+        r"samples/sec: [\d.]+ \| iteration|approx flops per GPU: |\bNeoXArgs\."
+        r"|(?:^|\n)[^\n,]{0,80}\w \.{3,} \S{1,80}?\.{3,}(?:default|updated)\b"
+    )
+    assignments = False
+
+
+class MegatronBridge(IterationDialect):
+    """The two lines are one step; ``Step Time`` lines alone are the records."""
+
+    name = "megatron-bridge"
+    markers = ("Step Time",)
+    signature = re.compile(r"Step Time ?: ?[\d.]+ ?s[^\n]{0,200}TFLOP/s/GPU")
+    assignments = True  # the configuration is printed as YAML
+    _TIME = re.compile(r"Step Time ?: ?([\d.]+) ?s")
+    _TFLOPS = re.compile(r"([\d.]{1,12}) ?(?:MODEL_)?TFLOP/s/GPU")
+    _TOKENS = re.compile(r"([\d.]{1,12}) tok/s/gpu", re.IGNORECASE)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._alone: list[dict[str, float]] = []
+
+    def line(self, line: str) -> bool:
+        """Take a line; keep ``Step Time`` lines for a log that has no iteration lines."""
+        if "Step Time" in line and not len(self.out.job.table) and len(self._alone) < 1_000_000:
+            time, tflops = self._TIME.search(line), self._TFLOPS.search(line)
+            if time and tflops:
+                row = {"seconds": number(time[1]), "tflops_per_gpu": number(tflops[1])}
+                tokens = self._TOKENS.search(line)
+                if tokens:
+                    row["tokens_per_second_per_gpu"] = number(tokens[1])
+                self._alone.append(row)
+        return super().line(line)
+
+    def finish(self) -> None:
+        """Take the ``Step Time`` lines as records if there were no others."""
+        super().finish()
+        if not len(self.out.job.table):
+            self.out.every_job(loss_expected=False)
+            for row in self._alone:
+                self.out.step(row)
+            if self._alone:
+                self.out.job.note("The records carry no step number.")

@@ -6,8 +6,8 @@ import json
 import re
 from typing import Any, cast
 
+from scalebook.logs.causes import Ending
 from scalebook.logs.dialects.dialect import LineDialect
-from scalebook.logs.status import Ending
 
 _EVENT = re.compile(r":::MLLOG\s*(\{.*)")
 SIZES = {

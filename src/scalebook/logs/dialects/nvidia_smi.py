@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from typing import ClassVar
 
-from scalebook.logs.clock import clock_of
-from scalebook.logs.numbers import number
-from scalebook.logs.telemetry import CSVTelemetry, TelemetryDialect, cell
+from scalebook.logs.dialects.device_samples import CSVTelemetry, TelemetryDialect, cell
+from scalebook.logs.numbers import clock_of, number
 
 _GIB_A_MB = 2.0**-10  # what nvidia-smi calls MB is MiB
 

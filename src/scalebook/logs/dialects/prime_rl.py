@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 
-from scalebook.logs.clock import clock_of
 from scalebook.logs.dialects.dialect import LineDialect
-from scalebook.logs.numbers import MISSING
+from scalebook.logs.numbers import MISSING, clock_of
 from scalebook.logs.pairs import pairs
 
 _BAR_RECORD = re.compile(r"\bStep (\d+) \| (?=[^\n]{0,200}\bTime: )")

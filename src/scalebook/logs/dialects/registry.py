@@ -1,11 +1,17 @@
-"""Every dialect, the more particular ones first: the first that recognises a text reads it."""
+"""Every dialect, the more particular ones first, and what the one that recognises a file reads."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 
-from scalebook.logs.dialects.dialect import Dialect
+from scalebook.errors import IngestError, unknown
+from scalebook.logs.dialects.dialect import Dialect, Plain
+from scalebook.logs.job import Job
+from scalebook.logs.source import LONGEST_LINE, Source
 
 ENTRIES = (  # module:class
     "tprimat:TPrimat",
@@ -14,23 +20,23 @@ ENTRIES = (  # module:class
     "rows:Autotuning",
     "nanotron:NanotronCSV",
     "nanotron:Nanotron",
-    "swissarmy:SwissArmy",
+    "deepspeed:SwissArmy",
     "nemo:NeMo2",
     "primus:PrimusMegatron",
-    "megatron_bridge:MegatronBridge",
-    "megatron_deepspeed:MegatronDeepSpeed",
-    "gpt_neox:GPTNeoX",
+    "megatron:MegatronBridge",
+    "megatron:MegatronDeepSpeed",
+    "megatron:GPTNeoX",
     "megatron:MegatronLM",
     "megatron:Progress",
     "nemo:NeMo1",
     "key_value:Nanochat",
     "key_value:Verl",
     "key_value:OLMoCore",
-    "nemo_automodel:NeMoAutomodel",
-    "torchtitan:TorchTitan",
+    "nemo:NeMoAutomodel",
+    "pytorch:TorchTitan",
     "prime_rl:PrimeRL",
     "maxtext:MaxText",
-    "torchtune:Torchtune",
+    "pytorch:Torchtune",
     "litgpt:LitGPT",
     "composer:Composer",
     "mlperf:MLPerf",
@@ -56,3 +62,138 @@ def dialects() -> tuple[type[Dialect], ...]:
         module, _, name = entry.partition(":")
         found.append(getattr(import_module(f"scalebook.logs.dialects.{module}"), name))
     return tuple(found)
+
+
+SEARCHED_BESIDE = 16 << 20
+SEARCHED_CHARACTERS = 64 << 20  # a file whose first record comes later is not recognised
+_FAILURES = ("out_of_memory", "timeout", "failed", "interrupted", "diverged")
+
+
+@dataclass(slots=True)
+class FileContent:
+    """What one file holds; ``digest`` names its decompressed content."""
+
+    path: Path
+    dialect: type[Dialect]
+    jobs: list[Job]
+    digest: str
+    tail: tuple[str, ...]
+
+    @property
+    def empty(self) -> bool:
+        """Whether the file is no log: no record, rate or sample, and no failure before them."""
+        suffixes = {one.lower() for one in self.path.suffixes}
+        log = bool(suffixes & {".log", ".out", ".err"}) or not suffixes or self.dialect is not Plain
+        return not any(
+            len(job.table)
+            or len(job.samples)
+            or job.rates
+            or "trace" in job.details
+            or (job.settings and self.dialect is not Plain)
+            or (log and job.ending and job.ending.status in _FAILURES)
+            for job in self.jobs
+        )
+
+    def unrecognised(self) -> IngestError:
+        """Return the error that says what was looked for, and what is nearest."""
+        if self.dialect is not Plain:
+            return IngestError(
+                f"{self.path} holds no record that the dialect {self.dialect.name} reads: nothing "
+                f"was written. {_REMEDY}"
+            )
+        nearest = _nearest(Source(self.path).head())
+        return IngestError(
+            f"{self.path} is not a log that is known here: no training step of any dialect was "
+            f"found. {nearest}Nothing was written. {_REMEDY}"
+        )
+
+
+_REMEDY = (
+    "Name the dialect with --dialect ('--dialect list' names them all), or a table's columns "
+    "with --map, such as --map step_seconds=COLUMN."
+)
+# Tools whose samples say nothing of training, by pieces of what they print.
+_SAMPLES = (
+    ("DCGM_FI_", "samples of DCGM's exporter"),
+    ("dcgm", "output of DCGM"),
+    ("NVIDIA-SMI", "the table of nvidia-smi"),
+    ("ROCm System Management", "the table of rocm-smi"),
+    ("NVSMI LOG", "nvidia-smi -q"),
+)
+
+
+def _nearest(text: str) -> str:
+    """Return a sentence on the dialect that shares most markers with a text; empty without one."""
+    for piece, what in _SAMPLES:
+        if piece in text:
+            return f"It looks like {what}, which is telemetry and no training log. "
+    shared = {
+        dialect.name: sum(marker in text for marker in dialect.markers) / len(dialect.markers)
+        for dialect in dialects()
+    }
+    name = max(shared, key=lambda one: shared[one])
+    return f"The nearest is {name}, but no record of it is whole. " if shared[name] else ""
+
+
+def named(name: str) -> type[Dialect]:
+    """Return the dialect of a name.
+
+    Raises:
+        IngestError: no dialect has this name.
+    """
+    known = {dialect.name: dialect for dialect in (*dialects(), Plain)}
+    if name not in known:
+        raise IngestError(unknown("dialect", name, known))
+    return known[name]
+
+
+def recognise(texts: Iterable[str]) -> type[Dialect]:
+    """Return the dialect of the first piece of text that holds a record of one.
+
+    A log of training may begin with a monitoring tool's output: such a dialect counts only if no
+    record of training follows soon.
+    """
+    seen, beside = 0, None
+    for piece in texts:
+        text = piece
+        if any(len(line) > LONGEST_LINE for line in piece.split("\n")):
+            text = "\n".join(line[:LONGEST_LINE] for line in piece.split("\n"))
+        found = next((dialect for dialect in dialects() if dialect.recognises(text)), None)
+        if found and found.kind == "training":
+            return found
+        beside = beside or found
+        seen += len(text)
+        if seen > (SEARCHED_BESIDE if beside else SEARCHED_CHARACTERS):
+            break
+    return beside or Plain
+
+
+def dialect_of(path: Path, dialect: str | type[Dialect] | None = None) -> type[Dialect]:
+    """Return the dialect of a file, read as far as it takes, else the one that is forced.
+
+    Raises:
+        IngestError: the file cannot be read, or the dialect that is forced is unknown.
+    """
+    if not path.is_file():
+        raise IngestError(f"{path} is not a file. Name a file, or a folder of files.")
+    if isinstance(dialect, type):
+        return dialect
+    return named(dialect) if dialect else recognise(Source(path).texts())
+
+
+def read(path: Path, dialect: str | type[Dialect] | None = None) -> FileContent:
+    """Return what a file holds.
+
+    Raises:
+        IngestError: the file cannot be read, or the dialect that is forced is unknown.
+    """
+    kind = dialect_of(path, dialect)
+    source = Source(path)
+    try:
+        jobs = kind().read(source)
+    except (ValueError, ArithmeticError, RecursionError) as error:
+        raise IngestError(
+            f"{path} holds something that its dialect {kind.name} does not foresee ({error}): it "
+            "was not read. Take the line out, or name another --dialect."
+        ) from error
+    return FileContent(path, kind, jobs, source.digest(), source.tail())

@@ -14,16 +14,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, cast
 
 from scalebook.errors import IngestError
-from scalebook.logs.clock import clock_of
+from scalebook.logs.causes import Ending
 from scalebook.logs.collect import LARGEST
-from scalebook.logs.dialects.dialect import Dialect
-from scalebook.logs.dialects.json_file import JSONDialect
-from scalebook.logs.job import Job
-from scalebook.logs.numbers import MISSING, integer, number
+from scalebook.logs.dialects.dialect import Dialect, JSONDialect
+from scalebook.logs.job import COLUMNS, Job
+from scalebook.logs.numbers import MISSING, clock_of, integer, number
 from scalebook.logs.pairs import seconds_from, tokens_from_totals
 from scalebook.logs.source import LONGEST_LINE, Source
-from scalebook.logs.status import Ending
-from scalebook.logs.table import COLUMNS
 
 # What the option --map calls a column -> ours and its scale.
 TARGETS: dict[str, tuple[str, float]] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, cast
 
-from scalebook.logs.dialects.json_file import JSONDialect
+from scalebook.logs.dialects.dialect import JSONDialect
 from scalebook.logs.numbers import LARGEST, MISSING
 
 _SIZES = {

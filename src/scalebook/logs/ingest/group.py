@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TypeAlias
 
 from scalebook.errors import IngestError
+from scalebook.logs.causes import weightier
 from scalebook.logs.dialects.dialect import Dialect
-from scalebook.logs.ingest.reader import FileContent, dialect_of, read_content
+from scalebook.logs.dialects.registry import FileContent, dialect_of, read
 from scalebook.logs.job import Job
-from scalebook.logs.status import weightier
 
 _PACKED = re.compile(r"\.(?:gz|zst|xz|bz2|zip)$")
 _SUFFIX = re.compile(r"\.(?:out|err|log|txt|stdout|stderr)$")
@@ -207,10 +207,10 @@ class Found:
 
     def _stored(self) -> Iterator[Group]:
         """Yield the runs of each store; what cannot be read becomes a note unless it was named."""
-        for path, named, read in self.stores:
+        for path, named, contents in self.stores:
             count = 0
             try:
-                for content in read():
+                for content in contents():
                     count += 1
                     if not content.empty:
                         yield Group([content], list(content.jobs))
@@ -227,7 +227,7 @@ class Found:
         self, file: Path, named: bool, dialect: str | type[Dialect] | None, groups: list[Group]
     ) -> None:
         try:
-            content = read_content(file, dialect)
+            content = read(file, dialect)
             if content.empty and named:
                 raise content.unrecognised()
         except IngestError as error:
@@ -253,12 +253,12 @@ def find(
     for path in paths:
         for file, named in files_under(path, opens):
             try:
-                if read := opens(file):
-                    found.stores.append((file, named, read))
+                if contents := opens(file):
+                    found.stores.append((file, named, contents))
                 elif dialect_of(file, dialect).kind == "training":
                     found.training.setdefault(group_key(file), []).append((file, named))
                 else:
-                    found.beside.append(read_content(file, dialect))
+                    found.beside.append(read(file, dialect))
             except IngestError as error:
                 if named:
                     raise

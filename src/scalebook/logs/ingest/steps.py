@@ -1,14 +1,18 @@
-"""Records of a job as the lines of steps.jsonl."""
+"""What a run directory stores of a job: steps, device samples and how it ended."""
 
 from __future__ import annotations
 
+import itertools
 import math
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
+from typing import Any
 
-from scalebook.logs.ingest.observe import Observation
-from scalebook.logs.job import Job
-from scalebook.record import LARGEST, Phase, StepRecord
+from scalebook.logs.causes import Ending
+from scalebook.logs.ingest.log_config import LogConfig
+from scalebook.logs.job import Job, Table
+from scalebook.record import LARGEST, Phase, Status, StepRecord
 
 _SLOW_START = 1.2  # times the median: still warming up
 _MOST_WARMUP = 10
@@ -19,7 +23,7 @@ _MOST_STALLS = 0.2
 _FEWEST = 5  # records by which a median means anything
 
 
-def _evened(job: Job, known: Observation) -> list[float]:
+def _evened(job: Job, known: LogConfig) -> list[float]:
     """Return what each record's step would take with the usual number of tokens (seconds)."""
     seconds = list(job.table.column("seconds"))
     tokens = [_tokens(job.table.row(index), known) for index in range(len(seconds))]
@@ -59,7 +63,7 @@ def _phase(job: Job, row: int, warmup: int, stalls: set[int]) -> Phase:
     return "warmup" if row < warmup else "measured"
 
 
-def _tokens(row: Mapping[str, float], known: Observation) -> int | None:
+def _tokens(row: Mapping[str, float], known: LogConfig) -> int | None:
     """Return the tokens of a step: from batch and sequence, else from the printed rate."""
     batch = row.get("global_batch_size", known.size("global_batch_size"))
     length = row.get("sequence_length", known.size("sequence_length"))
@@ -78,7 +82,7 @@ def _over_step(rate: float | None, row: Mapping[str, float]) -> int | None:
     return _whole(round(rate * seconds)) if rate and seconds else None
 
 
-def steps_of(job: Job, known: Observation) -> Iterator[StepRecord]:
+def steps_of(job: Job, known: LogConfig) -> Iterator[StepRecord]:
     """Yield the records as lines of steps.jsonl; steps count from 1 there."""
     seconds = _evened(job, known)
     there = [value for value in seconds if not math.isnan(value)]
@@ -113,3 +117,132 @@ def _whole(value: float) -> int | None:
 
 def _plain(value: object) -> float | None:
     return value if isinstance(value, float) and abs(value) <= LARGEST else None
+
+
+_MEANS = (
+    "power_watts",
+    "temperature_celsius",
+    "gpu_busy_fraction",
+    "memory_busy_fraction",
+    "memory_used_gib",
+    "memory_used_fraction",
+    "clock_mhz",
+    "memory_clock_mhz",
+    "sm_active_fraction",
+    "tensor_active_fraction",
+)
+
+
+def summary(samples: Table) -> dict[str, Any]:
+    """Return how many samples of which devices there are, and the mean of each quantity."""
+    gpus = sorted({int(value) for value in samples.values("gpu")})
+    times = samples.values("time")
+    means = {name: statistics.fmean(samples.values(name)) for name in _MEANS if samples.has(name)}
+    return {
+        "samples": len(samples),
+        "devices": gpus,
+        "seconds": max(times) - min(times) if times else None,
+        "mean": means,
+    }
+
+
+def lines(samples: Table) -> Iterator[dict[str, float | int | None]]:
+    """Yield one object a sample; a quantity that the tool did not give is left out."""
+    for index in range(len(samples)):
+        row: dict[str, float | int | None] = {**samples.row(index)}
+        if "gpu" in row:
+            row["gpu"] = int(row["gpu"] or 0)
+        yield row
+
+
+_SENTENCES = {
+    "out_of_memory": "The log tells of memory that ran out",
+    "timeout": "The log tells of a collective operation that timed out",
+    "interrupted": "The log tells of an interruption",
+    "failed": "The log tells of an error",
+}
+
+
+def diverged(job: Job) -> str | None:
+    """Return why training diverged, None where it did not or no record can show it."""
+    table = job.table
+    if not len(table):
+        return None
+    skipped, lost = table.column("skipped"), table.column("not_finite")
+    if _all_skipped(job):
+        return "Every iteration was skipped: nothing was learnt."
+    if lost[-1] > 0:
+        every = "every record" if all(one > 0 for one in lost) else "the last record"
+        return f"The loss is not a number in {every}."
+    seconds = table.column("seconds")
+    if not table.has("loss") and not job.details.get("loss_expected"):
+        return None
+    loss = table.column("loss")
+    last = max((row for row in range(len(loss)) if not math.isnan(seconds[row])), default=-1)
+    if last >= 0 and math.isnan(loss[last]) and not skipped[last] > 0:
+        step = table.column("step")[last]
+        where = f"step {int(step)}" if not math.isnan(step) else "the last record"
+        return f"The loss is missing or not a number at {where}, the last one."
+    return None
+
+
+def _all_skipped(job: Job) -> bool:
+    """Return whether each record counts as many skipped iterations as it stands for.
+
+    That is at most what lies between it and the record before; of the first, its step number.
+    """
+    steps, skipped = job.table.column("step"), job.table.column("skipped")
+    if not all(count > 0 for count in skipped):
+        return False
+    gaps = [after - before for before, after in itertools.pairwise(steps)]
+    first = min([steps[0], *gaps]) if steps[0] > 0 else 1.0
+    return all(count >= gap for count, gap in zip(skipped, [first, *gaps], strict=True))
+
+
+def status_of(job: Job) -> tuple[Status, str | None]:
+    """Return the status and, unless completed, its reason.
+
+    A log that stops without a word, before the last step or without telling which that is, is
+    of a run that was interrupted, as far as anyone can know.
+    """
+    ending, last = job.ending, job.last_step
+    if ending and ending.status in ("out_of_memory", "timeout"):
+        return ending.status, _told(ending)
+    lost = diverged(job)
+    if lost:
+        return "diverged", lost
+    end = None if job.total_steps is None else job.total_steps - 1 + job.first_number
+    reached = last is not None and end is not None and last >= end
+    if reached or job.finished:
+        return "completed", None
+    if ending:
+        return ending.status, _told(ending)
+    return "interrupted", f"{_where(job)} and does not say how the run ended."
+
+
+def cause_of(job: Job, status: Status) -> str | None:
+    """Return the kind of an ending as records name it; None where the log does not say one."""
+    if status == "diverged":
+        return "skipped_steps" if _all_skipped(job) else "not_finite"
+    return job.ending.cause if job.ending and status == job.ending.status else None
+
+
+def _told(ending: Ending) -> str:
+    if ending.sentence is None:
+        return f"{_SENTENCES[ending.status]}: {ending.line}"
+    if ending.cause == "python_error":
+        return ending.sentence
+    return f"{ending.sentence.rstrip('.')}. The log says: {ending.line}"
+
+
+def _where(job: Job) -> str:
+    """Return where a log stops, as the start of a sentence."""
+    if not len(job.table):
+        return "The log holds no training step"
+    if job.last_step is None:
+        return f"The log ends after {len(job.table)} record(s)"
+    if beyond := job.counts.records_beyond_limit:
+        kept = f"{len(job.table):,} records are kept, up to step {job.last_step}"
+        return f"Only the first {kept} ({beyond:,} more were not), so the log goes on"
+    of = f" of {job.total_steps}" if job.total_steps else ""
+    return f"The log ends at step {job.last_step}{of}"

@@ -14,13 +14,11 @@ from scalebook import ownership, store
 from scalebook.errors import IngestError, RecordError
 from scalebook.facts import catalog
 from scalebook.logs.ingest.group import Group
-from scalebook.logs.ingest.observe import Observation
-from scalebook.logs.ingest.outcome import cause_of, status_of
+from scalebook.logs.ingest.log_config import LogConfig
 from scalebook.logs.ingest.rates import finite, log_interval
-from scalebook.logs.ingest.steps import steps_of
-from scalebook.logs.ingest.telemetry import lines
+from scalebook.logs.ingest.steps import cause_of, lines, status_of, steps_of
 from scalebook.logs.job import Job
-from scalebook.logs.settings import Value
+from scalebook.logs.setting_lines import Value
 from scalebook.record import RunRecord
 from scalebook.scrub import scrub, scrub_all, scrub_values
 
@@ -67,7 +65,7 @@ def _joined(digests: list[str]) -> str:
     return hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
-def precision_of(known: Observation) -> str | None:
+def precision_of(known: LogConfig) -> str | None:
     """Return the precision that the argument dump tells."""
     fp8 = known.values.get("fp8")
     if isinstance(fp8, str) and fp8 not in ("none", "null"):
@@ -75,7 +73,7 @@ def precision_of(known: Observation) -> str | None:
     return next((name for name in ("bf16", "fp16") if known.values.get(name) is True), None)
 
 
-def observed_settings(known: Observation) -> dict[str, Any]:
+def observed_settings(known: LogConfig) -> dict[str, Any]:
     """Return RunConfig's names with the values that a log told or implied."""
     values = {name: known.values[name] for name in _SETTINGS if name in known.values}
     precision = precision_of(known)
@@ -87,7 +85,7 @@ def observed_settings(known: Observation) -> dict[str, Any]:
     return values
 
 
-def accelerator_of(job: Job, known: Observation) -> str | None:
+def accelerator_of(job: Job, known: LogConfig) -> str | None:
     """Return the device as its driver names it: of the log, else of the platform that is known."""
     device, platform = job.details.get("device"), known.values.get("platform")
     if isinstance(device, str):
@@ -97,7 +95,7 @@ def accelerator_of(job: Job, known: Observation) -> str | None:
 
 
 def _environment(
-    group: Group, job: Job, known: Observation, summary: Mapping[str, Any]
+    group: Group, job: Job, known: LogConfig, summary: Mapping[str, Any]
 ) -> dict[str, Any]:
     environment: dict[str, Any] = {}
     device = accelerator_of(job, known)
@@ -121,9 +119,7 @@ def _environment(
     return environment
 
 
-def record_of(
-    group: Group, index: int, known: Observation, summary: Mapping[str, Any]
-) -> RunRecord:
+def record_of(group: Group, index: int, known: LogConfig, summary: Mapping[str, Any]) -> RunRecord:
     """Return the record of a job."""
     job = group.jobs[index]
     supplied = {
@@ -151,7 +147,7 @@ def _write_lines(path: Path, objects: Iterator[Mapping[str, Any]]) -> None:
 
 
 def write_run(
-    runs: Path, group: Group, index: int, known: Observation, summary: Mapping[str, Any]
+    runs: Path, group: Group, index: int, known: LogConfig, summary: Mapping[str, Any]
 ) -> tuple[Path, bool]:
     """Write the run directory of a job and return it; False if it was there already.
 
@@ -181,7 +177,7 @@ def _is_record_of(directory: Path, record: RunRecord) -> bool:
 
 
 def _write(
-    runs: Path, record: RunRecord, group: Group, index: int, known: Observation
+    runs: Path, record: RunRecord, group: Group, index: int, known: LogConfig
 ) -> tuple[Path, bool]:
     final = runs / record.run_id
     runs.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ from typing import Any, cast
 import polars as pl
 
 from scalebook.facts.flops import DEFAULT_CONVENTION
-from scalebook.logs.ingest.shape import AGREES
+from scalebook.logs.ingest.job_summary import AGREES
 from scalebook.report.base import html_tables as tables
 from scalebook.report.base.frames import ReportData
 from scalebook.report.base.html_tables import Column, Row

@@ -1,4 +1,4 @@
-"""The reader of a file of claims that somebody typed in.
+"""Read claims from TOML files and from result rows; errors name the file and the line.
 
 A claims file is TOML. Numbers are written as texts, exactly as the source prints them (see
 ``printed`` for marks and rounding), so that the digits say how much rounding to allow::
@@ -33,17 +33,50 @@ An empty cell states nothing. ``scalebook audit --fields`` lists the columns.
 
 from __future__ import annotations
 
+import json
+import math
+import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, cast
 
 from scalebook.audit import fields as vocabulary
+from scalebook.audit.claimed_rows import Claims, Row, Table, read_bounded
 from scalebook.audit.knowledge import unknown_names
-from scalebook.audit.place import Place
 from scalebook.audit.printed import Printed, read_printed
-from scalebook.audit.rows import Claims, Row, Table, read_bounded
 from scalebook.errors import ClaimError, unknown
+from scalebook.measure.intervals import Interval, point
+from scalebook.settings import PARALLEL_SIZES, named
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A part of a TOML text that starts at line ``start`` (counted from 1)."""
+
+    file: str
+    text: str
+    start: int = 1
+
+    def headers(self, name: str, count: int) -> list[Place]:
+        """Return the places of every ``[[name]]``, or ``count`` times this one if they differ."""
+        pattern = re.compile(rf"^\s*\[\[\s*{name}\s*\]\]")
+        found = [i for i, line in enumerate(self.text.splitlines(), 1) if pattern.match(line)]
+        if len(found) != count:  # written in another way, or inside a text
+            return [self] * count
+        return [Place(self.file, self.text, line) for line in found]
+
+    def error(self, message: str, near: str | None = None) -> ClaimError:
+        """Return the error with file and line: of the first ``near`` from here on, or of here."""
+        lines = self.text.splitlines()
+        line = self.start
+        if near:
+            hits = (i for i in range(self.start - 1, len(lines)) if near in lines[i])
+            line = next(hits, self.start - 1) + 1
+        return ClaimError(f"{self.file} line {line}: {message}")
+
 
 LARGEST_FILE = 2_000_000  # bytes
 MOST_ROWS = 5_000  # some seconds of work
@@ -231,3 +264,124 @@ def _line(value: Any, place: Place) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 10**9:
         raise place.error(f"line={str(value)[:20]} must be a line number.", "line")
     return value
+
+
+LARGEST_RESULTS = 20_000_000  # bytes
+COMPUTED = 1e-6  # rounding of a number that was computed rather than printed
+LARGEST = 1e30
+
+# Column of a result row -> field of a claim. The median of the steps is left out: tokens per
+# second are all tokens over all time, which follows the mean. GiB are taken as the GB by which
+# makers name the memory of a device: an "80 GB" device has about 80 GiB.
+NUMBERS = {
+    "world_size": "gpus",
+    "nodes": "nodes",
+    **{name: name for name in (*PARALLEL_SIZES, "data_parallel_size", *named("size"))},
+    "sequence_length": "sequence_length",
+    "num_layers": "num_layers",
+    "tokens_per_second": "tokens_per_second",
+    "tokens_per_second_per_gpu": "tokens_per_second_per_gpu",
+    "model_tflops_per_second_per_gpu": "model_tflops_per_second_per_gpu",
+    "peak_tflops_per_second": "peak_tflops_per_second",
+    "mfu": "mfu",
+    "peak_memory_gib": "memory_gb",
+}
+PEAK_FIELDS = ("mfu", "peak_tflops_per_second")
+WORDS = ("model", "accelerator", "precision")
+
+
+def load_results(path: Path, *, follow: bool = False) -> Claims:
+    """Return the claims of a JSON array of result rows; raises ClaimError as ``read_rows``."""
+    return parse_results(read_rows(path, follow=follow), str(path))
+
+
+def read_rows(path: Path, *, follow: bool = True) -> list[dict[str, Any]]:
+    """Return the objects of a JSON array.
+
+    Raises:
+        ClaimError: the file cannot be read, is too large, or is no JSON array of objects.
+    """
+    data = read_bounded(path, LARGEST_RESULTS, follow=follow)
+    try:
+        rows = json.loads(data)
+    except (ValueError, RecursionError) as error:  # ValueError: bad JSON, UTF-8 or a huge integer
+        reason = " ".join(str(error).split())[:200]
+        raise ClaimError(f"{path} is no valid JSON: {reason}.") from error
+    items = cast(list[Any], rows) if isinstance(rows, list) else []
+    if not items or not all(isinstance(row, dict) for row in items):
+        raise ClaimError(f"{path} holds no result rows: a JSON array of objects is expected.")
+    if len(items) > MOST_ROWS:
+        raise ClaimError(f"{path} has more than {MOST_ROWS:,} rows. Split it.")
+    return cast(list[dict[str, Any]], items)
+
+
+def parse_results(rows: Sequence[Mapping[str, Any]], name: str) -> Claims:
+    """Return the claims of the completed runs; ``name`` is the file's, for messages.
+
+    Raises:
+        ClaimError: no run completed, a number is none, or a name is no short printable text.
+    """
+    found = tuple(
+        _result(row, f"{name} row {number}")
+        for number, row in enumerate(rows, 1)
+        if row.get("status", "completed") == "completed"
+    )
+    if not found:
+        raise ClaimError(f"{name} holds no completed run to audit.")
+    return Claims("Result rows", name, (Table("Results", found),))
+
+
+def _result(data: Mapping[str, Any], place: str) -> Row:
+    label = _text(data.get("run_id"), place) or place
+    words = {key: text for key in WORDS if (text := _text(data.get(key), place))}
+    values = {
+        field: _number(data[column], f"{place}: {column}")
+        for column, field in NUMBERS.items()
+        if data.get(column) is not None
+    }
+    over = _text(data.get("peak_precision"), place)
+    if over and over != words.get("precision"):  # an fp8 run whose MFU is over the bf16 peak
+        values = {key: value for key, value in values.items() if key not in PEAK_FIELDS}
+        words["note"] = f"MFU over the {over} peak: left out"
+    return _without_unknown(Row("Results", label, None, values, words))
+
+
+def _without_unknown(row: Row) -> Row:
+    """Return the row without names that the catalog lacks; a note says which."""
+    problem = unknown_names(row)
+    if problem is None:
+        return row
+    problem = problem.partition(" Known")[0]
+    for key in ("model", "accelerator"):
+        words = {name: text for name, text in row.words.items() if name != key}
+        rest = Row(row.table, row.label, row.line, row.values, {**words, "note": problem})
+        if unknown_names(rest) is None:
+            return rest
+    words = {name: text for name, text in row.words.items() if name not in WORDS[:2]}
+    return Row(row.table, row.label, row.line, row.values, {**words, "note": problem})
+
+
+def _text(value: Any, place: str) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str) or len(value) > 300 or not value.isprintable():
+        raise ClaimError(f"{place}: a name must be a printable text of at most 300 characters.")
+    return value
+
+
+def _number(value: Any, place: str) -> Printed:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ClaimError(f"{place}={str(value)[:40]!r} must be a number or null.")
+    if not abs(value) <= LARGEST or math.isnan(value):
+        raise ClaimError(f"{place} must be a finite number below {LARGEST:g}.")
+    number = float(value)
+    if isinstance(value, int):
+        return Printed(str(value), number, point(number), point(number))
+    # a number that somebody rounded has few digits; a computed one has its own rounding
+    exponent = Decimal(repr(value)).as_tuple().exponent
+    unit = 10.0**exponent if isinstance(exponent, int) else 0.0
+    slack = abs(number) * COMPUTED
+    low = number - max(unit / 2, slack)
+    interval = Interval(low, number + max(unit / 2, slack))
+    claimed = Interval(low, number + max(unit, slack))
+    return Printed(f"{value:.10g}", number, interval, claimed)

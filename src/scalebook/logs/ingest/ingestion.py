@@ -1,4 +1,4 @@
-"""Ingest paths: summaries of what files hold, or run directories made from them."""
+"""Turn files into run directories: what the command line and the Python API call."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from typing import Any, cast
 
 from scalebook.errors import IngestError
 from scalebook.logs.dialects.dialect import Dialect
+from scalebook.logs.dialects.registry import FileContent, read
 from scalebook.logs.ingest.group import Group, Opener, collect, find, no_store
-from scalebook.logs.ingest.observe import Observation
-from scalebook.logs.ingest.reader import FileContent, read_content
-from scalebook.logs.ingest.summary import summarise
-from scalebook.logs.ingest.supply import observe_with
+from scalebook.logs.ingest.job_summary import summarise
+from scalebook.logs.ingest.log_config import LogConfig, observe_with
 from scalebook.logs.ingest.write import write_run
-from scalebook.logs.settings import Value
+from scalebook.logs.setting_lines import Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,7 @@ def summaries(
         IngestError: the path cannot be read, or what was supplied contradicts it.
     """
     if path.is_file() and not opens(path):
-        content = read_content(path, dialect)
+        content = read(path, dialect)
         if content.empty:
             raise content.unrecognised()
         return [
@@ -95,7 +94,7 @@ def _no_breakdown(content: FileContent) -> list[str]:
 
 def _plan(
     group: Group, supplied: Mapping[str, Value]
-) -> Iterator[tuple[int, Observation, dict[str, Any]]]:
+) -> Iterator[tuple[int, LogConfig, dict[str, Any]]]:
     for index, job in enumerate(group.jobs):
         known = observe_with(job, supplied, group.files[0].path.name)
         yield index, known, summarise(job, known)

@@ -1,16 +1,32 @@
-"""The architecture that a log tells, and TFLOP/s counted with it under every convention."""
+"""The summary of a job: its numbers, and the sizes of the model that they fit."""
 
 from __future__ import annotations
 
 import statistics
+from pathlib import Path
 from typing import Any
 
 from scalebook.errors import ScalebookError
 from scalebook.facts import catalog, flops
 from scalebook.facts.catalog.types import ModelShape, MoEShape
-from scalebook.logs.ingest.check import AGREEMENT
-from scalebook.logs.ingest.observe import Observation
+from scalebook.logs.ingest.log_config import LogConfig
+from scalebook.logs.ingest.rates import (
+    AGREEMENT,
+    finite,
+    log_interval,
+    losses,
+    medians,
+    total_of,
+    warnings_of,
+)
+from scalebook.logs.ingest.steps import status_of, steps_of
+from scalebook.logs.ingest.steps import summary as telemetry_summary
+from scalebook.logs.ingest.write import accelerator_of, observed_settings
 from scalebook.logs.job import Job
+from scalebook.measure.metrics import RunMetrics, measure
+from scalebook.record import RunRecord
+from scalebook.settings import PARALLEL_SIZES
+from scalebook.store import Run
 
 _NEEDED = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "vocab_size")
 _FITS = 0.02
@@ -18,7 +34,7 @@ _FITS = 0.02
 AGREES = AGREEMENT / 2
 
 
-def _told_shape(known: Observation) -> tuple[ModelShape | None, str | None]:
+def _told_shape(known: LogConfig) -> tuple[ModelShape | None, str | None]:
     """Return the shape that the argument dump describes, or why it does not describe one."""
     sizes = {name: known.size(name) for name in _NEEDED}
     missing = [name for name, value in sizes.items() if value is None]
@@ -35,7 +51,7 @@ def _told_shape(known: Observation) -> tuple[ModelShape | None, str | None]:
     return _build(full, heads, groups or heads, known), None
 
 
-def _build(sizes: dict[str, int], heads: int, groups: int, known: Observation) -> ModelShape:
+def _build(sizes: dict[str, int], heads: int, groups: int, known: LogConfig) -> ModelShape:
     experts = known.size("num_experts")
     moe = None
     if experts:
@@ -71,7 +87,7 @@ def _build(sizes: dict[str, int], heads: int, groups: int, known: Observation) -
     )
 
 
-def catalog_match(known: Observation) -> str | None:
+def catalog_match(known: LogConfig) -> str | None:
     """Return the one catalog model that has every size that the log tells, None without one."""
     names = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads")
     told = {name: known.size(name) for name in (*names, "num_query_groups")}
@@ -89,14 +105,14 @@ def catalog_match(known: Observation) -> str | None:
     return found[0] if len(found) == 1 else None
 
 
-def _vocabulary_fits(rows: int, known: Observation) -> bool:
+def _vocabulary_fits(rows: int, known: LogConfig) -> bool:
     """Whether the told vocabulary, which a trainer pads, may be this one."""
     told = known.size("vocab_size")
     padding = 128 * (known.size("tensor_parallel_size") or 8)
     return told is None or rows <= told < rows + padding
 
 
-def shape_of(known: Observation) -> tuple[ModelShape | None, str | None]:
+def shape_of(known: LogConfig) -> tuple[ModelShape | None, str | None]:
     """Return the shape of the model that ran, or why it is not known."""
     name = known.values.get("model")
     if not isinstance(name, str):
@@ -108,7 +124,7 @@ def shape_of(known: Observation) -> tuple[ModelShape | None, str | None]:
     return shape, None
 
 
-def _tokens_per_gpu(job: Job, known: Observation) -> tuple[list[tuple[float, float]], str | None]:
+def _tokens_per_gpu(job: Job, known: LogConfig) -> tuple[list[tuple[float, float]], str | None]:
     """Return pairs of (tokens/s of a GPU, TFLOP/s as printed or NaN), row by row."""
     batch, length = known.size("global_batch_size"), known.size("sequence_length")
     world = known.size("world_size")
@@ -138,7 +154,7 @@ def _printed(job: Job) -> list[float]:
     return [value for value in (values[1:] if len(values) > 1 else values) if value > 0]
 
 
-def recount(job: Job, known: Observation) -> dict[str, Any]:
+def recount(job: Job, known: LogConfig) -> dict[str, Any]:
     """Return TFLOP/s of a GPU by convention, what was printed, and the factor between them.
 
     Both are medians without the first record; the factor is taken row by row.
@@ -187,3 +203,103 @@ def disagreement(found: dict[str, Any]) -> list[str]:
         return []
     by = f"; it is that of {fits}" if fits else "; no convention known here gives it"
     return [f"Printed TFLOP/s are {factor:.3f} times those of {flops.DEFAULT_CONVENTION}{by}."]
+
+
+_MOST_STEPS = 100_000  # more are counted when the run is listed
+SIZES = (
+    "world_size",
+    *PARALLEL_SIZES,
+    "data_parallel_size",
+    "global_batch_size",
+    "micro_batch_size",
+    "sequence_length",
+)
+
+
+def numbers_of(job: Job, known: LogConfig) -> RunMetrics | None:
+    """Return the numbers that the run of a job will have; None without steps or with too many."""
+    if not 0 < len(job.table) <= _MOST_STEPS:
+        return None
+    device = accelerator_of(job, known)
+    record = RunRecord(
+        run_id="ingested",
+        config_hash=None,
+        source="ingested",
+        status=status_of(job)[0],
+        observed=finite(observed_settings(known)),
+        environment=finite({"accelerator": device}) if device else {},
+    )
+    return measure(Run(Path(), record, tuple(steps_of(job, known))))
+
+
+def _of_numbers(found: RunMetrics | None) -> list[str]:
+    """Return what the reader must know of a run's numbers before using them."""
+    if found is None:
+        return []
+    said = [found.reason] if found.status == "void" and found.reason else []
+    if found.loss_fell is False:
+        said.append(
+            f"The loss did not fall ({found.loss_first:.5g} to {found.loss_last:.5g}): the run "
+            "did not learn, so how fast it computed means nothing."
+        )
+    if found.stalled_steps:
+        rate = found.tokens_per_second_with_stalls
+        said.append(
+            f"{found.stalled_steps} record(s) took more than three times the usual time, or more "
+            "time behind a line about it (a profiler, a checkpoint, an evaluation or a "
+            "compilation), and are left out of the rate"
+            + (f"; with them it is {rate:,.0f} tokens/s." if rate else ".")
+        )
+    return said
+
+
+def summarise(job: Job, known: LogConfig, kind: str = "training") -> dict[str, Any]:
+    """Return the summary of a job; None is what its log does not tell."""
+    if "model" not in known.values:
+        model = catalog_match(known)
+        if model:
+            known.put("model", model, "derived", "the one catalog model of these sizes")
+    numbers = numbers_of(job, known)
+    first, last = losses(job)
+    status, reason = status_of(job) if kind == "training" else (None, None)
+    tflops = recount(job, known)
+    summary: dict[str, Any] = {
+        "family": job.dialect,
+        "status": status,
+        "reason": reason,
+        "n_records": len(job.table),
+        "first_step": job.first_step,
+        "last_step": job.last_step,
+        "log_interval": log_interval(job, known),
+        **medians(job, known),
+        "tokens_per_second": numbers and numbers.tokens_per_second,
+        "tokens_per_second_per_gpu": numbers and numbers.tokens_per_second_per_gpu,
+        "rate_reason": numbers and numbers.throughput_reason,
+        "void": numbers.reason if numbers and numbers.status == "void" else None,
+        "mfu": numbers and numbers.mfu,
+        "mfu_reason": numbers and numbers.mfu_reason,
+        "stalled_steps": numbers and numbers.stalled_steps,
+        "tokens_per_second_with_stalls": numbers and numbers.tokens_per_second_with_stalls,
+        "loss_first": first,
+        "loss_last": last,
+        "model": known.values.get("model"),
+        **{name: known.size(name) for name in SIZES},
+        "skipped_iterations": total_of(job, "skipped"),
+        "nan_iterations": total_of(job, "nan"),
+        "device": job.details.get("device"),
+        "tflops": tflops,
+        "whole_run_rates": dict(job.rates),
+        "provenance": dict(sorted(known.provenance.items())),
+        "derived_from": dict(sorted(known.origin.items())),
+        "not_used": job.counts.told(),
+        "warnings": [
+            *_of_numbers(numbers),
+            *warnings_of(job, known, numbers),
+            *disagreement(tflops),
+        ],
+    }
+    if len(job.samples):
+        summary["telemetry"] = telemetry_summary(job.samples)
+    if "trace" in job.details:
+        summary["trace"] = job.details["trace"]
+    return finite(summary)

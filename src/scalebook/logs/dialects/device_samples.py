@@ -1,4 +1,4 @@
-"""Samples of devices over time, as monitoring tools print them."""
+"""Samples of devices that monitoring tools print: columns, units and clocks."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from scalebook.logs.clock import clock_of
 from scalebook.logs.collect import MOST_ROWS
 from scalebook.logs.dialects.dialect import LineDialect
-from scalebook.logs.numbers import MISSING, number
-from scalebook.logs.settings import device_in
+from scalebook.logs.numbers import MISSING, clock_of, number
+from scalebook.logs.setting_lines import device_in
 
 _GIB = {"b": 2.0**-30, "kib": 2.0**-20, "mib": 2.0**-10, "mb": 2.0**-10, "gib": 1.0, "gb": 1.0}
 _UNIT = re.compile(r"[\[(]([^\])]*)[\])]\s*$")

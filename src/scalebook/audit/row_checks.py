@@ -1,4 +1,4 @@
-"""Check one row: what it states against the catalog, against every identity, and against limits."""
+"""Check one row against the catalog, against every identity, and against limits."""
 
 from __future__ import annotations
 
@@ -6,11 +6,20 @@ import math
 from collections.abc import Iterator, Sequence
 
 from scalebook.audit import fields as vocabulary
-from scalebook.audit.facts import Fact, combinations, evaluate, in_unit, operand, show, solve
-from scalebook.audit.identities import Identity, Limit, limits
-from scalebook.audit.known import Known, field_of, spoken
-from scalebook.audit.rows import Row
-from scalebook.audit.verdicts import Check, Verdict, check_of
+from scalebook.audit.claimed_rows import Check, Row, Verdict, check_of
+from scalebook.audit.identities import (
+    Fact,
+    Identity,
+    Limit,
+    combinations,
+    evaluate,
+    in_unit,
+    limits,
+    operand,
+    show,
+    solve,
+)
+from scalebook.audit.knowledge import Known, field_of, spoken
 
 CUT = "holds if digits of the inputs were cut off, not rounded"
 

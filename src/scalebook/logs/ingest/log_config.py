@@ -1,16 +1,70 @@
-"""The configuration of a job: what its log told, and what follows from two figures of the log."""
+"""What a log says about its configuration, and what is supplied or follows from it."""
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from scalebook.logs.ingest.ratios import difference, only_integer, ratio
+from scalebook.errors import IngestError
+from scalebook.facts import catalog
+from scalebook.facts.catalog.types import ModelShape
 from scalebook.logs.job import Job
 from scalebook.logs.numbers import rounding
-from scalebook.logs.settings import Value
+from scalebook.logs.setting_lines import Value
+
+
+def only_integer(value: float, tolerance: float, grain: int = 1) -> int | None:
+    """Return the one multiple of ``grain`` within a relative tolerance of a value, else None."""
+    if not 0 < value < 1e15:
+        return None
+    low = math.ceil(value * (1 - tolerance) / grain - 1e-12)
+    high = math.floor(value * (1 + tolerance) / grain + 1e-12)
+    return low * grain if low == high and low > 0 else None
+
+
+def rounding_of(job: Job, name: str) -> float:
+    """Return the relative error that the digits of a column leave on its median."""
+    values = job.table.values(name)[:200]
+    median = job.table.median(name)
+    if not values or not median:
+        return math.inf
+    finest = min((rounding(value) * abs(value) for value in values if value), default=math.inf)
+    finest = min(finest, job.finest.get(name, math.inf))
+    return max(finest / abs(median), job.rounded)
+
+
+def ratio(job: Job, above: Iterable[str], below: Iterable[str]) -> tuple[float, float] | None:
+    """Return the median over rows of a quotient of columns, and its relative error."""
+    names = [*above, *below]
+    count = len(list(above))
+    columns = [job.table.column(name) for name in names]
+    quotients: list[float] = []
+    for row in zip(*columns, strict=True):
+        top, bottom = math.prod(row[:count]), math.prod(row[count:])
+        if top > 0 and bottom > 0:  # false for NaN
+            quotients.append(top / bottom)
+    if not quotients:
+        return None
+    error = sum(rounding_of(job, name) for name in names)
+    return statistics.median(quotients), error
+
+
+def difference(job: Job, above: str, below: str) -> int | None:
+    """Return the quotient of what two counters gained over the rows, if it is one whole number."""
+    top, bottom = job.table.column(above), job.table.column(below)
+    found: Counter[int] = Counter()
+    for index in range(1, len(job.table)):
+        gained, steps = top[index] - top[index - 1], bottom[index] - bottom[index - 1]
+        if gained > 0 and steps > 0 and (gained / steps).is_integer():
+            found[int(gained / steps)] += 1
+    if not found:
+        return None
+    value, times = found.most_common(1)[0]
+    return value if times * 2 > len(job.table) - 1 or times == sum(found.values()) else None
+
 
 SPLIT = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
 # Rates of one log that different timers took agree to about this.
@@ -21,7 +75,7 @@ _SEQUENCE_GRAIN = 128
 
 
 @dataclass(slots=True)
-class Observation:
+class LogConfig:
     """Settings by our names; ``provenance`` says told, derived or supplied, ``origin`` how."""
 
     values: dict[str, Value] = field(default_factory=dict[str, Value])
@@ -42,7 +96,7 @@ class Observation:
         return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def _steady(job: Job, observation: Observation, name: str) -> None:
+def _steady(job: Job, observation: LogConfig, name: str) -> None:
     """Take a setting that the records print, and note it when it changes on the way."""
     values = [int(value) for value in job.table.values(name) if value >= 1]
     if not values:
@@ -56,7 +110,7 @@ def _steady(job: Job, observation: Observation, name: str) -> None:
 
 
 def _derive(
-    observation: Observation, name: str, origin: str, compute: Callable[[], int | None]
+    observation: LogConfig, name: str, origin: str, compute: Callable[[], int | None]
 ) -> None:
     if observation.size(name) is None:
         value = compute()
@@ -64,7 +118,7 @@ def _derive(
             observation.put(name, value, "derived", origin)
 
 
-def _world(job: Job, known: Observation) -> None:
+def _world(job: Job, known: LogConfig) -> None:
     def by(above: list[str], below: list[str]) -> Callable[[], int | None]:
         def compute() -> int | None:
             found = ratio(job, above, below)
@@ -103,7 +157,7 @@ def _world(job: Job, known: Observation) -> None:
         _derive(known, "world_size", origin, compute)
 
 
-def _from_whole_run(job: Job, known: Observation) -> None:
+def _from_whole_run(job: Job, known: LogConfig) -> None:
     """Derive from the rates that a trainer prints of the whole run, rounded as they are."""
 
     def quotient(above: str, below: str) -> Callable[[], int | None]:
@@ -127,7 +181,7 @@ def _from_whole_run(job: Job, known: Observation) -> None:
         _derive(known, name, f"{above} over {below}", quotient(above, below))
 
 
-def _batch(job: Job, known: Observation) -> None:
+def _batch(job: Job, known: LogConfig) -> None:
     def by_rate(name: str, factor: int | None) -> Callable[[], int | None]:
         def compute() -> int | None:
             found = ratio(job, [name, "seconds"], [])
@@ -153,7 +207,7 @@ def _batch(job: Job, known: Observation) -> None:
     )
 
 
-def _sequence(job: Job, known: Observation) -> None:
+def _sequence(job: Job, known: LogConfig) -> None:
     batch, world = known.size("global_batch_size"), known.size("world_size")
 
     def rounded(found: tuple[float, float] | None, scale: float | None) -> int | None:
@@ -191,9 +245,9 @@ def _sequence(job: Job, known: Observation) -> None:
     )
 
 
-def observe(job: Job) -> Observation:
+def observe(job: Job) -> LogConfig:
     """Return the configuration of a job: told by its log, or derived from figures of it."""
-    known = Observation()
+    known = LogConfig()
     for name, value in job.settings.items():
         origin = job.derived.get(name, "")
         known.put(name, value, "derived" if origin else "told", origin)
@@ -203,7 +257,7 @@ def observe(job: Job) -> Observation:
     return known
 
 
-def complete(job: Job, known: Observation) -> None:
+def complete(job: Job, known: LogConfig) -> None:
     """Derive what follows from what is known; what is known already stays as it is."""
     _world(job, known)
     _batch(job, known)
@@ -220,3 +274,83 @@ def complete(job: Job, known: Observation) -> None:
         )
     if job.total_steps is not None and "steps" not in known.values:
         known.put("steps", job.total_steps, "told")
+
+
+# Options of the command whose names are not those of the settings.
+OPTIONS = {"world_size": "--gpus"}
+# Trainers whose logs look the same whether all weights are trained or an adapter beside them.
+_FINE_TUNERS = ("hf-trainer", "hf-trainer-state", "torchtune")
+_SHAPE_FIELDS = (
+    "num_layers",
+    "hidden_size",
+    "ffn_hidden_size",
+    "num_attention_heads",
+    "num_query_groups",
+)
+
+
+def option(name: str) -> str:
+    """Return the option of the command that supplies a setting."""
+    return OPTIONS.get(name, "--" + name.replace("_", "-"))
+
+
+def _contradiction(name: str, given: Value, known: LogConfig, where: str) -> IngestError:
+    how = "tells" if known.provenance[name] == "told" else "implies"
+    return IngestError(
+        f"{option(name)} {given} contradicts {where}, which {how} {known.values[name]}. "
+        "Leave it out, or ingest the file that it belongs to."
+    )
+
+
+def _check_model(shape: ModelShape, known: LogConfig, where: str) -> None:
+    for name in _SHAPE_FIELDS:
+        told = known.size(name)
+        ours = getattr(shape, name)
+        if told is not None and told != ours:
+            raise IngestError(
+                f"--model {shape.name} has {name}={ours}, but {where} tells {told}. "
+                f"Name the model that ran; {shape.name}@N is the same with N layers."
+            )
+
+
+def _check_platform(name: str, device: object, where: str) -> None:
+    platform = catalog.platform(name)
+    if not isinstance(device, str):
+        return
+    found = catalog.accelerator_for_device(device)
+    if found and platform.accelerator != found.name:
+        raise IngestError(
+            f"--platform {name} contradicts {where}, which names the device '{device}'. "
+            "Leave it out, or name the platform of that device."
+        )
+
+
+def observe_with(job: Job, supplied: Mapping[str, Value], where: str) -> LogConfig:
+    """Return the configuration of a job with what the user supplied.
+
+    Raises:
+        IngestError: something supplied contradicts the file.
+        CatalogError: a supplied model or platform is unknown.
+    """
+    alone = observe(job)
+    if "trained" not in (*alone.values, *supplied) and job.dialect in _FINE_TUNERS:
+        alone.put("trained", "unknown", "derived", "this trainer trains adapters as well")
+    if not supplied:
+        return alone
+    for name, value in supplied.items():
+        if name == "trained" and value == "part" and alone.values.get(name) not in (None, "all"):
+            continue  # the file says which part
+        if name in alone.values and alone.values[name] != value:
+            raise _contradiction(name, value, alone, where)
+    known = LogConfig(notes=list(alone.notes))
+    for name, value in alone.values.items():
+        known.put(name, value, alone.provenance[name], alone.origin.get(name, ""))
+    for name, value in supplied.items():
+        if name not in known.values:
+            known.put(name, value, "supplied")
+    complete(job, known)
+    if "model" in supplied:
+        _check_model(catalog.model(str(supplied["model"])), known, where)
+    if "platform" in supplied:
+        _check_platform(str(supplied["platform"]), job.details.get("device"), where)
+    return known

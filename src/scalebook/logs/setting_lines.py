@@ -1,4 +1,4 @@
-"""What a log tells about its own configuration: argument dumps of every trainer, our names out."""
+"""Settings in the text of a log: dumps, assignments, names of devices and of runs."""
 
 from __future__ import annotations
 

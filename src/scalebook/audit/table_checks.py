@@ -1,0 +1,262 @@
+"""Check a table: its rows, their base row, one another, their sum, and what stays unchecked."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from scalebook.audit import fields as vocabulary
+from scalebook.audit.claimed_rows import Check, Row, Table, check_of
+from scalebook.audit.identities import Fact, identities, operand, show
+from scalebook.audit.knowledge import Known, accelerator_of, field_of, has_experts, know, model_of
+from scalebook.audit.row_checks import check_row, compare
+from scalebook.config import RunConfig
+from scalebook.errors import ConfigError
+from scalebook.facts.catalog.types import ModelShape
+from scalebook.facts.legality import Problem, check
+from scalebook.measure.intervals import point
+from scalebook.settings import PARALLEL_SIZES
+
+# Rules that a table of sizes can break. Uneven layers are only noted: Megatron takes a layout of
+# stages. The batch, the schedule and the steps are left out: such tables seldom give them.
+UNEVEN = "layers"
+RULES = ("attention_heads", "key_value_groups", "ffn", "experts", "world_size")
+
+
+def judge_words(known: Known) -> Iterator[Check]:
+    """Yield a check of the sizes against legality, and of the architecture against the catalog."""
+    shape = model_of(known.row)
+    if shape is None:
+        return
+    claimed = known.row.words.get("architecture")
+    if claimed is not None:
+        kind = "dense" if shape.moe is None else "moe"
+        verdict = "holds" if claimed.lower() == kind else "contradicts"
+        yield check_of(
+            known.row, "architecture", "architecture of the catalog", verdict,
+            note=f"{shape.name} is {kind}",
+        )  # fmt: skip
+    yield from _legality(known.row, shape)
+
+
+def _legality(row: Row, shape: ModelShape) -> Iterator[Check]:
+    stated = [name for name in PARALLEL_SIZES if name in row.values]
+    if not stated or not all(row.values[name].interval.exact for name in stated):
+        return
+    says_legal = row.words.get("legal", "yes").lower() == "yes"
+    field = "legal" if "legal" in row.words else stated[0]
+    absurd, found = _absurd(row), ()
+    if not absurd:
+        try:
+            found = _problems(row, shape)
+        except ConfigError as error:
+            absurd = f"no machine has such sizes: {error}"
+    if absurd:
+        yield check_of(row, field, "legality", "impossible" if says_legal else "holds", note=absurd)
+        return
+    problems = [item for item in found if item.rule in (*RULES, UNEVEN)]
+    errors = [item for item in problems if item.severity == "error" and item.rule != UNEVEN]
+    verdict = "holds" if says_legal == (not errors) else "contradicts"
+    note = "; ".join(item.message for item in errors or problems)
+    if not errors and not says_legal:
+        note = f"these sizes fit {shape.name}"
+    yield check_of(row, field, "legality", verdict, note=note)
+
+
+def _absurd(row: Row) -> str | None:
+    """Return which stated size can be none at all, None where each is a number of processes."""
+    for name in (*PARALLEL_SIZES, "gpus"):
+        value = row.values.get(name)
+        if value is None or not value.interval.exact:
+            continue
+        size = value.interval.low
+        if not (1 <= size < math.inf and size == int(size)):
+            return f"{name}={value.text} is no whole number of at least 1"
+    return None
+
+
+def _problems(row: Row, shape: ModelShape) -> tuple[Problem, ...]:
+    """Return every rule that the stated sizes break; whatever is not stated is made to fit.
+
+    Raises:
+        ConfigError: a size is beyond what a configuration can have.
+    """
+    sizes = {
+        name: int(row.values[name].interval.low) for name in PARALLEL_SIZES if name in row.values
+    }
+    tensor = sizes.get("tensor_parallel_size", 1)
+    context = sizes.get("context_parallel_size", 1)
+    model_parallel = tensor * context * sizes.get("pipeline_parallel_size", 1)
+    gpus = row.values.get("gpus")
+    world = int(gpus.interval.low) if gpus and gpus.interval.exact else 0
+    parameters = {
+        "platform": row.words.get("accelerator", "cpu"),
+        "model": shape.name,
+        "world_size": world or model_parallel * sizes.get("expert_parallel_size", 1),
+        "global_batch_size": max(1, (world or model_parallel) // model_parallel),
+        "sequence_length": 2 * context * tensor,
+        "sequence_parallel": tensor > 1,
+        **sizes,
+    }
+    config = RunConfig.from_parameters(parameters)
+    return check(config, shape, accelerator=accelerator_of(row))
+
+
+def unchecked(
+    known: Known, checks: Sequence[Check], summed: frozenset[str] = frozenset()
+) -> Iterator[Check]:
+    """Yield a verdict for every claimed field that took part in no check, with what it needs.
+
+    ``summed`` fields took part in the check of their table's total.
+    """
+    rules = " ".join(f"{check.rule} {check.arithmetic} {check.field}" for check in checks)
+    touched = set(re.split(r"[^\w]+", rules))
+    if any(check.rule == "legality" for check in checks):
+        touched.update(PARALLEL_SIZES)
+    if "flops_per_token" in touched:  # the catalog counts them from these
+        touched.update(("sequence_length", "parameters", "active_parameters"))
+    for name in known.row.values:
+        item = vocabulary.field(name)
+        if item is None or name in known.row.given or name in summed:
+            continue
+        if item.quantity not in touched and name not in touched:
+            note = _needs(known, item.quantity)
+            yield check_of(known.row, name, "", "not checkable", note=note)
+
+
+def _needs(known: Known, quantity: str) -> str:
+    """Return the shortest list of quantities that, if stated, would let an identity speak."""
+    lists = [
+        sorted({part for name in identity.names for part in _written(name, quantity)})
+        for identity in identities()
+        if quantity in identity.names
+    ]
+    missing = [[name for name in names if not _independent(known, name)] for names in lists]
+    shortest = min((names for names in missing if names), key=len, default=list[str]())
+    counted = known.facts.get("flops_per_token", ())
+    unknown = "parameters" in known.row.values and all(one.origin == "derived" for one in counted)
+    asked = quantity == "parameters" or "flops_per_token" in shortest
+    if unknown and asked and has_experts(known.row):
+        return "needs active_parameters: a token meets only some of the experts"
+    return f"needs {', '.join(shortest)}" if shortest else "no identity uses it"
+
+
+def _written(name: str, quantity: str) -> list[str]:
+    """Return a quantity, or those that it comes from where it is only a step of the arithmetic."""
+    if name == quantity:
+        return []
+    if vocabulary.field(name) is not None:
+        return [name]
+    sources = (item.right.names() for item in identities() if item.subject == name)
+    return [part for part in next(sources, ()) if part != quantity]
+
+
+def _independent(known: Known, name: str) -> bool:
+    facts = known.facts.get(name, ())
+    return bool(facts) and facts[0].origin != "derived"
+
+
+SIZELESS = ("gpus", "mfu")
+
+
+def check_table(table: Table) -> list[Check]:
+    """Return every check of a table's rows, in their order."""
+    base = next((row for row in table.rows if row.label == table.base), None)
+    facts = _base_facts(base)
+    known = [know(row, _comparable(row, base, facts)) for row in table.rows]
+    checks: list[Check] = []
+    summed = _summed(table)
+    for index, item in enumerate(known):
+        found = [*check_row(item), *judge_words(item)]
+        found.extend(_same(table, known, index))
+        if item.row.label == table.total:
+            found.extend(_sum(known, index))
+        checks.extend((*found, *unchecked(item, found, summed)))
+    return checks
+
+
+def _summed(table: Table) -> frozenset[str]:
+    """Return the fields that the table's total adds up; its parts are checked by it."""
+    total = next((row for row in table.rows if row.label == table.total), None)
+    names = total.values if total is not None else ()
+    items = ((name, vocabulary.field(name)) for name in names)
+    return frozenset(name for name, item in items if item is not None and item.total)
+
+
+def _base_facts(base: Row | None) -> tuple[Fact, ...]:
+    """Return what the base row states or implies, as base_ quantities of the other rows."""
+    if base is None:
+        return ()
+    wanted = {name for identity in identities() for name in identity.names}
+    facts: list[Fact] = []
+    for quantity, alternatives in know(base).facts.items():
+        name = vocabulary.BASE + quantity
+        if name in wanted:
+            for fact in alternatives:
+                facts.append(replace(fact, quantity=name, origin="base", inputs=frozenset()))
+    return tuple(facts)
+
+
+def _comparable(row: Row, base: Row | None, facts: tuple[Fact, ...]) -> tuple[Fact, ...]:
+    """Return the base facts that a row can be held against.
+
+    Tokens and steps of another model are other work: then only sizes and utilisation compare.
+    """
+    if base is None or _model(row) == _model(base):
+        return facts
+    return tuple(fact for fact in facts if fact.quantity.removeprefix(vocabulary.BASE) in SIZELESS)
+
+
+def _model(row: Row) -> tuple[str | None, ...]:
+    sizes = (row.values.get("parameters"), row.values.get("active_parameters"))
+    return (row.words.get("model"), *(size.text if size else None for size in sizes))
+
+
+def _same(table: Table, known: list[Known], index: int) -> Iterator[Check]:
+    """Compare what the source gives as one and the same with the first row that has it."""
+    for quantity in table.same:
+        holders = [i for i, item in enumerate(known) if quantity in item.facts]
+        if index not in holders or index == holders[0]:
+            continue
+        first, here = known[holders[0]], known[index]
+        field = _witness(here, quantity)
+        if field is None:
+            continue
+        expected = first.facts[quantity][0]
+        mine = here.facts[quantity][0]
+        verdict = "holds" if mine.interval.meets(expected.interval) else "contradicts"
+        arithmetic = "; ".join(dict.fromkeys((*expected.steps, *mine.steps)))
+        yield check_of(
+            here.row,
+            field.name,
+            f"same {quantity} as {first.row.label!r}",
+            verdict,
+            arithmetic=arithmetic,
+            note=f"{show(mine.value)} against {show(expected.value)}",
+        )
+
+
+def _witness(known: Known, quantity: str) -> vocabulary.Field | None:
+    """Return the claimed field that a quantity rests on, rather a rounded one than a count."""
+    inputs = {name for fact in known.facts[quantity] for name in fact.inputs}
+    items = [field_of(known.row, name) for name in (quantity, *sorted(inputs))]
+    claimed = [item for item in items if item is not None and item.name not in known.row.given]
+    return next((item for item in claimed if not item.exact), claimed[0] if claimed else None)
+
+
+def _sum(known: list[Known], index: int) -> Iterator[Check]:
+    """Compare the total row with the sum of the others, for quantities that add up."""
+    row = known[index].row
+    for name in row.values:
+        item = vocabulary.field(name)
+        if item is None or not item.total:
+            continue
+        parts = [other.row.values[name] for other in known if other.row is not row]
+        total = sum((part.interval for part in parts), start=point(0.0))
+        terms = " + ".join(operand(part) for part in parts)
+        value = sum(part.value for part in parts)
+        step = f"{name} = {terms} = {show(value / item.scale)}"
+        fact = Fact(item.quantity, total, value, show(value), "derived", steps=(step,))
+        yield compare(row, item, "sum of the rows above", (fact,))
