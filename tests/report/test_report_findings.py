@@ -12,7 +12,7 @@ from simulated import H100, config, write_run, write_sample
 from scalebook.report.base import sections, series
 from scalebook.report.base.frames import ReportData, load
 from scalebook.report.base.markup import Markup
-from scalebook.report.pages import findings, front, studies
+from scalebook.report.pages import front, run_findings, studies
 
 EVIL = "<img src=x onerror=alert(1)>"
 
@@ -27,7 +27,7 @@ def words(fragment: object) -> str:
 def test_the_winner_is_the_first_row_of_the_table(tmp_path: Path) -> None:
     data = load(write_sample(tmp_path))
     for _, runs in data.completed.group_by("group", maintain_order=True):
-        sentences = words(" ".join(findings.group_findings(runs)))
+        sentences = words(" ".join(run_findings.group_findings(runs)))
         first = runs.row(0, named=True)
         best = runs.sort("rate", descending=True).row(0, named=True)
         assert first["run_id"] == best["run_id"]
@@ -40,7 +40,7 @@ def test_a_winner_has_its_number_interval_unit_and_run(tmp_path: Path) -> None:
     write_run(tmp_path, "slow", config(world_size=2), seconds=0.4)
     write_run(tmp_path, "fast", config(world_size=2, tensor_parallel_size=2), seconds=0.1)
     data = load(tmp_path)
-    text = words(findings.findings(data))
+    text = words(run_findings.findings(data))
     fast, slow = data.runs["tokens_per_second"]
     rate = rf"{fast:,.0f} ± \d+ tokens/s"
     assert re.search(rf"TP2 on 2 processes \(fast\) is the fastest of 2 runs, with {rate}", text)
@@ -50,7 +50,7 @@ def test_a_winner_has_its_number_interval_unit_and_run(tmp_path: Path) -> None:
 
 def test_gpus_are_ranked_each_and_cpu_processes_in_total(tmp_path: Path) -> None:
     write_sample(tmp_path)
-    text = words(findings.findings(load(tmp_path)))
+    text = words(run_findings.findings(load(tmp_path)))
     assert "TP2 DP4 on 8 GPUs (h100-tp2-8) is the fastest of 3 runs" in text
     assert "DP2 on 2 processes (cpu-dp2) is the fastest of 4 runs" in text
 
@@ -59,7 +59,7 @@ def test_repeats_of_a_configuration_are_told_with_model_platform_and_length(tmp_
     for i, seconds in enumerate((0.1, 0.101)):
         write_run(tmp_path, f"r{i}", config(world_size=2, repeat=i), seconds=seconds, steps=60)
     write_run(tmp_path, "tp2", config(world_size=2, tensor_parallel_size=2), seconds=0.3)
-    text = words(findings.findings(load(tmp_path)))
+    text = words(run_findings.findings(load(tmp_path)))
     group = "tiny-llama on cpu (fp32, sequence 128, simulated)"
     assert f"{group}: 2 repeats of DP2 on 2 processes (r0, r1) together reached" in text
     assert "DP2 on 2 processes (r0, r1) is the fastest of 3 runs" in text
@@ -83,7 +83,7 @@ def test_a_spread_over_commits_of_the_trainer_says_so(
         write_run(tmp_path, f"r{i}", made, seconds=0.1 + i, environment={"git_commit": commit})
     newest = {"environment": {"git_commit": "c" * 40}, "started_at": "2026-01-02T00:00:00Z"}
     write_run(tmp_path, "later", config(model="tiny-moe"), **newest)
-    text = words(findings.findings(load(tmp_path)))
+    text = words(run_findings.findings(load(tmp_path)))
     assert said in text
     assert ("commit" in text) is bool(said)
 
@@ -101,7 +101,7 @@ def test_losses_of_one_training_are_compared(tmp_path: Path) -> None:
 
 
 def test_the_largest_total_is_named_where_it_is_another_run(tmp_path: Path) -> None:
-    text = words(findings.findings(load(write_sample(tmp_path))))
+    text = words(run_findings.findings(load(write_sample(tmp_path))))
     # 30 steps show no rare spike, so the interval reaches further down than up
     total = r"The most in total is [\d,]+ tokens/s \([\d,]+ to [\d,]+\)"
     assert re.search(rf"{total}, with TP2 DP16 on 32 GPUs \(h100-tp2-32\)", text)
@@ -110,38 +110,40 @@ def test_the_largest_total_is_named_where_it_is_another_run(tmp_path: Path) -> N
 def test_overlapping_intervals_settle_no_winner(tmp_path: Path) -> None:
     write_run(tmp_path, "a", config(world_size=2), seconds=0.1)
     write_run(tmp_path, "b", config(world_size=2, tensor_parallel_size=2), seconds=0.1001)
-    assert "do not settle which of the two is faster" in words(findings.findings(load(tmp_path)))
+    assert "do not settle which of the two is faster" in words(
+        run_findings.findings(load(tmp_path))
+    )
 
 
 def test_clear_intervals_do_not_hedge(tmp_path: Path) -> None:
     write_run(tmp_path, "a", config(world_size=2), seconds=0.1)
     write_run(tmp_path, "b", config(world_size=2, tensor_parallel_size=2), seconds=0.2)
-    assert "do not settle" not in words(findings.findings(load(tmp_path)))
+    assert "do not settle" not in words(run_findings.findings(load(tmp_path)))
 
 
 def test_simulated_runs_are_never_ranked_against_measured_ones(tmp_path: Path) -> None:
     write_run(tmp_path, "own", config(), seconds=0.2, source="measured")
     write_run(tmp_path, "made-up", config(), seconds=0.1)
-    text = words(findings.findings(load(tmp_path)))
+    text = words(run_findings.findings(load(tmp_path)))
     assert text.count("one run") == 2
     assert "spread" not in text
     assert "[simulated]" not in words(front.screen(load(tmp_path)))
 
 
 def test_failed_runs_are_counted_with_their_reason(tmp_path: Path) -> None:
-    text = words(findings.findings(load(write_sample(tmp_path))))
+    text = words(run_findings.findings(load(write_sample(tmp_path))))
     assert "1 run ended as out of memory: h100-oom (GPU 3 ran out of memory in step 1" in text
 
 
 def test_no_completed_run_names_no_winner(tmp_path: Path) -> None:
     write_run(tmp_path, "a", config(), status="failed", steps=0, reason="It broke.")
-    text = words(findings.findings(load(tmp_path)))
+    text = words(run_findings.findings(load(tmp_path)))
     assert text.startswith("No run completed with a throughput")
     assert "1 run ended as failed: a (It broke)." in text
 
 
 def test_cpu_numbers_and_missing_mfu_come_with_a_warning(tmp_path: Path) -> None:
-    text = words(findings.warnings(load(write_sample(tmp_path))))
+    text = words(run_findings.warnings(load(write_sample(tmp_path))))
     assert "no result about any accelerator" in text
     assert "9 runs are simulated, not measured here" in text
     assert "5 runs have no MFU. A CPU has no peak in the catalog" in text
@@ -150,14 +152,14 @@ def test_cpu_numbers_and_missing_mfu_come_with_a_warning(tmp_path: Path) -> None
 def test_good_gpu_runs_come_without_a_warning(tmp_path: Path) -> None:
     made = config(platform="h100", model="llama3.1-8b", precision="bf16", sequence_length=8192)
     write_run(tmp_path, "a", made, seconds=12, device=H100, source="measured")
-    assert str(findings.warnings(load(tmp_path)).html) == ""
+    assert str(run_findings.warnings(load(tmp_path)).html) == ""
 
 
 def test_a_short_window_and_an_impossible_mfu_are_warned_of(tmp_path: Path) -> None:
     made = config(platform="h100", model="llama3.1-8b", precision="bf16", sequence_length=8192)
     write_run(tmp_path, "short", made, seconds=12, steps=8, device=H100, source="measured")
     write_run(tmp_path, "wrong", made, seconds=0.01, device=H100, source="measured")
-    text = words(findings.warnings(load(tmp_path)))
+    text = words(run_findings.warnings(load(tmp_path)))
     assert "1 throughput without an interval (short): Too short to say: 3 steps" in text
     assert "wrong counts nowhere. Void: " in text
 
@@ -167,8 +169,8 @@ def test_unreadable_directories_are_told_on_the_page(tmp_path: Path) -> None:
     write_run(tmp_path, "b", config())
     (tmp_path / "b" / "record.json").write_text("no json")
     data = load(tmp_path)
-    assert "1 part of the run files could not be read" in words(findings.warnings(data))
-    assert "b/record.json cannot be read" in words(findings.unreadable(data))
+    assert "1 part of the run files could not be read" in words(run_findings.warnings(data))
+    assert "b/record.json cannot be read" in words(run_findings.unreadable(data))
 
 
 def test_a_loss_that_rises_is_named(tmp_path: Path) -> None:
@@ -192,8 +194,8 @@ def test_markup_in_names_stays_text_in_every_sentence(tmp_path: Path) -> None:
     data = load(tmp_path)
     found = series.series(data.completed)
     for fragment in (
-        *(front.screen(data), studies.page(data), findings.folded(data)),
-        *(findings.failed(data), sections.throughput(data), sections.mfu(data)),
+        *(front.screen(data), studies.page(data), run_findings.folded(data)),
+        *(run_findings.failed(data), sections.throughput(data), sections.mfu(data)),
         *(sections.loss(data), series.not_enough(data, found)),
     ):
         assert "<img" not in str(fragment.html)
@@ -231,7 +233,7 @@ def test_a_run_of_unknown_size_breaks_no_sentence(tmp_path: Path) -> None:
         world_size=gone.cast(pl.Int64), rate=gone.cast(pl.Float64), platform=pl.lit("h100")
     )
     unknown = ReportData(data.folder, runs, data.steps, {}, {}, ())
-    assert "of how many ranks is not recorded" in words(findings.findings(unknown))
+    assert "of how many ranks is not recorded" in words(run_findings.findings(unknown))
     assert words(sections.throughput(unknown))
     assert words(front.screen(unknown))
 
@@ -239,7 +241,7 @@ def test_a_run_of_unknown_size_breaks_no_sentence(tmp_path: Path) -> None:
 def test_what_records_note_is_told_once_with_its_runs(tmp_path: Path) -> None:
     for name in ("a", "b"):
         write_run(tmp_path, name, config(), notes=(f"precision ran as fp32. {EVIL}",))
-    notes = findings.notes(load(tmp_path))
+    notes = run_findings.notes(load(tmp_path))
     assert f"precision ran as fp32. {EVIL} (a, b)" in words(notes).replace("&lt;", "<")
     assert str(notes.html).count("<li>") == 1
     assert "<img" not in str(notes.html)

@@ -13,7 +13,7 @@ from test_report_findings import words
 from scalebook.report.base import frames, sections, series, tables
 from scalebook.report.base.frames import load
 from scalebook.report.base.versus import Configuration, configurations, verdict_on
-from scalebook.report.pages import comparison_page, findings, peak_page
+from scalebook.report.pages import comparison_page, peak_page, run_findings
 
 BIG: dict[str, Any] = {
     "platform": "h100", "model": "llama3.1-8b", "precision": "bf16", "sequence_length": 4096,
@@ -148,7 +148,7 @@ def test_repeats_are_one_rate_and_one_name_on_every_page(tmp_path: Path) -> None
     items = comparison_page.runs_of(data)
     pairs = comparison_page.pairs(items)
     compared = words(comparison_page.overview(items, pairs))
-    for text in (words(findings.findings(data)), words(peak_page.findings(data))):
+    for text in (words(run_findings.findings(data)), words(peak_page.findings(data))):
         assert said in text
         assert "DP8 on 8 GPUs (h-0, h-1; without an interval and left out: h-2)" in text
         assert "repeat 2" not in text
@@ -228,7 +228,7 @@ def test_runs_of_an_unknown_model_or_platform_are_ranked_and_scaled_nowhere(
     assert data.ranked["run_id"].to_list() == ["known"]
     assert series.series(data.completed) == ()
     assert peak_page.best(data)["run_id"].to_list() == ["known"]
-    texts = [words(page) for page in (peak_page.findings(data), findings.findings(data),
+    texts = [words(page) for page in (peak_page.findings(data), run_findings.findings(data),
         sections.throughput(data), series.not_enough(data, ()))]  # fmt: skip
     for text in texts:
         assert "2 runs are not compared with any other: the model is unknown" in text
