@@ -24,7 +24,7 @@ from scalebook.report.base import fingerprint, frames, series, tables
 from scalebook.report.base.markup import MOST_ITEMS, MOST_NAMED, anchor, bullets, run_links
 from scalebook.report.charts.sample import MOST_RUNS, sample
 from scalebook.report.charts.scaling import speedup
-from scalebook.report.pages import scaling_law
+from scalebook.report.pages import scaling_page
 from scalebook.report.site import known_runs, page_cache, preview, row_files
 from scalebook.report.site.assets_files import write_assets
 from scalebook.report.site.notebook import Cell
@@ -307,13 +307,13 @@ def test_laws_that_are_not_drawn_are_counted(
             )  # fmt: skip
             write_run(tmp_path, f"{tensor}-{gpus}", made_up, seconds=16 + gpus / 64, device=H100)
     found = series.series(frames.load(tmp_path).completed)
-    assert "Drawn are" not in str(scaling_law.findings(found).html)
-    monkeypatch.setattr(scaling_law, "MOST_DRAWN", 1)
-    figures = scaling_law.figures(found)
+    assert "Drawn are" not in str(scaling_page.findings(found).html)
+    monkeypatch.setattr(scaling_page, "MOST_DRAWN", 1)
+    figures = scaling_page.figures(found)
     assert figures is not None
     assert len(figures.parts) == 1
-    assert "Drawn are 1 of 2 laws" in str(scaling_law.findings(found).html)
-    assert str(scaling_law.projections(found).html).count("<tr ") == 2 * 3
+    assert "Drawn are 1 of 2 laws" in str(scaling_page.findings(found).html)
+    assert str(scaling_page.projections(found).html).count("<tr ") == 2 * 3
 
 
 def long_table(count: int) -> Cell:

@@ -41,7 +41,7 @@ from scalebook.report.charts.marks import Dot
 from scalebook.report.pages.ablation import ablations
 from scalebook.report.pages.reliability_data import reliability
 from scalebook.report.pages.reliability_drills import PART_FIELDS
-from scalebook.report.pages.scaling_law import arms
+from scalebook.report.pages.scaling_page import arms
 
 Row = Mapping[str, Any]
 MOST_ROWS = 8  # of a chart; the table has every run
