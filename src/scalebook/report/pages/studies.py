@@ -39,8 +39,7 @@ from scalebook.report.base.versus import Configuration, configurations, verdict_
 from scalebook.report.charts import marks
 from scalebook.report.charts.marks import Dot
 from scalebook.report.pages.ablation import ablations
-from scalebook.report.pages.reliability_data import reliability
-from scalebook.report.pages.reliability_drills import PART_FIELDS
+from scalebook.report.pages.reliability_page import PART_FIELDS, reliability
 from scalebook.report.pages.scaling_page import arms
 
 Row = Mapping[str, Any]
