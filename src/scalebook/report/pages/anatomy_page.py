@@ -246,8 +246,8 @@ def findings(data: ReportData) -> Fragment:
 
 def _profiled(data: ReportData) -> Iterator[Markup]:
     """Yield where the step of each profiled run goes, largest part first."""
-    for number, (row, one, label) in enumerate(profiles(data)):
-        if number == SHOWN:
+    for place, (row, one, label) in enumerate(profiles(data)):
+        if place == SHOWN:
             yield Markup("The other profiles are in the table.")
             return
         yield _sentence(row, one, label)
