@@ -38,7 +38,7 @@ from scalebook.report.base.sides import (
 from scalebook.report.base.versus import Configuration, configurations, verdict_on
 from scalebook.report.charts import marks
 from scalebook.report.charts.marks import Dot
-from scalebook.report.pages.ablation import ablations
+from scalebook.report.pages.comparison_page import ablations
 from scalebook.report.pages.reliability_page import PART_FIELDS, reliability
 from scalebook.report.pages.scaling_page import arms
 
