@@ -34,7 +34,7 @@ from scalebook.report.base.sides import Member, Pair, members, platform_pairs, s
 from scalebook.report.base.versus import Configuration, configurations, verdict_on
 from scalebook.report.charts import marks
 from scalebook.report.charts.marks import Dot
-from scalebook.report.pages.published import family, results
+from scalebook.report.pages.published_page import family, results
 from scalebook.report.pages.studies import (
     Study,
     best_of,
