@@ -1,4 +1,4 @@
-"""The pages Method and Provenance: how numbers are counted, and what each run recorded of itself."""
+"""The pages Method and Provenance: how numbers are counted, and what each run recorded."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _sub(name: str, index: str) -> Markup:
     return Markup("<msub><mi>{}</mi><mi>{}</mi></msub>").format(name, index)
 
 
-def _convention_row(*parts: Markup | str) -> Markup:
+def _mrow(*parts: Markup | str) -> Markup:
     """Return parts in a row; a plain string is an operator, or a number where it has digits."""
     marked = (
         part
@@ -60,7 +60,7 @@ def _fraction(top: Markup, bottom: Markup) -> Markup:
 
 
 def _sum(body: Markup) -> Markup:
-    return _convention_row(Markup("<munder><mo>∑</mo><mi>i</mi></munder>"), body)
+    return _mrow(Markup("<munder><mo>∑</mo><mi>i</mi></munder>"), body)
 
 
 def _formulas() -> dict[str, Markup]:
@@ -69,28 +69,24 @@ def _formulas() -> dict[str, Markup]:
     rate, peak = _symbol("R"), _symbol("P")
     million_million = Markup("<msup><mn>10</mn><mn>12</mn></msup>")
     hidden = _symbol("h")
-    layer = _convention_row(
+    layer = _mrow(
         "6", hidden, "(", _symbol("k"), _symbol("f"), "+", _symbol("q"), "+", "2", _symbol("v"),
         "+", _symbol("q"), ")", "+", "6", _symbol("q"), _symbol("s"),
     )  # fmt: skip
     reached, base = (
-        _convention_row(_sub("T", "n"), "/", world),
-        _convention_row(_sub("T", "b"), "/", _symbol("b")),
+        _mrow(_sub("T", "n"), "/", world),
+        _mrow(_sub("T", "b"), "/", _symbol("b")),
     )
     return {
-        "throughput": _convention_row(throughput, "=", _fraction(_sum(tokens), _sum(seconds))),
-        "rate": _convention_row(
+        "throughput": _mrow(throughput, "=", _fraction(_sum(tokens), _sum(seconds))),
+        "rate": _mrow(
             rate,
             "=",
-            _fraction(
-                _convention_row(throughput, flops), _convention_row(world, "·", million_million)
-            ),
+            _fraction(_mrow(throughput, flops), _mrow(world, "·", million_million)),
         ),
-        "mfu": _convention_row(_words("MFU"), "=", _fraction(rate, peak)),
-        "flops": _convention_row(
-            flops, "=", _symbol("L"), "(", layer, ")", "+", "6", hidden, _symbol("V")
-        ),
-        "efficiency": _convention_row(_words("efficiency"), "=", _fraction(reached, base)),
+        "mfu": _mrow(_words("MFU"), "=", _fraction(rate, peak)),
+        "flops": _mrow(flops, "=", _symbol("L"), "(", layer, ")", "+", "6", hidden, _symbol("V")),
+        "efficiency": _mrow(_words("efficiency"), "=", _fraction(reached, base)),
     }
 
 

@@ -1,4 +1,4 @@
-"""The pages Machine probe and Predicted and measured: what devices and models reach, and predictions."""
+"""The pages Machine probe and Predicted: what devices reach alone, and predictions of runs."""
 
 from __future__ import annotations
 
