@@ -40,7 +40,7 @@ CORE = {
     "diagnosis": ("measure/diagnosis", "measure/diagnosis"), "audit": ("audit", "audit/audit"),
     "outcome": ("running/outcome.py", "running/outcome running/failures"),
     "ingest": ("logs/ingest/ratios.py logs/ingest/steps.py", "logs/ingest logs/logs_dialects"),
-    "winners": ("report/pages/winners.py", "report/report_findings report/report_comparison"),
+    "run_findings": ("report/pages/run_findings.py", "report/report_findings report/report_comparison"),
     "plan": ("plan/expand.py plan/schedule.py", "plan/plan"),
 }  # fmt: skip
 SWAPS = {
