@@ -21,7 +21,7 @@ from scalebook.report.base.frames import SCHEMA, ReportData, load
 from scalebook.report.base.naming import group_name
 from scalebook.report.base.scaling_series import scaling_series
 from scalebook.report.base.versus import configurations
-from scalebook.report.pages.reliability_data import failure_kinds
+from scalebook.report.pages.reliability_page import failure_kinds
 from scalebook.settings import named
 
 EXAMPLES = Path(__file__).parents[1] / "runs/examples"

@@ -20,7 +20,7 @@ from scalebook.measure.anatomy import Breakdown
 from scalebook.measure.diagnosis import Diagnosis, Finding, diagnose, evidence
 from scalebook.record import RunRecord
 from scalebook.report.base import frames
-from scalebook.report.pages import diagnosis
+from scalebook.report.pages import throughput_page
 from scalebook.store import read_run
 
 H200 = "NVIDIA H200"
@@ -571,20 +571,20 @@ def test_the_report_has_a_row_a_cause_and_escapes_what_a_profile_names(tmp_path)
     profile = breakdown(exposed={"<b>all</b>": 0.25}, exposed_communication=0.25)
     diagnosed(tmp_path, profile=profile)
     data = frames.load(tmp_path)
-    found = diagnosis.diagnoses(data)
+    found = throughput_page.diagnoses(data)
     assert [one.run_id for one in found] == ["run"]
-    shown = diagnosis.causes(data, found)._repr_markdown_()
+    shown = throughput_page.causes(data, found)._repr_markdown_()
     assert "most of it &lt;b&gt;all&lt;/b&gt;" in shown
     assert "<b>all" not in shown
     assert 'data-value="0.25"' in shown  # the exact value, for sorting and for the CSV file
-    assert "Exposed communication" in diagnosis.overview(found)._repr_markdown_()
-    assert 'data-key="unexplained"' in diagnosis.waterfalls(data, found)._repr_markdown_()
+    assert "Exposed communication" in throughput_page.causes_overview(found)._repr_markdown_()
+    assert 'data-key="unexplained"' in throughput_page.waterfalls(data, found)._repr_markdown_()
 
 
 def test_a_report_without_a_cause_says_so(tmp_path):
     write_run(tmp_path, "cpu", config())
-    found = diagnosis.diagnoses(frames.load(tmp_path))
-    assert "No rule found a cause" in diagnosis.overview(found)._repr_markdown_()
+    found = throughput_page.diagnoses(frames.load(tmp_path))
+    assert "No rule found a cause" in throughput_page.causes_overview(found)._repr_markdown_()
 
 
 def test_the_command_prints_json_and_sentences(root, capsys):

@@ -19,7 +19,7 @@ from scalebook.errors import RecordError
 from scalebook.measure import provenance
 from scalebook.record import RunRecord
 from scalebook.report.base.frames import collect
-from scalebook.report.pages import findings
+from scalebook.report.pages import run_findings
 from scalebook.running import reproduce, runner
 from scalebook.running.kernel import RunOptions
 
@@ -87,7 +87,7 @@ def test_a_run_that_is_not_what_was_asked_for_is_a_warning_in_list_and_report(
     assert main(["list", "--runs", str(tmp_path), "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert row["differences"] == [{"name": "micro_batch_size", "asked": 1, "ran": 4}]
-    page = str(findings.warnings(collect(tmp_path, store.read_runs(tmp_path)[0], ())))
+    page = str(run_findings.warnings(collect(tmp_path, store.read_runs(tmp_path)[0], ())))
     assert "did not run as asked" in page
     assert said in page
 
@@ -97,7 +97,7 @@ def test_configurations_that_were_not_run_have_a_sentence_of_their_own(tmp_path:
     out: dict[str, Any] = {"status": "out_of_memory", "steps": 0, "reason": "Not run, inferred."}
     write_run(tmp_path, "b", config(micro_batch_size=8), source="inferred", **out)
     data = collect(tmp_path, store.read_runs(tmp_path)[0], ())
-    page = " ".join(map(str, findings.failure_findings(data)))
+    page = " ".join(map(str, run_findings.failure_findings(data)))
     assert "configuration was not run</strong>: a smaller one had run out of memory" in page
     assert "ended as" not in page
 

@@ -461,22 +461,22 @@ def test_a_probe_in_words_names_what_was_left_out() -> None:
 
 
 def test_the_page_says_what_part_of_the_dense_peak_a_product_reaches(tmp_path: Path) -> None:
-    from scalebook.report.pages import probe_page
+    from scalebook.report.pages import predicted_page
 
     known = HERE.model_copy(update={"accelerator": "NVIDIA H100 80GB HBM3"})
     layer = matmul(model="tiny-llama", layer="qkv", tensor_parallel_size=1, tflops=494.7)
     runs = write(tmp_path, probe(identity=known, matmuls=(matmul(tflops=791.5), layer)))
     data = frames.collect(runs, [], ())
-    probes = probe_page.load(data)
+    probes = predicted_page.load(data)
     # 989.4 TFLOP/s dense in bf16
-    assert "80.0" in str(probe_page.overview(probes, data).html)
-    assert 'data-value="0.5"' in str(probe_page.layers(probes).html)
-    figures = probe_page.sweep(probes)
+    assert "80.0" in str(predicted_page.overview(probes, data).html)
+    assert 'data-value="0.5"' in str(predicted_page.layers(probes).html)
+    figures = predicted_page.sweep(probes)
     assert "989.4" in json.dumps(figures.parts[0][1].spec())
 
 
 def test_the_page_escapes_what_a_probe_says(tmp_path: Path) -> None:
-    from scalebook.report.pages import probe_page
+    from scalebook.report.pages import predicted_page
 
     bad = "<script>x</script>"
     links = {"devices": [bad], "links": [[bad]]}
@@ -488,17 +488,21 @@ def test_the_page_escapes_what_a_probe_says(tmp_path: Path) -> None:
         probe(probe_id="p2", status="failed", reason=bad),
     )
     data = frames.collect(runs, [], ())
-    probes = probe_page.load(data)
+    probes = predicted_page.load(data)
     parts = (
-        *(probe_page.overview(probes, data), probe_page.links(probes)),
-        *(probe_page.missing(probes), probe_page.summary(probes), probe_page.sweep(probes)),
+        *(predicted_page.overview(probes, data), predicted_page.links(probes)),
+        *(
+            predicted_page.missing(probes),
+            predicted_page.summary(probes),
+            predicted_page.sweep(probes),
+        ),
     )
     for part in parts:
         assert bad not in part._repr_markdown_()
 
 
 def test_the_newest_probe_of_each_machine_is_shown(tmp_path: Path) -> None:
-    from scalebook.report.pages import probe_page
+    from scalebook.report.pages import predicted_page
 
     other = HERE.model_copy(update={"host": "b", "devices": ("d7",)})
     later = "2026-11-02T00:00:00+00:00"
@@ -508,8 +512,8 @@ def test_the_newest_probe_of_each_machine_is_shown(tmp_path: Path) -> None:
         probe(probe_id="p2", started_at=later),
         probe(probe_id="p3", identity=other),
     )
-    shown = probe_page.load(frames.collect(runs, [], ()))
+    shown = predicted_page.load(frames.collect(runs, [], ()))
     assert [item.probe_id for item in shown] == ["p2", "p3"]
     assert "scalebook probe" in str(
-        probe_page.overview((), frames.collect(tmp_path / "none", [], ())).html
+        predicted_page.overview((), frames.collect(tmp_path / "none", [], ())).html
     )

@@ -13,7 +13,7 @@ from traces import host, kernel, launch, write
 from scalebook.measure.anatomy import Breakdown, Parts, TopKernel, reduce_file
 from scalebook.report.base import frames
 from scalebook.report.base.frames import ReportData, load
-from scalebook.report.pages import anatomy_findings, anatomy_page
+from scalebook.report.pages import anatomy_page
 
 SPLIT = {"world_size": 4, "pipeline_parallel_size": 4}
 
@@ -68,7 +68,7 @@ def pipeline(tmp_path: Path) -> Path:
 
 
 def said(data: ReportData) -> str:
-    return str(anatomy_findings.findings(data).html)
+    return str(anatomy_page.findings(data).html)
 
 
 def spec_values(figures: Any, number: int = 0) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from scalebook.audit import sample_text, samples
 from scalebook.report.base.markup import Markup
-from scalebook.report.pages import claims_page
+from scalebook.report.pages import published_page
 
 
 def words(fragment: Any) -> str:
@@ -22,57 +22,59 @@ def own(folder: Path, name: str, text: str) -> None:
 
 
 def test_the_samples_are_audited_and_said_to_be_samples(tmp_path: Path) -> None:
-    found, problems = claims_page.audits(tmp_path)
+    found, problems = published_page.audits(tmp_path)
     assert len(found) == len(samples())
     assert not problems
-    text = words(claims_page.overview(tmp_path, found, problems))
+    text = words(published_page.claims_overview(tmp_path, found, problems))
     assert "not figures of these runs" in text
     for one in found:
         wrong = one.counts()["contradicts"]
         assert not wrong or f"{wrong} contradict" in text
-    assert "all sources" in words(claims_page.verdicts(found))
+    assert "all sources" in words(published_page.verdicts(found))
 
 
 def test_the_sparse_peak_is_found_with_the_value_that_should_stand_there(tmp_path: Path) -> None:
     """463 of 989.4 TFLOP/s are 46.8 %; the example claims 23.4 % of the sparse peak."""
     own(tmp_path, "mine.toml", sample_text("example"))
-    found, _ = claims_page.audits(tmp_path)
-    rows = [row for row in claims_page._wrong(found) if row["stated"] == "23.4%"]
+    found, _ = published_page.audits(tmp_path)
+    rows = [row for row in published_page._wrong(found) if row["stated"] == "23.4%"]
     assert rows
-    assert any(claims_page._expected(row).startswith("46.8") for row in rows)
-    html = str(claims_page.contradictions(found).html)
-    assert html.count("<tr ") == len(list(claims_page._wrong(found)))
-    assert "folder claims beside the runs" in words(claims_page.overview(tmp_path, found, ()))
+    assert any(published_page._expected(row).startswith("46.8") for row in rows)
+    html = str(published_page.contradictions(found).html)
+    assert html.count("<tr ") == len(list(published_page._wrong(found)))
+    assert "folder claims beside the runs" in words(
+        published_page.claims_overview(tmp_path, found, ())
+    )
 
 
 def test_a_file_that_is_no_claims_file_is_listed_and_stops_nothing(tmp_path: Path) -> None:
     own(tmp_path, "good.toml", sample_text("example"))
     own(tmp_path, "bad<b>.toml", "rows = [")
-    found, problems = claims_page.audits(tmp_path)
+    found, problems = published_page.audits(tmp_path)
     assert len(found) == 1
-    html = str(claims_page.overview(tmp_path, found, problems).html)
+    html = str(published_page.claims_overview(tmp_path, found, problems).html)
     assert "bad&lt;b&gt;.toml" in html
     assert str(tmp_path) not in html
 
 
 def test_only_bad_files_leave_sentences(tmp_path: Path) -> None:
     own(tmp_path, "bad.toml", "rows = [")
-    found, _ = claims_page.audits(tmp_path)
-    assert "No file of claims" in words(claims_page.verdicts(found))
-    assert "No claim contradicts" in words(claims_page.contradictions(found))
+    found, _ = published_page.audits(tmp_path)
+    assert "No file of claims" in words(published_page.verdicts(found))
+    assert "No claim contradicts" in words(published_page.contradictions(found))
 
 
 def test_a_hostile_label_stays_text(tmp_path: Path) -> None:
     evil = "<img src=x onerror=alert(1)>"
     text = sample_text("example").replace("the same, sparse peak", evil)
     own(tmp_path, "evil.toml", text.replace("An example", evil))
-    found, problems = claims_page.audits(tmp_path)
+    found, problems = published_page.audits(tmp_path)
     html = "".join(
         str(part.html)
         for part in (
-            claims_page.overview(tmp_path, found, problems),
-            claims_page.verdicts(found),
-            claims_page.contradictions(found),
+            published_page.claims_overview(tmp_path, found, problems),
+            published_page.verdicts(found),
+            published_page.contradictions(found),
         )
     )
     assert "<img" not in html

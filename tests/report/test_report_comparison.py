@@ -16,7 +16,7 @@ from scalebook.report.base.comparisons import Member, Pair
 from scalebook.report.base.frames import load
 from scalebook.report.base.markup import Markup
 from scalebook.report.base.stated import Stated, read_stated
-from scalebook.report.pages import ablation, ablation_page, comparison_page
+from scalebook.report.pages import comparison_page
 
 MI300X = "AMD Instinct MI300X OAM"
 EVIL = "<img src=x onerror=alert(1)>"
@@ -197,7 +197,9 @@ def test_no_run_at_all_is_a_sentence(tmp_path: Path) -> None:
     write_run(tmp_path, "none", config(), status="failed", reason="It broke.")
     items, found = compared(tmp_path)
     assert "nothing to compare" in words(comparison_page.overview(items, found))
-    assert "No two runs differ" in words(ablation_page.overview(ablation.ablations(items)))
+    assert "No two runs differ" in words(
+        comparison_page.ablation_overview(comparison_page.ablations(items))
+    )
     assert "No group" in words(comparison_page.against_best(load(tmp_path)))
 
 
@@ -236,7 +238,7 @@ def switched(tmp_path: Path) -> Path:
 
 
 def test_the_optimised_run_is_the_one_that_others_differ_from_in_one_switch(switched: Path) -> None:
-    (found,) = ablation.ablations(comparison_page.runs_of(load(switched)))
+    (found,) = comparison_page.ablations(comparison_page.runs_of(load(switched)))
     assert [item.row["run_id"] for item in found.optimised] == ["on"]
     assert [item.name for item in found.switches] == ["fused_attention", "fused_norm"]
     assert found.plain is not None
@@ -245,22 +247,22 @@ def test_the_optimised_run_is_the_one_that_others_differ_from_in_one_switch(swit
 
 def test_a_switch_is_worth_the_ratio_of_the_rates_with_its_interval(switched: Path) -> None:
     items = comparison_page.runs_of(load(switched))
-    (found,) = ablation.ablations(items)
+    (found,) = comparison_page.ablations(items)
     attention, norm = (item.verdict for item in found.switches)
     assert attention is not None and norm is not None
     assert attention.word == "faster"
     assert attention.low < 1.5 < attention.high
     assert norm.word == "cannot tell"
-    text = words(ablation_page.overview((found,)))
+    text = words(comparison_page.ablation_overview((found,)))
     assert "Surely worth having: fused attention: on, not off" in text
     assert "do not tell what is better in: fused norm: on or off" in text
 
 
 def test_the_chart_of_switches_shows_what_the_table_holds(switched: Path) -> None:
-    found = ablation.ablations(comparison_page.runs_of(load(switched)))
-    figures, bars = ablation_page.worth(found), ablation_page.bars(found)
+    found = comparison_page.ablations(comparison_page.runs_of(load(switched)))
+    figures, bars = comparison_page.worth(found), comparison_page.bars(found)
     assert figures is not None and bars is not None
-    html = str(ablation_page.switches(found).html)
+    html = str(comparison_page.switches(found).html)
     values = list(rows_of(figures.parts[0][1].spec()))
     assert {row["label"] for row in values} == {item.label for item in found[0].switches}
     for row in values:
@@ -274,12 +276,12 @@ def test_a_switch_left_open_on_both_sides_is_no_change(tmp_path: Path) -> None:
     for name, ran in (("a", "on"), ("b", "off")):
         seen = {"fused_norm": ran}
         write_run(tmp_path, name, job("h100"), device=H100, observed=seen)
-    assert ablation.ablations(comparison_page.runs_of(load(tmp_path))) == ()
+    assert comparison_page.ablations(comparison_page.runs_of(load(tmp_path))) == ()
 
 
 def switches_of(folder: Path) -> dict[str, set[str]]:
     """Return the runs with one switch changed by the name of their ablation."""
-    found = ablation.ablations(comparison_page.runs_of(load(folder)))
+    found = comparison_page.ablations(comparison_page.runs_of(load(folder)))
     return {one.name: {item.pair.b[0].row["run_id"] for item in one.switches} for one in found}
 
 

@@ -9,10 +9,11 @@ import polars as pl
 import pytest
 from simulated import H100, config, write_run, write_sample
 
-from scalebook.report.base import scaling_series, sections
+from scalebook.report.base import scaling_series as series
+from scalebook.report.base import sections
 from scalebook.report.base.frames import ReportData, load
 from scalebook.report.base.markup import Markup
-from scalebook.report.pages import findings, front, studies, winners
+from scalebook.report.pages import front, run_findings, studies
 
 EVIL = "<img src=x onerror=alert(1)>"
 
@@ -27,7 +28,7 @@ def words(fragment: object) -> str:
 def test_the_winner_is_the_first_row_of_the_table(tmp_path: Path) -> None:
     data = load(write_sample(tmp_path))
     for _, runs in data.completed.group_by("group", maintain_order=True):
-        sentences = words(" ".join(findings.group_findings(runs)))
+        sentences = words(" ".join(run_findings.group_findings(runs)))
         first = runs.row(0, named=True)
         best = runs.sort("rate", descending=True).row(0, named=True)
         assert first["run_id"] == best["run_id"]
@@ -40,7 +41,7 @@ def test_a_winner_has_its_number_interval_unit_and_run(tmp_path: Path) -> None:
     write_run(tmp_path, "slow", config(world_size=2), seconds=0.4)
     write_run(tmp_path, "fast", config(world_size=2, tensor_parallel_size=2), seconds=0.1)
     data = load(tmp_path)
-    text = words(findings.findings(data))
+    text = words(run_findings.findings(data))
     fast, slow = data.runs["tokens_per_second"]
     rate = rf"{fast:,.0f} ± \d+ tokens/s"
     assert re.search(rf"TP2 on 2 processes \(fast\) is the fastest of 2 runs, with {rate}", text)
@@ -50,7 +51,7 @@ def test_a_winner_has_its_number_interval_unit_and_run(tmp_path: Path) -> None:
 
 def test_gpus_are_ranked_each_and_cpu_processes_in_total(tmp_path: Path) -> None:
     write_sample(tmp_path)
-    text = words(findings.findings(load(tmp_path)))
+    text = words(run_findings.findings(load(tmp_path)))
     assert "TP2 DP4 on 8 GPUs (h100-tp2-8) is the fastest of 3 runs" in text
     assert "DP2 on 2 processes (cpu-dp2) is the fastest of 4 runs" in text
 
@@ -59,7 +60,7 @@ def test_repeats_of_a_configuration_are_told_with_model_platform_and_length(tmp_
     for i, seconds in enumerate((0.1, 0.101)):
         write_run(tmp_path, f"r{i}", config(world_size=2, repeat=i), seconds=seconds, steps=60)
     write_run(tmp_path, "tp2", config(world_size=2, tensor_parallel_size=2), seconds=0.3)
-    text = words(findings.findings(load(tmp_path)))
+    text = words(run_findings.findings(load(tmp_path)))
     group = "tiny-llama on cpu (fp32, sequence 128, simulated)"
     assert f"{group}: 2 repeats of DP2 on 2 processes (r0, r1) together reached" in text
     assert "DP2 on 2 processes (r0, r1) is the fastest of 3 runs" in text
@@ -83,7 +84,7 @@ def test_a_spread_over_commits_of_the_trainer_says_so(
         write_run(tmp_path, f"r{i}", made, seconds=0.1 + i, environment={"git_commit": commit})
     newest = {"environment": {"git_commit": "c" * 40}, "started_at": "2026-01-02T00:00:00Z"}
     write_run(tmp_path, "later", config(model="tiny-moe"), **newest)
-    text = words(findings.findings(load(tmp_path)))
+    text = words(run_findings.findings(load(tmp_path)))
     assert said in text
     assert ("commit" in text) is bool(said)
 
@@ -101,87 +102,49 @@ def test_losses_of_one_training_are_compared(tmp_path: Path) -> None:
 
 
 def test_the_largest_total_is_named_where_it_is_another_run(tmp_path: Path) -> None:
-    text = words(findings.findings(load(write_sample(tmp_path))))
+    text = words(run_findings.findings(load(write_sample(tmp_path))))
     # 30 steps show no rare spike, so the interval reaches further down than up
     total = r"The most in total is [\d,]+ tokens/s \([\d,]+ to [\d,]+\)"
     assert re.search(rf"{total}, with TP2 DP16 on 32 GPUs \(h100-tp2-32\)", text)
 
 
-def test_repeats_of_the_only_configuration_are_told_from_fastest_to_slowest(tmp_path: Path) -> None:
-    for i, seconds in enumerate((0.1, 0.1, 0.125)):
-        write_run(tmp_path, f"r{i}", config(world_size=2, repeat=i), seconds=seconds, steps=60)
-    data = load(tmp_path)
-    rates = data.runs["tokens_per_second"]
-    apart = f"{100 * (1 - min(rates) / max(rates)):.2g}"
-    text = words(findings.findings(data))
-    assert "3 runs of one configuration, DP2 on 2 processes (r0, r1, r2), together reached" in text
-    assert f"; the slowest is {apart} % below the fastest." in text
-    assert 18 < float(apart) < 22  # 1 - 0.1 / 0.125
-    assert "is the fastest of" not in text
-    assert "repeats of DP2" not in text  # said once
-
-
-def test_three_configurations_have_a_first_a_second_and_a_slowest(tmp_path: Path) -> None:
-    splits = ({}, {"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2})
-    for name, split, seconds in zip("abc", splits, (0.2, 0.1, 0.102), strict=True):
-        write_run(tmp_path, name, config(world_size=2, **split), seconds=seconds)
-    text = words(findings.findings(load(tmp_path)))
-    assert "TP2 on 2 processes (b) is the fastest of 3 runs" in text
-    second = r"Against the second, PP2[^(]* on 2 processes \(c\), these runs do not settle which"
-    assert re.search(second, text)
-    spread = re.search(r"The slowest, DP2 on 2 processes \(a\), .* a spread of ([\d.]+)×", text)
-    assert spread is not None
-    assert float(spread[1]) == pytest.approx(2, rel=0.03)
-    assert "The most in total" not in text  # of processes of one number the fastest has the most
-
-
-def test_peaks_are_told_once_each_in_the_order_of_the_runs() -> None:
-    devices = [f"device {n * 37 % 61}" for n in range(61)]
-    rows = [
-        {"mfu": mfu, "flops_convention": "six_n", "peak_precision": "bf16", "accelerator": name,
-         "peak_tflops_per_second": 989.4}
-        for name in devices for mfu in (0.5, 0.4)
-    ]  # fmt: skip
-    told = [words(one) for one in winners.peaks(pl.DataFrame([*rows, rows[0] | {"mfu": None}]))]
-    assert [re.search(r"MFU on (device \d+) ", one)[1] for one in told] == devices
-    assert "is by six_n over its dense bf16 peak of 989.4 TFLOP/s" in told[0]
-
-
 def test_overlapping_intervals_settle_no_winner(tmp_path: Path) -> None:
     write_run(tmp_path, "a", config(world_size=2), seconds=0.1)
     write_run(tmp_path, "b", config(world_size=2, tensor_parallel_size=2), seconds=0.1001)
-    assert "do not settle which of the two is faster" in words(findings.findings(load(tmp_path)))
+    assert "do not settle which of the two is faster" in words(
+        run_findings.findings(load(tmp_path))
+    )
 
 
 def test_clear_intervals_do_not_hedge(tmp_path: Path) -> None:
     write_run(tmp_path, "a", config(world_size=2), seconds=0.1)
     write_run(tmp_path, "b", config(world_size=2, tensor_parallel_size=2), seconds=0.2)
-    assert "do not settle" not in words(findings.findings(load(tmp_path)))
+    assert "do not settle" not in words(run_findings.findings(load(tmp_path)))
 
 
 def test_simulated_runs_are_never_ranked_against_measured_ones(tmp_path: Path) -> None:
     write_run(tmp_path, "own", config(), seconds=0.2, source="measured")
     write_run(tmp_path, "made-up", config(), seconds=0.1)
-    text = words(findings.findings(load(tmp_path)))
+    text = words(run_findings.findings(load(tmp_path)))
     assert text.count("one run") == 2
     assert "spread" not in text
     assert "[simulated]" not in words(front.screen(load(tmp_path)))
 
 
 def test_failed_runs_are_counted_with_their_reason(tmp_path: Path) -> None:
-    text = words(findings.findings(load(write_sample(tmp_path))))
+    text = words(run_findings.findings(load(write_sample(tmp_path))))
     assert "1 run ended as out of memory: h100-oom (GPU 3 ran out of memory in step 1" in text
 
 
 def test_no_completed_run_names_no_winner(tmp_path: Path) -> None:
     write_run(tmp_path, "a", config(), status="failed", steps=0, reason="It broke.")
-    text = words(findings.findings(load(tmp_path)))
+    text = words(run_findings.findings(load(tmp_path)))
     assert text.startswith("No run completed with a throughput")
     assert "1 run ended as failed: a (It broke)." in text
 
 
 def test_cpu_numbers_and_missing_mfu_come_with_a_warning(tmp_path: Path) -> None:
-    text = words(findings.warnings(load(write_sample(tmp_path))))
+    text = words(run_findings.warnings(load(write_sample(tmp_path))))
     assert "no result about any accelerator" in text
     assert "9 runs are simulated, not measured here" in text
     assert "5 runs have no MFU. A CPU has no peak in the catalog" in text
@@ -190,14 +153,14 @@ def test_cpu_numbers_and_missing_mfu_come_with_a_warning(tmp_path: Path) -> None
 def test_good_gpu_runs_come_without_a_warning(tmp_path: Path) -> None:
     made = config(platform="h100", model="llama3.1-8b", precision="bf16", sequence_length=8192)
     write_run(tmp_path, "a", made, seconds=12, device=H100, source="measured")
-    assert str(findings.warnings(load(tmp_path)).html) == ""
+    assert str(run_findings.warnings(load(tmp_path)).html) == ""
 
 
 def test_a_short_window_and_an_impossible_mfu_are_warned_of(tmp_path: Path) -> None:
     made = config(platform="h100", model="llama3.1-8b", precision="bf16", sequence_length=8192)
     write_run(tmp_path, "short", made, seconds=12, steps=8, device=H100, source="measured")
     write_run(tmp_path, "wrong", made, seconds=0.01, device=H100, source="measured")
-    text = words(findings.warnings(load(tmp_path)))
+    text = words(run_findings.warnings(load(tmp_path)))
     assert "1 throughput without an interval (short): Too short to say: 3 steps" in text
     assert "wrong counts nowhere. Void: " in text
 
@@ -207,8 +170,8 @@ def test_unreadable_directories_are_told_on_the_page(tmp_path: Path) -> None:
     write_run(tmp_path, "b", config())
     (tmp_path / "b" / "record.json").write_text("no json")
     data = load(tmp_path)
-    assert "1 part of the run files could not be read" in words(findings.warnings(data))
-    assert "b/record.json cannot be read" in words(findings.unreadable(data))
+    assert "1 part of the run files could not be read" in words(run_findings.warnings(data))
+    assert "b/record.json cannot be read" in words(run_findings.unreadable(data))
 
 
 def test_a_loss_that_rises_is_named(tmp_path: Path) -> None:
@@ -230,11 +193,11 @@ def test_markup_in_names_stays_text_in_every_sentence(tmp_path: Path) -> None:
     write_run(tmp_path, "a", evil, run_id=EVIL)
     write_run(tmp_path, "b", config(model=EVIL), status="failed", reason=EVIL, run_id="b" + EVIL)
     data = load(tmp_path)
-    found = scaling_series.scaling_series(data.completed)
+    found = series.scaling_series(data.completed)
     for fragment in (
-        *(front.screen(data), studies.page(data), findings.folded(data)),
-        *(findings.failed(data), sections.throughput(data), sections.mfu(data)),
-        *(sections.loss(data), scaling_series.not_enough(data, found)),
+        *(front.screen(data), studies.page(data), run_findings.folded(data)),
+        *(run_findings.failed(data), sections.throughput(data), sections.mfu(data)),
+        *(sections.loss(data), series.not_enough(data, found)),
     ):
         assert "<img" not in str(fragment.html)
 
@@ -243,24 +206,24 @@ def test_speedup_and_efficiency_are_against_the_fastest_smallest_run(tmp_path: P
     write_run(tmp_path, "base", config(global_batch_size=8), seconds=0.2)
     write_run(tmp_path, "slower-base", config(global_batch_size=8, seed=1), seconds=0.4)
     write_run(tmp_path, "two", config(world_size=2, global_batch_size=16), seconds=0.25)
-    (found,) = scaling_series.scaling_series(load(tmp_path).completed)
+    (found,) = series.scaling_series(load(tmp_path).completed)
     assert found.base["run_id"] == "base"
     two = found.points.row(by_predicate=pl.col("run_id") == "two", named=True)
     ratio = two["tokens_per_second"] / found.base["tokens_per_second"]
     assert two["speedup"] == ratio
     assert two["scaling_efficiency"] == ratio / 2
     assert two["kind"] == "weak"
-    text = words(scaling_series.scaling_findings([found]))
+    text = words(series.scaling_findings([found]))
     assert f"{ratio:.2f} times the base where 2 would be ideal" in text
-    assert "Two sizes give a ratio and no trend" in words(scaling_series.law_note([found]))
+    assert "Two sizes give a ratio and no trend" in words(series.law_note([found]))
 
 
 def test_one_size_says_that_it_is_not_enough(tmp_path: Path) -> None:
     write_run(tmp_path, "a", config())
     data = load(tmp_path)
-    assert scaling_series.scaling_series(data.completed) == ()
-    assert "Not enough sizes: tiny-llama on cpu" in words(scaling_series.not_enough(data, ()))
-    assert "more than one size" in words(scaling_series.scaling_findings(()))
+    assert series.scaling_series(data.completed) == ()
+    assert "Not enough sizes: tiny-llama on cpu" in words(series.not_enough(data, ()))
+    assert "more than one size" in words(series.scaling_findings(()))
 
 
 def test_a_run_of_unknown_size_breaks_no_sentence(tmp_path: Path) -> None:
@@ -271,7 +234,7 @@ def test_a_run_of_unknown_size_breaks_no_sentence(tmp_path: Path) -> None:
         world_size=gone.cast(pl.Int64), rate=gone.cast(pl.Float64), platform=pl.lit("h100")
     )
     unknown = ReportData(data.folder, runs, data.steps, {}, {}, ())
-    assert "of how many ranks is not recorded" in words(findings.findings(unknown))
+    assert "of how many ranks is not recorded" in words(run_findings.findings(unknown))
     assert words(sections.throughput(unknown))
     assert words(front.screen(unknown))
 
@@ -279,7 +242,7 @@ def test_a_run_of_unknown_size_breaks_no_sentence(tmp_path: Path) -> None:
 def test_what_records_note_is_told_once_with_its_runs(tmp_path: Path) -> None:
     for name in ("a", "b"):
         write_run(tmp_path, name, config(), notes=(f"precision ran as fp32. {EVIL}",))
-    notes = findings.notes(load(tmp_path))
+    notes = run_findings.notes(load(tmp_path))
     assert f"precision ran as fp32. {EVIL} (a, b)" in words(notes).replace("&lt;", "<")
     assert str(notes.html).count("<li>") == 1
     assert "<img" not in str(notes.html)

@@ -11,7 +11,7 @@ from simulated import config, write_run
 from scalebook.audit import audit, parse_claims
 from scalebook.report.base import stated
 from scalebook.report.base.frames import load
-from scalebook.report.pages import claims_page, cost_page
+from scalebook.report.pages import cost_page, published_page
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def shown(root: Path) -> list[str]:
 
 
 def test_the_documentation_shows_the_samples_of_the_pages(shown: list[str]) -> None:
-    assert shown == [stated.SAMPLE, claims_page.SAMPLE]
+    assert shown == [stated.SAMPLE, published_page.SAMPLE]
 
 
 def test_every_input_that_can_be_stated_is_in_the_sample_and_read(tmp_path: Path) -> None:
@@ -34,13 +34,13 @@ def test_every_input_that_can_be_stated_is_in_the_sample_and_read(tmp_path: Path
 
 
 def test_the_sample_of_claims_can_be_audited() -> None:
-    counts = audit(parse_claims(claims_page.SAMPLE, "slides.toml")).counts()
+    counts = audit(parse_claims(published_page.SAMPLE, "slides.toml")).counts()
     assert counts["contradicts"] == 1  # its MFU is over the peak with sparsity
 
 
 def test_both_pages_show_their_sample_to_copy(tmp_path: Path) -> None:
     write_run(tmp_path, "a", config())
     cost = str(cost_page.overview(load(tmp_path), stated.read_stated(tmp_path)).html)
-    claims = str(claims_page.overview(tmp_path, *claims_page.audits(tmp_path)).html)
+    claims = str(published_page.claims_overview(tmp_path, *published_page.audits(tmp_path)).html)
     assert "watts_per_gpu = 900" in cost
     assert "slides.toml" in claims

@@ -13,7 +13,7 @@ from test_report_findings import words
 
 from scalebook.report.base import frames
 from scalebook.report.base.frames import ReportData, load
-from scalebook.report.pages import memory_map, memory_page
+from scalebook.report.pages import memory_page
 
 BIG: dict[str, Any] = {
     "platform": "h100", "model": "llama3.1-8b", "precision": "bf16", "sequence_length": 4096,
@@ -101,13 +101,13 @@ def test_a_run_that_ran_out_is_held_against_the_prediction(data: ReportData) -> 
 
 
 def test_a_map_tells_shown_inferred_and_predicted_apart(data: ReportData) -> None:
-    ((_, places),) = memory_map.maps(data)
+    ((_, places),) = memory_page.maps(data)
     kinds = {row["micro"]: (row["kind"], row["verdict"]) for row in places.iter_rows(named=True)}
     assert kinds["1"] == ("shown by a run", "fits")
     assert kinds["8"] == ("shown by a run", "out of memory")
     assert kinds["4"][0] == "predicted"
-    assert "shown by runs" in words(memory_map.findings(data))
-    figures = memory_map.figures(data)
+    assert "shown by runs" in words(memory_page.map_findings(data))
+    figures = memory_page.figures(data)
     assert figures is not None
     scale = figures.parts[0][1].spec()["layer"][0]["encoding"]["fillOpacity"]["scale"]
     alphas = dict(zip(scale["domain"], scale["range"], strict=True))
@@ -115,19 +115,19 @@ def test_a_map_tells_shown_inferred_and_predicted_apart(data: ReportData) -> Non
 
 
 def test_the_frontier_is_before_the_first_place_that_ran_out(data: ReportData) -> None:
-    ((_, places),) = memory_map.maps(data)
+    ((_, places),) = memory_page.maps(data)
     out = [
         int(row["micro"]) for row in places.iter_rows(named=True)
         if row["verdict"] == "out of memory"
     ]  # fmt: skip
-    frontier = memory_map.frontier(places).to_dicts()
+    frontier = memory_page.frontier(places).to_dicts()
     assert [int(row["micro"]) for row in frontier] == [min(out)]
 
 
 def test_configurations_that_disagree_in_one_place_are_not_averaged(tmp_path: Path) -> None:
     write(tmp_path, "small", 50.0)
     write(tmp_path, "large", None, "out_of_memory", global_batch_size=64)
-    ((_, places),) = memory_map.maps(load(tmp_path))
+    ((_, places),) = memory_page.maps(load(tmp_path))
     assert places.row(0, named=True)["verdict"] == "both"
     assert places.row(0, named=True)["runs"] == 2
 
@@ -147,18 +147,18 @@ def test_a_run_without_a_known_model_has_no_prediction_and_a_reason(tmp_path: Pa
 def test_no_run_is_a_sentence_and_not_an_error(tmp_path: Path) -> None:
     data = empty(tmp_path)
     assert "No completed run has both" in words(memory_page.findings(data))
-    assert "there is no map" in words(memory_map.findings(data))
+    assert "there is no map" in words(memory_page.map_findings(data))
     assert memory_page.scatter(data) is None
     assert memory_page.bars(data) is None
-    assert memory_map.figures(data) is None
-    assert words(memory_page.parts_table(data)) == words(memory_map.cells_table(data)) == ""
+    assert memory_page.figures(data) is None
+    assert words(memory_page.parts_table(data)) == words(memory_page.cells_table(data)) == ""
 
 
 def test_every_chart_compiles_to_a_picture_and_says_what_it_shows(tmp_path: Path) -> None:
     data = load(write_sample(tmp_path))
     write(tmp_path, "micro2", 60.0, micro_batch_size=2)
     scatter, bars, maps = (
-        memory_page.scatter(data), memory_page.bars(data), memory_map.figures(data)
+        memory_page.scatter(data), memory_page.bars(data), memory_page.figures(data)
     )  # fmt: skip
     assert scatter is not None
     assert bars is not None

@@ -10,10 +10,12 @@ import pytest
 from simulated import H100, config, write_run, write_sample
 from test_report_findings import words
 
-from scalebook.report.base import frames, html_tables, scaling_series, sections
+from scalebook.report.base import frames, sections
+from scalebook.report.base import html_tables as tables
+from scalebook.report.base import scaling_series as series
 from scalebook.report.base.frames import load
 from scalebook.report.base.versus import Configuration, configurations, verdict_on
-from scalebook.report.pages import comparison_page, findings, peak_page
+from scalebook.report.pages import comparison_page, peak_page, run_findings
 
 BIG: dict[str, Any] = {
     "platform": "h100", "model": "llama3.1-8b", "precision": "bf16", "sequence_length": 4096,
@@ -148,7 +150,7 @@ def test_repeats_are_one_rate_and_one_name_on_every_page(tmp_path: Path) -> None
     items = comparison_page.runs_of(data)
     pairs = comparison_page.pairs(items)
     compared = words(comparison_page.overview(items, pairs))
-    for text in (words(findings.findings(data)), words(peak_page.findings(data))):
+    for text in (words(run_findings.findings(data)), words(peak_page.findings(data))):
         assert said in text
         assert "DP8 on 8 GPUs (h-0, h-1; without an interval and left out: h-2)" in text
         assert "repeat 2" not in text
@@ -226,10 +228,10 @@ def test_runs_of_an_unknown_model_or_platform_are_ranked_and_scaled_nowhere(
     data = load(tmp_path)
     assert data.runs["group"].n_unique() == 5
     assert data.ranked["run_id"].to_list() == ["known"]
-    assert scaling_series.scaling_series(data.completed) == ()
+    assert series.scaling_series(data.completed) == ()
     assert peak_page.best(data)["run_id"].to_list() == ["known"]
-    texts = [words(page) for page in (peak_page.findings(data), findings.findings(data),
-        sections.throughput(data), scaling_series.not_enough(data, ()))]  # fmt: skip
+    texts = [words(page) for page in (peak_page.findings(data), run_findings.findings(data),
+        sections.throughput(data), series.not_enough(data, ()))]  # fmt: skip
     for text in texts:
         assert "2 runs are not compared with any other: the model is unknown" in text
         assert "2 runs are not compared with any other: the platform is unknown" in text
@@ -263,11 +265,7 @@ def test_precision_and_sequence_are_in_the_main_tables(tmp_path: Path) -> None:
     made = config(**BIG | {"precision": "fp8"})
     write_run(tmp_path, "eight-bit", made, seconds=3.0, device=H100, source="measured")
     data = load(tmp_path)
-    shown = (
-        html_tables.overview(data.runs),
-        html_tables.all_runs(data.runs),
-        peak_page.best_table(data),
-    )
+    shown = (tables.overview(data.runs), tables.all_runs(data.runs), peak_page.best_table(data))
     for page in shown:
         html = str(page.html)
         assert '<td class="txt" data-value="fp8">FP8</td>' in html

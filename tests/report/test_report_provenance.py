@@ -10,7 +10,7 @@ from simulated import config, write_run
 
 from scalebook.report.base.frames import load
 from scalebook.report.base.markup import Markup
-from scalebook.report.pages import provenance_page
+from scalebook.report.pages import method_page
 
 
 def words(fragment: Any) -> str:
@@ -31,7 +31,7 @@ def made(folder: Path, name: str, torch: str, **more: Any) -> None:
 def test_each_run_shows_command_versions_variables_commit_and_how_to_repeat(tmp_path: Path) -> None:
     made(tmp_path, "one", "2.11.0")
     data = load(tmp_path)
-    text = words(provenance_page.runs(data, provenance_page.read(data)))
+    text = words(method_page.runs(data, method_page.read(data)))
     for part in ("abcdef1", "torch 2.11.0", "python 'a b'", "NCCL_DEBUG=WARN"):
         assert part in text
     assert "scalebook reproduce one" in text
@@ -40,7 +40,7 @@ def test_each_run_shows_command_versions_variables_commit_and_how_to_repeat(tmp_
 def test_what_is_not_equal_between_runs_is_listed_with_its_counts(tmp_path: Path) -> None:
     for name, torch in (("a", "2.11.0"), ("b", "2.11.0"), ("c", "2.13.0")):
         made(tmp_path, name, torch)
-    text = words(provenance_page.unequal(provenance_page.read(load(tmp_path))))
+    text = words(method_page.unequal(method_page.read(load(tmp_path))))
     assert "2.11.0 (2 runs); 2.13.0 (1 run)" in text
     assert "git_commit" not in text
 
@@ -48,7 +48,7 @@ def test_what_is_not_equal_between_runs_is_listed_with_its_counts(tmp_path: Path
 def test_equal_runs_are_said_to_be_equal(tmp_path: Path) -> None:
     made(tmp_path, "a", "2.11.0")
     made(tmp_path, "b", "2.11.0")
-    text = words(provenance_page.unequal(provenance_page.read(load(tmp_path))))
+    text = words(method_page.unequal(method_page.read(load(tmp_path))))
     assert "are equal over the runs" in text
 
 
@@ -57,25 +57,23 @@ def test_a_broken_directory_is_listed_with_its_reason(tmp_path: Path) -> None:
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "record.json").write_text("{")
     data = load(tmp_path)
-    assert "bad/record.json cannot be read" in words(provenance_page.broken(data))
-    assert "1 part of the run files" in words(
-        provenance_page.overview(data, provenance_page.read(data))
-    )
+    assert "bad/record.json cannot be read" in words(method_page.broken(data))
+    assert "1 part of the run files" in words(method_page.overview(data, method_page.read(data)))
 
 
 def test_only_broken_directories_leave_sentences(tmp_path: Path) -> None:
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "record.json").write_text("{")
     data = load(tmp_path)
-    found = provenance_page.read(data)
-    assert "No run could be read" in words(provenance_page.overview(data, found))
-    assert words(provenance_page.runs(data, found)) == ""
+    found = method_page.read(data)
+    assert "No run could be read" in words(method_page.overview(data, found))
+    assert words(method_page.runs(data, found)) == ""
 
 
 def test_a_simulated_run_has_no_command_to_repeat_it(tmp_path: Path) -> None:
     made(tmp_path, "one", "2.11.0", source="simulated")
     data = load(tmp_path)
-    text = words(provenance_page.runs(data, provenance_page.read(data)))
+    text = words(method_page.runs(data, method_page.read(data)))
     assert "no command of Scalebook made it" in text
 
 
@@ -85,8 +83,8 @@ def test_markup_in_ids_commands_and_variables_is_text(tmp_path: Path) -> None:
     made(tmp_path, "x", "1", run_id=evil, command=(evil,), environment=environment)
     made(tmp_path, "y", "2")
     data = load(tmp_path)
-    found = provenance_page.read(data)
-    html = str(provenance_page.runs(data, found).html) + str(provenance_page.unequal(found).html)
+    found = method_page.read(data)
+    html = str(method_page.runs(data, found).html) + str(method_page.unequal(found).html)
     assert "<img" not in html
     assert "&lt;img" in html
 
@@ -95,8 +93,8 @@ def test_a_commit_that_is_no_text_counts_as_none(tmp_path: Path) -> None:
     for name, commit in (("list", [1]), ("mapping", {}), ("text", "a" * 40)):
         write_run(tmp_path, name, config(), environment={"git_commit": commit})
     data = load(tmp_path)
-    found = provenance_page.read(data)
-    text = words(provenance_page.overview(data, found))
+    found = method_page.read(data)
+    text = words(method_page.overview(data, found))
     assert "3 runs of 1 commit" in text
     assert "2 runs record no commit" in text
-    assert "aaaaaaaaaaaa" in words(provenance_page.runs(data, found))
+    assert "aaaaaaaaaaaa" in words(method_page.runs(data, found))

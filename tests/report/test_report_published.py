@@ -14,9 +14,9 @@ from scalebook.facts import catalog
 from scalebook.facts.flops import DEFAULT_CONVENTION, flops_per_token
 from scalebook.report.base.frames import load
 from scalebook.report.base.markup import Markup
-from scalebook.report.pages import published
+from scalebook.report.pages import published_page
 
-OTHERS = published.results()
+OTHERS = published_page.results()
 
 
 def marks(html: str) -> int:
@@ -40,7 +40,7 @@ def ours(folder: Path, **record: Any) -> tuple[Any, ...]:
         tensor_parallel_size=2,
     )
     write_run(folder, "h100-run", settings, seconds=7.0, device=H100, **record)
-    return published.own(load(folder))
+    return published_page.own(load(folder))
 
 
 def test_megatron_claims_agree_with_the_count_of_their_own_tokens() -> None:
@@ -62,7 +62,7 @@ def test_a_claim_without_tokens_is_converted_from_its_convention() -> None:
         flops_convention="full_attention",
         mtp_layers=0,
     )
-    value, how = published.counted(bare)
+    value, how = published_page.counted(bare)
     shape, length = catalog.model("llama3.1-8b"), float(row.sequence_length or 0)
     ratio = flops_per_token(shape, length, DEFAULT_CONVENTION) / flops_per_token(
         shape, length, "full_attention"
@@ -86,7 +86,7 @@ def test_no_mfu_of_mixed_widths_and_none_above_the_peak() -> None:
 
 def test_the_sentence_counts_what_the_table_holds(tmp_path: Path) -> None:
     mine = ours(tmp_path)
-    text = words(published.overview(mine, OTHERS))
+    text = words(published_page.overview(mine, OTHERS))
     known = [row for row in OTHERS if row["tflops"] is not None]
     assert f"{len(known)} of {len(OTHERS)} published results" in text
     same = [
@@ -98,23 +98,23 @@ def test_the_sentence_counts_what_the_table_holds(tmp_path: Path) -> None:
     above = sum(value > mine[0]["tflops"] for value in same)
     assert f"{len(same)} published results of llama3.1-8b" in text
     assert f"{above} above ours" in text
-    assert marks(str(published.listing(mine, OTHERS).html)) == len(known)
+    assert marks(str(published_page.listing(mine, OTHERS).html)) == len(known)
 
 
 def test_published_rows_are_marked_in_the_table_and_the_chart(tmp_path: Path) -> None:
     mine = ours(tmp_path, source="measured")
-    html = str(published.listing(mine, OTHERS).html)
+    html = str(published_page.listing(mine, OTHERS).html)
     known = sum(row["tflops"] is not None for row in OTHERS)
     assert marks(html) == known
     assert "<strong>ours</strong>" in html
-    figure = published.chart(mine, OTHERS)
+    figure = published_page.chart(mine, OTHERS)
     assert figure is not None
     assert "triangle-up" in str(figure.spec())
     assert "1 of them ours" in figure.description
 
 
 def test_the_reader_filters_by_model_and_accelerator(tmp_path: Path) -> None:
-    figure = published.chart(ours(tmp_path), OTHERS)
+    figure = published_page.chart(ours(tmp_path), OTHERS)
     assert figure is not None
     menus = {item["name"]: item for item in figure.spec()["params"] if "bind" in item}
     for name in ("model", "accelerator"):
@@ -126,27 +126,27 @@ def test_the_reader_filters_by_model_and_accelerator(tmp_path: Path) -> None:
 
 def test_without_own_gpu_runs_the_page_says_so(tmp_path: Path) -> None:
     write_run(tmp_path, "cpu", config())
-    mine = published.own(load(tmp_path))
+    mine = published_page.own(load(tmp_path))
     assert mine == ()
-    assert "No run here is on a device" in words(published.overview(mine, OTHERS))
+    assert "No run here is on a device" in words(published_page.overview(mine, OTHERS))
 
 
 def test_a_model_cut_to_its_first_layers_is_not_set_next_to_whole_ones(tmp_path: Path) -> None:
     mine = ({**ours(tmp_path)[0], "model": "llama3.1-8b@8"},)
-    text = words(published.overview(mine, OTHERS))
+    text = words(published_page.overview(mine, OTHERS))
     assert "published results of llama3.1-8b" not in text
     assert "1 run of a model cut to its first layers (marked @) is only in the table" in text
-    figure = published.chart(mine, OTHERS)
+    figure = published_page.chart(mine, OTHERS)
     assert figure is not None
     assert "0 of them ours" in figure.description
-    assert "llama3.1-8b@8" in str(published.listing(mine, OTHERS).html)
+    assert "llama3.1-8b@8" in str(published_page.listing(mine, OTHERS).html)
 
 
 def test_a_hostile_name_or_address_is_text(tmp_path: Path) -> None:
     mine = ours(tmp_path, run_id="<script>alert(1)</script>")
     row = next(row for row in OTHERS if row["tflops"] is not None)
     bad = {**row, "where": "<b>x</b>", "url": "javascript:alert(1)"}
-    html = str(published.listing(mine, (bad,)).html)
+    html = str(published_page.listing(mine, (bad,)).html)
     assert "<script" not in html
     assert "<b>" not in html
     assert "javascript:" not in html

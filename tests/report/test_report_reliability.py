@@ -15,7 +15,7 @@ from scalebook.measure import reliability
 from scalebook.measure.reliability import CheckpointRecord, DrillRecord
 from scalebook.record import RunRecord, StepRecord
 from scalebook.report.base import frames
-from scalebook.report.pages import reliability_data, reliability_drills, reliability_page
+from scalebook.report.pages import reliability_page
 
 NOON = "2026-03-05T12:00:00.000+00:00"
 GIB = 2**30
@@ -66,8 +66,8 @@ def words(shown: Any) -> str:
     return re.sub(r"\s+", " ", text.replace("\u202f", " "))
 
 
-def found(folder: Path) -> reliability_data.Reliability:
-    return reliability_data.reliability(frames.load(folder))
+def found(folder: Path) -> reliability_page.Reliability:
+    return reliability_page.reliability(frames.load(folder))
 
 
 def test_runs_are_counted_by_status_and_failures_by_what_they_share(tmp_path: Path):
@@ -125,14 +125,14 @@ def test_without_checkpoints_and_drills_the_page_says_what_to_run(tmp_path: Path
     run(tmp_path, 1)
     nothing = found(tmp_path)
     assert "--set checkpoint_interval=10" in words(reliability_page.checkpoint_findings(nothing))
-    assert "scalebook drill trains, kills a rank" in words(reliability_drills.findings(nothing))
+    assert "scalebook drill trains, kills a rank" in words(reliability_page.findings(nothing))
     assert reliability_page.checkpoint_chart(nothing) is None
-    assert reliability_drills.chart(nothing) is None
+    assert reliability_page.chart(nothing) is None
 
 
 def test_a_drill_is_told_with_its_times_and_whether_the_losses_agree(tmp_path: Path):
     drilled(run(tmp_path, 1))
-    text = words(reliability_drills.findings(found(tmp_path)))
+    text = words(reliability_page.findings(found(tmp_path)))
     assert text.find("Recovered on cpu: rank 1 of tiny-llama") >= 0
     assert "died after step 7, between two saves." in text
     assert (
@@ -158,14 +158,14 @@ def test_a_drill_that_went_otherwise_is_said(
     changes: dict[str, Any], sentence: str, tmp_path: Path
 ):
     drilled(run(tmp_path, 1), **changes)
-    text = words(reliability_drills.findings(found(tmp_path)))
+    text = words(reliability_page.findings(found(tmp_path)))
     assert sentence in text
     assert ("Not recovered as it should" in text) is not changes.get("passed", True)
 
 
 def test_the_parts_in_the_chart_follow_one_another(tmp_path: Path):
     drilled(run(tmp_path, 1))
-    figure = reliability_drills.chart(found(tmp_path))
+    figure = reliability_page.chart(found(tmp_path))
     assert figure is not None
     parts = figure.spec()["data"]["values"]
     assert [part["begins"] for part in parts] == [0, 0.5, 2, 10, 14]
@@ -174,7 +174,7 @@ def test_the_parts_in_the_chart_follow_one_another(tmp_path: Path):
 
 def test_a_part_that_is_not_known_ends_the_time_line(tmp_path: Path):
     drilled(run(tmp_path, 1), build_seconds=None)
-    figure = reliability_drills.chart(found(tmp_path))
+    figure = reliability_page.chart(found(tmp_path))
     assert figure is not None
     assert len(figure.spec()["data"]["values"]) == 2
 

@@ -13,7 +13,7 @@ from scalebook.measure.verdicts import compare
 from scalebook.report.base.frames import load
 from scalebook.report.base.scaling_series import ScalingSeries, scaling_findings, scaling_series
 from scalebook.report.base.versus import estimate_of
-from scalebook.report.pages import scaling_law, scaling_page
+from scalebook.report.pages import scaling_page
 
 BIG: dict[str, Any] = {
     "platform": "h100", "model": "llama3.1-8b", "precision": "bf16", "sequence_length": 8192,
@@ -42,7 +42,7 @@ def test_weak_and_strong_scaling_are_told_apart(tmp_path: Path) -> None:
         write(tmp_path, gpus, 16.0, 16 * gpus)
         if gpus > 8:
             write(tmp_path, gpus, 16.0 * 8 / gpus, 128)
-    arms = scaling_law.arms(found(tmp_path))
+    arms = scaling_page.arms(found(tmp_path))
     assert {arm.kind: arm.sizes for arm in arms} == {"weak": [8, 16, 32], "strong": [8, 16, 32]}
     by_kind = {arm.kind: arm for arm in arms}
     assert {row["global_batch_size"] for row in by_kind["strong"].runs} == {128}
@@ -68,8 +68,8 @@ def test_runs_of_another_layout_or_batch_are_in_no_law(tmp_path: Path) -> None:
     write(tmp_path, 16, 17.0, 128 + 64, tensor_parallel_size=2)
     every = found(tmp_path)
     assert len(every) == 1
-    assert scaling_law.arms(every) == ()
-    assert "neither weak nor strong scaling can be told" in words(scaling_law.findings(every))
+    assert scaling_page.arms(every) == ()
+    assert "neither weak nor strong scaling can be told" in words(scaling_page.findings(every))
 
 
 def test_a_size_measured_with_another_switch_is_no_base_of_the_others(tmp_path: Path) -> None:
@@ -87,8 +87,8 @@ def test_a_size_measured_with_another_switch_is_no_base_of_the_others(tmp_path: 
 def test_a_law_names_its_base_and_its_projection_is_that_of_the_scaling_module(
     weak: tuple[ScalingSeries, ...],
 ) -> None:
-    (arm,) = scaling_law.arms(weak)
-    text = words(scaling_law.findings(weak))
+    (arm,) = scaling_page.arms(weak)
+    text = words(scaling_page.findings(weak))
     rate = arm.runs[0]["tokens_per_second"]
     assert f"against 8 GPUs on 1 node at {rate:,.0f} tokens/s" in text
     farthest = arm.project(4 * 32)
@@ -101,10 +101,10 @@ def test_a_law_names_its_base_and_its_projection_is_that_of_the_scaling_module(
 
 
 def test_the_drawn_law_is_the_fitted_one_with_its_band(weak: tuple[ScalingSeries, ...]) -> None:
-    (arm,) = scaling_law.arms(weak)
+    (arm,) = scaling_page.arms(weak)
     law = arm.law()
     assert not isinstance(law, str)
-    curve = scaling_law.curve(arm, law)
+    curve = scaling_page.curve(arm, law)
     assert (curve["world_size"].min(), curve["world_size"].max()) == (8, 128)
     for row in curve.iter_rows(named=True):
         assert (row["value"], row["low"], row["high"]) == law.predict(row["world_size"])
@@ -118,36 +118,36 @@ def test_two_sizes_are_too_few_and_that_is_said(tmp_path: Path) -> None:
     write(tmp_path, 8, 16.0, 128)
     write(tmp_path, 16, 17.0, 256)
     every = found(tmp_path)
-    text = words(scaling_law.findings(every))
+    text = words(scaling_page.findings(every))
     assert "nothing is fitted or projected. A law needs runs at 3 world sizes or more" in text
     assert "there are 2" in text
-    assert scaling_law.figures(every) is None
-    assert words(scaling_law.projections(every)) == ""
+    assert scaling_page.figures(every) is None
+    assert words(scaling_page.projections(every)) == ""
 
 
 def test_runs_in_one_node_are_not_projected_across_its_border(tmp_path: Path) -> None:
     for gpus, seconds in ((1, 16.0), (2, 16.2), (4, 16.5)):
         write(tmp_path, gpus, seconds, 16 * gpus)
     every = found(tmp_path)
-    (arm,) = scaling_law.arms(every)
+    (arm,) = scaling_page.arms(every)
     assert arm.project(8).limit_world_size == 8  # a node of H100s
     assert arm.project(8).tokens_per_second is not None
     assert "says nothing about the network" in (arm.project(16).reason or "")
-    assert "says nothing about the network" in words(scaling_law.findings(every))
+    assert "says nothing about the network" in words(scaling_page.findings(every))
 
 
 def test_of_a_size_that_ran_twice_the_fastest_counts(tmp_path: Path) -> None:
     for gpus in (8, 16, 32):
         write(tmp_path, gpus, 16.0, 16 * gpus)
     write(tmp_path, 16, 12.0, 256, seed=2)
-    (arm,) = scaling_law.arms(found(tmp_path))
+    (arm,) = scaling_page.arms(found(tmp_path))
     assert [row["run_id"] for row in arm.runs][1] == "gpus16-batch256-2"
 
 
 def test_processes_of_a_cpu_have_no_law(tmp_path: Path) -> None:
     every = found(write_sample(tmp_path))
-    assert {arm.runs[0]["platform"] for arm in scaling_law.arms(every)} == {"h100"}
-    assert "cores, so nothing is fitted" in words(scaling_law.findings(every))
+    assert {arm.runs[0]["platform"] for arm in scaling_page.arms(every)} == {"h100"}
+    assert "cores, so nothing is fitted" in words(scaling_page.findings(every))
 
 
 def test_speed_up_is_drawn_with_the_ratio_of_sizes_as_ideal(
@@ -162,13 +162,13 @@ def test_speed_up_is_drawn_with_the_ratio_of_sizes_as_ideal(
 
 
 def test_every_chart_compiles_to_a_picture(weak: tuple[ScalingSeries, ...]) -> None:
-    for figures in (scaling_law.figures(weak), scaling_page.speedup(weak)):
+    for figures in (scaling_page.figures(weak), scaling_page.speedup(weak)):
         assert figures is not None
         assert figures.parts[0][1].picture().startswith("<svg")
-    assert "128" in words(scaling_law.projections(weak))
+    assert "128" in words(scaling_page.projections(weak))
 
 
 def test_no_run_gives_no_law_and_no_error() -> None:
-    assert words(scaling_law.findings(())) == ""
-    assert scaling_law.figures(()) is None
+    assert words(scaling_page.findings(())) == ""
+    assert scaling_page.figures(()) is None
     assert scaling_page.speedup(()) is None

@@ -12,7 +12,7 @@ from simulated import config, write_run, write_sample
 from scalebook.report.base import html_tables
 from scalebook.report.base.frames import load
 from scalebook.report.base.markup import anchor, run_link
-from scalebook.report.pages.failures import failures
+from scalebook.report.pages.run_findings import failures
 
 EVIL = "<script>alert(1)</script>\"'`&"
 

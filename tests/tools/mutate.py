@@ -44,7 +44,7 @@ CORE = {
     "outcome": ("running/outcome.py", "running/outcome running/failures"),
     "ingest": ("logs/ingest", "logs/ingest logs/logs_dialects"),
     "predict": ("predict", "predict/predict predict/tuning"),
-    "winners": ("report/pages/winners.py", "report/report_findings report/report_comparison"),
+    "findings": ("report/pages/run_findings.py", "report/report_findings report/report_comparison"),
     "plan": ("plan/expand.py plan/schedule.py", "plan/plan"),
 }  # fmt: skip
 SWAPS = {

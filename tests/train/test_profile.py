@@ -20,7 +20,7 @@ from scalebook.facts import catalog, legality
 from scalebook.measure.anatomy import Breakdown, read_breakdown, reduce_file
 from scalebook.record import StepRecord
 from scalebook.report.base.frames import load
-from scalebook.report.pages import anatomy_findings, anatomy_page
+from scalebook.report.pages import anatomy_page
 from scalebook.running.finish_run import conclude
 from scalebook.train.marks import PARTS, HostClock, Mark, Marks, attach, marks_for
 
@@ -234,5 +234,5 @@ def test_a_profiled_run_has_its_bars_on_the_page(profiled: Finished):
     assert sum(found.marked.parts.values()) == pytest.approx(found.marked.step_seconds)
     assert found.theory is not None
     assert found.theory.bubble == pytest.approx(1 / (4 + 1))  # 2 stages, 4 micro batches
-    assert "profiled step" in str(anatomy_findings.findings(data).html)
+    assert "profiled step" in str(anatomy_page.findings(data).html)
     assert anatomy_page.profile_bars(data) is not None

@@ -1,21 +1,29 @@
-"""The page that compares platforms, runs or sets of runs: sentences, chart and tables."""
+"""The comparison page: platforms or runs side by side, and what each switch is worth."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import polars as pl
 
-from scalebook.report.base import comparisons
+from scalebook.identity import VERSIONS
+from scalebook.measure.verdicts import Verdict
+from scalebook.report.base import comparisons as bases
 from scalebook.report.base.comparisons import (
     Member,
     Pair,
+    fastest,
+    grouped,
+    mean_rate,
     members,
     named_pair,
     platform_pairs,
     side_name,
     sides,
+    work_key,
 )
 from scalebook.report.base.frames import ReportData, records
 from scalebook.report.base.html_tables import RAN, Column, Row, table, text
@@ -28,12 +36,328 @@ from scalebook.report.base.markup import (
     run_link,
     run_links,
 )
-from scalebook.report.base.naming import in_words, split_name, units
-from scalebook.report.base.quantities import change, count, percent
+from scalebook.report.base.naming import changes_in_words as setting_in_words
+from scalebook.report.base.naming import in_words, setting_words, sized, split_name, units
+from scalebook.report.base.quantities import change, count, percent, times
 from scalebook.report.base.versus import configurations, unnumbered, verdict_on
-from scalebook.report.charts.comparison import RATIO_SCHEMA, ratios
+from scalebook.report.charts.comparison import BAR_SCHEMA, RATIO_SCHEMA, against_baseline, ratios
 from scalebook.report.charts.figure import Figures
-from scalebook.report.pages.ablation_page import ratio_row
+from scalebook.settings import named, names
+
+Repeats = tuple[Member, ...]
+SIZES = named("layout", "size")
+# Ways of doing the same step: those that may be what an ablation switches.
+SWITCHES = (*names("kernel"), "data_parallel_sharding", "layer_spec")
+# As asked for, in addition to the work and the sizes.
+FIXED = tuple(n for n in named("where it differs", "off default") if n not in SWITCHES)
+# Of what differs here nobody knows what a switch is worth. Whether Transformer Engine is installed
+# decides whose layers run where that was left open.
+STOOD_ON = ("accelerator", *VERSIONS)
+IN_HEAD = ("work", "side")  # what every name begins with
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """One switch: its value in the optimised configuration, the other, and the rates' verdict.
+
+    ``pair`` has the optimised configuration as A.
+    """
+
+    name: str
+    value: str
+    other: str
+    pair: Pair
+
+    @property
+    def label(self) -> str:
+        """The switch in words: ``fused attention: on, not off``."""
+        return f"{self.words}: {self.value}, not {self.other}"
+
+    @property
+    def choice(self) -> str:
+        """Both values, neither of them preferred: ``recompute: none or pointwise``."""
+        return f"{self.words}: {self.value} or {self.other}"
+
+    @property
+    def words(self) -> str:
+        """The switch as labels call it: ``fused RoPE``."""
+        return setting_words(self.name).removesuffix(" in")  # gradients in bf16
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """What the optimised value is worth: its rate over that with the other value."""
+        return self.pair.verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Ablation:
+    """The switches of one optimised configuration, the largest worth first.
+
+    ``plain`` is the configuration with the most switches changed at once, as A over B with the
+    optimised one; None where no run changes several.
+    """
+
+    name: str
+    optimised: Repeats
+    switches: tuple[Switch, ...]
+    plain: Pair | None
+    plain_changes: tuple[str, ...] = ()
+
+
+def changed(a: Member, b: Member) -> tuple[str, ...]:
+    """Return the switches that were set otherwise and ran otherwise.
+
+    A switch that was left open on both sides is no change, even if it came out differently: what
+    made it so is the change.
+    """
+    asked_a, asked_b = a.record.asked, b.record.asked
+    was_a, was_b = a.record.in_force, b.record.in_force
+    return tuple(
+        name
+        for name in SWITCHES
+        if asked_a.get(name) != asked_b.get(name) and was_a.get(name) != was_b.get(name)
+    )
+
+
+def ablations(items: Sequence[Member]) -> tuple[Ablation, ...]:
+    """Return the ablation of each group of runs that differ in switches alone."""
+    groups = grouped(items, _group_key).values()
+    found = [one for group in groups if (one := _ablation(group)) is not None]
+    names = _names([one.optimised[0] for one in found])
+    return tuple(replace(one, name=name) for one, name in zip(found, names, strict=True))
+
+
+def _group_key(item: Member) -> str | None:
+    shared = _in_common(item)
+    return json.dumps(shared, default=str) if shared else None
+
+
+def _switched(item: Member) -> str:
+    """Return the values of all switches as they were asked for."""
+    return json.dumps([item.record.asked.get(name) for name in SWITCHES])
+
+
+def _in_common(item: Member) -> dict[str, Any]:
+    """Return what the runs of an ablation have in common, by name; nothing where it is unknown.
+
+    That is the work, the side, every setting as it was asked for that is no switch, and the device
+    and versions that the run stood on. Left out is what leaves the speed of a step alone: how many
+    steps there are, the learning rate, the seed, what is profiled or saved beside them.
+    """
+    work = work_key(item)
+    if work is None or not item.record.requested:
+        return {}
+    asked = {name: item.record.asked.get(name) for name in FIXED}
+    sizes = {name: item.row.get(name) for name in SIZES}
+    stood_on = {name: item.record.environment.get(name) for name in STOOD_ON}
+    return {"work": work, "side": side_name(item.row)} | sizes | asked | stood_on
+
+
+def _names(items: Sequence[Member]) -> Iterator[str]:
+    """Yield what the groups of these runs are called, each with what tells it from the others."""
+    for item in items:
+        head, own = _group_name(item), _in_common(item)
+        alike = [_in_common(other) for other in items if _group_name(other) == head]
+        differ = (name for name in own if any(other.get(name) != own[name] for other in alike))
+        # each by itself: of several words some would be cut
+        told = (setting_in_words([(name, own[name])])[0] for name in differ if name not in IN_HEAD)
+        yield ", ".join([head, *told])
+
+
+def _ablation(group: Repeats) -> Ablation | None:
+    """Return the ablation of a group; None where no two of its runs differ in one switch.
+
+    The optimised configuration is the one that most others differ from in a single switch. Of
+    configurations of the same switches, such as two numbers of steps, the fastest counts.
+    """
+    certain = [item for item in group if item.estimate is not None]
+    configurations = [fastest(same) for same in grouped(certain, _switched).values()]
+    if len(configurations) < 2:
+        return None
+    ranked = sorted(
+        configurations, key=lambda one: (-_neighbours(one, configurations), -mean_rate(one))
+    )
+    best = ranked[0]
+    if _neighbours(best, configurations) == 0:
+        return None
+    switches = sorted(_switches(best, configurations), key=_worth, reverse=True)
+    most = max(configurations, key=lambda one: len(changed(best[0], one[0])))
+    changes = changed(best[0], most[0])
+    plain = _pair(best, most) if len(changes) > 1 else None
+    return Ablation(_group_name(best[0]), best, tuple(switches), plain, changes if plain else ())
+
+
+def _neighbours(one: Repeats, configurations: Sequence[Repeats]) -> int:
+    return sum(len(changed(one[0], other[0])) == 1 for other in configurations)
+
+
+def _switches(best: Repeats, configurations: Sequence[Repeats]) -> Iterator[Switch]:
+    for other in configurations:
+        names = changed(best[0], other[0])
+        if len(names) == 1:
+            value, instead = (
+                _text(side[0].record.in_force.get(names[0])) for side in (best, other)
+            )
+            yield Switch(names[0], value, instead, _pair(best, other))
+
+
+def _pair(best: Repeats, other: Repeats) -> Pair:
+    return Pair("as named", "optimised", "changed", best, other)
+
+
+def _worth(item: Switch) -> float:
+    return item.verdict.ratio if item.verdict else 0.0
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return str(value)
+
+
+def _group_name(item: Member) -> str:
+    row = item.row
+    what = f"{row['model']} on {side_name(row)}"
+    return f"{what}, {sized(row)}, {row['precision']}, sequence {row['sequence_length']:,}"
+
+
+NOTHING = (
+    "No two runs differ in one switch alone. The plan ablation.toml runs one model with "
+    "everything on, everything off, and each switch alone changed."
+)
+
+
+def ablation_overview(found: Sequence[Ablation]) -> Fragment:
+    """Return what the optimised configuration gains, and its largest and its useless switches."""
+    if not found:
+        return paragraphs(NOTHING)
+    return bullets(join(_sentences(item), " ") for item in found)
+
+
+def _sentences(item: Ablation) -> Iterator[Markup]:
+    name = Markup("<strong>{}</strong>").format(item.name)
+    many = count(len(item.switches), "switch was changed", "switches were changed")
+    yield Markup("{}: {} one at a time from {}.").format(name, many, _linked(item.optimised))
+    verdict = item.plain.verdict if item.plain else None
+    if item.plain and verdict:
+        yield Markup("With {} changed at once ({}) the optimised one is {} as fast.").format(
+            count(len(item.plain_changes), "switch", "switches"),
+            _linked(item.plain.b),
+            f"{times(verdict.ratio)} ({times(verdict.low)} to {times(verdict.high)})",
+        )
+    sure = [one for one in item.switches if one.verdict and one.verdict.word == "faster"]
+    if sure:
+        yield Markup("Surely worth having: {}.").format(join(map(_gain, sure)))
+    lost = [one for one in item.switches if one.verdict and one.verdict.word == "slower"]
+    if lost:
+        yield Markup("Faster the other way: {}.").format(join(map(_gain, lost)))
+    open_ones = [one for one in item.switches if one.verdict and one.verdict.word == "cannot tell"]
+    if open_ones:
+        yield Markup("These runs do not tell what is better in: {}.").format(
+            join(one.choice for one in open_ones)
+        )
+
+
+def _gain(item: Switch) -> Markup:
+    verdict = item.verdict
+    low, high = (verdict.low - 1, verdict.high - 1) if verdict else (None, None)
+    return Markup("{} ({} to {})").format(item.label, change(low), change(high))
+
+
+def _linked(side: Repeats) -> Markup:
+    return join(run_link(item.row["run_id"]) for item in side)
+
+
+def worth(found: Sequence[Ablation]) -> Figures | None:
+    """Return a chart of each switch's worth for each optimised configuration."""
+    return Figures.of(
+        (item.name, ratios(_switch_ratios(item), "optimised over changed, throughput", "switch"))
+        for item in found
+    )
+
+
+def _switch_ratios(item: Ablation) -> pl.DataFrame:
+    found = (ratio_row(one.label, one.pair) for one in item.switches)
+    return pl.DataFrame([row for row in found if row], schema=RATIO_SCHEMA)
+
+
+def ratio_row(label: str, pair: Pair) -> dict[str, Any] | None:
+    """Return the verdict on a pair as a row of a chart of ratios; None where there is none."""
+    verdict = pair.verdict
+    if verdict is None:
+        return None
+    ids = (", ".join(item.row["run_id"] for item in side) for side in (pair.a, pair.b))
+    sources = {item.row["source"] for item in (*pair.a, *pair.b)} - {"measured"}
+    return {
+        "label": label,
+        **dict(zip(("run_id", "other_run_id"), ids, strict=True)),
+        "kind": pair.kind,
+        "source": min(sources, default="measured"),
+        "change": verdict.ratio - 1,
+        "change_low": verdict.low - 1,
+        "change_high": verdict.high - 1,
+        "word": verdict.word,
+    }
+
+
+def bars(found: Sequence[Ablation]) -> Figures | None:
+    """Return baseline against optimised, with every single change between them."""
+    return Figures.of((item.name, against_baseline(_bar_rows(item))) for item in found)
+
+
+def _bar_rows(item: Ablation) -> pl.DataFrame:
+    changes = sorted(item.switches, key=lambda one: mean_rate(one.pair.b))
+    rows = [_bar(item.plain.b, "baseline: several changed", "baseline")] if item.plain else []
+    rows += [_bar(one.pair.b, f"{one.words}: {one.other}", "one switch changed") for one in changes]
+    rows.append(_bar(item.optimised, "optimised", "optimised"))
+    return pl.DataFrame(rows, schema=BAR_SCHEMA)
+
+
+def _bar(side: Repeats, label: str, step: str) -> dict[str, Any]:
+    row, several = side[0].row, len(side) > 1
+    return {
+        "label": label,
+        "run_id": ", ".join(item.row["run_id"] for item in side),
+        "source": row["source"],
+        "step": step,
+        "rate": mean_rate(side),
+        # repeats have an interval of their own, which the chart of ratios holds
+        "rate_low": None if several else row["rate_low"],
+        "rate_high": None if several else row["rate_high"],
+        "unit": row["rate_unit"],
+    }
+
+
+def switches(found: Sequence[Ablation]) -> Fragment:
+    """Return the table of all switches with their intervals."""
+    rows = [
+        {
+            **(ratio_row(one.label, one.pair) or {}),
+            **{"what": item.name, "name": one.words, "value": one.value, "other": one.other},
+            "run_id": one.pair.b[0].row["run_id"],
+        }
+        for item in found
+        for one in item.switches
+    ]
+    if not rows:
+        return Fragment(Markup(""))
+    columns = (
+        text("name", "Switch"),
+        text("value", "Optimised"),
+        text("other", "Changed to"),
+        Column("change", "Worth", _change, hint="optimised over changed, with its 95 % interval"),
+        text("word", "Verdict", hint="on the optimised value"),
+        Column("what", "Of", lambda row: row["what"], numeric=False, wide=True),
+        Column("run_id", "Run with the change", lambda row: run_link(row["run_id"]), numeric=False),
+    )
+    return table(rows, columns, "switches")
+
+
+def _change(row: Row) -> Markup:
+    return Markup('{} <span class="range">{} to {}</span>').format(
+        change(row["change"]), change(row["change_low"]), change(row["change_high"])
+    )
+
 
 MOST_DIFFERENCES = 400  # rows of the table
 
@@ -83,7 +407,7 @@ def sentence(pair: Pair) -> Markup:
 
 def title(pair: Pair) -> str:
     """Return the pair in words; of one rank, its number is no split and said once."""
-    told, split = comparisons.title(pair), split_name(pair.a[0].row)
+    told, split = bases.title(pair), split_name(pair.a[0].row)
     return told.removesuffix(f", {split}") if split[0].isdigit() else told
 
 

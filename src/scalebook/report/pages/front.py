@@ -33,7 +33,7 @@ from scalebook.report.base.quantities import count, interval, number, percent
 from scalebook.report.base.versus import Configuration, configurations, verdict_on
 from scalebook.report.charts import css_charts as marks
 from scalebook.report.charts.css_charts import Dot
-from scalebook.report.pages.published import family, results
+from scalebook.report.pages.published_page import family, results
 from scalebook.report.pages.studies import (
     Study,
     best_of,

@@ -36,7 +36,7 @@ from scalebook.report.base.sections import unranked
 from scalebook.report.base.versus import Configuration, configurations, verdict_on
 from scalebook.report.charts import Figure
 from scalebook.report.charts import rate_charts as charts
-from scalebook.report.pages.winners import named
+from scalebook.report.pages.run_findings import named
 
 Row = Mapping[str, Any]
 # Groups of one model under the same work compare across platforms.

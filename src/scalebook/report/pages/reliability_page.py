@@ -1,12 +1,22 @@
-"""Sentences, charts and tables of the reliability page."""
+"""The reliability page: how runs ended, what checkpoints cost, and recovery drills."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 import polars as pl
 
+from scalebook import store
+from scalebook.identity import alike
+from scalebook.measure.reliability import (
+    CheckpointRecord,
+    DrillRecord,
+    read_checkpoints,
+    read_drill,
+)
 from scalebook.report.base import html_tables as tables
 from scalebook.report.base.frames import ReportData
 from scalebook.report.base.html_tables import Column
@@ -18,11 +28,159 @@ from scalebook.report.base.markup import (
     join,
     paragraphs,
     run_link,
+    short_id,
 )
 from scalebook.report.base.quantities import count, duration, number, percent, quantity
 from scalebook.report.charts import reliability_charts as charts
 from scalebook.report.charts.figure import Figure
-from scalebook.report.pages.reliability_data import Reliability, Saved, bar_label, failure_kinds
+
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """The checkpoints of one run; ``run`` is its row of the report."""
+
+    run: Mapping[str, Any]
+    saves: tuple[CheckpointRecord, ...]
+    loads: tuple[CheckpointRecord, ...]
+    steps_seconds: float | None  # all recorded steps together
+    usual_step: float | None  # seconds, median of the measured ones
+    last_step: int | None
+
+    def row(self) -> dict[str, Any]:
+        """Return the figures of a table: medians over the saves, and over the loads, of the run."""
+        waited = _median([entry.blocking_seconds for entry in self.saves])
+        step = self.usual_step
+        return {
+            **self.run,
+            "saves": len(self.saves),
+            "mode": self.mode,
+            "size_gib": (self.saves or self.loads)[-1].size_bytes / GIB,
+            "save_seconds": _median([entry.seconds for entry in self.saves]),
+            "blocking_seconds": waited,
+            "save_rate": _median([entry.gib_per_second for entry in self.saves]),
+            "waited_steps": waited / step if waited is not None and step else None,
+            "waited_share": self.waited_share,
+            "load_seconds": _median([entry.seconds for entry in self.loads]),
+            "load_rate": _median([entry.gib_per_second for entry in self.loads]),
+        }
+
+    @property
+    def mode(self) -> str | None:
+        """How the checkpoints were saved; None where none was."""
+        if not self.saves:
+            return None
+        return "asynchronous" if self.saves[-1].asynchronous else "synchronous"
+
+    @property
+    def waited_share(self) -> float | None:
+        """The share of training that was waiting for saves; None without steps or saves.
+
+        None also where processes were started again: the waits of steps that were done anew are in
+        no step that counts.
+        """
+        restarted = any(entry.restart for entry in (*self.saves, *self.loads))
+        if not self.saves or not self.steps_seconds or restarted:
+            return None
+        waited = sum(entry.blocking_seconds for entry in self.saves)
+        # A wait is part of the next step; there is none after the last.
+        after = [e.blocking_seconds for e in self.saves if e.step >= (self.last_step or 0)]
+        return waited / (self.steps_seconds + sum(after))
+
+
+@dataclass(frozen=True, slots=True)
+class DrilledRun:
+    """A drill and the row of its run."""
+
+    run: Mapping[str, Any]
+    drill: DrillRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Reliability:
+    """Everything that the page shows beside the statuses, and lines that could not be read."""
+
+    saved: tuple[Saved, ...]
+    drills: tuple[DrilledRun, ...]
+    problems: tuple[str, ...]
+
+
+def reliability(data: ReportData) -> Reliability:
+    """Return the checkpoints and drills of every run of the report, in the order of its table."""
+    places = {path.name: path for path in store.run_directories(data.folder)}
+    times = _times(data.steps)
+    saved: list[Saved] = []
+    drills: list[DrilledRun] = []
+    problems: list[str] = []
+    for run in data.runs.iter_rows(named=True):
+        path = places.get(run["run_id"])
+        if path is None:
+            continue
+        entries, broken = read_checkpoints(path)
+        problems += [f"{path.name}: {sentence}" for sentence in broken]
+        if entries:
+            saved.append(_saved(run, entries, times.get(run["run_id"], [None] * 3)))
+        drill = read_drill(path)
+        if drill is not None:
+            drills.append(DrilledRun(run, drill))
+    return Reliability(tuple(saved), tuple(drills), tuple(problems))
+
+
+def _times(steps: pl.DataFrame) -> dict[str, list[Any]]:
+    """Return of each run: seconds of all steps, median seconds of a measured one, last step."""
+    seconds = pl.col("step_seconds")
+    found = steps.group_by("run_id").agg(
+        seconds.sum().alias("all"),
+        seconds.filter(pl.col("phase") == "measured").median().alias("usual"),
+        pl.col("step").max().alias("last"),
+    )
+    return {run_id: times for run_id, *times in found.iter_rows()}
+
+
+def _saved(
+    run: Mapping[str, Any], entries: Sequence[CheckpointRecord], times: Sequence[Any]
+) -> Saved:
+    kinds = {kind: tuple(e for e in entries if e.kind == kind) for kind in ("save", "load")}
+    return Saved(run, kinds["save"], kinds["load"], *times)
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
+
+
+def bar_label(run: Mapping[str, Any]) -> str:
+    """Return what names a run in a chart that shows runs of one configuration side by side.
+
+    Its configuration's hash would not tell them apart; the time at which it started does.
+    """
+    run_id: str = run["run_id"]
+    return f"{run['label']}, {run_id if short_id(run_id) == run_id else run_id[:15]}"
+
+
+def failure_kinds(runs: pl.DataFrame) -> Iterator[tuple[str, str, list[str]]]:
+    """Yield each kind of failure, the most frequent first: status, what happened, and its runs.
+
+    Failures are of one kind where the trainer recorded the same cause. Where a record has none,
+    only equal reasons are of one kind: no part of a sentence says what it has in common with
+    another.
+    """
+    no_failure = pl.col("status").is_in(("completed", "void"))
+    failed = list(runs.filter(~no_failure).iter_rows(named=True))
+    for same in sorted(alike(failed, _failure), key=lambda same: -len(same)):
+        first = same[0]
+        words = first["reason"] or first["cause"] or "no reason recorded"
+        if len(same) > 1 and first["cause"]:
+            words = first["cause"].replace("_", " ").replace("gpu", "GPU")
+        yield first["status"], words.rstrip("."), [row["run_id"] for row in same]
+
+
+def _failure(run: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """Return the kind of a run's failure; None where its record says nothing of it."""
+    what = run["cause"] or run["reason"]
+    return (run["status"], "cause" if run["cause"] else "reason", what) if what else None
+
 
 NAMED_RUNS = 3  # links in a sentence; the table has all
 
@@ -142,3 +300,132 @@ def _share(key: str, label: str) -> Column:
 def unreadable(found: Reliability) -> Fragment:
     """Return the lines of checkpoints that could not be read; nothing where there are none."""
     return callout("Not readable", found.problems)
+
+
+PART_FIELDS = (
+    "detection_seconds",
+    "start_seconds",
+    "build_seconds",
+    "load_seconds",
+    "step_seconds",
+)
+
+
+def findings(found: Reliability) -> Fragment:
+    """Return each drill in a sentence, or how to run one."""
+    if not found.drills:
+        return paragraphs(
+            Markup(
+                "No recovery drill was run. <code>scalebook drill</code> trains, kills a rank, "
+                "lets torchrun start all processes again, and measures how long it takes until "
+                "training goes on from the last checkpoint, and whether the losses are the same."
+            )
+        )
+    return bullets([_sentence(item) for item in found.drills])
+
+
+def _sentence(item: DrilledRun) -> Markup:
+    drill = item.drill
+    when = "while a checkpoint was saved" if drill.kill_during == "save" else "between two saves"
+    verdict = "Recovered" if drill.passed else "Not recovered as it should"
+    words = Markup("<strong>{}</strong> on {}: rank {} of {} ({}) died after step {}, {}. {} {}")
+    return words.format(
+        *(verdict, item.run["platform"], drill.kill_rank, item.run["model"]),
+        run_link(item.run["run_id"]),
+        *(drill.last_step, when, _return(drill), _losses(drill)),
+    )
+
+
+def _return(drill: DrillRecord) -> str:
+    """Return in words when training went on, and from where."""
+    if drill.next_step_seconds is None:
+        return "Training did not go on."
+    start = (
+        "from its first step, without a checkpoint"
+        if drill.resumed_step is None
+        else f"from the checkpoint of step {drill.resumed_step}"
+    )
+    lost = count(drill.steps_lost or 0, "step")
+    parts = [
+        f"{words} {duration(getattr(drill, name))}"
+        for name, words in (("detection_seconds", "to notice"), ("load_seconds", "to load"))
+        if getattr(drill, name) is not None
+    ]
+    among = f" ({', '.join(parts)})" if parts else ""
+    regained = (
+        ""
+        if drill.regained_seconds is None
+        else f", and the lost work was regained after {duration(drill.regained_seconds)}"
+    )
+    return (
+        f"A step was finished again {duration(drill.next_step_seconds)} after the kill{among}, "
+        f"{start}; {lost} had to be done again{regained}."
+    )
+
+
+def _losses(drill: DrillRecord) -> str:
+    difference = drill.largest_loss_difference
+    if difference is None:
+        return "No loss could be compared."
+    against = "with an uninterrupted run" if drill.reference_run else "between steps done twice"
+    compared = f"{count(drill.compared_steps, 'loss', 'losses')} compared {against}"
+    if drill.identical:
+        return f"All {compared} are identical."
+    return f"The {compared} differ by up to {percent(difference)}."
+
+
+def chart(found: Reliability) -> Figure | None:
+    """Return the time line of each drill; None where there is none."""
+    rows = [part for item in found.drills for part in _parts(item)]
+    return charts.timeline(pl.DataFrame(rows, schema=charts.TIMELINE_SCHEMA))
+
+
+def _parts(item: DrilledRun) -> Iterator[dict[str, Any]]:
+    """Yield the parts of a recovery, each after the last; up to the first that is not known."""
+    begins = 0.0
+    kept = {"label": bar_label(item.run), **{key: item.run[key] for key in ("run_id", "source")}}
+    for place, (part, name) in enumerate(zip(charts.PARTS, PART_FIELDS, strict=True)):
+        seconds: float | None = getattr(item.drill, name)
+        if seconds is None:
+            return
+        ends = begins + seconds
+        times = {"seconds": seconds, "begins": begins, "ends": ends}
+        yield {**kept, "part": part, "place": place, **times}
+        begins = ends
+
+
+def table(found: Reliability) -> Fragment:
+    """Return the timings of every drill."""
+    if not found.drills:
+        return Fragment(Markup(""))
+    columns = (
+        *(tables.RUN, tables.RAN),
+        tables.text("verdict", "Verdict"),
+        tables.plain("kill_rank", "Rank"),
+        tables.text("kill_during", "Killed in a"),
+        tables.plain("last_step", "After step"),
+        tables.plain("steps_lost", "Steps lost"),
+        _part_time("detection_seconds", "Notice"),
+        _part_time("start_seconds", "Start"),
+        _part_time("build_seconds", "Build"),
+        _part_time("load_seconds", "Load"),
+        _part_time("step_seconds", "First step"),
+        _part_time("next_step_seconds", "Together"),
+        _part_time("regained_seconds", "Regained", "kill to the first step not done before"),
+        Column("largest_loss_difference", "Loss differs", _difference, hint="largest, relative"),
+    )
+    return tables.table((_row(item) for item in found.drills), columns, "drills")
+
+
+def _row(item: DrilledRun) -> dict[str, Any]:
+    verdict = "recovered" if item.drill.passed else "not as it should"
+    return {**item.run, **item.drill.model_dump(), "verdict": verdict}
+
+
+def _part_time(key: str, label: str, hint: str = "") -> Column:
+    return Column(key, label, lambda row: duration(row.get(key)), hint=hint)
+
+
+def _difference(row: tables.Row) -> str:
+    difference = row["largest_loss_difference"]
+    return "identical" if difference == 0 else percent(difference)

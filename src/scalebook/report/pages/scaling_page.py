@@ -1,18 +1,255 @@
-"""Charts and table of the scaling page, over all series of the report."""
+"""The scaling page: series against the ideal, and laws fitted where runs differ in size alone."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import polars as pl
 
+from scalebook.errors import CatalogError
+from scalebook.facts import catalog
+from scalebook.measure.scaling import Projection, ScalingPoint, project
+from scalebook.measure.scaling import table as measured_scaling
+from scalebook.measure.scaling.law import FittedLaw, ScalingKind, fit_law
 from scalebook.report.base import html_tables as tables
-from scalebook.report.base.markup import Fragment, Markup
+from scalebook.report.base.html_tables import Column, plain, text
+from scalebook.report.base.html_tables import table as html_table
+from scalebook.report.base.markup import Fragment, Markup, bullets, join, run_links
 from scalebook.report.base.naming import units
+from scalebook.report.base.quantities import number, percent, quantity
 from scalebook.report.base.scaling_series import ScalingSeries
 from scalebook.report.charts import Figures, against_ideal
 from scalebook.report.charts import efficiency as efficiency_chart
+from scalebook.report.charts.scaling_charts import CURVE, POINTS, fitted
 from scalebook.report.charts.scaling_charts import speedup as speedup_chart
+from scalebook.settings import names
+
+Row = Mapping[str, Any]
+# What must agree, beside the group, for runs to differ in size alone.
+_SIZE = ("world_size", "nodes", "global_batch_size")
+_LAYOUT = (*(name for name in names("layout") if name not in _SIZE), "recompute")
+MOST_POINTS = 60  # of a drawn law
+MOST_DRAWN = 12  # laws, those through most sizes; the sentences and the table have more
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """Runs of one group, layout and batch rule: the fastest of each size, smallest first."""
+
+    group: str
+    layout: str
+    kind: ScalingKind
+    runs: tuple[Row, ...]
+
+    @property
+    def title(self) -> str:
+        """What the runs have in common."""
+        return f"{self.kind} scaling of {self.group}, {self.layout}"
+
+    @property
+    def points(self) -> list[ScalingPoint]:
+        """The runs as the scaling module takes them."""
+        return [
+            ScalingPoint(
+                row["world_size"],
+                row["tokens_per_second"],
+                nodes=min(max(row["nodes"] or 1, 1), row["world_size"]),
+                global_batch_size=row["global_batch_size"],
+                label=row["run_id"],
+            )
+            for row in self.runs
+        ]
+
+    @property
+    def sizes(self) -> list[int]:
+        """World sizes, smallest first."""
+        return [row["world_size"] for row in self.runs]
+
+    @property
+    def many(self) -> str:
+        """The word for its ranks."""
+        return units(self.runs[0]["platform"])[1]
+
+    def law(self) -> FittedLaw | str:
+        """Return the law, or why there is none."""
+        return fit_law([(p.world_size, p.tokens_per_second) for p in self.points], self.kind)
+
+    def project(self, world_size: int) -> Projection:
+        """Return what a size would do, or why that cannot be said."""
+        node = _gpus_per_node(self.runs[0]["platform"])
+        return project(self.points, world_size, kind=self.kind, gpus_per_node=node)
+
+
+def _gpus_per_node(platform: str | None) -> int | None:
+    try:
+        return catalog.platform(platform).gpus_per_node if platform else None
+    except CatalogError:
+        return None
+
+
+def arms(found: Sequence[ScalingSeries]) -> tuple[Arm, ...]:
+    """Return every set of runs that differ in size alone, at two sizes or more, GPUs only."""
+    made: list[Arm] = []
+    for item in found:
+        if item.base["platform"] == "cpu":
+            continue
+        batched = item.points.filter(pl.col("global_batch_size") >= 1)
+        each = batched.with_columns(each=pl.col("global_batch_size") / pl.col("world_size"))
+        rules: tuple[tuple[ScalingKind, str], ...] = (
+            ("weak", "each"),
+            ("strong", "global_batch_size"),
+        )
+        for kind, batch in rules:
+            for _, same in each.group_by(*_LAYOUT, batch, maintain_order=True):
+                fastest = same.sort("tokens_per_second", descending=True)
+                best = fastest.unique("world_size", keep="first").sort("world_size")
+                if best.height > 1:
+                    rows = tuple(best.iter_rows(named=True))
+                    made.append(Arm(item.group, _layout(rows[0], kind), kind, rows))
+    return tuple(made)
+
+
+def _layout(row: Row, kind: ScalingKind) -> str:
+    """Return the layout without the replicas, and the batch that stays the same."""
+    names = (("TP", "tensor_parallel_size"), ("PP", "pipeline_parallel_size"))
+    names += (("CP", "context_parallel_size"), ("EP", "expert_parallel_size"))
+    parts = [f"{short}{row[name]}" for short, name in names if (row[name] or 1) > 1]
+    split = " ".join(parts) or "data parallel alone"
+    batch = row["global_batch_size"]
+    if kind == "strong":
+        return f"{split}, global batch {batch}"
+    return f"{split}, {batch / row['world_size']:g} samples per GPU and step"
+
+
+def findings(found: Sequence[ScalingSeries]) -> Fragment:
+    """Return what the laws say, or why there is none, a sentence a set of runs."""
+    laws = len(_with_law(found))
+    words = "Drawn are {} of {} laws, those through most sizes; the table of projections has all."
+    cut = [Markup(words).format(MOST_DRAWN, laws)] if laws > MOST_DRAWN else []
+    return bullets([*cut, *_sentences(found), *_mixed(found)])
+
+
+def _with_law(found: Sequence[ScalingSeries]) -> list[tuple[Arm, FittedLaw]]:
+    """Return every set of runs that has a law, those with most sizes first."""
+    every = [(arm, law) for arm in arms(found) if not isinstance(law := arm.law(), str)]
+    return sorted(every, key=lambda pair: -len(pair[0].sizes))
+
+
+def _sentences(found: Sequence[ScalingSeries]) -> Iterator[Markup]:
+    for arm in arms(found):
+        head = Markup("<strong>{}</strong>: ").format(arm.title)
+        law = arm.law()
+        if isinstance(law, str):
+            yield head + Markup("nothing is fitted or projected. {}").format(law)
+        else:
+            yield head + join(_law_words(arm, law), " ")
+
+
+def _law_words(arm: Arm, law: FittedLaw) -> Iterator[Markup]:
+    parts = [f"{name} {number(value * 1e6)}" for name, value in law.coefficients]
+    yield Markup(
+        "against {}, the law has {} GPU µs per token, a scatter of {}, and fits as well as {} "
+        "other {}."
+    ).format(
+        measured_scaling(arm.points).base_text,
+        join(parts, " + "),
+        percent(law.relative_scatter, 2),
+        law.alternatives - 1,
+        "law does" if law.alternatives == 2 else "laws do",
+    )
+    reach = arm.project(arm.sizes[-1]).limit_world_size
+    if reach > arm.sizes[-1]:
+        yield _projected(arm.project(reach), arm)
+    refused = arm.project(2 * reach).reason
+    if refused:
+        yield Markup("No further: {}").format(refused)
+
+
+def _projected(one: Projection, arm: Arm) -> Markup:
+    if one.reason is not None or one.low is None:
+        return Markup("Nothing is projected to {}: {}").format(one.world_size, one.reason)
+    top = quantity(one.high, "tokens/s") if one.high is not None else "no upper bound"
+    return Markup(
+        "It is projected to {} {} at most, which nobody has measured: {} ({} to {}), an "
+        "efficiency of {}."
+    ).format(
+        one.world_size,
+        arm.many,
+        quantity(one.tokens_per_second, "tokens/s"),
+        quantity(one.low, "tokens/s"),
+        top,
+        percent(one.scaling_efficiency),
+    )
+
+
+def _mixed(found: Sequence[ScalingSeries]) -> Iterator[Markup]:
+    """Yield the groups whose sizes differ in more than size, so that no law can be fitted."""
+    together = {arm.group for arm in arms(found)}
+    for item in found:
+        if item.base["platform"] == "cpu":
+            words = (
+                "<strong>{}</strong>: processes share one machine's cores, so nothing is fitted."
+            )
+            yield Markup(words).format(item.group)
+        elif item.group not in together:
+            words = (
+                "<strong>{}</strong>: runs of different size differ in layout, batch or "
+                "recomputation too ({}), so neither weak nor strong scaling can be told."
+            )
+            yield Markup(words).format(item.group, run_links(item.points["run_id"].head(4)))
+
+
+def curve(arm: Arm, law: FittedLaw) -> pl.DataFrame:
+    """Return the law from the smallest size to the largest that it may be projected to."""
+    low, high = arm.sizes[0], arm.project(arm.sizes[-1]).limit_world_size
+    ratio = (high / low) ** (1 / MOST_POINTS)
+    spread = {round(low * ratio**place) for place in range(MOST_POINTS + 1)}
+    each = arm.runs[0]["tokens_per_second"] / low
+    made: list[dict[str, Any]] = []
+    for size in sorted(spread | set(arm.sizes)):
+        value, lower, upper = law.predict(size)
+        facts = {"world_size": size, "value": value, "low": lower, "high": upper}
+        made.append(facts | {"ideal": each * size, "projected": size > arm.sizes[-1]})
+    return pl.DataFrame(made, schema=CURVE)
+
+
+def figures(found: Sequence[ScalingSeries]) -> Figures | None:
+    """Return a chart of MOST_DRAWN sets of runs that have a law; None where there is none."""
+    return Figures.of(
+        (
+            arm.title,
+            fitted(
+                pl.DataFrame(list(arm.runs)).select(pl.col(n).cast(t) for n, t in POINTS.items()),
+                curve(arm, law),
+                arm.many,
+            ),
+        )
+        for arm, law in _with_law(found)[:MOST_DRAWN]
+    )
+
+
+def projections(found: Sequence[ScalingSeries]) -> Fragment:
+    """Return what each law says of twice, four times, ... the largest size, or why not."""
+    rows: list[dict[str, Any]] = []
+    for arm, _ in _with_law(found):
+        for one in (arm.project(factor * arm.sizes[-1]) for factor in (2, 4, 8)):
+            rows.append({
+                "kind": arm.kind, "title": f"{arm.group}, {arm.layout}", "size": one.world_size,
+                "value": one.tokens_per_second, "low": one.low, "high": one.high,
+                "efficiency": one.scaling_efficiency, "reason": one.reason,
+            })  # fmt: skip
+    if not rows:
+        return Fragment(Markup(""))
+    columns = (
+        *(text("kind", "Scaling"), text("title", "Runs"), plain("size", "Projected to")),
+        *(plain("value", "Throughput", "tokens/s"), plain("low", "From", "tokens/s")),
+        plain("high", "To", "tokens/s", hint="empty: not bounded by the runs"),
+        Column("efficiency", "Efficiency", lambda row: percent(row["efficiency"])),
+        Column("reason", "Why not", lambda r: r["reason"] or "", numeric=False, wide=True),
+    )
+    return html_table(rows, columns, "projections")
 
 
 def throughput(found: Sequence[ScalingSeries]) -> Figures | None:

@@ -37,10 +37,9 @@ from scalebook.report.base.scaling_series import ScalingSeries, scaling_series
 from scalebook.report.base.versus import Configuration, configurations, verdict_on
 from scalebook.report.charts import css_charts as marks
 from scalebook.report.charts.css_charts import Dot
-from scalebook.report.pages.ablation import ablations
-from scalebook.report.pages.reliability_data import reliability
-from scalebook.report.pages.reliability_drills import PART_FIELDS
-from scalebook.report.pages.scaling_law import arms
+from scalebook.report.pages.comparison_page import ablations
+from scalebook.report.pages.reliability_page import PART_FIELDS, reliability
+from scalebook.report.pages.scaling_page import arms
 
 Row = Mapping[str, Any]
 MOST_ROWS = 8  # of a chart; the table has every run

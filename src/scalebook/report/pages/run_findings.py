@@ -1,0 +1,347 @@
+"""What the runs show, in sentences: the winner of each group, warnings, runs without a result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import polars as pl
+
+from scalebook.report.base import html_tables as tables
+from scalebook.report.base.frames import ReportData, records
+from scalebook.report.base.markup import (
+    Fragment,
+    Markup,
+    bullets,
+    callout,
+    join,
+    paragraphs,
+    run_link,
+    run_links,
+)
+from scalebook.report.base.naming import in_words
+from scalebook.report.base.quantities import NONE, count, interval, percent, quantity, times
+from scalebook.report.base.sections import loss_findings, missing_mfu, unranked
+from scalebook.report.base.versus import Configuration, configurations, verdict_on
+
+Row = Mapping[str, Any]
+Commits = Mapping[str, str]  # by run id: the commit of Scalebook that the run is of
+SHORT = 7  # digits of a commit
+
+
+def group_findings(runs: pl.DataFrame, commits: Commits | None = None) -> Iterator[Markup]:
+    """Yield the winner of one group of comparable runs, and how far the others are behind.
+
+    The repeats of a configuration count as one, with the rate of them all. ``commits`` are those of
+    the whole report, in the order in which its runs started.
+    """
+    ranked = configurations(runs.drop_nulls("rate").iter_rows(named=True))
+    group = Markup("<strong>{}</strong>").format(runs["group"][0])
+    if not ranked:
+        words = "{}: {} with a throughput in total, but of how many ranks is not recorded."
+        yield Markup(words).format(group, count(runs.height, "run"))
+        return
+    best, others = ranked[0], ranked[1:]
+    reached = (_rate(best), _mfu(best))
+    if not others:
+        yield _only(group, best, reached)
+        return
+    amount = sum(len(one.every) for one in ranked)
+    words = "{}: {} is the fastest of {}, with {}{}."
+    yield Markup(words).format(group, named(best), count(amount, "run"), *reached)
+    if len(others) == 1:
+        yield _spread("The other", best, others[0])
+        yield from _contested(best, others[0], Markup("These runs"))
+    else:
+        second = Markup("Against the second, {}, these runs").format(named(others[0]))
+        yield from _contested(best, others[0], second)
+        yield _spread("The slowest", best, others[-1])
+    yield from _made_by((best, others[-1]), commits or {})
+    yield from _largest_total(ranked, best)
+
+
+def _only(group: Markup, one: Configuration, reached: tuple[str, Markup]) -> Markup:
+    """Return what the one configuration of a group reached, and how far its repeats are apart."""
+    if len(one.every) == 1:
+        return Markup("{}: one run, {}, reached {}{}.").format(group, named(one), *reached)
+    rates = [row["rate"] for row in one.every]
+    words = "{}: {} of one configuration, {}, {}reached {}{}; the slowest is {} below the fastest."
+    many, apart = count(len(one.every), "run"), percent(1 - min(rates) / max(rates), 2)
+    together = "together " if len(one.runs) > 1 else ""
+    return Markup(words).format(group, many, named(one), together, *reached, apart)
+
+
+def _spread(role: str, best: Configuration, worst: Configuration) -> Markup:
+    """Return how far a configuration is behind the first."""
+    return Markup("{}, {}, reached {}: a spread of {}.").format(
+        role, named(worst), _rate(worst), times(best.rate / worst.rate)
+    )
+
+
+def _made_by(ends: tuple[Configuration, Configuration], commits: Commits) -> Iterator[Markup]:
+    """Yield which commits of Scalebook a spread is of, where they are several or none is newest."""
+    fast, slow = ({commits[id_] for id_ in _ids(one) if id_ in commits} for one in ends)
+    if not fast or not slow:
+        return
+    if fast != slow:
+        words = "The two are of different commits of Scalebook ({} and {})."
+        yield Markup(words).format(_short(fast), _short(slow))
+        return
+    newest = list(commits.values())[-1]
+    if newest not in fast:
+        words = "Both are of an older commit of Scalebook ({}) than the newest runs here ({})."
+        yield Markup(words).format(_short(fast), newest[:SHORT])
+
+
+def _short(commits: Iterable[str]) -> Markup:
+    return join(sorted(commit[:SHORT] for commit in commits))
+
+
+def _ids(one: Configuration) -> Iterator[str]:
+    return (row["run_id"] for row in one.runs)
+
+
+def _largest_total(ranked: list[Configuration], best: Configuration) -> Iterator[Markup]:
+    """Yield the configuration with the highest total throughput where that is another one."""
+    top = max(ranked, key=lambda one: one.mean("tokens_per_second") or 0.0)
+    if top is not best:
+        total, (low, high) = top.mean("tokens_per_second") or 0.0, top.interval
+        ranks = total / top.rate
+        told = interval(total, low and low * ranks, high and high * ranks, "tokens/s")
+        yield Markup("The most in total is {}, with {}.").format(told, named(top))
+
+
+def _contested(best: Configuration, second: Configuration, beginning: Markup) -> Iterator[Markup]:
+    """Yield a sentence where the first two are not surely apart, and what would decide."""
+    verdict = verdict_on(best, second)
+    if verdict is not None and verdict.word == "cannot tell":
+        words = "{} do not settle which of the two is faster. {}"
+        yield Markup(words).format(beginning, verdict.advice or "")
+
+
+def peaks(runs: pl.DataFrame) -> Iterator[Markup]:
+    """Yield what the MFU of these sentences is counted by and divided by."""
+    columns = ("flops_convention", "peak_precision", "peak_tflops_per_second", "accelerator")
+    for row in runs.drop_nulls("mfu").select(columns).unique(maintain_order=True).to_dicts():
+        words = "MFU on {} is by <code>{}</code> over its dense {} peak of {}, steady steps alone."
+        peak = quantity(row["peak_tflops_per_second"], "TFLOP/s", 4)
+        yield Markup(words).format(
+            row["accelerator"], row["flops_convention"], row["peak_precision"], peak
+        )
+
+
+def repeats(runs: pl.DataFrame) -> Iterator[Markup]:
+    """Yield the rate of all repeats together of each configuration that has repeats.
+
+    A group of one configuration has that rate in its own sentence.
+    """
+    for _, group in runs.drop_nulls("rate").group_by("group", maintain_order=True):
+        ranked = configurations(group.iter_rows(named=True))
+        for one in ranked if len(ranked) > 1 else ():
+            if len(one.estimates) > 1:
+                words = (
+                    "<strong>{}</strong>: {} of {} together reached {}, the spread from run to "
+                    "run counted."
+                )
+                many = count(len(one.estimates), "repeat")
+                yield Markup(words).format(one.row["group"], many, named(one), _rate(one))
+
+
+def named(one: Configuration) -> Markup:
+    """Return a configuration in a sentence: what it is called and links to its runs."""
+    words = "{} ({})"
+    if one.left_out:
+        words = "{} ({}; without an interval and left out: {})"
+    left_out = run_links(row["run_id"] for row in one.left_out)
+    ids = join(run_link(run_id) for run_id in _ids(one))
+    return Markup(words).format(in_words(one.row), ids, left_out)
+
+
+def _rate(one: Configuration) -> str:
+    return interval(one.rate, *one.interval, one.row["rate_unit"])
+
+
+def _mfu(one: Configuration) -> Markup:
+    # at one model, size and device the MFU follows the rate, so repeats are pooled alike
+    mfu = one.mean("mfu")
+    return Markup("") if mfu is None else Markup(", an MFU of {}").format(percent(mfu))
+
+
+def failures(runs: pl.DataFrame, log_tails: Mapping[str, Sequence[str]]) -> Fragment:
+    """Return the runs that gave no result, each with its reason and the end of its log."""
+
+    def tail(row: Row) -> Markup:
+        lines = log_tails.get(row["run_id"], ())
+        if not lines:
+            return Markup(NONE)
+        shown = Markup("<details><summary>{} lines</summary><pre>{}</pre></details>")
+        return shown.format(len(lines), "\n".join(lines))
+
+    columns = (
+        *(tables.RUN, tables.STATUS, tables.RAN),
+        tables.Column("reason", "Reason", _reason, numeric=False, prose=True),
+        tables.Column("", "End of the log", tail, numeric=False, wide=True),
+    )
+    return tables.table(runs.iter_rows(named=True), columns, "failed")
+
+
+def _reason(row: Row) -> str:
+    """Return why a run has no result: its own reason, else why it has no throughput."""
+    return row.get("reason") or row.get("throughput_reason") or NONE
+
+
+FEW = 2  # failures whose reasons fit into a sentence; the table has those of all
+
+
+def folded(data: ReportData) -> Fragment:
+    """Return what is behind the first screen: findings, warnings, runs, those without a result."""
+    folds = (
+        ("Findings, group by group", findings(data)),
+        ("Before you use these numbers", warnings(data)),
+        (count(data.runs.height, "run"), tables.overview(data.runs)),
+        ("Runs without a result", failed(data)),
+    )
+    rest = Markup("").join(
+        Markup('<details class="sb-fold"><summary>{}</summary>{}</details>').format(title, one.html)
+        for title, one in folds
+        if one.html
+    )
+    return Fragment(Markup("<h2>Behind these answers</h2>{}").format(rest))
+
+
+def findings(data: ReportData) -> Fragment:
+    """Return the findings as a list: an item per group of comparable runs, losses, failures."""
+    return bullets(_items(data))
+
+
+def _items(data: ReportData) -> list[Markup]:
+    groups = data.ranked.group_by("group", maintain_order=True)
+    commits = _commits(data)
+    items = [join(group_findings(runs, commits), " ") for _, runs in groups]
+    if data.completed.is_empty():
+        items = [Markup("No run completed with a throughput, so there is no winner to name.")]
+    else:
+        items += [*repeats(data.ranked), *loss_findings(data.completed), *peaks(data.completed)]
+    return [*items, *unranked(data), *failure_findings(data)]
+
+
+def _commits(data: ReportData) -> dict[str, str]:
+    """Return the commit of Scalebook that each run is of, where known, as the runs started."""
+    started = sorted(records(data).values(), key=lambda record: record.started_at or "")
+    known = ((record.run_id, record.environment.get("git_commit")) for record in started)
+    return {run_id: commit for run_id, commit in known if isinstance(commit, str) and commit}
+
+
+def failure_findings(data: ReportData) -> Iterator[Markup]:
+    """Yield one sentence a kind of failure, with its runs and their reasons, and one of the rest.
+
+    The rest was not run: a smaller configuration had run out of memory.
+    """
+    inferred = pl.col("source") == "inferred"
+    for (status,), runs in data.unfinished.filter(~inferred).group_by(
+        "status", maintain_order=True
+    ):
+        if runs.height > FEW:
+            what = Markup("{}, with their reasons below").format(run_links(runs["run_id"]))
+        else:
+            what = join(map(_ending, runs.iter_rows(named=True)), "; ")
+        yield Markup("<strong>{} ended as {}</strong>: {}.").format(
+            count(runs.height, "run"), tables.status_words(str(status)), what
+        )
+    skipped = data.unfinished.filter(inferred)
+    if skipped.height:
+        ids = run_links(skipped["run_id"])
+        words = "<strong>{} not run</strong>: a smaller one had run out of memory ({})."
+        yield Markup(words).format(
+            count(skipped.height, "configuration was", "configurations were"), ids
+        )
+
+
+def _ending(row: Row) -> Markup:
+    reason = (row["reason"] or "no reason given").rstrip(".")
+    return Markup("{} ({})").format(run_link(row["run_id"]), reason)
+
+
+def warnings(data: ReportData) -> Fragment:
+    """Return what a reader must know before using a number; nothing where all is well."""
+    return callout("Before you use these numbers", _warnings(data))
+
+
+def _warnings(data: ReportData) -> Iterator[Markup]:
+    runs = data.completed
+    for row in data.runs.filter(pl.col("status") == "void").iter_rows(named=True):
+        yield Markup("{} counts nowhere. {}").format(run_link(row["run_id"]), row["reason"])
+    if "cpu" in set(runs["platform"]):
+        yield Markup(
+            "Runs on <code>cpu</code> show that training works and how layouts compare inside one "
+            "machine. Their throughput is no result about any accelerator."
+        )
+    foreign = data.runs.filter(pl.col("source") != "measured")
+    for (source,), rows in foreign.group_by("source", maintain_order=True):
+        words = "{} <strong>{}</strong>, not measured here: marked in every table and chart."
+        yield Markup(words).format(count(rows.height, "run is", "runs are"), source)
+    yield from _not_as_asked(data)
+    yield from missing_mfu(runs)
+    yield from _thin_windows(data)
+    if data.problems:
+        yield Markup("{} could not be read: see the end of this page.").format(
+            count(len(data.problems), "part of the run files", "parts of the run files")
+        )
+
+
+def _not_as_asked(data: ReportData) -> Iterator[Markup]:
+    """Yield the runs whose trainer read back another setting than the one asked for."""
+    for run_id, sentences in data.differences.items():
+        words = "{} <strong>did not run as asked</strong>: {}"
+        yield Markup(words).format(run_link(run_id), " ".join(sentences))
+
+
+def _thin_windows(data: ReportData) -> Iterator[Markup]:
+    """Yield the completed runs that measured nothing, or too little to rely on."""
+    nothing = data.runs.filter(
+        pl.col("status") == "completed", pl.col("tokens_per_second").is_null()
+    )
+    for row in nothing.iter_rows(named=True):
+        yield Markup("{} completed without a throughput: {}").format(
+            run_link(row["run_id"]), row["throughput_reason"] or "no reason recorded."
+        )
+    unsure = data.completed.filter(pl.col("tokens_per_second_low").is_null())
+    for (reason,), rows in unsure.group_by("interval_reason", maintain_order=True):
+        ids = run_links(rows["run_id"])
+        words = "{} without an interval ({}): {}"
+        yield Markup(words).format(count(rows.height, "throughput"), ids, reason or "no reason.")
+    changing = data.completed.filter(pl.col("steady_change") > 0)
+    if changing.height:
+        ids = run_links(changing["run_id"])
+        most = percent(changing["steady_change"].max(), 2)  # pyright: ignore[reportArgumentType]
+        words = (
+            "The steps of {} still drift or shift, by up to {} over their window, less than the "
+            "1 % that would refuse them; their intervals hold it: {}."
+        )
+        yield Markup(words).format(count(changing.height, "run"), most, ids)
+
+
+def failed(data: ReportData) -> Fragment:
+    """Return the table of runs that gave no result, or a sentence that there is none."""
+    runs = data.runs.filter(pl.col("tokens_per_second").is_null())
+    if runs.is_empty():
+        return paragraphs("Every run completed and has a throughput.")
+    return failures(runs, data.log_tails)
+
+
+def notes(data: ReportData) -> Fragment:
+    """Return what the runs' records note beside their numbers; nothing where there is nothing."""
+    said: dict[str, list[str]] = {}
+    for run_id, sentences in data.notes.items():
+        for sentence in sentences:
+            said.setdefault(sentence, []).append(run_id)
+    items = (
+        Markup("{} {}").format(sentence, Markup("({})").format(run_links(run_ids)))
+        for sentence, run_ids in said.items()
+    )
+    return callout("Notes of the runs", items)
+
+
+def unreadable(data: ReportData) -> Fragment:
+    """Return the directories and lines that could not be read; nothing where there are none."""
+    return callout("Not readable", data.problems)
