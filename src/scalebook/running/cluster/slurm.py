@@ -25,7 +25,7 @@ from scalebook.running.container import images
 from scalebook.running.container.enroot import PLAIN_SHELL
 from scalebook.running.container.request import settle
 from scalebook.running.launch.shell import Expression, array, assignment, fill, quoted, safe_path
-from scalebook.running.launch.variables import variables
+from scalebook.running.launch.torchrun import variables
 from scalebook.scrub import is_secret
 
 TEMPLATE = Path("containers") / "slurm" / "job.sbatch"

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from scalebook.running.command import Launch, Variable
-from scalebook.running.launch.torchrun import TRAINER, direct, require_trainer, unavailable
-from scalebook.running.launch.variables import variables
+from scalebook.running.launch.torchrun import (
+    TRAINER,
+    direct,
+    require_trainer,
+    unavailable,
+    variables,
+)
 
 __all__ = [
     "TRAINER",

@@ -13,9 +13,19 @@ from scalebook import engines
 from scalebook.config import RunConfig
 from scalebook.errors import LaunchError
 from scalebook.facts.catalog.types import Platform
-from scalebook.running.command import Launch
-from scalebook.running.container import inside
-from scalebook.running.launch.variables import variables
+from scalebook.running.command import Launch, Variable
+from scalebook.running.container import inside, rules
+
+
+def variables(config: RunConfig) -> tuple[Variable, ...]:
+    """Return the variables that a run needs on the devices of its platform (env.toml)."""
+    values = rules.values_of(config)
+    return tuple(
+        Variable(rule.name, rule.value, rule.reason, rule.replaces)
+        for rule in rules.rules(str(values["vendor"]))
+        if rule.applies(values)
+    )
+
 
 TRAINER = engines.TRAINERS["megatron"]
 
