@@ -23,7 +23,6 @@ from scalebook.facts import catalog
 from scalebook.host import ASKED
 from scalebook.query import Answer
 from scalebook.running import launch
-from scalebook.running.command import Launch, Variable
 from scalebook.running.container import (
     build,
     choose,
@@ -37,6 +36,7 @@ from scalebook.running.container import (
     rules,
 )
 from scalebook.running.container.choose import Choice, Surroundings
+from scalebook.running.launch import Launch, Variable
 
 VENDORS = ("nvidia", "amd", "cpu")
 

@@ -24,9 +24,8 @@ from scalebook.measure.reliability import (
     read_drill,
 )
 from scalebook.record import RunRecord, StepRecord
-from scalebook.running import finish_run, processes
-from scalebook.running.drill import drill
-from scalebook.running.drill.drill import Killer, KillOrder
+from scalebook.running import drill, finish_run, processes
+from scalebook.running.drill import Killer, KillOrder
 
 CONFIG = RunConfig(
     **SMALL
