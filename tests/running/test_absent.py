@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from scalebook.facts import catalog
-from scalebook.running.launch.torchrun import explain_missing_gpus
+from scalebook.running.launch import explain_missing_gpus
 
 FILES = {"h100": "dev/nvidiactl", "mi300x": "dev/kfd"}
 

@@ -24,7 +24,6 @@ from scalebook.facts import catalog
 from scalebook.host import ASKED
 from scalebook.query import Answer
 from scalebook.running import launch
-from scalebook.running.command import Launch, Variable
 from scalebook.running.container import (
     build,
     choose,
@@ -38,6 +37,7 @@ from scalebook.running.container import (
     rules,
 )
 from scalebook.running.container.choose import Choice, Surroundings
+from scalebook.running.launch import Launch, Variable
 
 VENDORS = ("nvidia", "amd", "cpu")
 

@@ -24,9 +24,8 @@ from scalebook.measure.reliability import (
     read_drill,
 )
 from scalebook.record import RunRecord, StepRecord
-from scalebook.running import finish_run, processes
-from scalebook.running.drill import drill, drill_result
-from scalebook.running.drill.kill_rank import Killer, KillOrder
+from scalebook.running import drill, finish_run, processes
+from scalebook.running.drill import Killer, KillOrder
 
 CONFIG = RunConfig(
     **SMALL
@@ -204,7 +203,7 @@ GOOD = [
 
 def test_timings_are_differences_of_what_the_files_say(tmp_path: Path):
     record, killer = by_hand(tmp_path, GOOD)
-    found = drill_result.assess(tmp_path, record, killer, None)
+    found = drill.assess(tmp_path, record, killer, None)
     assert found.detection_seconds == 0.5
     assert found.start_seconds == 1.5
     assert found.build_seconds == 8
@@ -219,7 +218,7 @@ def test_timings_are_differences_of_what_the_files_say(tmp_path: Path):
 def test_a_loss_that_differs_in_fp32_on_a_cpu_fails_the_drill(tmp_path: Path):
     lines = [*GOOD[:3], line(3, 7.001, 1, 20.0), GOOD[4]]
     record, killer = by_hand(tmp_path, lines)
-    found = drill_result.assess(tmp_path, record, killer, None)
+    found = drill.assess(tmp_path, record, killer, None)
     assert found.identical is False
     assert found.largest_loss_difference == pytest.approx(0.001 / 7.001)
     assert not found.passed
@@ -229,7 +228,7 @@ def test_kernels_of_a_gpu_may_differ_a_little_but_not_as_a_lost_state_does(tmp_p
     for loss, passed in ((7.001, True), (7.2, False), (None, False)):
         lines = [*GOOD[:3], line(3, loss, 1, 20.0), GOOD[4]]
         record, killer = by_hand(tmp_path, lines, platform="h100", precision="bf16")
-        assert drill_result.assess(tmp_path, record, killer, None).passed is passed
+        assert drill.assess(tmp_path, record, killer, None).passed is passed
 
 
 def test_what_no_file_tells_is_null_with_a_note(tmp_path: Path):
@@ -237,7 +236,7 @@ def test_what_no_file_tells_is_null_with_a_note(tmp_path: Path):
     (tmp_path / "train.log").write_text("")
     (tmp_path / "checkpoints.jsonl").unlink()
     killer.started_at = None
-    found = drill_result.assess(tmp_path, record, killer, None)
+    found = drill.assess(tmp_path, record, killer, None)
     assert found.detection_seconds is found.load_seconds is found.next_step_seconds is None
     assert found.identical is None
     assert len(found.notes) == 3
@@ -249,7 +248,7 @@ def test_a_drill_that_loads_an_older_checkpoint_than_the_last_is_not_passed(tmp_
     save = CheckpointRecord.model_validate_json(path.read_text().splitlines()[0])
     newer = save.model_copy(update={"step": 3}).model_dump_json()
     path.write_text(f"{newer}\n{path.read_text()}")
-    assert not drill_result.assess(tmp_path, record, killer, None).passed
+    assert not drill.assess(tmp_path, record, killer, None).passed
 
 
 @pytest.mark.parametrize(

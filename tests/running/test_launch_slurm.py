@@ -14,7 +14,6 @@ from scalebook.config import RunConfig
 from scalebook.errors import LaunchError
 from scalebook.running.cluster import slurm
 from scalebook.running.cluster.slurm import Container, chosen
-from scalebook.running.launch import shell
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "launch"
@@ -225,11 +224,11 @@ def test_a_requeued_job_puts_the_last_attempt_aside_unless_there_is_a_checkpoint
 
 def test_a_changed_template_is_refused_before_anything_is_submitted():
     with pytest.raises(LaunchError, match="other places than expected: WRONG"):
-        shell.fill(TEMPLATE + "@WRONG@", dict.fromkeys(shell._PLACE.findall(TEMPLATE), ""))
+        slurm.fill(TEMPLATE + "@WRONG@", dict.fromkeys(slurm._PLACE.findall(TEMPLATE), ""))
 
 
 def test_a_value_that_looks_like_a_place_of_the_template_is_left_alone():
-    assert shell.fill("@A@ @B@", {"A": "@B@", "B": "b"}) == "@B@ b"
+    assert slurm.fill("@A@ @B@", {"A": "@B@", "B": "b"}) == "@B@ b"
 
 
 def test_the_container_of_a_job_is_named_in_words():

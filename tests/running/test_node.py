@@ -35,7 +35,7 @@ SCHEMA = json.loads((ROOT / "tests/golden/launch/pytorchjob.schema.json").read_t
 PROGRAM = f"""
 import sys
 from scalebook.running import launch
-from scalebook.running.command import Launch
+from scalebook.running.launch import Launch
 from scalebook.running.cluster import node
 def direct(config, *, config_path, output, **_):
     fake = (sys.executable, {str(FAKES / "fake_trainer.py")!r})

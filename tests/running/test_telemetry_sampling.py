@@ -22,10 +22,9 @@ import pytest
 from training import FAKES, small, wait_for
 
 from scalebook.running import runner
-from scalebook.running.devices import nvml, sampler, telemetry, tools, visible
-from scalebook.running.devices.amd import AMDSMI
-from scalebook.running.devices.amd_tool import AMDSMITool
-from scalebook.running.devices.nvidia_tool import NvidiaSMI, time_of
+from scalebook.running.devices import nvml, sampler, sensor, telemetry
+from scalebook.running.devices.amd import AMDSMI, AMDSMITool
+from scalebook.running.devices.nvml import NvidiaSMI, time_of
 from scalebook.running.devices.rapl import RAPL
 from scalebook.running.devices.sensor import SensorError
 
@@ -102,7 +101,7 @@ def samples(path: Path) -> list[dict[str, Any]]:
 )
 def test_visible_devices_are_taken_in_the_order_of_the_list(vendor, environment, expected):
     names = ("GPU-a1", "GPU-b2", "GPU-c3", "GPU-d4")
-    assert visible.chosen(vendor, names, environment) == expected
+    assert sensor.chosen(vendor, names, environment) == expected
 
 
 def test_nvml_tells_every_quantity_in_its_unit_and_leaves_out_what_a_device_lacks(driver):
@@ -205,12 +204,12 @@ def test_a_stamp_of_nvidia_smi_is_local_time(monkeypatch):
 
 def test_a_tool_that_ends_by_itself_is_a_reason(bin_folder):
     script(bin_folder, "short", "echo last words; exit 7")
-    stream = tools.Stream(("short",))
+    stream = sensor.Stream(("short",))
     assert wait_for(stream.lines) == ["last words"]
     with pytest.raises(SensorError, match="code 7"):
         wait_for(stream.lines)
     with pytest.raises(SensorError, match="cannot be started"):
-        tools.Stream(("no-such-tool-of-any-vendor",))
+        sensor.Stream(("no-such-tool-of-any-vendor",))
 
 
 def amdsmi_module(**more: Any) -> ModuleType:

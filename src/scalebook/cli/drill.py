@@ -13,7 +13,7 @@ from scalebook.cli.output import number, print_json, print_table
 
 if TYPE_CHECKING:
     from scalebook.config import RunConfig
-    from scalebook.running.drill.drill import Drilled
+    from scalebook.running.drill import Drilled
 
 PARTS = (
     ("detection_seconds", "torchrun notices the failure"),
@@ -77,7 +77,7 @@ def register(subparsers: Subparsers) -> None:
 def drill(options: argparse.Namespace) -> int:
     """Run a drill; 0 if training came back from the last checkpoint with the same losses."""
     from scalebook.project import runs_folder
-    from scalebook.running.drill import drill as drills
+    from scalebook.running import drill as drills
     from scalebook.running.kernel import RunOptions
 
     config = _config(options)

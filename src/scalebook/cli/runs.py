@@ -113,8 +113,8 @@ def _machine(options: argparse.Namespace) -> tuple[Platform, int | None]:
     """Return the platform to run as and how many GPUs it may use (None: a CPU, or not asked)."""
     from scalebook.errors import LaunchError
     from scalebook.facts import catalog
+    from scalebook.running import launch
     from scalebook.running.devices import detect
-    from scalebook.running.launch import torchrun
 
     if options.platform:
         platform = catalog.platform(options.platform)
@@ -125,7 +125,7 @@ def _machine(options: argparse.Namespace) -> tuple[Platform, int | None]:
         if refusal and not options.force_platform:
             if machine.vendor == "cpu":
                 named = f"Platform {platform.name!r} needs {platform.accelerator}, and no GPU"
-                refusal = f"{named} is seen here. {torchrun.explain_missing_gpus(platform)}"
+                refusal = f"{named} is seen here. {launch.explain_missing_gpus(platform)}"
             raise LaunchError(refusal)
     else:
         machine = detect.detect()

@@ -29,7 +29,7 @@ from scalebook.record import Status
 from scalebook.running import finish_run, launch, runner, sweep, waiting
 from scalebook.running.cluster import node_logs
 from scalebook.running.cluster.node_logs import ASKED, FOLLOWED
-from scalebook.running.command import Launch
+from scalebook.running.launch import Launch
 from scalebook.running.outcome import EndReason
 from scalebook.running.pruning import Broken, Inference
 

@@ -47,13 +47,11 @@ def _readers(
 ) -> list[Callable[[], Sensor]]:
     # Imported where they are needed: the sampler of a CPU run loads no reader of GPUs.
     if vendor == "nvidia":
-        from scalebook.running.devices.nvidia_tool import NvidiaSMI
-        from scalebook.running.devices.nvml import NVML
+        from scalebook.running.devices.nvml import NVML, NvidiaSMI
 
         return [lambda: NVML(environment, count), lambda: NvidiaSMI(environment, count, period)]
     if vendor == "amd":
-        from scalebook.running.devices.amd import AMDSMI
-        from scalebook.running.devices.amd_tool import AMDSMITool
+        from scalebook.running.devices.amd import AMDSMI, AMDSMITool
 
         return [lambda: AMDSMI(environment, count), lambda: AMDSMITool(environment, count, period)]
     from scalebook.running.devices.rapl import RAPL

@@ -1,8 +1,133 @@
-"""What every reader of devices has in common: the shape of a reading and of a failure."""
+"""What the readers of devices share: the shape of a reading, a tool's output, visible devices.
+
+A vendor's tool repeats its table at its own period into a pipe; it has no energy counters.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
+
+from scalebook.query import printed
+
+_PR_SET_PDEATHSIG = 1
+FARTHEST_STAMP = 60.0  # seconds; a tool's clock farther off is in another time zone
+
+
+def _die_with_parent() -> None:
+    """Ask the kernel to end this process when its parent ends, even by SIGKILL (Linux)."""
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+class Stream:
+    """The lines of a running command, read without waiting for them."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                # amd-smi is a Python program, which would keep its lines back
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                preexec_fn=_die_with_parent,  # noqa: PLW1509  the sampler has one thread
+            )
+        except OSError as error:
+            raise SensorError(f"{command[0]} cannot be started: {error.strerror}") from error
+        self._name = command[0]
+        stream: Any = self._process.stdout
+        self._descriptor: int = stream.fileno()
+        os.set_blocking(self._descriptor, False)
+        self._rest = b""
+
+    def lines(self) -> list[str]:
+        """Return the whole lines that have come since the last call.
+
+        Raises:
+            SensorError: the command has ended and nothing more will come.
+        """
+        new = b""
+        try:
+            while piece := os.read(self._descriptor, 65536):
+                new += piece
+            ended = True
+        except BlockingIOError:
+            ended = False
+        *lines, self._rest = (self._rest + new).split(b"\n")
+        if ended and not lines:
+            raise SensorError(f"{self._name} ended by itself with code {self._process.wait()}")
+        return [line.decode(errors="replace").strip() for line in lines if line.strip()]
+
+    def close(self) -> None:
+        """End the command."""
+        self._process.kill()
+        self._process.wait()
+
+
+def ask(*command: str) -> str | None:
+    """Return what a command prints, None where it is missing, fails or hangs."""
+    return printed(command)
+
+
+def near(own: float, arrived: float) -> float:
+    """Return the time that a tool gives a sample, unless its clock is another than ours."""
+    return own if abs(own - arrived) < FARTHEST_STAMP else arrived
+
+
+def cells(text: str) -> list[list[str]]:
+    """Return the cells of CSV text by line."""
+    return [[cell.strip() for cell in line.split(",")] for line in text.splitlines() if line]
+
+
+# Each variable lists devices of what the one before it left over. ROCR's comes first on AMD, and
+# HIP reads CUDA's name only where its own is not set.
+_AMD = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+
+
+def chosen(vendor: str, names: Sequence[str], environment: Mapping[str, str]) -> tuple[int, ...]:
+    """Return the indices of the visible devices in the order in which ranks take them.
+
+    ``names`` are the devices' UUIDs, by the driver's index. CUDA sorts devices of one kind as the
+    driver does; on a node of unlike GPUs its order may be another (CUDA_DEVICE_ORDER).
+    """
+    indices = tuple(range(len(names)))
+    for variable in _variables(vendor, environment):
+        indices = _listed(environment[variable], indices, names)
+    return indices
+
+
+def _variables(vendor: str, environment: Mapping[str, str]) -> list[str]:
+    if vendor != "amd":
+        return [name for name in ("CUDA_VISIBLE_DEVICES",) if name in environment]
+    found = [name for name in _AMD if name in environment]
+    return [name for name in found if name != _AMD[2] or _AMD[1] not in environment]
+
+
+def _listed(value: str, indices: tuple[int, ...], names: Sequence[str]) -> tuple[int, ...]:
+    """Return the devices that a list names; what follows an entry that names none is hidden."""
+    found: list[int] = []
+    for entry in (part.strip() for part in value.split(",")):
+        match = _index(entry, indices, names)
+        if match is None or match in found:
+            break
+        found.append(match)
+    return tuple(found)
+
+
+def _index(entry: str, indices: tuple[int, ...], names: Sequence[str]) -> int | None:
+    """Return the device of an entry: a position, or the start of one device's UUID."""
+    if entry.isdigit():
+        return indices[int(entry)] if int(entry) < len(indices) else None
+    matching = [index for index in indices if entry and names[index].startswith(entry)]
+    return matching[0] if len(matching) == 1 else None
+
 
 Row = dict[str, Any]  # a line of telemetry.jsonl; the columns of scalebook.measure.telemetry.Sample
 

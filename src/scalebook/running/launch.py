@@ -1,4 +1,4 @@
-"""RunConfig -> torchrun on this machine."""
+"""The command and the variables that start a run on this machine: torchrun, from a RunConfig."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,9 +14,51 @@ from scalebook import engines
 from scalebook.config import RunConfig
 from scalebook.errors import LaunchError
 from scalebook.facts.catalog.types import Platform
-from scalebook.running.command import Launch
-from scalebook.running.container import inside
-from scalebook.running.launch.variables import variables
+from scalebook.host import ASKED
+from scalebook.running.container import inside, rules
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """One environment variable that the launcher sets unless somebody already has.
+
+    A value in ``replaces`` is one that an image bakes in, which nobody chose for this run: it is
+    replaced, unless the user asked for it by name.
+    """
+
+    name: str
+    value: str
+    reason: str
+    replaces: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What to start: ``command`` as argv, and the variables to start it with."""
+
+    command: tuple[str, ...]
+    variables: tuple[Variable, ...]
+
+    def environment(self, base: Mapping[str, str]) -> dict[str, str]:
+        """Return the whole environment of the command; what the user set wins."""
+        asked = base.get(ASKED, "").split()
+        result = dict(base)
+        for variable in self.variables:
+            baked = base.get(variable.name) in variable.replaces and variable.name not in asked
+            if variable.name not in base or baked:
+                result[variable.name] = variable.value
+        return result
+
+
+def variables(config: RunConfig) -> tuple[Variable, ...]:
+    """Return the variables that a run needs on the devices of its platform (env.toml)."""
+    values = rules.values_of(config)
+    return tuple(
+        Variable(rule.name, rule.value, rule.reason, rule.replaces)
+        for rule in rules.rules(str(values["vendor"]))
+        if rule.applies(values)
+    )
+
 
 TRAINER = engines.TRAINERS["megatron"]
 
