@@ -114,6 +114,7 @@ class RunRecord(BaseModel):
     schedule: dict[str, Any] = {}  # place in its plan's order, seed, cool-down before it
     differences: tuple[dict[str, Any], ...] | None = None  # name, asked, ran; None: not compared
     notes: tuple[str, ...] = ()  # sentences for the reader that are no failure
+    window: tuple[Whole, Whole] | None = None  # first and last step that a reader chose to average
 
     @field_validator("environment", "schedule", "differences")
     @classmethod

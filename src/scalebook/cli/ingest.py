@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalebook.cli.arguments import Subparsers, add_json, at_least
+from scalebook.cli.arguments import Subparsers, add_json, at_least, step_window
 from scalebook.cli.output import number, print_json, print_table
 
 if TYPE_CHECKING:
@@ -72,6 +72,12 @@ def register(subparsers: Subparsers) -> None:
     )
     for flag, name, text in _SIZES:
         said.add_argument(flag, dest=name, type=at_least(1), metavar="N", help=text)
+    parser.add_argument(
+        "--window",
+        type=step_window,
+        metavar="FIRST:LAST",
+        help="average over these steps, where a series has several levels (marked as chosen)",
+    )
     add_json(parser)
     parser.set_defaults(handler=run_ingest)
 
@@ -97,11 +103,13 @@ def run_ingest(options: argparse.Namespace) -> int:
         found = [
             summary
             for path in options.paths
-            for summary in summaries(path, supplied, dialect, opens)
+            for summary in summaries(path, supplied, dialect, opens, window=options.window)
         ]
         print_json(found[0] if len(found) == 1 else found)
         return 0
-    runs, notes = ingest(options.paths, options.runs, supplied, dialect, opens)
+    runs, notes = ingest(
+        options.paths, options.runs, supplied, dialect, opens, window=options.window
+    )
     for note in notes:
         print(f"scalebook: {note}", file=sys.stderr)
     if not runs:

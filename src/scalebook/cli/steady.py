@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalebook.cli.arguments import Subparsers, add_json, add_runs, add_start_spread
+from scalebook.cli.arguments import (
+    Subparsers,
+    add_json,
+    add_runs,
+    add_start_spread,
+    step_window,
+)
 from scalebook.cli.output import number, print_json
 
 if TYPE_CHECKING:
@@ -27,6 +34,12 @@ def register(subparsers: Subparsers) -> None:
         help="step times in seconds, one per line; a steps.jsonl; or a run's directory or id",
     )
     add_runs(steady)
+    steady.add_argument(
+        "--window",
+        type=step_window,
+        metavar="FIRST:LAST",
+        help="keep these steps in the record of a run as the window that its rate is over",
+    )
     add_json(steady)
     steady.set_defaults(handler=print_steady)
     versus = subparsers.add_parser(
@@ -59,6 +72,9 @@ def print_steady(options: argparse.Namespace) -> int:
         try:
             path = Path(file)
             place = path if path.exists() else find_run(file, runs) or path
+            if options.window is not None:
+                print(_keep(place, options.window), file=sys.stderr)
+                continue
             found: Steady | str = read_series(place).steady()
         except RecordError as error:
             print(f"scalebook: {error}", file=sys.stderr)
@@ -70,6 +86,26 @@ def print_steady(options: argparse.Namespace) -> int:
     if options.json:
         print_json(rows)
     return 2 if unreadable else 0
+
+
+def _keep(directory: Path, window: tuple[int, int]) -> str:
+    """Write the window that the reader chose into a run's record; return its rate in a sentence.
+
+    Raises:
+        RecordError: the directory holds no run, or the window gives no rate.
+    """
+    from scalebook.errors import RecordError
+    from scalebook.measure.metrics import measure
+    from scalebook.store import read_run, write_record
+
+    run = read_run(directory)
+    chosen = run.record.model_copy(update={"window": window})
+    found = measure(replace(run, record=chosen))
+    rate = found.tokens_per_second
+    if rate is None:
+        raise RecordError(f"{directory}: these steps give no rate. {found.throughput_reason}")
+    write_record(directory, chosen)
+    return f"{directory}: {rate:,.0f} tokens/s over steps {window[0]} to {window[1]}, as chosen."
 
 
 def _row(file: str, found: Steady | str) -> dict[str, Any]:

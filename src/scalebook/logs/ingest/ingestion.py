@@ -14,6 +14,7 @@ from scalebook.logs.ingest.group import Group, Opener, collect, find, no_store
 from scalebook.logs.ingest.job_summary import summarise
 from scalebook.logs.ingest.log_config import LogConfig, observe_with
 from scalebook.logs.ingest.write import write_run
+from scalebook.logs.job import Job
 from scalebook.logs.setting_lines import Value
 
 
@@ -32,6 +33,8 @@ def summaries(
     supplied: Mapping[str, Value],
     dialect: str | type[Dialect] | None = None,
     opens: Opener = no_store,
+    *,
+    window: tuple[int, int] | None = None,
 ) -> list[dict[str, Any]]:
     """Return one summary a job of a file (or a folder); nothing is written.
 
@@ -43,14 +46,14 @@ def summaries(
         if content.empty:
             raise content.unrecognised()
         return [
-            summarise(job, observe_with(job, supplied, path.name), content.dialect.kind)
+            summarise(job, _known(job, supplied, path.name, window), content.dialect.kind)
             for job in content.jobs
         ]
     groups, _ = collect([path], dialect, opens)
     if not groups:
         raise IngestError(f"Nothing in {path} was recognised. Name a file, or another folder.")
     return [
-        summarise(job, observe_with(job, supplied, group.files[0].path.name))
+        summarise(job, _known(job, supplied, group.files[0].path.name, window))
         for group in groups
         for job in group.jobs
     ]
@@ -62,11 +65,14 @@ def ingest(
     supplied: Mapping[str, Value],
     dialect: str | type[Dialect] | None = None,
     opens: Opener = no_store,
+    *,
+    window: tuple[int, int] | None = None,
 ) -> tuple[list[Ingested], list[str]]:
     """Write run directories for the jobs of all paths; return them, and notes on unused files.
 
     Each job is written when its files were read, so that what stops an ingest costs only the rest.
-    ``opens`` finds readers of what is no text: ``scalebook.trackers.opener()``.
+    ``opens`` finds readers of what is no text: ``scalebook.trackers.opener()``. ``window`` is the
+    first and the last step that the reader chooses to average over.
 
     Raises:
         IngestError: a path cannot be read, or what was supplied contradicts a file.
@@ -76,7 +82,7 @@ def ingest(
     for group in files.groups(dialect):
         for content in group.attached:
             files.notes += _no_breakdown(content)
-        for index, known, summary in list(_plan(group, supplied)):
+        for index, known, summary in list(_plan(group, supplied, window)):
             path, new = write_run(runs, group, index, known, summary)
             of = tuple(content.path for content in (*group.files, *group.attached))
             found.append(Ingested(path, new, of, summary))
@@ -92,9 +98,17 @@ def _no_breakdown(content: FileContent) -> list[str]:
     return [f"{content.path.name}: no step anatomy. {reason}" for reason in reasons if reason]
 
 
+def _known(
+    job: Job, supplied: Mapping[str, Value], name: str, window: tuple[int, int] | None
+) -> LogConfig:
+    known = observe_with(job, supplied, name)
+    known.window = window
+    return known
+
+
 def _plan(
-    group: Group, supplied: Mapping[str, Value]
+    group: Group, supplied: Mapping[str, Value], window: tuple[int, int] | None
 ) -> Iterator[tuple[int, LogConfig, dict[str, Any]]]:
     for index, job in enumerate(group.jobs):
-        known = observe_with(job, supplied, group.files[0].path.name)
+        known = _known(job, supplied, group.files[0].path.name, window)
         yield index, known, summarise(job, known)

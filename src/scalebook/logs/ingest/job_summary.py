@@ -228,6 +228,7 @@ def numbers_of(job: Job, known: LogConfig) -> RunMetrics | None:
         status=status_of(job)[0],
         observed=finite(observed_settings(known)),
         environment=finite({"accelerator": device}) if device else {},
+        window=known.window,
     )
     return measure(Run(Path(), record, tuple(steps_of(job, known))))
 

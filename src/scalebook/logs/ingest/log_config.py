@@ -82,6 +82,7 @@ class LogConfig:
     provenance: dict[str, str] = field(default_factory=dict[str, str])
     origin: dict[str, str] = field(default_factory=dict[str, str])
     notes: list[str] = field(default_factory=list[str])
+    window: tuple[int, int] | None = None  # first and last step that the reader chose to average
 
     def put(self, name: str, value: Value, provenance: str, origin: str = "") -> None:
         """Set a value and where it comes from."""

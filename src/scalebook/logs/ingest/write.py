@@ -125,6 +125,8 @@ def record_of(group: Group, index: int, known: LogConfig, summary: Mapping[str, 
     supplied = {
         name: known.values[name] for name, how in known.provenance.items() if how == "supplied"
     }
+    if known.window is not None:
+        supplied["window"] = "{}:{}".format(*known.window)
     status, reason = status_of(job)
     tail = () if status == "completed" else group.files[-1].tail
     return RunRecord(
@@ -137,6 +139,7 @@ def record_of(group: Group, index: int, known: LogConfig, summary: Mapping[str, 
         log_tail=scrub_all(tail, {}),
         observed=finite(observed_settings(known)),
         environment=scrub_values(finite(_environment(group, job, known, summary))),
+        window=known.window,
     )
 
 

@@ -54,6 +54,7 @@ class Steady:
     periods: tuple[int, ...] = ()  # steps between periodic spikes, shortest first
     irregular: int = 0  # spikes without a period
     change: float = 0.0  # a drift or shift that is tolerated, as a fraction of the mean
+    at: int | None = None  # of a series that is refused for a shift: the first step after it
 
     @property
     def accepted(self) -> bool:
@@ -120,6 +121,24 @@ def find_steady(
         irregular=sum(start <= at < end for at, _ in spikes.irregular),
         change=settled.change,
     )
+
+
+def longest_level(seconds: Sequence[float]) -> tuple[int, int] | None:
+    """Return first and last index of the longest part at one level, None where there is none.
+
+    A series that shifts is cut there, and so is each part, until a part is steady.
+    """
+    found = find_steady(seconds)
+    if found.start is not None and found.count is not None:
+        return found.start, found.start + found.count - 1
+    cut = found.at
+    if found.problem != "shift" or not cut:
+        return None
+    before, after = longest_level(seconds[:cut]), longest_level(seconds[cut:])
+    parts = [before] if before else []
+    if after is not None:
+        parts.append((cut + after[0], cut + after[1]))
+    return max(parts, key=lambda part: part[1] - part[0], default=None)
 
 
 def _end(spikes: Spikes, start: int, count: int) -> int:
@@ -207,7 +226,8 @@ def _poisson_interval(count: int) -> tuple[float, float]:
 
 
 def _refused(seconds: Sequence[float], minimum: int, settled: Settled) -> Steady:
-    return Steady(len(seconds), settled.problem, _reason(seconds, minimum, settled))
+    at = None if settled.at is None else minimum + settled.at
+    return Steady(len(seconds), settled.problem, _reason(seconds, minimum, settled), at=at)
 
 
 def _reason(seconds: Sequence[float], minimum: int, settled: Settled) -> str:

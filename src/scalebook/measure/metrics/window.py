@@ -16,7 +16,7 @@ from typing import Any
 
 from scalebook.measure.metrics.settings import LARGEST
 from scalebook.measure.metrics.stability import MINIMUM_STEPS
-from scalebook.measure.metrics.steady import BRIEF_SECONDS, Steady, find_steady
+from scalebook.measure.metrics.steady import BRIEF_SECONDS, Steady, find_steady, longest_level
 from scalebook.measure.telemetry.trend import Settling
 from scalebook.record import RunRecord, StepRecord
 from scalebook.step_columns import Steps
@@ -93,7 +93,7 @@ def throughput(
 
     Where the telemetry says that ``devices`` had not settled, the rate has no interval.
     """
-    steps = Steps.of(measured)
+    steps = _chosen(record, Steps.of(measured))
     reason = _no_window(record, steps)
     if reason is not None:
         return None, reason
@@ -108,7 +108,8 @@ def throughput(
     devices = devices or Settling(None)
     steady = find_steady(_evened(seconds, tokens), settled_devices=devices.settled is True)
     if steady.problem is not None and steady.problem != "too short":
-        return None, f"The run is not averaged. {steady.reason}"
+        offer = _offer(steps, seconds, tokens) if steady.problem == "shift" else ""
+        return None, f"The run is not averaged. {steady.reason}{offer}"
     apart = None if steady.accepted else _apart(seconds)
     if apart is not None:
         return None, f"The run is not averaged. {apart} {steady.reason}"
@@ -120,8 +121,36 @@ def throughput(
     if devices.settled is False:
         interval = seen = None
     note = _note(sum(seconds[part]), steady, devices)
+    if record.window is not None:
+        first_step, last_step = record.window
+        choice = f"The reader chose steps {first_step} to {last_step} as the window."
+        note = f"{choice} {note}" if note else choice
     middle = median(seconds[part])
     return Throughput(steps[part], steady, middle, rate, interval, seen, note, single), None
+
+
+def _chosen(record: RunRecord, steps: Steps) -> Steps:
+    """Return the steps of the window that a reader chose, else all."""
+    if record.window is None:
+        return steps
+    first, last = record.window
+    numbers = steps.numbers("step")
+    return steps.select([at for at, number in enumerate(numbers) if first <= number <= last])
+
+
+def _offer(steps: Steps, seconds: Sequence[float], tokens: Sequence[float]) -> str:
+    """Return the longest part at one level with its rate, and how to choose it; empty for none."""
+    level = longest_level(_evened(seconds, tokens))
+    if level is None:
+        return ""
+    first, last = level
+    part = slice(first, last + 1)
+    rate = sum(tokens[part]) / sum(seconds[part])
+    window = f"{steps[first].step}:{steps[last].step}"
+    return (
+        f" The longest level is steps {window.replace(':', ' to ')}, at {rate:,.0f} tokens/s; "
+        f"--window {window} chooses it."
+    )
 
 
 def _note(seconds: float, steady: Steady, devices: Settling) -> str | None:
@@ -155,6 +184,9 @@ def _no_window(record: RunRecord, steps: Steps) -> str | None:
     """Return why the measured steps are no window to average over; None where they are one."""
     if not record.averaged:
         return f"The run did not complete ({record.status}): its window is not averaged."
+    if not steps and record.window is not None:
+        first, last = record.window
+        return f"No measured step lies in the window that was chosen, steps {first} to {last}."
     if not steps:
         return "No step was measured, or each of them waited for a checkpoint."
     if len(set(steps.numbers("restart"))) > 1:
