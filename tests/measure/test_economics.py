@@ -157,6 +157,7 @@ def test_an_inner_choice_never_leaves_the_range(rate, rate_span, price, price_sp
 
 # 1e12 tokens at 1e6 a second take 1e6 s; 50 GPUs, prices 2 and 1, a tenth more time where GPUs are
 # taken away, 800 W a GPU, a PUE of 1.5, 0.5 kg a kWh; the other platform: 2e6 a second on 40 GPUs.
+# 200 TB are stored at 20 a month, 30 TB sent at 90; reserved GPUs cost 1.5.
 WORKED = {
     "training_seconds": ("s", 1e6, "tokens / tokens_per_second"),
     "training_days": ("days", 1e6 / 86400, "tokens / tokens_per_second"),
@@ -174,6 +175,17 @@ WORKED = {
         55e6 / 3600,
         "tokens x gpus x spot_price_per_gpu_hour x (1 + preemption_overhead) / tokens_per_second",
     ),
+    "cost_reserved": (
+        "currency",
+        75e6 / 3600,
+        "tokens x gpus x reserved_price_per_gpu_hour / tokens_per_second",
+    ),
+    "cost_storage": (  # 1e6 s are 0.3803 months of 365.25 / 12 days
+        "currency",
+        1e6 / (365.25 / 12 * 86400) * 200 * 20,
+        "tokens x storage_tb x price_per_tb_month / tokens_per_second",
+    ),
+    "cost_transfer": ("currency", 30 * 90, "transferred_tb x price_per_transferred_tb"),
     "tokens_per_dollar": (
         "tokens",
         1e12 / (100e6 / 3600),
@@ -212,7 +224,8 @@ def test_every_answer_is_the_one_worked_by_hand():
         tokens="1T", tokens_per_second="1e6", sequence_length="4096", gpus="50",
         price_per_gpu_hour="2", spot_price_per_gpu_hour="1", preemption_overhead="10%",
         watts_per_gpu="800", pue="1.5", grid_kg_per_kwh="0.5", other_tokens_per_second="2e6",
-        other_gpus="40",
+        other_gpus="40", reserved_price_per_gpu_hour="1.5", storage_tb="200",
+        price_per_tb_month="20", transferred_tb="30", price_per_transferred_tb="90",
     )  # fmt: skip
     assert set(found) == set(WORKED)
     for name, (unit, value, formula) in WORKED.items():

@@ -15,6 +15,7 @@ from scalebook.errors import ClaimError
 from scalebook.measure.intervals import Interval, point, read_numeral
 
 SECONDS_PER_DAY = 86_400
+SECONDS_PER_MONTH = SECONDS_PER_DAY * 365.25 / 12
 SMALLEST, LARGEST = 1e-30, 1e30  # products of such stay finite
 FRACTIONS = ("preemption_overhead",)
 AT_LEAST_ONE = ("pue",)
@@ -33,6 +34,11 @@ class Inputs:
     gpus: Interval | None = None
     price_per_gpu_hour: Interval | None = None  # on demand
     spot_price_per_gpu_hour: Interval | None = None
+    reserved_price_per_gpu_hour: Interval | None = None
+    storage_tb: Interval | None = None  # held while training runs: data, checkpoints, logs
+    price_per_tb_month: Interval | None = None  # of that storage
+    transferred_tb: Interval | None = None  # that a network is charged for, such as egress
+    price_per_transferred_tb: Interval | None = None
     preemption_overhead: Interval | None = None  # extra time as a fraction of the undisturbed time
     watts_per_gpu: Interval | None = None  # mean draw of a GPU with its share of the node
     pue: Interval | None = None  # facility energy over IT energy, 1 or more
@@ -110,6 +116,21 @@ ANSWERS = (
         ("tokens", "gpus", "spot_price_per_gpu_hour", "1+preemption_overhead"),
         ("tokens_per_second",),
     ),
+    _Product(
+        "cost_reserved",
+        "currency",
+        1 / _HOUR,
+        ("tokens", "gpus", "reserved_price_per_gpu_hour"),
+        ("tokens_per_second",),
+    ),
+    _Product(
+        "cost_storage",
+        "currency",
+        1 / SECONDS_PER_MONTH,
+        ("tokens", "storage_tb", "price_per_tb_month"),
+        ("tokens_per_second",),
+    ),
+    _Product("cost_transfer", "currency", 1, ("transferred_tb", "price_per_transferred_tb")),
     _Product("tokens_per_day", "tokens", SECONDS_PER_DAY, ("tokens_per_second",)),
     _Product(
         "samples_per_day", "samples", SECONDS_PER_DAY, ("tokens_per_second",), ("sequence_length",)

@@ -30,7 +30,11 @@ preemption_overhead = "5%"           # extra time by preemptions
 watts_per_gpu = 900                  # mean draw of a GPU with its share of the node
 """
 SHARED = ("tokens", "pue", "grid_kg_per_kwh")
-EACH = ("price_per_gpu_hour", "spot_price_per_gpu_hour", "preemption_overhead", "watts_per_gpu")
+EACH = (
+    *("price_per_gpu_hour", "spot_price_per_gpu_hour", "reserved_price_per_gpu_hour"),
+    *("preemption_overhead", "watts_per_gpu"),
+    *("storage_tb", "price_per_tb_month", "transferred_tb", "price_per_transferred_tb"),
+)
 _LARGEST_FILE = 100_000  # bytes
 
 
