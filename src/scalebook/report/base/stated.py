@@ -26,8 +26,13 @@ grid_kg_per_kwh = 0.35               # CO2 equivalent of the grid
 [h100]                               # a platform, as the runs call it
 price_per_gpu_hour = "2.1..2.6"      # in any one currency: replace it by yours
 spot_price_per_gpu_hour = 1.2
+reserved_price_per_gpu_hour = 1.6
 preemption_overhead = "5%"           # extra time by preemptions
 watts_per_gpu = 900                  # mean draw of a GPU with its share of the node
+storage_tb = 50                      # held while training runs: data, checkpoints, logs
+price_per_tb_month = 20
+transferred_tb = 5                   # sent over a network that is charged for
+price_per_transferred_tb = 90
 """
 SHARED = ("tokens", "pue", "grid_kg_per_kwh")
 EACH = (
