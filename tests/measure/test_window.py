@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from statistics import fmean, stdev
 
 import pytest
 
@@ -60,6 +61,14 @@ def test_the_rate_of_a_chosen_window_is_over_its_steps_and_says_so(tmp_path: Pat
     early = measure(run(tmp_path / "early", (1, SHORT)))
     assert early.tokens_per_second == pytest.approx(1000 / 1.0, rel=0.002)
     assert (early.tokens_per_second_low or 0) < early.tokens_per_second
+
+
+def test_the_spread_of_the_steps_is_that_of_the_window(tmp_path: Path):
+    late = measure(run(tmp_path / "late", (SHORT + 1, SHORT + LONG)))
+    window = seconds()[SHORT:]
+    assert late.step_seconds_std == pytest.approx(stdev(window), rel=1e-9)
+    assert late.step_seconds_cv == pytest.approx(stdev(window) / fmean(window), rel=1e-9)
+    assert measure(run(tmp_path / "two")).step_seconds_std is None
 
 
 def test_a_chosen_window_over_a_shift_or_without_a_step_has_no_rate(tmp_path: Path):

@@ -104,6 +104,9 @@ class RunMetrics:
     step_seconds_p10: float | None = None
     step_seconds_p90: float | None = None
     step_seconds_p99: float | None = None
+    step_seconds_std: float | None = None  # standard deviation of the steady state's steps
+    step_seconds_cv: float | None = None  # coefficient of variation: the same over their mean
+    reserved_memory_gib: float | None = None  # most that torch's allocator had reserved on any rank
     spike_periods: tuple[int, ...] = ()  # steps between periodic slow steps
     rank_seconds_fastest: float | None = None  # mean step time of one rank
     rank_seconds_slowest: float | None = None

@@ -86,7 +86,11 @@ def _memory(record: RunRecord, steps: Steps) -> dict[str, Any]:
     most = (max(steps.known(name), default=0.0) for name in ("allocated_gib", "reserved_gib"))
     peak = next((value for value in most if value > 0), None)
     why = text(record.environment.get("memory_reason")) or "No step recorded its memory"
-    return {"peak_memory_gib": peak, "peak_memory_reason": why if peak is None else None}
+    return {
+        "peak_memory_gib": peak,
+        "peak_memory_reason": why if peak is None else None,
+        "reserved_memory_gib": max(steps.known("reserved_gib"), default=0.0) or None,
+    }
 
 
 def _rates(
