@@ -7,12 +7,14 @@ import re
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 from simulated import H100, config, write_run, write_sample
 from test_report_findings import words
 
 from scalebook.report.base import frames
 from scalebook.report.base.frames import ReportData, load
+from scalebook.report.charts import memory_charts
 from scalebook.report.pages import memory_page
 
 BIG: dict[str, Any] = {
@@ -166,3 +168,20 @@ def test_every_chart_compiles_to_a_picture_and_says_what_it_shows(tmp_path: Path
     for figure in (scatter, bars.parts[0][1], maps.parts[0][1]):
         assert figure.picture().startswith("<svg")
         assert figure.description.endswith(".")
+
+
+def test_a_run_that_another_beats_in_memory_and_rate_is_not_on_the_line() -> None:
+    runs = pl.DataFrame(
+        {
+            "run_id": ["least", "beaten", "middle", "as_large", "most"],
+            "peak_memory_gib": [40.0, 50.0, 50.0, 60.0, 70.0],
+            "tokens_per_second_per_gpu": [900.0, 880.0, 1000.0, 1000.0, 1100.0],
+            "source": ["measured"] * 5,
+            "label": list("abcde"),
+        }
+    )
+    assert memory_page.unbeaten(runs) == ["least", "middle", "most"]
+    figure = memory_charts.speed_against_memory(runs, memory_page.unbeaten(runs))
+    assert figure is not None
+    assert "3 of them no other beats in both, from 40.0\xa0GiB" in figure.description
+    assert memory_charts.speed_against_memory(runs[:2], ["least"]) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import altair as alt
@@ -41,6 +42,7 @@ MAP: dict[str, type[pl.DataType]] = {
     **dict.fromkeys(("peak_memory_gib", "predicted_gib"), pl.Float64),
     "runs": pl.Int64,
 }
+_BESIDE_ZERO = alt.Scale(zero=False, padding=12)
 _TOOLTIP = [
     alt.Tooltip("run_id:N", title="run"),
     alt.Tooltip("label:N", title="what"),
@@ -91,6 +93,38 @@ def _describe_compared(compared: pl.DataFrame) -> str:
     return (
         f"Measured peak memory over the prediction for {count(compared.height, 'run')}; the "
         f"farthest from the line is {quantity(abs(far['difference_gib']), 'GiB')} {sign} it."
+    )
+
+
+def speed_against_memory(runs: pl.DataFrame, frontier: Sequence[str]) -> Figure | None:
+    """Return a point a run of one work, rate over peak GiB, with the line of the best ones.
+
+    ``frontier`` has the ids of the runs that no other beats in both.
+    """
+    if runs.height < 3:  # of two runs there is nothing to choose
+        return None
+    data = runs.with_columns(pl.col("run_id").is_in(list(frontier)).alias("best"))
+    base = alt.Chart(rows(data)).encode(
+        x=alt.X("peak_memory_gib:Q", title="measured peak, GiB per GPU", scale=_BESIDE_ZERO),
+        y=alt.Y("tokens_per_second_per_gpu:Q", title="tokens/s per GPU", scale=_BESIDE_ZERO),
+        shape=by_source(data["source"]),
+        tooltip=[
+            *_TOOLTIP,
+            alt.Tooltip("peak_memory_gib:Q", title="peak, GiB", format=".1f"),
+            alt.Tooltip("tokens_per_second_per_gpu:Q", title="tokens/s per GPU", format=",.0f"),
+        ],
+    )
+    best = base.transform_filter("datum.best")
+    chart = (
+        best.mark_line(interpolate="step-after", strokeDash=[5, 4], color="gray")
+        + base.transform_filter("!datum.best").mark_point(filled=False, size=80, strokeWidth=1.5)
+        + best.mark_point(filled=True, size=100, opacity=0.9)
+    ).properties(width="container", height=260)
+    least, most = min(data.filter("best")["peak_memory_gib"].to_list()), data.height
+    return Figure(
+        chart,
+        f"Rate over measured memory of {count(most, 'run')}; {len(frontier)} of them no other "
+        f"beats in both, from {quantity(least, 'GiB')} on.",
     )
 
 

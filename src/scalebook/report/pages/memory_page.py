@@ -33,7 +33,7 @@ from scalebook.report.base.markup import (
     run_link,
     run_links,
 )
-from scalebook.report.base.naming import units
+from scalebook.report.base.naming import group_name, units
 from scalebook.report.base.quantities import NONE, count, number, percent, quantity
 from scalebook.report.charts import Figure, Figures
 from scalebook.report.charts import memory_charts as charts
@@ -52,6 +52,29 @@ def compared(data: ReportData) -> pl.DataFrame:
             facts = {"predicted_gib": predicted, "difference_gib": peak - predicted}
             found.append({**row, **facts, "ending": status_words(row["status"])})
     return pl.DataFrame(found, schema=charts.COMPARED | {"status": pl.String})
+
+
+def speed_and_memory(data: ReportData) -> Figures | None:
+    """Return rate over memory, a chart for each work with three runs or more, largest first."""
+    works = data.ranked.filter(pl.col("peak_memory_gib").is_not_null()).group_by(
+        "platform", "model", "sequence_length", "precision", maintain_order=True
+    )
+    several = sorted((runs for _, runs in works), key=lambda runs: -runs.height)
+    return Figures.of(
+        (group_name(runs.row(0, named=True)), charts.speed_against_memory(runs, unbeaten(runs)))
+        for runs in several[:MOST_MAPS]
+    )
+
+
+def unbeaten(runs: pl.DataFrame) -> list[str]:
+    """Return the ids of the runs that no other beats in both memory and rate, by memory."""
+    rising = runs.sort(
+        "peak_memory_gib", "tokens_per_second_per_gpu", descending=[False, True]
+    ).with_columns(pl.col("tokens_per_second_per_gpu").cum_max().shift(1).alias("before"))
+    better = rising.filter(
+        pl.col("before").is_null() | (pl.col("tokens_per_second_per_gpu") > pl.col("before"))
+    )
+    return better["run_id"].to_list()
 
 
 def _total(data: ReportData, row: Row) -> float | None:
