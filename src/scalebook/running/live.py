@@ -64,16 +64,15 @@ class PlanState:
     seconds_each: float | None = None  # mean of the runs that this process ended
     running: int = 1
 
-    def left(self, run: LiveRun | None) -> float | None:
-        """Return the seconds that the plan still takes, None where nothing says how long."""
-        own = run.seconds_left if run else None
-        if own is None and self.running:
-            return None
-        whole = (run.seconds or 0.0) + (own or 0.0) if run else None
-        each = self.seconds_each if self.seconds_each is not None else whole
-        if self.to_do and each is None:
-            return None
-        return (own or 0.0) + self.to_do * (each or 0.0)
+    def left(self, run: LiveRun) -> float | None:
+        """Return the seconds that the plan still takes, None where nothing says how long.
+
+        Runs to come take as long as those before, or as the one that trains.
+        """
+        so_far, own, each = run.seconds or 0.0, run.seconds_left, self.seconds_each
+        if own is None:
+            return None if each is None else max(each - so_far, 0.0) + self.to_do * each
+        return own + self.to_do * (so_far + own if each is None else each)
 
 
 _PLAN = TypeAdapter(PlanState)
@@ -158,7 +157,7 @@ class Monitor:
         return Snapshot(
             time=datetime.now(UTC).isoformat(timespec="seconds"),
             plan=plan,
-            plan_seconds_left=plan.left(first) if plan else None,
+            plan_seconds_left=plan.left(first) if plan and first else None,
             running=running,
             ended=self._ended_runs() if self.curves else (),
         )
@@ -429,21 +428,28 @@ def _between(began: str | None, ended: str | None) -> float | None:
     return took.total_seconds()
 
 
+COLUMNS = ("step", "left", "tokens/s per GPU", "MFU", "memory", "power")
+
+
 def table(snapshot: Snapshot) -> list[str]:
     """Return the lines of the table for a terminal; the console cuts them to its width."""
     lines = [plan_line(snapshot)] if snapshot.plan else []
     counts = Counter(run.state for run in snapshot.running)
     if not lines and len(snapshot.running) > 1:
         lines = [", ".join(f"{count} {state}" for state, count in counts.items())]
-    if snapshot.running:
-        lines.append(_ROW.format("step", "tokens/s per GPU", "MFU", "memory", "power", "left"))
+    rows = {run.run_id: _cells(run) for run in snapshot.running if run.state == "training"}
+    widths = [max(map(len, column)) for column in zip(COLUMNS, *rows.values(), strict=True)]
+    lines += [_row(COLUMNS, widths)] if rows else []
     for run in snapshot.running:
-        lines += [f"{run.label}: {run.state}, {run.detail}".replace("starting, ", "")]
-        lines += [_ROW.format(*_cells(run)).rstrip()] if run.state == "training" else []
+        doing = run.state if run.state == run.detail else f"{run.state}, {run.detail}"
+        lines.append(f"{run.label}: {doing}")
+        lines += [_row(rows[run.run_id], widths)] if run.run_id in rows else []
     return lines
 
 
-_ROW = "  {:<10} {:<26} {:<22} {:<9} {:<7} {}"
+def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
+    padded = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
+    return f" {'  '.join(padded)}".rstrip()
 
 
 def plan_line(snapshot: Snapshot) -> str:
@@ -460,25 +466,27 @@ def plan_line(snapshot: Snapshot) -> str:
 
 
 def _cells(run: LiveRun) -> tuple[str, ...]:
-    rate, low, high = (
-        run.tokens_per_second_per_gpu,
-        run.tokens_per_second_per_gpu_low,
-        run.tokens_per_second_per_gpu_high,
-    )
-    rates = "-" if rate is None else f"{rate:,.0f}"
-    if low is not None and high is not None:
-        rates += f" ({low:,.0f} to {high:,.0f})"
-    mfu = "-" if run.mfu is None else f"{100 * run.mfu:.1f} %"
-    if run.mfu_low is not None and run.mfu_high is not None:
-        mfu += f" ({100 * run.mfu_low:.1f} to {100 * run.mfu_high:.1f})"
+    """Return the numbers of a run in the order of ``COLUMNS``."""
+    rate = "-"
+    if (value := run.tokens_per_second_per_gpu) is not None:
+        low, high = run.tokens_per_second_per_gpu_low, run.tokens_per_second_per_gpu_high
+        rate = f"{value:,.0f}{_ends(low, high, ',.0f')}"
+    mfu = "-"
+    if run.mfu is not None:
+        low, high = (end and 100 * end for end in (run.mfu_low, run.mfu_high))
+        mfu = f"{100 * run.mfu:.1f} %{_ends(low, high, '.1f')}"
     return (
         f"{run.step}/{'?' if run.steps_asked is None else run.steps_asked}",
-        rates,
+        "-" if run.seconds_left is None else duration(run.seconds_left),
+        rate,
         mfu,
         "-" if run.memory_gib is None else f"{run.memory_gib:.1f} GiB",
         "-" if run.power_watts is None else f"{run.power_watts:.0f} W",
-        "-" if run.seconds_left is None else duration(run.seconds_left),
     )
+
+
+def _ends(low: float | None, high: float | None, form: str) -> str:
+    return "" if low is None or high is None else f" ({low:{form}}-{high:{form}})"
 
 
 def watch(
@@ -512,11 +520,12 @@ def watch(
 
 def _one_line(now: Snapshot) -> str:
     """Return the same in one line, for a file or a notebook."""
-    runs = [
-        f"{run.label}: {run.state}, " + " | ".join(_cells(run))
-        for run in now.running
-        if run.state == "training"
-    ]
+    runs: list[str] = []
+    for run in now.running:
+        if run.state == "training":
+            cells = zip(COLUMNS, _cells(run), strict=True)
+            numbers = ", ".join(f"{name} {cell}" for name, cell in cells if cell != "-")
+            runs.append(f"{run.label}: {numbers}")
     waiting = sum(run.state in ("waiting", "starting") for run in now.running)
     parts = [plan_line(now)] if now.plan else []
     parts += [f"{waiting} waiting or starting"] if waiting else []

@@ -64,6 +64,7 @@ def run_plan(
     """Run every entry that is to be run, and return what became of each."""
     sweep = _Sweep(settings, console, stop, sum(entry.action == "run" for entry in entries))
     sweep.done = sum(entry.action == "done" for entry in entries)
+    sweep.runs = sweep.done + sweep.total
     return tuple(sweep.result(number, entry) for number, entry in enumerate(entries, start=1))
 
 
@@ -74,7 +75,7 @@ class _Sweep:
         self.settings, self.console, self.stop, self.total = settings, console, stop, total
         self.number = 0
         self.started = False
-        self.done = self.failed = 0
+        self.done = self.failed = self.runs = 0
         self.seconds: list[float] = []  # of the runs that were trained
         known = pruning.broken(settings.runs, settings.accelerator, fresh=settings.rerun)
         self.broken = known if settings.prune else None
@@ -151,8 +152,8 @@ class _Sweep:
         """Return how far the plan is as the next run begins."""
         to_do = self.total - self.number
         mean = sum(self.seconds) / len(self.seconds) if self.seconds else None
-        total, name = self.done + self.failed + 1 + to_do, str(scheduled.get("plan", ""))
-        return live.PlanState(name, total, self.done, self.failed, to_do, mean)
+        name = str(scheduled.get("plan", ""))
+        return live.PlanState(name, self.runs, self.done, self.failed, to_do, mean)
 
     def _cool_down(self, where: str) -> Waited | None:
         """Wait as the plan asks; None before the first run and where nothing is asked for."""

@@ -91,11 +91,11 @@
   };
 
   const shown = run => {
-    const parts = [element("h2", run.label), element("p", `${run.run_id}: ${run.state}, ${run.detail}`)];
+    const parts = [element("h2", run.label), element("p", `${run.run_id}: ${run.state === run.detail ? run.state : `${run.state}, ${run.detail}`}`)];
     parts[1].className = "note";
     if (run.state === "waiting") return element("article", null, parts);
     parts.push(numbers(run));
-    for (const reason of [run.tokens_per_second_per_gpu_low === null ? run.interval_reason : null, run.mfu_reason]) {
+    for (const reason of run.step > 0 ? [run.interval_reason, run.mfu_reason] : []) {
       if (!reason) continue;
       const note = element("p", reason);
       note.className = "note";
@@ -137,7 +137,7 @@
       what, status,
       element("td", number(run.tokens_per_second_per_gpu)),
       element("td", run.mfu === null ? "-" : `${number(100 * run.mfu, 1)} %`),
-      element("td", duration(run.seconds)),
+      element("td", duration(run.seconds).replace(" ", "\u00a0")),
     ]);
   };
 
