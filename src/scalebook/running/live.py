@@ -35,7 +35,6 @@ from scalebook.running import finish_run
 from scalebook.running.console import Console
 from scalebook.running.progress import LEAST_QUIET_SECONDS, SLOW_STEPS, duration, last_lines
 from scalebook.running.todo import label
-from scalebook.step_columns import Steps
 
 PLAN_FILE = finish_run.PLAN_FILE
 READ_SECONDS = 1.0  # between two looks at a run's files
@@ -207,7 +206,7 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 def _read(partial: Path, *, curves: bool) -> LiveRun:
     """Return a run by its steps; what changes without a new step is added by ``_now``."""
     record = _record(partial)
-    steps = Steps.of(store.read_steps(partial / "steps.jsonl")[0])
+    steps = store.read_steps(partial / "steps.jsonl")[0]
     last = steps[-1] if len(steps) else None
     asked = record.requested.get("steps")
     recent = list(steps.known("step_seconds")[1:])[-RECENT_STEPS:]
@@ -272,7 +271,7 @@ def _record(partial: Path) -> RunRecord:
     return RunRecord(**values)
 
 
-def _rates(partial: Path, record: RunRecord, steps: Steps) -> dict[str, Any]:
+def _rates(partial: Path, record: RunRecord, steps: store.Steps) -> dict[str, Any]:
     """Return the fields that are rates: of the steady steps, else of the measured ones so far."""
     found = metrics.measure(store.Run(partial, record, steps))
     world = found.world_size or 1
@@ -296,7 +295,7 @@ def _rates(partial: Path, record: RunRecord, steps: Steps) -> dict[str, Any]:
     }
 
 
-def _plain_rate(steps: Steps) -> float | None:
+def _plain_rate(steps: store.Steps) -> float | None:
     """Return tokens/s over the measured steps so far, before them of the last warm-up step."""
     measured = measured_steps(steps)
     counted = measured if len(measured) else steps[-1:]
@@ -377,7 +376,7 @@ def write_plan(partial: Path, plan: PlanState) -> None:
     store.write_json(partial / PLAN_FILE, {name: getattr(plan, name) for name in names})
 
 
-def _curve(steps: Steps) -> tuple[tuple[int, float | None, float | None], ...]:
+def _curve(steps: store.Steps) -> tuple[tuple[int, float | None, float | None], ...]:
     """Return step, loss and step seconds of evenly spaced steps, the last of them included."""
     every = max(1, -(-len(steps) // POINTS))
     return tuple(
