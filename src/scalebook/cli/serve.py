@@ -144,9 +144,10 @@ def serve(options: argparse.Namespace) -> int:
 
     runs = runs_folder(str(options.runs or ""))
     server = make_server(Monitor(runs, curves=True), options.port)
-    print(f"http://{ADDRESS}:{server.server_address[1]}/ (Ctrl-C stops the server)", flush=True)
+    address = f"http://{ADDRESS}:{server.server_address[1]}/"
     with server:
         try:
+            print(f"{address} (Ctrl-C stops the server)", flush=True)
             server.serve_forever()
         except KeyboardInterrupt:
             print()
