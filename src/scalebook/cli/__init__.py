@@ -28,7 +28,8 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "image": "image", "verify": "image",
     },
     "run": {
-        "run": "runs", "resume": "runs", "status": "cluster", "recover": "runs", "drill": "drill",
+        "run": "runs", "resume": "runs", "status": "cluster", "serve": "serve", "recover": "runs",
+        "drill": "drill",
     },
     "after a run": {
         "list": "listing", "steady": "steady", "compare": "steady", "gate": "gate",

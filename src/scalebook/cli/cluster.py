@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalebook.cli import contained, run_options
-from scalebook.cli.arguments import Subparsers, add_json
+from scalebook.cli.arguments import Subparsers, add_json, at_least
 
 if TYPE_CHECKING:
     from scalebook.facts.catalog.types import Platform
@@ -37,6 +37,15 @@ def register(subparsers: Subparsers) -> None:
     )
     parser.add_argument("--runs", type=Path, help="folder of run directories; default: runs")
     parser.add_argument("--all", action="store_true", help="also all runs that ended before today")
+    parser.add_argument(
+        "--watch",
+        nargs="?",
+        type=at_least(1),
+        const=2,
+        metavar="SECONDS",
+        help="show runs that wait or train until all have ended, refreshed every SECONDS "
+        "(default: 2)",
+    )
     add_json(parser)
     parser.set_defaults(handler=status)
 
@@ -252,7 +261,7 @@ def _say_how_to_follow(submitted: list[Submitted], runs: Path) -> None:
         print(f"   End them: scancel {ids}", flush=True)
 
 
-def _settle(runs: Path) -> None:
+def _settle(runs: Path, say: Callable[[str], None] = print) -> None:
     """Record the runs whose jobs have ended, and say so."""
     from scalebook.project import short
     from scalebook.running.cluster import jobs
@@ -261,7 +270,7 @@ def _settle(runs: Path) -> None:
         what = "still to be run: its job ended before"
         if settled.record is not None:
             what = f"{settled.record.status}. {settled.record.reason or ''}"
-        print(f"{short(settled.path)}: {what}", flush=True)
+        say(f"{short(settled.path)}: {what}")
 
 
 def status(options: argparse.Namespace) -> int:
@@ -271,6 +280,8 @@ def status(options: argparse.Namespace) -> int:
     from scalebook.running.cluster import status_table
 
     runs = runs_folder(str(options.runs or ""))
+    if options.watch is not None:
+        return _watch(options, runs)
     if not options.json:
         _settle(runs)
     rows = status_table.rows(runs, everything=options.all)
@@ -282,4 +293,24 @@ def status(options: argparse.Namespace) -> int:
         return 0
     headers = ("run", "job", "state", "steps", "for", "what")
     print_table(headers, [row.cells() for row in rows])
+    return 0
+
+
+def _watch(options: argparse.Namespace, runs: Path) -> int:
+    """Show the runs that wait or train until all have ended, or until Ctrl-C."""
+    from scalebook.errors import LaunchError
+    from scalebook.running import live
+    from scalebook.running.console import Console
+
+    if options.json or options.all:
+        raise LaunchError("--watch shows runs that have not ended. Leave out --json and --all.")
+    console = Console()
+    try:
+        ended = live.watch(
+            live.Monitor(runs), console, options.watch, lambda: _settle(runs, console.say)
+        )
+    except KeyboardInterrupt:
+        console.say("")
+        return 0
+    console.say(f"All {ended} runs have ended." if ended else f"No run waits or trains in {runs}.")
     return 0

@@ -21,6 +21,7 @@ from scalebook.running import outcome, progress
 LAUNCH_FILE = "launch.json"  # command, environment, started_at, start: written before the start
 EXIT_FILE = "exit.json"  # how the trainer ended: written as soon as it has
 SCHEDULE_FILE = "schedule.json"  # the place in a plan's order, where a plan started the run
+PLAN_FILE = "plan.json"  # how far the plan was when it started the run
 LOG_LINES = 2000  # enough to look over the tracebacks of many ranks
 
 
@@ -79,7 +80,7 @@ def conclude(
         of_steps=_skipped(steps),
     )
     store.write_record(directory, record)
-    for name in (LAUNCH_FILE, EXIT_FILE, SCHEDULE_FILE):
+    for name in (LAUNCH_FILE, EXIT_FILE, SCHEDULE_FILE, PLAN_FILE):
         (directory / name).unlink(missing_ok=True)
     return record
 

@@ -18,7 +18,7 @@ from scalebook.measure import provenance
 from scalebook.notebooks import KernelDeathError
 from scalebook.project import short
 from scalebook.record import RunRecord
-from scalebook.running import finish_run, processes, pruning, recovery, runner, waiting
+from scalebook.running import finish_run, live, processes, pruning, recovery, runner, waiting
 from scalebook.running.console import Console
 from scalebook.running.execution import Execution, Patience
 from scalebook.running.kernel import RunOptions
@@ -63,6 +63,8 @@ def run_plan(
 ) -> tuple[Result, ...]:
     """Run every entry that is to be run, and return what became of each."""
     sweep = _Sweep(settings, console, stop, sum(entry.action == "run" for entry in entries))
+    sweep.done = sum(entry.action == "done" for entry in entries)
+    sweep.runs = sweep.done + sweep.total
     return tuple(sweep.result(number, entry) for number, entry in enumerate(entries, start=1))
 
 
@@ -73,6 +75,8 @@ class _Sweep:
         self.settings, self.console, self.stop, self.total = settings, console, stop, total
         self.number = 0
         self.started = False
+        self.done = self.failed = self.runs = 0
+        self.seconds: list[float] = []  # of the runs that were trained
         known = pruning.broken(settings.runs, settings.accelerator, fresh=settings.rerun)
         self.broken = known if settings.prune else None
 
@@ -124,9 +128,18 @@ class _Sweep:
             console.say(f"{where} note: {warning}")
         started = time.monotonic()
         record, directory = run_one(
-            entry.config, self.settings, console, self.stop, where, scheduled=scheduled
+            entry.config,
+            self.settings,
+            console,
+            self.stop,
+            where,
+            scheduled=scheduled,
+            plan=self._state(scheduled),
         )
-        took = duration(time.monotonic() - started)
+        self.seconds.append(time.monotonic() - started)
+        self.done += record.status == "completed"
+        self.failed += record.status != "completed"
+        took = duration(self.seconds[-1])
         reason = f" {record.reason}" if record.reason else ""
         console.say(f"{where} {record.status} in {took}: {short(directory)}{reason}")
         for one in provenance.of(record):
@@ -134,6 +147,13 @@ class _Sweep:
         for problem in self.settings.after(directory) if self.settings.after else ():
             console.say(f"{where} warning: {problem}")
         return record
+
+    def _state(self, scheduled: dict[str, Any]) -> live.PlanState:
+        """Return how far the plan is as the next run begins."""
+        to_do = self.total - self.number
+        mean = sum(self.seconds) / len(self.seconds) if self.seconds else None
+        name = str(scheduled.get("plan", ""))
+        return live.PlanState(name, self.runs, self.done, self.failed, to_do, mean)
 
     def _cool_down(self, where: str) -> Waited | None:
         """Wait as the plan asks; None before the first run and where nothing is asked for."""
@@ -158,12 +178,15 @@ def run_one(
     where: str,
     *,
     scheduled: dict[str, Any] | None = None,
+    plan: live.PlanState | None = None,
 ) -> tuple[RunRecord, Path]:
     """Train one configuration through its notebook; return its record and its directory."""
     partial = store.create_partial(settings.runs, config, datetime.now(UTC))
     with ownership.owned(partial):
         if scheduled:
             store.write_json(partial / finish_run.SCHEDULE_FILE, scheduled)
+        if plan is not None:
+            live.write_plan(partial, plan)
         options = RunOptions(trainer=settings.trainer, force_platform=settings.force_platform)
         work = Execution(settings.notebook, config, partial, options)
         lost = _follow(work, console, stop, where)
@@ -179,11 +202,12 @@ def _follow(work: Execution, console: Console, stop: Stop, place: str) -> str | 
     """
     partial, config = work.directory, work.config
     tail, patience = Tail(partial / "steps.jsonl"), Patience(partial)
-    asked = killed = False
+    monitor, asked, killed = live.Monitor(partial.parent, only=partial), False, False
     while work.is_alive():
         work.join(POLL_SECONDS)
         last = tail.read()
-        console.live(f"{place} {label(config)}: {line(last, config.steps, tail.quiet_seconds())}")
+        text = f"{place} {label(config)}: {line(last, config.steps, tail.quiet_seconds())}"
+        console.live(text, monitor.table)
         sentence = stop.sentence(extra_seconds(last, config.steps))
         if sentence is not None and not asked:
             asked = True

@@ -1,0 +1,154 @@
+"""``serve``: a page on this machine that shows what trains now."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import resources
+from typing import TYPE_CHECKING
+
+from scalebook.cli.arguments import Subparsers, add_runs
+from scalebook.errors import LaunchError
+
+if TYPE_CHECKING:
+    from scalebook.running.live import Monitor
+
+ADDRESS = "127.0.0.1"
+FRESH_SECONDS = 1.0  # many open pages read a folder no more often than one
+# What a request may name: nothing of it reaches the file system.
+PAGES = {
+    "/": ("page.html", "text/html; charset=utf-8"),
+    "/page.css": ("page.css", "text/css; charset=utf-8"),
+    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+}
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+def register(subparsers: Subparsers) -> None:
+    """Add this module's commands."""
+    parser = subparsers.add_parser(
+        "serve", help="show running and ended runs in a browser, on this machine only"
+    )
+    add_runs(parser)
+    parser.add_argument(
+        "--port",
+        type=int,
+        default=0,
+        metavar="PORT",
+        help="port on 127.0.0.1 (default: a free one)",
+    )
+    parser.set_defaults(handler=serve)
+
+
+@dataclass(slots=True)
+class _Source:
+    """The data of the page as JSON, read at most once per ``FRESH_SECONDS``."""
+
+    monitor: Monitor
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _content: bytes = b""
+    _until: float = 0.0
+
+    def content(self) -> bytes:
+        with self._lock:
+            if time.monotonic() >= self._until:
+                value = dataclasses.asdict(self.monitor.snapshot())
+                self._content = json.dumps(value, allow_nan=False).encode()
+                self._until = time.monotonic() + FRESH_SECONDS
+            return self._content
+
+
+def make_server(monitor: Monitor, port: int = 0) -> ThreadingHTTPServer:
+    """Return a server of the page, bound to 127.0.0.1 and not started.
+
+    Raises:
+        LaunchError: the port cannot be used.
+    """
+    source, folder = _Source(monitor), resources.files("scalebook.cli") / "live_page"
+    fixed = {path: ((folder / name).read_bytes(), kind) for path, (name, kind) in PAGES.items()}
+    handler = type("Handler", (_Handler,), {"fixed": fixed, "data": staticmethod(source.content)})
+    try:
+        return ThreadingHTTPServer((ADDRESS, port), handler)
+    except (OSError, OverflowError) as error:
+        raise LaunchError(f"Port {port} cannot be used: {error}. Leave out --port.") from error
+
+
+class _Handler(BaseHTTPRequestHandler):
+    fixed: Mapping[str, tuple[bytes, str]] = {}
+    data: Callable[[], bytes]
+    timeout = 10  # a client that sends nothing does not keep a thread
+    server_version, sys_version = "scalebook", ""
+
+    def parse_request(self) -> bool:
+        """Return whether a request is to be answered; of any method but GET it says so."""
+        if not super().parse_request():
+            return False
+        if self.command != "GET":
+            self.close_connection = True
+            self._answer(405, b"Only GET is answered.\n")
+            return False
+        return True
+
+    def do_GET(self) -> None:
+        """Answer one of the known paths, to a browser that asks this machine by its name."""
+        path = self.path.partition("?")[0]
+        if not self._asked_here():
+            self._answer(403, b"This server answers on this machine only.\n")
+        elif path == "/data":
+            self._answer(200, self.data(), "application/json")
+        elif path in self.fixed:
+            content, kind = self.fixed[path]
+            self._answer(200, content, kind)
+        else:
+            self._answer(404, b"Not found.\n")
+
+    def _asked_here(self) -> bool:
+        """Return whether the Host header names this machine, and not a name that leads here."""
+        port: int = self.connection.getsockname()[1]
+        names = {f"{name}:{port}" for name in (ADDRESS, "localhost")}
+        hosts: list[str] = self.headers.get_all("Host") or []
+        return len(hosts) == 1 and hosts[0].strip().lower() in names
+
+    def _answer(self, code: int, content: bytes, kind: str = "text/plain; charset=utf-8") -> None:
+        self.send_response(code)
+        headers = {"Content-Type": kind, "Content-Length": str(len(content)), **HEADERS}
+        headers |= {"Allow": "GET"} if code == 405 else {}
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Print nothing: a page that refreshes would fill the terminal."""
+
+
+def serve(options: argparse.Namespace) -> int:
+    """Serve the page on this machine only until interrupted."""
+    from scalebook.project import runs_folder
+    from scalebook.running.live import Monitor
+
+    runs = runs_folder(str(options.runs or ""))
+    server = make_server(Monitor(runs, curves=True), options.port)
+    address = f"http://{ADDRESS}:{server.server_address[1]}/"
+    with server:
+        try:
+            print(f"{address} (Ctrl-C stops the server)", flush=True)
+            server.serve_forever()
+        except KeyboardInterrupt:
+            print()
+    return 0
