@@ -685,12 +685,10 @@ def test_a_slice_of_a_device_is_not_read_as_the_whole_device(profile: str):
         part = f"{name} MIG {profile}"
         assert device_in(f"CUDA capacity: {part} with 9.75 GiB memory") == part
         assert device_in(f"gpu: {part}") == part
-        listed = (
-            f"GPU 0: {name} (UUID: GPU-5c89-00ab)\n  MIG {profile}     Device  0: (UUID: MIG-1)"
-        )
-        assert device_in(listed) == part
-        assert catalog.accelerator_for_device(part) is None
+        listed = f"GPU 0: {name} (UUID: GPU-5c89-00ab)\n"
+        assert device_in(f"{listed}  MIG {profile}     Device  0: (UUID: MIG-1)") == part
         assert device_in(listed) == name
+        assert catalog.accelerator_for_device(part) is None
         assert device_in(f"{name} MIG M. Disabled") == name
 
 
