@@ -11,7 +11,7 @@ import pytest
 from scalebook.audit import audit
 from scalebook.audit.claimed_rows import Claims, Row, Table
 from scalebook.audit.fields import field
-from scalebook.audit.printed import read_printed
+from scalebook.audit.printed import Printed, read_printed
 from scalebook.facts import catalog
 
 WRONG = ("contradicts", "impossible")
@@ -25,7 +25,7 @@ PRECISIONS = ("bf16", "fp16", "fp8", "fp4", "fp32", "tf32")
 
 def claim_of(cells: dict[str, str]) -> Row:
     """The claim that a row of the catalog's file makes, digit by digit."""
-    values = {}
+    values: dict[str, Printed] = {}
     for column, text in cells.items():
         item = field(RENAMED.get(column, column))
         if item is not None and text:
