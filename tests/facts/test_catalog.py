@@ -99,6 +99,19 @@ def test_an_unknown_device_has_no_facts_and_says_how_to_add_them():
         assert "[[accelerators]]" in reason
 
 
+@pytest.mark.parametrize("profile", ["1g.10gb", "1g.10gb+me", "1c.2g.20gb", "7g.80gb"])
+def test_a_slice_of_a_device_has_no_peak_and_says_why(profile: str):
+    for item in catalog.accelerators():
+        for name in item.device_names:
+            device = f"{name} MIG {profile}"
+            assert catalog.accelerator_for_device(device) is None
+            peak, reason = catalog.peak_tflops(device, "bf16")
+            assert peak is None
+            assert reason is not None
+            assert f"{device!r} is a MIG slice" in reason
+            assert "[[accelerators]]" in reason
+
+
 def test_a_precision_without_a_published_peak_has_none():
     peak, reason = catalog.peak_tflops("NVIDIA A100-SXM4-80GB", "fp8")
     assert peak is None

@@ -678,6 +678,32 @@ def test_every_device_name_of_the_catalog_survives_the_reader():
             assert device_in(f"[rank0] CUDA capacity: {name} with 80 GiB memory") == name
 
 
+@pytest.mark.parametrize("profile", ["1g.10gb", "1g.10gb+me", "2g.20gb", "1c.3g.40gb", "1g.5gb"])
+def test_a_slice_of_a_device_is_not_read_as_the_whole_device(profile: str):
+    names = [name for item in catalog.accelerators() for name in item.device_names]
+    for name in [*names, "NVIDIA RTX 6000 Ada Generation"]:
+        part = f"{name} MIG {profile}"
+        assert device_in(f"CUDA capacity: {part} with 9.75 GiB memory") == part
+        assert device_in(f"gpu: {part}") == part
+        listed = f"GPU 0: {name} (UUID: GPU-5c89-00ab)\n"
+        assert device_in(f"{listed}  MIG {profile}     Device  0: (UUID: MIG-1)") == part
+        assert device_in(listed) == name
+        assert catalog.accelerator_for_device(part) is None
+        assert device_in(f"{name} MIG M. Disabled") == name
+
+
+def test_a_run_on_a_slice_of_a_device_has_no_mfu_and_says_why(tmp_path):
+    text = (LOGS / "megatron_2024.log").read_text()
+    name = "NVIDIA H100 80GB HBM3"
+    for part in ("", " MIG 1g.10gb"):
+        path = write(tmp_path / "run.log", f"device: {name}{part}\n", text)
+        (run,), _ = ingest([path], tmp_path / f"runs{part[-4:]}", {"platform": "h100"})
+        found = measure(read_run(run.path))
+        assert found.accelerator == f"{name}{part}"
+        assert (found.mfu is None) == bool(part)
+        assert not part or "MIG slice" in found.mfu_reason
+
+
 @pytest.mark.parametrize(
     "words",
     [

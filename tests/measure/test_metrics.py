@@ -256,6 +256,13 @@ def test_mfu_is_none_for_an_unknown_device():
     assert measure(make_run(device=["x"])).accelerator is None
 
 
+def test_mfu_is_none_for_a_slice_of_a_device():
+    found = measure(make_run(device="NVIDIA H100 80GB HBM3 MIG 1g.10gb"))
+    assert found.tokens_per_second is not None
+    assert found.mfu is None
+    assert "MIG slice" in found.mfu_reason
+
+
 def test_mfu_is_none_for_fp8_without_named_denominator():
     run = make_run(precision="fp8")
     found = measure(run)

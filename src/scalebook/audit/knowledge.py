@@ -229,9 +229,27 @@ def _wrong_counts(shape: ModelShape, row: Row, length: float | None) -> Iterator
     if length:
         again = hardware_flops_per_token(shape, length, "full")
         found.append((again, "full recomputation counted as useful"))
+        found += _wrong_shapes(shape, length)
     for value, words in found:
         interval = point(value).widened(CONVENTION_TOLERANCE)
         yield _fact("flops_per_token", interval, value, words, legitimate=False)
+
+
+def _wrong_shapes(shape: ModelShape, length: float) -> Iterator[tuple[float, str]]:
+    """Yield the FLOPs per token of shapes that are taken for the model's."""
+    shapes: list[tuple[ModelShape, str]] = []
+    if shape.gated_mlp:
+        shapes.append((replace(shape, gated_mlp=False), "a gated MLP counted as a plain one"))
+    if shape.mla is None and shape.num_query_groups < shape.num_attention_heads:
+        grouped = replace(shape, num_query_groups=shape.num_attention_heads)
+        shapes.append((grouped, "every head counted as a key-value head"))
+    first = shape.moe.first_dense_layers if shape.moe else 0
+    if shape.num_layers // 2 > first and shape.num_layers % 2 == 0:
+        half = replace(shape, num_layers=shape.num_layers // 2)
+        shapes.append((half, f"{half.num_layers} of {shape.num_layers} layers"))
+    for wrong, words in shapes:
+        for name in ("megatron_causal", "full_attention"):
+            yield flops_per_token(wrong, length, name), f"{name} with {words}"
 
 
 def has_experts(row: Row) -> bool:

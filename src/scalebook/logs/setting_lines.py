@@ -92,6 +92,10 @@ _OTHER_DEVICE = re.compile(
 )
 
 
+# The slice of a device, behind its name or (nvidia-smi -L) in the line below its UUID.
+_SLICE = re.compile(rf"\s*(?:\(UUID: [\w-]+\)\s*)?(?<!\w)({catalog.MIG_SLICE})(?![\w.])")
+
+
 @lru_cache(maxsize=8)
 def _known_devices(names: tuple[str, ...]) -> tuple[re.Pattern[str], tuple[str, ...]]:
     """Return a pattern of device names, and pieces of which each name begins with one."""
@@ -102,7 +106,10 @@ def _known_devices(names: tuple[str, ...]) -> tuple[re.Pattern[str], tuple[str, 
 
 
 def device_in(text: str) -> str | None:
-    """Return the first accelerator that a text names, as its driver does; None without one."""
+    """Return the first accelerator that a text names, as its driver does; None without one.
+
+    A MIG slice keeps its profile: it is not the whole device.
+    """
     names = tuple(name for item in catalog.accelerators() for name in item.device_names)
     pattern, starts = _known_devices(names)
     if not any(start in text for start in starts):
@@ -110,7 +117,10 @@ def device_in(text: str) -> str | None:
     known, other = pattern.search(text), _OTHER_DEVICE.search(text)
     found = [one for one in (known, other) if one]
     first = min(found, key=lambda one: (one.start(), -one.end()), default=None)
-    return first[0].strip() if first else None
+    if first is None:
+        return None
+    part = _SLICE.match(text, first.end())
+    return f"{first[0].strip()} {part[1]}" if part else first[0].strip()
 
 
 # Words of frameworks that train a part of the weights alone; a default such as lora_rank is none.

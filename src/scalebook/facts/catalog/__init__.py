@@ -21,6 +21,7 @@ from scalebook.facts.catalog.types import (
 )
 
 __all__ = [
+    "MIG_SLICE",
     "Accelerator",
     "MLAShape",
     "MoEShape",
@@ -72,8 +73,18 @@ def accelerator_for_device(device_name: str) -> Accelerator | None:
     return values.devices(load.signature()).get(device_name)
 
 
+# What CUDA puts behind the name of the whole device: "MIG 1g.10gb", "MIG 1c.2g.20gb+me".
+MIG_SLICE = r"(?i:MIG)[ ](?:\d+c\.)?\d+g\.\d+gb(?:[+-][a-z]+(?:\.[a-z]+)?)*"
+
+
 def unknown_device(device_name: str) -> str:
     """Return why a device has no facts and how to add them, in one line."""
+    if re.search(rf" {MIG_SLICE}$", device_name):
+        return (
+            f"{device_name!r} is a MIG slice: the peak of the whole device is not that of its "
+            f"part. Add the slice's own, with its source, as [[accelerators]] in "
+            f"{load.PROJECT_FILE} or in a --catalog file."
+        )
     return (
         f"No accelerator reports the device name {device_name!r}: its peak is not known. Add it, "
         f"with its source, as [[accelerators]] in {load.PROJECT_FILE} or in a --catalog file."
