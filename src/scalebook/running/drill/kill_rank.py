@@ -43,6 +43,8 @@ class Killer(threading.Thread):
         self.killed_at: float | None = None
         self.started_at: float | None = None
         self.in_save = False  # whether a checkpoint was being saved when the rank died
+        self.clock_moved_seconds = 0.0  # by which the clock was set meanwhile
+        self._clock = time.time() - finish_run.boot_seconds()
         self._ended = threading.Event()
 
     def run(self) -> None:
@@ -62,6 +64,7 @@ class Killer(threading.Thread):
         """Give up what is not done yet: the run is over."""
         self._ended.set()
         self.join()
+        self.clock_moved_seconds = time.time() - finish_run.boot_seconds() - self._clock
 
     def _wait(self) -> int | None:
         """Return the process to kill when it is time; None if the run ends before."""
