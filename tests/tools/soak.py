@@ -190,6 +190,9 @@ def soak(folder: Path, kills: int, seed: int, report_every: int) -> None:
     soak.ingested = digests(soak.place("ingest", 0))
     if code or not soak.ingested:
         raise BrokenError(text)
+    code, text = whole(soak.arguments("plan", 0))  # something to lose, and to report on
+    if code:
+        raise BrokenError(text)
     number = 0
     while soak.kills.total() < kills:
         number += 1
