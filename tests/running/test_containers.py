@@ -638,3 +638,16 @@ def test_an_image_names_documentation_that_links_to_the_security_policy(vendor: 
     (page,) = re.findall(r'image\.documentation="([^"]+)"', text)
     assert "../.github/SECURITY.md" in (root / page).read_text()
     assert (root / ".github" / "SECURITY.md").is_file()
+
+
+def test_a_record_names_the_list_of_the_images_packages_by_its_hash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(host, "PACKAGES", tmp_path / "packages.cdx.json")
+    assert host.container({"SCALEBOOK_IMAGE": "x"}) == {"SCALEBOOK_IMAGE": "x"}
+    (tmp_path / "packages.cdx.json").write_text("{}")
+    found = host.facts({"SCALEBOOK_IMAGE": "x"}, None)["container"]
+    assert found == {
+        "SCALEBOOK_IMAGE": "x",
+        "packages_sha256": hashlib.sha256(b"{}").hexdigest(),
+    }
