@@ -49,7 +49,7 @@ $(VENV)/.lab: $(VENV)/.run
 	$(INSTALL) ".[run,report,lab]"
 	@touch $@
 
-.PHONY: help setup run resume report open demo tune plan list test test-again test-fast test-shuffled mutate image verify doctor test-containers test-slurm lint bench-report bench-list bench-overhead bench-predict check-notebooks format lab lock clean
+.PHONY: help setup run resume report open demo tune plan list test test-again test-fast test-shuffled mutate soak image verify doctor test-containers test-slurm lint bench-report bench-list bench-overhead bench-predict check-notebooks format lab lock clean
 
 help:  ## Show this help
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -108,6 +108,9 @@ test-shuffled: $(VENV)/.test  ## Run the tests that are not slow in an order of 
 
 mutate: $(VENV)/.test  ## Change the numeric core in 300 places and list what its tests miss (15 minutes)
 	$(PY) tests/tools/mutate.py --jobs $(TEST_JOBS) $(ARGS)
+
+soak: $(VENV)/.test  ## Kill processes of real commands 200 times at random (2 hours; ARGS="--kills 25", or "--runs 1000")
+	$(PY) tests/tools/soak.py $(ARGS)
 
 test-containers: $(VENV)/.test  ## Build, run and kill real containers (root; installs podman by apt, and says so)
 	tests/containers/install.sh

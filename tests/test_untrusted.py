@@ -26,6 +26,7 @@ from scalebook.measure.probes.files import read_probes
 from scalebook.measure.reliability import read_checkpoints, read_drill
 from scalebook.measure.telemetry.samples import read as read_telemetry
 from scalebook.report.base import frames
+from scalebook.report.base.stated import read_stated
 from scalebook.running import recovery
 from scalebook.running.cluster import node_logs
 
@@ -41,7 +42,12 @@ FILES = {
         *("record.json", "steps.jsonl", "telemetry.jsonl", "checkpoints.jsonl", "drill.json"),
         *("profile/breakdown.json", "train.log", "config.json", "observed.json", "run.ipynb"),
     )
-} | {"probe.json": f"probes/{PROBE}/probe.json", "claims": "claims/own.toml"}
+} | {
+    "probe.json": f"probes/{PROBE}/probe.json",
+    "claims": "claims/own.toml",
+    "economics.toml": "economics.toml",
+}
+ECONOMICS = 'pue = 1.2\ntokens = "1T"\n[h100]\nwatts_per_gpu = 700\n'
 CLAIMS = 'title = "T"\n[[tables]]\ncolumns = ["label", "mfu"]\nrows = [["a", "40%"]]\n'
 
 
@@ -70,7 +76,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _outside(path: Path) -> None:
-    secret = path.parents[2 if path.parent.name != "profile" else 3] / "outside"
+    secret = path.parents[{"profile": 3, "runs": 1}.get(path.parent.name, 2)] / "outside"
     secret.write_bytes(path.read_bytes())
     path.unlink()
     path.symlink_to(secret)
@@ -138,6 +144,7 @@ def runs(tmp_path: Path) -> Path:
     shutil.copytree(EXAMPLES / "probes" / PROBE, runs / "probes" / PROBE)
     (runs / "claims").mkdir()
     (runs / "claims" / "own.toml").write_text(CLAIMS)
+    (runs / "economics.toml").write_text(ECONOMICS)
     return runs
 
 
@@ -163,6 +170,11 @@ def test_a_damaged_file_costs_its_own_row_only(
         read_drill(directory)
         read_telemetry(directory)
     read_probes(runs)
+    inputs = read_stated(runs)
+    if file != "economics.toml":
+        assert not inputs.problems
+    elif damage not in ("empty", "truncated"):  # what it states, or why that is not known
+        assert inputs.problems or inputs.of("h100", "pue") is not None
     try:
         load_claims(runs / "claims" / "own.toml")
     except ClaimError as error:
@@ -357,3 +369,12 @@ def test_a_failed_write_leaves_the_file_and_nothing_else(tmp_path: Path) -> None
         raise RuntimeError  # as a full disk does
     assert [one.name for one in tmp_path.iterdir()] == ["a.json"]
     assert path.read_text() == "old"
+
+
+@pytest.mark.parametrize("damage", ["link out", "link to a device", "pipe", "directory"])
+def test_stated_inputs_that_are_no_file_are_named_with_their_reason(
+    runs: Path, damage: str
+) -> None:
+    DAMAGES[damage](runs / "economics.toml")
+    (problem,) = read_stated(runs).problems
+    assert problem.startswith("economics.toml cannot be read: it is a ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import re
@@ -17,6 +18,8 @@ ASKED = "SCALEBOOK_VARIABLES"
 
 # Names the commit where the package is a copy without git's folder, such as in an image.
 COMMIT_VARIABLE = "SCALEBOOK_GIT_COMMIT"
+
+PACKAGES = Path("/opt/scalebook/packages.cdx.json")  # written by containers/install.py
 
 # Set by the launcher, or by the images of NVIDIA and AMD themselves.
 CONTAINER_VARIABLES = (
@@ -69,8 +72,15 @@ def performance_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def container(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return what is known of the container that this is; empty on a bare machine."""
-    return {name: environment[name] for name in CONTAINER_VARIABLES if environment.get(name)}
+    """Return what is known of the container that this is; empty on a bare machine.
+
+    ``packages_sha256`` is of the image's list of packages: equal where two builds hold the same.
+    """
+    found = {name: environment[name] for name in CONTAINER_VARIABLES if environment.get(name)}
+    try:
+        return found | {"packages_sha256": hashlib.sha256(PACKAGES.read_bytes()).hexdigest()}
+    except OSError:  # not an image of ours
+        return found
 
 
 def facts(environment: Mapping[str, str], checkout: Path | None) -> dict[str, Any]:

@@ -95,7 +95,8 @@ def is_live(directory: Path) -> bool:
 def _is_new(directory: Path) -> bool:
     """Return whether a directory was made just now, or has another name by now."""
     try:
-        return time.time() - directory.stat().st_mtime < NEW_SECONDS
+        # Far in the future is not new either: the clock was set back.
+        return abs(time.time() - directory.stat().st_mtime) < NEW_SECONDS
     except FileNotFoundError:
         return True
 

@@ -81,7 +81,7 @@ def partial_path(runs: Path, run_id: str) -> Path:
 
 
 def publish(partial: Path) -> Path:
-    """Rename a whole run directory to its final name and return that path.
+    """Rename a whole run directory to its final name, on the disk, and return that path.
 
     Where that name is taken it gets the next free one, and its record, if it has one, says so.
     """
@@ -103,7 +103,7 @@ def publish(partial: Path) -> Path:
             write_json(partial / "run.ipynb", clean)
     for left in partial.glob(".*.tmp"):  # of a writer that was killed
         left.unlink()
-    partial.rename(final)
+    untrusted.publish(partial, final)
     return final
 
 

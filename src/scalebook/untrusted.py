@@ -21,6 +21,8 @@ LINES_BYTES = 8 << 30  # one with a line per step or sample, which is never held
 LONGEST_LINE = MIB  # a step of 10,000 ranks has 200 KB
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe without a writer opens at once
 _TOO_LARGE = "it is larger than {:,} bytes"
+# What a file system says that cannot put this kind of file on the disk at once.
+_NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EROFS)
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -156,6 +158,39 @@ def replaced(path: Path) -> Generator[BinaryIO]:
         with suppress(OSError):
             temporary.unlink()
         raise
+    _sync(path.parent)
+
+
+def publish(directory: Path, final: Path) -> None:
+    """Rename a directory whose files are all on the disk; the new name is, too, on return.
+
+    After a power loss there is the old name or the new one, and the new one has all its content.
+
+    Raises:
+        OSError: the disk reports an error, or the directory cannot be renamed.
+    """
+    for folder, _, files in os.walk(directory, topdown=False):
+        for name in files:
+            _sync(Path(folder, name))
+        _sync(Path(folder))
+    directory.rename(final)
+    _sync(final.parent)
+
+
+def _sync(path: Path) -> None:
+    """Wait until a regular file or a directory is on the disk; anything else has nothing there."""
+    try:
+        descriptor = os.open(path, _READ | os.O_NOFOLLOW)
+    except OSError:  # a link or a socket, or one that is not ours to read
+        return
+    try:
+        if stat.S_IFMT(os.fstat(descriptor).st_mode) in (stat.S_IFREG, stat.S_IFDIR):
+            os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_SYNC:
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def links_out(directory: Path) -> tuple[str, ...]:

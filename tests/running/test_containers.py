@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import re
 import subprocess
 import sys
 import tomllib
@@ -628,3 +629,25 @@ def test_device_groups_are_those_of_the_files_that_are_there(tmp_path: Path):
     (tmp_path / "dri" / "renderD128").touch()
     group = (tmp_path / "dri" / "renderD128").stat().st_gid
     assert nested.device_groups(tmp_path) == (() if group == 0 else (group,))
+
+
+@pytest.mark.parametrize("vendor", VENDORS)
+def test_an_image_names_documentation_that_links_to_the_security_policy(vendor: str):
+    root = Path(__file__).parents[2]
+    text = (root / "containers" / vendor / "Containerfile").read_text()
+    (page,) = re.findall(r'image\.documentation="([^"]+)"', text)
+    assert "../.github/SECURITY.md" in (root / page).read_text()
+    assert (root / ".github" / "SECURITY.md").is_file()
+
+
+def test_a_record_names_the_list_of_the_images_packages_by_its_hash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(host, "PACKAGES", tmp_path / "packages.cdx.json")
+    assert host.container({"SCALEBOOK_IMAGE": "x"}) == {"SCALEBOOK_IMAGE": "x"}
+    (tmp_path / "packages.cdx.json").write_text("{}")
+    found = host.facts({"SCALEBOOK_IMAGE": "x"}, None)["container"]
+    assert found == {
+        "SCALEBOOK_IMAGE": "x",
+        "packages_sha256": hashlib.sha256(b"{}").hexdigest(),
+    }

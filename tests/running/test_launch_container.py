@@ -98,6 +98,16 @@ def test_no_container_is_privileged_or_outlives_its_command(engine: str, vendor:
     assert "--privileged" not in argv
     assert {"--rm", "--init", "--cap-drop=ALL", "--user=1000:1000"} <= set(argv)
     assert "--security-opt=no-new-privileges" in argv
+    assert "--pids-limit=65536" in argv
+    assert not [a for a in argv if a.startswith(("--ipc", "--pid=", "--userns=host"))]
+    assert [a for a in argv if a.startswith("--shm-size=")]
+
+
+@pytest.mark.parametrize("vendor", ["nvidia", "amd", "cpu"])
+def test_every_flag_of_an_image_says_why_it_is_needed(vendor: str):
+    for flags in image(vendor).flags.values():
+        assert all(len(flag.reason) > 20 for flag in flags)
+        assert len({flag.argument for flag in flags}) == len(flags)
 
 
 def test_podman_without_root_keeps_the_callers_id_and_groups():

@@ -318,3 +318,25 @@ def test_the_recover_command_says_what_it_did(tmp_path: Path, capsys: pytest.Cap
     text = capsys.readouterr().out
     assert "interrupted. The process in charge ended without a word" in text
     assert f"{live.name} belongs to a running process; it is left as it is." in text
+
+
+@pytest.mark.parametrize("command", ["run", "drill", "tune"])
+def test_every_command_that_trains_records_what_died_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+):
+    def refuse(*_: object, **__: object) -> None:
+        raise LaunchError("nothing is started here")
+
+    for name in ("scalebook.running.drill.drill.drill", "scalebook.predict.tuning.tune"):
+        monkeypatch.setattr(name, refuse)
+    monkeypatch.setattr("scalebook.running.sweep.run_plan", refuse)
+    partial(tmp_path)
+    options = {
+        "run": ("--set", "model=tiny-llama"),
+        "drill": ("--no-reference",),
+        "tune": ("--model", "tiny-llama", "--gpus", "1", "--budget-seconds", "600"),
+    }[command]
+    fake = ("--platform", "cpu", "--runs", str(tmp_path), "--trainer", "fake_trainer")
+    assert main((command, *options, *fake)) != 0
+    assert not store.partial_directories(tmp_path)
+    assert [run.record.status for run in store.read_runs(tmp_path)[0]] == ["interrupted"]

@@ -465,3 +465,33 @@ def test_what_happens_after_each_run_may_fail_without_a_loss(tmp_path: Path, pap
     assert (code, len(results)) == (0, 3)
     assert sorted(seen) == sorted(store.run_directories(tmp_path))
     assert "[2/3] warning: not written to wandb:x: no room" in said
+
+
+def held() -> tuple[int, int, int]:
+    """Return this process's memory in MiB, its open files and its children, dead ones too."""
+    tasks = Path("/proc/self/task").iterdir()
+    children = [one for task in tasks for one in (task / "children").read_text().split()]
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    memory_mib = pages * os.sysconf("SC_PAGESIZE") // 2**20
+    return memory_mib, len(list(Path("/proc/self/fd").iterdir())), len(children)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
+def test_thirty_more_runs_leave_no_descriptor_no_child_and_no_memory(
+    tmp_path: Path, papermill: Any
+):
+    """Each starts and ends a process of its own, as a kernel does."""
+    whole = kernel()
+
+    def execute(notebook: Path, output: Path, parameters: Mapping[str, Any]) -> None:
+        subprocess.run((sys.executable, "-S", "-c", ""), check=True)
+        whole(notebook, output, parameters)
+
+    papermill(execute)
+    run(tmp_path, plan(*(planned(repeat=number) for number in range(5))))
+    memory_mib, files, children = held()
+    run(tmp_path, plan(*(planned(repeat=number) for number in range(5, 35))))
+    after_mib, *after = held()
+    assert len(list(store.run_directories(tmp_path))) == 35
+    assert after == [files, children]
+    assert after_mib - memory_mib < 30

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from scalebook.cli import run_options
 from scalebook.cli.arguments import Subparsers, add_json, add_runs, add_set, at_least
+from scalebook.cli.leftovers import recover_all
 from scalebook.cli.output import number, print_json, print_table
 
 if TYPE_CHECKING:
@@ -78,11 +79,13 @@ def drill(options: argparse.Namespace) -> int:
     """Run a drill; 0 if training came back from the last checkpoint with the same losses."""
     from scalebook.project import runs_folder
     from scalebook.running import drill as drills
+    from scalebook.running.console import Console
     from scalebook.running.kernel import RunOptions
 
     config = _config(options)
     order = drills.ordered(config, options.kill_rank, options.kill_step, options.during_save)
     runs = runs_folder(str(options.runs or ""))
+    recover_all(runs, Console(sys.stderr))
     how = RunOptions(trainer=options.trainer, force_platform=options.force_platform)
     undisturbed = None
     if options.reference:

@@ -123,6 +123,7 @@ def run_ingest(options: argparse.Namespace) -> int:
 
 def _dialect(options: argparse.Namespace) -> str | type[Dialect] | None:
     """Return the dialect that the user names, or the one that the columns of --map make."""
+    from scalebook import untrusted
     from scalebook.errors import IngestError
     from scalebook.logs.dialects.rows import mapped
 
@@ -135,8 +136,10 @@ def _dialect(options: argparse.Namespace) -> str | type[Dialect] | None:
             mapping[name.strip()] = column.strip()
             continue
         try:
-            found: dict[str, object] = tomllib.loads(Path(text).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            found: dict[str, object] = tomllib.loads(
+                untrusted.read_bytes(Path(text), follow=True).decode()
+            )
+        except (OSError, ValueError, RecursionError) as error:
             raise IngestError(
                 f"--map {text} is neither NAME=COLUMN nor a readable TOML file ({error})."
             ) from error

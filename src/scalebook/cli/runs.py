@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from scalebook.cli import cluster, contained, run_options, tracking
 from scalebook.cli.arguments import Subparsers, add_runs, at_least
+from scalebook.cli.leftovers import recover_all
 
 if TYPE_CHECKING:
     from scalebook.facts.catalog.types import Platform
@@ -81,7 +82,7 @@ def run(options: argparse.Namespace) -> int:
         pruned = _pruned(entries, runs, options)
         return _show(entries, runs, pruned, options.budget_seconds)
     console = Console()
-    _recover(runs, console)
+    recover_all(runs, console)
     entries = todo.survey(plan, runs, devices, options.rerun)
     if all(entry.action == "done" for entry in entries):
         console.say(
@@ -181,24 +182,6 @@ def _announce(plan: Plan, entries: tuple[Entry, ...], console: Console) -> None:
         console.say(line)
 
 
-def _recover(runs: Path, console: Console) -> None:
-    from scalebook.project import short
-    from scalebook.running import recovery
-
-    for leftover in recovery.recover(runs):
-        if leftover.problem is not None:
-            console.say(
-                f"{short(leftover.path)} cannot be recovered and stays as it is: {leftover.problem}"
-            )
-        elif leftover.record is None:
-            console.say(
-                f"{short(leftover.path)} belongs to a running process; it is left as it is."
-            )
-        else:
-            record = leftover.record
-            console.say(f"Recovered {short(leftover.path)}: {record.status}. {record.reason or ''}")
-
-
 def _pruned(
     entries: tuple[Entry, ...], runs: Path, options: argparse.Namespace
 ) -> dict[str, Inference]:
@@ -276,5 +259,5 @@ def recover(options: argparse.Namespace) -> int:
     from scalebook.project import runs_folder
     from scalebook.running.console import Console
 
-    _recover(runs_folder(str(options.runs or "")), Console())
+    recover_all(runs_folder(str(options.runs or "")), Console())
     return 0

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from scalebook.cli import contained
 from scalebook.cli import predict as predictions
 from scalebook.cli.arguments import Subparsers, add_json, at_least, positive
+from scalebook.cli.leftovers import recover_all
 from scalebook.cli.output import number, plain, print_json, print_table
 from scalebook.cli.predict import add_network, duration
 
@@ -186,8 +187,9 @@ def _run(options: argparse.Namespace, base: RunConfig, runs: Path) -> Tuned:
     if not options.trainer:
         launch.require_trainer()
     start = time.monotonic()
-    state = _tuning(options, base, runs)
     console = Console(sys.stderr if options.json else sys.stdout)
+    recover_all(runs, console)
+    state = _tuning(options, base, runs)
     settings = sweep.Settings(
         runs=runs,
         notebook=required_root() / TRAIN_NOTEBOOK,

@@ -40,7 +40,7 @@ def shared_memory(facts: MachineFacts) -> CheckResult:
     if facts.shm_bytes >= wanted:
         return ok("shared memory", f"/dev/shm has {size(facts.shm_bytes)}")
     advice = (
-        "Start the container with --ipc=host or --shm-size=16g."
+        "Start the container with --shm-size=16g or --ipc=host."
         if facts.inside
         else "Enlarge it: sudo mount -o remount,size=16G /dev/shm."
     )

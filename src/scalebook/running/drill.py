@@ -58,6 +58,8 @@ class Killer(threading.Thread):
         self.killed_at: float | None = None
         self.started_at: float | None = None
         self.in_save = False  # whether a checkpoint was being saved when the rank died
+        self.clock_moved_seconds = 0.0  # by which the clock was set meanwhile
+        self._clock = time.time() - finish_run.boot_seconds()
         self._ended = threading.Event()
 
     def run(self) -> None:
@@ -77,6 +79,7 @@ class Killer(threading.Thread):
         """Give up what is not done yet: the run is over."""
         self._ended.set()
         self.join()
+        self.clock_moved_seconds = time.time() - finish_run.boot_seconds() - self._clock
 
     def _wait(self) -> int | None:
         """Return the process to kill when it is time; None if the run ends before."""
@@ -113,6 +116,8 @@ _NOTICED = re.compile(
 # Kernels of GPUs may add in another order each time. A state loaded without its optimizer's
 # step counts was off by 1.3 % after one step (tiny-llama in fp32), so such a loss is not passed.
 LOSS_TOLERANCE = 0.01
+
+CLOCK_SECONDS = 0.5  # by which a clock may be corrected without harm to the times of a drill
 
 
 def sentence(drill: DrillRecord) -> str:
@@ -155,6 +160,8 @@ def assess(
         identical=not any(compared) if compared else None,
         notes=tuple(_notes(noticed, load, killer)),
     )
+    if abs(killer.clock_moved_seconds) > CLOCK_SECONDS:  # no difference of two times is right
+        return drill.model_copy(update={"passed": _passed(record, drill, resumed, saved)})
     timings = _timings(killer, noticed, load, after, last_step)
     return drill.model_copy(update={**timings, "passed": _passed(record, drill, resumed, saved)})
 
@@ -238,6 +245,9 @@ def _relative(loss: float | None, other: float | None) -> float:
 
 
 def _notes(noticed: float | None, load: CheckpointRecord | None, killer: Killer) -> Iterable[str]:
+    if abs(killer.clock_moved_seconds) > CLOCK_SECONDS:
+        moved = f"by {abs(killer.clock_moved_seconds):.1f} s"
+        yield f"The clock was set {moved} during the drill: no part of the time is known."
     if noticed is None:
         yield "The log does not say when torchrun noticed that the rank was gone."
     if killer.started_at is None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import os
+import socket
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,12 +24,18 @@ LAUNCH_FILE = "launch.json"  # command, environment, started_at, start: written 
 EXIT_FILE = "exit.json"  # how the trainer ended: written as soon as it has
 SCHEDULE_FILE = "schedule.json"  # the place in a plan's order, where a plan started the run
 PLAN_FILE = "plan.json"  # how far the plan was when it started the run
+CLOCK_SECONDS = 5.0  # by which a clock may be corrected without a word
 LOG_LINES = 2000  # enough to look over the tracebacks of many ranks
 
 
 def now() -> str:
     """Return the time as it stands in records: UTC, ISO 8601, whole seconds."""
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def boot_seconds() -> float:
+    """Return seconds since the machine started, which nobody can set: the same in all processes."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def run_id(directory: Path) -> str:
@@ -69,20 +77,45 @@ def conclude(
             **_learning(steps),
         )
     )
+    finished, of_clock = (finished_at, ()) if finished_at else _finished(directory)
     record = _record(
         directory,
         requested,
         result,
         exit_code=exit_code,
         inferred_from=inferred_from,
-        finished_at=finished_at or now(),
-        of_files=(*unreadable, *harvested),
+        finished_at=finished,
+        of_files=(*unreadable, *harvested, *of_clock),
         of_steps=_skipped(steps),
     )
     store.write_record(directory, record)
     for name in (LAUNCH_FILE, EXIT_FILE, SCHEDULE_FILE, PLAN_FILE):
         (directory / name).unlink(missing_ok=True)
     return record
+
+
+def _finished(directory: Path) -> tuple[str, tuple[str, ...]]:
+    """Return when a run that ends now ended by the clock it began with, and a note if it was set.
+
+    A clock that is set meanwhile must not make a run last an hour more, or less than nothing.
+    """
+    launch, end = store.read_object(directory / LAUNCH_FILE), now()
+    booted = launch.get("boot_seconds")
+    try:
+        began = datetime.fromisoformat(launch["started_at"])
+        elapsed = boot_seconds() - float(booted or "")
+        moved = (datetime.fromisoformat(end) - began).total_seconds() - elapsed
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return end, ()
+    same = launch.get("host") == socket.gethostname() and elapsed >= 0
+    if not same or abs(moved) <= CLOCK_SECONDS:
+        return end, ()
+    where = "forward" if moved > 0 else "back"
+    note = (
+        f"The clock was set {where} by {abs(moved):.0f} s during the run; "
+        "finished_at is by the clock that it began with"
+    )
+    return (began + timedelta(seconds=elapsed)).isoformat(timespec="seconds"), (note,)
 
 
 def _record(
@@ -209,6 +242,8 @@ def write_launch(
         "command": list(scrub.scrub_all(final, os.environ)),
         "environment": dict(environment),
         "started_at": now(),
+        "boot_seconds": boot_seconds(),
+        "host": socket.gethostname(),
         "start": start,
         "directory": str(directory.resolve()),
     }

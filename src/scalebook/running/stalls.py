@@ -64,7 +64,7 @@ class ProgressLimit:
     def _saving(self) -> bool:
         """Return whether a checkpoint grew within the limit: a large one outlasts it."""
         files = (self.directory / CHECKPOINTS).glob(f"{UNFINISHED}*/**/*")
-        return any(time.time() - path.stat().st_mtime < self.seconds for path in files)
+        return any(abs(time.time() - path.stat().st_mtime) < self.seconds for path in files)
 
 
 def sentence(log: Path, run_id: str, start: str, seconds: int) -> str:

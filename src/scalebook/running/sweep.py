@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -170,6 +171,20 @@ class _Sweep:
         return waited
 
 
+def _steady_now() -> datetime:
+    """Return the time by the clock that this process began with.
+
+    Runs are listed by the time in their names: those of a plan keep their order if it is set back.
+    """
+    began, booted = _began()
+    return began + timedelta(seconds=finish_run.boot_seconds() - booted)
+
+
+@cache
+def _began() -> tuple[datetime, float]:
+    return datetime.now(UTC), finish_run.boot_seconds()
+
+
 def run_one(
     config: RunConfig,
     settings: Settings,
@@ -181,7 +196,7 @@ def run_one(
     plan: live.PlanState | None = None,
 ) -> tuple[RunRecord, Path]:
     """Train one configuration through its notebook; return its record and its directory."""
-    partial = store.create_partial(settings.runs, config, datetime.now(UTC))
+    partial = store.create_partial(settings.runs, config, _steady_now())
     with ownership.owned(partial):
         if scheduled:
             store.write_json(partial / finish_run.SCHEDULE_FILE, scheduled)
@@ -237,7 +252,7 @@ def _settle(partial: Path, error: Exception | str | None, stop: Stop) -> RunReco
 
 def record_illegal(entry: Entry, runs: Path) -> RunRecord:
     """Write and return the record of a configuration that nothing was started for."""
-    partial = store.create_partial(runs, entry.config, datetime.now(UTC))
+    partial = store.create_partial(runs, entry.config, _steady_now())
     with ownership.owned(partial):
         record = finish_run.conclude(partial, stop=("illegal", entry.reason or "illegal"))
         store.publish(partial)
@@ -246,7 +261,7 @@ def record_illegal(entry: Entry, runs: Path) -> RunRecord:
 
 def record_inferred(config: RunConfig, inference: Inference, runs: Path) -> RunRecord:
     """Write and return the record of a configuration that was not run: a smaller one broke."""
-    partial = store.create_partial(runs, config, datetime.now(UTC))
+    partial = store.create_partial(runs, config, _steady_now())
     with ownership.owned(partial):
         record = conclude_inferred(partial, inference)
         store.publish(partial)

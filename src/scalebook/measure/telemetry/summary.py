@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,10 @@ from scalebook.step_columns import Steps
 
 NO_CLOCK = (
     "The steps of the run tell no time of day, so that no sample can be matched to them: means and "
+    "extremes are over all samples."
+)
+SET_BACK = (
+    "The clock was set back while steps ran, so that a sample may belong to two steps: means and "
     "extremes are over all samples."
 )
 
@@ -73,14 +78,14 @@ def summarize(
     steps = Steps.of(measured)
     windows = windows_of(steps) if telemetry.devices else ()
     inside = _inside(telemetry.devices, windows) if windows else telemetry.devices
-    energy = _energy(telemetry, record, windows, bool(steps))
+    energy = _energy(telemetry, record, windows, steps)
     tokens = _tokens(steps)
     per_token = energy.joules / tokens if energy.joules and tokens else None
     no_tokens = None if tokens else "The measured steps do not tell their tokens."
     power = _power(inside, windows, energy, telemetry.reason)
     notes = [note for note in (energy.note,) if note]
     if telemetry.devices and not windows:
-        notes.append(NO_CLOCK)
+        notes.append(_unmatched(steps))
     return TelemetrySummary(
         source=telemetry.source,
         period_seconds=telemetry.period_seconds,
@@ -118,6 +123,11 @@ def _inside(devices: Sequence[Device], windows: Sequence[Window]) -> tuple[Devic
     )
 
 
+def _unmatched(steps: Steps) -> str:
+    """Return why no sample can be matched to these steps."""
+    return SET_BACK if not any(math.isnan(end) for end in steps.ends()) else NO_CLOCK
+
+
 def _tokens(steps: Steps) -> int | None:
     counts = steps.known("tokens")
     known = counts and len(counts) == len(steps) and 0 < min(counts) <= max(counts) <= LARGEST
@@ -125,14 +135,14 @@ def _tokens(steps: Steps) -> int | None:
 
 
 def _energy(
-    telemetry: Telemetry, record: RunRecord, windows: Sequence[Window], measured: bool
+    telemetry: Telemetry, record: RunRecord, windows: Sequence[Window], steps: Steps
 ) -> Energy:
     """Return the energy of all devices of the run, or why it is not known."""
     devices, world = telemetry.devices, record.setting("world_size")
     if not devices:
         return Energy(None, reason=telemetry.reason)
     if not windows:
-        return Energy(None, reason=NO_CLOCK if measured else "No step was measured.")
+        return Energy(None, reason=_unmatched(steps) if steps else "No step was measured.")
     on_gpus = devices[0].name.rpartition(" ")[0].endswith("GPU")
     if on_gpus and isinstance(world, int) and len(devices) < world:
         return Energy(

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+from scalebook import untrusted
 from scalebook.errors import ClaimError
 from scalebook.measure.economics import Inputs, read_range
 from scalebook.measure.intervals import Interval
@@ -66,14 +67,15 @@ def read_stated(folder: Path) -> Stated:
     text such as "2.1..2.6" or "1T".
     """
     path = folder / FILE
-    if not path.is_file():
+    if not untrusted.is_there(path):
         return Stated()
     try:
-        raw = path.read_bytes()
-        text = raw[:_LARGEST_FILE].decode("utf-8")
-        content = tomllib.loads(text)
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        return Stated(problems=(f"{FILE} cannot be read: {error}",))
+        content = tomllib.loads(untrusted.read_bytes(path, _LARGEST_FILE).decode())
+    except OSError as error:
+        return Stated(problems=(f"{FILE} cannot be read: {error.strerror}",))
+    except (ValueError, RecursionError) as error:  # no TOML, no UTF-8, or a huge integer
+        reason = " ".join(str(error).split())[:200]
+        return Stated(problems=(f"{FILE} cannot be read: {reason}",))
     problems: list[str] = []
     tables = {
         name: cast("dict[str, Any]", value)

@@ -170,7 +170,7 @@ def _forget_unsubmitted(partial: Path) -> None:
     if store.read_object(file).get("scheduler") != "slurm":
         return
     with suppress(FileNotFoundError):
-        if time.time() - file.stat().st_mtime > UNSUBMITTED_SECONDS:
+        if abs(time.time() - file.stat().st_mtime) > UNSUBMITTED_SECONDS:
             file.unlink()
 
 

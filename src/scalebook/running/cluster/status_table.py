@@ -131,4 +131,5 @@ def _between(begin: str | None, end: str | None) -> float | None:
         difference = datetime.fromisoformat(end or "") - datetime.fromisoformat(begin or "")
     except (ValueError, TypeError):
         return None
-    return difference.total_seconds()
+    seconds = difference.total_seconds()
+    return seconds if seconds >= 0 else None  # the clock was set back: not known

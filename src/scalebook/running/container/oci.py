@@ -22,7 +22,8 @@ COMMON = (
     Flag("--network=host", "interfaces have the host's names, and other nodes can be reached"),
     Flag("--cap-drop=ALL", "training needs no capability"),
     Flag("--security-opt=no-new-privileges", "no program of the image can gain any"),
-    Flag("--pids-limit=-1", "eight ranks start thousands of threads; podman allows 2048"),
+    # podman allows 2048; docker has no limit, so that a fork bomb would take the host with it.
+    Flag("--pids-limit=65536", "eight ranks start thousands of threads"),
     Flag(f"--stop-timeout={STOP_SECONDS}", "a stopped run writes its record first"),
 )
 

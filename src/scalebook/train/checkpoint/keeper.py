@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from scalebook import store
+from scalebook import store, untrusted
 from scalebook.measure import reliability
 from scalebook.measure.reliability import CHECKPOINTS, UNFINISHED, CheckpointRecord
 from scalebook.record import StepRecord
@@ -166,7 +166,7 @@ class Keeper:
             shutil.rmtree(path)
         config = self.trainer.config.model_dump(include=set(LAYOUT))
         store.write_json(save.temporary / CONTENT, {"step": save.step, "config": config})
-        save.temporary.rename(path)
+        untrusted.publish(save.temporary, path)
         store.write_json(self.folder / LATEST, {"name": path.name})
         self._prune(max(self.trainer.config.checkpoint_keep, 1))
         end = time.perf_counter()
