@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from scalebook.config import RunConfig
-from scalebook.engines import names, nemo, nemo_train
+from scalebook.engines import mapping, nemo_train
 from scalebook.facts import catalog
 
 SIZES = {
@@ -51,7 +51,7 @@ def asked(model: str) -> RunConfig:
 def differences(config: RunConfig, output: Path) -> list[str]:
     """Return what did not arrive in the objects that NeMo would train with."""
     build: Any = import_module("fiddle").build
-    recipe = nemo_train.build_recipe(config, output, nemo.recipe_settings(config))
+    recipe = nemo_train.build_recipe(config, output, nemo_train.recipe_settings(config))
     strategy, data = build(recipe.trainer.strategy), build(recipe.data)
     precision = build(recipe.trainer.plugins)
     shape = catalog.model(config.model)
@@ -83,7 +83,7 @@ def differences(config: RunConfig, output: Path) -> list[str]:
 def main() -> int:
     """Print one line a model; return how many recipes could not be built or differ."""
     bad = 0
-    for model in names.known("nemo"):
+    for model in mapping.known("nemo"):
         with tempfile.TemporaryDirectory() as folder:
             try:
                 found = differences(asked(model), Path(folder))

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from scalebook.cli import main
-from scalebook.doctor import GpuState, MachineFacts, gather, tools
-from scalebook.doctor.examine import examine, exit_code
-from scalebook.doctor.facts import Node
+from scalebook.doctor import gather
+from scalebook.doctor.checks import examine, exit_code
+from scalebook.doctor.machine_facts import GpuState, MachineFacts, Node
 
 GIB = 2**30
 H100 = "NVIDIA H100 80GB HBM3"
@@ -155,16 +155,16 @@ SMI = (
 
 
 def test_nvidia_devices_are_read_with_their_gaps():
-    devices, driver = tools.nvidia_devices(SMI)
+    devices, driver = gather.nvidia_devices(SMI)
     assert driver == "580.95"
     assert devices[0] == replace(GPU, memory_total_mib=81559.0, memory_used_mib=4.0)
     assert devices[1].slowdown == ("hw thermal slowdown",)
     assert (devices[1].persistent, devices[1].partitioned) == (False, None)
-    assert tools.nvidia_devices("No devices were found\n") == ((), None)
+    assert gather.nvidia_devices("No devices were found\n") == ((), None)
 
 
 def test_processes_are_listed_without_our_own():
-    assert tools.process_ids("17\n4242\n[N/A]\n", own=(17,)) == (4242,)
+    assert gather.process_ids("17\n4242\n[N/A]\n", own=(17,)) == (4242,)
 
 
 def files(root: Path, texts: dict[str, str]) -> Path:

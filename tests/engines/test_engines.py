@@ -13,7 +13,7 @@ import pytest
 
 from scalebook import engines, store
 from scalebook.config import RunConfig
-from scalebook.engines import harvest, mapping, names, nemo, nemo_train, primus
+from scalebook.engines import harvest, mapping, nemo_train, primus_train
 from scalebook.errors import ConfigError, LaunchError
 from scalebook.report.base import naming
 from scalebook.running import finish_run, launch, runner
@@ -56,7 +56,9 @@ def config(engine: str = "primus", **changes: Any) -> RunConfig:
 
 def overrides(**changes: Any) -> dict[str, Any]:
     """Return what Primus is told for a configuration."""
-    return primus.experiment(config(**changes), Path("/r"))["modules"]["pre_trainer"]["overrides"]
+    return primus_train.experiment(config(**changes), Path("/r"))["modules"]["pre_trainer"][
+        "overrides"
+    ]
 
 
 def test_primus_is_told_every_size_of_the_split_under_megatrons_names():
@@ -92,7 +94,7 @@ def test_a_model_with_fewer_layers_is_told_so():
 
 
 def test_the_experiment_is_json_and_nothing_in_it_reaches_a_shell():
-    text = primus.text(config(), Path("/runs/a b; rm -rf"))
+    text = primus_train.text(config(), Path("/runs/a b; rm -rf"))
     assert json.loads(text)["workspace"] == "/runs/a b; rm -rf/primus"
 
 
@@ -141,7 +143,10 @@ def test_an_engine_that_is_not_installed_is_said_with_what_to_do(monkeypatch: py
 
 def test_nemo_and_bridge_are_told_the_same_split():
     asked = config("nemo", tensor_parallel_size=4, pipeline_parallel_size=2)
-    recipe, bridge = nemo.recipe_settings(asked), nemo.bridge_settings(asked, Path("/r"))
+    recipe, bridge = (
+        nemo_train.recipe_settings(asked),
+        nemo_train.bridge_settings(asked, Path("/r")),
+    )
     for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size"):
         assert recipe[f"trainer.strategy.{name}"] == bridge[f"model.{name}"]
     assert recipe["trainer.devices"] == 8
@@ -152,8 +157,8 @@ def test_nemo_and_bridge_are_told_the_same_split():
 def test_fp8_scaling_is_told_by_the_vendors_name():
     asked = config("nemo", precision="fp8", fp8_recipe="tensorwise")
     expected = "bf16_with_fp8_current_scaling_mixed"
-    assert nemo.precision_name(nemo.NEMO_PRECISION, asked) == expected
-    assert nemo.precision_name(nemo.BRIDGE_PRECISION, asked) == expected
+    assert nemo_train.precision_name(nemo_train.NEMO_PRECISION, asked) == expected
+    assert nemo_train.precision_name(nemo_train.BRIDGE_PRECISION, asked) == expected
 
 
 def test_a_setting_that_a_recipe_does_not_know_is_refused():
@@ -168,8 +173,8 @@ def test_every_model_that_has_a_name_is_in_the_catalog():
     from scalebook.facts import catalog
 
     for kind in ("nemo", "bridge", "primus"):
-        assert names.known(kind)
-        for name in names.known(kind):
+        assert mapping.known(kind)
+        for name in mapping.known(kind):
             catalog.model(name)
 
 
@@ -258,7 +263,9 @@ def test_a_run_of_primus_is_trained_by_the_same_launcher_and_recorded(node: Path
     assert (record.status, record.reason) == ("completed", None)
     assert record.observed["world_size"] == 2
     assert [step.step_seconds for step in run.steps] == [0.9, 0.252, 0.253, 0.254]
-    assert json.loads((run.path / primus.FILE).read_text())["exp_name"].startswith("scalebook-")
+    assert json.loads((run.path / primus_train.FILE).read_text())["exp_name"].startswith(
+        "scalebook-"
+    )
     assert "scalebook.engines.primus_train" in record.command
 
 
@@ -274,7 +281,7 @@ def test_a_recipe_is_built_in_this_process_and_every_setting_reaches_it(
 ):
     asked = config("nemo", tensor_parallel_size=2, sequence_parallel=True)
     built = SimpleNamespace()
-    for path in nemo.recipe_settings(asked):
+    for path in nemo_train.recipe_settings(asked):
         target = built
         *parents, last = path.split(".")
         for name in parents:
@@ -291,7 +298,7 @@ def test_a_recipe_is_built_in_this_process_and_every_setting_reaches_it(
         module = ModuleType(name)
         module.__dict__.update(content)
         monkeypatch.setitem(sys.modules, name, module)
-    recipe = nemo_train.build_recipe(asked, tmp_path, nemo.recipe_settings(asked))
+    recipe = nemo_train.build_recipe(asked, tmp_path, nemo_train.recipe_settings(asked))
     assert recipe.trainer.strategy.tensor_model_parallel_size == 2
     assert recipe.trainer.strategy.sequence_parallel is True
     assert recipe.trainer.plugins == "plugin"

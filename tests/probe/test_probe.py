@@ -241,14 +241,14 @@ def test_the_summary_takes_the_best_of_each_kind() -> None:
     ],
 )
 def test_bus_rates_follow_nccl_tests(name: str, group: int, factor: float) -> None:
-    from scalebook.probe.measurement.collectives import OPERATIONS
+    from scalebook.probe.measurement.transfers import OPERATIONS
 
     (found,) = [item for item in OPERATIONS if item.name == name]
     assert found.bus(group) == factor
 
 
 def test_groups_are_powers_of_two_and_the_world_that_divide_it() -> None:
-    from scalebook.probe.measurement.collectives import group_sizes
+    from scalebook.probe.measurement.transfers import group_sizes
 
     assert group_sizes(1) == []
     assert group_sizes(8) == [2, 4, 8]
@@ -256,9 +256,9 @@ def test_groups_are_powers_of_two_and_the_world_that_divide_it() -> None:
 
 
 def test_the_spread_is_the_quartiles_distance_over_the_median() -> None:
-    from scalebook.probe.measurement.timing import timing
+    from scalebook.probe.measurement.timing import summarised
 
-    found = timing([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0], 70)
+    found = summarised([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0], 70)
     assert (found.seconds, found.best, found.calls) == (4.0, 1.0, 70)
     assert found.spread == pytest.approx((6.0 - 2.0) / 4.0)
 
@@ -267,9 +267,9 @@ def test_the_spread_is_the_quartiles_distance_over_the_median() -> None:
 def test_a_layout_multiplies_what_its_name_says(layout: str) -> None:
     import torch
 
-    from scalebook.probe.measurement import operands
+    from scalebook.probe.measurement import compute
 
-    buffer = torch.randn(4 * 3 + 3 * 5 + 2 * operands.ALIGNMENT)
+    buffer = torch.randn(4 * 3 + 3 * 5 + 2 * compute.ALIGNMENT)
     seen: list[tuple[Any, ...]] = []
     original = torch.mm
 
@@ -279,7 +279,7 @@ def test_a_layout_multiplies_what_its_name_says(layout: str) -> None:
 
     torch.mm = spy
     try:
-        operands.product(buffer, operands.FP32, layout, m=4, n=5, k=3)(0)
+        compute.product(buffer, compute.FP32, layout, m=4, n=5, k=3)(0)
     finally:
         torch.mm = original
     stored = {"plain": (True, True), "forward": (True, False), "dgrad": (True, True)}
@@ -428,7 +428,7 @@ def test_text_of_another_form_gives_no_links(text: str) -> None:
 
 
 def test_clocks_and_power_of_rocm_are_read_by_any_of_their_names() -> None:
-    from scalebook.probe.measurement.device import parse_rocm_samples
+    from scalebook.probe.measurement.probe_run import parse_rocm_samples
 
     card = {
         "sclk clock speed:": "(2100Mhz)",

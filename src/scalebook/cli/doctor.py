@@ -32,13 +32,13 @@ def doctor(options: argparse.Namespace) -> int:
     if options.secrets is not None:
         return _secrets(options.secrets, as_json=options.json)
     from scalebook.cli.output import print_json
-    from scalebook.doctor import examine, gather
+    from scalebook.doctor import checks, gather
     from scalebook.project import root, runs_folder
 
     images = (root() or Path.cwd()) / "containers" / "images"
     facts = gather.gather(runs_folder(str(options.runs or "")), images)
-    findings = examine.examine(facts)
-    code = examine.exit_code(findings, strict=options.strict)
+    findings = checks.examine(facts)
+    code = checks.exit_code(findings, strict=options.strict)
     if options.json:
         print_json({"findings": findings, "facts": facts, "exit_code": code})
         return code

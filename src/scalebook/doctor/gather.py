@@ -1,23 +1,44 @@
-"""Read the facts of this machine: files below a root, a few queries, nothing changed."""
+"""Read the facts of this machine: files below a root and what drivers' tools say."""
 
 from __future__ import annotations
 
 import grp
 import os
+import re
 import resource
 import shutil
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from scalebook.doctor import tools
-from scalebook.doctor.facts import GpuState, MachineFacts, Node
+from scalebook.doctor.machine_facts import GpuState, MachineFacts, Node
 from scalebook.facts import catalog
 from scalebook.query import printed
 from scalebook.running.container import contents, engines, inside
 from scalebook.running.devices import detect
 
 CDI_FOLDERS = ("etc/cdi", "var/run/cdi")
+NVIDIA_FIELDS = (
+    "index",
+    "name",
+    "driver_version",
+    "memory.total",
+    "memory.used",
+    "power.limit",
+    "power.default_limit",
+    "persistence_mode",
+    "mig.mode.current",
+    "clocks_throttle_reasons.hw_thermal_slowdown",
+    "clocks_throttle_reasons.sw_thermal_slowdown",
+    "clocks_throttle_reasons.hw_power_brake_slowdown",
+)
+FORMAT = "--format=csv,noheader,nounits"
+NVIDIA_DEVICES = ("nvidia-smi", f"--query-gpu={','.join(NVIDIA_FIELDS)}", FORMAT)
+NVIDIA_PROCESSES = ("nvidia-smi", "--query-compute-apps=pid", FORMAT)
+PCI_VENDORS = {"0x10de": "nvidia", "0x1002": "amd"}
+PCI_CLASSES = ("0x0302", "0x0300", "0x0380", "0x1200")  # 3D, VGA, display, accelerator
+MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +51,7 @@ class FactSource:
 
     def text(self, path: str) -> str | None:
         """Return what a file holds, None where it is not or may not be read."""
-        try:
-            return (self.root / path).read_text(encoding="utf-8", errors="replace").strip()
-        except OSError:
-            return None
+        return _text(self.root / path)
 
 
 def gather(runs: Path, images: Path, machine: FactSource | None = None) -> MachineFacts:
@@ -47,12 +65,12 @@ def gather(runs: Path, images: Path, machine: FactSource | None = None) -> Machi
         vendor=found.vendor,
         devices=devices,
         driver=driver,
-        cards_on_bus=tools.cards_on_bus(here.root / "sys"),
+        cards_on_bus=cards_on_bus(here.root / "sys"),
         nodes=_nodes(here.root / "dev"),
         processes=_processes(here, found.vendor),
         inside=inside.container(here.environment, here.root),
         groups=tuple(sorted({_group(number) for number in os.getgroups()})),
-        shm_bytes=_total(here.root / "dev" / "shm"),
+        shm_bytes=_space(here.root / "dev" / "shm", "total"),
         memlock=_limit(resource.RLIMIT_MEMLOCK),
         stack=_limit(resource.RLIMIT_STACK),
         open_files=_limit(resource.RLIMIT_NOFILE),
@@ -61,7 +79,7 @@ def gather(runs: Path, images: Path, machine: FactSource | None = None) -> Machi
         governor=here.text("sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
         memory_available=_available(here.text("proc/meminfo") or ""),
         runs=str(runs),
-        runs_free=_free(runs),
+        runs_free=_space(_nearest(runs), "free"),
         runs_writable=os.access(_nearest(runs), os.W_OK),
         versions=contents.versions(),
         engines=surroundings.engines,
@@ -75,10 +93,10 @@ def _devices(here: FactSource, found: detect.Machine) -> tuple[tuple[GpuState, .
     devices: tuple[GpuState, ...] = ()
     driver = None
     if found.vendor == "nvidia":
-        devices, driver = tools.nvidia_devices(here.query(tools.NVIDIA_DEVICES) or "")
+        devices, driver = nvidia_devices(here.query(NVIDIA_DEVICES) or "")
     elif found.vendor == "amd":
         names = [found.device_name] * found.count
-        devices = tools.amd_devices(names, here.root / "sys")
+        devices = amd_devices(names, here.root / "sys")
         driver = here.text("sys/module/amdgpu/version") or here.text("proc/sys/kernel/osrelease")
     plain = tuple(GpuState(index, found.device_name) for index in range(found.count))
     return devices or plain, driver
@@ -87,9 +105,9 @@ def _devices(here: FactSource, found: detect.Machine) -> tuple[tuple[GpuState, .
 def _processes(here: FactSource, vendor: str) -> tuple[int, ...] | None:
     own = (os.getpid(), os.getppid())
     if vendor == "nvidia":
-        text = here.query(tools.NVIDIA_PROCESSES)
-        return None if text is None else tools.process_ids(text, own)
-    return tools.amd_processes(here.root / "sys", own) if vendor == "amd" else None
+        text = here.query(NVIDIA_PROCESSES)
+        return None if text is None else process_ids(text, own)
+    return amd_processes(here.root / "sys", own) if vendor == "amd" else None
 
 
 def _nodes(dev: Path) -> tuple[Node, ...]:
@@ -113,11 +131,8 @@ def _limit(kind: int) -> int | None:
 
 
 def _available(meminfo: str) -> int | None:
-    for line in meminfo.splitlines():
-        name, _, rest = line.partition(":")
-        if name == "MemAvailable":
-            return int(rest.split()[0]) * 1024
-    return None
+    found = re.search(r"^MemAvailable:\s*(\d+)", meminfo, re.MULTILINE)
+    return int(found[1]) * 1024 if found else None
 
 
 def _nearest(path: Path) -> Path:
@@ -125,16 +140,10 @@ def _nearest(path: Path) -> Path:
     return next(place for place in (path, *path.absolute().parents) if place.exists())
 
 
-def _free(path: Path) -> int | None:
+def _space(path: Path, part: str) -> int | None:
+    """Return the ``total`` or ``free`` bytes of a file system, None where it is not."""
     try:
-        return shutil.disk_usage(_nearest(path)).free
-    except OSError:
-        return None
-
-
-def _total(path: Path) -> int | None:
-    try:
-        return shutil.disk_usage(path).total
+        return getattr(shutil.disk_usage(path), part)
     except OSError:
         return None
 
@@ -143,3 +152,109 @@ def _device_specs(root: Path) -> tuple[str, ...]:
     """Return the CDI files that name NVIDIA's devices."""
     files = [path for folder in CDI_FOLDERS for path in sorted((root / folder).glob("*.*"))]
     return tuple(f"/{path.relative_to(root)}" for path in files if "nvidia" in path.name)
+
+
+# What the drivers' tools and files say of their devices
+
+
+def _number(text: str) -> float | None:
+    """Return a number, None for what tools print in place of one ([N/A], [Not Supported])."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def nvidia_devices(text: str) -> tuple[tuple[GpuState, ...], str | None]:
+    """Return the devices that nvidia-smi lists, and the driver's version."""
+    devices: list[GpuState] = []
+    driver = None
+    for line in text.splitlines():
+        parts = [part.strip() for part in line.split(",")]
+        if len(parts) != len(NVIDIA_FIELDS) or not parts[0].isdigit():
+            continue
+        row = dict(zip(NVIDIA_FIELDS, parts, strict=True))
+        driver = row["driver_version"]
+        slow = [name for name in NVIDIA_FIELDS[-3:] if row[name] == "Active"]
+        devices.append(
+            GpuState(
+                index=int(row["index"]),
+                name=row["name"],
+                memory_total_mib=_number(row["memory.total"]),
+                memory_used_mib=_number(row["memory.used"]),
+                power_cap_watts=_number(row["power.limit"]),
+                power_default_watts=_number(row["power.default_limit"]),
+                slowdown=tuple(name.partition(".")[2].replace("_", " ") for name in slow),
+                persistent=_switch(row["persistence_mode"]),
+                partitioned=_switch(row["mig.mode.current"]),
+            )
+        )
+    return tuple(devices), driver
+
+
+def _switch(text: str) -> bool | None:
+    return {"Enabled": True, "Disabled": False}.get(text)
+
+
+def process_ids(text: str, own: Sequence[int]) -> tuple[int, ...]:
+    """Return the processes that a tool lists, one a line, but for our own."""
+    found = {int(line) for line in text.split() if line.isdigit()}
+    return tuple(sorted(found - set(own)))
+
+
+def amd_devices(names: Sequence[str | None], sysfs: Path) -> tuple[GpuState, ...]:
+    """Return AMD's devices: names as the tools say, the rest from the kernel driver's files."""
+    cards = [path for path in sysfs.glob("class/drm/card*") if re.fullmatch(r"card\d+", path.name)]
+    folders = [
+        path / "device"
+        for path in sorted(cards, key=lambda path: int(path.name.removeprefix("card")))
+        if _text(path / "device" / "vendor") == "0x1002"
+    ]
+    known = [*names, *[None] * len(folders)]
+    return tuple(
+        GpuState(
+            index=index,
+            name=known[index],
+            memory_total_mib=_scaled(folder / "mem_info_vram_total", MIB),
+            memory_used_mib=_scaled(folder / "mem_info_vram_used", MIB),
+            power_cap_watts=_first(folder, "power1_cap"),
+            power_default_watts=_first(folder, "power1_cap_default"),
+            performance_level=_text(folder / "power_dpm_force_performance_level"),
+        )
+        for index, folder in enumerate(folders)
+    )
+
+
+def _first(folder: Path, name: str) -> float | None:
+    found = sorted(folder.glob(f"hwmon/hwmon*/{name}"))
+    return _scaled(found[0], 1e6) if found else None
+
+
+def _scaled(path: Path, unit: float) -> float | None:
+    value = _number(_text(path) or "")
+    return None if value is None else value / unit
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return None
+
+
+def amd_processes(sysfs: Path, own: Sequence[int]) -> tuple[int, ...] | None:
+    """Return the processes that have the AMD compute driver open, None where it tells none."""
+    folder = sysfs / "class" / "kfd" / "kfd" / "proc"
+    if not folder.is_dir():
+        return None
+    return process_ids("\n".join(path.name for path in folder.iterdir()), own)
+
+
+def cards_on_bus(sysfs: Path) -> dict[str, int]:
+    """Return how many graphics and compute cards of each vendor the PCI bus has."""
+    vendors = (
+        PCI_VENDORS.get(_text(path / "vendor") or "")
+        for path in sysfs.glob("bus/pci/devices/*")
+        if (_text(path / "class") or "").startswith(PCI_CLASSES)
+    )
+    return dict(Counter(vendor for vendor in vendors if vendor))

@@ -1,16 +1,18 @@
-"""Which fields of a configuration an engine supports, and whether it is installed."""
+"""What an engine supports, what it calls models and switches, and whether it is installed."""
 
 from __future__ import annotations
 
 import os
+import tomllib
 from collections.abc import Mapping
+from functools import cache
+from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from scalebook.config import RunConfig
-from scalebook.engines import names
-from scalebook.errors import ConfigError
+from scalebook.errors import ConfigError, unknown
 from scalebook.facts import catalog
 
 # The module that torchrun starts for each engine.
@@ -39,19 +41,12 @@ _TOLD = frozenset(
         "steps", "learning_rate", "seed", "overlap_grad_reduce", "overlap_param_gather",
     )
 )  # fmt: skip
+_OVERLAPS = ("overlap_grad_reduce", "overlap_param_gather")  # engines know them by our name
 _VENDORS: Mapping[str, str] = {"nemo": "nvidia", "primus": "amd"}
-_VALUES: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
-    "nemo": {
-        "precision": ("bf16", "fp16", "fp8"),
-        "data_parallel_sharding": ("none", "optimizer"),
-        "recompute": ("none", "selective", "full"),
-    },
-    "primus": {
-        "precision": ("bf16", "fp16", "fp8"),
-        "data_parallel_sharding": ("none", "optimizer"),
-        "recompute": ("none", "selective", "full"),
-        "data": ("",),
-    },
+_SUPPORTED: Mapping[str, tuple[str, ...]] = {
+    "precision": ("bf16", "fp16", "fp8"),
+    "data_parallel_sharding": ("none", "optimizer"),
+    "recompute": ("none", "selective", "full"),
 }
 _MORE: Mapping[str, frozenset[str]] = {
     "nemo": frozenset(("data", "fp8_recipe")),
@@ -76,7 +71,7 @@ def check(config: RunConfig) -> None:
     defaults = RunConfig.model_fields
     told = _OURS | _TOLD | _MORE[config.engine]
     for name, value in config:
-        allowed = _VALUES[config.engine].get(name)
+        allowed = ("",) if (config.engine, name) == ("primus", "data") else _SUPPORTED.get(name)
         if allowed is not None and value not in allowed:
             listed = ", ".join(str(one) or "''" for one in allowed)
             raise ConfigError(
@@ -89,9 +84,9 @@ def check(config: RunConfig) -> None:
                 f"{defaults[name].default!r}, or use engine 'megatron'."
             )
     if config.engine == "primus":
-        names.name_of("primus", config)
-    elif all(config.model.partition("@")[0] not in names.known(kind) for kind in NEMO_KINDS):
-        names.name_of("nemo", config)
+        name_of("primus", config)
+    elif all(config.model.partition("@")[0] not in known(kind) for kind in NEMO_KINDS):
+        name_of("nemo", config)
 
 
 def missing(engine: str, environment: Mapping[str, str] = os.environ) -> str | None:
@@ -130,3 +125,69 @@ def primus_folder(environment: Mapping[str, str] = os.environ) -> Path | None:
     return next(
         (place for place in places if (place / "primus" / "cli" / "main.py").exists()), None
     )
+
+
+# What engines call things
+
+
+@cache
+def _table() -> dict[str, dict[str, Any]]:
+    text = resources.files("scalebook.engines").joinpath("models.toml").read_text("utf-8")
+    return tomllib.loads(text)["models"]
+
+
+def known(kind: str) -> tuple[str, ...]:
+    """Return the catalog models that have a name of this kind (nemo, bridge or primus)."""
+    return tuple(name for name, row in _table().items() if kind in row)
+
+
+def name_of(kind: str, config: RunConfig) -> Any:
+    """Return what an engine calls the model of a run; ``NAME@8`` is the same with 8 layers.
+
+    Raises:
+        ConfigError: the engine has no configuration of this model.
+    """
+    base = config.model.partition("@")[0]
+    row = _table().get(base, {})
+    if kind not in row:
+        message = unknown(f"{kind} model", base, known(kind))
+        raise ConfigError(f"Engine {config.engine!r} has no configuration of it. {message}")
+    return row[kind]
+
+
+def fewer_layers(config: RunConfig) -> int | None:
+    """Return the number of layers where a run names it, None where the model has all of its own."""
+    return catalog.model(config.model).num_layers if "@" in config.model else None
+
+
+def split_sizes(config: RunConfig) -> dict[str, Any]:
+    """Return the sizes of the split under Megatron's names."""
+    stages = config.virtual_pipeline_parallel_size
+    return {
+        "tensor_model_parallel_size": config.tensor_parallel_size,
+        "pipeline_model_parallel_size": config.pipeline_parallel_size,
+        "virtual_pipeline_model_parallel_size": stages if stages > 1 else None,
+        "context_parallel_size": config.context_parallel_size,
+        "expert_model_parallel_size": config.expert_parallel_size,
+        "expert_tensor_parallel_size": config.expert_tensor_parallel_size,
+        "sequence_parallel": config.sequence_parallel,
+    }
+
+
+def data_parallel(config: RunConfig) -> dict[str, bool]:
+    """Return the switches of data parallelism, but for those that are left to the engine."""
+    overlaps = {name: getattr(config, name) for name in _OVERLAPS}
+    return {
+        "use_distributed_optimizer": config.data_parallel_sharding == "optimizer",
+        **{name: value == "on" for name, value in overlaps.items() if value != "auto"},
+    }
+
+
+def recompute(config: RunConfig) -> dict[str, Any]:
+    """Return Megatron's settings of recomputation: full is every layer of a stage, one a block."""
+    full = config.recompute == "full"
+    return {
+        "recompute_granularity": None if config.recompute == "none" else config.recompute,
+        "recompute_method": "uniform" if full else None,
+        "recompute_num_layers": 1 if full else None,
+    }

@@ -1,7 +1,10 @@
 """What torchrun starts for engine ``nemo``: a recipe of NeMo 2.7, or of Megatron-Bridge.
 
 The recipe is built in every rank from the run's configuration and trained in this process, so that
-the launcher, the container and the log are those of every other run.
+the launcher, the container and the log are those of every other run. A recipe is a tree of objects;
+each setting names an attribute by its path. Everything that is not set stays as the recipe has it:
+that is what makes it the vendor's. Paths: NVIDIA-NeMo/NeMo nemo/collections/llm/recipes,
+NVIDIA-NeMo/Megatron-Bridge src/megatron/bridge/recipes/common.py.
 """
 
 from __future__ import annotations
@@ -14,13 +17,106 @@ from pathlib import Path
 from typing import Any
 
 from scalebook.config import RunConfig
-from scalebook.engines import mapping, names, nemo
+from scalebook.engines import mapping
 from scalebook.engines.start import main_of, write_once
 from scalebook.errors import ConfigError, LaunchError
 from scalebook.facts import catalog
 
 FILE = "nemo.json"
 RECIPES = "nemo.collections.llm.recipes"
+
+NemoSettings = dict[str, Any]
+
+# Names of what makes a precision: functions of NeMo's plugins, keys of Bridge's table.
+_SCALED = {
+    "tensorwise": "bf16_with_fp8_current_scaling_mixed",
+    "blockwise": "bf16_with_fp8_subchannel_scaling_mixed",
+}
+NEMO_PRECISION = {
+    "bf16": "bf16_mixed",
+    "fp16": "fp16_mixed",
+    "fp8": {"delayed": "bf16_with_fp8_mixed", **_SCALED},
+}
+BRIDGE_PRECISION = {
+    **NEMO_PRECISION,
+    "fp8": {"delayed": "bf16_with_fp8_delayed_scaling_mixed", **_SCALED},
+}
+
+
+def precision_name(table: dict[str, Any], config: RunConfig) -> str:
+    """Return the engine's name of a run's precision."""
+    found = table[config.precision]
+    return found if isinstance(found, str) else found[config.fp8_recipe]
+
+
+def _under(prefix: str, settings: NemoSettings) -> NemoSettings:
+    return {f"{prefix}.{name}": value for name, value in settings.items()}
+
+
+def recipe_settings(config: RunConfig) -> NemoSettings:
+    """Return what is set on a pre-training recipe of NeMo 2.7."""
+    layers = mapping.fewer_layers(config)
+    distributed = config.data_parallel_sharding == "optimizer"
+    return {
+        "trainer.max_steps": config.steps,
+        "trainer.num_nodes": config.nodes,
+        "trainer.devices": config.world_size // config.nodes,
+        "trainer.log_every_n_steps": 1,
+        "trainer.val_check_interval": config.steps,
+        "trainer.limit_val_batches": 0,
+        "trainer.limit_test_batches": 0,
+        "trainer.enable_checkpointing": False,
+        **_under("trainer.strategy", mapping.split_sizes(config)),
+        **_under("trainer.strategy.ddp", mapping.data_parallel(config)),
+        **_under(
+            "model.config", {"seq_length": config.sequence_length, **mapping.recompute(config)}
+        ),
+        **({"model.config.num_layers": layers} if layers else {}),
+        "data.seq_length": config.sequence_length,
+        "data.micro_batch_size": config.micro_batch_size,
+        "data.global_batch_size": config.global_batch_size,
+        "optim.config.lr": config.learning_rate,
+        "optim.config.use_distributed_optimizer": distributed,
+        "optim.lr_scheduler.warmup_steps": min(config.warmup_steps, config.steps - 1),
+        "optim.lr_scheduler.min_lr": 0.0,
+        "resume.resume_if_exists": False,
+        "log.ckpt": None,
+        "log.tensorboard": None,
+    }
+
+
+def bridge_settings(config: RunConfig, output: Path) -> NemoSettings:
+    """Return what is set on a pre-training recipe of Megatron-Bridge."""
+    layers = mapping.fewer_layers(config)
+    distributed = config.data_parallel_sharding == "optimizer"
+    model = (
+        mapping.split_sizes(config)
+        | mapping.recompute(config)
+        | {"seq_length": config.sequence_length}
+    )
+    data = [config.data] if config.data else None
+    return {
+        **_under("model", model | ({"num_layers": layers} if layers else {})),
+        **_under("ddp", mapping.data_parallel(config)),
+        "train.train_iters": config.steps,
+        "train.micro_batch_size": config.micro_batch_size,
+        "train.global_batch_size": config.global_batch_size,
+        "validation.eval_iters": 0,
+        "optimizer.lr": config.learning_rate,
+        "optimizer.min_lr": 0.0,
+        "optimizer.use_distributed_optimizer": distributed,
+        "scheduler.lr_warmup_iters": min(config.warmup_steps, config.steps - 1),
+        "scheduler.lr_decay_iters": config.steps,
+        "dataset.seq_length": config.sequence_length,
+        "dataset.random_seed": config.seed,
+        "dataset.blend": (data, None) if data else None,
+        "rng.seed": config.seed,
+        "logger.log_interval": 1,
+        "logger.tensorboard_dir": str(output / "bridge"),
+        "checkpoint.save": None,
+        "checkpoint.load": None,
+        "mixed_precision": precision_name(BRIDGE_PRECISION, config),
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,12 +126,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _train(config: RunConfig, output: Path) -> int:
     if mapping.nemo_kind() == "nemo":
-        settings = nemo.recipe_settings(config)
+        settings = recipe_settings(config)
         recipe = build_recipe(config, output, settings)
         _keep(output, "nemo", settings)
         import_module("nemo_run").run(recipe, direct=True)
     else:
-        settings = nemo.bridge_settings(config, output)
+        settings = bridge_settings(config, output)
         container = build_bridge(config, settings)
         _keep(output, "bridge", settings)
         step: Any = import_module("megatron.bridge.training.gpt_step").forward_step
@@ -51,7 +147,7 @@ def _keep(output: Path, kind: str, settings: Mapping[str, Any]) -> None:
 
 def build_recipe(config: RunConfig, output: Path, settings: Mapping[str, Any]) -> Any:
     """Return the recipe of a run, ready to be trained (NeMo 2.7)."""
-    module = import_module(f"{RECIPES}.{names.name_of('nemo', config)}")
+    module = import_module(f"{RECIPES}.{mapping.name_of('nemo', config)}")
     recipe: Any = module.pretrain_recipe(
         dir=str(output / "nemo"),
         name="scalebook",
@@ -65,7 +161,7 @@ def build_recipe(config: RunConfig, output: Path, settings: Mapping[str, Any]) -
     for path, value in settings.items():
         put(recipe, path, value)
     plugins = import_module(f"{RECIPES}.precision.mixed_precision")
-    name = nemo.precision_name(nemo.NEMO_PRECISION, config)
+    name = precision_name(NEMO_PRECISION, config)
     recipe.trainer.plugins = getattr(plugins, name)()
     return recipe
 
@@ -100,7 +196,7 @@ def _dataset(config: RunConfig) -> Any:
 def build_bridge(config: RunConfig, settings: Mapping[str, Any]) -> Any:
     """Return the configuration of a run (Megatron-Bridge)."""
     recipes: Any = import_module("megatron.bridge.recipes")
-    known = names.name_of("bridge", config)
+    known = mapping.name_of("bridge", config)
     found = next((getattr(recipes, name) for name in known if hasattr(recipes, name)), None)
     if found is None:
         raise LaunchError(

@@ -1,1 +1,1 @@
-"""What runs under torchrun: ``run.run`` measures every part of a probe."""
+"""What runs under torchrun: ``probe_run.run`` measures every part of a probe."""

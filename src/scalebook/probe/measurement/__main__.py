@@ -37,9 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         request = read_request(options.request)
         variables = dict(os.environ)
-        from scalebook.probe.measurement import run
+        from scalebook.probe.measurement.probe_run import run
 
-        run.run(request, options.output, variables, time.perf_counter())
+        run(request, options.output, variables, time.perf_counter())
     except ScalebookError as error:
         print(f"scalebook.probe.measurement: {error}", file=sys.stderr)
         return 2

@@ -1,19 +1,69 @@
-"""How long a call takes: rounds of back-to-back calls between two events of the device."""
+"""This process among those of a probe, the time that a part may take, and how long a call takes."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
+from importlib import import_module
 from itertools import pairwise
 from statistics import median, quantiles
+from typing import Any, cast
 
-from scalebook.probe.measurement.place import Rank, cuda
+import torch
 
-Call = Callable[[int], object]  # gets the number of the call, to choose other buffers each time
+from scalebook.errors import LaunchError
+from scalebook.measure.probes import ProbeRequest, Skipped
+
+distributed: Any = import_module("torch.distributed")
+cuda: Any = torch.cuda
+
+COLLECTIVE_TIMEOUT = timedelta(minutes=3)
 ROUND_SECONDS = 2e-3  # long against the resolution of events and the start of a kernel
 ROUNDS = (3, 40)
 WARM_CALLS = 2
+
+Call = Callable[[int], object]  # gets the number of the call, to choose other buffers each time
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """Rank, number of processes and device of this process."""
+
+    rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether this process measures a GPU (torch calls those of AMD cuda as well)."""
+        return self.device.type == "cuda"
+
+    def synchronize(self) -> None:
+        """Wait until the device has done everything that was asked of it."""
+        if self.on_gpu:
+            cuda.synchronize()
+
+    def barrier(self) -> None:
+        """Wait until every process is here and its device is idle."""
+        self.synchronize()
+        self.agree(0.0)
+
+    def agree(self, value: float) -> float:
+        """Return the largest of all processes' values; every process must call this."""
+        own = torch.tensor([value], dtype=torch.float32, device=self.device)
+        distributed.all_reduce(own, op=distributed.ReduceOp.MAX)
+        return float(own.item())
+
+    def gather(self, value: float) -> tuple[float, ...]:
+        """Return the value of each process by rank; every process must call this."""
+        own = torch.tensor([value], dtype=torch.float32, device=self.device)
+        all_values = torch.empty(self.size, dtype=torch.float32, device=self.device)
+        distributed.all_gather_into_tensor(all_values, own)
+        values: list[float] = cast("Any", all_values).tolist()
+        return tuple(values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +75,83 @@ class Timing:
     spread: float
     calls: int
 
+    def rates(self, flops: float) -> dict[str, float]:
+        """Return TFLOP/s of the median and of the fastest round, and the spread."""
+        return {
+            "tflops": flops / self.seconds / 1e12,
+            "tflops_best": flops / self.best / 1e12,
+            "spread": self.spread,
+        }
+
 
 def _alone(value: float) -> float:
     return value
+
+
+@dataclass(slots=True)
+class Budget:
+    """Seconds of one part of a probe, shared evenly among the cases that are left."""
+
+    end: float
+    cases: int
+    skipped: list[Skipped]
+
+    def spend(
+        self,
+        what: str,
+        timed: Callable[[float], Timing],
+        agree: Callable[[float], float] = _alone,
+    ) -> Timing | None:
+        """Return what is timed in the seconds of the next case; None, and a note, where nothing is.
+
+        Nothing is where the time is used up, or where the device or the backend refuses.
+        """
+        seconds = agree((self.end - time.perf_counter()) / max(self.cases, 1))
+        self.cases -= 1
+        if seconds <= 0:
+            self.skip(what, "the time budget was used up")
+            return None
+        try:
+            return timed(seconds)
+        except (RuntimeError, TypeError) as error:  # out of memory is a RuntimeError
+            self.skip(what, str(error).partition("\n")[0])
+            return None
+
+    def skip(self, what: str, reason: str) -> None:
+        """Note that something is not measured."""
+        self.skipped.append(Skipped(what=what, reason=reason))
+
+
+def join(request: ProbeRequest) -> Rank:
+    """Return this process's place after it has met the others.
+
+    Raises:
+        LaunchError: torchrun did not start this process, or there is no GPU for it.
+    """
+    try:
+        rank, local = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+    except KeyError as error:
+        raise LaunchError(f"{error.args[0]} is not set. Start the probe with torchrun.") from error
+    device = torch.device("cpu")
+    if request.platform != "cpu":
+        if local >= cuda.device_count():
+            raise LaunchError(
+                f"Process {local} of this node has no GPU: torch {torch.__version__} sees "
+                f"{cuda.device_count()}. Use a smaller --world-size, or platform 'cpu'."
+            )
+        device = torch.device("cuda", local)
+        cuda.set_device(device)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    distributed.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT)
+    return Rank(rank, request.world_size, device)
+
+
+def leave() -> None:
+    """Part from the other processes."""
+    distributed.destroy_process_group()
+
+
+# How long a call takes: rounds of back-to-back calls between two events of the device
 
 
 def measure(
@@ -43,43 +167,43 @@ def measure(
     once = max(agree(min(_rounds(call, place, 1, 2))), 1e-7)
     calls = max(1, round(ROUND_SECONDS / once))
     rounds = min(max(int(seconds / (calls * once)), ROUNDS[0]), ROUNDS[1])
-    return timing(_rounds(call, place, calls, rounds), calls * rounds)
+    return summarised(_rounds(call, place, calls, rounds), calls * rounds)
 
 
-def timing(seconds: list[float], calls: int) -> Timing:
+def summarised(seconds: list[float], calls: int) -> Timing:
     """Return the timing that rounds make."""
     middle = median(seconds)
     low, _, high = quantiles(seconds, n=4) if len(seconds) > 1 else (middle,) * 3
     return Timing(middle, min(seconds), (high - low) / middle, calls)
 
 
+def mark(place: Rank) -> Any:
+    """Return a moment: an event of the device, or the host's clock in seconds."""
+    if not place.on_gpu:
+        return time.perf_counter()
+    event = cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def between(marks: list[Any]) -> list[float]:
+    """Return the seconds from each mark to the next; the device must have passed them all."""
+    return [
+        end - begin if isinstance(begin, float) else begin.elapsed_time(end) / 1e3
+        for begin, end in pairwise(marks)
+    ]
+
+
 def _rounds(call: Call, place: Rank, calls: int, rounds: int) -> list[float]:
-    """Return the seconds of a call in each round."""
-    return (_device_rounds if place.on_gpu else _host_rounds)(call, place, calls, rounds)
+    """Return the seconds of a call in each round.
 
-
-def _device_rounds(call: Call, place: Rank, calls: int, rounds: int) -> list[float]:
-    """Return times by the device's own events, so that the host's pace does not count."""
+    A device's own events mark the rounds, so that the host's pace does not count.
+    """
     place.synchronize()
-    events = [cuda.Event(enable_timing=True) for _ in range(rounds + 1)]
-    events[0].record()
-    number = 0
-    for event in events[1:]:
-        for _ in range(calls):
+    marks = [mark(place)]
+    for start in range(0, calls * rounds, calls):
+        for number in range(start, start + calls):
             call(number)
-            number += 1
-        event.record()
+        marks.append(mark(place))
     place.synchronize()
-    return [begin.elapsed_time(end) / 1e3 / calls for begin, end in pairwise(events)]
-
-
-def _host_rounds(call: Call, _place: Rank, calls: int, rounds: int) -> list[float]:
-    found: list[float] = []
-    number = 0
-    for _ in range(rounds):
-        begin = time.perf_counter()
-        for _ in range(calls):
-            call(number)
-            number += 1
-        found.append((time.perf_counter() - begin) / calls)
-    return found
+    return [seconds / calls for seconds in between(marks)]

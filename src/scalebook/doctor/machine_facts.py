@@ -56,5 +56,5 @@ class MachineFacts:
     runs_writable: bool = True
     versions: Mapping[str, str | None] = field(default_factory=dict[str, str | None])
     engines: Mapping[str, str | None] = field(default_factory=dict[str, str | None])
-    device_specs: tuple[str, ...] = ()  # files of the Container GpuState Interface
+    device_specs: tuple[str, ...] = ()  # files of the Container Device Interface
     known_device: bool | None = None  # the catalog has the first device's name

@@ -1,5 +1,6 @@
-"""Collectives by size and group; definitions of size and bus rate are those of nccl-tests.
+"""How fast bytes move: on the device, between host and device, and between devices.
 
+Collectives follow nccl-tests in their sizes and bus rates:
 https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
 """
 
@@ -12,12 +13,67 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scalebook.measure.probes import Collective
-from scalebook.probe.measurement.place import Budget, Rank, distributed
-from scalebook.probe.measurement.timing import Timing, measure
+from scalebook.measure.probes import Collective, Copy
+from scalebook.probe.measurement.timing import Budget, Rank, Timing, distributed, measure
 
-KIB, MIB = 2**10, 2**20
-SIZES = {
+KIB, MIB, GIB = 2**10, 2**20, 2**30
+DEVICE_BYTES = {"cuda": (64 * MIB, 256 * MIB, GIB), "cpu": (16 * MIB,)}
+HOST_BYTES = 256 * MIB
+BUFFERS = 2  # pairs, so that a small copy finds nothing in a cache
+
+
+def copy_cases(place: Rank) -> int:
+    """Return how many copies are measured."""
+    return len(DEVICE_BYTES[place.device.type]) + 2
+
+
+def measured_copies(place: Rank, budget: Budget, show: Callable[[str], None]) -> list[Copy]:
+    """Return the rate of each copy; processes share the host's memory, so rank 0 asks it alone."""
+    found: list[Copy] = []
+    for size in DEVICE_BYTES[place.device.type]:
+        pairs = [_pair(size, place) for _ in range(BUFFERS)]
+        found += _timed("device_to_device", size, pairs, place, budget)
+    if not place.on_gpu:
+        budget.skip("copies between host and device", "the CPU is the device")
+    elif place.rank == 0:
+        host = torch.empty(HOST_BYTES, dtype=torch.uint8, pin_memory=True)
+        device = torch.empty(HOST_BYTES, dtype=torch.uint8, device=place.device)
+        found += _timed("host_to_device", HOST_BYTES, [(device, host)], place, budget)
+        found += _timed("device_to_host", HOST_BYTES, [(host, device)], place, budget)
+    place.barrier()
+    for row in found:
+        show(f"{row.kind} {row.bytes >> 20} MiB: {row.gib_per_second:.4g} GiB/s")
+    return found
+
+
+def _pair(size: int, place: Rank) -> tuple[Tensor, Tensor]:
+    source = torch.randint(0, 256, (size,), dtype=torch.uint8, device=place.device)
+    return torch.empty_like(source), source
+
+
+def _timed(
+    kind: str,
+    size: int,
+    pairs: list[tuple[Tensor, Tensor]],
+    place: Rank,
+    budget: Budget,
+) -> list[Copy]:
+    def call(number: int) -> None:
+        target, source = pairs[number % len(pairs)]
+        target.copy_(source, non_blocking=True)
+
+    what = f"{kind} {size >> 20} MiB"
+    took = budget.spend(what, lambda seconds: measure(call, place, seconds))
+    if took is None:
+        return []
+    moved = size * (2 if kind == "device_to_device" else 1) / GIB
+    rates = {"gib_per_second": moved / took.seconds, "gib_per_second_best": moved / took.best}
+    return [Copy.model_validate({"kind": kind, "bytes": size, "spread": took.spread, **rates})]
+
+
+# Collectives by size and group
+
+MESSAGE_BYTES = {
     "cuda": (64 * KIB, MIB, 16 * MIB, 64 * MIB, 256 * MIB, 1024 * MIB),
     "cpu": (4 * KIB, 64 * KIB, MIB),
 }
@@ -92,9 +148,9 @@ def group_sizes(world: int) -> list[int]:
     return sorted({size for size in (*doubled, world) if size > 1 and world % size == 0})
 
 
-def cases(place: Rank) -> int:
+def collective_cases(place: Rank) -> int:
     """Return how many measurements there are."""
-    return len(group_sizes(place.size)) * len(SIZES[place.device.type]) * len(OPERATIONS)
+    return len(group_sizes(place.size)) * len(MESSAGE_BYTES[place.device.type]) * len(OPERATIONS)
 
 
 def _group(size: int, place: Rank) -> CollectiveGroup:
@@ -106,16 +162,18 @@ def _group(size: int, place: Rank) -> CollectiveGroup:
     return CollectiveGroup(handle, size, tuple(range(first, first + size)))
 
 
-def measured(place: Rank, budget: Budget, show: Callable[[str], None]) -> list[Collective]:
+def measured_collectives(
+    place: Rank, budget: Budget, show: Callable[[str], None]
+) -> list[Collective]:
     """Return the rate of every collective; every process must call this."""
     found: list[Collective] = []
-    largest = max(SIZES[place.device.type])
+    largest = max(MESSAGE_BYTES[place.device.type])
     # fp32 as in nccl-tests and in the reduction of main gradients
     given, taken = (torch.rand(largest // 4, device=place.device) for _ in range(2))
     for size in group_sizes(place.size):
         group = _group(size, place)
         for operation in OPERATIONS:
-            for length in SIZES[place.device.type]:
+            for length in MESSAGE_BYTES[place.device.type]:
                 parts = given[: length // 4], taken[: length // 4]
                 row = _measured(operation, group, parts, place, budget)
                 if row is not None:
@@ -136,31 +194,24 @@ def _measured(
 ) -> Collective | None:
     length = tensors[0].numel() * tensors[0].element_size()
     what = f"{operation.name} {length >> 10} KiB over {group.size}"
-    slot = place.agree(budget.slot())
-    if slot <= 0:
-        budget.skip(what)
-        return None
 
     def call(_: int) -> None:
         operation.call(group, *tensors)
 
-    try:
-        took = measure(call, place, slot, place.agree)
-    except RuntimeError as error:  # a backend may lack an operation
-        budget.skip(what, str(error).partition("\n")[0])
+    def timed(seconds: float) -> Timing:
+        return measure(call, place, seconds, place.agree)
+
+    took = budget.spend(what, timed, place.agree)
+    if took is None:
         return None
-    return _row(operation, group.size, length, took, place)
-
-
-def _row(operation: Operation, size: int, length: int, took: Timing, place: Rank) -> Collective:
     seconds = place.agree(took.seconds)
     rate = length / seconds / 1e9
     return Collective(
         operation=operation.name,
-        group_size=size,
+        group_size=group.size,
         bytes=length,
         seconds=seconds,
         algorithm_gb_per_second=rate,
-        bus_gb_per_second=rate * operation.bus(size),
+        bus_gb_per_second=rate * operation.bus(group.size),
         spread=took.spread,
     )

@@ -1,0 +1,440 @@
+"""How fast this device computes: matrix products by shape, one of them sustained, and attention."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from scalebook.facts import catalog
+from scalebook.facts.catalog.types import ModelShape
+from scalebook.measure.probes import Attention, Matmul, ProbeRequest, Sample, Sustained
+from scalebook.measure.probes.shapes import Product, products, tensor_sizes
+from scalebook.probe.measurement.timing import (
+    Budget,
+    Call,
+    Rank,
+    Timing,
+    between,
+    cuda,
+    mark,
+    measure,
+)
+
+# Random operands of products, taken from one large buffer so that no cache holds them
+
+# More than any cache between the units and the memory: 256 MiB on MI300X, 50 MiB on H100.
+ARENA_BYTES = {"cuda": 2**30, "cpu": 2**24}
+MOST_SETS = 256
+ALIGNMENT = 256  # elements; operands start where an allocation of their own could
+CHUNK = 2**24  # elements made at a time where a type cannot be drawn itself
+
+torch_any: Any = torch  # some of its functions are typed only in part
+
+
+@dataclass(frozen=True, slots=True)
+class OperandKind:
+    """A kind of product: the operands' type, and what torch must be told before."""
+
+    name: str
+    dtype: torch.dtype
+    float32_matmul: str = "highest"
+    scaled: bool = False  # fp8: torch._scaled_mm, both operands K-major
+
+    def apply(self) -> None:
+        """Tell torch how products of float32 are computed."""
+        torch.set_float32_matmul_precision(self.float32_matmul)
+
+
+BF16 = OperandKind("bf16", torch.bfloat16)
+FP16 = OperandKind("fp16", torch.float16)
+TF32 = OperandKind("tf32", torch.float32, "high")
+FP32 = OperandKind("fp32", torch.float32)
+# MI300 knows only the second of the two 8-bit formats, everything else the first.
+FP8 = tuple(
+    OperandKind("fp8", getattr(torch, name), scaled=True)
+    for name in ("float8_e4m3fn", "float8_e4m3fnuz")
+    if hasattr(torch, name)
+)
+
+
+def arena(precision: OperandKind, elements: int, place: Rank) -> Tensor:
+    """Return a buffer of normal random numbers: zeros would draw less power and run faster."""
+    least = ARENA_BYTES[place.device.type] // precision.dtype.itemsize
+    buffer = torch.empty(max(elements, least), dtype=precision.dtype, device=place.device)
+    if not precision.scaled:
+        return buffer.normal_()
+    for start in range(0, buffer.numel(), CHUNK):
+        part = buffer[start : start + CHUNK]
+        part.copy_(torch.randn(part.numel(), device=place.device))
+    return buffer
+
+
+def elements(m: int, n: int, k: int) -> int:
+    """Return how many elements of the buffer the operands of a product take."""
+    return sum(_aligned(size) for size in (m * k, k * n))
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _matrices(buffer: Tensor, *shapes: tuple[int, int]) -> list[list[Tensor]]:
+    """Return sets of matrices of these shapes, each set at another place of the buffer."""
+    sizes = [_aligned(rows * columns) for rows, columns in shapes]
+    sets = min(max(buffer.numel() // sum(sizes), 1), MOST_SETS)
+    found: list[list[Tensor]] = []
+    for index in range(sets):
+        start, members = index * sum(sizes), list[Tensor]()
+        for (rows, columns), size in zip(shapes, sizes, strict=True):
+            members.append(buffer[start : start + rows * columns].view(rows, columns))
+            start += size
+        found.append(members)
+    return found
+
+
+def product(buffer: Tensor, precision: OperandKind, layout: str, *, m: int, n: int, k: int) -> Call:
+    """Return a call that multiplies [m, k] by [k, n]; its number chooses the"""
+    if precision.scaled:
+        return _scaled(buffer, m, n, k)
+    stored = {
+        "plain": ((m, k), (k, n)),
+        "forward": ((m, k), (n, k)),  # x W^T
+        "dgrad": ((m, k), (k, n)),  # dy W
+        "wgrad": ((k, m), (k, n)),  # dy^T x
+        "wgrad_accumulate": ((k, m), (k, n)),
+    }[layout]
+    sets = [
+        (
+            left.t() if layout.startswith("wgrad") else left,
+            right.t() if layout == "forward" else right,
+        )
+        for left, right in _matrices(buffer, *stored)
+    ]
+    if layout == "wgrad_accumulate":
+        return _accumulating(sets, m, n)
+    output = torch.empty(m, n, dtype=precision.dtype, device=buffer.device)
+
+    def call(number: int) -> None:
+        torch.mm(*sets[number % len(sets)], out=output)
+
+    return call
+
+
+def _accumulating(sets: list[tuple[Tensor, Tensor]], m: int, n: int) -> Call:
+    """Return a product that is added to an fp32 sum by the same kernel, as the trainer does."""
+    total = torch.zeros(m, n, dtype=torch.float32, device=sets[0][0].device)
+
+    def call(number: int) -> None:
+        torch_any.addmm(total, *sets[number % len(sets)], out_dtype=total.dtype, out=total)
+
+    return call
+
+
+def _scaled(buffer: Tensor, m: int, n: int, k: int) -> Call:
+    """Return an fp8 product with one scale a tensor and a bf16 result."""
+    one = torch.ones((), dtype=torch.float32, device=buffer.device)
+    sets = _matrices(buffer, (m, k), (n, k))
+
+    def call(number: int) -> object:
+        left, right = sets[number % len(sets)]
+        return torch_any._scaled_mm(
+            left, right.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True
+        )
+
+    return call
+
+
+# The GEMM ceiling: a sweep of shapes, and the products of models' layers
+
+GPU_SWEEP = {
+    "bf16": (256, 512, 1024, 2048, 4096, 6144, 8192, 12288, 16384),
+    "fp8": (1024, 2048, 4096, 8192, 16384),
+    "fp16": (2048, 4096, 8192),
+    "tf32": (2048, 4096, 8192),
+    "fp32": (2048, 4096),
+}
+CPU_SWEEP = {"fp32": (64, 128, 256, 512), "bf16": (64, 128, 256)}
+LAYOUTS = ("forward", "dgrad", "wgrad", "wgrad_accumulate")
+
+
+@dataclass(frozen=True, slots=True)
+class MatmulCase:
+    """One product to measure, and what it is of."""
+
+    precision: OperandKind
+    layout: str
+    m: int
+    n: int
+    k: int
+    model: str | None = None
+    layer: str | None = None
+    tensor_parallel_size: int | None = None
+    count: int | None = None
+
+    def __str__(self) -> str:
+        of = f" {self.model} tp{self.tensor_parallel_size} {self.layer}" if self.model else ""
+        return f"GEMM {self.precision.name}{of} {self.layout} {self.m}x{self.n}x{self.k}"
+
+
+def fp8_precision(place: Rank) -> OperandKind | None:
+    """Return the 8-bit format that this device multiplies, None where it multiplies none."""
+    for precision in FP8 if place.on_gpu else ():
+        buffer = torch.zeros(2 * 64 * 64, device=place.device).to(precision.dtype)
+        try:
+            product(buffer, precision, "forward", m=64, n=64, k=64)(0)
+            place.synchronize()
+        except (RuntimeError, ValueError):  # NotImplementedError is a RuntimeError
+            continue
+        return precision
+    return None
+
+
+def sweep_cases(place: Rank) -> Iterator[MatmulCase]:
+    """Yield squares from small to large in every precision that the device has."""
+    known = {item.name: item for item in (BF16, FP16, TF32, FP32)}
+    fp8 = fp8_precision(place)
+    known |= {"fp8": fp8} if fp8 else {}
+    for name, sizes in (GPU_SWEEP if place.on_gpu else CPU_SWEEP).items():
+        for size in sizes if name in known else ():
+            yield MatmulCase(known[name], "plain", size, size, size)
+
+
+def model_cases(request: ProbeRequest, place: Rank) -> Iterator[MatmulCase]:
+    """Yield the products of each model's layers, by tensor-parallel size and layout."""
+    fp8 = fp8_precision(place)
+    tokens = request.micro_batch_size * request.sequence_length
+    for name in request.models:
+        shape = catalog.model(name)
+        for size in tensor_sizes(shape):
+            for item in products(shape, tokens, size):
+                for layout in LAYOUTS:
+                    precision = BF16 if place.on_gpu else FP32
+                    if layout != "wgrad_accumulate" or place.on_gpu:
+                        yield _case(item, precision, layout, name, size)
+                if fp8 and size == 1:
+                    for layout in LAYOUTS[:3]:
+                        yield _case(item, fp8, layout, name, size)
+
+
+def _case(item: Product, precision: OperandKind, layout: str, model: str, size: int) -> MatmulCase:
+    rows, wide, deep = item.rows, item.outputs, item.inputs
+    m, n, k = {"forward": (rows, wide, deep), "dgrad": (rows, deep, wide)}.get(
+        layout, (wide, deep, rows)
+    )
+    return MatmulCase(precision, layout, m, n, k, model, item.layer, size, item.count)
+
+
+def measured_matmuls(
+    cases: Iterable[MatmulCase], place: Rank, budget: Budget, show: Callable[[str], None]
+) -> list[Matmul]:
+    """Return the rate of each case; cases of one precision share a buffer."""
+    found: list[Matmul] = []
+    by_precision: dict[OperandKind, list[MatmulCase]] = {}
+    for case in cases:
+        by_precision.setdefault(case.precision, []).append(case)
+    for precision, members in by_precision.items():
+        precision.apply()
+        most = max(elements(case.m, case.n, case.k) for case in members)
+        buffer = arena(precision, most, place)
+        for case in members:
+            row = _measured_matmul(case, buffer, place, budget)
+            if row is not None:
+                found.append(row)
+                show(f"{case}: {row.tflops:.4g} TFLOP/s")
+        del buffer
+        if place.on_gpu:
+            cuda.empty_cache()
+    FP32.apply()
+    return found
+
+
+def _measured_matmul(
+    case: MatmulCase, buffer: Tensor, place: Rank, budget: Budget
+) -> Matmul | None:
+    def timed(seconds: float) -> Timing:
+        call = product(buffer, case.precision, case.layout, m=case.m, n=case.n, k=case.k)
+        return measure(call, place, seconds)
+
+    took = budget.spend(str(case), timed)
+    if took is None:
+        return None
+    same = ("m", "n", "k", "layout", "model", "layer", "tensor_parallel_size", "count")
+    values: dict[str, Any] = {name: getattr(case, name) for name in same}
+    rates: dict[str, Any] = took.rates(2.0 * case.m * case.n * case.k)
+    return Matmul(precision=case.precision.name, **values, **rates, calls=took.calls)
+
+
+# One product repeated for seconds: clocks fall under load, and a short test does not see it
+
+REST_SECONDS = {"cuda": 1.0, "cpu": 0.0}  # the device cools and its clock rises again
+BURST_SECONDS = 0.25
+SUSTAINED_ROUND_SECONDS = 10e-3
+ROUNDS_AHEAD = 8  # asked of the device before the host waits for it
+PARTS = 20  # of the series over time
+
+Moment = Literal["idle", "loaded"]
+Sampler = Callable[[Moment], list[Sample]]
+
+
+def sustained(size: int, place: Rank, seconds: float, sample: Sampler) -> Sustained:
+    """Return the rate of a square product over seconds; every process must call this."""
+    precision = BF16 if place.on_gpu else FP32
+    shape = {"m": size, "n": size, "k": size}
+    buffer = arena(precision, elements(**shape), place)
+    call = product(buffer, precision, "plain", **shape)
+    calls = max(1, round(SUSTAINED_ROUND_SECONDS / measure(call, place, 0.0).seconds))
+    idle = sample("idle")
+    time.sleep(REST_SECONDS[place.device.type])
+    place.barrier()
+    rounds, loaded = _rounds(call, calls, place, seconds, sample)
+    flops = 2.0 * size**3 * calls / 1e12
+    half = rounds[len(rounds) // 2 :]
+    steady = flops * len(half) / sum(half)
+    return Sustained(
+        precision=precision.name,
+        **shape,
+        seconds=sum(rounds),
+        burst_tflops=flops / median(_first(rounds, BURST_SECONDS)),
+        sustained_tflops=steady,
+        series_tflops=tuple(_parts([flops / seconds for seconds in rounds])),
+        rank_tflops=place.gather(steady),
+        samples=tuple(idle + loaded),
+    )
+
+
+def _rounds(
+    call: Call, calls: int, place: Rank, seconds: float, sample: Sampler
+) -> tuple[list[float], list[Sample]]:
+    """Return the seconds of each round, and samples from the middle of it all."""
+    found, samples = list[float](), list[Sample]()
+    # The driver's tool takes a while to answer, during which the device must not fall idle.
+    asking = threading.Thread(target=lambda: samples.extend(sample("loaded")))
+    begin = time.perf_counter()
+    while (now := time.perf_counter() - begin) < seconds or not found:
+        if now > seconds / 2 and asking.ident is None:
+            asking.start()
+        marks = [mark(place)]
+        for _ in range(ROUNDS_AHEAD):
+            for number in range(calls):
+                call(number)
+            marks.append(mark(place))
+        place.synchronize()
+        found += between(marks)
+    if asking.ident is not None:
+        asking.join()
+    return found, samples
+
+
+def _first(rounds: list[float], limit: float) -> list[float]:
+    """Return the first rounds, as many as the limit takes to pass, at least one."""
+    total, taken = 0.0, 0
+    while taken < len(rounds) and (total < limit or taken == 0):
+        total += rounds[taken]
+        taken += 1
+    return rounds[:taken]
+
+
+def _parts(rates: list[float]) -> Iterator[float]:
+    size = max(len(rates) // PARTS, 1)
+    for start in range(0, len(rates) - size + 1, size):
+        part = rates[start : start + size]
+        yield sum(part) / len(part)
+
+
+# The rate of causal attention by each of torch's fused kernels that this device has
+
+# The backward pass has 5 products of s x s x d where the forward has 2.
+PRODUCTS = {"forward": 2, "forward_backward": 7}
+FUSED = {
+    "cuda": ("FLASH_ATTENTION", "CUDNN_ATTENTION", "EFFICIENT_ATTENTION"),
+    "cpu": ("FLASH_ATTENTION",),
+}
+members: Any = SDPBackend.__members__
+
+
+def backends(place: Rank) -> list[str]:
+    """Return the names of torch's fused kernels for this kind of device."""
+    return [name for name in FUSED[place.device.type] if name in members]
+
+
+def attention_cases(models: list[ModelShape], place: Rank) -> int:
+    """Return how many measurements there are."""
+    return len(models) * len(backends(place)) * len(PRODUCTS)
+
+
+def measured_attention(
+    models: list[ModelShape],
+    request: ProbeRequest,
+    place: Rank,
+    budget: Budget,
+    show: Callable[[str], None],
+) -> list[Attention]:
+    """Return the rate of each kernel at each model's heads; what a kernel refuses is noted."""
+    found: list[Attention] = []
+    for shape in models:
+        inputs = _inputs(shape, request, place)
+        for name in backends(place):
+            for direction in PRODUCTS:
+                what = f"attention {name.lower()} {direction} of {shape.name}"
+                row = _measured_kernel(inputs, (name, direction), what, place, budget)
+                if row is not None:
+                    found.append(row)
+                    show(f"attention {name.lower()} {direction}: {row.tflops:.4g} TFLOP/s")
+    return found
+
+
+def _measured_kernel(
+    inputs: list[Tensor], kernel: tuple[str, str], what: str, place: Rank, budget: Budget
+) -> Attention | None:
+    name, direction = kernel
+    query, key, value = inputs
+    gradient = torch.randn_like(query)
+
+    def call(_: int) -> None:
+        options: Any = {"enable_gqa": query.shape[1] != key.shape[1]}
+        with torch.set_grad_enabled(direction != "forward"):
+            context = scaled_dot_product_attention(query, key, value, is_causal=True, **options)
+        if direction != "forward":
+            torch.autograd.grad(context, (query, key, value), gradient)
+
+    def timed(seconds: float) -> Timing:
+        with sdpa_kernel(members[name]):
+            return measure(call, place, seconds)
+
+    took = budget.spend(what, timed)
+    if took is None:
+        return None
+    batch, heads, length, dim = query.shape
+    flops = PRODUCTS[direction] * 2.0 * batch * heads * length * length * dim / 2
+    return Attention.model_validate(
+        {
+            "precision": "bf16" if place.on_gpu else "fp32",
+            "backend": name.removesuffix("_ATTENTION").lower(),
+            "direction": direction,
+            **{"batch": batch, "heads": heads, "groups": key.shape[1], "head_dim": dim},
+            "sequence_length": length,
+            **took.rates(flops),
+        }
+    )
+
+
+def _inputs(shape: ModelShape, request: ProbeRequest, place: Rank) -> list[Tensor]:
+    """Return random queries, keys and values; laid out as the trainer has them, token by token."""
+    batch, length = request.micro_batch_size, request.sequence_length
+    dtype = torch.bfloat16 if place.on_gpu else torch.float32
+    heads = (shape.num_attention_heads, shape.num_query_groups, shape.num_query_groups)
+    return [
+        torch.randn(length, batch, number, shape.head_dim, dtype=dtype, device=place.device)
+        .permute(1, 2, 0, 3)
+        .requires_grad_()
+        for number in heads
+    ]
