@@ -1,4 +1,4 @@
-"""Commands that build and show the report: report, demo, open."""
+"""Commands that build, show and publish the report: report, demo, open, publish."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from scalebook import project
-from scalebook.cli.arguments import Subparsers
-from scalebook.errors import IncompleteReportError, LaunchError, ReportError
+from scalebook.cli.arguments import Subparsers, add_runs
+from scalebook.errors import IncompleteReportError, LaunchError, PublicationError, ReportError
 
 RENDERERS = ("auto", "quarto", "preview")
 
@@ -37,6 +37,18 @@ def register(subparsers: Subparsers) -> None:
     )
     show.add_argument("--no-browser", action="store_true", help="print the address only")
     show.set_defaults(handler=open_report)
+    _add_publish(subparsers)
+
+
+def _add_publish(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser(
+        "publish", help="write report, cleaned runs and checksums to a folder for any web host"
+    )
+    parser.add_argument("folder", type=Path, metavar="DIR", help="folder to write")
+    add_runs(parser)
+    parser.add_argument("--submitter", default="", metavar="NAME", help="who publishes the runs")
+    parser.add_argument("--contact", default="", metavar="TEXT", help="how to reach the submitter")
+    parser.set_defaults(handler=publish_runs)
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:
@@ -80,6 +92,31 @@ def build_report(options: argparse.Namespace) -> int:
         problem = f"The report cannot be written to {site}: {error}."
         raise ReportError(f"{problem} Choose another folder with --output.") from error
     print(project.short(index))
+    return 0
+
+
+def publish_runs(options: argparse.Namespace) -> int:
+    """Publish a folder of runs; exit code 1 where a secret or a failed page prevents it."""
+    root = project.required_root()
+    try:
+        from scalebook.report.publish import publish
+        from scalebook.report.submission import Sender
+    except ModuleNotFoundError as error:
+        raise LaunchError(
+            f"{error.name} is not installed. Install the extra: pip install 'scalebook[report]'."
+        ) from error
+    runs = options.runs or project.runs_folder()
+    sender = Sender(options.submitter, options.contact)
+    try:
+        made = publish(runs, options.folder, root, sender)
+    except (PublicationError, IncompleteReportError) as error:
+        print(f"scalebook: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        problem = f"The publication cannot be written to {options.folder}: {error}."
+        raise ReportError(f"{problem} Choose another folder.") from error
+    print(f"{made.runs} runs; files left out: {made.left_out}", file=sys.stderr)
+    print(project.short(made.folder))
     return 0
 
 
