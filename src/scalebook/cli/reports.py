@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 from pathlib import Path
 
 from scalebook import project
@@ -17,13 +18,17 @@ def register(subparsers: Subparsers) -> None:
     """Add this module's commands."""
     report = subparsers.add_parser("report", help="build the report from the runs of a folder")
     report.add_argument(
+        "folders", nargs="*", type=Path, metavar="DIR",
+        help="folders of runs, or publications, merged into one report",
+    )  # fmt: skip
+    report.add_argument(
         "--runs", default="", metavar="DIR", help="folder of run directories (default: runs)"
     )
     _add_building(report)
     report.set_defaults(handler=build_report)
     demo = subparsers.add_parser("demo", help="build the report from the example runs")
     _add_building(demo)
-    demo.set_defaults(handler=build_report, runs="", demo=True)
+    demo.set_defaults(handler=build_report, runs="", demo=True, folders=[])
     show = subparsers.add_parser(
         "open", help="open the report in a browser, served on this machine only"
     )
@@ -75,16 +80,23 @@ def _add_building(parser: argparse.ArgumentParser) -> None:
 def build_report(options: argparse.Namespace) -> int:
     """Build the site; print the path of its first page last. Exit code 1 where a page failed."""
     root = project.required_root()
-    runs = root / "runs" / "examples" if options.demo else project.runs_folder(options.runs)
+    if options.folders and options.runs:
+        raise ReportError("Give the folders with --runs or without it, not both.")
     try:
         from scalebook.report import Places, build
+        from scalebook.report.merged import merge
     except ModuleNotFoundError as error:
         raise LaunchError(
             f"{error.name} is not installed. Install the extra: pip install 'scalebook[report]'."
         ) from error
     site = _site(options.output)
+    runs = root / "runs" / "examples" if options.demo else project.runs_folder(options.runs)
     try:
-        index = build(Places(runs, site, root), options.renderer, one_file=options.one_file)
+        with tempfile.TemporaryDirectory(prefix="scalebook-") as place:
+            if options.folders:
+                runs = Path(place) / "merged"
+                merge(options.folders, runs)
+            index = build(Places(runs, site, root), options.renderer, one_file=options.one_file)
     except IncompleteReportError as error:
         print(f"scalebook: {error}", file=sys.stderr)
         return 1

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scalebook import __version__, scrub
+from scalebook import __version__, scrub, settings
 from scalebook.errors import PublicationError, ReportError
 from scalebook.report import cleaned
 from scalebook.report.base import frames
+from scalebook.report.base.naming import WORK
 from scalebook.report.cleaned import Copied
 from scalebook.report.pages.studies import studies
 from scalebook.report.site import build_cache
@@ -27,14 +28,11 @@ FORMAT_VERSION = 1
 INDEX = "index.json"
 SUMS = "SHA256SUMS"
 SHEET = "SUBMISSION.md"
-LAYOUT = (
-    "tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size",
-    "expert_parallel_size", "data_parallel_size", "data_parallel_sharding", "micro_batch_size",
-    "global_batch_size", "recompute",
-)  # fmt: skip
+_COUNTED = ("data_parallel_size", "micro_batch_size", "global_batch_size", "recompute")
+LAYOUT = tuple(dict.fromkeys((*settings.names("layout"), *_COUNTED)))
 COLUMNS = (
-    "run_id", "model", "platform", "accelerator", "world_size", "nodes", "precision",
-    "sequence_length", "tokens_per_second", "rate", "rate_low", "rate_high", "rate_unit", "mfu",
+    *("run_id", *WORK, "accelerator", "world_size", "nodes"),
+    "tokens_per_second", "rate", "rate_low", "rate_high", "rate_unit", "mfu",
     "mfu_reason", "flops_convention", "source", "status", "reason",
 )  # fmt: skip
 
@@ -146,7 +144,7 @@ def _by_run(runs: Path, files: Mapping[str, tuple[str, ...]]) -> dict[str, list[
 
 
 def index(data: frames.ReportData, files: Mapping[str, list[str]], left_out: int) -> dict[str, Any]:
-    """Return the publication for machines: its studies and a row per run, rates in ``rate_unit``."""
+    """Return studies and a row per run, for machines; rates are in ``rate_unit``."""
     return {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
@@ -171,7 +169,7 @@ def _row(row: Mapping[str, Any], files: Mapping[str, list[str]]) -> dict[str, An
     """Return a run: what it trained, where, how fast (with the 95 % interval), and its files."""
     return {
         **{name: row[name] for name in COLUMNS},
-        "layout": {name: row[name] for name in LAYOUT},
+        "layout": {name: row.get(name) for name in LAYOUT},
         "files": files.get(row["run_id"], []),
     }
 
