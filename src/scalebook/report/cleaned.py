@@ -124,7 +124,7 @@ def is_plain(name: str) -> bool:
 def copied_files(directory: Path) -> tuple[tuple[Path, ...], int]:
     """Return the files of a run directory that a copy holds, and how many files it leaves out.
 
-    Left out are links, files in folders, large files of unknown names and those that are no text.
+    Left out are links, files in folders, large files of unknown names and binary files.
     """
     chosen: list[Path] = []
     left_out = 0

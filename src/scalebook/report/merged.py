@@ -84,7 +84,7 @@ def content(directory: Path) -> str:
 
 
 def read(text: str) -> list[object]:
-    """Return the values of JSON in a text, of a line each or one; lines that are none as text."""
+    """Return the JSON values of a text, one or one per line; other lines stay text."""
     try:
         return [json.loads(text)]
     except (ValueError, RecursionError):
