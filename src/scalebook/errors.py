@@ -46,6 +46,10 @@ class IncompleteReportError(ReportError):
     """The report is built, but for pages that failed and say so."""
 
 
+class PublicationError(ReportError):
+    """Runs cannot be published: something in them looks like a secret."""
+
+
 class ClaimError(ScalebookError):
     """A claim, or a number that a reader states, is malformed or out of range."""
 

@@ -34,7 +34,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
     "after a run": {
         "list": "listing", "steady": "steady", "compare": "steady", "gate": "gate",
         "diagnose": "diagnose", "reproduce": "reproduce", "report": "reports", "demo": "reports",
-        "open": "reports",
+        "open": "reports", "publish": "reports",
     },
     "interchange": {"ingest": "ingest", "export": "tracking"},
 }  # fmt: skip

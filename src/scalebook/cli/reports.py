@@ -1,14 +1,15 @@
-"""Commands that build and show the report: report, demo, open."""
+"""Commands that build, show and publish the report: report, demo, open, publish."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 from pathlib import Path
 
 from scalebook import project
-from scalebook.cli.arguments import Subparsers
-from scalebook.errors import IncompleteReportError, LaunchError, ReportError
+from scalebook.cli.arguments import Subparsers, add_runs
+from scalebook.errors import IncompleteReportError, LaunchError, PublicationError, ReportError
 
 RENDERERS = ("auto", "quarto", "preview")
 
@@ -17,13 +18,17 @@ def register(subparsers: Subparsers) -> None:
     """Add this module's commands."""
     report = subparsers.add_parser("report", help="build the report from the runs of a folder")
     report.add_argument(
+        "folders", nargs="*", type=Path, metavar="DIR",
+        help="folders of runs, or publications, merged into one report",
+    )  # fmt: skip
+    report.add_argument(
         "--runs", default="", metavar="DIR", help="folder of run directories (default: runs)"
     )
     _add_building(report)
     report.set_defaults(handler=build_report)
     demo = subparsers.add_parser("demo", help="build the report from the example runs")
     _add_building(demo)
-    demo.set_defaults(handler=build_report, runs="", demo=True)
+    demo.set_defaults(handler=build_report, runs="", demo=True, folders=[])
     show = subparsers.add_parser(
         "open", help="open the report in a browser, served on this machine only"
     )
@@ -37,6 +42,18 @@ def register(subparsers: Subparsers) -> None:
     )
     show.add_argument("--no-browser", action="store_true", help="print the address only")
     show.set_defaults(handler=open_report)
+    _add_publish(subparsers)
+
+
+def _add_publish(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser(
+        "publish", help="write report, cleaned runs and checksums to a folder for any web host"
+    )
+    parser.add_argument("folder", type=Path, metavar="DIR", help="folder to write")
+    add_runs(parser)
+    parser.add_argument("--submitter", default="", metavar="NAME", help="who publishes the runs")
+    parser.add_argument("--contact", default="", metavar="TEXT", help="how to reach the submitter")
+    parser.set_defaults(handler=publish_runs)
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:
@@ -63,16 +80,23 @@ def _add_building(parser: argparse.ArgumentParser) -> None:
 def build_report(options: argparse.Namespace) -> int:
     """Build the site; print the path of its first page last. Exit code 1 where a page failed."""
     root = project.required_root()
-    runs = root / "runs" / "examples" if options.demo else project.runs_folder(options.runs)
+    if options.folders and options.runs:
+        raise ReportError("Give the folders with --runs or without it, not both.")
     try:
         from scalebook.report import Places, build
+        from scalebook.report.merged import merge
     except ModuleNotFoundError as error:
         raise LaunchError(
             f"{error.name} is not installed. Install the extra: pip install 'scalebook[report]'."
         ) from error
     site = _site(options.output)
+    runs = root / "runs" / "examples" if options.demo else project.runs_folder(options.runs)
     try:
-        index = build(Places(runs, site, root), options.renderer, one_file=options.one_file)
+        with tempfile.TemporaryDirectory(prefix="scalebook-") as place:
+            if options.folders:
+                runs = Path(place) / "merged"
+                merge(options.folders, runs)
+            index = build(Places(runs, site, root), options.renderer, one_file=options.one_file)
     except IncompleteReportError as error:
         print(f"scalebook: {error}", file=sys.stderr)
         return 1
@@ -80,6 +104,31 @@ def build_report(options: argparse.Namespace) -> int:
         problem = f"The report cannot be written to {site}: {error}."
         raise ReportError(f"{problem} Choose another folder with --output.") from error
     print(project.short(index))
+    return 0
+
+
+def publish_runs(options: argparse.Namespace) -> int:
+    """Publish a folder of runs; exit code 1 where a secret or a failed page prevents it."""
+    root = project.required_root()
+    try:
+        from scalebook.report.publish import publish
+        from scalebook.report.submission import Sender
+    except ModuleNotFoundError as error:
+        raise LaunchError(
+            f"{error.name} is not installed. Install the extra: pip install 'scalebook[report]'."
+        ) from error
+    runs = options.runs or project.runs_folder()
+    sender = Sender(options.submitter, options.contact)
+    try:
+        made = publish(runs, options.folder, root, sender)
+    except (PublicationError, IncompleteReportError) as error:
+        print(f"scalebook: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        problem = f"The publication cannot be written to {options.folder}: {error}."
+        raise ReportError(f"{problem} Choose another folder.") from error
+    print(f"{made.runs} runs; files left out: {made.left_out}", file=sys.stderr)
+    print(project.short(made.folder))
     return 0
 
 

@@ -29,7 +29,14 @@ from scalebook.record import RunRecord
 from scalebook.report.base.naming import WORK, group_name, split_name, with_labels
 from scalebook.settings import SETTINGS
 from scalebook.step_columns import Steps
-from scalebook.store import Run, read_record, read_runs, run_directories, without_record
+from scalebook.store import (
+    Run,
+    read_object,
+    read_record,
+    read_runs,
+    run_directories,
+    without_record,
+)
 
 Type = type[pl.DataType]
 _TYPES: Mapping[str, Type] = {"str": pl.String, "int": pl.Int64, "float": pl.Float64,
@@ -55,8 +62,9 @@ RUN_SETTINGS = tuple(
 # The columns of the run frame: fields of RunMetrics, settings of the record, names.
 _NAMES = (
     "started_at", "name", "label", "configuration_name", "configuration", "split", "group", "setup",
-    "rate_unit",
+    "rate_unit", "folder",
 )  # fmt: skip
+SOURCES = ".sources.json"  # of merged folders: by name of a run's directory, where it came from
 SCHEMA: dict[str, Type] = {
     **{one.name: _column_type(str(one.type)) for one in fields(RunMetrics)},
     **{name: _setting_type(name) for name in RUN_SETTINGS},
@@ -380,8 +388,15 @@ def _row(run: Run, item: RunMetrics) -> dict[str, Any]:
     record = run.record
     settings = {name: record.setting(name) for name in RUN_SETTINGS}
     more = {"started_at": record.started_at, "recorded_steps": len(run.steps)}
+    more |= {"folder": _source(run.path)}
     keys = {"configuration": identity.repeat(record), "setup": identity.series(record)}
     return asdict(item) | settings | more | keys
+
+
+def _source(path: Path) -> str:
+    """Return the folder that a run came from, by name: a report may travel."""
+    label = read_object(path.parent / SOURCES).get(path.name)
+    return label if isinstance(label, str) else path.parent.name
 
 
 def step_frame(runs: Iterable[Run]) -> pl.DataFrame:

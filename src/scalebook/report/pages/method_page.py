@@ -209,7 +209,10 @@ def runs(data: ReportData, found: Records) -> Fragment:
     """Return each run's command, versions, image, environment variables and commit."""
     if not found:
         return Fragment(Markup(""))
-    rows = [_row(one) for one in list(found.values())[:MOST_ROWS]]
+    folders = dict(data.runs.select("run_id", "folder").iter_rows())
+    rows = [
+        {**_row(one), "folder": folders[run_id]} for run_id, one in list(found.items())[:MOST_ROWS]
+    ]
     columns = (
         *(RUN, RAN),
         Column("started_at", "Started, UTC", _started, numeric=False),
@@ -221,6 +224,7 @@ def runs(data: ReportData, found: Records) -> Fragment:
         Column("image", "Image", _folded("image"), numeric=False),
         Column("again", "Again with", _again, numeric=False, wide=True),
         text("source", "Source"),
+        text("folder", "Folder"),
     )
     shown = table(data.with_work(rows), columns, "provenance")
     if len(found) <= MOST_ROWS:
