@@ -19,11 +19,17 @@ def register(subparsers: Subparsers) -> None:
     report.add_argument(
         "--runs", default="", metavar="DIR", help="folder of run directories (default: runs)"
     )
+    report.add_argument(
+        "--against",
+        default="",
+        metavar="OLD",
+        help="folder of older runs: adds a page of what changed since (default: none)",
+    )
     _add_building(report)
     report.set_defaults(handler=build_report)
     demo = subparsers.add_parser("demo", help="build the report from the example runs")
     _add_building(demo)
-    demo.set_defaults(handler=build_report, runs="", demo=True)
+    demo.set_defaults(handler=build_report, runs="", against="", demo=True)
     show = subparsers.add_parser(
         "open", help="open the report in a browser, served on this machine only"
     )
@@ -72,7 +78,8 @@ def build_report(options: argparse.Namespace) -> int:
         ) from error
     site = _site(options.output)
     try:
-        index = build(Places(runs, site, root), options.renderer, one_file=options.one_file)
+        places = Places(runs, site, root, Path(options.against) if options.against else None)
+        index = build(places, options.renderer, one_file=options.one_file)
     except IncompleteReportError as error:
         print(f"scalebook: {error}", file=sys.stderr)
         return 1

@@ -33,6 +33,7 @@ from scalebook.report.base.quantities import count, interval, number, percent
 from scalebook.report.base.versus import Configuration, configurations, verdict_on
 from scalebook.report.charts import css_charts as marks
 from scalebook.report.charts.css_charts import Dot
+from scalebook.report.pages import changes_page
 from scalebook.report.pages.published_page import family, results
 from scalebook.report.pages.studies import (
     Study,
@@ -120,7 +121,7 @@ def screen(data: ReportData) -> Fragment:
     """Return the first screen, and below it a card for each study."""
     front = Front(data)
     if not front.best:
-        return paragraphs(*_nothing(data), style="sb-headline")
+        return paragraphs(*_nothing(data), *changed(data), style="sb-headline")
     asked = studies(data)
     aside = Markup("").join(
         Markup('<h3>{}</h3><div data-answer="{}">{}</div>').format(
@@ -155,8 +156,15 @@ def _heading(front: Front) -> Markup:
         )
         for place, ones in enumerate(shown)
     )
-    sub = join([*_beneath(front.best[0]), *_comparable(front)], " ")
+    sub = join([*_beneath(front.best[0]), *_comparable(front), *changed(front.data)], " ")
     return titles + Markup('<p class="sub" data-answer="comparable">{}</p>').format(sub)
+
+
+def changed(data: ReportData) -> Iterator[Markup]:
+    """Yield what changed since older runs, where the report was asked for it."""
+    if data.against is not None:
+        words = '<a href="changes.html">{}</a>'
+        yield Markup(words).format(changes_page.sentence(data.against))
 
 
 def _sentence(ones: Sequence[Configuration]) -> Markup:
