@@ -17,17 +17,17 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src/scalebook"
 FIELDS_OF_A_LIST = 4  # a constant with so many names of settings is a list of them
 LIMITS = {
-    "files": 465,
-    "lines": 60950,
+    "files": 388,
+    "lines": 62800,
     "longest file": 640,
     "rooms": 33,
-    "import arrows between rooms": 181,
-    "lists of settings": 30,
-    "class names used twice": 24,
-    "module names used twice": 57,
-    "modules with one importer, in their own folder": 63,
-    "largest folder": 29,
-    "crowded folders without a README": 7,
+    "import arrows between rooms": 186,
+    "lists of settings": 25,
+    "class names used twice": 21,
+    "module names used twice": 31,
+    "modules with one importer, in their own folder": 34,
+    "largest folder": 30,
+    "crowded folders without a README": 3,
 }
 
 

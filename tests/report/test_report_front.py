@@ -18,7 +18,7 @@ from scalebook.plan.document import KINDS
 from scalebook.report import Places, build
 from scalebook.report.base.frames import load
 from scalebook.report.base.markup import Markup
-from scalebook.report.base.naming import model_title, platform_title
+from scalebook.report.base.naming import brief, model_title, platform_title
 from scalebook.report.charts import css_charts
 from scalebook.report.charts.css_charts import Dot
 from scalebook.report.pages import front, studies
@@ -171,7 +171,46 @@ def test_every_group_of_a_long_plot_keeps_its_fastest_rows(tmp_path: Path) -> No
     plot = html[html.index('class="sb-dots"') : html.index('class="side"')]
     assert plot.count("<li>") <= front.MOST_DRAWN + 1  # and a prediction
     assert "H100, sequence 4,096" in plot
-    assert "7\N{NO-BREAK SPACE}configurations" in plot
+    assert "19\N{NO-BREAK SPACE}configurations" in plot
+
+
+def test_no_two_rows_of_a_group_share_a_label(tmp_path: Path) -> None:
+    for i, batch in enumerate((128, 128, 64, 64)):
+        wrote(
+            tmp_path, f"run-{i}", "headline", (12 + i / 10) * batch / 128, global_batch_size=batch,
+            recompute="full" if i % 2 else "none",
+        )  # fmt: skip
+    wrote(tmp_path, "again", "headline", 12.05)  # a repeat is no row of its own
+    html = str(front.screen(load(tmp_path)).html)
+    plot = html[html.index('class="sb-dots"') : html.index('class="axis"')]
+    names = re.findall(r'<li><span class="name">(.*?)</span>', plot)
+    assert len(names) == len(set(names)) == 4
+
+
+def test_a_label_takes_as_many_parts_as_tell_it_apart() -> None:
+    names = [["DP4", "b32"], ["DP2"], ["DP4", "b32", "9 steps"], ["DP4", "b16"], ["PP2", "x"]]
+    assert front.apart(names) == [2, 1, 3, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("text", "short"),
+    [
+        ("global batch 32", "batch 32"),
+        ("last pipeline stage layers 12", "last stage 12"),
+        ("gradients in bf16", "BF16 gradients"),
+        ("20 layers offloaded", "offload 20"),
+        ("9 steps", "9 steps"),
+    ],
+)
+def test_a_part_of_a_name_has_a_short_form(text: str, short: str) -> None:
+    assert brief(text) == short
+
+
+def test_a_note_ends_where_the_plot_does() -> None:
+    note = " · ".join(["55.5 %", *("a long part of a note",) * 6])
+    html = css_charts.dots([("g", [Dot("a", 10.0, text="10", note=note)], {})], "unit", high=10.0)
+    (shown,) = re.findall(r"<small>(.*?)</small>", str(html))
+    assert shown == "55.5 %"
 
 
 def test_runs_of_no_plan_form_studies_and_an_unknown_kind_is_no_plan(tmp_path: Path) -> None:
@@ -282,6 +321,7 @@ LOOK = """addEventListener("load", () => setTimeout(() => {
       : box.bottom;
     found[one.dataset.answer] ||= [one.innerText, end];
   }
+  found.cards = ["", document.querySelector('.sb-card').getBoundingClientRect().top];
   found.width = ["", document.documentElement.scrollWidth];
   document.body.innerHTML = '<pre id="found"></pre>';
   document.getElementById("found").textContent = JSON.stringify(found);
@@ -308,6 +348,7 @@ def test_the_first_screen_answers_seven_questions_in_a_browser(tmp_path: Path, r
     assert match, done.stderr[-2000:]
     found = json.loads(unescape(match[1]))
     assert found["width"][1] <= 1400
+    assert found["cards"][1] < 760
     for name, words in ANSWERS.items():
         text, end = found[name]
         assert re.search(words, text.replace("\N{NO-BREAK SPACE}", " ")), (name, text)

@@ -16,7 +16,7 @@ from scalebook.report import PAGES, Places, build
 from scalebook.report.base import frames, html_tables
 from scalebook.report.base.frames import load
 from scalebook.report.base.markup import anchor
-from scalebook.report.charts import rate_charts as throughput
+from scalebook.report.charts import throughput
 from scalebook.report.charts.figure import data_rows, sources_note
 from scalebook.report.site import build_cache, builder, execute
 from scalebook.report.site.menu import Page

@@ -17,7 +17,6 @@ from typing import Any
 
 import polars as pl
 import pytest
-from scalebook.report.site.assets_files import write_assets
 from simulated import H100, config, write_run, write_sample
 
 from scalebook.report import PAGES
@@ -32,6 +31,7 @@ from scalebook.report.pages import scaling_page
 from scalebook.report.site import known_runs, page_cache, preview, row_files
 from scalebook.report.site.notebook import Cell
 from scalebook.report.site.site_check import check
+from scalebook.report.site.site_files import write_assets
 from scalebook.store import Run, read_runs
 
 

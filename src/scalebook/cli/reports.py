@@ -24,11 +24,17 @@ def register(subparsers: Subparsers) -> None:
     report.add_argument(
         "--runs", default="", metavar="DIR", help="folder of run directories (default: runs)"
     )
+    report.add_argument(
+        "--against",
+        default="",
+        metavar="OLD",
+        help="folder of older runs: adds a page of what changed since (default: none)",
+    )
     _add_building(report)
     report.set_defaults(handler=build_report)
     demo = subparsers.add_parser("demo", help="build the report from the example runs")
     _add_building(demo)
-    demo.set_defaults(handler=build_report, runs="", demo=True, folders=[])
+    demo.set_defaults(handler=build_report, runs="", against="", demo=True, folders=[])
     show = subparsers.add_parser(
         "open", help="open the report in a browser, served on this machine only"
     )
@@ -96,7 +102,9 @@ def build_report(options: argparse.Namespace) -> int:
             if options.folders:
                 runs = Path(place) / "merged"
                 merge(options.folders, runs)
-            index = build(Places(runs, site, root), options.renderer, one_file=options.one_file)
+            against = Path(options.against) if options.against else None
+            places = Places(runs, site, root, against)
+            index = build(places, options.renderer, one_file=options.one_file)
     except IncompleteReportError as error:
         print(f"scalebook: {error}", file=sys.stderr)
         return 1

@@ -26,6 +26,7 @@ from scalebook.measure.metrics.repeats import with_repeats
 from scalebook.measure.metrics.step_anatomy import RunAnatomy
 from scalebook.measure.row import RunMetrics
 from scalebook.record import RunRecord
+from scalebook.report.base.against import Against
 from scalebook.report.base.naming import WORK, group_name, split_name, with_labels
 from scalebook.settings import SETTINGS
 from scalebook.step_columns import Steps
@@ -212,6 +213,8 @@ class ReportData:
     metrics: Mapping[str, RunMetrics] = field(default_factory=dict[str, RunMetrics])
     # by run id: what explains the speed of a run that has a throughput
     diagnoses: Mapping[str, Diagnosis] = field(default_factory=dict[str, Diagnosis])
+    # what changed since an older folder of runs, where the report was asked for it
+    against: Against | None = None
 
     @property
     def completed(self) -> pl.DataFrame:

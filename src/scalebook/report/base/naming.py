@@ -141,6 +141,24 @@ def changes_in_words(
     return [*words[: most - 1], f"{len(words) - most + 1} more"]
 
 
+_BRIEF = (  # what a small chart calls a part of a name
+    (r"global batch (\d+)", r"batch \1"),
+    (r"recompute (\w+)", r"\1 recompute"),
+    ("gradients in bf16", "BF16 gradients"),
+    ("gradients in fp32", "FP32 gradients"),
+    (r"(\d+) layers? offloaded", r"offload \1"),
+    (r"last pipeline stage layers (\d+)", r"last stage \1"),
+)
+
+
+def brief(text: str) -> str:
+    """Return a part of a name in the fewest words: ``batch 32``, ``offload 20``."""
+    for pattern, short in _BRIEF:
+        if found := re.fullmatch(pattern, text):
+            return found.expand(short)
+    return text
+
+
 def setting_words(name: str) -> str:
     """Return a setting as readers call it: ``CUDA graph``."""
     row = SETTINGS.get(name)

@@ -62,6 +62,7 @@ class Dot:
 
 
 _NAMED = Markup('<span class="{}" style="left:{:.2f}%">{}</span>')
+_TRACK_CHARACTERS = 88  # of the small text, on the widest track
 _HEADING_PERCENT = 45.0  # of the axis, which a heading may reach into
 Group = tuple[str, Sequence[Dot], Mapping[str, float]]  # heading, rows, named lines to draw
 
@@ -135,8 +136,17 @@ def _mark(mark: Dot, place: _Place, lines: Markup) -> Markup:
     band, end = _band(mark, place), max(place(mark.value), place(mark.high or mark.value))
     return _MARK.format(
         name=mark.name, lines=lines, band=band, kind=mark.kind, place=place(mark.value), end=end,
-        text=mark.words, note=mark.note,
+        text=mark.words, note=_fitting(mark, end),
     )  # fmt: skip
+
+
+def _fitting(mark: Dot, end: float) -> str:
+    """Return the first parts of a note, as many as stand beside the mark; the first always."""
+    room = _TRACK_CHARACTERS * (100 - end) / 100 - len(Markup(mark.text).striptags())
+    parts = mark.note.split(" · ")
+    while len(parts) > 1 and len(" · ".join(parts)) > room:
+        parts.pop()
+    return " · ".join(parts)
 
 
 def _band(mark: Dot, place: _Place) -> Markup:

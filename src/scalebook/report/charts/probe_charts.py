@@ -28,7 +28,7 @@ def _log(field: str, title: str, values: list[int], labels: str) -> alt.X:
     scale = alt.Scale(type="log", base=2, nice=False, padding=20)
     ticks = sorted(set(values))
     axis = alt.Axis(values=ticks, labelExpr=labels)
-    return alt.X(f"{field}:Q", title=title, scale=scale, axis=axis)
+    return alt.X(f"{field}:Q", title=f"{title} (log)", scale=scale, axis=axis)
 
 
 def products(rows: tuple[Matmul, ...], peaks: Mapping[str, float]) -> Figure | None:

@@ -18,7 +18,8 @@ def against_ideal(points: pl.DataFrame, many: str) -> Figure:
     """Return tokens per second by world size, and the line that the base would reach."""
     x = _sizes(points, many)
     scale = alt.Scale(type="log", base=2, nice=False) if _is_wide(points) else alt.Scale(zero=True)
-    y = alt.Y("tokens_per_second:Q", title="tokens/s", scale=scale, axis=alt.Axis(tickCount=6))
+    unit = "tokens/s (log)" if _is_wide(points) else "tokens/s"
+    y = alt.Y("tokens_per_second:Q", title=unit, scale=scale, axis=alt.Axis(tickCount=6))
     base = alt.Chart(rows(_named(points)))
     ideal = base.mark_line(strokeDash=[5, 4], strokeWidth=1.5, opacity=0.7).encode(
         x=x, y="ideal_tokens_per_second:Q", color=alt.value("gray")
@@ -118,7 +119,7 @@ def _sizes(points: pl.DataFrame, many: str) -> alt.X:
     log = alt.Scale(type="log", base=2, nice=False, padding=24)
     return alt.X(
         "world_size:Q",
-        title=many,
+        title=f"{many} (log)" if _is_wide(points) else many,
         scale=log if _is_wide(points) else alt.Scale(zero=False, nice=False, padding=24),
         axis=alt.Axis(values=sorted(set(points["world_size"])), format="d", grid=False),
     )
@@ -145,18 +146,21 @@ def fitted(points: pl.DataFrame, curve: pl.DataFrame, many: str) -> Figure:
     log = alt.Scale(type="log", base=2, nice=False, padding=20)
     ticks = sorted(2**power for power in range(31) if 2**power <= max(curve["world_size"]))
     x = alt.X(
-        "world_size:Q", title=many, scale=log, axis=alt.Axis(values=ticks, format="d", grid=False)
+        "world_size:Q",
+        title=f"{many} (log)",
+        scale=log,
+        axis=alt.Axis(values=ticks, format="d", grid=False),
     )
     y = alt.Y(
         "value:Q",
-        title="tokens/s",
+        title="tokens/s (log)",
         scale=alt.Scale(type="log", base=2, nice=False),
         axis=alt.Axis(tickCount=6, format=",.0f"),
     )
     top = pl.col("high").fill_null(_MOST * pl.col("ideal"))
     drawn = curve.with_columns(top=pl.min_horizontal(top, _MOST * pl.col("ideal")))
     base = alt.Chart(rows(drawn)).encode(x=x)
-    band = base.mark_area(opacity=0.18).encode(y=alt.Y("low:Q", title="tokens/s"), y2="top:Q")
+    band = base.mark_area(opacity=0.18).encode(y=alt.Y("low:Q", title="tokens/s (log)"), y2="top:Q")
     ideal = base.mark_line(strokeDash=[2, 3], strokeWidth=1.5, opacity=0.8).encode(
         y="ideal:Q", color=alt.value("gray")
     )
@@ -192,7 +196,7 @@ def _measured(points: pl.DataFrame, x: alt.X) -> alt.Chart:
             tooltip=[
                 *(alt.Tooltip("run_id:N", title="run"), alt.Tooltip("split:N")),
                 *(alt.Tooltip("source:N"), alt.Tooltip("world_size:Q", title="size")),
-                alt.Tooltip("tokens_per_second:Q", title="tokens/s", format=",.0f"),
+                alt.Tooltip("tokens_per_second:Q", title="tokens/s (log)", format=",.0f"),
             ],
         )
     )

@@ -27,12 +27,13 @@ from scalebook.record import RunRecord
 from scalebook.report.base import html_tables as tables
 from scalebook.report.base.comparisons import Member, Pair, members, platform_pairs, side_name
 from scalebook.report.base.frames import ReportData, records
-from scalebook.report.base.markup import Fragment, Markup, join, paragraphs, run_link
-from scalebook.report.base.naming import model_title, platform_title, split_name, units
+from scalebook.report.base.markup import Fragment, Markup, join, paragraphs, run_link, short_id
+from scalebook.report.base.naming import brief, model_title, platform_title, split_name, units
 from scalebook.report.base.quantities import count, interval, number, percent
 from scalebook.report.base.versus import Configuration, configurations, verdict_on
 from scalebook.report.charts import css_charts as marks
 from scalebook.report.charts.css_charts import Dot
+from scalebook.report.pages import changes_page
 from scalebook.report.pages.published_page import family, results
 from scalebook.report.pages.studies import (
     Study,
@@ -50,7 +51,8 @@ from scalebook.report.pages.studies import (
 Row = Mapping[str, Any]
 TRILLION = 1e12  # tokens of the example of a cost
 MOST_LEARNED = 1_000  # runs that a prediction of a page reads again
-MOST_HEADLINES, MOST_COSTS, MOST_DRAWN, MOST_CARDS = 4, 2, 18, 8
+MOST_HEADLINES, MOST_COSTS, MOST_DRAWN, MOST_CARDS = 4, 2, 13, 8
+MOST_OF_A_GROUP = 5  # rows, that of a prediction among them
 CARDS = (
     *("scaling", "strategies", "ablation", "precision", "map"),
     *("experts", "drill", "correctness", "tune"),
@@ -120,7 +122,7 @@ def screen(data: ReportData) -> Fragment:
     """Return the first screen, and below it a card for each study."""
     front = Front(data)
     if not front.best:
-        return paragraphs(*_nothing(data), style="sb-headline")
+        return paragraphs(*_nothing(data), *changed(data), style="sb-headline")
     asked = studies(data)
     aside = Markup("").join(
         Markup('<h3>{}</h3><div data-answer="{}">{}</div>').format(
@@ -155,8 +157,15 @@ def _heading(front: Front) -> Markup:
         )
         for place, ones in enumerate(shown)
     )
-    sub = join([*_beneath(front.best[0]), *_comparable(front)], " ")
+    sub = join([*_beneath(front.best[0]), *_comparable(front), *changed(front.data)], " ")
     return titles + Markup('<p class="sub" data-answer="comparable">{}</p>').format(sub)
+
+
+def changed(data: ReportData) -> Iterator[Markup]:
+    """Yield what changed since older runs, where the report was asked for it."""
+    if data.against is not None:
+        words = '<a href="changes.html">{}</a>'
+        yield Markup(words).format(changes_page.sentence(data.against))
 
 
 def _sentence(ones: Sequence[Configuration]) -> Markup:
@@ -434,7 +443,7 @@ def _predicted(front: Front, ones: Sequence[Configuration]) -> Candidate | None:
 def _plot_title(front: Front) -> Markup:
     whole = "the whole model" if all(is_whole(item.row) for item in front.chosen) else "a model"
     words = "Every run of {}, {} <small>{}</small>"
-    legend = "● BF16 ◆ FP8 · band: 95 % · hollow: few steps · dashed: predicted · %: MFU"
+    legend = "● BF16 ◆ FP8 · band: 95 % · hollow: few steps · dashed: predicted"
     return Markup(words).format(whole, front.best[0][0].row["rate_unit"], legend)
 
 
@@ -473,7 +482,7 @@ def _plot(front: Front) -> Markup:
 
 def _shares(sizes: Iterable[int]) -> list[int]:
     """Return how many rows each group may draw: the largest give up rows first."""
-    shares = list(sizes)
+    shares = [min(size, MOST_OF_A_GROUP) for size in sizes]
     while sum(shares) > MOST_DRAWN and max(shares) > 1:
         shares[shares.index(max(shares))] -= 1
     return shares
@@ -481,18 +490,37 @@ def _shares(sizes: Iterable[int]) -> list[int]:
 
 def _drawn(data: ReportData, ones: Sequence[Configuration]) -> list[Dot]:
     """Return a mark per configuration; where a layout ran twice, its name says what differs."""
-    layouts_ = Counter(_label(one.row) for one in ones)
+    parts = [[_label(one.row), *_details(one.row)] for one in ones]
     made: list[Dot] = []
-    for one in ones:
-        row = one.row
-        label = _label(row)
-        rest = str(row["configuration_name"]).removeprefix(split_name(row)).strip(" ·").split(" · ")
-        more = [text for text in rest if text]
-        if layouts_[label] > 1 and more:
-            label += f", {more.pop(0)}"
-        mfu = [percent(row["mfu"])] if row["mfu"] else []
-        made.append(mark(data, one, label, " · ".join([*mfu, *more])))
+    for one, own, taken in zip(ones, parts, apart(parts), strict=True):
+        mfu = [percent(one.row["mfu"])] if one.row["mfu"] else []
+        label = ", ".join(own[:taken])
+        if parts.count(own) > 1:  # nothing that a name tells differs
+            label += f", {short_id(one.row['run_id'])}"
+        made.append(mark(data, one, label, " · ".join([*mfu, *own[taken:]])))
     return made
+
+
+def _details(row: Row) -> list[str]:
+    """Return what the name of a configuration says beside its layout, in short."""
+    rest = str(row["configuration_name"]).removeprefix(split_name(row)).strip(" ·").split(" · ")
+    return [brief(text) for text in rest if text]
+
+
+def apart(names: Sequence[Sequence[str]]) -> list[int]:
+    """Return how many parts of each name tell it from the others, one at least."""
+    taken = [1] * len(names)
+    while True:
+        short = [tuple(own[:many]) for own, many in zip(names, taken, strict=True)]
+        longer = [
+            place
+            for place, own in enumerate(names)
+            if short.count(short[place]) > 1 and taken[place] < len(own)
+        ]
+        if not longer:
+            return taken
+        for place in longer:
+            taken[place] += 1
 
 
 def _label(row: Row) -> str:
@@ -510,11 +538,12 @@ def _with_prediction(front: Front, ones: Sequence[Configuration], drawn: list[Do
                 found.prediction.low,
                 found.prediction.high,
             )
-            note = f"predicted best, micro batch {found.config.micro_batch_size}"
+            note = f"predicted, micro batch {found.config.micro_batch_size}"
             tint = colour(front.data, best[0].row["platform"])
             text = f"{value:,.0f}"
             one = Dot(_layout(found), value, low, high, text, note, tint, predicted=True)
-            return sorted([*drawn, one], key=lambda mark: -mark.value)
+            measured = drawn[: MOST_OF_A_GROUP - 1]
+            return sorted([*measured, one], key=lambda mark: -mark.value)
     return drawn
 
 

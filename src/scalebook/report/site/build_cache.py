@@ -19,7 +19,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
@@ -33,6 +33,7 @@ from scalebook.errors import RecordError, ScalebookError
 from scalebook.facts.catalog import load as catalog
 from scalebook.measure.measured import Measured, measured
 from scalebook.report.base import frames
+from scalebook.report.base.against import read_against
 from scalebook.report.base.frames import ReportData
 from scalebook.report.site.menu import Page
 from scalebook.store import Run, read_run
@@ -167,22 +168,26 @@ PARALLEL_PAGES = 500
 LIBRARIES = ("polars", "altair", "vl-convert-python")
 
 
-def load(runs: Path, cache: Path) -> tuple[frames.ReportData, Path]:
+def load(runs: Path, cache: Path, against: Path | None = None) -> tuple[frames.ReportData, Path]:
     """Return the data of a folder of runs, and the folder of the cache that belongs to it.
 
     Raises:
-        ReportError: the folder is missing or holds no run at all.
+        ReportError: the folder, or that of the older runs, is missing or holds no run at all.
+        RecordError: no configuration of the older runs is among these.
     """
     if not runs.is_dir():
         return frames.load(runs), cache  # which says what is wrong
     place = runs.resolve()
     # before anything is read: a file that changes while pages are made counts as changed
     code, files = _code(place), frames.entries(place)
-    folder = cache / "built" / f"{code}-{frames.together(files)[:24]}"
+    older = _older(against)
+    folder = cache / "built" / f"{code}-{frames.together(files | older)[:24]}"
     if (before := kept_data(folder)) is not None:
         return before, folder
     known = KnownRuns(files, cache / "measured" / f"{code}.json")
     data = frames.read(place, known.measure)
+    if against is not None:
+        data = replace(data, against=read_against(against, place))
     folder.mkdir(parents=True, exist_ok=True)
     with suppress(ValueError):  # a text that no file can hold: read again next time
         keep_data(folder, data)
@@ -190,6 +195,14 @@ def load(runs: Path, cache: Path) -> tuple[frames.ReportData, Path]:
         if newest.exists():
             _forget_old(newest)
     return data, folder
+
+
+def _older(against: Path | None) -> dict[str, str]:
+    """Return a fingerprint of a folder of older runs and of its place; nothing without one."""
+    if against is None:
+        return {}
+    inside = frames.together(frames.entries(against)) if against.is_dir() else "missing"
+    return {f"/against/{against.resolve()}": inside}
 
 
 def make(

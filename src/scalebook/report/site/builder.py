@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,7 +16,7 @@ from scalebook.errors import IncompleteReportError, ReportError
 from scalebook.report.base import frames
 from scalebook.report.base.quantities import count
 from scalebook.report.site import build_cache, notebook, rendering, site_files
-from scalebook.report.site.menu import PAGES, Page
+from scalebook.report.site.menu import Page, shown
 from scalebook.report.site.rendering import ONE_FILE, one_page
 from scalebook.report.site.run_details import PAGE as RUN_PAGE
 from scalebook.report.site.run_details import write_details
@@ -36,6 +36,12 @@ class Places:
     runs: Path
     output: Path
     project: Path  # the checkout: notebooks/ and reports/
+    against: Path | None = None  # a folder of older runs to compare with
+
+    @property
+    def menu(self) -> tuple[Page, ...]:
+        """The pages of the site, in the order of its menu."""
+        return shown(against=self.against is not None)
 
     @property
     def pages(self) -> Path:
@@ -62,27 +68,29 @@ def build(
             site of an earlier build stays in place.
         IncompleteReportError: pages failed. The new site is in place; they say what failed.
     """
-    data, cache = build_cache.load(places.runs, places.cache)
+    data, cache = build_cache.load(places.runs, places.cache, places.against)
     _refuse_foreign(places.output)
     _refuse_foreign(places.pages)
     chosen = _choose(renderer, say)
     failed = _execute(places, data, cache, chosen)
     built = _build_facts(data)
-    cells = _cells(places.pages, data, say)
-    shown = {page: _written(places.pages, page, whole) for page, whole in cells.items()}
+    cells = _cells(places, data, say)
+    light = {page: _written(places.pages, page, whole) for page, whole in cells.items()}
     site = (
-        _with_quarto(places, built) if chosen == "quarto" else _with_preview(shown, places, built)
+        _with_quarto(places, built) if chosen == "quarto" else _with_preview(light, places, built)
     )
-    _add_shared(places.pages, site, built)
+    _add_shared(places, site, built)
     if one_file:
-        (site / ONE_FILE).write_text(one_page(cells, PAGES, places.pages, built), encoding="utf-8")
+        (site / ONE_FILE).write_text(
+            one_page(cells, places.menu, places.pages, built), encoding="utf-8"
+        )
         weigh(site / ONE_FILE, say)
     _finish(
         site, places.output, chosen, {page.html for page in failed} | {ONE_FILE} if failed else ()
     )
     index = places.output / (ONE_FILE if one_file else "index.html")
     if failed:
-        raise IncompleteReportError(_told(failed, index))
+        raise IncompleteReportError(_told(failed, places.menu, index))
     return index
 
 
@@ -96,19 +104,21 @@ def _execute(
     _mark(stage, renderer)
     with ThreadPoolExecutor(1) as pool:
         library = pool.submit(site_files.chart_library, places.cache)
-        failed = build_cache.make(PAGES, places.project / "notebooks", data, cache, stage)
+        failed = build_cache.make(places.menu, places.project / "notebooks", data, cache, stage)
     site_files.write_assets(stage, library.result(), data.runs)
     site_files.write_data(data, stage / "data")
     write_details(data, stage)
     return failed
 
 
-def _cells(stage: Path, data: frames.ReportData, say: Callable[[str], None]) -> dict[Page, Cells]:
+def _cells(
+    places: Places, data: frames.ReportData, say: Callable[[str], None]
+) -> dict[Page, Cells]:
     """Return the cells of every executed page; say what their code warned of."""
     numbers = {run_id: row for row, run_id in enumerate(data.runs["run_id"], start=1)}
     cells: dict[Page, Cells] = {}
-    for page in PAGES:
-        executed = notebook.read(stage / f"{page.slug}.ipynb")
+    for page in places.menu:
+        executed = notebook.read(places.pages / f"{page.slug}.ipynb")
         for text in (text for cell in executed for text in cell.warned):
             say(f"{page.slug}: {text.strip()}")
         cells[page] = notebook.prepare(executed, numbers)
@@ -117,24 +127,25 @@ def _cells(stage: Path, data: frames.ReportData, say: Callable[[str], None]) -> 
 
 def _written(stage: Path, page: Page, whole: Cells) -> Cells:
     """Return cells with the rows of heavy tables in files; write them as a notebook for Quarto."""
-    shown = site_files.move_out(whole, page.slug, stage)
-    notebook.write(stage / f"{page.slug}.ipynb", shown)
-    return shown
+    light = site_files.move_out(whole, page.slug, stage)
+    notebook.write(stage / f"{page.slug}.ipynb", light)
+    return light
 
 
-def _add_shared(stage: Path, site: Path, built: str) -> None:
+def _add_shared(places: Places, site: Path, built: str) -> None:
     """Add the page of a run, styles, scripts and data, which Quarto does not bring along."""
-    (site / RUN_PAGE).write_text(rendering.run_page(PAGES, built), encoding="utf-8")
+    stage = places.pages
+    (site / RUN_PAGE).write_text(rendering.run_page(places.menu, built), encoding="utf-8")
     for path in stage.iterdir():
         if path.suffix in (".css", ".js"):
             shutil.copyfile(path, site / path.name)
     shutil.copytree(stage / "data", site / "data", dirs_exist_ok=True)
 
 
-def _told(failed: Mapping[Page, str], index: Path) -> str:
+def _told(failed: Mapping[Page, str], pages: Sequence[Page], index: Path) -> str:
     """Return in a line which pages failed and where the others are."""
     words = " ".join(f"{page.title}: {text}" for page, text in failed.items())
-    many = f"{len(failed)} of {len(PAGES)} pages could not be built"
+    many = f"{len(failed)} of {len(pages)} pages could not be built"
     return f"{many}. {words} The others are in {index}."
 
 
@@ -170,8 +181,8 @@ def _with_preview(cells: Mapping[Page, Cells], places: Places, built: str) -> Pa
     """Render by the built-in renderer and return the folder of the site."""
     site = places.pages / "_site"
     site.mkdir()
-    for page, shown in cells.items():
-        html = rendering.render(shown, page, PAGES, built)
+    for page, whole in cells.items():
+        html = rendering.render(whole, page, places.menu, built)
         (site / page.html).write_text(html, encoding="utf-8")
     return site
 
@@ -179,7 +190,9 @@ def _with_preview(cells: Mapping[Page, Cells], places: Places, built: str) -> Pa
 def _with_quarto(places: Places, built: str) -> Path:
     """Render by Quarto and return the folder of the site."""
     reports = places.project / "reports"
-    rendering.write_project(reports / "_quarto.yml", reports / "theme", places.pages, built)
+    rendering.write_project(
+        reports / "_quarto.yml", reports / "theme", places.pages, built, places.menu
+    )
     return rendering.render_by_quarto(places.pages)
 
 

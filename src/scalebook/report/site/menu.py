@@ -45,6 +45,14 @@ PAGES = (
     Page("36_method.ipynb", "method", "Method"),
 )
 
+# Only in a report that was asked what changed since older runs.
+CHANGES = Page("37_changes.ipynb", "changes", "What changed since")
+
+
+def shown(*, against: bool) -> tuple[Page, ...]:
+    """Return the pages of a report, with the one of changes after the summary where asked for."""
+    return (PAGES[0], CHANGES, *PAGES[1:]) if against else PAGES
+
 
 def menus(pages: Sequence[Page]) -> Iterator[tuple[str, tuple[Page, ...]]]:
     """Yield each entry of the navigation: the title of a menu with its pages, or "" and a page."""

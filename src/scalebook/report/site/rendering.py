@@ -18,7 +18,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from scalebook.errors import ReportError
 from scalebook.report.base.markup import Markup, anchor, raw_block, raw_html, script_json
-from scalebook.report.site.menu import Page, menus
+from scalebook.report.site.menu import CHANGES, PAGES, Page, menus
 from scalebook.report.site.notebook import NotebookCell, front_matter
 from scalebook.report.site.site_files import DATA_FILES, SCRIPTS, STYLES
 
@@ -145,11 +145,19 @@ def find_quarto() -> str | None:
     return shutil.which("quarto")
 
 
-def write_project(settings: Path, theme: Path, project: Path, built: str) -> None:
-    """Write Quarto's project file and theme beside the notebooks; ``built`` goes to the footer."""
+def write_project(
+    settings: Path, theme: Path, project: Path, built: str, pages: Sequence[Page] = PAGES
+) -> None:
+    """Write Quarto's project file and theme beside the notebooks; ``built`` goes to the footer.
+
+    The menu of the file is that of ``PAGES``; the page of changes is added where it is among them.
+    """
     try:
         config = yaml.safe_load(settings.read_text(encoding="utf-8"))
         config["project"].pop("pre-render", None)  # which is for a call by hand
+        if CHANGES in pages:
+            entry = {"href": f"{CHANGES.slug}.ipynb", "text": CHANGES.title}
+            config["website"]["navbar"]["left"].insert(pages.index(CHANGES), entry)
         config["website"]["page-footer"] = {"left": built, "right": DATA_LINKS}
     except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
         raise ReportError(f"{settings} is not the Quarto project of the report: {error}") from error

@@ -1,0 +1,145 @@
+"""The page of what changed since older runs: it says what ``scalebook gate`` says."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from simulated import H100, VERSIONS, config, write_run
+
+from scalebook.cli import main
+from scalebook.errors import ReportError
+from scalebook.measure.verdicts import Verdict
+from scalebook.report import PAGES, Places, build, check
+from scalebook.report.base.against import kind_of, read_against
+from scalebook.report.pages import changes_page
+from scalebook.report.site import build_cache
+
+BIG: dict[str, Any] = {
+    "platform": "h100", "model": "llama3.1-8b", "precision": "bf16", "sequence_length": 8192,
+    "world_size": 8, "global_batch_size": 16,
+}  # fmt: skip
+KINDS = {
+    "unexplained speed-up": "faster", "regression": "slower", "pass": "unchanged",
+    "missing": "gone", "new": "new", "cannot tell": "cannot tell", "no baseline": "no baseline",
+}  # fmt: skip
+
+
+def add(folder: Path, name: str, seconds: float, commit: str, day: int, **changes: Any) -> None:
+    more = {key: changes.pop(key) for key in ("status", "reason") if key in changes}
+    write_run(
+        folder, name, config(**(BIG | changes)), seconds=seconds, steps=80, device=H100, **more,
+        environment=VERSIONS | {"accelerator": H100, "git_commit": commit, "nccl": f"2.{day}"},
+        started_at=f"2026-01-{day:02}T00:00:00Z",
+    )  # fmt: skip
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> tuple[Path, Path]:
+    """Older and newer runs: a slower, a faster, a failed, a gone and a new configuration."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    splits: dict[str, dict[str, Any]] = {
+        "dp": {}, "tp": {"tensor_parallel_size": 2}, "pp": {"pipeline_parallel_size": 2},
+        "tp4": {"tensor_parallel_size": 4},
+    }  # fmt: skip
+    for name, split in splits.items():
+        add(old, f"{name}-old", 2.0, "b" * 40, 1, **split)
+    add(new, "dp-new", 2.2, "a" * 40, 2)
+    add(new, "tp-new", 1.8, "a" * 40, 2, **splits["tp"])
+    add(new, "pp-new", 2.0, "a" * 40, 2, **splits["pp"], status="failed", reason="it broke")
+    add(new, "tp8-new", 2.0, "a" * 40, 2, tensor_parallel_size=8)
+    (new / "pp-new" / "steps.jsonl").write_text("")
+    return old, new
+
+
+def test_the_page_and_the_gate_agree(
+    folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    old, new = folders
+    found = read_against(old, new)
+    main(["gate", "--baseline", str(old), "--runs", str(new), "--json"])
+    told = {one["name"]: one for one in json.loads(capsys.readouterr().out)}
+    assert {one.name for one in found.checks} == set(told)
+    for one in found.checks:
+        expected = KINDS[told[one.name]["outcome"]]
+        failed = expected == "slower" and told[one.name]["verdict"] is None
+        assert kind_of(one) == ("failure" if failed else expected)
+        if one.verdict is not None:
+            assert one.verdict.low == pytest.approx(told[one.name]["verdict"]["low"])
+    kinds = sorted(map(kind_of, found.checks))
+    assert kinds == ["failure", "faster", "gone", "new", "slower"]
+
+
+def test_the_sentence_on_top_has_at_most_25_words(folders: tuple[Path, Path]) -> None:
+    said = changes_page.sentence(read_against(*folders))
+    assert said == (
+        "New runs against the old ones: 1 faster, 1 slower, 0 cannot tell, 0 unchanged within "
+        "5\N{NO-BREAK SPACE}%, 1 new failure, 1 new, 1 gone."
+    )
+    assert len(said.split(" ")) <= 25
+
+
+@pytest.mark.parametrize(
+    ("ends", "words"),
+    [
+        ((1.014, 0.986, 1.042), "new is 1.4 % faster (−1.4 to +4.2 %)"),
+        ((0.9, 0.88, 0.92), "new is 10.0 % slower (−12.0 to −8.0 %)"),
+    ],
+)
+def test_a_change_is_told_in_one_direction(ends: tuple[float, float, float], words: str) -> None:
+    assert changes_page.change_words(Verdict("cannot tell", *ends)) == words
+
+
+def test_the_history_is_in_the_order_of_the_first_run_at_each_commit(
+    folders: tuple[Path, Path],
+) -> None:
+    old, new = folders
+    add(new, "dp-again", 2.2, "a" * 40, 3)
+    points = read_against(old, new).history
+    first = points[0].configuration
+    assert [(one.commit, one.runs) for one in points if one.configuration == first] == [
+        ("b" * 12, 1),
+        ("a" * 12, 2),
+    ]
+    assert all(one.low < one.rate < one.high for one in points)
+    # those that ran at one commit only have no history
+    assert len({one.configuration for one in points}) == 2
+
+
+def test_the_page_is_in_the_menu_only_where_it_was_asked_for(
+    folders: tuple[Path, Path], tmp_path: Path, root: Path
+) -> None:
+    old, new = folders
+    index = build(Places(new, tmp_path / "site", root, old), "preview", lambda _: None)
+    assert check(index.parent) == ()
+    front, page = index.read_text(), (index.parent / "changes.html").read_text()
+    assert '<a href="changes.html">New runs against the old ones: 1 faster' in front
+    links = re.findall(r'<a href="([a-z]+\.html)"(?: aria-current="page")?>', page)
+    assert links[: len(PAGES) + 1].count("changes.html") == 1
+    assert re.search(r"new is \d+\.\d % slower \(−\d+\.\d to −\d+\.\d %\)", page)
+    assert "git_commit" in page
+    assert "2.1" in page
+    assert "sb-spec" in page
+    plain = build(Places(new, tmp_path / "site", root), "preview", lambda _: None)
+    assert "changes.html" not in plain.read_text()
+    assert not (plain.parent / "changes.html").exists()
+
+
+def test_other_older_runs_make_another_report(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    old, new = folders
+    first, _ = build_cache.load(new, tmp_path / "cache", old)
+    again, _ = build_cache.load(new, tmp_path / "cache", old)
+    assert again.against == first.against
+    add(old, "dp-older", 2.0, "c" * 40, 1)
+    later, _ = build_cache.load(new, tmp_path / "cache", old)
+    assert later.against != first.against
+    without, _ = build_cache.load(new, tmp_path / "cache")
+    assert without.against is None
+
+
+def test_a_folder_that_is_not_there_is_named(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    with pytest.raises(ReportError, match="--against"):
+        read_against(tmp_path / "nowhere", folders[1])
