@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 from pathlib import Path
 
+import polars as pl
 import pytest
 from simulated import config, write_run
 
+from scalebook.cli import main
 from scalebook.errors import ReportError
 from scalebook.report.base.frames import load, records
 from scalebook.report.cleaned import copy
 from scalebook.report.merged import labels, merge
-from scalebook.report.pages import provenance_page
+from scalebook.report.pages import method_page
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_a_run_of_two_folders_is_one_and_says_where_it_came_from(tmp_path: Path) -> None:
@@ -22,7 +27,7 @@ def test_a_run_of_two_folders_is_one_and_says_where_it_came_from(tmp_path: Path)
     merge([tmp_path / "a", tmp_path / "b"], tmp_path / "merged")
     data = load(tmp_path / "merged")
     assert dict(data.runs.select("run_id", "folder").iter_rows()) == {"one": "a", "two": "b"}
-    shown = provenance_page.runs(data, records(data)).html
+    shown = method_page.runs(data, records(data)).html
     assert "Folder" in shown
 
 
@@ -52,3 +57,39 @@ def test_a_folder_without_runs_is_an_error(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "none", ignore_errors=True)
     with pytest.raises(ReportError, match="holds no run"):
         merge([tmp_path / "none"], tmp_path / "merged")
+
+
+LOG = (  # as Megatron-LM prints a step
+    " [2026-11-01 10:00:{second:02d}] iteration {step:8d}/     100 | consumed samples: "
+    "{samples:12d} | elapsed time per iteration (ms): {ms:.1f} | learning rate: 3.0E-04 | global "
+    "batch size:   128 | lm loss: {loss:.4E} | grad norm: 1.0 | number of skipped iterations:   0 "
+    "| number of nan iterations:   0 |\n"
+)
+
+
+@pytest.mark.slow
+def test_a_log_and_our_runs_make_one_report_in_the_commands_of_the_readme(tmp_path: Path) -> None:
+    """8 x H100, Llama 3.1 8B, 128 samples of 8,192 tokens in 12.4 s: 10,571 tokens/s a GPU."""
+    noise = random.Random(1)
+    log = tmp_path / "train.log"
+    log.write_text(
+        "".join(
+            LOG.format(
+                second=step % 60, step=step, samples=128 * step, loss=9 - step / 20,
+                ms=12_400 * noise.gauss(1, 0.002),
+            )
+            for step in range(1, 61)
+        )
+    )  # fmt: skip
+    mine, ours, site = tmp_path / "mine", tmp_path / "ours", tmp_path / "site"
+    words = ["--model", "llama3.1-8b", "--platform", "h100", "--gpus", "8"]
+    words += ["--sequence-length", "8192", "--precision", "bf16"]
+    assert main(["ingest", str(log), "--runs", str(mine), *words]) == 0
+    example = next(ROOT.glob("runs/examples/*-7b50643bc7a3"))
+    shutil.copytree(example, ours / example.name)
+    assert main(["report", str(mine), str(ours), "--output", str(site)]) == 0
+    runs = pl.read_csv(site / "data/runs.csv").sort("source")
+    assert runs["source"].to_list() == ["ingested", "measured"]
+    assert runs["folder"].to_list() == ["mine", "ours"]
+    rate = runs["tokens_per_second_per_gpu"][0]
+    assert rate == pytest.approx(128 * 8192 / 12.4 / 8, rel=0.002)

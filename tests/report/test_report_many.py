@@ -20,16 +20,13 @@ import pytest
 from simulated import H100, config, write_run, write_sample
 
 from scalebook.report import PAGES
-from scalebook.report.base import frames
-from scalebook.report.base import frames as fingerprint
-from scalebook.report.base import html_tables as tables
-from scalebook.report.base import scaling_series as series
+from scalebook.report.base import frames, html_tables, scaling_series
 from scalebook.report.base.markup import MOST_ITEMS, MOST_NAMED, anchor, bullets, run_links
 from scalebook.report.charts.figure import MOST_RUNS, sample
 from scalebook.report.charts.scaling_charts import speedup
 from scalebook.report.pages import scaling_page
-from scalebook.report.site import known_runs, page_cache, preview, row_files
-from scalebook.report.site.notebook import Cell
+from scalebook.report.site import build_cache, rendering, site_files
+from scalebook.report.site.notebook import NotebookCell
 from scalebook.report.site.site_check import check
 from scalebook.report.site.site_files import write_assets
 from scalebook.store import Run, read_runs
@@ -44,13 +41,13 @@ def runs(tmp_path: Path) -> Path:
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The directories whose runs were measured."""
     seen: list[str] = []
-    real = known_runs.measured
+    real = build_cache.measured
 
-    def noted(run: Run) -> known_runs.Result:
+    def noted(run: Run) -> build_cache.Result:
         seen.append(run.path.name)
         return real(run)
 
-    monkeypatch.setattr(known_runs, "measured", noted)
+    monkeypatch.setattr(build_cache, "measured", noted)
     return seen
 
 
@@ -69,19 +66,19 @@ def test_each_run_is_measured_once_and_again_only_when_a_file_of_it_has_changed(
     runs: Path, tmp_path: Path, measured: list[str]
 ) -> None:
     cache = tmp_path / "cache"
-    first, _ = page_cache.load(runs, cache)
+    first, _ = build_cache.load(runs, cache)
     assert sorted(measured) == sorted(first.runs["run_id"])
     measured.clear()
     rewrite_like_before(runs / "cpu-one" / "steps.jsonl", '"tokens": 1024', '"tokens": 2048')
     write_run(runs, "new", config(), seconds=0.3)
     shutil.rmtree(runs / "cpu-pp2")
-    second, _ = page_cache.load(runs, cache)
+    second, _ = build_cache.load(runs, cache)
     assert sorted(measured) == ["cpu-one", "new"]
     now, before = second.metrics["cpu-one"], first.metrics["cpu-one"]
     assert now.tokens_per_second == pytest.approx(2 * (before.tokens_per_second or 0))
     assert set(second.runs["run_id"]) == {*first.runs["run_id"], "new"} - {"cpu-pp2"}
     measured.clear()
-    page_cache.load(runs, cache)
+    build_cache.load(runs, cache)
     assert measured == []
 
 
@@ -91,13 +88,13 @@ def test_only_builds_of_some_time_ago_are_forgotten(tmp_path: Path):
         folder = tmp_path / f"build{number}"
         folder.mkdir()
         (folder / "page.ipynb").write_text("{}")
-        age = page_cache.BUSY_SECONDS * (2 if number < 4 else 0)
+        age = build_cache.BUSY_SECONDS * (2 if number < 4 else 0)
         os.utime(folder, (time.time() - age + number,) * 2)
-    page_cache._forget_old(tmp_path / "build5")
+    build_cache._forget_old(tmp_path / "build5")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["build3", "build4", "build5"]
     for number in range(6, 9):
         (tmp_path / f"build{number}").mkdir()
-    page_cache._forget_old(tmp_path / "build8")
+    build_cache._forget_old(tmp_path / "build8")
     left = [f"build{number}" for number in range(4, 9)]
     assert sorted(path.name for path in tmp_path.iterdir()) == left
 
@@ -106,10 +103,10 @@ def test_what_is_kept_of_runs_gives_the_same_data_as_reading_them(
     runs: Path, tmp_path: Path, measured: list[str]
 ) -> None:
     cache = tmp_path / "cache"
-    page_cache.load(runs, cache)
+    build_cache.load(runs, cache)
     (runs / "economics.toml").write_text('tokens = "1T"\n')
     measured.clear()
-    kept, _ = page_cache.load(runs, cache)
+    kept, _ = build_cache.load(runs, cache)
     read = frames.read(runs)
     assert measured == []
     assert kept.runs.equals(read.runs)
@@ -123,16 +120,16 @@ def test_several_processes_find_the_same_numbers_in_the_same_order(
     runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = read_runs(runs)[0]
-    alone = known_runs._each(found)
-    monkeypatch.setattr(known_runs, "MANY", 1)
-    monkeypatch.setattr(known_runs, "CHUNK", 2)
-    monkeypatch.setattr(known_runs, "cores", lambda: 2)
-    assert known_runs._each(found) == alone
+    alone = build_cache._each(found)
+    monkeypatch.setattr(build_cache, "PARALLEL_RUNS", 1)
+    monkeypatch.setattr(build_cache, "CHUNK", 2)
+    monkeypatch.setattr(build_cache, "cores", lambda: 2)
+    assert build_cache._each(found) == alone
 
 
 def key(runs: Path) -> str:
     """Return what names the place of a build's pages in the cache."""
-    return f"{page_cache._code(runs)}-{fingerprint.together(fingerprint.entries(runs))}"
+    return f"{build_cache._code(runs)}-{frames.together(frames.entries(runs))}"
 
 
 @pytest.mark.parametrize(
@@ -158,10 +155,10 @@ def test_a_changed_price_is_on_the_cost_page_of_the_next_build(
     cost = next(page for page in PAGES if page.slug == "cost")
 
     def text() -> str:
-        data, folder = page_cache.load(runs, tmp_path / "cache")
+        data, folder = build_cache.load(runs, tmp_path / "cache")
         shutil.rmtree(tmp_path / "stage", ignore_errors=True)
         (tmp_path / "stage").mkdir()
-        page_cache.make([cost], root / "notebooks", data, folder, tmp_path / "stage")
+        build_cache.make([cost], root / "notebooks", data, folder, tmp_path / "stage")
         return (tmp_path / "stage" / "cost.ipynb").read_text()
 
     assert "7.125" not in text()
@@ -182,7 +179,7 @@ def test_pages_are_made_anew_when_a_run_behind_a_link_changes(runs: Path, tmp_pa
 
 def test_a_link_to_a_folder_above_comes_to_an_end(runs: Path) -> None:
     (runs / "cpu-one" / "again").symlink_to(runs)
-    assert set(fingerprint.entries(runs)) == {path.name for path in runs.iterdir()}
+    assert set(frames.entries(runs)) == {path.name for path in runs.iterdir()}
 
 
 def test_a_run_that_is_being_written_changes_no_page(runs: Path) -> None:
@@ -212,10 +209,10 @@ def test_pages_are_made_anew_when_the_package_changes(
     own.parent.mkdir(parents=True)
     own.write_text("a = 1\n")
     place = SimpleNamespace(__file__=str(tmp_path / "package" / "__init__.py"))
-    monkeypatch.setattr(page_cache, "scalebook", place)
-    before = page_cache._code(runs)
+    monkeypatch.setattr(build_cache, "scalebook", place)
+    before = build_cache._code(runs)
     rewrite_like_before(own, "1", "2")
-    assert page_cache._code(runs) != before
+    assert build_cache._code(runs) != before
 
 
 def test_the_report_starts_without_the_grammar_that_takes_seconds() -> None:
@@ -309,7 +306,7 @@ def test_laws_that_are_not_drawn_are_counted(
                 global_batch_size=16 * gpus,
             )  # fmt: skip
             write_run(tmp_path, f"{tensor}-{gpus}", made_up, seconds=16 + gpus / 64, device=H100)
-    found = series.scaling_series(frames.load(tmp_path).completed)
+    found = scaling_series.scaling_series(frames.load(tmp_path).completed)
     assert "Drawn are" not in str(scaling_page.findings(found).html)
     monkeypatch.setattr(scaling_page, "MOST_DRAWN", 1)
     figures = scaling_page.figures(found)
@@ -319,24 +316,26 @@ def test_laws_that_are_not_drawn_are_counted(
     assert str(scaling_page.projections(found).html).count("<tr ") == 2 * 3
 
 
-def long_table(count: int) -> Cell:
+def long_table(count: int) -> NotebookCell:
     rows = [
         {"run_id": f"r{i}", "world_size": i, "status": "completed", "source": "simulated"}
         for i in range(count)
     ]
-    html_ = tables.table(rows, (tables.RUN, tables.WORLD), "runs", anchors=True).html
-    return Cell("code", "x", texts=(f"```{{=html}}\n{html_}\n```\n",), options=(("echo", False),))
+    html_ = html_tables.table(rows, (html_tables.RUN, html_tables.WORLD), "runs", anchors=True).html
+    return NotebookCell(
+        "code", "x", texts=(f"```{{=html}}\n{html_}\n```\n",), options=(("echo", False),)
+    )
 
 
 def test_rows_of_a_heavy_table_are_in_a_file_and_their_anchors_are_known(tmp_path: Path) -> None:
-    (cell,) = row_files.move_out((long_table(3000),), "throughput", tmp_path)
+    (cell,) = site_files.move_out((long_table(3000),), "throughput", tmp_path)
     assert len(cell.texts[0]) < 60_000
     assert (
         'data-src="data/rows/throughput-1.js" data-rows="2900" data-anchors="yes"'
         in (cell.texts[0])
     )
-    found = list(row_files.anchors(tmp_path / "data" / "rows" / "throughput-1.js"))
-    assert found == [anchor(f"r{i}") for i in range(tables.FIRST, 3000)]
+    found = list(site_files.anchors_of_rows(tmp_path / "data" / "rows" / "throughput-1.js"))
+    assert found == [anchor(f"r{i}") for i in range(html_tables.FIRST, 3000)]
     link = f'<a href="#{anchor("r2999")}">x</a>'
     (tmp_path / "throughput.html").write_text(cell.texts[0] + link)
     assert check(tmp_path) == ()
@@ -346,7 +345,7 @@ def test_rows_of_a_heavy_table_are_in_a_file_and_their_anchors_are_known(tmp_pat
 
 def test_rows_of_a_light_table_stay_in_the_page(tmp_path: Path) -> None:
     cells = (long_table(400),)
-    assert row_files.move_out(cells, "throughput", tmp_path) == cells
+    assert site_files.move_out(cells, "throughput", tmp_path) == cells
     assert not list(tmp_path.iterdir())
 
 
@@ -377,7 +376,7 @@ def test_a_browser_reads_the_rows_beside_a_page_and_goes_to_the_one_that_a_link_
     if browser is None:
         pytest.skip("Chromium is not installed")
     page = next(page for page in PAGES if page.slug == "throughput")
-    cells = row_files.move_out((long_table(3000),), page.slug, tmp_path)
+    cells = site_files.move_out((long_table(3000),), page.slug, tmp_path)
     facts = {
         "run_id": "r0",
         "platform": "h100",
@@ -386,7 +385,7 @@ def test_a_browser_reads_the_rows_beside_a_page_and_goes_to_the_one_that_a_link_
         "source": "simulated",
     }
     write_assets(tmp_path, b"", pl.DataFrame([facts]))
-    text = preview.render(cells, page, PAGES, "Now.")
+    text = rendering.render(cells, page, PAGES, "Now.")
     # a file, because the pages' policy lets no script run that is written into them
     (tmp_path / "look.js").write_text(LOOK)
     tag = '<pre id="found"></pre><script src="look.js"></script></body>'

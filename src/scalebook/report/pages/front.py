@@ -51,7 +51,7 @@ from scalebook.report.pages.studies import (
 Row = Mapping[str, Any]
 TRILLION = 1e12  # tokens of the example of a cost
 MOST_LEARNED = 1_000  # runs that a prediction of a page reads again
-MOST_HEADLINES, MOST_COSTS, MOST_DRAWN, MOST_CARDS = 4, 2, 13, 8
+MOST_HEADLINES, MOST_COSTS, MOST_DRAWN, MOST_CARDS = 4, 2, 16, 8
 MOST_OF_A_GROUP = 5  # rows, that of a prediction among them
 CARDS = (
     *("scaling", "strategies", "ablation", "precision", "map"),
@@ -193,7 +193,7 @@ def _sentence(ones: Sequence[Configuration]) -> Markup:
 def _beneath(ones: Sequence[Configuration]) -> Iterator[Markup]:
     """Yield the work of the first platform's rates, and how its precisions compare."""
     row = ones[-1].row
-    words = "Best layout: {} on {}, sequence {:,}; ± is a 95 % interval."
+    words = "Best layout: {} on {}, sequence {:,}; 95 % intervals in brackets."
     yield Markup(words).format(split_name(row), _amount(row), row["sequence_length"] or 0)
     if len(ones) > 1:
         against = verdict_on(ones[-1], ones[0])
@@ -443,7 +443,7 @@ def _predicted(front: Front, ones: Sequence[Configuration]) -> Candidate | None:
 def _plot_title(front: Front) -> Markup:
     whole = "the whole model" if all(is_whole(item.row) for item in front.chosen) else "a model"
     words = "Every run of {}, {} <small>{}</small>"
-    legend = "● BF16 ◆ FP8 · band: 95 % · hollow: few steps · dashed: predicted"
+    legend = "● BF16 ◆ FP8 · band: 95 % · hollow: few steps · dashed: predicted · %: MFU"
     return Markup(words).format(whole, front.best[0][0].row["rate_unit"], legend)
 
 
