@@ -26,12 +26,12 @@ with ownership.owned(partial):
     store.publish(partial)
 """
 INGEST = """
-from scalebook.logs.ingest.run import ingest
+from scalebook.logs.ingest.ingestion import ingest
 ingest([logs / "torchtitan.log", logs / "nanotron.csv"], runs, {})
 """
 CACHE = """
 from scalebook.measure import metrics_cache
-metrics_cache._write(runs / "list-1", [b"1"])
+metrics_cache._write(runs / "list-1", [], [], [])
 """
 CHECKPOINT = """
 from scalebook import untrusted

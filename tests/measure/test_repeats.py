@@ -141,7 +141,7 @@ def test_a_signal_during_the_cool_down_starts_nothing_more(tmp_path: Path):
     stop = sweep.Stop()
 
     class Interrupted(Console):
-        def live(self, text: str) -> None:
+        def live(self, text: str, _table: object = None) -> None:
             if "cooling down" in text:
                 stop(2, None)
 

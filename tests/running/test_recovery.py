@@ -327,7 +327,7 @@ def test_every_command_that_trains_records_what_died_before_it(
     def refuse(*_: object, **__: object) -> None:
         raise LaunchError("nothing is started here")
 
-    for name in ("scalebook.running.drill.drill.drill", "scalebook.predict.tuning.tune"):
+    for name in ("scalebook.running.drill.drill", "scalebook.predict.tuning.tune"):
         monkeypatch.setattr(name, refuse)
     monkeypatch.setattr("scalebook.running.sweep.run_plan", refuse)
     partial(tmp_path)
