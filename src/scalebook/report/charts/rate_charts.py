@@ -31,12 +31,15 @@ _FIELDS = (
     "tokens_per_second", "rate", "rate_low", "rate_high", "rate_unit", "mfu", "mfu_low", "mfu_high",
 )  # fmt: skip
 TICKS = alt.Axis(tickCount=6)
-_TOOLTIP = [
+_WHICH_RUN = [
     alt.Tooltip("run_id:N", title="run"),
     alt.Tooltip("model:N"),
     alt.Tooltip("platform:N"),
     alt.Tooltip("name:N", title="configuration"),
     alt.Tooltip("source:N"),
+]
+_TOOLTIP = [
+    *_WHICH_RUN,
     alt.Tooltip("tokens_per_second:Q", title="tokens/s", format=",.0f"),
     alt.Tooltip("rate:Q", title="ranked by", format=",.0f"),
     alt.Tooltip("rate_unit:N", title="in"),
@@ -265,11 +268,7 @@ def energy_bars(runs: pl.DataFrame) -> Figure | None:
             x=alt.X("millijoules:Q", title="mJ per token, devices alone", axis=TICKS),
             opacity=alt.condition("datum.source == 'measured'", alt.value(1), alt.value(0.55)),
             tooltip=[
-                alt.Tooltip("run_id:N", title="run"),
-                alt.Tooltip("model:N"),
-                alt.Tooltip("platform:N"),
-                alt.Tooltip("name:N", title="configuration"),
-                alt.Tooltip("source:N"),
+                *_WHICH_RUN,
                 alt.Tooltip("millijoules:Q", title="mJ/token", format=".4~g"),
                 alt.Tooltip("mean_power_watts:Q", title="W per device", format=".0f"),
                 alt.Tooltip("energy_method:N", title="by"),
