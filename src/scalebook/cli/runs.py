@@ -70,17 +70,15 @@ def run(options: argparse.Namespace) -> int:
     platform, devices = _machine(options)
     plan = _load(options, platform, devices)
     runs = runs_folder(str(options.runs or ""))
-    before = tuple(store.run_directories(runs))
+    # Only a container's runs are found by what is new in the folder.
+    before = set(store.run_directories(runs)) if after else set[Path]()
     ended = contained.enter(options, platform, plan, runs)
     if ended is not None:
-        tracking.log_new(options, runs, before)
+        if after:
+            tracking.log_new(after, store.run_directories(runs), before)
         return ended
     if options.dry_run:
-        entries = todo.survey(plan, runs, devices, options.rerun)
-        if line := run_options.describe(plan):
-            print(line)
-        pruned = _pruned(entries, runs, options)
-        return _show(entries, runs, pruned, options.budget_seconds)
+        return _dry_run(options, plan, runs, devices)
     console = Console()
     recover_all(runs, console)
     entries = todo.survey(plan, runs, devices, options.rerun)
@@ -108,6 +106,16 @@ def run(options: argparse.Namespace) -> int:
         results = sweep.run_plan(entries, settings, console, stop)
     console.say("\n".join(("", *sweep.summary(results))))
     return sweep.exit_code(results, stop)
+
+
+def _dry_run(options: argparse.Namespace, plan: Plan, runs: Path, devices: int | None) -> int:
+    """Print what the plan would run."""
+    from scalebook.running import todo
+
+    entries = todo.survey(plan, runs, devices, options.rerun)
+    if line := run_options.describe(plan):
+        print(line)
+    return _show(entries, runs, _pruned(entries, runs, options), options.budget_seconds)
 
 
 def _machine(options: argparse.Namespace) -> tuple[Platform, int | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -82,14 +82,12 @@ def after_run(options: argparse.Namespace) -> Callable[[Path], Sequence[str]] | 
     return lambda directory: log_run(directory, wanted)
 
 
-def log_new(options: argparse.Namespace, runs: Path, before: Iterable[Path]) -> None:
-    """Write the runs that came into a folder since: a container has no clients of trackers."""
-    from scalebook import store
-
-    after = after_run(options)
-    known = set(before)
-    for directory in store.run_directories(runs) if after else ():
-        if after and directory not in known:
+def log_new(
+    after: Callable[[Path], Sequence[str]], directories: Iterable[Path], before: Container[Path]
+) -> None:
+    """Write the runs that were not there before: a container has no clients of trackers."""
+    for directory in directories:
+        if directory not in before:
             for problem in after(directory):
                 print(f"scalebook: warning: {directory.name}: {problem}", file=sys.stderr)
 

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean, median
@@ -372,8 +372,7 @@ def _plan(partial: Path) -> PlanState | None:
 
 def write_plan(partial: Path, plan: PlanState) -> None:
     """Write how far the plan is into the directory of the run that begins, for other processes."""
-    names = ("name", "total", "done", "failed", "to_do", "seconds_each", "running")
-    store.write_json(partial / PLAN_FILE, {name: getattr(plan, name) for name in names})
+    store.write_json(partial / PLAN_FILE, asdict(plan))
 
 
 def _curve(steps: store.Steps) -> tuple[tuple[int, float | None, float | None], ...]:
