@@ -154,3 +154,17 @@ DEFAULTS: Mapping[str, Any] = {
     for name, field in RunConfig.model_fields.items()
     if not field.is_required()
 }
+
+
+def split_sizes(config: RunConfig) -> dict[str, Any]:
+    """Return the sizes of the split under Megatron's names."""
+    stages = config.virtual_pipeline_parallel_size
+    return {
+        "tensor_model_parallel_size": config.tensor_parallel_size,
+        "pipeline_model_parallel_size": config.pipeline_parallel_size,
+        "virtual_pipeline_model_parallel_size": stages if stages > 1 else None,
+        "context_parallel_size": config.context_parallel_size,
+        "expert_model_parallel_size": config.expert_parallel_size,
+        "expert_tensor_parallel_size": config.expert_tensor_parallel_size,
+        "sequence_parallel": config.sequence_parallel,
+    }

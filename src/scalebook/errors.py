@@ -54,6 +54,11 @@ class ClaimError(ScalebookError):
     """A claim, or a number that a reader states, is malformed or out of range."""
 
 
+def not_installed(name: str | None, extra: str) -> str:
+    """Return the message for a package that is missing, with the extra that brings it."""
+    return f"{name} is not installed. Install the extra: pip install 'scalebook[{extra}]'."
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     """Return the message for an unknown name: the value, what is known, and the nearest match."""
     names = sorted(known)

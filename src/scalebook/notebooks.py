@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from scalebook import light_jsonschema
-from scalebook.errors import ConfigError, LaunchError
+from scalebook.errors import ConfigError, LaunchError, not_installed
 
 TYPES: dict[str, type[object]] = {"str": str, "int": int, "float": float, "bool": bool}
 START_SECONDS = 600  # for a kernel to answer: its imports come from a cold shared disk at times
@@ -151,7 +151,6 @@ def _papermill() -> Any:
     try:
         module = import_module("papermill")
     except ImportError as error:
-        message = "papermill is not installed. Install the extra: pip install 'scalebook[run]'."
-        raise LaunchError(message) from error
+        raise LaunchError(not_installed("papermill", "run")) from error
     logging.getLogger("papermill").setLevel(logging.ERROR)
     return module

@@ -115,6 +115,17 @@ def add_set(parser: Flags, help: str) -> None:
     )
 
 
+def add_port(parser: Flags) -> None:
+    """Add ``--port`` of a server on this machine."""
+    parser.add_argument(
+        "--port",
+        type=int,
+        default=0,
+        metavar="PORT",
+        help="port on 127.0.0.1 (default: a free one)",
+    )
+
+
 def add_runs(parser: argparse.ArgumentParser, what: str = "folder of run directories") -> None:
     """Add ``--runs DIR``; None where it is not given."""
     parser.add_argument("--runs", type=Path, metavar="DIR", help=f"{what} (default: runs)")

@@ -8,8 +8,14 @@ import tempfile
 from pathlib import Path
 
 from scalebook import project
-from scalebook.cli.arguments import Subparsers, add_runs
-from scalebook.errors import IncompleteReportError, LaunchError, PublicationError, ReportError
+from scalebook.cli.arguments import Subparsers, add_port, add_runs
+from scalebook.errors import (
+    IncompleteReportError,
+    LaunchError,
+    PublicationError,
+    ReportError,
+    not_installed,
+)
 
 RENDERERS = ("auto", "quarto", "preview")
 
@@ -39,13 +45,7 @@ def register(subparsers: Subparsers) -> None:
         "open", help="open the report in a browser, served on this machine only"
     )
     _add_output(show)
-    show.add_argument(
-        "--port",
-        type=int,
-        default=0,
-        metavar="PORT",
-        help="port on 127.0.0.1 (default: a free one)",
-    )
+    add_port(show)
     show.add_argument("--no-browser", action="store_true", help="print the address only")
     show.set_defaults(handler=open_report)
     _add_publish(subparsers)
@@ -92,9 +92,7 @@ def build_report(options: argparse.Namespace) -> int:
         from scalebook.report import Places, build
         from scalebook.report.merged import merge
     except ModuleNotFoundError as error:
-        raise LaunchError(
-            f"{error.name} is not installed. Install the extra: pip install 'scalebook[report]'."
-        ) from error
+        raise LaunchError(not_installed(error.name, "report")) from error
     site = _site(options.output)
     runs = root / "runs" / "examples" if options.demo else project.runs_folder(options.runs)
     try:
@@ -122,9 +120,7 @@ def publish_runs(options: argparse.Namespace) -> int:
         from scalebook.report.publish import publish
         from scalebook.report.submission import Sender
     except ModuleNotFoundError as error:
-        raise LaunchError(
-            f"{error.name} is not installed. Install the extra: pip install 'scalebook[report]'."
-        ) from error
+        raise LaunchError(not_installed(error.name, "report")) from error
     runs = options.runs or project.runs_folder()
     sender = Sender(options.submitter, options.contact)
     try:

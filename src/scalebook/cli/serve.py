@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
 from typing import TYPE_CHECKING
 
-from scalebook.cli.arguments import Subparsers, add_runs
+from scalebook.cli.arguments import Subparsers, add_port, add_runs
 from scalebook.errors import LaunchError
 
 if TYPE_CHECKING:
@@ -44,13 +44,7 @@ def register(subparsers: Subparsers) -> None:
         "serve", help="show running and ended runs in a browser, on this machine only"
     )
     add_runs(parser)
-    parser.add_argument(
-        "--port",
-        type=int,
-        default=0,
-        metavar="PORT",
-        help="port on 127.0.0.1 (default: a free one)",
-    )
+    add_port(parser)
     parser.set_defaults(handler=serve)
 
 

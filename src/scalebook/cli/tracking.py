@@ -145,15 +145,13 @@ def _runs(options: argparse.Namespace) -> list[Run]:
 
 def _write_tables(runs: Sequence[Run], kind: str, folder: Path) -> None:
     """Write the tables of runs and of steps as the report writes them."""
-    from scalebook.errors import LaunchError
+    from scalebook.errors import LaunchError, not_installed
 
     try:
         from scalebook.report.base.frames import collect
         from scalebook.report.site.site_files import write_tables
     except ModuleNotFoundError as error:
-        raise LaunchError(
-            f"{error.name} is not installed. Install the extra: pip install 'scalebook[report]'."
-        ) from error
+        raise LaunchError(not_installed(error.name, "report")) from error
     data = collect(folder, runs, ())
     for problem in data.problems:
         print(f"scalebook: {problem}", file=sys.stderr)

@@ -16,7 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from scalebook.config import RunConfig
+from scalebook.config import RunConfig, split_sizes
 from scalebook.engines import mapping
 from scalebook.engines.start import main_of, write_once
 from scalebook.errors import ConfigError, LaunchError
@@ -66,7 +66,7 @@ def recipe_settings(config: RunConfig) -> NemoSettings:
         "trainer.limit_val_batches": 0,
         "trainer.limit_test_batches": 0,
         "trainer.enable_checkpointing": False,
-        **_under("trainer.strategy", mapping.split_sizes(config)),
+        **_under("trainer.strategy", split_sizes(config)),
         **_under("trainer.strategy.ddp", mapping.data_parallel(config)),
         **_under(
             "model.config", {"seq_length": config.sequence_length, **mapping.recompute(config)}
@@ -89,11 +89,7 @@ def bridge_settings(config: RunConfig, output: Path) -> NemoSettings:
     """Return what is set on a pre-training recipe of Megatron-Bridge."""
     layers = mapping.fewer_layers(config)
     distributed = config.data_parallel_sharding == "optimizer"
-    model = (
-        mapping.split_sizes(config)
-        | mapping.recompute(config)
-        | {"seq_length": config.sequence_length}
-    )
+    model = split_sizes(config) | mapping.recompute(config) | {"seq_length": config.sequence_length}
     data = [config.data] if config.data else None
     return {
         **_under("model", model | ({"num_layers": layers} if layers else {})),

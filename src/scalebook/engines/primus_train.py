@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from scalebook.config import RunConfig
+from scalebook.config import RunConfig, split_sizes
 from scalebook.engines import mapping
 from scalebook.engines.start import main_of, write_once
 from scalebook.facts import catalog
@@ -47,7 +47,7 @@ def experiment(config: RunConfig, output: Path) -> dict[str, Any]:
 
 def _overrides(config: RunConfig) -> dict[str, Any]:
     layers = mapping.fewer_layers(config)
-    split = mapping.split_sizes(config)
+    split = split_sizes(config)
     stages = split.pop("virtual_pipeline_model_parallel_size")
     recompute = mapping.recompute(config)
     if config.recompute == "selective":

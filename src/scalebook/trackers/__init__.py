@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from scalebook.errors import IngestError, TrackerError, unknown
+from scalebook.errors import IngestError, TrackerError, not_installed, unknown
 from scalebook.logs.dialects.dialect import Dialect
 from scalebook.logs.dialects.registry import FileContent
 from scalebook.logs.ingest.group import StoreReader
@@ -58,9 +58,7 @@ def parse_target(text: str) -> Target:
     if not colon or not place:
         raise TrackerError(f"{text!r} names no place. Write {kind}:{what}.")
     if module is not None and find_spec(module) is None:
-        raise TrackerError(
-            f"{module} is not installed. Install the extra: pip install 'scalebook[trackers]'."
-        )
+        raise TrackerError(not_installed(module, "trackers"))
     return Target(kind, place)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from scalebook.errors import TrackerError
+from scalebook.errors import TrackerError, not_installed
 from scalebook.measure.metrics import RunMetrics, measure
 from scalebook.scrub import scrub
 from scalebook.step_columns import Steps
@@ -139,7 +139,4 @@ def client(module: str) -> Any:
     try:
         return import_module(module)
     except ImportError as error:
-        raise TrackerError(
-            f"{error.name or module} is not installed. Install the extra: "
-            "pip install 'scalebook[trackers]'."
-        ) from error
+        raise TrackerError(not_installed(error.name or module, "trackers")) from error

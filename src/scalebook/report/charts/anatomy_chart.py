@@ -6,7 +6,7 @@ import altair as alt
 import polars as pl
 
 from scalebook.report.base.quantities import count, percent
-from scalebook.report.charts.figure import MAX_BARS, Figure, Figures, entitled, names, rows
+from scalebook.report.charts.figure import MAX_BARS, Figure, Figures, by_part, entitled, names, rows
 
 ROW_HEIGHT = 30
 BAR_SCHEMA: dict[str, type[pl.DataType]] = {
@@ -62,12 +62,7 @@ def _stacked(bars: pl.DataFrame, domain: tuple[str, ...], axis: str) -> Figure |
                 scale=alt.Scale(domain=[0, 1], clamp=True),  # a sum of shares may round above 1
             ),
             order=alt.Order("place:Q"),
-            color=alt.Color(
-                "part:N",
-                title=None,
-                scale=alt.Scale(domain=list(domain)),
-                legend=alt.Legend(values=present),
-            ),
+            color=by_part(domain, present),
             opacity=alt.condition(pick, alt.value(1), alt.value(0.15)),
             tooltip=[
                 alt.Tooltip("run_id:N", title="run"),

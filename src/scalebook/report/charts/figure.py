@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,6 +117,16 @@ def by_source(sources: Iterable[str]) -> alt.Shape:
     grey = alt.Legend(symbolFillColor="gray", symbolStrokeColor="gray")
     legend = None if present <= {"measured"} else grey
     return alt.Shape("source:N", title=None, legend=legend, scale=scale)
+
+
+def by_part(domain: Iterable[str], present: Sequence[str]) -> alt.Color:
+    """Return colour by part of a stacked bar: each keeps its own; only those present are named."""
+    return alt.Color(
+        "part:N",
+        title=None,
+        scale=alt.Scale(domain=list(domain)),
+        legend=alt.Legend(values=present),
+    )
 
 
 def names(column: str, order: Iterable[str], *, grid: bool = False) -> alt.Y:

@@ -14,6 +14,7 @@ from scalebook.report.charts.figure import (
     AnyChart,
     Figure,
     Figures,
+    by_part,
     by_source,
     entitled,
     names,
@@ -155,12 +156,7 @@ def _stacked(bars: pl.DataFrame) -> Figure | None:
             y=y,
             x=alt.X("gib:Q", title="GiB on the fullest rank", stack="zero"),
             order=alt.Order("place:Q"),
-            color=alt.Color(
-                "part:N",
-                title=None,
-                scale=alt.Scale(domain=list(PART_NAMES)),
-                legend=alt.Legend(values=present),
-            ),
+            color=by_part(PART_NAMES, present),
             opacity=alt.condition(pick, alt.value(1), alt.value(0.15)),
             tooltip=[
                 *_TOOLTIP,

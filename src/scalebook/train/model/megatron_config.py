@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional
 
-from scalebook.config import RunConfig
+from scalebook.config import RunConfig, split_sizes
 from scalebook.facts.catalog.types import ModelShape
 from scalebook.parallelism import chunk_sizes
 from scalebook.train import mcore
@@ -151,16 +151,9 @@ def last_stage_layers(config: Any) -> int:
 
 
 def _split(config: RunConfig, shape: ModelShape) -> dict[str, Any]:
-    stages = config.virtual_pipeline_parallel_size
     return {
-        "tensor_model_parallel_size": config.tensor_parallel_size,
-        "pipeline_model_parallel_size": config.pipeline_parallel_size,
-        "virtual_pipeline_model_parallel_size": stages if stages > 1 else None,
+        **split_sizes(config),
         **_stages(config, shape),
-        "context_parallel_size": config.context_parallel_size,
-        "expert_model_parallel_size": config.expert_parallel_size,
-        "expert_tensor_parallel_size": config.expert_tensor_parallel_size,
-        "sequence_parallel": config.sequence_parallel,
         "pipeline_dtype": DTYPES[config.precision],
         "params_dtype": DTYPES[config.precision],
         "bf16": config.precision != "fp32",
