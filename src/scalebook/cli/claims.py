@@ -98,6 +98,13 @@ def _register_project(subparsers: Subparsers) -> None:
         "Economics: state what you know; a missing answer names the inputs that it needs. A value "
         "may be a range, such as 2.1..2.6. There are no default prices or powers."
     )
+    _add_scaling(parser)
+    _add_economics(parser)
+    add_json(parser)
+    parser.set_defaults(handler=project)
+
+
+def _add_scaling(parser: argparse.ArgumentParser) -> None:
     scaling = parser.add_argument_group("scaling")
     scaling.add_argument(
         "--point",
@@ -141,9 +148,6 @@ def _register_project(subparsers: Subparsers) -> None:
         metavar="GPUS",
         help="project runs within one node up to this size",
     )
-    _add_economics(parser)
-    add_json(parser)
-    parser.set_defaults(handler=project)
 
 
 def _add_economics(parser: argparse.ArgumentParser) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scalebook.cli.arguments import Subparsers, add_json, at_least, positive
 from scalebook.cli.output import number, plain, print_data, print_json, print_table
 from scalebook.errors import ClaimError
-from scalebook.facts.flops import RECOMPUTE, TRAINED
+from scalebook.facts.flops import RECOMPUTE, TRAINED, ConventionFit
 from scalebook.measure.intervals import Numeral, read_numeral
 
 PACKED = (
@@ -214,7 +215,14 @@ def convert(options: argparse.Namespace) -> int:
     )
     if options.json:
         print_json({"tflops_per_second_per_gpu": by_name, "fits": fits})
-        return 0
+    else:
+        _print_conversions(by_name, fits)
+    return 0
+
+
+def _print_conversions(by_name: Mapping[str, float], fits: Sequence[ConventionFit]) -> None:
+    from scalebook.facts.flops import CONVENTIONS
+
     rows = [[name, f"{value:,.2f}"] for name, value in by_name.items()]
     differences = {fit.convention: f"{100 * fit.relative_difference:+.2f}%" for fit in fits}
     headers = ["convention", "TFLOP/s/GPU"]
@@ -225,7 +233,6 @@ def convert(options: argparse.Namespace) -> int:
     if fits:
         print(f"Likeliest: {fits[0].convention} ({CONVENTIONS[fits[0].convention]}).")
     print(PACKED)
-    return 0
 
 
 def accelerators(options: argparse.Namespace) -> int:

@@ -56,6 +56,10 @@ def register(subparsers: Subparsers) -> None:
     )
     build.add_argument("--dry-run", action="store_true", help="print the commands without building")
     build.set_defaults(handler=image)
+    _register_verify(subparsers)
+
+
+def _register_verify(subparsers: Subparsers) -> None:
     check = subparsers.add_parser("verify", help="compare an image's versions with image.toml")
     check.add_argument("--platform", help="platform (default: that of this machine)")
     check.add_argument(

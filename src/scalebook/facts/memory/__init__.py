@@ -139,13 +139,7 @@ def estimate(
     Raises:
         ConfigError: precision, recompute or data_parallel_sharding is not known.
     """
-    for kind, name, known in (
-        ("precision", precision, tuple(PRECISIONS)),
-        ("recompute mode", recompute, RECOMPUTE),
-        ("data-parallel sharding", parallelism.data_parallel_sharding, SHARDING),
-    ):
-        if name not in known:
-            raise ConfigError(unknown(kind, name, known))
+    _require_known(precision, recompute, parallelism.data_parallel_sharding)
     numbers = PRECISIONS[precision]
     # FSDP keeps fp32 gradients whatever it adds up.
     passing = 4.0 if optimizer == "unfused" else 0.0
@@ -168,6 +162,16 @@ def estimate(
     return MemoryEstimate(
         tuple(_stage(job, stage) for stage in range(parallelism.pipeline_parallel_size))
     )
+
+
+def _require_known(precision: str, recompute: str, sharding: str) -> None:
+    for kind, name, known in (
+        ("precision", precision, tuple(PRECISIONS)),
+        ("recompute mode", recompute, RECOMPUTE),
+        ("data-parallel sharding", sharding, SHARDING),
+    ):
+        if name not in known:
+            raise ConfigError(unknown(kind, name, known))
 
 
 def chunks_in_flight(parallelism: Parallelism, stage: int, num_microbatches: int) -> int:
