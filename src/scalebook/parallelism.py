@@ -4,6 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# Up to so many experts a rank, weight gradients are added to the fp32 sum by a GEMM an expert;
+# beyond, those are too small, and one grouped product is made first and added then.
+MOST_SINGLE_GRADIENTS = 16
+
+
+def experts_need_no_host(experts: int, expert_size: int, tensor_size: int) -> bool:
+    """Return whether a rank computes its ``experts`` without asking how many tokens each got.
+
+    The host needs the numbers to send tokens to other ranks (``expert_size`` and ``tensor_size``
+    are those of expert and expert tensor parallelism), and for a product per expert.
+    """
+    return expert_size == tensor_size == 1 and experts > MOST_SINGLE_GRADIENTS
+
 
 def last_stage_sizes(layers: int, stages: int) -> list[int]:
     """Return how many layers the last of several pipeline stages can have.

@@ -46,11 +46,17 @@ def accumulate(rows: Tensor, grads: Tensor, total: Tensor) -> None:
     total += grads.float().t() @ rows.float()
 
 
+def groups_of(counts: list[int], known: bool = True) -> grouped.Groups:
+    """The groups of these sizes, which the host knows or the device alone."""
+    groups = grouped.Groups.of(counts, torch.device("cpu"))
+    return groups if known else grouped.Groups(groups.ends)
+
+
+@pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("counts", [COUNTS, [0, 0, 0, 7], [3, 3, 3, 3]])
-def test_product_and_gradients_are_those_of_a_loop(counts: list[int]) -> None:
+def test_product_and_gradients_are_those_of_a_loop(counts: list[int], known: bool) -> None:
     rows, weight, grad = tensors(counts)
-    ends = grouped.ends_of(counts, rows.device)
-    found = grouped.product(rows, weight, counts, ends, add=False)
+    found = grouped.product(rows, weight, groups_of(counts, known), add=False)
     expected = loop(rows, weight, counts)
     torch.testing.assert_close(found, expected)
     for own, reference in zip(
@@ -63,25 +69,27 @@ def test_a_device_without_the_grouped_gradient_makes_it_one_by_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rows, weight, grad = tensors()
-    ends = grouped.ends_of(COUNTS, rows.device)
     expected = gradients(loop(rows, weight, COUNTS), grad, weight)
     monkeypatch.setattr(grouped, "can_group_gradient", lambda *_: False)
-    found = grouped.product(rows, weight, COUNTS, ends, add=False)
+    found = grouped.product(rows, weight, groups_of(COUNTS), add=False)
     torch.testing.assert_close(gradients(found, grad, weight), expected)
 
 
-@pytest.mark.parametrize("most", [0, 16])
+@pytest.mark.parametrize(
+    ("most", "known", "compiled"),
+    [(0, True, False), (0, False, True), (16, True, False), (16, False, False)],
+)
 def test_gradients_of_micro_batches_add_up_in_the_main_gradient(
-    most: int, monkeypatch: pytest.MonkeyPatch
+    most: int, known: bool, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grouped, "MOST_SINGLE_GRADIENTS", most)
     monkeypatch.setattr(fused, "accumulate_weight_gradient", accumulate)
     rows, weight, grad = tensors(dtype=torch.bfloat16)
     weight.main_grad = torch.zeros(weight.shape, dtype=torch.float32)
-    ends = grouped.ends_of(COUNTS, rows.device)
+    groups = groups_of(COUNTS, known)
     for _ in range(2):
         placeholder = gradients(
-            grouped.product(rows, weight, COUNTS, ends, add=True), grad, weight
+            grouped.product(rows, weight, groups, add=True, compiled=compiled), grad, weight
         )[0]
         assert placeholder.shape == weight.shape  # the hook that counts gradients needs one
     assert weight.grad_added_to_main_grad
@@ -94,7 +102,7 @@ def test_a_rank_without_tokens_still_has_gradients() -> None:
     counts = [0, 0]
     rows = torch.empty(0, 24, requires_grad=True)
     weight = torch.randn(2, 40, 24, requires_grad=True)
-    output = grouped.product(rows, weight, counts, grouped.ends_of(counts, rows.device), add=False)
+    output = grouped.product(rows, weight, groups_of(counts), add=False)
     assert output.shape == (0, 40)
     own, other = gradients(output, torch.empty(0, 40), rows, weight)
     assert own.shape == rows.shape

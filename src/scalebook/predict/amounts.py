@@ -21,6 +21,7 @@ from scalebook.facts import communication, traffic
 from scalebook.facts.catalog.types import ModelShape
 from scalebook.facts.flops import attention_projections, attention_width, padded_vocab_size
 from scalebook.facts.memory.parameters import Count, is_moe, stage_count, stage_layers
+from scalebook.parallelism import experts_need_no_host
 from scalebook.predict.kinds import KINDS, Machine
 
 Seconds = dict[str, float]  # by kind
@@ -57,10 +58,13 @@ def switches(
     tensor = config.tensor_parallel_size > 1
     stages = config.pipeline_parallel_size > 1
     engine = config.precision == "fp8" or config.layer_spec == "transformer_engine"
+    alone = shape.moe is not None and experts_need_no_host(
+        shape.moe.num_experts, config.expert_parallel_size, config.expert_tensor_parallel_size
+    )
     # train/model/switches.py holds these and more: it asks torch, which this must not import.
     no_graph = bool(
         shape.tied_embeddings
-        or shape.moe
+        or (shape.moe and not (alone and not shape.moe.router_bias))
         or config.offload_layers
         or config.mtp_layers
         or config.num_microbatches < 2
@@ -71,7 +75,7 @@ def switches(
         "overlap_tensor_parallel": (
             tensor and config.sequence_parallel and sharded != "full" and not engine
         ),
-        "cuda_graph": tensor and not (stages or sharded == "full" or engine or no_graph),
+        "cuda_graph": (tensor or alone) and not (stages or sharded == "full" or engine or no_graph),
     }
     found: dict[str, bool] = {}
     for name in SWITCHES:

@@ -212,7 +212,8 @@ def _nothing(*_: Any) -> AbstractContextManager[None]:
 def no_random_streams() -> Generator[None]:
     """Draw from no random stream of a tensor-parallel rank: a graph cannot change its seed.
 
-    Nothing is drawn where dropout is zero, as it is in every model here.
+    Dropout is zero in every model here. The random logits of a forced balance of experts are drawn
+    from the device's own stream instead, whose state a graph keeps.
     """
     tracker: Any = tensor_parallel.get_cuda_rng_tracker()
     tracker.fork = _nothing

@@ -62,14 +62,13 @@ class GroupedExperts(mcore.MegatronModule):
     ) -> tuple[Tensor, None]:
         """Return each token's expert's output times its weight; tokens lie expert by expert."""
         config: Any = self.config
-        counts: list[int] = tokens_per_expert.tolist()
+        compiled = self.compiled and tokens.shape[0] > 0
         multiply = partial(
             grouped.product,
-            counts=counts,
-            ends=grouped.ends_of(counts, tokens.device),
+            groups=grouped.Groups.of(tokens_per_expert, tokens.device),
             add=bool(config.gradient_accumulation_fusion),
+            compiled=compiled,
         )
-        compiled = self.compiled and tokens.shape[0] > 0
         activate = grouped.weighted_compiled if compiled else grouped.weighted
         doubled, column = multiply(tokens, self.weight1), weights.unsqueeze(-1)
         active = activate(doubled, column, self.gated)

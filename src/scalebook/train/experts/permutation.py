@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from scalebook.parallelism import experts_need_no_host
+
 _compiler: Any = torch  # typed only in part
 Combine = Callable[[Tensor, Tensor], Tensor]
 
@@ -146,6 +148,25 @@ def install(*, compiled: bool) -> None:
         original = getattr(dispatcher, name)
         if not isinstance(original, partial):
             setattr(dispatcher, name, partial(make, original, combine))
+    _leave_counts(dispatcher.MoEAlltoAllTokenDispatcher)
+
+
+def _leave_counts(dispatcher: Any) -> None:
+    """Leave the number of tokens of each expert on the device where the host needs none.
+
+    Megatron-Core's dispatcher copies them to the host, which waits for them in every layer.
+    """
+    name = "_maybe_dtoh_and_synchronize"
+    original = getattr(dispatcher, name)
+
+    def copy(self: Any, point: str, tokens_per_expert: Any = None) -> Any:
+        if experts_need_no_host(self.num_local_experts, self.ep_size, self.tp_size):
+            return tokens_per_expert
+        return original(self, point, tokens_per_expert)
+
+    if not hasattr(original, "leaves"):
+        copy.leaves = True  # pyright: ignore[reportFunctionMemberAccess]
+        setattr(dispatcher, name, copy)
 
 
 def _permute(

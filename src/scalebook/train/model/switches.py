@@ -13,6 +13,7 @@ import torch
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError
 from scalebook.facts.catalog.types import ModelShape
+from scalebook.parallelism import experts_need_no_host
 from scalebook.train import mcore
 from scalebook.train.experts import grouped
 from scalebook.train.layers import async_tensor_parallel, fused
@@ -127,7 +128,18 @@ def _param_gather(config: RunConfig) -> str | None:
     return None
 
 
-def _graph(config: RunConfig, shape: ModelShape, world: World) -> str | None:
+def _counts_stay(config: RunConfig, shape: ModelShape) -> bool:
+    """Return whether no expert's number of tokens leaves the device, in a model with experts."""
+    return shape.moe is not None and experts_need_no_host(
+        shape.moe.num_experts, config.expert_parallel_size, config.expert_tensor_parallel_size
+    )
+
+
+def _graph(
+    config: RunConfig, shape: ModelShape, world: World, *, grouped_by_torch: bool
+) -> str | None:
+    """Say why a micro batch cannot be captured; None where it can."""
+    experts = shape.moe
     obstacles = {
         NO_GPU: not world.on_gpu,
         "a tied embedding's gradient asks the device for a size": shape.tied_embeddings,
@@ -135,7 +147,11 @@ def _graph(config: RunConfig, shape: ModelShape, world: World) -> str | None:
             config.fused_weight_gradient == "off"
         ),
         "a pipeline's schedule is not captured": config.pipeline_parallel_size > 1,
-        "the number of tokens an expert gets changes": shape.moe is not None,
+        "the host needs to know how many tokens an expert gets": experts is not None
+        and not (grouped_by_torch and _counts_stay(config, shape)),
+        "the router's bias follows the load of the experts": (
+            experts is not None and experts.router_bias
+        ),
         "FSDP frees and gathers parameters": config.data_parallel_sharding == "full",
         "FP8 scales change between micro batches": config.precision == "fp8",
         "copies to host memory are not captured": config.offload_layers > 0,
@@ -162,6 +178,9 @@ def resolve(config: RunConfig, shape: ModelShape, world: World) -> Switches:
     def decide(name: str, obstacle: str | None, *, default: bool = True) -> bool:
         return _decide(config, name, obstacle, default=default)
 
+    # On a CPU the grouped product is computed expert after expert anyway.
+    products = decide("grouped_gemm", _grouped(config, shape, world, te), default=world.on_gpu)
+    graph = _graph(config, shape, world, grouped_by_torch=products and not te)
     return Switches(
         transformer_engine=te,
         fused_attention=decide("fused_attention", None),
@@ -171,10 +190,7 @@ def resolve(config: RunConfig, shape: ModelShape, world: World) -> Switches:
         fused_cross_entropy=decide("fused_cross_entropy", compiled),
         fused_weight_gradient=decide("fused_weight_gradient", _weight_gradient(config, world, te)),
         fused_optimizer=decide("fused_optimizer", None if world.on_gpu else NO_GPU),
-        # On a CPU the grouped product is computed expert after expert anyway.
-        grouped_gemm=decide(
-            "grouped_gemm", _grouped(config, shape, world, te), default=world.on_gpu
-        ),
+        grouped_gemm=products,
         # On a CPU the collectives take the cores that compute: possible, but no gain.
         overlap_grad_reduce=decide("overlap_grad_reduce", None, default=world.on_gpu),
         overlap_param_gather=decide(
@@ -185,6 +201,8 @@ def resolve(config: RunConfig, shape: ModelShape, world: World) -> Switches:
         ),
         # On by default where launches limit: many short kernels a layer.
         cuda_graph=decide(
-            "cuda_graph", _graph(config, shape, world), default=config.tensor_parallel_size > 1
+            "cuda_graph",
+            graph,
+            default=config.tensor_parallel_size > 1 or _counts_stay(config, shape),
         ),
     )
