@@ -17,16 +17,16 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src/scalebook"
 FIELDS_OF_A_LIST = 4  # a constant with so many names of settings is a list of them
 LIMITS = {
-    "files": 388,
-    "lines": 62800,
+    "files": 373,
+    "lines": 62560,
     "longest file": 640,
     "rooms": 33,
     "import arrows between rooms": 186,
     "lists of settings": 25,
     "class names used twice": 21,
-    "module names used twice": 31,
-    "modules with one importer, in their own folder": 34,
-    "largest folder": 30,
+    "module names used twice": 25,
+    "modules with one importer, in their own folder": 31,
+    "largest folder": 21,
     "crowded folders without a README": 3,
 }
 

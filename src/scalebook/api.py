@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 if TYPE_CHECKING:
     import polars as pl
 
-    from scalebook.cli.check_request import Request
+    from scalebook.cli.check import Request
     from scalebook.config import RunConfig
     from scalebook.facts.memory import MemoryEstimate
     from scalebook.measure.metrics.steady import Steady
@@ -171,7 +171,7 @@ def memory(model: str, platform: str, **settings: Any) -> MemoryEstimate:
 
 def check(model: str, platform: str, **settings: Any) -> Judgement:
     """Return whether a configuration is legal and fits."""
-    from scalebook.cli.check_request import answer
+    from scalebook.cli.check import answer
 
     asked = _request(model, platform, settings)
     found = answer(asked)
@@ -227,7 +227,7 @@ def run(model: str, platform: str, *, runs: str | Path = "runs", **settings: Any
 
 def _request(model: str, platform: str, settings: dict[str, Any]) -> Request:
     """Return a configuration completed by the defaults of ``scalebook check``."""
-    from scalebook.cli.check_request import request
+    from scalebook.cli.check import request
     from scalebook.errors import ConfigError, unknown
     from scalebook.settings import SETTINGS
 

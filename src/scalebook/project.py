@@ -32,7 +32,7 @@ def required_root() -> Path:
     return found
 
 
-def runs_folder(name: str = "") -> Path:
+def runs_folder(name: str | Path | None = None) -> Path:
     """Return the folder of runs: as named, else ``runs`` of the project, else of here."""
     if name:
         return Path(name)

@@ -13,7 +13,7 @@ from importlib import import_module
 import pytest
 
 from scalebook.cli import COMMANDS, GROUPS, Commands, build_parser, main
-from scalebook.cli.output import print_data
+from scalebook.cli.terminal import print_data
 from scalebook.facts.flops import CONVENTIONS, flops_per_token
 
 

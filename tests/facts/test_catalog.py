@@ -492,7 +492,7 @@ def test_every_published_rate_is_the_one_of_its_source(root):
 
 
 def test_values_print_as_json():
-    from scalebook.cli.output import plain
+    from scalebook.cli.terminal import plain
 
     for item in (*catalog.accelerators(), *catalog.models(), *catalog.published()):
         json.dumps(plain(item), allow_nan=False)

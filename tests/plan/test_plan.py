@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from scalebook.cli import build_parser
-from scalebook.cli.check_request import request
+from scalebook.cli.check import request
 from scalebook.errors import ConfigError
 from scalebook.plan import Plan, load_plan, single_plan
 from scalebook.plan.document import read_document

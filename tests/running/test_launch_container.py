@@ -20,8 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from training import wait_for
 
-from scalebook.cli import contained as cli_contained
-from scalebook.cli import main, tracking
+from scalebook.cli import interchange, main, run_options
 from scalebook.errors import LaunchError
 from scalebook.running.container import apptainer, enroot, nested, oci, request
 from scalebook.running.container.images import ENGINES, image
@@ -255,12 +254,12 @@ def test_what_lies_in_a_mounted_folder_is_not_mounted_again():
 def test_the_options_about_containers_do_not_go_inside():
     given = ["run", "--container", "docker", "--steps", "3", "--image=x", "--env", "A=1"]
     given += ["--container-arg=--network=none"]
-    assert cli_contained.without_container_options(given) == ["run", "--steps", "3"]
+    assert run_options.without_container_options(given) == ["run", "--steps", "3"]
 
 
 def test_trackers_are_written_from_outside_of_the_container():
     given = ["run", "--log-to", "mlflow:x", "--steps", "3", "--log-to=wandb:y"]
-    assert tracking.without_log_to(given) == ["run", "--steps", "3"]
+    assert interchange.without_log_to(given) == ["run", "--steps", "3"]
 
 
 def _fields(value: Any) -> dict[str, Any]:

@@ -24,19 +24,19 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
     },
     "before a run": {
         "check": "check", "plan": "check", "predict": "predict", "tune": "tune",
-        "feasibility": "feasibility", "project": "claims", "doctor": "doctor", "probe": "probe",
-        "image": "image", "verify": "image",
+        "feasibility": "facts", "project": "claims", "doctor": "machine", "probe": "machine",
+        "image": "machine", "verify": "machine",
     },
     "run": {
         "run": "runs", "resume": "runs", "status": "cluster", "serve": "serve", "recover": "runs",
-        "drill": "drill",
+        "drill": "runs",
     },
     "after a run": {
-        "list": "listing", "steady": "steady", "compare": "steady", "gate": "gate",
-        "diagnose": "diagnose", "reproduce": "reproduce", "report": "reports", "demo": "reports",
+        "list": "show", "steady": "verdicts", "compare": "verdicts", "gate": "verdicts",
+        "diagnose": "show", "reproduce": "show", "report": "reports", "demo": "reports",
         "open": "reports", "publish": "reports",
     },
-    "interchange": {"ingest": "ingest", "export": "tracking"},
+    "interchange": {"ingest": "interchange", "export": "interchange"},
 }  # fmt: skip
 COMMANDS = {name: module for group in GROUPS.values() for name, module in group.items()}
 # Commands that only show: a reader who goes away has seen enough. The exit code of the others says

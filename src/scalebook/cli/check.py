@@ -5,21 +5,48 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalebook.cli.arguments import Subparsers, add_json, add_settings, at_least, positive
-from scalebook.cli.output import number, print_data, print_json, print_table
-from scalebook.settings import SETTINGS
+from scalebook.cli.terminal import (
+    Subparsers,
+    add_json,
+    add_platform,
+    add_settings,
+    at_least,
+    number,
+    platform_of,
+    positive,
+    print_data,
+    print_json,
+    print_table,
+)
+from scalebook.settings import PARALLEL_SIZES, SETTINGS, names
 
 if TYPE_CHECKING:
-    from scalebook.cli.check_request import Request
+    from scalebook.config import RunConfig
+    from scalebook.facts.catalog import Accelerator, ModelShape, Platform
+    from scalebook.facts.legality import Problem
     from scalebook.plan import Plan, PlannedRun
     from scalebook.predict import Prediction
 
     Forecast = tuple[Prediction, float] | None  # with the seconds of the whole run
 
 REQUIRED = ("model", "platform")
+DEFAULT_SEQUENCE_LENGTH = 4096
+MICROBATCHES_PER_STAGE = 4  # keeps the bubble of a pipeline below a fifth
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One configuration to judge, and which of its fields the user did not give."""
+
+    config: RunConfig
+    shape: ModelShape
+    accelerator: Accelerator | None
+    gpus_per_node: int | None
+    defaults: dict[str, Any]
 
 
 def register(subparsers: Subparsers) -> None:
@@ -36,7 +63,7 @@ def register(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser("plan", help="list a plan's runs with legality and memory")
     parser.add_argument("file", nargs="?", type=Path, metavar="FILE", help="TOML plan")
     parser.add_argument("--plan", type=Path, metavar="FILE", help="TOML plan, if not named first")
-    parser.add_argument("--platform", help="platform (default: that of this machine)")
+    add_platform(parser)
     parser.add_argument(
         "--gpus",
         "--world-size",
@@ -62,7 +89,6 @@ def add_layout(parser: argparse.ArgumentParser, *, world_size: bool) -> None:
 
 def check(options: argparse.Namespace) -> int:
     """Print the verdict on one configuration; return 1 where it is illegal."""
-    from scalebook.cli.check_request import answer, request
     from scalebook.cli.predict import forecast, short_value
 
     asked = request(options)
@@ -76,16 +102,157 @@ def check(options: argparse.Namespace) -> int:
     return 0 if result["legal"] else 1
 
 
+def request(options: argparse.Namespace) -> Request:
+    """Return the configuration that the flags describe.
+
+    Raises:
+        ConfigError: a strategy is named and a size that it sets is given too.
+        CatalogError: the model, the platform or the strategy is not known.
+    """
+    from scalebook.config import RunConfig
+    from scalebook.facts import catalog
+    from scalebook.plan import defaults as plan_defaults
+
+    platform, shape = catalog.platform(options.platform), catalog.model(options.model)
+    given = {
+        name: getattr(options, name)
+        for name in RunConfig.model_fields
+        if getattr(options, name, None) is not None
+    }
+    given |= {"platform": platform.name, "model": shape.name}
+    given |= _strategy(given, platform, shape)
+    machine = plan_defaults.world(given, platform)
+    defaults = {name: value for name, value in machine.items() if name not in given}
+    defaults |= _training_defaults(given | defaults, platform, shape)
+    config = RunConfig.from_parameters(given | defaults)
+    accelerator = catalog.accelerator(platform.accelerator) if platform.accelerator else None
+    room = None if platform.vendor == "cpu" else platform.gpus_per_node
+    return Request(config, shape, accelerator, room, defaults)
+
+
+def answer(asked: Request) -> dict[str, Any]:
+    """Return the verdict: legality with the nearest legal configurations, memory and fit."""
+    from scalebook.facts import legality
+
+    config, shape = asked.config, asked.shape
+    machine: dict[str, Any] = {
+        "accelerator": asked.accelerator, "gpus_per_node": asked.gpus_per_node
+    }  # fmt: skip
+    problems = legality.check(config, shape, **machine)
+    legal = legality.is_legal(problems)
+    estimate, fit = legality.fitting(config, shape, **machine) if legal else (None, None)
+    return {
+        "legal": legal,
+        "problems": said(problems, "error"),
+        "warnings": said(problems, "warning"),
+        "nearest": [
+            _neighbour(config, candidate)
+            for candidate in legality.nearest(config, shape, **machine)
+        ],
+        "memory_gib": estimate.parts_gib() if estimate else None,
+        "memory_stage": estimate.worst.stage if estimate else None,
+        "fits": fit.fits if fit else None,
+        "fits_reason": fit.reason if fit else "not predicted: the configuration is illegal",
+        "device_memory_gib": asked.accelerator.memory_gb if asked.accelerator else None,
+        "advice": list(fit.advice) if fit else [],
+        **_communication(config, shape, legal),
+        "data_parallel_size": config.data_parallel_size if legal else None,
+        "num_microbatches": config.num_microbatches if legal else None,
+        "config": config.model_dump(),
+        "defaults": asked.defaults,
+    }
+
+
+def _communication(config: RunConfig, shape: ModelShape, legal: bool) -> dict[str, Any]:
+    """Return bytes that a rank sends in a step, by kind, and the idle part of the pipeline."""
+    from scalebook.facts import communication
+
+    if not legal:
+        return {"communication_bytes": None, "pipeline_bubble": None}
+    sent = communication.estimate(
+        shape,
+        config.parallelism,
+        micro_batch_size=config.micro_batch_size,
+        num_microbatches=config.num_microbatches,
+        sequence_length=config.sequence_length,
+        precision=config.precision,
+        gradient_precision=config.gradient_precision,
+    )
+    kinds = ("tensor", "pipeline", "context", "expert", "data", "total")
+    return {
+        "communication_bytes": {kind: getattr(sent, kind) for kind in kinds},
+        "pipeline_bubble": sent.bubble,
+    }
+
+
+def said(problems: tuple[Problem, ...], severity: str) -> list[dict[str, str]]:
+    """Return the problems of one severity as rule and message."""
+    return [
+        {"rule": one.rule, "message": one.message} for one in problems if one.severity == severity
+    ]
+
+
+def _neighbour(config: RunConfig, candidate: RunConfig) -> dict[str, Any]:
+    from scalebook.facts import legality
+
+    sizes = (*names("layout"), "sequence_length", "precision")
+    return {name: getattr(candidate, name) for name in sizes} | {
+        "data_parallel_size": candidate.data_parallel_size,
+        "changes": legality.changes(config, candidate),
+    }
+
+
+def _strategy(given: dict[str, Any], platform: Platform, shape: ModelShape) -> dict[str, Any]:
+    from scalebook.errors import ConfigError
+    from scalebook.facts import catalog
+
+    name = given.get("strategy")
+    if name is None:
+        return {}
+    for size in PARALLEL_SIZES:
+        if size in given:
+            flag = size.replace("_", "-")
+            raise ConfigError(f"--strategy {name} sets {size}. Leave out --{flag}, or --strategy.")
+    found = catalog.strategy(name, platform.name, shape.name)
+    return {"strategy": found.name} | {size: getattr(found, size) for size in PARALLEL_SIZES}
+
+
+def _training_defaults(
+    known: dict[str, Any], platform: Platform, shape: ModelShape
+) -> dict[str, Any]:
+    """Return what a check needs and the user left out: batch, length, precision, SP."""
+    from scalebook.parallelism import Parallelism
+    from scalebook.plan import defaults as plan_defaults
+
+    defaults: dict[str, Any] = {}
+    asked = {name: known[name] for name in Parallelism.__dataclass_fields__ if name in known}
+    split = Parallelism(**asked)
+    if "precision" not in known:
+        defaults["precision"] = platform.default_precision
+    if "micro_batch_size" not in known:
+        defaults["micro_batch_size"] = 1
+    if "sequence_length" not in known:
+        limit = shape.learned_positions or shape.max_sequence_length or DEFAULT_SEQUENCE_LENGTH
+        defaults["sequence_length"] = min(DEFAULT_SEQUENCE_LENGTH, limit)
+    if "sequence_parallel" not in known:
+        defaults["sequence_parallel"] = split.tensor_parallel_size > 1
+    if "global_batch_size" not in known:
+        micro = known.get("micro_batch_size", 1)
+        # A multiple of every data-parallel size that divides the world.
+        rounds = MICROBATCHES_PER_STAGE if split.pipeline_parallel_size > 1 else 1
+        defaults["global_batch_size"] = micro * split.world_size * rounds
+    return defaults | plan_defaults.following(known | defaults, shape)
+
+
 def plan(options: argparse.Namespace) -> int:
     """Print every run of a plan with its verdict."""
     from scalebook.cli.predict import forecast, total_line
     from scalebook.errors import ConfigError
     from scalebook.plan import load_plan
-    from scalebook.running.devices import detect
 
     if (options.file is None) == (options.plan is None):
         raise ConfigError("Name one plan: scalebook plan FILE.")
-    platform = options.platform or detect.platform_of(detect.detect()).name
+    platform = options.platform or platform_of(options).name
     overrides = {"model": options.model} if options.model else {}
     loaded = load_plan(
         options.file or options.plan,
@@ -116,7 +283,6 @@ def _plan_value(loaded: Plan, found: Sequence[Forecast]) -> dict[str, Any]:
 
 
 def _run_value(run: PlannedRun, found: Forecast) -> dict[str, Any]:
-    from scalebook.cli.check_request import said
     from scalebook.cli.predict import short_value
 
     return {
@@ -161,34 +327,19 @@ def _print_plan(loaded: Plan, found: Sequence[Forecast]) -> None:
 
 def _plan_row(index: int, run: PlannedRun, found: Forecast) -> tuple[str, ...]:
     config = run.config
-    sizes = (
-        config.tensor_parallel_size,
-        config.pipeline_parallel_size,
-        config.context_parallel_size,
-        config.expert_parallel_size,
-    )
+    verdict = {True: "fits", False: "does not fit", None: "cannot tell"}[run.fits]
     return (
-        str(index),
-        config.model,
-        config.strategy,
-        str(config.world_size),
-        *(str(size) for size in sizes),
+        *(str(index), config.model, config.strategy, str(config.world_size)),
+        *map(str, (config.tensor_parallel_size, config.pipeline_parallel_size)),
+        *map(str, (config.context_parallel_size, config.expert_parallel_size)),
         str(config.data_parallel_size) if run.legal else "-",
-        str(config.micro_batch_size),
-        str(config.global_batch_size),
-        str(config.sequence_length),
+        *map(str, (config.micro_batch_size, config.global_batch_size, config.sequence_length)),
         config.precision,
         str(config.repeat),
         number(run.memory.total_gib, 3) if run.memory else "-",
         number(found[0].tokens_per_second_per_gpu, 3) if found else "-",
-        _verdict(run),
+        verdict if run.legal else "illegal",
     )
-
-
-def _verdict(run: PlannedRun) -> str:
-    if not run.legal:
-        return "illegal"
-    return {True: "fits", False: "does not fit", None: "cannot tell"}[run.fits]
 
 
 def _print_verdict(asked: Request, result: dict[str, Any]) -> None:

@@ -3,14 +3,36 @@
 from __future__ import annotations
 
 import argparse
+import math
+from collections.abc import Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from scalebook.cli.arguments import Subparsers, add_json, at_least, positive
+from scalebook.cli.terminal import (
+    Subparsers,
+    add_json,
+    at_least,
+    number,
+    positive,
+    print_json,
+    print_table,
+    show,
+)
+from scalebook.errors import ClaimError, ConfigError
 
 if TYPE_CHECKING:
+    from scalebook.audit import Audit, Check, Claims
+    from scalebook.measure.economics import Answer
     from scalebook.measure.intervals import Interval
+    from scalebook.measure.scaling import Projection, ScalingPoint, ScalingTable
 
+WRONG = ("contradicts", "impossible")  # verdicts
+SERIES = ("model", "accelerator", "platform", "engine", "precision", "sequence_length", "strategy")
+SPLIT = (  # the same in one series as well; a run that names none may be of any
+    *("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"),
+    *("expert_parallel_size", "micro_batch_size"),
+)
 INPUT_HELP = {
     "tokens": "tokens to train on, such as 1T",
     "tokens_per_second": "tokens/s of all GPUs (default: the projection to --to)",
@@ -34,7 +56,6 @@ INPUT_HELP = {
 
 def stated_range(text: str) -> Interval:
     """Return a number or a range, as an argument type."""
-    from scalebook.errors import ClaimError
     from scalebook.measure.economics import read_range
 
     try:
@@ -74,19 +95,90 @@ def _register_audit(subparsers: Subparsers) -> None:
 
 
 def audit(options: argparse.Namespace) -> int:
-    """Audit a file, or print what helps to write one."""
-    from scalebook.cli import claims_audit
-    from scalebook.errors import ConfigError
+    """Audit a file, or print what helps to write one; see the command's help for the exit code."""
+    from scalebook.audit import audit as audited
+    from scalebook.audit import parse_claims, sample_text, samples
+    from scalebook.audit.fields import fields, words
 
-    if options.sample and options.json:
-        raise ConfigError("--sample prints a TOML file to start from. Leave out --json.")
     if options.sample:
-        return claims_audit.print_sample()
+        if options.json:
+            raise ConfigError("--sample prints a TOML file to start from. Leave out --json.")
+        print(sample_text("example"), end="")
+        return 0
     if options.samples:
-        return claims_audit.print_samples(as_json=options.json)
+        shipped = [(name, parse_claims(sample_text(name), name)) for name in samples()]
+        titles = [{"name": name, "title": claims.title} for name, claims in shipped]
+        rows = ((name, str(len(claims.rows)), claims.title) for name, claims in shipped)
+        return show(options, titles, ("name", "rows", "title"), rows)
     if options.fields:
-        return claims_audit.print_fields(as_json=options.json)
-    return claims_audit.audit_file(options)
+        meanings = {**words(), **{name: item.meaning for name, item in fields().items()}}
+        return show(options, meanings, ("field", "meaning"), meanings.items())
+    if options.file is None:
+        raise ClaimError("No FILE to audit. Name one, or see --sample, --samples and --fields.")
+    result = audited(_load(options.file))
+    checks = [c for c in result.checks if not options.problems or c.verdict in WRONG]
+    if options.json:
+        claims = result.claims
+        head = {"title": claims.title, "source": claims.source, "counts": result.counts()}
+        print_json({**head, "unread": claims.unread, "checks": checks})
+    else:
+        _print_audit(result, checks)
+    return int(any(check.verdict in WRONG for check in result.checks))
+
+
+def _load(name: str) -> Claims:
+    from scalebook.audit import load, parse_claims, sample_text, samples
+
+    path = Path(name)
+    if not path.exists() and name in samples():
+        return parse_claims(sample_text(name), f"{name}.toml")
+    if not path.exists():
+        known = ", ".join(samples())
+        raise ClaimError(f"No file {name[:200]!r}. Name a file, or a shipped one: {known}.")
+    return load(path, follow=True)
+
+
+def _print_audit(result: Audit, checks: Sequence[Check]) -> None:
+    print(result.claims.title)
+    if result.claims.source:
+        print(f"from {result.claims.source}")
+    for table, group in groupby(checks, key=lambda check: check.table):
+        print(f"\n{table}")
+        for check in group:
+            _print_check(check)
+    if result.claims.unread:
+        print("\nNot read:")
+        for text in result.claims.unread:
+            print(f"  {text}")
+    counts = [f"{verdict} {count}" for verdict, count in result.counts().items()]
+    print(f"\nClaims: {', '.join(counts)}.")
+
+
+def _print_check(check: Check) -> None:
+    place = f"line {check.line}  " if check.line else ""
+    name = "" if check.label == check.table else f"{check.label}: "
+    head = f"  {check.verdict:<13}  {place}{name}{check.field} = {check.stated}"
+    if check.verdict not in WRONG:
+        reason = "; ".join(part for part in (check.rule, check.note) if part)
+        print(f"{head}  ({reason})")
+        return
+    print(f"{head}{_right_value(check)}")
+    details = check.arithmetic.split("; ") if check.arithmetic else [check.rule]
+    remark = f"({check.remark})" if check.remark else ""
+    for line in (*details, check.note, remark):
+        if line:
+            print(f"{'':17}{line}")
+
+
+def _right_value(check: Check) -> str:
+    """Return what it should be, in percent where the claim is."""
+    from scalebook.audit.identities import show as written
+
+    if check.expected is None:
+        return ""
+    if "%" in check.stated:
+        return f", should be {written(check.expected * 100)} %"
+    return f", should be {written(check.expected)}"
 
 
 def _register_project(subparsers: Subparsers) -> None:
@@ -116,8 +208,8 @@ def _add_scaling(parser: argparse.ArgumentParser) -> None:
     scaling.add_argument(
         "--results", type=Path, metavar="FILE", help="output of 'scalebook list --json'"
     )
-    scaling.add_argument("--model", help="only the runs of this model in --results")
-    scaling.add_argument("--platform", help="only the runs of this platform in --results")
+    for name in ("model", "platform"):
+        scaling.add_argument(f"--{name}", help=f"only the runs of this {name} in --results")
     scaling.add_argument(
         "--to",
         type=at_least(1),
@@ -158,7 +250,189 @@ def _add_economics(parser: argparse.ArgumentParser) -> None:
 
 
 def project(options: argparse.Namespace) -> int:
-    """Print the scaling table, the projections, and the economics of what was stated."""
-    from scalebook.cli import claims_project
+    """Print the scaling table, projections and economics that the arguments allow."""
+    from scalebook.measure.economics import Inputs, answers
+    from scalebook.measure.scaling import project as project_to
+    from scalebook.measure.scaling import table
 
-    return claims_project.project(options)
+    points = [*map(_point, options.point), *_result_points(options)]
+    stated = {name: value for name in INPUT_HELP if (value := getattr(options, name)) is not None}
+    if not points and not stated:
+        raise ClaimError("Nothing to project. Give --point or --results, or state --tokens etc.")
+    if options.to and not points:
+        raise ClaimError("--to needs measured runs. Give --point or --results.")
+    series = table(points, options.base) if points else None
+    found = [
+        project_to(
+            points,
+            size,
+            limit_factor=options.limit_factor,
+            kind=options.kind,
+            gpus_per_node=options.gpus_per_node,
+        )
+        for size in options.to
+    ]
+    replies = answers(Inputs(**_with_projection(stated, found))) if stated else ()
+    if options.json:
+        values = {"projections": [*map(_projection_value, found)]}
+        economics = {reply.name: _answer_value(reply) for reply in replies}
+        print_json({"scaling": series, **values, "economics": economics})
+    else:
+        _print_project(series, found, replies)
+    return 0
+
+
+def _point(text: str) -> ScalingPoint:
+    from scalebook.measure.scaling import ScalingPoint
+
+    parts = text.split(":")
+    try:
+        sizes = [int(part) for part in (parts[0], *parts[2:])]
+        rate = float(parts[1])
+    except (ValueError, IndexError) as error:
+        raise ClaimError(
+            f"--point {text[:60]!r} must be GPUS:TOKENS_PER_SECOND[:NODES[:GLOBAL_BATCH_SIZE]], "
+            "for example 8:87933:1:128."
+        ) from error
+    if len(parts) > 4 or max(sizes) > 10**12 or not math.isfinite(rate):
+        raise ClaimError(f"--point {text[:60]!r} has too many parts or a number out of range.")
+    nodes = sizes[1] if len(sizes) > 1 else 1
+    batch = sizes[2] if len(sizes) > 2 else None
+    return ScalingPoint(sizes[0], rate, nodes, batch)
+
+
+def _result_points(options: argparse.Namespace) -> list[ScalingPoint]:
+    """Return the completed runs of --results, which must be one series."""
+    from scalebook.audit.claim_files import read_rows
+
+    if options.results is None:
+        return []
+    rows = [row for row in read_rows(options.results) if _wanted(row, options)]
+    if not rows:
+        raise ClaimError(f"{options.results} contains no completed run that matches.")
+    for name in (*SERIES, *SPLIT):
+        told = [row.get(name) for row in rows]
+        values = sorted({str(value) for value in told if name in SERIES or value is not None})
+        if len(values) > 1:
+            raise ClaimError(
+                f"The runs of {options.results} differ in {name} ({', '.join(values)}), so they "
+                "are not one scaling series. Choose with --model or --platform, or use --point."
+            )
+    return [_from_row(row, str(options.results)) for row in rows]
+
+
+def _wanted(row: Mapping[str, Any], options: argparse.Namespace) -> bool:
+    if row.get("tokens_per_second") is None or row.get("status", "completed") != "completed":
+        return False
+    return all(
+        wanted is None or row.get(name) == wanted
+        for name, wanted in (("model", options.model), ("platform", options.platform))
+    )
+
+
+def _from_row(row: Mapping[str, Any], file: str) -> ScalingPoint:
+    from scalebook.measure.scaling import ScalingPoint
+
+    try:
+        batch = row.get("global_batch_size")
+        return ScalingPoint(
+            int(row["world_size"]),
+            float(row["tokens_per_second"]),
+            int(row.get("nodes") or 1),
+            None if batch is None else int(batch),
+            str(row.get("run_id", "")),
+        )
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise ClaimError(f"{file}: a run has no world_size or no number of tokens/s.") from error
+
+
+def _with_projection(
+    stated: Mapping[str, Interval], found: list[Projection]
+) -> dict[str, Interval]:
+    """Return the inputs, rate and GPUs taken from the one projection where they are not stated.
+
+    Raises:
+        ClaimError: the rate would be of one number of GPUs, and another is stated.
+    """
+    from scalebook.measure.intervals import Interval, point
+
+    if len(found) != 1:
+        return dict(stated)
+    (only,) = found
+    low, high = only.low, only.high
+    if low is None or only.tokens_per_second is None:
+        return dict(stated)
+    taken = {"gpus": point(float(only.world_size))}
+    if high is not None:
+        gpus = stated.get("gpus", taken["gpus"])
+        if gpus != taken["gpus"] and "tokens_per_second" not in stated:
+            raise ClaimError(
+                f"--gpus {number(gpus.low)} is not the size of --to {only.world_size}, whose rate "
+                "is taken. Leave out --gpus, project --to that size, or state --tokens-per-second."
+            )
+        taken["tokens_per_second"] = Interval(low, high)
+    return {**taken, **stated}
+
+
+def _projection_value(item: Projection) -> dict[str, Any]:
+    shown = ("world_size", "tokens_per_second", "low", "high", "scaling_efficiency")
+    return {
+        **{name: getattr(item, name) for name in (*shown, "interpolated", "limit_world_size")},
+        "law": dict(item.law.coefficients) if item.law else None,
+        "kind": item.law.kind if item.law else None,
+        "reason": item.reason,
+    }
+
+
+def _answer_value(reply: Answer) -> dict[str, Any]:
+    return {
+        "unit": reply.unit,
+        "low": reply.value.low if reply.value else None,
+        "high": reply.value.high if reply.value else None,
+        "reason": reply.reason,
+        "formula": reply.formula,
+    }
+
+
+def _print_project(
+    series: ScalingTable | None, found: list[Projection], replies: tuple[Answer, ...]
+) -> None:
+    if series is not None:
+        print(
+            f"Base: {series.base_text}. Scaling: {series.kind or 'unknown'}, {series.kind_reason}."
+        )
+        headers = ("GPUs", "nodes", "tokens/s", "speed-up", "efficiency", "run")
+        rows = [
+            (
+                *map(str, (row.point.world_size, row.point.nodes)),
+                *(number(row.point.tokens_per_second, 6), number(row.speedup)),
+                *(f"{row.scaling_efficiency:.1%}", row.point.label or "-"),
+            )
+            for row in series.rows
+        ]
+        print_table(headers, rows)
+    for item in found:
+        print(_projection_text(item))
+    if replies:
+        print_table(("quantity", "value", "unit", "from"), map(_answer_row, replies))
+
+
+def _projection_text(item: Projection) -> str:
+    if item.tokens_per_second is None or item.low is None:
+        return f"{item.world_size} GPUs: no projection. {item.reason}"
+    high = "no upper bound" if item.high is None else f"to {number(item.high, 6)}"
+    where = "inside" if item.interpolated else "beyond"
+    return (
+        f"{item.world_size} GPUs: {number(item.tokens_per_second, 6)} tokens/s (95 % interval "
+        f"{number(item.low, 6)} {high}), {item.scaling_efficiency:.1%} of the base's rate per GPU, "
+        f"{where} the measured range."
+    )
+
+
+def _answer_row(reply: Answer) -> tuple[str, str, str, str]:
+    if reply.value is None:
+        return reply.name, "-", reply.unit, reply.reason or ""
+    text = number(reply.value.low)
+    if not reply.value.exact:
+        text = f"{text} to {number(reply.value.high)}"
+    return reply.name, text, reply.unit, reply.formula

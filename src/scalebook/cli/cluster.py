@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalebook.cli import contained, run_options
-from scalebook.cli.arguments import Subparsers, add_json, at_least
+from scalebook.cli import run_options
+from scalebook.cli.terminal import Subparsers, add_json, at_least, print_json, print_table
 
 if TYPE_CHECKING:
     from scalebook.facts.catalog.types import Platform
@@ -101,7 +101,7 @@ def run(options: argparse.Namespace, load: Load) -> int:
         )
     platform = catalog.platform(options.platform)
     plan = load(options, platform, options.gpus)
-    runs = runs_folder(str(options.runs or ""))
+    runs = runs_folder(options.runs)
     if not options.dry_run:
         _settle(runs)
     entries = todo.survey(plan, runs, None, options.rerun, here=False)
@@ -209,7 +209,7 @@ def _slurm_options(options: argparse.Namespace) -> Options:
         arguments=options.container_arg,
         ask=not options.dry_run,
     )
-    contained.set_variables(options)
+    run_options.set_variables(options)
     for name in filter(is_secret, slurm.asked(os.environ)):
         print(f"note: {name} is not written into a job's script; set it in the file of --setup.")
     python = options.python or sys.executable
@@ -275,11 +275,10 @@ def _settle(runs: Path, say: Callable[[str], None] = print) -> None:
 
 def status(options: argparse.Namespace) -> int:
     """Print the runs of a folder: waiting, training and ended."""
-    from scalebook.cli.output import print_json, print_table
     from scalebook.project import runs_folder
     from scalebook.running.cluster import status_table
 
-    runs = runs_folder(str(options.runs or ""))
+    runs = runs_folder(options.runs)
     if options.watch is not None:
         return _watch(options, runs)
     if not options.json:

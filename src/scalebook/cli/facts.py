@@ -1,20 +1,44 @@
-"""Commands that answer from the catalog and the FLOPs formulas."""
+"""Commands that answer from the catalog, the FLOPs formulas and what runs showed to fit."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from typing import Any
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from scalebook.cli.arguments import Subparsers, add_json, at_least, positive
-from scalebook.cli.output import number, plain, print_data, print_json, print_table
+from scalebook.cli.terminal import (
+    Flags,
+    Subparsers,
+    add_json,
+    add_model,
+    add_runs,
+    add_settings,
+    at_least,
+    number,
+    plain,
+    positive,
+    print_data,
+    print_json,
+    print_table,
+    require_folder,
+    show,
+)
 from scalebook.errors import ClaimError
 from scalebook.facts.flops import RECOMPUTE, TRAINED, ConventionFit
 from scalebook.measure.intervals import Numeral, read_numeral
 
+if TYPE_CHECKING:
+    from scalebook.facts.feasibility import Cell
+
 PACKED = (
     "One document per sample is assumed. Packed documents that attend only inside themselves cost "
     "less: see 'scalebook flops --packed-lengths'."
+)
+LEGEND = (
+    "fits, out: measured. (fits), (out): inferred from a run. fits?, out?: predicted; ?: too close "
+    "to tell. Numbers are peaks in GiB: measured, or predicted with '~'."
 )
 
 
@@ -32,37 +56,42 @@ def register(subparsers: Subparsers) -> None:
     """Add this module's commands."""
     _register_flops(subparsers)
     _register_convert(subparsers)
-    for name, handler, text in (
-        ("accelerators", accelerators, "list accelerators with their dense peaks"),
-        ("models", models, "list model shapes with their parameter counts"),
-        ("platforms", platforms, "list platforms"),
-    ):
+    for name, handler, text, filters in (
+        ("accelerators", accelerators, "list accelerators with their dense peaks", ()),
+        ("models", models, "list model shapes with their parameter counts", ()),
+        ("platforms", platforms, "list platforms", ()),
+        (
+            "strategies", strategies, "list named parallelism strategies",
+            (("platform", "strategies for this platform"), ("model", "strategies for this model")),
+        ),
+        (
+            "published", published, "list published results with their sources",
+            (("accelerator", "results on this accelerator"), ("model", "results of this model")),
+        ),
+    ):  # fmt: skip
         parser = subparsers.add_parser(name, help=text)
+        for field, what in filters:
+            parser.add_argument(f"--{field}", help=f"only {what}")
         if name == "accelerators":
             parser.add_argument(
                 "--device", metavar="STRING", help="only the device of this driver string"
             )
         add_json(parser, csv=True)
         parser.set_defaults(handler=handler)
-    parser = subparsers.add_parser("strategies", help="list named parallelism strategies")
-    parser.add_argument("--platform", help="only strategies for this platform")
-    parser.add_argument("--model", help="only strategies for this model")
+    parser = subparsers.add_parser(
+        "feasibility", help="map which layouts and micro batches fit in memory"
+    )
+    add_runs(parser, default=Path("runs"))
+    parser.add_argument("--model", help="only runs of this model")
     add_json(parser, csv=True)
-    parser.set_defaults(handler=strategies)
-    parser = subparsers.add_parser("published", help="list published results with their sources")
-    parser.add_argument("--accelerator", help="only results on this accelerator")
-    parser.add_argument("--model", help="only results of this model")
-    add_json(parser, csv=True)
-    parser.set_defaults(handler=published)
+    parser.set_defaults(handler=feasibility)
 
 
 def _register_flops(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser("flops", help="count FLOPs per trained token")
-    parser.add_argument("--model", required=True, help="model, or name@LAYERS for fewer layers")
+    add_model(parser)
     length = parser.add_mutually_exclusive_group(required=True)
-    length.add_argument(
-        "--sequence-length", type=at_least(1), metavar="TOKENS", help="tokens per sample"
-    )
+    add_settings(length, ["sequence_length"])
     length.add_argument(
         "--packed-lengths",
         type=at_least(1),
@@ -99,7 +128,7 @@ def _register_flops(subparsers: Subparsers) -> None:
     parser.set_defaults(handler=flops)
 
 
-def _add_mtp_layers(parser: argparse.ArgumentParser) -> None:
+def _add_mtp_layers(parser: Flags) -> None:
     parser.add_argument(
         "--mtp-layers",
         type=at_least(0),
@@ -113,7 +142,7 @@ def _register_convert(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "convert", help="convert TFLOP/s between conventions, or find the convention of a pair"
     )
-    parser.add_argument("--model", required=True, help="model, or name@LAYERS for fewer layers")
+    add_model(parser)
     parser.add_argument(
         "--sequence-length",
         type=at_least(1),
@@ -151,10 +180,11 @@ def flops(options: argparse.Namespace) -> int:
     packed = options.packed_lengths
     length = packed_sequence_length(packed) if packed else options.sequence_length
     tensor = options.tensor_parallel_size
-    rows = padded_vocab_size(shape.vocab_size, tensor) if tensor else None
     given: dict[str, Any] = {
-        "mtp_layers": options.mtp_layers, "vocab_size": rows, "trained": options.trained
-    }  # fmt: skip
+        "mtp_layers": options.mtp_layers,
+        "vocab_size": padded_vocab_size(shape.vocab_size, tensor) if tensor else None,
+        "trained": options.trained,
+    }
     found: dict[str, float] = {}
     for name in CONVENTIONS:
         if options.recompute == "none":
@@ -164,14 +194,9 @@ def flops(options: argparse.Namespace) -> int:
         found[name] = hardware_flops_per_token(
             shape, length, options.recompute, name, recompute_num_layers=layers, **given
         )
-    if options.json:
-        print_json(found)
-    else:
-        table = [[name, f"{value / 1e9:,.4f}", CONVENTIONS[name]] for name, value in found.items()]
-        print_table(("convention", "GFLOP per token", "counts"), table)
-        if not packed:
-            print(PACKED)
-    return 0
+    rows = ((name, f"{value / 1e9:,.4f}", CONVENTIONS[name]) for name, value in found.items())
+    headers = ("convention", "GFLOP per token", "counts")
+    return show(options, found, headers, rows, *(() if packed else (PACKED,)))
 
 
 def convert(options: argparse.Namespace) -> int:
@@ -189,30 +214,16 @@ def convert(options: argparse.Namespace) -> int:
         raise ConfigError(
             "Nothing to convert. Give --tokens-per-second-per-gpu, or --tflops with --convention."
         )
-    if rate:
-        by_name = {
-            name: model_tflops(rate, shape, length, name, mtp_layers=modules)
-            for name in CONVENTIONS
-        }
-    else:
-        by_name = {
-            name: convert_tflops(
-                tflops, shape, length, options.convention, name, mtp_layers=modules
-            )
-            for name in CONVENTIONS
-        }
-    fits = (
-        convention_fits(
-            rate,
-            tflops,
-            shape,
-            length,
-            mtp_layers=modules,
-            tolerance=sum(one.unit / one.value / 2 for one in pair if one),
-        )
-        if rate and tflops
-        else ()
-    )
+    by_name = {
+        name: model_tflops(rate, shape, length, name, mtp_layers=modules)
+        if rate
+        else convert_tflops(tflops, shape, length, options.convention, name, mtp_layers=modules)
+        for name in CONVENTIONS
+    }
+    fits: Sequence[ConventionFit] = ()
+    if rate and tflops:
+        error = sum(one.unit / one.value / 2 for one in pair if one)
+        fits = convention_fits(rate, tflops, shape, length, mtp_layers=modules, tolerance=error)
     if options.json:
         print_json({"tflops_per_second_per_gpu": by_name, "fits": fits})
     else:
@@ -246,23 +257,17 @@ def accelerators(options: argparse.Namespace) -> int:
         if match is None:
             raise CatalogError(catalog.unknown_device(options.device))
         found = (match,)
-    if options.json:
-        print_data(found, options.json)
-        return 0
     shown = ("bf16", "fp16", "fp8", "fp4", "tf32", "fp32")
-    rows = [
-        [
-            item.name,
-            item.vendor,
-            number(item.memory_gb),
+    rows = (
+        (
+            *(item.name, item.vendor, number(item.memory_gb)),
             *(number(item.peak_tflops.get(name), 6) for name in shown),
             " | ".join(item.device_names) or "-",
-        ]
+        )
         for item in found
-    ]
-    print_table(["accelerator", "vendor", "GB", *shown, "driver strings"], rows)
-    print("Peaks: dense TFLOP/s per device.")
-    return 0
+    )
+    headers = ["accelerator", "vendor", "GB", *shown, "driver strings"]
+    return show(options, found, headers, rows, "Peaks: dense TFLOP/s per device.")
 
 
 def models(options: argparse.Namespace) -> int:
@@ -271,30 +276,20 @@ def models(options: argparse.Namespace) -> int:
     from scalebook.facts.flops import parameter_count
 
     found = [(shape, parameter_count(shape)) for shape in catalog.models()]
-    if options.json:
-        data = [
-            {**plain(shape), "parameters": count.total, "active_parameters": count.active}
-            for shape, count in found
-        ]
-        print_data(data, options.json)
-        return 0
-    rows = [
-        [
-            shape.name,
-            f"{count.total / 1e9:,.3f}",
-            f"{count.active / 1e9:,.3f}",
-            str(shape.num_layers),
-            str(shape.hidden_size),
-            str(shape.num_attention_heads),
-            str(shape.num_query_groups),
-            str(shape.vocab_size),
-            str(shape.max_sequence_length),
-        ]
+    data = [
+        {**plain(shape), "parameters": count.total, "active_parameters": count.active}
         for shape, count in found
     ]
+    rows = (
+        (
+            *(shape.name, f"{count.total / 1e9:,.3f}", f"{count.active / 1e9:,.3f}"),
+            *map(str, (shape.num_layers, shape.hidden_size, shape.num_attention_heads)),
+            *map(str, (shape.num_query_groups, shape.vocab_size, shape.max_sequence_length)),
+        )
+        for shape, count in found
+    )
     headers = ["model", "parameters 1e9", "active 1e9", "layers", "hidden", "heads", "groups"]
-    print_table([*headers, "vocabulary", "max sequence"], rows)
-    return 0
+    return show(options, data, [*headers, "vocabulary", "max sequence"], rows)
 
 
 def platforms(options: argparse.Namespace) -> int:
@@ -302,21 +297,18 @@ def platforms(options: argparse.Namespace) -> int:
     from scalebook.facts import catalog
 
     found = catalog.platforms()
-    if options.json:
-        print_data(found, options.json)
-        return 0
-    rows = [
-        [
-            item.name,
-            item.vendor,
-            item.accelerator or "-",
-            str(item.gpus_per_node),
-            item.default_precision,
-        ]
-        for item in found
-    ]
-    print_table(["platform", "vendor", "accelerator", "GPUs per node", "precision"], rows)
-    return 0
+    rows = (
+        (
+            one.name,
+            one.vendor,
+            one.accelerator or "-",
+            str(one.gpus_per_node),
+            one.default_precision,
+        )
+        for one in found
+    )
+    headers = ["platform", "vendor", "accelerator", "GPUs per node", "precision"]
+    return show(options, found, headers, rows)
 
 
 def strategies(options: argparse.Namespace) -> int:
@@ -326,25 +318,17 @@ def strategies(options: argparse.Namespace) -> int:
     platform = catalog.platform(options.platform).name if options.platform else None
     model = catalog.model(options.model).name if options.model else None
     found = catalog.strategy_rows(platform, model)
-    if options.json:
-        print_data(found, options.json)
-        return 0
-    rows = [
-        [
-            item.name,
-            item.platform,
-            item.model,
-            str(item.tensor_parallel_size),
-            str(item.pipeline_parallel_size),
-            str(item.context_parallel_size),
-            str(item.expert_parallel_size),
+    rows = (
+        (
+            *(item.name, item.platform, item.model),
+            *map(str, (item.tensor_parallel_size, item.pipeline_parallel_size)),
+            *map(str, (item.context_parallel_size, item.expert_parallel_size)),
             ", ".join(item.aliases),
-        ]
+        )
         for item in found
-    ]
+    )
     headers = ["strategy", "platform", "model", "TP", "PP", "CP", "EP", "aliases"]
-    print_table(headers, rows)
-    return 0
+    return show(options, found, headers, rows)
 
 
 def published(options: argparse.Namespace) -> int:
@@ -358,25 +342,83 @@ def published(options: argparse.Namespace) -> int:
         for row in catalog.published()
         if device in (None, row.accelerator) and model in (None, row.model)
     ]
-    if options.json:
-        print_data(found, options.json)
-        return 0
-    rows = [
-        [
-            row.id or "-",
-            row.hardware or "-",
-            number(row.world_size),
-            row.model_label or "-",
-            number(row.sequence_length),
-            row.precision or "-",
+    rows = (
+        (
+            *(row.id or "-", row.hardware or "-", number(row.world_size), row.model_label or "-"),
+            *(number(row.sequence_length), row.precision or "-"),
             number(row.tokens_per_second_per_gpu, 6),
             number(row.claimed_tflops_per_second_per_gpu, 4),
-            row.flops_convention or "-",
-            row.source or "-",
-        ]
+            *(row.flops_convention or "-", row.source or "-"),
+        )
         for row in found
-    ]
+    )
     headers = ["id", "hardware", "GPUs", "model", "sequence", "precision", "tokens/s/GPU"]
-    print_table([*headers, "claimed TFLOP/s", "counted by", "source"], rows)
-    print(f"{len(found)} results, as their sources state them.")
+    headers += ["claimed TFLOP/s", "counted by", "source"]
+    note = f"{len(found)} results, as their sources state them."
+    return show(options, found, headers, rows, note)
+
+
+def feasibility(options: argparse.Namespace) -> int:
+    """Print the maps of a folder's runs."""
+    from scalebook.facts.feasibility import feasibility, scope_of
+    from scalebook.store import read_runs
+
+    require_folder(options.runs)
+    cells = feasibility(read_runs(options.runs)[0], options.model)
+    if options.json:
+        print_data(cells, options.json)
+        return 0
+    if not cells:
+        of = f" of {options.model}" if options.model else ""
+        print(f"No run{of} under {options.runs} shows whether a configuration fits.")
+        return 0
+    for _, same in groupby(cells, key=scope_of):
+        _print_map(list(same))
+    print(LEGEND)
     return 0
+
+
+def _print_map(cells: Sequence[Cell]) -> None:
+    first = cells[0]
+    device = first.accelerator or first.platform
+    print(
+        f"{first.model} on {first.world_size} x {device}, sequence {first.sequence_length:,}, "
+        f"{first.precision}, sharding {first.data_parallel_sharding}"
+        + (f", CP {first.context_parallel_size}" if first.context_parallel_size > 1 else "")
+        + (f", EP {first.expert_parallel_size}" if first.expert_parallel_size > 1 else "")
+    )
+    sizes = sorted({cell.micro_batch_size for cell in cells})
+    rows: dict[tuple[str, ...], dict[int, Cell]] = {}
+    for cell in cells:
+        row = rows.setdefault(_layout(cell), {})
+        row[cell.micro_batch_size] = _heavier(row.get(cell.micro_batch_size), cell)
+    table = [
+        (*name, *(_verdict(row.get(size)) for size in sizes)) for name, row in sorted(rows.items())
+    ]
+    print_table(("TP", "PP", "recompute", *(f"micro {size}" for size in sizes)), table)
+    print()
+
+
+def _layout(cell: Cell) -> tuple[str, ...]:
+    chunks = cell.virtual_pipeline_parallel_size
+    pipeline = f"{cell.pipeline_parallel_size}" + (f" x {chunks}" if chunks > 1 else "")
+    sp = " SP" if cell.sequence_parallel else ""
+    return f"{cell.tensor_parallel_size}{sp}", pipeline, cell.recompute
+
+
+def _heavier(one: Cell | None, other: Cell) -> Cell:
+    """Return of two cells in one place the one with the larger batch, which needs more."""
+    return other if one is None or other.global_batch_size > one.global_batch_size else one
+
+
+def _verdict(cell: Cell | None) -> str:
+    if cell is None:
+        return "-"
+    word = {"fits": "fits", "out_of_memory": "out", None: ""}[cell.verdict]
+    if cell.evidence == "predicted":
+        return f"{word}? ~{number(cell.predicted_gib, 3)}"
+    if cell.evidence == "inferred":
+        return f"({word})"
+    peak = f" {number(cell.peak_memory_gib, 3)}" if cell.peak_memory_gib is not None else ""
+    mark = "" if cell.evidence == "measured" else f" [{cell.evidence}]"
+    return f"{word}{peak}{mark}"

@@ -8,14 +8,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalebook.cli import check
-from scalebook.cli.arguments import Subparsers, add_json, add_set, positive
-from scalebook.cli.output import number, plain, print_json, print_table
+from scalebook.cli.terminal import (
+    Subparsers,
+    add_json,
+    add_runs,
+    add_set,
+    at_least,
+    number,
+    plain,
+    positive,
+    print_json,
+    print_table,
+    show,
+)
 
 if TYPE_CHECKING:
     from scalebook.config import RunConfig
     from scalebook.predict import Prediction, Predictor
 
 _MOST_SIZES = 32  # of one curve
+_SHORT = ("tokens_per_second_per_gpu", "low", "high", "step_seconds")
+_HEADERS = ("tokens/s/GPU", "low", "high", "s/step", "note")
 
 
 def register(subparsers: Subparsers) -> None:
@@ -34,11 +47,9 @@ def register(subparsers: Subparsers) -> None:
         help="total processes; several numbers give curves of weak and strong scaling",
     )
     check.add_layout(parser, world_size=False)
-    add_set(parser, "any other setting")
+    add_set(parser)
     parser.add_argument("--plan", type=Path, metavar="FILE", help="predict every run of a plan")
-    parser.add_argument(
-        "--runs", type=Path, metavar="DIR", help="runs to learn from (default: runs)"
-    )
+    add_runs(parser, "runs to learn from")
     add_network(parser)
     add_json(parser)
     parser.set_defaults(handler=predict)
@@ -56,7 +67,7 @@ def add_network(parser: argparse.ArgumentParser) -> None:
 
 def _sizes(text: str) -> tuple[int, ...]:
     """Return the whole numbers of a list with commas, as an argument type."""
-    sizes = tuple(check.at_least(1)(part) for part in text.split(","))
+    sizes = tuple(at_least(1)(part) for part in text.split(","))
     if len(sizes) > _MOST_SIZES:
         raise argparse.ArgumentTypeError(f"{len(sizes)} sizes are more than {_MOST_SIZES}")
     return sizes
@@ -70,7 +81,7 @@ def predict(options: argparse.Namespace) -> int:
 
     if (options.model is None) == (options.plan is None):
         raise ConfigError("Name either --model or --plan.")
-    runs = runs_folder(str(options.runs or ""))
+    runs = runs_folder(options.runs)
     made = room.load(options.platform, runs, network_gbps=options.network_gbps)
     sizes: tuple[int, ...] = options.sizes or ()
     if options.plan is not None:
@@ -89,19 +100,17 @@ def predict(options: argparse.Namespace) -> int:
 
 def configuration(options: argparse.Namespace) -> RunConfig:
     """Return the configuration that the flags describe, with the defaults of ``check``."""
-    from scalebook.cli.check_request import request
     from scalebook.cli.run_options import fields
 
     given = argparse.Namespace(**vars(options))
     for name, value in fields(options.fields).items():
         setattr(given, name, value)
-    return request(given).config
+    return check.request(given).config
 
 
 def short_value(found: Prediction) -> dict[str, Any]:
     """Return what other commands show of a prediction."""
-    names = ("tokens_per_second_per_gpu", "low", "high", "step_seconds")
-    return {name: getattr(found, name) for name in names}
+    return {name: getattr(found, name) for name in _SHORT}
 
 
 def rate_line(
@@ -130,7 +139,7 @@ def forecast(
     def answered(config: RunConfig) -> tuple[Prediction, float] | None:
         try:
             if not made:
-                made.append(room.load(platform, runs_folder(str(runs or ""))))
+                made.append(room.load(platform, runs_folder(runs)))
             if made[0].foreign and not made[0].machine.is_gpu:
                 return None
             found = made[0].predict(config)
@@ -207,19 +216,14 @@ def _plan(options: argparse.Namespace, made: Predictor, sizes: tuple[int, ...]) 
 
     loaded = load_plan(options.plan, platform=options.platform, world_size=max(sizes, default=None))
     answers = [answer(made, planned.config) for planned in loaded.runs]
-    if options.json:
-        runs = [
-            {"config_hash": planned.config.config_hash(), **one}
-            for planned, one in zip(loaded.runs, answers, strict=True)
-        ]
-        print_json({"name": loaded.name, "runs": runs})
-        return 0
-    rows = [
-        (str(index), planned.config.model, str(planned.config.world_size), *_cells(one))
-        for index, (planned, one) in enumerate(zip(loaded.runs, answers, strict=True), start=1)
-    ]
-    print_table(("#", "model", "GPUs", *_HEADERS), rows)
-    return 0
+    pairs = [*zip((planned.config for planned in loaded.runs), answers, strict=True)]
+    runs = [{"config_hash": config.config_hash(), **one} for config, one in pairs]
+    rows = (
+        (str(index), config.model, str(config.world_size), *_cells(one))
+        for index, (config, one) in enumerate(pairs, start=1)
+    )
+    headers = ("#", "model", "GPUs", *_HEADERS)
+    return show(options, {"name": loaded.name, "runs": runs}, headers, rows)
 
 
 def answer(made: Predictor, config: RunConfig) -> dict[str, Any]:
@@ -232,15 +236,11 @@ def answer(made: Predictor, config: RunConfig) -> dict[str, Any]:
         return {"tokens_per_second_per_gpu": None, "reason": str(error)}
 
 
-_HEADERS = ("tokens/s/GPU", "low", "high", "s/step", "note")
-
-
 def _cells(found: dict[str, Any]) -> tuple[str, ...]:
     if found["tokens_per_second_per_gpu"] is None:
         return "-", "-", "-", "-", found["reason"]
-    names = ("tokens_per_second_per_gpu", "low", "high", "step_seconds")
     note = "does not fit" if found["fits"] is False else ""
-    return *(number(found[name], 3) for name in names), note
+    return *(number(found[name], 3) for name in _SHORT), note
 
 
 def _curves(options: argparse.Namespace, made: Predictor, sizes: tuple[int, ...]) -> int:

@@ -8,7 +8,13 @@ import tempfile
 from pathlib import Path
 
 from scalebook import project
-from scalebook.cli.arguments import Subparsers, add_port, add_runs
+from scalebook.cli.terminal import (
+    Subparsers,
+    add_port,
+    add_runs,
+    complain,
+    serve_until_interrupted,
+)
 from scalebook.errors import (
     IncompleteReportError,
     LaunchError,
@@ -27,9 +33,7 @@ def register(subparsers: Subparsers) -> None:
         "folders", nargs="*", type=Path, metavar="DIR",
         help="folders of runs, or publications, merged into one report",
     )  # fmt: skip
-    report.add_argument(
-        "--runs", default="", metavar="DIR", help="folder of run directories (default: runs)"
-    )
+    add_runs(report)
     report.add_argument(
         "--against",
         default="",
@@ -40,7 +44,7 @@ def register(subparsers: Subparsers) -> None:
     report.set_defaults(handler=build_report)
     demo = subparsers.add_parser("demo", help="build the report from the example runs")
     _add_building(demo)
-    demo.set_defaults(handler=build_report, runs="", against="", demo=True, folders=[])
+    demo.set_defaults(handler=build_report, runs=None, against="", demo=True, folders=[])
     show = subparsers.add_parser(
         "open", help="open the report in a browser, served on this machine only"
     )
@@ -104,7 +108,7 @@ def build_report(options: argparse.Namespace) -> int:
             places = Places(runs, site, root, against)
             index = build(places, options.renderer, one_file=options.one_file)
     except IncompleteReportError as error:
-        print(f"scalebook: {error}", file=sys.stderr)
+        complain(error)
         return 1
     except OSError as error:
         problem = f"The report cannot be written to {site}: {error}."
@@ -121,12 +125,11 @@ def publish_runs(options: argparse.Namespace) -> int:
         from scalebook.report.submission import Sender
     except ModuleNotFoundError as error:
         raise LaunchError(not_installed(error.name, "report")) from error
-    runs = options.runs or project.runs_folder()
     sender = Sender(options.submitter, options.contact)
     try:
-        made = publish(runs, options.folder, root, sender)
+        made = publish(project.runs_folder(options.runs), options.folder, root, sender)
     except (PublicationError, IncompleteReportError) as error:
-        print(f"scalebook: {error}", file=sys.stderr)
+        complain(error)
         return 1
     except OSError as error:
         problem = f"The publication cannot be written to {options.folder}: {error}."
@@ -156,13 +159,5 @@ def open_report(options: argparse.Namespace) -> int:
         raise ReportError(
             f"Port {options.port} cannot be used: {error}. Leave out --port."
         ) from error
-    address = f"http://127.0.0.1:{server.server_port}/"
-    print(f"{address} (Ctrl-C stops the server)", flush=True)
-    if not options.no_browser:
-        webbrowser.open(address)
-    with server:
-        try:
-            server.serve_forever()
-        except KeyboardInterrupt:
-            print()
-    return 0
+    opened = str if options.no_browser else webbrowser.open
+    return serve_until_interrupted(server, opened)

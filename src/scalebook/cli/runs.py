@@ -1,24 +1,46 @@
-"""Commands that train: ``run`` (alias ``resume``) and ``recover``."""
+"""Commands that train: ``run`` (alias ``resume``), ``recover`` and ``drill``."""
 
 from __future__ import annotations
 
 import argparse
 import shlex
+import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from scalebook.cli import cluster, contained, run_options, tracking
-from scalebook.cli.arguments import Subparsers, add_runs, at_least
-from scalebook.cli.leftovers import recover_all
+from scalebook.cli import cluster, interchange, run_options
+from scalebook.cli.terminal import (
+    Subparsers,
+    add_json,
+    add_platform,
+    add_runs,
+    add_set,
+    add_start,
+    at_least,
+    number,
+    print_json,
+    print_table,
+)
 
 if TYPE_CHECKING:
+    from scalebook.config import RunConfig
     from scalebook.facts.catalog.types import Platform
     from scalebook.plan import Plan
     from scalebook.running.console import Console
+    from scalebook.running.drill import Drilled
     from scalebook.running.pruning import Inference
     from scalebook.running.todo import Entry
-    from scalebook.running.waiting import Scheduled
+
+PARTS = (
+    ("detection_seconds", "torchrun notices the failure"),
+    ("start_seconds", "new processes have started"),
+    ("build_seconds", "process group and model are built"),
+    ("load_seconds", "the checkpoint is loaded"),
+    ("step_seconds", "a step is finished"),
+    ("next_step_seconds", "all of these"),
+    ("regained_seconds", "until the first new step"),
+)
 
 
 def register(subparsers: Subparsers) -> None:
@@ -28,10 +50,11 @@ def register(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser("recover", help="record runs whose process died")
     add_runs(parser)
     parser.set_defaults(handler=recover)
+    _add_drill(subparsers.add_parser("drill", help="kill a rank and measure how training recovers"))
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--platform", help="platform (default: that of this machine)")
+    add_platform(parser)
     parser.add_argument(
         "--plan",
         type=Path,
@@ -40,20 +63,60 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--gpus", type=at_least(1), metavar="N", help="use at most N GPUs")
     add_runs(parser)
-    parser.add_argument(
-        "--force-platform", action="store_true", help="run even if the device differs"
-    )
+    add_start(parser)
     parser.add_argument("--rerun", action="store_true", help="repeat completed runs")
     parser.add_argument("--budget-seconds", type=at_least(1), metavar="S", help="time for the plan")
     parser.add_argument(
         "--dry-run", action="store_true", help="print the commands without starting them"
     )
-    tracking.add_log_to(parser)
-    parser.add_argument("--trainer", default="", help=argparse.SUPPRESS)
-    run_options.add_arguments(parser)
+    interchange.add_log_to(parser)
+    run_options.add_settings_and_order(parser)
     cluster.add_arguments(parser)
-    contained.add_arguments(parser)
+    run_options.add_container(parser)
     parser.set_defaults(handler=run)
+
+
+def _add_drill(parser: argparse.ArgumentParser) -> None:
+    add_platform(parser)
+    parser.add_argument(
+        "--plan",
+        type=Path,
+        metavar="FILE",
+        help="TOML plan; its first run is drilled (default: runs/plans/drill.toml)",
+    )
+    parser.add_argument("--model", help="model to train instead of the plan's")
+    parser.add_argument("--gpus", type=at_least(1), metavar="N", help="use at most N GPUs")
+    parser.add_argument("--steps", type=at_least(2), metavar="STEPS", help="optimizer steps")
+    parser.add_argument(
+        "--checkpoint-interval", type=at_least(1), metavar="STEPS", help="steps between checkpoints"
+    )
+    parser.add_argument(
+        "--async",
+        dest="asynchronous",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="save while training continues (default: yes)",
+    )
+    parser.add_argument(
+        "--kill-step", type=at_least(1), metavar="STEP", help="kill after this step"
+    )
+    parser.add_argument(
+        "--kill-rank", type=at_least(0), metavar="RANK", help="rank to kill (default: the last)"
+    )
+    parser.add_argument(
+        "--during-save", action="store_true", help="kill while the next checkpoint is being saved"
+    )
+    parser.add_argument(
+        "--no-reference",
+        dest="reference",
+        action="store_false",
+        help="skip the reference run without a failure",
+    )
+    add_set(parser)
+    add_runs(parser)
+    add_start(parser)
+    add_json(parser)
+    parser.set_defaults(handler=drill)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -62,20 +125,21 @@ def run(options: argparse.Namespace) -> int:
     from scalebook.project import TRAIN_NOTEBOOK, required_root, runs_folder
     from scalebook.running import launch, sweep, todo
     from scalebook.running.console import Console
+    from scalebook.running.waiting import Scheduled
 
     cluster.refuse_idle(options)
-    after = tracking.after_run(options)
+    after = interchange.after_run(options)
     if options.launcher != "direct":
         return cluster.run(options, _load)
     platform, devices = _machine(options)
     plan = _load(options, platform, devices)
-    runs = runs_folder(str(options.runs or ""))
+    runs = runs_folder(options.runs)
     # Only a container's runs are found by what is new in the folder.
     before = set(store.run_directories(runs)) if after else set[Path]()
-    ended = contained.enter(options, platform, plan, runs)
+    ended = run_options.enter_container(options, platform, plan, runs)
     if ended is not None:
         if after:
-            tracking.log_new(after, store.run_directories(runs), before)
+            interchange.log_new(after, store.run_directories(runs), before)
         return ended
     if options.dry_run:
         return _dry_run(options, plan, runs, devices)
@@ -95,13 +159,16 @@ def run(options: argparse.Namespace) -> int:
         trainer=options.trainer,
         force_platform=options.force_platform,
         budget_seconds=options.budget_seconds,
-        schedule=_scheduled(plan),
+        schedule=Scheduled.of(plan),
         prune=options.prune,
         rerun=options.rerun,
         accelerator=_device_name(platform),
         after=after,
     )
-    _announce(plan, entries, console)
+    counts = [sum(entry.action == action for entry in entries) for action in ("run", "done")]
+    console.say("Plan {!r}: {} to run, {} done, of {}.".format(plan.name, *counts, len(entries)))
+    if line := run_options.describe(plan):
+        console.say(line)
     with sweep.stop_on_signals(settings.budget_seconds) as stop:
         results = sweep.run_plan(entries, settings, console, stop)
     console.say("\n".join(("", *sweep.summary(results))))
@@ -152,12 +219,6 @@ def _device_name(platform: Platform) -> str | None:
     return None if platform.vendor == "cpu" else detect.detect().device_name
 
 
-def _scheduled(plan: Plan) -> Scheduled:
-    from scalebook.running.waiting import Scheduled
-
-    return Scheduled.of(plan)
-
-
 def _load(options: argparse.Namespace, platform: Platform, devices: int | None) -> Plan:
     from scalebook.plan import load_plan, single_plan
     from scalebook.project import required_root
@@ -165,29 +226,16 @@ def _load(options: argparse.Namespace, platform: Platform, devices: int | None) 
     name = "quick.toml" if platform.vendor == "cpu" else "gpu_quick.toml"
     path = options.plan or required_root() / "runs" / "plans" / name
     given = run_options.settings(options)
-    world_size = options.gpus if devices is None else devices
-    scheduled = run_options.scheduled(options)
-    if options.plan is None and run_options.is_single(options):
-        plan = single_plan(
-            given, platform=platform.name, world_size=world_size, scheduled=scheduled
-        )
+    shared: dict[str, Any] = {
+        "platform": platform.name,
+        "world_size": options.gpus if devices is None else devices,
+        "scheduled": run_options.scheduled(options),
+    }
+    if options.plan is None and not given.keys() <= run_options.OVERRIDES:
+        plan = single_plan(given, **shared)
     else:
-        plan = load_plan(
-            path,
-            platform=platform.name,
-            world_size=world_size,
-            overrides=given,
-            scheduled=scheduled,
-        )
+        plan = load_plan(path, overrides=given, **shared)
     return run_options.in_order(plan)
-
-
-def _announce(plan: Plan, entries: tuple[Entry, ...], console: Console) -> None:
-    done = sum(entry.action == "done" for entry in entries)
-    to_run = sum(entry.action == "run" for entry in entries)
-    console.say(f"Plan {plan.name!r}: {to_run} to run, {done} done, of {len(entries)}.")
-    if line := run_options.describe(plan):
-        console.say(line)
 
 
 def _pruned(
@@ -267,5 +315,124 @@ def recover(options: argparse.Namespace) -> int:
     from scalebook.project import runs_folder
     from scalebook.running.console import Console
 
-    recover_all(runs_folder(str(options.runs or "")), Console())
+    recover_all(runs_folder(options.runs), Console())
     return 0
+
+
+def recover_all(runs: Path, console: Console) -> None:
+    """Publish what dead processes left under the runs folder, and say so line by line."""
+    from scalebook.project import short
+    from scalebook.running import recovery
+
+    for leftover in recovery.recover(runs):
+        if leftover.problem is not None:
+            console.say(
+                f"{short(leftover.path)} cannot be recovered and stays as it is: {leftover.problem}"
+            )
+        elif leftover.record is None:
+            console.say(
+                f"{short(leftover.path)} belongs to a running process; it is left as it is."
+            )
+        else:
+            record = leftover.record
+            console.say(f"Recovered {short(leftover.path)}: {record.status}. {record.reason or ''}")
+
+
+def drill(options: argparse.Namespace) -> int:
+    """Run a drill; 0 if training came back from the last checkpoint with the same losses."""
+    from scalebook.project import runs_folder
+    from scalebook.running import drill as drills
+    from scalebook.running.console import Console
+    from scalebook.running.kernel import RunOptions
+
+    config = _drilled(options)
+    order = drills.ordered(config, options.kill_rank, options.kill_step, options.during_save)
+    runs = runs_folder(str(options.runs or ""))
+    console = Console(sys.stderr)
+    recover_all(runs, console)
+    how = RunOptions(trainer=options.trainer, force_platform=options.force_platform)
+    undisturbed = None
+    if options.reference:
+        console.say("reference: the same training without a failure")
+        undisturbed = drills.reference(config, runs, how)
+    console.say(f"drill: rank {order.rank} is killed after step {order.step}")
+    result = drills.drill(config, order, runs, options=how, undisturbed=undisturbed)
+    _print_drill(result, options.json)
+    return 0 if result.drill.passed else 1
+
+
+def _drilled(options: argparse.Namespace) -> RunConfig:
+    """Return the first configuration of the plan for this machine, with what the flags change."""
+    from scalebook.errors import ConfigError
+    from scalebook.facts import catalog
+    from scalebook.plan import load_plan
+    from scalebook.project import required_root
+    from scalebook.running.devices import detect
+
+    machine = detect.detect()
+    platform = (
+        catalog.platform(options.platform) if options.platform else detect.platform_of(machine)
+    )
+    room = None
+    if platform.vendor != "cpu":
+        room = min(machine.count, options.gpus or machine.count) or options.gpus
+    given: dict[str, Any] = {
+        "model": options.model,
+        "steps": options.steps,
+        "checkpoint_interval": options.checkpoint_interval,
+        "checkpoint_async": options.asynchronous,
+        # A CPU has as many processes as one asks for; GPUs are those that there are.
+        "world_size": options.gpus if platform.vendor == "cpu" else None,
+    }
+    overrides = {name: value for name, value in given.items() if value is not None}
+    plan = load_plan(
+        options.plan or required_root() / "runs" / "plans" / "drill.toml",
+        platform=platform.name,
+        world_size=room,
+        overrides=overrides | run_options.fields(options.fields),
+    )
+    if not plan.runs:
+        raise ConfigError(f"Plan {plan.name!r} has no run for platform {platform.name!r}.")
+    config = plan.runs[0].config
+    if config.checkpoint_interval:
+        return config
+    # A plan that was not written for drills: four checkpoints.
+    return config.model_copy(update={"checkpoint_interval": max(config.steps // 4, 1)})
+
+
+def _print_drill(result: Drilled, as_json: bool) -> None:
+    record, found = result.record, result.drill
+    if as_json:
+        value = {"run": record.run_id, "status": record.status, **found.model_dump(mode="json")}
+        print_json(value)
+        return
+    rows = [(words, number(getattr(found, name), 3)) for name, words in PARTS]
+    print_table(("from the kill on", "seconds"), rows)
+    print(_outcome(result))
+    for note in found.notes:
+        print(f"note: {note}")
+
+
+def _outcome(result: Drilled) -> str:
+    """Return what became of the training in words."""
+    record, found = result.record, result.drill
+    if record.status != "completed":
+        return f"Not recovered: {record.status}. {record.reason} Record: {result.path}"
+    start = (
+        f"continued from the checkpoint of step {found.resumed_step}"
+        if found.resumed_step is not None
+        else "restarted without a checkpoint"
+    )
+    difference = found.largest_loss_difference
+    losses = (
+        "no loss to compare"
+        if difference is None
+        else f"all {found.compared_steps} compared losses are identical"
+        if found.identical
+        else f"{found.compared_steps} compared losses differ by up to {difference:.2%}"
+    )
+    outcome = "Recovered" if found.passed else "Not recovered as expected"
+    return (
+        f"{outcome}: killed after step {found.last_step}, training {start}; "
+        f"repeated steps: {found.steps_lost}; {losses}. Record: {result.path}"
+    )

@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
 from typing import TYPE_CHECKING
 
-from scalebook.cli.arguments import Subparsers, add_port, add_runs
+from scalebook.cli.terminal import Subparsers, add_port, add_runs, serve_until_interrupted
 from scalebook.errors import LaunchError
 
 if TYPE_CHECKING:
@@ -136,13 +136,5 @@ def serve(options: argparse.Namespace) -> int:
     from scalebook.project import runs_folder
     from scalebook.running.live import Monitor
 
-    runs = runs_folder(str(options.runs or ""))
-    server = make_server(Monitor(runs, curves=True), options.port)
-    address = f"http://{ADDRESS}:{server.server_address[1]}/"
-    with server:
-        try:
-            print(f"{address} (Ctrl-C stops the server)", flush=True)
-            server.serve_forever()
-        except KeyboardInterrupt:
-            print()
-    return 0
+    monitor = Monitor(runs_folder(options.runs), curves=True)
+    return serve_until_interrupted(make_server(monitor, options.port))

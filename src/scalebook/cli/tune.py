@@ -10,15 +10,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalebook.cli import contained
 from scalebook.cli import predict as predictions
-from scalebook.cli.arguments import Subparsers, add_json, at_least, positive
-from scalebook.cli.leftovers import recover_all
-from scalebook.cli.output import number, plain, print_json, print_table
+from scalebook.cli import run_options
 from scalebook.cli.predict import add_network, duration
+from scalebook.cli.terminal import (
+    Subparsers,
+    add_json,
+    add_model,
+    add_runs,
+    add_set,
+    add_settings,
+    add_start,
+    at_least,
+    number,
+    plain,
+    positive,
+    print_json,
+    print_table,
+)
+from scalebook.settings import SETTINGS
 
 if TYPE_CHECKING:
     from scalebook.config import RunConfig
+    from scalebook.predict import Prediction
     from scalebook.predict.search import Ranking
     from scalebook.predict.tuning import Standing, Step, Trial, Tuned, Tuning
     from scalebook.running.console import Console
@@ -31,8 +45,8 @@ _SAMPLES_PER_GPU = 16  # of a tuned step: enough for every micro batch and a few
 def register(subparsers: Subparsers) -> None:
     """Add this module's commands."""
     parser = subparsers.add_parser("tune", help="find the fastest layout of a model in short runs")
-    parser.add_argument("--model", required=True, help="model, or name@LAYERS for fewer layers")
-    parser.add_argument("--platform", required=True, help="platform, such as h100")
+    add_model(parser)
+    parser.add_argument("--platform", required=True, help=SETTINGS["platform"].help)
     parser.add_argument(
         "--gpus",
         "--world-size",
@@ -51,14 +65,11 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--dry-run", action="store_true", help="print the ranking and the trials; start nothing"
     )
-    parser.add_argument(
-        "--force-platform", action="store_true", help="run even if the device differs"
-    )
-    parser.add_argument("--runs", type=Path, metavar="DIR", help="folder of runs (default: runs)")
-    parser.add_argument("--trainer", default="", help=argparse.SUPPRESS)
+    add_start(parser)
+    add_runs(parser, "folder of runs")
     add_network(parser)
     add_json(parser)
-    contained.add_arguments(parser)
+    run_options.add_container(parser)
     parser.set_defaults(handler=tune, plan=None, data="")
 
 
@@ -70,9 +81,7 @@ def _add_space(parser: argparse.ArgumentParser) -> None:
         metavar="SAMPLES",
         help="samples per step; default: 16 per GPU",
     )
-    parser.add_argument(
-        "--sequence-length", type=at_least(1), metavar="TOKENS", help="tokens per sample"
-    )
+    add_settings(parser, ["sequence_length"])
     parser.add_argument(
         "--precision",
         dest="precisions",
@@ -81,14 +90,7 @@ def _add_space(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="allowed number formats of the matrix products; default: the platform's",
     )
-    parser.add_argument(
-        "--set",
-        dest="fields",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="field of every trial, which is then not varied",
-    )
+    add_set(parser, "field of every trial, which is then not varied")
 
 
 def tune(options: argparse.Namespace) -> int:
@@ -102,12 +104,11 @@ def tune(options: argparse.Namespace) -> int:
     if options.budget_seconds is None and not options.dry_run:
         raise ConfigError("--budget-seconds is missing. Give the seconds for all trials.")
     base = _sought(options)
-    runs = runs_folder(str(options.runs or ""))
+    runs = runs_folder(options.runs)
     if options.dry_run:
         return _dry_run(options, base, _tuning(options, base, runs))
-    ended = contained.enter(
-        options, catalog.platform(base.platform), Plan(_name(base), "", ()), runs
-    )
+    platform = catalog.platform(base.platform)
+    ended = run_options.enter_container(options, platform, Plan(_name(base), "", ()), runs)
     if ended is not None:
         return ended
     runner.check(base, force_platform=options.force_platform)
@@ -136,13 +137,12 @@ def _name(base: RunConfig) -> str:
 def _tuning(options: argparse.Namespace, base: RunConfig, runs: Path) -> Tuning:
     """Return the field of layouts, with the trials that the folder of runs has of them."""
     from scalebook import predict as room
-    from scalebook.cli.run_options import fields
     from scalebook.predict import search
     from scalebook.predict.known import KnownRate, configuration
     from scalebook.predict.tuning import Tuning
 
     rates, probes, _ = room.evidence(runs)
-    network, fixed = options.network_gbps, tuple(fields(options.fields))
+    network, fixed = options.network_gbps, tuple(run_options.fields(options.fields))
     made = room.predictor(options.platform, rates, probes, network_gbps=network)
     ranking = search.layouts(base, made, options.precisions, fixed)
     layouts = {configuration(one.config) for one in ranking.candidates}
@@ -179,6 +179,7 @@ def _earlier(base: RunConfig, runs: Path) -> list[Trial]:
 
 def _run(options: argparse.Namespace, base: RunConfig, runs: Path) -> Tuned:
     """Run the trials and the winner."""
+    from scalebook.cli.runs import recover_all
     from scalebook.predict import tuning
     from scalebook.project import TRAIN_NOTEBOOK, required_root
     from scalebook.running import launch, sweep
@@ -269,31 +270,21 @@ def _dry_run(options: argparse.Namespace, base: RunConfig, state: Tuning) -> int
     if options.budget_seconds is not None:
         refuse_short(state)
         steps = steps[: state.width()]
+    ranking = state.ranking
     if options.json:
-        ranking = state.ranking
         ranked = [
             {"config": one.config.model_dump(), **plain(one.prediction)}
             for one in ranking.candidates
         ]
-        print_json(
-            {
-                "plan": _name(base),
-                "ranking": ranked,
-                "contenders": len(state.survivors),
-                "trials": [
-                    {
-                        "layout": _words(one.config),
-                        "steps": one.config.steps,
-                        "seconds": one.seconds,
-                    }
-                    for one in steps
-                ],
-                "trial_seconds": sum(one.seconds for one in steps),
-                "left_out": ranking.left_out,
-            }
-        )
+        trials = [
+            {"layout": _words(one.config), "steps": one.config.steps, "seconds": one.seconds}
+            for one in steps
+        ]
+        value = {"plan": _name(base), "ranking": ranked, "contenders": len(state.survivors)}
+        value |= {"trials": trials, "trial_seconds": sum(one.seconds for one in steps)}
+        print_json(value | {"left_out": ranking.left_out})
         return 0
-    _print_ranking(base, state.ranking)
+    _print_ranking(base, ranking)
     print(f"{len(state.survivors)} of them may be the fastest: trials would separate these.")
     for one in steps[:_SHOWN]:
         print(f"  try: {_words(one.config)}, {one.config.steps} steps, {duration(one.seconds)}")
@@ -311,16 +302,19 @@ def _words(config: RunConfig) -> str:
 def _print_ranking(base: RunConfig, ranking: Ranking) -> None:
     where = f"{base.model} on {base.world_size} x {base.platform}"
     print(f"{where}: {len(ranking.candidates)} layouts fit, batch {base.global_batch_size}")
-    rows: list[tuple[str, ...]] = []
-    for one in ranking.candidates[:_SHOWN]:
-        found = one.prediction
-        rates = (found.tokens_per_second_per_gpu, found.low, found.high)
-        memory = f"{found.memory_gib:.1f}"
-        rows.append((_words(one.config), memory, *(number(rate, 3) for rate in rates)))
+    rows = [
+        (_words(one.config), f"{one.prediction.memory_gib:.1f}", *_rates(one.prediction))
+        for one in ranking.candidates[:_SHOWN]
+    ]
     if rows:
         print_table(("layout", "GiB", "tokens/s/GPU", "low", "high"), rows)
     for reason, count in sorted(ranking.left_out.items(), key=lambda item: -item[1]):
         print(f"  left out: {count} ({reason.replace('_', ' ')})")
+
+
+def _rates(found: Prediction | Standing) -> tuple[str, ...]:
+    """Return tokens/s per GPU with the ends of its interval."""
+    return tuple(number(one, 3) for one in (found.tokens_per_second_per_gpu, found.low, found.high))
 
 
 def _value(found: Tuned) -> dict[str, Any]:
@@ -359,11 +353,7 @@ def _print_result(found: Tuned) -> None:
         print(f"Fastest: {winner.layout}. {found.sentence}")
         shown = [one for one in (winner, second, *found.untried[:3]) if one is not None]
         rows = [
-            (
-                one.layout,
-                str(one.trials) if one.trials else "predicted",
-                *(number(value, 3) for value in (one.tokens_per_second_per_gpu, one.low, one.high)),
-            )
+            (one.layout, str(one.trials) if one.trials else "predicted", *_rates(one))
             for one in shown
         ]
         print_table(("layout", "trials", "tokens/s/GPU", "low", "high"), rows)

@@ -1,4 +1,4 @@
-"""``image`` builds the container image of a platform; ``verify`` compares one with image.toml."""
+"""Commands about this machine and its container images: doctor, probe, image and verify."""
 
 from __future__ import annotations
 
@@ -9,20 +9,95 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalebook.cli.arguments import Subparsers, add_json
+from scalebook.cli.terminal import (
+    Subparsers,
+    add_json,
+    add_platform,
+    add_runs,
+    at_least,
+    number,
+    platform_of,
+    positive,
+    print_json,
+    print_table,
+)
 from scalebook.running.container.images import ENGINES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from scalebook.facts.catalog.types import Platform
-    from scalebook.running.container.contents import ImageFinding
+    from scalebook.measure.probes import Probe
 
 CONTENTS = "scalebook.running.container.contents"
+MARKS = {"ok": "ok", "warning": "WARNING", "problem": "PROBLEM", "unknown": "unknown"}
 
 
 def register(subparsers: Subparsers) -> None:
     """Add this module's commands."""
+    parser = subparsers.add_parser(
+        "doctor", help="check this machine or container without changing it"
+    )
+    add_runs(parser)
+    parser.add_argument("--strict", action="store_true", help="exit with code 1 for warnings, too")
+    parser.add_argument(
+        "--secrets",
+        type=Path,
+        metavar="DIR",
+        help="only list lines in the files of DIR that look like secrets",
+    )
+    add_json(parser)
+    parser.set_defaults(handler=doctor)
+    _register_probe(subparsers)
+    _register_image(subparsers)
+    _register_verify(subparsers)
+
+
+def _register_probe(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser(
+        "probe", help="measure what this machine reaches: matrix products, copies, collectives"
+    )
+    add_platform(parser)
+    parser.add_argument(
+        "--world-size",
+        type=at_least(1),
+        default=0,
+        metavar="GPUS",
+        help="processes (default: all GPUs)",
+    )
+    parser.add_argument(
+        "--model",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="measure the matrix products of this model's layers; repeatable",
+    )
+    parser.add_argument(
+        "--micro-batch-size",
+        type=at_least(1),
+        default=1,
+        metavar="SAMPLES",
+        help="samples per matrix product (default: 1)",
+    )
+    parser.add_argument(
+        "--sequence-length",
+        type=at_least(1),
+        default=0,
+        metavar="TOKENS",
+        help="tokens per sample (default: 4096 on GPUs, 128 on a CPU)",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=positive,
+        default=0.0,
+        metavar="S",
+        help="measuring time without start-up (default: 60 on GPUs, 4 on a CPU)",
+    )
+    add_runs(parser)
+    parser.add_argument("--module", default="", help=argparse.SUPPRESS)
+    add_json(parser)
+    parser.set_defaults(handler=probe)
+
+
+def _register_image(subparsers: Subparsers) -> None:
     build = subparsers.add_parser("image", help="build the container image of a platform")
     build.add_argument("--platform", required=True, help="platform, such as h100, mi300x or cpu")
     build.add_argument(
@@ -56,12 +131,11 @@ def register(subparsers: Subparsers) -> None:
     )
     build.add_argument("--dry-run", action="store_true", help="print the commands without building")
     build.set_defaults(handler=image)
-    _register_verify(subparsers)
 
 
 def _register_verify(subparsers: Subparsers) -> None:
     check = subparsers.add_parser("verify", help="compare an image's versions with image.toml")
-    check.add_argument("--platform", help="platform (default: that of this machine)")
+    add_platform(check)
     check.add_argument(
         "--container",
         choices=("auto", *ENGINES, "none"),
@@ -83,6 +157,90 @@ def _register_verify(subparsers: Subparsers) -> None:
     )
     add_json(check)
     check.set_defaults(handler=verify)
+
+
+def doctor(options: argparse.Namespace) -> int:
+    """Print what every check found; 0 without a problem, 1 with one."""
+    if options.secrets is not None:
+        return _secrets(options.secrets, as_json=options.json)
+    from scalebook.doctor import checks, gather
+    from scalebook.project import root, runs_folder
+
+    images = (root() or Path.cwd()) / "containers" / "images"
+    facts = gather.gather(runs_folder(options.runs), images)
+    findings = checks.examine(facts)
+    code = checks.exit_code(findings, strict=options.strict)
+    if options.json:
+        print_json({"findings": findings, "facts": facts, "exit_code": code})
+        return code
+    width = max(len(finding.check) for finding in findings)
+    for finding in findings:
+        print(f"{MARKS[finding.level]:<8} {finding.check:<{width}}  {finding.found}")
+        if finding.advice:
+            print(f"{'':<{width + 11}}{finding.advice}")
+    counts = {level: sum(f.level == level for f in findings) for level in ("problem", "warning")}
+    print(f"\n{counts['problem']} problems, {counts['warning']} warnings.")
+    return code
+
+
+def _secrets(folder: Path, *, as_json: bool) -> int:
+    """Print where something looks like a secret, never the secret itself; 1 if anything does."""
+    from scalebook.errors import RecordError
+    from scalebook.scrub import in_folder
+
+    if not folder.is_dir():
+        raise RecordError(f"{folder} is not a folder. Name the folder of runs.")
+    found = list(in_folder(folder))
+    if as_json:
+        print_json([{"file": str(path), "line": line, "kinds": one} for path, line, one in found])
+    else:
+        for path, line, kinds in found:
+            print(f"{path}:{line}: {', '.join(kinds)}")
+        print(
+            f"Lines that look like secrets: {len(found)}."
+            if found
+            else "Nothing looks like a secret."
+        )
+    return 1 if found else 0
+
+
+def probe(options: argparse.Namespace) -> int:
+    """Probe this machine; 0 if the probe completed."""
+    from scalebook.measure.probes.files import FOLDER
+    from scalebook.probe import probing
+    from scalebook.project import runs_folder, short
+    from scalebook.running.console import Console
+
+    asked = probing.request(
+        platform=options.platform or "",
+        world_size=options.world_size,
+        models=tuple(options.model),
+        seconds=options.seconds,
+        micro_batch_size=options.micro_batch_size,
+        sequence_length=options.sequence_length,
+    )
+    console = Console(sys.stderr)
+    runs, module = runs_folder(options.runs), options.module or probing.MODULE
+    found = probing.probe(asked, str(runs), console.live, module)
+    console.say(f"{found.status}: {short(runs / FOLDER / found.probe_id)}")
+    if options.json:
+        print_json(found.model_dump(mode="json"))
+    else:
+        _print_probe(found)
+    return 0 if found.status == "completed" else 1
+
+
+def _print_probe(found: Probe) -> None:
+    """Print the best rates as a table, what was left out, and why a probe did not complete."""
+    from scalebook.measure.probes.words import left_out, lines
+
+    if found.reason:
+        print("\n".join((f"{found.reason}.", *(f"  | {line}" for line in found.log_tail))))
+    rows = [(what, number(rate), unit) for what, rate, unit in lines(found)]
+    if rows:
+        print_table(("what", "rate", "unit"), rows)
+    for sentence in left_out(found):
+        print(sentence)
 
 
 def image(options: argparse.Namespace) -> int:
@@ -139,13 +297,9 @@ def _builder(options: argparse.Namespace) -> str:
 
 def verify(options: argparse.Namespace) -> int:
     """Compare an image's contents with image.toml; 0 if all is as stated, 1 if not."""
-    from scalebook.cli.output import print_json
-    from scalebook.facts import catalog
     from scalebook.running.container import contents, images
-    from scalebook.running.devices import detect
 
-    named = options.platform
-    platform = catalog.platform(named) if named else detect.platform_of(detect.detect())
+    platform = platform_of(options)
     engine, read = _read(options, platform)
     versions, torch = contents.told(read)
     findings = contents.compare(images.image(platform.vendor).contents, versions)
@@ -154,19 +308,11 @@ def verify(options: argparse.Namespace) -> int:
         body = {"engine": engine, "good": good, "findings": findings, "torch": torch}
         print_json({**body, "versions": versions})
     else:
-        _print(findings, torch)
+        rows = [(f.component, f.stated or "-", f.found or "-", f.verdict) for f in findings]
+        print_table(("component", "stated", "found", "verdict"), rows)
+        starts = f"torch starts and sees {torch['devices']} GPUs."
+        print(starts if torch["starts"] else f"torch does not start: {torch['reason']}.")
     return 0 if good else 1
-
-
-def _print(findings: Sequence[ImageFinding], torch: dict[str, Any]) -> None:
-    from scalebook.cli.output import print_table
-
-    rows = [(f.component, f.stated or "-", f.found or "-", f.verdict) for f in findings]
-    print_table(("component", "stated", "found", "verdict"), rows)
-    if torch["starts"]:
-        print(f"torch starts and sees {torch['devices']} GPUs.")
-    else:
-        print(f"torch does not start: {torch['reason']}.")
 
 
 def _read(options: argparse.Namespace, platform: Platform) -> tuple[str | None, dict[str, Any]]:

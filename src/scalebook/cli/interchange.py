@@ -1,21 +1,35 @@
-"""Command ``ingest``: logs and result files of other trainers into run directories."""
+"""Commands ``ingest`` and ``export``, and ``--log-to`` of ``run``: other trainers and trackers."""
 
 from __future__ import annotations
 
 import argparse
-import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalebook.cli.arguments import Subparsers, add_json, at_least, step_window
-from scalebook.cli.output import number, print_json, print_table
+from scalebook.cli.terminal import (
+    RUN_HELP,
+    Flags,
+    Subparsers,
+    add_json,
+    add_runs,
+    at_least,
+    complain,
+    number,
+    print_json,
+    print_table,
+    run_directory,
+    step_window,
+)
 
 if TYPE_CHECKING:
     from scalebook.logs.dialects.dialect import Dialect
     from scalebook.logs.ingest.ingestion import Ingested
+    from scalebook.store import Run
+    from scalebook.trackers import Target
 
+TABLES = ("csv", "parquet")
 _SIZES = (
     ("--gpus", "world_size", "GPUs of the job"),
     ("--nodes", "nodes", "nodes of the job"),
@@ -31,6 +45,24 @@ _SIZES = (
 
 def register(subparsers: Subparsers) -> None:
     """Add this module's commands."""
+    _register_ingest(subparsers)
+    parser = subparsers.add_parser("export", help="write runs to trackers, or as tables")
+    parser.add_argument(
+        "names", nargs="+", metavar="RUNS", help=f"{RUN_HELP}, or a folder of run directories"
+    )
+    parser.add_argument(
+        "--to",
+        action="append",
+        required=True,
+        metavar="KIND:PLACE",
+        help="mlflow:URI, wandb:DIR (offline), tensorboard:DIR, mlperf:FILE, csv:DIR or "
+        "parquet:DIR; repeatable",
+    )
+    add_runs(parser, "folder in which run ids are looked up")
+    parser.set_defaults(handler=export_runs)
+
+
+def _register_ingest(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser("ingest", help="import logs of other trainers, runs of trackers")
     parser.add_argument(
         "paths",
@@ -39,13 +71,7 @@ def register(subparsers: Subparsers) -> None:
         metavar="PATH",
         help="log files or folders; runs of W&B (offline), MLflow (folder, SQLite) and TensorBoard",
     )
-    parser.add_argument(
-        "--runs",
-        type=Path,
-        default=Path("runs"),
-        metavar="DIR",
-        help="folder for the new run directories (default: runs)",
-    )
+    add_runs(parser, "folder for the new run directories", Path("runs"))
     parser.add_argument(
         "--dialect", metavar="NAME", help="read every file as this dialect; 'list' names them all"
     )
@@ -111,7 +137,7 @@ def run_ingest(options: argparse.Namespace) -> int:
         options.paths, options.runs, supplied, dialect, opens, window=options.window
     )
     for note in notes:
-        print(f"scalebook: {note}", file=sys.stderr)
+        complain(note)
     if not runs:
         raise IngestError("No log was recognised in these paths; nothing was written.")
     for run in runs:
@@ -148,16 +174,7 @@ def _dialect(options: argparse.Namespace) -> str | type[Dialect] | None:
 
 
 def _print_people(runs: list[Ingested]) -> None:
-    headers = (
-        "run",
-        "file",
-        "",
-        "status",
-        "records",
-        "step s",
-        "tokens/s/GPU",
-        "TFLOP/s/GPU logged",
-    )
+    headers = ("run", "file", "", "status", "records", "step s", "tokens/s/GPU")
     rows = [
         (
             run.path.name,
@@ -171,7 +188,7 @@ def _print_people(runs: list[Ingested]) -> None:
         )
         for run in runs
     ]
-    print_table(headers, rows)
+    print_table((*headers, "TFLOP/s/GPU logged"), rows)
     for run in runs:
         for warning in run.summary["warnings"]:
             if warning != run.summary["void"]:
@@ -189,3 +206,126 @@ def _tokens_per_gpu(summary: Mapping[str, Any]) -> float | None:
 def _step_seconds(summary: Mapping[str, Any]) -> float | None:
     later = summary["step_seconds_median_excluding_first"]
     return summary["step_seconds_median"] if later is None else later
+
+
+def add_log_to(parser: Flags) -> None:
+    """Add ``--log-to``."""
+    parser.add_argument(
+        "--log-to",
+        action="append",
+        default=[],
+        metavar="KIND:PLACE",
+        help="also write each run, when it has ended, to mlflow:URI, wandb:DIR (offline), "
+        "tensorboard:DIR or mlperf:FILE; repeatable",
+    )
+
+
+def without_log_to(arguments: Sequence[str]) -> list[str]:
+    """Return a command line less the options that ``add_log_to`` adds."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    add_log_to(parser)
+    return parser.parse_known_args(list(arguments))[1]
+
+
+def targets(options: argparse.Namespace) -> tuple[Target, ...]:
+    """Return the targets of ``--log-to``, each of which can be written to here.
+
+    Raises:
+        TrackerError: one is malformed, its client is missing, or jobs of Slurm would need it.
+    """
+    from scalebook.errors import TrackerError
+    from scalebook.trackers import parse_target
+
+    if options.launcher != "direct":
+        raise TrackerError(
+            "--log-to needs the runs on this machine. Leave it out, and write them when the jobs "
+            "have ended: 'scalebook export runs --to KIND:PLACE'."
+        )
+    return tuple(map(parse_target, options.log_to))
+
+
+def after_run(options: argparse.Namespace) -> Callable[[Path], Sequence[str]] | None:
+    """Return what to do with each run that has ended; it returns warnings. None without any."""
+    if not options.log_to:
+        return None
+    from scalebook.trackers import log_run
+
+    wanted = targets(options)
+    return lambda directory: log_run(directory, wanted)
+
+
+def log_new(
+    after: Callable[[Path], Sequence[str]], directories: Iterable[Path], before: Container[Path]
+) -> None:
+    """Write the runs that were not there before: a container has no clients of trackers."""
+    for directory in directories:
+        if directory not in before:
+            for problem in after(directory):
+                complain(f"warning: {directory.name}: {problem}")
+
+
+def export_runs(options: argparse.Namespace) -> int:
+    """Write runs to every target; 1 if a target did not take one of them."""
+    from scalebook.errors import TrackerError
+    from scalebook.trackers import export, parse_target
+
+    tables = [text.partition(":")[::2] for text in options.to if text.partition(":")[0] in TABLES]
+    trackers = [parse_target(text) for text in options.to if text.partition(":")[0] not in TABLES]
+    if any(not place for _, place in tables):
+        raise TrackerError("A table needs a folder. Write csv:DIR or parquet:DIR.")
+    runs, failed = _runs(options), 0
+    for kind, place in tables:
+        _write_tables(runs, kind, Path(place))
+    for target in trackers:
+        written = 0
+        for run in runs:
+            try:
+                export(run, target)
+                written += 1
+            except TrackerError as error:
+                complain(error)
+                failed += 1
+        print(f"{target}: {written} of {len(runs)} runs written")
+    return 1 if failed else 0
+
+
+def _runs(options: argparse.Namespace) -> list[Run]:
+    """Return the runs that the user names, each once; what cannot be read goes to stderr.
+
+    Raises:
+        RecordError: a name is of no run, or there is no run at all.
+    """
+    from scalebook import store
+    from scalebook.errors import RecordError
+
+    found: dict[Path, Run] = {}
+    for name in options.names:
+        path = Path(name)
+        if not path.is_dir() or (path / "record.json").is_file():
+            directory = run_directory(name, options.runs)
+            found[directory.resolve()] = store.read_run(directory)
+            continue
+        for run in store.each_run(path):
+            if isinstance(run, str):
+                complain(run)
+            else:
+                found[run.path.resolve()] = run
+    if not found:
+        raise RecordError(f"No runs under {', '.join(options.names)}. Name a folder of runs.")
+    return list(found.values())
+
+
+def _write_tables(runs: Sequence[Run], kind: str, folder: Path) -> None:
+    """Write the tables of runs and of steps as the report writes them."""
+    from scalebook.errors import LaunchError, not_installed
+
+    try:
+        from scalebook.report.base.frames import collect
+        from scalebook.report.site.site_files import write_tables
+    except ModuleNotFoundError as error:
+        raise LaunchError(not_installed(error.name, "report")) from error
+    data = collect(folder, runs, ())
+    for problem in data.problems:
+        complain(problem)
+    names = write_tables(data, folder, kind)
+    print(f"{kind}:{folder}: {', '.join(names)} of {data.runs.height} runs written")

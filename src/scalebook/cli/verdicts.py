@@ -1,27 +1,33 @@
-"""Commands ``steady`` and ``compare``: steady state of step times, and the faster of two runs."""
+"""Commands that judge step times: ``steady``, ``compare`` two runs, ``gate`` against a baseline."""
 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalebook.cli.arguments import (
+from scalebook.cli.terminal import (
     Subparsers,
     add_json,
     add_runs,
     add_start_spread,
+    complain,
+    number,
+    print_json,
+    require_folder,
     step_window,
 )
-from scalebook.cli.output import number, print_json
+from scalebook.errors import RecordError
 
 if TYPE_CHECKING:
     from scalebook.measure.metrics.steady import Steady
     from scalebook.measure.verdicts.compare import Verdict
     from scalebook.measure.verdicts.differences import Difference
     from scalebook.measure.verdicts.read import Side
+    from scalebook.store import Run
 
 
 def register(subparsers: Subparsers) -> None:
@@ -56,16 +62,51 @@ def register(subparsers: Subparsers) -> None:
     add_start_spread(versus)
     add_json(versus)
     versus.set_defaults(handler=print_comparison)
+    _register_gate(subparsers)
+
+
+def _register_gate(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser("gate", help="fail where runs differ from a stored baseline")
+    parser.add_argument("--baseline", type=Path, required=True, help="folder of baseline runs")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of the new runs")
+    parser.add_argument("--junit", type=Path, help="write JUnit XML to this file")
+    parser.add_argument("--markdown", type=Path, help="write a Markdown table to this file")
+    parser.add_argument(
+        "--tolerance",
+        type=_fraction,
+        default=0.0,
+        help="a change that never fails, like 0.02 or 2%%; default: what the noise hides",
+    )
+    parser.add_argument(
+        "--must-see",
+        type=_fraction,
+        metavar="FRACTION",
+        help="exit with 2 where a change as large as this, like 0.05 or 5%%, could hide in the "
+        "noise; default: such a configuration is shown as 'cannot tell'",
+    )
+    add_start_spread(parser)
+    add_json(parser)
+    parser.set_defaults(handler=gate)
+
+
+def _fraction(text: str) -> float:
+    """Return a fraction below one, as an argument type; ``2%`` is 0.02."""
+    try:
+        value = float(text[:-1]) / 100 if text.endswith("%") else float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is no fraction like 0.02 or 2%")
+    return value
 
 
 def print_steady(options: argparse.Namespace) -> int:
     """Print one line per file; 2 where a file cannot be read."""
-    from scalebook.errors import RecordError
     from scalebook.measure.verdicts.series import read_series
     from scalebook.project import runs_folder
     from scalebook.store import find_run
 
-    runs = options.runs or runs_folder()
+    runs = runs_folder(options.runs)
     rows: list[dict[str, Any]] = []
     unreadable = 0
     for file in options.files:
@@ -77,7 +118,7 @@ def print_steady(options: argparse.Namespace) -> int:
                 continue
             found: Steady | str = read_series(place).steady()
         except RecordError as error:
-            print(f"scalebook: {error}", file=sys.stderr)
+            complain(error)
             unreadable += 1
             found = str(error)
         rows.append(_row(file, found))
@@ -94,7 +135,6 @@ def _keep(directory: Path, window: tuple[int, int]) -> str:
     Raises:
         RecordError: the directory holds no run, or the window gives no rate.
     """
-    from scalebook.errors import RecordError
     from scalebook.measure.metrics import measure
     from scalebook.store import read_run, write_record
 
@@ -149,7 +189,7 @@ def print_comparison(options: argparse.Namespace) -> int:
     from scalebook.measure.verdicts.read import judge, read_side, same
     from scalebook.project import runs_folder
 
-    runs = options.runs or runs_folder()
+    runs = runs_folder(options.runs)
     a, b = sides = tuple(read_side(name, runs) for name in (options.a, options.b))
     verdict, reason = judge(a, b, options.start_spread)
     found = differences(a.records, b.records) if a.records and b.records else ()
@@ -199,3 +239,52 @@ def _print_differences(found: tuple[Difference, ...], sides: tuple[Side, ...]) -
             print(f"  {difference}")
     else:
         print("No recorded setting differs.")
+
+
+def gate(options: argparse.Namespace) -> int:
+    """Print how each configuration came out; 1 where one is slower or faster for sure, else 0.
+
+    2 where a run could not be read, or a change that must be seen would not be.
+    """
+    from scalebook.measure.verdicts.gate import MUST_SEE, check
+    from scalebook.measure.verdicts.gate_report import junit, markdown, summary
+
+    (baseline, unread), (current, more) = map(_read, (options.baseline, options.runs))
+    must_see = options.must_see or max(MUST_SEE, 2 * options.tolerance)
+    checks = check(baseline, current, options.tolerance, must_see, options.start_spread)
+    for path, write in ((options.junit, junit), (options.markdown, markdown)):
+        if path is not None:
+            _write(path, write(checks))
+    if options.json:
+        print_json(checks)
+    else:
+        for one in checks:
+            print(f"{one.outcome}: {one.name}. {one.detail}")
+            for item in one.differences if one.failed else ():
+                print(f"  differs: {item}")
+        print(summary(checks))
+    if any(one.failed for one in checks):
+        return 1
+    unseen = options.must_see and any(one.outcome == "cannot tell" for one in checks)
+    return 2 if unread or more or unseen else 0
+
+
+def _read(folder: Path) -> tuple[tuple[Run, ...], tuple[str, ...]]:
+    """Return the runs of a folder and what cannot be read, which goes to stderr."""
+    from scalebook.store import read_runs
+
+    require_folder(folder, "--baseline and --runs")
+    runs, problems = read_runs(folder)
+    for problem in problems:
+        complain(problem)
+    if not runs:
+        raise RecordError(f"{folder} holds no run. Name a folder with --baseline and --runs.")
+    return runs, problems
+
+
+def _write(path: Path, text: str) -> None:
+
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise RecordError(f"{path} cannot be written: {error.strerror}.") from error

@@ -1,0 +1,237 @@
+"""Commands that show runs: ``list`` all, ``diagnose`` the speed of one, ``reproduce`` one."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scalebook.cli.terminal import (
+    RUN_HELP,
+    Subparsers,
+    add_json,
+    add_runs,
+    complain,
+    number,
+    plain,
+    print_data,
+    print_json,
+    print_table,
+    require_folder,
+    run_directory,
+)
+
+if TYPE_CHECKING:
+    from scalebook.measure.diagnosis import Diagnosis, Finding, Waterfall
+    from scalebook.measure.metrics_cache import ListedRun
+    from scalebook.measure.row import RunMetrics
+    from scalebook.store import Run
+
+WIDTH = 100  # of the sentences of a diagnosis
+
+
+def register(subparsers: Subparsers) -> None:
+    """Add this module's commands."""
+    parser = subparsers.add_parser("list", help="list runs with rate, MFU, memory and loss")
+    add_runs(parser, default=Path("runs"))
+    parser.add_argument(
+        "--peak-precision",
+        choices=("bf16", "fp8"),
+        help="precision of the dense peak that the MFU of FP8 runs refers to",
+    )
+    add_json(parser, csv=True)
+    parser.set_defaults(handler=list_runs)
+    for name, handler, text in (
+        ("diagnose", diagnose, "explain the MFU of a run and suggest what to try"),
+        ("reproduce", reproduce, "print command, commit and variables that reproduce a run"),
+    ):
+        parser = subparsers.add_parser(name, help=text)
+        parser.add_argument("run", metavar="RUN", help=RUN_HELP)
+        add_runs(parser)
+        add_json(parser)
+        parser.set_defaults(handler=handler)
+
+
+def list_runs(options: argparse.Namespace) -> int:
+    """Print one row per run, sorted by run id; what cannot be read goes to stderr."""
+    from scalebook.measure.row import NAMES
+
+    gc.set_threshold(100_000)  # rows are many and hold no cycle: a search for one finds nothing
+    require_folder(options.runs)
+    rows = _readable(options.runs, options.peak_precision)
+    found = sorted(((row.metrics, row) for row in rows), key=lambda pair: pair[0].run_id)
+    if options.json:
+        data = [
+            dict(zip(NAMES, item.values(), strict=True)) | dict(row.of_record)
+            for item, row in found
+        ]
+        print_data(data, options.json)
+    elif found:
+        for item, _ in found:
+            if item.status == "void":
+                print(f"warning: {item.run_id}: {item.reason}")
+        _print_people([item for item, _ in found])
+        for item, row in found:
+            _print_differences(item.run_id, row.of_record["differences"])
+    else:
+        print(f"No runs under {options.runs}.")
+    return 0
+
+
+def _readable(runs: Path, precision: str | None) -> Iterator[ListedRun]:
+    """Yield the row of each run; what cannot be read or measured goes to stderr."""
+    from scalebook.measure.metrics_cache import listed
+
+    for row in listed(runs, precision):
+        if isinstance(row, str):
+            complain(row)
+            continue
+        for problem in row.problems:
+            complain(f"{row.metrics.run_id}: {problem}")
+        yield row
+
+
+def _print_differences(run_id: str, differences: list[dict[str, Any]]) -> None:
+    if differences:
+        from scalebook.measure.provenance import Difference
+
+        sentences = " ".join(Difference(**one).sentence() for one in differences)
+        print(f"{run_id}: warning: not what was asked for: {sentences}")
+
+
+def _row(item: RunMetrics) -> tuple[str, ...]:
+    sizes = (
+        *(item.tensor_parallel_size, item.pipeline_parallel_size, item.context_parallel_size),
+        *(item.expert_parallel_size, item.data_parallel_size),
+    )
+    numbers = (
+        *(item.step_seconds_median, item.tokens_per_second_per_gpu),
+        item.model_tflops_per_second_per_gpu,
+    )
+    return (
+        *(item.run_id, item.status, item.source, item.platform or "-", item.model or "-"),
+        number(item.world_size),
+        "/".join("-" if size is None else str(size) for size in sizes),
+        *map(number, numbers),
+        "-" if item.mfu is None else f"{100 * item.mfu:.1f}%",
+        *map(number, (item.peak_memory_gib, item.loss_first, item.loss_last)),
+    )
+
+
+def _print_people(found: list[RunMetrics]) -> None:
+    headers = [
+        "run", "status", "source", "platform", "model", "GPUs", "TP/PP/CP/EP/DP", "step s",
+        "tokens/s/GPU", "TFLOP/s/GPU", "MFU", "GiB", "first loss", "last loss",
+    ]  # fmt: skip
+    print_table(headers, [_row(item) for item in found])
+    for item in found:
+        if item.reason and item.status != "void":
+            print(f"{item.run_id}: {item.reason}")
+
+
+def diagnose(options: argparse.Namespace) -> int:
+    """Print what the measurements of a run say about its speed."""
+    from scalebook.measure.diagnosis import diagnose as diagnosed
+    from scalebook.store import read_run
+
+    run = read_run(run_directory(options.run, options.runs))
+    found = diagnosed(run)
+    parts = _slower(run, options.runs)
+    if options.json:
+        explained = found.waterfall.explained if found.waterfall else None
+        value = {**plain(found), "explained_fraction": explained}
+        print_json({**value, "slower_than_parts": parts})
+        return 0
+    for line in _lines(found):
+        print(line)
+    for line in _wrapped("= ", _against_parts(parts)) if parts else ():
+        print(line)
+    return 0
+
+
+def _slower(run: Run, folder: Path | None) -> dict[str, Any] | None:
+    """Return the run against its prediction from others; None where there is nothing to compare."""
+    from scalebook import predict
+    from scalebook.project import runs_folder
+
+    rate = predict.known_rate(run)
+    if isinstance(rate, str):
+        return None
+    rates, probes, _ = predict.evidence(runs_folder(folder))
+    return predict.slower_than_parts(rate, rates, probes)
+
+
+def _against_parts(parts: dict[str, Any]) -> str:
+    """Return how a run compares with the sum of its parts, in a sentence."""
+    share = parts["fraction"]
+    ends = f"90 % of runs: {100 * parts['low']:+.1f} to {100 * parts['high']:+.1f} %"
+    line = f"{100 * abs(share):.1f} % {'slower' if share > 0 else 'faster'} than the sum of its"
+    line = f"{line} parts, as {parts['runs']} other runs predict it ({ends})."
+    if share <= parts["high"]:
+        return line
+    return f"{line} Suspect: {parts['suspect']}."
+
+
+def _lines(found: Diagnosis) -> Iterator[str]:
+    if found.reason is not None:
+        yield f"{found.run_id}: {found.reason}"
+        return
+    mfu = f"MFU {100 * found.mfu:.1f} %" if found.mfu is not None else f"no MFU. {found.mfu_reason}"
+    yield f"{found.run_id}: {mfu}"
+    for place, finding in enumerate(found.findings, start=1):
+        yield from _finding(place, finding)
+    if not found.findings:
+        yield "No rule found a cause in what was measured."
+    if found.waterfall is not None:
+        yield from _waterfall(found.waterfall)
+    for sentence in found.missing:
+        yield from _wrapped("? ", sentence)
+
+
+def _finding(place: int, finding: Finding) -> Iterator[str]:
+    size = ""
+    if finding.step_fraction is not None:
+        size = f" [{100 * finding.step_fraction:.3g} % of the step, {finding.basis}]"
+    yield from _wrapped(f"{place}. ", f"{finding.says}{size}")
+    for advice in finding.advice:
+        yield from _wrapped("   -> ", advice)
+
+
+def _waterfall(found: Waterfall) -> Iterator[str]:
+    yield "Where the step's time goes:"
+    for part in found.parts:
+        name = part.name.replace("_", " ")
+        if part.step_fraction is None:
+            yield f"  {'?':>7}  {name} ({part.reason})"
+        elif part.step_fraction > 0:
+            basis = f" ({part.basis})" if part.basis else ""
+            yield f"  {100 * part.step_fraction:6.1f}%  {name}{basis}"
+    for note in found.notes:
+        yield from _wrapped("  ! ", note)
+
+
+def _wrapped(mark: str, sentence: str) -> list[str]:
+    return textwrap.wrap(
+        sentence, WIDTH, initial_indent=mark, subsequent_indent=" " * len(mark), tabsize=1
+    )
+
+
+def reproduce(options: argparse.Namespace) -> int:
+    """Print how to reproduce a run, and how its machine differs from this one."""
+    from scalebook.running import reproduce
+    from scalebook.store import read_record
+
+    record = read_record(run_directory(options.run, options.runs))
+    found = reproduce.recipe(record, reproduce.surroundings(os.environ), os.environ)
+    if options.json:
+        names = ("name", "recorded", "here")
+        differences = [dict(zip(names, one, strict=True)) for one in found.differences]
+        print_json({**plain(found), "differences": differences})
+        return 0
+    for line in reproduce.lines(found):
+        print(line)
+    return 0

@@ -1,0 +1,337 @@
+"""What commands share: argument types and flags, finding a named run, and printing."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import dataclasses
+import json
+import math
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from scalebook.settings import SETTINGS
+
+if TYPE_CHECKING:
+    from http.server import HTTPServer
+
+    from scalebook.facts.catalog.types import Platform
+
+LARGEST = 10**15  # nothing that a person asks about is larger; products of such stay finite
+RUN_HELP = "run id or its last six or more characters, or a run directory"
+_HINT = "See 'scalebook list'; the last six characters of an id are enough."
+_NUMBER = re.compile(r"-|(?=\D*\d)[\d,]*\.?[\d,]*(?:e\+\d+)?%*")
+
+
+class Subparsers(Protocol):
+    """What ``register`` of a command module adds its commands to."""
+
+    def add_parser(
+        self, name: str, *, help: str, aliases: Sequence[str] = ()
+    ) -> argparse.ArgumentParser:
+        """Add a command and return its parser."""
+        ...
+
+
+class Flags(Protocol):
+    """A parser, or one of its groups (argparse has no public type for both)."""
+
+    def add_argument(self, *flags: str, **details: Any) -> argparse.Action:
+        """Add an option."""
+        ...
+
+
+# Argument types -----------------------------------------------------------------------------------
+
+
+def at_least(minimum: int) -> Callable[[str], int]:
+    """Return an argument type: a whole number of at least ``minimum``."""
+
+    def convert(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = minimum - 1
+        if not minimum <= value <= LARGEST:
+            raise argparse.ArgumentTypeError(
+                f"{text[:40]!r} is not a whole number of at least {minimum}"
+            )
+        return value
+
+    return convert
+
+
+def step_window(text: str) -> tuple[int, int]:
+    """Return first and last step of ``FIRST:LAST``, as an argument type."""
+    first, _, last = text.partition(":")
+    if not (first.isdecimal() and last.isdecimal() and 1 <= int(first) < int(last) <= LARGEST):
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is no FIRST:LAST of steps, like 120:460")
+    return int(first), int(last)
+
+
+def positive(text: str) -> float:
+    """Return a finite number above zero, as an argument type."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 1 / LARGEST < value <= LARGEST:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a number above zero")
+    return value
+
+
+# Flags --------------------------------------------------------------------------------------------
+
+
+def add_settings(parser: Flags, names: Iterable[str]) -> None:
+    """Add a flag for each of these settings, typed and explained by its row of ``settings``.
+
+    A setting that is not given is None in the parsed options.
+    """
+    for name in names:
+        row = SETTINGS[name]
+        flags = [f"--{name.replace('_', '-')}"]
+        if name == "world_size":
+            flags.insert(0, "--gpus")
+        if row.yes_no:
+            parser.add_argument(*flags, action=argparse.BooleanOptionalAction, help=row.help)
+        elif row.minimum is not None:
+            count = at_least(row.minimum)
+            parser.add_argument(*flags, dest=name, type=count, metavar=row.metavar, help=row.help)
+        else:
+            choices = row.choices or None
+            parser.add_argument(*flags, choices=choices, metavar=row.metavar, help=row.help)
+
+
+def add_set(parser: Flags, help: str = "any other setting") -> None:
+    """Add ``--set NAME=VALUE`` for the settings that have no flag."""
+    parser.add_argument(
+        "--set", dest="fields", action="append", default=[], metavar="NAME=VALUE", help=help
+    )
+
+
+def add_model(parser: Flags) -> None:
+    """Add ``--model``, which must be given."""
+    parser.add_argument("--model", required=True, help=SETTINGS["model"].help)
+
+
+def add_platform(parser: Flags) -> None:
+    """Add ``--platform`` of commands that take this machine's by themselves (``platform_of``)."""
+    parser.add_argument("--platform", help="platform (default: that of this machine)")
+
+
+def platform_of(options: argparse.Namespace) -> Platform:
+    """Return the platform that ``--platform`` names, else that of this machine."""
+    from scalebook.facts import catalog
+    from scalebook.running.devices import detect
+
+    if options.platform:
+        return catalog.platform(options.platform)
+    return detect.platform_of(detect.detect())
+
+
+def add_start(parser: Flags) -> None:
+    """Add the options that say how a training is started here."""
+    parser.add_argument(
+        "--force-platform", action="store_true", help="run even if the device differs"
+    )
+    parser.add_argument("--trainer", default="", help=argparse.SUPPRESS)
+
+
+def add_start_spread(parser: Flags) -> None:
+    """Add ``--start-spread``."""
+
+    def spread(text: str) -> float:
+        from scalebook.errors import ConfigError
+        from scalebook.measure.metrics.repeats import read_spread
+
+        try:
+            return read_spread(text)
+        except ConfigError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    parser.add_argument(
+        "--start-spread",
+        type=spread,
+        metavar="FRACTION",
+        help="how much one configuration varies from start to start (standard deviation), like "
+        "0.01 or 1%%; default: SCALEBOOK_START_SPREAD, else 0.5%% (2%% on a CPU)",
+    )
+
+
+def add_port(parser: Flags) -> None:
+    """Add ``--port`` of a server on this machine."""
+    parser.add_argument(
+        "--port",
+        type=int,
+        default=0,
+        metavar="PORT",
+        help="port on 127.0.0.1 (default: a free one)",
+    )
+
+
+def add_runs(
+    parser: Flags, what: str = "folder of run directories", default: Path | None = None
+) -> None:
+    """Add ``--runs DIR``."""
+    text = f"{what} (default: runs)"
+    parser.add_argument("--runs", type=Path, default=default, metavar="DIR", help=text)
+
+
+def add_json(parser: argparse.ArgumentParser, *, csv: bool = False) -> None:
+    """Add ``--json``, and ``--csv`` where the command prints one table.
+
+    Both set ``json``: to ``"json"``, to ``"csv"``, or to None for a table.
+    """
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument(
+        "--json", action="store_const", const="json", help="print JSON instead of a table"
+    )
+    if csv:
+        text = "print CSV with all fields"
+        group.add_argument("--csv", dest="json", action="store_const", const="csv", help=text)
+
+
+# Runs ---------------------------------------------------------------------------------------------
+
+
+def require_folder(folder: Path, flag: str = "--runs DIR") -> None:
+    """Refuse a folder of runs that does not exist.
+
+    Raises:
+        RecordError: it does not; ``flag`` names another.
+    """
+    from scalebook.errors import RecordError
+
+    if not folder.is_dir():
+        raise RecordError(f"No folder of runs at {folder}. Name one with {flag}.")
+
+
+def run_directory(name: str, folder: Path | None) -> Path:
+    """Return the directory of a run; ids are looked for in the folder of runs and its examples.
+
+    Raises:
+        RecordError: there is no such run, or several are named.
+    """
+    from scalebook import store
+    from scalebook.errors import RecordError, unknown
+    from scalebook.project import runs_folder
+
+    if (Path(name) / "record.json").is_file():
+        return Path(name)
+    runs = runs_folder(folder)
+    found = store.find_run(name, runs)
+    if found is not None:
+        return found
+    folders = (runs, runs / "examples")
+    names = {path.name for one in folders for path in store.run_directories(one)}
+    if not names:
+        raise RecordError(
+            f"No run {name!r}: {runs} contains no runs. Name a folder with --runs DIR."
+        )
+    nearest = unknown("run", name, names).rpartition("Did you mean")[2]
+    hint = f"Did you mean{nearest}" if nearest.startswith(" ") else _HINT
+    raise RecordError(f"No run {name!r} under {runs}. {hint}")
+
+
+# Printing -----------------------------------------------------------------------------------------
+
+
+def complain(problem: object) -> None:
+    """Print a problem to stderr, with our name as every line there."""
+    print(f"scalebook: {problem}", file=sys.stderr)
+
+
+def plain(value: Any) -> Any:
+    """Return a value made of what JSON knows: dataclasses and mappings become objects."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [item.name for item in dataclasses.fields(value)]
+        return {name: plain(getattr(value, name)) for name in names}
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in cast(Mapping[Any, Any], value).items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in cast(Sequence[Any], value)]
+    return value
+
+
+def print_json(value: Any) -> None:
+    """Print a value as JSON; a NaN anywhere is an error, never output."""
+    print(json.dumps(plain(value), indent=1, allow_nan=False, ensure_ascii=False))
+
+
+def print_data(value: Any, form: str) -> None:
+    """Print rows of data as ``csv`` or ``json``: what ``--csv`` and ``--json`` ask for.
+
+    CSV has a column for each field of any row; a nested value is JSON.
+    """
+    if form != "csv":
+        return print_json(value)
+    found = plain(value)
+    rows = cast(list[dict[str, Any]], found if isinstance(found, list) else [found])
+    writer = csv.DictWriter(
+        sys.stdout, dict.fromkeys(name for row in rows for name in row), lineterminator="\n"
+    )
+    writer.writeheader()
+    writer.writerows({name: _csv_cell(cell) for name, cell in row.items()} for row in rows)
+    return None
+
+
+def _csv_cell(value: Any) -> Any:
+    """Return a value for CSV; a text that a spreadsheet would run as a formula gets a quote."""
+    if isinstance(value, str):
+        return f"'{value}" if value[:1] in tuple("=+-@\t\r") else value
+    nested = isinstance(value, bool | dict | list)
+    return json.dumps(value, allow_nan=False, ensure_ascii=False) if nested else value
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """Return a number with ``digits`` significant digits and grouped thousands, or a dash."""
+    if value is None:
+        return "-"
+    if abs(value) >= 10 ** (digits - 1) or value == int(value):
+        return f"{value:,.0f}"
+    return f"{value:,.{digits}g}"
+
+
+def print_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print left-aligned columns, numbers to the right."""
+    lines = (headers, *rows)
+    cells: list[str] = []
+    for column in zip(*lines, strict=True):
+        side = ">" if all(map(_NUMBER.fullmatch, column[1:])) else "<"
+        cells.append(f"{{:{side}{max(map(len, column))}}}")
+    write = "  ".join(cells).format
+    print("\n".join([write(*row).rstrip() for row in lines]))
+
+
+def show(
+    options: argparse.Namespace,
+    data: Any,
+    headers: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *notes: str,
+) -> int:
+    """Print data as ``--json`` or ``--csv`` asks, else a table and the notes; return 0."""
+    if options.json:
+        print_data(data, options.json)
+        return 0
+    print_table(headers, rows)
+    for note in notes:
+        print(note)
+    return 0
+
+
+def serve_until_interrupted(server: HTTPServer, opened: Callable[[str], object] = str) -> int:
+    """Serve on 127.0.0.1 until Ctrl-C; ``opened`` is called with the printed address."""
+    address = f"http://127.0.0.1:{server.server_port}/"
+    with server:
+        try:
+            print(f"{address} (Ctrl-C stops the server)", flush=True)
+            opened(address)
+            server.serve_forever()
+        except KeyboardInterrupt:
+            print()
+    return 0
