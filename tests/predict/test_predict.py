@@ -129,7 +129,7 @@ def test_a_run_with_expert_parallelism_began_as_fast_as_even_experts_are_predict
     run = store.read_run(EXAMPLES / name)
     asked = RunConfig.from_parameters(dict(run.record.requested) | {"expert_balance": "forced"})
     first = [step.step_seconds for step in run.steps[1:3]]
-    assert seconds(made, asked) == pytest.approx(median(first), rel=0.05)
+    assert seconds(made, asked) == pytest.approx(median(first), rel=0.06)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from scalebook.facts import communication, traffic
 from scalebook.facts.catalog.types import ModelShape
 from scalebook.facts.flops import attention_projections, attention_width, padded_vocab_size
 from scalebook.facts.memory.parameters import Count, is_moe, stage_count, stage_layers
-from scalebook.parallelism import experts_need_no_host
+from scalebook.parallelism import MOST_SINGLE_GRADIENTS, experts_need_no_host
 from scalebook.predict.kinds import KINDS, Machine
 
 Seconds = dict[str, float]  # by kind
@@ -29,6 +29,8 @@ Seconds = dict[str, float]  # by kind
 _ADAM = 30.0  # bytes a parameter: gradient, weight and both moments read; three and a copy written
 _NORM_AND_CLIP = 12.0
 _LAUNCH_SECONDS, _LAUNCHES = 6e-6, 120.0  # a layer, forward and backward, with Python's share
+# Of a layer with experts, some 190 kernels both ways: 14 to 16 ms of the host on H200 nodes.
+_EXPERT_LAUNCH_SECONDS = 0.0145
 _STEP_SECONDS = 0.005
 _PIECE_SECONDS = 15e-6  # before a piece of a collective starts
 _DEVICE_SPREAD = 0.01  # of the speed of devices of one model; every step waits for the slowest
@@ -106,7 +108,10 @@ def amounts(
                 idle[kind] += seconds / config.virtual_pipeline_parallel_size
     for kind, seconds in idle.items():
         total[kind] += seconds
+    waits = job.expert_launches() - _believed(total)
     _add(total, job.once(_believed(stages[slowest])))
+    if waits > 0:
+        total["expert_launch"] = waits
     total["waiting"] = _slowest_of(config.world_size) * _believed(total)
     layers = max(len(job.layers(number)) for number in range(len(stages)))
     launches = config.num_microbatches * layers * _LAUNCHES * _LAUNCH_SECONDS
@@ -163,6 +168,15 @@ class _Job:
         """Return the layers of a stage."""
         chunks = stage_layers(self.shape, self.config.parallelism, stage)
         return [layer for chunk in chunks for layer in chunk]
+
+    def expert_launches(self) -> float:
+        """Return the host's seconds to launch a step's experts, kernel by kernel; 0 otherwise."""
+        engine = self.config.precision == "fp8" or self.config.layer_spec == "transformer_engine"
+        if not (self.machine.is_gpu and self.own_kernels) or engine or self.on["cuda_graph"]:
+            return 0.0
+        stages = range(self.config.pipeline_parallel_size)
+        layers = (sum(is_moe(self.shape, one) for one in self.layers(each)) for each in stages)
+        return self.config.num_microbatches * max(layers) * _EXPERT_LAUNCH_SECONDS
 
     def stage(self, number: int) -> Seconds:
         """Return the work of one micro batch on a stage, forward and backward."""
@@ -369,9 +383,14 @@ class _Job:
 
     def weight_traffic(self, stage: int) -> Seconds:
         """Return reads of weights and sums of gradients, once for every micro batch."""
-        held = self.held(stage).total
+        count, shape = self.held(stage), self.shape
+        held = count.total
         size = 4 if self.config.gradient_precision == "bf16" else 8
         found = {"gemm_traffic": (4 + size) * held / self.machine.memory_bytes_per_second}
+        here = shape.moe.num_experts / self.config.expert_parallel_size if shape.moe else 0
+        if self.machine.is_gpu and self.own_kernels and here > MOST_SINGLE_GRADIENTS:
+            summed = (2 + size) * count.expert / self.machine.memory_bytes_per_second
+            found["expert_gradients"] = summed
         if self.machine.is_gpu and not self.on["fused_weight_gradient"]:
             extra = 12 * held / self.machine.memory_bytes_per_second
             found["fused_weight_gradient_off"] = extra

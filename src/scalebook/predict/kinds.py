@@ -37,6 +37,8 @@ KINDS: Mapping[str, Kind] = {
         Kind("expert_gemm", "matrix products of experts", 1.8, 0.6),
         # Nothing at first: the committed run on 4 expert ranks slows from 0.8 to 1.3 s in 18 steps.
         Kind("uneven_experts", "waits for the rank with most tokens", 0.2, 0.25),
+        Kind("expert_gradients", "sums of experts' gradients", 1.1, 0.3),
+        Kind("expert_launch", "launches of experts' kernels", 1.0, 0.2),
         Kind("routing", "routing of tokens to experts", 1.5, 0.8),
         Kind("elementwise", "element-wise kernels", 1.25, 0.4),
         Kind("optimizer", "optimizer", 1.25, 0.4),
