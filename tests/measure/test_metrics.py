@@ -323,7 +323,7 @@ def test_hfu_is_none_where_nobody_says_what_was_recomputed():
         found = measure(make_run(recompute=mode))
         assert found.mfu is not None
         assert found.hfu is None
-        assert "recomputed" in found.registered["hfu_reason"]
+        assert "recomputed" in found.hfu_reason
 
 
 def test_a_rate_above_the_peak_of_the_device_is_void_with_its_reason():

@@ -124,6 +124,11 @@ class RunMetrics:
         """MFU with the FLOPs of recomputation counted, a fraction."""
         return self.registered.get("hfu")
 
+    @property
+    def hfu_reason(self) -> str | None:
+        """Why there is no HFU."""
+        return self.registered.get("hfu_reason")
+
     def as_dict(self) -> dict[str, Any]:
         """Return every number by its column, registered ones among them."""
         found = dict(zip(NAMES, _values(self), strict=True))
