@@ -178,7 +178,7 @@ def metric(
 
 
 def missing(reason: str) -> Missing:
-    """Return what a metric returns in place of a value: the sentence that says why."""
+    """Return the reason that a metric returns instead of a value: one sentence."""
     from scalebook.measure import registered
 
     return registered.Missing(reason)

@@ -117,9 +117,12 @@ def test_a_changed_file_counts_at_once(project: Path, capsys: pytest.CaptureFixt
         (metric("mfu", "return 1"), "Scalebook has a column 'mfu'"),
         (metric("seed", "return 1"), "Scalebook has a column 'seed'"),
         (metric("rate", "return 1"), "have a column 'rate'"),
-        (metric("Big", "return 1"), "'Big' is no name of a metric"),
+        (metric("Big", "return 1"), "'Big' is not a name that a metric can have"),
         (metric("odd", "return 1", dtype="double"), "dtype 'double'. Use float"),
-        (HEAD + "a = sb.metric(unit=1, meaning='a', null='b')(lambda run: 1)", "no name"),
+        (
+            HEAD + "a = sb.metric(unit=1, meaning='a', null='b')(lambda run: 1)",
+            "not a name that a metric can have",
+        ),
     ],
 )
 def test_a_file_that_cannot_be_used_is_one_line(project: Path, source: str, says: str) -> None:
@@ -203,8 +206,9 @@ def test_files_of_another_user_are_not_run(project: Path) -> None:
 
 
 def test_a_catalog_that_is_named_brings_no_metrics(
-    project: Path, capsys: pytest.CaptureFixture[str]
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setenv("SCALEBOOK_CATALOG", "")  # main sets it; the next test must not see that
     (project / "mine.py").write_text(hostile(project))
     (project / "other.toml").write_text('[metrics]\nfiles = ["mine.py"]\n')
     assert main(["--catalog", str(project / "other.toml"), "models"]) == 2

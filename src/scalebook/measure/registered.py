@@ -163,7 +163,7 @@ def own_files() -> tuple[Path, ...]:
     """Return the files of metrics that the project's ``.scalebook.toml`` names.
 
     Raises:
-        ConfigError: a name is none of a file of the project, or the file may be of others.
+        ConfigError: a name is not that of a file of the project, or others can change the file.
     """
     try:
         project = project_file(Path.cwd())
@@ -207,7 +207,7 @@ def _names(project: Path) -> tuple[str, ...]:
     names = cast("list[Any]", found) if isinstance(found, list) else [None]
     if not all(isinstance(name, str) and name for name in names):
         raise ConfigError(f'{project}: write [metrics] as files = ["my_metrics.py"].')
-    return tuple(names)
+    return tuple(str(name) for name in names)
 
 
 def _require_own(path: Path, project: Path) -> None:
@@ -241,7 +241,7 @@ def _holds_runs(folder: Path) -> bool:
 
 @lru_cache(maxsize=8)
 def _loaded(files: Signature) -> tuple[Metric, ...]:
-    """Return the metrics of these files; run again only when one has changed."""
+    """Return the metrics of these files; a changed file is rerun."""
     known = dict.fromkeys((*NAMES, *SETTINGS), "Scalebook")
     known |= {name: "Scalebook" for one in BUILT_IN for name in (one.name, one.reason_name)}
     found: list[Metric] = []
@@ -278,7 +278,7 @@ def _of(module: ModuleType) -> list[Metric]:
 def _require_fitting(one: Metric, path: str, known: Mapping[str, str]) -> None:
     if not _NAME.fullmatch(one.name):
         raise ConfigError(
-            f"{path}: {one.name!r} is no name of a metric. Use 2 to 60 lower-case letters, digits "
+            f"{path}: {one.name!r} is not a name that a metric can have. Use 2 to 60 lower-case letters, digits "
             "and underscores."
         )
     for name in (one.name, one.reason_name):

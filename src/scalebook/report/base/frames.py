@@ -567,7 +567,7 @@ def telemetry_frame(directories: Mapping[str, Path]) -> pl.DataFrame:
 
 
 def _device_frame(run_id: str, device: Device, every: int) -> pl.DataFrame:
-    """Return every so-manieth reading of a device."""
+    """Return each N-th reading of a device as rows; ``every`` is N."""
     kept = Device(device.name, device.rows[::every])
     count = len(kept.rows)
     return pl.DataFrame(
