@@ -278,8 +278,8 @@ def _of(module: ModuleType) -> list[Metric]:
 def _require_fitting(one: Metric, path: str, known: Mapping[str, str]) -> None:
     if not _NAME.fullmatch(one.name):
         raise ConfigError(
-            f"{path}: {one.name!r} is not a name that a metric can have. Use 2 to 60 lower-case letters, digits "
-            "and underscores."
+            f"{path}: {one.name!r} is not a name that a metric can have. Use 2 to 60 lower-case "
+            "letters, digits and underscores."
         )
     for name in (one.name, one.reason_name):
         if name in known:
