@@ -94,6 +94,12 @@ def test_results_show_as_tables_in_a_notebook_with_their_text_escaped():
     shown = sb.check("qwen2.5-7b", "h100", world_size=8, tensor_parallel_size=8)._repr_html_()
     assert "<th>legal</th><td>no</td>" in shown
     assert "tensor_parallel_size=8" in shown
+    eight = {"world_size": 8, "tensor_parallel_size": 2, "sequence_length": 8192}
+    assert "GiB" in sb.memory("llama3.1-8b", "h100", **eight)._repr_html_()
+    rated = sb.predict("llama3.1-8b", "h100", runs=EXAMPLES, **eight)._repr_html_()
+    assert "tokens/s per GPU" in rated
+    assert "<td>1 s (" in sb.steady([1.0, 1.001, 0.999] * 20)._repr_html_()
+    assert "none of 2" in sb.steady([1.0, 1.001])._repr_html_()
     odd = api.Comparison(None, "<b>", ())
     assert "&lt;b&gt;" in odd._repr_html_()
 

@@ -8,12 +8,13 @@ says what to do. Settings are keyword arguments with the names of ``scalebook.se
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from html import escape
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
+
+from scalebook.untrusted import html_table
 
 if TYPE_CHECKING:
     import polars as pl
@@ -112,7 +113,7 @@ class Mfu:
         shown = f"{self.fraction:.1%}" if self.fraction is not None else self.reason
         rates = f"{self.model_tflops_per_second_per_gpu:,.1f} TFLOP/s per GPU"
         peak = self.peak_tflops_per_second
-        return _table(
+        return html_table(
             {"MFU": shown, "model rate": rates, "dense peak": peak and f"{peak:,.1f} TFLOP/s"}
         )
 
@@ -130,7 +131,7 @@ class Judgement:
 
     def _repr_html_(self) -> str:
         words = {True: "yes", False: "no", None: "unknown"}
-        return _table(
+        return html_table(
             {
                 "legal": words[self.legal],
                 "fits": f"{words[self.fits]}: {self.fits_reason}",
@@ -150,14 +151,7 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         verdict = self.verdict.sentence if self.verdict else self.reason
-        return _table({"verdict": verdict, "differences": ", ".join(self.differences)})
-
-
-def _table(rows: Mapping[str, object]) -> str:
-    """Return a table of names and values for a notebook, without those that are empty."""
-    cells = ((escape(name), escape(str(value))) for name, value in rows.items() if value)
-    lines = (f"<tr><th>{name}</th><td>{value}</td></tr>" for name, value in cells)
-    return f"<table>{''.join(lines)}</table>"
+        return html_table({"verdict": verdict, "differences": ", ".join(self.differences)})
 
 
 def metric(

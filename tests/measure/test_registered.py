@@ -15,6 +15,7 @@ from scalebook.measure import registered
 from scalebook.measure.metrics import measure
 from scalebook.report.base import columns
 from scalebook.report.base.frames import load
+from scalebook.report.site.run_details import write_details
 from scalebook.store import read_run
 
 HEAD = "import scalebook as sb\n"
@@ -62,6 +63,16 @@ def test_a_function_of_a_users_file_is_a_column_of_the_list_the_data_and_the_wor
     assert words["longest_reason"].meaning == "why longest is null"
     assert main(["list", "--columns", "longest,hfu"]) == 0
     assert capsys.readouterr().out.splitlines()[0].split()[-2:] == ["longest", "hfu"]
+
+
+def test_the_page_of_a_run_shows_registered_metrics_with_their_units(project: Path) -> None:
+    name(project, metric("longest_step", "return 1.25"))
+    write_details(load("runs"), project / "site")
+    text = (project / "site/data/run/0.js").read_text().partition("\n")[2]
+    for row in json.loads(text.rstrip(";\n")):
+        results = dict(row["results"])
+        assert results["Longest step"].split() == ["1.25", "s"]
+        assert results["Variation of steps"].endswith("%")
 
 
 def test_a_column_that_nobody_has_is_named_with_the_nearest(
