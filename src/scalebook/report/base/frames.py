@@ -17,7 +17,7 @@ from typing import Any
 
 import polars as pl
 
-from scalebook import identity
+from scalebook import identity, settings
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError, RecordError, ReportError
 from scalebook.facts.feasibility import feasibility
@@ -59,6 +59,15 @@ def _column_type(annotation: str) -> Type:
 def _setting_type(name: str) -> Type:
     kind = RunConfig.model_fields[name].annotation
     return _TYPES.get(kind.__name__, pl.String) if isinstance(kind, type) else pl.String
+
+
+def for_charts(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return runs or steps without the columns that only data files hold; others as they are."""
+    if "config_hash" in frame.columns:
+        return frame.drop(_FILE_ONLY, strict=False)
+    if "rank_step_seconds" in frame.columns:
+        return frame.drop(_STEP_FILE_ONLY, strict=False)
+    return frame
 
 
 def _registered(metrics: Iterable[registered.Metric]) -> dict[str, Type]:
@@ -132,6 +141,22 @@ TELEMETRY_SCHEMA: dict[str, Type] = {
     "kept_of": pl.Int64,
 }
 MOST_READINGS = 2000  # of a run, all its devices together
+
+# What only the data files hold: no chart reads it, and every point of one would carry it.
+_ON_PAGES = {*settings.names("layout"), "recompute"}
+_FILE_ONLY = frozenset(
+    {
+        *(name for name in RUN_SETTINGS if name not in _ON_PAGES),
+        *(*VERSIONS, "started_at", "finished_at", "exit_code", "config_hash", "inferred_from"),
+        *("container", *(one.reason_name for one in registered.BUILT_IN)),
+    }
+)
+_STEP_FILE_ONLY = frozenset(
+    {
+        *("tokens_per_gpu", "reserved_gib", "expert_load", "checkpoint_seconds", "restart"),
+        *("skipped", "finished_at", "rank_step_seconds", "part_seconds"),
+    }
+)
 
 # One row per cell of a feasibility map. ``run_ids`` are the runs that a measured cell shows, or the
 # one that an inferred cell follows from.
@@ -464,9 +489,9 @@ def run_row(run: Run, item: RunMetrics) -> dict[str, Any]:
     """Return the metrics of a run, and what its record says of it: settings, versions, times."""
     record = run.record
     environment = record.environment
-    settings = {name: _setting(record, name) for name in RUN_SETTINGS}
+    more = {name: _setting(record, name) for name in RUN_SETTINGS}
     versions = {name: _version(environment.get(name)) for name in VERSIONS}
-    more = {
+    more |= {
         "started_at": record.started_at,
         "finished_at": record.finished_at,
         "exit_code": record.exit_code,
@@ -478,7 +503,7 @@ def run_row(run: Run, item: RunMetrics) -> dict[str, Any]:
         "configuration": identity.repeat(record),
         "setup": identity.series(record),
     }
-    return item.as_dict() | settings | versions | more
+    return item.as_dict() | versions | more
 
 
 def _version(value: Any) -> Any:
