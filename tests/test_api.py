@@ -13,7 +13,7 @@ import pytest
 
 import scalebook as sb
 from scalebook import api
-from scalebook.errors import ConfigError
+from scalebook.errors import ConfigError, ScalebookError
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "runs/examples"
@@ -64,6 +64,44 @@ def test_runs_are_filtered_with_their_steps_and_stay_frozen():
         h100.frame = runs.frame
     with pytest.raises(ConfigError, match=r"Unknown column 'platfrom'.*Did you mean 'platform'"):
         runs.where(platfrom="h100")
+
+
+def test_telemetry_is_of_the_runs_that_were_chosen():
+    runs = sb.load(EXAMPLES).where(platform="h200")
+    found = runs.telemetry
+    assert found["run_id"].n_unique() > 1
+    assert set(found["run_id"]) <= set(runs.frame["run_id"])
+
+
+def test_pandas_is_optional_and_its_absence_is_said_with_the_way_out(monkeypatch):
+    runs = sb.load(EXAMPLES)
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ScalebookError, match=r"pandas is not installed\..*pip install pandas"):
+        runs.to_pandas()
+
+
+def test_a_pandas_frame_has_the_columns_of_the_frame(monkeypatch):
+    pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    runs = sb.load(EXAMPLES)
+    assert list(runs.to_pandas().columns) == runs.frame.columns
+
+
+def test_results_show_as_tables_in_a_notebook_with_their_text_escaped():
+    rate = {"model": "llama3.1-8b", "sequence_length": 8192, "accelerator": "H200-SXM-141GB"}
+    assert "<td>57.1%</td>" in sb.mfu(10_982, **rate)._repr_html_()
+    assert "No dense peak" in sb.mfu(10_982, **rate, precision="fp4")._repr_html_()
+    shown = sb.check("qwen2.5-7b", "h100", world_size=8, tensor_parallel_size=8)._repr_html_()
+    assert "<th>legal</th><td>no</td>" in shown
+    assert "tensor_parallel_size=8" in shown
+    eight = {"world_size": 8, "tensor_parallel_size": 2, "sequence_length": 8192}
+    assert "GiB" in sb.memory("llama3.1-8b", "h100", **eight)._repr_html_()
+    rated = sb.predict("llama3.1-8b", "h100", runs=EXAMPLES, **eight)._repr_html_()
+    assert "tokens/s per GPU" in rated
+    assert "<td>1 s (" in sb.steady([1.0, 1.001, 0.999] * 20)._repr_html_()
+    assert "none of 2" in sb.steady([1.0, 1.001])._repr_html_()
+    odd = api.Comparison(None, "<b>", ())
+    assert "&lt;b&gt;" in odd._repr_html_()
 
 
 def test_an_illegal_configuration_is_judged_and_has_no_memory():

@@ -17,11 +17,11 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src/scalebook"
 FIELDS_OF_A_LIST = 4  # a constant with so many names of settings is a list of them
 LIMITS = {
-    "files": 373,
-    "lines": 62560,
+    "files": 375,
+    "lines": 63611,
     "longest file": 640,
     "rooms": 33,
-    "import arrows between rooms": 186,
+    "import arrows between rooms": 189,
     "lists of settings": 25,
     "class names used twice": 21,
     "module names used twice": 25,

@@ -8,10 +8,13 @@ says what to do. Settings are keyword arguments with the names of ``scalebook.se
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from scalebook.untrusted import html_table
 
 if TYPE_CHECKING:
     import polars as pl
@@ -20,14 +23,15 @@ if TYPE_CHECKING:
     from scalebook.config import RunConfig
     from scalebook.facts.memory import MemoryEstimate
     from scalebook.measure.metrics.steady import Steady
+    from scalebook.measure.registered import Metric, Missing, Subject, Value
     from scalebook.measure.verdicts.compare import Verdict
     from scalebook.predict import Prediction
     from scalebook.report.base.frames import ReportData
     from scalebook.store import Run
 
 VERBS = (
-    *("Runs", "check", "compare", "flops", "load", "memory", "mfu", "predict", "read_log"),
-    *("run", "steady"),
+    *("Runs", "check", "compare", "flops", "load", "memory", "metric", "mfu", "missing"),
+    *("predict", "read_log", "run", "steady"),
 )
 
 
@@ -52,8 +56,33 @@ class Runs:
             self.steps.filter(self.steps["run_id"].is_in(frame["run_id"].to_list())),
         )
 
+    @property
+    def telemetry(self) -> pl.DataFrame:
+        """One row per reading of a device, of long runs every second, third, ...; read when asked.
+
+        The columns, and how many readings are kept, are those of telemetry.parquet.
+        """
+        from scalebook.report.base.frames import telemetry_frame
+
+        places = self.data.directories
+        return telemetry_frame({one: places[one] for one in self.frame["run_id"].to_list()})
+
     def to_pandas(self) -> Any:
-        """Return ``frame`` as a pandas data frame; needs pandas and pyarrow."""
+        """Return ``frame`` as a pandas data frame.
+
+        Raises:
+            ScalebookError: pandas or pyarrow, which the conversion needs, is not installed.
+        """
+        from scalebook.errors import ScalebookError
+
+        for name in ("pandas", "pyarrow"):
+            try:
+                import_module(name)
+            except ImportError as error:
+                raise ScalebookError(
+                    f"{name} is not installed. Install it: pip install pandas pyarrow. Without "
+                    "it, use the polars data frame in .frame."
+                ) from error
         return cast(Any, self.frame).to_pandas()
 
     def report(self, output: str | Path) -> Path:
@@ -80,6 +109,14 @@ class Mfu:
     model_tflops_per_second_per_gpu: float
     peak_tflops_per_second: float | None
 
+    def _repr_html_(self) -> str:
+        shown = f"{self.fraction:.1%}" if self.fraction is not None else self.reason
+        rates = f"{self.model_tflops_per_second_per_gpu:,.1f} TFLOP/s per GPU"
+        peak = self.peak_tflops_per_second
+        return html_table(
+            {"MFU": shown, "model rate": rates, "dense peak": peak and f"{peak:,.1f} TFLOP/s"}
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
@@ -92,6 +129,17 @@ class Judgement:
     fits: bool | None
     fits_reason: str
 
+    def _repr_html_(self) -> str:
+        words = {True: "yes", False: "no", None: "unknown"}
+        return html_table(
+            {
+                "legal": words[self.legal],
+                "fits": f"{words[self.fits]}: {self.fits_reason}",
+                "problems": " ".join(self.problems),
+                "warnings": " ".join(self.warnings),
+            }
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
@@ -100,6 +148,34 @@ class Comparison:
     verdict: Verdict | None
     reason: str | None
     differences: tuple[str, ...]
+
+    def _repr_html_(self) -> str:
+        verdict = self.verdict.sentence if self.verdict else self.reason
+        return html_table({"verdict": verdict, "differences": ", ".join(self.differences)})
+
+
+def metric(
+    *,
+    unit: str,
+    meaning: str,
+    null: str,
+    dtype: Literal["float", "int", "str", "bool"] = "float",
+    words: str | None = None,
+) -> Callable[[Callable[[Subject], Value | Missing]], Metric]:
+    """Make a column of a function from a run to its value; the function's name is the column's.
+
+    ``meaning`` says what it is, ``null`` when there is no value, ``words`` what a table calls it.
+    """
+    from scalebook.measure import registered
+
+    return registered.metric(unit=unit, meaning=meaning, null=null, dtype=dtype, words=words)
+
+
+def missing(reason: str) -> Missing:
+    """Return the reason that a metric returns instead of a value: one sentence."""
+    from scalebook.measure import registered
+
+    return registered.Missing(reason)
 
 
 def load(runs: str | Path = "runs") -> Runs:

@@ -90,6 +90,15 @@ class Steps(Sequence[StepRecord]):
         """Yield the phase of each step."""
         return map(_PHASES.__getitem__, self._phases)
 
+    def skipped(self) -> list[bool]:
+        """Return whether the optimizer refused each step."""
+        return list(map(bool, self._skipped))
+
+    def rank_times(self) -> Iterator[list[float] | None]:
+        """Yield the seconds of each rank in each step, by rank; None where it has none."""
+        for index in range(len(self)):
+            yield list(self._rank_times(index)) or None
+
     def part_names(self) -> tuple[str, ...]:
         """Return the names of the time marks that any step has."""
         return tuple(name[len(_PART) :] for name in self._columns if name.startswith(_PART))

@@ -33,6 +33,20 @@ class Run:
     steps: Sequence[StepRecord]  # Steps where they were read
     problems: tuple[str, ...] = ()  # lines that could not be read, in words
 
+    def _repr_html_(self) -> str:
+        record = self.record
+        return untrusted.html_table(
+            {
+                "run": record.run_id,
+                "status": record.status,
+                "reason": record.reason,
+                "model": record.setting("model"),
+                "GPUs": record.setting("world_size"),
+                "steps": len(self.steps),
+                "not readable": " ".join(self.problems),
+            }
+        )
+
 
 def run_id(config: RunConfig, started_at: datetime) -> str:
     """Return a run's name: when it started, its model and world size, its configuration's hash."""

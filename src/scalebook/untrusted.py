@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, BinaryIO, TextIO
@@ -24,6 +24,15 @@ _TOO_LARGE = "it is larger than {:,} bytes"
 # What a file system says that cannot put this kind of file on the disk at once.
 _NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EROFS)
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def html_table(rows: Mapping[str, object]) -> str:
+    """Return names and values as an HTML table for a notebook, without values that are empty."""
+    import html  # a dictionary of all entities, which no command needs
+
+    filled = {name: value for name, value in rows.items() if value not in (None, "")}
+    cells = ((html.escape(name), html.escape(str(value))) for name, value in filled.items())
+    return f"<table>{''.join(f'<tr><th>{a}</th><td>{b}</td></tr>' for a, b in cells)}</table>"
 
 
 def opened(path: Path, most: int | None = None, *, follow: bool = False) -> BinaryIO:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,21 @@ import polars as pl
 import pytest
 from simulated import H100, config, write_run, write_sample
 
+from scalebook.cli import main
 from scalebook.errors import ReportError
-from scalebook.report.base.frames import SCHEMA, load, run_frame
+from scalebook.record import StepRecord
+from scalebook.report.base import columns
+from scalebook.report.base.frames import (
+    MOST_READINGS,
+    SCHEMA,
+    STEP_SCHEMA,
+    TELEMETRY_SCHEMA,
+    load,
+    run_frame,
+    telemetry_frame,
+)
 from scalebook.report.base.naming import group_name, sized, split_name
+from scalebook.settings import SETTINGS
 
 
 def row_of(runs: Path, run_id: str) -> dict[str, Any]:
@@ -172,3 +185,139 @@ def test_two_runs_of_unknown_work_are_never_one_group(unknown: str) -> None:
 def test_a_label_says_where_a_run_comes_from(tmp_path: Path) -> None:
     write_run(tmp_path, "a", config(), device=H100)
     assert row_of(tmp_path, "a")["label"] == "tiny-llama · 1 process [simulated]"
+
+
+# What the columns are ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("file", ["runs", "steps", "telemetry"])
+def test_every_column_has_words_and_no_words_are_of_another(file: columns.DataFile) -> None:
+    found = columns.columns(file, own=False)
+    assert all(one.meaning for one in found)
+    assert {*columns.words_of(file)} <= {one.name for one in found}
+    schema = {"runs": SCHEMA, "steps": STEP_SCHEMA, "telemetry": TELEMETRY_SCHEMA}[file]
+    assert [one.name for one in found] == [*schema]
+
+
+def test_a_column_without_words_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SCHEMA, "new_column", pl.Int64)
+    with pytest.raises(KeyError, match="new_column"):
+        columns.columns("runs")
+
+
+def test_the_page_of_columns_is_what_the_command_prints(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["columns", "--markdown"]) == 0
+    assert capsys.readouterr().out == (root / "src/scalebook/report/COLUMNS.md").read_text()
+
+
+def test_reasons_explain_columns_that_exist() -> None:
+    reasons = columns.words_of("reasons")
+    assert {*reasons, *reasons.values()} <= {*SCHEMA}
+
+
+def test_the_columns_command_prints_rows_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["columns", "steps", "--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert [*rows] == [*STEP_SCHEMA]
+    assert rows["step_seconds"]["unit"] == "s"
+    assert main(["columns", "telemetry", "--csv"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1 + len(TELEMETRY_SCHEMA)
+
+
+def test_every_setting_and_every_field_of_a_step_is_a_column() -> None:
+    assert {*SETTINGS} <= {*SCHEMA}
+    assert {*StepRecord.model_fields} <= {*STEP_SCHEMA}
+
+
+def test_settings_versions_and_times_of_a_record_are_in_its_row(tmp_path: Path) -> None:
+    path = write_run(tmp_path, "a", config(seed=7, learning_rate=0.002)) / "record.json"
+    record = json.loads(path.read_text())
+    record |= {"started_at": "2026-01-02T03:04:05.678+01:00", "finished_at": "yesterday"}
+    record["observed"] |= {"fused_norm": True, "cuda_graph": "off"}
+    record["environment"] |= {"git_commit": "c" * 40, "torch": "2.9.1", "cuda": 12.8}
+    path.write_text(json.dumps(record))
+    row = row_of(tmp_path, "a")
+    assert (row["seed"], row["learning_rate"]) == (7, 0.002)
+    assert (row["fused_norm"], row["cuda_graph"]) == ("on", "off")
+    assert (row["git_commit"], row["torch"], row["cuda"]) == ("c" * 40, "2.9.1", "12.8")
+    assert row["started_at"] == datetime(2026, 1, 2, 2, 4, 5, 678_000, tzinfo=UTC)
+    assert row["finished_at"] is None
+    assert load(tmp_path).problems == ("Run a: finished_at='yesterday' is not usable",)
+
+
+def test_steps_hold_times_by_rank_parts_and_when_they_ended(tmp_path: Path) -> None:
+    path = write_run(tmp_path, "a", config()) / "steps.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[0] |= {
+        "rank_step_seconds": [0.5, 0.25],
+        "part_seconds": {"forward": 0.125, "backward": 0.25},
+        "finished_at": "2026-01-02T03:04:05.5+00:00",
+        "skipped": True,
+        "reserved_gib": 61.5,
+    }
+    lines[1] |= {"rank_step_seconds": [], "part_seconds": {}, "finished_at": None}
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    first, second = load(tmp_path).steps.head(2).iter_rows(named=True)
+    assert first["rank_step_seconds"] == [0.5, 0.25]
+    parts = [(one["part"], one["seconds"]) for one in first["part_seconds"]]
+    assert parts == [("forward", 0.125), ("backward", 0.25)]
+    assert first["finished_at"] == datetime(2026, 1, 2, 3, 4, 5, 500_000, tzinfo=UTC)
+    assert (first["skipped"], first["reserved_gib"]) == (True, 61.5)
+    assert (second["rank_step_seconds"], second["part_seconds"]) == (None, None)
+    assert (second["finished_at"], second["skipped"]) == (None, False)
+
+
+def sampled(folder: Path, devices: int, samples: int) -> None:
+    """Write telemetry of some GPUs, sample ``n`` of GPU ``g`` at 1000 + n s with 100 g + n W."""
+    rows = [
+        {"time": 1000 + n, "gpu": g, "power_watts": 100 * g + n, "throttle_reasons": ["power"]}
+        for n in range(samples)
+        for g in range(devices)
+    ]
+    (folder / "telemetry.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+
+def test_telemetry_is_a_row_per_reading(tmp_path: Path) -> None:
+    sampled(write_run(tmp_path, "a", config()), devices=2, samples=3)
+    write_run(tmp_path, "b", config(micro_batch_size=2))
+    found = telemetry_frame(load(tmp_path).directories)
+    assert found.schema == pl.Schema(TELEMETRY_SCHEMA)
+    assert found["run_id"].to_list() == ["a"] * 6
+    assert found["device"].to_list() == ["GPU 0"] * 3 + ["GPU 1"] * 3
+    assert found["power_watts"].to_list() == [0, 1, 2, 100, 101, 102]
+    assert found["time"][1] == datetime(1970, 1, 1, 0, 16, 41, tzinfo=UTC)
+    assert found["clock_mhz"].null_count() == 6
+    assert (found["throttle_reasons"][0], found["kept_of"][0]) == ("power", 1)
+
+
+@pytest.mark.parametrize("devices", [1, 7, MOST_READINGS - 1, MOST_READINGS, MOST_READINGS + 9])
+def test_a_run_has_no_more_readings_than_is_said(tmp_path: Path, devices: int) -> None:
+    sampled(write_run(tmp_path, "a", config()), devices, samples=8000 // devices + 1)
+    found = telemetry_frame(load(tmp_path).directories)
+    assert min(devices, MOST_READINGS) <= found.height <= MOST_READINGS
+    if devices == 1:
+        assert found["kept_of"].unique().to_list() == [5]
+        assert found["power_watts"].to_list()[:3] == [0, 5, 10]
+
+
+def test_tables_hold_lists_and_times_in_either_form(tmp_path: Path) -> None:
+    runs, target = tmp_path / "runs", tmp_path / "out"
+    path = write_run(runs, "a", config())
+    sampled(path, devices=1, samples=2)
+    record = json.loads((path / "record.json").read_text())
+    (path / "record.json").write_text(json.dumps(record | {"started_at": "2026-01-02T03:04:05Z"}))
+    lines = [json.loads(line) for line in (path / "steps.jsonl").read_text().splitlines()]
+    rows = [line | {"rank_step_seconds": [0.5, 0.25]} for line in lines]
+    (path / "steps.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    for kind in ("csv", "parquet"):
+        assert main(["export", str(runs), "--to", f"{kind}:{target}"]) == 0
+    steps, of_csv = pl.read_parquet(target / "steps.parquet"), pl.read_csv(target / "steps.csv")
+    assert steps["rank_step_seconds"][0].to_list() == [0.5, 0.25]
+    assert of_csv["rank_step_seconds"][0] == "[0.5, 0.25]"
+    frame = pl.read_parquet(target / "runs.parquet")
+    assert frame.schema["started_at"] == pl.Datetime("us", "UTC")
+    assert pl.read_csv(target / "runs.csv")["started_at"][0] == "2026-01-02T03:04:05.000Z"
+    assert pl.read_parquet(target / "telemetry.parquet").height == 2
+    assert pl.read_csv(target / "telemetry.csv")["time"][0] == "1970-01-01T00:16:40.000Z"

@@ -159,7 +159,7 @@ def test_a_csv_cell_that_looks_like_a_formula_is_tamed(site: Built, tmp_path: Pa
     from scalebook.report.site.site_files import write_data
 
     write_run(tmp_path / "runs", "a", config(model="=cmd|' /C calc'!A0"))
-    write_data(load(tmp_path / "runs"), tmp_path)
+    write_data(load(tmp_path / "runs"), tmp_path, tmp_path / "cache")
     assert (
         "\"'=cmd" in (tmp_path / "runs.csv").read_text()
         or ",'=cmd" in (tmp_path / "runs.csv").read_text()

@@ -32,9 +32,9 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "drill": "runs",
     },
     "after a run": {
-        "list": "show", "steady": "verdicts", "compare": "verdicts", "gate": "verdicts",
-        "diagnose": "show", "reproduce": "show", "report": "reports", "demo": "reports",
-        "open": "reports", "publish": "reports",
+        "list": "show", "columns": "show", "steady": "verdicts", "compare": "verdicts",
+        "gate": "verdicts", "diagnose": "show", "reproduce": "show", "report": "reports",
+        "demo": "reports", "open": "reports", "publish": "reports",
     },
     "interchange": {"ingest": "interchange", "export": "interchange"},
 }  # fmt: skip
@@ -45,7 +45,7 @@ SHOWING = frozenset(
     {
         *("accelerators", "convert", "diagnose", "feasibility", "flops", "list", "models"),
         *("plan", "platforms", "predict", "project", "published", "reproduce", "status", "steady"),
-        "strategies",
+        *("columns", "strategies"),
     }
 )
 # What a user's path may be wrong in; with a file's name, so that no defect of ours passes for it.

@@ -1,4 +1,4 @@
-"""Commands that show runs: ``list`` all, ``diagnose`` the speed of one, ``reproduce`` one."""
+"""Commands that show runs: ``list``, ``columns`` of the data, ``diagnose``, ``reproduce``."""
 
 from __future__ import annotations
 
@@ -43,8 +43,15 @@ def register(subparsers: Subparsers) -> None:
         choices=("bf16", "fp8"),
         help="precision of the dense peak that the MFU of FP8 runs refers to",
     )
+    parser.add_argument(
+        "--columns",
+        default="",
+        metavar="NAME,...",
+        help="columns to add to the table, of those that --csv has: hfu,reserved_memory_gib",
+    )
     add_json(parser, csv=True)
     parser.set_defaults(handler=list_runs)
+    _register_columns(subparsers)
     for name, handler, text in (
         ("diagnose", diagnose, "explain the MFU of a run and suggest what to try"),
         ("reproduce", reproduce, "print command, commit and variables that reproduce a run"),
@@ -56,25 +63,35 @@ def register(subparsers: Subparsers) -> None:
         parser.set_defaults(handler=handler)
 
 
+def _register_columns(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser("columns", help="explain the columns of the data files")
+    parser.add_argument(
+        "file",
+        nargs="?",
+        choices=("runs", "steps", "telemetry"),
+        help="data file (default: all three)",
+    )
+    parser.add_argument(
+        "--markdown", action="store_true", help="print the page of the documentation"
+    )
+    add_json(parser, csv=True)
+    parser.set_defaults(handler=list_columns)
+
+
 def list_runs(options: argparse.Namespace) -> int:
     """Print one row per run, sorted by run id; what cannot be read goes to stderr."""
-    from scalebook.measure.row import NAMES
-
     gc.set_threshold(100_000)  # rows are many and hold no cycle: a search for one finds nothing
     require_folder(options.runs)
     rows = _readable(options.runs, options.peak_precision)
     found = sorted(((row.metrics, row) for row in rows), key=lambda pair: pair[0].run_id)
     if options.json:
-        data = [
-            dict(zip(NAMES, item.values(), strict=True)) | dict(row.of_record)
-            for item, row in found
-        ]
+        data = [item.as_dict() | dict(row.of_record) for item, row in found]
         print_data(data, options.json)
     elif found:
         for item, _ in found:
             if item.status == "void":
                 print(f"warning: {item.run_id}: {item.reason}")
-        _print_people([item for item, _ in found])
+        _print_people([item for item, _ in found], _added(options.columns, found[0][0]))
         for item, row in found:
             _print_differences(item.run_id, row.of_record["differences"])
     else:
@@ -122,15 +139,61 @@ def _row(item: RunMetrics) -> tuple[str, ...]:
     )
 
 
-def _print_people(found: list[RunMetrics]) -> None:
+def _added(text: str, first: RunMetrics) -> list[str]:
+    """Return the columns that ``--columns`` names.
+
+    Raises:
+        ConfigError: there is no such column.
+    """
+    from scalebook.errors import ConfigError, unknown
+
+    names = [name for part in text.split(",") if (name := part.strip())]
+    known = first.as_dict()
+    for name in names:
+        if name not in known:
+            raise ConfigError(unknown("column", name, known))
+    return names
+
+
+def _cell(value: Any) -> str:
+    """Return a value of any column for a table."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return "-" if value is None else str(value)
+    return number(value)
+
+
+def _print_people(found: list[RunMetrics], added: list[str]) -> None:
     headers = [
         "run", "status", "source", "platform", "model", "GPUs", "TP/PP/CP/EP/DP", "step s",
-        "tokens/s/GPU", "TFLOP/s/GPU", "MFU", "GiB", "first loss", "last loss",
+        "tokens/s/GPU", "TFLOP/s/GPU", "MFU", "GiB", "first loss", "last loss", *added,
     ]  # fmt: skip
-    print_table(headers, [_row(item) for item in found])
+    more = [item.as_dict() if added else {} for item in found]
+    cells = ([_cell(values[name]) for name in added] for values in more)
+    print_table(headers, [(*_row(item), *of) for item, of in zip(found, cells, strict=True)])
     for item in found:
         if item.reason and item.status != "void":
             print(f"{item.run_id}: {item.reason}")
+
+
+def list_columns(options: argparse.Namespace) -> int:
+    """Print what each column of the data files is."""
+    from scalebook.errors import LaunchError, not_installed
+
+    try:
+        from scalebook.report.base.columns import DATA_FILES, columns, page
+    except ModuleNotFoundError as error:
+        raise LaunchError(not_installed(error.name, "report")) from error
+    if options.markdown:
+        print(page())
+        return 0
+    chosen = [options.file] if options.file else DATA_FILES
+    found = [one for file in chosen for one in columns(file)]
+    if options.json:
+        print_data(found, options.json)
+    else:
+        rows = [(one.file, one.name, one.dtype, one.unit, one.meaning, one.null) for one in found]
+        print_table(["file", "column", "type", "unit", "meaning", "null when"], rows)
+    return 0
 
 
 def diagnose(options: argparse.Namespace) -> int:

@@ -9,6 +9,7 @@ from scalebook.measure import provenance
 from scalebook.measure.diagnosis import Diagnosis, diagnose
 from scalebook.measure.metrics import RunMetrics, measure
 from scalebook.measure.metrics.step_anatomy import RunAnatomy, step_anatomy
+from scalebook.measure.registered import own
 from scalebook.store import Run
 
 # Records come from anywhere; one with a value of the wrong type must not stop a page.
@@ -28,7 +29,7 @@ class Measured:
 def measured(run: Run) -> Measured | str:
     """Return what the files of a run tell, or why it cannot be measured."""
     try:
-        metrics, anatomy = measure(run), step_anatomy(run)
+        metrics, anatomy = measure(run, own=own()), step_anatomy(run)
         told = provenance.of(run.record) if run.record.source == "measured" else ()
         sentences = tuple(one.sentence() for one in told)
     except ODD as error:

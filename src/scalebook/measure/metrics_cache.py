@@ -23,6 +23,7 @@ from typing import Any
 import scalebook
 from scalebook import project, untrusted
 from scalebook.facts.catalog import load as catalog
+from scalebook.measure import registered
 from scalebook.measure.row import NAMES, POOLED, SPREAD_VARIABLE, RunMetrics
 
 _WORTH_SECONDS = 1.0  # what takes less to measure is not kept
@@ -50,6 +51,7 @@ def listed(runs: Path, precision: str | None) -> list[ListedRun | str]:
 
 
 def _listed(runs: Path, precision: str | None) -> list[ListedRun | str]:
+    registered.own()  # what is wrong with a file of the user's is said once, not for each run
     path = _path(runs.resolve(), precision)
     began = time.perf_counter()
     found = list(_directories(runs))
@@ -80,7 +82,7 @@ def _measured(directory: Path, precision: str | None) -> ListedRun | str:
 
     try:
         run = store.read_run(directory)
-        record, metrics = run.record, measure(run, peak_precision=precision)
+        record, metrics = run.record, measure(run, peak_precision=precision, own=registered.own())
         told = provenance.of(record) if record.source == "measured" else ()
         key = identity.repeat(record)
     except ODD as error:
@@ -209,7 +211,8 @@ def _write(
 def _path(runs: Path, precision: str | None) -> Path:
     stats = sorted(_code(str(Path(scalebook.__file__).parent)))
     spread = os.environ.get(SPREAD_VARIABLE)
-    parts = repr((stats, str(runs), precision, catalog.signature(), spread))
+    users = catalog.signature(), registered.signature()
+    parts = repr((stats, str(runs), precision, users, spread))
     name = f"list-{hashlib.sha256(parts.encode(errors='surrogateescape')).hexdigest()[:24]}"
     root = project.root()
     if root is not None and os.access(root / "reports", os.W_OK):

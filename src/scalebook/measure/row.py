@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from typing import Any
 
@@ -55,8 +55,6 @@ class RunMetrics:
     mfu_high: float | None
     mfu_reason: str | None
     mfu_interval_reason: str | None
-    hfu: float | None  # the same with what was recomputed
-    hfu_reason: str | None
     peak_tflops_per_second: float | None  # dense, of one device
     peak_precision: str | None
     measured_matmul_tflops: float | None  # best product that a probe saw on this machine
@@ -104,9 +102,6 @@ class RunMetrics:
     step_seconds_p10: float | None = None
     step_seconds_p90: float | None = None
     step_seconds_p99: float | None = None
-    step_seconds_std: float | None = None  # standard deviation of the steady state's steps
-    step_seconds_cv: float | None = None  # coefficient of variation: the same over their mean
-    reserved_memory_gib: float | None = None  # most that torch's allocator had reserved on any rank
     spike_periods: tuple[int, ...] = ()  # steps between periodic slow steps
     rank_seconds_fastest: float | None = None  # mean step time of one rank
     rank_seconds_slowest: float | None = None
@@ -121,10 +116,23 @@ class RunMetrics:
     pooled_tokens_per_second_low: float | None = None  # 95 % interval
     pooled_tokens_per_second_high: float | None = None
     pooled_reason: str | None = None
+    # Value and reason of each metric of ``measure.registered``, by column.
+    registered: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def hfu(self) -> float | None:
+        """MFU with the FLOPs of recomputation counted, a fraction."""
+        return self.registered.get("hfu")
+
+    @property
+    def hfu_reason(self) -> str | None:
+        """Why there is no HFU."""
+        return self.registered.get("hfu_reason")
 
     def as_dict(self) -> dict[str, Any]:
-        """Return every field by name, for JSON."""
-        return asdict(self)
+        """Return every number by its column, registered ones among them."""
+        found = dict(zip(NAMES, _values(self), strict=True))
+        return found | found.pop("registered")
 
     def values(self) -> tuple[Any, ...]:
         """Return the value of each field, in the order of ``NAMES``."""

@@ -27,6 +27,7 @@ from scalebook.predict.amounts import amounts
 from scalebook.predict.fit import NOISE, Fit, Sample, fit
 from scalebook.predict.kinds import COMMUNICATION, KINDS, Belief, Machine
 from scalebook.predict.known import KnownRate, base_name, configuration, layout, narrowest
+from scalebook.untrusted import html_table
 
 COVERED = 0.90
 _QUANTILE = 1.645  # of the normal distribution, both sides of 90 %
@@ -70,6 +71,19 @@ class Prediction:
     parts: Mapping[str, float]  # seconds, adding up to the step
     basis: Basis
     warnings: tuple[str, ...]
+
+    def _repr_html_(self) -> str:
+        rate = f"{self.tokens_per_second_per_gpu:,.0f} tokens/s per GPU"
+        return html_table(
+            {
+                "rate": f"{rate} ({self.low:,.0f} to {self.high:,.0f}, 90 %)",
+                "MFU": None if self.mfu is None else f"{self.mfu:.1%}",
+                "step": f"{self.step_seconds:.4g} s",
+                "memory": f"{self.memory_gib:,.1f} GiB",
+                "fits": {True: "yes", False: "no", None: "unknown"}[self.fits],
+                "warnings": " ".join(self.warnings),
+            }
+        )
 
 
 @dataclass(frozen=True)

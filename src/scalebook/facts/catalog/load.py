@@ -17,10 +17,9 @@ from pathlib import Path
 
 from scalebook.errors import CatalogError
 from scalebook.facts.catalog import results
-from scalebook.facts.catalog.rows import Row, parse, read
+from scalebook.facts.catalog.rows import PROJECT_FILE, Row, parse, read
 
 ENVIRONMENT_VARIABLE = "SCALEBOOK_CATALOG"
-PROJECT_FILE = ".scalebook.toml"
 
 
 def project_file(directory: Path) -> Path | None:

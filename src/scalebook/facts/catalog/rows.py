@@ -13,6 +13,8 @@ from scalebook import untrusted
 from scalebook.errors import CatalogError, unknown
 
 KINDS = ("accelerators", "models", "platforms", "strategies", "published")
+PROJECT_FILE = ".scalebook.toml"
+METRICS = "metrics"  # of the project's file: programs, which no other catalog may name
 REQUIRED = object()
 
 LARGEST = 10**15  # no fact of the catalog is larger
@@ -179,6 +181,10 @@ def parse(text: str, file: str) -> dict[str, tuple[Row, ...]]:
     positions = _positions(text)
     rows: dict[str, tuple[Row, ...]] = {}
     for kind, tables in document.items():
+        if kind == METRICS and Path(file).name == PROJECT_FILE:
+            continue  # read by measure.registered
+        if kind == METRICS:
+            raise CatalogError(f"{file}: [metrics] counts only in {PROJECT_FILE} of your project.")
         if kind not in KINDS:
             raise CatalogError(f"{file}: {unknown('table', kind, KINDS)}")
         rows[kind] = _rows(kind, tables, file, positions.get(kind, []))

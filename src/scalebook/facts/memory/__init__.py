@@ -17,6 +17,7 @@ from scalebook.facts.memory import activations
 from scalebook.facts.memory.activations import AttentionKernel, CrossEntropy, Workload
 from scalebook.facts.memory.parameters import Count, is_moe, layer_count, stage_count, stage_layers
 from scalebook.parallelism import Parallelism
+from scalebook.untrusted import html_table
 
 OptimizerKernel = Literal["fused", "unfused"]
 
@@ -99,6 +100,10 @@ class MemoryEstimate:
             "update",
         )
         return {name: getattr(worst, name) for name in names} | {"total": worst.total}
+
+    def _repr_html_(self) -> str:
+        parts = self.parts_gib().items()
+        return html_table({name: f"{gib:,.2f} GiB" for name, gib in parts})
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,18 +7,13 @@ A rate above the device's dense peak is void: the run keeps its place in lists, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from scalebook.facts.flops import (
-    DEFAULT_CONVENTION,
-    RECOMPUTE,
-    flops_per_token,
-    hardware_flops_per_token,
-    headline_convention,
-)
+from scalebook.facts.flops import DEFAULT_CONVENTION, flops_per_token, headline_convention
+from scalebook.measure import registered
 from scalebook.measure.metrics.ceiling import fraction
 from scalebook.measure.metrics.devices import device_fields, settled
 from scalebook.measure.metrics.peak import highest_peak, peak_of
@@ -37,8 +32,7 @@ class _Scale:
     """TFLOP/s/GPU of one token/s over all GPUs, so that a rate times it is a FLOP rate."""
 
     model: float
-    hardware: float | None  # with recomputation; None where nobody knows its mode
-    convention: str  # of the model FLOPs; the hardware computes a window's whole triangle
+    convention: str  # of the model FLOPs
 
 
 def _partial(record: RunRecord) -> str | None:
@@ -73,12 +67,9 @@ def _scale(record: RunRecord, of_one_gpu: bool) -> tuple[_Scale | None, int | No
         missing = "sequence_length" if length is None else "world_size"
         return None, shape.num_layers, f"The run names no {missing}."
     gpus, modules = world * 1e12, count(record, "mtp_layers") or 0
-    mode, hardware = record.setting("recompute"), None
-    if mode in RECOMPUTE:
-        hardware = hardware_flops_per_token(shape, length, mode, mtp_layers=modules) / gpus
     counted = headline_convention(shape)
     model = flops_per_token(shape, length, counted, mtp_layers=modules) / gpus
-    return _Scale(model, hardware, counted), shape.num_layers, None
+    return _Scale(model, counted), shape.num_layers, None
 
 
 def _memory(record: RunRecord, steps: Steps) -> dict[str, Any]:
@@ -89,7 +80,6 @@ def _memory(record: RunRecord, steps: Steps) -> dict[str, Any]:
     return {
         "peak_memory_gib": peak,
         "peak_memory_reason": why if peak is None else None,
-        "reserved_memory_gib": max(steps.known("reserved_gib"), default=0.0) or None,
     }
 
 
@@ -141,9 +131,8 @@ def _mfu(
     start: float,
 ) -> dict[str, Any]:
     """Return the fields of RunMetrics that are fractions of the peak."""
-    names = ("mfu", "mfu_low", "mfu_high", "hfu")
-    found: dict[str, Any] = dict.fromkeys(names)
-    found |= dict.fromkeys(("mfu_reason", "mfu_interval_reason", "hfu_reason"), reason)
+    found: dict[str, Any] = dict.fromkeys(("mfu", "mfu_low", "mfu_high"))
+    found |= dict.fromkeys(("mfu_reason", "mfu_interval_reason"), reason)
     if rates is None or scale is None or peak is None:
         return found
     value = rates.tokens_per_second * scale.model / peak
@@ -152,18 +141,13 @@ def _mfu(
             f"{value:.3f} of the peak is physically impossible: the precision, the time, the "
             "tokens or the device is wrong."
         )
-        reasons = ("mfu_reason", "mfu_interval_reason", "hfu_reason")
-        return found | dict.fromkeys(reasons, why)
+        return found | dict.fromkeys(("mfu_reason", "mfu_interval_reason"), why)
     found["mfu"] = value
     interval = _interval(rates, start)
     if interval is None:
         found["mfu_interval_reason"] = _no_interval(rates)
     else:
         found["mfu_low"], found["mfu_high"] = (end * scale.model / peak for end in interval)
-    if scale.hardware is None:
-        found["hfu_reason"] = "The run does not say what it recomputed."
-    else:
-        found["hfu"] = rates.tokens_per_second * scale.hardware / peak
     return found
 
 
@@ -203,8 +187,10 @@ def loss_fell(losses: Sequence[float]) -> bool | None:
     return losses[-1] < losses[0] or fmean(losses[-half:]) < fmean(losses[:half])
 
 
-def measure(run: Run, *, peak_precision: str | None = None) -> RunMetrics:
-    """Return the numbers of a run.
+def measure(
+    run: Run, *, peak_precision: str | None = None, own: Iterable[registered.Metric] = ()
+) -> RunMetrics:
+    """Return the numbers of a run, with ``own`` metrics in addition to those of the project.
 
     ``peak_precision`` names the peak that MFU is a fraction of where the run's own precision
     does not settle it (fp8).
@@ -221,7 +207,7 @@ def measure(run: Run, *, peak_precision: str | None = None) -> RunMetrics:
     rate = rates.tokens_per_second if rates else None
     achieved = rate * scale.model if rate and scale else None
     losses = every.known("loss")
-    return RunMetrics(
+    found = RunMetrics(
         run_id=record.run_id,
         status="void" if void else record.status,
         reason=void or record.reason,
@@ -246,3 +232,6 @@ def measure(run: Run, *, peak_precision: str | None = None) -> RunMetrics:
         loss_fell=loss_fell(losses),
         **_stalls(every, steps, rates),
     )
+    subject = registered.Subject(record, every, rates.steps if rates else None, found)
+    more = registered.values(subject, (*registered.BUILT_IN, *own))
+    return found.changed({"registered": more})

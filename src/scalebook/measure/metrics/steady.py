@@ -15,6 +15,7 @@ from statistics import median
 from scalebook.measure.metrics.autoregression import blocks, mean_posterior
 from scalebook.measure.metrics.spikes import Periodic, Spikes, take_apart
 from scalebook.measure.metrics.stability import MINIMUM_STEPS, Problem, Settled, relative, settle
+from scalebook.untrusted import html_table
 
 _FEW_BLOCKS, _MANY_BLOCKS, _FAR_MORE = 30, 50, 1.5
 _MOST = 20_000  # values that are looked at: of a longer series, means of neighbours
@@ -60,6 +61,13 @@ class Steady:
     def accepted(self) -> bool:
         """Whether there is a steady state."""
         return self.problem is None
+
+    def _repr_html_(self) -> str:
+        mean, low, high = self.mean, self.low, self.high
+        bounds = "" if low is None or high is None else f" ({low:.4g} to {high:.4g}, 95 %)"
+        steps = f"{self.count} of {self.steps}" if self.count else f"none of {self.steps}"
+        shown = None if mean is None else f"{mean:.4g} s{bounds}"
+        return html_table({"mean step": shown, "steps": steps, "reason": self.reason})
 
 
 def quantile(ordered: Sequence[float], fraction: float) -> float:

@@ -58,22 +58,11 @@ class Throughput:
             "step_seconds_p10": low,
             "step_seconds_p90": middle,
             "step_seconds_p99": high,
-            **self._variation(),
             "spike_periods": found.periods,
             "steady_change": found.change if found.accepted else None,
             **stragglers(self.steps),
             **expert_load(self.steps),
         }
-
-    def _variation(self) -> dict[str, float | None]:
-        """Return the standard deviation (n - 1) of the steady steps (s), and it over their mean."""
-        seconds = self.steps.known("step_seconds") if self.steady.accepted else ()
-        if len(seconds) < 2:
-            return {"step_seconds_std": None, "step_seconds_cv": None}
-        mean = sum(seconds) / len(seconds)
-        squares = sum((value - mean) ** 2 for value in seconds)
-        deviation = math.sqrt(squares / (len(seconds) - 1))
-        return {"step_seconds_std": deviation, "step_seconds_cv": deviation / mean}
 
 
 def measured_steps(steps: Iterable[StepRecord]) -> Steps:

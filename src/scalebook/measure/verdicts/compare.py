@@ -10,6 +10,7 @@ from typing import Literal
 
 from scalebook.measure.metrics.repeats import START_SPREAD, WORTH, Z95, Estimate, spread
 from scalebook.measure.metrics.student import student_quantile
+from scalebook.untrusted import html_table
 
 Word = Literal["faster", "slower", "cannot tell"]
 
@@ -30,6 +31,9 @@ class Verdict:
     rate: Rate | None = None  # what is compared, where the estimates are known to be of it
     start_spread: float | None = None  # assumed from one start to the next, a fraction
     measured_spread: float | None = None  # of runs of one side, where there are repeats
+
+    def _repr_html_(self) -> str:
+        return html_table({"verdict": self.sentence, "advice": self.advice})
 
     @property
     def sentence(self) -> str:

@@ -6,9 +6,11 @@ import hashlib
 import json
 import math
 import os
+import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field, fields
+from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,15 +18,19 @@ from typing import Any
 import polars as pl
 
 from scalebook import identity, settings
-from scalebook.errors import RecordError, ReportError
+from scalebook.config import RunConfig
+from scalebook.errors import ConfigError, RecordError, ReportError
 from scalebook.facts.feasibility import feasibility
 from scalebook.facts.feasibility.cells import Cell
 from scalebook.facts.feasibility.predicted import Predicted, predictions
+from scalebook.measure import registered
 from scalebook.measure.diagnosis import Diagnosis
 from scalebook.measure.measured import Measured, measured
 from scalebook.measure.metrics.repeats import with_repeats
 from scalebook.measure.metrics.step_anatomy import RunAnatomy
 from scalebook.measure.row import RunMetrics
+from scalebook.measure.telemetry import read as read_telemetry
+from scalebook.measure.telemetry.samples import Device
 from scalebook.record import RunRecord
 from scalebook.report.base.against import Against
 from scalebook.report.base.naming import WORK, group_name, split_name, with_labels
@@ -39,9 +45,10 @@ from scalebook.store import (
     without_record,
 )
 
-Type = type[pl.DataType]
+Type = type[pl.DataType] | pl.DataType
 _TYPES: Mapping[str, Type] = {"str": pl.String, "int": pl.Int64, "float": pl.Float64,
                               "bool": pl.Boolean}  # fmt: skip
+MOMENT = pl.Datetime("us", "UTC")
 
 
 def _column_type(annotation: str) -> Type:
@@ -50,42 +57,106 @@ def _column_type(annotation: str) -> Type:
 
 
 def _setting_type(name: str) -> Type:
-    row = SETTINGS[name]
-    return pl.Boolean if row.yes_no else pl.String if row.minimum is None else pl.Int64
+    kind = RunConfig.model_fields[name].annotation
+    return _TYPES.get(kind.__name__, pl.String) if isinstance(kind, type) else pl.String
 
 
-# Settings of a record that tell runs apart in addition to those of RunMetrics.
-RUN_SETTINGS = tuple(
-    name
-    for name in (*settings.names("layout"), "recompute")
-    if name not in RunMetrics.__dataclass_fields__
-)
-# The columns of the run frame: fields of RunMetrics, settings of the record, names.
+def for_charts(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return runs or steps without the columns that only data files hold; others as they are."""
+    if "config_hash" in frame.columns:
+        return frame.drop(_FILE_ONLY, strict=False)
+    if "rank_step_seconds" in frame.columns:
+        return frame.drop(_STEP_FILE_ONLY, strict=False)
+    return frame
+
+
+def _registered(metrics: Iterable[registered.Metric]) -> dict[str, Type]:
+    """Return two columns for each metric: its value, and why there is none."""
+    return {
+        name: kind
+        for one in metrics
+        for name, kind in ((one.name, _TYPES[one.dtype]), (one.reason_name, pl.String))
+    }
+
+
+# Settings in addition to those of RunMetrics.
+RUN_SETTINGS = tuple(name for name in SETTINGS if name not in RunMetrics.__dataclass_fields__)
+# The versions that a run stood on, by their names in the environment of its record.
+VERSIONS = (
+    "scalebook", "git_commit", "python", "torch", "cuda", "rocm", "nccl", "rccl", "megatron_core",
+    "transformer_engine", "driver",
+)  # fmt: skip
 _NAMES = (
-    "started_at", "name", "label", "configuration_name", "configuration", "split", "group", "setup",
-    "rate_unit", "folder",
+    "name", "label", "configuration_name", "configuration", "split", "group", "setup", "rate_unit",
+    "folder", "config_hash", "inferred_from", "container",
 )  # fmt: skip
 SOURCES = ".sources.json"  # of merged folders: by name of a run's directory, where it came from
+# The columns of the run frame; those of a user's own metrics are added to it (``run_schema``).
 SCHEMA: dict[str, Type] = {
-    **{one.name: _column_type(str(one.type)) for one in fields(RunMetrics)},
+    **{
+        one.name: _column_type(str(one.type))
+        for one in fields(RunMetrics)
+        if one.name != "registered"
+    },
+    **_registered(registered.BUILT_IN),
     **{name: _setting_type(name) for name in RUN_SETTINGS},
-    **dict.fromkeys(_NAMES, pl.String),
-    "recorded_steps": pl.Int64,
+    **dict.fromkeys(("started_at", "finished_at"), MOMENT),
+    **dict.fromkeys((*_NAMES, *VERSIONS), pl.String),
+    **dict.fromkeys(("recorded_steps", "exit_code"), pl.Int64),
     **dict.fromkeys(("rate", "rate_low", "rate_high"), pl.Float64),
 }
 # A model cut to its first layers (``llama3.1-8b@8``): fast because they are few.
 PROXY = pl.col("model").str.contains("@", literal=True).fill_null(value=False)
-STEP_SCHEMA: dict[str, type[pl.DataType]] = {
+STEP_SCHEMA: dict[str, Type] = {
     "run_id": pl.String,
     "step": pl.Int64,
     "phase": pl.String,
     "step_seconds": pl.Float64,
     "tokens": pl.Int64,
+    "tokens_per_gpu": pl.Int64,
     "loss": pl.Float64,
     "grad_norm": pl.Float64,
     "learning_rate": pl.Float64,
     "allocated_gib": pl.Float64,
+    "reserved_gib": pl.Float64,
+    "expert_load": pl.Float64,
+    "checkpoint_seconds": pl.Float64,
+    "restart": pl.Int64,
+    "skipped": pl.Boolean,
+    "finished_at": MOMENT,
+    "rank_step_seconds": pl.List(pl.Float64),
+    "part_seconds": pl.List(pl.Struct({"part": pl.String, "seconds": pl.Float64})),
 }
+_READINGS = (
+    "power_watts", "energy_joules", "temperature_celsius", "gpu_busy_fraction",
+    "memory_busy_fraction", "tensor_active_fraction", "memory_used_gib", "clock_mhz",
+    "memory_clock_mhz",
+)  # fmt: skip
+TELEMETRY_SCHEMA: dict[str, Type] = {
+    "run_id": pl.String,
+    "device": pl.String,
+    "time": MOMENT,
+    **dict.fromkeys(_READINGS, pl.Float64),
+    "throttle_reasons": pl.String,
+    "kept_of": pl.Int64,
+}
+MOST_READINGS = 2000  # of a run, all its devices together
+
+# What only the data files hold: no chart reads it, and every point of one would carry it.
+_ON_PAGES = {*settings.names("layout"), "recompute"}
+_FILE_ONLY = frozenset(
+    {
+        *(name for name in RUN_SETTINGS if name not in _ON_PAGES),
+        *(*VERSIONS, "started_at", "finished_at", "exit_code", "config_hash", "inferred_from"),
+        *("container", *(one.reason_name for one in registered.BUILT_IN)),
+    }
+)
+_STEP_FILE_ONLY = frozenset(
+    {
+        *("tokens_per_gpu", "reserved_gib", "expert_load", "checkpoint_seconds", "restart"),
+        *("skipped", "finished_at", "rank_step_seconds", "part_seconds"),
+    }
+)
 
 # One row per cell of a feasibility map. ``run_ids`` are the runs that a measured cell shows, or the
 # one that an inferred cell follows from.
@@ -95,9 +166,21 @@ FEASIBILITY_SCHEMA: dict[str, Type | pl.DataType] = {
 }
 
 
-def cast(name: str, value: Any) -> tuple[Any, str | None]:
+def run_schema() -> dict[str, Type]:
+    """Return the columns of the run frame, with those of a user's own metrics.
+
+    Raises:
+        ConfigError: a metric of the user's is malformed or has the name of another column.
+    """
+    added = _registered(registered.own())
+    for name in added.keys() & SCHEMA.keys():
+        raise ConfigError(f"The data files have a column {name!r}. Rename the metric.")
+    return SCHEMA | added
+
+
+def cast(name: str, value: Any, kind: Type) -> tuple[Any, str | None]:
     """Return a value of the column's type; None and a sentence where it has another."""
-    convert = _CASTS[SCHEMA[name]]
+    convert = _CASTS[kind]
     if value is None:
         return None, None
     result = convert(value)
@@ -122,7 +205,17 @@ def _boolean(value: Any) -> bool | None:
     return value if isinstance(value, bool) else None
 
 
-_CASTS: Mapping[type[pl.DataType], Callable[[Any], Any]] = {
+def _moment(value: Any) -> datetime | None:
+    """Return a time that names its zone; None for anything else."""
+    try:
+        found = datetime.fromisoformat(value)
+        return found.astimezone(UTC) if found.tzinfo else None
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+_CASTS: Mapping[Type, Callable[[Any], Any]] = {
+    MOMENT: _moment,
     pl.Boolean: _boolean,
     pl.String: _as_text,
     pl.Int64: _integer,
@@ -194,7 +287,7 @@ class ReportData:
     """Everything that a page is a function of."""
 
     folder: Path
-    runs: pl.DataFrame  # a row a run, columns of SCHEMA
+    runs: pl.DataFrame  # a row a run, columns of ``run_schema``
     steps: pl.DataFrame  # a row a step, columns of STEP_SCHEMA
     log_tails: Mapping[str, tuple[str, ...]]  # by run id
     notes: Mapping[str, tuple[str, ...]]  # by run id: what a record says beside its numbers
@@ -213,6 +306,8 @@ class ReportData:
     metrics: Mapping[str, RunMetrics] = field(default_factory=dict[str, RunMetrics])
     # by run id: what explains the speed of a run that has a throughput
     diagnoses: Mapping[str, Diagnosis] = field(default_factory=dict[str, Diagnosis])
+    # by run id: where the files of a run are, for what is too long to be held here
+    directories: Mapping[str, Path] = field(default_factory=dict[str, Path])
     # what changed since an older folder of runs, where the report was asked for it
     against: Against | None = None
 
@@ -267,11 +362,12 @@ def load(folder: str | Path) -> ReportData:
         return held
     if not path.is_dir():
         raise ReportError(f"{path} is not a folder. Give the folder of runs with --runs.")
-    return _load(path.resolve(), together(entries(path)))
+    return _load(path.resolve(), together(entries(path)), registered.signature())
 
 
 @lru_cache(maxsize=1)
-def _load(folder: Path, fingerprint: str) -> ReportData:
+def _load(folder: Path, fingerprint: str, metrics: registered.Signature) -> ReportData:
+    del fingerprint, metrics  # only part of the cache's key
     return read(folder)
 
 
@@ -296,6 +392,7 @@ def collect(
     """Return the data of these runs; a run that can't be measured becomes a problem."""
     found: list[str] = list(problems)
     unique: dict[str, Run] = {}
+    run_schema()  # what is wrong with a metric of the user's is said once, not for each run
     for run in runs:
         run_id = run.record.run_id
         found += [f"{run.path}: {problem}" for problem in run.problems]
@@ -312,7 +409,7 @@ def collect(
         if isinstance(one, str)
     ]
     pairs = ((kept[run_id].record, one.metrics) for run_id, one in told.items())
-    rows = map(_row, kept.values(), with_repeats(pairs))
+    rows = map(run_row, kept.values(), with_repeats(pairs))
     frame, bad_values = run_frame(rows)
     records = {run_id: run.record for run_id, run in kept.items()}
     # a report may travel: it names run directories, not where they lay
@@ -334,6 +431,7 @@ def collect(
         anatomies={run_id: one.anatomy for run_id, one in told.items()},
         predictions=predictions(kept.values()),
         metrics={run_id: one.metrics for run_id, one in told.items()},
+        directories={run_id: run.path for run_id, run in kept.items()},
         diagnoses={run_id: one.diagnosis for run_id, one in told.items() if one.diagnosis},
     )
 
@@ -342,14 +440,15 @@ def run_frame(rows: Iterable[Mapping[str, Any]]) -> tuple[pl.DataFrame, tuple[st
     """Return a row a run, and a sentence for each value that is not of its column's type."""
     clean: list[dict[str, Any]] = []
     problems: list[str] = []
+    schema = run_schema()
     for row in rows:
         values: dict[str, Any] = {}
-        for name in SCHEMA:
-            values[name], problem = cast(name, row.get(name))
+        for name, kind in schema.items():
+            values[name], problem = cast(name, row.get(name), kind)
             problems += [f"Run {row['run_id']}: {problem}"] if problem else []
         names = {"split": split_name, "group": group_name}
         clean.append(values | {name: write(values) for name, write in names.items()})
-    return with_rates(pl.DataFrame(clean, schema=SCHEMA)), tuple(problems)
+    return with_rates(pl.DataFrame(clean, schema=schema)), tuple(problems)
 
 
 def with_rates(runs: pl.DataFrame) -> pl.DataFrame:
@@ -386,14 +485,38 @@ def in_order(runs: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _row(run: Run, item: RunMetrics) -> dict[str, Any]:
-    """Return the metrics of a run and the settings of its record that tell runs apart."""
+def run_row(run: Run, item: RunMetrics) -> dict[str, Any]:
+    """Return the metrics of a run, and what its record says of it: settings, versions, times."""
     record = run.record
-    settings = {name: record.setting(name) for name in RUN_SETTINGS}
-    more = {"started_at": record.started_at, "recorded_steps": len(run.steps)}
-    more |= {"folder": _source(run.path)}
-    keys = {"configuration": identity.repeat(record), "setup": identity.series(record)}
-    return asdict(item) | settings | more | keys
+    environment = record.environment
+    more = {name: _setting(record, name) for name in RUN_SETTINGS}
+    versions = {name: _version(environment.get(name)) for name in VERSIONS}
+    more |= {
+        "started_at": record.started_at,
+        "finished_at": record.finished_at,
+        "exit_code": record.exit_code,
+        "config_hash": record.config_hash,
+        "inferred_from": record.inferred_from,
+        "container": environment.get("container"),
+        "recorded_steps": len(run.steps),
+        "folder": _source(run.path),
+        "configuration": identity.repeat(record),
+        "setup": identity.series(record),
+    }
+    return item.as_dict() | versions | more
+
+
+def _version(value: Any) -> Any:
+    """Return a version as text; some logs have it as a number."""
+    return str(value) if type(value) in (int, float) else value
+
+
+def _setting(record: RunRecord, name: str) -> Any:
+    """Return a setting as it ran; a switch that was recorded as true or false is on or off."""
+    value = record.setting(name)
+    if SETTINGS[name].switch and isinstance(value, bool):
+        return "on" if value else "off"
+    return value
 
 
 def _source(path: Path) -> str:
@@ -407,15 +530,89 @@ def step_frame(runs: Iterable[Run]) -> pl.DataFrame:
     frames: list[pl.DataFrame] = [pl.DataFrame(schema=STEP_SCHEMA)]
     for run in runs:
         steps = Steps.of(run.steps)
-        columns: dict[str, Any] = {"run_id": [run.record.run_id] * len(steps)}
-        for name, kind in list(STEP_SCHEMA.items())[1:]:
-            if name == "phase":
-                columns[name] = list(steps.phases())
-            else:
+        columns: dict[str, Any] = {
+            "run_id": [run.record.run_id] * len(steps),
+            "phase": list(steps.phases()),
+            "skipped": steps.skipped(),
+            "finished_at": _moments(steps.ends()),
+            "rank_step_seconds": _lists(steps),
+            "part_seconds": _parts(steps),
+        }
+        for name, kind in STEP_SCHEMA.items():
+            if name not in columns:
                 numbers = pl.Series(name, steps.numbers(name), pl.Float64).fill_nan(None)
                 columns[name] = numbers.cast(kind)
         frames.append(pl.DataFrame(columns, schema=STEP_SCHEMA))
     return pl.concat(frames)
+
+
+def _moments(seconds: Sequence[float]) -> pl.Series:
+    """Return times of seconds since 1970; null where one is missing or of no year to 9999."""
+    found = pl.Series(seconds, dtype=pl.Float64)
+    usable = found.is_between(0, 253_402_300_799)
+    kept = pl.select(pl.when(usable).then(found * 1e6)).to_series()
+    return kept.round().cast(pl.Int64).cast(MOMENT)
+
+
+def _lists(steps: Steps) -> pl.Series:
+    """Return the times of each rank (seconds) of every step; null where a step has none."""
+    times = list(steps.rank_times())
+    return pl.Series(times, dtype=pl.List(pl.Float64))
+
+
+def _parts(steps: Steps) -> pl.Series:
+    """Return the time marks of each step, pairs of name and seconds; null where it has none."""
+    names, kind = steps.part_names(), STEP_SCHEMA["part_seconds"]
+    if not names:
+        return pl.repeat(None, len(steps), dtype=kind, eager=True)
+    table = pl.DataFrame({name: pl.Series(steps.part(name), dtype=pl.Float64) for name in names})
+    pairs = [
+        pl.when(pl.col(name).is_not_nan()).then(
+            pl.struct(pl.lit(name).alias("part"), pl.col(name).alias("seconds"))
+        )
+        for name in names
+    ]
+    known = pl.concat_list(pairs).list.drop_nulls()
+    found = table.select(pl.when(known.list.len() > 0).then(known)).to_series()
+    return found.cast(kind)
+
+
+def telemetry_frame(directories: Mapping[str, Path]) -> pl.DataFrame:
+    """Return a row per reading of a device of these runs, MOST_READINGS per run at most.
+
+    Of more, every second, third, ... reading of each device is kept; ``kept_of`` says which.
+    """
+    frames = [pl.DataFrame(schema=TELEMETRY_SCHEMA)]
+    for run_id, directory in directories.items():
+        devices = read_telemetry(directory).devices[:MOST_READINGS]
+        total, room = sum(len(one.rows) for one in devices), MOST_READINGS - len(devices)
+        every = -(-total // room) if room else max(len(one.rows) for one in devices)
+        frames += [_device_frame(run_id, one, max(every, 1)) for one in devices]
+    return pl.concat(frames)
+
+
+def _device_frame(run_id: str, device: Device, every: int) -> pl.DataFrame:
+    """Return each N-th reading of a device as rows; ``every`` is N."""
+    kept = Device(device.name, device.rows[::every])
+    count = len(kept.rows)
+    return pl.DataFrame(
+        {
+            "run_id": [run_id] * count,
+            "device": [device.name] * count,
+            "time": _moments([float(row["time"]) for row in kept.rows]),
+            **{name: [_float(row.get(name)) for row in kept.rows] for name in _READINGS},
+            "throttle_reasons": [_reasons(row.get("throttle_reasons")) for row in kept.rows],
+            "kept_of": [every] * count,
+        },
+        schema=TELEMETRY_SCHEMA,
+    )
+
+
+def _reasons(value: Any) -> str | None:
+    """Return the reasons of a reading as one text; empty where there was none."""
+    if not isinstance(value, list):
+        return None
+    return ", ".join(str(one) for one in typing.cast("list[Any]", value))
 
 
 def feasibility_frame(runs: Iterable[Run]) -> pl.DataFrame:

@@ -11,6 +11,7 @@ from typing import Any
 import altair as alt
 import polars as pl
 
+from scalebook.report.base.frames import for_charts
 from scalebook.report.base.markup import Markup, folded, join, raw_block, script_json
 from scalebook.report.charts.theme import config
 
@@ -168,7 +169,7 @@ def rows(data: Any) -> alt.Data:
     as one text, because it would check and copy each of them several times; ``unpack`` makes rows
     of it again.
     """
-    shown = sample(data)
+    shown = for_charts(sample(data))
     # more digits than anyone sees would be half of a page's size
     values = shown.with_columns(pl.col(pl.Float64).round_sig_figs(6)).to_dicts()
     cut = ""

@@ -610,6 +610,7 @@ def _foot(data: ReportData) -> Markup:
     links = Markup(
         '<a href="method.html">Method</a> · Data: <a href="data/runs.csv" download>runs.csv</a>, '
         '<a href="data/runs.parquet" download>runs.parquet</a>, '
-        '<a href="data/steps.parquet" download>steps.parquet</a>'
+        '<a href="data/steps.parquet" download>steps.parquet</a>, '
+        '<a href="data/telemetry.parquet" download>telemetry.parquet</a>'
     )
     return Markup('<p class="foot">{} · {}</p>').format(" · ".join([runs, *said]), links)

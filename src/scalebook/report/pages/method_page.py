@@ -13,7 +13,7 @@ from scalebook.facts import catalog
 from scalebook.facts.flops.conventions import CONVENTIONS, DEFAULT_CONVENTION
 from scalebook.measure.verdicts.differences import differences
 from scalebook.record import RunRecord
-from scalebook.report.base.frames import ReportData, records
+from scalebook.report.base.frames import VERSIONS, ReportData, records
 from scalebook.report.base.html_tables import RAN, RUN, Column, Row, Show, table, text
 from scalebook.report.base.markup import (
     Fragment,
@@ -167,10 +167,6 @@ def used_conventions(data: ReportData) -> Fragment:
 
 
 MOST_ROWS = 500
-_VERSIONS = (
-    "scalebook", "python", "torch", "cuda", "rocm", "nccl", "rccl", "triton", "megatron_core",
-    "transformer_engine", "driver",
-)  # fmt: skip
 
 Records = Mapping[str, RunRecord]
 
@@ -241,7 +237,9 @@ def _known_commit(one: RunRecord) -> str | None:
 
 def _row(one: RunRecord) -> dict[str, Any]:
     environment = one.environment
-    named = ((name, environment.get(name)) for name in _VERSIONS)
+    named = (
+        (name, environment.get(name)) for name in (*VERSIONS, "triton") if name != "git_commit"
+    )
     made_here = one.source in ("measured", "inferred")
     return {
         "run_id": one.run_id,

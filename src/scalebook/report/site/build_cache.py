@@ -31,6 +31,7 @@ from pydantic import TypeAdapter, ValidationError
 import scalebook
 from scalebook.errors import RecordError, ScalebookError
 from scalebook.facts.catalog import load as catalog
+from scalebook.measure import registered
 from scalebook.measure.measured import Measured, measured
 from scalebook.report.base import frames
 from scalebook.report.base.against import read_against
@@ -278,7 +279,7 @@ def _code(runs: Path) -> str:
         digest.update(version(library).encode())
     own = Path(scalebook.__file__).parent
     named = sorted(path for path in own.rglob("*") if path.suffix in (".py", ".toml", ".csv"))
-    for path in (*named, *catalog.user_files()):
+    for path in (*named, *catalog.user_files(), *registered.own_files()):
         digest.update(f"{path}".encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()[:24]

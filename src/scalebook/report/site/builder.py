@@ -106,7 +106,7 @@ def _execute(
         library = pool.submit(site_files.chart_library, places.cache)
         failed = build_cache.make(places.menu, places.project / "notebooks", data, cache, stage)
     site_files.write_assets(stage, library.result(), data.runs)
-    site_files.write_data(data, stage / "data")
+    site_files.write_data(data, stage / "data", cache)
     write_details(data, stage)
     return failed
 

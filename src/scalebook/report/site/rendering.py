@@ -20,7 +20,7 @@ from scalebook.errors import ReportError
 from scalebook.report.base.markup import Markup, anchor, raw_block, raw_html, script_json
 from scalebook.report.site.menu import CHANGES, PAGES, Page, menus
 from scalebook.report.site.notebook import NotebookCell, front_matter
-from scalebook.report.site.site_files import DATA_FILES, SCRIPTS, STYLES
+from scalebook.report.site.site_files import DATA_FILES, MAILED, SCRIPTS, STYLES
 
 ASSETS = Path(__file__).parent / "assets"
 KINDS = {"fig": "Figure", "tbl": "Table"}
@@ -207,7 +207,7 @@ def one_page(
         sections=[_section(page, cells[page]) for page in pages],
         styles=[_inside(folder / name) for name in STYLES],
         scripts=[_inside(folder / name) for name in ("vega-bundle.js", *SCRIPTS)],
-        data=[_data(folder / "data" / name) for name in DATA_FILES],
+        data=[_data(folder / "data" / name) for name in MAILED],
         built=built,
     )
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
+from scalebook.measure import registered
 from scalebook.report.base.frames import ReportData
 from scalebook.report.base.markup import anchor, script_json
 from scalebook.report.base.naming import split_name
@@ -69,13 +71,17 @@ def _details(data: ReportData, row: Row, steps: pl.DataFrame | None) -> dict[str
         "status": f"{row['status']} · {row['source']}".replace("_", " "),
         "reason": row["reason"] or row["throughput_reason"] or "",
         "results": [list(pair) for pair in _results(row)],
-        "settings": [[name, str(row[name])] for name in SETTINGS if row.get(name) is not None],
+        "settings": [[name, _setting(row[name])] for name in SETTINGS if row.get(name) is not None],
         "otherwise": [*data.differences.get(run_id, ()), *data.notes.get(run_id, ())],
         "parts": [[one.name, one.step_fraction] for one in parts if one.step_fraction],
         "causes": [[one.says, *one.advice] for one in found.findings[:4]] if found else [],
         "curves": _curves(steps),
         "log": list(data.log_tails.get(run_id, ())),
     }
+
+
+def _setting(value: object) -> str:
+    return f"{value:%Y-%m-%d %H:%M:%S} UTC" if isinstance(value, datetime) else str(value)
 
 
 def _results(row: Row) -> Iterator[tuple[str, str]]:
@@ -86,6 +92,16 @@ def _results(row: Row) -> Iterator[tuple[str, str]]:
     for name, key, show in _RESULTS:
         if row.get(key) is not None:
             yield name, show(row[key])
+    for one in registered.every():
+        if (value := row.get(one.name)) is not None:
+            yield one.words, _shown(value, one.unit)
+
+
+def _shown(value: Any, unit: str) -> str:
+    """Return the value of a registered metric with its unit."""
+    if isinstance(value, bool | str):
+        return str(value)
+    return percent(value) if unit == "fraction" else quantity(value, unit)
 
 
 _RESULTS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import shutil
@@ -15,7 +16,7 @@ from pathlib import Path
 import polars as pl
 
 from scalebook.errors import ReportError
-from scalebook.report.base.frames import ReportData
+from scalebook.report.base.frames import ReportData, telemetry_frame
 from scalebook.report.base.markup import Markup, script_json
 from scalebook.report.charts import configs
 from scalebook.report.site import rendering
@@ -57,27 +58,59 @@ def run_facts(runs: pl.DataFrame) -> str:
     return str(script_json({"values": values, "runs": entries}))
 
 
-DATA_FILES = ("runs.csv", "runs.parquet", "steps.parquet")
+MAILED = ("runs.csv", "runs.parquet", "steps.parquet")  # what a report of one file holds
+DATA_FILES = (*MAILED, "telemetry.parquet")  # what pages link to; telemetry is there as CSV too
+TIMES = "%Y-%m-%dT%H:%M:%S%.3fZ"  # of UTC, in CSV
 
 
-def write_data(data: ReportData, folder: Path) -> None:
-    """Write runs.csv, runs.parquet and steps.parquet."""
+def write_data(data: ReportData, folder: Path, cache: Path) -> None:
+    """Write the tables of runs, steps and telemetry; ``cache`` belongs to these runs.
+
+    Reading the telemetry of many runs takes seconds: it is kept there for the next build.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    tame_formulas(data.runs).write_csv(folder / "runs.csv")
+    write_csv(data.runs, folder / "runs.csv")
     data.runs.write_parquet(folder / "runs.parquet")
     data.steps.write_parquet(folder / "steps.parquet")
+    place = cache / "telemetry.parquet"
+    if (content := kept(place)) is None:
+        buffer = io.BytesIO()
+        telemetry_frame(data.directories).write_parquet(buffer)
+        content = buffer.getvalue()
+        keep(place, content)
+    (folder / "telemetry.parquet").write_bytes(content)
+    write_csv(pl.read_parquet(io.BytesIO(content)), folder / "telemetry.csv")
 
 
 def write_tables(data: ReportData, folder: Path, kind: str) -> tuple[str, ...]:
-    """Write the tables of runs and steps as ``csv`` or ``parquet``; return the files' names."""
+    """Write runs, steps and telemetry as ``csv`` or ``parquet``; return the files' names."""
     folder.mkdir(parents=True, exist_ok=True)
-    names = (f"runs.{kind}", f"steps.{kind}")
-    for name, frame in zip(names, (data.runs, data.steps), strict=True):
+    frames = {
+        "runs": data.runs,
+        "steps": data.steps,
+        "telemetry": telemetry_frame(data.directories),
+    }
+    for name, frame in frames.items():
+        path = folder / f"{name}.{kind}"
         if kind == "csv":
-            tame_formulas(frame).write_csv(folder / name)
+            write_csv(frame, path)
         else:
-            frame.write_parquet(folder / name)
-    return names
+            frame.write_parquet(path)
+    return tuple(f"{name}.{kind}" for name in frames)
+
+
+def write_csv(frame: pl.DataFrame, path: Path) -> None:
+    """Write a table as CSV: lists are JSON, times ISO 8601, and no text is a formula."""
+    nested = [name for name, kind in frame.schema.items() if isinstance(kind, pl.List)]
+    flat = frame.with_columns(
+        pl.Series(name, [_json(value) for value in frame[name].to_list()], pl.String)
+        for name in nested
+    )
+    tame_formulas(flat).write_csv(path, datetime_format=TIMES)
+
+
+def _json(value: object) -> str | None:
+    return None if value is None else json.dumps(value)
 
 
 def tame_formulas(frame: pl.DataFrame) -> pl.DataFrame:
