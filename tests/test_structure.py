@@ -17,11 +17,11 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src/scalebook"
 FIELDS_OF_A_LIST = 4  # a constant with so many names of settings is a list of them
 LIMITS = {
-    "files": 373,
-    "lines": 62560,
+    "files": 374,
+    "lines": 62935,
     "longest file": 640,
     "rooms": 33,
-    "import arrows between rooms": 186,
+    "import arrows between rooms": 187,
     "lists of settings": 25,
     "class names used twice": 21,
     "module names used twice": 25,
