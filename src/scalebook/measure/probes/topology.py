@@ -32,12 +32,13 @@ def pairs_by_link(topology: object) -> dict[str, int]:
 
     Empty for anything that is not a whole matrix: records come from anywhere.
     """
-    known = cast("Mapping[str, Any]", topology) if isinstance(topology, Mapping) else {}
-    links = known.get("links")
-    if not isinstance(links, list | tuple):
+    if not isinstance(topology, Mapping):
         return {}
-    rows = cast("Sequence[Any]", links)
-    if not all(isinstance(row, list | tuple) and len(row) == len(rows) for row in rows):
+    links = cast("Mapping[str, Any]", topology).get("links")
+    rows = cast("Sequence[Any]", links if isinstance(links, list | tuple) else ())
+    if not all(
+        isinstance(row, list | tuple) and len(cast("list[Any]", row)) == len(rows) for row in rows
+    ):
         return {}
     kinds = (str(kind) for place, row in enumerate(rows) for kind in row[place + 1 :])
     return dict(Counter(kinds).most_common())
