@@ -18,10 +18,10 @@ SOURCE = Path(__file__).parents[1] / "src/scalebook"
 FIELDS_OF_A_LIST = 4  # a constant with so many names of settings is a list of them
 LIMITS = {
     "files": 374,
-    "lines": 63320,
+    "lines": 63360,
     "longest file": 640,
     "rooms": 33,
-    "import arrows between rooms": 188,
+    "import arrows between rooms": 189,
     "lists of settings": 25,
     "class names used twice": 21,
     "module names used twice": 25,
