@@ -709,6 +709,17 @@ def test_a_total_of_a_rounded_rate_is_as_exact_as_that_rate():
 # Frozen weights, forward passes, recomputation
 
 
+def test_packed_documents_may_have_less_attention_than_whole_samples():
+    # 45.03 GFLOP of products x 17,000 / 989.4 = 77.4 %; with 6.44 of causal attention 88.4 %
+    cells = {"model": "llama3.1-8b", "accelerator": "h100", "precision": "bf16"}
+    cells |= {"sequence_length": "8192", "tokens_per_second_per_gpu": "17,000"}
+    assert verdict("mfu", **cells, mfu="79.5%") == "contradicts"
+    packed = {**cells, "packed_sequences": "yes"}
+    assert verdict("mfu", **packed, mfu="79.5%") == "holds"
+    assert verdict("mfu", **packed, mfu="70.0%") == "contradicts"
+    assert "packed documents" in only("mfu", claim(**packed, mfu="79.5%"), "mfu = ").note
+
+
 def test_what_is_trained_settles_the_flops():
     # (2/3 of 45.03 GFLOP of products + 6.44 of causal attention) x 17,000 / 989.4 = 62.7 %
     cells = {"model": "llama3.1-8b", "accelerator": "h100", "precision": "bf16"}

@@ -24,6 +24,7 @@ GOOD = MachineFacts(
     devices=(GPU, replace(GPU, index=1)),
     cards_on_bus={"nvidia": 2},
     driver="580.95",
+    links={"NV18": 1},
     nodes=(Node("/dev/nvidia0", True, "root"),),
     processes=(),
     shm_bytes=64 * GIB,
@@ -75,6 +76,9 @@ def test_a_laptop_without_a_gpu_is_good():
     [
         ("devices", {"devices": (), "vendor": "cpu"}, "problem"),  # cards on the bus, no driver
         ("driver", {"driver": None}, "unknown"),
+        ("links", {"links": None}, "unknown"),
+        ("links", {"links": {"NV18": 4, "SYS": 24}}, "warning"),
+        ("links", {"links": None, "devices": (GPU,)}, None),
         ("access", {"nodes": (Node("/dev/kfd", False, "render"),)}, "problem"),
         ("alike", {"devices": both(name="NVIDIA H200")}, "warning"),
         ("peak", {"known_device": False}, "warning"),
@@ -232,6 +236,15 @@ def test_an_nvidia_machine_is_read_from_its_tool(tmp_path: Path):
     assert len(facts.devices) == 2
     assert facts.processes == (4242,)
     assert facts.driver == "580.95"
+
+
+def test_the_links_of_two_gpus_are_read_and_one_gpu_has_none(tmp_path: Path):
+    matrix = "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tSYS\t0-51\nGPU1\tSYS\t X \t0-51\n"
+    two = {"--query-gpu=name": f"{H100}\n{H100}\n", "topo -m": matrix}
+    facts = gathered(tmp_path, two, tmp_path)
+    assert facts.links == {"SYS": 1}
+    assert gathered(tmp_path, {**two, "topo -m": "N/A"}, tmp_path).links is None
+    assert gathered(tmp_path, {**two, "--query-gpu=name": H100}, tmp_path).links is None
 
 
 def test_a_driver_that_tells_names_alone_gives_devices_without_numbers(tmp_path: Path):

@@ -270,6 +270,55 @@ def test_further_tokens_that_a_log_says_it_trained_are_counted(tmp_path, modules
     assert (read_run(run.path).record.setting("mtp_layers") or 0) == modules
 
 
+@pytest.mark.parametrize(
+    ("told", "packs"),
+    [
+        ("  reset_attention_mask ............................ True\n", True),  # Megatron-LM, Primus
+        ("  reset_attention_mask ............................ False\n", False),
+        ("    packed_sequence_size: 4096\n", True),  # Megatron-Bridge, NeMo
+        ("PackedSequenceSpecs(packed_sequence_size=2048, tokenizer_model_name=None)\n", True),
+        ("    packed_sequence_size: -1\n", False),
+        ("    packed_sequence: false\n", False),
+        ("  actor_rollout_ref.model.use_remove_padding=True \\\n", True),  # verl
+        ("SFTConfig(output_dir='out', packing=True, max_length=4096)\n", True),  # TRL
+        ("{'packing': False, 'eval_packing': True}\n", False),
+        ("dataset.packed: True\n", True),  # torchtune
+        ("weights are packed: 12 files, unpacked: true\n", False),
+    ],
+)
+def test_a_log_that_says_that_documents_share_a_sample_is_recorded_so(tmp_path, told, packs):
+    path = write(tmp_path / "a.log", told, *(line(n, 8000.0) for n in range(1, 5)))
+    (run,), _ = ingest([path], tmp_path / "runs", {})
+    assert read_run(run.path).record.setting("packed_sequences") is (True if packs else None)
+
+
+def test_packed_documents_are_noted_with_the_most_that_mfu_is_overstated_by(tmp_path):
+    path = write(tmp_path / "a.log", *(line(n, 8000.0) for n in range(1, 5)))
+    given = {"model": "llama3.1-8b", "platform": "h100", "sequence_length": 8192, "world_size": 8}
+    (run,), _ = ingest([path], tmp_path / "runs", {**given, "packed_sequences": True})
+    record = read_run(run.path).record
+    # by hand: 6 x 32 layers x 8,192 x 4,096 over 6 x 7,504,658,432 is 14.3 %
+    (note,) = record.notes
+    assert "overstated (at most 14 %, for documents far shorter than 8,192 tokens)" in note
+    assert note in run.summary["warnings"]
+    (plain,), _ = ingest([path], tmp_path / "runs", given)
+    assert read_run(plain.path).record.notes == ()
+
+
+def test_packed_documents_of_an_unknown_model_are_noted_without_a_bound(tmp_path):
+    told = "  reset_attention_mask ............................ True\n"
+    path = write(tmp_path / "a.log", told, *(line(n, 8000.0) for n in range(1, 5)))
+    (note,) = one(path)["notes"]
+    assert "how much is not known: The log names no model" in note
+
+
+def test_a_log_that_packs_contradicts_the_option_that_denies_it(tmp_path):
+    told = "  reset_attention_mask ............................ True\n"
+    path = write(tmp_path / "a.log", told, *(line(n, 8000.0) for n in range(1, 5)))
+    with pytest.raises(IngestError, match="--packed-sequences False contradicts"):
+        one(path, packed_sequences=False)
+
+
 def test_printed_tflops_are_kept_where_nothing_can_be_counted_beside_them(tmp_path):
     rates = (100.0, 500.0, 510.0, 520.0)
     path = write(tmp_path / "a.log", *(line(n + 1, tflops=rate) for n, rate in enumerate(rates)))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -203,3 +205,124 @@ def test_the_table_has_what_failed_first_and_what_differs_there_alone():
     assert rows[2] == "| case 0 | pass |  |  | detail 0 |"
     assert text.count("What else differs in") == 1
     assert gate_report.markdown(checks()[:1]).startswith("**Passed.** 1 configuration: 1 pass.")
+
+
+# Losses against a reference curve: records that the trainer wrote on an H100 and on an H200
+
+EXAMPLES = Path(__file__).parents[2] / "runs/examples"
+ON_H100 = "20261128-061802-llama3.1-8b-8-w1-ec87b7d204e7"
+ON_H200, IN_FP8 = "f5c8ae66f90a", "a7dd73f54e31"  # the same work, in BF16 and in FP8
+
+
+def losses_in(directory):
+    lines = (directory / "steps.jsonl").read_text().splitlines()
+    return {step["step"]: step["loss"] for step in map(json.loads, lines)}
+
+
+def example(new, ending):
+    directory = next(EXAMPLES.glob(f"*{ending}"))
+    shutil.copytree(directory, new / directory.name, symlinks=True)
+    return new / directory.name
+
+
+def against(new, reference, *arguments):
+    words = ("--runs", new, "--loss-reference", reference, *arguments)
+    return main(["gate", *map(str, words)])
+
+
+def changed(run, step, loss):
+    path = run / "steps.jsonl"
+    steps = [json.loads(line) for line in path.read_text().splitlines()]
+    steps[step - 1]["loss"] = loss
+    path.chmod(0o644)
+    path.write_text("".join(json.dumps(one) + "\n" for one in steps))
+
+
+def test_the_same_training_on_another_device_follows_the_reference(tmp_path, capsys):
+    run = example(tmp_path / "new", ON_H200)
+    ours, there = losses_in(run), losses_in(EXAMPLES / ON_H100)
+    far = max(abs(ours[step] / there[step] - 1) for step in there)
+    assert against(tmp_path / "new", EXAMPLES / ON_H100, "--loss-tolerance", far * 1.01) == 0
+    said = capsys.readouterr().out
+    assert f"of {ON_H100} at 24 of its 24 steps; {100 * far:.2g} % at most." in said
+    assert against(tmp_path / "new", EXAMPLES / ON_H100, "--loss-tolerance", far * 0.99) == 1
+
+
+def test_the_first_step_outside_the_band_is_named_with_what_else_differs(tmp_path, capsys):
+    run = example(tmp_path / "new", IN_FP8)
+    ours, there = losses_in(run), losses_in(EXAMPLES / ON_H100)
+    outside = [step for step in sorted(there) if abs(ours[step] / there[step] - 1) > 0.02]
+    assert outside[0] > 1
+    assert against(tmp_path / "new", EXAMPLES / ON_H100) == 1
+    said = capsys.readouterr().out
+    assert f"Step {outside[0]} is the first outside 2 % of {ON_H100}" in said
+    assert f"{len(outside)} of 24 common steps are outside." in said
+    assert "differs: precision" in said
+    assert "differs: accelerator: " in said
+    assert "differs: power_cap_watts" not in said  # changes no loss
+
+
+@pytest.mark.parametrize(("loss", "words"), [(9.0, "its loss is 9,"), (None, "is not finite,")])
+def test_one_step_outside_fails_even_if_its_loss_is_not_finite(tmp_path, capsys, loss, words):
+    there = losses_in(example(tmp_path / "new", ON_H200))
+    golden = tmp_path / "golden.csv"
+    golden.write_text("".join(f"{step},{value}\n" for step, value in there.items()))
+    changed(next((tmp_path / "new").iterdir()), 20, loss)
+    report = tmp_path / "junit.xml"
+    assert against(tmp_path / "new", golden, "--junit", report) == 1
+    said = capsys.readouterr().out
+    assert said.startswith("loss left the band: ")
+    assert "Step 20 is the first outside 2 % of golden.csv" in said
+    assert words in said
+    assert "1 of 24 common steps are outside" in said
+    assert ElementTree.parse(report).getroot().get("failures") == "1"
+
+
+def test_a_file_of_steps_and_losses_is_a_reference(tmp_path, capsys):
+    run = example(tmp_path / "new", ON_H200)
+    rows = [f"{step},{loss}" for step, loss in losses_in(run).items() if step % 5 == 0]
+    file = tmp_path / "golden.csv"
+    file.write_text("\n".join(["step,loss", "# every fifth step", *rows, ""]))
+    assert against(tmp_path / "new", file, "--loss-tolerance", "0") == 0
+    assert f"at {len(rows)} of its {len(rows)} steps" in capsys.readouterr().out
+    file.write_text("10 999.5\n")
+    assert against(tmp_path / "new", file) == 1
+    file.write_text("900 2.5\n")
+    assert against(tmp_path / "new", file) == 2  # nothing can be compared
+    assert "no step in common" in capsys.readouterr().out
+    assert against(tmp_path / "new", run / "steps.jsonl", "--loss-tolerance", "0") == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("1,2.5\nten,2.4\n", "line 2: 'ten,2.4' is not a step and a loss"),
+     ("step,loss\n", "no step of it has a loss"),
+     ("1,2.5,3.5\n", "line 1: '1,2.5,3.5' is not a step and a loss")],
+)  # fmt: skip
+def test_a_reference_that_cannot_be_read_is_refused(tmp_path, capsys, content, message):
+    example(tmp_path / "new", ON_H200)
+    (tmp_path / "golden.csv").write_text(content)
+    assert against(tmp_path / "new", tmp_path / "golden.csv") == 2
+    assert message in capsys.readouterr().err
+
+
+def test_runs_of_other_work_are_not_held_against_a_run(tmp_path, capsys):
+    example(tmp_path / "new", "24f22c14c363")  # the whole model
+    assert against(tmp_path / "new", EXAMPLES / ON_H100) == 2
+    assert "trained (model=llama3.1-8b@8, global_batch_size=16" in capsys.readouterr().err
+    example(tmp_path / "new", ON_H200)
+    assert against(tmp_path / "new", EXAMPLES / ON_H100) == 0
+    assert capsys.readouterr().out.count("loss of ") == 1
+
+
+def test_losses_and_rates_are_gated_together(tmp_path, capsys):
+    run = example(tmp_path / "new", ON_H200)
+    base = example(tmp_path / "base", ON_H200)
+    words = ("--baseline", tmp_path / "base", "--json")
+    assert against(tmp_path / "new", base.name, *words) == 0
+    assert len(json.loads(capsys.readouterr().out)) == 2
+    changed(run, 20, 9.0)
+    assert against(tmp_path / "new", base.name, *words) == 1
+    assert outcomes(capsys) >= {"loss left the band"}
+    assert main(["gate", "--runs", str(tmp_path / "new")]) == 2
+    assert "--baseline, or a run or file with --loss-reference" in capsys.readouterr().err

@@ -27,7 +27,13 @@ from scalebook.measure.probes import (
 )
 from scalebook.measure.probes.files import model_rates, summarise
 from scalebook.measure.probes.shapes import products, tensor_sizes
-from scalebook.measure.probes.topology import parse_nvidia_matrix, parse_nvlink, parse_rocm_matrix
+from scalebook.measure.probes.topology import (
+    pairs_by_link,
+    parse_matrix,
+    parse_nvidia_matrix,
+    parse_nvlink,
+    parse_rocm_matrix,
+)
 from scalebook.measure.probes.words import left_out, summary
 from scalebook.probe import probing
 from scalebook.record import RunRecord, StepRecord
@@ -418,6 +424,21 @@ def test_the_links_of_nvidia_and_rocm_tools_are_read() -> None:
     }
     text = "GPU 0: NVIDIA (UUID: GPU-1)\n\t Link 0: 26.562 GB/s\n\t Link 1: <inactive>\nGPU 1: N\n"
     assert parse_nvlink(text) == {"GPU0": [26.562]}
+
+
+def test_pairs_are_counted_once_by_the_link_that_joins_them() -> None:
+    rows = [["X", "NV18", "SYS"], ["NV18", "X", "SYS"], ["SYS", "SYS", "X"]]
+    assert pairs_by_link({"links": rows}) == {"SYS": 2, "NV18": 1}
+    assert pairs_by_link(parse_matrix("amd", ROCM_TOPOLOGY)) == {"XGMI": 1}
+    assert pairs_by_link(parse_matrix("nvidia", NVIDIA_TOPOLOGY)) == {"NV18": 1}
+    assert parse_matrix("nvidia", None) == {}
+
+
+@pytest.mark.parametrize(
+    "odd", [None, 4, {}, {"links": 3}, {"links": [["X", "A"], 7]}, {"links": [[]]}]
+)
+def test_a_record_s_topology_of_another_form_has_no_pairs(odd: object) -> None:
+    assert pairs_by_link(odd) == {}
 
 
 @pytest.mark.parametrize("text", ["", "No devices", "\tGPU0\tGPU1\nGPU0\t X \tNV18\n", "GPU0"])

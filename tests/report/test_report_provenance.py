@@ -52,6 +52,27 @@ def test_equal_runs_are_said_to_be_equal(tmp_path: Path) -> None:
     assert "are equal over the runs" in text
 
 
+def test_machines_of_the_same_links_are_one_table_row_per_gpu(tmp_path: Path) -> None:
+    linked = {"devices": ["GPU0", "GPU1"], "links": [["X", "NV18"], ["NV18", "X"]]}
+    around = {"accelerator": "NVIDIA H100 80GB HBM3", "topology": linked}
+    for name in ("a", "b"):
+        made(tmp_path, name, "2.11.0", environment=around)
+    odd = {"devices": ["<b>"], "links": [["<i>", "SYS"], 7]}
+    made(tmp_path, "odd", "2.11.0", environment={"topology": odd})
+    made(tmp_path, "none", "2.11.0", environment={"topology": None})
+    text = words(method_page.links(method_page.read(load(tmp_path))))
+    assert text.count("NVIDIA H100 80GB HBM3 GPU") == 2
+    assert "GPU0 X NV18" in text
+    assert "GPU1 NV18 X" in text
+    assert "SYS" not in text
+
+
+def test_where_no_run_recorded_its_links_the_reason_is_given(tmp_path: Path) -> None:
+    made(tmp_path, "a", "2.11.0")
+    text = words(method_page.links(method_page.read(load(tmp_path))))
+    assert "No run recorded how its GPUs are linked: a CPU, a log, an older run" in text
+
+
 def test_a_broken_directory_is_listed_with_its_reason(tmp_path: Path) -> None:
     made(tmp_path, "good", "2.11.0")
     (tmp_path / "bad").mkdir()

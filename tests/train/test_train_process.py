@@ -67,6 +67,7 @@ def test_the_environment_names_versions_and_no_host(finished: Finished):
     values = finished.environment
     assert values["accelerator"] is None
     assert values["accelerator_reason"]
+    assert (values["topology"], values["topology_reason"]) == (None, "trained on the CPU")
     assert values["megatron_core"]
     assert values["torch"]
     assert values["variables"]["OMP_NUM_THREADS"] == "1"

@@ -166,9 +166,13 @@ def _flop_facts(shape: ModelShape, row: Row) -> Iterator[Fact]:
     at = (1.0, 1.0, 1.0)
     if length:
         at = (length.interval.low, length.value, length.interval.high)
+    packed = row.words.get("packed_sequences") == "yes"
+    if packed:  # documents of any length, which attend only inside themselves
+        at = (1.0, *at[1:])
     names = CONVENTIONS if length else [name for name in CONVENTIONS if name in LENGTHLESS]
     for trained in _trained(row):
         frozen = {"all": "", "forward": ", forward pass only"}.get(trained, ", frozen weights")
+        frozen += ", packed documents" if packed else ""
         for modules in range(shape.mtp_layers + 1):
             for name in names:
                 low, value, high = (

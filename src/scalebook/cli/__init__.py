@@ -23,9 +23,9 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "platforms": "facts", "strategies": "facts", "published": "facts", "audit": "claims",
     },
     "before a run": {
-        "check": "check", "plan": "check", "predict": "predict", "tune": "tune",
-        "feasibility": "facts", "project": "claims", "doctor": "machine", "probe": "machine",
-        "image": "machine", "verify": "machine",
+        "check": "check", "plan": "check", "predict": "predict", "recommend": "tune",
+        "tune": "tune", "feasibility": "facts", "project": "claims", "doctor": "machine",
+        "probe": "machine", "image": "machine", "verify": "machine",
     },
     "run": {
         "run": "runs", "resume": "runs", "status": "cluster", "serve": "serve", "recover": "runs",
@@ -45,7 +45,7 @@ SHOWING = frozenset(
     {
         *("accelerators", "convert", "diagnose", "feasibility", "flops", "list", "models"),
         *("plan", "platforms", "predict", "project", "published", "reproduce", "status", "steady"),
-        *("columns", "strategies"),
+        *("columns", "recommend", "strategies"),
     }
 )
 # What a user's path may be wrong in; with a file's name, so that no defect of ours passes for it.

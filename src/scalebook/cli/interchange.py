@@ -96,6 +96,11 @@ def _register_ingest(subparsers: Subparsers) -> None:
         choices=("all", "part"),
         help="whether all weights were trained or only a part (such as LoRA)",
     )
+    said.add_argument(
+        "--packed-sequences",
+        action=argparse.BooleanOptionalAction,
+        help="whether several documents share a sample: MFU is then an upper bound",
+    )
     for flag, name, text in _SIZES:
         said.add_argument(flag, dest=name, type=at_least(1), metavar="N", help=text)
     parser.add_argument(
@@ -118,7 +123,8 @@ def run_ingest(options: argparse.Namespace) -> int:
 
     dialect = _dialect(options)
     opens = no_store if isinstance(dialect, str) else opener(dialect)
-    names = ("model", "platform", "precision", "trained", *(name for _, name, _ in _SIZES))
+    names = ("model", "platform", "precision", "trained", "packed_sequences")
+    names = (*names, *(name for _, name, _ in _SIZES))
     given = ((name, getattr(options, name)) for name in names)
     supplied = {name: value for name, value in given if value is not None}
     if options.model:

@@ -1,4 +1,4 @@
-"""``scalebook tune``: find the fastest layout of a model, by prediction and a few short runs."""
+"""Which layout to run: ``recommend`` shows what is known of it, ``tune`` finds the fastest."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from scalebook.cli.terminal import (
     number,
     plain,
     positive,
+    print_data,
     print_json,
     print_table,
 )
@@ -33,12 +34,18 @@ from scalebook.settings import SETTINGS
 if TYPE_CHECKING:
     from scalebook.config import RunConfig
     from scalebook.predict import Prediction
+    from scalebook.predict.recommended import Recommendations, Recommended
     from scalebook.predict.search import Ranking
     from scalebook.predict.tuning import Standing, Step, Trial, Tuned, Tuning
     from scalebook.running.console import Console
     from scalebook.running.sweep import Settings, Stop
 
 _SHOWN = 12  # layouts of a ranking for people
+_EVIDENCE = {
+    "published": "Published by others, on their engine and machine",
+    "measured": "Measured, by runs at hand",
+    "predicted": "Predicted for Scalebook's trainer, not run",
+}
 _SAMPLES_PER_GPU = 16  # of a tuned step: enough for every micro batch and a few in each pipeline
 
 
@@ -71,6 +78,42 @@ def register(subparsers: Subparsers) -> None:
     add_json(parser)
     run_options.add_container(parser)
     parser.set_defaults(handler=tune, plan=None, data="")
+    _add_recommend(subparsers)
+
+
+def _add_recommend(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser(
+        "recommend", help="show the best published, measured and predicted rates of a model"
+    )
+    add_model(parser)
+    parser.add_argument("--platform", required=True, help=SETTINGS["platform"].help)
+    add_settings(parser, ("world_size", "sequence_length", "precision", "global_batch_size"))
+    parser.add_argument(
+        "--most", type=at_least(1), default=5, metavar="ROWS", help="rows of each kind (default: 5)"
+    )
+    add_runs(parser, "folder of runs")
+    add_network(parser)
+    add_json(parser, csv=True)
+    parser.set_defaults(handler=recommend, fields=[])
+
+
+def recommend(options: argparse.Namespace) -> int:
+    """Print the best known rates, each kind of evidence by itself."""
+    from scalebook import predict as room
+    from scalebook.predict.recommended import recommend as found_for
+    from scalebook.project import runs_folder
+
+    options.precisions = [options.precision] if options.precision else []
+    base, runs = _sought(options), runs_folder(options.runs)
+    made = room.load(base.platform, runs, network_gbps=options.network_gbps)
+    found = found_for(base, made, runs, options.most)
+    if options.json == "csv":
+        print_data([row for kind in found for row in kind.rows], "csv")
+    elif options.json:
+        print_json({"question": base.model_dump(), **{one.kind: plain(one) for one in found}})
+    else:
+        _print_recommended(options, base, found)
+    return 0
 
 
 def _add_space(parser: argparse.ArgumentParser) -> None:
@@ -118,6 +161,38 @@ def tune(options: argparse.Namespace) -> int:
     else:
         _print_result(found)
     return 0 if found.full_run else 1
+
+
+def _print_recommended(
+    options: argparse.Namespace, base: RunConfig, found: Sequence[Recommendations]
+) -> None:
+    length, precision = f"sequence {base.sequence_length:,}", base.precision
+    length += "" if options.sequence_length else " (default)"
+    precision += "" if options.precision else " (default)"
+    print(f"Asked: {base.model} on {base.world_size} x {base.platform}, {precision}, {length}")
+    for one in found:
+        print(f"\n{_EVIDENCE[one.kind]}. {one.said}")
+        headers = ("#", "tokens/s/GPU", "interval", "precision", "sequence", "GPUs", "layout")
+        rows = [_recommended_cells(row) for row in one.rows]
+        if rows:
+            print_table((*headers, "differs from the question"), rows)
+        about: dict[str, list[str]] = {}
+        for row in one.rows:
+            parts = (row.source, row.software, row.date, *row.notes)
+            about.setdefault("; ".join(filter(None, parts)), []).append(str(row.rank))
+        for text, ranks in about.items():
+            print(f"  {', '.join(ranks)}: {text}")
+        for reason, count in sorted(one.left_out.items(), key=lambda item: -item[1]):
+            print(f"  left out: {count:,} ({reason})")
+
+
+def _recommended_cells(row: Recommended) -> tuple[str, ...]:
+    ends = f"{number(row.low)} to {number(row.high)} ({row.interval})" if row.interval else "-"
+    return (
+        str(row.rank), number(row.tokens_per_second_per_gpu), ends, row.precision or "-",
+        number(row.sequence_length), number(row.world_size), row.layout,
+        ", ".join(row.differs) or "nothing",
+    )  # fmt: skip
 
 
 def _sought(options: argparse.Namespace) -> RunConfig:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from scalebook.measure.metrics.steady import Steady
     from scalebook.measure.verdicts.compare import Verdict
     from scalebook.measure.verdicts.differences import Difference
+    from scalebook.measure.verdicts.gate import Check
     from scalebook.measure.verdicts.read import Side
     from scalebook.store import Run
 
@@ -67,7 +68,7 @@ def register(subparsers: Subparsers) -> None:
 
 def _register_gate(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser("gate", help="fail where runs differ from a stored baseline")
-    parser.add_argument("--baseline", type=Path, required=True, help="folder of baseline runs")
+    parser.add_argument("--baseline", type=Path, help="folder of baseline runs")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of the new runs")
     parser.add_argument("--junit", type=Path, help="write JUnit XML to this file")
     parser.add_argument("--markdown", type=Path, help="write a Markdown table to this file")
@@ -83,6 +84,18 @@ def _register_gate(subparsers: Subparsers) -> None:
         metavar="FRACTION",
         help="exit with 2 where a change as large as this, like 0.05 or 5%%, could hide in the "
         "noise; default: such a configuration is shown as 'cannot tell'",
+    )
+    parser.add_argument(
+        "--loss-reference",
+        metavar="RUN",
+        help="run, or file of steps and losses, whose loss curve the new runs must follow",
+    )
+    parser.add_argument(
+        "--loss-tolerance",
+        type=_fraction,
+        default=0.02,
+        metavar="FRACTION",
+        help="how far a loss may be from the reference's, like 0.02 or 2%% (default: 2%%)",
     )
     add_start_spread(parser)
     add_json(parser)
@@ -244,14 +257,12 @@ def _print_differences(found: tuple[Difference, ...], sides: tuple[Side, ...]) -
 def gate(options: argparse.Namespace) -> int:
     """Print how each configuration came out; 1 where one is slower or faster for sure, else 0.
 
-    2 where a run could not be read, or a change that must be seen would not be.
+    1 also where a loss leaves the band of the reference. 2 where a run could not be read, a change
+    that must be seen would not be, or no step of a run is in the reference.
     """
-    from scalebook.measure.verdicts.gate import MUST_SEE, check
     from scalebook.measure.verdicts.gate_report import junit, markdown, summary
 
-    (baseline, unread), (current, more) = map(_read, (options.baseline, options.runs))
-    must_see = options.must_see or max(MUST_SEE, 2 * options.tolerance)
-    checks = check(baseline, current, options.tolerance, must_see, options.start_spread)
+    checks, unread, unseen = _checks(options)
     for path, write in ((options.junit, junit), (options.markdown, markdown)):
         if path is not None:
             _write(path, write(checks))
@@ -265,8 +276,31 @@ def gate(options: argparse.Namespace) -> int:
         print(summary(checks))
     if any(one.failed for one in checks):
         return 1
-    unseen = options.must_see and any(one.outcome == "cannot tell" for one in checks)
-    return 2 if unread or more or unseen else 0
+    return 2 if unread or unseen else 0
+
+
+def _checks(options: argparse.Namespace) -> tuple[tuple[Check, ...], bool, bool]:
+    """Return all checks, whether a run was not readable, and whether a change may be hidden."""
+    from scalebook.errors import ConfigError
+    from scalebook.measure.verdicts.gate import MUST_SEE, check, check_losses
+    from scalebook.measure.verdicts.series import read_losses
+
+    if options.baseline is None and options.loss_reference is None:
+        raise ConfigError("Name a folder with --baseline, or a run or file with --loss-reference.")
+    current, problems = _read(options.runs)
+    checks: tuple[Check, ...] = ()
+    if options.baseline is not None:
+        baseline, more = _read(options.baseline)
+        problems += more
+        must_see = options.must_see or max(MUST_SEE, 2 * options.tolerance)
+        checks = check(baseline, current, options.tolerance, must_see, options.start_spread)
+    unseen = bool(options.must_see) and any(one.outcome == "cannot tell" for one in checks)
+    if options.loss_reference is not None:
+        reference = read_losses(options.loss_reference, options.baseline or options.runs)
+        losses = check_losses(current, reference, options.loss_tolerance)
+        unseen = unseen or any(one.outcome == "cannot tell" for one in losses)
+        checks += losses
+    return checks, bool(problems), unseen
 
 
 def _read(folder: Path) -> tuple[tuple[Run, ...], tuple[str, ...]]:

@@ -381,8 +381,25 @@ def device_interface(facts: MachineFacts) -> CheckResult | None:
     return CheckResult("device interface", "warning", "podman has no CDI file for the GPUs", advice)
 
 
+def links(facts: MachineFacts) -> CheckResult | None:
+    """Return by which links the GPUs are joined; a layout's rate depends on them."""
+    if len(facts.devices) < 2:
+        return None
+    if not facts.links:
+        return CheckResult("links", "unknown", "the driver's tool does not say how they are linked")
+    found = ", ".join(f"{name} ({count} pairs)" for name, count in facts.links.items())
+    if len(facts.links) == 1:
+        return ok("links", found)
+    tools = {"nvidia": "nvidia-smi topo -m", "amd": "rocm-smi --showtopo"}
+    advice = (
+        f"Ranks that are next to each other share tensors: see '{tools[facts.vendor]}' for the "
+        "pairs, and order the GPUs by CUDA_VISIBLE_DEVICES or HIP_VISIBLE_DEVICES."
+    )
+    return CheckResult("links", "warning", found, advice)
+
+
 CHECKS: tuple[Callable[[MachineFacts], CheckResult | None], ...] = (
-    *(present, driver, access, alike, known, free_memory, foreign, power, clocks, modes),
+    *(present, driver, access, alike, known, links, free_memory, foreign, power, clocks, modes),
     *(place, shared_memory, locked_memory, stack, open_files, numa, governor, host_memory, disk),
     *(python, trainer, build, engines, device_interface),
 )

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from scalebook.doctor.machine_facts import GpuState, MachineFacts, Node
 from scalebook.facts import catalog
+from scalebook.measure.probes import topology
 from scalebook.query import printed
 from scalebook.running.container import contents, engines, inside
 from scalebook.running.devices import detect
@@ -65,6 +66,7 @@ def gather(runs: Path, images: Path, machine: FactSource | None = None) -> Machi
         vendor=found.vendor,
         devices=devices,
         driver=driver,
+        links=_links(here, found),
         cards_on_bus=cards_on_bus(here.root / "sys"),
         nodes=_nodes(here.root / "dev"),
         processes=_processes(here, found.vendor),
@@ -100,6 +102,14 @@ def _devices(here: FactSource, found: detect.Machine) -> tuple[tuple[GpuState, .
         driver = here.text("sys/module/amdgpu/version") or here.text("proc/sys/kernel/osrelease")
     plain = tuple(GpuState(index, found.device_name) for index in range(found.count))
     return devices or plain, driver
+
+
+def _links(here: FactSource, found: detect.Machine) -> dict[str, int] | None:
+    """Return how many pairs of GPUs each kind of link joins; None where the tool does not say."""
+    if found.count < 2:
+        return None
+    text = here.query(topology.QUERIES[found.vendor])
+    return topology.pairs_by_link(topology.parse_matrix(found.vendor, text)) or None
 
 
 def _processes(here: FactSource, vendor: str) -> tuple[int, ...] | None:

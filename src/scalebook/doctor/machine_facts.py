@@ -39,6 +39,7 @@ class MachineFacts:
     devices: tuple[GpuState, ...] = ()
     cards_on_bus: Mapping[str, int] = field(default_factory=dict[str, int])  # vendor -> PCI devices
     driver: str | None = None
+    links: Mapping[str, int] | None = None  # pairs of GPUs by kind of link; None: nobody says
     nodes: tuple[Node, ...] = ()
     processes: tuple[int, ...] | None = None  # that hold GPU memory and are not of this tree
     inside: str | None = None

@@ -9,7 +9,7 @@ from scalebook.logs import causes
 from scalebook.logs.collect import LARGEST
 from scalebook.logs.dialects.dialect import LineDialect
 from scalebook.logs.numbers import MISSING, clock_of, integer, number, scaled
-from scalebook.logs.setting_lines import PARTIAL_PIECES
+from scalebook.logs.setting_lines import PACKED_PIECES, PARTIAL_PIECES
 
 RECORD = re.compile(r"\biteration:?[ \t]+(\d+)[ \t]*/[ \t]*(\d+)[ \t]*\|")
 _PLAIN = re.compile(r" *[\d.eE+-]+ *")
@@ -170,7 +170,7 @@ _STEP_TIME = re.compile(r"Step Time ?: ?([\d.]+) ?s")
 _STEP_TFLOPS = re.compile(r"([\d.]{1,12}) ?(?:MODEL_)?TFLOP/s/GPU")
 _LOUD = (
     "using world size", ".. ", "Step Time", "[Rank ", "Effective Tera", "NVIDIA ", "Instinct",
-    "TPU v", *PARTIAL_PIECES,
+    "TPU v", *PARTIAL_PIECES, *PACKED_PIECES,
 )  # fmt: skip
 _MIB_A_GIB = 1024.0
 _LONGEST_RECORD = 4000

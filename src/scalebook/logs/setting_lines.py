@@ -125,6 +125,13 @@ def device_in(text: str) -> str | None:
 
 # Words of frameworks that train a part of the weights alone; a default such as lora_rank is none.
 PARTIAL_PIECES = ("LoRA", "lora", "Lora", "peft", "rainable param", "adapter")
+# Words of frameworks that put several documents into a sample: Megatron-Bridge and NeMo,
+# Megatron-LM and Primus, verl, TRL, LLaMA-Factory, Axolotl, torchtune.
+PACKED_PIECES = ("packed", "packing", "reset_attention_mask", "remove_padding")
+_PACKED = re.compile(
+    r"\b(?:packed_sequence|(?:neat_|sample_)?packing|reset_attention_mask|use_remove_padding|packed"
+    r"|(packed_sequence_size))['\"]?\s*[.:=]+\s*['\"]?(?(1)[1-9]\d*|(?i:true))\b"
+)
 _PARTIAL = re.compile(
     r"(?i:\b(?:peft|peft_scheme|finetuning_type|train_type|tuner_type|adapter)['\"]?\s*[.:=]+\s*['\"]?"
     r"(?P<kind>q?lora|dora|adalora|lora\+|ia3|adapter|prefix|prompt)\b)"
@@ -160,6 +167,11 @@ def partial_training(line: str) -> str | None:
         return "part" if number(counted[1]) < number(counted[2]) else None
     frozen = _FROZEN.search(line)
     return "part" if frozen and number(frozen[1]) > 0 else None
+
+
+def packs(text: str) -> bool:
+    """Return whether a text says that several documents share a sample."""
+    return any(piece in text for piece in PACKED_PIECES) and _PACKED.search(text) is not None
 
 
 def _value(name: str, text: str) -> tuple[str, Value] | None:

@@ -13,6 +13,7 @@ import torch
 
 from scalebook import host
 from scalebook.measure.probes import Identity
+from scalebook.measure.probes.topology import QUERIES, parse_matrix
 from scalebook.query import printed
 
 _cuda: Any = torch.cuda
@@ -69,6 +70,16 @@ def accelerator() -> dict[str, Any]:
         "multiprocessors": properties.multi_processor_count,
         **(_amd() if torch.version.hip else _nvidia()),
     }
+
+
+def links() -> dict[str, Any]:
+    """Return how the devices of this node are linked, pair by pair; null with a reason."""
+    if not torch.cuda.is_available():
+        return {"topology": None, "topology_reason": "trained on the CPU"}
+    query = QUERIES["amd" if torch.version.hip else "nvidia"]
+    found = parse_matrix("amd" if torch.version.hip else "nvidia", output(*query))
+    reason = None if found else f"'{' '.join(query)}' did not say how the GPUs are linked"
+    return {"topology": found or None, "topology_reason": reason}
 
 
 def _collectives() -> dict[str, str | None]:

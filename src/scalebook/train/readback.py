@@ -154,6 +154,7 @@ def environment(trainer: Trainer) -> dict[str, Any]:
     return {
         **host.facts(trainer.variables, project.root()),
         **machine.accelerator(),
+        **machine.links(),
         **machine.software(),
         "backend": distributed.get_backend(),
         "megatron_core": mcore.version,

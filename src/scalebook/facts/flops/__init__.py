@@ -61,6 +61,7 @@ __all__ = [
     "headline_convention",
     "layer_parameters",
     "model_tflops",
+    "overstated_at_most",
     "packed_sequence_length",
     "padded_vocab_size",
     "parameter_count",
@@ -86,6 +87,19 @@ def packed_sequence_length(lengths: Iterable[float]) -> float:
     if not values or any(not math.isfinite(value) or value <= 0 for value in values):
         raise ConfigError("Packed lengths must be numbers above zero, at least one of them.")
     return sum(value * value for value in values) / sum(values)
+
+
+def overstated_at_most(shape: ModelShape, sequence_length: float, *, mtp_layers: int = 0) -> float:
+    """Return by which fraction packing can at most overstate the FLOPs of whole samples.
+
+    Documents of a few tokens have next to no attention, which whole samples are counted with.
+    """
+    name = headline_convention(shape)
+    whole, least = (
+        flops_per_token(shape, length, name, mtp_layers=mtp_layers)
+        for length in (sequence_length, 1.0)
+    )
+    return whole / least - 1
 
 
 def flops_per_token(

@@ -72,6 +72,8 @@ class LineDialect(Dialect):
         self.device(text)
         if any(piece in text for piece in setting_lines.PARTIAL_PIECES):
             self.trained(text)
+        if setting_lines.packs(text):
+            self.out.tell("packed_sequences", True)
         lines = text.split("\n")
         last = len(lines) - 1
         for index, line in enumerate(lines):

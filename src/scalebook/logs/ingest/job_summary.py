@@ -205,6 +205,24 @@ def disagreement(found: dict[str, Any]) -> list[str]:
     return [f"Printed TFLOP/s are {factor:.3f} times those of {flops.DEFAULT_CONVENTION}{by}."]
 
 
+def packing(known: LogConfig) -> list[str]:
+    """Return what packed documents mean for rate and MFU; nothing where none are packed."""
+    if known.values.get("packed_sequences") is not True:
+        return []
+    shape, reason = shape_of(known)
+    length = known.size("sequence_length")
+    much = f"how much is not known: {reason or 'the sequence length is missing'}"
+    if shape is not None and length is not None:
+        modules = known.size("mtp_layers") or 0
+        most = flops.overstated_at_most(shape, length, mtp_layers=modules)
+        much = f"at most {100 * most:.2g} %, for documents far shorter than {length:,} tokens"
+    return [
+        "Several documents are packed into a sample. FLOPs are counted as if each sample were one "
+        "document. Where attention stays inside documents, TFLOP/s and MFU are overstated "
+        f"({much}). Tokens per second include padding, if there is any."
+    ]
+
+
 _MOST_STEPS = 100_000  # more are counted when the run is listed
 SIZES = (
     "world_size",
@@ -264,6 +282,7 @@ def summarise(job: Job, known: LogConfig, kind: str = "training") -> dict[str, A
     first, last = losses(job)
     status, reason = status_of(job) if kind == "training" else (None, None)
     tflops = recount(job, known)
+    notes = packing(known)
     summary: dict[str, Any] = {
         "family": job.dialect,
         "status": status,
@@ -297,7 +316,9 @@ def summarise(job: Job, known: LogConfig, kind: str = "training") -> dict[str, A
             *_of_numbers(numbers),
             *warnings_of(job, known, numbers),
             *disagreement(tflops),
+            *notes,
         ],
+        "notes": notes,
     }
     if len(job.samples):
         summary["telemetry"] = telemetry_summary(job.samples)

@@ -44,6 +44,7 @@ _SETTINGS = (
     "recompute",
     "mtp_layers",
     "trained",
+    "packed_sequences",
     "steps",
 )
 
@@ -139,6 +140,7 @@ def record_of(group: Group, index: int, known: LogConfig, summary: Mapping[str, 
         log_tail=scrub_all(tail, {}),
         observed=finite(observed_settings(known)),
         environment=scrub_values(finite(_environment(group, job, known, summary))),
+        notes=tuple(summary["notes"]),
         window=known.window,
     )
 

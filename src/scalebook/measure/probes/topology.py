@@ -6,13 +6,42 @@ The formats are the tools' own and change; what cannot be read is left out, neve
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+QUERIES: Mapping[str, tuple[str, ...]] = {
+    "nvidia": ("nvidia-smi", "topo", "-m"),
+    "amd": ("rocm-smi", "--showtopo"),
+}
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _DEVICE = re.compile(r"GPU\d+")
 _LINK_TYPES = re.compile(r"^=+ *Link Type between two GPUs *=+$", re.MULTILINE)
 _NVLINK_DEVICE = re.compile(r"^GPU (\d+):")
 _NVLINK_RATE = re.compile(r"^\s*Link \d+: ([\d.]+) GB/s")
+
+
+def parse_matrix(vendor: str, text: str | None) -> dict[str, Any]:
+    """Return devices and links of what the vendor's query printed; empty where it says nothing."""
+    return {"nvidia": parse_nvidia_matrix, "amd": parse_rocm_matrix}[vendor](text or "")
+
+
+def pairs_by_link(topology: object) -> dict[str, int]:
+    """Return how many pairs of devices each kind of link joins, the most frequent first.
+
+    Empty for anything that is not a whole matrix: records come from anywhere.
+    """
+    if not isinstance(topology, Mapping):
+        return {}
+    links = cast("Mapping[str, Any]", topology).get("links")
+    rows = cast("Sequence[Any]", links if isinstance(links, list | tuple) else ())
+    if not all(
+        isinstance(row, list | tuple) and len(cast("list[Any]", row)) == len(rows) for row in rows
+    ):
+        return {}
+    kinds = (str(kind) for place, row in enumerate(rows) for kind in row[place + 1 :])
+    return dict(Counter(kinds).most_common())
 
 
 def parse_nvidia_matrix(text: str) -> dict[str, Any]:

@@ -20,13 +20,16 @@ from scalebook.measure.metrics.repeats import Estimate, estimate, start_spread
 from scalebook.measure.verdicts.compare import Verdict, compare
 from scalebook.measure.verdicts.differences import Difference, differences
 from scalebook.measure.verdicts.read import losses_that_rose
+from scalebook.measure.verdicts.series import LossCurve, losses_of
+from scalebook.record import RunRecord
 from scalebook.settings import SETTINGS
 from scalebook.store import Run
 
 Outcome = Literal[
-    "pass", "cannot tell", "regression", "unexplained speed-up", "missing", "new", "no baseline"
-]
-FAILING: tuple[Outcome, ...] = ("regression", "unexplained speed-up")
+    "pass", "cannot tell", "regression", "unexplained speed-up", "missing", "new", "no baseline",
+    "loss left the band",
+]  # fmt: skip
+FAILING: tuple[Outcome, ...] = ("regression", "unexplained speed-up", "loss left the band")
 MUST_SEE = 0.05  # a change as large as this may not hide in the noise of a pass
 
 
@@ -109,6 +112,71 @@ def check(
         for key, group in now.items() if key not in before
     ]  # fmt: skip
     return tuple(sorted(checks, key=lambda one: one.name))
+
+
+def check_losses(runs: Sequence[Run], reference: LossCurve, tolerance: float) -> tuple[Check, ...]:
+    """Return one check per run whose loss is held against a reference curve, step by step.
+
+    A loss may differ from the reference's at the same step by ``tolerance``, a fraction of it. Of
+    a reference that is a run, runs of another model, batch or sequence length are left out.
+
+    Raises:
+        RecordError: no run trains what the reference trained.
+    """
+    wanted = reference.record and _trained(reference.record)
+    alike = [run for run in runs if wanted is None or _trained(run.record) == wanted]
+    if not alike:
+        words = ", ".join(
+            f"{name}={value}" for name, value in zip(_SAME, wanted or (), strict=True)
+        )
+        raise RecordError(
+            f"None of {len(runs)} runs trains what the loss reference {reference.name} trained "
+            f"({words}). Name another run or file with --loss-reference."
+        )
+    return tuple(_check_loss(run, reference, tolerance) for run in alike)
+
+
+_CHANGES_A_LOSS = frozenset(
+    {name for name, row in SETTINGS.items() if "loss" in row.affects}
+    | {"accelerator", *identity.VERSIONS}
+)
+_SAME = ("model", "global_batch_size", "sequence_length")  # or no two losses are comparable
+
+
+def _trained(record: RunRecord) -> tuple[Any, ...]:
+    return tuple(record.setting(name) for name in _SAME)
+
+
+def _check_loss(run: Run, reference: LossCurve, tolerance: float) -> Check:
+    """Return whether a run's loss stays in the band, else at which step it leaves it first."""
+    record, known = run.record, reference.record
+    losses = losses_of(run.steps)
+    if record.source == "ingested":  # a log need not print the loss of each step
+        losses = {step: loss for step, loss in losses.items() if loss is not None}
+    shared = sorted(losses.keys() & reference.losses.keys())
+    name = f"loss of {_name(_Group((run,), (), ()))}, run {record.run_id}"
+    of_reference = (known.run_id,) if known else ()
+    if not shared:
+        why = f"{reference.name} has no step in common with the {len(losses)} steps of the run."
+        return Check(name, "cannot tell", why, of_reference, (record.run_id,))
+    pairs = [(step, losses[step], reference.losses[step]) for step in shared]
+    outside = [(step, a, b) for step, a, b in pairs if a is None or abs(a - b) > tolerance * abs(b)]
+    band = f"{100 * tolerance:.3g} % of {reference.name}"
+    of = f"{len(shared)} of its {len(reference.losses)} steps"
+    if not outside:
+        far = max(abs(a - b) / abs(b) if b else 0.0 for _, a, b in pairs if a is not None)
+        words = f"Within {band} at {of}; {100 * far:.2g} % at most."
+        return Check(name, "pass", words, of_reference, (record.run_id,))
+    step, loss, there = outside[0]
+    value = "not finite" if loss is None else f"{loss:.5g}"
+    by = "" if loss is None or not there else f", {100 * (loss / there - 1):+.2g} %"
+    words = (
+        f"Step {step} is the first outside {band}: its loss is {value}, the reference's "
+        f"{there:.5g}{by}. {len(outside)} of {len(shared)} common steps are outside."
+    )
+    changed = differences([record], [known]) if known else ()
+    causes = tuple(one for one in changed if one.name in _CHANGES_A_LOSS)
+    return Check(name, "loss left the band", words, of_reference, (record.run_id,), None, causes)
 
 
 def _groups(runs: Iterable[Run]) -> dict[str, _Group]:

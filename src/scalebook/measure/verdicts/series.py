@@ -1,9 +1,11 @@
-"""Step times of a file: seconds, one a line, or the steps.jsonl of a run."""
+"""Series of a file: step times, one a line, or losses by step; or the steps.jsonl of a run."""
 
 from __future__ import annotations
 
 import json
 import math
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,9 @@ from typing import Any
 from scalebook import untrusted
 from scalebook.errors import RecordError
 from scalebook.measure.metrics.steady import Steady, find_steady
-from scalebook.store import read_steps
+from scalebook.record import RunRecord, StepRecord
+from scalebook.step_columns import Steps
+from scalebook.store import find_run, read_run, read_steps
 
 STEPS = "steps.jsonl"  # of a run directory
 _LONGEST, _SHORTEST = 1e9, 1e-9  # seconds of a step that could be one
@@ -104,3 +108,69 @@ def _checked(path: Path, seconds: list[float], minimum: int) -> Series:
     if not seconds:
         raise RecordError(f"{path} holds no step time. Write seconds, one a line.")
     return Series(tuple(seconds), minimum)
+
+
+@dataclass(frozen=True, slots=True)
+class LossCurve:
+    """The losses of a reference by step, and the record of its run where it is one."""
+
+    name: str
+    losses: Mapping[int, float]
+    record: RunRecord | None = None
+
+
+def losses_of(steps: Iterable[StepRecord]) -> dict[int, float | None]:
+    """Return the loss of each step, the last of one that was trained again; None if not finite."""
+    columns = (Steps.of(steps).numbers(name) for name in ("step", "loss"))
+    pairs = zip(*columns, strict=True)
+    return {int(step): None if math.isnan(loss) else loss for step, loss in pairs}
+
+
+def read_losses(name: str, runs: Path) -> LossCurve:
+    """Return a reference curve: a run directory, a run id under ``runs``, or a file.
+
+    A file has a step and a loss on each line, with a comma or spaces between them, or is a
+    steps.jsonl.
+
+    Raises:
+        RecordError: there is no such thing, it has no loss, or a line is not a step and a loss.
+    """
+    path = Path(name)
+    directory = path if (path / "record.json").is_file() else find_run(name, runs)
+    record = None
+    if path.is_file():
+        found = _loss_file(path)
+    elif directory is not None:
+        run = read_run(directory)
+        found, record = losses_of(run.steps), run.record
+    else:
+        raise RecordError(
+            f"--loss-reference {name!r} is not a run under {runs}, a run directory or a file."
+        )
+    losses = {step: loss for step, loss in found.items() if loss is not None}
+    if not losses:
+        raise RecordError(f"--loss-reference {name}: no step of it has a loss.")
+    return LossCurve(record.run_id if record else path.name, losses, record)
+
+
+def _loss_file(path: Path) -> dict[int, float | None]:
+    if path.suffix == ".jsonl":
+        return losses_of(read_steps(path)[0])
+    found: dict[int, float | None] = {}
+    try:
+        for number, raw in enumerate(untrusted.lines(path, follow=True), start=1):
+            line = raw.decode().partition("#")[0].strip()
+            step, *rest = re.split(r"[,;\s]+", line)
+            if not line or (number == 1 and not step[:1].isdecimal()):  # the names of the columns
+                continue
+            try:
+                (loss,) = map(float, rest)
+                found[int(step)] = loss if math.isfinite(loss) else None
+            except ValueError as error:
+                raise RecordError(
+                    f"{path} line {number}: {line[:40]!r} is not a step and a loss, like 10,6.93."
+                ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise RecordError(f"{path} cannot be read: {reason}.") from error
+    return found

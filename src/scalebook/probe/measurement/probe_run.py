@@ -21,7 +21,7 @@ from scalebook import host, project, store
 from scalebook.facts import catalog
 from scalebook.measure.probes import Matmul, Probe, ProbeRequest, Sample, Skipped
 from scalebook.measure.probes.files import FILE, summarise
-from scalebook.measure.probes.topology import parse_nvidia_matrix, parse_nvlink, parse_rocm_matrix
+from scalebook.measure.probes.topology import parse_nvlink
 from scalebook.probe.measurement import compute, timing, transfers
 from scalebook.probe.measurement.compute import Moment
 from scalebook.probe.measurement.timing import Budget, Rank
@@ -157,12 +157,10 @@ def _nothing(_: Moment) -> list[Sample]:
 
 
 def topology() -> dict[str, Any]:
-    """Return how the devices are linked, as far as a tool of the vendor tells it."""
-    if not torch.cuda.is_available():
-        return {}
-    if torch.version.hip:
-        return parse_rocm_matrix(output("rocm-smi", "--showtopo") or "")
-    matrix = parse_nvidia_matrix(output("nvidia-smi", "topo", "-m") or "")
+    """Return how the devices are linked, as far as a tool of the vendor says."""
+    matrix: dict[str, Any] = machine.links()["topology"] or {}
+    if not torch.cuda.is_available() or torch.version.hip:
+        return matrix
     links = parse_nvlink(output("nvidia-smi", "nvlink", "--status") or "")
     return matrix | ({"nvlink_gb_per_second": links} if links else {})
 

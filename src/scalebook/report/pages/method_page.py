@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Iterable, Mapping
@@ -11,6 +12,7 @@ import polars as pl
 
 from scalebook.facts import catalog
 from scalebook.facts.flops.conventions import CONVENTIONS, DEFAULT_CONVENTION
+from scalebook.measure.probes.topology import pairs_by_link
 from scalebook.measure.verdicts.differences import differences
 from scalebook.record import RunRecord
 from scalebook.report.base.frames import VERSIONS, ReportData, records
@@ -293,6 +295,33 @@ def _again(row: Row) -> Markup:
     if row["again"] is None:
         return Markup("no command of Scalebook made it")
     return Markup("<code>{}</code>").format(row["again"])
+
+
+def links(found: Records) -> Fragment:
+    """Return how the GPUs of each platform's runs are linked, and how many runs recorded it."""
+    machines: dict[str, tuple[Any, str, list[str]]] = {}
+    for run_id, one in found.items():
+        topology = one.environment.get("topology")
+        if pairs_by_link(topology):
+            device = str(one.environment.get("accelerator") or NONE)
+            key = json.dumps([device, topology], sort_keys=True, default=str)
+            machines.setdefault(key, (topology, device, []))[2].append(run_id)
+    rows = [
+        {"gpu": f"GPU{place}", "accelerator": device, "links": " ".join(map(str, row)),
+         "runs": run_links(run_ids)}
+        for topology, device, run_ids in machines.values()
+        for place, row in enumerate(topology["links"])
+    ]  # fmt: skip
+    if not rows:
+        return paragraphs(
+            "No run recorded how its GPUs are linked: a CPU, a log, an older run, or a driver's "
+            "tool that did not say. The page of probes shows the machines that were probed."
+        )
+    columns = (
+        *(text("accelerator", "Accelerator"), text("gpu", "GPU"), text("links", "To each GPU")),
+        Column("runs", "Runs", lambda row: row["runs"], numeric=False, wide=True),
+    )
+    return table(rows[:MOST_ROWS], columns, "links")
 
 
 def unequal(found: Records) -> Fragment:
