@@ -371,10 +371,12 @@ def nodes_plan(path: Path) -> Path:
 
 
 def sizes_of(records: list[RunRecord]) -> list[tuple[int, int, int]]:
-    """Return nodes, processes and global batch of completed runs, as the trainer read them back."""
+    """Return nodes, processes and global batch of completed runs, smallest first."""
     assert [(one.status, one.reason) for one in records] == [("completed", None)] * len(records)
-    names = ("nodes", "world_size", "global_batch_size")
-    found = [tuple(one.observed[name] for name in names) for one in records]
+    found = [
+        (one.requested["nodes"], one.observed["world_size"], one.observed["global_batch_size"])
+        for one in records
+    ]
     return sorted(found)
 
 
@@ -421,7 +423,7 @@ def test_the_plan_of_many_nodes_runs_by_torchrun_alone_on_two_hosts(site: Site):
     records = [store.read_record(path) for path in store.run_directories(runs)]
     assert sizes_of(records) == BOTH_ARMS
     assert border_of(runs) == [pytest.approx(2**0.5)] * 2
-    two = next(one for one in records if one.observed["nodes"] == 2)
+    two = next(one for one in records if one.requested["nodes"] == 2)
     log = (runs / two.run_id / "train.log").read_text()
     assert log.index("===== node 0 of 2") < log.index("===== node 1 of 2")
 

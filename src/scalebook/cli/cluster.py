@@ -213,7 +213,7 @@ def _slurm_options(options: argparse.Namespace) -> Options:
         example = {"pyxis": "registry#name:sha256:...", "apptainer": "docker://name@sha256:..."}
         print(
             f"note: {container.image} is named by a tag, which can move. Name it by digest "
-            f"({example[container.form]}) or as a file; else its runs are no repeats of others."
+            f"({example[container.form]}) or as a file: otherwise no other run counts as a repeat."
         )
     contained.set_variables(options)
     for name in filter(is_secret, slurm.asked(os.environ)):

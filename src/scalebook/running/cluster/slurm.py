@@ -123,7 +123,8 @@ class Container:
     @property
     def is_file(self) -> bool:
         """Whether the image is a file, which its bytes identify."""
-        return "://" not in self.image and self.image.endswith((".sif", ".sqsh"))
+        named = self.image.endswith((".sif", ".sqsh")) and "://" not in self.image
+        return named and self.form != "none"
 
     @property
     def is_pinned(self) -> bool:
