@@ -198,7 +198,7 @@ def overview(data: ReportData, found: Records) -> Fragment:
     if without:
         items.append(Markup("{} no commit.").format(count(without, "run records", "runs record")))
     if images.count(""):
-        words = "{} no image: versions alone say what they stood on."
+        words = "{} no image: there, versions say which software ran."
         items.append(Markup(words).format(count(images.count(""), "run names", "runs name")))
     if images.count(None):
         words = "{} an image by a tag only, which can move: equal to the image of no other run."
@@ -290,7 +290,7 @@ def _short(text: str) -> str:
 
 
 def _image(row: Row) -> Markup | str:
-    """Return what tells a run's image from others, and folded, all that the record says of it."""
+    """Return the short id of a run's image and, folded, all that the record says of it."""
     if not row["image"]:
         return NONE
     shown = Markup("<details><summary>{}</summary><code>{}</code></details>")
