@@ -32,7 +32,7 @@ def against_ideal(points: pl.DataFrame, many: str) -> Figure:
         x=x, y="max(tokens_per_second):Q", color="layout:N", detail="source:N"
     )
     marks = _run_marks(base, points, many).encode(x=x, y=y)
-    chart = alt.layer(ideal, lines, marks, *_border(points, x)).properties(
+    chart = _with_border(alt.layer(ideal, lines, marks), points, x).properties(
         width="container", height=320
     )
     largest = points.sort("world_size", "tokens_per_second").row(-1, named=True)
@@ -58,7 +58,9 @@ def efficiency(points: pl.DataFrame, many: str) -> Figure:
     marks = _run_marks(base, points, many).encode(x=x, y=y)
     whole = alt.Chart(alt.Data(values=[{"ideal": 1}]))
     ideal = whole.mark_rule(strokeDash=[5, 4]).encode(y="ideal:Q")
-    chart = alt.layer(ideal, marks, *_border(points, x)).properties(width="container", height=240)
+    chart = _with_border(alt.layer(ideal, marks), points, x).properties(
+        width="container", height=240
+    )
     worst = points.sort("scaling_efficiency").row(0, named=True)
     text = (
         f"Scaling efficiency of {count(points.height, 'run')} by number of {many}; the lowest is "
@@ -77,7 +79,9 @@ def speedup(points: pl.DataFrame, many: str) -> Figure:
         x=x, y="ideal_speedup:Q", color=alt.value("gray")
     )
     marks = _run_marks(base, points, many).encode(x=x, y=y)
-    chart = alt.layer(ideal, marks, *_border(points, x)).properties(width="container", height=240)
+    chart = _with_border(alt.layer(ideal, marks), points, x).properties(
+        width="container", height=240
+    )
     best = points.sort("speedup").row(-1, named=True)
     text = (
         f"Speed-up of {count(points.height, 'run')} by number of {many}; the highest is "
@@ -100,15 +104,15 @@ def node_border(points: pl.DataFrame) -> float | None:
     return math.sqrt(inside * outside)
 
 
-def _border(points: pl.DataFrame, x: alt.X) -> tuple[alt.Chart, ...]:
-    """Return the border of a node as layers of a chart: a line and its name; none without it."""
+def _with_border(chart: alt.LayerChart, points: pl.DataFrame, x: alt.X) -> alt.LayerChart:
+    """Return a chart with the border of a node as a line with its name, if there is one."""
     size = node_border(points)
     if size is None:
-        return ()
+        return chart
     base = alt.Chart(alt.Data(values=[{"world_size": size}])).encode(x=x)
     words = base.mark_text(align="left", baseline="top", dx=5)
     label = words.encode(y=alt.value(4), text=alt.value("several nodes"))
-    return base.mark_rule(strokeDash=[2, 4]), label
+    return chart + base.mark_rule(strokeDash=[2, 4]) + label
 
 
 def _border_words(points: pl.DataFrame) -> str:
