@@ -189,6 +189,51 @@ def test_an_unknown_version_or_device_makes_no_repeat() -> None:
         assert identity.repeat(record_of(change={"environment": {part: None}})) is None
 
 
+IMAGE = {"SCALEBOOK_IMAGE": "localhost/scalebook-nvidia:0.1.0"}
+FIRST, SECOND = (f"sha256:{letter * 64}" for letter in "ab")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ({"SCALEBOOK_IMAGE_ID": FIRST}, {"SCALEBOOK_IMAGE_ID": FIRST}, True),
+        ({"SCALEBOOK_IMAGE_ID": FIRST}, {"SCALEBOOK_IMAGE_ID": SECOND}, False),
+        ({"SCALEBOOK_IMAGE_ID": FIRST, "packages_sha256": "0"},
+         {"SCALEBOOK_IMAGE_ID": FIRST, "packages_sha256": "1"}, True),
+        ({"packages_sha256": "0" * 64}, {"packages_sha256": "0" * 64}, True),
+        ({"packages_sha256": "0" * 64}, {"packages_sha256": "1" * 64}, False),
+        ({"SCALEBOOK_IMAGE_ID": FIRST}, {}, False),
+        ({}, {}, False),  # named by a tag, which can have moved: an unknown equals nothing
+    ],
+)  # fmt: skip
+def test_repeats_ran_in_the_same_image(
+    one: dict[str, str], other: dict[str, str], same: bool
+) -> None:
+    found = [
+        record_of(change={"environment": {"container": IMAGE | known}}) for known in (one, other)
+    ]
+    keys = [identity.repeat(record) for record in found]
+    assert (keys[0] is not None and keys[0] == keys[1]) is same
+    assert identity.configuration(found[0]) == identity.configuration(found[1])
+
+
+def test_runs_in_no_image_or_one_that_nothing_names_are_repeats_by_their_versions() -> None:
+    bare = [record_of(change={"environment": {"container": known}})
+            for known in ({}, {"NVIDIA_PRODUCT_NAME": "CUDA"}, None)]  # fmt: skip
+    keys = {identity.repeat(record) for record in bare}
+    assert len(keys) == 1 and None not in keys
+    within = record_of(change={"environment": {"container": {"SCALEBOOK_IMAGE_ID": FIRST}}})
+    assert identity.repeat(within) not in keys
+
+
+def test_runs_of_two_images_are_told_apart_by_name(tmp_path: Path) -> None:
+    for name, image in (("one", FIRST), ("two", SECOND)):
+        known = {"environment": {"container": IMAGE | {"SCALEBOOK_IMAGE_ID": image}}}
+        copied(tmp_path, DP4, name, known)
+    one, two = load(tmp_path).runs["name"].to_list()
+    assert two == f"{one} · image {'b' * 12}"
+
+
 def test_unknown_items_are_each_by_themselves() -> None:
     assert identity.alike([1, 2, 3, 4], lambda one: None if one < 3 else 0) == [[1], [2], [3, 4]]
 

@@ -21,6 +21,8 @@ COMMIT_VARIABLE = "SCALEBOOK_GIT_COMMIT"
 
 PACKAGES = Path("/opt/scalebook/packages.cdx.json")  # written by containers/install.py
 
+_PINNED = re.compile(r"[@:](sha256:[0-9a-f]{64})")
+
 # Set by the launcher, or by the images of NVIDIA and AMD themselves.
 CONTAINER_VARIABLES = (
     "SCALEBOOK_CONTAINER",
@@ -74,13 +76,22 @@ def performance_variables(environment: Mapping[str, str]) -> dict[str, str]:
 def container(environment: Mapping[str, str]) -> dict[str, str]:
     """Return what is known of the container that this is; empty on a bare machine.
 
+    ``SCALEBOOK_IMAGE_ID`` is what the launcher found, else the digest that the image was named by.
     ``packages_sha256`` is of the image's list of packages: equal where two builds hold the same.
     """
     found = {name: environment[name] for name in CONTAINER_VARIABLES if environment.get(name)}
+    if pinned := image_digest(found.get("SCALEBOOK_IMAGE", "")):
+        found.setdefault("SCALEBOOK_IMAGE_ID", pinned)
     try:
         return found | {"packages_sha256": hashlib.sha256(PACKAGES.read_bytes()).hexdigest()}
     except OSError:  # not an image of ours
         return found
+
+
+def image_digest(reference: str) -> str | None:
+    """Return the digest that an image is named by, ``@sha256:...`` (for enroot ``:sha256:...``)."""
+    found = _PINNED.search(reference)
+    return found[1] if found and found.end() == len(reference) else None
 
 
 def facts(environment: Mapping[str, str], checkout: Path | None) -> dict[str, Any]:

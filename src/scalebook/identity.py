@@ -47,10 +47,25 @@ def device(record: RunRecord) -> str | None:
     return name if isinstance(name, str) else None
 
 
+def image(record: RunRecord) -> str | None:
+    """Return what stands for the image that a run was in, 12 hex digits.
+
+    They are of the digest or id of the image (of the file for Apptainer and enroot), else of the
+    hash of its packages. Empty where the record names no image: then the versions alone say what
+    the run stood on. None where it names one without saying which: a tag can move.
+    """
+    found = record.environment.get("container")
+    container: Mapping[str, Any] = cast("Any", found) if isinstance(found, dict) else {}
+    known = container.get("SCALEBOOK_IMAGE_ID") or container.get("packages_sha256")
+    if isinstance(known, str):
+        return known.removeprefix("sha256:")[:12]
+    return None if container.get("SCALEBOOK_IMAGE") else ""
+
+
 def software(record: RunRecord) -> dict[str, Any]:
-    """Return the versions that a run stood on and whose layers ran, None where not recorded."""
+    """Return what a run stood on and whose layers ran, None where not recorded."""
     versions = {name: record.environment.get(name) for name in VERSIONS}
-    return {**versions, "layer_spec": record.layer_spec}
+    return {**versions, "layer_spec": record.layer_spec, "image": image(record) or None}
 
 
 def work(record: RunRecord) -> str | None:
@@ -89,6 +104,7 @@ def repeat(record: RunRecord) -> str | None:
     stood_on = software(record)
     # Without Transformer Engine its version is none, so that None is an answer.
     needed |= {name: stood_on[name] for name in ("torch", "megatron_core")}
+    needed["image"] = image(record)
     return _key({**found, **stood_on}, needed)
 
 

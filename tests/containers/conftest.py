@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from podman_engine import ROOT, USER, Engine, configuration
+from podman_engine import ROOT, USER, Engine, Registry, configuration, start_registry
 
 HERE = Path(__file__).parent
 STANDIN = "localhost/standin"
@@ -141,6 +141,16 @@ def built(engine: Engine, standin: str) -> str:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "changed none" in done.stdout
     return "localhost/scalebook-cpu:0.1.0"
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Iterator[Registry]:
+    """Yield a registry with nothing in it."""
+    if shutil.which("docker-registry") is None or shutil.which("skopeo") is None:
+        pytest.skip("not installed: docker-registry, skopeo")
+    found = start_registry(tmp_path / "registry")
+    yield found
+    found.stop()
 
 
 @pytest.fixture

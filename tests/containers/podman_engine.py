@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 ROOT = Path(__file__).resolve().parents[2]
 USER = 1234  # an ordinary user, who has no name anywhere
@@ -32,12 +35,12 @@ class Engine:
             timeout=300,
         )
 
-    def scalebook(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run the command line and return how it ended."""
+    def scalebook(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run the command line, with variables in addition, and return how it ended."""
         return subprocess.run(
             (sys.executable, "-m", "scalebook", *arguments),
-            env=self.environment,
-            cwd=ROOT,
+            env=self.environment | variables,
+            cwd=variables.get("PWD", ROOT),
             capture_output=True,
             text=True,
             check=False,
@@ -56,6 +59,65 @@ class Engine:
         unmount = ("umount", "--recursive", f"{self.folder}/store/overlay")
         subprocess.run(unmount, capture_output=True, check=False)
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class Registry:
+    """A registry on the loopback, without TLS: ``folder`` is the home that says so to clients."""
+
+    address: str
+    folder: Path
+    process: subprocess.Popen[bytes]
+
+    def variables(self, checkout: Path) -> dict[str, str]:
+        """Return the variables that run a checkout's own command line with this registry."""
+        return {"HOME": str(self.folder), "PYTHONPATH": f"{checkout}/src", "PWD": str(checkout)}
+
+    def push(self, engine: Engine, image: str, reference: str) -> str:
+        """Push an image; return the digest that the registry itself states for the tag."""
+        engine.podman("push", "--quiet", "--tls-verify=false", image, f"docker://{reference}")
+        name, _, tag = reference.partition("/")[2].rpartition(":")
+        request = Request(f"http://{self.address}/v2/{name}/manifests/{tag}", method="HEAD")
+        kinds = ("vnd.oci.image.manifest.v1+json", "vnd.docker.distribution.manifest.v2+json")
+        request.add_header("Accept", ", ".join(f"application/{kind}" for kind in kinds))
+        with urlopen(request, timeout=10) as answer:
+            return str(answer.headers["Docker-Content-Digest"])
+
+    def stop(self) -> None:
+        """End it."""
+        self.process.terminate()
+        self.process.wait(10)
+
+
+def start_registry(folder: Path) -> Registry:
+    """Start Debian's docker-registry and return it when it answers."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    settings = folder / ".config" / "containers"
+    settings.mkdir(parents=True)
+    insecure = f'[[registry]]\nlocation = "{address}"\ninsecure = true\n'
+    (settings / "registries.conf").write_text(insecure)
+    (folder / "config.yml").write_text(
+        "version: 0.1\nlog: {level: error, accesslog: {disabled: true}}\n"
+        f'storage: {{filesystem: {{rootdirectory: "{folder}/data"}}}}\n'
+        f'http: {{addr: "{address}"}}\n'
+    )
+    process = subprocess.Popen(
+        ("docker-registry", "serve", str(folder / "config.yml")),
+        env={**os.environ, "OTEL_TRACES_EXPORTER": "none"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    made, deadline = Registry(address, folder, process), time.monotonic() + 30
+    while time.monotonic() < deadline:
+        try:
+            with urlopen(f"http://{address}/v2/", timeout=5):
+                return made
+        except OSError:
+            time.sleep(0.1)
+    made.stop()
+    raise AssertionError("the registry did not answer within 30 s")
 
 
 def configuration(folder: Path, wheels: Path) -> dict[str, str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from podman_engine import ROOT, USER, Engine
+from podman_engine import ROOT, USER, Engine, Registry
 
 from scalebook.running.container import rules
 
@@ -42,6 +44,20 @@ def record(runs: Path) -> dict[str, Any]:
     return json.loads(path.read_text())
 
 
+def copied(folder: Path, base: str) -> Path:
+    """Copy what images are built from, with another base of the CPU platform."""
+    skip = shutil.ignore_patterns("__pycache__", "*.egg-info", "images")
+    for name in ("src", "containers", "notebooks", "runs/plans", ".github"):
+        shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=skip)
+    files = ("pyproject.toml", "README.md", "LICENSE", "requirements.lock", "requirements.sha256")
+    for name in files:
+        shutil.copy(ROOT / name, folder)
+    table = folder / "containers/cpu/image.toml"
+    text = table.read_text().replace('base = "docker.io/library/python"', f'base = "{base}"')
+    table.write_text(text.replace('tag = "3.12-slim-bookworm"', 'tag = "1"'))
+    return folder
+
+
 def test_the_build_leaves_the_base_as_it_is_and_needs_no_root(engine: Engine, built: str):
     code = (
         "import json, os; from importlib.metadata import version as v; "
@@ -57,6 +73,10 @@ def test_the_build_leaves_the_base_as_it_is_and_needs_no_root(engine: Engine, bu
     assert (torch, megatron) == ("2.12.0a0+0291f960b6", "0.18.0")
     assert constraint == "/opt/standin/constraint.txt"
     assert pyzmq.startswith("26."), "the image's own constraint holds for what is added"
+    label = '{{index .Config.Labels "scalebook.security-policy"}}'
+    policy = engine.podman("image", "inspect", "--format", label, built).stdout.strip()
+    said = engine.podman("run", "--rm", "--entrypoint=cat", built, policy).stdout
+    assert "## Report a vulnerability" in said
     files = engine.podman("run", "--rm", built, "find", "/opt/scalebook", "-name", "*.toml")
     assert "/opt/scalebook/runs/plans/quick.toml" in files.stdout
 
@@ -80,8 +100,7 @@ def test_two_processes_train_as_an_ordinary_user_whose_files_they_are(
 ):
     engine.environment["HF_TOKEN"] = SECRET
     engine.environment["NCCL_DEBUG"] = "INFO"
-    asked = ["--env=HF_TOKEN", "--container-arg=--network=none"]
-    done = engine.scalebook(*command(runs, *asked, *trainer_inside))
+    done = engine.scalebook(*command(runs, "--env=HF_TOKEN", *trainer_inside))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Not passed into the container: NCCL_DEBUG" in done.stdout
     found = record(runs)
@@ -91,7 +110,10 @@ def test_two_processes_train_as_an_ordinary_user_whose_files_they_are(
     container = found["environment"]["container"]
     assert container["SCALEBOOK_CONTAINER"] == "podman"
     assert container["SCALEBOOK_IMAGE"] == built
-    assert container["SCALEBOOK_IMAGE_ID"]
+    image_id = engine.podman("image", "inspect", "--format={{.Id}}", built).stdout.strip()
+    assert container["SCALEBOOK_IMAGE_ID"] == f"sha256:{image_id}"
+    listed = (ROOT / "containers/images/scalebook-cpu-0.1.0.cdx.json").read_bytes()
+    assert container["packages_sha256"] == hashlib.sha256(listed).hexdigest()
     assert container["SCALEBOOK_BASE_IMAGE"] == "localhost/standin"
     variables = found["environment"]["variables"]
     assert variables["OMP_NUM_THREADS"] == "1"
@@ -172,6 +194,38 @@ def test_nothing_but_the_runs_can_be_written_and_codes_pass(engine: Engine, buil
     assert (runs / "new").stat().st_uid == USER
     assert not (ROOT / "new").exists()
     assert [path.name for path in runs.iterdir()] == ["new"]
+
+
+def test_a_pinned_base_stays_where_its_tag_moves(
+    engine: Engine, standin: str, registry: Registry, tmp_path: Path
+):
+    base = f"{registry.address}/team/base"
+    first = registry.push(engine, standin, f"{base}:1")
+    checkout = copied(tmp_path / "checkout", base)
+    options = ("image", "--platform", "cpu", "--container", "podman")
+    pinned = engine.scalebook(*options, "--pin", **registry.variables(checkout))
+    assert pinned.returncode == 0, pinned.stderr
+    table = checkout / "containers/cpu/image.toml"
+    assert f'digest = "{first}"' in table.read_text()
+    engine.podman("run", "--name=other", "--entrypoint=touch", standin, "/other")
+    engine.podman("commit", "--quiet", "other", "localhost/other")
+    engine.podman("rm", "other")
+    assert registry.push(engine, "localhost/other", f"{base}:1") != first
+    named = ("--image", "localhost/pinned:1")
+    done = engine.scalebook(*options, *named, **registry.variables(checkout))
+    assert done.returncode == 0, done.stderr
+    assert "is named by a tag" not in done.stderr
+    label = '{{index .Config.Labels "org.opencontainers.image.base.name"}}'
+    found = engine.podman("image", "inspect", "--format", label, "localhost/pinned:1").stdout
+    assert found.strip() == f"{base}@{first}"
+    seen = engine.podman("run", "--rm", "--entrypoint=ls", "localhost/pinned:1", "/").stdout
+    assert "opt" in seen.split() and "other" not in seen.split()
+    assert (checkout / "containers/images/pinned-1.cdx.json").is_file()
+    registry.stop()
+    lost = engine.scalebook(*options, "--pin", **registry.variables(checkout))
+    assert lost.returncode == 2
+    assert f"got no digest of {base}:1" in lost.stderr
+    assert f'digest = "{first}"' in table.read_text()
 
 
 def test_an_image_goes_to_another_machine_as_a_file(engine: Engine, built: str):

@@ -37,6 +37,24 @@ def test_each_run_shows_command_versions_variables_commit_and_how_to_repeat(tmp_
     assert "scalebook reproduce one" in text
 
 
+def test_each_run_shows_its_image_and_unknown_ones_are_counted(tmp_path: Path) -> None:
+    names = {"SCALEBOOK_IMAGE": "localhost/scalebook-cpu:0.1.0"}
+    for run_id, more in (("a", {"SCALEBOOK_IMAGE_ID": f"sha256:{'ab' * 32}"}), ("b", {})):
+        made(tmp_path, run_id, "2.11.0", environment={"container": names | more})
+    made(tmp_path, "c", "2.11.0")
+    data = load(tmp_path)
+    found = method_page.read(data)
+    said = words(method_page.overview(data, found))
+    assert "3 runs of 1 commit and 1 image." in said
+    assert "1 run names no image" in said
+    assert "1 run names an image by a tag only" in said
+    text = words(method_page.runs(data, found))
+    shown = "abababababab SCALEBOOK_IMAGE=localhost/scalebook-cpu:0.1.0, SCALEBOOK_IMAGE_ID=sha256:"
+    assert shown + "ab" * 32 in text
+    assert "not known SCALEBOOK_IMAGE=localhost/scalebook-cpu:0.1.0" in text
+    assert "abababababab (1 run)" in words(method_page.unequal(found))
+
+
 def test_what_is_not_equal_between_runs_is_listed_with_its_counts(tmp_path: Path) -> None:
     for name, torch in (("a", "2.11.0"), ("b", "2.11.0"), ("c", "2.13.0")):
         made(tmp_path, name, torch)

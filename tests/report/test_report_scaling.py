@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 from simulated import H100, config, write_run, write_sample
 from test_report_findings import words
@@ -13,7 +14,11 @@ from scalebook.measure.verdicts import compare
 from scalebook.report.base.frames import load
 from scalebook.report.base.scaling_series import ScalingSeries, scaling_findings, scaling_series
 from scalebook.report.base.versus import estimate_of
+from scalebook.report.charts import against_ideal
+from scalebook.report.charts.scaling_charts import node_border
 from scalebook.report.pages import scaling_page
+
+PAGE_CHARTS = (scaling_page.throughput, scaling_page.efficiency, scaling_page.speedup)
 
 BIG: dict[str, Any] = {
     "platform": "h100", "model": "llama3.1-8b", "precision": "bf16", "sequence_length": 8192,
@@ -159,6 +164,33 @@ def test_speed_up_is_drawn_with_the_ratio_of_sizes_as_ideal(
     assert {v["world_size"]: v["ideal_speedup"] for v in values} == {8: 1, 16: 2, 32: 4}
     best = max(value["speedup"] for value in values)
     assert f"the highest is {best:.2f} on 32" in figures.parts[0][1].description
+
+
+def test_the_border_of_a_node_is_drawn_between_the_sizes_on_its_sides(
+    weak: tuple[ScalingSeries, ...],
+) -> None:
+    for figures in (draw(weak) for draw in PAGE_CHARTS):
+        assert figures is not None
+        figure = figures.parts[0][1]
+        rules = [layer for layer in figure.spec()["layer"] if layer["mark"]["type"] == "rule"]
+        (border,) = (rule for rule in rules if "x" in rule["encoding"])
+        (value,) = border["data"]["values"]
+        assert value["world_size"] == pytest.approx((8 * 16) ** 0.5)
+        assert border["encoding"]["x"]["field"] == "world_size"
+        assert figure.description.endswith("right of it runs have more nodes.")
+        assert figure.picture().startswith("<svg")
+
+
+def test_no_border_is_drawn_within_a_node_or_where_its_sides_overlap(tmp_path: Path) -> None:
+    for gpus in (2, 4):
+        write(tmp_path, gpus, 16.0, 16 * gpus)
+    (series,) = found(tmp_path)
+    assert node_border(series.points) is None
+    figure = against_ideal(series.points, "GPUs")
+    assert "border" not in figure.description
+    spread = pl.DataFrame({"world_size": [8, 8, 16], "nodes": [1, 2, 2]})
+    assert node_border(spread) is None
+    assert node_border(spread[1:]) is None
 
 
 def test_every_chart_compiles_to_a_picture(weak: tuple[ScalingSeries, ...]) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +20,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalebook import host
+from scalebook import host, project
+from scalebook.cli import main
 from scalebook.config import RunConfig
 from scalebook.errors import CatalogError, LaunchError
 from scalebook.facts import catalog
@@ -204,9 +207,147 @@ def test_a_digest_pins_the_base(root: Path):
     document = tomllib.loads((root / "containers" / "cpu" / "image.toml").read_text())
     digest = "sha256:" + "0" * 64
     image = images.parse("cpu", {**document, "image": {**document["image"], "digest": digest}})
-    assert image.base_reference == f"docker.io/library/python:3.12-slim-bookworm@{digest}"
+    # without the tag: Apptainer and skopeo refuse a reference with both
+    assert image.base_reference == f"docker.io/library/python@{digest}"
+    assert image.tagged == "docker.io/library/python:3.12-slim-bookworm"
     with pytest.raises(CatalogError, match="64 hex digits"):
         images.parse("cpu", {**document, "image": {**document["image"], "digest": "latest"}})
+
+
+def test_a_digest_is_written_into_the_table_which_else_stays(root: Path):
+    text = (root / "containers" / "nvidia" / "image.toml").read_text()
+    first, second = (f"sha256:{letter * 64}" for letter in "ab")
+    once = images.with_digest(text, first, "of 26.06")
+    assert images.parse("nvidia", tomllib.loads(once)).digest == first
+    twice = images.with_digest(once, second, "of 26.06")
+    assert images.parse("nvidia", tomllib.loads(twice)).digest == second
+    changed = [pair for pair in zip(text.splitlines(), twice.splitlines(), strict=True)
+               if pair[0] != pair[1]]  # fmt: skip
+    assert len(changed) == 1
+    with pytest.raises(CatalogError, match="has no line"):
+        images.with_digest("[image]\n", first, "")
+
+
+MANIFEST = b'{\r\n "schemaVersion": 2\r\n}\n'  # its digest is of its bytes, line ends too
+ENGINE = """#!{python}
+import sys
+sys.stdout.buffer.write({output!r})
+sys.stderr.write({errors!r})
+sys.exit({code} if sys.argv[1:3] != ["buildx", "version"] else 0)
+"""
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Return a function that puts a program in the place of all that are on PATH."""
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+
+    def put(name: str, output: bytes = b"", errors: str = "", code: int = 0) -> None:
+        path = folder / name
+        words = {"python": sys.executable, "output": output, "errors": errors, "code": code}
+        path.write_text(ENGINE.format(**words))
+        path.chmod(0o755)
+
+    return put
+
+
+@pytest.mark.parametrize("program", ["skopeo", "docker"])
+def test_the_digest_of_a_tag_is_the_sha256_of_the_manifest_as_the_registry_has_it(
+    program: str, programs: Callable[..., None]
+):
+    programs(program, MANIFEST)
+    expected = f"sha256:{hashlib.sha256(MANIFEST).hexdigest()}"
+    assert engines.registry_digest("registry/team/base:1") == (expected, program)
+
+
+def test_podman_states_the_digest_that_it_pulled(programs: Callable[..., None]):
+    programs("podman", f"sha256:{DIGEST}\n".encode())
+    assert engines.registry_digest("r/base:1") == (f"sha256:{DIGEST}", "podman")
+
+
+def test_a_registry_that_is_not_reached_is_an_error_that_says_what_to_do(
+    programs: Callable[..., None],
+):
+    with pytest.raises(LaunchError, match=r"were not found\. Install skopeo\."):
+        engines.registry_digest("nvcr.io/nvidia/nemo:26.06")
+    log = 'time="2026" level=fatal msg="lookup nvcr.io: no such host"\n'
+    programs("skopeo", b"", log, 1)
+    with pytest.raises(LaunchError) as error:
+        engines.registry_digest("nvcr.io/nvidia/nemo:26.06")
+    assert str(error.value).startswith(
+        "skopeo got no digest of nvcr.io/nvidia/nemo:26.06: lookup nvcr.io: no such host. Repeat"
+    )
+    assert "'skopeo login nvcr.io'" in str(error.value)
+
+
+def test_what_is_no_manifest_gives_no_digest(programs: Callable[..., None]):
+    programs("skopeo", b"<html>captive portal</html>")
+    with pytest.raises(LaunchError, match="got no digest"):
+        engines.registry_digest("r/base:1")
+
+
+@pytest.fixture
+def checkout(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the images' tables that a command can write."""
+    shutil.copytree(root / "containers", tmp_path / "checkout" / "containers")
+    monkeypatch.setattr(project, "required_root", lambda: tmp_path / "checkout")
+    return tmp_path / "checkout" / "containers"
+
+
+def test_pinning_writes_the_base_into_the_table_and_the_containerfile(
+    checkout: Path, programs: Callable[..., None], capsys: pytest.CaptureFixture[str]
+):
+    programs("skopeo", MANIFEST)
+    before = {path: path.read_text() for path in checkout.rglob("*") if path.is_file()}
+    assert main(["image", "--platform", "mi300x", "--pin", "--dry-run"]) == 0
+    assert "nothing is written" in capsys.readouterr().out
+    assert all(path.read_text() == text for path, text in before.items())
+    assert main(["image", "--platform", "mi300x", "--pin"]) == 0
+    image = images.parse("amd", tomllib.loads((checkout / "amd" / "image.toml").read_text()))
+    assert image.digest == f"sha256:{hashlib.sha256(MANIFEST).hexdigest()}"
+    lines = (checkout / "amd" / "Containerfile").read_text().splitlines()
+    assert f"ARG BASE_IMAGE={image.base_reference}" in lines
+    changed = {path.name for path, text in before.items() if path.read_text() != text}
+    assert changed == {"image.toml", "Containerfile"}
+
+
+def test_pinning_without_a_registry_changes_nothing(
+    checkout: Path, programs: Callable[..., None], capsys: pytest.CaptureFixture[str]
+):
+    programs("skopeo", b"", "no such host", 1)
+    before = (checkout / "cpu" / "image.toml").read_text()
+    assert main(["image", "--platform", "cpu", "--pin"]) == 2
+    assert "skopeo got no digest" in capsys.readouterr().err
+    assert (checkout / "cpu" / "image.toml").read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("base", "says"),
+    [
+        ([], "Pin it: scalebook image --platform cpu --pin"),
+        (["--base-image", "r/base:1"], "r/base:1 is named by a tag, which can move. Name it by"),
+        (["--base-image", f"r/base@sha256:{'0' * 64}"], ""),
+    ],
+)
+def test_a_base_that_is_not_pinned_is_said_once(
+    base: list[str], says: str, capsys: pytest.CaptureFixture[str]
+):
+    options = ["image", "--platform", "cpu", "--container", "podman", "--dry-run"]
+    assert main([*options, *base]) == 0
+    errors = capsys.readouterr().err
+    assert says in errors
+    assert errors.count("note:") == bool(says)
+
+
+def test_only_an_image_on_another_base_than_the_pinned_one_is_said_to_be_old():
+    image = images.image("cpu")
+    pinned = replace(image, digest=f"sha256:{DIGEST}")
+    assert not image.is_another_base("docker.io/library/python:3.11")
+    assert pinned.is_another_base("docker.io/library/python:3.12-slim-bookworm")
+    assert not pinned.is_another_base(pinned.base_reference)
+    assert not pinned.is_another_base(None)
 
 
 @pytest.mark.parametrize(
@@ -258,10 +399,60 @@ def test_enroot_installs_into_the_base_and_exports_it():
     steps = build.steps(_build("enroot"))
     words = [word for step in steps if "enroot" in step for word in step]
     actions = [after for word, after in pairwise(words) if word == "enroot"]
-    assert actions == ["import", "create", "start", "export", "remove"]
+    assert actions == ["import", "create", "start", "start", "export", "remove"]
+    listed = steps[4]
+    assert listed[-2:] == ("/mnt/packages.cdx.json", "/mnt/SECURITY.md"), "else not in the image"
     assert steps[1][-1] == "docker://reg#base:1"
     assert steps[0] == steps[-1] == ("rm", "--force", "out.base"), "the base takes tens of GB"
     assert steps[3][:3] == ("env", "ENROOT_LOGIN_SHELL=no", "enroot")
+
+
+def test_enroot_takes_a_digest_in_the_place_of_a_tag():
+    pinned = replace(_build("enroot"), base=f"reg/team/base@sha256:{DIGEST}")
+    assert build.steps(pinned)[1][-1] == f"docker://reg#team/base:sha256:{DIGEST}"
+
+
+@pytest.mark.parametrize(
+    ("engine", "source", "command"),
+    [
+        ("docker", None, ("docker", "run", "--rm", "--network=none", "--entrypoint=cat", "out")),
+        ("podman", None, ("podman", "run", "--rm", "--network=none", "--entrypoint=cat", "out")),
+        ("apptainer", None, ("apptainer", "exec", "out", "cat")),
+        ("enroot", "docker:x:1", ("docker", "run", "--rm", "--network=none", "--entrypoint=cat",
+                                  "x:1")),
+    ],
+)  # fmt: skip
+def test_the_list_of_packages_is_read_without_the_images_entrypoint(
+    engine: str, source: str | None, command: tuple[str, ...]
+):
+    assert build.packages(_build(engine, source)) == (*command, "/opt/scalebook/packages.cdx.json")
+
+
+@pytest.mark.parametrize(
+    ("engine", "target", "path"),
+    [
+        ("podman", "localhost/scalebook-cpu:0.1.0", "/images/scalebook-cpu-0.1.0.cdx.json"),
+        ("docker", "reg:5000/team/own", "/images/own.cdx.json"),
+        ("apptainer", "/data/own-1.2.sif", "/data/own-1.2.cdx.json"),
+        ("enroot", "/data/own-1.2.sqsh", "/data/own-1.2.cdx.json"),
+    ],
+)
+def test_the_list_of_packages_goes_beside_the_image(engine: str, target: str, path: str):
+    wanted = replace(_build(engine), target=target)
+    assert build.packages_file(wanted, Path("/images")) == Path(path)
+
+
+def test_the_list_of_packages_is_copied_byte_by_byte(tmp_path: Path, programs: Callable[..., None]):
+    content = b'{"bomFormat":  "CycloneDX"}\n'
+    wanted = replace(_build("podman"), target="localhost/own:1")
+    programs("podman", content)
+    path = context.copy_packages(wanted, tmp_path / "images")
+    assert path == tmp_path / "images" / "own-1.cdx.json"
+    assert path.read_bytes() == content
+    path.unlink()
+    programs("podman", b"", "cat: no such file", 1)
+    assert context.copy_packages(wanted, tmp_path / "images") is None
+    assert not path.exists()
 
 
 @pytest.mark.parametrize(
@@ -616,6 +807,28 @@ def test_an_image_file_is_found_where_it_is(tmp_path: Path):
     assert isinstance(engines.find("enroot", "a-created-container"), engines.LocalImage)
 
 
+def test_an_image_file_is_told_by_its_bytes_and_a_local_image_by_its_id(tmp_path: Path):
+    path = tmp_path / "x.sif"
+    path.write_bytes(b"squash")
+    found = engines.find("apptainer", str(path))
+    assert isinstance(found, engines.LocalImage)
+    expected = hashlib.sha256(b"squash").hexdigest()
+    assert engines.content_id(found) == f"sha256:{expected}"
+    assert engines.content_id(engines.LocalImage("x", "sha256:1", None)) == "sha256:1"
+    assert engines.content_id(engines.LocalImage("a-created-container", None, None)) is None
+
+
+def test_docker_and_podman_state_an_id_alike(monkeypatch: pytest.MonkeyPatch):
+    found: list[str | None] = []
+    for image_id in (DIGEST, f"sha256:{DIGEST}"):
+        output = f"{image_id} base\n"
+        monkeypatch.setattr(engines, "ask", lambda command, output=output: Answer(0, output, ""))
+        image = engines.find("podman", "x")
+        assert isinstance(image, engines.LocalImage)
+        found.append(image.image_id)
+    assert found == [f"sha256:{DIGEST}"] * 2
+
+
 def test_root_writes_as_the_owner_of_the_runs(tmp_path: Path):
     status = tmp_path.stat()
     runs = tmp_path / "not" / "there"
@@ -632,12 +845,17 @@ def test_device_groups_are_those_of_the_files_that_are_there(tmp_path: Path):
 
 
 @pytest.mark.parametrize("vendor", VENDORS)
-def test_an_image_names_documentation_that_links_to_the_security_policy(vendor: str):
-    root = Path(__file__).parents[2]
+def test_an_image_names_and_holds_how_to_report_a_vulnerability(vendor: str, root: Path):
     text = (root / "containers" / vendor / "Containerfile").read_text()
     (page,) = re.findall(r'image\.documentation="([^"]+)"', text)
     assert "../.github/SECURITY.md" in (root / page).read_text()
-    assert (root / ".github" / "SECURITY.md").is_file()
+    (policy,) = re.findall(r'scalebook\.security-policy="/opt/scalebook/([^"]+)"', text)
+    (copied,) = re.findall(r"(?m)^COPY (.+) /opt/scalebook/$", text)
+    assert policy in copied.split()
+    assert "Report a vulnerability" in (root / ".github" / policy).read_text()
+    definition = build.definition(_build("apptainer"))
+    assert f"scalebook.security-policy /opt/scalebook/{policy}" in definition
+    assert f"    {policy} /opt/scalebook/" in definition
 
 
 def test_a_record_names_the_list_of_the_images_packages_by_its_hash(
@@ -651,3 +869,12 @@ def test_a_record_names_the_list_of_the_images_packages_by_its_hash(
         "SCALEBOOK_IMAGE": "x",
         "packages_sha256": hashlib.sha256(b"{}").hexdigest(),
     }
+
+
+@pytest.mark.parametrize("reference", ["r/x@sha256:{}", "r/x:1@sha256:{}", "r#x:sha256:{}"])
+def test_a_record_names_the_digest_that_its_image_was_named_by(reference: str):
+    named = reference.format(DIGEST)
+    assert host.container({"SCALEBOOK_IMAGE": named})["SCALEBOOK_IMAGE_ID"] == f"sha256:{DIGEST}"
+    given = {"SCALEBOOK_IMAGE": named, "SCALEBOOK_IMAGE_ID": "sha256:1"}
+    assert host.container(given) == given, "what the launcher found is what ran"
+    assert host.image_digest(named + "0") is None

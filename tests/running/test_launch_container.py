@@ -7,6 +7,7 @@ documentation; a change of one is a change of how every run starts.
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import os
 import shlex
@@ -99,6 +100,7 @@ def test_no_container_is_privileged_or_outlives_its_command(engine: str, vendor:
     assert "--security-opt=no-new-privileges" in argv
     assert "--pids-limit=65536" in argv
     assert not [a for a in argv if a.startswith(("--ipc", "--pid=", "--userns=host"))]
+    assert [a for a in argv if a.startswith("--network")] == ["--network=none"]
     assert [a for a in argv if a.startswith("--shm-size=")]
 
 
@@ -107,6 +109,27 @@ def test_every_flag_of_an_image_says_why_it_is_needed(vendor: str):
     for flags in image(vendor).flags.values():
         assert all(len(flag.reason) > 20 for flag in flags)
         assert len({flag.argument for flag in flags}) == len(flags)
+
+
+@pytest.mark.parametrize("engine", ["docker", "podman"])
+def test_an_image_is_started_by_its_id_as_its_tag_could_have_moved(engine: str):
+    argv = command(engine, "cpu", image_id="sha256:feed").argv
+    assert argv[argv.index("python3") - 1] == "sha256:feed"
+    assert "--env=SCALEBOOK_IMAGE=localhost/scalebook-cpu:0.1.0" in argv
+
+
+def test_a_file_is_started_by_its_name():
+    argv = command("apptainer", "cpu", image_id="sha256:feed").argv
+    assert argv[argv.index("python3") - 1].endswith("scalebook-cpu-0.1.0.sif")
+
+
+@pytest.mark.parametrize(("engine", "network"), [("megatron", ["--network=none"]), ("nemo", [])])
+def test_a_plan_that_reads_from_the_network_gets_the_engines_own(
+    engine: str, network: list[str], stubs: Path, tmp_path: Path, capsys: Any
+):
+    start("podman", tmp_path, "--platform", "h100", "--dry-run", "--engine", engine)
+    line = next(line for line in capsys.readouterr().out.splitlines() if line[:10] == "podman run")
+    assert [word for word in shlex.split(line) if word.startswith("--network")] == network
 
 
 def test_podman_without_root_keeps_the_callers_id_and_groups():
@@ -271,7 +294,8 @@ def _fields(value: Any) -> dict[str, Any]:
 STUB = """#!{python}
 import json, os, sys
 with open(os.environ["STUB_LOG"], "a") as log:
-    log.write(json.dumps({{"argv": sys.argv, "stdin": os.fstat(0).st_mode}}) + "\\n")
+    ours = {{name: value for name, value in os.environ.items() if "SCALEBOOK_IMAGE" in name}}
+    log.write(json.dumps({{"argv": sys.argv, "variables": ours}}) + "\\n")
 if sys.argv[1:3] == ["image", "inspect"]:
     print("sha256:feed base:1")
     sys.exit(0)
@@ -314,6 +338,15 @@ def start(engine: str, tmp_path: Path, *arguments: str) -> int:
     place = ["--runs", str(runs_of(engine, tmp_path))]
     options = ["run", "--platform", "cpu", "--container", engine, *named, *place, *arguments]
     return main(options)
+
+
+@pytest.mark.parametrize("engine", ["apptainer", "enroot"])
+def test_the_bytes_of_an_image_file_go_into_the_record(engine: str, stubs: Path, tmp_path: Path):
+    start(engine, tmp_path)
+    call = json.loads(stubs.read_text().splitlines()[-1])
+    empty = f"sha256:{hashlib.sha256(b'').hexdigest()}"
+    shown = [*call["argv"], *(f"{name}={value}" for name, value in call["variables"].items())]
+    assert [word for word in shown if word.endswith(f"SCALEBOOK_IMAGE_ID={empty}")]
 
 
 @pytest.mark.parametrize("engine", ENGINES)

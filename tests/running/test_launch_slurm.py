@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -166,9 +167,38 @@ def test_in_apptainer_a_node_still_knows_its_number(tmp_path: Path):
     assert entered[4:6] == ["apptainer", "exec"]
 
 
+@pytest.mark.parametrize("form", ["pyxis", "apptainer"])
+def test_the_record_of_a_job_gets_the_bytes_of_its_image_file(form: Any, tmp_path: Path):
+    image, directory = tmp_path / "an image.sqsh", tmp_path / "run"
+    image.write_bytes(b"squash")
+    directory.mkdir()
+    options = slurm.Options(Container(form, str(image)))
+    task = slurm.Task(config(), directory)
+    text = slurm.script([task], options, template=TEMPLATE, logs=tmp_path, environment={})
+    prefix = "APPTAINERENV_" if form == "apptainer" else ""
+    seen = f'printf "%s\\n" "${prefix}SCALEBOOK_IMAGE_ID" >"{tmp_path}/seen"\n'
+    ran(text.replace("\nrun\n", f"\n{seen}run\n"), tmp_path)
+    digest = hashlib.sha256(b"squash").hexdigest()
+    assert (tmp_path / "seen").read_text() == f"sha256:{digest}\n"
+    image.unlink()
+    ran(text.replace("\nrun\n", f"\n{seen}run\n"), tmp_path)
+    assert (tmp_path / "seen").read_text() == "\n", "not read: not known"
+
+
+def test_an_image_of_a_job_that_a_tag_names_is_not_pinned():
+    digest = f"sha256:{'0' * 64}"
+    pinned = (f"reg#x:{digest}", f"reg#x@{digest}", "/images/x.sqsh")
+    assert all(Container("pyxis", image).is_pinned for image in pinned)
+    assert not Container("pyxis", "reg#x:1").is_pinned
+    assert not Container("apptainer", "docker://reg/x:1").is_pinned
+    assert Container().is_pinned
+
+
 def test_in_pyxis_the_jobs_variables_win_over_the_images():
     assert "--container-env=" in script(form="pyxis")
-    assert "CUDA_DEVICE_MAX_CONNECTIONS" in script(form="pyxis").split("--container-env=")[1]
+    passed = script(form="pyxis").split("--container-env=")[1]
+    assert "CUDA_DEVICE_MAX_CONNECTIONS" in passed
+    assert "SCALEBOOK_CONTAINER,SCALEBOOK_IMAGE," in passed
 
 
 def test_options_of_a_site_are_added_replaced_and_left_out():

@@ -311,6 +311,8 @@ def test_the_template_is_a_pytorchjob_whose_numbers_agree_with_its_run():
     jsonschema.validate(job, SCHEMA)
     replicas = job["spec"]["pytorchReplicaSpecs"]
     container = replicas["Master"]["template"]["spec"]["containers"][0]
+    named = {one["name"]: one["value"] for one in container["env"]}
+    assert named["SCALEBOOK_IMAGE"] == container["image"]
     directory, flag, fields = container["args"]
     settings = RunConfig.from_parameters(json.loads(fields))
     problems = legality.check(settings, catalog.model(settings.model))

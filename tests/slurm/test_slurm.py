@@ -5,11 +5,13 @@ All jobs are submitted at the start and train at the same time; each test waits 
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +21,12 @@ import pytest
 from cluster import Cluster, cluster, missing
 
 from scalebook import store
+from scalebook.config import RunConfig
+from scalebook.plan import load_plan
 from scalebook.record import RunRecord
+from scalebook.report.base.frames import load
+from scalebook.report.base.scaling_series import scaling_series
+from scalebook.report.pages import scaling_page
 
 pytestmark = pytest.mark.slurm
 
@@ -337,6 +344,105 @@ def test_a_job_whose_nodes_cannot_start_the_run_says_why(site: Site):
     record = site.record(folder)
     assert (record.status, record.started_at) == ("failed", None)
     assert any("absent/python" in line for line in record.log_tail), record.log_tail
+
+
+def nodes_plan(path: Path) -> Path:
+    """Write the plan nodes.toml at an eighth of its size: nodes of one process, up to two nodes.
+
+    What it asks for stays: weak and strong scaling over the border of a node.
+    """
+    plan = tomllib.loads((ROOT / "runs/plans/nodes.toml").read_text())
+    lines = ["[plan]", f"name = {json.dumps(plan['plan']['name'])}", 'kind = "scaling"']
+    small = {"model": "tiny-llama", "sequence_length": 64, "steps": 12, "warmup_steps": 2}
+    small |= {"micro_batch_size": 8}
+    each = plan["defaults"]["global_batch_size_per_gpu"]
+    defaults = plan["defaults"] | small | {"precision": "fp32"}
+    lines += ["[defaults]", *(f"{name} = {json.dumps(value)}" for name, value in defaults.items())]
+    for run in plan["runs"]:
+        sizes, nodes = run["world_size"], run.get("nodes", 1)
+        sizes = [size for size in (sizes if isinstance(sizes, list) else [sizes]) if size >= 8]
+        for size in sizes if nodes <= 2 else []:
+            lines += ["[[runs]]", f"world_size = {size // 8}", f"nodes = {nodes}"]
+            if "global_batch_size" in run:
+                assert run["global_batch_size"] == 8 * each, "the strong arm starts at one node"
+                lines.append(f"global_batch_size = {each}")
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def sizes_of(records: list[RunRecord]) -> list[tuple[int, int, int]]:
+    """Return nodes, processes and global batch of completed runs, smallest first."""
+    assert [(one.status, one.reason) for one in records] == [("completed", None)] * len(records)
+    found = [
+        (one.requested["nodes"], one.observed["world_size"], one.observed["global_batch_size"])
+        for one in records
+    ]
+    return sorted(found)
+
+
+BOTH_ARMS = [(1, 1, 32), (2, 2, 32), (2, 2, 64)]
+
+
+def border_of(runs: Path) -> list[float]:
+    """Return where the page Scaling draws the border of a node, by its charts.
+
+    A loaded machine has no steady rate: the steps get the same time each, and nothing else.
+    """
+    for path in runs.glob("2*/steps.jsonl"):
+        steps = [json.loads(line) | {"step_seconds": 0.5} for line in path.read_text().splitlines()]
+        path.write_text("".join(json.dumps(step) + "\n" for step in steps))
+    found = scaling_series(load(runs).ranked)
+    drawn = [draw(found) for draw in (scaling_page.throughput, scaling_page.efficiency)]
+    layers = [layer for one in drawn if one for layer in one.parts[0][1].spec()["layer"]]
+    rules = [one for one in layers if one["mark"]["type"] == "rule" and "x" in one["encoding"]]
+    return [one["data"]["values"][0]["world_size"] for one in rules]
+
+
+def test_the_plan_of_many_nodes_runs_as_a_job_and_its_page_shows_the_border(site: Site):
+    runs = site.folder / "nodes runs"
+    plan = nodes_plan(site.folder / "nodes.toml")
+    done = site.slurm.run(*site.command(plan, runs, extra=ONE_JOB), cwd=Path("/"))
+    assert done.returncode == 0, done.stderr + done.stdout
+    records = site.records(runs, 3)
+    assert sizes_of(records) == BOTH_ARMS
+    assert {one.schedule["plan"] for one in records} == {"nodes"}
+    assert border_of(runs) == [pytest.approx(2**0.5)] * 2
+
+
+def test_the_plan_of_many_nodes_runs_by_torchrun_alone_on_two_hosts(site: Site):
+    runs = site.folder / "torchrun runs"
+    runs.mkdir()
+    plan = load_plan(nodes_plan(site.folder / "by_hand.toml"), platform="cpu")
+    for place, planned in enumerate(plan.runs):
+        started = [
+            start_node(site, host, rank, planned.config, runs / f".partial-2033-{place}")
+            for rank, host in enumerate(("node1", "node2")[: planned.config.nodes])
+        ]
+        outputs = [process.communicate(timeout=WAIT_SECONDS)[0] for process in started]
+        assert [process.returncode for process in started] == [0] * len(started), outputs
+    records = [store.read_record(path) for path in store.run_directories(runs)]
+    assert sizes_of(records) == BOTH_ARMS
+    assert border_of(runs) == [pytest.approx(2**0.5)] * 2
+    two = next(one for one in records if one.requested["nodes"] == 2)
+    log = (runs / two.run_id / "train.log").read_text()
+    assert log.index("===== node 0 of 2") < log.index("===== node 1 of 2")
+
+
+def start_node(
+    site: Site, host: str, rank: int, config: RunConfig, directory: Path
+) -> subprocess.Popen[str]:
+    """Start a node's part of a run on a host, as README.md of containers/slurm says by hand."""
+    fields = json.dumps(config.model_dump(exclude_defaults=True))
+    meeting = {"RANK": str(rank), "MASTER_ADDR": "node1", "MASTER_PORT": "29517"}
+    program = (sys.executable, "-m", "scalebook.running.cluster.node", str(directory))
+    return subprocess.Popen(
+        site.slurm.on(host, *program, "--config", fields),
+        env={**os.environ, **meeting},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
 
 
 def test_a_time_limit_of_slurm_is_a_timeout(site: Site, runs: dict[str, Path]):

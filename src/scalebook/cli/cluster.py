@@ -209,6 +209,12 @@ def _slurm_options(options: argparse.Namespace) -> Options:
         arguments=options.container_arg,
         ask=not options.dry_run,
     )
+    if not container.is_pinned:
+        example = {"pyxis": "registry#name:sha256:...", "apptainer": "docker://name@sha256:..."}
+        print(
+            f"note: {container.image} is named by a tag, which can move. Name it by digest "
+            f"({example[container.form]}) or as a file: otherwise no other run counts as a repeat."
+        )
     run_options.set_variables(options)
     for name in filter(is_secret, slurm.asked(os.environ)):
         print(f"note: {name} is not written into a job's script; set it in the file of --setup.")

@@ -6,6 +6,7 @@ import argparse
 import os
 import shlex
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from scalebook.running.container.images import ENGINES
 if TYPE_CHECKING:
     from scalebook.facts.catalog.types import Platform
     from scalebook.measure.probes import Probe
+    from scalebook.running.container.images import Image
 
 CONTENTS = "scalebook.running.container.contents"
 MARKS = {"ok": "ok", "warning": "WARNING", "problem": "PROBLEM", "unknown": "unknown"}
@@ -106,11 +108,17 @@ def _register_image(subparsers: Subparsers) -> None:
         default="auto",
         help="engine that builds (default: auto)",
     )
-    build.add_argument(
+    what = build.add_mutually_exclusive_group()
+    what.add_argument(
         "--base-image", default="", metavar="REFERENCE", help="base (default: image.toml's)"
     )
+    what.add_argument(
+        "--pin",
+        action="store_true",
+        help="write the digest of the base's tag into image.toml; build nothing",
+    )
     build.add_argument("--image", default="", metavar="REFERENCE", help="name of the new image")
-    build.add_argument(
+    what.add_argument(
         "--from",
         dest="source",
         metavar="KIND:NAME",
@@ -245,11 +253,14 @@ def _print_probe(found: Probe) -> None:
 
 def image(options: argparse.Namespace) -> int:
     """Build an image; return the exit code of the first step that failed, 0 if none."""
+    from scalebook import host
     from scalebook.facts import catalog
-    from scalebook.project import required_root
+    from scalebook.project import required_root, short
     from scalebook.running.container import build, context, images
 
     known = images.image(catalog.platform(options.platform).vendor)
+    if options.pin:
+        return _pin(known, options)
     engine = _builder(options)
     folder = required_root() / "containers" / "images"
     target = options.image or known.reference(engine, str(folder))
@@ -266,13 +277,45 @@ def image(options: argparse.Namespace) -> int:
             arguments=tuple(options.build_arg),
             offline=wheels is not None,
         )
+        if not options.source and host.image_digest(wanted.base) is None:
+            print(_unpinned(wanted.base, options), file=sys.stderr)
         if options.dry_run:
             print("\n".join(shlex.join(step) for step in build.steps(wanted)))
             return 0
         code = context.build(wanted)
+        listed = context.copy_packages(wanted, folder) if code == 0 else None
     if code == 0:
+        print(f"Its packages: {short(listed)}" if listed else f"{target} has no list of packages.")
         print(f"Built {target}. Check it: scalebook verify --platform {options.platform}")
     return code
+
+
+def _unpinned(base: str, options: argparse.Namespace) -> str:
+    how = f"Pin it: scalebook image --platform {options.platform} --pin"
+    if options.base_image:
+        how = "Name it by digest (NAME@sha256:...)."
+    return f"note: the base {base} is named by a tag, which can move. {how}"
+
+
+def _pin(known: Image, options: argparse.Namespace) -> int:
+    """Write the digest that the base's tag has now into image.toml and the Containerfile."""
+    from scalebook.project import required_root, short
+    from scalebook.running.container import engines, images
+
+    digest, program = engines.registry_digest(known.tagged)
+    if options.dry_run:
+        print(f"{known.tagged} has the digest {digest}; nothing is written.")
+        return 0
+    folder = required_root() / "containers" / known.vendor
+    table, recipe = folder / "image.toml", folder / "Containerfile"
+    comment = f"of {known.tag} on {datetime.now(UTC).date()}, by {program}"
+    pinned = images.with_digest(table.read_text("utf-8"), digest, comment)
+    based = images.with_base(recipe.read_text("utf-8"), f"{known.base}@{digest}")
+    table.write_text(pinned, "utf-8")
+    recipe.write_text(based, "utf-8")
+    print(f"Pinned {known.tagged} in {short(table)}: {digest}")
+    print(f"Build on it: scalebook image --platform {options.platform}")
+    return 0
 
 
 def _builder(options: argparse.Namespace) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -225,6 +226,9 @@ def enter_container(
         return None
     host = nested.describe(required_root(), runs.resolve())
     request = _request(options, choice.engine, platform.vendor)
+    if any(planned.config.engine == "nemo" for planned in plan.runs):
+        # Megatron-Bridge reads a model's configuration from Hugging Face
+        request = replace(request, fetches=True)
     command = nested.command(
         request,
         host,
@@ -271,11 +275,16 @@ def _request(options: argparse.Namespace, engine: str, vendor: str) -> Request:
     reference = options.image or image(vendor).reference(engine, folder)
     found = None if options.dry_run else engines.find(engine, reference)
     known = None if isinstance(found, str) else found
+    if known and not options.image and image(vendor).is_another_base(known.base):
+        print(
+            f"note: {reference} was built on {known.base}, and image.toml names "
+            f"{image(vendor).base_reference}. Build it again: make image PLATFORM=..."
+        )
     return Request(
         engine=engine,
         vendor=vendor,
         image=reference,
-        image_id=known.image_id if known else None,
+        image_id=engines.content_id(known) if known else None,
         base=known.base if known else None,
         arguments=tuple(options.container_arg),
         variables=tuple(options.env),

@@ -201,7 +201,7 @@ SIZES = named("size")
 TELLING = named("off default")
 NO_USUAL = frozenset({"fp8_recipe"})  # where runs differ in these, each says what it has
 # Named only where nothing else tells two runs apart.
-MINOR = frozenset({*named("last"), *identity.VERSIONS})
+MINOR = frozenset({*named("last"), *identity.VERSIONS, "image"})
 # What an ingested log tells of a run that was asked nothing.
 RAN = (*SIZES, "recompute", "data_parallel_sharding")
 

@@ -5,12 +5,16 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import altair as alt
 import polars as pl
 
 from scalebook.report.base.quantities import count, percent, quantity
 from scalebook.report.charts.figure import Figure, by_source, rows
 
+BORDER = "The dotted vertical line is the border of a node: right of it runs have more nodes."
 WIDE = 4  # from this ratio of sizes on, both axes double, so that ideal scaling is a straight line
 
 
@@ -28,13 +32,15 @@ def against_ideal(points: pl.DataFrame, many: str) -> Figure:
         x=x, y="max(tokens_per_second):Q", color="layout:N", detail="source:N"
     )
     marks = _run_marks(base, points, many).encode(x=x, y=y)
-    chart = (ideal + lines + marks).properties(width="container", height=320)
+    chart = _with_border(alt.layer(ideal, lines, marks), points, x).properties(
+        width="container", height=320
+    )
     largest = points.sort("world_size", "tokens_per_second").row(-1, named=True)
     text = (
         f"Throughput of {count(points.height, 'run')} by number of {many} with the ideal line; "
         f"the fastest on {largest['world_size']} reaches "
         f"{percent(largest['scaling_efficiency'])} of the ideal."
-    )
+    ) + _border_words(points)
     return Figure(chart, text)
 
 
@@ -48,15 +54,18 @@ def efficiency(points: pl.DataFrame, many: str) -> Figure:
         scale=alt.Scale(domain=[0, top]),
     )
     base = alt.Chart(rows(_named(points)))
-    marks = _run_marks(base, points, many).encode(x=_sizes(points, many), y=y)
+    x = _sizes(points, many)
+    marks = _run_marks(base, points, many).encode(x=x, y=y)
     whole = alt.Chart(alt.Data(values=[{"ideal": 1}]))
     ideal = whole.mark_rule(strokeDash=[5, 4]).encode(y="ideal:Q")
-    chart = (ideal + marks).properties(width="container", height=240)
+    chart = _with_border(alt.layer(ideal, marks), points, x).properties(
+        width="container", height=240
+    )
     worst = points.sort("scaling_efficiency").row(0, named=True)
     text = (
         f"Scaling efficiency of {count(points.height, 'run')} by number of {many}; the lowest is "
         f"{percent(worst['scaling_efficiency'])} on {worst['world_size']}."
-    )
+    ) + _border_words(points)
     return Figure(chart, text)
 
 
@@ -69,15 +78,45 @@ def speedup(points: pl.DataFrame, many: str) -> Figure:
     ideal = base.mark_line(strokeDash=[5, 4], strokeWidth=1.5, opacity=0.7).encode(
         x=x, y="ideal_speedup:Q", color=alt.value("gray")
     )
-    chart = (ideal + _run_marks(base, points, many).encode(x=x, y=y)).properties(
+    marks = _run_marks(base, points, many).encode(x=x, y=y)
+    chart = _with_border(alt.layer(ideal, marks), points, x).properties(
         width="container", height=240
     )
     best = points.sort("speedup").row(-1, named=True)
     text = (
         f"Speed-up of {count(points.height, 'run')} by number of {many}; the highest is "
         f"{best['speedup']:.2f} on {best['world_size']}, where {best['ideal_speedup']:g} is ideal."
-    )
+    ) + _border_words(points)
     return Figure(chart, text)
+
+
+def node_border(points: pl.DataFrame) -> float | None:
+    """Return the size between runs of one node and runs of several, in GPUs or processes.
+
+    It is the geometric mean of the largest on one node and the smallest on several. None where all
+    runs are on one side, or the sides overlap.
+    """
+    nodes = pl.col("nodes").fill_null(1)
+    inside: Any = points.filter(nodes <= 1)["world_size"].max()
+    outside: Any = points.filter(nodes > 1)["world_size"].min()
+    if inside is None or outside is None or inside >= outside:
+        return None
+    return math.sqrt(inside * outside)
+
+
+def _with_border(chart: alt.LayerChart, points: pl.DataFrame, x: alt.X) -> alt.LayerChart:
+    """Return a chart with the border of a node as a line with its name, if there is one."""
+    size = node_border(points)
+    if size is None:
+        return chart
+    base = alt.Chart(alt.Data(values=[{"world_size": size}])).encode(x=x)
+    words = base.mark_text(align="left", baseline="top", dx=5)
+    label = words.encode(y=alt.value(4), text=alt.value("several nodes"))
+    return chart + base.mark_rule(strokeDash=[2, 4]) + label
+
+
+def _border_words(points: pl.DataFrame) -> str:
+    return f" {BORDER}" if node_border(points) is not None else ""
 
 
 def _run_marks(base: alt.Chart, points: pl.DataFrame, many: str) -> alt.Chart:
@@ -90,6 +129,7 @@ def _run_marks(base: alt.Chart, points: pl.DataFrame, many: str) -> alt.Chart:
             alt.Tooltip("split:N", title="parallelism"),
             alt.Tooltip("source:N"),
             alt.Tooltip("world_size:Q", title=many),
+            alt.Tooltip("nodes:Q"),
             alt.Tooltip("tokens_per_second:Q", title="tokens/s", format=",.0f"),
             alt.Tooltip("ideal_tokens_per_second:Q", title="ideal tokens/s", format=",.0f"),
             alt.Tooltip("speedup:Q", title="speed-up", format=".2f"),
@@ -103,7 +143,7 @@ def _named(points: pl.DataFrame) -> pl.DataFrame:
     layout = pl.col("split").str.replace(r"\s*\bDP\d+", "").str.strip_chars()
     replicas_alone = (layout == "") | layout.str.contains(r"^\d")
     return points.select(
-        *("run_id", "split", "source", "world_size", "tokens_per_second"),
+        *("run_id", "split", "source", "world_size", "nodes", "tokens_per_second"),
         *("ideal_tokens_per_second", "scaling_efficiency", "speedup", "ideal_speedup"),
         layout=pl.when(replicas_alone).then(pl.lit("data parallel alone")).otherwise(layout),
     )

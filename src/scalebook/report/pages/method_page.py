@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import polars as pl
 
+from scalebook import identity
 from scalebook.facts import catalog
 from scalebook.facts.flops.conventions import CONVENTIONS, DEFAULT_CONVENTION
 from scalebook.measure.probes.topology import pairs_by_link
@@ -183,17 +184,23 @@ def overview(data: ReportData, found: Records) -> Fragment:
     if not found:
         return paragraphs("No run could be read, so there is nothing to trace.")
     commits = {_known_commit(one) for one in found.values()}
-    images = {_flat(one.environment.get("container")) for one in found.values()}
+    images = [identity.image(one) for one in found.values()]
     items = [
         Markup("{} of {} and {}.").format(
             count(len(found), "run"),
             count(len(commits - {None}), "commit"),
-            count(len(images - {""}), "image"),
+            count(len({*images} - {None, ""}), "image"),
         )
     ]
     without = sum(_known_commit(one) is None for one in found.values())
     if without:
         items.append(Markup("{} no commit.").format(count(without, "run records", "runs record")))
+    if images.count(""):
+        words = "{} no image: there, versions say which software ran."
+        items.append(Markup(words).format(count(images.count(""), "run names", "runs name")))
+    if images.count(None):
+        words = "{} an image by a tag only, which can move: equal to the image of no other run."
+        items.append(Markup(words).format(count(images.count(None), "run names", "runs name")))
     if data.problems:
         items.append(
             Markup("{} could not be read; the reasons stand below.").format(
@@ -219,7 +226,7 @@ def runs(data: ReportData, found: Records) -> Fragment:
         Column("versions", "Versions", _folded("versions"), numeric=False),
         Column("command", "Command", _folded("command"), numeric=False),
         Column("variables", "Variables", _folded("variables"), numeric=False),
-        Column("image", "Image", _folded("image"), numeric=False),
+        Column("image", "Image", _image, numeric=False),
         Column("again", "Again with", _again, numeric=False, wide=True),
         text("source", "Source"),
         text("folder", "Folder"),
@@ -252,6 +259,7 @@ def _row(one: RunRecord) -> dict[str, Any]:
         "torch": environment.get("torch"),
         "versions": ", ".join(f"{name} {value}" for name, value in named if value) or NONE,
         "image": _flat(environment.get("container")),
+        "image_id": identity.image(one),
         "command": shlex.join(one.command),
         "variables": _flat(environment.get("variables")),
         "again": shlex.join(("scalebook", "reproduce", one.run_id)) if made_here else None,
@@ -277,8 +285,16 @@ def _commit(row: Row) -> Markup | str:
 
 
 def _short(text: str) -> str:
-    """Return a text with every hash of a commit cut to its first 12 digits."""
-    return re.sub(r"\b([0-9a-f]{12})[0-9a-f]{28}\b", r"\1", text)
+    """Return a text with every hash of a commit or an image cut to its first 12 digits."""
+    return re.sub(r"\b([0-9a-f]{12})(?:[0-9a-f]{28}|[0-9a-f]{52})\b", r"\1", text)
+
+
+def _image(row: Row) -> Markup | str:
+    """Return the short id of a run's image and, folded, all that the record says of it."""
+    if not row["image"]:
+        return NONE
+    shown = Markup("<details><summary>{}</summary><code>{}</code></details>")
+    return shown.format(row["image_id"] or "not known", row["image"])
 
 
 def _folded(key: str) -> Any:

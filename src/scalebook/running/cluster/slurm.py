@@ -21,7 +21,7 @@ from scalebook import query
 from scalebook.config import RunConfig
 from scalebook.errors import LaunchError
 from scalebook.facts import catalog
-from scalebook.host import ASKED, performance_variables
+from scalebook.host import ASKED, image_digest, performance_variables
 from scalebook.running.container import images
 from scalebook.running.container.enroot import PLAIN_SHELL
 from scalebook.running.container.request import settle
@@ -89,6 +89,7 @@ def safe_path(path: str, forbidden: str, why: str) -> str:
 TEMPLATE = Path("containers") / "slurm" / "job.sbatch"
 RENDEZVOUS = Expression('"$HEAD_NODE:$PORT"')
 JOB = ("--job", Expression('"$SLURM_JOB_ID"'), "--restart", Expression('"$RESTART"'))
+IMAGE_ID = Expression('"${IMAGE_SHA256:+sha256:$IMAGE_SHA256}"')  # empty where it is not read
 MARGIN_SECONDS = 600  # of the job over the runs' own limits: start, containers, the record
 
 _OPTION = re.compile(r"[a-z][a-z-]*")
@@ -118,6 +119,24 @@ class Container:
     def variable_prefix(self) -> str:
         """What stands before a variable's name on the host for it to be set inside."""
         return "APPTAINERENV_" if self.form == "apptainer" else ""
+
+    @property
+    def is_file(self) -> bool:
+        """Whether the image is a file, which its bytes identify."""
+        named = self.image.endswith((".sif", ".sqsh")) and "://" not in self.image
+        return named and self.form != "none"
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether no other image can have this name: a file's bytes are hashed in the job."""
+        return self.form == "none" or self.is_file or image_digest(self.image) is not None
+
+    def named(self) -> dict[str, str]:
+        """Return the variables by which a run's record names the image."""
+        if self.form == "none":
+            return {}
+        known = {"SCALEBOOK_CONTAINER": self.form, "SCALEBOOK_IMAGE": self.image}
+        return known | ({"SCALEBOOK_IMAGE_ID": IMAGE_ID} if self.is_file else {})
 
     @property
     def settings(self) -> Mapping[str, str]:
@@ -313,7 +332,11 @@ def exported(config: RunConfig, environment: Mapping[str, str]) -> dict[str, tup
 
 def _exports(task: Task, options: Options, environment: Mapping[str, str]) -> list[str]:
     prefix = options.container.variable_prefix
-    own = [f"export {assignment(*item)}" for item in options.container.settings.items()]
+    container = options.container
+    own = [f"export {assignment(*item)}" for item in container.settings.items()]
+    if container.is_file:
+        own.append(f"IMAGE_SHA256=$(sha256sum <{quoted(container.image)} | cut -c -64)")
+    own += [f"export {assignment(prefix + n, value)}" for n, value in container.named().items()]
     return own + [
         f"export {assignment(prefix + name, value)} # {reason}"
         for name, (value, reason) in exported(task.config, environment).items()
@@ -338,7 +361,7 @@ def interpreter(options: Options) -> str:
 
 
 def _task(task: Task, options: Options, environment: Mapping[str, str]) -> str:
-    names = tuple(exported(task.config, environment))
+    names = (*options.container.named(), *exported(task.config, environment))
     enter = options.container.each_node(task.directory.parent.absolute(), task.config, names)
     return "\n".join(
         (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,9 @@ from scalebook.running.container.images import Image
 
 INSIDE = "/opt/scalebook"
 LOCKS = ("requirements.lock", "requirements.sha256")
+POLICY = "SECURITY.md"  # how to report a vulnerability
+LIST_SUFFIX = "cdx.json"  # CycloneDX
+PACKAGES = f"packages.{LIST_SUFFIX}"  # written by install.py
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +95,7 @@ def _enroot(build: Build) -> tuple[tuple[str, ...], ...]:
     container = build.image.name
     base = f"{build.target}.base"
     registry, _, rest = build.base.partition("/")
+    rest = rest.replace("@sha256:", ":sha256:")  # enroot takes a digest as a tag, since 3.0.1
     start = ("enroot", "start", "--root", "--rw", f"--mount={mount(build.context, INSIDE)}")
     plain = ("env", *(f"{name}={value}" for name, value in PLAIN_SHELL.items()))
     return (
@@ -105,6 +110,21 @@ def _enroot(build: Build) -> tuple[tuple[str, ...], ...]:
             f"{INSIDE}/install.py",
             INSIDE,
             *_flags(build.image),
+        ),
+        # what is below the mount is not in the image
+        (
+            "enroot",
+            "start",
+            "--root",
+            "--rw",
+            f"--mount={mount(build.context, '/mnt')}",
+            container,
+            "install",
+            "-D",
+            "--mode=644",
+            f"--target-directory={INSIDE}",
+            f"/mnt/{PACKAGES}",
+            f"/mnt/{POLICY}",
         ),
         ("enroot", "export", "--force", f"--output={build.target}", container),
         ("enroot", "remove", "--force", container),
@@ -130,7 +150,7 @@ def definition(build: Build) -> str:
             f"From: {build.base}",
             "",
             "%files",
-            *(f"    {name} {INSIDE}/" for name in ("install.py", *LOCKS)),
+            *(f"    {name} {INSIDE}/" for name in ("install.py", POLICY, *LOCKS)),
             f"    *.whl {INSIDE}/",
             f"    notebooks {INSIDE}/notebooks",
             f"    plans {INSIDE}/runs/plans",
@@ -140,6 +160,32 @@ def definition(build: Build) -> str:
             "",
             "%labels",
             f"    org.opencontainers.image.base.name {build.base}",
+            f"    scalebook.security-policy {INSIDE}/{POLICY}",
             "",
         )
     )
+
+
+def packages(build: Build) -> tuple[str, ...] | None:
+    """Return the command that prints an image's list of packages, without its entrypoint.
+
+    None for what enroot builds: there the list is in the context.
+    """
+    path = f"{INSIDE}/{PACKAGES}"
+    if build.engine == "apptainer":
+        return ("apptainer", "exec", build.target, "cat", path)
+    engine, reference = build.engine, build.target
+    if engine == "enroot":
+        if build.source is None:
+            return None
+        engine, _, reference = build.source.partition(":")
+    return (engine, "run", "--rm", "--network=none", "--entrypoint=cat", reference, path)
+
+
+def packages_file(build: Build, folder: Path) -> Path:
+    """Return where the list goes: next to an image that is a file, else into ``folder``."""
+    if build.engine in ("docker", "podman"):
+        name = re.sub(r"[:@]", "-", build.target.rpartition("/")[2])
+        return folder / f"{name}.{LIST_SUFFIX}"
+    plain = build.target.removesuffix(".sif").removesuffix(".sqsh")
+    return Path(f"{plain}.{LIST_SUFFIX}")

@@ -40,6 +40,7 @@ def made(project: Path, known: Image, *, dry: bool, wheels: Path | None = None) 
         containers = project / "containers"
         shutil.copy(containers / known.vendor / "Containerfile", folder)
         shutil.copy(containers / "install.py", folder)
+        shutil.copy(project / ".github" / building.POLICY, folder)
         for lock in building.LOCKS:
             shutil.copy(project / lock, folder)
         ignore = shutil.ignore_patterns(".ipynb_checkpoints")
@@ -103,6 +104,23 @@ def build(wanted: building.Build) -> int:
         if done.returncode != 0:
             return done.returncode
     return 0
+
+
+def copy_packages(wanted: building.Build, folder: Path) -> Path | None:
+    """Copy an image's list of packages out of it, byte by byte; None where it has none."""
+    command = building.packages(wanted)
+    if command is None:
+        content = (wanted.context / building.PACKAGES).read_bytes()
+    else:
+        content = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, check=False
+        ).stdout
+    if b'"bomFormat"' not in content:
+        return None
+    path = building.packages_file(wanted, folder)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return path
 
 
 def output_of(command: EngineCommand, caller: Mapping[str, str]) -> dict[str, Any]:

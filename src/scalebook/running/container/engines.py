@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from scalebook.errors import LaunchError
 from scalebook.query import ask
 from scalebook.running.container import inside, oci
 from scalebook.running.container.choose import Surroundings
-from scalebook.running.container.images import ENGINES, image
+from scalebook.running.container.images import DIGEST, ENGINES, image
+
+REGISTRY_SECONDS = 120.0
+PULL_SECONDS = 3600.0  # tens of gigabytes
 
 
 @dataclass(frozen=True, slots=True)
 class LocalImage:
-    """An image that an engine has: its id, and the base it was built on where a label says."""
+    """An image that an engine has: its id, and the base it was built on where a label says.
+
+    ``image_id`` is ``sha256:...``; None for a file, which is read only where it is started.
+    """
 
     reference: str
     image_id: str | None
@@ -32,7 +41,9 @@ def find(engine: str, reference: str) -> LocalImage | str:
     answer = ask(oci.inspect(engine, reference))
     if answer.code == 0:
         image_id, _, base = answer.output.strip().partition(" ")
-        return LocalImage(reference, image_id, base.strip() or None)
+        # docker writes the algorithm, podman does not
+        prefixed = f"sha256:{image_id}" if re.fullmatch(r"[0-9a-f]{64}", image_id) else image_id
+        return LocalImage(reference, prefixed or None, base.strip() or None)
     lines = [line for line in answer.errors.strip().splitlines() if line.strip()]
     said = lines[-1] if lines else f"exit {answer.code}"
     if re.search(r"no such (image|object)|image not known|not found", said, re.IGNORECASE):
@@ -45,6 +56,18 @@ def _file(engine: str, reference: str) -> LocalImage | str:
     if Path(reference).is_file() or (engine == "enroot" and "/" not in reference):
         return LocalImage(reference, None, None)
     return f"{engine}'s image file {reference} was not found. {_how_to_build(engine)}"
+
+
+def content_id(found: LocalImage) -> str | None:
+    """Return what tells an image from every other: its id, or its file's SHA-256.
+
+    Reading a file takes seconds for each 10 GB. None for a container that enroot made of a file.
+    """
+    path = Path(found.reference)
+    if found.image_id is not None or not path.is_file():
+        return found.image_id
+    with path.open("rb") as file:
+        return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
 
 
 def _how_to_build(engine: str) -> str:
@@ -75,3 +98,68 @@ def missing_trainer() -> str | None:
     if find_spec("megatron") is None:
         return "megatron-core is not installed (pip install --no-deps megatron-core)."
     return None
+
+
+def registry_digest(reference: str) -> tuple[str, str]:
+    """Return the digest that a tag has in its registry, and the program that asked.
+
+    It is of the list of platforms where the tag names one. skopeo and docker read the manifest,
+    whose SHA-256 is the digest; podman has to pull the image.
+
+    Raises:
+        LaunchError: no such program is here, or the registry does not answer.
+    """
+    buildx = ("docker", "buildx", "imagetools", "inspect", "--raw", reference)
+    if shutil.which("skopeo") is not None:
+        program, answer = (
+            "skopeo",
+            _manifest(("skopeo", "inspect", "--raw", f"docker://{reference}")),
+        )
+    elif shutil.which("docker") is not None and ask((*buildx[:2], "version")).code == 0:
+        program, answer = "docker", _manifest(buildx)
+    elif shutil.which("podman") is not None:
+        program, answer = "podman", _pulled(reference)
+    else:
+        raise LaunchError(
+            "Nothing here can ask a registry: skopeo, docker with buildx and podman were not "
+            "found. Install skopeo."
+        )
+    if DIGEST.fullmatch(answer):
+        return answer, program
+    raise LaunchError(
+        f"{program} got no digest of {reference}: {answer.rstrip('. ')}. Repeat this where the "
+        f"registry can be reached ('{program} login {reference.partition('/')[0]}' first where it "
+        "is private)."
+    )
+
+
+def _manifest(command: Sequence[str]) -> str:
+    """Return the digest of a manifest that a command prints as it is; else what went wrong."""
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=False,
+            timeout=REGISTRY_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        return f"no answer within {REGISTRY_SECONDS:.0f} s"
+    if done.returncode == 0 and done.stdout.lstrip().startswith(b"{"):
+        return f"sha256:{hashlib.sha256(done.stdout).hexdigest()}"
+    return _last_words(done.stderr.decode(errors="replace"))
+
+
+def _pulled(reference: str) -> str:
+    """Return the digest by which podman pulls a tag; else what went wrong."""
+    pulled = ask(("podman", "pull", "--quiet", reference), PULL_SECONDS)
+    if pulled.code != 0:
+        return _last_words(pulled.errors)
+    return ask(("podman", "image", "inspect", "--format={{.Digest}}", reference)).output.strip()
+
+
+def _last_words(errors: str) -> str:
+    """Return the last line of what a program says, out of the form of its log."""
+    line = (errors.strip().splitlines() or ["no answer"])[-1]
+    logged = re.search(r'msg="(.*)"', line)
+    return logged[1].replace('\\"', '"') if logged else line

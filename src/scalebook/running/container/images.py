@@ -14,7 +14,9 @@ from scalebook.running.container import files
 
 ENGINES = ("docker", "podman", "apptainer", "enroot")
 ASKABLE = ("auto", *ENGINES, "none")  # what --container takes
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_DIGEST_LINE = re.compile(r"(?m)^(# *)?digest *=.*$")
+_BASE_LINE = re.compile(r"(?m)^ARG BASE_IMAGE=.*$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +57,21 @@ class Image:
     alternatives: tuple[Alternative, ...]
 
     @property
+    def tagged(self) -> str:
+        """The base by its tag, which its owner can move."""
+        return f"{self.base}:{self.tag}"
+
+    @property
     def base_reference(self) -> str:
-        """The base as an engine pulls it: by digest where one is given."""
-        pin = f"@{self.digest}" if self.digest else ""
-        return f"{self.base}:{self.tag}{pin}"
+        """The base as an engine pulls it: by digest where one is given, else by tag.
+
+        Not by both: Apptainer and skopeo refuse that.
+        """
+        return f"{self.base}@{self.digest}" if self.digest else self.tagged
+
+    def is_another_base(self, base: str | None) -> bool:
+        """Return whether an image on ``base`` is on another than the one that is pinned here."""
+        return None not in (self.digest, base) and base != self.base_reference
 
     def reference(self, engine: str, folder: str) -> str:
         """Return what an engine calls our image: a local tag, or a file below ``folder``."""
@@ -66,6 +79,22 @@ class Image:
             return f"localhost/{self.name}:{__version__}"
         suffix = "sif" if engine == "apptainer" else "sqsh"
         return f"{folder}/{self.name}-{__version__}.{suffix}"
+
+
+def with_digest(text: str, digest: str, comment: str) -> str:
+    """Return the text of an image.toml with the base's digest; the rest of it stays.
+
+    Raises:
+        CatalogError: it has no line for the digest, not even as a comment.
+    """
+    if not _DIGEST_LINE.search(text):
+        raise CatalogError("image.toml has no line 'digest = \"...\"'. Add one below tag.")
+    return _DIGEST_LINE.sub(f'digest = "{digest}"  # {comment}', text, count=1)
+
+
+def with_base(text: str, reference: str) -> str:
+    """Return the text of a Containerfile with another default base."""
+    return _BASE_LINE.sub(f"ARG BASE_IMAGE={reference}", text, count=1)
 
 
 @cache
@@ -88,7 +117,7 @@ def parse(vendor: str, document: Mapping[str, Any]) -> Image:
     row: Mapping[str, Any] = document.get("image", {})
     required = ("name", "base", "tag", "source", "retrieved", "megatron_core")
     files.check_keys(where, row, required, "digest")
-    if "digest" in row and not _DIGEST.fullmatch(row["digest"]):
+    if "digest" in row and not DIGEST.fullmatch(row["digest"]):
         raise CatalogError(f"{where}: digest must be sha256: and 64 hex digits.")
     contents: Mapping[str, Any] = document.get("contents", {})
     if not contents or not all(isinstance(version, str) for version in contents.values()):

@@ -50,6 +50,7 @@ class Request:
     base: str | None = None
     arguments: tuple[str, ...] = ()
     variables: tuple[str, ...] = ()  # NAME or NAME=VALUE
+    fetches: bool = False  # what is started reads from the network
 
 
 def command(
@@ -73,7 +74,8 @@ def command(
     contained = Contained(
         command=(PYTHON, "-m", "scalebook", *arguments),
         vendor=request.vendor,
-        image=request.image,
+        # by its id, as a tag may be given to another image between two looks at it
+        image=(request.image_id if request.engine in oci.ENGINES else None) or request.image,
         name=host.name,
         mounts=_mounts(host, writes, reads),
         workdir=host.project,
@@ -84,6 +86,7 @@ def command(
         arguments=request.arguments,
         rootless=host.rootless,
         scratch=host.scratch,
+        fetches=request.fetches,
     )
     return _dispatch(request.engine, contained)
 

@@ -19,13 +19,15 @@ COMMON = (
     Flag("--rm", "nothing is left when the command has ended"),
     Flag("--init", "a small first process passes signals on and takes ended processes away"),
     Flag("--interactive", "standard input ends with the caller, and the run with it"),
-    Flag("--network=host", "interfaces have the host's names, and other nodes can be reached"),
     Flag("--cap-drop=ALL", "training needs no capability"),
     Flag("--security-opt=no-new-privileges", "no program of the image can gain any"),
     # podman allows 2048; docker has no limit, so that a fork bomb would take the host with it.
     Flag("--pids-limit=65536", "eight ranks start thousands of threads"),
     Flag(f"--stop-timeout={STOP_SECONDS}", "a stopped run writes its record first"),
 )
+# These engines start runs of one node; a cluster's scheduler starts those of several, in its own
+# containers. Left out, an engine's default applies, which may be the host's network.
+NO_NETWORK = Flag("--network=none", "ranks of one node meet on the loopback; nothing is fetched")
 
 
 def command(engine: str, contained: Contained) -> EngineCommand:
@@ -35,7 +37,8 @@ def command(engine: str, contained: Contained) -> EngineCommand:
         LaunchError: a path cannot be mounted.
     """
     check(contained)
-    flags = [*COMMON, *image(contained.vendor).flags.get(engine, ())]
+    alone = () if contained.fetches else (NO_NETWORK,)
+    flags = [*COMMON, *alone, *image(contained.vendor).flags.get(engine, ())]
     groups, user = [f"--group-add={group}" for group in contained.groups], contained.user
     if engine == "podman" and contained.rootless:
         flags = [flag for flag in flags if not flag.argument.startswith("--group-add")]

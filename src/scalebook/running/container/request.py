@@ -37,7 +37,8 @@ class Contained:
     variables of the caller, whose values (a token, perhaps) stay out of every command line.
     ``user`` None leaves the image's own; ``rootless`` means that the engine runs without root, so
     that ids have to be mapped. ``arguments`` are the user's own, for the engine. ``scratch`` is an
-    empty folder for engines that have no /tmp of their own.
+    empty folder for engines that have no /tmp of their own. ``fetches``: the command reads from the
+    network, which docker and podman otherwise keep from it.
     """
 
     command: tuple[str, ...]
@@ -53,6 +54,7 @@ class Contained:
     arguments: tuple[str, ...] = ()
     rootless: bool = False
     scratch: Path = Path("/tmp")
+    fetches: bool = False
 
 
 @dataclass(frozen=True, slots=True)
