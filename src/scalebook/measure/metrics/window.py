@@ -11,12 +11,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median
+from itertools import repeat
+from operator import sub
+from statistics import fmean
 from typing import Any
 
 from scalebook.measure.metrics.settings import LARGEST
 from scalebook.measure.metrics.stability import MINIMUM_STEPS
-from scalebook.measure.metrics.steady import BRIEF_SECONDS, Steady, find_steady, longest_level
+from scalebook.measure.metrics.steady import (
+    BRIEF_SECONDS,
+    Steady,
+    find_steady,
+    longest_level,
+    middle,
+)
 from scalebook.measure.telemetry.trend import Settling
 from scalebook.record import RunRecord, StepRecord
 from scalebook.step_columns import Steps
@@ -71,7 +79,7 @@ class Throughput:
         if len(seconds) < 2:
             return {"step_seconds_std": None, "step_seconds_cv": None}
         mean = sum(seconds) / len(seconds)
-        squares = sum((value - mean) ** 2 for value in seconds)
+        squares = sum(map(pow, map(sub, seconds, repeat(mean)), repeat(2)))
         deviation = math.sqrt(squares / (len(seconds) - 1))
         return {"step_seconds_std": deviation, "step_seconds_cv": deviation / mean}
 
@@ -136,8 +144,9 @@ def throughput(
         first_step, last_step = record.window
         choice = f"The reader chose steps {first_step} to {last_step} as the window."
         note = f"{choice} {note}" if note else choice
-    middle = median(seconds[part])
-    return Throughput(steps[part], steady, middle, rate, interval, seen, note, single), None
+    return Throughput(
+        steps[part], steady, middle(seconds[part]), rate, interval, seen, note, single
+    ), None
 
 
 def _chosen(record: RunRecord, steps: Steps) -> Steps:
@@ -184,7 +193,7 @@ def _apart(seconds: Sequence[float]) -> str | None:
     half = len(seconds) // 2
     if half == 0:
         return None
-    change = median(seconds[half:]) / median(seconds[:half]) - 1
+    change = middle(seconds[half:]) / middle(seconds[:half]) - 1
     if abs(change) <= UNLIKE:
         return None
     more = "more" if change > 0 else "less"
