@@ -17,7 +17,6 @@ from statistics import fmean
 from typing import Any
 
 from scalebook.measure.metrics.settings import LARGEST
-from scalebook.measure.metrics.stability import MINIMUM_STEPS
 from scalebook.measure.metrics.steady import (
     BRIEF_SECONDS,
     Steady,
@@ -31,8 +30,6 @@ from scalebook.step_columns import Steps
 
 SAVING = 0.01  # of a step; asking an asynchronous save whether it is done takes less
 UNLIKE = 0.1  # halves of a short window that differ by more are no one rate
-
-__all__ = ["MINIMUM_STEPS", "Throughput", "measured_steps", "stragglers", "throughput"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +109,7 @@ def throughput(
 
     Where the telemetry says that ``devices`` had not settled, the rate has no interval.
     """
-    steps = _chosen(record, Steps.of(measured))
+    steps = chosen_steps(record, Steps.of(measured))
     reason = _no_window(record, steps)
     if reason is not None:
         return None, reason
@@ -149,7 +146,7 @@ def throughput(
     ), None
 
 
-def _chosen(record: RunRecord, steps: Steps) -> Steps:
+def chosen_steps(record: RunRecord, steps: Steps) -> Steps:
     """Return the steps of the window that a reader chose, else all."""
     if record.window is None:
         return steps
