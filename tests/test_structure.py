@@ -17,15 +17,15 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src/scalebook"
 FIELDS_OF_A_LIST = 4  # a constant with so many names of settings is a list of them
 LIMITS = {
-    "files": 388,
-    "lines": 62928,
+    "files": 382,
+    "lines": 62862,
     "longest file": 640,
     "rooms": 33,
-    "import arrows between rooms": 186,
+    "import arrows between rooms": 189,
     "lists of settings": 25,
     "class names used twice": 21,
-    "module names used twice": 31,
-    "modules with one importer, in their own folder": 34,
+    "module names used twice": 30,
+    "modules with one importer, in their own folder": 32,
     "largest folder": 30,
     "crowded folders without a README": 3,
 }

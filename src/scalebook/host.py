@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 from scalebook import __version__, scrub
 from scalebook.query import printed
 
-Item, Result = TypeVar("Item"), TypeVar("Result")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 _MOST_PROCESSES = 8  # each has its own memory, and disks gain nothing from more
 
 # Names of variables that the user asked for by name (--env), separated by spaces.

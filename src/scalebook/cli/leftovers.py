@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 def recover_all(runs: Path, console: Console) -> None:
     """Publish what dead processes left under the runs folder, and say so line by line."""
     from scalebook.project import short
-    from scalebook.running import recovery
+    from scalebook.running import finish_run
 
-    for leftover in recovery.recover(runs):
+    for leftover in finish_run.recover(runs):
         if leftover.problem is not None:
             console.say(
                 f"{short(leftover.path)} cannot be recovered and stays as it is: {leftover.problem}"

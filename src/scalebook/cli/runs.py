@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from scalebook.plan import Plan
     from scalebook.running.console import Console
     from scalebook.running.pruning import Inference
-    from scalebook.running.todo import Entry
-    from scalebook.running.waiting import Scheduled
+    from scalebook.running.todo import Entry, Scheduled
 
 
 def register(subparsers: Subparsers) -> None:
@@ -153,7 +152,7 @@ def _device_name(platform: Platform) -> str | None:
 
 
 def _scheduled(plan: Plan) -> Scheduled:
-    from scalebook.running.waiting import Scheduled
+    from scalebook.running.todo import Scheduled
 
     return Scheduled.of(plan)
 
