@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from scalebook import step_columns
 from scalebook.measure.metrics.window import measured_steps
 from scalebook.record import StepRecord
 from scalebook.step_columns import Steps, read
@@ -74,6 +75,21 @@ def test_lines_with_other_fields_are_read_together(tmp_path):
     assert (found[2].tokens, found[2].skipped, found[2].phase) == (None, True, "stalled")
     assert [one.step for one in measured_steps(found)] == [1]  # the second waited for a checkpoint
     assert found[1:][0] == found[1]
+
+
+def test_a_long_file_is_read_in_parts_that_say_the_same(tmp_path, monkeypatch):
+    rows = [
+        line(step, rank_step_seconds=[1.0, float(step)] if step % 3 else [], loss=1 / step)
+        for step in range(1, 30)
+    ]
+    rows[12:12] = ["{", line(12, part_seconds={"forward": 0.5}, finished_at="2026-01-01T00:00Z")]
+    rows.append("no step")
+    path = written(tmp_path, *rows)
+    whole = read(path)
+    for size in (1, 100, 333, 1000):
+        monkeypatch.setattr(step_columns, "_PART_BYTES", size)
+        assert read(path) == whole
+    assert [problem.split()[2] for problem in whole[1]] == ["13", "32"]
 
 
 def test_the_means_of_ranks_are_none_where_a_step_lacks_one(tmp_path):

@@ -27,7 +27,7 @@ from scalebook.measure.reliability import read_checkpoints, read_drill
 from scalebook.measure.telemetry.samples import read as read_telemetry
 from scalebook.report.base import frames
 from scalebook.report.base.stated import read_stated
-from scalebook.running import recovery
+from scalebook.running import finish_run
 from scalebook.running.cluster import node_logs
 
 EXAMPLES = Path(__file__).parents[1] / "runs" / "examples"
@@ -313,7 +313,7 @@ def test_recover_leaves_what_holds_a_link_that_leads_out(partial: Path, name: st
     outside.write_text("theirs\n")
     (partial / name).unlink(missing_ok=True)
     (partial / name).symlink_to(outside)
-    (found,) = recovery.recover(partial.parent)
+    (found,) = finish_run.recover(partial.parent)
     assert found.problem == f"{name} is a link that leads out of it"
     assert partial.is_dir()
     assert outside.read_text() == "theirs\n"
@@ -322,7 +322,7 @@ def test_recover_leaves_what_holds_a_link_that_leads_out(partial: Path, name: st
 def test_recover_publishes_what_holds_no_link(partial: Path) -> None:
     (partial / f".record.json.{'0' * 16}.tmp").write_text("{")
     os.utime(partial, (0, 0))
-    (found,) = recovery.recover(partial.parent)
+    (found,) = finish_run.recover(partial.parent)
     assert found.record is not None
     assert not [path for path in found.path.iterdir() if path.name.startswith(".")]
 
@@ -331,7 +331,7 @@ def test_the_owner_of_a_directory_is_not_written_into_another_name_of_a_file(par
     outside = partial.parents[1] / "outside"
     outside.write_text("theirs\n")
     os.link(outside, partial / "owner.json")
-    recovery.recover(partial.parent)
+    finish_run.recover(partial.parent)
     assert outside.read_text() == "theirs\n"
 
 

@@ -9,7 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import simulated
+
+from scalebook import store
 from scalebook.config import RunConfig
+from scalebook.record import RunRecord
 from scalebook.running import launch
 
 FAKES = Path(__file__).parent / "fakes"
@@ -17,17 +21,31 @@ FAKES = Path(__file__).parent / "fakes"
 
 def small(**changes: Any) -> RunConfig:
     """Return a configuration of a few short steps on the CPU."""
-    base: dict[str, Any] = {
-        "platform": "cpu",
-        "model": "tiny-llama",
-        "world_size": 1,
-        "global_batch_size": 8,
-        "sequence_length": 128,
-        "precision": "fp32",
-        "steps": 5,
-        "warmup_steps": 1,
-    }
-    return RunConfig(**{**base, **changes})
+    return simulated.config(**{"steps": 5, "warmup_steps": 1, **changes})
+
+
+def two_nodes(micro_batch_size: int = 1, **changes: Any) -> RunConfig:
+    """Return a configuration of two nodes."""
+    sizes = {"micro_batch_size": micro_batch_size, "global_batch_size": 8}
+    return small(**{"nodes": 2, "world_size": 2, **sizes, **changes})
+
+
+def broke(runs: Path, size: int, job_id: str = "7") -> str:
+    """Leave the record of a run that ran out of memory; return its id."""
+    run_id = f"20330102-030405-{size}-{job_id}"
+    (runs / run_id).mkdir(parents=True)
+    values = two_nodes(size)
+    record = RunRecord(
+        run_id=run_id,
+        config_hash=values.config_hash(),
+        source="measured",
+        status="out_of_memory",
+        cause="gpu_memory",
+        requested=values.model_dump(),
+        environment={"slurm": {"job_id": job_id}},
+    )
+    store.write_record(runs / run_id, record)
+    return run_id
 
 
 def without_torchrun(config: RunConfig, *, config_path: Path, output: Path, **_: Any) -> Any:

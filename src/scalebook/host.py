@@ -6,12 +6,19 @@ import hashlib
 import os
 import platform
 import re
-from collections.abc import Mapping
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from scalebook import __version__, scrub
 from scalebook.query import printed
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+_MOST_PROCESSES = 8  # each has its own memory, and disks gain nothing from more
 
 # Names of variables that the user asked for by name (--env), separated by spaces.
 ASKED = "SCALEBOOK_VARIABLES"
@@ -122,6 +129,27 @@ def available_cores() -> int | None:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count()
+
+
+def by_processes(
+    function: Callable[[Item], Result], items: Sequence[Item], chunk: int
+) -> Iterator[Result]:
+    """Yield what a function returns for each item, in order, by a process for each core.
+
+    Each process is handed ``chunk`` items at a time. The processes are forks, which start at once
+    and know what this one knows. A fork of a process with threads may wait for a lock for ever:
+    there, and where two chunks are not reached, items are worked on here, one after the other.
+    """
+    processes = min(available_cores() or 1, _MOST_PROCESSES, len(items) // chunk)
+    if processes < 2 or threading.active_count() > 1 or sys.platform != "linux":
+        yield from map(function, items)
+        return
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing import get_context
+
+    ignore = (signal.SIGINT, signal.SIG_IGN)  # this process is interrupted, and ends the others
+    with ProcessPoolExecutor(processes, get_context("fork"), signal.signal, ignore) as pool:
+        yield from pool.map(function, items, chunksize=chunk)
 
 
 def cpu_name(path: Path = Path("/proc/cpuinfo")) -> str | None:

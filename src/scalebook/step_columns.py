@@ -11,6 +11,7 @@ import math
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any, cast, get_args, overload
 from pydantic import ValidationError
 from pydantic_core import from_json
 
-from scalebook import untrusted
+from scalebook import host, untrusted
 from scalebook.record import LARGEST, Phase, StepRecord, finite
 
 Numbers = Sequence[float]  # an array of doubles or a view of one
@@ -35,6 +36,7 @@ _PHASES: tuple[Phase, ...] = get_args(Phase)
 _CODES = {phase: code for code, phase in enumerate(_PHASES)}
 _MOST_PARTS = 64  # names of time marks; the trainer has a dozen
 _MOST_LEARNT = 1e300
+_PART_BYTES = 32 * untrusted.MIB  # of a longer file, parts are read at once
 _NAN = math.nan
 
 
@@ -47,6 +49,7 @@ class Steps(Sequence[StepRecord]):
         """Take whole columns of one length; ``ranks`` holds the rank times of all steps."""
         self._columns, self._phases, self._skipped = columns, phases, skipped
         self._ranks = ranks
+        self._known: dict[str, Numbers] = {}  # what was asked for: a look for NaN takes time
 
     @classmethod
     def of(cls, steps: Iterable[StepRecord]) -> Steps:
@@ -77,10 +80,12 @@ class Steps(Sequence[StepRecord]):
 
     def known(self, name: str) -> Numbers:
         """Return a number of those steps that have it."""
-        found = self._columns.get(name, ())
-        if not math.isnan(sum(found)):
-            return found
-        return array("d", [value for value in found if not math.isnan(value)])
+        if name not in self._known:
+            found = self._columns.get(name, ())
+            if math.isnan(sum(found)):
+                found = array("d", [value for value in found if not math.isnan(value)])
+            self._known[name] = found
+        return self._known[name]
 
     def ends(self) -> Numbers:
         """Return when each step ended, in seconds since 1970; NaN where it is not known."""
@@ -166,6 +171,8 @@ class Steps(Sequence[StepRecord]):
         )
 
     def _slice(self, part: slice) -> Steps:
+        if range(len(self))[part] == range(len(self)):
+            return self
         columns = {name: memoryview(column)[part] for name, column in self._columns.items()}  # type: ignore[arg-type]
         return Steps(columns, self._phases[part], self._skipped[part], self._ranks)
 
@@ -245,6 +252,26 @@ class _Writer:
             values = {name: [getattr(one, name) for one in records] for name in names}
             held = {name: _held(name, values.pop(name)) for name in _PLAIN}
             self.add(values, len(records), held)
+
+    def joined(self, other: _Writer) -> _Writer:
+        """Return the rows of both, in one of the two: the other counts no more."""
+        if not self._count:
+            return other
+        self._pad()
+        other._pad()
+        if starts := other._columns.get(_AT):
+            other._columns[_AT] = array("d", map(len(self._ranks).__add__, map(int, starts)))
+        for name, column in other._columns.items():
+            if name not in self._columns:
+                if name.startswith(_PART) and _parts_in(self._columns) >= _MOST_PARTS:
+                    continue
+                self._columns[name] = array("d", [_missing(name)]) * self._count
+            self._columns[name].extend(column)
+        self._ranks.extend(other._ranks)
+        self._phases += other._phases
+        self._skipped += other._skipped
+        self._count += other._count
+        return self
 
     def _pad(self) -> None:
         """Fill up the columns that the last batches had nothing for."""
@@ -343,8 +370,8 @@ def _parts(
         return {}
     _flat([list(row.values()) for row in rows])
     names = dict.fromkeys(chain.from_iterable(rows))
-    known = sum(name.startswith(_PART) for name in before)
-    fresh = [name for name in names if _PART + name not in before][: max(_MOST_PARTS - known, 0)]
+    left = max(_MOST_PARTS - _parts_in(before), 0)
+    fresh = [name for name in names if _PART + name not in before][:left]
     return {
         _PART + name: [row.get(name, _NAN) for row in rows]
         for name in names
@@ -352,17 +379,20 @@ def _parts(
     }
 
 
+def _parts_in(columns: Mapping[str, object]) -> int:
+    """Return of how many time marks there are columns."""
+    return sum(name.startswith(_PART) for name in columns)
+
+
 def read(path: Path) -> tuple[Steps, tuple[str, ...]]:
     """Return the readable lines of a steps.jsonl, and a sentence for each that is not."""
     writer, problems, number = _Writer(), list[str](), 0
     try:
-        for block in untrusted.blocks(path):
-            lines = block.count(b"\n") + 1
-            try:
-                _take(writer, block, lines)
-            except (ValueError, _UnfitError):
-                odd = _take_each(writer, block.split(b"\n"))
-                problems += [f"{path.name} line {number + at} is not a step record" for at in odd]
+        parts = untrusted.parts(path, _PART_BYTES)
+        for read_part in host.by_processes(partial(_read_part, path), parts, chunk=1):
+            steps, lines, odd = read_part
+            writer = writer.joined(steps)
+            problems += [f"{path.name} line {number + at} is not a step record" for at in odd]
             number += lines
     except FileNotFoundError:
         pass
@@ -371,9 +401,22 @@ def read(path: Path) -> tuple[Steps, tuple[str, ...]]:
     return writer.steps(), tuple(problems)
 
 
+def _read_part(path: Path, bounds: tuple[int, int | None]) -> tuple[_Writer, int, list[int]]:
+    """Return the steps of a part of a file, how many lines it has, and which are not steps."""
+    writer, odd, number = _Writer(), list[int](), 0
+    for block in untrusted.blocks(path, begin=bounds[0], end=bounds[1]):
+        lines = block.count(b"\n") + 1
+        try:
+            _take(writer, block, lines)
+        except (ValueError, _UnfitError):
+            odd += [number + at for at in _take_each(writer, block.split(b"\n"))]
+        number += lines
+    return writer, number, odd
+
+
 def _take(writer: _Writer, block: bytes, lines: int) -> None:
     """Add the steps of a block of lines at once: a third of the time of one after the other."""
-    found: list[Any] = from_json(b"[" + block.replace(b"\n", b",") + b"]", cache_strings="keys")
+    found: list[Any] = from_json(b"[" + block.replace(b"\n", b",") + b"]", cache_strings="all")
     if len(found) != lines or set(map(type, found)) != {dict}:
         raise _UnfitError
     rows: list[dict[str, Any]] = found

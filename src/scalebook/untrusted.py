@@ -100,25 +100,46 @@ def lines(path: Path, most: int = LINES_BYTES, *, follow: bool = False) -> Itera
                 line = stream.readline(LONGEST_LINE)
 
 
-def blocks(path: Path, most: int = LINES_BYTES) -> Iterator[bytes]:
+def blocks(
+    path: Path, most: int = LINES_BYTES, *, begin: int = 0, end: int | None = None
+) -> Iterator[bytes]:
     """Yield the lines of a file many at a time, without the last end of line of each block.
 
-    Of a line that is too long its beginning counts.
+    Of a line that is too long its beginning counts. ``begin`` and ``end`` bound a part of the file,
+    in bytes: see ``parts``.
 
     Raises:
         OSError: as ``opened`` does, at the first block.
     """
     rest = b""
     with opened(path, most) as stream:
-        while piece := stream.read(MIB):
-            whole, end, after = piece.rpartition(b"\n")
-            if end:
+        stream.seek(begin)
+        while piece := stream.read(MIB if end is None else min(MIB, end - stream.tell())):
+            whole, newline, after = piece.rpartition(b"\n")
+            if newline:
                 yield rest + whole
                 rest = after
             else:
                 rest = (rest + piece)[:LONGEST_LINE]
     if rest:
         yield rest
+
+
+def parts(path: Path, size: int, most: int = LINES_BYTES) -> list[tuple[int, int | None]]:
+    """Return where parts of about ``size`` bytes begin and end, each at an end of a line.
+
+    The last one has no end, so that a file that grows is read to where it is then.
+
+    Raises:
+        OSError: as ``opened`` does.
+    """
+    begins = [0]
+    with opened(path, most) as stream:
+        for at in range(size, os.fstat(stream.fileno()).st_size, size):
+            stream.seek(max(at, begins[-1]))
+            if stream.readline(LONGEST_LINE).endswith(b"\n"):
+                begins.append(stream.tell())
+    return list(zip(begins, (*begins[1:], None), strict=True))
 
 
 def is_there(path: Path) -> bool:

@@ -29,7 +29,7 @@ from scalebook.logs.ingest import write as ingest_write
 from scalebook.logs.ingest.ingestion import ingest, summaries
 from scalebook.logs.setting_lines import device_in
 from scalebook.measure.metrics import measure
-from scalebook.running import recovery
+from scalebook.running import finish_run
 from scalebook.store import read_run, read_runs, run_directories
 
 LOGS = Path(__file__).parents[1] / "logs"
@@ -121,7 +121,7 @@ def test_recovering_during_an_ingest_leaves_its_directory_alone(tmp_path, monkey
 
     def recover(directory, _group):
         os.utime(directory, (1, 1))  # however long it takes
-        seen.extend(recovery.recover(tmp_path))
+        seen.extend(finish_run.recover(tmp_path))
 
     monkeypatch.setattr(ingest_write, "_write_attached", recover)
     (run,), _ = ingest([LOGS / "megatron_2024.log"], tmp_path, {})

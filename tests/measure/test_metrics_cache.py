@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from simulated import write_sample
 
+from scalebook import host
 from scalebook.measure import metrics_cache
 from scalebook.measure.metrics_cache import listed
 
@@ -46,6 +47,31 @@ def test_a_second_list_reads_no_run_and_says_the_same(runs, measured):
     assert measured == []
     assert len(list(listed(runs, "fp8"))) == len(first)
     assert len(measured) == len(first)  # another question is another list
+
+
+def test_several_processes_say_the_same_as_one(runs, measured, monkeypatch):
+    monkeypatch.setattr(metrics_cache, "_WORTH_SECONDS", 1e9)  # nothing is kept
+    alone = list(listed(runs, None))
+    assert len(measured) == len(alone)
+    measured.clear()
+    monkeypatch.setattr(metrics_cache, "_CHUNK", 1)
+    monkeypatch.setattr(host, "available_cores", lambda: 2)
+    monkeypatch.setattr(host.threading, "active_count", lambda: 1)
+    assert list(listed(runs, None)) == alone
+    assert measured == []  # not in this process
+
+
+@pytest.mark.parametrize(("threads", "forked"), [(1, True), (2, False)])
+def test_items_are_spread_over_processes_but_not_beside_threads(monkeypatch, threads, forked):
+    monkeypatch.setattr(host, "available_cores", lambda: 2)
+    monkeypatch.setattr(host.threading, "active_count", lambda: threads)
+    found = list(host.by_processes(_square_of, range(9), chunk=2))
+    assert [square for square, _ in found] == [number**2 for number in range(9)]
+    assert all((process != os.getpid()) is forked for _, process in found)
+
+
+def _square_of(number: int) -> tuple[int, int]:
+    return number**2, os.getpid()
 
 
 def test_only_a_run_whose_files_changed_is_measured_again(runs, measured):

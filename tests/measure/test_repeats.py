@@ -18,10 +18,9 @@ from scalebook.errors import ConfigError
 from scalebook.plan import Plan, PlannedRun
 from scalebook.plan.schedule import CoolDown
 from scalebook.record import RunRecord
-from scalebook.running import finish_run, sweep, waiting
+from scalebook.running import finish_run, sweep, todo
 from scalebook.running.console import Console
-from scalebook.running.todo import survey
-from scalebook.running.waiting import Scheduled
+from scalebook.running.todo import Scheduled, survey
 
 RUN = ("run", "--platform", "cpu", "--set", "model=tiny-llama", "--set", "global_batch_size=8")
 FLAGS = (*RUN, "--set", "sequence_length=64", "--set", "steps=7")
@@ -88,17 +87,17 @@ def test_a_run_directory_keeps_no_file_of_the_schedule(tmp_path: Path):
     assert not list(tmp_path.glob(f"*/{finish_run.SCHEDULE_FILE}"))
 
 
-def pause(text: str, readings: list[float | None], ended: bool = False) -> waiting.Waited:
+def pause(text: str, readings: list[float | None], ended: bool = False) -> todo.Waited:
     """Return what a cool-down was at these temperatures, read one after the other."""
     found = CoolDown(celsius=float(text[:-1])) if text.endswith("C") else CoolDown(float(text[:-1]))
-    return waiting.wait(found, lambda: ended, temperature=lambda: readings.pop(0))
+    return todo.wait(found, lambda: ended, temperature=lambda: readings.pop(0))
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a cool-down read often."""
-    monkeypatch.setattr(waiting, "READ_SECONDS", 0.01)
-    monkeypatch.setattr(waiting, "POLL_SECONDS", 0.005)
+    monkeypatch.setattr(todo, "READ_SECONDS", 0.01)
+    monkeypatch.setattr(todo, "POLL_SECONDS", 0.005)
 
 
 @pytest.mark.usefixtures("quick")
@@ -119,7 +118,7 @@ def test_without_a_temperature_nothing_is_waited_for_and_the_record_says_why():
 
 @pytest.mark.usefixtures("quick")
 def test_a_gpu_that_does_not_cool_down_does_not_hold_the_plan(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(waiting, "LONGEST_SECONDS", 0.0)
+    monkeypatch.setattr(todo, "LONGEST_SECONDS", 0.0)
     waited = pause("45C", [60.0] * 50)
     assert "Still 60 °C" in waited.note
 

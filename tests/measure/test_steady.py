@@ -35,7 +35,7 @@ from scalebook.measure.metrics.shapes import (
 )
 from scalebook.measure.metrics.spikes import Periodic, local_median, take_apart
 from scalebook.measure.metrics.stability import Settled, relative
-from scalebook.measure.metrics.steady import find_steady
+from scalebook.measure.metrics.steady import find_steady, middle
 from scalebook.measure.metrics.student import student_quantile, two_sided_tail
 from scalebook.measure.verdicts.series import read_series
 
@@ -655,3 +655,12 @@ def test_a_tail_is_solved_to_a_ten_thousandth_and_a_straight_one_at_once(scale, 
     assert len(tried) == 2 + max(doublings, 0)
     found = _solve(lambda x: float(2 * stats.t.sf(x / scale, 5)), target, scale)
     assert found == pytest.approx(scale * stats.t.isf(target / 2, 5), rel=1e-4)
+
+
+@pytest.mark.parametrize("count", [1, 2, 999, 40_000, 40_001])
+def test_the_middle_of_a_long_series_is_its_median(count):
+    chance = random.Random(count)
+    noisy = [chance.gauss(1, 0.1) for _ in range(count)]
+    rhythm = [float(at % 40 == 0) for at in range(count)]  # each value of a sample is a peak
+    for series in (noisy, sorted(noisy), rhythm, [2.0] * count):
+        assert middle(series) == median(series)

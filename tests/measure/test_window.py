@@ -12,7 +12,8 @@ from scalebook import store
 from scalebook.cli import main
 from scalebook.measure.metrics import measure
 from scalebook.measure.metrics.steady import longest_level
-from scalebook.record import RunRecord
+from scalebook.measure.metrics.step_anatomy import marked_steps
+from scalebook.record import RunRecord, StepRecord
 from scalebook.store import Run, read_run
 
 # Two levels: 60 steps of 1 s, then 140 steps of 2 s; 1,000 tokens each.
@@ -61,6 +62,27 @@ def test_the_rate_of_a_chosen_window_is_over_its_steps_and_says_so(tmp_path: Pat
     early = measure(run(tmp_path / "early", (1, SHORT)))
     assert early.tokens_per_second == pytest.approx(1000 / 1.0, rel=0.002)
     assert (early.tokens_per_second_low or 0) < early.tokens_per_second
+
+
+def test_the_parts_of_a_step_are_those_of_the_window():
+    record = RunRecord(run_id="one", config_hash=None, source="ingested", status="completed")
+    steps = [
+        StepRecord(
+            step=step,
+            phase="measured",
+            step_seconds=level,
+            tokens=1000,
+            part_seconds={"forward": 0.25 * level},
+        )
+        for step, level in enumerate([1.0] * 6 + [2.0] * 4, start=1)
+    ]
+    late = marked_steps(record.model_copy(update={"window": (7, 9)}), steps)
+    assert late is not None
+    assert (late.steps, late.step_seconds) == (3, 2.0)
+    assert late.parts == {"forward": 0.5, "outside": 1.5}
+    whole = marked_steps(record, steps)
+    assert whole is not None
+    assert (whole.steps, whole.step_seconds) == (10, 1.4)
 
 
 def test_the_spread_of_the_steps_is_that_of_the_window(tmp_path: Path):

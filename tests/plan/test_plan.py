@@ -12,7 +12,7 @@ from scalebook.cli.check import request
 from scalebook.errors import ConfigError
 from scalebook.plan import Plan, load_plan, single_plan
 from scalebook.plan.document import read_document
-from scalebook.running.waiting import Scheduled
+from scalebook.running.todo import Scheduled
 
 HEAD = """
 [defaults]

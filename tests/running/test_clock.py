@@ -18,8 +18,7 @@ from scalebook.measure.telemetry.windows import windows_of
 from scalebook.record import RunRecord, StepRecord
 from scalebook.running import finish_run, sweep
 from scalebook.running.cluster import status_table
-from scalebook.running.progress import Tail
-from scalebook.running.stalls import ProgressLimit
+from scalebook.running.progress import ProgressLimit, Tail
 
 HOUR = 3600.0
 BEGIN = 1_795_800_000.0

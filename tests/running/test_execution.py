@@ -16,11 +16,10 @@ from training import FAKES, small, wait_for
 
 from scalebook import notebooks, store
 from scalebook.plan import Plan, PlannedRun
-from scalebook.running import execution, finish_run, processes, sweep
+from scalebook.running import finish_run, processes, sweep
 from scalebook.running.console import Console
-from scalebook.running.execution import CLOSING_SECONDS, START_SECONDS, Patience
 from scalebook.running.kernel import RunOptions
-from scalebook.running.sweep import Stop
+from scalebook.running.sweep import CLOSING_SECONDS, START_SECONDS, Patience, Stop
 from scalebook.running.todo import survey
 
 TRAIN = Path(__file__).parents[2] / "notebooks" / "10_train.ipynb"
@@ -52,7 +51,7 @@ def training(runs: Path) -> Path | None:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lose patience with what should end after 2 seconds."""
-    monkeypatch.setattr(execution, "CLOSING_SECONDS", 2.0)
+    monkeypatch.setattr(sweep, "CLOSING_SECONDS", 2.0)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +119,7 @@ def test_a_kernel_that_never_starts_its_run_fails_it_and_the_plan_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("PYTHONPATH", str(FAKES))
-    monkeypatch.setattr(execution, "START_SECONDS", 8.0)
+    monkeypatch.setattr(sweep, "START_SECONDS", 8.0)
     notebook = tmp_path / "idle.ipynb"
     content = json.loads(TRAIN.read_text())
     for cell in content["cells"]:
@@ -149,7 +148,7 @@ def test_a_run_that_is_recorded_stays_so_when_its_notebook_never_ends(
             release.wait()
 
     monkeypatch.setattr(notebooks, "execute", execute)
-    monkeypatch.setattr(execution, "DYING_SECONDS", 0.2)
+    monkeypatch.setattr(sweep, "DYING_SECONDS", 0.2)
     results, said = run(tmp_path, Stop())
     release.set()
     assert [result.status for result in results] == ["completed", "completed"]
@@ -159,7 +158,7 @@ def test_a_run_that_is_recorded_stays_so_when_its_notebook_never_ends(
 
 def test_other_processes_of_the_caller_are_left_alone(tmp_path: Path):
     child = psutil.Popen(["sleep", "600"])
-    work = execution.Execution(tmp_path / "none.ipynb", small(), tmp_path, RunOptions())
+    work = sweep.Execution(tmp_path / "none.ipynb", small(), tmp_path, RunOptions())
     work.end()
     assert child.is_running()
     child.kill()

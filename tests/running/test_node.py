@@ -18,12 +18,11 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
-from training import FAKES, small
+from training import FAKES, broke, two_nodes
 
 from scalebook import store
 from scalebook.config import RunConfig
 from scalebook.facts import catalog, legality
-from scalebook.record import RunRecord
 from scalebook.running import finish_run, processes, runner
 from scalebook.running.cluster import jobs, node, node_logs
 
@@ -43,12 +42,6 @@ def direct(config, *, config_path, output, **_):
 launch.direct = direct
 sys.exit(node.main(sys.argv[1:]))
 """
-
-
-def config(micro_batch_size: int = 1, **changes: Any) -> RunConfig:
-    """Return a configuration of two nodes."""
-    sizes = {"micro_batch_size": micro_batch_size, "global_batch_size": 8}
-    return small(**{"nodes": 2, "world_size": 2, **sizes, **changes})
 
 
 def start(directory: Path, number: int, *arguments: str, mode: str = "") -> subprocess.Popen[bytes]:
@@ -72,7 +65,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 def run_nodes(directory: Path, *modes: str, **changes: Any) -> list[int]:
     """Run a part for each mode at the same time, the last node first; return their codes."""
-    fields = json.dumps(config(**changes).model_dump(exclude_defaults=True))
+    fields = json.dumps(two_nodes(**changes).model_dump(exclude_defaults=True))
     codes = [-1 for _ in modes]
 
     def part(number: int, mode: str) -> None:
@@ -194,7 +187,7 @@ def test_a_node_creates_only_new_runs(
 def part(directory: Path, number: int, **options: Any) -> node.Part:
     """Return a node's part of a run of two nodes with two ranks each."""
     known = {"rendezvous": "", "job": "", "restart": 0, "trainer": "", **options}
-    settings = config(world_size=4)
+    settings = two_nodes(world_size=4)
     return node.Part(directory, settings, number, node.argparse.Namespace(**known))
 
 
@@ -217,30 +210,12 @@ def test_torchrun_meets_at_the_jobs_first_node_under_the_name_of_this_attempt(tm
 # Whether and when a run of a job starts.
 
 
-def broke(runs: Path, size: int, job_id: str = "7") -> str:
-    """Leave the record of a run that ran out of memory; return its id."""
-    run_id = f"20330102-030405-{size}-{job_id}"
-    (runs / run_id).mkdir(parents=True)
-    values = config(size)
-    record = RunRecord(
-        run_id=run_id,
-        config_hash=values.config_hash(),
-        source="measured",
-        status="out_of_memory",
-        cause="gpu_memory",
-        requested=values.model_dump(),
-        environment={"slurm": {"job_id": job_id}},
-    )
-    store.write_record(runs / run_id, record)
-    return run_id
-
-
 def waits(runs: Path, size: int, **changes: Any) -> Path:
     """Return a directory that waits for its turn in job 7."""
     runs.mkdir(parents=True, exist_ok=True)
     partial = store.partial_path(runs, f"20340102-030405-{size}")
     partial.mkdir()
-    store.write_json(partial / "config.json", config(size, **changes).model_dump())
+    store.write_json(partial / "config.json", two_nodes(size, **changes).model_dump())
     store.write_json(partial / "schedule.json", {"plan": "plan", "place": 2, "notes": ["random"]})
     jobs.write_job(partial, "7", 2)
     return partial

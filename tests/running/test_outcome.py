@@ -8,9 +8,16 @@ from pathlib import Path
 import pytest
 
 from scalebook.logs import causes
-from scalebook.running import memory_kills
-from scalebook.running.outcome import LINE_CHARACTERS, LOG_TAIL_LINES, Evidence, classify
-from scalebook.running.torchrun_report import RootCause, informative, root_cause
+from scalebook.running import processes
+from scalebook.running.outcome import (
+    LINE_CHARACTERS,
+    LOG_TAIL_LINES,
+    Evidence,
+    RootCause,
+    classify,
+    informative,
+    root_cause,
+)
 
 
 def torchrun_report(rank: int, code: int) -> list[str]:
@@ -338,16 +345,16 @@ def test_the_systems_kills_are_counted_in_the_group_of_the_process(tmp_path: Pat
     own.write_text("0::/a/b\n")
     (second / "memory.events").write_text("low 0\noom 3\noom_kill 2\n")
     (root / "memory.events").write_text("oom_kill 9\n")
-    assert memory_kills.count(own, root) == 2
+    assert processes.memory_kills(own, root) == 2
     own.write_text("0::/elsewhere\n")  # the path of the host, seen in a container
-    assert memory_kills.count(own, root) == 9
+    assert processes.memory_kills(own, root) == 9
     first = root / "memory" / "job"
     first.mkdir(parents=True)
     (root / "memory.events").unlink()
     own.write_text("4:cpu:/\n5:memory:/job\n0::/\n")
     (first / "memory.oom_control").write_text("under_oom 0\noom_kill 4\n")
-    assert memory_kills.count(own, root) == 4
-    assert memory_kills.count(tmp_path / "none", tmp_path) == 0
+    assert processes.memory_kills(own, root) == 4
+    assert processes.memory_kills(tmp_path / "none", tmp_path) == 0
 
 
 def test_the_kernels_log_names_whom_it_ended_since_the_start(tmp_path: Path):
@@ -358,8 +365,8 @@ def test_the_kernels_log_names_whom_it_ended_since_the_start(tmp_path: Path):
         f"6,1,{50 * 10**6},-;{killed.format(1)}\n6,2,{99 * 10**6},-;{killed.format(2)}\n"
         f"6,3,{120 * 10**6},-;{group.format(3)}\n6,x\n6,4,y,-;{killed.format(4)}\n"
     )
-    assert memory_kills.killed(99.5, log) == {2, 3}
-    assert memory_kills.killed(0, tmp_path / "none") == frozenset()
+    assert processes.killed_for_memory(99.5, log) == {2, 3}
+    assert processes.killed_for_memory(0, tmp_path / "none") == frozenset()
 
 
 KILLED = "RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed. "

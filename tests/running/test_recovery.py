@@ -20,7 +20,7 @@ from scalebook import ownership, store
 from scalebook.cli import main
 from scalebook.errors import LaunchError, RecordError
 from scalebook.record import RunRecord, Status
-from scalebook.running import finish_run, processes, recovery
+from scalebook.running import finish_run, processes
 
 
 def partial(runs: Path, steps: int = 2, start: str | None = None) -> Path:
@@ -37,7 +37,7 @@ def partial(runs: Path, steps: int = 2, start: str | None = None) -> Path:
 
 def test_a_run_of_a_dead_process_becomes_an_interrupted_record_with_its_steps(tmp_path: Path):
     partial(tmp_path)
-    (leftover,) = recovery.recover(tmp_path)
+    (leftover,) = finish_run.recover(tmp_path)
     run = store.read_run(leftover.path)
     assert run.record.status == "interrupted"
     assert "without a word" in run.record.reason
@@ -55,7 +55,7 @@ def test_a_recovered_run_ended_when_it_last_wrote(tmp_path: Path):
     directory = partial(tmp_path)
     for path in (*directory.iterdir(), directory):
         os.utime(path, (1_700_000_000, 1_700_000_000))
-    (leftover,) = recovery.recover(tmp_path)
+    (leftover,) = finish_run.recover(tmp_path)
     # Taking the lock touches owner.json, which is no sign of the run.
     assert leftover.record.finished_at == "2023-11-14T22:13:20+00:00"
 
@@ -64,31 +64,31 @@ def test_a_run_that_only_lacked_its_renaming_keeps_its_record(tmp_path: Path):
     directory = partial(tmp_path)
     record = RunRecord(run_id=finish_run.run_id(directory), config_hash="a", status="completed")
     store.write_record(directory, record)
-    (leftover,) = recovery.recover(tmp_path)
+    (leftover,) = finish_run.recover(tmp_path)
     assert store.read_record(leftover.path) == record
 
 
 def test_a_run_of_a_live_process_is_left_alone(tmp_path: Path):
     directory = partial(tmp_path)
     with ownership.owned(directory):
-        (leftover,) = recovery.recover(tmp_path)
+        (leftover,) = finish_run.recover(tmp_path)
         assert (leftover.path, leftover.record) == (directory, None)
     assert directory.exists()
 
 
 def test_a_directory_that_was_just_made_is_left_alone(tmp_path: Path):
     directory = store.create_partial(tmp_path, small(), datetime.now(UTC))
-    assert recovery.recover(tmp_path)[0].record is None
+    assert finish_run.recover(tmp_path)[0].record is None
     old = directory.stat().st_mtime - 2 * ownership.NEW_SECONDS
     os.utime(directory, (old, old))
-    assert recovery.recover(tmp_path)[0].record.status == "interrupted"
+    assert finish_run.recover(tmp_path)[0].record.status == "interrupted"
 
 
 def test_an_empty_directory_of_a_dead_process_is_removed(tmp_path: Path):
     directory = tmp_path / f"{store.PARTIAL_PREFIX}x"
     directory.mkdir()
     (directory / ownership.FILE).write_text("")
-    assert recovery.recover(tmp_path) == ()
+    assert finish_run.recover(tmp_path) == ()
     assert not directory.exists()
 
 
@@ -128,7 +128,7 @@ def test_a_run_whose_trainer_had_ended_gets_the_record_that_it_would_have_had(
 ):
     directory = partial(tmp_path, steps)
     finish_run.write_exit(directory, finish_run.Ended(code, stop))
-    (leftover,) = recovery.recover(tmp_path)
+    (leftover,) = finish_run.recover(tmp_path)
     assert (leftover.record.status, leftover.record.exit_code) == (status, code)
     assert words in (leftover.record.reason or "")
     assert not (leftover.path / finish_run.EXIT_FILE).exists()
@@ -149,7 +149,7 @@ ODD_FILES = {
 def test_an_odd_file_of_a_dead_run_keeps_it_from_no_record(tmp_path: Path, name: str, text: str):
     directory = partial(tmp_path)
     (directory / name).write_text(text)
-    (leftover,) = recovery.recover(tmp_path)
+    (leftover,) = finish_run.recover(tmp_path)
     assert leftover.record.status == "interrupted"
     assert store.read_record(leftover.path) == leftover.record
 
@@ -171,7 +171,7 @@ def test_a_run_whose_final_name_is_taken_gets_the_next_one(tmp_path: Path):
     taken = tmp_path / finish_run.run_id(directory)
     taken.mkdir()
     (taken / "record.json").write_text("{}")
-    (leftover,) = recovery.recover(tmp_path)
+    (leftover,) = finish_run.recover(tmp_path)
     assert leftover.path.name == f"{taken.name}-2"
     assert store.read_record(leftover.path).run_id == leftover.path.name
     assert not (leftover.path / ownership.FILE).exists()
@@ -185,7 +185,7 @@ def test_a_link_that_is_named_as_a_run_is_not_followed(tmp_path: Path):
     (outside / "kept").write_text("")
     (outside / ownership.FILE).write_text("")
     (runs / f"{store.PARTIAL_PREFIX}link").symlink_to(outside)
-    assert recovery.recover(runs) == ()
+    assert finish_run.recover(runs) == ()
     assert (outside / "kept").exists()
 
 
@@ -210,7 +210,7 @@ def test_what_still_runs_of_a_dead_run_is_ended(tmp_path: Path):
     directory = partial(tmp_path, start="a")
     run_id = finish_run.run_id(directory)
     with left_running(run_id, "a") as rank:
-        recovery.recover(tmp_path)
+        finish_run.recover(tmp_path)
         assert rank.wait(5) != 0
         assert not processes.marked(run_id)
 
@@ -218,7 +218,7 @@ def test_what_still_runs_of_a_dead_run_is_ended(tmp_path: Path):
 def test_a_run_of_the_same_name_in_another_folder_is_not_ended(tmp_path: Path):
     directory = partial(tmp_path, start="a")
     with left_running(finish_run.run_id(directory), "b") as rank:
-        assert recovery.recover(tmp_path)[0].record.status == "interrupted"
+        assert finish_run.recover(tmp_path)[0].record.status == "interrupted"
         assert rank.poll() is None
 
 
@@ -227,9 +227,9 @@ def test_to_recover_a_copied_folder_does_not_end_the_training_of_the_original(tm
     directory = partial(original, start="a")
     shutil.copytree(original, copied)
     with left_running(finish_run.run_id(directory), "a") as rank:
-        assert recovery.recover(copied)[0].record.status == "interrupted"
+        assert finish_run.recover(copied)[0].record.status == "interrupted"
         assert rank.poll() is None
-        assert recovery.recover(original)[0].record.status == "interrupted"
+        assert finish_run.recover(original)[0].record.status == "interrupted"
         assert rank.wait(5) != 0
 
 
@@ -270,7 +270,7 @@ def test_a_directory_that_gets_its_final_name_meanwhile_is_no_leftover(
     # It goes between the look and the taking.
     monkeypatch.setattr(ownership, "is_live", lambda _: False)
     monkeypatch.setattr(store, "partial_directories", lambda _: (directory,))
-    assert recovery.recover(tmp_path) == ()
+    assert finish_run.recover(tmp_path) == ()
     assert final.exists()
 
 
@@ -281,7 +281,7 @@ def test_a_directory_that_another_process_takes_first_is_left_to_it(
     monkeypatch.setattr(ownership, "is_live", lambda _: False)
     monkeypatch.setattr(ownership, "LOOK_SECONDS", 0.1)
     with ownership.owned(directory):
-        assert recovery.recover(tmp_path) == ()
+        assert finish_run.recover(tmp_path) == ()
     assert directory.exists()
 
 

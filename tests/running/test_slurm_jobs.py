@@ -15,7 +15,7 @@ from scalebook import ownership, store
 from scalebook.errors import LaunchError
 from scalebook.plan import Plan, PlannedRun
 from scalebook.query import Answer
-from scalebook.running import finish_run, recovery, todo
+from scalebook.running import finish_run, todo
 from scalebook.running.cluster import jobs, node_logs, slurm, status_table, submit, watch
 from scalebook.running.cluster.jobs import JobState
 from scalebook.running.cluster.node_logs import ASKED, FOLLOWED
@@ -139,7 +139,7 @@ def test_a_job_that_never_started_is_recorded(tmp_path: Path):
 
 def test_recovery_leaves_the_directories_of_jobs_alone(tmp_path: Path):
     partial = waiting(tmp_path)
-    (left,) = recovery.recover(tmp_path)
+    (left,) = finish_run.recover(tmp_path)
     assert left.record is None and partial.is_dir()
     assert todo.live_hashes(tmp_path) == {small(nodes=2, world_size=2).config_hash()}
 

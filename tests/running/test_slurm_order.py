@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from training import small
+from training import broke, two_nodes
 
 from scalebook import store
 from scalebook.config import RunConfig
@@ -19,44 +19,19 @@ from scalebook.query import Answer
 from scalebook.record import RunRecord
 from scalebook.running.cluster import slurm, submit
 from scalebook.running.cluster.submit import Order
-from scalebook.running.todo import Entry
-from scalebook.running.waiting import Scheduled
+from scalebook.running.todo import Entry, Scheduled
 
 RANDOM = Scheduled("plan", "random", 5, 3, None, CoolDown(seconds=30))
 
 
-def config(micro_batch_size: int, **changes: Any) -> RunConfig:
-    """Return a configuration of two nodes."""
-    sizes = {"micro_batch_size": micro_batch_size, "global_batch_size": 8}
-    return small(**{"nodes": 2, "world_size": 2, **sizes, **changes})
-
-
 def entries(*sizes: int) -> tuple[Entry, ...]:
     """Return runs that differ in the micro batch alone."""
-    return tuple(Entry(config(size), "run") for size in sizes)
+    return tuple(Entry(two_nodes(size), "run") for size in sizes)
 
 
 def order(of: tuple[Entry, ...], scheduled: Scheduled = RANDOM, **changes: bool) -> Order:
     """Return the order of some runs, as one job unless the changes say otherwise."""
     return Order(scheduled, of, **{"one_job": True, "prune": True, "rerun": False, **changes})
-
-
-def broke(runs: Path, size: int, job_id: str = "7") -> str:
-    """Leave the record of a run that ran out of memory; return its id."""
-    run_id = f"20330102-030405-{size}-{job_id}"
-    (runs / run_id).mkdir(parents=True)
-    values = config(size)
-    record = RunRecord(
-        run_id=run_id,
-        config_hash=values.config_hash(),
-        source="measured",
-        status="out_of_memory",
-        cause="gpu_memory",
-        requested=values.model_dump(),
-        environment={"slurm": {"job_id": job_id}},
-    )
-    store.write_record(runs / run_id, record)
-    return run_id
 
 
 def test_a_record_keeps_its_place_seed_and_order():
@@ -111,7 +86,7 @@ def test_the_script_asks_before_the_second_run_alone(tmp_path: Path):
 @pytest.mark.parametrize(("flag", "scripts"), [((), 1), (("--no-prune",), 2)])
 def test_a_dry_run_names_what_it_leaves_out(flag: tuple[str, ...], scripts: int, tmp_path: Path):
     plan = tmp_path / "plan.toml"
-    given = config(1).model_dump(include={"model", "world_size", "nodes", "global_batch_size"})
+    given = two_nodes(1).model_dump(include={"model", "world_size", "nodes", "global_batch_size"})
     lines = "\n".join(f"{name} = {json.dumps(value)}" for name, value in given.items())
     rest = 'sequence_length = 32\nprecision = "fp32"\nsteps = 3\nwarmup_steps = 1\n'
     plan.write_text(

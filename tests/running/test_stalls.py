@@ -14,9 +14,8 @@ import pytest
 from training import small, wait_for
 
 from scalebook.record import StepRecord
-from scalebook.running import processes, progress, stalls
-from scalebook.running.progress import Tail, line
-from scalebook.running.stalls import ProgressLimit
+from scalebook.running import processes, progress
+from scalebook.running.progress import ProgressLimit, Tail, line
 
 # A process of the trainer that waits as a rank does: in a collective, or somewhere else.
 RANK = """
@@ -130,25 +129,25 @@ def started(tmp_path: Path) -> Iterator[Any]:
 def test_the_rank_that_is_not_in_a_collective_is_the_one_that_stopped(started: Any):
     ranks, log = started(COLLECTIVE, MODEL, COLLECTIVE)
     assert sorted(ranks) == [0, 1, 2]
-    words = stalls.stopped_rank(ranks, log)
+    words = progress.stopped_rank(ranks, log)
     assert words == f"rank 1 stopped in {MODEL}:3 wait, and the others wait for it"
 
 
 def test_no_rank_is_blamed_where_it_is_not_clear_who_stopped(started: Any):
     ranks, log = started(COLLECTIVE, MODEL, MODEL)
-    assert stalls.stopped_rank(ranks, log) is None
-    assert stalls.stopped_rank({0: ranks[0]}, log) is None
+    assert progress.stopped_rank(ranks, log) is None
+    assert progress.stopped_rank({0: ranks[0]}, log) is None
     two = {0: ranks[0], 1: ranks[0]}
-    assert stalls.stopped_rank(two, log) is None
+    assert progress.stopped_rank(two, log) is None
 
 
 def test_a_suspended_rank_is_named_and_one_without_a_handler_is_not_killed(started: Any):
     ranks, log = started(COLLECTIVE, COLLECTIVE)
     os.kill(ranks[1], signal.SIGSTOP)
     wait_for(lambda: processes.state(ranks[1]) == "T")
-    assert stalls.stopped_rank(ranks, log) == "rank 1 stopped, it is suspended"
+    assert progress.stopped_rank(ranks, log) == "rank 1 stopped, it is suspended"
     with subprocess.Popen(["sleep", "60"]) as other:
-        assert stalls.stack(other.pid, log) == ()
+        assert progress.stack(other.pid, log) == ()
         assert other.poll() is None
         other.kill()
 

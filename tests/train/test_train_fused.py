@@ -199,7 +199,7 @@ def test_a_switch_that_cannot_be_on_says_why(monkeypatch: Any):
     from scalebook.train.model.switches import resolve
     from scalebook.train.world import World
 
-    world = World(0, 1, 0, torch.device("cpu"))
+    world = World(0, 1, torch.device("cpu"), 0)
     shape = catalog.model("tiny-llama")
     with pytest.raises(ConfigError, match="cuda_graph='on' is not possible here: it is made for"):
         resolve(small(cuda_graph="on"), shape, world)

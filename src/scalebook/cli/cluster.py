@@ -150,7 +150,7 @@ def _slurm(options: argparse.Namespace, plan: Plan, entries: tuple[Entry, ...], 
 def _order(options: argparse.Namespace, plan: Plan, entries: tuple[Entry, ...]) -> Order:
     """Return the order of a plan's runs on the cluster, as the command line says."""
     from scalebook.running.cluster.submit import Order
-    from scalebook.running.waiting import Scheduled
+    from scalebook.running.todo import Scheduled
 
     return Order(
         Scheduled.of(plan),

@@ -125,7 +125,7 @@ def run(options: argparse.Namespace) -> int:
     from scalebook.project import TRAIN_NOTEBOOK, required_root, runs_folder
     from scalebook.running import launch, sweep, todo
     from scalebook.running.console import Console
-    from scalebook.running.waiting import Scheduled
+    from scalebook.running.todo import Scheduled
 
     cluster.refuse_idle(options)
     after = interchange.after_run(options)
@@ -322,9 +322,9 @@ def recover(options: argparse.Namespace) -> int:
 def recover_all(runs: Path, console: Console) -> None:
     """Publish what dead processes left under the runs folder, and say so line by line."""
     from scalebook.project import short
-    from scalebook.running import recovery
+    from scalebook.running import finish_run
 
-    for leftover in recovery.recover(runs):
+    for leftover in finish_run.recover(runs):
         if leftover.problem is not None:
             console.say(
                 f"{short(leftover.path)} cannot be recovered and stays as it is: {leftover.problem}"

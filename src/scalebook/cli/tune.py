@@ -300,7 +300,7 @@ class _Runner:
         from scalebook.predict.tuning import trial
         from scalebook.project import short
         from scalebook.running import sweep
-        from scalebook.running.waiting import Scheduled
+        from scalebook.running.todo import Scheduled
 
         self.place += 1
         config, base, say = step.config, self.base, self.console.say

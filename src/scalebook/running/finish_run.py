@@ -1,9 +1,13 @@
-"""Turn what a run left in its directory into its record, however it ended."""
+"""Turn what a run left in its directory into its record, however it ended.
+
+``recover`` does so for what a dead process left behind, so that no run vanishes.
+"""
 
 from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -12,13 +16,14 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, cast
 
-from scalebook import scrub, store
+from scalebook import ownership, scrub, store, untrusted
 from scalebook.config import RunConfig
 from scalebook.engines import harvest
-from scalebook.errors import ConfigError
+from scalebook.errors import ConfigError, LaunchError, RecordError
 from scalebook.measure import provenance
-from scalebook.record import RunRecord, StepRecord
-from scalebook.running import outcome, progress
+from scalebook.record import RunRecord, Status, StepRecord
+from scalebook.running import outcome, processes, progress
+from scalebook.running.outcome import EndReason
 
 LAUNCH_FILE = "launch.json"  # command, environment, started_at, start: written before the start
 EXIT_FILE = "exit.json"  # how the trainer ended: written as soon as it has
@@ -26,6 +31,8 @@ SCHEDULE_FILE = "schedule.json"  # the place in a plan's order, where a plan sta
 PLAN_FILE = "plan.json"  # how far the plan was when it started the run
 CLOCK_SECONDS = 5.0  # by which a clock may be corrected without a word
 LOG_LINES = 2000  # enough to look over the tracebacks of many ranks
+PROBLEM_CHARACTERS = 300
+GRACE_SECONDS = 10.0  # for processes of a dead run that still hold a GPU
 
 
 def now() -> str:
@@ -47,7 +54,7 @@ def conclude(
     directory: Path,
     *,
     exit_code: int | None = None,
-    stop: outcome.EndReason | None = None,
+    stop: EndReason | None = None,
     host_memory_kills: int = 0,
     memory_killed: frozenset[int] = frozenset(),
     inferred_from: str | None = None,
@@ -255,7 +262,7 @@ class Ended:
     """How the ranks of one node ended: ``stop`` is why, where they were ended from outside."""
 
     exit_code: int
-    stop: outcome.EndReason | None = None
+    stop: EndReason | None = None
     memory_kills: int = 0  # processes of the node that the kernel killed for want of memory
     memory_killed: tuple[int, ...] = ()
 
@@ -320,3 +327,88 @@ def restart_notes(directory: Path) -> tuple[str, ...]:
             f"{again} {'step was' if again == 1 else 'steps were'} done twice."
         )
     return tuple(said)
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """One partial run directory: ``record`` is None where a live process owns it.
+
+    It is None too where ``problem`` says why no record could be made of what is there.
+    """
+
+    path: Path
+    record: RunRecord | None
+    problem: str | None = None
+
+
+def recover(runs: Path) -> tuple[Leftover, ...]:
+    """Publish every partial run whose process is gone; leave those of live ones alone.
+
+    One of which no record can be made stays as it is and keeps none of the others.
+    """
+    found: list[Leftover] = []
+    for partial in store.partial_directories(runs):
+        links = untrusted.links_out(partial)
+        if links:  # not written by a run: what they lead to is not this folder's
+            found.append(Leftover(partial, None, f"{links[0]} is a link that leads out of it"))
+            continue
+        if ownership.is_live(partial):
+            found.append(Leftover(partial, None))
+            continue
+        try:
+            found += _recovered(partial)
+        except LaunchError:  # another process was faster
+            continue
+        except Exception as error:  # noqa: BLE001  the files may hold anything
+            if partial.exists():  # else another process was faster
+                problem = " ".join(f"{type(error).__name__}: {error}".split())
+                found.append(Leftover(partial, None, problem[:PROBLEM_CHARACTERS]))
+    return tuple(found)
+
+
+def _recovered(partial: Path) -> list[Leftover]:
+    """Return what a partial run was published as; nothing where nothing had been started."""
+    with ownership.owned(partial):
+        record = settle(partial)
+        return [Leftover(store.publish(partial), record)] if record else []
+
+
+def settle(
+    partial: Path, status: Status = "interrupted", sentence: str | None = None
+) -> RunRecord | None:
+    """End what still runs of a partial run and return its record, written if it had none.
+
+    None, and the directory is gone, where nothing had been started in it.
+    """
+    start = start_of(partial)
+    if start is not None:
+        processes.end(run_id(partial), GRACE_SECONDS, start=start)
+    try:
+        return store.read_record(partial)  # only the renaming was missing
+    except RecordError:
+        pass
+    if not untrusted.is_there(partial / "config.json"):
+        shutil.rmtree(partial)
+        return None
+    reason = sentence or "The process in charge ended without a word (killed, or power was lost)"
+    unknown: EndReason = (status, reason)
+    end = read_exit(partial)
+    return conclude(
+        partial,
+        exit_code=end.exit_code if end else None,
+        stop=end.stop if end else unknown,
+        finished_at=last_sign(partial),
+    )
+
+
+def last_sign(partial: Path) -> str:
+    """Return when the run last wrote anything, as records keep times."""
+    names = (
+        "config.json",
+        LAUNCH_FILE,
+        "steps.jsonl",
+        "train.log",
+        EXIT_FILE,
+    )
+    newest = max(path.stat().st_mtime for name in names if (path := partial / name).exists())
+    return datetime.fromtimestamp(newest, UTC).isoformat(timespec="seconds")

@@ -4,6 +4,9 @@ torchrun starts each rank in a session of its own, so ending its process group i
 killed torchrun leaves its ranks behind, with the GPUs' memory. Every process of a run inherits a
 mark in its environment instead, and /proc tells who carries it. Without /proc (macOS) nothing is
 found, and ending the launcher's own process group has to do.
+
+Processes that the kernel's OOM killer ended while a run went on are counted here too, as far as
+the kernel tells us.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import re
 import signal
 import time
 from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 
 MARK = "SCALEBOOK_RUN"  # environment variable that holds the run id
@@ -21,6 +25,12 @@ MARK = "SCALEBOOK_RUN"  # environment variable that holds the run id
 START = "SCALEBOOK_RUN_START"
 PROC = Path("/proc")
 KILL_SECONDS = 30.0  # a process that waits for a broken disk or driver dies when that answers
+CGROUP = Path("/sys/fs/cgroup")
+OWN_CGROUPS = Path("/proc/self/cgroup")
+KERNEL_LOG = Path("/dev/kmsg")
+_KILLED = re.compile(r"\b[Kk]illed process (\d{1,9})\b")
+_LONGEST = 8192  # bytes of a record of the kernel's log
+_MOST_RECORDS = 100_000  # more than any kernel's buffer holds
 
 
 def shell_code(code: int) -> int:
@@ -153,3 +163,92 @@ def _wait_until_gone(run_id: str, seconds: float, start: str | None) -> None:
     deadline = time.monotonic() + seconds
     while marked(run_id, start) and time.monotonic() < deadline:
         time.sleep(0.1)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryKills:
+    """What was counted before a run: processes ended for want of memory, and the kernel's clock."""
+
+    count: int
+    seconds: float
+
+
+def memory_kills_before() -> MemoryKills:
+    """Return what stands before a run."""
+    return MemoryKills(memory_kills(), time.monotonic())
+
+
+def memory_kills_since(start: MemoryKills) -> tuple[int, frozenset[int]]:
+    """Return how many processes of this control group were ended since, and ids if it is known."""
+    return max(memory_kills() - start.count, 0), killed_for_memory(start.seconds)
+
+
+def memory_kills(own: Path = OWN_CGROUPS, root: Path = CGROUP) -> int:
+    """Return how many processes of this control group the kernel has ended for want of memory.
+
+    The kernel counts a process in its group whichever limit was reached, the group's or the
+    machine's. In a container the group's path may be the host's: the mounted root has it then.
+    """
+    for path in _counters(own, root):
+        try:
+            match = re.search(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE)
+        except OSError:
+            continue
+        if match:
+            return int(match[1])
+    return 0
+
+
+def _counters(own: Path, root: Path) -> list[Path]:
+    """Return the files that may hold the count, the best first: control groups 2, then 1."""
+    try:
+        lines = own.read_text().splitlines()
+    except OSError:
+        lines = []
+    groups = [line.split(":", 2) for line in lines if line.count(":") >= 2]
+    second = [path.lstrip("/") for number, names, path in groups if (number, names) == ("0", "")]
+    first = [path.lstrip("/") for _, names, path in groups if "memory" in names.split(",")]
+    return [
+        *(root / path / "memory.events" for path in second),
+        root / "memory.events",
+        *(root / "memory" / path / "memory.oom_control" for path in first),
+        root / "memory" / "memory.oom_control",
+    ]
+
+
+def killed_for_memory(since_seconds: float, log: Path = KERNEL_LOG) -> frozenset[int]:
+    """Return the ids of processes that the kernel's log says it ended since a time of its clock.
+
+    Empty where the log may not be read, as for most users. Ids are those of the machine: in a
+    container with ids of its own none of them fits.
+    """
+    try:
+        descriptor = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return frozenset()
+    found: set[int] = set()
+    try:
+        for _ in range(_MOST_RECORDS):
+            record = os.read(descriptor, _LONGEST)
+            if not record:
+                break
+            found |= _ids(record.decode(errors="replace"), since_seconds)
+    except OSError:  # nothing more to read, or the oldest records were dropped meanwhile
+        pass
+    finally:
+        os.close(descriptor)
+    return frozenset(found)
+
+
+def _ids(text: str, since_seconds: float) -> set[int]:
+    """Return the killed processes of records ``priority,number,microseconds,flags;message``."""
+    found: set[int] = set()
+    for line in text.splitlines():
+        head, _, message = line.partition(";")
+        fields = head.split(",")
+        match = _KILLED.search(message)
+        if match is None or len(fields) < 3 or not fields[2].isdigit():
+            continue
+        if int(fields[2]) / 1e6 >= since_seconds - 1:  # the clocks differ by milliseconds
+            found.add(int(match[1]))
+    return found

@@ -20,12 +20,11 @@ from scalebook.config import RunConfig
 from scalebook.errors import ConfigError, LaunchError
 from scalebook.facts import catalog, legality
 from scalebook.record import RunRecord, Status
-from scalebook.running import finish_run, launch, memory_kills, processes, stalls
+from scalebook.running import finish_run, launch, processes, progress
 from scalebook.running.devices import detect, telemetry
 from scalebook.running.kernel import RunOptions
 from scalebook.running.outcome import EndReason, signal_name
-from scalebook.running.progress import POLL_SECONDS, Tail, extra_seconds, line
-from scalebook.running.stalls import ProgressLimit
+from scalebook.running.progress import POLL_SECONDS, ProgressLimit, Tail, extra_seconds, line
 
 GRACE_SECONDS = 20.0  # from SIGTERM to SIGKILL: a trainer finishes its step and closes its group
 SHOW_SECONDS = 2.0  # each change of a notebook's output is a message to whoever reads it
@@ -124,7 +123,7 @@ def supervise(
     ``start`` is the mark of this start (``processes.START``); ``ended`` returns why the ranks must
     end for a reason that neither the directory nor a limit of the run gives.
     """
-    run_id, before = finish_run.run_id(directory), memory_kills.before()
+    run_id, before = finish_run.run_id(directory), processes.memory_kills_before()
     with telemetry.sampling(directory, config, environment):
         log = finish_run.log_file(directory, node)
         process = _start(directory, command, {**environment, processes.START: start}, log)
@@ -135,9 +134,9 @@ def supervise(
             config,
             show,
             ended,
-            stalled=lambda: stalls.sentence(log, run_id, start, seconds),
+            stalled=lambda: progress.why_stalled(log, run_id, start, seconds),
         )
-        kills, killed = memory_kills.since(before)
+        kills, killed = processes.memory_kills_since(before)
         code = processes.shell_code(process.returncode)
         if stop is None and process.returncode < 0 and not kills:
             # The guard itself: of what it ran it answers with 128 + n.

@@ -1,33 +1,40 @@
-"""Run a plan: one notebook after the other, each to its record, whatever happens on the way."""
+"""Run a plan: one notebook after the other, each to its record, whatever happens on the way.
+
+Papermill runs a notebook in a thread. A kernel can lose a message and then wait for ever, as
+papermill does for it. What a run leaves in its directory tells how far it is; between the files a
+kernel has so long and no longer. While the ranks train nothing is expected of it: training has
+limits of its own.
+"""
 
 from __future__ import annotations
 
 import signal
+import threading
 import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from scalebook import ownership, store
+import psutil
+
+from scalebook import notebooks, ownership, store
 from scalebook.config import RunConfig
 from scalebook.measure import provenance
 from scalebook.notebooks import KernelDeathError
 from scalebook.project import short
 from scalebook.record import RunRecord
-from scalebook.running import finish_run, live, processes, pruning, recovery, runner, waiting
+from scalebook.running import finish_run, live, processes, pruning, runner
 from scalebook.running.console import Console
-from scalebook.running.execution import Execution, Patience
 from scalebook.running.kernel import RunOptions
 from scalebook.running.outcome import signal_name
 from scalebook.running.progress import POLL_SECONDS, Tail, duration, extra_seconds, line
 from scalebook.running.pruning import Inference
-from scalebook.running.todo import Entry, again, label
-from scalebook.running.waiting import Scheduled, Waited
+from scalebook.running.todo import Entry, Scheduled, Waited, again, label, wait
 
 __all__ = [
     "Result",
@@ -41,6 +48,10 @@ __all__ = [
     "stop_on_signals",
     "summary",
 ]
+
+START_SECONDS = 900.0  # to import, look at the machine and start: a cold shared disk is slow
+CLOSING_SECONDS = 90.0  # for a request to end the run, with its grace, and for the last cells
+DYING_SECONDS = 30.0  # for papermill to see that its kernel is gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +172,7 @@ class _Sweep:
         asked = self.settings.schedule.cool_down
         if asked is None or not self.started:
             return None
-        waited = waiting.wait(
+        waited = wait(
             asked,
             lambda: self.stop.sentence() is not None,
             lambda text: self.console.live(f"{where} {text}"),
@@ -246,7 +257,7 @@ def _settle(partial: Path, error: Exception | str | None, stop: Stop) -> RunReco
     sentence = stop.sentence()
     gone = sentence is not None or isinstance(error, KernelDeathError)
     status = "interrupted" if gone else "failed"
-    record = recovery.settle(partial, status, sentence or str(error))
+    record = finish_run.settle(partial, status, sentence or str(error))
     return record or store.read_record(partial)
 
 
@@ -362,3 +373,64 @@ def stop_on_signals(budget_seconds: float | None) -> Generator[Stop]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+class Execution(threading.Thread):
+    """Papermill in a thread: in the main thread nbclient would take the signals to itself."""
+
+    def __init__(
+        self, notebook: Path, config: RunConfig, directory: Path, options: RunOptions
+    ) -> None:
+        super().__init__(daemon=True)
+        self.config, self.directory = config, directory
+        self._notebook, self._output = short(notebook), short(directory / "run.ipynb")
+        own = replace(options, run_directory=str(short(directory)))
+        self._parameters = {**config.model_dump(), **asdict(own)}
+        self.error: Exception | None = None
+        self.start()
+
+    def run(self) -> None:
+        """Execute the notebook and keep its error for the thread that waits."""
+        try:
+            notebooks.execute(self._notebook, self._output, self._parameters)
+        except Exception as error:  # noqa: BLE001  a defect in one run must not cost the others
+            self.error = error
+
+    def end(self) -> None:
+        """Kill the kernel, whose death ends papermill and, by its guard, what it ran."""
+        for child in psutil.Process().children():
+            with suppress(psutil.NoSuchProcess):
+                if "ipykernel_launcher" in child.cmdline():
+                    child.kill()
+        self.join(DYING_SECONDS)
+
+
+@dataclass(slots=True)
+class Patience:
+    """How long the kernel of one run has kept what is waited for now."""
+
+    directory: Path
+    clock: Callable[[], float] = time.monotonic
+    _awaited: str | None = None
+    _since: float = 0.0
+
+    def lost(self, *, asked: bool) -> str | None:
+        """Return what the kernel should have done by now, None while there is hope.
+
+        ``asked``: it has been told to end the run.
+        """
+        awaited, seconds = self._next(asked)
+        if awaited != self._awaited:
+            self._awaited, self._since = awaited, self.clock()
+        if awaited is None or self.clock() - self._since <= seconds:
+            return None
+        return f"The notebook's kernel did not {awaited} within {seconds:.0f} s and was ended"
+
+    def _next(self, asked: bool) -> tuple[str | None, float]:
+        if (self.directory / "record.json").exists():
+            return "end", CLOSING_SECONDS
+        if asked:
+            return "end the run", CLOSING_SECONDS
+        if not (self.directory / finish_run.LAUNCH_FILE).exists():
+            return "start the run", START_SECONDS
+        return None, 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,25 @@ from scalebook.measure.probes.topology import QUERIES, parse_matrix
 from scalebook.query import printed
 
 _cuda: Any = torch.cuda
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """This process among the others: its rank, how many there are, and its device."""
+
+    rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether this process works on a GPU (torch calls those of AMD cuda as well)."""
+        return self.device.type == "cuda"
+
+    def synchronize(self) -> None:
+        """Wait until the device has done everything that was asked of it."""
+        if self.on_gpu:
+            _cuda.synchronize()
 
 
 def output(*command: str) -> str | None:

@@ -14,6 +14,7 @@ import torch
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError, LaunchError
 from scalebook.train import mcore
+from scalebook.train.machine import Process
 
 distributed: Any = import_module("torch.distributed")
 
@@ -22,23 +23,10 @@ LEAVE_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class World:
-    """This process among the others."""
+class World(Process):
+    """This process among the others of a run, with its number on its node."""
 
-    rank: int
-    size: int
     local_rank: int
-    device: torch.device
-
-    @property
-    def on_gpu(self) -> bool:
-        """Whether this process trains on a GPU (torch calls those of AMD cuda as well)."""
-        return self.device.type == "cuda"
-
-    def synchronize(self) -> None:
-        """Wait until the device has done everything that was asked of it."""
-        if self.on_gpu:
-            torch.cuda.synchronize()
 
 
 def restart_count() -> int:
@@ -74,7 +62,7 @@ def join(config: RunConfig) -> World:
         backend, store=_store(), rank=rank, world_size=size, timeout=COLLECTIVE_TIMEOUT
     )
     _split(config)
-    return World(rank, size, local_rank, device)
+    return World(rank, size, device, local_rank)
 
 
 def _store() -> Any:

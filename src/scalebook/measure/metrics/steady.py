@@ -78,6 +78,21 @@ def quantile(ordered: Sequence[float], fraction: float) -> float:
     return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
 
 
+def middle(values: Sequence[float]) -> float:
+    """Return the median; of a long series only the middle is sorted."""
+    count = len(values)
+    if count < _MOST:
+        return median(values)
+    sample = sorted(values[:: count // 1000])
+    low, high = sample[len(sample) * 9 // 20], sample[len(sample) * 11 // 20]
+    below = sum(map(low.__gt__, values))
+    between = sorted(value for value in values if low <= value <= high)
+    first, second = (count - 1) // 2 - below, count // 2 - below
+    if first < 0 or second >= len(between):  # the sample is unlike the series: it has a rhythm
+        return median(values)
+    return (between[first] + between[second]) / 2
+
+
 def find_steady(
     seconds: Sequence[float], minimum: int = 0, *, settled_devices: bool = False
 ) -> Steady:
@@ -221,7 +236,7 @@ def _unseen(spikes: Spikes, window: Sequence[float]) -> float:
     """
     if spikes.irregular or spikes.periodic:
         return 0.0
-    return _UNSEEN_HEIGHT * median(window) * min(1 / len(window), _UNSEEN_SHARE)
+    return _UNSEEN_HEIGHT * middle(window) * min(1 / len(window), _UNSEEN_SHARE)
 
 
 def _poisson_interval(count: int) -> tuple[float, float]:

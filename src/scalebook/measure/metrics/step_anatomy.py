@@ -14,7 +14,7 @@ from scalebook.facts import communication
 from scalebook.facts.communication import CommunicationEstimate
 from scalebook.measure.anatomy import BREAKDOWN_FILE, Breakdown, read_breakdown
 from scalebook.measure.metrics.settings import count, run_shape, text
-from scalebook.measure.metrics.window import measured_steps
+from scalebook.measure.metrics.window import chosen_steps, measured_steps
 from scalebook.parallelism import Parallelism
 from scalebook.record import RunRecord, StepRecord
 from scalebook.store import Run
@@ -46,9 +46,9 @@ class RunAnatomy:
 
 def step_anatomy(run: Run) -> RunAnatomy:
     """Return what a run's directory tells of its steps' anatomy."""
-    profiles, problems = _profiles(run.path / FOLDER)
+    record, (profiles, problems) = run.record, _profiles(run.path / FOLDER)
     return RunAnatomy(
-        run.record.run_id, profiles, marked_steps(run.steps), theory(run.record), problems
+        record.run_id, profiles, marked_steps(record, run.steps), theory(record), problems
     )
 
 
@@ -75,9 +75,12 @@ def _profiles(folder: Path) -> tuple[tuple[Breakdown, ...], tuple[str, ...]]:
     return tuple(sorted(found, key=lambda one: one.rank or 0)), tuple(problems)
 
 
-def marked_steps(steps: Iterable[StepRecord]) -> MarkedSteps | None:
-    """Return the mean parts of the measured steps; None where they have no time marks."""
-    measured = measured_steps(steps)
+def marked_steps(record: RunRecord, steps: Iterable[StepRecord]) -> MarkedSteps | None:
+    """Return the mean parts of the measured steps, of those of a window that a reader chose.
+
+    None where they have no time marks.
+    """
+    measured = chosen_steps(record, measured_steps(steps))
     columns = {name: measured.part(name) for name in measured.part_names()}
     seconds = measured.numbers("step_seconds")
     marks = zip(*columns.values(), strict=True)

@@ -11,20 +11,23 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 from scalebook.measure.metrics.settings import LARGEST
-from scalebook.measure.metrics.stability import MINIMUM_STEPS
-from scalebook.measure.metrics.steady import BRIEF_SECONDS, Steady, find_steady, longest_level
+from scalebook.measure.metrics.steady import (
+    BRIEF_SECONDS,
+    Steady,
+    find_steady,
+    longest_level,
+    middle,
+)
 from scalebook.measure.telemetry.trend import Settling
 from scalebook.record import RunRecord, StepRecord
 from scalebook.step_columns import Steps
 
 SAVING = 0.01  # of a step; asking an asynchronous save whether it is done takes less
 UNLIKE = 0.1  # halves of a short window that differ by more are no one rate
-
-__all__ = ["MINIMUM_STEPS", "Throughput", "measured_steps", "stragglers", "throughput"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +96,7 @@ def throughput(
 
     Where the telemetry says that ``devices`` had not settled, the rate has no interval.
     """
-    steps = _chosen(record, Steps.of(measured))
+    steps = chosen_steps(record, Steps.of(measured))
     reason = _no_window(record, steps)
     if reason is not None:
         return None, reason
@@ -125,11 +128,12 @@ def throughput(
         first_step, last_step = record.window
         choice = f"The reader chose steps {first_step} to {last_step} as the window."
         note = f"{choice} {note}" if note else choice
-    middle = median(seconds[part])
-    return Throughput(steps[part], steady, middle, rate, interval, seen, note, single), None
+    return Throughput(
+        steps[part], steady, middle(seconds[part]), rate, interval, seen, note, single
+    ), None
 
 
-def _chosen(record: RunRecord, steps: Steps) -> Steps:
+def chosen_steps(record: RunRecord, steps: Steps) -> Steps:
     """Return the steps of the window that a reader chose, else all."""
     if record.window is None:
         return steps
@@ -173,7 +177,7 @@ def _apart(seconds: Sequence[float]) -> str | None:
     half = len(seconds) // 2
     if half == 0:
         return None
-    change = median(seconds[half:]) / median(seconds[:half]) - 1
+    change = middle(seconds[half:]) / middle(seconds[:half]) - 1
     if abs(change) <= UNLIKE:
         return None
     more = "more" if change > 0 else "less"

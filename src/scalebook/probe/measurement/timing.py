@@ -16,6 +16,7 @@ import torch
 
 from scalebook.errors import LaunchError
 from scalebook.measure.probes import ProbeRequest, Skipped
+from scalebook.train.machine import Process
 
 distributed: Any = import_module("torch.distributed")
 cuda: Any = torch.cuda
@@ -29,22 +30,8 @@ Call = Callable[[int], object]  # gets the number of the call, to choose other b
 
 
 @dataclass(frozen=True, slots=True)
-class Rank:
-    """Rank, number of processes and device of this process."""
-
-    rank: int
-    size: int
-    device: torch.device
-
-    @property
-    def on_gpu(self) -> bool:
-        """Whether this process measures a GPU (torch calls those of AMD cuda as well)."""
-        return self.device.type == "cuda"
-
-    def synchronize(self) -> None:
-        """Wait until the device has done everything that was asked of it."""
-        if self.on_gpu:
-            cuda.synchronize()
+class Rank(Process):
+    """This process among the others of a probe."""
 
     def barrier(self) -> None:
         """Wait until every process is here and its device is idle."""

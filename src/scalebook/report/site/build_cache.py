@@ -31,6 +31,7 @@ from pydantic import TypeAdapter, ValidationError
 import scalebook
 from scalebook.errors import RecordError, ScalebookError
 from scalebook.facts.catalog import load as catalog
+from scalebook.host import available_cores
 from scalebook.measure import registered
 from scalebook.measure.measured import Measured, measured
 from scalebook.report.base import frames
@@ -139,7 +140,7 @@ class KnownRuns:
 
 def _each(runs: Sequence[Run]) -> list[Result]:
     """Return the result of each run, by several processes where there are many."""
-    processes = cores()
+    processes = available_cores() or 1
     if len(runs) < PARALLEL_RUNS or processes < 2:
         return [measured(run) for run in runs]
     # a fresh interpreter each: polars' threads do not survive a fork
@@ -153,13 +154,6 @@ def _of_directory(directory: Path) -> Result:
         return measured(read_run(directory))
     except RecordError as error:
         return str(error)
-
-
-def cores() -> int:
-    """Return how many processes can run at once."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 BUSY_SECONDS = 900.0  # longer than a build of the most runs takes between two files
@@ -232,7 +226,7 @@ def _execute(
     # half a second to import, which a build that has all pages does not need
     from scalebook.report.site.execute import execute
 
-    processes = min(cores(), len(pages))
+    processes = min(available_cores() or 1, len(pages))
     if data.runs.height < PARALLEL_PAGES or processes < 2:
         before = frames.HELD.set(data)
         try:

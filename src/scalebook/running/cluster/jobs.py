@@ -20,7 +20,7 @@ from scalebook import ownership, query, store
 from scalebook.errors import LaunchError
 from scalebook.ownership import JOB_FILE
 from scalebook.record import RunRecord, Status
-from scalebook.running import finish_run, outcome, recovery
+from scalebook.running import finish_run, outcome
 from scalebook.running.cluster import node_logs
 from scalebook.running.cluster.node_logs import ASKED, FOLLOWED
 from scalebook.running.progress import last_lines
@@ -203,7 +203,7 @@ def _conclude(directory: Path, job: Job, state: JobState) -> RunRecord:
         directory,
         stop=node_logs.own_stop(directory) or stop,
         exit_code=1 if printed and state.name == "FAILED" else None,
-        finished_at=recovery.last_sign(directory) if launch else None,
+        finished_at=finish_run.last_sign(directory) if launch else None,
         printed=printed,
     )
 

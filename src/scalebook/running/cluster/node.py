@@ -26,7 +26,7 @@ from scalebook.config import RunConfig
 from scalebook.errors import ConfigError, LaunchError, ScalebookError
 from scalebook.plan import schedule
 from scalebook.record import Status
-from scalebook.running import finish_run, launch, runner, sweep, waiting
+from scalebook.running import finish_run, launch, runner, sweep, todo
 from scalebook.running.cluster import node_logs
 from scalebook.running.cluster.node_logs import ASKED, FOLLOWED
 from scalebook.running.launch import Launch
@@ -285,7 +285,7 @@ def _cool_down(part: Part) -> None:
     asked = schedule.cool_down(part.options.cool_down)
     if asked is None:
         return
-    waited = waiting.wait(asked, lambda: part.asked_to_end)
+    waited = todo.wait(asked, lambda: part.asked_to_end)
     file = part.directory / finish_run.SCHEDULE_FILE
     kept = store.read_object(file)
     notes = [*kept.get("notes", ()), *([waited.note] if waited.note else [])]

@@ -11,7 +11,7 @@ from pathlib import Path
 from scalebook import untrusted
 from scalebook.logs import causes
 from scalebook.record import RunRecord, Status
-from scalebook.running import finish_run, outcome, torchrun_report
+from scalebook.running import finish_run, outcome
 from scalebook.running.progress import last_lines
 
 _LOG = re.compile(r"train\.log(?:\.node(\d+))?")
@@ -71,7 +71,7 @@ def telling(logs: Sequence[NodeLog]) -> NodeLog | None:
         found = outcome.classify(
             outcome.Evidence(log.exit_code, steps_done=0, steps_asked=None, log=log.lines)
         )
-        cause = torchrun_report.root_cause(log.lines)
+        cause = outcome.root_cause(log.lines)
         first = not causes.CONSEQUENCE.search(found.reason or "")
         own = cause is not None and cause.code != -signal.SIGTERM
         weight = (log.exit_code != 0, _WEIGHT.get(found.status, -1), first, own)

@@ -18,8 +18,7 @@ from scalebook.running import finish_run, pruning
 from scalebook.running.cluster import slurm
 from scalebook.running.cluster.jobs import FOLDER, Ask, write_job
 from scalebook.running.pruning import Inference
-from scalebook.running.todo import Entry, label
-from scalebook.running.waiting import Scheduled
+from scalebook.running.todo import Entry, Scheduled, label
 
 OWN_JOBS = "Each run was a job of its own, submitted in this order: Slurm starts them as it can."
 _JOB_ID = re.compile(r"(\d+)(?:;.*)?")
