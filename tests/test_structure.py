@@ -17,15 +17,15 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src/scalebook"
 FIELDS_OF_A_LIST = 4  # a constant with so many names of settings is a list of them
 LIMITS = {
-    "files": 388,
-    "lines": 62800,
+    "files": 389,
+    "lines": 63270,
     "longest file": 640,
     "rooms": 33,
     "import arrows between rooms": 186,
     "lists of settings": 25,
     "class names used twice": 21,
     "module names used twice": 31,
-    "modules with one importer, in their own folder": 34,
+    "modules with one importer, in their own folder": 35,
     "largest folder": 30,
     "crowded folders without a README": 3,
 }
