@@ -89,6 +89,8 @@ def panels(items: Sequence[Member]) -> list[TwoSides]:
     """
     found: list[TwoSides] = []
     for by in DIVISIONS:
+        if len({by.side(item) for item in items} - {None}) < 2:
+            continue  # the keys of ten thousand runs take seconds
         every = divided(items, by)
         least = sorted((len(one.runs) for one in every), reverse=True)[:MOST_SIDES]
         sides = [one for one in every if len(one.runs) >= least[-1]][:MOST_SIDES]
