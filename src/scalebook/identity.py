@@ -68,24 +68,27 @@ def software(record: RunRecord) -> dict[str, Any]:
     return {**versions, "layer_spec": record.layer_spec, "image": image(record) or None}
 
 
-def work(record: RunRecord) -> str | None:
-    """Return what runs share that do the same work on as many GPUs, however and on whatever."""
+def work(record: RunRecord, but: str = "") -> str | None:
+    """Return what runs share that do the same work on as many GPUs, however and on whatever.
+
+    ``but`` is a setting that they may differ in, such as the model.
+    """
     names = ("world_size", *settings.names("work"))
-    found = {name: record.setting(name) for name in names}
+    found = {name: record.setting(name) for name in names if name != but}
     found |= {name: DEFAULTS[name] for name in _UNUSUAL if found[name] is None}
     return _key(found, found)
 
 
-def matched(record: RunRecord) -> str | None:
+def matched(record: RunRecord, but: str = "platform") -> str | None:
     """Return what runs share that were asked to do the same work in the same way, on any platform.
 
-    That is every setting that changes the speed, the memory or the loss of a step.
+    That is every setting that changes the speed, the memory or the loss of a step, but for one.
     """
     asked = record.asked
     found = {
         name: record.observed.get(name) if asked.get(name) is None else asked[name]
         for name, row in SETTINGS.items()
-        if row.affects and name != "platform"
+        if row.affects and name != but
     }
     return _key(found, found)
 

@@ -17,7 +17,7 @@ from simulated import config, write_run
 from scalebook.cli import main
 from scalebook.config import RunConfig
 from scalebook.measure.anatomy import Breakdown
-from scalebook.measure.diagnosis import Diagnosis, Finding, diagnose, evidence
+from scalebook.measure.diagnosis import Diagnosis, Finding, diagnose, evidence, with_fitted
 from scalebook.record import RunRecord
 from scalebook.report.base import frames
 from scalebook.report.pages import throughput_page
@@ -496,6 +496,51 @@ def test_what_was_not_measured_is_null_with_a_reason_in_the_waterfall(tmp_path):
     assert found.waterfall is not None
     for part in found.waterfall.parts:
         assert (part.step_fraction is None) == (part.reason is not None)
+
+
+def test_parts_at_fitted_rates_come_out_of_what_has_no_name_and_change_no_measurement(tmp_path):
+    found = diagnosed(tmp_path, profile=None, environment={"ceilings": None})
+    before = found.waterfall
+    assert before is not None
+    rest = shares(found)["unexplained"]
+    assert rest is not None
+    assert rest > 0.2
+    filled = with_fitted(before, {"products_below_peak": 0.1, "options_off": 0.05})
+    after = {part.name: part for part in filled.parts}
+    assert (after["options_off"].step_fraction, after["options_off"].basis) == (0.05, "fitted")
+    # no clock was sampled, so that none of the products' 0.1 is counted as the clock's
+    assert after["products_below_peak"].step_fraction == pytest.approx(0.1)
+    assert after["unexplained"].step_fraction == pytest.approx(rest - 0.15)
+    for part in before.parts:
+        if part.basis is not None:
+            assert after[part.name] == part
+
+
+def test_fitted_rates_that_are_too_high_explain_no_more_than_the_step(tmp_path):
+    found = diagnosed(tmp_path, profile=None, environment={"ceilings": None})
+    assert found.waterfall is not None
+    filled = with_fitted(found.waterfall, {"products_below_peak": 0.9, "options_off": 0.9})
+    assert sum(part.step_fraction or 0 for part in filled.parts) == pytest.approx(1)
+    assert filled.parts[-1].step_fraction == pytest.approx(0)
+
+
+def test_a_profile_leaves_fitted_rates_no_waits_to_explain(tmp_path):
+    found = diagnosed(tmp_path)
+    assert found.waterfall is not None
+    names = {"communication_in_passes": 0.1, "copies_and_waits": 0.1, "products_below_peak": 0.1}
+    assert with_fitted(found.waterfall, names).parts == found.waterfall.parts
+
+
+def test_less_than_a_tenth_of_the_record_runs_is_unexplained(root):
+    data = frames.load(root / "runs" / "examples")
+    records = {"f7a529f1dcbc", "46a79dab7d07", "526465224c44"}  # of the README's table
+    seen = {
+        one.run_id[-12:]: {part.name: part.step_fraction or 0 for part in one.waterfall.parts}
+        for one in throughput_page.diagnoses(data)
+        if one.waterfall is not None and one.run_id[-12:] in records
+    }
+    assert seen.keys() == records
+    assert all(parts["unexplained"] + parts["other_kernels"] < 0.1 for parts in seen.values())
 
 
 share = st.floats(0, 1)

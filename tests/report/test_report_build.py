@@ -27,6 +27,7 @@ from scalebook.report.base.frames import load
 from scalebook.report.base.markup import anchor, callout
 from scalebook.report.site import rendering
 from scalebook.report.site.menu import menus
+from scalebook.report.site.site_files import SCRIPTS
 
 EVIL = "</script><script>alert(1)</script><b>\"'`*_[x](javascript:1) {{< env HOME >}} ```\n::: x"
 
@@ -302,7 +303,14 @@ def test_the_quarto_project_lists_the_same_pages(root: Path, tmp_path: Path) -> 
     for theme in ("dark", "light"):
         style = (tmp_path / "theme" / f"{theme}.scss").read_text()
         assert all(f"${name}: #" in style for name in ("code-color", "code-block-bg", "pre-color"))
-    assert made["format"]["html"]["html-math-method"] == "mathml"
+    html = made["format"]["html"]
+    assert html["html-math-method"] == "mathml"  # MathJax would come from a CDN
+    assert html["respect-user-color-scheme"] is True
+    assert html["grid"] == {"body-width": "1100px", "margin-width": "220px"}
+    assert not html["notebook-links"]  # they lead to a file that is not there
+    loaded = re.findall(r'<script src="/([^"]+)"></script>', html["include-in-header"]["text"])
+    assert loaded == ["vega-bundle.js", *SCRIPTS]
+    assert {*loaded, "data"} == {*made["project"]["resources"]}
     assert not re.search(r"https?://", (tmp_path / "_quarto.yml").read_text())
     assert (tmp_path / "theme" / "dark.scss").is_file()
 
@@ -317,9 +325,16 @@ def test_quarto_gets_pages_as_printed_html_and_its_failure_is_one_line(
     runs = write_run(tmp_path / "runs", "a", config()).parent
     with pytest.raises(ReportError, match=r"quarto failed \(exit 3\): ERROR: no pandoc here"):
         build(Places(runs, tmp_path / "site", root), "quarto", print)
-    page = json.loads((tmp_path / "_pages" / "throughput.ipynb").read_text())
+    for page in PAGES:
+        assert_quarto_can_render((tmp_path / "_pages" / f"{page.slug}.ipynb").read_text())
+
+
+def assert_quarto_can_render(notebook: str) -> None:
+    """Check what the real Quarto breaks on a page, each of which was seen."""
+    page = json.loads(notebook)
     outputs = [output for cell in page["cells"] for output in cell.get("outputs", [])]
     assert outputs
+    # of an output of type text/html Quarto adds two scripts of a CDN to the page
     assert {output["output_type"] for output in outputs} == {"stream"}
     # of a source in one text Quarto joins the lines, front matter and paragraphs alike
     for cell in page["cells"]:
@@ -329,6 +344,12 @@ def test_quarto_gets_pages_as_printed_html_and_its_failure_is_one_line(
     assert page["cells"][0]["source"][-1].strip() == "---"
     code = ["".join(cell["source"]) for cell in page["cells"] if cell["cell_type"] == "code"]
     assert all('#| output: "asis"' in text for text in code)
+    shown = "".join("".join(output["text"]) for output in outputs)
+    assert "<aside" not in shown  # it goes into the margin, 215 px wide
+    assert set(re.findall(r"<script[^>]*?type=\"([^\"]+)\"", shown)) <= {"application/json"}
+    assert shown.count("<script") == shown.count('<script type="application/json"')
+    tables = re.findall(r"<table[^>]*>", shown)
+    assert all("data-quarto-disable-processing" in one or "sb-cells" in one for one in tables)
 
 
 def test_quarto_by_hand_is_stopped_with_what_to_do_instead(root: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,8 @@ from scalebook.report.base.comparisons import Member, Pair
 from scalebook.report.base.frames import load
 from scalebook.report.base.markup import Markup
 from scalebook.report.base.stated import Stated, read_stated
-from scalebook.report.pages import comparison_page
+from scalebook.report.pages import comparison_page, cost_page, side_by_side
+from scalebook.report.site.rendering import ASSETS
 
 MI300X = "AMD Instinct MI300X OAM"
 EVIL = "<img src=x onerror=alert(1)>"
@@ -353,3 +356,154 @@ def test_long_names_in_a_chart_are_shown_to_their_end(tmp_path: Path) -> None:
     picture = figures.parts[0][1].picture()
     assert "2 layers offloaded" in picture
     assert "…" not in picture
+
+
+def panels(folder: Path) -> list[side_by_side.TwoSides]:
+    return side_by_side.panels(comparison_page.runs_of(load(folder)))
+
+
+def chooser(folder: Path) -> str:
+    items = comparison_page.runs_of(load(folder))
+    return str(side_by_side.chooser(items, read_stated(folder)).html)
+
+
+def test_a_reader_begins_with_the_two_platforms_of_the_most_matched_pairs(two: Path) -> None:
+    device = "NVIDIA H200"
+    for name, size in (("x-tp4", 4), ("x-tp8", 8)):
+        write_run(two, name, job("h200", tensor_parallel_size=size), device=device)
+        write_run(two, f"h{name}", job("h100", tensor_parallel_size=size), device=H100)
+    first = panels(two)[0]
+    assert ({first.a.name, first.b.name}, len(first.matched)) == (
+        {"h100 [simulated]", "h200 [simulated]"},
+        2,
+    )
+    shown = re.findall(r'<section class="sb-panel" data-by="(\w+)"[^>]*?( hidden)?>', chooser(two))
+    assert next(hidden for _, hidden in shown) == ""
+    assert all(hidden for _, hidden in shown[1:])
+
+
+def test_two_models_match_where_only_the_model_differs_and_never_across_platforms(
+    tmp_path: Path,
+) -> None:
+    write_run(tmp_path, "a", job("h100"), device=H100)
+    write_run(tmp_path, "b", job("h100", model="qwen2.5-7b"), device=H100)
+    write_run(tmp_path, "c", job("mi300x", model="qwen2.5-7b"), device=MI300X)
+    (models,) = (one for one in panels(tmp_path) if one.by.key == "model")
+    runs = [[item.row["run_id"] for item in (*pair.a, *pair.b)] for pair in models.matched]
+    assert runs == [["a", "b"]]
+
+
+def test_a_panel_says_what_it_compares_with_the_numbers_of_the_page(two: Path) -> None:
+    (platforms,) = (one for one in panels(two) if one.by.key == "platform")
+    (pair,) = platforms.matched
+    verdict = pair.verdict
+    assert verdict is not None
+    text = words(fragment(chooser(two)))
+    a, b = pair.name_a, pair.name_b
+    assert f"{a} over {b} is {verdict.ratio:.3f} ({verdict.low:.3f} to {verdict.high:.3f})" in text
+    assert f"{verdict.low:.3f} to {verdict.high:.3f}, {verdict.word}" in text
+
+
+def fragment(html: str) -> Any:
+    return comparison_page.Fragment(Markup(html))
+
+
+def test_the_run_that_would_make_a_matched_pair_is_named_with_its_side(two: Path) -> None:
+    text = words(fragment(chooser(two)))
+    # the MI300X ran DP8 alone: on the H100 the same would match
+    assert re.search(r"What is missing : repeat m-dp8 \(DP8 [^)]*\) on h100", text)
+    write_run(two, "h-dp8", job("h100"), seconds=1.0, device=H100)
+    assert "nothing: each side ran the other" in words(fragment(chooser(two)))
+
+
+def test_what_a_price_buys_is_that_of_the_cost_page(two: Path) -> None:
+    (two / "economics.toml").write_text(
+        '[h100]\nprice_per_gpu_hour = "2..3"\n[mi300x]\nprice_per_gpu_hour = 1.8\n'
+    )
+    stated = read_stated(two)
+    (platforms,) = (one for one in panels(two) if one.by.key == "platform")
+    (pair,) = platforms.matched
+    on_h100 = next(s for s in (pair.a, pair.b) if s[0].row["platform"] == "h100")
+    inputs = side_by_side.side_inputs(on_h100, stated)
+    value = comparisons.answer("tokens_per_dollar", inputs).value
+    rate = inputs.tokens_per_second
+    assert value is not None
+    assert rate is not None
+    assert value.low == pytest.approx(rate.low * 3600 / (8 * 3))
+    assert value.high == pytest.approx(rate.high * 3600 / (8 * 2))
+    assert cost_page.shown(value) in chooser(two)
+    assert 'data-price="h100" value="2..3"' in chooser(two)
+
+
+def test_a_name_of_a_side_is_never_markup(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_run(tmp_path, name, job("h100"), device=H100)
+        path = tmp_path / name / "record.json"
+        record = json.loads(path.read_text())
+        record["schedule"] = {"plan": f"{EVIL}{name}"}
+        path.write_text(json.dumps(record))
+    html = chooser(tmp_path)
+    assert "<img" not in html
+    assert "&lt;img" in html
+
+
+CHOOSE = """
+for (const [choice, value] of CHOICES) {
+  const menu = document.querySelector(`select[data-choice=${choice}]`);
+  menu.value = value;
+  menu.dispatchEvent(new Event("change"));
+}
+for (const [platform, price] of PRICES) {
+  const field = document.querySelector(`input[data-price=${platform}]`);
+  field.value = price;
+  field.dispatchEvent(new Event("input"));
+}"""
+
+
+def seen_by_a_reader(
+    folder: Path, choices: list[tuple[str, str]], prices: list[tuple[str, str]]
+) -> str:
+    """Return the page after a reader has chosen sides and typed prices in Chromium."""
+    names = ("chromium", "chromium-browser", "google-chrome")
+    browser = next((path for name in names if (path := shutil.which(name))), None)
+    if browser is None:
+        pytest.skip("Chromium is not installed")
+    scripts = [(ASSETS / name).read_text() for name in ("cost.js", "compare.js")]
+    act = CHOOSE.replace("CHOICES", json.dumps(choices)).replace("PRICES", json.dumps(prices))
+    scripts.append(f"document.addEventListener('DOMContentLoaded', () => {{{act}}})")
+    page = folder / "page.html"
+    page.write_text(
+        f'<!DOCTYPE html><meta charset="utf-8">{chooser(folder)}'
+        + "".join(f"<script>{script}</script>" for script in scripts)
+    )
+    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
+        f"--user-data-dir={folder / '.profile'}", "--dump-dom", page.as_uri()]  # fmt: skip
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+
+
+def open_panels(html: str) -> list[str]:
+    found = re.findall(r'<section class="sb-panel"([^>]*)>(.*?)</section>', html, re.DOTALL)
+    return [words(fragment(body)) for about, body in found if "hidden" not in about]
+
+
+def test_a_price_gives_one_result_with_the_script_and_without_it(two: Path) -> None:
+    (two / "economics.toml").write_text(
+        '[h100]\nprice_per_gpu_hour = "2.1..2.6"\n[mi300x]\nprice_per_gpu_hour = 1.8\n'
+    )
+    without = open_panels(chooser(two))
+    assert open_panels(seen_by_a_reader(two, [], [])) == without
+    (two / "economics.toml").unlink()
+    assert open_panels(chooser(two)) != without
+    typed = seen_by_a_reader(two, [], [("h100", "2.1..2.6"), ("mi300x", "1.8")])
+    assert open_panels(typed) == without
+
+
+def test_a_reader_sees_the_two_sides_that_are_chosen_in_either_order(two: Path) -> None:
+    write_run(two, "x", job("h200", tensor_parallel_size=2), device="NVIDIA H200")
+    sides = ["h200 [simulated]", "mi300x [simulated]"]
+    for a, b in (sides, sides[::-1]):
+        (panel,) = open_panels(seen_by_a_reader(two, [("a", a), ("b", b)], []))
+        assert panel.split(" Matched")[0] in {f"{a} against {b}", f"{b} against {a}"}
+    same = seen_by_a_reader(two, [("a", sides[0]), ("b", sides[0])], [])
+    assert open_panels(same) == []
+    assert 'data-none="">These two are one and the same' in same

@@ -63,8 +63,8 @@ def test_a_sentence_has_the_extremes_of_the_table(data: ReportData) -> None:
         for row in memory_page.compared(data).iter_rows(named=True)
     ]
     text = words(memory_page.findings(data))
-    assert f"between {min(shares):.3g} % and {max(shares):.3g} % of the prediction" in text
-    assert "2 runs completed with both numbers" in text
+    assert f"The peak is {min(shares):.3g} % to {max(shares):.3g} % of the prediction" in text
+    assert "2 completed runs with a prediction and a measured peak" in text
     assert "(simulated)" in text
 
 
@@ -97,9 +97,11 @@ def test_model_states_are_those_that_one_can_count_by_hand(data: ReportData) -> 
 def test_a_run_that_ran_out_is_held_against_the_prediction(data: ReportData) -> None:
     parts = data.predictions["micro8"].parts
     assert parts is not None
-    side = "more" if parts["total"] > 80 else "less"
+    verdict = "as predicted" if parts["total"] > 80 else "although less"
     text = words(memory_page.findings(data))
-    assert re.search(rf"micro8 .* ran out of memory: .* predicted, {side} than the device's", text)
+    head = rf"1 run ran out of memory,? {verdict}"
+    told = rf"{head}.*: micro8 \(.*, {parts['total']:.3g} GiB predicted of 80.0 GB\)"
+    assert re.search(told, text)
 
 
 def test_a_map_tells_shown_inferred_and_predicted_apart(data: ReportData) -> None:
@@ -108,7 +110,7 @@ def test_a_map_tells_shown_inferred_and_predicted_apart(data: ReportData) -> Non
     assert kinds["1"] == ("shown by a run", "fits")
     assert kinds["8"] == ("shown by a run", "out of memory")
     assert kinds["4"][0] == "predicted"
-    assert "shown by runs" in words(memory_page.map_findings(data))
+    assert " measured, " in words(memory_page.map_findings(data))
     figures = memory_page.figures(data)
     assert figures is not None
     scale = figures.parts[0][1].spec()["layer"][0]["encoding"]["fillOpacity"]["scale"]

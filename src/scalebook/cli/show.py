@@ -7,6 +7,7 @@ import gc
 import os
 import textwrap
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -202,8 +203,7 @@ def diagnose(options: argparse.Namespace) -> int:
     from scalebook.store import read_run
 
     run = read_run(run_directory(options.run, options.runs))
-    found = diagnosed(run)
-    parts = _slower(run, options.runs)
+    found, parts = _with_others(diagnosed(run), run, options.runs)
     if options.json:
         explained = found.waterfall.explained if found.waterfall else None
         value = {**plain(found), "explained_fraction": explained}
@@ -216,16 +216,26 @@ def diagnose(options: argparse.Namespace) -> int:
     return 0
 
 
-def _slower(run: Run, folder: Path | None) -> dict[str, Any] | None:
-    """Return the run against its prediction from others; None where there is nothing to compare."""
+def _with_others(
+    found: Diagnosis, run: Run, folder: Path | None
+) -> tuple[Diagnosis, dict[str, Any] | None]:
+    """Return the diagnosis with parts at the rates of other runs, and the run against their sum.
+
+    The sum is None where there is nothing to compare with.
+    """
     from scalebook import predict
+    from scalebook.measure.diagnosis import with_fitted
     from scalebook.project import runs_folder
 
     rate = predict.known_rate(run)
     if isinstance(rate, str):
-        return None
+        return found, None
     rates, probes, _ = predict.evidence(runs_folder(folder))
-    return predict.slower_than_parts(rate, rates, probes)
+    if found.waterfall is not None:
+        made = predict.predictor(rate.config.platform, rates, probes)
+        shares = predict.fitted_shares(rate, made)
+        found = replace(found, waterfall=with_fitted(found.waterfall, shares))
+    return found, predict.slower_than_parts(rate, rates, probes)
 
 
 def _against_parts(parts: dict[str, Any]) -> str:

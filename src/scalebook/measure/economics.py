@@ -182,6 +182,11 @@ def answers(inputs: Inputs) -> tuple[Answer, ...]:
     return tuple(_answer(product, stated) for product in ANSWERS)
 
 
+def answer(name: str, inputs: Inputs) -> Answer:
+    """Return one answer by its name, such as ``tokens_per_dollar``."""
+    return next(one for one in answers(inputs) if one.name == name)
+
+
 def _answer(product: _Product, stated: Mapping[str, Interval]) -> Answer:
     names = [name.removeprefix("1+") for name in (*product.over, *product.under)]
     missing = tuple(name for name in names if name not in stated)

@@ -15,7 +15,14 @@ from typing import Any
 from scalebook.config import RunConfig
 from scalebook.measure.probes import Probe, read_probes
 from scalebook.predict.known import KnownRate, known_rate, known_rates
-from scalebook.predict.model import Basis, Prediction, Predictor, predictor, slower_than_parts
+from scalebook.predict.model import (
+    Basis,
+    Prediction,
+    Predictor,
+    fitted_shares,
+    predictor,
+    slower_than_parts,
+)
 from scalebook.project import root, short
 
 __all__ = [
@@ -24,6 +31,7 @@ __all__ = [
     "Prediction",
     "Predictor",
     "evidence",
+    "fitted_shares",
     "known_rate",
     "load",
     "predictor",

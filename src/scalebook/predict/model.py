@@ -349,6 +349,37 @@ def slower_than_parts(
     }
 
 
+# The parts of `scalebook.measure.diagnosis.waterfall` that fitted rates can fill in.
+_AT_PEAK = {  # whose reference seconds are their FLOPs at the peak, counted there as such
+    "products_below_peak": ("gemm", "gemm_fp8", "expert_gemm"),
+    "attention_below_peak": ("attention", "context_attention"),
+}
+_BEYOND = {
+    "communication_in_passes": (*kinds.COMMUNICATION, "sharding", "uneven_experts", "fp8_weights"),
+    "options_off": tuple(name for name in kinds.KINDS if name.endswith("_off")),
+    "copies_and_waits": (
+        *("gemm_traffic", "routing", "offload", "waiting", "launch", "step"),
+        *("fp8_cast", "fp8_scaling", "fp8_blockwise"),
+    ),
+}
+
+
+def fitted_shares(rate: KnownRate, made: Predictor) -> dict[str, float]:
+    """Return shares of a run's step (0 to 1) by part, beyond its FLOPs at the device's peak.
+
+    They are at the rates that ``made`` has fitted, so they need not add up to the measured step.
+    """
+    work, slowness = rate.sample().work, made.fitted.slowness
+    beyond = {
+        part: sum(max(slowness[kind] - 1, 0.0) * work.get(kind, 0.0) for kind in names)
+        for part, names in _AT_PEAK.items()
+    } | {
+        part: sum(slowness[kind] * work.get(kind, 0.0) for kind in names)
+        for part, names in _BEYOND.items()
+    }
+    return {part: seconds / rate.seconds for part, seconds in beyond.items() if seconds > 0}
+
+
 def _suspect(fitted: Fit, sample: Sample, missing: float) -> str | None:
     """Return the kind of work that explains missing seconds most cheaply: least known per second.
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from scalebook.measure.diagnosis import device, experts, host, memory_use, network, pipeline
 from scalebook.measure.diagnosis.evidence import Evidence, gather
 from scalebook.measure.diagnosis.finding import Finding
-from scalebook.measure.diagnosis.waterfall import Part, Waterfall, waterfall
+from scalebook.measure.diagnosis.waterfall import Part, Waterfall, waterfall, with_fitted
 from scalebook.measure.metrics import RunMetrics
 from scalebook.store import Run
 
-__all__ = ["Diagnosis", "Finding", "Part", "Waterfall", "diagnose"]
+__all__ = ["Diagnosis", "Finding", "Part", "Waterfall", "diagnose", "with_fitted"]
 
 Rule = Callable[[Evidence], Iterator[Finding]]
 

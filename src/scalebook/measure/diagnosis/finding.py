@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-Basis = Literal["measured", "computed"]
+Basis = Literal["measured", "computed", "fitted"]  # fitted: at the rates of other runs too
 Value = float | int | str | bool | None
 
 

@@ -6,7 +6,8 @@ they never explain more than the whole; what nothing explains stays unexplained.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from scalebook.facts import catalog, traffic
 from scalebook.facts.flops import attention_width
@@ -117,6 +118,40 @@ COMPUTING = {
     *("useful_work_at_peak", "lower_clock", "products_below_peak", "recomputation"),
     *("elementwise", "attention_below_peak"),
 }
+
+
+FLOPS = ("products_below_peak", "attention_below_peak")
+
+
+def with_fitted(found: Waterfall, shares: Mapping[str, float]) -> Waterfall:
+    """Return the parts with what the run did not measure at rates that are fitted to runs.
+
+    ``shares`` are those of the step beyond its FLOPs at the peak, by part. They are taken from the
+    kernels without a name and from what is unexplained, never from what the run itself measured.
+    """
+    known = {part.name: part for part in found.parts}
+    if known["unexplained"].step_fraction is None:
+        return found
+    left = {name: known[name].step_fraction or 0.0 for name in ("other_kernels", "unexplained")}
+    clock = known["lower_clock"].step_fraction or 0.0
+    slower = sum(shares.get(name, 0.0) for name in FLOPS) or 1.0
+    profiled = known["idle_device"].step_fraction is not None
+    added: dict[str, Part] = {}
+    for name, share in shares.items():
+        if name in known and known[name].step_fraction is not None:
+            continue  # measured, or computed from the run's own machine
+        if profiled and name not in FLOPS:
+            continue  # a profile has measured every wait
+        own = share * (1 - min(clock / slower, 1.0)) if name in FLOPS else share
+        given = min(own, sum(left.values()))
+        from_kernels = min(given, left["other_kernels"])
+        left["other_kernels"] -= from_kernels
+        left["unexplained"] -= given - from_kernels
+        added[name] = Part(name, given, "fitted")
+    parts = [added.pop(part.name, part) for part in found.parts]
+    parts = [replace(one, step_fraction=left[one.name]) if one.name in left
+             and one.step_fraction is not None else one for one in parts]  # fmt: skip
+    return replace(found, parts=(*parts[:-2], *added.values(), *parts[-2:]))
 
 
 def lower_clock(found: Evidence) -> float | None:

@@ -17,6 +17,8 @@ from typing import Any, Literal
 
 from scalebook import identity
 from scalebook.identity import alike
+from scalebook.measure.economics import Inputs, answer
+from scalebook.measure.intervals import Interval, point
 from scalebook.measure.metrics.repeats import Estimate
 from scalebook.measure.verdicts import Verdict, compare
 from scalebook.measure.verdicts.differences import Difference, differences
@@ -24,7 +26,7 @@ from scalebook.record import RunRecord
 from scalebook.report.base.frames import ReportData
 from scalebook.report.base.html_tables import Column, table, text
 from scalebook.report.base.markup import Fragment, Markup
-from scalebook.report.base.naming import split_name, units
+from scalebook.report.base.naming import VERSION_WORDS, split_name, units
 from scalebook.report.base.quantities import NONE, count, number
 from scalebook.report.base.stated import Stated
 from scalebook.report.base.versus import estimate_of, starts_of
@@ -114,11 +116,6 @@ def work_key(item: Member) -> str | None:
     return identity.work(item.record)
 
 
-def matched_key(item: Member) -> str | None:
-    """Return what two runs must share to have a matched configuration; None where unknown."""
-    return identity.matched(item.record)
-
-
 def grouped(
     items: Sequence[Member], key: Callable[[Member], str | None]
 ) -> dict[str, tuple[Member, ...]]:
@@ -131,25 +128,85 @@ def grouped(
     return {name: tuple(group) for name, group in found.items()}
 
 
+@dataclass(frozen=True, slots=True)
+class Division:
+    """A way to divide runs into sides. ``varies`` is the setting that two sides may differ in."""
+
+    key: str
+    title: str  # as a menu has it
+    side: Callable[[Member], str | None]  # None: of no side
+    varies: str = ""
+
+    def matched(self, item: Member) -> str | None:
+        """Return what runs of two sides share where only the sides differ; None where unknown."""
+        return self._with_side(item, identity.matched(item.record, self.varies))
+
+    def work(self, item: Member) -> str | None:
+        """Return what runs of two sides share that do the same work; None where unknown."""
+        return self._with_side(item, identity.work(item.record, self.varies))
+
+    def _with_side(self, item: Member, key: str | None) -> str | None:
+        """Add the platform, which sides of another kind have in common."""
+        if key is None or self.varies == "platform":
+            return key
+        return f"{key} {side_name(item.row)}"
+
+
+def _versions(item: Member) -> str | None:
+    stood_on = {name: item.record.environment.get(name) for name in identity.VERSIONS}
+    words = (
+        f"{VERSION_WORDS.get(name, name)} {str(one).partition('+')[0]}"  # torch names its CUDA too
+        for name, one in stood_on.items()
+        if one
+    )
+    return ", ".join(words) or None
+
+
+def _plan(item: Member) -> str | None:
+    plan = item.record.schedule.get("plan")
+    return plan if isinstance(plan, str) and plan else None
+
+
+PLATFORMS = Division("platform", "platforms", lambda item: side_name(item.row), "platform")
+DIVISIONS = (
+    PLATFORMS,
+    Division("model", "models", lambda item: item.row["model"], "model"),
+    Division("precision", "precisions", lambda item: item.row["precision"], "precision"),
+    Division("versions", "versions of the software", _versions),
+    Division("plan", "plans", _plan),
+    Division("folder", "folders of runs", lambda item: item.row["folder"]),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Sided:
+    """The runs of one side, in the groups that pairs are found in."""
+
+    name: str
+    runs: tuple[Member, ...]
+    matched: Mapping[str, tuple[Member, ...]]  # by what a matched configuration shares
+    work: Mapping[str, tuple[Member, ...]]
+
+
+def divided(items: Sequence[Member], by: Division) -> list[Sided]:
+    """Return the sides of runs, in the order of their first run."""
+    sides_of = grouped(items, by.side).items()
+    return [Sided(n, own, grouped(own, by.matched), grouped(own, by.work)) for n, own in sides_of]
+
+
 def platform_pairs(items: Sequence[Member]) -> Iterator[Pair]:
-    """Yield the pairs of every two sides: matched configurations, then best against best."""
-    found = grouped(items, lambda item: side_name(item.row))
-    for (name_a, a), (name_b, b) in combinations(found.items(), 2):
-        yield from pairs("matched configuration", (name_a, a), (name_b, b), matched_key)
-        yield from pairs("best against best", (name_a, a), (name_b, b), work_key)
+    """Yield the pairs of every two platforms: matched configurations, then best against best."""
+    for a, b in combinations(divided(items, PLATFORMS), 2):
+        yield from pairs(a, b)
 
 
-def pairs(
-    kind: Kind,
-    side_a: tuple[str, Sequence[Member]],
-    side_b: tuple[str, Sequence[Member]],
-    key: Callable[[Member], str | None],
-) -> Iterator[Pair]:
-    """Yield a pair for each key that both sides have: on each the fastest configuration of it."""
-    left, right = grouped(side_a[1], key), grouped(side_b[1], key)
-    for name in left:
-        if name in right:
-            yield Pair(kind, side_a[0], side_b[0], fastest(left[name]), fastest(right[name]))
+def pairs(a: Sided, b: Sided) -> Iterator[Pair]:
+    """Yield a pair for each configuration and each work of both, on either side its fastest."""
+    kinds: tuple[Kind, Kind] = ("matched configuration", "best against best")
+    for kind, left, right in zip(kinds, (a.matched, a.work), (b.matched, b.work), strict=True):
+        for name in left:
+            if name in right:
+                yield Pair(kind, a.name, b.name, fastest(left[name]), fastest(right[name]))
 
 
 def fastest(items: Sequence[Member]) -> tuple[Member, ...]:
@@ -201,18 +258,18 @@ def work(row: Row) -> str:
     return f"{ranks}, {row['precision']}, {length}"
 
 
-Basis = tuple[str, str, Callable[[Member], float | None], str]
+Basis = tuple[str, str, Callable[[Member], Interval | None], str]
 
 
 def _bases(stated: Stated) -> tuple[Basis, ...]:
     """Return what a rate is shown per: its name, unit, divisor of the rate per rank, and reason.
 
-    The divisor is in units a rank: nodes, watts, currency per hour, TFLOP/s.
+    The divisor is in units a rank: nodes, watts, currency per second, TFLOP/s.
     """
     return (
-        ("GPU", "tokens/s per GPU", _whole, ""),
+        ("GPU", "tokens/s per GPU", lambda _: point(1), ""),
         ("node", "tokens/s per node", _nodes, "the number of nodes is not recorded"),
-        ("watt", "tokens/J", lambda item: item.row["mean_power_watts"], "power was not measured"),
+        ("watt", "tokens/J", _known("mean_power_watts"), "power was not measured"),
         (
             "dollar",
             "tokens per unit of currency",
@@ -222,24 +279,27 @@ def _bases(stated: Stated) -> tuple[Basis, ...]:
         (
             "peak FLOP",
             "tokens per dense peak TFLOP",
-            lambda item: item.row["peak_tflops_per_second"],
+            _known("peak_tflops_per_second"),
             "no dense peak is known for the device and precision",
         ),
     )
 
 
-def _whole(_: Member) -> float:
-    return 1.0
+def _known(name: str) -> Callable[[Member], Interval | None]:
+    return lambda item: point(item.row[name]) if item.row[name] else None
 
 
-def _nodes(item: Member) -> float | None:
+def _nodes(item: Member) -> Interval | None:
     nodes, ranks = item.row["nodes"], item.row["world_size"]
-    return nodes / ranks if nodes and ranks else None
+    return point(nodes / ranks) if nodes and ranks else None
 
 
-def _price(item: Member, stated: Stated) -> float | None:
+def _price(item: Member, stated: Stated) -> Interval | None:
+    """Return the price of a GPU's second, by the formula of tokens per unit of currency."""
     price = stated.of(item.row["platform"], "price_per_gpu_hour")
-    return price.middle / 3600 if price else None
+    one = Inputs(tokens_per_second=point(1), gpus=point(1), price_per_gpu_hour=price)
+    found = answer("tokens_per_dollar", one).value
+    return found.reciprocal() if found else None
 
 
 def per_basis(found: Sequence[Pair], stated: Stated) -> Fragment:
@@ -261,7 +321,7 @@ def per_basis(found: Sequence[Pair], stated: Stated) -> Fragment:
 
 
 def basis_rows(pair: Pair, stated: Stated) -> Iterator[dict[str, Any]]:
-    """Yield a row a basis. Only the throughput has an interval: a price or a peak is one number."""
+    """Yield a row a basis: the throughput has an interval, a stated price may have a range."""
     a, b = pair.a[0], pair.b[0]
     verdict = pair.verdict
     for per, unit, divisor, missing in _bases(stated):
@@ -269,8 +329,8 @@ def basis_rows(pair: Pair, stated: Stated) -> Iterator[dict[str, Any]]:
         names = [n for n, x in ((pair.name_a, under_a), (pair.name_b, under_b)) if not x]
         on_cpu = "cpu" in (a.row["platform"], b.row["platform"])
         reason = f"{missing}: {', '.join(names)}" if names else None
-        left = mean_rate(pair.a) / under_a if under_a else None
-        right = mean_rate(pair.b) / under_b if under_b else None
+        left = mean_rate(pair.a) / under_a.middle if under_a else None
+        right = mean_rate(pair.b) / under_b.middle if under_b else None
         if on_cpu:
             left = right = None
             reason = "processes of a CPU share its cores, so a rate has no such basis"
@@ -281,8 +341,8 @@ def basis_rows(pair: Pair, stated: Stated) -> Iterator[dict[str, Any]]:
             "a": left, "b": right, "reason": reason,
             "source": next((i.row["source"] for i in (a, b) if i.row["source"] != "measured"), ""),
             "ratio": left / right if left and right else None,
-            "low": verdict.low * factor if verdict and factor else None,
-            "high": verdict.high * factor if verdict and factor else None,
+            "low": verdict.low * factor.low if verdict and factor else None,
+            "high": verdict.high * factor.high if verdict and factor else None,
         }  # fmt: skip
 
 

@@ -23,6 +23,7 @@ SHAPES = {
     "inferred": "triangle-down",
 }
 MAX_BARS = 24  # of one chart: the table has them all
+MOST_NAMED = 3  # of the folded charts
 MOST_OPEN = 1  # charts of one figure that are open before the reader asks for the others
 SHARED = 20_000  # characters from which on rows of several layers are there once
 NARROW = 560  # pixels of a chart on a phone
@@ -231,7 +232,8 @@ class Figures:
         headed = [HEADED.format(name, figure.html) for name, figure in self.parts]
         shown = len(headed) if len(headed) <= MOST_OPEN + 1 else MOST_OPEN
         if headed[shown:]:
-            names = join(name for name, _ in self.parts[shown:])
+            rest = [name for name, _ in self.parts[shown:]]
+            names = join([*rest[:MOST_NAMED], *(["…"] if rest[MOST_NAMED:] else [])])
             title = Markup("{} more charts: {}").format(len(headed) - shown, names)
             headed[shown:] = [folded(title, Markup("\n").join(headed[shown:]))]
         return raw_block("\n".join(headed))

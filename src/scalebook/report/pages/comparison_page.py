@@ -31,6 +31,7 @@ from scalebook.report.base.markup import (
     Fragment,
     Markup,
     bullets,
+    folded,
     join,
     paragraphs,
     run_link,
@@ -378,7 +379,9 @@ def pairs(items: Sequence[Member], a: str = "", b: str = "") -> tuple[Pair, ...]
 def overview(items: Sequence[Member], found: Sequence[Pair], a: str = "", b: str = "") -> Fragment:
     """Return the verdict on each pair in words, or why nothing can be compared."""
     if found:
-        return bullets(map(sentence, found))
+        told = bullets(map(sentence, found))
+        summary = f"{count(len(found), 'verdict')} in words"
+        return told if a or b else Fragment(folded(summary, told.html))
     if a or b:
         return paragraphs(
             f"No run with a throughput is of {a or 'no name'} or of {b or 'no name'}."

@@ -168,10 +168,10 @@ def _menu(label: str, before: str, runs: Sequence[Row], *, first: bool) -> Marku
 def _field(name: str, first: Inputs) -> Markup:
     value = first.stated().get(name)
     template = '<label>{}<input type="text" data-input="{}" value="{}"></label>'
-    return Markup(template).format(LABELS[name], name, _written(value) if value else "")
+    return Markup(template).format(LABELS[name], name, written(value) if value else "")
 
 
-def _written(value: Interval) -> str:
+def written(value: Interval) -> str:
     """Return a number or a range as a reader would type it, in six digits."""
     low, high = f"{value.low:.6g}", f"{value.high:.6g}"
     return low if value.exact else f"{low}..{high}"

@@ -162,14 +162,14 @@ def _agreement(data: ReportData) -> Iterator[Markup]:
         above = sum(share > 0 for share in shares)
         far = runs.sort(pl.col("difference_gib").abs()).row(-1, named=True)
         words = (
-            "<strong>{}</strong> ({}): {} completed with both numbers. The measured peak is "
-            "between {} and {} of the prediction, {} in the middle, and above it in {}. The "
-            "largest difference is {} ({})."
+            "<strong>{}</strong> ({}): {} with a prediction and a measured peak. The peak is {} to "
+            "{} of the prediction, at the median {}, and above it in {}. The largest difference "
+            "is {} ({})."
         )
         yield Markup(words).format(
             platform or "unknown platform",
             source,
-            count(runs.height, "run"),
+            count(runs.height, "completed run"),
             percent(1 + min(shares)),
             percent(1 + max(shares)),
             percent(1 + median(shares)),
@@ -180,32 +180,39 @@ def _agreement(data: ReportData) -> Iterator[Markup]:
 
 
 def _ran_out(data: ReportData) -> Iterator[Markup]:
-    """Yield what the prediction said of runs that ran out of memory."""
+    """Yield what the prediction said of runs that ran out of memory, one sentence per verdict."""
     broke = data.runs.filter(pl.col("status") == "out_of_memory", pl.col("source") != "inferred")
+    found: dict[str, list[Row]] = {"less": [], "more": [], "unknown": []}
     for row in broke.iter_rows(named=True):
         predicted, capacity = _total(data, row), _capacity(row)
         if predicted is None or capacity is None:
-            yield Markup("{} ran out of memory; there is no prediction to hold it against.").format(
-                run_link(row["run_id"])
-            )
-            continue
-        side = "more" if predicted > capacity else "less"
-        words = "{} ({}{}) ran out of memory: {} predicted, {} than the device's {}."
-        batch = f", micro batch {number(row['micro_batch_size'])}"
-        told = Markup(words).format(
-            run_link(row["run_id"]),
-            row["label"],
-            "" if "micro batch" in row["label"] else batch,
-            quantity(predicted, "GiB"),
-            side,
-            quantity(capacity, "GB"),
-        )
-        missed = (
-            " The prediction did not see it coming. It leaves out collectives and fragmentation, "
-            "and does not know what a version of the trainer held too long; a peak beside it is of "
-            "the steps that were done."
-        )
-        yield told + ("" if side == "more" else missed)
+            found["unknown"].append(row)
+        else:
+            found["more" if predicted > capacity else "less"].append(row)
+    verdicts = {
+        "less": (
+            "ran out of memory although less than the device has was predicted. The prediction "
+            "leaves out collectives, fragmentation and what older versions of the trainer held"
+        ),
+        "more": "ran out of memory, as predicted",
+        "unknown": "ran out of memory without a prediction",
+    }
+    for verdict, rows in found.items():
+        if rows:
+            told = join((_run_out(data, row) for row in rows[:MOST_NAMED]), "; ")
+            more = f"; and {len(rows) - MOST_NAMED} more" if len(rows) > MOST_NAMED else ""
+            words = "<strong>{}</strong> {}: {}{}."
+            yield Markup(words).format(count(len(rows), "run"), verdicts[verdict], told, more)
+
+
+def _run_out(data: ReportData, row: Row) -> Markup:
+    """Return a run that ran out of memory: what ran, what was predicted, what the device has."""
+    batch = f", micro batch {number(row['micro_batch_size'])}"
+    named = f"{row['label']}{'' if 'micro batch' in row['label'] else batch}"
+    predicted, capacity = _total(data, row), _capacity(row)
+    told = f", {quantity(predicted, 'GiB')} predicted" if predicted is not None else ""
+    has = f" of {quantity(capacity, 'GB')}" if told and capacity is not None else ""
+    return Markup("{} ({}{}{})").format(run_link(row["run_id"]), named, told, has)
 
 
 def _unknown(data: ReportData) -> Iterator[Markup]:
@@ -231,6 +238,7 @@ def empty_note(data: ReportData) -> Fragment:
     return paragraphs("No run could be read.") if data.runs.is_empty() else Fragment(Markup(""))
 
 
+MOST_NAMED = 4  # runs in a sentence
 MOST_MAPS = 12  # drawn; the table has every cell
 MOST_ROWS = 1_000  # of the table
 _WORDS = {"fits": "fits", "out_of_memory": "out of memory", None: "cannot tell"}
@@ -346,18 +354,17 @@ def _sentences(data: ReportData) -> Iterator[Markup]:
     for first, places in several[:MOST_MAPS]:
         kinds = [places.filter(pl.col("kind") == kind).height for kind in KINDS]
         out = places.filter(pl.col("verdict").is_in(["out of memory", "both"]))
-        words = "<strong>{}</strong>: {}, {} shown by runs, {} inferred from them, {} predicted."
-        told = Markup(words).format(_title(first), count(places.height, "place"), *kinds)
+        words = "<strong>{}</strong>: {}. {} measured, {} inferred, {} predicted."
+        told = Markup(words).format(_title(first), count(places.height, "cell"), *kinds)
         yield told + _out(out)
     if alone:
-        words = "{} one place alone, which makes no map: the table has {}."
         verb = "map has" if alone == 1 else "maps have"
-        yield Markup(words).format(f"{alone} {verb}", "it" if alone == 1 else "them")
+        yield Markup("{} only one cell, which the table shows.").format(f"{alone} {verb}")
 
 
 def _out(out: pl.DataFrame) -> Markup:
     if out.is_empty():
-        return Markup(" Memory runs out in none of them.")
+        return Markup(" None runs out of memory.")
     named = (f"{row['row']} at micro batch {row['micro']}" for row in out.iter_rows(named=True))
     some, more = list(named), ""
     if len(some) > 4:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import polars as pl
 
 from scalebook.facts.flops import DEFAULT_CONVENTION
 from scalebook.logs.ingest.job_summary import AGREES
-from scalebook.measure.diagnosis import Diagnosis, Finding
+from scalebook.measure.diagnosis import Diagnosis, Finding, with_fitted
+from scalebook.measure.probes import read_probes
+from scalebook.predict import KnownRate, Predictor, fitted_shares, predictor
+from scalebook.predict.known import known_rates
 from scalebook.report.base import html_tables as tables
 from scalebook.report.base.frames import ReportData
 from scalebook.report.base.html_tables import Column, Row
@@ -21,11 +25,19 @@ SMALLEST = 1e-4  # shares below are not told apart
 HINTS = {
     "recomputation": "share of the step's time, at the best rate that is known",
     "other_kernels": (
-        "share of the step's time: what forward and backward take beyond the parts named here. "
-        "Products below the best rate at this clock; without a profile also attention and gaps"
+        "share of the step's time: what forward and backward take beyond the parts named here"
+    ),
+    "products_below_peak": (
+        "share of the step's time: beyond their FLOPs at this clock, by a probe of the machine or "
+        "at the rates that the runs of this folder were fitted to"
+    ),
+    "communication_in_passes": "share of the step's time, at fitted rates: not seen by time marks",
+    "options_off": "share of the step's time, at fitted rates: what is not fused or overlapped",
+    "copies_and_waits": (
+        "share of the step's time, at fitted rates: offloading, launches, the slowest device"
     ),
     "lower_clock": "share of the step's time: the same FLOPs at the clock of the peak, less",
-    "attention_below_peak": "share of the step's time, of a profile: beyond its FLOPs at the peak",
+    "attention_below_peak": "share of the step's time, of a profile or fitted: beyond its FLOPs",
     "elementwise": "share of the step's time: of a profile, else bytes at the memory's bandwidth",
 }
 MOST_FINDINGS = 4  # of a run; 'scalebook diagnose' prints them all
@@ -40,16 +52,39 @@ PARTS = (
     ("optimizer", "Optimizer"),
     ("elementwise", "Element-wise"),
     ("attention_below_peak", "Attention"),
-    ("other_kernels", "Slower products"),
+    ("communication_in_passes", "Hidden communication"),
+    ("options_off", "Options off"),
+    ("copies_and_waits", "Copies, waits"),
+    ("other_kernels", "Other kernels"),
     ("data_and_idle", "Data, idle"),
     ("unexplained", "Unexplained"),
 )
 
 
+MOST_FITTED = 1000  # runs of a report whose parts are filled in: each is counted anew for it
+
+
 def diagnoses(data: ReportData) -> tuple[Diagnosis, ...]:
-    """Return the diagnosis of each run that has a throughput, in the order of the tables."""
+    """Return the diagnosis of each run that has a throughput, in the order of the tables.
+
+    What a run did not measure of its own step stands at the rates that all runs were fitted to.
+    """
     wanted: list[str] = data.completed["run_id"].to_list()
-    return tuple(data.diagnoses[run_id] for run_id in wanted if run_id in data.diagnoses)
+    found = tuple(data.diagnoses[run_id] for run_id in wanted if run_id in data.diagnoses)
+    if data.runs.height > MOST_FITTED:
+        return found
+    rates, probes = known_rates([data.folder])[0], read_probes(data.folder)[0]
+    by_run = {rate.run_id: rate for rate in rates}
+    platforms = {rate.config.platform for rate in rates}
+    made = {name: predictor(name, rates, probes) for name in platforms}
+    return tuple(_filled(one, by_run.get(one.run_id), made) for one in found)
+
+
+def _filled(one: Diagnosis, rate: KnownRate | None, made: Mapping[str, Predictor]) -> Diagnosis:
+    if rate is None or one.waterfall is None:
+        return one
+    shares = fitted_shares(rate, made[rate.config.platform])
+    return replace(one, waterfall=with_fitted(one.waterfall, shares))
 
 
 def causes_overview(found: Sequence[Diagnosis]) -> Fragment:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,7 @@ from scalebook.report.site.run_details import write_details
 from scalebook.report.site.site_check import check
 
 Renderer = Literal["auto", "quarto", "preview"]
+LARGEST_PAGES = 3  # named where the one file is too large
 MAIL_BYTES = 5_000_000  # what about every mail server takes
 MARKER = "scalebook-report.json"  # tells a site of ours from a folder that must not be replaced
 
@@ -150,13 +152,18 @@ def _told(failed: Mapping[Page, str], pages: Sequence[Page], index: Path) -> str
 
 
 def weigh(path: Path, say: Callable[[str], None], most: int = MAIL_BYTES) -> None:
-    """Say where the one file may be too large for what it is made for."""
+    """Say where the one file may be too large for what it is made for, and what takes the most."""
     size = path.stat().st_size
-    if size > most:
-        say(
-            f"{ONE_FILE} has {size / 1e6:.1f} MB, and some mail takes no more than "
-            f"{most / 1e6:.0f}: send the folder of the site, or report on fewer runs."
-        )
+    if size <= most:
+        return
+    pieces = re.split(r'<section class="page" id="page-([a-z_-]+)"', path.read_text("utf-8"))
+    sizes = dict(zip(pieces[1::2], map(len, pieces[2::2]), strict=True))
+    largest = sorted(sizes, key=lambda slug: -sizes[slug])[:LARGEST_PAGES]
+    named = ", ".join(f"{slug} ({sizes[slug] / 1e6:.1f} MB)" for slug in largest)
+    say(
+        f"{ONE_FILE} has {size / 1e6:.1f} MB, and some mail takes no more than {most / 1e6:.0f}: "
+        f"send the folder of the site, or leave out runs. The largest pages: {named}."
+    )
 
 
 def _choose(renderer: Renderer, say: Callable[[str], None]) -> Renderer:

@@ -31,6 +31,7 @@ SCRIPTS = (
     "scalebook-filter.js",
     "scalebook.js",
     "cost.js",
+    "compare.js",
 )
 FACETS = ("platform", "model", "strategy", "source")  # what a page is filtered by
 

@@ -121,6 +121,9 @@
     calculate();
   }
 
+  // the comparison of two sides has the same formula of what a price buys
+  window.ScalebookCost = { read: read, allowed: allowed, product: product, show: show };
+
   function all() { document.querySelectorAll(".sb-cost").forEach(start); }
   if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", all);
   else all();

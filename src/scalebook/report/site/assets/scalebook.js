@@ -223,7 +223,9 @@
       .filter(function (i) { return state.keys[i]; });
     const lines = [kept.map(function (i) { return state.keys[i]; })];
     for (const row of state.left) {
-      lines.push(kept.map(function (i) { return csvCell(row.values[i]); }));
+      // a script of the page may have put another value into a cell since
+      const now = row.tr ? Array.from(row.tr.cells, function (cell) { return cell.dataset.value || ""; }) : row.values;
+      lines.push(kept.map(function (i) { return csvCell(now[i]); }));
     }
     return lines.map(function (line) { return line.join(","); }).join("\r\n") + "\r\n";
   }

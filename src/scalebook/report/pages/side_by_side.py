@@ -1,0 +1,405 @@
+"""The choice of a buyer: two platforms, models or other sets of runs side by side.
+
+Every panel is written here; the page's script only shows the one that a reader chooses, and
+follows the prices that they type with the formula of the cost page. Without it the panel of the
+two platforms with the most matched pairs is shown.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from math import log
+from typing import Any
+
+from scalebook.identity import VERSIONS
+from scalebook.measure.economics import ANSWERS, Inputs, answer
+from scalebook.measure.intervals import Interval
+from scalebook.report.base.comparisons import (
+    DIVISIONS,
+    Division,
+    Member,
+    Pair,
+    Sided,
+    basis_rows,
+    divided,
+    fastest,
+    mean_rate,
+    pairs,
+    work,
+)
+from scalebook.report.base.html_tables import Column, Row, table
+from scalebook.report.base.markup import (
+    Fragment,
+    Markup,
+    join,
+    paragraphs,
+    run_link,
+    run_links,
+    script_json,
+)
+from scalebook.report.base.naming import in_words, setting_words
+from scalebook.report.base.quantities import NONE, count, number, percent
+from scalebook.report.base.stated import Stated
+from scalebook.report.base.versus import unnumbered
+from scalebook.report.pages.cost_page import LABELS, inputs_of, shown, written
+from scalebook.settings import SETTINGS
+
+MOST_SIDES = 6  # of one kind that can be chosen: those of the most runs
+MOST_PAIRS = 8  # rows of one panel
+MOST_WORDS = 10  # differences named in one panel
+MOST_MISSING = 3  # runs named that would make a matched pair
+PRICE = "price_per_gpu_hour"
+PER_PRICE = "tokens_per_dollar"
+IN = {  # how a run is repeated as one of a side
+    "platform": "on {}", "model": "with model {}", "precision": "in {}", "versions": "with {}",
+    "plan": "in plan {}", "folder": "in folder {}",
+}  # fmt: skip
+STACK = (*VERSIONS, "cuda", "rocm", "nccl", "rccl", "triton", "driver")
+
+
+@dataclass(frozen=True, slots=True)
+class TwoSides:
+    """Two sides with every pair of theirs: matched configurations first."""
+
+    by: Division
+    a: Sided
+    b: Sided
+    pairs: tuple[Pair, ...]
+
+    @property
+    def matched(self) -> tuple[Pair, ...]:
+        """The pairs of the same configuration on both sides."""
+        return tuple(one for one in self.pairs if one.kind == "matched configuration")
+
+    @property
+    def best(self) -> tuple[Pair, ...]:
+        """The pairs of each side's fastest configuration for the same work."""
+        return tuple(one for one in self.pairs if one.kind == "best against best")
+
+
+def panels(items: Sequence[Member]) -> list[TwoSides]:
+    """Return every choice that a reader has, the one to begin with first.
+
+    That is the two platforms with the most matched pairs; with one platform, the next division of
+    the runs that has two sides.
+    """
+    found: list[TwoSides] = []
+    for by in DIVISIONS:
+        if len({by.side(item) for item in items} - {None}) < 2:
+            continue  # the keys of ten thousand runs take seconds
+        every = divided(items, by)
+        least = sorted((len(one.runs) for one in every), reverse=True)[:MOST_SIDES]
+        sides = [one for one in every if len(one.runs) >= least[-1]][:MOST_SIDES]
+        of_it = [TwoSides(by, a, b, tuple(pairs(a, b))) for a, b in combinations(sides, 2)]
+        found += sorted(of_it, key=lambda one: (-len(one.matched), -len(one.pairs)))
+    return found
+
+
+def chooser(items: Sequence[Member], stated: Stated) -> Fragment:
+    """Return the menus, the prices and every panel, all but the first hidden."""
+    found = panels(items)
+    if not found:
+        return paragraphs("All runs with a throughput are of one side: nothing can be chosen.")
+    body = Markup("").join(_panel(one, stated, hidden=one is not found[0]) for one in found)
+    product = next(one for one in ANSWERS if one.name == PER_PRICE)
+    formula = {name: getattr(product, name) for name in ("constant", "over", "under")}
+    return Fragment(
+        Markup(
+            '<div class="sb-versus"><div class="sb-inputs" role="group" '
+            'aria-label="What to compare" hidden>{}{}</div>{}<p class="note" data-none hidden>'
+            "These two are one and the same: choose two different ones.</p>"
+            '<script type="application/json">{}</script></div>'
+        ).format(_menus(found), _prices(items, stated), body, script_json(formula))
+    )
+
+
+def _menus(found: Sequence[TwoSides]) -> Markup:
+    """Return three menus; the script fills those of the two sides from the panels."""
+    kinds = dict.fromkeys((one.by.key, one.by.title) for one in found)
+    options = (Markup('<option value="{}">{}</option>').format(*kind) for kind in kinds)
+    menus = (
+        ("by", "Compare two", Markup("").join(options)),
+        ("a", "First", ""),
+        ("b", "Second", ""),
+    )
+    template = '<label>{1}<select data-choice="{0}">{2}</select></label>'
+    return Markup("").join(Markup(template).format(*menu) for menu in menus)
+
+
+def _prices(items: Sequence[Member], stated: Stated) -> Markup:
+    """Return a field for the price of each platform, as stated next to the runs."""
+    platforms = dict.fromkeys(item.row["platform"] for item in items)
+    template = '<label>{}, {}<input type="text" data-price="{}" value="{}"></label>'
+    known = {one: stated.of(one, PRICE) for one in platforms if one != "cpu"}
+    return Markup("").join(
+        Markup(template).format(LABELS[PRICE], one, one, written(price) if price else "")
+        for one, price in known.items()
+    )
+
+
+def _panel(one: TwoSides, stated: Stated, *, hidden: bool) -> Markup:
+    head = '<section class="sb-panel" data-by="{}" data-a="{}" data-b="{}"{}><h3>{} against {}</h3>'
+    opening = Markup(head).format(
+        *(one.by.key, one.a.name, one.b.name),
+        *(Markup(" hidden") if hidden else "", one.a.name, one.b.name),
+    )
+    return opening + _words(one, stated) + _table(one, stated) + Markup("</section>")
+
+
+def _words(one: TwoSides, stated: Stated) -> Markup:
+    """Return the answers in sentences, each with the head that a reader looks for."""
+    none = "no two runs differ only in the side."
+    found = [
+        ("Matched pairs", _verdicts(one, one.matched, none)),
+        ("Best against best", _verdicts(one, one.best, "the sides did no equal work.")),
+        ("Per watt", _per_joule(one, stated)),
+        ("Per price", PRICED if one.pairs else Markup("there is no pair.")),
+        ("What differs", _differing(one)),
+        ("What is missing", _missing(one)),
+    ]
+    items = (Markup("<li><strong>{}</strong>: {}</li>").format(*part) for part in found)
+    return Markup('<ul class="findings">{}</ul>').format(Markup("").join(items))
+
+
+PRICED = Markup(
+    'in the last columns, by the formula of <a href="cost.html">Cost</a>. '
+    "They follow the prices that you type above."
+)
+
+
+def _verdicts(one: TwoSides, found: Sequence[Pair], none: str) -> Markup:
+    """Return how many pairs either side wins, and the largest difference with its interval."""
+    if not found:
+        return Markup("{}").format(none)
+    decided = [(pair, pair.verdict) for pair in found if pair.verdict is not None]
+    words = Counter(verdict.word for _, verdict in decided)
+    wins = "trains more tokens/s" if one.by.varies == "model" else "is faster"
+    told = [
+        *(f"{one.a.name} {wins} in {words['faster']}" for _ in range(words["faster"] > 0)),
+        *(f"{one.b.name} {wins} in {words['slower']}" for _ in range(words["slower"] > 0)),
+        *(f"{words['cannot tell']} undecided" for _ in range(words["cannot tell"] > 0)),
+        *(
+            f"{len(found) - len(decided)} without an interval"
+            for _ in range(len(decided) < len(found))
+        ),
+    ]
+    sentence = Markup("{}: {}.").format(count(len(found), "pair"), join(told))
+    sure = [(pair, verdict) for pair, verdict in decided if verdict.word != "cannot tell"]
+    if not sure:
+        advice = next((verdict.advice for _, verdict in decided if verdict.advice), None)
+        return sentence + (f" {advice}" if advice else "")
+    pair, verdict = max(sure, key=lambda each: abs(log(each[1].ratio)))
+    ahead = f"{one.a.name} over {one.b.name} is {verdict.ratio:.3f}"
+    most = " The largest difference: {} ({:.3f} to {:.3f}), {}, {}."
+    return sentence + Markup(most).format(
+        ahead, verdict.low, verdict.high, pair.a[0].row["model"], work(pair.a[0].row)
+    )
+
+
+def _per_joule(one: TwoSides, stated: Stated) -> Markup:
+    """Return what the pairs say per watt of the boards, or why they say nothing."""
+    rows = [row for pair in one.pairs for row in basis_rows(pair, stated) if row["per"] == "watt"]
+    known = [row["ratio"] for row in rows if row["ratio"]]
+    if not known:
+        return Markup("{}.").format(rows[0]["reason"] if rows else "there is no pair")
+    ends = dict.fromkeys((f"{min(known):.2f}", f"{max(known):.2f}"))
+    words = "{} trains {} times the tokens of {} per joule of its boards, over {}."
+    pairs_of = count(len(known), "pair")
+    return Markup(words).format(one.a.name, " to ".join(ends), one.b.name, pairs_of)
+
+
+def _differing(one: TwoSides) -> Markup:
+    """Return which settings and versions differ, with their values, then what else does."""
+    if not one.pairs:
+        return Markup("there is no pair to look at.")
+    found: dict[str, list[str]] = {}
+    for pair in one.matched or one.best:
+        for item in pair.beside_the_gpu:
+            values = found.setdefault(item.name, [])
+            values.append(f"{item.a or 'none'} against {item.b or 'none'}")
+    found.pop(one.by.varies, None)
+    told = [
+        f"{setting_words(name)} {', '.join(dict.fromkeys(values))}"
+        for wanted in (_changes_speed, STACK.__contains__)
+        for name, values in found.items()
+        if wanted(name)
+    ]
+    rest = [name for name in found if not _changes_speed(name) and name not in STACK]
+    if not found:
+        return Markup("nothing else that was recorded.")
+    first = join(told[:MOST_WORDS], "; ") if told else "no setting that changes the speed"
+    more = [f"{len(rest) - MOST_WORDS} more"] if len(rest) > MOST_WORDS else []
+    names = ", ".join([*map(_called, rest[:MOST_WORDS]), *more])
+    also = f" Also, with the values in the records: {names}." if rest else ""
+    note = " A token of each costs other FLOPs, so compare the MFU." if _other_model(one) else ""
+    return Markup("{}.{}{}").format(first, also, note)
+
+
+def _changes_speed(name: str) -> bool:
+    return name in SETTINGS and bool(SETTINGS[name].affects)
+
+
+def _called(name: str) -> str:
+    """Return what a recorded fact is called: ``CPU cores``, or the name of a variable."""
+    return (
+        name.removeprefix("variables.").removeprefix("host.")
+        if "." in name
+        else setting_words(name)
+    )
+
+
+def _other_model(one: TwoSides) -> bool:
+    return any(pair.a[0].row["model"] != pair.b[0].row["model"] for pair in one.pairs)
+
+
+def _missing(one: TwoSides) -> Markup:
+    """Return which runs would make a matched pair, those of work that both sides did first."""
+    wanted = _wanted(one)
+    if not wanted:
+        return Markup("nothing: each side ran the other's fastest configurations.")
+    named = [
+        Markup("{} ({}; {}, {}) {}").format(
+            *(run_link(row["run_id"]), row["configuration_name"], row["model"], work(row)),
+            IN[one.by.key].format(side),
+        )
+        for runs, side in wanted[:MOST_MISSING]
+        for row in [runs[0].row]
+    ]
+    more = len(wanted) - MOST_MISSING
+    end = f"; and {more} more." if more > 0 else "."
+    return Markup("repeat {}{} Each makes a matched pair.").format(join(named, "; "), end)
+
+
+def _wanted(one: TwoSides) -> list[tuple[tuple[Member, ...], str]]:
+    """Return the fastest of each work that the other side did not run, and that side's name."""
+    both = one.a.work.keys() & one.b.work.keys()
+    found: list[tuple[bool, bool, tuple[Member, ...], str]] = []
+    for own, other in ((one.a, one.b), (one.b, one.a)):
+        for name, group in own.work.items():
+            runs = fastest(group)
+            if one.by.matched(runs[0]) not in other.matched:
+                found.append((name not in both, "@" in runs[0].row["model"], runs, other.name))
+    return [(runs, side) for *_, runs, side in sorted(found, key=lambda each: each[:2])]
+
+
+def _shared(side: Sequence[Member]) -> Row:
+    return unnumbered(side[0].row) if len(side) > 1 else side[0].row
+
+
+def _table(one: TwoSides, stated: Stated) -> Markup:
+    rows = [_row(pair, stated) for pair in one.pairs[:MOST_PAIRS]]
+    if not rows:
+        return Markup("")
+    a, b = one.a.name, one.b.name
+    each = "tokens/s per GPU"
+    columns = (
+        Column("what", "Work", _what, numeric=False, wide=True),
+        Column("how", "Chosen", lambda row: row["how"], numeric=False),
+        Column("a", a, lambda row: _rate(row, "a"), each, hint="with the MFU"),
+        Column("b", b, lambda row: _rate(row, "b"), each, hint="with the MFU"),
+        Column("ratio", f"{a} over {b}", _ratio, hint="with its 95 % interval"),
+        Column("watt", f"Per watt, {a} over {b}", _per_watt, hint="tokens/J of the boards"),
+        Column("price_a", f"Per price, {a}", lambda r: r["priced_a"], "tokens per currency"),
+        Column("price_b", f"Per price, {b}", lambda r: r["priced_b"], "tokens per currency"),
+        Column("price", f"Per price, {a} over {b}", lambda row: row["priced"]),
+    )
+    more = len(one.pairs) - MOST_PAIRS
+    note = f"{count(more, 'more pair')} in the table of every comparison." if more > 0 else ""
+    return table(rows, columns, "side-by-side").html + (
+        Markup('<p class="note">{}</p>').format(note) if note else Markup("")
+    )
+
+
+def _row(pair: Pair, stated: Stated) -> dict[str, Any]:
+    bases = {row["per"]: row for row in basis_rows(pair, stated)}
+    watt, price = bases["watt"], bases["dollar"]
+    a, b = (_priced(side, stated) for side in (pair.a, pair.b))
+    layouts = dict.fromkeys(in_words(_shared(side)) for side in (pair.a, pair.b))
+    return {
+        "what": f"{pair.a[0].row['model']}, {work(pair.a[0].row)}",
+        "layouts": " against ".join(layouts),
+        "how": "matched" if pair.kind == "matched configuration" else "best",
+        "a": mean_rate(pair.a), "b": mean_rate(pair.b),
+        "runs_a": [item.row["run_id"] for item in pair.a],
+        "runs_b": [item.row["run_id"] for item in pair.b],
+        "ratio": mean_rate(pair.a) / mean_rate(pair.b), "verdict": pair.verdict,
+        "mfu_a": pair.a[0].row["mfu"], "mfu_b": pair.b[0].row["mfu"],
+        "watt": watt["ratio"], "watt_ends": (watt["low"], watt["high"]),
+        "watt_reason": watt["reason"],
+        "price_a": a.middle if a else None, "price_b": b.middle if b else None,
+        "priced_a": _following(pair.a, a), "priced_b": _following(pair.b, b),
+        "price": price["ratio"], "priced": _price_ratio(pair, price),
+        "source": next(
+            (i.row["source"] for i in (*pair.a, *pair.b) if i.row["source"] != "measured"), ""
+        ),
+    }  # fmt: skip
+
+
+def side_inputs(side: Sequence[Member], stated: Stated) -> Inputs:
+    """Return the inputs of the cost page for a side; of repeats the rate is that of all."""
+    row = side[0].row
+    known = inputs_of(row, stated)
+    low, high = row["pooled_tokens_per_second_low"], row["pooled_tokens_per_second_high"]
+    if len(side) > 1 and low and high:
+        known = replace(known, tokens_per_second=Interval(low, high))
+    return known
+
+
+def _priced(side: Sequence[Member], stated: Stated) -> Interval | None:
+    if side[0].row["platform"] == "cpu":
+        return None
+    return answer(PER_PRICE, side_inputs(side, stated)).value
+
+
+def _following(side: Sequence[Member], value: Interval | None) -> Markup:
+    """Return tokens per unit of currency, with what the script needs to follow a price."""
+    known = side_inputs(side, Stated()).stated()
+    names = ("tokens_per_second", "gpus")
+    inputs = {name: (known[name].low, known[name].high) for name in names if name in known}
+    template = '<span data-platform="{}" data-inputs="{}">{}</span>'
+    return Markup(template).format(side[0].row["platform"], json.dumps(inputs), shown(value))
+
+
+def _price_ratio(pair: Pair, priced: Row) -> Markup:
+    verdict = pair.verdict
+    ratio = mean_rate(pair.a) / mean_rate(pair.b)
+    ends = (verdict.low, ratio, verdict.high) if verdict else (ratio, ratio, ratio)
+    template = '<span data-platforms="{}" data-ratio="{}">{}</span>'
+    platforms = [side[0].row["platform"] for side in (pair.a, pair.b)]
+    told = NONE
+    if priced["ratio"]:
+        low, high = priced["low"] or priced["ratio"], priced["high"] or priced["ratio"]
+        told = f"{priced['ratio']:.3f} ({low:.3f} to {high:.3f})"
+    return Markup(template).format(json.dumps(platforms), json.dumps(ends), told)
+
+
+def _what(row: Row) -> Markup:
+    return Markup('{} <span class="range">{}</span>').format(row["what"], row["layouts"])
+
+
+def _rate(row: Row, side: str) -> Markup:
+    template = '{} <span class="range">{}{}</span>'
+    mfu = f"MFU {percent(row[f'mfu_{side}'])}, " if row[f"mfu_{side}"] else ""
+    return Markup(template).format(number(row[side]), mfu, run_links(row[f"runs_{side}"]))
+
+
+def _ratio(row: Row) -> Markup:
+    verdict = row["verdict"]
+    if verdict is None:
+        return Markup('{:.3f} <span class="range">no interval</span>').format(row["ratio"])
+    template = '{:.3f} <span class="range">{:.3f} to {:.3f}, {}</span>'
+    return Markup(template).format(verdict.ratio, verdict.low, verdict.high, verdict.word)
+
+
+def _per_watt(row: Row) -> Markup | str:
+    if row["watt"] is None:
+        return Markup('{} <span class="range">{}</span>').format(NONE, row["watt_reason"] or "")
+    low, high = row["watt_ends"]
+    if low is None:
+        return f"{row['watt']:.3f}"
+    template = '{:.3f} <span class="range">{:.3f} to {:.3f}</span>'
+    return Markup(template).format(row["watt"], low, high)
