@@ -271,6 +271,41 @@ def test_the_steps_that_are_advised_shrink_the_interval_to_the_difference():
     assert f"About {more} more steps" in compare([a], [b], start_spread=0.005).advice
 
 
+@pytest.mark.parametrize(("times", "advised"), [(99, "more steps"), (101, "more repeats")])
+def test_more_than_a_hundred_times_the_steps_are_never_advised(times, advised):
+    """By hand: the halves' squares are ``times`` the square of a difference of 1 %."""
+    half = 0.01 * math.sqrt(times / 2)
+    a, b = Estimate(0.01, half, 40), Estimate(0.0, half, 40)
+    said = compare([a], [b], start_spread=0.0).advice
+    assert advised in said or (advised == "more repeats" and "too small" in said)
+
+
+def test_the_fewest_steps_that_are_advised_are_a_tenth_of_those_there():
+    """By hand: 1.05 times the variance that decides asks for 5 %, and a tenth of 10 steps is 1."""
+    half = 0.01 * math.sqrt(1.05 / 2)
+    a, b = Estimate(0.01, half, 10), Estimate(0.0, half, 10)
+    advice = compare([a], [b], start_spread=0.0).advice
+    assert advice == "About 1 more step per run would decide a difference of this size."
+    longer = [replace(item, steps=200) for item in (a, b)]
+    assert "About 20 more steps" in compare([longer[0]], [longer[1]], start_spread=0.0).advice
+
+
+def _settled_by(repeats: int) -> float:
+    """Return a difference just above what that many repeats per side settle."""
+    variance = (8 * 0.005**2 + 4 * 0.005**2) / 10
+    quantile = stats.t.ppf(0.975, 8 + 2 * repeats - 2)
+    return 1.001 * quantile * math.sqrt(2 * variance / repeats)
+
+
+@pytest.mark.parametrize(
+    ("repeats", "said"), [(50, "About 48 more repeats"), (51, "too small to settle with 50")]
+)
+def test_fifty_repeats_per_side_are_the_most_that_are_advised(repeats, said):
+    middles = (_settled_by(repeats), 0.0)
+    sides = [[Estimate(middle + sign * 0.005, 1e-6, 50) for sign in (1, -1)] for middle in middles]
+    assert said in compare(*sides).advice
+
+
 def test_a_difference_of_settings_is_said_with_both_values():
     assert str(Difference("tp", "1", "2")) == "tp: 1 against 2"
     assert str(Difference("tp", None, "2")) == "tp: none against 2"
