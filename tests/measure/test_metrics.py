@@ -17,7 +17,7 @@ from scalebook import identity
 from scalebook.errors import ConfigError
 from scalebook.facts import catalog
 from scalebook.facts.flops import flops_per_token, hardware_flops_per_token
-from scalebook.measure.metrics import loss_fell, measure, window
+from scalebook.measure.metrics import ceiling, loss_fell, measure, window
 from scalebook.measure.metrics.repeats import (
     Estimate,
     Spread,
@@ -29,6 +29,7 @@ from scalebook.measure.metrics.repeats import (
 )
 from scalebook.measure.metrics.stability import MINIMUM_STEPS
 from scalebook.measure.metrics.steady import Steady
+from scalebook.measure.telemetry.trend import Settling
 from scalebook.record import RunRecord, StepRecord
 from scalebook.store import Run
 
@@ -699,3 +700,34 @@ def test_an_estimate_has_the_wider_half_of_its_interval():
     pooled = pool([Estimate(math.log(rate), 0.0, 9) for rate in (100, 102, 104)])
     assert (pooled.runs, pooled.rate) == (3, pytest.approx((100 * 102 * 104) ** (1 / 3)))
     assert math.sqrt(pooled.low * pooled.high) == pytest.approx(pooled.rate)
+
+
+def test_a_rate_without_a_best_product_says_why_there_is_no_fraction():
+    environment = {"ceilings": {"matmul_tflops": {"bf16": 800.0}}, "accelerator": H100}
+    probed = RunRecord(run_id="a", config_hash=None, status="completed", requested=SETTINGS,
+                       environment=environment)  # fmt: skip
+    plain = probed.model_copy(update={"environment": {"accelerator": H100}})
+    found = ceiling.fraction(400.0, probed, None, None)
+    assert found == {
+        "measured_matmul_tflops": 800.0, "matmul_fraction": 0.5, "matmul_fraction_reason": None,
+    }  # fmt: skip
+    assert ceiling.fraction(None, probed, None, "No rate.")["matmul_fraction_reason"] == "No rate."
+    without = ceiling.fraction(400.0, plain, None, None)
+    assert (without["matmul_fraction"], without["measured_matmul_tflops"]) == (None, None)
+    assert without["matmul_fraction_reason"] == f"{ceiling.NOT_PROBED}."
+
+
+@pytest.mark.parametrize(
+    ("seconds", "settled", "accepted", "note"),
+    [
+        (59.9, None, True, "The window lasts 60 s, less than a minute: a slow change"),
+        (59.9, True, True, "The window lasts 60 s, less than a minute; the clocks"),
+        (60.0, None, True, None), (60.0, True, True, None), (60.0, False, True, "They fall."),
+        (20.0, False, True, "They fall."), (20.0, True, False, "They fall."),
+    ],
+)  # fmt: skip
+def test_a_short_window_is_noted_unless_the_devices_say_more(seconds, settled, accepted, note):
+    steady = Steady(60, None if accepted else "drift", None)
+    found = window._note(seconds, steady, Settling(settled, "They fall."))
+    assert (found or "").startswith(note or "")
+    assert (found is None) is (note is None)

@@ -16,6 +16,7 @@ from series import BRIEF, HARD, STABLE, UNSTABLE, correlated, drift, noise, shif
 
 from scalebook.cli import main
 from scalebook.errors import RecordError
+from scalebook.measure.metrics import spikes as taken_apart
 from scalebook.measure.metrics import steady as steady_state
 from scalebook.measure.metrics.autoregression import (
     _GRID,
@@ -34,7 +35,7 @@ from scalebook.measure.metrics.shapes import (
     without,
 )
 from scalebook.measure.metrics.spikes import Periodic, local_median, take_apart
-from scalebook.measure.metrics.stability import Settled, relative
+from scalebook.measure.metrics.stability import Settled, _course, relative
 from scalebook.measure.metrics.steady import find_steady
 from scalebook.measure.metrics.student import student_quantile, two_sided_tail
 from scalebook.measure.verdicts.series import read_series
@@ -655,3 +656,81 @@ def test_a_tail_is_solved_to_a_ten_thousandth_and_a_straight_one_at_once(scale, 
     assert len(tried) == 2 + max(doublings, 0)
     found = _solve(lambda x: float(2 * stats.t.sf(x / scale, 5)), target, scale)
     assert found == pytest.approx(scale * stats.t.isf(target / 2, 5), rel=1e-4)
+
+
+@pytest.mark.parametrize("period", [2, 3, 8])
+@pytest.mark.parametrize("count", [64, 256])
+def test_a_pattern_counts_from_six_normal_deviations_of_its_f_test_on(period, count):
+    generator = random.Random(period * count)
+    chance = [generator.gauss(0, 0.01) for _ in range(count)]
+
+    def series(height: float) -> list[float]:
+        return [1 + value + height * (at % period == 0) for at, value in enumerate(chance)]
+
+    def groups(height: float) -> list[list[float]]:
+        rest, _ = taken_apart._detrended(series(height), period)
+        return [rest[start::period] for start in range(period)]
+
+    def deviations(height: float) -> float:
+        divided = groups(height)
+        size = sum(map(len, divided))
+        ratio = stats.f_oneway(*divided).statistic
+        return stats.norm.isf(stats.f.sf(ratio, period - 1, size - period))
+
+    low, high = 0.0, 0.05
+    for _ in range(30):
+        middle = (low + high) / 2
+        seen = taken_apart._pattern_rest(series(middle), period) is not None
+        low, high = (low, middle) if seen else (middle, high)
+    # the approximation is close for many means, and asks for a little more of few
+    assert deviations(high) == pytest.approx(6, abs=0.2 if period == 8 else 0.8)
+    divided = groups(0.04)
+    inside = sum(float(np.var(one)) * len(one) for one in divided)
+    within = inside / (sum(map(len, divided)) - period)
+    assert taken_apart._pattern_rest(series(0.04), period) == pytest.approx(within)
+
+
+def test_a_pattern_needs_six_of_its_periods():
+    generator = random.Random(1)
+    series = [value + generator.gauss(0, 1e-3) for value in [1.0, 1.5, 1.0] * 6]
+    assert taken_apart._pattern_rest(series, 3) is not None
+    assert taken_apart._pattern_rest(series[:-1], 3) is None
+    assert taken_apart._pattern_rest([1.0] * 40, 2) is None
+
+
+def test_a_shift_is_a_fraction_of_the_level_before_it():
+    """By hand: 0.95 and 1.05 times the mean differ by 0.10 / 0.95."""
+    generator = random.Random(3)
+    differences = [side * 0.05 + generator.gauss(0, 1e-6) for side in (-1, 1) for _ in range(40)]
+    found = _course(differences)
+    assert found.shift_at == 40
+    assert found.shift == pytest.approx(0.1 / 0.95, rel=1e-4)
+    assert found.drift > 0
+
+
+def test_a_brief_window_reaches_as_far_as_its_drift_and_the_error_of_it_may_lead():
+    """By hand: a half of 0.3 and an error of 0.4 are 0.5 together; the drift of 0.1 moves both."""
+    reach = steady_state._REACH
+    rising = Settled(0, None, 0.0, drift=0.1 / reach, drift_error=0.4 / reach)
+    falling = Settled(0, None, 0.0, drift=-0.1 / reach, drift_error=0.4 / reach)
+    assert steady_state._unsettled(rising, 1.0, (0.7, 1.3)) == pytest.approx((0.4, 0.6))
+    assert steady_state._unsettled(falling, 1.0, (0.7, 1.3)) == pytest.approx((0.6, 0.4))
+    assert steady_state._unsettled(rising, 2.0, (1.4, 2.6)) == pytest.approx((0.8, 1.2))
+    steep = Settled(0, None, 0.0, drift=0.5 / reach, drift_error=0.0)
+    assert steady_state._unsettled(steep, 1.0, (0.7, 1.3)) == pytest.approx((0.3, 0.8))
+
+
+@pytest.mark.parametrize("count", [1, 3, 12])
+def test_a_count_has_the_interval_of_poisson(count):
+    """The exact one is of chi-square quantiles; Byar's stays within 2 % of it from one on."""
+    low, high = steady_state._poisson_interval(count)
+    assert low == pytest.approx(stats.chi2.ppf(0.025, 2 * count) / 2, abs=0.03)
+    assert high == pytest.approx(stats.chi2.ppf(0.975, 2 * count + 2) / 2, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("count", "independent", "steps"),
+    [(40, 10.0, 40), (40, 4.0, 100), (41, 4.0, 110), (5, 0.0, 500)],
+)
+def test_the_steps_that_are_asked_for_are_worth_ten_independent_ones(count, independent, steps):
+    assert steady_state._enough(count, independent) == steps
