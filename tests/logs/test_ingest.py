@@ -14,6 +14,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import zstandard
@@ -1472,3 +1473,116 @@ def test_device_samples_are_summed_up_by_device_and_mean():
     }  # fmt: skip
     assert [type(row["gpu"]) for row in steps.lines(samples)] == [int, int]
     assert steps.summary(job_of().samples)["seconds"] is None
+
+
+def content_of(*jobs, digest="d" * 64, kind="training", path=Path("a.log")):
+    """Return what stands for a file that was read."""
+    dialect = SimpleNamespace(kind=kind, name=kind)
+    return SimpleNamespace(jobs=list(jobs), digest=digest, dialect=dialect, path=path, tail=())
+
+
+def test_a_run_is_named_by_its_files_what_was_supplied_and_its_place_in_them():
+    one, two = job_of(dialect="nemo"), job_of(dialect="nemo")
+    alone = group.Group([content_of(one)], [one])
+    assert ingest_write.run_name(alone, 0) == f"ingested-nemo-{'d' * 12}"
+    both = group.Group([content_of(one, two)], [one, two])
+    assert [ingest_write.run_name(both, at) for at in (0, 1)] == [
+        f"ingested-nemo-{'d' * 12}-1", f"ingested-nemo-{'d' * 12}-2",
+    ]  # fmt: skip
+    ranks = [content_of(one, digest=name * 64) for name in "ab"]
+    names = {ingest_write.run_name(group.Group(files, [one]), 0) for files in (ranks, ranks[::-1])}
+    assert len(names) == 1
+    supplied = ingest_write.run_name(alone, 0, {"model": "m"})
+    assert supplied not in {ingest_write.run_name(alone, 0), *names}
+    assert re.fullmatch("ingested-nemo-[0-9a-f]{12}", supplied)
+
+
+@pytest.mark.parametrize(
+    ("told", "precision", "recompute"),
+    [
+        ({"bf16": True}, "bf16", None), ({"fp16": True, "bf16": False}, "fp16", None),
+        ({"fp8": "hybrid", "bf16": True}, "fp8", None),
+        ({"fp8": "none", "bf16": True}, "bf16", None),
+        ({"fp8": "null"}, None, None), ({"precision": "fp32", "bf16": True}, "fp32", None),
+        ({"recompute_granularity": "selective"}, None, "selective"),
+        ({"recompute_granularity": "none"}, None, "none"),
+        ({"recompute_granularity": "full"}, None, None),
+        ({"recompute_granularity": "none", "recompute": "full"}, None, "full"),
+    ],
+)  # fmt: skip
+def test_settings_of_an_argument_dump_have_our_names(told, precision, recompute):
+    found = ingest_write.observed_settings(known_of(**told))
+    assert (found.get("precision"), found.get("recompute")) == (precision, recompute)
+    assert ingest_write.observed_settings(known_of(world_size=8, swiglu=True)) == {"world_size": 8}
+
+
+def test_a_device_is_that_of_the_log_before_that_of_the_platform():
+    named = job_of(details={"device": "A device"})
+    assert ingest_write.accelerator_of(named, known_of(platform="h100")) == "A device"
+    of_platform = ingest_write.accelerator_of(job_of(), known_of(platform="h100"))
+    assert catalog.accelerator_for_device(of_platform).name == catalog.platform("h100").accelerator
+    assert ingest_write.accelerator_of(job_of(), known_of()) is None
+
+
+def test_the_anatomy_of_a_step_is_that_of_the_lowest_rank_that_is_known():
+    jobs = [job_of(details={"breakdown": {"rank": rank, "n": n}}) for n, rank in
+            enumerate((None, 3, 1))]  # fmt: skip
+    files = [content_of(one, kind="trace") for one in jobs]
+
+    def first(*chosen):
+        return ingest_write._first_breakdown(group.Group([], [], list(chosen)))["n"]
+
+    assert first(*files) == 2
+    assert first(*files[:2]) == 1
+    assert first(files[0], content_of(job_of())) == 0
+
+
+def test_traces_are_copied_packed_and_numbered_and_a_very_large_one_is_left_out(
+    tmp_path, monkeypatch
+):
+    plain = write(tmp_path / "a.json", "{}" * 100)
+    packed = tmp_path / "b.json.gz"
+    packed.write_bytes(gzip.compress(b"[]"))
+    large = write(tmp_path / "c.json", "x" * 201)
+    monkeypatch.setattr(ingest_write, "_LARGEST_TRACE", 200)
+    attached = [content_of(kind="trace", path=path) for path in (large, plain, packed)]
+    attached.insert(0, content_of(kind="telemetry", path=plain))
+    target = tmp_path / "copies"
+    target.mkdir()
+    ingest_write._copy_traces(target, group.Group([], [], attached))
+    assert sorted(path.name for path in target.iterdir()) == ["trace-2.json.gz", "trace-3.json.gz"]
+    assert gzip.decompress((target / "trace-2.json.gz").read_bytes()) == b"{}" * 100
+    assert (target / "trace-3.json.gz").read_bytes() == packed.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "joined"),
+    [
+        ([(1, 2.0), (2, 1.0)], [(1, 2.0), (2, 1.0)], True),
+        ([(1, 2.0), (2, 1.0)], [(2, 1.0009)], True), ([(1, 2.0), (2, 1.0)], [(2, 1.002)], False),
+        ([(1, 2.0)], [(2, 2.0)], False), ([(1, 2.0)], [], True),
+        ([(1, 0.0)], [(1, 1e-9)], True), ([(1, 0.0)], [(1, 1e-8)], False),
+    ],
+)  # fmt: skip
+def test_two_logs_are_of_one_job_where_steps_they_share_have_one_loss(first, second, joined):
+    one, other = (
+        job_of(*({"step": float(step), "loss": loss} for step, loss in rows))
+        for rows in (first, second)
+    )
+    assert group._agree(one, other) is joined
+    other.settings["world_size"] = 8
+    assert group._agree(one, other) is joined
+    one.settings["world_size"] = 4
+    assert group._agree(one, other) is False
+
+
+def test_what_another_rank_tells_is_added_and_its_higher_peak_counts():
+    one = job_of({"step": 1.0}, settings={"a": 1}, details={"peak_gib": 5.0, "device": "x"})
+    other = job_of({"step": 1.0}, {"step": 2.0}, settings={"a": 2, "b": 3}, finished=True,
+                   details={"peak_gib": 7.0, "device": "y", "more": 1}, notes=["n"])  # fmt: skip
+    group._join(one, other)
+    assert one.settings == {"a": 1, "b": 3}
+    assert one.details == {"peak_gib": 7.0, "device": "x", "more": 1}
+    assert (one.finished, one.counts.other_rank_records, one.notes) == (True, 2, ["n"])
+    group._join(one, job_of(details={"peak_gib": 6.0}))
+    assert (one.details["peak_gib"], one.finished) == (7.0, True)

@@ -390,6 +390,67 @@ def test_a_directory_of_steps_without_a_record_is_the_file_in_it(tmp_path):
         read_series(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        ("1.1e-9", True), ("1e-9", False), ("9e8", True), ("1e9", False), ("0", False),
+        ("-1", False), ("nan", False), ("x" * 50, False),
+    ],
+)  # fmt: skip
+def test_a_line_is_a_step_time_between_a_nanosecond_and_thirty_years(tmp_path, text, read):
+    (tmp_path / "times").write_text(f"# seconds\n\n1.5\n{text}\n")
+    if read:
+        assert read_series(tmp_path / "times").seconds == (1.5, float(text))
+        return
+    with pytest.raises(RecordError) as error:
+        read_series(tmp_path / "times")
+    assert f"times line 4: {text[:40]!r} is no step time." in str(error.value)
+
+
+def records(folder, *lines):
+    path = folder / "steps.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("phases", "seconds", "minimum"),
+    [
+        (["startup", "warmup", "measured", "measured"], (0.0, 1.0, 2.0, 3.0), 2),
+        (["warmup", "measured", "profiled", "measured"], (0.0, 1.0), 1),
+        (["warmup", "warmup"], (0.0, 1.0), 2),
+        (["warmup", "profiled", "measured"], (0.0,), 1),
+        ([None, None], (0.0, 1.0), 0),
+    ],
+)
+def test_the_phases_of_records_say_where_warm_up_ends_and_a_profile_begins(
+    tmp_path, phases, seconds, minimum
+):
+    lines = [{"step_seconds": at + 0.5} for at in range(len(phases))]
+    lines = [one | ({"phase": of} if of else {}) for one, of in zip(lines, phases, strict=True)]
+    found = read_series(records(tmp_path, *lines))
+    assert found.seconds == tuple(one + 0.5 for one in seconds)
+    assert found.minimum == minimum
+
+
+@pytest.mark.parametrize("value", [0, -1.0, True, "1", None, 1e9, 1e-9, -1e9])
+def test_a_record_without_a_time_is_named_by_its_number(tmp_path, value):
+    path = records(tmp_path, {"step_seconds": 1.0}, {"step_seconds": value})
+    with pytest.raises(RecordError, match="record 2 has no step_seconds above zero"):
+        read_series(path)
+
+
+def test_a_line_that_is_no_record_is_shown_by_its_start(tmp_path):
+    path = records(tmp_path, {"step_seconds": 1.0})
+    path.write_text(path.read_text() + "\n" + "[" + "1, " * 40)
+    with pytest.raises(RecordError) as error:
+        read_series(path)
+    shown = ("[" + "1, " * 40)[:40]
+    assert f"steps.jsonl line 3 is not a step record: {shown!r}." in str(error.value)
+    with pytest.raises(RecordError, match="holds no step time"):
+        read_series(records(tmp_path, {"step_seconds": 1.0, "phase": "profiled"}))
+
+
 def test_tokens_and_steps_of_a_side_differ_by_the_tokens_of_a_step_alone(tmp_path):
     work = config(**BIG)
     write_run(tmp_path, "a", work, seconds=2.0, device=H100, steps=80)
