@@ -768,7 +768,7 @@ def test_an_overlap_counts_where_more_than_one_replica_exchanges_something(healt
     ("split", "batches", "gib", "fits"),
     [
         (Parallelism(8, 4, sequence_parallel=True), 8, 92.0, True),
-        (Parallelism(8, 2, sequence_parallel=True), 8, 92.0, True),
+        (Parallelism(8, 2, sequence_parallel=True), 6, 92.0, True),
         (Parallelism(8, 4), 8, 92.1, False), (Parallelism(8, 4), 7, 50.0, False),
         (Parallelism(8, 4), None, 50.0, False), (Parallelism(8), 8, 50.0, False),
         (Parallelism(9, 3), 8, 50.0, False), (Parallelism(8, 4), 8, None, False),
@@ -886,6 +886,16 @@ def test_clocks_cost_what_they_are_below_the_stated_one_while_products_run(healt
     assert at.evidence == {
         "mean_clock_mhz": 1600.0, "max_clock_mhz": 1980.0, "peak_clock_mhz": 1830.0,
     }  # fmt: skip
+    assert at.basis == "computed"
+    (advice,) = at.advice
+    assert advice.startswith("Raise the power cap")
+    hot = replace(clocked(healthy, 1600.0).devices, throttle_fractions={"hw_thermal_slowdown": 1.0})
+    cool = finding(device_rules.clock_rule, replace(healthy, devices=hot))
+    assert cool is not None and cool.advice[0].startswith("Improve the cooling")
+    unknown = replace(hot, clocks=None)
+    without = finding(device_rules.clock_rule, replace(healthy, devices=unknown))
+    assert without is not None
+    assert (without.step_fraction, without.basis) == (None, None)
     whole = finding(device_rules.clock_rule, replace(clocked(healthy, 1600.0), split=None))
     assert whole is not None and whole.step_fraction == pytest.approx(1 - 1600 / 1830)
 

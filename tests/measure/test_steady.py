@@ -17,6 +17,7 @@ from series import BRIEF, HARD, STABLE, UNSTABLE, correlated, drift, noise, shif
 from scalebook.cli import main
 from scalebook.errors import RecordError
 from scalebook.measure.metrics import spikes as taken_apart
+from scalebook.measure.metrics import stability
 from scalebook.measure.metrics import steady as steady_state
 from scalebook.measure.metrics.autoregression import (
     _GRID,
@@ -720,17 +721,77 @@ def test_a_brief_window_reaches_as_far_as_its_drift_and_the_error_of_it_may_lead
     assert steady_state._unsettled(steep, 1.0, (0.7, 1.3)) == pytest.approx((0.3, 0.8))
 
 
-@pytest.mark.parametrize("count", [1, 3, 12])
-def test_a_count_has_the_interval_of_poisson(count):
-    """The exact one is of chi-square quantiles; Byar's stays within 2 % of it from one on."""
-    low, high = steady_state._poisson_interval(count)
-    assert low == pytest.approx(stats.chi2.ppf(0.025, 2 * count) / 2, abs=0.03)
-    assert high == pytest.approx(stats.chi2.ppf(0.975, 2 * count + 2) / 2, rel=0.02)
+CALM = {
+    "drift": 0.0, "drift_probability": 1.0, "drift_error": 0.001, "shift": 0.0,
+    "shift_probability": 1.0, "shift_at": 30, "independent": 20.0,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("count", "independent", "steps"),
-    [(40, 10.0, 40), (40, 4.0, 100), (41, 4.0, 110), (5, 0.0, 500)],
+    ("course", "problem", "change"),
+    [
+        ({}, None, 0.0),
+        ({"drift": -0.02, "drift_probability": 0.009}, "drift", -0.02),
+        ({"drift": 0.02, "drift_probability": 0.01}, None, 0.0),
+        ({"drift": 0.01, "drift_probability": 0.009}, None, 0.01),  # within the tolerance
+        ({"shift": -0.02, "shift_probability": 2e-4}, "shift", -0.02),
+        ({"shift": 0.02, "shift_probability": 3e-4}, None, 0.0),
+        ({"shift": 0.01, "shift_probability": 2e-4}, None, 0.01),
+        # of both the likelier counts
+        ({"shift": 0.02, "shift_probability": 2e-4, "drift": 0.03, "drift_probability": 1e-4},
+         "drift", 0.03),
+        ({"shift": 0.02, "shift_probability": 1e-4, "drift": 0.03, "drift_probability": 2e-4},
+         "shift", 0.02),
+        ({"shift": 0.005, "shift_probability": 1e-4, "drift": -0.008, "drift_probability": 2e-4},
+         None, 0.008),
+        ({"independent": 3.9, "drift": 0.02, "drift_probability": 0.24}, "too short", 0.02),
+        ({"independent": 4.0, "drift": 0.02, "drift_probability": 0.24}, None, 0.0),
+        ({"independent": 3.9, "drift": 0.02, "drift_probability": 0.25}, None, 0.0),
+        ({"independent": 0.9, "drift": 0.02}, "too short", 0.02),
+        ({"independent": 1.0, "drift": 0.02}, None, 0.0),
+        ({"independent": 0.9, "drift": 0.01}, None, 0.0),
+    ],
+)  # fmt: skip
+def test_a_course_is_a_problem_where_it_is_certain_and_above_the_tolerance(
+    monkeypatch, course, problem, change
+):
+    found = stability._Course(**CALM | course)
+    monkeypatch.setattr(stability, "_course", lambda _series: found)
+    judged = stability._judge(5, [0.0] * 60)
+    assert (judged.start, judged.problem, judged.change) == (5, problem, change)
+    assert judged.at == (35 if problem == "shift" else None)
+    assert judged.independent == (found.independent if problem == "too short" else None)
+    if problem is None:
+        assert (judged.drift, judged.drift_error) == (found.drift, 0.001)
+
+
+@pytest.mark.parametrize(
+    ("probability", "gain", "length"), [(2e-3, 1.0, 7), (2.1e-3, 1.0, 0), (1e-9, 0.0499, 0)]
 )
-def test_the_steps_that_are_asked_for_are_worth_ten_independent_ones(count, independent, steps):
-    assert steady_state._enough(count, independent) == steps
+def test_a_warm_up_counts_where_it_is_more_than_chance(monkeypatch, probability, gain, length):
+    """By hand: 100 steps whose squares add up to 1, and a gain worth a t of more than 5 ** 0.5."""
+    series = [0.1, -0.1] * 50
+    judged = stability.Effect(1.0, probability, 1.0)
+    monkeypatch.setattr(stability, "effect", lambda *_: judged)
+    assert stability._length(WarmUp("step", 7, gain), series) == length
+    monkeypatch.setattr(stability, "effect", None)  # not asked where the gain is too small
+    assert stability._length(WarmUp("step", 7, 0.0499), series) == 0
+
+
+def test_windows_of_warm_ups_one_after_the_other_are_taken_off_up_to_the_half(monkeypatch):
+    lengths: list[int] = []
+    monkeypatch.setattr(stability, "_warm_up", lambda _series: lengths.pop(0) if lengths else 0)
+
+    def start_of(count: int, *taken: int) -> tuple[int, str | None]:
+        lengths[:] = taken
+        found = stability.settle(jittered(count))
+        return found.start, found.problem
+
+    assert start_of(100, 3, 4) == (7, None)
+    assert start_of(100, 50) == (50, None)
+    assert start_of(100, 51) == (51, "warm-up")
+    assert start_of(100, *[1] * 7) == (7, None)
+    assert start_of(100, *[1] * 8) == (8, "warm-up")
+    assert start_of(9) == (0, "too short")
+    assert start_of(10)[1] is None
+    assert start_of(14, 5) == (5, "too short")

@@ -34,7 +34,7 @@ CORE = {
     "legality": ("facts/legality", "facts/legality"),
     "feasibility": ("facts/feasibility", "facts/feasibility"),
     "scaling": ("measure/scaling", "measure/scaling"),
-    "metrics": ("measure/metrics", "measure/metrics measure/steady measure/anatomy"),
+    "metrics": ("measure/metrics", "measure/metrics measure/steady measure/window measure/anatomy"),
     "anatomy": ("measure/anatomy", "measure/anatomy"),
     "economics": ("measure/economics.py", "measure/economics"),
     "intervals": ("measure/intervals.py", "measure/intervals"),
