@@ -46,29 +46,39 @@ def a_run(generator, mean=1.0, correlation=0.5, spread=0.0, count=60):
     return Estimate.of(1 / found.mean, 1 / high, 1 / low, found.count)
 
 
-def verdicts(trials, runs, slowdown=0.0, **fields):
+def pairs(trials, runs, slowdown=0.0, **fields):
+    """Return the runs of two sides, of which the second is slower, as often as is tried."""
     generator = random.Random(trials + runs)
-    sides = [
+    return [
         [[a_run(generator, factor, **fields) for _ in range(runs)] for factor in (1, 1 + slowdown)]
         for _ in range(trials)
     ]
-    return [compare(b, a).word for a, b in sides]
+
+
+def verdicts(sides, runs=None):
+    """Return what is said of the second side, from the first runs of each."""
+    return [compare(b[:runs], a[:runs]).word for a, b in sides]
 
 
 def test_two_runs_of_the_same_are_told_apart_in_one_case_of_twenty_at_most():
-    said = verdicts(200, 1)
+    said = verdicts(pairs(200, 1))
     assert said.count("cannot tell") >= 0.95 * len(said)
 
 
+@pytest.fixture(scope="module")
+def scattered():
+    return pairs(120, 5, spread=0.03, count=24, correlation=0.0)
+
+
 @pytest.mark.parametrize("runs", [2, 3, 5])
-def test_repeats_that_differ_from_start_to_start_are_told_apart_as_seldom(runs):
-    said = verdicts(120, runs, spread=0.03, count=24, correlation=0.0)
+def test_repeats_that_differ_from_start_to_start_are_told_apart_as_seldom(scattered, runs):
+    said = verdicts(scattered, runs)
     assert said.count("cannot tell") >= 0.90 * len(said)
 
 
 def test_a_planted_slowdown_of_five_percent_is_found():
-    assert verdicts(60, 1, 0.05).count("slower") >= 55
-    assert verdicts(30, 4, 0.05, spread=0.01, count=24).count("slower") >= 25
+    assert verdicts(pairs(60, 1, 0.05)).count("slower") >= 55
+    assert verdicts(pairs(30, 4, 0.05, spread=0.01, count=24)).count("slower") >= 25
 
 
 def test_the_ratio_is_throughput_of_a_over_b():
@@ -121,7 +131,8 @@ def test_repeats_that_contradict_the_assumed_spread_count_by_themselves():
     (0.05, {"count": 20, "correlation": 0.8, "spread": 0.005}),
 ])  # fmt: skip
 def test_more_repeats_never_decide_less_often(slowdown, fields):
-    decided = [verdicts(100, runs, slowdown, **fields).count("slower") for runs in (1, 2, 3)]
+    sides = pairs(100, 3, slowdown, **fields)
+    decided = [verdicts(sides, runs).count("slower") for runs in (1, 2, 3)]
     assert decided[0] - 3 <= decided[1] <= decided[2] + 3
 
 
