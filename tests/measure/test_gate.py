@@ -238,3 +238,7 @@ def test_the_table_has_what_failed_first_and_what_differs_there_alone():
     assert rows[2] == "| case 0 | pass |  |  | detail 0 |"
     assert text.count("What else differs in") == 1
     assert gate_report.markdown(checks()[:1]).startswith("**Passed.** 1 configuration: 1 pass.")
+    quoted = Check("n", "pass", 'it\'s "5" <b>\n*', (), ())
+    assert (
+        gate_report.markdown([quoted]).splitlines()[4].endswith('|  |  | it\'s "5" &lt;b&gt; \\* |')
+    )

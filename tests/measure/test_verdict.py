@@ -354,6 +354,7 @@ def test_a_side_of_a_file_has_the_rate_of_its_steps():
     half = math.log(steady.seen[1] / steady.seen[0]) / 2
     assert (found.half, found.steps) == (pytest.approx(half, rel=1e-2), steady.count)
     assert read._of_steady(find_steady([1.0] * 3)) is None
+    assert read._of_steady(replace(steady, seen=(0.0, 3.0))) is None  # no bound on the rate
 
 
 # The command
