@@ -141,7 +141,7 @@ def test_a_verdict_says_which_spread_it_assumes():
     assert "varies by 0.5 % (standard deviation) from start" in compare([a], [b]).assumption
     assert "varies by 1 %" in compare([a], [b], start_spread=0.01).assumption
     repeated = compare([a, a], [b], start_spread=0.01).assumption
-    assert "Runs of a side vary by" in repeated
+    assert repeated.startswith("Runs of a side vary by 1.2 % (standard deviation); ")
     assert "1 % was assumed before" in repeated
 
 
@@ -297,22 +297,29 @@ def test_the_fewest_steps_that_are_advised_are_a_tenth_of_those_there():
     a, b = Estimate(0.01, half, 10), Estimate(0.0, half, 10)
     advice = compare([a], [b], start_spread=0.0).advice
     assert advice == "About 1 more step per run would decide a difference of this size."
+    for steps, advised in ((1, "About 1 more step per run"), (0, "repeat")):
+        short = [replace(item, steps=steps) for item in (a, b)]
+        assert advised in compare([short[0]], [short[1]], start_spread=0.0).advice
     longer = [replace(item, steps=200) for item in (a, b)]
     assert "About 20 more steps" in compare([longer[0]], [longer[1]], start_spread=0.0).advice
 
 
 def _settled_by(repeats: int) -> float:
-    """Return a difference just above what that many repeats per side settle."""
+    """Return the smallest difference that so many repeats per side settle."""
     variance = (8 * 0.005**2 + 4 * 0.005**2) / 10
     quantile = stats.t.ppf(0.975, 8 + 2 * repeats - 2)
-    return 1.001 * quantile * math.sqrt(2 * variance / repeats)
+    return quantile * math.sqrt(2 * variance / repeats)
 
 
 @pytest.mark.parametrize(
-    ("repeats", "said"), [(50, "About 48 more repeats"), (51, "too small to settle with 50")]
-)
-def test_fifty_repeats_per_side_are_the_most_that_are_advised(repeats, said):
-    middles = (_settled_by(repeats), 0.0)
+    ("repeats", "times", "said"),
+    [
+        (50, 1.001, "About 48 more repeats per side"), (51, 1.001, "too small to settle with 50"),
+        (3, 1.001, "About 1 more repeat per side"), (3, 0.999, "About 2 more repeats per side"),
+    ],
+)  # fmt: skip
+def test_repeats_are_advised_up_to_fifty_per_side(repeats, times, said):
+    middles = (times * _settled_by(repeats), 0.0)
     sides = [[Estimate(middle + sign * 0.005, 1e-6, 50) for sign in (1, -1)] for middle in middles]
     assert said in compare(*sides).advice
 
