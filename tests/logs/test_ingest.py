@@ -1274,6 +1274,28 @@ def test_a_first_record_of_less_than_half_the_time_is_too_fast(first, said):
     )  # fmt: skip
 
 
+def test_two_records_show_that_the_first_is_too_fast_and_one_does_not():
+    assert len(rates.warnings_of(timed(0.4, 1.0), known_of(), None)) == 1
+    assert rates.warnings_of(job_of({"step": 5.0, "seconds": 0.4}), known_of(), None) == []
+
+
+@pytest.mark.parametrize(
+    ("factor", "fits", "said"),
+    [
+        (1.02, None, None), (0.98, "six_n", None), (None, None, None),
+        (1.03, None, "1.030 times those of model_flops; no convention known here gives it."),
+        (0.97, "six_n", "0.970 times those of model_flops; it is that of six_n."),
+    ],
+)  # fmt: skip
+def test_printed_flops_agree_within_a_fortieth(factor, fits, said):
+    found = job_summary.disagreement(
+        {"logged_over_recounted": factor, "convention_that_fits": fits}
+    )
+    ours = flops.DEFAULT_CONVENTION
+    wanted = said and f"Printed TFLOP/s are {said}".replace("model_flops", ours)
+    assert found == ([wanted] if wanted else [])
+
+
 def test_six_records_behind_the_first_show_a_drift_and_five_do_not():
     assert rates.warnings_of(timed(1, 1, 1, 1, 2, 2, 2), known_of(), None) == [
         "The step time drifts: 1 s in the first half, 2 s in the second."

@@ -21,6 +21,8 @@ from scalebook.measure.metrics import ceiling, loss_fell, measure, window
 from scalebook.measure.metrics.repeats import (
     Estimate,
     Spread,
+    _measured_starts,
+    _with_starts,
     of_configuration,
     pool,
     spread,
@@ -731,3 +733,89 @@ def test_a_short_window_is_noted_unless_the_devices_say_more(seconds, settled, a
     found = window._note(seconds, steady, Settling(settled, "They fall."))
     assert (found or "").startswith(note or "")
     assert (found is None) is (note is None)
+
+
+def run_with(recorded, **fields):
+    fields = {"status": "completed", "requested": SETTINGS} | fields
+    record = RunRecord(run_id="a", config_hash=None, environment={"accelerator": H100}, **fields)
+    return Run(Path("/nowhere"), record, tuple(recorded))
+
+
+def test_steps_that_were_held_up_count_in_a_rate_of_their_own():
+    """By hand: 20 steps of 10 s and one of 50 s have 21 times the tokens of a step in 250 s."""
+    held = measure(run_with([*steps([10.0] * 20), *steps([50.0], "stalled", first=21)]))
+    assert held.tokens_per_second == pytest.approx(TOKENS / 10)
+    assert (held.stalled_steps, held.measured_steps) == (1, 20)
+    assert held.tokens_per_second_with_stalls == pytest.approx(21 * TOKENS / 250)
+    plain = measure(run_with(steps([10.0] * 20)))
+    assert (plain.stalled_steps, plain.tokens_per_second_with_stalls) == (0, None)
+    failed = run_with([*steps([10.0] * 20), *steps([50.0], "stalled")], status="failed", reason="x")
+    assert measure(failed).tokens_per_second_with_stalls is None
+
+
+def test_a_rate_of_one_gpu_is_no_rate_of_the_job():
+    alone = [one.model_copy(update={"tokens": None, "tokens_per_gpu": 5000})
+             for one in steps([2.0] * 20)]  # fmt: skip
+    found = measure(run_with(alone))
+    assert (found.tokens_per_second, found.tokens_per_second_per_gpu) == (None, 2500)
+    assert found.throughput_reason == "The number of GPUs is not known: the rate is of one GPU."
+    assert found.interval_reason is not None
+    one_gpu = measure(run_with(steps([100.0] * 20), requested=SETTINGS | {"world_size": 1}))
+    times = 2500 / one_gpu.tokens_per_second
+    assert found.mfu == pytest.approx(one_gpu.mfu * times)
+
+
+@pytest.mark.parametrize(
+    ("wait", "second", "counts"),
+    [(0.0099, 1.0, True), (0.0101, 1.0, False), (0.01, 1.0, True), (0.0, 1.0, True),
+     (None, 1.0, True), (0.019, 2.0, True)],
+)  # fmt: skip
+def test_a_step_waits_for_a_checkpoint_above_a_hundredth_of_it(wait, second, counts):
+    one, other = steps([second, 1.0])
+    waited = one.model_copy(update={"checkpoint_seconds": wait})
+    assert len(window.measured_steps([waited, other])) == 1 + counts
+
+
+def test_a_chosen_window_holds_both_its_ends():
+    run = run_with(steps([1.0] * 40), window=(11, 30))
+    found, _ = window.throughput(run.record, run.steps)
+    assert [found.steps[at].step for at in (0, -1)] == [11, 30]
+    assert found.note.startswith("The reader chose steps 11 to 30 as the window. The window lasts")
+
+
+def test_the_spread_of_measured_starts_replaces_the_assumed_one_in_every_interval():
+    """By hand: squares of distances on logarithms differ by 1.96 squared times those of starts."""
+    item = measure(run_with(steps([10.0, 10.1] * 30)))
+    assert item.start_spread == 0.005
+
+    def ends(start: float) -> list[float]:
+        found = item.changed(_with_starts(item, {"h100": (start, 6)}))
+        assert (found.start_spread, found.start_spread_runs) == (start, 6)
+        pairs = [(found.tokens_per_second_low, found.tokens_per_second),
+                 (found.tokens_per_second_high, found.tokens_per_second),
+                 (found.mfu_low, found.mfu), (found.mfu_high, found.mfu)]  # fmt: skip
+        return [math.log(end / value) for end, value in pairs]
+
+    own = math.log(item.tokens_per_second_high / item.tokens_per_second)
+    wider = math.sqrt(own**2 + 1.959964**2 * (0.02**2 - 0.005**2))
+    assert ends(0.02)[1] == pytest.approx(wider, rel=1e-5)
+    low, high, mfu_low, mfu_high = ends(0.02)
+    assert low < 0 < high
+    assert (mfu_low, mfu_high) == pytest.approx((low, high))
+    assert ends(0.001)[1] < own
+    assert _with_starts(item, {"h100": (0.005, 6)}) == {}
+    assert _with_starts(item, {"cpu": (0.02, 6)}) == {}
+    assert _with_starts(item.changed({"start_spread": None}), {"h100": (0.02, 6)}) == {}
+
+
+def test_starts_are_measured_by_repeats_alone_and_less_what_steps_explain():
+    """By hand: three runs 0.01 apart have a variance of 0.0001, of which steps explain 0.00002."""
+    explained = math.sqrt(2e-5) * 1.959964
+    three = [Estimate(rate, explained, 9) for rate in (0.0, 0.01, 0.02)]
+    single = [Estimate(5.0, 0.0, 9)]
+    spread_of, runs = _measured_starts([three, single], 0.0)
+    assert runs == 3
+    assert spread_of == pytest.approx(math.sqrt(1e-4 - 2e-5), rel=1e-4)
+    assert _measured_starts([single], 0.005) == (0.005, 0)
+    noisy = [Estimate(rate, 0.1, 9) for rate in (0.0, 0.0001)]
+    assert _measured_starts([noisy], 0.0) == (0.0, 2)
