@@ -664,6 +664,7 @@ def test_the_variance_of_repeats_is_at_least_what_their_steps_explain():
     assert spread([runs], 0.005) == Spread(pytest.approx((0.0002 + 2.5e-5) / 2), 2)
     assert spread([runs], 0.05) == Spread(pytest.approx((0.0002 + 8 * 0.0025) / 9), 9)
     assert spread([runs[:1], runs[:1]], 0.005) is None
+    assert spread([[runs[0]] * 2], 0.0) == Spread(0.0, 9)  # no spread at all was assumed
     three = [*runs, Estimate(0.01, 0.0, 9)]
     assert spread([three], 0.001) == Spread(pytest.approx(0.0001), 2)
     wide = [Estimate(one.log_rate, 1.959964 * 0.02, 9) for one in three]
@@ -819,3 +820,16 @@ def test_starts_are_measured_by_repeats_alone_and_less_what_steps_explain():
     assert _measured_starts([single], 0.005) == (0.005, 0)
     noisy = [Estimate(rate, 0.1, 9) for rate in (0.0, 0.0001)]
     assert _measured_starts([noisy], 0.0) == (0.0, 2)
+
+
+def test_a_short_window_is_brief_unless_its_devices_had_settled():
+    record = run_with(()).record
+    short = steps([1 + n % 3 / 100 for n in range(30)])
+
+    def brief(settled):
+        found, _ = window.throughput(record, short, Settling(settled, "Clocks fall."))
+        return found.steady.brief, found.interval is None
+
+    assert brief(True) == (False, False)
+    assert brief(None) == (True, False)
+    assert brief(False) == (True, True)

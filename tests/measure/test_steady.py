@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
+from scipy import special, stats
 from series import BRIEF, HARD, STABLE, UNSTABLE, correlated, drift, noise, shift, spikes
 
 from scalebook.cli import main
 from scalebook.errors import RecordError
 from scalebook.measure.metrics import spikes as taken_apart
-from scalebook.measure.metrics import stability
+from scalebook.measure.metrics import stability, student
 from scalebook.measure.metrics import steady as steady_state
 from scalebook.measure.metrics.autoregression import (
     _GRID,
@@ -35,7 +35,7 @@ from scalebook.measure.metrics.shapes import (
     line_gain,
     without,
 )
-from scalebook.measure.metrics.spikes import Periodic, local_median, take_apart
+from scalebook.measure.metrics.spikes import Periodic, Spikes, local_median, take_apart
 from scalebook.measure.metrics.stability import Settled, _course, relative
 from scalebook.measure.metrics.steady import find_steady
 from scalebook.measure.metrics.student import student_quantile, two_sided_tail
@@ -795,3 +795,53 @@ def test_windows_of_warm_ups_one_after_the_other_are_taken_off_up_to_the_half(mo
     assert start_of(9) == (0, "too short")
     assert start_of(10)[1] is None
     assert start_of(14, 5) == (5, "too short")
+
+
+@pytest.mark.parametrize("start", [0, 3, 8, 11])
+def test_a_window_ends_where_two_kinds_of_spikes_are_nearest_to_their_share(start):
+    count = 75
+    kinds = tuple(
+        Periodic(period, tuple(range(phase, count, period)), height)
+        for period, phase, height in ((10, 4, 2.0), (7, 2, 0.3))
+    )
+    end = steady_state._end(Spikes(kinds, (), None, (1.0,) * count), start, count)
+    off = {at: steady_state._imbalance(kinds, start, at) for at in range(count - 9, count + 1)}
+    assert off[end] == min(off.values())
+    noisy = Spikes(kinds, (), None, tuple(jittered(count, deviation=10.0)))
+    assert steady_state._end(noisy, start, count) == count  # the noise is larger by far
+
+
+@pytest.mark.parametrize(
+    ("count", "places", "rare"),
+    [
+        (100, (7, 19, 40, 77), True), (100, (7, 19, 40, 77, 90), True),
+        (100, (7, 19, 40, 61, 77, 90), False), (30, (7, 8), True), (30, (7, 8, 19), False),
+    ],
+)  # fmt: skip
+def test_spikes_without_a_period_are_rare_up_to_two_or_a_twentieth(count, places, rare):
+    series = [1 + 0.5 * (at in places) for at in range(count)]
+    apart = take_apart(series)
+    assert apart.periodic == ()
+    assert tuple(at for at, _ in apart.irregular) == (places if rare else ())
+
+
+def test_a_shift_is_judged_in_the_block_in_which_it_lies(monkeypatch):
+    """By hand: of 125 steps the first is left out; 60 more make 30 blocks of two before step 61."""
+    shapes: list[list[float]] = []
+
+    def judged(_series, shape):
+        shapes.append(list(shape))
+        return stability.Effect(0.0, 1.0, 0.0)
+
+    monkeypatch.setattr(stability, "effect", judged)
+    generator = random.Random(2)
+    found = _course([generator.gauss(0, 1e-4) - 0.05 + 0.1 * (at >= 61) for at in range(125)])
+    assert found.shift_at == 61
+    assert shapes[1] == [0.0] * 30 + [1.0] * 32
+
+
+def test_the_incomplete_beta_function_is_whole_at_its_ends():
+    assert [student._incomplete_beta(2.0, 0.5, x) for x in (0.0, 1.0)] == [0.0, 1.0]
+    for x in (0.2, 0.8, 0.99):
+        expected = float(special.betainc(2.0, 0.5, x))
+        assert student._incomplete_beta(2.0, 0.5, x) == pytest.approx(expected, rel=1e-12)
