@@ -91,6 +91,15 @@ def test_every_moment_of_a_step_goes_to_one_part(tmp_path: Path):
     assert found.uncorrelated_kernels == 0
 
 
+def test_the_rank_that_a_caller_names_counts_before_that_of_the_file(tmp_path: Path):
+    assert reduced(tmp_path, *a_step(), rank=5).rank == 5
+
+
+def test_a_span_of_no_length_is_none():
+    assert union([(1, 1), (2, 3), (4, 4), (3, 3)]) == [(2, 3)]
+    assert union([(0, 9), (1, 2), (9, 10)]) == [(0, 10)]
+
+
 def test_a_gap_counts_as_a_late_launch_only_where_the_device_had_run_dry(tmp_path: Path):
     # 0-20: launched at 10, so late. 40-100: launched at 90. 300-310: launched at 305. 750-800:
     # Adam was launched at 650, before: not late. 900-1000: nothing follows.
