@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 from scalebook import identity
 from scalebook.errors import ConfigError
@@ -22,6 +23,7 @@ from scalebook.measure.metrics.repeats import (
     Estimate,
     Spread,
     _measured_starts,
+    _most_by_chance,
     _with_starts,
     of_configuration,
     pool,
@@ -670,6 +672,11 @@ def test_the_variance_of_repeats_is_at_least_what_their_steps_explain():
     wide = [Estimate(one.log_rate, 1.959964 * 0.02, 9) for one in three]
     assert spread([wide], 0.0) == Spread(pytest.approx(0.0004, rel=1e-5), 10)
     assert spread([three, runs], 0.001) == Spread(pytest.approx(0.0004 / 3), 3)
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 5, 20])
+def test_repeats_contradict_a_spread_beyond_the_90_percent_point_of_chi_square(freedom):
+    assert _most_by_chance(freedom) == pytest.approx(stats.chi2.ppf(0.9, freedom), rel=0.03)
 
 
 def test_repeats_of_a_configuration_do_not_exclude_each_other():
