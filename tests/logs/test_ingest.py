@@ -1134,6 +1134,9 @@ def test_rates_of_a_whole_run_give_batch_and_sequence():
     known = known_of()
     log_config.complete(made, known)
     assert (known.size("global_batch_size"), known.size("sequence_length")) == (129, 2048)
+    alone = known_of()
+    log_config.complete(job_of(rates={"samples_per_second": 32.267}), alone)
+    assert alone.values == {}
 
 
 def test_a_model_that_is_named_has_the_layers_that_are_told():
@@ -1608,3 +1611,26 @@ def test_what_another_rank_tells_is_added_and_its_higher_peak_counts():
     assert (one.finished, one.counts.other_rank_records, one.notes) == (True, 2, ["n"])
     group._join(one, job_of(details={"peak_gib": 6.0}))
     assert (one.details["peak_gib"], one.finished) == (7.0, True)
+
+
+def test_a_record_that_is_held_up_is_said_with_the_rate_that_holds_it(tmp_path):
+    """By hand: behind the first, 9 records of 1 s and one of 5 s have 10 x 16 x 2048 tokens."""
+    times = [1000.0] * 6 + [5000.0] + [1000.0] * 4
+    lines = [line(n, ms, loss=3 - n / 9, total=11) for n, ms in enumerate(times, start=1)]
+    log = write(tmp_path / "a.log", *lines)
+    (said,) = (text for text in one(log, sequence_length=2048)["warnings"] if "1 record(s)" in text)
+    assert said.endswith(f"; with them it is {10 * 16 * 2048 / 14:,.0f} tokens/s.")
+    (said,) = (text for text in one(log)["warnings"] if "1 record(s)" in text)
+    assert said.endswith("are left out of the rate.")
+
+
+@pytest.mark.parametrize(("count", "refused"), [(2, False), (3, True)])
+def test_a_folder_holds_as_many_files_as_the_limit_says(tmp_path, monkeypatch, count, refused):
+    monkeypatch.setattr(group, "MOST_FILES", 2)
+    for number in range(count):
+        write(tmp_path / f"{number}.log", line(1))
+    if refused:
+        with pytest.raises(IngestError, match="holds more than 2 files"):
+            list(group.files_under(tmp_path))
+    else:
+        assert len(list(group.files_under(tmp_path))) == count

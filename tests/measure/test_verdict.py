@@ -426,6 +426,14 @@ def test_a_line_is_a_step_time_between_a_nanosecond_and_thirty_years(tmp_path, t
     assert f"times line 4: {text[:40]!r} is no step time." in str(error.value)
 
 
+def test_a_file_that_is_no_text_or_is_not_there_is_said_to_be_that(tmp_path):
+    (tmp_path / "bytes").write_bytes(b"1.5\n\xff\xfe\n")
+    with pytest.raises(RecordError, match="bytes cannot be read: it is not text"):
+        read_series(tmp_path / "bytes")
+    with pytest.raises(RecordError, match="none cannot be read: No such file"):
+        read_series(tmp_path / "none")
+
+
 def records(folder, *lines):
     path = folder / "steps.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
