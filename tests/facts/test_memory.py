@@ -212,6 +212,34 @@ def test_fp32_states_are_16_bytes_and_fp16_states_20() -> None:
         assert states * GIB == pytest.approx(size * parameters)
 
 
+@pytest.mark.parametrize(
+    ("chunks", "batches", "held"),
+    [
+        (1, 8, [4, 3, 2, 1]), (1, 2, [2, 2, 2, 1]),
+        # 2 (p - stage - 1) + (v - 1) p + 1, and never more than v chunks of each micro batch
+        (2, 8, [11, 9, 7, 5]), (2, 4, [8, 8, 7, 5]),
+    ],
+)  # fmt: skip
+def test_a_stage_holds_the_passes_that_its_schedule_has_in_flight(
+    chunks: int, batches: int, held: list[int]
+) -> None:
+    split = Parallelism(4, pipeline_parallel_size=4, virtual_pipeline_parallel_size=chunks)
+    assert [memory.chunks_in_flight(split, stage, batches) for stage in range(4)] == held
+
+
+def test_kept_tensors_of_fp32_take_twice_those_of_16_bit_but_the_softmaxs_own() -> None:
+    """By hand: the softmax's 4 bytes a query and head are fp32 in every precision."""
+    shape = catalog.model("tiny-llama")
+    single, half = (
+        memory.estimate(shape, Parallelism(1), **SIZES, precision=precision).worst
+        for precision in ("fp32", "bf16")
+    )
+    softmax = shape.num_layers * 4 * shape.num_attention_heads * 2048 / GIB
+    assert single.activations - softmax == pytest.approx(2 * (half.activations - softmax))
+    assert single.logits * GIB == pytest.approx(4 * 2048 * 1024)
+    assert half.logits * GIB == pytest.approx(6 * 2048 * 1024)
+
+
 def test_unknown_modes_are_refused_in_words() -> None:
     shape = catalog.model("llama3.1-8b")
     with pytest.raises(ConfigError, match=r"Unknown recompute mode 'ful'.*Did you mean 'full'"):

@@ -14,6 +14,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import zstandard
@@ -24,9 +25,11 @@ from scalebook.errors import IngestError
 from scalebook.facts import catalog, flops
 from scalebook.logs import collect as collect_rows
 from scalebook.logs import source
-from scalebook.logs.ingest import group
+from scalebook.logs.causes import Ending
+from scalebook.logs.ingest import group, job_summary, log_config, rates, steps
 from scalebook.logs.ingest import write as ingest_write
 from scalebook.logs.ingest.ingestion import ingest, summaries
+from scalebook.logs.job import Job
 from scalebook.logs.setting_lines import device_in
 from scalebook.measure.metrics import measure
 from scalebook.running import finish_run
@@ -1050,3 +1053,633 @@ def test_a_step_time_that_drifts_by_a_seventh_is_said_with_both_halves(tmp_path,
     wanted = f"The step time drifts: 1 s in the first half, {later:.4g} s in the second."
     drifts = [text for text in found["warnings"] if "drifts" in text]
     assert drifts == ([wanted] if said else [])
+
+
+# Jobs by hand: rows as a dialect gives them, figures from arithmetic
+
+
+def job_of(*rows, dialect="made-up", **fields):
+    made = Job(dialect, **fields)
+    for row in rows:
+        made.table.append(row)
+    return made
+
+
+def timed(*seconds, **every):
+    """Return a job of one record per time, steps from 1 on."""
+    rows = [{"step": n, "seconds": value, **every} for n, value in enumerate(seconds, start=1)]
+    return job_of(*rows)
+
+
+def known_of(**values):
+    made = log_config.LogConfig()
+    for name, value in values.items():
+        made.put(name, value, "told")
+    return made
+
+
+@pytest.mark.parametrize(
+    ("value", "tolerance", "grain", "found"),
+    [
+        (8.0, 0.01, 1, 8), (7.95, 0.01, 1, 8), (7.9, 0.01, 1, None), (8.05, 0.01, 1, 8),
+        (0.3, 0.5, 1, None), (1e-13, 0.01, 1, None), (1000.0, 0.2, 1, None),
+        (2040.0, 0.01, 128, 2048), (2000.0, 0.01, 128, None), (0.0, 0.01, 1, None),
+        (-8.0, 0.01, 1, None), (1e15, 0.0, 1, None),
+    ],
+)  # fmt: skip
+def test_a_size_follows_where_one_whole_number_alone_is_near(value, tolerance, grain, found):
+    assert log_config.only_integer(value, tolerance, grain) == found
+
+
+def test_a_column_is_as_exact_as_its_finest_figure():
+    assert log_config.rounding_of(timed(2.5, 2.5), "seconds") == pytest.approx(0.05 / 2.5)
+    assert log_config.rounding_of(timed(2.5, 25.0), "seconds") == pytest.approx(0.05 / 13.75)
+    assert log_config.rounding_of(timed(2.5, 0.0), "seconds") == pytest.approx(0.05 / 1.25)
+    assert log_config.rounding_of(timed(2.5), "loss") == math.inf
+    exact = timed(2.0, 4.0)
+    exact.finest["seconds"] = 0.003  # half of the last digit that was printed
+    assert log_config.rounding_of(exact, "seconds") == pytest.approx(0.001)
+    exact.rounded = 0.1
+    assert log_config.rounding_of(exact, "seconds") == 0.1
+
+
+def test_a_quotient_of_columns_is_the_median_over_the_rows_that_have_both():
+    rows = [{"consumed_tokens": n * 100.0, "step": n} for n in (1.0, 2.0, 3.0)]
+    found = log_config.ratio(
+        job_of(*rows, {"consumed_tokens": 7.0, "step": 0.0}, {"step": 5.0}),
+        ["consumed_tokens"], ["step"],
+    )  # fmt: skip
+    assert found is not None
+    assert found[0] == 100
+    assert log_config.ratio(job_of({"step": 1.0}), ["consumed_tokens"], ["step"]) is None
+
+
+@pytest.mark.parametrize(
+    ("samples", "batch"),
+    [
+        ([16, 32, 48], 16), ([16, 32, 48, 72], 16), ([16, 32, 56], None), ([16, 32, 57, 57], 16),
+        ([16, 16, 32, 33, 33, 33], None), ([16], None),
+    ],
+)  # fmt: skip
+def test_a_batch_is_what_most_steps_gain_of_samples(samples, batch):
+    made = job_of(*({"step": n, "consumed_samples": one} for n, one in enumerate(samples)))
+    if samples == [16, 32, 57, 57]:  # half a sample a step is no batch
+        made.table.set_column("step", [0, 1, 3, 4])
+    assert log_config.difference(made, "consumed_samples", "step") == batch
+
+
+@pytest.mark.parametrize(
+    ("told", "name", "size"),
+    [
+        ({"nodes": 2, "gpus_per_node": 8}, "world_size", 16),
+        ({"nodes": 2}, "world_size", None),
+        ({"tensor_parallel_size": 2, "pipeline_parallel_size": 4, "context_parallel_size": 1,
+          "data_parallel_size": 3}, "world_size", 24),
+        ({"tensor_parallel_size": 2, "pipeline_parallel_size": 4, "data_parallel_size": 3},
+         "world_size", None),
+        ({"world_size": 16, "tensor_parallel_size": 2, "pipeline_parallel_size": 2,
+          "context_parallel_size": 1}, "data_parallel_size", 4),
+        ({"world_size": 6, "tensor_parallel_size": 4, "pipeline_parallel_size": 1,
+          "context_parallel_size": 1}, "data_parallel_size", None),
+        ({"world_size": 16, "tensor_parallel_size": 2}, "data_parallel_size", None),
+    ],
+)  # fmt: skip
+def test_the_sizes_of_a_split_multiply_to_the_world(told, name, size):
+    known = known_of(**told)
+    log_config.complete(job_of(), known)
+    assert known.size(name) == size
+    assert known.provenance.get(name) == (None if size is None else "derived")
+
+
+@pytest.mark.parametrize(
+    ("row", "told", "name", "size"),
+    [
+        ({"tokens_per_second": 81_920.0, "tokens_per_second_per_gpu": 10_240.0}, {},
+         "world_size", 8),
+        ({"samples_per_second": 12.5, "samples_per_second_per_gpu": 3.125}, {}, "world_size", 4),
+        ({"tokens_in_step": 40_960.0, "tokens_per_second_per_gpu": 5_120.0, "seconds": 2.0}, {},
+         "world_size", 4),
+        ({"samples_per_second": 16.25, "seconds": 2.0}, {}, "global_batch_size", None),
+        ({"samples_per_second": 16.123, "seconds": 8.0011}, {}, "global_batch_size", 129),
+        ({"samples_per_second_per_gpu": 2.0622, "seconds": 8.0011}, {"world_size": 4},
+         "global_batch_size", 66),
+        ({"tokens_per_second": 12_287.7, "seconds": 4.0001}, {"global_batch_size": 12},
+         "sequence_length", 4096),
+        ({"tokens_per_second_per_gpu": 6_143.85, "seconds": 4.0001},
+         {"global_batch_size": 12, "world_size": 2}, "sequence_length", 4096),
+        ({"consumed_tokens": 8192.0, "consumed_samples": 4.0}, {}, "sequence_length", 2048),
+        ({"consumed_tokens": 8193.0, "consumed_samples": 4.0}, {}, "sequence_length", None),
+    ],
+)  # fmt: skip
+def test_a_size_follows_from_the_rates_that_hold_it(row, told, name, size):
+    known = known_of(**told)
+    log_config.complete(job_of(row), known)
+    assert known.size(name) == size
+
+
+def test_rates_of_a_whole_run_give_batch_and_sequence():
+    made = job_of(rates={"samples_per_second": 32.267, "steps_per_second": 0.25013,
+                         "tokens_per_second": 66_083.0})  # fmt: skip
+    known = known_of()
+    log_config.complete(made, known)
+    assert (known.size("global_batch_size"), known.size("sequence_length")) == (129, 2048)
+    alone = known_of()
+    log_config.complete(job_of(rates={"samples_per_second": 32.267}), alone)
+    assert alone.values == {}
+
+
+def test_a_model_that_is_named_has_the_layers_that_are_told():
+    assert job_summary.shape_of(known_of(model="llama3.1-8b"))[0].num_layers == 32
+    assert job_summary.shape_of(known_of(model="llama3.1-8b", num_layers=4))[0].num_layers == 4
+    assert job_summary.shape_of(known_of(model="llama3.1-8b@8", num_layers=4))[0].num_layers == 4
+
+
+TOLD_SHAPE = {
+    "num_layers": 2, "hidden_size": 8, "ffn_hidden_size": 32, "num_attention_heads": 4,
+    "vocab_size": 64, "swiglu": True,
+}  # fmt: skip
+
+
+def test_a_shape_is_built_from_the_sizes_that_a_log_tells():
+    """By hand: a log that names no groups has one per head, and heads of 8 / 4."""
+    shape, reason = job_summary.shape_of(known_of(**TOLD_SHAPE))
+    assert reason is None
+    assert (shape.num_layers, shape.hidden_size, shape.ffn_hidden_size) == (2, 8, 32)
+    assert (shape.num_attention_heads, shape.num_query_groups, shape.head_dim) == (4, 4, 2)
+    assert (shape.vocab_size, shape.gated_mlp, shape.tied_embeddings) == (64, True, True)
+    assert (shape.normalization, shape.moe, shape.mla, shape.mtp_layers) == ("layer", None, None, 0)
+    other = TOLD_SHAPE | {
+        "group_query_attention": True, "num_query_groups": 2, "kv_channels": 16, "swiglu": False,
+        "untie_embeddings_and_output_weights": True, "normalization": "RMSNorm", "mtp_layers": 1,
+    }  # fmt: skip
+    shape, _ = job_summary.shape_of(known_of(**other))
+    assert (shape.num_query_groups, shape.head_dim, shape.gated_mlp) == (2, 16, False)
+    assert (shape.tied_embeddings, shape.normalization, shape.mtp_layers) == (False, "rms", 1)
+    assert job_summary.shape_of(known_of(**other | {"group_query_attention": False}))[0] != shape
+    mixture = TOLD_SHAPE | {"num_experts": 8}
+    moe = job_summary.shape_of(known_of(**mixture))[0].moe
+    assert (moe.num_experts, moe.top_k, moe.ffn_hidden_size) == (8, 2, 32)
+    assert (moe.shared_ffn_hidden_size, moe.first_dense_layers) == (0, 0)
+    mixture |= {"moe_router_topk": 4, "moe_ffn_hidden_size": 16,
+                "moe_shared_expert_intermediate_size": 24}  # fmt: skip
+    moe = job_summary.shape_of(known_of(**mixture))[0].moe
+    assert (moe.top_k, moe.ffn_hidden_size, moe.shared_ffn_hidden_size) == (4, 16, 24)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"vocab_size": None}, "does not tell vocab_size."),
+        ({"multi_latent_attention": True}, "multi-latent attention"),
+        ({"swiglu": None}, "whether the MLP is gated"),
+    ],
+)
+def test_a_shape_that_a_log_does_not_tell_whole_is_none_with_the_reason(change, said):
+    told = {name: one for name, one in (TOLD_SHAPE | change).items() if one is not None}
+    shape, reason = job_summary.shape_of(known_of(**told))
+    assert shape is None
+    assert said in reason
+
+
+LLAMA = {"num_layers": 32, "hidden_size": 4096, "ffn_hidden_size": 14336,
+         "num_attention_heads": 32, "num_query_groups": 8}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "model"),
+    [
+        ({}, "llama3.1-8b"),
+        ({"vocab_size": 128_256}, "llama3.1-8b"),
+        ({"vocab_size": 128_256 + 128 * 8 - 1}, "llama3.1-8b"),  # padded for at most 8 ranks
+        ({"vocab_size": 128_256 + 128 * 8}, None),
+        ({"vocab_size": 128_256 + 255, "tensor_parallel_size": 2}, "llama3.1-8b"),
+        ({"vocab_size": 128_256 + 256, "tensor_parallel_size": 2}, None),
+        ({"vocab_size": 128_255}, None), ({"num_experts": 8}, None), ({"hidden_size": None}, None),
+        ({"ffn_hidden_size": 14337}, None),
+    ],
+)  # fmt: skip
+def test_sizes_name_the_one_model_that_has_them(change, model):
+    told = {name: one for name, one in (LLAMA | {"vocab_size": 128_256} | change).items() if one}
+    found = job_summary.catalog_match(known_of(**told))
+    named = {shape.name for shape in catalog.models() if shape.num_layers == 32
+             and shape.hidden_size == 4096 and shape.vocab_size == 128_256}  # fmt: skip
+    assert found == model if len(named) == 1 else found in (None, model)
+
+
+@pytest.mark.parametrize(
+    ("printed", "expected", "factor"),
+    [
+        (1.04, 1.0, None), (1.06, 1.0, 1.06), (0.96, 1.0, None), (0.5, 1.0, 0.5), (2.0, 4.0, 0.5),
+        (0.0, 1.0, None), (1.0, 0.0, None), (math.nan, 1.0, None),
+    ],
+)  # fmt: skip
+def test_two_figures_agree_within_a_twentieth(printed, expected, factor):
+    assert rates.factor_between(printed, expected) == factor
+
+
+@pytest.mark.parametrize(
+    ("factor", "world", "words"),
+    [
+        (8.0, 8, "the number of GPUs"), (1 / 16, 16, "the number of GPUs"), (1.0, 1, ""),
+        (2.0, None, "2 hints at a wrong sequence length"), (0.25, None, "4 hints at micro steps"),
+        (8.0, None, "8 hints at a figure of one GPU"), (3.0, 8, ""), (2.09, None, "2 hints"),
+        (2.12, None, ""), (2.0, 2, "the number of GPUs"), (1.02, 1, ""),
+    ],
+)  # fmt: skip
+def test_a_factor_hints_at_the_mistake_that_gives_it(factor, world, words):
+    said = rates.hint(factor, world)
+    assert words in said
+    assert bool(said) is bool(words)
+
+
+def test_a_rate_of_a_step_without_a_time_or_a_batch_contradicts_nothing():
+    """By hand: 8 samples in 2 s are 4 a second; the records print 8 a second, twice as many."""
+    rows = [{"samples_per_second": 8.0, "seconds": 2.0, "global_batch_size": 8.0}] * 3
+    without = {"samples_per_second": 8.0, "seconds": 0.0, "global_batch_size": 8.0}
+    known = known_of(global_batch_size=8, sequence_length=10, world_size=2)
+    assert rates.rate_disagreements(job_of(*rows), known) == {"samples_per_second": 2.0}
+    assert rates.rate_disagreements(job_of(*rows, *[without] * 4), known) == {
+        "samples_per_second": 2.0
+    }
+    assert rates.rate_disagreements(job_of(without), known) == {}
+    # each of another batch counts by its own: 16 samples in 4 s at 4 a second are right
+    grown = [{"samples_per_second": 4.0, "seconds": 4.0, "global_batch_size": 16.0}] * 2
+    right = [row | {"samples_per_second": 4.0} for row in rows]
+    assert rates.rate_disagreements(job_of(*right, *grown), known) == {}
+    each = [{"samples_per_second_per_gpu": 4.0, "tokens_per_second_per_gpu": 20.0,
+             "tokens_per_second": 40.0, "seconds": 2.0}] * 3  # fmt: skip
+    assert rates.rate_disagreements(job_of(*each), known) == {"samples_per_second_per_gpu": 2.0}
+
+
+@pytest.mark.parametrize(("mfu", "said"), [(0.5, []), (1.0, []), (1.25, ["MFU of 125.0%"])])
+def test_an_mfu_above_one_is_remarked_on(mfu, said):
+    found = rates.warnings_of(job_of({"mfu": 0.4}, {"mfu": mfu}), known_of(), None)
+    assert [text.partition(" is above")[0] for text in found] == said
+
+
+@pytest.mark.parametrize(("first", "said"), [(0.4, True), (0.5, False), (0.6, False)])
+def test_a_first_record_of_less_than_half_the_time_is_too_fast(first, said):
+    found = rates.warnings_of(timed(first, 1.0, 1.0), known_of(), None)
+    assert found == (
+        ["The first record is too fast: it was timed before the device had finished."]
+        if said else []
+    )  # fmt: skip
+
+
+def test_two_records_show_that_the_first_is_too_fast_and_one_does_not():
+    assert len(rates.warnings_of(timed(0.4, 1.0), known_of(), None)) == 1
+    assert rates.warnings_of(job_of({"step": 5.0, "seconds": 0.4}), known_of(), None) == []
+
+
+@pytest.mark.parametrize(
+    ("factor", "fits", "said"),
+    [
+        (1.02, None, None), (0.98, "six_n", None), (None, None, None),
+        (1.03, None, "1.030 times those of model_flops; no convention known here gives it."),
+        (0.97, "six_n", "0.970 times those of model_flops; it is that of six_n."),
+    ],
+)  # fmt: skip
+def test_printed_flops_agree_within_a_fortieth(factor, fits, said):
+    found = job_summary.disagreement(
+        {"logged_over_recounted": factor, "convention_that_fits": fits}
+    )
+    ours = flops.DEFAULT_CONVENTION
+    wanted = said and f"Printed TFLOP/s are {said}".replace("model_flops", ours)
+    assert found == ([wanted] if wanted else [])
+
+
+def test_six_records_behind_the_first_show_a_drift_and_five_do_not():
+    assert rates.warnings_of(timed(1, 1, 1, 1, 2, 2, 2), known_of(), None) == [
+        "The step time drifts: 1 s in the first half, 2 s in the second."
+    ]
+    assert rates.warnings_of(timed(1, 1, 1, 1, 2, 2), known_of(), None) == []
+    # one record of three times the median is held up and counts in neither half
+    assert rates.warnings_of(timed(1, 1, 1, 1, 1, 3, 3), known_of(), None) == []
+
+
+@pytest.mark.parametrize(
+    ("numbers", "details", "interval"),
+    [
+        ([20, 40, 60], {"logs_multiples": True}, 20), ([30, 50], {"logs_multiples": True}, 10),
+        ([1, 10], {}, 10), ([1, 2], {}, 1), ([1, 10, 20, 30], {}, 10), ([5, 10, 15, 25], {}, 5),
+        ([5, 10, 20], {}, 5), ([3, 3], {}, None), ([7], {}, None), ([], {}, None),
+        ([1], {"logs_multiples": True}, 1), ([7], {"logs_multiples": True}, None),
+        ([7], {"logs_multiples": True, "mean_differs_at": 7}, 1),
+        ([6], {"logs_multiples": True, "mean_differs_at": 6}, None),
+        ([0, 0], {"logs_multiples": True}, None),
+    ],
+)  # fmt: skip
+def test_the_steps_between_records_follow_from_their_numbers(numbers, details, interval):
+    made = job_of(*({"step": float(number)} for number in numbers), details=details)
+    assert rates.log_interval(made, known_of()) == interval
+    assert rates.log_interval(made, known_of(log_interval=3)) == 3
+
+
+BATCH = {"global_batch_size": 12, "sequence_length": 10}
+
+
+@pytest.mark.parametrize(
+    ("row", "whole_run", "told", "total", "each"),
+    [
+        # 12 samples of 10 tokens in 2 s, on 4 GPUs
+        ({}, {}, BATCH | {"world_size": 4}, 60, 15),
+        ({}, {}, BATCH, 60, None),
+        # the file's own figure counts where it is within a twentieth of its steps
+        ({}, {"tokens_per_second": 62.0}, BATCH, 62, None),
+        ({}, {"tokens_per_second": 64.0}, BATCH, 60, None),
+        ({"tokens_per_second": 50.0}, {}, {"world_size": 4}, 50, 12.5),
+        ({"tokens_per_second_per_gpu": 50.0}, {}, {"world_size": 4}, 200, 50),
+        ({"tokens_per_second_per_gpu": 50.0}, {}, {}, None, 50),
+        ({"tokens_per_second_per_gpu": 0.0}, {"tokens_per_second": 9.0}, {}, 9, None),
+        ({}, {"tokens_per_second_per_gpu": 7.0}, {"world_size": 3}, 21, 7),
+        ({}, {}, {"world_size": 4}, None, None),
+    ],
+)  # fmt: skip
+def test_a_rate_of_the_job_is_that_of_a_gpu_times_their_number(row, whole_run, told, total, each):
+    made = timed(8.0, 2.0, 2.0, **row)
+    made.rates.update(whole_run)
+    found = rates.medians(made, known_of(**told))
+    assert found["tokens_per_second_median"] == total
+    assert found["tokens_per_second_per_gpu_median"] == each
+    assert found["step_seconds_median"] == 2
+    assert found["step_seconds_median_excluding_first"] == 2
+
+
+def test_a_printed_rate_leaves_out_the_first_step_and_zeros():
+    """By hand: without the first step and the zero, the median of 30 and 50 is 40."""
+    figures = [900.0, 30.0, 0.0, 50.0]
+    rows = [{"step": float(n), "tokens_per_second": one} for n, one in enumerate(figures, start=1)]
+    assert rates.medians(job_of(*rows), known_of())["tokens_per_second_median"] == 40
+    later = [row | {"step": row["step"] + 5} for row in rows]
+    assert rates.medians(job_of(*later), known_of())["tokens_per_second_median"] == 50
+    assert rates.medians(job_of(rows[0]), known_of())["tokens_per_second_median"] == 900
+
+
+def test_counters_are_added_up_and_a_running_total_is_taken_as_it_is():
+    rows = [{"skipped": 1.0, "nan": 0.0}, {"skipped": 2.0}]
+    assert [rates.total_of(job_of(*rows), name) for name in ("skipped", "nan", "loss")] == [
+        3,
+        0,
+        None,
+    ]
+    assert rates.total_of(job_of(*rows, skipped_in_all=7), "skipped") == 7
+    assert rates.total_of(job_of(*rows, skipped_in_all=10**400), "skipped") is None
+    assert "3 iteration(s) were skipped by the optimizer." in rates.warnings_of(
+        job_of(*rows), known_of(), None
+    )
+
+
+@pytest.mark.parametrize(
+    ("seconds", "count"),
+    [
+        ([3, 1.5, 1, 1, 1, 1], 2), ([0.4, 1, 1, 1], 1), ([0.5, 1, 1, 1], 0), ([1.2, 1, 1, 1], 0),
+        ([1.21, 1, 1, 1], 1), ([2, 2, 2, 1], 2), ([2] * 12 + [1] * 30, 10), ([math.nan, 1, 1], 1),
+        ([1, 2, 1, 1], 0),
+    ],
+)  # fmt: skip
+def test_records_at_the_start_that_are_slower_or_faster_warm_up(seconds, count):
+    assert steps._warmup(seconds, 1.0) == count
+    assert steps._warmup(seconds, None) == 0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "held", "found"),
+    [
+        ([1, 1, 1, 1, 3.1], [], {4}), ([1, 1, 1, 1, 3], [], set()), ([1, 1, 1, 3.1], [], set()),
+        ([1, 1, 1, 1, 1.3], [4], {4}), ([1, 1, 1, 1, 1.2], [4], set()),
+        ([4, 1, 1, 1, 1], [], set()), ([1] * 8 + [4] * 2, [], {8, 9}),
+        ([1] * 7 + [4] * 3, [], set()),
+    ],
+)  # fmt: skip
+def test_a_record_far_above_the_median_is_held_up_where_few_are(seconds, held, found):
+    said = [1.0 if row in held else 0.0 for row in range(len(seconds))]
+    assert steps._stalls(seconds, 1.0, 1, said) == found
+    assert steps._stalls(seconds, None, 1, said) == set()
+
+
+@pytest.mark.parametrize(
+    ("row", "told", "tokens", "per_gpu"),
+    [
+        ({"global_batch_size": 4.0, "sequence_length": 10.0}, {}, 40, None),
+        ({"global_batch_size": 4.0}, {"sequence_length": 10, "global_batch_size": 9}, 40, None),
+        ({"tokens_per_second": 30.0, "seconds": 2.0}, {}, 60, None),
+        ({"tokens_per_second_per_gpu": 30.0, "seconds": 2.0}, {"world_size": 4}, 240, None),
+        ({"tokens_per_second_per_gpu": 30.0, "seconds": 2.0}, {}, None, 60),
+        ({"tokens_per_second": 30.0}, {}, None, None), ({"seconds": 2.0}, {}, None, None),
+    ],
+)  # fmt: skip
+def test_tokens_of_a_step_are_its_batch_or_its_rate_times_its_time(row, told, tokens, per_gpu):
+    (step,) = steps.steps_of(job_of(row | {"step": 1.0}), known_of(**told))
+    assert (step.tokens, step.tokens_per_gpu) == (tokens, per_gpu)
+
+
+def test_phases_compare_each_record_by_the_time_of_the_usual_number_of_tokens():
+    """By hand: at 10 tokens a sample, twice the batch in twice the time is the usual speed."""
+    rows = [{"step": float(n), "seconds": 1.0, "global_batch_size": 2.0} for n in range(1, 8)]
+    rows[1] |= {"seconds": 2.0, "global_batch_size": 4.0}
+    rows[4]["seconds"] = 3.5
+    found = list(steps.steps_of(job_of(*rows), known_of(sequence_length=10)))
+    assert [one.phase for one in found] == [
+        "startup", "measured", "measured", "measured", "stalled", "measured", "measured",
+    ]  # fmt: skip
+    slow = [dict(rows[2], step=5.0), *rows[2:4]]
+    assert next(iter(steps.steps_of(job_of(*slow), known_of()))).phase == "measured"
+
+
+def test_numbers_from_zero_or_another_start_count_from_one():
+    for first, number in ((0, 0), (1, 1), (100, 100)):
+        rows = [{"step": float(first + n), "seconds": 1.0} for n in range(3)]
+        found = steps.steps_of(job_of(*rows, first_number=number), known_of())
+        assert [one.step for one in found] == [1, 2, 3]
+    unnumbered = steps.steps_of(job_of({"seconds": 1.0}, {"seconds": 1.0}), known_of())
+    assert [one.step for one in unnumbered] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([], None),
+        ([{"skipped": 1.0, "step": 1.0}, {"skipped": 1.0, "step": 2.0}], "Every iteration"),
+        ([{"skipped": 5.0, "step": 10.0}, {"skipped": 10.0, "step": 20.0}], None),
+        ([{"skipped": 10.0, "step": 10.0}, {"skipped": 10.0, "step": 20.0}], "Every iteration"),
+        ([{"skipped": 0.0, "step": 1.0}, {"skipped": 1.0, "step": 2.0}], None),
+        ([{"not_finite": 1.0}, {"not_finite": 1.0}], "not a number in every record"),
+        ([{"not_finite": 0.0}, {"not_finite": 1.0}], "not a number in the last record"),
+        ([{"not_finite": 1.0}, {"not_finite": 0.0}], None),
+        ([{"step": 3.0, "seconds": 1.0}, {"step": 4.0, "loss": 2.0}], "not a number at step 3"),
+        ([{"loss": 2.0}, {"seconds": 1.0}], "not a number at the last record"),
+        ([{"loss": 2.0}, {"seconds": 1.0, "skipped": 1.0}], None),
+        ([{"step": 3.0, "seconds": 1.0}], None),
+    ],
+)  # fmt: skip
+def test_training_diverged_where_nothing_was_learnt_or_the_last_loss_is_no_number(rows, said):
+    found = steps.diverged(job_of(*rows))
+    assert found is None if said is None else said in found
+
+
+def test_a_job_ends_as_its_log_says_or_at_its_last_step():
+    rows = [{"step": 1.0, "loss": 2.0}, {"step": 2.0, "loss": 1.0}]
+    assert steps.status_of(job_of(*rows, total_steps=2)) == ("completed", None)
+    assert steps.status_of(job_of(*rows, total_steps=3, first_number=0)) == ("completed", None)
+    assert steps.status_of(job_of(*rows, finished=True)) == ("completed", None)
+    status, reason = steps.status_of(job_of(*rows, total_steps=3))
+    assert (status, reason) == (
+        "interrupted", "The log ends at step 2 of 3 and does not say how the run ended."
+    )  # fmt: skip
+    memory = Ending("out_of_memory", "CUDA out of memory")
+    assert steps.status_of(job_of(*rows, total_steps=2, ending=memory)) == (
+        "out_of_memory", "The log tells of memory that ran out: CUDA out of memory"
+    )  # fmt: skip
+    failed = Ending("failed", "x")
+    assert steps.status_of(job_of(*rows, total_steps=2, ending=failed))[0] == "completed"
+    assert steps.status_of(job_of(*rows, ending=failed))[0] == "failed"
+    assert steps.status_of(job_of())[1].startswith("The log holds no training step and")
+    assert steps.status_of(job_of({"loss": 2.0}))[1].startswith("The log ends after 1 record(s)")
+
+
+def test_device_samples_are_summed_up_by_device_and_mean():
+    samples = job_of().samples
+    for row in ({"time": 10.0, "gpu": 1.0, "power_watts": 300.0},
+                {"time": 14.0, "gpu": 0.0, "power_watts": 500.0}):  # fmt: skip
+        samples.append(row)
+    assert steps.summary(samples) == {
+        "samples": 2, "devices": [0, 1], "seconds": 4.0, "mean": {"power_watts": 400.0},
+    }  # fmt: skip
+    assert [type(row["gpu"]) for row in steps.lines(samples)] == [int, int]
+    assert steps.summary(job_of().samples)["seconds"] is None
+
+
+def content_of(*jobs, digest="d" * 64, kind="training", path=Path("a.log")):
+    """Return what stands for a file that was read."""
+    dialect = SimpleNamespace(kind=kind, name=kind)
+    return SimpleNamespace(jobs=list(jobs), digest=digest, dialect=dialect, path=path, tail=())
+
+
+def test_a_run_is_named_by_its_files_what_was_supplied_and_its_place_in_them():
+    one, two = job_of(dialect="nemo"), job_of(dialect="nemo")
+    alone = group.Group([content_of(one)], [one])
+    assert ingest_write.run_name(alone, 0) == f"ingested-nemo-{'d' * 12}"
+    both = group.Group([content_of(one, two)], [one, two])
+    assert [ingest_write.run_name(both, at) for at in (0, 1)] == [
+        f"ingested-nemo-{'d' * 12}-1", f"ingested-nemo-{'d' * 12}-2",
+    ]  # fmt: skip
+    ranks = [content_of(one, digest=name * 64) for name in "ab"]
+    names = {ingest_write.run_name(group.Group(files, [one]), 0) for files in (ranks, ranks[::-1])}
+    assert len(names) == 1
+    supplied = ingest_write.run_name(alone, 0, {"model": "m"})
+    assert supplied not in {ingest_write.run_name(alone, 0), *names}
+    assert re.fullmatch("ingested-nemo-[0-9a-f]{12}", supplied)
+
+
+@pytest.mark.parametrize(
+    ("told", "precision", "recompute"),
+    [
+        ({"bf16": True}, "bf16", None), ({"fp16": True, "bf16": False}, "fp16", None),
+        ({"fp8": "hybrid", "bf16": True}, "fp8", None),
+        ({"fp8": "none", "bf16": True}, "bf16", None),
+        ({"fp8": "null"}, None, None), ({"precision": "fp32", "bf16": True}, "fp32", None),
+        ({"recompute_granularity": "selective"}, None, "selective"),
+        ({"recompute_granularity": "none"}, None, "none"),
+        ({"recompute_granularity": "full"}, None, None),
+        ({"recompute_granularity": "none", "recompute": "full"}, None, "full"),
+    ],
+)  # fmt: skip
+def test_settings_of_an_argument_dump_have_our_names(told, precision, recompute):
+    found = ingest_write.observed_settings(known_of(**told))
+    assert (found.get("precision"), found.get("recompute")) == (precision, recompute)
+    assert ingest_write.observed_settings(known_of(world_size=8, swiglu=True)) == {"world_size": 8}
+
+
+def test_a_device_is_that_of_the_log_before_that_of_the_platform():
+    named = job_of(details={"device": "A device"})
+    assert ingest_write.accelerator_of(named, known_of(platform="h100")) == "A device"
+    of_platform = ingest_write.accelerator_of(job_of(), known_of(platform="h100"))
+    assert catalog.accelerator_for_device(of_platform).name == catalog.platform("h100").accelerator
+    assert ingest_write.accelerator_of(job_of(), known_of()) is None
+
+
+def test_the_anatomy_of_a_step_is_that_of_the_lowest_rank_that_is_known():
+    jobs = [job_of(details={"breakdown": {"rank": rank, "n": n}}) for n, rank in
+            enumerate((None, 3, 1))]  # fmt: skip
+    files = [content_of(one, kind="trace") for one in jobs]
+
+    def first(*chosen):
+        return ingest_write._first_breakdown(group.Group([], [], list(chosen)))["n"]
+
+    assert first(*files) == 2
+    assert first(*files[:2]) == 1
+    assert first(files[0], content_of(job_of())) == 0
+
+
+def test_traces_are_copied_packed_and_numbered_and_a_very_large_one_is_left_out(
+    tmp_path, monkeypatch
+):
+    plain = write(tmp_path / "a.json", "{}" * 100)
+    packed = tmp_path / "b.json.gz"
+    packed.write_bytes(gzip.compress(b"[]"))
+    large = write(tmp_path / "c.json", "x" * 201)
+    monkeypatch.setattr(ingest_write, "_LARGEST_TRACE", 200)
+    attached = [content_of(kind="trace", path=path) for path in (large, plain, packed)]
+    attached.insert(0, content_of(kind="telemetry", path=plain))
+    target = tmp_path / "copies"
+    target.mkdir()
+    ingest_write._copy_traces(target, group.Group([], [], attached))
+    assert sorted(path.name for path in target.iterdir()) == ["trace-2.json.gz", "trace-3.json.gz"]
+    assert gzip.decompress((target / "trace-2.json.gz").read_bytes()) == b"{}" * 100
+    assert (target / "trace-3.json.gz").read_bytes() == packed.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "joined"),
+    [
+        ([(1, 2.0), (2, 1.0)], [(1, 2.0), (2, 1.0)], True),
+        ([(1, 2.0), (2, 1.0)], [(2, 1.0009)], True), ([(1, 2.0), (2, 1.0)], [(2, 1.002)], False),
+        ([(1, 2.0)], [(2, 2.0)], False), ([(1, 2.0)], [], True),
+        ([(1, 0.0)], [(1, 1e-9)], True), ([(1, 0.0)], [(1, 1e-8)], False),
+    ],
+)  # fmt: skip
+def test_two_logs_are_of_one_job_where_steps_they_share_have_one_loss(first, second, joined):
+    one, other = (
+        job_of(*({"step": float(step), "loss": loss} for step, loss in rows))
+        for rows in (first, second)
+    )
+    assert group._agree(one, other) is joined
+    other.settings["world_size"] = 8
+    assert group._agree(one, other) is joined
+    one.settings["world_size"] = 4
+    assert group._agree(one, other) is False
+
+
+def test_what_another_rank_tells_is_added_and_its_higher_peak_counts():
+    one = job_of({"step": 1.0}, settings={"a": 1}, details={"peak_gib": 5.0, "device": "x"})
+    other = job_of({"step": 1.0}, {"step": 2.0}, settings={"a": 2, "b": 3}, finished=True,
+                   details={"peak_gib": 7.0, "device": "y", "more": 1}, notes=["n"])  # fmt: skip
+    group._join(one, other)
+    assert one.settings == {"a": 1, "b": 3}
+    assert one.details == {"peak_gib": 7.0, "device": "x", "more": 1}
+    assert (one.finished, one.counts.other_rank_records, one.notes) == (True, 2, ["n"])
+    group._join(one, job_of(details={"peak_gib": 6.0}))
+    assert (one.details["peak_gib"], one.finished) == (7.0, True)
+
+
+def test_a_record_that_is_held_up_is_said_with_the_rate_that_holds_it(tmp_path):
+    """By hand: behind the first, 9 records of 1 s and one of 5 s have 10 x 16 x 2048 tokens."""
+    times = [1000.0] * 6 + [5000.0] + [1000.0] * 4
+    lines = [line(n, ms, loss=3 - n / 9, total=11) for n, ms in enumerate(times, start=1)]
+    log = write(tmp_path / "a.log", *lines)
+    (said,) = (text for text in one(log, sequence_length=2048)["warnings"] if "1 record(s)" in text)
+    assert said.endswith(f"; with them it is {10 * 16 * 2048 / 14:,.0f} tokens/s.")
+    (said,) = (text for text in one(log)["warnings"] if "1 record(s)" in text)
+    assert said.endswith("are left out of the rate.")
+
+
+@pytest.mark.parametrize(("count", "refused"), [(2, False), (3, True)])
+def test_a_folder_holds_as_many_files_as_the_limit_says(tmp_path, monkeypatch, count, refused):
+    monkeypatch.setattr(group, "MOST_FILES", 2)
+    for number in range(count):
+        write(tmp_path / f"{number}.log", line(1))
+    if refused:
+        with pytest.raises(IngestError, match="holds more than 2 files"):
+            list(group.files_under(tmp_path))
+    else:
+        assert len(list(group.files_under(tmp_path))) == count

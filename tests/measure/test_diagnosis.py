@@ -6,6 +6,8 @@ The runs are made up (source: simulated) around one healthy run, which no rule m
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,30 @@ from simulated import config, write_run
 
 from scalebook.cli import main
 from scalebook.config import RunConfig
+from scalebook.facts.communication import CommunicationEstimate
 from scalebook.measure.anatomy import Breakdown
-from scalebook.measure.diagnosis import Diagnosis, Finding, diagnose, evidence, with_fitted
-from scalebook.record import RunRecord
+from scalebook.measure.diagnosis import (
+    Diagnosis,
+    Finding,
+    diagnose,
+    evidence,
+    experts,
+    host,
+    memory_use,
+    network,
+    pipeline,
+    with_fitted,
+)
+from scalebook.measure.diagnosis import device as device_rules
+from scalebook.measure.diagnosis.evidence import Evidence
+from scalebook.measure.diagnosis.finding import listed, percent
+from scalebook.measure.diagnosis.memory_use import Need
+from scalebook.measure.diagnosis.split import Split, rank_seconds, split_of
+from scalebook.measure.diagnosis.waiting import waiting_of
+from scalebook.measure.diagnosis.waterfall import waterfall
+from scalebook.measure.telemetry import Clocks
+from scalebook.parallelism import Parallelism
+from scalebook.record import RunRecord, StepRecord
 from scalebook.report.base import frames
 from scalebook.report.pages import throughput_page
 from scalebook.store import read_run
@@ -76,7 +99,7 @@ def breakdown(gaps: float = 0.01, exposed: dict[str, float] | None = None, **sha
     )
 
 
-def diagnosed(
+def written(
     folder: Path,
     *,
     seconds: float = SECONDS,
@@ -90,8 +113,8 @@ def diagnosed(
     loads: float | None = None,
     device: str | None = H200,
     **changes: Any,
-) -> Diagnosis:
-    """Return the diagnosis of a run like the healthy one, but for these things."""
+) -> Path:
+    """Write a run like the healthy one, but for these things, and return its directory."""
     asked = RunConfig(**(BIG | changes))
     path = write_run(
         folder, "run", asked, seconds=seconds, source="measured",
@@ -112,7 +135,12 @@ def diagnosed(
     if telemetry is not None:
         text = "".join(json.dumps(line) + "\n" for line in telemetry)
         (path / "telemetry.jsonl").write_text(text)
-    return diagnose(read_run(path))
+    return path
+
+
+def diagnosed(folder: Path, **changes: Any) -> Diagnosis:
+    """Return the diagnosis of a run like the healthy one, but for these things."""
+    return diagnose(read_run(written(folder, **changes)))
 
 
 def _stamp(step: int, seconds: float) -> str:
@@ -646,3 +674,644 @@ def test_the_command_prints_json_and_sentences(root, capsys):
     assert main(["diagnose", "…-24f22c14c363", "--runs", str(root / "runs")]) == 0
     assert capsys.readouterr().out == printed
     assert main(["diagnose", "no-such-run", "--runs", str(root / "runs" / "examples")]) == 2
+
+
+# Rules by hand: the evidence of the healthy run with one thing changed, on both sides of a limit
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> Evidence:
+    """Return what the rules see of the healthy run."""
+    return evidence.gather(read_run(written(tmp_path_factory.mktemp("healthy"))))
+
+
+Rule = Callable[[Evidence], Iterator[Finding]]
+
+
+def finding(rule: Rule, found: Evidence) -> Finding | None:
+    """Return what one rule finds, None where it finds nothing."""
+    every = tuple(rule(found))
+    assert len(every) < 2
+    return every[0] if every else None
+
+
+def with_split(found: Evidence, source: Any = "profile", **shares: Any) -> Evidence:
+    """Return the evidence with a step that divides like this."""
+    parts: dict[str, Any] = dict.fromkeys(
+        ("compute", "optimizer", "communication", "between_stages", "data", "idle", "launch_gaps")
+    )
+    return replace(found, split=Split(source=source, **(parts | shares)))
+
+
+def with_metrics(found: Evidence, **values: Any) -> Evidence:
+    """Return the evidence with other numbers of the run."""
+    return replace(found, metrics=replace(found.metrics, **values))
+
+
+def with_record(found: Evidence, **values: Any) -> Evidence:
+    """Return the evidence with other settings in force."""
+    record = found.record.model_copy(update={"observed": found.record.observed | values})
+    return replace(found, record=record)
+
+
+@pytest.mark.parametrize(
+    ("rule", "share", "limit"),
+    [
+        (network.communication_rule, "communication", 0.05),
+        (network.between_stages_rule, "between_stages", 0.05),
+        (host.launch_rule, "launch_gaps", 0.03),
+        (host.data_rule, "data", 0.02),
+        (host.optimizer_rule, "optimizer", 0.08),
+    ],
+)
+def test_a_part_of_the_step_is_named_from_its_limit_on(healthy, rule, share, limit):
+    at = finding(rule, with_split(healthy, **{share: limit}))
+    assert at is not None
+    assert (at.step_fraction, at.basis) == (limit, "measured")
+    assert finding(rule, with_split(healthy, **{share: limit - 1e-6})) is None
+    assert finding(rule, replace(healthy, split=None)) is None
+
+
+def test_a_rank_that_sends_at_half_of_what_the_probe_reached_is_asked_why(healthy):
+    """By hand: 8.03e9 parameters x 6 bytes x 7/8, 42.16 GB in a second, against 400 GB/s."""
+
+    def says(ceiling: float | None, seconds: float | None = 1.0) -> str:
+        changed = with_split(healthy, communication=0.1, collective_seconds=seconds)
+        table = {"all_reduce_bus_gb_per_second": {"8": ceiling}}
+        at = finding(network.communication_rule, replace(changed, ceilings=table))
+        assert at is not None
+        assert (at.evidence["sent_gb_per_second"] is None) == (seconds is None)
+        return at.says
+
+    slow = ": messages are small, or ranks wait for each other."
+    assert "42.2 GB a step, 42.2 GB/s while it communicates" in says(400.0)
+    assert says(400.0).endswith(f"the probe of the machine reached 400 GB/s in an all-reduce{slow}")
+    assert says(84.0).endswith("reached 84 GB/s in an all-reduce.")
+    assert says(85.0).endswith(slow)
+    assert says(None).endswith("while it communicates.")
+    assert says(400.0, None) == "Exposed communication takes 10 % of the step."
+
+
+def test_time_marks_call_communication_what_they_saw(healthy):
+    at = finding(network.communication_rule, with_split(healthy, "marks", communication=0.1))
+    assert at is not None
+    assert at.says.startswith("Bringing gradients together takes 10 % of the step.")
+
+
+@pytest.mark.parametrize(
+    ("split", "advised"),
+    [
+        (Parallelism(8), ["More micro batches"]),
+        (Parallelism(8, tensor_parallel_size=8), ["tensor_parallel_size=8"]),
+        (Parallelism(8, context_parallel_size=8), ["context_parallel_size"]),
+        (Parallelism(8, expert_parallel_size=2), ["expert_parallel_size", "More micro batches"]),
+        (
+            Parallelism(8, tensor_parallel_size=2, context_parallel_size=2),
+            ["tensor_parallel_size=2", "context_parallel_size", "More micro batches"],
+        ),
+        (None, ["smaller tensor and context"]),
+    ],
+)
+def test_less_communication_is_advised_for_the_kinds_that_the_layout_has(healthy, split, advised):
+    changed = with_split(replace(healthy, parallelism=split), communication=0.1)
+    at = finding(network.communication_rule, changed)
+    assert at is not None
+    said = [line for line in at.advice if not line.startswith("Check the links")]
+    assert [word in line for word, line in zip(advised, said, strict=True)] == [True] * len(said)
+    assert len(at.advice) - len(said) == (split is not None)
+    assert (f"(now {healthy.num_microbatches})" in "".join(said)) == ("More" in "".join(advised))
+
+
+def test_an_overlap_counts_where_more_than_one_replica_exchanges_something(healthy):
+    both = with_record(healthy, overlap_grad_reduce=False, overlap_param_gather=False)
+
+    def found(changed: Evidence = both, split: Any = None, share: float | None = 0.01):
+        split = split or Parallelism(8, data_parallel_sharding="optimizer")
+        return finding(
+            network.overlap_rule,
+            with_split(replace(changed, parallelism=split), communication=share),
+        )
+
+    at = found()
+    assert at is not None
+    assert at.says.startswith("overlap_grad_reduce and overlap_param_gather are off: what the 8 ")
+    assert (at.step_fraction, at.basis) == (0.01, "measured")
+    assert at.evidence == {"overlap_grad_reduce": False, "overlap_param_gather": False}
+    one = found(split=Parallelism(8, data_parallel_sharding="none"))
+    assert one is not None
+    assert one.says.startswith("overlap_grad_reduce is off")
+    unknown = found(share=None)
+    assert unknown is not None
+    assert (unknown.step_fraction, unknown.basis) == (None, None)
+    assert found(share=0.0099) is None
+    assert found(with_record(healthy, overlap_grad_reduce=True, overlap_param_gather=True)) is None
+    assert found(split=Parallelism(2, tensor_parallel_size=2)) is None
+    context = found(split=Parallelism(2, context_parallel_size=2))
+    assert context is not None
+
+
+@pytest.mark.parametrize(
+    ("split", "batches", "gib", "fits"),
+    [
+        (Parallelism(8, 4, sequence_parallel=True), 8, 92.0, True),
+        (Parallelism(8, 2, sequence_parallel=True), 6, 92.0, True),
+        (Parallelism(8, 4), 8, 92.1, False), (Parallelism(8, 4), 7, 50.0, False),
+        (Parallelism(8, 4), None, 50.0, False), (Parallelism(8), 8, 50.0, False),
+        (Parallelism(9, 3), 8, 50.0, False), (Parallelism(8, 4), 8, None, False),
+    ],
+)  # fmt: skip
+def test_half_the_tensor_parallel_size_is_tried_where_it_fits(
+    healthy, monkeypatch, split, batches, gib, fits
+):
+    tried: list[Any] = []
+
+    def predicted(found: Evidence, **changes: Any) -> Need | None:
+        tried.append((found.parallelism, changes["num_microbatches"]))
+        return None if gib is None else Need(gib, 100.0)
+
+    monkeypatch.setattr(network, "fits_with", predicted)
+    sent = CommunicationEstimate(5e9, pipeline=0, context=0, expert=0, data=1e9, bubble=0)
+    monkeypatch.setattr(Evidence, "sent", lambda _: sent)
+    changed = replace(healthy, parallelism=split, num_microbatches=batches)
+    at = finding(network.tensor_size_rule, changed)
+    assert (at is not None) is fits
+    if at is None:
+        return
+    size = split.tensor_parallel_size // 2
+    assert tried == [
+        (replace(split, tensor_parallel_size=size, sequence_parallel=size > 1), batches // 2)
+    ]
+    assert f"={2 * size} sends 5 GB a rank and step for it and cuts" in at.says
+    assert at.says.endswith("92 of 100 GiB predicted.")
+    assert at.advice[0] == f"Try tensor_parallel_size={size} with twice the data parallel size."
+    assert at.evidence == {"predicted_gib": 92.0, "device_gib": 100.0, "tensor_parallel_gb": 5.0}
+
+
+def test_what_leaves_a_node_and_what_every_rank_repeats_is_named_from_two_ranks_on(healthy):
+    def rules_of(split: Parallelism) -> list[bool]:
+        changed = replace(healthy, parallelism=split)
+        return [
+            finding(rule, changed) is not None
+            for rule in (network.node_rule, network.sequence_rule)
+        ]
+
+    assert rules_of(Parallelism(16, 8)) == [False, True]
+    assert rules_of(Parallelism(16, 16)) == [True, True]
+    assert rules_of(Parallelism(16, 2)) == [False, True]
+    assert rules_of(Parallelism(16, 2, sequence_parallel=True)) == [False, False]
+    assert rules_of(Parallelism(16)) == [False, False]
+
+
+def test_gloo_between_gpus_is_named_from_two_gpus_on(healthy):
+    gloo = healthy.record.model_copy(
+        update={"environment": healthy.record.environment | {"backend": "gloo"}}
+    )
+    changed = replace(healthy, record=gloo)
+    assert finding(network.backend_rule, with_metrics(changed, world_size=2)) is not None
+    assert finding(network.backend_rule, with_metrics(changed, world_size=1)) is None
+    assert finding(network.backend_rule, with_metrics(changed, world_size=None)) is None
+    assert finding(network.backend_rule, healthy) is None
+
+
+def test_a_machine_and_its_shapes_are_named_from_their_limits_on(healthy):
+    """By hand: at an MFU of 0.6 and a peak of 1000, a best of 952.4 costs 0.6 x 0.05 = 0.03."""
+
+    def ceiling(best: float, **values: Any) -> Finding | None:
+        numbers = {"peak_tflops_per_second": 1000.0, "mfu": 0.6, "hfu": None} | values
+        changed = with_metrics(healthy, measured_matmul_tflops=best, **numbers)
+        return finding(device_rules.ceiling_rule, changed)
+
+    at = ceiling(800.0)
+    assert at is not None
+    assert at.step_fraction == pytest.approx(0.6 * (1000 / 800 - 1))
+    assert "an MFU above 80 % is out of reach here; this run is at 75 % of the reachable" in at.says
+    assert ceiling(1000 / 1.0501) is not None
+    assert ceiling(1000 / 1.0499) is None
+    assert ceiling(1000.0) is None
+    twice = ceiling(800.0, hfu=0.8)
+    assert twice is not None and twice.step_fraction == pytest.approx(0.8 * 0.25)
+    least = ceiling(1000.0, peak_tflops_per_second=1500.0, mfu=0.06)  # half of 0.06
+    assert least is not None and least.step_fraction == 0.03
+    most = ceiling(100.0)
+    assert most is not None and most.step_fraction == 1
+
+    def shapes(own: float, tensor: int = 1, hfu: float = 0.5) -> Finding | None:
+        key = f"{healthy.metrics.model}/tp{tensor}/bf16"
+        changed = with_metrics(
+            replace(healthy, ceilings={"model_matmul_tflops": {key: own}}),
+            measured_matmul_tflops=800.0, peak_tflops_per_second=1000.0, hfu=hfu,
+            tensor_parallel_size=tensor,
+        )  # fmt: skip
+        return finding(device_rules.shapes_rule, changed)
+
+    at = shapes(400.0)
+    assert at is not None
+    assert at.step_fraction == pytest.approx(0.5 * 1000 * (1 / 400 - 1 / 800))
+    assert len(at.advice) == 1
+    narrow = shapes(400.0, tensor=2)
+    assert narrow is not None and len(narrow.advice) == 2
+    assert shapes(0.93 * 800) is not None
+    assert shapes(0.931 * 800) is None
+    capped = shapes(100.0)
+    assert capped is not None and capped.step_fraction == 1
+
+
+def clocked(found: Evidence, *by_device: float, mean: float = 1600.0) -> Evidence:
+    """Return the evidence with these clocks (MHz) of its devices."""
+    names = tuple((f"GPU {number}", value) for number, value in enumerate(by_device))
+    clocks = Clocks(mean, mean, 1980.0, None, names)
+    told = {"sw_power_cap": 0.5}
+    return replace(found, devices=replace(found.devices, clocks=clocks, throttle_fractions=told))
+
+
+def test_clocks_cost_what_they_are_below_the_stated_one_while_products_run(healthy):
+    at = finding(device_rules.clock_rule, clocked(healthy, 1600.0))
+    assert at is not None
+    compute = healthy.split.compute if healthy.split else None
+    assert at.step_fraction == pytest.approx((1 - 1600 / 1830) * (compute or 0))
+    assert at.evidence == {
+        "mean_clock_mhz": 1600.0, "max_clock_mhz": 1980.0, "peak_clock_mhz": 1830.0,
+    }  # fmt: skip
+    assert at.basis == "computed"
+    (advice,) = at.advice
+    assert advice.startswith("Raise the power cap")
+    hot = replace(clocked(healthy, 1600.0).devices, throttle_fractions={"hw_thermal_slowdown": 1.0})
+    cool = finding(device_rules.clock_rule, replace(healthy, devices=hot))
+    assert cool is not None and cool.advice[0].startswith("Improve the cooling")
+    unknown = replace(hot, clocks=None)
+    without = finding(device_rules.clock_rule, replace(healthy, devices=unknown))
+    assert without is not None
+    assert (without.step_fraction, without.basis) == (None, None)
+    whole = finding(device_rules.clock_rule, replace(clocked(healthy, 1600.0), split=None))
+    assert whole is not None and whole.step_fraction == pytest.approx(1 - 1600 / 1830)
+
+
+def test_one_device_is_slow_from_three_percent_below_the_median_on(healthy):
+    at = finding(device_rules.slow_device_rule, clocked(healthy, 1000.0, 1000.0, 970.0))
+    assert at is not None
+    assert at.says.startswith("GPU 2 ran at 970 MHz while the median of 3 devices was 1,000 MHz")
+    assert at.step_fraction == pytest.approx(0.03)
+    assert finding(device_rules.slow_device_rule, clocked(healthy, 1000.0, 1000.0, 971.0)) is None
+    assert finding(device_rules.slow_device_rule, clocked(healthy, 100.0)) is None
+    assert finding(device_rules.slow_device_rule, clocked(healthy, 1000.0, 500.0)) is not None
+
+
+def test_one_rank_is_slow_from_two_percent_above_the_median_on(healthy):
+    def straggler(*seconds: float) -> Finding | None:
+        return finding(device_rules.straggler_rule, replace(healthy, rank_seconds=seconds))
+
+    at = straggler(0.98, 1.0, 0.98)
+    assert at is not None
+    assert at.step_fraction == pytest.approx(0.02)
+    assert "Steps of rank 1 take 1 s on average, those of the median rank 0.98 s." in at.says
+    assert straggler(0.981, 1.0, 0.981) is None
+    assert straggler(1.0) is None
+    assert straggler(0.0, 0.0) is None
+    assert straggler(0.5, 1.0) is not None
+
+
+def test_fp32_is_questioned_where_bf16_has_half_as_much_again(healthy):
+    """The H200 has 989.4 TFLOP/s in bf16."""
+
+    def precise(peak: float | None, precision: str = "fp32") -> Finding | None:
+        changed = with_metrics(healthy, precision=precision, peak_tflops_per_second=peak)
+        return finding(device_rules.precision_rule, changed)
+
+    at = precise(494.7)
+    assert at is not None
+    assert "fp32 has a peak of 494.7 TFLOP/s" in at.says
+    assert "one of 989.4: 2 times as much" in at.says
+    assert precise(989.4 / 1.501) is not None
+    assert precise(989.4 / 1.499) is None
+    assert precise(494.7, "bf16") is None
+    assert precise(None) is None
+
+
+STAGED = Parallelism(8, pipeline_parallel_size=4)
+
+
+@given(st.floats(0, 0.5), st.floats(0, 0.5), st.sampled_from([4, 8, 32, 512]))
+def test_waits_of_a_profile_are_divided_and_never_added_to(healthy, between, idle, batches):
+    staged = replace(healthy, parallelism=STAGED, num_microbatches=batches)
+    found = waiting_of(with_split(staged, between_stages=between, idle=idle))
+    assert found is not None
+    parts = (found.bubble, found.imbalance, found.stages, found.idle or 0.0)
+    assert sum(parts) == pytest.approx(between + idle)
+    assert min(parts) >= 0
+    theory = pipeline.bubble_of(staged) or 0.0
+    uneven = (1 - theory) * (pipeline.imbalance_of(staged) or 0.0)
+    assert found.bubble == pytest.approx(min(theory, between + idle))
+    assert found.imbalance == pytest.approx(min(uneven, between + idle - found.bubble))
+    assert found.stages == pytest.approx(max(between - theory - uneven, 0.0))
+
+
+def test_waits_of_time_marks_are_beyond_what_theory_explains(healthy):
+    """By hand: 8 micro batches on 4 stages idle for 3/11; what stages wait beyond is theirs."""
+    staged = replace(healthy, parallelism=STAGED, num_microbatches=8)
+    uneven = 8 / 11 * (pipeline.imbalance_of(staged) or 0.0)
+    assert uneven > 0
+    marks = waiting_of(with_split(staged, "marks", between_stages=0.9))
+    assert marks is not None
+    assert (marks.bubble, marks.imbalance) == pytest.approx((3 / 11, uneven))
+    assert marks.stages == pytest.approx(0.9 - 3 / 11 - uneven)
+    assert marks.idle is None
+    alone = waiting_of(replace(staged, split=None))
+    assert alone is not None
+    assert (alone.bubble, alone.stages, alone.idle) == (pytest.approx(3 / 11), 0.0, None)
+    assert waiting_of(replace(staged, num_microbatches=None)) is None
+    assert waiting_of(replace(staged, parallelism=None)) is None
+
+
+def test_a_bubble_is_named_from_three_percent_on_with_what_halves_it(healthy):
+    def bubble(stages: int, batches: int, chunks: int = 1) -> Finding | None:
+        split = Parallelism(8, 1, stages, virtual_pipeline_parallel_size=chunks)
+        changed = replace(healthy, parallelism=split, num_microbatches=batches)
+        return finding(pipeline.pipeline_bubble_rule, changed)
+
+    at = bubble(4, 8)
+    assert at is not None
+    assert (at.step_fraction, len(at.advice)) == (pytest.approx(3 / 11), 3)
+    assert "(16, by a larger" in at.advice[0] and "leave 15.8 %" in at.advice[0]  # 3 / 19
+    assert "virtual_pipeline_parallel_size=2 " in at.advice[1]
+    assert "leaves 15.8 %" in at.advice[1]
+    assert "chunks" not in at.says
+    chunked = bubble(4, 8, 2)
+    assert chunked is not None
+    assert chunked.step_fraction == pytest.approx(3 / 19)
+    assert " and 2 chunks a stage are idle" in chunked.says
+    assert "virtual_pipeline_parallel_size=4 " in chunked.advice[1]
+    assert "leaves 8.57 %" in chunked.advice[1]  # 3 / 35
+    assert bubble(2, 33) is None  # 1 / 34 is below 3 %
+    under = bubble(2, 32)
+    assert under is not None and under.step_fraction == pytest.approx(1 / 33)
+    uneven = bubble(4, 6)  # an interleaved schedule needs batches that stages divide
+    assert uneven is not None and len(uneven.advice) == 2
+    assert bubble(1, 8) is None
+
+
+def test_the_vocabulary_of_a_small_model_is_named_from_its_share_on(healthy, monkeypatch):
+    for head, said in ((0.15, True), (0.1499, False)):
+        monkeypatch.setattr(pipeline, "head_fraction", lambda _found, head=head: head)
+        assert (finding(pipeline.vocabulary_rule, healthy) is not None) is said
+
+
+def test_a_split_of_a_profile_is_its_seconds_over_those_of_the_step():
+    told = breakdown(gaps=0.2).model_copy(
+        update={"kinds": {"elementwise": 1.3, "norm": 0.65, "attention": 2.6, "gemm": 5.0}}
+    )
+    found = split_of(told, ())
+    assert found is not None
+    assert found.elementwise == pytest.approx(1.95 / SECONDS)
+    assert found.attention == pytest.approx(2.6 / SECONDS)
+    assert found.compute == pytest.approx(0.93)
+    assert found.launch_gaps == pytest.approx(0.015)  # no more than nothing ran
+    assert found.collective_seconds == pytest.approx(1.3)
+    plain = split_of(breakdown(exposed={"send_receive": 0.02, "all_reduce": 0.0}), ())
+    assert plain is not None
+    assert (plain.elementwise, plain.attention, plain.largest_collective) == (None, None, None)
+    assert plain.between_stages == pytest.approx(0.02)
+    assert plain.communication == pytest.approx(0.01)
+    all_of_it = split_of(breakdown(exposed={"send_receive": 0.5}), ())
+    assert all_of_it is not None
+    assert (all_of_it.between_stages, all_of_it.communication) == (pytest.approx(0.03), 0)
+    assert split_of(Breakdown(reason="none"), ()) is None
+
+
+def marked(seconds: float, ranks: tuple[float, ...] = (), **parts: float) -> StepRecord:
+    """Return a step with time marks."""
+    return StepRecord(
+        step=1,
+        phase="measured",
+        step_seconds=seconds,
+        tokens=None,
+        loss=None,
+        grad_norm=None,
+        learning_rate=None,
+        allocated_gib=None,
+        reserved_gib=None,
+        part_seconds=parts,
+        rank_step_seconds=ranks,
+    )
+
+
+def test_a_split_of_marks_is_their_sum_over_the_time_of_the_marked_steps():
+    steps = [
+        marked(2.0, forward=0.5, backward=1.0, data=0.1),
+        marked(2.0, forward=0.7),
+        marked(9.0),
+    ]
+    found = split_of(None, steps)
+    assert found is not None
+    assert found.compute == pytest.approx(2.2 / 4)
+    assert found.data == pytest.approx(0.1 / 4)
+    assert (found.optimizer, found.communication, found.idle) == (None, None, None)
+    assert split_of(None, [marked(9.0)]) is None
+
+
+def test_ranks_have_mean_times_where_every_step_tells_those_of_all():
+    assert rank_seconds([marked(1.0, (1.0, 2.0)), marked(1.0, (3.0, 2.0))]) == (2.0, 2.0)
+    assert rank_seconds([marked(1.0, (1.0, 2.0)), marked(1.0, (3.0,))]) == ()
+    assert rank_seconds([marked(1.0), marked(1.0)]) == ()
+
+
+def test_attention_costs_what_its_kernels_take_beyond_their_flops_at_the_clock(healthy):
+    """By hand: 6 x 4096 x 8192 FLOPs a token and layer, half of the scores, in 32 layers."""
+    changed = with_split(healthy, compute=0.9, attention=0.2, between_stages=0.0, idle=0.0)
+    rate, peak = healthy.metrics.tokens_per_second_per_gpu, healthy.metrics.peak_tflops_per_second
+    at_peak = (rate or 0) * 6 * 4096 * 8192 * 32 / ((peak or 0) * 1e12)
+    assert 0 < at_peak < 0.15
+
+    def share(found: Evidence, name: str = "attention_below_peak") -> float | None:
+        whole = waterfall(found)
+        assert whole is not None
+        return next(part.step_fraction for part in whole.parts if part.name == name)
+
+    assert share(changed) == pytest.approx(0.2 - at_peak)
+    slower = clocked(changed, mean=1700.0)
+    assert share(slower) == pytest.approx(0.2 - at_peak * 1830 / 1700)
+    assert share(with_split(healthy, compute=0.9, attention=at_peak / 2, idle=0.0)) == 0
+    assert share(with_split(healthy, compute=0.9, idle=0.0)) is None
+    done = healthy.metrics.hfu or healthy.metrics.mfu
+    assert share(slower, "lower_clock") == pytest.approx((done or 0) * (1830 / 1700 - 1))
+    assert share(clocked(changed, mean=1900.0), "lower_clock") == 0
+
+
+def test_other_kernels_have_what_the_named_ones_leave_of_both_passes(healthy):
+    whole = waterfall(with_split(healthy, compute=0.9, elementwise=0.05, idle=0.0))
+    assert whole is not None
+    parts = {part.name: part.step_fraction or 0.0 for part in whole.parts}
+    named = sum(parts[name] for name in ("useful_work_at_peak", "products_below_peak"))
+    assert parts["other_kernels"] == pytest.approx(0.9 - named - 0.05)
+    assert parts["unexplained"] == pytest.approx(0.1)
+    assert whole.explained == pytest.approx(0.9)
+    assert whole.notes == ()
+
+
+def test_a_part_that_is_larger_than_what_is_left_is_cut_and_said(healthy):
+    whole = waterfall(with_split(healthy, compute=0.5, optimizer=0.3, data=0.3, idle=0.0))
+    assert whole is not None
+    parts = {part.name: part.step_fraction for part in whole.parts}
+    taken = sum(parts[name] or 0.0 for name in ("useful_work_at_peak", "products_below_peak"))
+    assert parts["data"] == pytest.approx(1 - taken - 0.3)
+    left = percent(1 - taken - 0.3)
+    assert whole.notes[0].startswith(f"data would be 30 %, but {left} of the step is left")
+    for more, said in ((0.004, 0), (0.006, 1)):
+        changed = with_split(healthy, compute=0.5, optimizer=1 - taken + more, elementwise=0.0)
+        beyond = waterfall(changed)
+        assert beyond is not None and len(beyond.notes) == said
+
+
+@pytest.mark.parametrize(
+    ("peak", "device", "named"), [(95.0, 100.0, True), (94.9, 100.0, False), (None, 100.0, False)]
+)
+def test_a_device_is_full_from_ninety_five_percent_on(healthy, peak, device, named):
+    environment = healthy.record.environment | {"accelerator_memory_gib": device}
+    record = healthy.record.model_copy(update={"environment": environment})
+    changed = with_metrics(replace(healthy, record=record), peak_memory_gib=peak)
+    assert (finding(memory_use.memory_full_rule, changed) is not None) is named
+
+
+def test_a_prediction_is_scaled_by_what_was_measured_and_refused_where_it_is_far_off(healthy):
+    predicted = healthy.memory()
+    assert predicted is not None
+    total = predicted.total_gib
+
+    def need(times: float) -> Need | None:
+        return memory_use.fits_with(with_metrics(healthy, peak_memory_gib=times * total))
+
+    for times, gib in ((0.81, total), (1.0, total), (1.5, 1.5 * total), (1.99, 1.99 * total)):
+        at = need(times)
+        assert at is not None
+        assert (at.gib, at.of_gib) == (pytest.approx(gib), 139.8)
+    assert need(0.79) is None
+    assert need(2.01) is None
+    assert Need(92.0, 100.0).fits
+    assert not Need(92.1, 100.0).fits
+
+
+@pytest.mark.parametrize(
+    ("mfu", "hfu", "share"),
+    [(0.49, 0.5, 0.02), (0.4901, 0.5, None), (0.5, 0.5, None), (0.3, 0.4, 0.25), (0.3, None, None)],
+)
+def test_recomputation_costs_the_products_that_are_made_again(healthy, mfu, hfu, share):
+    changed = with_metrics(with_split(healthy, compute=0.8), mfu=mfu, hfu=hfu)
+    at = finding(memory_use.recompute_rule, changed)
+    assert (at is None) is (share is None)
+    if at is not None and share is not None:
+        assert at.step_fraction == pytest.approx(0.8 * share)
+        whole = finding(memory_use.recompute_rule, replace(changed, split=None))
+        assert whole is not None and whole.step_fraction == pytest.approx(share)
+
+
+def test_the_first_mode_with_less_recomputation_that_fits_is_advised():
+    less = memory_use._less_recomputation
+    assert less({"none": Need(93.0, 100.0), "selective": Need(80.0, 100.0)}) == (
+        "recompute=selective: 80 of 100 GiB predicted."
+    )
+    assert "not predicted to fit" in less({"none": Need(93.0, 100.0), "selective": None})
+    assert "no prediction fits what was measured" in less({"none": None})
+
+
+@pytest.mark.parametrize(
+    ("micro", "batches", "split", "gib", "named"),
+    [
+        (1, 8, Parallelism(8), 92.0, True), (1, 8, Parallelism(8), 93.0, False),
+        (1, 7, Parallelism(8), 50.0, False), (2, 8, Parallelism(8), 50.0, False),  # 16,384 rows
+        (2, 8, Parallelism(8, context_parallel_size=2), 50.0, True),
+        # one stage more: 3/(32+3) against 3/(16+3) costs more than 2 %, 1/(64+1) does not
+        (1, 32, Parallelism(8, 1, 4), 50.0, False), (1, 64, Parallelism(8, 1, 2), 50.0, True),
+        (1, 68, Parallelism(8, 1, 2, virtual_pipeline_parallel_size=2), 50.0, True),
+        (1, 66, Parallelism(8, 1, 2, virtual_pipeline_parallel_size=2), 50.0, False),
+        (1, 8, Parallelism(8), None, False),
+    ],
+)  # fmt: skip
+def test_a_larger_micro_batch_is_tried_where_rows_are_few_and_it_fits(
+    healthy, monkeypatch, micro, batches, split, gib, named
+):
+    tried: list[Any] = []
+
+    def predicted(_found: Evidence, **changes: Any) -> Need | None:
+        tried.append(changes)
+        return None if gib is None else Need(gib, 100.0)
+
+    monkeypatch.setattr(memory_use, "fits_with", predicted)
+    changed = replace(healthy, parallelism=split, num_microbatches=batches)
+    at = finding(memory_use.micro_batch_rule, with_metrics(changed, micro_batch_size=micro))
+    assert (at is not None) is named
+    if at is not None:
+        assert tried == [{"micro_batch_size": 2 * micro, "num_microbatches": batches // 2}]
+        assert f"Try micro_batch_size={2 * micro}: {gib:.3g} GiB" in at.advice[0]
+        assert "8,192 rows" in at.says
+
+
+@pytest.mark.parametrize(("load", "named"), [(1.1, True), (1.09, False), (None, False)])
+def test_experts_are_uneven_from_a_tenth_above_the_mean_on(healthy, load, named):
+    at = finding(experts.balance_rule, with_metrics(healthy, expert_load=load))
+    assert (at is not None) is named
+    assert at is None or at.step_fraction is None  # a dense model has none that wait
+
+
+@pytest.mark.parametrize(
+    ("split", "advised"),
+    [
+        (Parallelism(8, data_parallel_sharding="none"), True),
+        (Parallelism(8, 8, data_parallel_sharding="none"), False),
+        (Parallelism(8, data_parallel_sharding="optimizer"), False),
+        (None, False),
+    ],
+)
+def test_a_long_optimizer_is_shared_where_replicas_hold_it_whole(healthy, split, advised):
+    changed = with_split(replace(healthy, parallelism=split), optimizer=0.1)
+    at = finding(host.optimizer_rule, changed)
+    assert at is not None
+    assert any("data_parallel_sharding=optimizer" in line for line in at.advice) is advised
+    assert f"(now {healthy.num_microbatches})" in at.advice[0]
+
+
+def test_kernels_have_their_mean_length_where_both_figures_are_known(healthy):
+    gaps = {"launch_gaps": 0.1, "kernels_per_step": 2000.0, "kernel_seconds": 0.5}
+    at = finding(host.launch_rule, with_split(healthy, **gaps))
+    assert at is not None and at.says.endswith(" 2,000 kernels a step take 250 µs on average.")
+    for name in ("kernels_per_step", "kernel_seconds"):
+        without = finding(host.launch_rule, with_split(healthy, **gaps | {name: None}))
+        assert without is not None and without.says.endswith("its next kernel.")
+
+
+def test_names_and_shares_are_worded_as_a_sentence_needs_them():
+    assert [listed(names) for names in (["a"], ["a", "b"], ["a", "b", "c"])] == [
+        "a", "a and b", "a, b and c",
+    ]  # fmt: skip
+    assert [percent(share) for share in (0.12345, 1.0, 0.00123)] == ["12.3 %", "100 %", "0.123 %"]
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [(1, 1.0), (0.5, 0.5), (0, None), (-1.0, None), (True, None), ("1", None), (1e300, None)],
+)
+def test_a_number_of_a_record_counts_where_it_is_one_above_zero(value, found):
+    assert evidence.number(value) == found
+
+
+@pytest.mark.parametrize(
+    ("batch", "micro", "replicas", "found"),
+    [(128, 2, 8, 8), (16, 2, 8, 1), (120, 2, 8, None), (None, 2, 8, None), (8, 2, 8, None)],
+)
+def test_micro_batches_are_counted_where_they_divide_the_batch(
+    healthy, batch, micro, replicas, found
+):
+    metrics = replace(healthy.metrics, global_batch_size=batch, micro_batch_size=micro,
+                      data_parallel_size=replicas)  # fmt: skip
+    assert evidence._num_microbatches(metrics) == found
+
+
+@pytest.mark.parametrize(
+    ("counted", "platform", "found"),
+    [(4, "h200", 4), (None, "h200", 8), (0, "h200", 8), (True, "h200", 8), (None, "no-such", None)],
+)
+def test_a_node_has_the_gpus_that_were_counted_else_those_of_its_platform(
+    healthy, counted, platform, found
+):
+    environment = healthy.record.environment | {"accelerators_per_node": counted}
+    record = healthy.record.model_copy(update={"environment": environment})
+    changed = with_metrics(replace(healthy, record=record), platform=platform)
+    assert changed.gpus_per_node == found

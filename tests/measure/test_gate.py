@@ -11,9 +11,13 @@ import pytest
 from simulated import H100, config, write_run
 
 from scalebook.cli import main
-from scalebook.measure.verdicts import Verdict, gate_report
+from scalebook.errors import RecordError
+from scalebook.measure.metrics import measure
+from scalebook.measure.metrics.repeats import estimate, start_spread
+from scalebook.measure.verdicts import Verdict, compare, gate_report
 from scalebook.measure.verdicts.differences import Difference
-from scalebook.measure.verdicts.gate import Check
+from scalebook.measure.verdicts.gate import Check, check
+from scalebook.store import read_run, read_runs
 
 BIG = {
     "platform": "h100", "model": "llama3.1-8b", "precision": "bf16", "sequence_length": 8192,
@@ -63,6 +67,36 @@ def test_five_percent_in_either_direction_fails(folders, capsys, seconds, outcom
     assert outcomes(capsys) == {outcome, "pass"}
     assert gate(base, new, "--tolerance", "10%") == 0
     assert "Within the tolerance" in capsys.readouterr().out
+
+
+def test_the_level_is_shared_out_over_the_comparisons(folders):
+    """By hand: 5 % over two configurations are 2.5 % each; over one, all of it."""
+    base, new = folders
+
+    def compared() -> dict[str, Verdict]:
+        found = check(read_runs(base)[0], read_runs(new)[0])
+        return {one.current_runs[0]: one.verdict for one in found if one.verdict}
+
+    def by_hand(level: float) -> Verdict:
+        sides = [[estimate(measure(read_run(at / "dp")))] for at in (new, base)]
+        return compare(*sides, start_spread=start_spread("h100"), level=level)
+
+    add(new, "dp")
+    assert compared()["dp"].low == by_hand(0.95).low
+    add(new, "tp", tensor_parallel_size=2)
+    assert len(compared()) == 2
+    assert compared()["dp"].low == pytest.approx(by_hand(0.975).low)
+    shutil.rmtree(new / "tp")
+    add(new, "tp", tensor_parallel_size=2, steps=0, status="failed", reason="x")
+    assert compared()["dp"].low == by_hand(0.95).low  # what has no rate is not compared
+
+
+def test_a_change_that_must_be_seen_is_above_the_tolerance(folders):
+    runs = read_runs(folders[0])[0]
+    for tolerance in (0.05, 0.06):
+        with pytest.raises(RecordError, match=r"--must-see 0\.05 is not above --tolerance"):
+            check(runs, runs, tolerance=tolerance, must_see=0.05)
+    assert len(check(runs, runs, tolerance=0.049, must_see=0.05)) == 2
 
 
 def test_a_baseline_of_repeats_is_pooled(folders, capsys):
@@ -326,3 +360,7 @@ def test_losses_and_rates_are_gated_together(tmp_path, capsys):
     assert outcomes(capsys) >= {"loss left the band"}
     assert main(["gate", "--runs", str(tmp_path / "new")]) == 2
     assert "--baseline, or a run or file with --loss-reference" in capsys.readouterr().err
+    quoted = Check("n", "pass", 'it\'s "5" <b>\n*', (), ())
+    assert (
+        gate_report.markdown([quoted]).splitlines()[4].endswith('|  |  | it\'s "5" &lt;b&gt; \\* |')
+    )

@@ -12,15 +12,19 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 from scalebook import identity
 from scalebook.errors import ConfigError
 from scalebook.facts import catalog
 from scalebook.facts.flops import flops_per_token, hardware_flops_per_token
-from scalebook.measure.metrics import loss_fell, measure, window
+from scalebook.measure.metrics import ceiling, loss_fell, measure, window
 from scalebook.measure.metrics.repeats import (
     Estimate,
     Spread,
+    _measured_starts,
+    _most_by_chance,
+    _with_starts,
     of_configuration,
     pool,
     spread,
@@ -29,6 +33,7 @@ from scalebook.measure.metrics.repeats import (
 )
 from scalebook.measure.metrics.stability import MINIMUM_STEPS
 from scalebook.measure.metrics.steady import Steady
+from scalebook.measure.telemetry.trend import Settling
 from scalebook.record import RunRecord, StepRecord
 from scalebook.store import Run
 
@@ -661,11 +666,17 @@ def test_the_variance_of_repeats_is_at_least_what_their_steps_explain():
     assert spread([runs], 0.005) == Spread(pytest.approx((0.0002 + 2.5e-5) / 2), 2)
     assert spread([runs], 0.05) == Spread(pytest.approx((0.0002 + 8 * 0.0025) / 9), 9)
     assert spread([runs[:1], runs[:1]], 0.005) is None
+    assert spread([[runs[0]] * 2], 0.0) == Spread(0.0, 9)  # no spread at all was assumed
     three = [*runs, Estimate(0.01, 0.0, 9)]
     assert spread([three], 0.001) == Spread(pytest.approx(0.0001), 2)
     wide = [Estimate(one.log_rate, 1.959964 * 0.02, 9) for one in three]
     assert spread([wide], 0.0) == Spread(pytest.approx(0.0004, rel=1e-5), 10)
     assert spread([three, runs], 0.001) == Spread(pytest.approx(0.0004 / 3), 3)
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 5, 20])
+def test_repeats_contradict_a_spread_beyond_the_90_percent_point_of_chi_square(freedom):
+    assert _most_by_chance(freedom) == pytest.approx(stats.chi2.ppf(0.9, freedom), rel=0.03)
 
 
 def test_repeats_of_a_configuration_do_not_exclude_each_other():
@@ -699,3 +710,133 @@ def test_an_estimate_has_the_wider_half_of_its_interval():
     pooled = pool([Estimate(math.log(rate), 0.0, 9) for rate in (100, 102, 104)])
     assert (pooled.runs, pooled.rate) == (3, pytest.approx((100 * 102 * 104) ** (1 / 3)))
     assert math.sqrt(pooled.low * pooled.high) == pytest.approx(pooled.rate)
+
+
+def test_a_rate_without_a_best_product_says_why_there_is_no_fraction():
+    environment = {"ceilings": {"matmul_tflops": {"bf16": 800.0}}, "accelerator": H100}
+    probed = RunRecord(run_id="a", config_hash=None, status="completed", requested=SETTINGS,
+                       environment=environment)  # fmt: skip
+    plain = probed.model_copy(update={"environment": {"accelerator": H100}})
+    found = ceiling.fraction(400.0, probed, None, None)
+    assert found == {
+        "measured_matmul_tflops": 800.0, "matmul_fraction": 0.5, "matmul_fraction_reason": None,
+    }  # fmt: skip
+    assert ceiling.fraction(None, probed, None, "No rate.")["matmul_fraction_reason"] == "No rate."
+    without = ceiling.fraction(400.0, plain, None, None)
+    assert (without["matmul_fraction"], without["measured_matmul_tflops"]) == (None, None)
+    assert without["matmul_fraction_reason"] == f"{ceiling.NOT_PROBED}."
+
+
+@pytest.mark.parametrize(
+    ("seconds", "settled", "accepted", "note"),
+    [
+        (59.9, None, True, "The window lasts 60 s, less than a minute: a slow change"),
+        (59.9, True, True, "The window lasts 60 s, less than a minute; the clocks"),
+        (60.0, None, True, None), (60.0, True, True, None), (60.0, False, True, "They fall."),
+        (20.0, False, True, "They fall."), (20.0, True, False, "They fall."),
+    ],
+)  # fmt: skip
+def test_a_short_window_is_noted_unless_the_devices_say_more(seconds, settled, accepted, note):
+    steady = Steady(60, None if accepted else "drift", None)
+    found = window._note(seconds, steady, Settling(settled, "They fall."))
+    assert (found or "").startswith(note or "")
+    assert (found is None) is (note is None)
+
+
+def run_with(recorded, **fields):
+    fields = {"status": "completed", "requested": SETTINGS} | fields
+    record = RunRecord(run_id="a", config_hash=None, environment={"accelerator": H100}, **fields)
+    return Run(Path("/nowhere"), record, tuple(recorded))
+
+
+def test_steps_that_were_held_up_count_in_a_rate_of_their_own():
+    """By hand: 20 steps of 10 s and one of 50 s have 21 times the tokens of a step in 250 s."""
+    held = measure(run_with([*steps([10.0] * 20), *steps([50.0], "stalled", first=21)]))
+    assert held.tokens_per_second == pytest.approx(TOKENS / 10)
+    assert (held.stalled_steps, held.measured_steps) == (1, 20)
+    assert held.tokens_per_second_with_stalls == pytest.approx(21 * TOKENS / 250)
+    plain = measure(run_with(steps([10.0] * 20)))
+    assert (plain.stalled_steps, plain.tokens_per_second_with_stalls) == (0, None)
+    failed = run_with([*steps([10.0] * 20), *steps([50.0], "stalled")], status="failed", reason="x")
+    assert measure(failed).tokens_per_second_with_stalls is None
+
+
+def test_a_rate_of_one_gpu_is_no_rate_of_the_job():
+    alone = [one.model_copy(update={"tokens": None, "tokens_per_gpu": 5000})
+             for one in steps([2.0] * 20)]  # fmt: skip
+    found = measure(run_with(alone))
+    assert (found.tokens_per_second, found.tokens_per_second_per_gpu) == (None, 2500)
+    assert found.throughput_reason == "The number of GPUs is not known: the rate is of one GPU."
+    assert found.interval_reason is not None
+    one_gpu = measure(run_with(steps([100.0] * 20), requested=SETTINGS | {"world_size": 1}))
+    times = 2500 / one_gpu.tokens_per_second
+    assert found.mfu == pytest.approx(one_gpu.mfu * times)
+
+
+@pytest.mark.parametrize(
+    ("wait", "second", "counts"),
+    [(0.0099, 1.0, True), (0.0101, 1.0, False), (0.01, 1.0, True), (0.0, 1.0, True),
+     (None, 1.0, True), (0.019, 2.0, True)],
+)  # fmt: skip
+def test_a_step_waits_for_a_checkpoint_above_a_hundredth_of_it(wait, second, counts):
+    one, other = steps([second, 1.0])
+    waited = one.model_copy(update={"checkpoint_seconds": wait})
+    assert len(window.measured_steps([waited, other])) == 1 + counts
+
+
+def test_a_chosen_window_holds_both_its_ends():
+    run = run_with(steps([1.0] * 40), window=(11, 30))
+    found, _ = window.throughput(run.record, run.steps)
+    assert [found.steps[at].step for at in (0, -1)] == [11, 30]
+    assert found.note.startswith("The reader chose steps 11 to 30 as the window. The window lasts")
+
+
+def test_the_spread_of_measured_starts_replaces_the_assumed_one_in_every_interval():
+    """By hand: squares of distances on logarithms differ by 1.96 squared times those of starts."""
+    item = measure(run_with(steps([10.0, 10.1] * 30)))
+    assert item.start_spread == 0.005
+
+    def ends(start: float) -> list[float]:
+        found = item.changed(_with_starts(item, {"h100": (start, 6)}))
+        assert (found.start_spread, found.start_spread_runs) == (start, 6)
+        pairs = [(found.tokens_per_second_low, found.tokens_per_second),
+                 (found.tokens_per_second_high, found.tokens_per_second),
+                 (found.mfu_low, found.mfu), (found.mfu_high, found.mfu)]  # fmt: skip
+        return [math.log(end / value) for end, value in pairs]
+
+    own = math.log(item.tokens_per_second_high / item.tokens_per_second)
+    wider = math.sqrt(own**2 + 1.959964**2 * (0.02**2 - 0.005**2))
+    assert ends(0.02)[1] == pytest.approx(wider, rel=1e-5)
+    low, high, mfu_low, mfu_high = ends(0.02)
+    assert low < 0 < high
+    assert (mfu_low, mfu_high) == pytest.approx((low, high))
+    assert ends(0.001)[1] < own
+    assert _with_starts(item, {"h100": (0.005, 6)}) == {}
+    assert _with_starts(item, {"cpu": (0.02, 6)}) == {}
+    assert _with_starts(item.changed({"start_spread": None}), {"h100": (0.02, 6)}) == {}
+
+
+def test_starts_are_measured_by_repeats_alone_and_less_what_steps_explain():
+    """By hand: three runs 0.01 apart have a variance of 0.0001, of which steps explain 0.00002."""
+    explained = math.sqrt(2e-5) * 1.959964
+    three = [Estimate(rate, explained, 9) for rate in (0.0, 0.01, 0.02)]
+    single = [Estimate(5.0, 0.0, 9)]
+    spread_of, runs = _measured_starts([three, single], 0.0)
+    assert runs == 3
+    assert spread_of == pytest.approx(math.sqrt(1e-4 - 2e-5), rel=1e-4)
+    assert _measured_starts([single], 0.005) == (0.005, 0)
+    noisy = [Estimate(rate, 0.1, 9) for rate in (0.0, 0.0001)]
+    assert _measured_starts([noisy], 0.0) == (0.0, 2)
+
+
+def test_a_short_window_is_brief_unless_its_devices_had_settled():
+    record = run_with(()).record
+    short = steps([1 + n % 3 / 100 for n in range(30)])
+
+    def brief(settled):
+        found, _ = window.throughput(record, short, Settling(settled, "Clocks fall."))
+        return found.steady.brief, found.interval is None
+
+    assert brief(True) == (False, False)
+    assert brief(None) == (True, False)
+    assert brief(False) == (True, True)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from scalebook.errors import ClaimError
 from scalebook.measure.scaling import ScalingPoint, law, project, scaling_kind, table
-from scalebook.measure.scaling.law import fit_law, student_quantile
+from scalebook.measure.scaling.law import CANDIDATES, fit_law
 
 # A published weak-scaling series: 1 to 8 nodes, 22,528 tokens per GPU and step.
 PUBLISHED = (
@@ -150,12 +150,11 @@ def test_exactly_linear_runs_still_have_an_interval():
     answer = project(points, 32)
     assert answer.low is not None
     assert answer.low < 0.99 * 32000
-
-
-@pytest.mark.parametrize("freedom", [1, 2, 3, 4, 7, 30])
-def test_student_quantile_agrees_with_scipy(freedom):
-    stats = pytest.importorskip("scipy.stats")
-    assert student_quantile(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), rel=1e-9)
+    # a term that is absent is as good as none, so every law fits, each once
+    assert answer.law is not None
+    assert answer.law.alternatives == len(CANDIDATES)
+    assert sorted(fit.terms for fit in answer.law.fits) == sorted(CANDIDATES)
+    assert answer.law.fits[0].terms == (0,)
 
 
 @pytest.mark.parametrize(
@@ -316,6 +315,13 @@ def test_no_run_repeats_to_better_than_half_a_percent():
     assert fit.scatter == 0.005
 
 
+def test_a_law_by_which_more_gpus_make_a_token_cheaper_is_none():
+    """By hand: a millionth of a GPU second per token on one GPU, 2 % less on twice as many."""
+    found = fit_law([(n, 1e6 * n / 0.98**at) for at, n in enumerate((1, 2, 4, 8))], "weak")
+    assert not isinstance(found, str)
+    assert [fit.terms for fit in found.fits] == [(0,)]
+
+
 def test_a_matrix_times_its_inverse_is_one():
     matrix = [[0.0, 2.0, 1.0], [2.0, 5.0, 3.0], [1.0, 3.0, 7.0]]
     inverse = law._invert(matrix)
@@ -325,3 +331,4 @@ def test_a_matrix_times_its_inverse_is_one():
     for i, row in enumerate(product):
         assert row == pytest.approx([float(i == j) for j in range(3)], abs=1e-12)
     assert law._invert([[1.0, 2.0], [2.0, 4.0]]) is None
+    assert law._invert([[0.0]]) is None

@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
+from scipy import special, stats
 from series import BRIEF, HARD, STABLE, UNSTABLE, correlated, drift, noise, shift, spikes
 
 from scalebook.cli import main
 from scalebook.errors import RecordError
+from scalebook.measure.metrics import spikes as taken_apart
+from scalebook.measure.metrics import stability, student
 from scalebook.measure.metrics import steady as steady_state
 from scalebook.measure.metrics.autoregression import (
     _GRID,
@@ -33,8 +35,8 @@ from scalebook.measure.metrics.shapes import (
     line_gain,
     without,
 )
-from scalebook.measure.metrics.spikes import Periodic, local_median, take_apart
-from scalebook.measure.metrics.stability import Settled, relative
+from scalebook.measure.metrics.spikes import Periodic, Spikes, local_median, take_apart
+from scalebook.measure.metrics.stability import Settled, _course, relative
 from scalebook.measure.metrics.steady import find_steady, middle
 from scalebook.measure.metrics.student import student_quantile, two_sided_tail
 from scalebook.measure.verdicts.series import read_series
@@ -664,3 +666,191 @@ def test_the_middle_of_a_long_series_is_its_median(count):
     rhythm = [float(at % 40 == 0) for at in range(count)]  # each value of a sample is a peak
     for series in (noisy, sorted(noisy), rhythm, [2.0] * count):
         assert middle(series) == median(series)
+
+
+@pytest.mark.parametrize("period", [2, 3, 8])
+@pytest.mark.parametrize("count", [64, 256])
+def test_a_pattern_counts_from_six_normal_deviations_of_its_f_test_on(period, count):
+    generator = random.Random(period * count)
+    chance = [generator.gauss(0, 0.01) for _ in range(count)]
+
+    def series(height: float) -> list[float]:
+        return [1 + value + height * (at % period == 0) for at, value in enumerate(chance)]
+
+    def groups(height: float) -> list[list[float]]:
+        rest, _ = taken_apart._detrended(series(height), period)
+        return [rest[start::period] for start in range(period)]
+
+    def deviations(height: float) -> float:
+        divided = groups(height)
+        size = sum(map(len, divided))
+        ratio = stats.f_oneway(*divided).statistic
+        return stats.norm.isf(stats.f.sf(ratio, period - 1, size - period))
+
+    low, high = 0.0, 0.05
+    for _ in range(30):
+        middle = (low + high) / 2
+        seen = taken_apart._pattern_rest(series(middle), period) is not None
+        low, high = (low, middle) if seen else (middle, high)
+    # the approximation is close for many means, and asks for a little more of few
+    assert deviations(high) == pytest.approx(6, abs=0.2 if period == 8 else 0.8)
+    divided = groups(0.04)
+    inside = sum(float(np.var(one)) * len(one) for one in divided)
+    within = inside / (sum(map(len, divided)) - period)
+    assert taken_apart._pattern_rest(series(0.04), period) == pytest.approx(within)
+
+
+def test_a_pattern_needs_six_of_its_periods():
+    generator = random.Random(1)
+    series = [value + generator.gauss(0, 1e-3) for value in [1.0, 1.5, 1.0] * 6]
+    assert taken_apart._pattern_rest(series, 3) is not None
+    assert taken_apart._pattern_rest(series[:-1], 3) is None
+    assert taken_apart._pattern_rest([1.0] * 40, 2) is None
+
+
+def test_a_shift_is_a_fraction_of_the_level_before_it():
+    """By hand: 0.95 and 1.05 times the mean differ by 0.10 / 0.95."""
+    generator = random.Random(3)
+    differences = [side * 0.05 + generator.gauss(0, 1e-6) for side in (-1, 1) for _ in range(40)]
+    found = _course(differences)
+    assert found.shift_at == 40
+    assert found.shift == pytest.approx(0.1 / 0.95, rel=1e-4)
+    assert found.drift > 0
+
+
+def test_a_brief_window_reaches_as_far_as_its_drift_and_the_error_of_it_may_lead():
+    """By hand: a half of 0.3 and an error of 0.4 are 0.5 together; the drift of 0.1 moves both."""
+    reach = steady_state._REACH
+    rising = Settled(0, None, 0.0, drift=0.1 / reach, drift_error=0.4 / reach)
+    falling = Settled(0, None, 0.0, drift=-0.1 / reach, drift_error=0.4 / reach)
+    assert steady_state._unsettled(rising, 1.0, (0.7, 1.3)) == pytest.approx((0.4, 0.6))
+    assert steady_state._unsettled(falling, 1.0, (0.7, 1.3)) == pytest.approx((0.6, 0.4))
+    assert steady_state._unsettled(rising, 2.0, (1.4, 2.6)) == pytest.approx((0.8, 1.2))
+    steep = Settled(0, None, 0.0, drift=0.5 / reach, drift_error=0.0)
+    assert steady_state._unsettled(steep, 1.0, (0.7, 1.3)) == pytest.approx((0.3, 0.8))
+
+
+CALM = {
+    "drift": 0.0, "drift_probability": 1.0, "drift_error": 0.001, "shift": 0.0,
+    "shift_probability": 1.0, "shift_at": 30, "independent": 20.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("course", "problem", "change"),
+    [
+        ({}, None, 0.0),
+        ({"drift": -0.02, "drift_probability": 0.009}, "drift", -0.02),
+        ({"drift": 0.02, "drift_probability": 0.01}, None, 0.0),
+        ({"drift": 0.01, "drift_probability": 0.009}, None, 0.01),  # within the tolerance
+        ({"shift": -0.02, "shift_probability": 2e-4}, "shift", -0.02),
+        ({"shift": 0.02, "shift_probability": 3e-4}, None, 0.0),
+        ({"shift": 0.01, "shift_probability": 2e-4}, None, 0.01),
+        # of both the likelier counts
+        ({"shift": 0.02, "shift_probability": 2e-4, "drift": 0.03, "drift_probability": 1e-4},
+         "drift", 0.03),
+        ({"shift": 0.02, "shift_probability": 1e-4, "drift": 0.03, "drift_probability": 2e-4},
+         "shift", 0.02),
+        ({"shift": 0.005, "shift_probability": 1e-4, "drift": -0.008, "drift_probability": 2e-4},
+         None, 0.008),
+        ({"independent": 3.9, "drift": 0.02, "drift_probability": 0.24}, "too short", 0.02),
+        ({"independent": 4.0, "drift": 0.02, "drift_probability": 0.24}, None, 0.0),
+        ({"independent": 3.9, "drift": 0.02, "drift_probability": 0.25}, None, 0.0),
+        ({"independent": 0.9, "drift": 0.02}, "too short", 0.02),
+        ({"independent": 1.0, "drift": 0.02}, None, 0.0),
+        ({"independent": 0.9, "drift": 0.01}, None, 0.0),
+    ],
+)  # fmt: skip
+def test_a_course_is_a_problem_where_it_is_certain_and_above_the_tolerance(
+    monkeypatch, course, problem, change
+):
+    found = stability._Course(**CALM | course)
+    monkeypatch.setattr(stability, "_course", lambda _series: found)
+    judged = stability._judge(5, [0.0] * 60)
+    assert (judged.start, judged.problem, judged.change) == (5, problem, change)
+    assert judged.at == (35 if problem == "shift" else None)
+    assert judged.independent == (found.independent if problem == "too short" else None)
+    if problem is None:
+        assert (judged.drift, judged.drift_error) == (found.drift, 0.001)
+
+
+@pytest.mark.parametrize(
+    ("probability", "gain", "length"), [(2e-3, 1.0, 7), (2.1e-3, 1.0, 0), (1e-9, 0.0499, 0)]
+)
+def test_a_warm_up_counts_where_it_is_more_than_chance(monkeypatch, probability, gain, length):
+    """By hand: 100 steps whose squares add up to 1, and a gain worth a t of more than 5 ** 0.5."""
+    series = [0.1, -0.1] * 50
+    judged = stability.Effect(1.0, probability, 1.0)
+    monkeypatch.setattr(stability, "effect", lambda *_: judged)
+    assert stability._length(WarmUp("step", 7, gain), series) == length
+    monkeypatch.setattr(stability, "effect", None)  # not asked where the gain is too small
+    assert stability._length(WarmUp("step", 7, 0.0499), series) == 0
+
+
+def test_windows_of_warm_ups_one_after_the_other_are_taken_off_up_to_the_half(monkeypatch):
+    lengths: list[int] = []
+    monkeypatch.setattr(stability, "_warm_up", lambda _series: lengths.pop(0) if lengths else 0)
+
+    def start_of(count: int, *taken: int) -> tuple[int, str | None]:
+        lengths[:] = taken
+        found = stability.settle(jittered(count))
+        return found.start, found.problem
+
+    assert start_of(100, 3, 4) == (7, None)
+    assert start_of(100, 50) == (50, None)
+    assert start_of(100, 51) == (51, "warm-up")
+    assert start_of(100, *[1] * 7) == (7, None)
+    assert start_of(100, *[1] * 8) == (8, "warm-up")
+    assert start_of(9) == (0, "too short")
+    assert start_of(10)[1] is None
+    assert start_of(14, 5) == (5, "too short")
+
+
+@pytest.mark.parametrize("start", [0, 3, 8, 11])
+def test_a_window_ends_where_two_kinds_of_spikes_are_nearest_to_their_share(start):
+    count = 75
+    kinds = tuple(
+        Periodic(period, tuple(range(phase, count, period)), height)
+        for period, phase, height in ((10, 4, 2.0), (7, 2, 0.3))
+    )
+    end = steady_state._end(Spikes(kinds, (), None, (1.0,) * count), start, count)
+    off = {at: steady_state._imbalance(kinds, start, at) for at in range(count - 9, count + 1)}
+    assert off[end] == min(off.values())
+    noisy = Spikes(kinds, (), None, tuple(jittered(count, deviation=10.0)))
+    assert steady_state._end(noisy, start, count) == count  # the noise is larger by far
+
+
+@pytest.mark.parametrize(
+    ("count", "places", "rare"),
+    [
+        (100, (7, 19, 40, 77), True), (100, (7, 19, 40, 77, 90), True),
+        (100, (7, 19, 40, 61, 77, 90), False), (30, (7, 8), True), (30, (7, 8, 19), False),
+    ],
+)  # fmt: skip
+def test_spikes_without_a_period_are_rare_up_to_two_or_a_twentieth(count, places, rare):
+    series = [1 + 0.5 * (at in places) for at in range(count)]
+    apart = take_apart(series)
+    assert apart.periodic == ()
+    assert tuple(at for at, _ in apart.irregular) == (places if rare else ())
+
+
+def test_a_shift_is_judged_in_the_block_in_which_it_lies(monkeypatch):
+    """By hand: of 125 steps the first is left out; 60 more make 30 blocks of two before step 61."""
+    shapes: list[list[float]] = []
+
+    def judged(_series, shape):
+        shapes.append(list(shape))
+        return stability.Effect(0.0, 1.0, 0.0)
+
+    monkeypatch.setattr(stability, "effect", judged)
+    generator = random.Random(2)
+    found = _course([generator.gauss(0, 1e-4) - 0.05 + 0.1 * (at >= 61) for at in range(125)])
+    assert found.shift_at == 61
+    assert shapes[1] == [0.0] * 30 + [1.0] * 32
+
+
+def test_the_incomplete_beta_function_is_whole_at_its_ends():
+    assert [student._incomplete_beta(2.0, 0.5, x) for x in (0.0, 1.0)] == [0.0, 1.0]
+    for x in (0.2, 0.8, 0.99):
+        expected = float(special.betainc(2.0, 0.5, x))
+        assert student._incomplete_beta(2.0, 0.5, x) == pytest.approx(expected, rel=1e-12)

@@ -46,29 +46,39 @@ def a_run(generator, mean=1.0, correlation=0.5, spread=0.0, count=60):
     return Estimate.of(1 / found.mean, 1 / high, 1 / low, found.count)
 
 
-def verdicts(trials, runs, slowdown=0.0, **fields):
+def pairs(trials, runs, slowdown=0.0, **fields):
+    """Return the runs of two sides, of which the second is slower, as often as is tried."""
     generator = random.Random(trials + runs)
-    sides = [
+    return [
         [[a_run(generator, factor, **fields) for _ in range(runs)] for factor in (1, 1 + slowdown)]
         for _ in range(trials)
     ]
-    return [compare(b, a).word for a, b in sides]
+
+
+def verdicts(sides, runs=None):
+    """Return what is said of the second side, from the first runs of each."""
+    return [compare(b[:runs], a[:runs]).word for a, b in sides]
 
 
 def test_two_runs_of_the_same_are_told_apart_in_one_case_of_twenty_at_most():
-    said = verdicts(200, 1)
+    said = verdicts(pairs(200, 1))
     assert said.count("cannot tell") >= 0.95 * len(said)
 
 
+@pytest.fixture(scope="module")
+def scattered():
+    return pairs(120, 5, spread=0.03, count=24, correlation=0.0)
+
+
 @pytest.mark.parametrize("runs", [2, 3, 5])
-def test_repeats_that_differ_from_start_to_start_are_told_apart_as_seldom(runs):
-    said = verdicts(120, runs, spread=0.03, count=24, correlation=0.0)
+def test_repeats_that_differ_from_start_to_start_are_told_apart_as_seldom(scattered, runs):
+    said = verdicts(scattered, runs)
     assert said.count("cannot tell") >= 0.90 * len(said)
 
 
 def test_a_planted_slowdown_of_five_percent_is_found():
-    assert verdicts(60, 1, 0.05).count("slower") >= 55
-    assert verdicts(30, 4, 0.05, spread=0.01, count=24).count("slower") >= 25
+    assert verdicts(pairs(60, 1, 0.05)).count("slower") >= 55
+    assert verdicts(pairs(30, 4, 0.05, spread=0.01, count=24)).count("slower") >= 25
 
 
 def test_the_ratio_is_throughput_of_a_over_b():
@@ -121,7 +131,8 @@ def test_repeats_that_contradict_the_assumed_spread_count_by_themselves():
     (0.05, {"count": 20, "correlation": 0.8, "spread": 0.005}),
 ])  # fmt: skip
 def test_more_repeats_never_decide_less_often(slowdown, fields):
-    decided = [verdicts(100, runs, slowdown, **fields).count("slower") for runs in (1, 2, 3)]
+    sides = pairs(100, 3, slowdown, **fields)
+    decided = [verdicts(sides, runs).count("slower") for runs in (1, 2, 3)]
     assert decided[0] - 3 <= decided[1] <= decided[2] + 3
 
 
@@ -130,7 +141,7 @@ def test_a_verdict_says_which_spread_it_assumes():
     assert "varies by 0.5 % (standard deviation) from start" in compare([a], [b]).assumption
     assert "varies by 1 %" in compare([a], [b], start_spread=0.01).assumption
     repeated = compare([a, a], [b], start_spread=0.01).assumption
-    assert "Runs of a side vary by" in repeated
+    assert repeated.startswith("Runs of a side vary by 1.2 % (standard deviation); ")
     assert "1 % was assumed before" in repeated
 
 
@@ -271,6 +282,48 @@ def test_the_steps_that_are_advised_shrink_the_interval_to_the_difference():
     assert f"About {more} more steps" in compare([a], [b], start_spread=0.005).advice
 
 
+@pytest.mark.parametrize(("times", "advised"), [(99, "more steps"), (101, "more repeats")])
+def test_more_than_a_hundred_times_the_steps_are_never_advised(times, advised):
+    """By hand: the halves' squares are ``times`` the square of a difference of 1 %."""
+    half = 0.01 * math.sqrt(times / 2)
+    a, b = Estimate(0.01, half, 40), Estimate(0.0, half, 40)
+    said = compare([a], [b], start_spread=0.0).advice
+    assert advised in said or (advised == "more repeats" and "too small" in said)
+
+
+def test_the_fewest_steps_that_are_advised_are_a_tenth_of_those_there():
+    """By hand: 1.05 times the variance that decides asks for 5 %, and a tenth of 10 steps is 1."""
+    half = 0.01 * math.sqrt(1.05 / 2)
+    a, b = Estimate(0.01, half, 10), Estimate(0.0, half, 10)
+    advice = compare([a], [b], start_spread=0.0).advice
+    assert advice == "About 1 more step per run would decide a difference of this size."
+    for steps, advised in ((1, "About 1 more step per run"), (0, "repeat")):
+        short = [replace(item, steps=steps) for item in (a, b)]
+        assert advised in compare([short[0]], [short[1]], start_spread=0.0).advice
+    longer = [replace(item, steps=200) for item in (a, b)]
+    assert "About 20 more steps" in compare([longer[0]], [longer[1]], start_spread=0.0).advice
+
+
+def _settled_by(repeats: int) -> float:
+    """Return the smallest difference that so many repeats per side settle."""
+    variance = (8 * 0.005**2 + 4 * 0.005**2) / 10
+    quantile = stats.t.ppf(0.975, 8 + 2 * repeats - 2)
+    return quantile * math.sqrt(2 * variance / repeats)
+
+
+@pytest.mark.parametrize(
+    ("repeats", "times", "said"),
+    [
+        (50, 1.001, "About 48 more repeats per side"), (51, 1.001, "too small to settle with 50"),
+        (3, 1.001, "About 1 more repeat per side"), (3, 0.999, "About 2 more repeats per side"),
+    ],
+)  # fmt: skip
+def test_repeats_are_advised_up_to_fifty_per_side(repeats, times, said):
+    middles = (times * _settled_by(repeats), 0.0)
+    sides = [[Estimate(middle + sign * 0.005, 1e-6, 50) for sign in (1, -1)] for middle in middles]
+    assert said in compare(*sides).advice
+
+
 def test_a_difference_of_settings_is_said_with_both_values():
     assert str(Difference("tp", "1", "2")) == "tp: 1 against 2"
     assert str(Difference("tp", None, "2")) == "tp: none against 2"
@@ -308,6 +361,7 @@ def test_a_side_of_a_file_has_the_rate_of_its_steps():
     half = math.log(steady.seen[1] / steady.seen[0]) / 2
     assert (found.half, found.steps) == (pytest.approx(half, rel=1e-2), steady.count)
     assert read._of_steady(find_steady([1.0] * 3)) is None
+    assert read._of_steady(replace(steady, seen=(0.0, 3.0))) is None  # no bound on the rate
 
 
 # The command
@@ -353,6 +407,75 @@ def test_a_directory_of_steps_without_a_record_is_the_file_in_it(tmp_path):
     assert len({side.sources for side in sides}) == 1
     with pytest.raises(RecordError, match=r"holds no steps\.jsonl"):
         read_series(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        ("1.1e-9", True), ("1e-9", False), ("9e8", True), ("1e9", False), ("0", False),
+        ("-1", False), ("nan", False), ("x" * 50, False),
+    ],
+)  # fmt: skip
+def test_a_line_is_a_step_time_between_a_nanosecond_and_thirty_years(tmp_path, text, read):
+    (tmp_path / "times").write_text(f"# seconds\n\n1.5\n{text}\n")
+    if read:
+        assert read_series(tmp_path / "times").seconds == (1.5, float(text))
+        return
+    with pytest.raises(RecordError) as error:
+        read_series(tmp_path / "times")
+    assert f"times line 4: {text[:40]!r} is no step time." in str(error.value)
+
+
+def test_a_file_that_is_no_text_or_is_not_there_is_said_to_be_that(tmp_path):
+    (tmp_path / "bytes").write_bytes(b"1.5\n\xff\xfe\n")
+    with pytest.raises(RecordError, match="bytes cannot be read: it is not text"):
+        read_series(tmp_path / "bytes")
+    with pytest.raises(RecordError, match="none cannot be read: No such file"):
+        read_series(tmp_path / "none")
+
+
+def records(folder, *lines):
+    path = folder / "steps.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("phases", "seconds", "minimum"),
+    [
+        (["startup", "warmup", "measured", "measured"], (0.0, 1.0, 2.0, 3.0), 2),
+        (["warmup", "measured", "profiled", "measured"], (0.0, 1.0), 1),
+        (["warmup", "warmup"], (0.0, 1.0), 2),
+        (["warmup", "profiled", "measured"], (0.0,), 1),
+        ([None, None], (0.0, 1.0), 0),
+    ],
+)
+def test_the_phases_of_records_say_where_warm_up_ends_and_a_profile_begins(
+    tmp_path, phases, seconds, minimum
+):
+    lines = [{"step_seconds": at + 0.5} for at in range(len(phases))]
+    lines = [one | ({"phase": of} if of else {}) for one, of in zip(lines, phases, strict=True)]
+    found = read_series(records(tmp_path, *lines))
+    assert found.seconds == tuple(one + 0.5 for one in seconds)
+    assert found.minimum == minimum
+
+
+@pytest.mark.parametrize("value", [0, -1.0, True, "1", None, 1e9, 1e-9, -1e9])
+def test_a_record_without_a_time_is_named_by_its_number(tmp_path, value):
+    path = records(tmp_path, {"step_seconds": 1.0}, {"step_seconds": value})
+    with pytest.raises(RecordError, match="record 2 has no step_seconds above zero"):
+        read_series(path)
+
+
+def test_a_line_that_is_no_record_is_shown_by_its_start(tmp_path):
+    path = records(tmp_path, {"step_seconds": 1.0})
+    path.write_text(path.read_text() + "\n" + "[" + "1, " * 40)
+    with pytest.raises(RecordError) as error:
+        read_series(path)
+    shown = ("[" + "1, " * 40)[:40]
+    assert f"steps.jsonl line 3 is not a step record: {shown!r}." in str(error.value)
+    with pytest.raises(RecordError, match="holds no step time"):
+        read_series(records(tmp_path, {"step_seconds": 1.0, "phase": "profiled"}))
 
 
 def test_tokens_and_steps_of_a_side_differ_by_the_tokens_of_a_step_alone(tmp_path):

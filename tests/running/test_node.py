@@ -89,15 +89,11 @@ def test_the_first_node_writes_one_record_with_both_logs(tmp_path: Path):
     assert not names & {"job.json", "exit.json", "exit.node1.json", "train.log.node1"}
 
 
-def test_another_nodes_failure_ends_the_first_and_is_the_runs_reason(tmp_path: Path):
-    assert run_nodes(tmp_path / ".partial-two", "hang", "raise") == [1, 0]
-    record = store.read_record(tmp_path / "two")
-    assert (record.status, record.exit_code) == ("failed", 1)
-    assert "ValueError" in str(record.reason)
-
-
-def test_the_first_nodes_failure_ends_the_others(tmp_path: Path):
-    assert run_nodes(tmp_path / ".partial-two", "raise", "hang") == [1, 0]
+@pytest.mark.parametrize("ends", [("hang", "raise"), ("raise", "hang")])
+def test_a_nodes_failure_ends_the_other_and_is_the_runs_reason(
+    tmp_path: Path, ends: tuple[str, str]
+):
+    assert run_nodes(tmp_path / ".partial-two", *ends) == [1, 0]
     record = store.read_record(tmp_path / "two")
     assert (record.status, record.exit_code) == ("failed", 1)
     assert "ValueError" in str(record.reason)

@@ -34,7 +34,7 @@ CORE = {
     "legality": ("facts/legality", "facts/legality"),
     "feasibility": ("facts/feasibility", "facts/feasibility"),
     "scaling": ("measure/scaling", "measure/scaling"),
-    "metrics": ("measure/metrics", "measure/metrics measure/steady measure/anatomy"),
+    "metrics": ("measure/metrics", "measure/metrics measure/steady measure/window measure/anatomy"),
     "anatomy": ("measure/anatomy", "measure/anatomy"),
     "economics": ("measure/economics.py", "measure/economics"),
     "intervals": ("measure/intervals.py", "measure/intervals"),
@@ -142,6 +142,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sample", type=int, default=300, help="changes in all; 0: every one")
     parser.add_argument("--only", nargs="+", choices=CORE, default=list(CORE), metavar="PART")
+    parser.add_argument("--seed", type=int, default=1, help="which changes are drawn")
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
     os.nice(10)
@@ -154,7 +155,7 @@ def main() -> None:
         files = [file for path in top for file in sorted(path.rglob("*.py")) or [path]]
         found = [one for file in files for one in mutants(file)]
         share = options.sample // len(parts) or len(found)
-        chosen = random.Random(1).sample(found, min(share, len(found)))
+        chosen = random.Random(options.seed).sample(found, min(share, len(found)))
         work += [(one, tests[place], 5 * spent + 10) for one in chosen]
         names += [parts[place]] * len(chosen)
     missed = dict.fromkeys(parts, 0)

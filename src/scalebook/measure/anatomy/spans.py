@@ -15,9 +15,8 @@ def union(spans: Iterable[Span]) -> list[Span]:
         if end <= begin:
             continue
         if merged and begin <= stop:
-            if end > stop:
-                stop = end
-                merged[-1] = (start, stop)
+            stop = max(stop, end)
+            merged[-1] = (start, stop)
             continue
         start, stop = begin, end
         merged.append((start, stop))

@@ -62,7 +62,7 @@ def shapes_rule(found: Evidence) -> Iterator[Finding]:
             f"{best:.4g}."
         ),
         advice=tuple(advice),
-        step_fraction=min(share, 1.0) if share >= 0 else None,
+        step_fraction=min(share, 1.0),
         basis="computed",
         evidence={"model_matmul_tflops": own, "measured_matmul_tflops": best},
     )

@@ -259,7 +259,7 @@ def _reason(seconds: Sequence[float], minimum: int, settled: Settled) -> str:
     left = max(len(seconds) - start, 0)
     percent = f"{100 * abs(settled.change):.2g} %"
     more = "more" if settled.change > 0 else "less"
-    if settled.problem == "shift" and settled.at is not None:
+    if settled.at is not None:  # a shift, which alone is at one step
         return (
             f"The level shifts at step {minimum + settled.at} of {len(seconds)}: steps take "
             f"{percent} {more} from there on. Find what changed, or measure one level alone."

@@ -40,8 +40,8 @@ class Throughput:
     tokens_per_second: float
     interval: tuple[float, float] | None  # of the steady state's tokens_per_second, 95 %
     seen: tuple[float, float] | None  # the same by the steps of the window only
-    note: str | None = None  # what a short window or an unsettled device means for the interval
-    of_one_gpu: bool = False  # the rates are of one GPU: nobody knows of how many
+    note: str | None  # what a short window or an unsettled device means for the interval
+    of_one_gpu: bool  # the rates are of one GPU: nobody knows of how many
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of RunMetrics that describe the steady state."""

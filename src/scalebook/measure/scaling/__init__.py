@@ -115,19 +115,15 @@ def scaling_kind(points: Sequence[ScalingPoint]) -> tuple[ScalingKind | None, st
     """Return weak or strong, told from the global batches, and why; None where neither fits."""
     if len({point.world_size for point in points}) < 2:
         return None, "one world size only"
-    batches = {point.global_batch_size for point in points}
-    if None in batches:
+    batches = [point.global_batch_size for point in points if point.global_batch_size is not None]
+    if len(batches) < len(points):
         return None, "the global batch size of a run is unknown"
-    if len(batches) == 1:
-        return "strong", f"every run has a global batch of {batches.pop()}"
-    first = points[0]
+    if len(set(batches)) == 1:
+        return "strong", f"every run has a global batch of {batches[0]}"
+    sizes = [point.world_size for point in points]
     # cross products, so that batch per GPU is compared exactly
-    if all(
-        (point.global_batch_size or 0) * first.world_size
-        == (first.global_batch_size or 0) * point.world_size
-        for point in points
-    ):
-        per_gpu = (first.global_batch_size or 0) / first.world_size
+    if all(b * sizes[0] == batches[0] * n for b, n in zip(batches, sizes, strict=True)):
+        per_gpu = batches[0] / sizes[0]
         return "weak", f"every run has {per_gpu:g} samples per GPU and step"
     return None, "neither the global batch nor the batch per GPU is the same in all runs"
 

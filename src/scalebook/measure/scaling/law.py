@@ -16,8 +16,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Literal
+
+from scalebook.measure.metrics.student import student_quantile
 
 ScalingKind = Literal["weak", "strong"]
 
@@ -152,29 +153,3 @@ def _invert(matrix: list[list[float]]) -> tuple[tuple[float, ...], ...] | None:
                 factor = work[i][column]
                 work[i] = [a - factor * b for a, b in zip(work[i], work[column], strict=True)]
     return tuple(tuple(row[size:]) for row in work)
-
-
-@lru_cache(maxsize=256)
-def student_quantile(freedom: int, probability: float = 0.975) -> float:
-    """Return Student's t at a probability above one half, by bisection on the exact integral."""
-    low, high = 0.0, 1e4
-    for _ in range(200):
-        middle = (low + high) / 2
-        if _student_cdf(middle, freedom) < probability:
-            low = middle
-        else:
-            high = middle
-    return (low + high) / 2
-
-
-def _student_cdf(t: float, freedom: int) -> float:
-    """Return P(T < t) for integer degrees of freedom (Abramowitz and Stegun 26.7.3, 26.7.4)."""
-    theta = math.atan(t / math.sqrt(freedom))
-    cosine = math.cos(theta)
-    odd = freedom % 2 == 1
-    term, total = (cosine, 0.0) if odd else (1.0, 0.0)
-    for k in range(1 if odd else 0, freedom - 1, 2):
-        total += term
-        term *= cosine**2 * (k + 1) / (k + 2)
-    area = math.sin(theta) * total
-    return 0.5 + ((theta + area) / math.pi if odd else area / 2)

@@ -125,7 +125,7 @@ def _advice(
     variance = scattered.variance if scattered else start**2 + within
     have = min(len(a), len(b))
     worth = scattered.freedom - (len(a) + len(b) - 2) if scattered else WORTH
-    for repeats in range(max(have + 1, 2), _MOST_REPEATS + 1):
+    for repeats in range(have + 1, _MOST_REPEATS + 1):
         quantile = student_quantile(worth + 2 * repeats - 2, 0.5 + level / 2)
         if quantile * math.sqrt(2 * variance / repeats) < size:
             more = repeats - have

@@ -101,7 +101,7 @@ def _runs_side(name: str, runs: Sequence[Run]) -> Side:
             reasons.append(f"{item.run_id}: its loss did not fall ({losses}), so it is refused.")
             continue
         tokens.append(rate)
-        steps.append(Estimate.of(1 / mean, 1 / high, 1 / low, item.steady_steps or 0))
+        steps.append(Estimate.of(1 / mean, 1 / high, 1 / low, rate.steps))
     records = tuple(run.record for run in runs)
     reason = " ".join(reasons) if reasons else None
     # an id may be a log's name, which two folders can have; a copy has the same times too
