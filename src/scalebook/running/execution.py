@@ -67,7 +67,7 @@ class Patience:
     _since: float = 0.0
 
     def lost(self, *, asked: bool) -> str | None:
-        """Return what the kernel should have done by now, None while there is hope.
+        """Return what the kernel is late to do, None while it has time.
 
         ``asked``: it has been told to end the run.
         """

@@ -1,4 +1,4 @@
-"""Whether the kernel's OOM killer ended processes while a run went on, as far as it tells us."""
+"""Whether the kernel's OOM killer ended processes during a run, as far as its log can be read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_RECORDS = 100_000  # more than any kernel's buffer holds
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """What was counted before a run: processes ended for want of memory, and the kernel's clock."""
+    """What was counted before a run: out-of-memory kills, and the kernel's clock."""
 
     count: int
     seconds: float
@@ -35,7 +35,7 @@ def since(start: Before) -> tuple[int, frozenset[int]]:
 
 
 def count(own: Path = OWN_CGROUPS, root: Path = CGROUP) -> int:
-    """Return how many processes of this control group the kernel has ended for want of memory.
+    """Return how many processes of this control group the kernel has ended because memory ran out.
 
     The kernel counts a process in its group whichever limit was reached, the group's or the
     machine's. In a container the group's path may be the host's: the mounted root has it then.

@@ -29,7 +29,7 @@ def shell_code(code: int) -> int:
 
 
 def marked(run_id: str, start: str | None = None) -> tuple[int, ...]:
-    """Return the ids of the processes that carry this run's mark, but for the caller.
+    """Return the ids of the processes that carry this run's mark, except the caller.
 
     Where ``start`` is given, only those of this very start of it.
     """
@@ -149,7 +149,7 @@ def end(run_id: str, grace_seconds: float = 0, *, start: str | None = None) -> b
 
 
 def _wait_until_gone(run_id: str, seconds: float, start: str | None) -> None:
-    """Return when no process of the run is left, or after so many seconds."""
+    """Return when no process of the run is left, or after ``seconds`` seconds."""
     deadline = time.monotonic() + seconds
     while marked(run_id, start) and time.monotonic() < deadline:
         time.sleep(0.1)

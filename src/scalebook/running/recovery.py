@@ -30,7 +30,7 @@ class Leftover:
 
 
 def recover(runs: Path) -> tuple[Leftover, ...]:
-    """Publish every partial run whose process is gone; leave those of live ones alone.
+    """Publish every partial run whose process is gone; leave those of live ones as they are.
 
     One of which no record can be made stays as it is and keeps none of the others.
     """
@@ -78,7 +78,7 @@ def settle(
     if not untrusted.is_there(partial / "config.json"):
         shutil.rmtree(partial)
         return None
-    reason = sentence or "The process in charge ended without a word (killed, or power was lost)"
+    reason = sentence or "The process in charge ended without a message (killed, or power was lost)"
     unknown: EndReason = (status, reason)
     end = finish_run.read_exit(partial)
     return finish_run.conclude(

@@ -17,7 +17,7 @@ from scalebook.settings import SETTINGS
 
 Action = Literal["run", "done", "illegal", "known_illegal", "unavailable", "elsewhere"]
 
-ELSEWHERE = "another process or job has it at this moment"
+ELSEWHERE = "another process or job is running it"
 
 _SHORT = {row.name: row.short.lower() for row in SETTINGS.values() if row.short} | {
     "data_parallel_size": "dp"
@@ -55,12 +55,12 @@ def survey(
 
 
 def again(entry: Entry, runs: Path, *, rerun: bool = False) -> Entry:
-    """Return an entry that is to be run as it stands by now: another process may have taken it."""
+    """Return the current state of an entry that is to be run: another process may have taken it."""
     name = entry.config.config_hash()
     if name in live_hashes(runs):
         return replace(entry, action="elsewhere", reason=ELSEWHERE)
     if not rerun and finished_hashes(runs, name).get(name) == "completed":
-        return replace(entry, action="done", reason="a completed run of it exists by now")
+        return replace(entry, action="done", reason="a completed run of it exists now")
     return entry
 
 

@@ -1,4 +1,4 @@
-"""The cool-down between two runs: so many seconds, or until every GPU is cold enough."""
+"""The cool-down between two runs: a number of seconds, or until every GPU is cool enough."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ LONGEST_SECONDS = 900.0  # a room may be warmer than what was asked for
 READ_SECONDS = 2.0  # between two readings of the temperature: each starts a tool
 POLL_SECONDS = 0.2
 NO_TEMPERATURE = (
-    "No temperature can be read here (nvidia-smi and amd-smi tell none): nothing was waited for. "
-    "Give seconds in place of a temperature, such as --cool-down 60s."
+    "No temperature can be read here (nvidia-smi and amd-smi report none): the run did not wait. "
+    "Give seconds instead of a temperature, such as --cool-down 60s."
 )
 
 Thermometer = Callable[[], float | None]
@@ -25,7 +25,7 @@ Show = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Waited:
-    """What a cool-down was: ``celsius`` the hottest GPU at its end, None where nothing tells."""
+    """What a cool-down was: ``celsius`` of the hottest GPU at its end, None where unknown."""
 
     asked: str
     seconds: float
@@ -84,7 +84,7 @@ def wait(
     show: Show = lambda _: None,
     temperature: Thermometer = telemetry.temperature_celsius,
 ) -> Waited:
-    """Wait as asked and return what was waited for; ``ended`` cuts the wait short."""
+    """Wait as requested and return what was waited for; ``ended`` cuts the wait short."""
     start = time.monotonic()
     if cool_down.seconds is not None:
         while not ended() and (left := start + cool_down.seconds - time.monotonic()) > 0:

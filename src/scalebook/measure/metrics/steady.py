@@ -239,7 +239,7 @@ def _reason(seconds: Sequence[float], minimum: int, settled: Settled) -> str:
     if settled.problem == "shift" and settled.at is not None:
         return (
             f"The level shifts at step {minimum + settled.at} of {len(seconds)}: steps take "
-            f"{percent} {more} from there on. Find what changed, or measure one level alone."
+            f"{percent} {more} from there on. Find what changed, or measure only one level."
         )
     if settled.problem == "drift":
         return (

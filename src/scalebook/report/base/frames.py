@@ -194,8 +194,8 @@ class ReportData:
     """Everything that a page is a function of."""
 
     folder: Path
-    runs: pl.DataFrame  # a row a run, columns of SCHEMA
-    steps: pl.DataFrame  # a row a step, columns of STEP_SCHEMA
+    runs: pl.DataFrame  # one row per run, columns of SCHEMA
+    steps: pl.DataFrame  # one row per step, columns of STEP_SCHEMA
     log_tails: Mapping[str, tuple[str, ...]]  # by run id
     notes: Mapping[str, tuple[str, ...]]  # by run id: what a record says beside its numbers
     problems: tuple[str, ...]  # directories and lines that could not be read, in words
@@ -285,7 +285,7 @@ def read(folder: Path, measure: Measure = each) -> ReportData:
     problems = (*problems, *without_record(folder))
     if not runs and not problems:
         raise ReportError(
-            f"{folder} holds no run. 'make run' makes some; 'make demo' shows the example runs."
+            f"{folder} contains no run. 'make run' trains some; 'make demo' shows the example runs."
         )
     return collect(folder, runs, problems, measure)
 
@@ -339,7 +339,7 @@ def collect(
 
 
 def run_frame(rows: Iterable[Mapping[str, Any]]) -> tuple[pl.DataFrame, tuple[str, ...]]:
-    """Return a row a run, and a sentence for each value that is not of its column's type."""
+    """Return one row per run, and a sentence for each value that is not of its column's type."""
     clean: list[dict[str, Any]] = []
     problems: list[str] = []
     for row in rows:
@@ -403,7 +403,7 @@ def _source(path: Path) -> str:
 
 
 def step_frame(runs: Iterable[Run]) -> pl.DataFrame:
-    """Return a row a step of all runs; a number that is missing is null."""
+    """Return one row per step of all runs; a number that is missing is null."""
     frames: list[pl.DataFrame] = [pl.DataFrame(schema=STEP_SCHEMA)]
     for run in runs:
         steps = Steps.of(run.steps)

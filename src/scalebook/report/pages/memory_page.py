@@ -185,7 +185,7 @@ def _ran_out(data: ReportData) -> Iterator[Markup]:
     for row in broke.iter_rows(named=True):
         predicted, capacity = _total(data, row), _capacity(row)
         if predicted is None or capacity is None:
-            yield Markup("{} ran out of memory; there is no prediction to hold it against.").format(
+            yield Markup("{} ran out of memory; there is no prediction to compare it with.").format(
                 run_link(row["run_id"])
             )
             continue
@@ -201,9 +201,9 @@ def _ran_out(data: ReportData) -> Iterator[Markup]:
             quantity(capacity, "GB"),
         )
         missed = (
-            " The prediction did not see it coming. It leaves out collectives and fragmentation, "
-            "and does not know what a version of the trainer held too long; a peak beside it is of "
-            "the steps that were done."
+            " The prediction did not show this. It leaves out collectives and fragmentation, "
+            "and does not know what a version of the trainer held too long; a peak next to it is "
+            "that of the completed steps."
         )
         yield told + ("" if side == "more" else missed)
 
@@ -271,7 +271,9 @@ def _place(name: str, micro: int, same: list[Row]) -> dict[str, Any]:
     fullest = max(heard, key=lambda cell: cell["predicted_gib"] or 0.0)
     peak, needed = max(peaks, default=None), fullest["predicted_gib"]
     run_ids = [run_id for cell in heard for run_id in cell["run_ids"]]
-    reason = fullest["reason"] if len(heard) == 1 else f"{len(heard)} configurations stand here"
+    reason = (
+        fullest["reason"] if len(heard) == 1 else f"{len(heard)} configurations share this cell"
+    )
     return {
         "row": name,
         "micro": str(micro),
@@ -330,7 +332,7 @@ def _title(cell: Row) -> str:
     more = (("context_parallel_size", "CP"), ("expert_parallel_size", "EP"))
     parts += [f"{short} {cell[name]}" for name, short in more if (cell[name] or 1) > 1]
     capacity = cell["capacity_gib"]
-    return ", ".join(parts) + (f"; {number(capacity)} GB a device" if capacity else "")
+    return ", ".join(parts) + (f"; {number(capacity)} GB per device" if capacity else "")
 
 
 def map_findings(data: ReportData) -> Fragment:
@@ -350,7 +352,7 @@ def _sentences(data: ReportData) -> Iterator[Markup]:
         told = Markup(words).format(_title(first), count(places.height, "place"), *kinds)
         yield told + _out(out)
     if alone:
-        words = "{} one place alone, which makes no map: the table has {}."
+        words = "{} only one cell, which makes no map: the table has {}."
         verb = "map has" if alone == 1 else "maps have"
         yield Markup(words).format(f"{alone} {verb}", "it" if alone == 1 else "them")
 
@@ -385,7 +387,7 @@ def cells_table(data: ReportData) -> Fragment:
         text("recompute", "Recompute"),
         text("data_parallel_sharding", "Sharding"),
         Column("verdict", "Verdict", lambda row: _WORDS[row["verdict"]], numeric=False),
-        text("evidence", "Evidence", hint="measured, inferred from a run, or predicted alone"),
+        text("evidence", "Evidence", hint="measured, inferred from a run, or only predicted"),
         plain("peak_memory_gib", "Measured peak", "GiB"),
         plain("predicted_gib", "Predicted", "GiB"),
         plain("capacity_gib", "Device, as sold", "GB"),
