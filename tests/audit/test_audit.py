@@ -503,7 +503,7 @@ def test_a_number_that_is_none_is_refused(value):
         ("titel = 'x'", "Unknown key 'titel'"),
         ("tables = 3", "must be written as"),
         ("[[claims]]\nmfuu = '3'", "line 2: Unknown field 'mfuu'. Did you mean 'mfu'?"),
-        ("[[claims]]\nlabel = 'x'\nmfu = 'high'", "line 3: mfu: 'high' is no number"),
+        ("[[claims]]\nlabel = 'x'\nmfu = 'high'", "line 3: mfu: 'high' is not a number"),
         ("[[claims]]\nmfu = 0.3\ngpus = true", "gpus must be a text"),
         ("[[claims]]\nmodel = 'llama9'", "line 2: Unknown model 'llama9'"),
         ("[[claims]]\naccelerator = 'h1000'", "Unknown accelerator"),

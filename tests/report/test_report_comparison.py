@@ -255,7 +255,7 @@ def test_a_switch_is_worth_the_ratio_of_the_rates_with_its_interval(switched: Pa
     assert norm.word == "cannot tell"
     text = words(comparison_page.ablation_overview((found,)))
     assert "Certainly faster with: fused attention: on, not off" in text
-    assert "do not tell what is better in: fused norm: on or off" in text
+    assert "do not show what is better for: fused norm: on or off" in text
 
 
 def test_the_chart_of_switches_shows_what_the_table_holds(switched: Path) -> None:
