@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class ScalebookError(Exception):
-    """Base of every error that a user can cause and mend; the command line prints one line."""
+    """Base of every error that a user can cause and fix; the command line prints one line."""
 
 
 class CatalogError(ScalebookError):
@@ -43,7 +43,7 @@ class ReportError(ScalebookError):
 
 
 class IncompleteReportError(ReportError):
-    """The report is built, but for pages that failed and say so."""
+    """The report is built, except for pages that failed and say so."""
 
 
 class PublicationError(ReportError):

@@ -93,7 +93,7 @@ def is_live(directory: Path) -> bool:
 
 
 def _is_new(directory: Path) -> bool:
-    """Return whether a directory was made just now, or has another name by now."""
+    """Return whether a directory was made just now, or has been renamed since."""
     try:
         # Far in the future is not new either: the clock was set back.
         return abs(time.time() - directory.stat().st_mtime) < NEW_SECONDS

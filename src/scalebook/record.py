@@ -83,9 +83,9 @@ _TEXTS = {name for name, field in RunConfig.model_fields.items() if _is_text(fie
 
 
 def _is_fitting(name: str, value: Any) -> bool:
-    """Return whether a setting may have this value: one that is text is none of another kind.
+    """Return whether a setting may have this value: a setting of text takes only text.
 
-    A switch that is on or off may have been read back as true or false.
+    An option that is on or off may have been read back as true or false.
     """
     return name not in _TEXTS or value is None or isinstance(value, str | bool)
 
@@ -160,7 +160,7 @@ class RunRecord(BaseModel):
         }
 
     def setting(self, name: str) -> Any:
-        """Return what ran (observed) or else what was asked for; None where neither says."""
+        """Return what ran (observed) or else what was requested; None where neither says."""
         value = self.observed.get(name)
         if value is not None:
             return value

@@ -77,7 +77,7 @@ def _create_partial(runs: Path, config: RunConfig, first: str) -> Path:
             continue
         write_json(partial / "config.json", config.model_dump())
         return partial
-    raise RecordError(f"{runs} has no free name for a run {first}. Remove what is in the way.")
+    raise RecordError(f"{runs} has no free name for a run {first}. Remove the files that take it.")
 
 
 def partial_directories(runs: Path) -> tuple[Path, ...]:

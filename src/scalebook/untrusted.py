@@ -54,7 +54,7 @@ def _checked(path: Path, flags: int, most: int | None, *, follow: bool = False) 
         descriptor = os.open(path, flags | (0 if follow else os.O_NOFOLLOW), 0o644)
     except OSError as error:
         if error.errno == errno.ELOOP and not follow:
-            reason = "it is a link; put the file itself in its place"
+            reason = "it is a link; replace it with the file itself"
             raise OSError(errno.ELOOP, reason, str(path)) from error
         raise
     about = os.fstat(descriptor)
@@ -173,7 +173,7 @@ def updated(path: Path, *, create: bool) -> TextIO:
 
 @contextmanager
 def replaced(path: Path) -> Generator[BinaryIO]:
-    """Write a file that takes its name only when it is whole and on the disk.
+    """Write a file that takes its name only when it is complete and on disk.
 
     Its temporary name is new and random: nobody can have put a link there.
     """

@@ -74,9 +74,9 @@ def test_result_rows_are_audited(capsys, tmp_path):
     [
         ("a.toml", "[[claims]]\nmfu = 'x'", "a.toml line 2"),
         ("a.toml", "\udcff", "not UTF-8"),
-        ("a.json", "{}", "holds no result rows"),
-        ("a.json", "[" * 100000, "no valid JSON"),
-        ("a.json", "[1]", "holds no result rows"),
+        ("a.json", "{}", "contains no result rows"),
+        ("a.json", "[" * 100000, "not valid JSON"),
+        ("a.json", "[1]", "contains no result rows"),
         ("a.json", '[{"world_size": "8"}]', "must be a number"),
     ],
 )

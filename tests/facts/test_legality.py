@@ -165,7 +165,8 @@ def test_a_tensor_group_across_nodes_is_a_warning() -> None:
 
 def test_more_processes_than_a_node_has_devices_are_refused() -> None:
     assert message(config(world_size=16), gpus_per_node=8) == (
-        "world_size=16 on nodes=1 needs 16 devices a node; h100 has 8. Use nodes=2 or world_size=8."
+        "world_size=16 on nodes=1 needs 16 devices per node; h100 has 8. Use nodes=2 or "
+        "world_size=8."
     )
 
 

@@ -234,8 +234,8 @@ def test_what_is_supplied_fills_gaps_and_is_marked(tmp_path):
 @pytest.mark.parametrize(
     ("supplied", "message"),
     [
-        ({"global_batch_size": 32}, "--global-batch-size 32 contradicts .* which tells 96"),
-        ({"world_size": 64}, "--gpus 64 contradicts .* which tells 32"),
+        ({"global_batch_size": 32}, "--global-batch-size 32 contradicts .* which states 96"),
+        ({"world_size": 64}, "--gpus 64 contradicts .* which states 32"),
         ({"model": "llama3.1-8b"}, "--model llama3.1-8b has ffn_hidden_size=14336, but .* 11008"),
     ],
 )
@@ -625,7 +625,7 @@ def test_a_log_beyond_the_limit_says_so_and_not_that_it_ends(tmp_path, monkeypat
     path = write(tmp_path / "a.log", *(line(n, loss=9.0 - n) for n in range(1, 6)))
     (run,), _ = ingest([path], tmp_path / "runs", {})
     assert read_run(run.path).record.reason == (
-        "Only the first 3 records are kept, up to step 3 (2 more were not), so the log goes on "
+        "Only the first 3 records are kept, up to step 3 (2 more were not), so the log continues "
         "and does not say how the run ended."
     )
 
@@ -674,8 +674,8 @@ def test_an_ending_that_the_log_states_is_its_cause(tmp_path, ending, status, ca
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("notes.txt", "hello\nthis is a README\n", "is not a log that is known here"),
-        ("settings.log", "train_batch_size = 4\n", "is not a log that is known here"),
+        ("notes.txt", "hello\nthis is a README\n", "is not a known log"),
+        ("settings.log", "train_batch_size = 4\n", "is not a known log"),
         ("gpu.txt", 'DCGM_FI_DEV_GPU_UTIL{gpu="0"} 98\n', "which is telemetry"),
         ("half.log", "step: 12 was slow\n", "The nearest is"),
     ],
@@ -912,7 +912,7 @@ def test_damaged_zstd_data_raises_nothing(tmp_path):
         with contextlib.suppress(IngestError):  # where nothing is left
             summaries(path, {})
     path.write_bytes(packed[:5])
-    with pytest.raises(IngestError, match="not a log that is known here"):
+    with pytest.raises(IngestError, match="not a known log"):
         summaries(path, {})
 
 

@@ -277,7 +277,7 @@ def test_an_event_that_is_no_json_makes_the_sums_unusable_and_says_so(tmp_path: 
     path.write_text(text(*a_step()).replace('"nvjet_tst_128x256"', "nvjet"))
     found = reduce_file(path)
     assert found.step_seconds is None
-    assert "1 events of the trace are no JSON" in (found.reason or "")
+    assert "1 events of the trace are not JSON" in (found.reason or "")
 
 
 @pytest.mark.parametrize("size", [7, 1 << 20])
@@ -582,7 +582,7 @@ def test_a_breakdown_is_read_back_as_it_was_written(tmp_path: Path):
 def test_a_file_that_is_no_breakdown_is_refused_in_one_line(content: str, tmp_path: Path):
     path = tmp_path / "breakdown.json"
     path.write_text(content)
-    with pytest.raises(TraceError, match="holds no breakdown") as error:
+    with pytest.raises(TraceError, match="contains no breakdown") as error:
         read_breakdown(path)
     assert "\n" not in str(error.value)
 

@@ -170,7 +170,7 @@ def test_a_healthy_run_has_no_findings(tmp_path):
     assert found.findings == ()
     assert found.mfu is not None and 0.5 < found.mfu < 0.6
     assert found.missing == (
-        "Clocks and power are not known: The run directory holds no telemetry: nothing sampled "
+        "Clocks and power are not known: The run directory contains no telemetry: nothing sampled "
         "the devices.",
     )
 
@@ -225,7 +225,7 @@ def test_exposed_communication_is_named_with_its_collective_and_its_rate(tmp_pat
     assert exposed.step_fraction == pytest.approx(0.25)
     assert "most of it all_gather" in exposed.says
     # 8.03e9 parameters, 6 bytes each (fp32 gradients, bf16 weights), 7/8 of them: 42.2 GB in 1.3 s
-    assert "42.2 GB a step, 32.4 GB/s" in exposed.says
+    assert "42.2 GB per step, 32.4 GB/s" in exposed.says
     assert "reached 400 GB/s" in exposed.says
     assert any("More micro batches" in advice for advice in exposed.advice)
 
@@ -328,7 +328,7 @@ def test_launch_gaps_are_named_with_the_length_of_a_kernel(tmp_path):
     found = diagnosed(tmp_path, profile=breakdown(gaps=0.2, idle=0.25))
     gaps = rule(found, "launch_gaps")
     assert gaps.step_fraction == pytest.approx(0.2)
-    assert "50,000 kernels a step take 247 µs" in gaps.says  # 0.95 x 13 s over 50,000
+    assert "50,000 kernels per step take 247 µs" in gaps.says  # 0.95 x 13 s over 50,000
 
 
 def test_waiting_for_data_and_a_long_optimizer_are_named(tmp_path):
@@ -669,7 +669,7 @@ def test_the_command_prints_json_and_sentences(root, capsys):
     assert told["findings"][0]["rule"] == "pipeline_imbalance"
     assert main(["diagnose", run]) == 0
     printed = capsys.readouterr().out
-    assert "4 pipeline stages with 32 micro batches a step" in printed
+    assert "4 pipeline stages with 32 micro batches per step" in printed
     assert "30.3%  unexplained" in printed
     assert main(["diagnose", "…-24f22c14c363", "--runs", str(root / "runs")]) == 0
     assert capsys.readouterr().out == printed

@@ -656,7 +656,7 @@ def test_the_load_of_experts_is_the_mean_over_steps_that_all_tell_it():
     assert loads(1.5, None)["expert_load"] is None
     assert loads(0.5)["expert_load"] is None
     assert loads(1e6)["expert_load"] is None
-    assert loads()["expert_load_reason"].startswith("The steps do not tell")
+    assert loads()["expert_load_reason"].startswith("The steps do not show")
 
 
 def test_the_variance_of_repeats_is_at_least_what_their_steps_explain():

@@ -83,12 +83,15 @@ def test_a_run_that_is_not_what_was_asked_for_is_a_warning_in_list_and_report(
     unlike(tmp_path)
     said = "micro_batch_size: asked for 1, ran with 4."
     assert main(["list", "--runs", str(tmp_path)]) == 0
-    assert f"unlike: warning: not what was asked for: {said}" in capsys.readouterr().out
+    assert (
+        f"unlike: warning: the run differs from what was requested: {said}"
+        in capsys.readouterr().out
+    )
     assert main(["list", "--runs", str(tmp_path), "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert row["differences"] == [{"name": "micro_batch_size", "asked": 1, "ran": 4}]
     page = str(run_findings.warnings(collect(tmp_path, store.read_runs(tmp_path)[0], ())))
-    assert "did not run as asked" in page
+    assert "did not run as requested" in page
     assert said in page
 
 

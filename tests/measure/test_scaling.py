@@ -121,7 +121,7 @@ def test_two_sizes_make_no_law():
 
 def test_an_unknown_kind_is_a_reason_and_can_be_stated():
     blank = [ScalingPoint(p.world_size, p.tokens_per_second, p.nodes) for p in PUBLISHED]
-    assert "cannot be told" in (project(blank, 64).reason or "")
+    assert "unknown whether" in (project(blank, 64).reason or "")
     assert project(blank, 64, kind="weak").reason is None
 
 

@@ -514,7 +514,7 @@ SENTENCES = [
     (
         Settled(3, "shift", 0.08, at=20), 5, 60,
         "The level shifts at step 25 of 60: steps take 8 % more from there on. Find what changed, "
-        "or measure one level alone.",
+        "or measure only one level.",
     ),
     (
         Settled(3, "drift", -0.021), 5, 60,

@@ -543,7 +543,7 @@ def test_a_run_is_named_by_the_end_of_its_id(tmp_path, versus, capsys):
     assert "2 runs under" in error
     assert "x-0bbbbb222222, y-cccccc222222" in error
     assert main(["compare", "0aaaaa111111", "22222", "--runs", str(runs)]) == 2
-    assert "no run under" in capsys.readouterr().err
+    assert "not a run under" in capsys.readouterr().err
 
 
 def test_a_run_without_a_rate_is_named_once(tmp_path, versus, words):
@@ -618,7 +618,7 @@ def test_what_a_log_does_not_tell_is_not_called_other_work():
 
 def test_what_does_not_exist_is_said_in_one_line(tmp_path, capsys):
     assert main(["compare", "no", "such", "--runs", str(tmp_path)]) == 2
-    assert "no run under" in capsys.readouterr().err
+    assert "not a run under" in capsys.readouterr().err
 
 
 def test_a_planted_slowdown_of_measured_steps_is_found_and_the_same_steps_are_not(

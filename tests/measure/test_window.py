@@ -134,4 +134,4 @@ def test_a_log_is_ingested_with_a_window(tmp_path: Path, capsys: pytest.CaptureF
     assert measure(read_run(directory)).tokens_per_second == pytest.approx(500, rel=0.002)
     with pytest.raises(SystemExit):
         main([*words, "--window", "200:61"])
-    assert "no FIRST:LAST of steps" in capsys.readouterr().err
+    assert "not a range of steps FIRST:LAST" in capsys.readouterr().err

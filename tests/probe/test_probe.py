@@ -159,7 +159,7 @@ def test_a_request_that_is_no_request_is_one_line(tmp_path: Path) -> None:
     from scalebook.probe.measurement.__main__ import read_request
 
     (tmp_path / "request.json").write_text('{"platform": 1}')
-    with pytest.raises(ConfigError, match="no request of a probe"):
+    with pytest.raises(ConfigError, match="not a request for a probe"):
         read_request(tmp_path / "request.json")
 
 

@@ -147,7 +147,7 @@ def test_a_breakdown_that_is_broken_or_empty_is_a_sentence_and_stops_nothing(pip
     (pipeline / "profile" / "breakdown-rank1.json").write_text('{"parts": 7}')
     data = load(pipeline.parent)
     assert "The profile of rank 0 has no numbers. The trace ends early" in said(data)
-    assert "holds no breakdown" in said(data)
+    assert "contains no breakdown" in said(data)
     assert str(pipeline.parent) not in said(data)
     assert anatomy_page.profile_bars(data) is None
 

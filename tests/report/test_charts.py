@@ -85,7 +85,7 @@ def test_only_runs_of_the_same_work_share_an_axis(tmp_path: Path) -> None:
     assert [name for name, _ in figures.parts] == [
         "llama3.1-8b on h100 (bf16, sequence 8,192, simulated)",
         "tiny-llama on cpu (fp32, sequence 128, simulated)",
-        "CPU runs that compare with no other",
+        "CPU runs without a comparable run",
     ]
 
 

@@ -141,7 +141,7 @@ def test_runs_with_one_label_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_runs_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(ReportError, match=r"holds no run\. 'make run' makes some"):
+    with pytest.raises(ReportError, match=r"contains no run\. 'make run' trains some"):
         load(tmp_path)
     with pytest.raises(ReportError, match="nowhere is not a folder"):
         load(tmp_path / "nowhere")

@@ -55,7 +55,7 @@ def test_equal_directory_names_of_different_runs_both_stay(tmp_path: Path) -> No
 
 def test_a_folder_without_runs_is_an_error(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "none", ignore_errors=True)
-    with pytest.raises(ReportError, match="holds no run"):
+    with pytest.raises(ReportError, match="contains no run"):
         merge([tmp_path / "none"], tmp_path / "merged")
 
 

@@ -422,7 +422,7 @@ def test_the_command_on_an_empty_folder_is_one_line_and_exit_2(
     assert main(["report", "--runs", str(tmp_path), "--output", str(tmp_path / "site")]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
-    assert "holds no run" in error
+    assert "contains no run" in error
     assert not (tmp_path / "site").exists()
 
 

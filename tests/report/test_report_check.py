@@ -52,8 +52,8 @@ def test_a_good_site_has_no_problem(tmp_path: Path) -> None:
         ('<a href="gone.html">x</a>', "links to gone.html, which is not in the site"),
         ('<a href="b.html#run-gone">x</a>', "links to b.html#run-gone, but nothing there"),
         ('<a href="#run-gone">x</a>', "links to #run-gone, but nothing there"),
-        ('<p id="run-a">again</p>', "the id 'run-a' is there twice"),
-        ('<script class="sb-spec">{"mark":</script>', "specification is no JSON"),
+        ('<p id="run-a">again</p>', "the id 'run-a' appears twice"),
+        ('<script class="sb-spec">{"mark":</script>', "specification is not JSON"),
         ('<script class="sb-spec">{"data":{"url":"x.csv"}}</script>', "loads its data from an"),
     ],
 )

@@ -42,7 +42,7 @@ def test_the_sparse_peak_is_found_with_the_value_that_should_stand_there(tmp_pat
     assert any(published_page._expected(row).startswith("46.8") for row in rows)
     html = str(published_page.contradictions(found).html)
     assert html.count("<tr ") == len(list(published_page._wrong(found)))
-    assert "folder claims beside the runs" in words(
+    assert "folder claims next to the runs" in words(
         published_page.claims_overview(tmp_path, found, ())
     )
 

@@ -124,7 +124,7 @@ def test_of_what_differs_beside_the_gpu_its_own_facts_are_not_counted(tmp_path: 
         write_run(tmp_path, name, job(platform), device=device, environment=stood_on)
     items, found = compared(tmp_path)
     assert {len(pair.differences) for pair in found} == {3}
-    assert "Beside the GPU, nothing that was recorded differs." in words(
+    assert "In addition to the GPU, nothing that was recorded differs." in words(
         comparison_page.overview(items, found)
     )
 
@@ -257,8 +257,8 @@ def test_a_switch_is_worth_the_ratio_of_the_rates_with_its_interval(switched: Pa
     assert attention.low < 1.5 < attention.high
     assert norm.word == "cannot tell"
     text = words(comparison_page.ablation_overview((found,)))
-    assert "Surely worth having: fused attention: on, not off" in text
-    assert "do not tell what is better in: fused norm: on or off" in text
+    assert "Certainly faster with: fused attention: on, not off" in text
+    assert "do not show what is better for: fused norm: on or off" in text
 
 
 def test_the_chart_of_switches_shows_what_the_table_holds(switched: Path) -> None:
@@ -283,7 +283,7 @@ def test_a_switch_left_open_on_both_sides_is_no_change(tmp_path: Path) -> None:
 
 
 def switches_of(folder: Path) -> dict[str, set[str]]:
-    """Return the runs with one switch changed by the name of their ablation."""
+    """Return the runs with one option changed by the name of their ablation."""
     found = comparison_page.ablations(comparison_page.runs_of(load(folder)))
     return {one.name: {item.pair.b[0].row["run_id"] for item in one.switches} for one in found}
 

@@ -104,22 +104,20 @@ def test_losses_of_one_training_are_compared(tmp_path: Path) -> None:
 def test_the_largest_total_is_named_where_it_is_another_run(tmp_path: Path) -> None:
     text = words(run_findings.findings(load(write_sample(tmp_path))))
     # 30 steps show no rare spike, so the interval reaches further down than up
-    total = r"The most in total is [\d,]+ tokens/s \([\d,]+ to [\d,]+\)"
+    total = r"The highest total is [\d,]+ tokens/s \([\d,]+ to [\d,]+\)"
     assert re.search(rf"{total}, with TP2 DP16 on 32 GPUs \(h100-tp2-32\)", text)
 
 
 def test_overlapping_intervals_settle_no_winner(tmp_path: Path) -> None:
     write_run(tmp_path, "a", config(world_size=2), seconds=0.1)
     write_run(tmp_path, "b", config(world_size=2, tensor_parallel_size=2), seconds=0.1001)
-    assert "do not settle which of the two is faster" in words(
-        run_findings.findings(load(tmp_path))
-    )
+    assert "do not show which of the two is faster" in words(run_findings.findings(load(tmp_path)))
 
 
 def test_clear_intervals_do_not_hedge(tmp_path: Path) -> None:
     write_run(tmp_path, "a", config(world_size=2), seconds=0.1)
     write_run(tmp_path, "b", config(world_size=2, tensor_parallel_size=2), seconds=0.2)
-    assert "do not settle" not in words(run_findings.findings(load(tmp_path)))
+    assert "do not show" not in words(run_findings.findings(load(tmp_path)))
 
 
 def test_simulated_runs_are_never_ranked_against_measured_ones(tmp_path: Path) -> None:
@@ -145,7 +143,7 @@ def test_no_completed_run_names_no_winner(tmp_path: Path) -> None:
 
 def test_cpu_numbers_and_missing_mfu_come_with_a_warning(tmp_path: Path) -> None:
     text = words(run_findings.warnings(load(write_sample(tmp_path))))
-    assert "no result about any accelerator" in text
+    assert "says nothing about any accelerator" in text
     assert "9 runs are simulated, not measured here" in text
     assert "5 runs have no MFU. A CPU has no peak in the catalog" in text
 
@@ -162,7 +160,7 @@ def test_a_short_window_and_an_impossible_mfu_are_warned_of(tmp_path: Path) -> N
     write_run(tmp_path, "wrong", made, seconds=0.01, device=H100, source="measured")
     text = words(run_findings.warnings(load(tmp_path)))
     assert "1 throughput without an interval (short): Too short to say: 3 steps" in text
-    assert "wrong counts nowhere. Void: " in text
+    assert "wrong is not counted. Void: " in text
 
 
 def test_unreadable_directories_are_told_on_the_page(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ SAID = {
     "experts": r"Mixtral 8x7B on 8 H100 GPUs reaches "
     r"[\d,]+( ± \d+)? tokens/s per GPU( \([\d,]+ to)?",
     "correctness": r"2 runs of Llama 3\.1 8B end within .* % of one loss \(\d.* to \d.*\)",
-    "drill": r"went on 42(\.0)? s after a process was killed; 2 steps ran again",
+    "drill": r"continued 42(\.0)? s after a process was killed; 2 steps ran again",
     "tune": r"DP8 is fastest for Llama 3\.1 8B on 8 H100 GPUs",
 }
 
@@ -268,7 +268,7 @@ def test_platforms_without_equal_work_are_not_compared(tmp_path: Path) -> None:
     wrote(tmp_path, "h100", "headline", sequence_length=4096)
     wrote(tmp_path, "h200", "headline", platform="h200")
     text = " ".join(sentences(front.screen(load(tmp_path)).html))
-    assert "H100 and H200 did no equal work with an interval" in text
+    assert "H100 and H200 have no equal work with an interval" in text
     assert "it decides" in text
 
 

@@ -18,7 +18,7 @@ from scalebook.report.pages import throughput_page
 from scalebook.store import read_run, write_record
 
 LOG = Path(__file__).parents[1] / "logs" / "megatron_2024.log"
-TITLE = "What the logs say beside our count"
+TITLE = "What the logs print next to our count"
 EVIL = "<script>alert(1)</script>"
 
 
@@ -118,9 +118,9 @@ def test_a_run_that_cannot_be_recounted_says_why(tmp_path: Path) -> None:
     (tmp_path / "short.log").write_text(text)
     write_ingested(tmp_path / "runs", tmp_path / "short.log")
     data = load(tmp_path / "runs")
-    assert "No log among them tells enough" in words(throughput_page.ingested_overview(data).html)
+    assert "None of these logs has enough" in words(throughput_page.ingested_overview(data).html)
     shown = words(throughput_page.ingested_table(data).html)
-    assert "No count of ours: The log names no model and does not tell hidden_size" in shown
+    assert "No count of ours: The log names no model and does not state hidden_size" in shown
 
 
 @pytest.mark.parametrize(

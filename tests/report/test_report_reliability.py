@@ -99,7 +99,7 @@ def test_the_cost_of_checkpoints_is_computed_from_every_save(tmp_path: Path):
     assert (row["load_seconds"], row["load_rate"]) == (2, 4)
     text = words(reliability_page.checkpoint_findings(found(tmp_path)))
     assert "tiny-llama on cpu, synchronous: 2 saves of 8.00 GiB in 1 run." in text
-    assert "A save is whole after 4.00 s (2.00 GiB/s), and training waits 2.00 s for it" in text
+    assert "A save is complete after 4.00 s (2.00 GiB/s), and training waits 2.00 s for it" in text
     assert "as long as 1.00 steps. Waits are 17.4 % of the training." in text
 
 
@@ -138,8 +138,8 @@ def test_a_drill_is_told_with_its_times_and_whether_the_losses_agree(tmp_path: P
     assert (
         "A step was finished again 20.0 s after the kill (to notice 500 ms, to load 4.00 s)" in text
     )
-    assert "from the checkpoint of step 5; 2 steps had to be done again" in text
-    assert "All 2 losses compared between steps done twice are identical." in text
+    assert "from the checkpoint of step 5; 2 steps had to be repeated" in text
+    assert "All 2 losses compared between repeated steps are identical." in text
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_a_drill_is_told_with_its_times_and_whether_the_losses_agree(tmp_path: P
             {"passed": False, "identical": False, "largest_loss_difference": 0.25},
             "by up to 25.0 %.",
         ),
-        ({"passed": False, "next_step_seconds": None}, "Training did not go on."),
+        ({"passed": False, "next_step_seconds": None}, "Training did not continue."),
         ({"resumed_step": None, "steps_lost": 7}, "from its first step, without a checkpoint; 7"),
         ({"kill_during": "save"}, "while a checkpoint was saved."),
     ],
@@ -160,7 +160,7 @@ def test_a_drill_that_went_otherwise_is_said(
     drilled(run(tmp_path, 1), **changes)
     text = words(reliability_page.findings(found(tmp_path)))
     assert sentence in text
-    assert ("Not recovered as it should" in text) is not changes.get("passed", True)
+    assert ("Not recovered as expected" in text) is not changes.get("passed", True)
 
 
 def test_the_parts_in_the_chart_follow_one_another(tmp_path: Path):

@@ -65,7 +65,7 @@ def test_an_efficiency_has_the_interval_that_compare_gives_the_rates_per_gpu(
         assert row["efficiency_low"] < row["scaling_efficiency"] < row["efficiency_high"]
     said = words(scaling_findings(weak))
     low, high = (100 * row[f"efficiency_{end}"] for end in ("low", "high"))
-    assert f"({low:.3g} % to {high:.3g} %, equal work a GPU)." in said.replace("\u202f", " ")
+    assert f"({low:.3g} % to {high:.3g} %, equal work per GPU)." in said.replace("\u202f", " ")
 
 
 def test_runs_of_another_layout_or_batch_are_in_no_law(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_runs_of_another_layout_or_batch_are_in_no_law(tmp_path: Path) -> None:
     every = found(tmp_path)
     assert len(every) == 1
     assert scaling_page.arms(every) == ()
-    assert "neither weak nor strong scaling can be told" in words(scaling_page.findings(every))
+    assert "they show neither weak nor strong scaling" in words(scaling_page.findings(every))
 
 
 def test_a_size_measured_with_another_switch_is_no_base_of_the_others(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_a_law_names_its_base_and_its_projection_is_that_of_the_scaling_module(
         text
     )
     assert f"({farthest.low:,.0f} tokens/s to" in text
-    assert "No further: 256 GPUs are 8 times the largest measured run" in text
+    assert "Limit: 256 GPUs are 8 times the largest measured run" in text
 
 
 def test_the_drawn_law_is_the_fitted_one_with_its_band(weak: tuple[ScalingSeries, ...]) -> None:

@@ -21,7 +21,7 @@ def said(platform: str, root: Path, *tools: str, **environment: str) -> str:
 @pytest.mark.parametrize("platform", FILES)
 def test_a_bare_host_without_the_driver_is_told_so(platform: str, tmp_path: Path):
     text = said(platform, tmp_path)
-    assert f"/{FILES[platform]} is not there" in text
+    assert f"/{FILES[platform]} does not exist" in text
     assert "driver is not loaded" in text
     assert "Slurm" not in text
 

@@ -254,8 +254,8 @@ def test_a_drill_that_loads_an_older_checkpoint_than_the_last_is_not_passed(tmp_
 @pytest.mark.parametrize(
     ("rank", "step", "changes", "words"),
     [
-        (2, None, {}, "--kill-rank 2 is no rank of world_size=2"),
-        (None, 8, {}, "--kill-step 8 leaves no step to go on with"),
+        (2, None, {}, "--kill-rank 2 is not a rank of world_size=2"),
+        (None, 8, {}, "--kill-step 8 leaves no step to continue with"),
         (None, None, {"checkpoint_interval": 8}, "checkpoint_interval=8 saves nothing"),
         (None, None, {"checkpoint_interval": 0}, "checkpoint_interval=0 saves nothing"),
     ],

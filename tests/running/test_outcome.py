@@ -400,16 +400,16 @@ KILLED = "RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed. "
         (torchrun_report(2, 7), {"code": 137}, "failed", "exit_code",
          "The trainer ended with exit code 7 on rank 2, without a message (after step 3 of 20)."),
         (torchrun_report(2, -9), {}, "failed", "signal",
-         "Rank 2 was ended by SIGKILL (by a person, or by the system for want of memory) (after "
-         "step 3 of 20)."),
+         "Rank 2 was ended by SIGKILL (by a person, or by the system because memory ran out) "
+         "(after step 3 of 20)."),
         (torchrun_report(2, -6), {}, "failed", "signal",
          "Rank 2 was ended by SIGABRT (after step 3 of 20)."),
         # The kernel's word counts where it is about this run: a rank's number, or the launcher's.
         (torchrun_report(2, -9), {"memory_killed": frozenset({9})}, "out_of_memory", "host_memory",
          "The host's memory ran out: the kernel's OOM killer ended rank 2 (after step 3 of 20)."),
         (torchrun_report(2, -9), {"memory_killed": frozenset({8})}, "failed", "signal",
-         "Rank 2 was ended by SIGKILL (by a person, or by the system for want of memory) (after "
-         "step 3 of 20)."),
+         "Rank 2 was ended by SIGKILL (by a person, or by the system because memory ran out) "
+         "(after step 3 of 20)."),
         ([], {"code": 137, "host_memory_kills": 1}, "out_of_memory", "host_memory",
          "The host's memory ran out: the kernel's OOM killer ended a process (after step 3 of "
          "20)."),

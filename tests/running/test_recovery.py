@@ -317,7 +317,7 @@ def test_the_recover_command_says_what_it_did(tmp_path: Path, capsys: pytest.Cap
     assert main(["recover", "--runs", str(tmp_path)]) == 0
     text = capsys.readouterr().out
     assert "interrupted. The process in charge ended without a word" in text
-    assert f"{live.name} belongs to a running process; it is left as it is." in text
+    assert f"{live.name} belongs to a running process and stays as it is." in text
 
 
 @pytest.mark.parametrize("command", ["run", "drill", "tune"])

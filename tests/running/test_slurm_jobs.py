@@ -75,7 +75,7 @@ def slurm_says(state: str | None, restarts: int = 0) -> jobs.Ask:
         ("DEADLINE", "timeout", "deadline in Slurm passed"),
         ("BOOT_FAIL", "interrupted", "did not boot"),
         ("FAILED", "failed", "exit code 1"),
-        (None, "interrupted", "ended without a word"),
+        (None, "interrupted", "ended without a message"),
     ],
 )
 def test_the_state_of_a_job_becomes_the_status_of_its_run(

@@ -203,7 +203,7 @@ def test_what_another_process_has_done_meanwhile_is_not_done_twice(
     papermill(execute)
     results, said, code = run(tmp_path, plan(), rerun=rerun)
     assert [result.status for result in results] == ["completed", status, "completed"]
-    assert ("[2/3] not started: a completed run of it exists by now" in said) != rerun
+    assert ("[2/3] not started: a completed run of it exists now" in said) != rerun
     assert (code, all(result.good for result in results)) == (0, True)
 
 
@@ -219,7 +219,7 @@ def test_what_another_process_is_at_by_now_is_left_to_it(
     papermill(execute)
     results, said, _ = run(tmp_path, plan(), rerun=rerun)
     assert [result.status for result in results] == ["completed", "elsewhere", "completed"]
-    assert "[2/3] not started: another process or job has it at this moment" in said
+    assert "[2/3] not started: another process or job is running it" in said
 
 
 @pytest.mark.parametrize(

@@ -301,7 +301,7 @@ def test_ending_the_submitter_leaves_its_jobs_and_says_so(site: Site):
     output, _ = process.communicate(timeout=60)
     job = site.job_of(folder)
     assert process.returncode == 130
-    assert f"The jobs go on: {job}" in output and f"scancel {job}" in output
+    assert f"The jobs continue: {job}" in output and f"scancel {job}" in output
     site.slurm.run("scancel", job)
 
 

@@ -163,7 +163,7 @@ def test_a_damaged_record_ends_the_reading(tmp_path: Path):
 def test_a_file_that_only_has_the_name_is_refused_in_the_usual_words(tmp_path: Path):
     file = tmp_path / "run-x.wandb"
     file.write_bytes(b"no such log")
-    with pytest.raises(IngestError, match=r"holds no record that the dialect wandb .*--map"):
+    with pytest.raises(IngestError, match=r"contains no record that the dialect wandb .*--map"):
         ingest([file], tmp_path, {}, opens=opener())
 
 

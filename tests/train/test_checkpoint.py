@@ -121,7 +121,7 @@ def test_a_checkpoint_that_does_not_say_its_step_and_layout_is_refused(
     path = saved(tmp_path, 2)
     name_latest(tmp_path, path)
     (path / stored.CONTENT).write_text(content)
-    with pytest.raises(ConfigError, match="does not hold the checkpoint's step and config"):
+    with pytest.raises(ConfigError, match="does not contain the checkpoint's step and config"):
         stored.source(small(load_checkpoint=str(tmp_path)), tmp_path / "new")
 
 
@@ -180,7 +180,7 @@ def test_the_other_parts_of_a_checkpoint_are_read_as_data(tmp_path: Path):
 
 
 def test_a_folder_without_a_checkpoint_is_refused(tmp_path: Path):
-    with pytest.raises(ConfigError, match="holds no whole checkpoint"):
+    with pytest.raises(ConfigError, match="contains no complete checkpoint"):
         stored.source(small(load_checkpoint=str(tmp_path)), tmp_path / "new")
 
 
@@ -250,8 +250,8 @@ def test_a_record_says_that_its_processes_were_started_again(tmp_path: Path):
     lines = [step(1), step(2), step(3), step(3, 1), step(4, 1), step(1, 2)]
     written(tmp_path / "steps.jsonl", lines)
     assert finish_run.restart_notes(tmp_path) == (
-        "A process died after step 3 and all were started again: 1 step was done twice.",
-        "A process died after step 4 and all were started again: 4 steps were done twice.",
+        "A process died after step 3 and all were restarted: 1 step was repeated.",
+        "A process died after step 4 and all were restarted: 4 steps were repeated.",
     )
     written(tmp_path / "steps.jsonl", lines[:3])
     assert finish_run.restart_notes(tmp_path) == ()

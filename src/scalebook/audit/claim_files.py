@@ -105,7 +105,7 @@ def parse_claims(text: str, name: str) -> Claims:
         data = tomllib.loads(text, parse_float=str)
     except (ValueError, RecursionError) as error:  # ValueError: bad TOML, or a huge integer
         reason = " ".join(str(error).split())[:200]
-        raise ClaimError(f"{name} is no valid TOML: {reason}.") from error
+        raise ClaimError(f"{name} is not valid TOML: {reason}.") from error
     place = Place(name, text)
     _known(data, _TOP, "key", place)
     tables: list[Table] = []
@@ -171,7 +171,7 @@ def _columns(data: Mapping[str, Any], name: str, place: Place) -> list[str]:
         if column != "line":
             _field(column, place)
     if len(set(columns)) != len(columns):
-        raise place.error(f"table {name!r} has a column twice.", "columns")
+        raise place.error(f"table {name!r} has two columns of the same name.", "columns")
     return columns
 
 
@@ -197,7 +197,7 @@ def _optional_label(data: Mapping[str, Any], key: str, rows: list[Row], place: P
         return None
     label = _word(data[key], key, place)
     if label not in {row.label for row in rows}:
-        raise place.error(f"{key}={label!r} is the label of no row of this table.", key)
+        raise place.error(f"{key}={label!r} is not the label of any row of this table.", key)
     return label
 
 
@@ -306,10 +306,10 @@ def read_rows(path: Path, *, follow: bool = True) -> list[dict[str, Any]]:
         rows = json.loads(data)
     except (ValueError, RecursionError) as error:  # ValueError: bad JSON, UTF-8 or a huge integer
         reason = " ".join(str(error).split())[:200]
-        raise ClaimError(f"{path} is no valid JSON: {reason}.") from error
+        raise ClaimError(f"{path} is not valid JSON: {reason}.") from error
     items = cast(list[Any], rows) if isinstance(rows, list) else []
     if not items or not all(isinstance(row, dict) for row in items):
-        raise ClaimError(f"{path} holds no result rows: a JSON array of objects is expected.")
+        raise ClaimError(f"{path} contains no result rows: a JSON array of objects is expected.")
     if len(items) > MOST_ROWS:
         raise ClaimError(f"{path} has more than {MOST_ROWS:,} rows. Split it.")
     return cast(list[dict[str, Any]], items)
@@ -327,7 +327,7 @@ def parse_results(rows: Sequence[Mapping[str, Any]], name: str) -> Claims:
         if row.get("status", "completed") == "completed"
     )
     if not found:
-        raise ClaimError(f"{name} holds no completed run to audit.")
+        raise ClaimError(f"{name} contains no completed run to audit.")
     return Claims("Result rows", name, (Table("Results", found),))
 
 

@@ -244,7 +244,7 @@ def _columns(sheet: Sheet, unread: list[str]) -> list[_Column]:
     single = [columns[0] for columns in found.values() if len(columns) == 1]
     for columns in found.values():
         if len(columns) > 1:
-            unread += [f"{_shown(sheet, one.index)}, which stands twice" for one in columns]
+            unread += [f"{_shown(sheet, one.index)}, which appears twice" for one in columns]
     if {"before", "after", "speedup"} <= known.keys():
         single = [replace(one, field="ratio") if one.field == "speedup" else one for one in single]
     for index, name, unit in later:

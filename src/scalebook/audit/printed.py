@@ -51,7 +51,9 @@ def read_printed(text: str, *, exact: bool = False, scale: float = 1.0) -> Print
     such as K says otherwise. Raises ClaimError when the text is no value.
     """
     if len(text) > LONGEST:
-        raise ClaimError(f"{text[:20]!r}... is {len(text)} characters long; a value has {LONGEST}.")
+        raise ClaimError(
+            f"{text[:20]!r}... is {len(text)} characters long; a value has at most {LONGEST}."
+        )
     plain = text.strip()
     interval, claimed = _read(plain, exact)
     ends = _written(plain)

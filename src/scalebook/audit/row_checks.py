@@ -227,7 +227,7 @@ def _whole(known: Known, identity: Identity) -> Iterator[Check]:
         f"whole {left[0]}",
         "holds" if whole else "contradicts",
         arithmetic="; ".join(fact.steps),
-        note="" if whole else f"{left[0]} is no whole number",
+        note="" if whole else f"{left[0]} is not a whole number",
     )
 
 

@@ -52,7 +52,7 @@ def _legality(row: Row, shape: ModelShape) -> Iterator[Check]:
         try:
             found = _problems(row, shape)
         except ConfigError as error:
-            absurd = f"no machine has such sizes: {error}"
+            absurd = f"no machine can have these sizes: {error}"
     if absurd:
         yield check_of(row, field, "legality", "impossible" if says_legal else "holds", note=absurd)
         return
@@ -73,7 +73,7 @@ def _absurd(row: Row) -> str | None:
             continue
         size = value.interval.low
         if not (1 <= size < math.inf and size == int(size)):
-            return f"{name}={value.text} is no whole number of at least 1"
+            return f"{name}={value.text} is not a whole number of at least 1"
     return None
 
 
@@ -200,7 +200,7 @@ def _base_facts(base: Row | None) -> tuple[Fact, ...]:
 
 
 def _comparable(row: Row, base: Row | None, facts: tuple[Fact, ...]) -> tuple[Fact, ...]:
-    """Return the base facts that a row can be held against.
+    """Return the base facts that a row can be compared with.
 
     Tokens and steps of another model are other work: then only sizes and utilisation compare.
     """

@@ -343,7 +343,7 @@ def _from_row(row: Mapping[str, Any], file: str) -> ScalingPoint:
             str(row.get("run_id", "")),
         )
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise ClaimError(f"{file}: a run has no world_size or no number of tokens/s.") from error
+        raise ClaimError(f"{file}: a run has no world_size or tokens/s.") from error
 
 
 def _with_projection(

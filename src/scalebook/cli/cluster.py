@@ -33,10 +33,10 @@ OPTIONS: dict[str, Any] = {  # of the launcher slurm only, with their defaults
 def register(subparsers: Subparsers) -> None:
     """Add this module's commands."""
     parser = subparsers.add_parser(
-        "status", help="runs that wait, train or have ended, with their steps so far"
+        "status", help="show waiting, running and ended runs with their steps so far"
     )
     parser.add_argument("--runs", type=Path, help="folder of run directories; default: runs")
-    parser.add_argument("--all", action="store_true", help="also all runs that ended before today")
+    parser.add_argument("--all", action="store_true", help="include runs that ended before today")
     parser.add_argument(
         "--watch",
         nargs="?",
@@ -55,20 +55,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("on a cluster")
     group.add_argument("--launcher", choices=LAUNCHERS, default="direct", help="default: direct")
     group.add_argument("--one-job", action="store_true", help="one Slurm job for the whole plan")
-    group.add_argument("--detach", action="store_true", help="submit, and do not wait")
+    group.add_argument("--detach", action="store_true", help="submit without waiting")
     group.add_argument(
-        "--cancel-on-exit", action="store_true", help="cancel the jobs when this command is ended"
+        "--cancel-on-exit", action="store_true", help="cancel the jobs when this command ends early"
     )
     group.add_argument(
         "--sbatch-option",
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="an option of sbatch, such as partition=gpu; an empty VALUE leaves one out",
+        help="option of sbatch, such as partition=gpu; an empty VALUE removes one",
     )
-    group.add_argument("--setup", type=Path, metavar="FILE", help="bash that a job sources first")
-    group.add_argument("--python", default="", help="interpreter of the nodes; default: this one")
-    group.add_argument("--no-requeue", action="store_true", help="end with the first attempt")
+    group.add_argument(
+        "--setup", type=Path, metavar="FILE", help="bash script that a job sources first"
+    )
+    group.add_argument("--python", default="", help="interpreter on the nodes (default: this one)")
+    group.add_argument("--no-requeue", action="store_true", help="do not let Slurm requeue the job")
 
 
 def refuse_idle(options: argparse.Namespace) -> None:
@@ -96,7 +98,7 @@ def run(options: argparse.Namespace, load: Load) -> int:
 
     if not options.platform:
         raise LaunchError(
-            f"--launcher {options.launcher} needs --platform: what this machine has says nothing "
+            f"--launcher {options.launcher} needs --platform: this machine's devices say nothing "
             "about the cluster's nodes."
         )
     platform = catalog.platform(options.platform)
@@ -126,7 +128,7 @@ def _slurm(options: argparse.Namespace, plan: Plan, entries: tuple[Entry, ...], 
     if line := run_options.describe(plan):
         print(line, flush=True)
     if order.scheduled.cool_down and len(jobs) > 1:
-        print("note: jobs of their own do not wait for each other to cool down: use --one-job.")
+        print("note: separate jobs do not wait for each other to cool down: use --one-job.")
     rest = _not_run(entries, pruned, runs)
     with sweep.stop_on_signals(options.budget_seconds) as stop:
         submitted: list[Submitted] = []
@@ -263,7 +265,7 @@ def _say_how_to_follow(submitted: list[Submitted], runs: Path) -> None:
 
     ids = " ".join(dict.fromkeys(run.job_id for run in submitted))
     if ids:
-        print(f"The jobs go on: {ids}. Look: scalebook status --runs {short(runs)}", end="")
+        print(f"The jobs continue: {ids}. Follow: scalebook status --runs {short(runs)}", end="")
         print(f"   End them: scancel {ids}", flush=True)
 
 

@@ -58,12 +58,14 @@ def register(subparsers: Subparsers) -> None:
         help="mlflow:URI, wandb:DIR (offline), tensorboard:DIR, mlperf:FILE, csv:DIR or "
         "parquet:DIR; repeatable",
     )
-    add_runs(parser, "folder in which run ids are looked up")
+    add_runs(parser, "folder in which to look up run ids")
     parser.set_defaults(handler=export_runs)
 
 
 def _register_ingest(subparsers: Subparsers) -> None:
-    parser = subparsers.add_parser("ingest", help="import logs of other trainers, runs of trackers")
+    parser = subparsers.add_parser(
+        "ingest", help="import logs of other trainers and runs of trackers"
+    )
     parser.add_argument(
         "paths",
         nargs="+",
@@ -107,7 +109,7 @@ def _register_ingest(subparsers: Subparsers) -> None:
         "--window",
         type=step_window,
         metavar="FIRST:LAST",
-        help="average over these steps, where a series has several levels (marked as chosen)",
+        help="average over these steps if a series has several levels (marked as chosen)",
     )
     add_json(parser)
     parser.set_defaults(handler=run_ingest)

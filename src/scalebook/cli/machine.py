@@ -373,7 +373,8 @@ def _read(options: argparse.Namespace, platform: Platform) -> tuple[str | None, 
     engine = ready[0] if asked == "auto" and ready else choose.choose(asked, vendor, here).engine
     if engine is None:
         print(
-            "No image is started: these are the versions in this machine's Python.", file=sys.stderr
+            "No image was started: these are the versions in this machine's Python.",
+            file=sys.stderr,
         )
         return None, contents.read()
     reference = options.image or context.reference(vendor, engine, folder)

@@ -197,7 +197,7 @@ def without_container_options(arguments: Sequence[str]) -> list[str]:
 
 
 def set_variables(options: argparse.Namespace) -> None:
-    """Set the variables of ``--env`` in this process, marked as asked for by name."""
+    """Set the variables of ``--env`` in this process, marked as named by the user."""
     from scalebook.host import ASKED
     from scalebook.running.container.nested import asked_variables
 

@@ -82,7 +82,7 @@ def _add_drill(parser: argparse.ArgumentParser) -> None:
         "--plan",
         type=Path,
         metavar="FILE",
-        help="TOML plan; its first run is drilled (default: runs/plans/drill.toml)",
+        help="TOML plan whose first run is drilled (default: runs/plans/drill.toml)",
     )
     parser.add_argument("--model", help="model to train instead of the plan's")
     parser.add_argument("--gpus", type=at_least(1), metavar="N", help="use at most N GPUs")
@@ -201,7 +201,7 @@ def _machine(options: argparse.Namespace) -> tuple[Platform, int | None]:
         if refusal and not options.force_platform:
             if machine.vendor == "cpu":
                 named = f"Platform {platform.name!r} needs {platform.accelerator}, and no GPU"
-                refusal = f"{named} is seen here. {launch.explain_missing_gpus(platform)}"
+                refusal = f"{named} was found here. {launch.explain_missing_gpus(platform)}"
             raise LaunchError(refusal)
     else:
         machine = detect.detect()
@@ -330,9 +330,7 @@ def recover_all(runs: Path, console: Console) -> None:
                 f"{short(leftover.path)} cannot be recovered and stays as it is: {leftover.problem}"
             )
         elif leftover.record is None:
-            console.say(
-                f"{short(leftover.path)} belongs to a running process; it is left as it is."
-            )
+            console.say(f"{short(leftover.path)} belongs to a running process and stays as it is.")
         else:
             record = leftover.record
             console.say(f"Recovered {short(leftover.path)}: {record.status}. {record.reason or ''}")
@@ -407,7 +405,7 @@ def _print_drill(result: Drilled, as_json: bool) -> None:
         print_json(value)
         return
     rows = [(words, number(getattr(found, name), 3)) for name, words in PARTS]
-    print_table(("from the kill on", "seconds"), rows)
+    print_table(("after the kill", "seconds"), rows)
     print(_outcome(result))
     for note in found.notes:
         print(f"note: {note}")

@@ -118,7 +118,7 @@ def _print_differences(run_id: str, differences: list[dict[str, Any]]) -> None:
         from scalebook.measure.provenance import Difference
 
         sentences = " ".join(Difference(**one).sentence() for one in differences)
-        print(f"{run_id}: warning: not what was asked for: {sentences}")
+        print(f"{run_id}: warning: the run differs from what was requested: {sentences}")
 
 
 def _row(item: RunMetrics) -> tuple[str, ...]:
@@ -258,7 +258,7 @@ def _lines(found: Diagnosis) -> Iterator[str]:
     for place, finding in enumerate(found.findings, start=1):
         yield from _finding(place, finding)
     if not found.findings:
-        yield "No rule found a cause in what was measured."
+        yield "No rule found a cause in the measurements."
     if found.waterfall is not None:
         yield from _waterfall(found.waterfall)
     for sentence in found.missing:

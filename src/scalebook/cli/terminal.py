@@ -68,7 +68,9 @@ def step_window(text: str) -> tuple[int, int]:
     """Return first and last step of ``FIRST:LAST``, as an argument type."""
     first, _, last = text.partition(":")
     if not (first.isdecimal() and last.isdecimal() and 1 <= int(first) < int(last) <= LARGEST):
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} is no FIRST:LAST of steps, like 120:460")
+        raise argparse.ArgumentTypeError(
+            f"{text[:40]!r} is not a range of steps FIRST:LAST, like 120:460"
+        )
     return int(first), int(last)
 
 

@@ -60,13 +60,13 @@ def register(subparsers: Subparsers) -> None:
         dest="world_size",
         metavar="N",
         type=at_least(1),
-        help="all processes; default: a whole node",
+        help="total processes (default: a whole node)",
     )
     parser.add_argument(
         "--budget-seconds",
         type=positive,
         metavar="S",
-        help="for all trials and the winner's full run; required without --dry-run",
+        help="time for all trials and the winner's full run; required without --dry-run",
     )
     _add_space(parser)
     parser.add_argument(
@@ -122,7 +122,7 @@ def _add_space(parser: argparse.ArgumentParser) -> None:
         "--global-batch-size",
         type=at_least(1),
         metavar="SAMPLES",
-        help="samples per step; default: 16 per GPU",
+        help="samples per step (default: 16 per GPU)",
     )
     add_settings(parser, ["sequence_length"])
     parser.add_argument(
@@ -131,9 +131,9 @@ def _add_space(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         choices=("bf16", "fp16", "fp8", "fp32"),
         default=[],
-        help="allowed number formats of the matrix products; default: the platform's",
+        help="allowed number formats of the matrix products (default: the platform's)",
     )
-    add_set(parser, "field of every trial, which is then not varied")
+    add_set(parser, "setting of every trial, which is then not varied")
 
 
 def tune(options: argparse.Namespace) -> int:
@@ -328,7 +328,7 @@ def _plan_line(state: Tuning) -> str:
         return "No layout is legal and fits."
     best = state.standings[0]
     one, full = state.trial_step(best), state.full_step(best)
-    done = f", {len(state.trials)} runs of them are done" if state.trials else ""
+    done = f", {len(state.trials)} of their runs are done" if state.trials else ""
     return (
         f"{len(state.standings)} layouts, {len(state.survivors)} may be the fastest{done}. A trial "
         f"takes about {duration(one.seconds)} ({one.config.steps} steps), the winner's full run "

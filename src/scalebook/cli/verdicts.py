@@ -45,7 +45,7 @@ def register(subparsers: Subparsers) -> None:
         "--window",
         type=step_window,
         metavar="FIRST:LAST",
-        help="keep these steps in the record of a run as the window that its rate is over",
+        help="store these steps in a run's record as the window of its rate",
     )
     add_json(steady)
     steady.set_defaults(handler=print_steady)
@@ -67,7 +67,7 @@ def register(subparsers: Subparsers) -> None:
 
 
 def _register_gate(subparsers: Subparsers) -> None:
-    parser = subparsers.add_parser("gate", help="fail where runs differ from a stored baseline")
+    parser = subparsers.add_parser("gate", help="fail if runs differ from a stored baseline")
     parser.add_argument("--baseline", type=Path, help="folder of baseline runs")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of the new runs")
     parser.add_argument("--junit", type=Path, help="write JUnit XML to this file")
@@ -76,13 +76,13 @@ def _register_gate(subparsers: Subparsers) -> None:
         "--tolerance",
         type=_fraction,
         default=0.0,
-        help="a change that never fails, like 0.02 or 2%%; default: what the noise hides",
+        help="largest change that never fails, like 0.02 or 2%% (default: what the noise hides)",
     )
     parser.add_argument(
         "--must-see",
         type=_fraction,
         metavar="FRACTION",
-        help="exit with 2 where a change as large as this, like 0.05 or 5%%, could hide in the "
+        help="exit with 2 if a change as large as this, like 0.05 or 5%%, could hide in the "
         "noise; default: such a configuration is shown as 'cannot tell'",
     )
     parser.add_argument(
@@ -109,7 +109,7 @@ def _fraction(text: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 <= value < 1:
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} is no fraction like 0.02 or 2%")
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a fraction like 0.02 or 2%")
     return value
 
 
@@ -156,7 +156,9 @@ def _keep(directory: Path, window: tuple[int, int]) -> str:
     found = measure(replace(run, record=chosen))
     rate = found.tokens_per_second
     if rate is None:
-        raise RecordError(f"{directory}: these steps give no rate. {found.throughput_reason}")
+        raise RecordError(
+            f"{directory}: no rate follows from these steps. {found.throughput_reason}"
+        )
     write_record(directory, chosen)
     return f"{directory}: {rate:,.0f} tokens/s over steps {window[0]} to {window[1]}, as chosen."
 
@@ -186,13 +188,15 @@ def _words(found: Steady) -> str:
         )
     if found.periods:
         every = " and ".join(map(str, found.periods))
-        sentences.append(f"Slow steps every {every} steps belong to it.")
+        sentences.append(f"It includes slow steps every {every} steps.")
     if found.irregular:
         slow = f"{found.irregular} slow step{'s'[: found.irregular != 1]}"
-        sentences.append(f"It holds {slow} without a period.")
+        sentences.append(f"It includes {slow} without a period.")
     if found.change:
         change = 100 * found.change
-        sentences.append(f"It changes by {change:.2g} % over the window, which the interval holds.")
+        sentences.append(
+            f"It changes by {change:.2g} % over the window; the interval includes this."
+        )
     return " ".join(sentences)
 
 
@@ -245,7 +249,7 @@ def _measured(verdict: Verdict, sides: tuple[Side, ...]) -> str:
 
 def _print_differences(found: tuple[Difference, ...], sides: tuple[Side, ...]) -> None:
     if not all(side.records for side in sides):
-        print("Files of step times do not say what else differs.")
+        print("Files of step times do not show what else differs.")
     elif found:
         print("Other differences:")
         for difference in found:
@@ -312,7 +316,7 @@ def _read(folder: Path) -> tuple[tuple[Run, ...], tuple[str, ...]]:
     for problem in problems:
         complain(problem)
     if not runs:
-        raise RecordError(f"{folder} holds no run. Name a folder with --baseline and --runs.")
+        raise RecordError(f"{folder} contains no run. Name a folder with --baseline and --runs.")
     return runs, problems
 
 

@@ -1,1 +1,1 @@
-"""What of this machine would spoil a run, and how to mend it: ``gather``, then ``checks``."""
+"""What on this machine would spoil a run, and how to fix it: ``gather``, then ``checks``."""

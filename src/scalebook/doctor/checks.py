@@ -47,7 +47,7 @@ def present(facts: MachineFacts) -> CheckResult:
         return ok("devices", "no GPU: platform cpu")
     found = ", ".join(f"{count} {vendor} cards on the bus" for vendor, count in dumb.items())
     tool = "nvidia-smi" if "nvidia" in dumb else "rocm-smi or amd-smi"
-    advice = f"Install or load the driver, until {tool} lists them."
+    advice = f"Install or load the driver until {tool} lists them."
     if facts.inside:
         advice = "Start the container with its devices (see the run flags of image.toml)."
     return CheckResult("devices", "problem", f"{found}, none usable", advice)
@@ -58,7 +58,7 @@ def driver(facts: MachineFacts) -> CheckResult | None:
     if not facts.devices:
         return None
     if facts.driver is None:
-        return CheckResult("driver", "unknown", "the driver tells no version")
+        return CheckResult("driver", "unknown", "the driver reports no version")
     return ok("driver", facts.driver)
 
 
@@ -84,7 +84,7 @@ def alike(facts: MachineFacts) -> CheckResult | None:
     if len(names) < 2:
         return None
     found = ", ".join(f"{count} x {name}" for name, count in names.items())
-    advice = "Choose devices of one kind (CUDA_VISIBLE_DEVICES or ROCR_VISIBLE_DEVICES)."
+    advice = "Choose devices of the same kind (CUDA_VISIBLE_DEVICES or ROCR_VISIBLE_DEVICES)."
     return CheckResult("alike", "warning", f"different devices: {found}", advice)
 
 
@@ -108,7 +108,7 @@ def free_memory(facts: MachineFacts) -> CheckResult | None:
     found = f"device {device.index} has {worst:.0%} of its memory in use"
     if worst < USED_WARNING:
         return ok("free memory", "less than 1 % in use on every device")
-    advice = "End what holds it, or wait: 'nvidia-smi' or 'rocm-smi --showpids' names it."
+    advice = "End the processes that use it, or wait: see 'nvidia-smi' or 'rocm-smi --showpids'."
     return CheckResult(
         "free memory", "problem" if worst > USED_PROBLEM else "warning", found, advice
     )
@@ -129,7 +129,7 @@ def foreign(facts: MachineFacts) -> CheckResult | None:
     if not facts.processes:
         return ok("other processes", "none on the GPUs")
     listed = ", ".join(str(number) for number in facts.processes[:8])
-    advice = "Wait until they have ended, or take a node of its own (Slurm: --exclusive)."
+    advice = "Wait until they have ended, or use an exclusive node (Slurm: --exclusive)."
     count = len(facts.processes)
     return CheckResult("other processes", "warning", f"{count} on the GPUs: {listed}", advice)
 
@@ -142,17 +142,17 @@ def power(facts: MachineFacts) -> CheckResult | None:
         (cap, device) for device in facts.devices if (cap := device.power_cap_watts) is not None
     ]
     if not told:
-        return CheckResult("power cap", "unknown", "no device tells it")
+        return CheckResult("power cap", "unknown", "no device reports it")
     lowered = [pair for pair in told if pair[0] < (pair[1].power_default_watts or 0.0) - 0.5]
     if not lowered:
         return ok("power cap", f"{told[0][0]:.0f} W, not lowered")
     cap, device = lowered[0]
     watts = f"{device.power_default_watts:.0f}"
-    found = f"device {device.index}: {cap:.0f} W in place of {watts} W"
+    found = f"device {device.index}: {cap:.0f} W instead of {watts} W"
     advice = (
-        "Say so beside the results, or reset it (rocm-smi --resetpoweroverdrive)."
+        "State it with the results, or reset it (rocm-smi --resetpoweroverdrive)."
         if facts.vendor == "amd"
-        else f"Say so beside the results, or reset it (sudo nvidia-smi --power-limit={watts})."
+        else f"State it with the results, or reset it (sudo nvidia-smi --power-limit={watts})."
     )
     return CheckResult("power cap", "warning", found, advice)
 
@@ -164,21 +164,21 @@ def clocks(facts: MachineFacts) -> CheckResult | None:
     slow = [device for device in facts.devices if device.slowdown]
     if slow:
         found = f"device {slow[0].index} is slowed down: {', '.join(slow[0].slowdown)}"
-        advice = "Mend cooling or power supply first: every rate would be too low."
+        advice = "Fix the cooling or the power supply first: every rate would be too low."
         return CheckResult("clocks", "problem", found, advice)
     fixed = [device for device in facts.devices if device.performance_level not in (None, "auto")]
     if fixed:
         found = f"device {fixed[0].index}: performance level {fixed[0].performance_level!r}"
         advice = "Set it back: sudo rocm-smi --setperflevel auto."
         return CheckResult("clocks", "warning", found, advice)
-    return ok("clocks", "not held down at this moment")
+    return ok("clocks", "not throttled at the moment")
 
 
 def modes(facts: MachineFacts) -> CheckResult | None:
     """Return whether NVIDIA's MIG cuts devices in parts, or the driver unloads between runs."""
     if any(device.partitioned for device in facts.devices):
-        advice = "Turn MIG off (sudo nvidia-smi --multi-instance-gpu=0), or name the parts."
-        return CheckResult("modes", "problem", "MIG cuts the devices in parts", advice)
+        advice = "Turn MIG off (sudo nvidia-smi --multi-instance-gpu=0), or name the MIG instances."
+        return CheckResult("modes", "problem", "MIG divides the devices", advice)
     if any(device.persistent is False for device in facts.devices):
         advice = "Keep the driver loaded: sudo nvidia-smi --persistence-mode=1."
         return CheckResult("modes", "warning", "persistence mode is off: starts are slow", advice)
@@ -264,7 +264,7 @@ def numa(facts: MachineFacts) -> CheckResult | None:
     if not facts.devices or facts.numa_nodes < 2:
         return None
     if facts.numa_balancing is None:
-        return CheckResult("numa balancing", "unknown", "the kernel does not tell")
+        return CheckResult("numa balancing", "unknown", "the kernel does not report it")
     if facts.numa_balancing == "0":
         return ok("numa balancing", "off")
     advice = "Turn it off on the host: sudo sysctl kernel.numa_balancing=0."
@@ -286,12 +286,12 @@ def governor(facts: MachineFacts) -> CheckResult | None:
 def host_memory(facts: MachineFacts) -> CheckResult | None:
     """Return whether the host has memory for its ranks."""
     if facts.memory_available is None:
-        return CheckResult("host memory", "unknown", "the kernel does not tell")
+        return CheckResult("host memory", "unknown", "the kernel does not report it")
     wanted = MEMORY_WANTED * len(facts.devices) if facts.devices else 2 * GIB
     found = f"{size(facts.memory_available)} available"
     if facts.memory_available >= wanted:
         return ok("host memory", found)
-    advice = f"Free some: {size(wanted)} are wanted here."
+    advice = f"Free some: {size(wanted)} are needed here."
     return CheckResult("host memory", "warning", found, advice)
 
 
@@ -301,7 +301,7 @@ def disk(facts: MachineFacts) -> CheckResult:
         advice = "Make the folder yours (sudo chown), or name another with --runs."
         return CheckResult("disk", "problem", f"{facts.runs} cannot be written", advice)
     if facts.runs_free is None:
-        return CheckResult("disk", "unknown", f"the space of {facts.runs} is not told")
+        return CheckResult("disk", "unknown", f"the space of {facts.runs} is unknown")
     found = f"{size(facts.runs_free)} free for {facts.runs}"
     if facts.runs_free >= DISK_WANTED:
         return ok("disk", found)
@@ -377,7 +377,7 @@ def device_interface(facts: MachineFacts) -> CheckResult | None:
         return None
     if facts.device_specs:
         return ok("device interface", ", ".join(facts.device_specs))
-    advice = "Make it: sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml."
+    advice = "Create it: sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml."
     return CheckResult("device interface", "warning", "podman has no CDI file for the GPUs", advice)
 
 

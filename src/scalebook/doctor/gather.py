@@ -91,7 +91,7 @@ def gather(runs: Path, images: Path, machine: FactSource | None = None) -> Machi
 
 
 def _devices(here: FactSource, found: detect.Machine) -> tuple[tuple[GpuState, ...], str | None]:
-    """Return the devices in full where the driver tells, else as many as were detected."""
+    """Return the devices in full where the driver reports them, else as many as were detected."""
     devices: tuple[GpuState, ...] = ()
     driver = None
     if found.vendor == "nvidia":
@@ -168,7 +168,7 @@ def _device_specs(root: Path) -> tuple[str, ...]:
 
 
 def _number(text: str) -> float | None:
-    """Return a number, None for what tools print in place of one ([N/A], [Not Supported])."""
+    """Return a number, None for what tools print instead of one ([N/A], [Not Supported])."""
     try:
         return float(text)
     except ValueError:
@@ -207,7 +207,7 @@ def _switch(text: str) -> bool | None:
 
 
 def process_ids(text: str, own: Sequence[int]) -> tuple[int, ...]:
-    """Return the processes that a tool lists, one a line, but for our own."""
+    """Return the processes that a tool lists, one per line, except our own."""
     found = {int(line) for line in text.split() if line.isdigit()}
     return tuple(sorted(found - set(own)))
 
@@ -253,7 +253,7 @@ def _text(path: Path) -> str | None:
 
 
 def amd_processes(sysfs: Path, own: Sequence[int]) -> tuple[int, ...] | None:
-    """Return the processes that have the AMD compute driver open, None where it tells none."""
+    """Return the processes that have the AMD compute driver open, None where it reports none."""
     folder = sysfs / "class" / "kfd" / "kfd" / "proc"
     if not folder.is_dir():
         return None

@@ -1,4 +1,4 @@
-"""What is read of a machine before anything is judged; None is what it does not tell."""
+"""What is read from a machine before anything is judged; None is what it does not report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Vendors' own trainers: a RunConfig in their words, their start, and what their logs tell.
+"""Vendors' own trainers: a RunConfig in their words, their start, and what their logs say.
 
 ``nemo`` and ``primus`` run under the same launcher as our trainer and leave the same run directory;
 their steps come out of their logs, through the readers of ``scalebook.logs``. What a configuration

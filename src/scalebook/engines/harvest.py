@@ -61,7 +61,7 @@ def harvest(directory: Path, requested: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _with_requested(job: Job, alone: LogConfig, requested: Mapping[str, Any]) -> LogConfig:
-    """Return what a step's tokens are counted from: the log's word, else what was asked for."""
+    """Return what a step's tokens are counted from: what the log says, else what was requested."""
     known = LogConfig(dict(alone.values), dict(alone.provenance), dict(alone.origin))
     for name in _NEEDED:
         value = requested.get(name)

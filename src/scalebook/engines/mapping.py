@@ -161,7 +161,7 @@ def fewer_layers(config: RunConfig) -> int | None:
 
 
 def data_parallel(config: RunConfig) -> dict[str, bool]:
-    """Return the switches of data parallelism, but for those that are left to the engine."""
+    """Return the options of data parallelism, except those that are left to the engine."""
     overlaps = {name: getattr(config, name) for name in _OVERLAPS}
     return {
         "use_distributed_optimizer": config.data_parallel_sharding == "optimizer",

@@ -183,7 +183,7 @@ def _open_ddp(recipe: Any) -> None:
 
 
 def _dataset(config: RunConfig) -> Any:
-    """Return NeMo's reader of an indexed dataset in place of its random tokens."""
+    """Return NeMo's reader of an indexed dataset instead of its random tokens."""
     run: Any = import_module("nemo_run")
     reader: Any = import_module("nemo.collections.llm.gpt.data.pre_training").PreTrainingDataModule
     return run.Config(reader, paths=[config.data], seed=config.seed, split="1,0,0")

@@ -50,7 +50,7 @@ def tensor_bytes(
     element_bytes: int = 2,
     sequence_parallel: bool = False,
 ) -> float:
-    """Return bytes a rank sends in one layer for one microbatch of ``tokens`` tokens.
+    """Return bytes that a rank sends in one layer for one microbatch with ``tokens`` tokens.
 
     Two all-reduces forward and two backward (arXiv 1909.08053), 4 x 2 (t - 1) / t. Sequence
     parallelism moves the same as gathers and scatters, and gathers the two inputs of the linear
@@ -61,7 +61,7 @@ def tensor_bytes(
 
 
 def data_bytes(parameters: float, ranks: int, convention: str) -> float:
-    """Return bytes a rank sends to bring ``parameters`` of its replica in step with the others.
+    """Return bytes that a rank sends to synchronise ``parameters`` with the other replicas.
 
     One optimizer step; FSDP's gathers come once a microbatch unless the layers stay gathered.
     """
@@ -83,7 +83,7 @@ def pipeline_bytes(
 def context_ring_bytes(
     shape: ModelShape, ranks: int, tokens: float, *, element_bytes: int = 2
 ) -> float:
-    """Return bytes a rank sends in one layer: keys and values around the ring, three times.
+    """Return bytes that a rank sends in one layer: keys and values around the ring, three times.
 
     Once forward, once backward, and their gradients; 3 (c - 1) x 2 b (s / c) g d. ``tokens`` are
     those of the whole sequence.
@@ -95,7 +95,7 @@ def context_ring_bytes(
 def context_all_to_all_bytes(
     shape: ModelShape, ranks: int, tokens: float, *, element_bytes: int = 2
 ) -> float:
-    """Return bytes a rank sends in one layer to trade sequence for heads (arXiv 2309.14509).
+    """Return bytes that a rank sends in one layer to trade sequence for heads (arXiv 2309.14509).
 
     Queries, keys, values and output, forward and backward: 2 (c - 1) / c (b s / c) (2 q + 2 g d).
     """
@@ -104,7 +104,7 @@ def context_all_to_all_bytes(
 
 
 def expert_bytes(shape: ModelShape, ranks: int, tokens: float, *, element_bytes: int = 2) -> float:
-    """Return bytes a rank sends in one MoE layer: dispatch and combine, forward and backward.
+    """Return bytes that a rank sends in one MoE layer: dispatch and combine, forward and backward.
 
     4 (e - 1) / e s b h k with evenly loaded experts; a token that goes to two experts of one rank
     is sent twice. ``tokens`` are those of one rank. 0 without experts.

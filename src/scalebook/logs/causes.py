@@ -164,7 +164,7 @@ LOG_RULES = (
     *RULES,
     _rule(  # torchrun's report
         "failed", "signal", "A process was ended by a signal",
-        " (9: by a person, or by the system for want of memory)",
+        " (9: by a person, or by the system because memory ran out)",
         r"exit ?code\s*: ?(?P<what>-\d{1,2})\b", r"exit code (?P<error>-\d{1,2})\b",
         r"(?P<status>Signal \d{1,2} \(SIG\w+\) received by PID)",
     ),
@@ -279,7 +279,7 @@ _EXCEPTION = re.compile(r"[A-Za-z_][\w.]{0,200}(?::\s.{0,300})?$")
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """A line that tells how a run ended; ``weight`` says how much it explains."""
+    """A line that says how a run ended; ``weight`` says how much it explains."""
 
     status: Status
     line: str
@@ -313,12 +313,12 @@ def exception(text: str) -> Ending | None:
 
 
 def mentions_ending(text: str) -> bool:
-    """Whether any line of a text may tell an end."""
+    """Whether any line of a text may say how a run ended."""
     return any(piece in text for piece, _ in ENDINGS) or any(piece in text for piece in PIECES)
 
 
 def holds_up(text: str) -> bool:
-    """Whether a text tells of a checkpoint, an evaluation, a profiler or a compilation."""
+    """Whether a text mentions a checkpoint, an evaluation, a profiler or a compilation."""
     return any(piece in text for piece in HOLDS)
 
 

@@ -169,7 +169,7 @@ class Collector:
         return True
 
     def close(self) -> list[Job]:
-        """Return the jobs: repeats dropped, settings told after the last step given out."""
+        """Return the jobs: repeats dropped, settings printed after the last step left out."""
         for name, value in self._pending.items():
             self.job.settings.setdefault(name, value)
         self._pending = {}

@@ -108,7 +108,7 @@ def _field(text: str, row: dict[str, float], digits: Digits) -> None:
 
 
 def read_fields(line: str, digits: Digits, *, cut: bool) -> dict[str, float] | None:
-    """Return the row of an iteration line; None where it is none or its step time is not whole.
+    """Return the row of an iteration line; None if it is another or its step time is incomplete.
 
     ``cut``: the text ends inside this line, so that its last field may lack digits. ``digits``
     is told every figure as printed.
@@ -330,7 +330,7 @@ class IterationDialect(LineDialect):
         self._note_pair(text, found.end())
 
     def _note_pair(self, text: str, start: int) -> None:
-        """Note that the trainer prints the last value and a mean: they tell the log interval."""
+        """Note that the trainer prints the last value and a mean: they show the log interval."""
         fields = text[start:].split("|")
         for field in fields:
             name, _, value = field.partition(":")
@@ -374,7 +374,7 @@ class IterationDialect(LineDialect):
         return False
 
     def other(self, line: str, *, endings: bool, dumps: bool) -> None:
-        """Take a line that is no record."""
+        """Take a line that is not a record."""
         if dumps or endings or self.assignments:
             super().other(line, endings=endings, dumps=dumps)
 

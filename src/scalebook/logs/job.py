@@ -189,7 +189,7 @@ class Job:
             self.note(f"The file gives {name} as {said}: none is used. Say which with --{option}.")
 
     def drop_repeats(self) -> None:
-        """Keep of every step the last attempt alone."""
+        """Keep only the last attempt of every step."""
         if len(self.attempts) < 2:
             return
         steps = self.table.column("step")

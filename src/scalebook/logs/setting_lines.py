@@ -151,7 +151,7 @@ BATCH_IN_NAME = re.compile(
 
 
 def batch_in_name(text: str) -> Iterator[tuple[str, int]]:
-    """Yield the batch sizes that the names of paths in a text tell."""
+    """Yield the batch sizes that the names of paths in a text contain."""
     for found in BATCH_IN_NAME.finditer(text):
         kind, size = found["kind"] or found["kind2"], integer(found["size"] or found["before"])
         yield ("micro_batch_size" if kind == "m" else "global_batch_size"), size
@@ -190,7 +190,7 @@ def _value(name: str, text: str) -> tuple[str, Value] | None:
 
 
 def dotted(line: str) -> tuple[str, Value] | None:
-    """Return the setting of a ``name ....... value`` line, None where it is none that we know.
+    """Return the setting of a ``name ....... value`` line, None where it is unknown.
 
     DeepSpeed dumps its own view in the same form: there ``world_size`` counts replicas, so that
     only its batch sizes are taken.
@@ -227,7 +227,7 @@ def assigned(line: str) -> tuple[str, Value] | None:
 
 
 def scan(text: str) -> Iterator[tuple[str, Value]]:
-    """Yield the settings that dump lines of a cleaned text tell, in order."""
+    """Yield the settings that dump lines of a cleaned text state, in order."""
     for line in text.split("\n"):
         if " size: " in line and "using world size" in line:
             yield from group_sizes(line)

@@ -149,7 +149,7 @@ def _unzip(raw: BinaryIO, path: Path) -> Iterator[bytes]:
         # Other methods unpack without a bound on the size of a piece.
         known = files[0].compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
         if files[0].flag_bits & 1 or not known:
-            raise IngestError(f"{path} is encrypted or packed in a rare way. Unpack it by hand.")
+            raise IngestError(f"{path} is encrypted or uses a rare compression. Unpack it by hand.")
         with archive.open(files[0]) as stream:
             yield from _pieces(cast(BinaryIO, stream))
 

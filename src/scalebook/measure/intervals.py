@@ -38,7 +38,7 @@ class Interval:
     def __post_init__(self) -> None:
         """Refuse ends that are out of order."""
         if math.isnan(self.low) or math.isnan(self.high) or self.low > self.high:
-            raise ClaimError(f"{self.low} to {self.high} is no range: write the low end first.")
+            raise ClaimError(f"{self.low} to {self.high} is not a range: write the low end first.")
 
     @property
     def middle(self) -> float:
@@ -136,7 +136,7 @@ def read_numeral(text: str) -> Numeral:
     scale = SCALES.get(match["scale"].lower()) if match else None
     if match is None or scale is None:
         raise ClaimError(
-            f"{text[:40]!r} is no number. Write one like 87,933 or 7.6B or 38.3% or 1.5e12."
+            f"{text[:40]!r} is not a number. Write one like 87,933 or 7.6B or 38.3% or 1.5e12."
         )
     decimals = match["decimals"] or ""
     number = Decimal(match["digits"].replace(",", "") + decimals)

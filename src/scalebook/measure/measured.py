@@ -1,4 +1,4 @@
-"""Everything that a report says of one run from its own files alone, found in one pass."""
+"""Everything that a report says of one run from its own files, found in one pass."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ODD = (ScalebookError, ArithmeticError, TypeError, ValueError, LookupError)
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What the files of one run tell; nothing here depends on any other run."""
+    """What the files of one run say; nothing here depends on any other run."""
 
     metrics: RunMetrics
     anatomy: RunAnatomy
@@ -27,7 +27,7 @@ class Measured:
 
 
 def measured(run: Run) -> Measured | str:
-    """Return what the files of a run tell, or why it cannot be measured."""
+    """Return what the files of a run say, or why it cannot be measured."""
     try:
         metrics, anatomy = measure(run, own=own()), step_anatomy(run)
         told = provenance.of(run.record) if run.record.source == "measured" else ()

@@ -20,7 +20,7 @@ Values = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One setting that ran otherwise than it was asked for."""
+    """One setting that ran differently than requested."""
 
     name: str
     asked: Any
@@ -40,7 +40,7 @@ class Difference:
 def differences(
     requested: Values, observed: Values, environment: Values | None = None
 ) -> tuple[Difference, ...]:
-    """Return every setting that ran otherwise than it was asked for.
+    """Return every setting that ran differently than requested.
 
     Beside the fields of the configuration these are what follows from them (replicas,
     microbatches), the shape that the model's name stands for, and the platform's device.
@@ -68,7 +68,7 @@ def _unlike(expected: Values, observed: Values) -> tuple[Difference, ...]:
 
 
 def _equal(asked: Any, ran: Any) -> bool:
-    """Return whether a setting ran as asked; ``auto`` leaves the choice to the trainer."""
+    """Return whether a setting ran as requested; ``auto`` leaves the choice to the trainer."""
     if asked == "auto":
         return True
     if is_on(asked) is not None and is_on(ran) is not None:

@@ -1,4 +1,4 @@
-"""What a run tells about its checkpoints, its restarts and a drill: schemas and readers."""
+"""What a run records about its checkpoints, its restarts and a drill: schemas and readers."""
 
 from __future__ import annotations
 

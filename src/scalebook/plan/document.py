@@ -159,5 +159,5 @@ def _refuse_repeat(path: Path, where: str, table: Table, head: Table) -> None:
     if "repeat" in table and "repeats" in head:
         raise ConfigError(
             f"{path}: {where} has repeat and [plan] has repeats. Keep one of them: repeats runs "
-            "every configuration so often."
+            "every configuration that many times."
         )

@@ -130,7 +130,9 @@ def _directory(runs: Path, asked: ProbeRequest) -> Path:
                 "Choose another folder with --runs."
             ) from error
         return partial
-    raise RecordError(f"{folder} has no free name for a probe {name}. Remove what is in the way.")
+    raise RecordError(
+        f"{folder} has no free name for a probe {name}. Remove the files that take it."
+    )
 
 
 def command(partial: Path, asked: ProbeRequest, module: str = MODULE) -> launch.Launch:

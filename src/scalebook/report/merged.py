@@ -51,7 +51,7 @@ def labels(folders: Sequence[Path]) -> list[str]:
 def _runs(folder: Path) -> tuple[Path, ...]:
     found = tuple(run_directories(folder)) or tuple(run_directories(folder / "runs"))
     if not found:
-        raise ReportError(f"{folder} holds no run. Give folders of runs or publications.")
+        raise ReportError(f"{folder} contains no run. Give folders of runs or publications.")
     return found
 
 

@@ -87,10 +87,12 @@ def _copy_runs(runs: Path, target: Path) -> dict[str, Copied]:
     """Copy every run, cleaned; return what was copied by the name of the run's folder."""
     found = [path for path in run_directories(runs) if not path.is_symlink()]
     if not found:
-        raise ReportError(f"{runs} holds no run. Give the folder of runs with --runs.")
+        raise ReportError(f"{runs} contains no run. Give the folder of runs with --runs.")
     odd = next((path.name for path in found if not cleaned.is_plain(path.name)), None)
     if odd is not None:
-        raise ReportError(f"The run folder {odd!r} has a name that no address holds. Rename it.")
+        raise ReportError(
+            f"The run folder {odd!r} has a name that cannot be part of an address. Rename it."
+        )
     hosts = cleaned.hosts_in(cleaned.texts(found))
     copied = {path.name: cleaned.copy(path, target / path.name, hosts) for path in found}
     secrets = [

@@ -149,7 +149,7 @@ def _repeat(data: ReportData) -> str:
     found = configurations(data.completed.iter_rows(named=True))
     own = [one.row["run_id"] for one in found if one.row["source"] == "measured"]
     if not own:
-        return "No run was measured by Scalebook, so no command repeats one."
+        return "No run was measured by Scalebook, so no command can repeat one."
     commands = [shlex.join(("scalebook", "reproduce", run_id, "--runs", "runs")) for run_id in own]
     code = "\n".join(f"    {' '.join(command.split())}" for command in commands)
     return f"Each command prints the checkout, the container and the command of a run.\n\n{code}"

@@ -97,7 +97,7 @@ def width(text: str) -> int:
 
 
 def cut(text: str, columns: int) -> str:
-    """Return a text that takes at most so many columns, and no character that moves the cursor."""
+    """Return a text of at most ``columns`` columns, without characters that move the cursor."""
     kept: list[str] = []
     for character in text:
         columns -= _columns(character)

@@ -94,7 +94,7 @@ class Killer(threading.Thread):
         return None
 
     def _rank(self, restarts: int) -> int | None:
-        """Return the process of the ordered rank after so many restarts."""
+        """Return the process of the ordered rank after ``restarts`` restarts."""
         start = finish_run.start_of(self.directory)
         if start is None:
             return None
@@ -128,7 +128,7 @@ def sentence(drill: DrillRecord) -> str:
         gone = "without a checkpoint"
     return " ".join(
         f"Recovery drill: rank {drill.kill_rank} was killed after step {drill.last_step} {what}; "
-        f"training went on {gone}.".replace(" ;", ";").split()
+        f"training continued {gone}.".replace(" ;", ";").split()
     )
 
 
@@ -283,19 +283,19 @@ def ordered(config: RunConfig, rank: int | None, step: int | None, during_save: 
     if not 0 < interval < config.steps:
         raise ConfigError(
             f"checkpoint_interval={interval} saves nothing that a drill of steps={config.steps} "
-            "could go on from. Use a number of steps below it."
+            "could continue from. Use a smaller number of steps."
         )
     middle = min(interval + (interval + 1) // 2, config.steps - 1)
     chosen = step if step is not None else interval + 1 if during_save else middle
     victim = rank if rank is not None else config.world_size - 1
     if not 0 <= victim < config.world_size:
         raise ConfigError(
-            f"--kill-rank {victim} is no rank of world_size={config.world_size}. Ranks count from "
-            f"0 to {config.world_size - 1}."
+            f"--kill-rank {victim} is not a rank of world_size={config.world_size}. Ranks count "
+            f"from 0 to {config.world_size - 1}."
         )
     if not 1 <= chosen < config.steps:
         raise ConfigError(
-            f"--kill-step {chosen} leaves no step to go on with. Use 1 to {config.steps - 1}."
+            f"--kill-step {chosen} leaves no step to continue with. Use 1 to {config.steps - 1}."
         )
     return KillOrder(victim, chosen, during_save)
 

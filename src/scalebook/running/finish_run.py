@@ -136,7 +136,7 @@ def _record(
     of_files: Sequence[str],
     of_steps: Sequence[str],
 ) -> RunRecord:
-    """Return the record: what was asked for, what the trainer reported, and how it ended.
+    """Return the record: what was requested, what the trainer reported, and how it ended.
 
     ``of_files`` and ``of_steps`` are notes on what the directory's files and the steps say.
     """
@@ -177,7 +177,7 @@ def _record(
 
 
 def _learning(steps: Sequence[StepRecord]) -> dict[str, Any]:
-    """Return what the steps say about whether training learnt anything, as Evidence takes it."""
+    """Return what the steps say about whether training learned anything, as Evidence takes it."""
     measured = [step for step in steps if step.phase == "measured"]
     return {
         "loss_lost_at": _loss_lost_at(steps),
@@ -223,7 +223,7 @@ def object_of(value: Any) -> dict[str, Any]:
 
 
 def _texts(value: Any) -> tuple[str, ...]:
-    """Return the texts of a value that should be a list of them; none where it is no list."""
+    """Return the texts of a value that should be a list of them; none where it is not a list."""
     items = cast("list[object]", value) if isinstance(value, list) else []
     return tuple(item for item in items if isinstance(item, str))
 
@@ -323,8 +323,8 @@ def restart_notes(directory: Path) -> tuple[str, ...]:
             continue
         again = max(before.step - after.step + 1, 0)
         said.append(
-            f"A process died after step {before.step} and all were started again: "
-            f"{again} {'step was' if again == 1 else 'steps were'} done twice."
+            f"A process died after step {before.step} and all were restarted: "
+            f"{again} {'step was' if again == 1 else 'steps were'} repeated."
         )
     return tuple(said)
 
@@ -342,7 +342,7 @@ class Leftover:
 
 
 def recover(runs: Path) -> tuple[Leftover, ...]:
-    """Publish every partial run whose process is gone; leave those of live ones alone.
+    """Publish every partial run whose process is gone; leave those of live ones as they are.
 
     One of which no record can be made stays as it is and keeps none of the others.
     """
@@ -390,7 +390,7 @@ def settle(
     if not untrusted.is_there(partial / "config.json"):
         shutil.rmtree(partial)
         return None
-    reason = sentence or "The process in charge ended without a word (killed, or power was lost)"
+    reason = sentence or "The process in charge ended without a message (killed, or power was lost)"
     unknown: EndReason = (status, reason)
     end = read_exit(partial)
     return conclude(

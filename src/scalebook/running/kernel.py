@@ -1,4 +1,4 @@
-"""What 10_train.ipynb calls beside the runner: its parameters, strictly read, and a status line."""
+"""What 10_train.ipynb calls besides the runner: its parameters, read strictly, and a status."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KERNEL_NAMES = frozenset({"In", "Out", "exit", "quit", "open", "get_ipython"})
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """What 10_train.ipynb takes beside the configuration: how and where to run it.
+    """What 10_train.ipynb takes in addition to the configuration: how and where to run it.
 
     ``run_directory`` is a partial run directory that the caller owns and publishes; empty: one is
     made under ``runs``. ``trainer`` is the module that torchrun starts; empty: scalebook.train.
@@ -70,7 +70,7 @@ def _settled(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def status_line() -> Callable[[str], None]:
-    """Return a function that shows a text in one line of the running cell, in place of the last."""
+    """Return a function that shows a text in one line of the running cell, replacing the last."""
     display: Any = import_module("IPython.display").display
     handle = display({"text/plain": "starting"}, raw=True, display_id=True)
     return lambda text: handle.update({"text/plain": text}, raw=True)

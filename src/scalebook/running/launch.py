@@ -126,7 +126,7 @@ def require_trainer() -> None:
         )
     if find_spec("megatron") is None:
         raise LaunchError(
-            "megatron-core is not installed here. Beside a torch that must stay as it is: "
+            "megatron-core is not installed here. To keep the installed torch: "
             "pip install --no-deps megatron-core."
         )
 
@@ -148,7 +148,7 @@ def explain_missing_gpus(
     file, driver, tools, flag = _DRIVERS[platform.vendor]
     reasons: list[str] = []
     if not (root / file).exists():
-        reasons.append(f"/{file} is not there: the {driver} is not loaded.")
+        reasons.append(f"/{file} does not exist: the {driver} is not loaded.")
         if inside.container(environment, root):
             reasons[-1] = (
                 f"/{file} is not in this container: start it with {flag}, or load the driver."
@@ -161,5 +161,5 @@ def explain_missing_gpus(
         reasons.append(
             "This host has Slurm: --launcher slurm (make ... LAUNCHER=slurm) submits jobs."
         )
-    reasons.append("'scalebook doctor' checks the rest; --force-platform runs all the same.")
+    reasons.append("'scalebook doctor' checks the rest; --force-platform runs anyway.")
     return " ".join(reasons)

@@ -147,7 +147,7 @@ class Monitor:
     _ended: dict[Path, EndedRun] = field(default_factory=lambda: {})
 
     def snapshot(self) -> Snapshot:
-        """Return the folder's runs at this moment."""
+        """Return the current state of the folder's runs."""
         partials = (self.only,) if self.only else store.partial_directories(self.runs)
         running = tuple(self._run(partial) for partial in partials)
         self._seen = {path: seen for path, seen in self._seen.items() if path in partials}

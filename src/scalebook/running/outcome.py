@@ -34,7 +34,7 @@ _OF_STOP = {
     "out_of_memory": "inferred",
 }
 _HINTS: dict[int, str] = {
-    signal.SIGKILL: " (by a person, or by the system for want of memory)",
+    signal.SIGKILL: " (by a person, or by the system because memory ran out)",
     signal.SIGBUS: f" (often {causes.SHM_HINT})",
 }
 # From here on torchrun speaks of its own traceback; what went wrong stands above it.
@@ -94,7 +94,7 @@ class _Verdict:
 
 
 def classify(evidence: Evidence) -> Outcome:
-    """Return the status of a run, why in one line, and the last lines of its log that tell."""
+    """Return the status of a run, the reason in one line, and the log lines that explain it."""
     log = [_COLOUR.sub("", line[:LINE_CHARACTERS]) for line in evidence.log]
     lines = informative(log)
     whole = evidence.exit_code == 0 and evidence.steps_done >= (evidence.steps_asked or 1)
@@ -107,7 +107,7 @@ def classify(evidence: Evidence) -> Outcome:
 
 
 def _tail(lines: list[str], telling: int | None) -> tuple[str, ...]:
-    """Return the last lines; where the one that tells is above them, it and a mark before them."""
+    """Return the last lines, preceded by the line that explains the end if it is above them."""
     if telling is None or telling >= len(lines) - LOG_TAIL_LINES:
         return tuple(lines[-LOG_TAIL_LINES:])
     rest = lines[-(LOG_TAIL_LINES - 2) :]

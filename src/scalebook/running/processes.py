@@ -39,7 +39,7 @@ def shell_code(code: int) -> int:
 
 
 def marked(run_id: str, start: str | None = None) -> tuple[int, ...]:
-    """Return the ids of the processes that carry this run's mark, but for the caller.
+    """Return the ids of the processes that carry this run's mark, except the caller.
 
     Where ``start`` is given, only those of this very start of it.
     """
@@ -159,7 +159,7 @@ def end(run_id: str, grace_seconds: float = 0, *, start: str | None = None) -> b
 
 
 def _wait_until_gone(run_id: str, seconds: float, start: str | None) -> None:
-    """Return when no process of the run is left, or after so many seconds."""
+    """Return when no process of the run is left, or after ``seconds`` seconds."""
     deadline = time.monotonic() + seconds
     while marked(run_id, start) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -167,7 +167,7 @@ def _wait_until_gone(run_id: str, seconds: float, start: str | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class MemoryKills:
-    """What was counted before a run: processes ended for want of memory, and the kernel's clock."""
+    """What was counted before a run: out-of-memory kills, and the kernel's clock."""
 
     count: int
     seconds: float
@@ -184,7 +184,7 @@ def memory_kills_since(start: MemoryKills) -> tuple[int, frozenset[int]]:
 
 
 def memory_kills(own: Path = OWN_CGROUPS, root: Path = CGROUP) -> int:
-    """Return how many processes of this control group the kernel has ended for want of memory.
+    """Return how many processes of this control group the kernel has ended because memory ran out.
 
     The kernel counts a process in its group whichever limit was reached, the group's or the
     machine's. In a container the group's path may be the host's: the mounted root has it then.

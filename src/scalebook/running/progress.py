@@ -86,7 +86,7 @@ class Tail:
 
 
 def extra_seconds(step: StepRecord | None, steps_asked: int) -> float:
-    """Return how long beyond a limit a run may go on.
+    """Return how long beyond a limit a run may continue.
 
     With all its steps done it only has to write a profile or a checkpoint and to close: ended
     there, what it has measured would be lost.

@@ -71,9 +71,7 @@ class Broken:
             if grown is None or (not grown and smaller.config_hash() == own):
                 continue
             changes = ", ".join(f"{name}={value}" for name, value in grown.items())
-            what = (
-                f"with {changes} it needs no less" if changes else "it is the same but for repeat"
-            )
+            what = f"with {changes} it needs no less" if changes else "it differs only in repeat"
             return Inference(
                 run_id,
                 f"Not run, inferred: {run_id} ran out of memory, and {what}. --no-prune runs it.",

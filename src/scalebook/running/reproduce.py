@@ -1,4 +1,4 @@
-"""How to make a recorded run again, and what of its surroundings this machine does not share."""
+"""How to reproduce a recorded run, and how this machine differs from the recorded one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _HOST = ("cpu_model", "cpu_cores", "memory_gib", "kernel", "architecture")
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What to do to make a run again. Commands are argv; ``differences`` are name, then, now."""
+    """What to do to reproduce a run. Commands are argv; ``differences`` are name, then, now."""
 
     run_id: str
     config_hash: str
@@ -51,7 +51,7 @@ class Recipe:
 def recipe(
     record: RunRecord, surroundings: Mapping[str, Any], variables: Mapping[str, str]
 ) -> Recipe:
-    """Return how to make a run again on a machine with these surroundings and variables.
+    """Return how to reproduce a run on a machine with these surroundings and variables.
 
     Raises:
         RecordError: the run was not made by Scalebook, or its configuration is not whole.
@@ -84,7 +84,7 @@ def _config(record: RunRecord) -> RunConfig:
     if record.source not in ("measured", "inferred"):
         raise RecordError(
             f"Run {record.run_id} is {record.source}: no command of Scalebook made it. Only "
-            "measured runs can be made again."
+            "measured runs can be reproduced."
         )
     try:
         config = RunConfig.from_parameters(record.requested)
@@ -134,7 +134,7 @@ def _variables(environment: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _commit(environment: Mapping[str, Any]) -> str | None:
-    """Return the commit of a record, None where it has none or its text is none."""
+    """Return the commit of a record, None where it has none or the text is not a commit."""
     commit = environment.get("git_commit")
     return commit if isinstance(commit, str) and _COMMIT.fullmatch(commit) else None
 
@@ -170,22 +170,22 @@ def _notes(record: RunRecord, config: RunConfig, wanted: Mapping[str, str]) -> I
             "same fields otherwise, or was changed since."
         )
     if record.source == "inferred":
-        yield f"This configuration was never run: {record.reason}"
+        yield f"This configuration never ran: {record.reason}"
     if record.requested.get("data"):
         yield f"The dataset {record.requested['data']!r} must be there, with the same content."
     masked = [name for name, value in wanted.items() if value == scrub.MASK]
     if masked:
         yield f"Secret, and so not recorded: {', '.join(masked)}."
     if not wanted:
-        yield "The record holds no environment variables."
+        yield "The record contains no environment variables."
     yield from _unlike(record)
 
 
 def _unlike(record: RunRecord) -> Iterator[str]:
-    """Yield a warning where the recorded run was not what was asked for."""
+    """Yield a warning where the recorded run differs from its request."""
     if record.differences:
         names = ", ".join(str(one.get("name")) for one in record.differences)
-        yield f"The recorded run was not what was asked for ({names}). The command asks again."
+        yield f"The recorded run differs from its request ({names}). The command repeats it."
 
 
 def surroundings(variables: Mapping[str, str]) -> dict[str, Any]:

@@ -155,7 +155,9 @@ class _Sweep:
         reason = f" {record.reason}" if record.reason else ""
         console.say(f"{where} {record.status} in {took}: {short(directory)}{reason}")
         for one in provenance.of(record):
-            console.say(f"{where} warning: this run is not what was asked for: {one.sentence()}")
+            console.say(
+                f"{where} warning: this run differs from what was requested: {one.sentence()}"
+            )
         for problem in self.settings.after(directory) if self.settings.after else ():
             console.say(f"{where} warning: {problem}")
         return record
@@ -335,12 +337,12 @@ class Stop:
     signals: list[int] = field(default_factory=lambda: [])
 
     def __call__(self, number: int, _frame: FrameType | None) -> None:
-        """Note a signal; that the terminal was closed is told more than once and counts once."""
+        """Note a signal; a closed terminal sends more than one, and they count once."""
         if number != signal.SIGHUP or number not in self.signals:
             self.signals.append(number)
 
     def sentence(self, extra_seconds: float = 0.0) -> str | None:
-        """Return why a run must end now, None while it may go on.
+        """Return why a run must end now, None while it may continue.
 
         ``extra_seconds`` are granted beyond the budget, not against a signal.
         """
@@ -415,7 +417,7 @@ class Patience:
     _since: float = 0.0
 
     def lost(self, *, asked: bool) -> str | None:
-        """Return what the kernel should have done by now, None while there is hope.
+        """Return what the kernel is late to do, None while it has time.
 
         ``asked``: it has been told to end the run.
         """

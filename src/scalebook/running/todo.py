@@ -23,7 +23,7 @@ from scalebook.settings import SETTINGS
 
 Action = Literal["run", "done", "illegal", "known_illegal", "unavailable", "elsewhere"]
 
-ELSEWHERE = "another process or job has it at this moment"
+ELSEWHERE = "another process or job is running it"
 
 _SHORT = {row.name: row.short.lower() for row in SETTINGS.values() if row.short} | {
     "data_parallel_size": "dp"
@@ -32,8 +32,8 @@ LONGEST_SECONDS = 900.0  # a room may be warmer than what was asked for
 READ_SECONDS = 2.0  # between two readings of the temperature: each starts a tool
 POLL_SECONDS = 0.2
 NO_TEMPERATURE = (
-    "No temperature can be read here (nvidia-smi and amd-smi tell none): nothing was waited for. "
-    "Give seconds in place of a temperature, such as --cool-down 60s."
+    "No temperature can be read here (nvidia-smi and amd-smi report none): the run did not wait. "
+    "Give seconds instead of a temperature, such as --cool-down 60s."
 )
 
 Thermometer = Callable[[], float | None]
@@ -71,12 +71,12 @@ def survey(
 
 
 def again(entry: Entry, runs: Path, *, rerun: bool = False) -> Entry:
-    """Return an entry that is to be run as it stands by now: another process may have taken it."""
+    """Return the current state of an entry that is to be run: another process may have taken it."""
     name = entry.config.config_hash()
     if name in live_hashes(runs):
         return replace(entry, action="elsewhere", reason=ELSEWHERE)
     if not rerun and finished_hashes(runs, name).get(name) == "completed":
-        return replace(entry, action="done", reason="a completed run of it exists by now")
+        return replace(entry, action="done", reason="a completed run of it exists now")
     return entry
 
 
@@ -170,7 +170,7 @@ def label(config: RunConfig) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Waited:
-    """What a cool-down was: ``celsius`` the hottest GPU at its end, None where nothing tells."""
+    """What a cool-down was: ``celsius`` of the hottest GPU at its end, None where unknown."""
 
     asked: str
     seconds: float
@@ -229,7 +229,7 @@ def wait(
     show: Show = lambda _: None,
     temperature: Thermometer = telemetry.temperature_celsius,
 ) -> Waited:
-    """Wait as asked and return what was waited for; ``ended`` cuts the wait short."""
+    """Wait as requested and return what was waited for; ``ended`` cuts the wait short."""
     start = time.monotonic()
     if cool_down.seconds is not None:
         while not ended() and (left := start + cool_down.seconds - time.monotonic()) > 0:

@@ -81,7 +81,7 @@ def export_of(run: Run) -> RunExport:
 
 
 def _parameters(run: Run) -> dict[str, int | float | str | bool]:
-    """Return the settings that are known, by name: what ran, else what was asked for."""
+    """Return the settings that are known, by name: what ran, else what was requested."""
     record = run.record
     names = dict.fromkeys((*record.asked, *record.observed))
     values = ((name, record.setting(name)) for name in names)

@@ -141,7 +141,7 @@ def _runs(store: sqlite3.Connection, path: Path, wanted: frozenset[str]) -> Iter
         name for (name,) in store.execute("SELECT name FROM sqlite_master WHERE type='table'")
     }
     if not tables >= _TABLES:
-        raise IngestError(f"{path} is an SQLite file, but no store of MLflow: it lacks tables.")
+        raise IngestError(f"{path} is an SQLite file, but not a store of MLflow: it lacks tables.")
     found = store.execute(
         "SELECT run_uuid, status FROM runs WHERE lifecycle_stage = 'active' "
         "ORDER BY start_time, run_uuid LIMIT ?",
@@ -149,7 +149,8 @@ def _runs(store: sqlite3.Connection, path: Path, wanted: frozenset[str]) -> Iter
     ).fetchall()
     if len(found) > MOST_RUNS:
         raise IngestError(
-            f"{path} holds more than {MOST_RUNS:,} runs. Export those that matter and ingest them."
+            f"{path} contains more than {MOST_RUNS:,} runs. Export those that matter and ingest "
+            "them."
         )
     for name, status in found:
         run, history = TrackedRun(path), History(path, wanted)

@@ -93,7 +93,7 @@ class History:
         self._count += 1
         if self._count > MOST_VALUES:
             raise IngestError(
-                f"{self._path} holds more than {MOST_VALUES:,} numbers of one run. Export the "
+                f"{self._path} contains more than {MOST_VALUES:,} numbers of one run. Export the "
                 "columns that matter as CSV and ingest that."
             )
         row = self._rows.setdefault(step, {})

@@ -28,7 +28,7 @@ def _nothing(*_: Any, **__: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """Names that a module gets in place of its own."""
+    """Names that a module gets instead of its own."""
 
     name: str
     reason: str

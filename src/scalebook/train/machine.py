@@ -1,4 +1,4 @@
-"""What training stands on, as torch and the driver tell: accelerator, libraries, image."""
+"""What training runs on, as torch and the driver report it: accelerator, libraries, image."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _collectives() -> dict[str, str | None]:
 
 
 def software() -> dict[str, Any]:
-    """Return the versions that training depends on, beside Megatron-Core's."""
+    """Return the versions that training depends on, in addition to Megatron-Core's."""
     return {
         "torch": torch.__version__,
         "cuda": torch.version.cuda,

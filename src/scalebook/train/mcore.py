@@ -167,7 +167,7 @@ def block_spec(config: Any, *, pieces: Pieces | None, vp_stage: int | None) -> A
 def further_tokens_spec(
     config: Any, layers: Any, *, pieces: Pieces | None, vp_stage: int | None
 ) -> Any:
-    """Return the modules that predict further tokens, made as the last of ``layers`` is."""
+    """Return the multi-token prediction modules, made as the last of ``layers`` is."""
     build: Any = _gpt_specs.get_gpt_mtp_block_spec
     if pieces is None:
         return build(config, layers, use_transformer_engine=True, vp_stage=vp_stage)
@@ -176,7 +176,7 @@ def further_tokens_spec(
 
 
 def recomputes_further_tokens() -> bool:
-    """Return whether full recomputation takes in the modules for further tokens.
+    """Return whether full recomputation includes the multi-token prediction modules.
 
     0.18 hands its function a padding mask, which that does not take.
     """
@@ -230,7 +230,7 @@ def scale_in_place(scale: Any) -> None:
 
 
 def forget_auxiliary_losses() -> None:
-    """Empty the trackers in which layers add up losses beside the main one; nothing reads them."""
+    """Empty the trackers in which layers add up auxiliary losses; nothing reads them."""
     clear = getattr(_moe_utils, "clear_aux_losses_tracker", None)
     if clear is not None:
         clear()

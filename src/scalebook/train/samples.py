@@ -1,4 +1,4 @@
-"""Token batches: of a text in Megatron's indexed format, or synthetic ones that can be learnt.
+"""Token batches: of a text in Megatron's indexed format, or synthetic ones that can be learned.
 
 Sample ``step x global_batch_size + k`` is the same in every layout and on every platform.
 """
@@ -154,7 +154,7 @@ def files_of(prefix: str) -> tuple[Path, Path]:
         if not path.is_file():
             raise ConfigError(
                 f"data={prefix!r}: {path} does not exist. Give the common prefix of an .idx and a "
-                ".bin file; python -m scalebook.train.pack TEXT PREFIX makes them."
+                ".bin file; python -m scalebook.train.pack TEXT PREFIX writes them."
             )
     return paths
 
@@ -195,7 +195,7 @@ class IndexedSamples:
         tokens: Tokens = np.append(item["tokens"].numpy(), item["labels"].numpy()[-1])
         if tokens.max() >= self.vocab_size:
             raise ConfigError(
-                f"The data holds token {tokens.max()}, but the model's vocabulary has "
+                f"The data contains token {tokens.max()}, but the model's vocabulary has "
                 f"{self.vocab_size}. Use data that was tokenized for this model."
             )
         return tokens

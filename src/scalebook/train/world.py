@@ -39,7 +39,7 @@ def _environment_number(name: str) -> int:
     value = os.environ.get(name)
     if value is None:
         raise LaunchError(
-            f"{name} is not set. Start the trainer with torchrun, also for 1 process."
+            f"{name} is not set. Start the trainer with torchrun, even for 1 process."
         )
     return int(value)
 
@@ -104,7 +104,7 @@ def _device(config: RunConfig, local_rank: int) -> torch.device:
     if local_rank >= torch.cuda.device_count():
         raise LaunchError(
             f"Process {local_rank} of this node has no GPU: torch sees "
-            f"{torch.cuda.device_count()}. Start at most one process a GPU."
+            f"{torch.cuda.device_count()}. Start at most one process per GPU."
         )
     device = torch.device("cuda", local_rank)
     torch.cuda.set_device(device)

@@ -107,7 +107,7 @@ def rows(kind: str, user: tuple[tuple[str, int], ...]) -> tuple[Row, ...]:
         for row in _user_rows(path, modified).get(kind, ()):
             key = _key(row)
             if key in named:
-                raise row.error("this name stands in the file twice.")
+                raise row.error("this name appears twice in the file.")
             if "source" not in row.values:
                 raise row.error('source is missing. Add source = "..." to this row.')
             named.add(key)

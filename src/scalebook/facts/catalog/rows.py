@@ -150,7 +150,7 @@ class Row:
                 raise self.error(unknown("key", key, self.seen), key)
 
     def over(self, base: Row) -> Row:
-        """Return ``base`` with this row's keys in place of its own."""
+        """Return ``base`` with this row's keys instead of its own."""
         values = {**base.values, **self.values}
         return Row(self.kind, values, self.file, self.line, self.lines)
 

@@ -56,5 +56,5 @@ SETTINGS = tuple(name for name in Cell.__dataclass_fields__ if name in RunConfig
 
 
 def scope_of(cell: Cell) -> tuple[object, ...]:
-    """Return what tells the map that a cell belongs to."""
+    """Return the key of the map that a cell belongs to."""
     return tuple(getattr(cell, name) for name in SCOPE)

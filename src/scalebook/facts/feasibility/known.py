@@ -40,7 +40,7 @@ class Known:
 
 
 def known(runs: Iterable[Run]) -> tuple[Known, ...]:
-    """Return what the runs show, one value a configuration and device; repeats are merged.
+    """Return what the runs show, one value per configuration and device; repeats are merged.
 
     A measured run counts more than one of another source, whatever that says. Runs that broke
     before memory was full, and those whose configuration is not whole, show nothing.

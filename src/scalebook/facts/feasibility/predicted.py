@@ -31,7 +31,7 @@ def predictions(runs: Iterable[Run]) -> dict[str, Predicted]:
     for run in runs:
         config = config_of(run.record)
         if config is None:
-            found[run.record.run_id] = Predicted(None, "its configuration is not whole")
+            found[run.record.run_id] = Predicted(None, "its configuration is incomplete")
             continue
         key = identity.memory(config)
         if key not in made:

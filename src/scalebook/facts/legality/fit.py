@@ -26,7 +26,7 @@ MORE_GPUS = (2, 4, 8, 16, 32)
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The verdict: ``fits`` is None where it cannot be told; ``reason`` says why in each case."""
+    """The verdict: ``fits`` is None where that is unknown; ``reason`` says why in each case."""
 
     fits: bool | None
     reason: str
@@ -35,7 +35,7 @@ class Fit:
 
 
 def estimate(config: RunConfig, shape: ModelShape) -> MemoryEstimate:
-    """Return the predicted memory (GiB a rank) of a legal configuration."""
+    """Return the predicted memory (GiB per rank) of a legal configuration."""
     plain_loss = config.fused_cross_entropy == "off"
     return memory.estimate(
         shape,
@@ -56,7 +56,7 @@ def estimate(config: RunConfig, shape: ModelShape) -> MemoryEstimate:
 
 
 def verdict(needed_gib: float, accelerator: Accelerator | None) -> Fit:
-    """Return whether so many GiB fit one device.
+    """Return whether ``needed_gib`` GiB fit on one device.
 
     Memory sizes of accelerators are sold in GB but are GiB within 1 % (an 80 GB H100 reports
     81,559 MiB, a 192 GB MI300X 196,592 MiB), and are taken so here.
@@ -137,7 +137,7 @@ def _single_changes(config: RunConfig, shape: ModelShape) -> Iterator[dict[str, 
 
 
 def _own_changes(config: RunConfig, shape: ModelShape) -> Iterator[dict[str, Any]]:
-    """Yield what Scalebook's own trainer alone can do."""
+    """Yield what only Scalebook's own trainer can do."""
     if config.engine != "megatron" or config.layer_spec == "transformer_engine":
         return
     offload = {"recompute": "pointwise", "offload_layers": max(shape.num_layers // 2, 1)}

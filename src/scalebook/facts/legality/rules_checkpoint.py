@@ -8,7 +8,7 @@ from scalebook.facts.legality.problem import Case, Problem
 
 
 def sharding(case: Case) -> Iterator[Problem]:
-    """The parameters of FSDP are no sharded tensors of Megatron-Core's torch-native layers."""
+    """The parameters of FSDP are not sharded tensors of Megatron-Core's torch-native layers."""
     config = case.config
     asked = config.checkpoint_interval or config.load_checkpoint
     if asked and config.data_parallel_sharding == "full":

@@ -1,4 +1,4 @@
-"""Rules about the device and its number formats, and about what a model was made for."""
+"""Rules about the device and its number formats, and about what a model was trained for."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ def quantised_shapes(case: Case) -> Iterator[Problem]:
     if tokens % TOKEN_MULTIPLE:
         yield Problem(
             "quantised_shapes",
-            f"{tokens} tokens a rank are not a multiple of {TOKEN_MULTIPLE}, as "
+            f"{tokens} tokens per rank are not a multiple of {TOKEN_MULTIPLE}, as "
             f"{config.precision} needs. Change sequence_length.",
         )
 
 
 def sequence_length(case: Case) -> Iterator[Problem]:
-    """Learned positions end; rotary ones go on, beyond what the model was made for."""
+    """Learned positions end; rotary ones continue, beyond what the model was trained for."""
     config, shape = case.config, case.shape
     length, limit = config.sequence_length, shape.max_sequence_length
     if shape.learned_positions and length > shape.learned_positions:
@@ -75,8 +75,8 @@ def sequence_length(case: Case) -> Iterator[Problem]:
     elif limit and length > limit:
         yield Problem(
             "sequence_length",
-            f"sequence_length={length} is beyond the {limit} tokens that {shape.name} was made "
-            "for: the speed is right, the model would not be useful.",
+            f"sequence_length={length} is beyond the {limit} tokens that {shape.name} was trained "
+            "for: the speed is right, but the model would not be useful.",
             "warning",
         )
 

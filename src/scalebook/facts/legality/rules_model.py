@@ -215,7 +215,7 @@ def experts(case: Case) -> Iterator[Problem]:
 
 
 def further_tokens(case: Case) -> Iterator[Problem]:
-    """A model has so many modules that predict further tokens (arXiv 2412.19437, section 2.2)."""
+    """A model has a fixed number of prediction modules (arXiv 2412.19437, section 2.2)."""
     asked, known = case.config.mtp_layers, case.shape.mtp_layers
     if asked > known:
         yield Problem(
@@ -238,7 +238,7 @@ def expert_gradients(case: Case) -> Iterator[Problem]:
         yield Problem(
             "expert_gradients",
             f"expert_tensor_parallel_size={inner} differs from tensor_parallel_size={tensor} at "
-            "expert_parallel_size=1: megatron-core would not keep copies of an expert in step. "
+            "expert_parallel_size=1: megatron-core would not keep copies of an expert equal. "
             f"Use expert_tensor_parallel_size={tensor}, or expert_parallel_size above 1.",
         )
 

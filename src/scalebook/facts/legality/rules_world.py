@@ -33,7 +33,7 @@ def nodes(case: Case) -> Iterator[Problem]:
         yield Problem(
             "nodes",
             f"world_size={config.world_size} on nodes={config.nodes} needs "
-            f"{config.world_size // config.nodes} devices a node; {config.platform} has {room}. "
+            f"{config.world_size // config.nodes} devices per node; {config.platform} has {room}. "
             f"Use nodes={-(-config.world_size // room)} or world_size={config.nodes * room}.",
         )
 

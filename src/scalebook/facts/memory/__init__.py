@@ -1,4 +1,4 @@
-"""Memory that a training run needs on each rank, predicted from shapes alone.
+"""Memory that a training run needs on each rank, predicted only from shapes.
 
 Model states follow Megatron's mixed precision (docs/source/api-guide/dist_optimizer.md).
 Activations are counted tensor by tensor (``memory.activations``) and kept for as many microbatches

@@ -95,7 +95,7 @@ def head_bytes(shape: ModelShape, parallelism: Parallelism, work: Workload) -> t
 
 
 def further_token_bytes(shape: ModelShape, parallelism: Parallelism, work: Workload) -> float:
-    """Return bytes that a multi-token prediction module keeps beside its layer.
+    """Return bytes that a multi-token prediction module keeps in addition to its layer.
 
     The embedding of the next token, it and the hidden state joined (2 h), and the last norm's input
     and output (megatron.core.transformer.multi_token_prediction).

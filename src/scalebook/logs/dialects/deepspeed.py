@@ -1,4 +1,4 @@
-"""DeepSpeed's own lines, and SwissArmyTransformer, which prints them beside its own."""
+"""DeepSpeed's own lines, and SwissArmyTransformer, which prints them in addition to its own."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class DeepSpeed(LineDialect):
             self.out.step(row)
         if self._timers and not isinstance(batch, int):
             self.out.job.note(
-                "The throughput timer gives samples per second; the batch is not told."
+                "The throughput timer gives samples per second; the batch size is not printed."
             )
 
 

@@ -49,7 +49,7 @@ class LineDialect(Dialect):
 
     @abstractmethod
     def line(self, line: str) -> bool:
-        """Take what one line holds; return False if it is no record of this dialect."""
+        """Take what one line holds; return False if it is not a record of this dialect."""
 
     def finish(self) -> None:
         """Do what has to wait for the end of the file."""
@@ -90,7 +90,7 @@ class LineDialect(Dialect):
                 self.other(line, endings=endings, dumps=dumps)
 
     def other(self, line: str, *, endings: bool, dumps: bool) -> None:
-        """Take what a line that is no record tells: a setting, or how the run ended."""
+        """Take what a line that is not a record says: a setting, or how the run ended."""
         if dumps:
             for name, value in setting_lines.scan(line):
                 self.out.tell(name, value)
@@ -127,7 +127,7 @@ class LineDialect(Dialect):
                 self.out.job.details["device"] = found
 
     def trained(self, text: str) -> None:
-        """Note that a part of the weights alone is trained, where a line of the text says so."""
+        """Note that only a part of the weights is trained, where a line of the text says so."""
         lines = (
             line
             for line in text.split("\n")
@@ -142,7 +142,7 @@ LARGEST_DOCUMENT = 64 << 20  # characters; a results file takes far less
 
 
 class JSONDialect(Dialect):
-    """Reads a whole document of bounded size; one that is no JSON becomes a note with its line."""
+    """Reads a whole document of bounded size; one that is not JSON becomes a note with its line."""
 
     def read(self, source: Source) -> list[Job]:
         """Return the jobs of a file."""

@@ -56,7 +56,7 @@ class Progress:
             self.records[-1].seconds = bar_seconds(line)
 
     def record(self, row: dict[str, float], step: float, epoch: float, total: int | None) -> None:
-        """Take a record; ``step`` and ``epoch`` are NaN where it tells none."""
+        """Take a record; ``step`` and ``epoch`` are NaN where it has none."""
         self.total = total or self.total
         if len(self.records) < _MOST_RECORDS:
             bars = [] if self.last_bar is None else [self.last_bar]

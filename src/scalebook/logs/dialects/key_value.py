@@ -174,7 +174,7 @@ class OLMoCore(LineDialect):
             self.out.step(row, total=self._steps)
 
     def finish(self) -> None:
-        """Read the record that is open, and take step times from the clock where none are told."""
+        """Read the record that is open, and take step times from the clock if none are printed."""
         self._emit()
         for job in self.out.jobs:
             seconds_from(job, "clock", 1.0, "time stamps")

@@ -34,13 +34,13 @@ class LitGPT(LineDialect):
             return False
         iteration, step = integer(found[1]), integer(found[2])
         if step == self._last:
-            self.out.job.note("Lines of further micro-batches of a step were left out.")
+            self.out.job.note("Lines of the other micro batches of a step were left out.")
             return True
         self._last = step
         loss = _LOSS.search(line)
         single = iteration == step
         if not single:
-            self.out.job.note("The time printed is of a micro-batch, not of a step.")
+            self.out.job.note("The printed time is that of a micro batch, not of a step.")
         self.out.step(
             {
                 "step": float(step),

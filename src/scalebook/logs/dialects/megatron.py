@@ -66,7 +66,7 @@ class MegatronDeepSpeed(IterationDialect):
 
 
 class GPTNeoX(IterationDialect):
-    """Micro-step timers (``forward_microstep``) are no records: a step has several of them."""
+    """Micro-step timers (``forward_microstep``) are not records: a step has several of them."""
 
     name = "gpt-neox"
     markers = ("approx flops per GPU", "samples/sec:", "...default", "...updated", "NeoXArgs")
@@ -78,7 +78,7 @@ class GPTNeoX(IterationDialect):
 
 
 class MegatronBridge(IterationDialect):
-    """The two lines are one step; ``Step Time`` lines alone are the records."""
+    """The two lines are one step; only ``Step Time`` lines are the records."""
 
     name = "megatron-bridge"
     markers = ("Step Time",)

@@ -82,7 +82,7 @@ class MLPerf(LineDialect):
             )
 
     def finish(self) -> None:
-        """Keep the throughput of the last block, which covers the run where it was whole."""
+        """Keep the throughput of the last block, which covers the whole run if it completed."""
         if self._throughput:
             self.out.job.rates["samples_per_second"] = self._throughput[-1]
         start, stop = (self.out.job.details.get(f"run_{end}_ms") for end in ("start", "stop"))

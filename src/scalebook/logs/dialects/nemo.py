@@ -49,7 +49,7 @@ class NeMo2(LineDialect):
     _RECORD = re.compile(r"Training epoch \d+, iteration (\d+)/(\d+) \|")
 
     def line(self, line: str) -> bool:
-        """Take a record whose step time is whole."""
+        """Take a record whose step time is complete."""
         found = self._RECORD.search(line) if "Training epoch" in line else None
         if found is None:
             return False

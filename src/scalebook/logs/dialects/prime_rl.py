@@ -1,4 +1,4 @@
-"""PRIME-RL trainers: one line a step, with a throughput that is a moving mean of the job."""
+"""PRIME-RL trainers: one line per step, with a throughput that is a moving mean of the job."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class FileContent:
 
     @property
     def empty(self) -> bool:
-        """Whether the file is no log: no record, rate or sample, and no failure before them."""
+        """Whether the file is not a log: no record, rate or sample, and no failure before them."""
         suffixes = {one.lower() for one in self.path.suffixes}
         log = bool(suffixes & {".log", ".out", ".err"}) or not suffixes or self.dialect is not Plain
         return not any(
@@ -98,12 +98,12 @@ class FileContent:
         """Return the error that says what was looked for, and what is nearest."""
         if self.dialect is not Plain:
             return IngestError(
-                f"{self.path} holds no record that the dialect {self.dialect.name} reads: nothing "
-                f"was written. {_REMEDY}"
+                f"{self.path} contains no record that the dialect {self.dialect.name} reads: "
+                f"nothing was written. {_REMEDY}"
             )
         nearest = _nearest(Source(self.path).head())
         return IngestError(
-            f"{self.path} is not a log that is known here: no training step of any dialect was "
+            f"{self.path} is not a known log: no training step of any dialect was "
             f"found. {nearest}Nothing was written. {_REMEDY}"
         )
 
@@ -126,13 +126,13 @@ def _nearest(text: str) -> str:
     """Return a sentence on the dialect that shares most markers with a text; empty without one."""
     for piece, what in _SAMPLES:
         if piece in text:
-            return f"It looks like {what}, which is telemetry and no training log. "
+            return f"It looks like {what}, which is telemetry, not a training log. "
     shared = {
         dialect.name: sum(marker in text for marker in dialect.markers) / len(dialect.markers)
         for dialect in dialects()
     }
     name = max(shared, key=lambda one: shared[one])
-    return f"The nearest is {name}, but no record of it is whole. " if shared[name] else ""
+    return f"The nearest is {name}, but none of its records is complete. " if shared[name] else ""
 
 
 def named(name: str) -> type[Dialect]:
@@ -193,7 +193,7 @@ def read(path: Path, dialect: str | type[Dialect] | None = None) -> FileContent:
         jobs = kind().read(source)
     except (ValueError, ArithmeticError, RecursionError) as error:
         raise IngestError(
-            f"{path} holds something that its dialect {kind.name} does not foresee ({error}): it "
-            "was not read. Take the line out, or name another --dialect."
+            f"{path} has something that its dialect {kind.name} does not expect ({error}): it "
+            "was not read. Remove the line, or name another --dialect."
         ) from error
     return FileContent(path, kind, jobs, source.digest(), source.tail())

@@ -170,7 +170,7 @@ def _short(name: str) -> str:
 
 
 def _split(line: str) -> list[str]:
-    """Return the cells of a line of CSV; a line that is none is one cell."""
+    """Return the cells of a line of CSV; any other line is one cell."""
     try:
         return next(iter(csv.reader([line])))
     except (csv.Error, StopIteration):
@@ -209,7 +209,7 @@ def _object(line: str) -> Iterator[tuple[str, Any]]:
 
 
 def _cells(source: Source) -> Iterator[dict[str, Any]]:
-    """Yield the cells of each row by name; a line that is no row is left out."""
+    """Yield the cells of each row by name; a line that is not a row is left out."""
     header: list[str] | None = None
     for text in source.texts():
         for line in text.split("\n"):
@@ -260,7 +260,7 @@ class TrainerState(JSONDialect):
             self.out.step(row, total=total if isinstance(total, int) and total > 0 else None)
         job = self.out.job
         if seconds > 0 and len(job.table):
-            job.note("The step time is the mean of the whole run: no other is kept.")
+            job.note("The step time is the mean of the whole run: no other was stored.")
         each = document.get("train_batch_size")
         if isinstance(each, int):
             self.out.tell("micro_batch_size", each)

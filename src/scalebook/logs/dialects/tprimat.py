@@ -1,4 +1,4 @@
-"""TPrimat result files, both schemas: lists of step times with the configuration beside them."""
+"""TPrimat result files, both schemas: lists of step times with the configuration next to them."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def files_under(path: Path, opens: Opener = no_store) -> Iterator[tuple[Path, bo
             count += 1
             if count > MOST_FILES:
                 raise IngestError(
-                    f"{path} holds more than {MOST_FILES:,} files. Name a part of it."
+                    f"{path} contains more than {MOST_FILES:,} files. Name a part of it."
                 )
             yield found, False
 
@@ -117,7 +117,7 @@ def _agree(first: Job, second: Job) -> bool:
 
 
 def _join(main: Job, other: Job) -> None:
-    """Add to a job what another view of it tells."""
+    """Add to a job what another view of it says."""
     for name, value in other.settings.items():
         main.settings.setdefault(name, value)
     for name, value in other.details.items():
@@ -151,7 +151,7 @@ def _joins(groups: Iterable[Group], content: FileContent) -> bool:
 
 
 def _attach(groups: Sequence[Group], contents: Iterable[FileContent]) -> list[str]:
-    """Attach telemetry and traces to the one run beside them; return notes on the others."""
+    """Attach telemetry and traces to the one run next to them; return notes on the others."""
     notes: list[str] = []
     beside: dict[Path, list[Group]] = {}
     for group in groups:
@@ -163,14 +163,14 @@ def _attach(groups: Sequence[Group], contents: Iterable[FileContent]) -> list[st
         else:
             which = "no run" if not near else "several runs"
             notes.append(
-                f"{content.path}: {content.dialect.name} beside {which}, attached to none."
+                f"{content.path}: {content.dialect.name} next to {which}, attached to none."
             )
     return notes
 
 
 @dataclass(slots=True)
 class Found:
-    """Files of some paths, sorted before they are read, so that a job is whole when it is read."""
+    """Files of some paths, sorted first, so that a job is complete when it is read."""
 
     training: dict[str, list[tuple[Path, bool]]]  # by what the names of a job's files share
     beside: list[FileContent]  # telemetry and traces
@@ -180,7 +180,7 @@ class Found:
     )
 
     def groups(self, dialect: str | type[Dialect] | None) -> Iterator[Group]:
-        """Yield each job when its files were read; those beside other files at the end.
+        """Yield each job when its files were read; those next to other files at the end.
 
         Raises:
             IngestError: a file that was named cannot be read, or nothing in it was recognised.

@@ -39,11 +39,11 @@ def _told_shape(known: LogConfig) -> tuple[ModelShape | None, str | None]:
     sizes = {name: known.size(name) for name in _NEEDED}
     missing = [name for name, value in sizes.items() if value is None]
     if missing:
-        return None, f"The log names no model and does not tell {', '.join(missing)}."
+        return None, f"The log names no model and does not state {', '.join(missing)}."
     if known.values.get("multi_latent_attention") is True:
-        return None, "The log tells of multi-latent attention: name the model with --model."
+        return None, "The log mentions multi-latent attention: name the model with --model."
     if "swiglu" not in known.values:
-        return None, "The log does not tell whether the MLP is gated: name the model with --model."
+        return None, "The log does not say whether the MLP is gated: name the model with --model."
     full = {name: value for name, value in sizes.items() if value is not None}
     heads = full["num_attention_heads"]
     grouped = known.values.get("group_query_attention") is True
@@ -63,7 +63,7 @@ def _build(sizes: dict[str, int], heads: int, groups: int, known: LogConfig) -> 
             first_dense_layers=0,
         )
     return ModelShape(
-        name="as told by the log",
+        name="as the log states",
         num_layers=sizes["num_layers"],
         hidden_size=sizes["hidden_size"],
         ffn_hidden_size=sizes["ffn_hidden_size"],
@@ -88,7 +88,7 @@ def _build(sizes: dict[str, int], heads: int, groups: int, known: LogConfig) -> 
 
 
 def catalog_match(known: LogConfig) -> str | None:
-    """Return the one catalog model that has every size that the log tells, None without one."""
+    """Return the one catalog model that has every size that the log states, None without one."""
     names = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads")
     told = {name: known.size(name) for name in (*names, "num_query_groups")}
     if any(told[name] is None for name in names):
@@ -106,7 +106,7 @@ def catalog_match(known: LogConfig) -> str | None:
 
 
 def _vocabulary_fits(rows: int, known: LogConfig) -> bool:
-    """Whether the told vocabulary, which a trainer pads, may be this one."""
+    """Whether the printed vocabulary, which a trainer pads, may be this one."""
     told = known.size("vocab_size")
     padding = 128 * (known.size("tensor_parallel_size") or 8)
     return told is None or rows <= told < rows + padding
@@ -143,11 +143,11 @@ def _tokens_per_gpu(job: Job, known: LogConfig) -> tuple[list[tuple[float, float
         return [(rate, p) for rate, p in zip(rates, printed, strict=True) if rate > 0], None
     needed = {"global_batch_size": batch, "sequence_length": length, "world_size": world}
     missing = [name for name, value in needed.items() if not value] or ["the step time"]
-    return [], f"Tokens per second of a GPU do not follow: {', '.join(missing)} not known."
+    return [], f"Tokens per second per GPU cannot be computed: {', '.join(missing)} not known."
 
 
 def _printed(job: Job) -> list[float]:
-    """Return the printed TFLOP/s of a GPU where nothing can be counted beside them."""
+    """Return the printed TFLOP/s of a GPU where nothing can be counted to compare them with."""
     if not job.table.has("tflops_per_gpu"):
         return []
     values = list(job.table.column("tflops_per_gpu"))
@@ -173,7 +173,7 @@ def recount(job: Job, known: LogConfig) -> dict[str, Any]:
     }
     trained = known.values.get("trained", "all")
     if trained != "all":
-        result["reason"] = f"What was trained is not all of the weights, or not known ({trained})."
+        result["reason"] = f"Not all weights were trained, or it is unknown which ({trained})."
     if result["reason"] or shape is None or length is None or not rows:
         return result
     try:
@@ -201,7 +201,7 @@ def disagreement(found: dict[str, Any]) -> list[str]:
     factor, fits = found["logged_over_recounted"], found["convention_that_fits"]
     if factor is None or abs(factor - 1) <= AGREES:
         return []
-    by = f"; it is that of {fits}" if fits else "; no convention known here gives it"
+    by = f"; it is that of {fits}" if fits else "; no known convention gives it"
     return [f"Printed TFLOP/s are {factor:.3f} times those of {flops.DEFAULT_CONVENTION}{by}."]
 
 
@@ -259,7 +259,7 @@ def _of_numbers(found: RunMetrics | None) -> list[str]:
     if found.loss_fell is False:
         said.append(
             f"The loss did not fall ({found.loss_first:.5g} to {found.loss_last:.5g}): the run "
-            "did not learn, so how fast it computed means nothing."
+            "did not learn, so its speed means nothing."
         )
     if found.stalled_steps:
         rate = found.tokens_per_second_with_stalls
@@ -273,7 +273,7 @@ def _of_numbers(found: RunMetrics | None) -> list[str]:
 
 
 def summarise(job: Job, known: LogConfig, kind: str = "training") -> dict[str, Any]:
-    """Return the summary of a job; None is what its log does not tell."""
+    """Return the summary of a job; None is what its log does not say."""
     if "model" not in known.values:
         model = catalog_match(known)
         if model:

@@ -70,13 +70,13 @@ SPLIT = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_siz
 # Rates of one log that different timers took agree to about this.
 _NOISE = 0.015
 _FINEST = 2e-5
-# Sequence lengths are multiples of this in practice: tells one apart from rounded figures.
+# Sequence lengths are multiples of this in practice: distinguishes one from rounded figures.
 _SEQUENCE_GRAIN = 128
 
 
 @dataclass(slots=True)
 class LogConfig:
-    """Settings by our names; ``provenance`` says told, derived or supplied, ``origin`` how."""
+    """Settings by our names; ``provenance`` says where they come from, ``origin`` how."""
 
     values: dict[str, Value] = field(default_factory=dict[str, Value])
     provenance: dict[str, str] = field(default_factory=dict[str, str])
@@ -247,7 +247,7 @@ def _sequence(job: Job, known: LogConfig) -> None:
 
 
 def observe(job: Job) -> LogConfig:
-    """Return the configuration of a job: told by its log, or derived from figures of it."""
+    """Return the configuration of a job: printed in its log, or derived from figures of it."""
     known = LogConfig()
     for name, value in job.settings.items():
         origin = job.derived.get(name, "")
@@ -296,7 +296,7 @@ def option(name: str) -> str:
 
 
 def _contradiction(name: str, given: Value, known: LogConfig, where: str) -> IngestError:
-    how = "tells" if known.provenance[name] == "told" else "implies"
+    how = "states" if known.provenance[name] == "told" else "implies"
     return IngestError(
         f"{option(name)} {given} contradicts {where}, which {how} {known.values[name]}. "
         "Leave it out, or ingest the file that it belongs to."
@@ -309,7 +309,7 @@ def _check_model(shape: ModelShape, known: LogConfig, where: str) -> None:
         ours = getattr(shape, name)
         if told is not None and told != ours:
             raise IngestError(
-                f"--model {shape.name} has {name}={ours}, but {where} tells {told}. "
+                f"--model {shape.name} has {name}={ours}, but {where} states {told}. "
                 f"Name the model that ran; {shape.name}@N is the same with N layers."
             )
 

@@ -147,7 +147,7 @@ def summary(samples: Table) -> dict[str, Any]:
 
 
 def lines(samples: Table) -> Iterator[dict[str, float | int | None]]:
-    """Yield one object a sample; a quantity that the tool did not give is left out."""
+    """Yield one object per sample; a quantity that the tool did not give is left out."""
     for index in range(len(samples)):
         row: dict[str, float | int | None] = {**samples.row(index)}
         if "gpu" in row:
@@ -156,10 +156,10 @@ def lines(samples: Table) -> Iterator[dict[str, float | int | None]]:
 
 
 _SENTENCES = {
-    "out_of_memory": "The log tells of memory that ran out",
-    "timeout": "The log tells of a collective operation that timed out",
-    "interrupted": "The log tells of an interruption",
-    "failed": "The log tells of an error",
+    "out_of_memory": "The log says that memory ran out",
+    "timeout": "The log says that a collective operation timed out",
+    "interrupted": "The log shows an interruption",
+    "failed": "The log shows an error",
 }
 
 
@@ -170,7 +170,7 @@ def diverged(job: Job) -> str | None:
         return None
     skipped, lost = table.column("skipped"), table.column("not_finite")
     if _all_skipped(job):
-        return "Every iteration was skipped: nothing was learnt."
+        return "Every iteration was skipped: nothing was learned."
     if lost[-1] > 0:
         every = "every record" if all(one > 0 for one in lost) else "the last record"
         return f"The loss is not a number in {every}."
@@ -238,11 +238,11 @@ def _told(ending: Ending) -> str:
 def _where(job: Job) -> str:
     """Return where a log stops, as the start of a sentence."""
     if not len(job.table):
-        return "The log holds no training step"
+        return "The log contains no training step"
     if job.last_step is None:
         return f"The log ends after {len(job.table)} record(s)"
     if beyond := job.counts.records_beyond_limit:
         kept = f"{len(job.table):,} records are kept, up to step {job.last_step}"
-        return f"Only the first {kept} ({beyond:,} more were not), so the log goes on"
+        return f"Only the first {kept} ({beyond:,} more were not), so the log continues"
     of = f" of {job.total_steps}" if job.total_steps else ""
     return f"The log ends at step {job.last_step}{of}"

@@ -67,7 +67,7 @@ def _joined(digests: list[str]) -> str:
 
 
 def precision_of(known: LogConfig) -> str | None:
-    """Return the precision that the argument dump tells."""
+    """Return the precision that the argument dump states."""
     fp8 = known.values.get("fp8")
     if isinstance(fp8, str) and fp8 not in ("none", "null"):
         return "fp8"
@@ -75,7 +75,7 @@ def precision_of(known: LogConfig) -> str | None:
 
 
 def observed_settings(known: LogConfig) -> dict[str, Any]:
-    """Return RunConfig's names with the values that a log told or implied."""
+    """Return RunConfig's names with the values that a log stated or implied."""
     values = {name: known.values[name] for name in _SETTINGS if name in known.values}
     precision = precision_of(known)
     if precision and "precision" not in values:
@@ -244,7 +244,7 @@ def _first_breakdown(group: Group) -> dict[str, Any]:
 
 
 def _copy_traces(folder: Path, group: Group) -> None:
-    """Copy the traces beside their totals, compressed; one that is very large is left out."""
+    """Copy the traces next to their totals, compressed; one that is very large is left out."""
     traces = [content for content in group.attached if content.dialect.kind == "trace"]
     for number, content in enumerate(traces, start=1):
         if content.path.stat().st_size > _LARGEST_TRACE:

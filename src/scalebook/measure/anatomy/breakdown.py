@@ -53,9 +53,9 @@ def reduce_file(path: Path, *, rank: int | None = None, device: Device | None = 
 def fault_of(reader: EventReader) -> str | None:
     """Return why the events of a file are not all there, None where they are."""
     if not reader.complete:
-        return "The trace ends early: what ran in its steps is not all there."
+        return "The trace ends early: some of what ran in its steps is missing."
     if reader.broken:
-        return f"{reader.broken} events of the trace are no JSON: their time is missing."
+        return f"{reader.broken} events of the trace are not JSON: their time is missing."
     return None
 
 
@@ -72,7 +72,7 @@ def reduce_trace(trace: Trace, *, rank: int | None = None, fault: str | None = N
         windows = _whole(trace)
         notes.append("The trace marks no steps: its whole length counts as one.")
     if not windows:
-        return Breakdown(rank=rank, reason="The trace holds no kernel and no operator.")
+        return Breakdown(rank=rank, reason="The trace contains no kernel and no operator.")
     if trace.invalid:
         notes.append(f"{trace.invalid:,} events without a valid time were left out.")
     phases, window = timeline(trace, main), (windows[0][0], windows[-1][1])

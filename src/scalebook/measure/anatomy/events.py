@@ -146,7 +146,7 @@ class EventReader:
         return True
 
     def _event(self, decoder: json.JSONDecoder) -> Event | None:
-        """Return the event here, None where it is no JSON; move behind it."""
+        """Return the event here, None where it is not JSON; move behind it."""
         while True:
             try:
                 event, self._at = decoder.raw_decode(self._buffer, self._at)

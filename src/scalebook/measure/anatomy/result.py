@@ -90,4 +90,4 @@ def read_breakdown(path: Path) -> Breakdown:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise TraceError(f"{path} holds no breakdown: {where}: {first['msg']}.") from error
+        raise TraceError(f"{path} contains no breakdown: {where}: {first['msg']}.") from error

@@ -47,7 +47,7 @@ class Evidence:
 
     @property
     def device_memory_gib(self) -> float | None:
-        """Memory of one device, as torch told it."""
+        """Memory of one device, as torch reported it."""
         return number(self.record.environment.get("accelerator_memory_gib"))
 
     @property
@@ -108,7 +108,7 @@ def number(value: Any) -> float | None:
 
 
 def gather(run: Run, metrics: RunMetrics | None = None) -> Evidence:
-    """Return what the run's directory tells; its numbers are measured where none are given."""
+    """Return what the run's directory contains; its numbers are measured where none are given."""
     record, steps = run.record, measured_steps(run.steps)
     metrics, rates = metrics or measure(run), throughput(run.record, steps)[0]
     steps = rates.steps if rates else steps  # the very steps that the rates are over

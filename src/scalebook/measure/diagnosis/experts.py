@@ -51,6 +51,6 @@ def chance_rule(found: Evidence) -> Iterator[Finding]:
     yield Finding(
         rule="forced_balance",
         says="Tokens went to experts at random: the rate is that of an even router.",
-        advice=("Do not set it beside runs whose router learns.",),
+        advice=("Do not compare it with runs whose router learns.",),
         evidence={"expert_balance": "forced"},
     )

@@ -19,7 +19,7 @@ def launch_rule(found: Evidence) -> Iterator[Finding]:
     words = ""
     if split.kernels_per_step and split.kernel_seconds:
         mean = split.kernel_seconds / split.kernels_per_step * 1e6
-        words = f" {split.kernels_per_step:,.0f} kernels a step take {mean:.3g} µs on average."
+        words = f" {split.kernels_per_step:,.0f} kernels per step take {mean:.3g} µs on average."
     yield Finding(
         rule="launch_gaps",
         says=(
@@ -61,7 +61,7 @@ def optimizer_rule(found: Evidence) -> Iterator[Finding]:
     if split is None or split.optimizer is None or split.optimizer < OPTIMIZER:
         return
     advice = [
-        f"More micro batches a step{f' (now {batches})' if batches else ''}: the optimizer runs "
+        f"More micro batches per step{f' (now {batches})' if batches else ''}: the optimizer runs "
         "once a step, however many there are."
     ]
     sizes = found.parallelism
@@ -70,10 +70,8 @@ def optimizer_rule(found: Evidence) -> Iterator[Finding]:
         and sizes.data_parallel_sharding == "none"
         and sizes.data_parallel_size > 1
     ):
-        advice.append(
-            "data_parallel_sharding=optimizer: each replica then updates its share alone."
-        )
-    advice.append("fused_optimizer=on, where the kernel is there.")
+        advice.append("data_parallel_sharding=optimizer: each replica then updates only its share.")
+    advice.append("fused_optimizer=on, where the kernel is available.")
     yield Finding(
         rule="optimizer",
         says=f"The optimizer takes {percent(split.optimizer)} of the step.",

@@ -72,7 +72,7 @@ def recompute_rule(found: Evidence) -> Iterator[Finding]:
 
 
 def _less_recomputation(needs: Mapping[str, Need | None]) -> str:
-    """Return which mode with less recomputation would fit into memory, if that can be told."""
+    """Return which mode with less recomputation would fit into memory, if that can be predicted."""
     for mode, need in needs.items():
         if need is not None and need.fits:
             return f"recompute={mode}: {need.gib:.3g} of {need.of_gib:.3g} GiB predicted."
@@ -115,7 +115,7 @@ def micro_batch_rule(found: Evidence) -> Iterator[Finding]:
         ),
         advice=(
             f"Try micro_batch_size={2 * micro}: {need.gib:.3g} GiB predicted, larger products and "
-            "half the launches a step.",
+            "half the launches per step.",
         ),
         evidence={"micro_batch_size": micro, "predicted_gib": need.gib, "device_gib": need.of_gib},
     )
@@ -129,7 +129,7 @@ def memory_full_rule(found: Evidence) -> Iterator[Finding]:
     yield Finding(
         rule="memory_full",
         says=(
-            f"{peak:.3g} of {device:.3g} GiB were allocated at the peak: so near the end the "
+            f"{peak:.3g} of {device:.3g} GiB were allocated at the peak: so close to the limit the "
             "allocator frees memory and asks for it again, which stops the device."
         ),
         advice=(

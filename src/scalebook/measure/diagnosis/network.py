@@ -20,7 +20,7 @@ def communication_rule(found: Evidence) -> Iterator[Finding]:
     if split is None or split.communication is None or split.communication < SMALLEST:
         return
     share = split.communication
-    what = "Exposed communication" if split.source == "profile" else "Bringing gradients together"
+    what = "Exposed communication" if split.source == "profile" else "The gradient all-reduce"
     largest = f", most of it {split.largest_collective}" if split.largest_collective else ""
     rate, words = _rate(found)
     yield Finding(
@@ -39,7 +39,7 @@ def _rate(found: Evidence) -> tuple[float | None, str]:
     if sent is None or split is None or not split.collective_seconds or not sent.total:
         return None, ""
     rate = sent.total / GB / split.collective_seconds
-    words = f" A rank sends {sent.total / GB:.3g} GB a step, {rate:.3g} GB/s while it communicates"
+    words = f" A rank sends {sent.total / GB:.3g} GB per step, {rate:.3g} GB/s while communicating"
     ceiling = found.ceiling("all_reduce_bus_gb_per_second", str(found.metrics.world_size))
     if ceiling:
         words += f"; the probe of the machine reached {ceiling:.3g} GB/s in an all-reduce"
@@ -66,7 +66,7 @@ def _against(found: Evidence) -> Iterator[str]:
     if split.data_parallel_size > 1:
         few = f" (now {batches})" if batches else ""
         yield (
-            f"More micro batches a step{few}: gradients are brought together once a step, however "
+            f"More micro batches per step{few}: gradients are reduced once per step, however "
             "many there are."
         )
     yield "Check the links of the node: 'scalebook probe' measures what they reach."
@@ -106,7 +106,7 @@ def overlap_rule(found: Evidence) -> Iterator[Finding]:
         rule="overlap_off",
         says=(
             f"{' and '.join(off)} {'is' if len(off) == 1 else 'are'} off: what the "
-            f"{split.data_parallel_size} replicas exchange, they exchange while nothing else runs."
+            f"{split.data_parallel_size} replicas exchange is sent while nothing else runs."
         ),
         advice=tuple(f"Turn {name} on." for name in off),
         step_fraction=share,
@@ -135,7 +135,7 @@ def tensor_size_rule(found: Evidence) -> Iterator[Finding]:
     words = ""
     if sent is not None and sent.tensor:
         evidence["tensor_parallel_gb"] = sent.tensor / GB
-        words = f" sends {sent.tensor / GB:.3g} GB a rank and step for it and"
+        words = f" sends {sent.tensor / GB:.3g} GB per rank and step for it and"
     yield Finding(
         rule="tensor_parallel_size",
         says=(
@@ -145,7 +145,7 @@ def tensor_size_rule(found: Evidence) -> Iterator[Finding]:
         ),
         advice=(
             f"Try tensor_parallel_size={size} with twice the data parallel size.",
-            "Least communication is fastest where the model fits.",
+            "Where the model fits, the layout with the least communication is fastest.",
         ),
         evidence=evidence,
     )

@@ -63,7 +63,7 @@ def pipeline_bubble_rule(found: Evidence) -> Iterator[Finding]:
     stages, chunks = split.pipeline_parallel_size, split.virtual_pipeline_parallel_size
     doubled = pipeline_bubble(stages, 2 * batches, chunks)
     advice = [
-        f"Twice the micro batches a step ({2 * batches}, by a larger global or a smaller micro "
+        f"Twice the micro batches per step ({2 * batches}, by a larger global or a smaller micro "
         f"batch) leave {percent(doubled)}."
     ]
     layers = found.shape.num_layers if found.shape else None
@@ -77,8 +77,8 @@ def pipeline_bubble_rule(found: Evidence) -> Iterator[Finding]:
     yield Finding(
         rule="pipeline_bubble",
         says=(
-            f"{stages} pipeline stages with {batches} micro batches a step"
-            f"{f' and {chunks} chunks a stage' if chunks > 1 else ''} are idle for "
+            f"{stages} pipeline stages with {batches} micro batches per step"
+            f"{f' and {chunks} chunks per stage' if chunks > 1 else ''} are idle for "
             f"{percent(bubble)} of the step in theory, (p - 1) / (m v + p - 1)."
         ),
         advice=tuple(advice),

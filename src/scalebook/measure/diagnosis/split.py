@@ -16,7 +16,7 @@ BETWEEN_STAGES = "send_receive"
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Shares of a step's time, 0 to 1; None where its source does not tell.
+    """Shares of a step's time, 0 to 1; None where its source does not say.
 
     ``profile`` is of one rank and divides the step whole. ``marks`` are means over ranks from time
     marks in the device's stream: forward and backward then hold what their collectives and the
@@ -40,7 +40,7 @@ class Split:
 
 
 def split_of(breakdown: Breakdown | None, steps: Sequence[StepRecord]) -> Split | None:
-    """Return how the steps divide, None where neither a profile nor marks tell."""
+    """Return how the steps divide, None where there is neither a profile nor marks."""
     profiled = _profile(breakdown) if breakdown is not None else None
     return profiled or _marks(steps)
 
@@ -107,7 +107,7 @@ def _marks(steps: Sequence[StepRecord]) -> Split | None:
 
 
 def rank_seconds(steps: Sequence[StepRecord]) -> tuple[float, ...]:
-    """Return each rank's mean step time; empty where the steps do not tell it for all ranks."""
+    """Return each rank's mean step time; empty where the steps do not have it for all ranks."""
     ranks = {len(step.rank_step_seconds) for step in steps}
     if len(ranks) != 1 or 0 in ranks:
         return ()

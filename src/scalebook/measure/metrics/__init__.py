@@ -94,7 +94,7 @@ def _rates(
     each = found.tokens_per_second if found else None
     rate = None if single else each
     if single:
-        reason = "The number of GPUs is not known: the rate is of one GPU."
+        reason = "The number of GPUs is unknown: the rate is that of one GPU."
     return {
         "step_seconds_median": found.step_seconds_median if found else None,
         "tokens_per_second": rate,

@@ -1,4 +1,4 @@
-"""What the devices of a run drew and how they ran, from the telemetry beside its steps."""
+"""What the devices of a run drew and how they ran, from the telemetry of its steps."""
 
 from __future__ import annotations
 

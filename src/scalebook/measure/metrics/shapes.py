@@ -33,7 +33,7 @@ class WarmUp:
     gain: float
 
     def course(self, count: int) -> list[float]:
-        """Return the course over so many steps."""
+        """Return the course over ``count`` steps."""
         values = list(_values(self.kind, self.length)[:count])
         return values + [0.0] * (count - len(values))
 

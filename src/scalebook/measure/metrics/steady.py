@@ -262,7 +262,7 @@ def _reason(seconds: Sequence[float], minimum: int, settled: Settled) -> str:
     if settled.at is not None:  # a shift, which alone is at one step
         return (
             f"The level shifts at step {minimum + settled.at} of {len(seconds)}: steps take "
-            f"{percent} {more} from there on. Find what changed, or measure one level alone."
+            f"{percent} {more} from there on. Find what changed, or measure only one level."
         )
     if settled.problem == "drift":
         return (

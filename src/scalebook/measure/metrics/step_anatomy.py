@@ -1,4 +1,4 @@
-"""What a run left about its steps' anatomy: profiles, time marks, and what theory says beside."""
+"""What a run left about its steps' anatomy: profiles, time marks, and what theory predicts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class RunAnatomy:
 
 
 def step_anatomy(run: Run) -> RunAnatomy:
-    """Return what a run's directory tells of its steps' anatomy."""
+    """Return what a run's directory says about its steps' anatomy."""
     record, (profiles, problems) = run.record, _profiles(run.path / FOLDER)
     return RunAnatomy(
         record.run_id, profiles, marked_steps(record, run.steps), theory(record), problems

@@ -185,7 +185,7 @@ def _apart(seconds: Sequence[float]) -> str | None:
 
 
 def _no_window(record: RunRecord, steps: Steps) -> str | None:
-    """Return why the measured steps are no window to average over; None where they are one."""
+    """Return why the measured steps cannot be averaged; None where they can."""
     if not record.averaged:
         return f"The run did not complete ({record.status}): its window is not averaged."
     if not steps and record.window is not None:
@@ -225,7 +225,7 @@ def expert_load(steps: Iterable[StepRecord]) -> dict[str, Any]:
     found = Steps.of(steps)
     loads = found.known("expert_load")
     if not loads or len(loads) < len(found) or not 1 - 1e-6 < min(loads) <= max(loads) < 1e6:
-        reason = "The steps do not tell how many tokens the experts of each rank got."
+        reason = "The steps do not show how many tokens the experts of each rank got."
         return {"expert_load": None, "expert_load_reason": reason}
     return {"expert_load": fmean(loads), "expert_load_reason": None}
 
@@ -237,7 +237,7 @@ def stragglers(steps: Iterable[StepRecord]) -> dict[str, Any]:
     ranks = Steps.of(steps).rank_means() or []
     if len(ranks) < 2:
         reason = "one rank" if ranks else "not every step has a time of every rank"
-        return none | {"straggler_reason": f"No straggler to tell: {reason}."}
+        return none | {"straggler_reason": f"No straggler can be named: {reason}."}
     fastest, slowest = min(ranks), max(ranks)
     if not 0 < fastest <= slowest < 1e9:
         return none | {"straggler_reason": "A rank has no time above zero."}

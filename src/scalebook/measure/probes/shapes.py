@@ -36,7 +36,7 @@ def tensor_sizes(shape: ModelShape) -> tuple[int, ...]:
 
 
 def products(shape: ModelShape, tokens: int, tensor_size: int) -> tuple[Product, ...]:
-    """Return the forward products of a micro batch of so many tokens on one rank.
+    """Return the forward products of a micro batch of ``tokens`` tokens on one rank.
 
     Experts are whole on a rank (expert tensor-parallel size 1) and equally loaded. The router,
     which is small, and attention itself are left out.

@@ -89,7 +89,7 @@ def parse_rocm_matrix(text: str) -> dict[str, Any]:
 
 
 def _matrix(devices: list[str], rows: dict[str, list[str]]) -> dict[str, Any]:
-    """Return the matrix where it is whole; nothing where a row is missing."""
+    """Return the matrix where it is complete; nothing where a row is missing."""
     if not devices or list(rows) != devices:
         return {}
     return {"devices": devices, "links": [rows[name] for name in devices]}

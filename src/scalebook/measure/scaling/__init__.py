@@ -1,4 +1,4 @@
-"""Speed-up, efficiency and projection of one series of runs that differ in size alone.
+"""Speed-up, efficiency and projection of one series of runs that differ only in size.
 
 A series holds runs of one configuration at several world sizes (repeats allowed). ``table``
 says how each did against a named base; ``project`` says what a larger size would do, with an
@@ -32,16 +32,16 @@ class ScalingPoint:
     label: str = ""  # a run id or a name, shown with the row
 
     def __post_init__(self) -> None:
-        """Refuse sizes that are no sizes and rates that are no rates."""
+        """Refuse impossible sizes and rates."""
         if self.world_size < 1 or not 1 <= self.nodes <= self.world_size:
             raise ClaimError(
-                f"world_size={self.world_size} on nodes={self.nodes} is no size. "
-                "Both are at least 1 and a node holds at least one GPU."
+                f"world_size={self.world_size} on nodes={self.nodes} is not a valid size. "
+                "Both must be at least 1, and a node has at least one GPU."
             )
         if not 1 / LARGEST_RATE <= self.tokens_per_second <= LARGEST_RATE:
             raise ClaimError(
                 f"tokens_per_second={self.tokens_per_second} at world_size={self.world_size} "
-                "is no rate. Give a number above 0, or leave the run out."
+                "is not a valid rate. Give a number above 0, or leave the run out."
             )
         if self.global_batch_size is not None and self.global_batch_size < 1:
             raise ClaimError(f"global_batch_size={self.global_batch_size} must be at least 1.")
@@ -112,7 +112,7 @@ def _base_points(points: Sequence[ScalingPoint], base: Base) -> list[ScalingPoin
 
 
 def scaling_kind(points: Sequence[ScalingPoint]) -> tuple[ScalingKind | None, str]:
-    """Return weak or strong, told from the global batches, and why; None where neither fits."""
+    """Return weak or strong, decided by the global batches, and why; None where neither fits."""
     if len({point.world_size for point in points}) < 2:
         return None, "one world size only"
     batches = [point.global_batch_size for point in points if point.global_batch_size is not None]
@@ -186,7 +186,7 @@ def project(
     reason = _refusal(points, world_size, limit, limit_factor)
     chosen = kind or series.kind
     if reason is None and chosen is None:
-        reason = f"Weak or strong scaling cannot be told: {series.kind_reason}."
+        reason = f"It is unknown whether this is weak or strong scaling: {series.kind_reason}."
     if reason is not None or chosen is None:
         return Projection(world_size, limit, reason=reason)
     law = fit_law([(p.world_size, p.tokens_per_second) for p in points], chosen)

@@ -1,4 +1,4 @@
-"""Power, energy, clocks and temperatures beside a run, joined to its measured steps by time.
+"""Power, energy, clocks and temperatures during a run, joined to its measured steps by time.
 
 The same for what our sampler wrote and for what monitoring tools wrote beside an ingested log.
 """

@@ -56,7 +56,7 @@ def _usable(
 ) -> Energy:
     readings = device.series(column)
     if not readings:
-        return Energy(None, reason=f"{device.name} tells neither its energy nor its power.")
+        return Energy(None, reason=f"{device.name} reports neither its energy nor its power.")
     inside = sum(window.begin <= one.time <= window.end for one in readings for window in windows)
     if inside < FEWEST:
         total = sum(window.seconds for window in windows)

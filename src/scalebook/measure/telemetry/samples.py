@@ -38,7 +38,7 @@ class Device:
     max_clock_mhz: float | None = None
 
     def series(self, column: str) -> list[Reading]:
-        """Return the readings of a quantity, those alone that are finite numbers."""
+        """Return the readings of a quantity, only those that are finite numbers."""
         pairs = ((row["time"], _number(row.get(column))) for row in self.rows)
         return [Reading(time, value) for time, value in pairs if value is not None]
 
@@ -54,7 +54,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Telemetry:
-    """What was read beside a run; ``reason`` says why there is nothing, or why it ended early."""
+    """What was read during a run; ``reason`` says why there is nothing, or why it ended early."""
 
     devices: tuple[Device, ...]
     source: str | None = None
@@ -63,11 +63,11 @@ class Telemetry:
     sampler_cpu_seconds: float | None = None  # what sampling cost
 
 
-NOTHING = "The run directory holds no telemetry: nothing sampled the devices."
+NOTHING = "The run directory contains no telemetry: nothing sampled the devices."
 
 
 def read(directory: Path) -> Telemetry:
-    """Return the telemetry of a run directory; a line that is no object is left out."""
+    """Return the telemetry of a run directory; a line that is not an object is left out."""
     lines = [line for path in _files(directory) for line in _lines(path)]
     heads = [line for line in lines if line.get("kind") == "sampler"]
     ends = [line for line in lines if line.get("kind") == "end"]
@@ -76,7 +76,7 @@ def read(directory: Path) -> Telemetry:
     if not lines:
         reasons = [NOTHING]
     elif not rows and not reasons:
-        reasons = ["The telemetry holds no sample with a time."]
+        reasons = ["The telemetry contains no sample with a time."]
     sources = [source for line in heads if isinstance(source := line.get("source"), str)]
     costs = [cost for line in ends if (cost := _number(line.get("cpu_seconds"))) is not None]
     return Telemetry(

@@ -17,7 +17,7 @@ from scalebook.record import LARGEST, RunRecord, StepRecord
 from scalebook.step_columns import Steps
 
 NO_CLOCK = (
-    "The steps of the run tell no time of day, so that no sample can be matched to them: means and "
+    "The steps of the run have no time of day, so that no sample can be matched to them: means and "
     "extremes are over all samples."
 )
 SET_BACK = (
@@ -81,7 +81,7 @@ def summarize(
     energy = _energy(telemetry, record, windows, steps)
     tokens = _tokens(steps)
     per_token = energy.joules / tokens if energy.joules and tokens else None
-    no_tokens = None if tokens else "The measured steps do not tell their tokens."
+    no_tokens = None if tokens else "The measured steps do not record their tokens."
     power = _power(inside, windows, energy, telemetry.reason)
     notes = [note for note in (energy.note,) if note]
     if telemetry.devices and not windows:
@@ -104,7 +104,7 @@ def summarize(
 
 
 def within(devices: Sequence[Device], steps: Iterable[StepRecord]) -> tuple[Device, ...]:
-    """Return the devices with their readings while steps ran; none where no step tells its time."""
+    """Return the devices with their readings while steps ran; none where no step has a time."""
     windows = windows_of(steps)
     return _inside(devices, windows) if windows else ()
 
@@ -146,7 +146,7 @@ def _energy(
     on_gpus = devices[0].name.rpartition(" ")[0].endswith("GPU")
     if on_gpus and isinstance(world, int) and len(devices) < world:
         return Energy(
-            None, reason=f"There are samples of {len(devices)} of the run's {world} GPUs alone."
+            None, reason=f"There are samples of only {len(devices)} of the run's {world} GPUs."
         )
     if telemetry.period_seconds is None:
         return Energy(None, reason="The samples do not show how often they were taken.")
@@ -173,7 +173,7 @@ def _power(
     if energy.joules is not None and seconds > 0:
         mean = energy.joules / seconds / len(devices)
     caps = [device.power_cap_watts for device in devices if device.power_cap_watts]
-    why = reason or "No device told its power while measured steps ran."
+    why = reason or "No device reported its power while measured steps ran."
     return {
         "mean_power_watts": mean,
         "max_power_watts": max(readings, default=None),
@@ -192,7 +192,7 @@ def _clocks(devices: Sequence[Device], reason: str | None) -> dict[str, Any]:
         each = ((device.name, _values((device,), "clock_mhz")) for device in devices)
         means = tuple((name, fmean(values)) for name, values in each if values)
         clocks = Clocks(fmean(readings), min(readings), highest, _falling(devices), means)
-    why = reason or "No device told its clock while measured steps ran."
+    why = reason or "No device reported its clock while measured steps ran."
     return {
         "clocks": clocks,
         "clock_reason": None if clocks else why,
@@ -212,7 +212,7 @@ def _rest(devices: Sequence[Device], reason: str | None) -> dict[str, Any]:
     busy = _values(devices, "gpu_busy_fraction")
     told = [_reasons(row) for device in devices for row in device.rows if "throttle_reasons" in row]
     counted = Counter(name for names in told for name in names)
-    nothing = reason or "No device told it while measured steps ran."
+    nothing = reason or "No device reported it while measured steps ran."
     return {
         "max_temperature_celsius": max(temperatures, default=None),
         "temperature_reason": None if temperatures else nothing,
@@ -227,7 +227,7 @@ def _rest(devices: Sequence[Device], reason: str | None) -> dict[str, Any]:
 
 
 def _reasons(row: Any) -> set[str]:
-    """Return the reasons of a sample: each once, short texts alone."""
+    """Return the reasons of a sample: each once, only short texts."""
     value = row["throttle_reasons"]
     names = cast("list[Any]", value) if isinstance(value, list) else []
     return {name for name in names if isinstance(name, str) and 0 < len(name) <= 64}

@@ -27,7 +27,7 @@ class Window:
 
 
 def windows_of(steps: Iterable[StepRecord]) -> tuple[Window, ...]:
-    """Return the stretches that these steps cover; none where the steps tell no time of day.
+    """Return the stretches that these steps cover; none where the steps have no time of day.
 
     Steps that follow one another are one stretch: a step lasts from the end of the one before.
     Where the clock says that much more or less than a step has passed, another stretch begins.

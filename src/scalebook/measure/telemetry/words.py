@@ -15,7 +15,7 @@ NEAR_CAP = 0.97  # of the cap, for devices that do not tell reasons
 
 
 def share_of(summary: TelemetrySummary, reasons: tuple[str, ...]) -> float | None:
-    """Return the largest share of samples that show one of these reasons, None if none tells."""
+    """Return the largest share of samples that show one of these reasons, None if none says."""
     told = summary.throttle_fractions
     return None if told is None else max((told.get(name, 0.0) for name in reasons), default=0.0)
 

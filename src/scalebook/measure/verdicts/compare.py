@@ -138,7 +138,7 @@ def _advice(
 
 
 def _more_steps(a: Estimate, b: Estimate, size: float, start: float, level: float) -> int | None:
-    """Return how many steps more would decide; None where starts alone hide the difference."""
+    """Return how many steps more would decide; None if the spread of starts hides it."""
     normal = NormalDist().inv_cdf(0.5 + level / 2)
     room = size**2 - 2 * (normal * start) ** 2
     own = (a.half**2 + b.half**2) * (normal / Z95) ** 2

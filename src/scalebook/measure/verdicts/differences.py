@@ -1,4 +1,4 @@
-"""What differs between two runs beside their speed: settings, software, devices."""
+"""What differs between two runs in addition to their speed: settings, software, devices."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _values(records: Iterable[RunRecord]) -> dict[str, set[str]]:
 
 
 def _settings(record: RunRecord) -> dict[str, str]:
-    """Return the settings of a run by dotted name: what was observed before what was asked for."""
+    """Return the settings of a run by dotted name: what was observed, else what was requested."""
     asked = {name: value for name, value in _flat(record.asked) if name not in _NO_SETTING}
     environment = {
         name: value

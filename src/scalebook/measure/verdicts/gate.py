@@ -100,7 +100,7 @@ def check(
     if not shared:
         raise RecordError(
             f"No configuration of the baseline ({len(before)}) is among the runs ({len(now)}). "
-            "The same configuration has to run again, on the same device; 'scalebook list' shows "
+            "Run the same configuration again on the same device; 'scalebook list' shows "
             "both."
         )
     compared = sum(bool(before[key].estimates and now[key].estimates) for key in shared)
@@ -108,7 +108,7 @@ def check(
     limits = _Limits(level, tolerance, must_see, starts)
     checks = [_check(before[key], now.get(key), limits) for key in before]
     checks += [
-        Check(_name(group), "new", "The baseline has no such run.", (), group.ids)
+        Check(_name(group), "new", "The baseline has no run of this configuration.", (), group.ids)
         for key, group in now.items() if key not in before
     ]  # fmt: skip
     return tuple(sorted(checks, key=lambda one: one.name))
@@ -216,7 +216,9 @@ def _name(group: _Group) -> str:
 def _check(before: _Group, now: _Group | None, limits: _Limits) -> Check:
     name = _name(before)
     if now is None:
-        return Check(name, "missing", "No run of it is among the new ones.", before.ids, ())
+        return Check(
+            name, "missing", "None of the new runs has this configuration.", before.ids, ()
+        )
     ids = (before.ids, now.ids)
     if not before.estimates:
         return Check(name, "no baseline", " ".join(before.reasons), *ids)

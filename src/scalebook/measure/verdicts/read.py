@@ -50,7 +50,7 @@ def read_side(name: str, runs: Path) -> Side:
     if found is not None:
         return _runs_side(name, [read_run(found)])
     raise RecordError(
-        f"{name!r} is no run under {runs}, no directory and no file. Name a run id of "
+        f"{name!r} is not a run under {runs}, a directory or a file. Name a run id of "
         "'scalebook list' or its last six characters, a directory of runs, or a file of step times."
     )
 
@@ -73,11 +73,11 @@ def _of_steady(steady: Steady) -> Estimate | None:
 def _folder_side(name: str, path: Path) -> Side:
     runs, problems = read_runs(path)
     if not runs:
-        raise RecordError(f"{path} holds no run. {'; '.join(problems)}".strip())
+        raise RecordError(f"{path} contains no run. {'; '.join(problems)}".strip())
     kinds = {identity.repeat(run.record) or run.record.run_id for run in runs}
     if len(kinds) > 1:
         raise RecordError(
-            f"{path} holds {len(kinds)} configurations, which are no repeats of one another. "
+            f"{path} holds {len(kinds)} configurations, which are not repeats of one another. "
             "Name one run, or a folder with the repeats of one; 'scalebook gate' compares folders."
         )
     return _runs_side(name, runs)
@@ -169,8 +169,8 @@ def same(a: Side, b: Side) -> str | None:
         kinds = kind if len(shared) == 1 else f"{kind}s"
         return f"A and B are the same {kinds} ({', '.join(shared)}): nothing to compare."
     raise RecordError(
-        f"{', '.join(shared)} is in both A ({a.name}) and B ({b.name}). A run can be on one side "
-        "alone: name a folder without it."
+        f"{', '.join(shared)} is in both A ({a.name}) and B ({b.name}). A run can be on only one "
+        "side: name a folder without it."
     )
 
 

@@ -42,7 +42,7 @@ def read_series(path: Path) -> Series:
     named = not path.is_dir()  # the user's own file may be a link, that of a run directory not
     if not named:
         if not untrusted.is_there(path / STEPS):
-            raise RecordError(f"{path} holds no {STEPS}: it is no directory of a run.")
+            raise RecordError(f"{path} contains no {STEPS}: it is not the directory of a run.")
         path /= STEPS
     found: list[float] = []
     try:
@@ -65,8 +65,8 @@ def _seconds(path: Path, number: int, line: str) -> float:
         value = math.nan
     if not _SHORTEST < value < _LONGEST:
         raise RecordError(
-            f"{path} line {number}: {line[:40]!r} is no step time. Write seconds above zero, "
-            "one a line, or give a steps.jsonl."
+            f"{path} line {number}: {line[:40]!r} is not a step time. Write seconds above zero, "
+            "one per line, or give a steps.jsonl."
         )
     return value
 
@@ -106,7 +106,7 @@ def _pair(path: Path, number: int, line: str) -> tuple[float | None, str]:
 
 def _checked(path: Path, seconds: list[float], minimum: int) -> Series:
     if not seconds:
-        raise RecordError(f"{path} holds no step time. Write seconds, one a line.")
+        raise RecordError(f"{path} contains no step time. Write seconds, one per line.")
     return Series(tuple(seconds), minimum)
 
 

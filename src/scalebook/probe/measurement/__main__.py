@@ -25,7 +25,7 @@ def read_request(path: Path) -> ProbeRequest:
         return ProbeRequest.model_validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
         reason = str(error).splitlines()[0]
-        raise ConfigError(f"{path} is no request of a probe: {reason}.") from error
+        raise ConfigError(f"{path} is not a request for a probe: {reason}.") from error
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

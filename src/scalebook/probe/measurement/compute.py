@@ -42,7 +42,7 @@ torch_any: Any = torch  # some of its functions are typed only in part
 
 @dataclass(frozen=True, slots=True)
 class OperandKind:
-    """A kind of product: the operands' type, and what torch must be told before."""
+    """A kind of product: the operands' type, and what torch must be set to before."""
 
     name: str
     dtype: torch.dtype

@@ -166,7 +166,7 @@ def topology() -> dict[str, Any]:
 
 
 def limits() -> list[dict[str, float | None]]:
-    """Return the highest clocks and the power caps of each device, where the driver tells."""
+    """Return the highest clocks and power caps of each device that the driver reports."""
     if not torch.cuda.is_available() or torch.version.hip:
         return []
     names = ("device", "max_clock_mhz", "max_memory_clock_mhz", "power_cap_watts", "max_cap_watts")
@@ -174,7 +174,7 @@ def limits() -> list[dict[str, float | None]]:
 
 
 def samples(moment: Moment) -> list[Sample]:
-    """Return clocks, power and temperature of each device at this moment."""
+    """Return clocks, power and temperature of each device at the moment."""
     if not torch.cuda.is_available():
         return []
     if torch.version.hip:
@@ -189,7 +189,7 @@ def samples(moment: Moment) -> list[Sample]:
 
 
 def _query(fields: str) -> list[list[float | None]]:
-    """Return the numbers that nvidia-smi answers, a row a device."""
+    """Return the numbers that nvidia-smi answers, one row per device."""
     text = output("nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits") or ""
     rows = csv.reader(text.splitlines(), skipinitialspace=True)
     return [[_number(cell) for cell in row] for row in rows if row]

@@ -144,7 +144,7 @@ def leave() -> None:
 def measure(
     call: Call, place: Rank, seconds: float, agree: Callable[[float], float] = _alone
 ) -> Timing:
-    """Return how long a call takes, measured for about so many seconds.
+    """Return how long a call takes, measured for about ``seconds`` seconds.
 
     ``agree`` makes every process of a collective choose the same number of calls.
     """

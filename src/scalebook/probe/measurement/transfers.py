@@ -28,7 +28,7 @@ def copy_cases(place: Rank) -> int:
 
 
 def measured_copies(place: Rank, budget: Budget, show: Callable[[str], None]) -> list[Copy]:
-    """Return the rate of each copy; processes share the host's memory, so rank 0 asks it alone."""
+    """Return the rate of each copy; processes share the host's memory, so only rank 0 uses it."""
     found: list[Copy] = []
     for size in DEVICE_BYTES[place.device.type]:
         pairs = [_pair(size, place) for _ in range(BUFFERS)]

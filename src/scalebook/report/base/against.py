@@ -83,7 +83,7 @@ def read_against(old: Path, new: Path) -> Against:
         raise ReportError(f"{old} is not a folder. Give a folder of older runs with --against.")
     before, problems = read_runs(old)
     if not before:
-        raise ReportError(f"{old} holds no run. Give a folder of older runs with --against.")
+        raise ReportError(f"{old} contains no run. Give a folder of older runs with --against.")
     now, _ = read_runs(new)
     found = check(before, now)
     said = tuple(problem.replace(f"{old}/", "") for problem in problems)

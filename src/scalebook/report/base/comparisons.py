@@ -73,13 +73,13 @@ class Pair:
 
     @property
     def differences(self) -> tuple[Difference, ...]:
-        """Return every setting, version and device that is not equal."""
+        """Return every setting, version and device that differs."""
         left, right = ([item.record for item in side] for side in (self.a, self.b))
         return differences(left, right)
 
     @property
     def beside_the_gpu(self) -> tuple[Difference, ...]:
-        """Return those of them that are no fact of the GPU, where the sides have two."""
+        """Return those of them that are not facts of the GPU, where the sides have two."""
         platforms = {item.row["platform"] for item in (*self.a, *self.b)}
         own = GPU if len(platforms) > 1 else frozenset[str]()
         return tuple(item for item in self.differences if item.name not in own)

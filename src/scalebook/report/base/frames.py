@@ -381,7 +381,7 @@ def read(folder: Path, measure: Measure = each) -> ReportData:
     problems = (*problems, *without_record(folder))
     if not runs and not problems:
         raise ReportError(
-            f"{folder} holds no run. 'make run' makes some; 'make demo' shows the example runs."
+            f"{folder} contains no run. 'make run' trains some; 'make demo' shows the example runs."
         )
     return collect(folder, runs, problems, measure)
 
@@ -437,7 +437,7 @@ def collect(
 
 
 def run_frame(rows: Iterable[Mapping[str, Any]]) -> tuple[pl.DataFrame, tuple[str, ...]]:
-    """Return a row a run, and a sentence for each value that is not of its column's type."""
+    """Return one row per run, and a sentence for each value that is not of its column's type."""
     clean: list[dict[str, Any]] = []
     problems: list[str] = []
     schema = run_schema()
@@ -526,7 +526,7 @@ def _source(path: Path) -> str:
 
 
 def step_frame(runs: Iterable[Run]) -> pl.DataFrame:
-    """Return a row a step of all runs; a number that is missing is null."""
+    """Return one row per step of all runs; a number that is missing is null."""
     frames: list[pl.DataFrame] = [pl.DataFrame(schema=STEP_SCHEMA)]
     for run in runs:
         steps = Steps.of(run.steps)

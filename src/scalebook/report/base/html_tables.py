@@ -183,7 +183,7 @@ SPLIT = Column(
     lambda row: row.get("name") or split_name(row),
     numeric=False,
     wide=True,
-    hint="parallel sizes above 1, and what is set otherwise than in the runs beside it",
+    hint="parallel sizes above 1, and settings that differ from the neighbouring runs",
 )
 RAN = Column(
     "label",
@@ -212,7 +212,7 @@ TOKENS = Column(
     "Throughput",
     _ranged("tokens_per_second", "tokens_per_second_low", "tokens_per_second_high", number),
     "tokens/s",
-    hint="all tokens of the measured window over all its time, with its 95 % interval",
+    hint="all tokens of the measured window over its whole time, with the 95 % interval",
 )
 TOKENS_EACH = plain(
     "tokens_per_second_per_gpu", "Per GPU", "tokens/s", hint="on a CPU: per process"
@@ -273,7 +273,7 @@ def _efficiency_interval(row: Row) -> str:
 
 
 def scaling(points: pl.DataFrame) -> Fragment:
-    """Return speed-up and efficiency, a row a run, the base marked."""
+    """Return speed-up and efficiency, one row per run, the base marked."""
     columns = (
         *(text("series", "Series"), RUN, SPLIT, WORLD, TOKENS),
         Column("speedup", "Speed-up", lambda row: f"{row['speedup']:.2f}×"),

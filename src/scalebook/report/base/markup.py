@@ -106,7 +106,7 @@ def callout(title: str, sentences: Iterable[Markup | str]) -> Fragment:
 
 
 def anchor(run_id: str) -> str:
-    """Return the element id of a run: letters, digits, dot, dash and underscore alone.
+    """Return the element id of a run: only letters, digits, dot, dash and underscore.
 
     An id that had to be changed gets a checksum, so that two of them stay different.
     """

@@ -1,4 +1,4 @@
-"""How runs are called: from their settings alone, in charts, tables and sentences.
+"""How runs are called: only from their settings, in charts, tables and sentences.
 
 A run has a name, which is unique among the runs it is ranked with, and a label, which is unique
 in a report: the model, what tells this group from others of the model, and the name. A setting off
@@ -310,7 +310,7 @@ def _with_id(texts: tuple[str, str, str], run_id: str) -> tuple[str, str, str]:
 
 
 def _settings(row: Row, record: RunRecord | None) -> dict[str, Any]:
-    """Return every setting as it was asked for, as it ran where that was left open."""
+    """Return every setting as requested, or as it ran where that was left open."""
     if record is None:
         return {name: row.get(name) for name in RAN}
     # What a switch that did not exist yet would have come to, nobody knows.
@@ -325,7 +325,7 @@ def _settings(row: Row, record: RunRecord | None) -> dict[str, Any]:
 
 
 def _tell_apart(alike: Sequence[_Named]) -> None:
-    """Add to each of several runs of one name what is not equal between them."""
+    """Add to each of several runs of one name what differs between them."""
     groups = [list(alike)]
     for size in SIZES:
         groups = [part for runs in groups for part in _by_size(runs, size, SETTINGS[size].words)]

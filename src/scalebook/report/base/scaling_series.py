@@ -109,7 +109,7 @@ def _point(row: Row) -> ScalingPoint:
 
 
 def scaling_findings(found: Sequence[ScalingSeries]) -> Fragment:
-    """Return what the sizes show, an item a group."""
+    """Return what the sizes show, one item per group."""
     if not found:
         return paragraphs("No group of comparable runs has more than one size.")
     return bullets(join(_sentences(item), " ") for item in found)
@@ -140,14 +140,14 @@ def _sentences(item: ScalingSeries) -> Iterator[Markup]:
             _certainty(best),
         )
     if base["platform"] == "cpu":
-        yield Markup("Processes share one machine's cores: this is no result about scaling.")
+        yield Markup("Processes share one machine's cores: this says nothing about scaling.")
 
 
 def _certainty(row: Row) -> str:
     """Return the interval of an efficiency and the kind of scaling, as text behind it."""
     low, high = row["efficiency_low"], row["efficiency_high"]
     interval = "no interval" if low is None else f"{percent(low)} to {percent(high)}"
-    work = {"weak": ", equal work a GPU", "strong": ", the same work in all"}
+    work = {"weak": ", equal work per GPU", "strong": ", the same total work"}
     return f" ({interval}{work.get(row['kind'], '')})"
 
 

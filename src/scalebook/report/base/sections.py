@@ -100,7 +100,7 @@ def missing_mfu(runs: pl.DataFrame) -> Iterator[Markup]:
 
 
 def loss(data: ReportData) -> Fragment:
-    """Return whether each completed run learnt: a run that does not is no valid throughput."""
+    """Return whether each completed run learned: the throughput of one that did not is invalid."""
     return bullets([*loss_findings(data.completed), *_agreement(data.completed)])
 
 
@@ -139,7 +139,8 @@ def loss_findings(runs: pl.DataFrame) -> Iterator[Markup]:
         )
     for row in rising.iter_rows(named=True):
         yield Markup(
-            "The loss of {} did not fall ({} to {}): its throughput may be of a broken run."
+            "The loss of {} did not fall ({} to {}): the run may be broken, and its throughput "
+            "with it."
         ).format(run_link(row["run_id"]), number(row["loss_first"]), number(row["loss_last"]))
     ids = runs.filter(pl.col("loss_last").is_null())["run_id"]
     if len(ids):

@@ -1,4 +1,4 @@
-"""What the owner of the runs states beside them: prices, power, a token budget (economics.toml).
+"""What the owner of the runs states about them: prices, power, a token budget (economics.toml).
 
 No price, power or carbon intensity has a default: a number that nobody stated is null with that
 as its reason.

@@ -1,4 +1,4 @@
-"""Charts of what a step's time went to: one bar a run, its parts side by side."""
+"""Charts of what a step's time went to: one bar per run, its parts side by side."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KINDS = (
 
 
 def anatomy(bars: pl.DataFrame, domain: tuple[str, ...], axis: str) -> Figures | None:
-    """Return stacked bars, a chart a platform; None where there is no bar.
+    """Return stacked bars, one chart per platform; None where there is no bar.
 
     ``bars`` has the columns of BAR_SCHEMA, a row a part; ``axis`` names what a share is of.
     """
@@ -69,7 +69,7 @@ def _stacked(bars: pl.DataFrame, domain: tuple[str, ...], axis: str) -> Figure |
                 alt.Tooltip("label:N", title="what"),
                 alt.Tooltip("source:N"),
                 alt.Tooltip("part:N"),
-                alt.Tooltip("seconds:Q", title="seconds a step", format=".4~g"),
+                alt.Tooltip("seconds:Q", title="seconds per step", format=".4~g"),
                 alt.Tooltip("share:Q", title="share", format=".1%"),
             ],
         )

@@ -141,7 +141,7 @@ def _mark(mark: Dot, place: _Place, lines: Markup) -> Markup:
 
 
 def _fitting(mark: Dot, end: float) -> str:
-    """Return the first parts of a note, as many as stand beside the mark; the first always."""
+    """Return the first parts of a note, as many as fit next to the mark; the first always."""
     room = _TRACK_CHARACTERS * (100 - end) / 100 - len(Markup(mark.text).striptags())
     parts = mark.note.split(" · ")
     while len(parts) > 1 and len(" · ".join(parts)) > room:

@@ -15,7 +15,7 @@ from scalebook.report.charts.figure import Figure, Figures, rows
 
 
 def charts(points: Sequence[HistoryPoint]) -> Figures | None:
-    """Return a chart a configuration; None where no configuration has several commits."""
+    """Return one chart per configuration; None where no configuration has several commits."""
     groups = groupby(points, key=lambda one: one.configuration)
     return Figures.of((name, _chart(list(members))) for name, members in groups)
 

@@ -1,4 +1,4 @@
-"""Charts of memory: what was predicted beside what was measured, and what fits."""
+"""Charts of memory: predictions next to measurements, and what fits."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _TOOLTIP = [
 
 
 def predicted_against_measured(compared: pl.DataFrame) -> Figure | None:
-    """Return a point a run, measured over predicted GiB, with the line where both agree.
+    """Return one point per run, measured over predicted GiB, with the line where both agree.
 
     ``compared`` has the columns of COMPARED. A run that did not complete is a hollow point.
     """
@@ -98,9 +98,9 @@ def _describe_compared(compared: pl.DataFrame) -> str:
 
 
 def speed_against_memory(runs: pl.DataFrame, frontier: Sequence[str]) -> Figure | None:
-    """Return a point a run of one work, rate over peak GiB, with the line of the best ones.
+    """Return one point per run of one work, rate over peak GiB, with the line of the best ones.
 
-    ``frontier`` has the ids of the runs that no other beats in both.
+    ``frontier`` has the ids of the runs that no other run beats in both.
     """
     if runs.height < 3:  # of two runs there is nothing to choose
         return None
@@ -124,13 +124,13 @@ def speed_against_memory(runs: pl.DataFrame, frontier: Sequence[str]) -> Figure 
     least, most = min(data.filter("best")["peak_memory_gib"].to_list()), data.height
     return Figure(
         chart,
-        f"Rate over measured memory of {count(most, 'run')}; {len(frontier)} of them no other "
-        f"beats in both, from {quantity(least, 'GiB')} on.",
+        f"Rate over measured memory of {count(most, 'run')}; {len(frontier)} of them "
+        f"are beaten by none in both, from {quantity(least, 'GiB')} on.",
     )
 
 
 def parts(bars: pl.DataFrame) -> Figures | None:
-    """Return the predicted parts as stacked bars, a chart a platform, with the measured peak.
+    """Return the predicted parts as stacked bars, one chart per platform, with the measured peak.
 
     ``bars`` has the columns of PARTS, a row a part.
     """

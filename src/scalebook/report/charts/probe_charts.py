@@ -32,7 +32,7 @@ def _log(field: str, title: str, values: list[int], labels: str) -> alt.X:
 
 
 def products(rows: tuple[Matmul, ...], peaks: Mapping[str, float]) -> Figure | None:
-    """Return the rate of square products by size, beside the dense peaks (TFLOP/s)."""
+    """Return the rate of square products by size, next to the dense peaks (TFLOP/s)."""
     if not rows:
         return None
     values: list[dict[str, Any]] = [

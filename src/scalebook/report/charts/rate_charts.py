@@ -49,7 +49,7 @@ _TOOLTIP = [
 
 
 def throughput(runs: pl.DataFrame) -> Figures | None:
-    """Return bars of each run's throughput, a chart a group; None where no run has one.
+    """Return bars of each run's throughput, one chart per group; None where no run has one.
 
     Only runs of one group do the same work and so share an axis. Groups of one run, in which
     nothing is ranked, come last and together, accelerators and CPUs apart.
@@ -66,7 +66,7 @@ def throughput(runs: pl.DataFrame) -> Figures | None:
     for (on_cpu,), members in alone.group_by(
         pl.col("platform").eq_missing("cpu"), maintain_order=True
     ):
-        title = f"{'CPU runs' if on_cpu else 'Runs'} that compare with no other"
+        title = f"{'CPU runs' if on_cpu else 'Runs'} without a comparable run"
         singles.append((title, bars(members, "label")))
     return Figures.of([*parts[:MAX_CHARTS], *singles])
 
@@ -218,7 +218,7 @@ def _in_unit(row: dict[str, float], format_: str) -> float:
 def spread(runs: pl.DataFrame, title: str) -> Figure | None:
     """Return every configuration as a point and its group as a box of quartiles.
 
-    ``runs`` has the columns of PANEL, a row a run.
+    ``runs`` has the columns of PANEL, one row per run.
     """
     if runs.is_empty():
         return None
@@ -265,7 +265,7 @@ def energy_bars(runs: pl.DataFrame) -> Figure | None:
         .mark_bar(cornerRadiusEnd=2)
         .encode(
             y=names("name", data["name"]),
-            x=alt.X("millijoules:Q", title="mJ per token, devices alone", axis=TICKS),
+            x=alt.X("millijoules:Q", title="mJ per token, devices only", axis=TICKS),
             opacity=alt.condition("datum.source == 'measured'", alt.value(1), alt.value(0.55)),
             tooltip=[
                 *_WHICH_RUN,
@@ -281,8 +281,8 @@ def energy_bars(runs: pl.DataFrame) -> Figure | None:
     return Figure(
         entitled(chart, cut),
         f"{count(data.height, 'run')}, from {best['label']} with "
-        f"{quantity(best['millijoules'], 'mJ a token')} to {worst['label']} with "
-        f"{quantity(worst['millijoules'], 'mJ a token')}.",
+        f"{quantity(best['millijoules'], 'mJ per token')} to {worst['label']} with "
+        f"{quantity(worst['millijoules'], 'mJ per token')}.",
     )
 
 

@@ -20,7 +20,7 @@ CHECKPOINT_SCHEMA: dict[str, type[pl.DataType]] = {
     "seconds": pl.Float64,  # median over the run's saves or loads
     "size_gib": pl.Float64,
 }
-KINDS = ("training waits for a save", "a save is whole", "a load")
+KINDS = ("training waits for a save", "a save is complete", "a load")
 TIMELINE_SCHEMA: dict[str, type[pl.DataType]] = {
     "run_id": pl.String,
     "label": pl.String,
@@ -34,14 +34,14 @@ TIMELINE_SCHEMA: dict[str, type[pl.DataType]] = {
 PARTS = (
     "torchrun notices",
     "processes start",
-    "they meet and build the model",
+    "they connect and build the model",
     "the checkpoint is loaded",
     "the first step",
 )
 
 
 def checkpoints(data: pl.DataFrame) -> Figure | None:
-    """Return a bar a run and kind of the seconds of its checkpoints; None where there is none."""
+    """Return one bar per run and kind of the seconds of its checkpoints; None without one."""
     runs = data["label"].n_unique()
     labels, data = _first(data)
     if data.is_empty():
@@ -64,7 +64,7 @@ def checkpoints(data: pl.DataFrame) -> Figure | None:
 
 
 def timeline(data: pl.DataFrame) -> Figure | None:
-    """Return a bar a drill of what followed the kill, in its order; None where there is none."""
+    """Return one bar per drill of what followed the kill, in its order; None without a drill."""
     runs = data["label"].n_unique()
     labels, data = _first(data)
     if data.is_empty():
@@ -92,7 +92,7 @@ def _bars(
     parts: tuple[str, Sequence[str]],
     told: Sequence[alt.Tooltip],
 ) -> alt.Chart:
-    """Return bars in a row a run, coloured by a column in its order; x is for the caller."""
+    """Return bars in one row per run, coloured by a column in its order; x is for the caller."""
     column, order = parts
     return (
         alt.Chart(rows(data))

@@ -1,4 +1,4 @@
-"""Charts by the number of GPUs or processes: runs beside the ideal, and a scaling law through them.
+"""Charts by the number of GPUs or processes: runs, the ideal, and a scaling law.
 
 ``points`` are those of a ``ScalingSeries``; ``many`` is the word for its ranks.
 """
@@ -120,7 +120,7 @@ def _border_words(points: pl.DataFrame) -> str:
 
 
 def _run_marks(base: alt.Chart, points: pl.DataFrame, many: str) -> alt.Chart:
-    """Return a point a run, coloured by layout, shaped by source, with its run id when touched."""
+    """Return one point per run, coloured by layout, shaped by source, with its run id on hover."""
     return base.mark_point(filled=True, size=110, opacity=0.9).encode(
         color=alt.Color("layout:N", title=None),
         shape=by_source(points["source"]),
@@ -145,7 +145,7 @@ def _named(points: pl.DataFrame) -> pl.DataFrame:
     return points.select(
         *("run_id", "split", "source", "world_size", "nodes", "tokens_per_second"),
         *("ideal_tokens_per_second", "scaling_efficiency", "speedup", "ideal_speedup"),
-        layout=pl.when(replicas_alone).then(pl.lit("data parallel alone")).otherwise(layout),
+        layout=pl.when(replicas_alone).then(pl.lit("data parallel only")).otherwise(layout),
     )
 
 

@@ -104,7 +104,7 @@ ENDINGS = ("completed", "did not complete")
 
 
 def run_bars(data: pl.DataFrame, title: str, format_: str) -> Figure | None:
-    """Return a bar a run (columns of BARS), in the order given; None for no bar."""
+    """Return one bar per run (columns of BARS), in the order given; None for no bar."""
     shown = data.head(MAX_BARS)
     if shown.is_empty():
         return None

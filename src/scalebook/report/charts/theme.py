@@ -1,4 +1,4 @@
-"""One look for all charts, in a light and a dark form; colours that colour-blind readers tell."""
+"""One look for all charts, light and dark, in colours that colour-blind readers can distinguish."""
 
 from __future__ import annotations
 

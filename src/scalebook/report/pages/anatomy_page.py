@@ -80,7 +80,7 @@ def profile_bars(data: ReportData) -> charts.Figures | None:
 
 
 def mark_bars(data: ReportData) -> charts.Figures | None:
-    """Return the measured steps by their time marks as bars, a bar a run."""
+    """Return the measured steps by their time marks as bars, one bar per run."""
     rows: list[dict[str, Any]] = []
     for row, found in runs_with(data):
         marked = found.marked
@@ -137,7 +137,11 @@ def kernels_table(data: ReportData) -> Fragment:
     columns = (
         *(RUN, RAN, _whole("rank", "Rank"), text("kind", "Kind")),
         Column("name", "Kernel", _kernel_name, numeric=False, wide=True),
-        _time("seconds", "A step", "all its calls of one step together, whatever runs beside"),
+        _time(
+            "seconds",
+            "A step",
+            "all its calls in one step together, even if others run at the same time",
+        ),
         Column("of_step", "Of the step", lambda row: percent(row["of_step"])),
         Column("calls", "Calls", lambda row: number(row["calls"]), hint="in one step"),
     )
@@ -145,7 +149,7 @@ def kernels_table(data: ReportData) -> Fragment:
 
 
 def communication_table(data: ReportData) -> Fragment:
-    """Return what profiles measured of communication beside what theory counts."""
+    """Return the communication that profiles measured next to what theory counts."""
     rows = list(_communication_rows(data))
     if not rows:
         return Fragment(Markup(""))
@@ -231,9 +235,9 @@ COLLECTIVES = {
     "reduce_scatter": "reduce-scatter",
     "all_to_all": "all-to-all",
     "send_receive": "sends and receives between stages",
-    "other": "collectives that their kernel's name does not tell",
+    "other": "collectives that their kernel's name does not show",
 }
-HOW = "'scalebook run --profile' adds two profiled steps behind the measured ones"
+HOW = "'scalebook run --profile' adds two profiled steps after the measured ones"
 
 
 def findings(data: ReportData) -> Fragment:
@@ -309,7 +313,7 @@ def _slowest(data: ReportData) -> Iterator[Markup]:
 
 
 def _bubbles(data: ReportData) -> Iterator[Markup]:
-    """Yield the bubble that theory gives each profiled pipeline beside what its profile shows."""
+    """Yield the bubble that theory gives each profiled pipeline next to what its profile shows."""
     for row, found in runs_with(data):
         profile, sent = _first(found), found.theory
         if profile is None or sent is None or not sent.bubble or not profile.step_seconds:
@@ -329,7 +333,7 @@ def _first(found: RunAnatomy) -> Breakdown | None:
 
 
 def _marks(data: ReportData) -> Iterator[Markup]:
-    """Yield which run waits longest in a part that is no computation, by time marks."""
+    """Yield which run waits longest in a part without computation, by time marks."""
     rows: list[tuple[float, Any, str]] = []
     for row, found in runs_with(data):
         marked = found.marked

@@ -30,13 +30,13 @@ _COUNTED = ("failure", "new", "gone")
 
 
 def of(data: ReportData) -> Against:
-    """Return what the data was set against.
+    """Return what the data was compared with.
 
     Raises:
         ReportError: the report was built without an older folder.
     """
     if data.against is None:
-        raise ReportError("Nothing to compare with. Use 'scalebook report --against OLD'.")
+        raise ReportError("There is nothing to compare with. Use 'scalebook report --against OLD'.")
     return data.against
 
 
@@ -73,7 +73,7 @@ def change_words(verdict: Verdict) -> str:
 
 
 def changes(found: Against) -> Fragment:
-    """Return a row a configuration, those that differ for sure first."""
+    """Return one row per configuration, those that differ for sure first."""
     order = list(KINDS)
     rows = sorted(found.checks, key=lambda one: (order.index(kind_of(one)), one.name))
     columns = (
@@ -124,7 +124,7 @@ def _whole(key: str) -> tables.Show:
 
 
 def history(found: Against) -> Figures | Fragment:
-    """Return a chart a configuration of the rate over commits, or why there is none."""
+    """Return one chart per configuration of the rate over commits, or why there is none."""
     drawn = history_chart.charts(found.history)
     return drawn or paragraphs("No configuration has rates with an interval at two commits.")
 

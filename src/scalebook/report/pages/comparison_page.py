@@ -1,4 +1,4 @@
-"""The comparison page: platforms or runs side by side, and what each switch is worth."""
+"""The comparison page: platforms or runs side by side, and what each option is worth."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Ablation:
 
 
 def changed(a: Member, b: Member) -> tuple[str, ...]:
-    """Return the switches that were set otherwise and ran otherwise.
+    """Return the options that were set differently and ran differently.
 
     A switch that was left open on both sides is no change, even if it came out differently: what
     made it so is the change.
@@ -121,7 +121,7 @@ def changed(a: Member, b: Member) -> tuple[str, ...]:
 
 
 def ablations(items: Sequence[Member]) -> tuple[Ablation, ...]:
-    """Return the ablation of each group of runs that differ in switches alone."""
+    """Return the ablation of each group of runs that differ only in options."""
     groups = grouped(items, _group_key).values()
     found = [one for group in groups if (one := _ablation(group)) is not None]
     names = _names([one.optimised[0] for one in found])
@@ -155,7 +155,7 @@ def _in_common(item: Member) -> dict[str, Any]:
 
 
 def _names(items: Sequence[Member]) -> Iterator[str]:
-    """Yield what the groups of these runs are called, each with what tells it from the others."""
+    """Yield the names of the groups of these runs, each with what sets it apart."""
     for item in items:
         head, own = _group_name(item), _in_common(item)
         alike = [_in_common(other) for other in items if _group_name(other) == head]
@@ -223,8 +223,8 @@ def _group_name(item: Member) -> str:
 
 
 NOTHING = (
-    "No two runs differ in one switch alone. The plan ablation.toml runs one model with "
-    "everything on, everything off, and each switch alone changed."
+    "No two runs differ in only one option. The plan ablation.toml runs one model with "
+    "everything on, everything off, and each option changed on its own."
 )
 
 
@@ -237,24 +237,24 @@ def ablation_overview(found: Sequence[Ablation]) -> Fragment:
 
 def _sentences(item: Ablation) -> Iterator[Markup]:
     name = Markup("<strong>{}</strong>").format(item.name)
-    many = count(len(item.switches), "switch was changed", "switches were changed")
+    many = count(len(item.switches), "option was changed", "options were changed")
     yield Markup("{}: {} one at a time from {}.").format(name, many, _linked(item.optimised))
     verdict = item.plain.verdict if item.plain else None
     if item.plain and verdict:
         yield Markup("With {} changed at once ({}) the optimised one is {} as fast.").format(
-            count(len(item.plain_changes), "switch", "switches"),
+            count(len(item.plain_changes), "option", "options"),
             _linked(item.plain.b),
             f"{times(verdict.ratio)} ({times(verdict.low)} to {times(verdict.high)})",
         )
     sure = [one for one in item.switches if one.verdict and one.verdict.word == "faster"]
     if sure:
-        yield Markup("Surely worth having: {}.").format(join(map(_gain, sure)))
+        yield Markup("Certainly faster with: {}.").format(join(map(_gain, sure)))
     lost = [one for one in item.switches if one.verdict and one.verdict.word == "slower"]
     if lost:
-        yield Markup("Faster the other way: {}.").format(join(map(_gain, lost)))
+        yield Markup("Faster without: {}.").format(join(map(_gain, lost)))
     open_ones = [one for one in item.switches if one.verdict and one.verdict.word == "cannot tell"]
     if open_ones:
-        yield Markup("These runs do not tell what is better in: {}.").format(
+        yield Markup("These runs do not show what is better for: {}.").format(
             join(one.choice for one in open_ones)
         )
 
@@ -272,7 +272,7 @@ def _linked(side: Repeats) -> Markup:
 def worth(found: Sequence[Ablation]) -> Figures | None:
     """Return a chart of each switch's worth for each optimised configuration."""
     return Figures.of(
-        (item.name, ratios(_switch_ratios(item), "optimised over changed, throughput", "switch"))
+        (item.name, ratios(_switch_ratios(item), "optimised over changed, throughput", "option"))
         for item in found
     )
 
@@ -309,7 +309,7 @@ def bars(found: Sequence[Ablation]) -> Figures | None:
 def _bar_rows(item: Ablation) -> pl.DataFrame:
     changes = sorted(item.switches, key=lambda one: mean_rate(one.pair.b))
     rows = [_bar(item.plain.b, "baseline: several changed", "baseline")] if item.plain else []
-    rows += [_bar(one.pair.b, f"{one.words}: {one.other}", "one switch changed") for one in changes]
+    rows += [_bar(one.pair.b, f"{one.words}: {one.other}", "one option changed") for one in changes]
     rows.append(_bar(item.optimised, "optimised", "optimised"))
     return pl.DataFrame(rows, schema=BAR_SCHEMA)
 
@@ -405,11 +405,11 @@ def sentence(pair: Pair) -> Markup:
     known = len(pair.beside_the_gpu)
     many = count(known, "setting or version differs", "settings and versions differ")
     many = many if known else "nothing that was recorded differs"
-    return head + (f" Beside the GPU, {many}." if several else f" {many.capitalize()}.")
+    return head + (f" In addition to the GPU, {many}." if several else f" {many.capitalize()}.")
 
 
 def title(pair: Pair) -> str:
-    """Return the pair in words; of one rank, its number is no split and said once."""
+    """Return the pair in words; a single rank has no layout and is named once."""
     told, split = bases.title(pair), split_name(pair.a[0].row)
     return told.removesuffix(f", {split}") if split[0].isdigit() else told
 
@@ -483,14 +483,14 @@ def _name(row: Row) -> str:
 
 
 def differing(found: Sequence[Pair]) -> Fragment:
-    """Return what is not equal between the sides of each pair, beside the GPU itself."""
+    """Return what differs between the sides of each pair, in addition to the GPU itself."""
     rows = [
         {"what": title(pair), "kind": pair.kind, "name": one.name, "a": one.a, "b": one.b}
         for pair in found
         for one in pair.beside_the_gpu
     ]
     if not found:
-        return paragraphs("There are no two sides, so there is nothing that differs.")
+        return paragraphs("There are not two sides, so nothing can differ.")
     if not rows:
         return paragraphs("Nothing that the runs recorded differs between the sides.")
     columns = (
@@ -504,7 +504,7 @@ def differing(found: Sequence[Pair]) -> Fragment:
 
 
 def against_best(data: ReportData) -> Fragment:
-    """Return every configuration beside the fastest of its group, with the verdict on the two."""
+    """Return every configuration next to the fastest of its group, with the verdict on the two."""
     rows: list[dict[str, Any]] = []
     for _, runs in data.ranked.group_by("group", maintain_order=True):
         ranked = configurations(runs.drop_nulls("rate").iter_rows(named=True))

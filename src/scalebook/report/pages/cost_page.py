@@ -77,11 +77,11 @@ def overview(data: ReportData, stated: Stated) -> Fragment:
     items = [Markup("{}").format(problem) for problem in stated.problems]
     if stated.shared or stated.platforms:
         given = [*stated.shared, *(f"{p}: {n}" for p, ns in stated.platforms.items() for n in ns)]
-        items.append(Markup("Stated beside the runs: {}.").format(join(given)))
+        items.append(Markup("Stated with the runs: {}.").format(join(given)))
     else:
         items.append(
             Markup(
-                "No price, power or token budget is stated beside the runs, so cost, time, energy "
+                "No price, power or token budget is stated with the runs, so cost, time, energy "
                 "and carbon stay empty until you type them below. A file "
                 "<code>economics.toml</code> in the folder of runs states them for every reader."
             )
@@ -242,7 +242,8 @@ def energy_findings(data: ReportData) -> Iterator[Markup]:
         runs, of = (whole, " of a whole model") if mixed else (known, "")
         best = runs.sort("energy_joules_per_token").row(0, named=True)
         words = (
-            "Energy was measured in {}: the least{} is {} by {} of {} ({}), of its devices alone."
+            "Energy was measured in {}: the least{} is {} by {} of {} ({}), counting only its "
+            "devices."
         )
         yield Markup(words).format(
             count(known.height, "run"),
@@ -259,7 +260,7 @@ def energy_findings(data: ReportData) -> Iterator[Markup]:
 
 
 def energy_chart(data: ReportData) -> Figures | None:
-    """Return the measured energy per token, a chart a model and platform."""
+    """Return the measured energy per token, one chart per model and platform."""
     known = data.completed.drop_nulls("energy_joules_per_token")
     groups = known.group_by("group", maintain_order=True)
     return Figures.of((str(name), energy_bars(rows)) for (name,), rows in groups)
@@ -297,7 +298,7 @@ def device_table(data: ReportData) -> Fragment:
         plain("max_temperature_celsius", "Hottest", "°C"),
         Column(
             "gpu_busy_fraction", "Busy", lambda row: percent(row["gpu_busy_fraction"]),
-            hint="of the time a kernel ran: not MFU",
+            hint="share of the time that a kernel ran: not MFU",
         ),
         text("energy_method", "By"),
     )  # fmt: skip

@@ -66,7 +66,7 @@ def _bars(runs: pl.DataFrame, field: str, title: str, format_: str) -> Figure | 
 
 
 def curves(data: ReportData, field: str) -> Figures | None:
-    """Return a chart a model of one field of the steps; None where no step has it."""
+    """Return one chart per model of one field of the steps; None where no step has it."""
     return Figures.of(
         (model, _lines(data, runs, field)) for model, runs in _models(data)[:MAX_MODELS]
     )
@@ -148,7 +148,7 @@ def _steady(data: ReportData) -> Iterator[Markup]:
     told = Markup(words).format(steady.height, count(runs.height, "completed run"))
     if steady.height:
         shares = steady["steady_steps"] / steady["measured_steps"]
-        told += Markup(", which holds {} to {} of the measured steps").format(
+        told += Markup(", which includes {} to {} of the measured steps").format(
             percent(shares.min(), 2),  # pyright: ignore[reportArgumentType]
             percent(shares.max(), 2),  # pyright: ignore[reportArgumentType]
         )
@@ -180,7 +180,7 @@ def _growing(data: ReportData) -> Iterator[Markup]:
 
 
 def left_out(data: ReportData) -> Fragment:
-    """Return which models have no curve here for want of room; nothing where all have."""
+    """Return which models have no curve here for lack of room; nothing where all have one."""
     names = [model for model, _ in _models(data)[MAX_MODELS:]]
     if not names:
         return Fragment(Markup(""))

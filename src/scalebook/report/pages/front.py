@@ -146,7 +146,7 @@ def _nothing(data: ReportData) -> Iterator[str]:
     elif data.completed.is_empty():
         yield "No run completed with a throughput."
     else:
-        yield "No run says enough about itself to be set against another."
+        yield "No run records enough to be compared with another."
 
 
 def _heading(front: Front) -> Markup:
@@ -215,7 +215,7 @@ def _comparable(front: Front) -> Iterator[Markup]:
     if known is not None:
         yield known
     else:
-        words = "{} did no equal work with an interval ({}), so they cannot be compared yet."
+        words = "{} have no equal work with an interval ({}), so they cannot be compared yet."
         yield Markup(words).format(_and(sorted(map(str.upper, platforms))), _lengths(front))
 
 
@@ -502,13 +502,13 @@ def _drawn(data: ReportData, ones: Sequence[Configuration]) -> list[Dot]:
 
 
 def _details(row: Row) -> list[str]:
-    """Return what the name of a configuration says beside its layout, in short."""
+    """Return what the name of a configuration says in addition to its layout, in short."""
     rest = str(row["configuration_name"]).removeprefix(split_name(row)).strip(" ·").split(" · ")
     return [brief(text) for text in rest if text]
 
 
 def apart(names: Sequence[Sequence[str]]) -> list[int]:
-    """Return how many parts of each name tell it from the others, one at least."""
+    """Return how many parts of each name distinguish it from the others, one at least."""
     taken = [1] * len(names)
     while True:
         short = [tuple(own[:many]) for own, many in zip(names, taken, strict=True)]

@@ -279,7 +279,9 @@ def _place(name: str, micro: int, same: list[Row]) -> dict[str, Any]:
     fullest = max(heard, key=lambda cell: cell["predicted_gib"] or 0.0)
     peak, needed = max(peaks, default=None), fullest["predicted_gib"]
     run_ids = [run_id for cell in heard for run_id in cell["run_ids"]]
-    reason = fullest["reason"] if len(heard) == 1 else f"{len(heard)} configurations stand here"
+    reason = (
+        fullest["reason"] if len(heard) == 1 else f"{len(heard)} configurations share this cell"
+    )
     return {
         "row": name,
         "micro": str(micro),
@@ -338,7 +340,7 @@ def _title(cell: Row) -> str:
     more = (("context_parallel_size", "CP"), ("expert_parallel_size", "EP"))
     parts += [f"{short} {cell[name]}" for name, short in more if (cell[name] or 1) > 1]
     capacity = cell["capacity_gib"]
-    return ", ".join(parts) + (f"; {number(capacity)} GB a device" if capacity else "")
+    return ", ".join(parts) + (f"; {number(capacity)} GB per device" if capacity else "")
 
 
 def map_findings(data: ReportData) -> Fragment:
@@ -392,7 +394,7 @@ def cells_table(data: ReportData) -> Fragment:
         text("recompute", "Recompute"),
         text("data_parallel_sharding", "Sharding"),
         Column("verdict", "Verdict", lambda row: _WORDS[row["verdict"]], numeric=False),
-        text("evidence", "Evidence", hint="measured, inferred from a run, or predicted alone"),
+        text("evidence", "Evidence", hint="measured, inferred from a run, or only predicted"),
         plain("peak_memory_gib", "Measured peak", "GiB"),
         plain("predicted_gib", "Predicted", "GiB"),
         plain("capacity_gib", "Device, as sold", "GB"),

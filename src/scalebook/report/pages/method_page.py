@@ -203,7 +203,7 @@ def overview(data: ReportData, found: Records) -> Fragment:
         items.append(Markup(words).format(count(images.count(None), "run names", "runs name")))
     if data.problems:
         items.append(
-            Markup("{} could not be read; the reasons stand below.").format(
+            Markup("{} could not be read; the reasons are below.").format(
                 count(len(data.problems), "part of the run files", "parts of the run files")
             )
         )
@@ -341,7 +341,7 @@ def links(found: Records) -> Fragment:
 
 
 def unequal(found: Records) -> Fragment:
-    """Return every version, device and variable that is not equal over the runs of one platform."""
+    """Return every version, device and variable that differs between the runs of one platform."""
     platforms: dict[str, list[RunRecord]] = {}
     for one in found.values():
         platforms.setdefault(str(one.setting("platform") or "unknown platform"), []).append(one)
@@ -378,7 +378,9 @@ def _values(group: list[RunRecord], name: str) -> str:
 def otherwise(data: ReportData) -> Fragment:
     """Return the runs whose trainer read back another setting than was asked for."""
     if not data.differences:
-        return paragraphs("Every measured run ran as it was asked for, as far as it was read back.")
+        return paragraphs(
+            "Every measured run ran as requested, as far as its settings were read back."
+        )
     return bullets(
         Markup("{}: {}").format(run_link(run_id), " ".join(said))
         for run_id, said in data.differences.items()
@@ -388,5 +390,5 @@ def otherwise(data: ReportData) -> Fragment:
 def broken(data: ReportData) -> Fragment:
     """Return the run directories and lines that could not be read, each with the reason."""
     if not data.problems:
-        return paragraphs("Every run directory could be read whole.")
+        return paragraphs("Every run directory could be read completely.")
     return callout("Not readable", data.problems)

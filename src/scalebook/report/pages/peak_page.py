@@ -68,7 +68,7 @@ PANELS = {
     "memory": Panel(
         "peak_memory_gib", "GiB", ",.1f", limit="capacity_gib", limit_title="of the device"
     ),
-    "day": Panel("tokens_per_day", "billion tokens a day", ",.2f", total=True),
+    "day": Panel("tokens_per_day", "billion tokens per day", ",.2f", total=True),
 }  # fmt: skip
 
 
@@ -194,7 +194,7 @@ def _peak(ranked: Sequence[Configuration]) -> Markup:
         mfu = Markup(", {} of the dense {} peak of {}").format(
             percent(share), row["peak_precision"], peak
         )
-    told = Markup("<strong>{}</strong>: best with {}, {}{}; {} billion tokens a day").format(
+    told = Markup("<strong>{}</strong>: best with {}, {}{}; {} billion tokens per day").format(
         row["group"],
         named(one),
         interval(one.rate, *one.interval, row["rate_unit"]),

@@ -1,4 +1,4 @@
-"""The pages Machine probe and Predicted: what devices reach alone, and predictions of runs."""
+"""The pages Machine probe and Predicted: what devices reach, and predictions of runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from scalebook.report.charts import Figure, Figures
 from scalebook.report.charts import predicted_charts as charts
 from scalebook.report.charts.probe_charts import bus, over_time, products
 
-NONE = "No probe is among these runs. 'scalebook probe' makes one: it takes a minute on a GPU node."
+NONE = "No probe is among these runs. 'scalebook probe' adds one in a minute on a GPU node."
 NOTHING = "No probe of these runs measured this."
 
 
@@ -161,7 +161,7 @@ def _layer(probe: Probe, row: Any) -> dict[str, Any]:
 
 
 def links(probes: tuple[Probe, ...]) -> Fragment:
-    """Return how the devices of each probe's node are linked, where a tool told it."""
+    """Return how the devices of each probe's node are linked, where a tool reported it."""
     rows = [
         {"probe": name(probe), "device": device, "links": " ".join(cells)}
         for probe in probes

@@ -1,4 +1,4 @@
-"""The pages Published results and Claims audit: numbers of others beside our own, and checked."""
+"""The pages Published results and Claims audit: numbers of others next to our own, and checked."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def whole(rows: tuple[Row, ...]) -> tuple[Row, ...]:
 
 
 def _standing(ours: tuple[Row, ...], known: list[Row]) -> Iterator[Markup]:
-    """Yield our best run of each model, device and width beside what is published of them."""
+    """Yield our best run of each model, device and width next to published results."""
     best: dict[tuple[str, str, str], Row] = {}
     for row in sorted(ours, key=lambda row: row["tflops"]):
         best[row["model"], row["accelerator"], row["family"]] = row
@@ -228,7 +228,7 @@ def listing(ours: tuple[Row, ...], others: tuple[Row, ...]) -> Fragment:
         Column("convention", "By", lambda row: row.get("convention") or NONE, numeric=False),
         Column("tflops", "One convention", lambda row: number(row["tflops"]), "TFLOP/s per GPU"),
         Column("factor", "Claimed over it", lambda row: number(row.get("factor"))),
-        Column("mfu", "MFU", _mfu, hint="over the dense peak; pointed at, why there is none"),
+        Column("mfu", "MFU", _mfu, hint="over the dense peak; hover for the reason if empty"),
         Column("where", "Source", _source, numeric=False, wide=True),
     )
     return table(rows, columns, "published")
@@ -309,7 +309,7 @@ def claims_overview(runs: Path, found: Sequence[Audit], problems: Sequence[str])
     """Return how many claims hold, contradict and cannot be, a sentence a source."""
     own = any(path.is_file() for path in (runs / FOLDER).glob("*"))
     words = (
-        "These are the files of the folder claims beside the runs."
+        "These are the files of the folder claims next to the runs."
         if own
         else "These are the sample claims that come with Scalebook, not figures of these runs. "
         "To audit your own, put the document (.md, .html, .csv, .tsv) or a file of its printed "

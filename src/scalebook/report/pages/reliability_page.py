@@ -99,7 +99,7 @@ class DrilledRun:
 
 @dataclass(frozen=True, slots=True)
 class Reliability:
-    """Everything that the page shows beside the statuses, and lines that could not be read."""
+    """Everything that the page shows besides the statuses, and lines that could not be read."""
 
     saved: tuple[Saved, ...]
     drills: tuple[DrilledRun, ...]
@@ -212,7 +212,7 @@ def checkpoint_findings(found: Reliability) -> Fragment:
             Markup(
                 "No run saved a checkpoint. <code>scalebook run --set checkpoint_interval=10"
                 "</code> saves every tenth step and measures what that costs; "
-                "<code>--set checkpoint_async=true</code> writes beside the training."
+                "<code>--set checkpoint_async=true</code> writes while training continues."
             )
         )
     groups: dict[tuple[str, str, str], list[Saved]] = {}
@@ -226,8 +226,8 @@ def checkpoint_findings(found: Reliability) -> Fragment:
 def _cost(platform: str, model: str, mode: str, items: list[Saved]) -> Markup:
     rows = [item.row() for item in items]
     words = Markup(
-        "<strong>{}</strong> on {}, {}: {} of {} in {}. A save is whole after {}{}, and training "
-        "waits {} for it{}."
+        "<strong>{}</strong> on {}, {}: {} of {} in {}. A save is complete after {}{}, and "
+        "training waits {} for it{}."
     )
     rates, steps, shares = (_known(rows, n) for n in ("save_rate", "waited_steps", "waited_share"))
     rate = f" ({_span(rates, lambda value: quantity(value, 'GiB/s'))})" if rates else ""
@@ -283,7 +283,7 @@ def checkpoint_table(found: Reliability) -> Fragment:
         tables.plain("save_rate", "Rate", "GiB/s"),
         tables.plain("waited_steps", "Waited", "steps", hint="over the run's median step"),
         _share("waited_share", "Of training"),
-        _time("load_seconds", "Load", "until training can go on"),
+        _time("load_seconds", "Load", "until training can continue"),
         tables.plain("load_rate", "Rate", "GiB/s"),
     )
     return tables.table((item.row() for item in found.saved), columns, "checkpoints")
@@ -318,7 +318,7 @@ def findings(found: Reliability) -> Fragment:
             Markup(
                 "No recovery drill was run. <code>scalebook drill</code> trains, kills a rank, "
                 "lets torchrun start all processes again, and measures how long it takes until "
-                "training goes on from the last checkpoint, and whether the losses are the same."
+                "training continues from the last checkpoint, and whether the losses are the same."
             )
         )
     return bullets([_sentence(item) for item in found.drills])
@@ -327,7 +327,7 @@ def findings(found: Reliability) -> Fragment:
 def _sentence(item: DrilledRun) -> Markup:
     drill = item.drill
     when = "while a checkpoint was saved" if drill.kill_during == "save" else "between two saves"
-    verdict = "Recovered" if drill.passed else "Not recovered as it should"
+    verdict = "Recovered" if drill.passed else "Not recovered as expected"
     words = Markup("<strong>{}</strong> on {}: rank {} of {} ({}) died after step {}, {}. {} {}")
     return words.format(
         *(verdict, item.run["platform"], drill.kill_rank, item.run["model"]),
@@ -337,9 +337,9 @@ def _sentence(item: DrilledRun) -> Markup:
 
 
 def _return(drill: DrillRecord) -> str:
-    """Return in words when training went on, and from where."""
+    """Return in words when training continued, and from where."""
     if drill.next_step_seconds is None:
-        return "Training did not go on."
+        return "Training did not continue."
     start = (
         "from its first step, without a checkpoint"
         if drill.resumed_step is None
@@ -359,7 +359,7 @@ def _return(drill: DrillRecord) -> str:
     )
     return (
         f"A step was finished again {duration(drill.next_step_seconds)} after the kill{among}, "
-        f"{start}; {lost} had to be done again{regained}."
+        f"{start}; {lost} had to be repeated{regained}."
     )
 
 
@@ -367,7 +367,7 @@ def _losses(drill: DrillRecord) -> str:
     difference = drill.largest_loss_difference
     if difference is None:
         return "No loss could be compared."
-    against = "with an uninterrupted run" if drill.reference_run else "between steps done twice"
+    against = "with an uninterrupted run" if drill.reference_run else "between repeated steps"
     compared = f"{count(drill.compared_steps, 'loss', 'losses')} compared {against}"
     if drill.identical:
         return f"All {compared} are identical."
@@ -411,14 +411,14 @@ def table(found: Reliability) -> Fragment:
         _part_time("load_seconds", "Load"),
         _part_time("step_seconds", "First step"),
         _part_time("next_step_seconds", "Together"),
-        _part_time("regained_seconds", "Regained", "kill to the first step not done before"),
+        _part_time("regained_seconds", "Regained", "kill to the first new step"),
         Column("largest_loss_difference", "Loss differs", _difference, hint="largest, relative"),
     )
     return tables.table((_row(item) for item in found.drills), columns, "drills")
 
 
 def _row(item: DrilledRun) -> dict[str, Any]:
-    verdict = "recovered" if item.drill.passed else "not as it should"
+    verdict = "recovered" if item.drill.passed else "not as expected"
     return {**item.run, **item.drill.model_dump(), "verdict": verdict}
 
 

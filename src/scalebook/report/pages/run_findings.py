@@ -53,7 +53,7 @@ def group_findings(runs: pl.DataFrame, commits: Commits | None = None) -> Iterat
         yield _spread("The other", best, others[0])
         yield from _contested(best, others[0], Markup("These runs"))
     else:
-        second = Markup("Against the second, {}, these runs").format(named(others[0]))
+        second = Markup("Against the runner-up, {}, these runs").format(named(others[0]))
         yield from _contested(best, others[0], second)
         yield _spread("The slowest", best, others[-1])
     yield from _made_by((best, others[-1]), commits or {})
@@ -84,12 +84,12 @@ def _made_by(ends: tuple[Configuration, Configuration], commits: Commits) -> Ite
     if not fast or not slow:
         return
     if fast != slow:
-        words = "The two are of different commits of Scalebook ({} and {})."
+        words = "The two ran at different commits of Scalebook ({} and {})."
         yield Markup(words).format(_short(fast), _short(slow))
         return
     newest = list(commits.values())[-1]
     if newest not in fast:
-        words = "Both are of an older commit of Scalebook ({}) than the newest runs here ({})."
+        words = "Both ran at an older commit of Scalebook ({}) than the newest runs here ({})."
         yield Markup(words).format(_short(fast), newest[:SHORT])
 
 
@@ -108,14 +108,14 @@ def _largest_total(ranked: list[Configuration], best: Configuration) -> Iterator
         total, (low, high) = top.mean("tokens_per_second") or 0.0, top.interval
         ranks = total / top.rate
         told = interval(total, low and low * ranks, high and high * ranks, "tokens/s")
-        yield Markup("The most in total is {}, with {}.").format(told, named(top))
+        yield Markup("The highest total is {}, with {}.").format(told, named(top))
 
 
 def _contested(best: Configuration, second: Configuration, beginning: Markup) -> Iterator[Markup]:
     """Yield a sentence where the first two are not surely apart, and what would decide."""
     verdict = verdict_on(best, second)
     if verdict is not None and verdict.word == "cannot tell":
-        words = "{} do not settle which of the two is faster. {}"
+        words = "{} do not show which of the two is faster. {}"
         yield Markup(words).format(beginning, verdict.advice or "")
 
 
@@ -123,7 +123,7 @@ def peaks(runs: pl.DataFrame) -> Iterator[Markup]:
     """Yield what the MFU of these sentences is counted by and divided by."""
     columns = ("flops_convention", "peak_precision", "peak_tflops_per_second", "accelerator")
     for row in runs.drop_nulls("mfu").select(columns).unique(maintain_order=True).to_dicts():
-        words = "MFU on {} is by <code>{}</code> over its dense {} peak of {}, steady steps alone."
+        words = "MFU on {} is by <code>{}</code> over its dense {} peak of {}, steady steps only."
         peak = quantity(row["peak_tflops_per_second"], "TFLOP/s", 4)
         yield Markup(words).format(
             row["accelerator"], row["flops_convention"], row["peak_precision"], peak
@@ -233,7 +233,7 @@ def _commits(data: ReportData) -> dict[str, str]:
 
 
 def failure_findings(data: ReportData) -> Iterator[Markup]:
-    """Yield one sentence a kind of failure, with its runs and their reasons, and one of the rest.
+    """Yield one sentence per kind of failure, with its runs and their reasons, and one of the rest.
 
     The rest was not run: a smaller configuration had run out of memory.
     """
@@ -270,11 +270,11 @@ def warnings(data: ReportData) -> Fragment:
 def _warnings(data: ReportData) -> Iterator[Markup]:
     runs = data.completed
     for row in data.runs.filter(pl.col("status") == "void").iter_rows(named=True):
-        yield Markup("{} counts nowhere. {}").format(run_link(row["run_id"]), row["reason"])
+        yield Markup("{} is not counted. {}").format(run_link(row["run_id"]), row["reason"])
     if "cpu" in set(runs["platform"]):
         yield Markup(
             "Runs on <code>cpu</code> show that training works and how layouts compare inside one "
-            "machine. Their throughput is no result about any accelerator."
+            "machine. Their throughput says nothing about any accelerator."
         )
     foreign = data.runs.filter(pl.col("source") != "measured")
     for (source,), rows in foreign.group_by("source", maintain_order=True):
@@ -292,7 +292,7 @@ def _warnings(data: ReportData) -> Iterator[Markup]:
 def _not_as_asked(data: ReportData) -> Iterator[Markup]:
     """Yield the runs whose trainer read back another setting than the one asked for."""
     for run_id, sentences in data.differences.items():
-        words = "{} <strong>did not run as asked</strong>: {}"
+        words = "{} <strong>did not run as requested</strong>: {}"
         yield Markup(words).format(run_link(run_id), " ".join(sentences))
 
 
@@ -330,7 +330,7 @@ def failed(data: ReportData) -> Fragment:
 
 
 def notes(data: ReportData) -> Fragment:
-    """Return what the runs' records note beside their numbers; nothing where there is nothing."""
+    """Return the notes in the records of the runs; nothing where there are none."""
     said: dict[str, list[str]] = {}
     for run_id, sentences in data.notes.items():
         for sentence in sentences:

@@ -1,4 +1,4 @@
-"""The scaling page: series against the ideal, and laws fitted where runs differ in size alone."""
+"""The scaling page: series against the ideal, and laws fitted where runs differ only in size."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _gpus_per_node(platform: str | None) -> int | None:
 
 
 def arms(found: Sequence[ScalingSeries]) -> tuple[Arm, ...]:
-    """Return every set of runs that differ in size alone, at two sizes or more, GPUs only."""
+    """Return every set of runs that differ only in size, at two sizes or more, GPUs only."""
     made: list[Arm] = []
     for item in found:
         if item.base["platform"] == "cpu":
@@ -116,7 +116,7 @@ def _layout(row: Row, kind: ScalingKind) -> str:
     names = (("TP", "tensor_parallel_size"), ("PP", "pipeline_parallel_size"))
     names += (("CP", "context_parallel_size"), ("EP", "expert_parallel_size"))
     parts = [f"{short}{row[name]}" for short, name in names if (row[name] or 1) > 1]
-    split = " ".join(parts) or "data parallel alone"
+    split = " ".join(parts) or "data parallel only"
     batch = row["global_batch_size"]
     if kind == "strong":
         return f"{split}, global batch {batch}"
@@ -124,7 +124,7 @@ def _layout(row: Row, kind: ScalingKind) -> str:
 
 
 def findings(found: Sequence[ScalingSeries]) -> Fragment:
-    """Return what the laws say, or why there is none, a sentence a set of runs."""
+    """Return what the laws say, or why they say nothing, one sentence per set of runs."""
     laws = len(_with_law(found))
     words = "Drawn are {} of {} laws, those through most sizes; the table of projections has all."
     cut = [Markup(words).format(MOST_DRAWN, laws)] if laws > MOST_DRAWN else []
@@ -164,7 +164,7 @@ def _law_words(arm: Arm, law: FittedLaw) -> Iterator[Markup]:
         yield _projected(arm.project(reach), arm)
     refused = arm.project(2 * reach).reason
     if refused:
-        yield Markup("No further: {}").format(refused)
+        yield Markup("Limit: {}").format(refused)
 
 
 def _projected(one: Projection, arm: Arm) -> Markup:
@@ -196,7 +196,7 @@ def _mixed(found: Sequence[ScalingSeries]) -> Iterator[Markup]:
         elif item.group not in together:
             words = (
                 "<strong>{}</strong>: runs of different size differ in layout, batch or "
-                "recomputation too ({}), so neither weak nor strong scaling can be told."
+                "recomputation too ({}), so they show neither weak nor strong scaling."
             )
             yield Markup(words).format(item.group, run_links(item.points["run_id"].head(4)))
 

@@ -224,7 +224,9 @@ def _headline(runs: _Runs) -> StudyAnswer | None:
     first = best[0]
     several = len({side_name(one.row) for one in best}) > 1
     words = "{} trains {} at {} in {}."
-    words = words[:-1] + ", the highest rate, but no equal work compares it." if several else words
+    words = (
+        words[:-1] + ", the highest rate, but without equal work to compare." if several else words
+    )
     verdict = Markup(words).format(
         platform_title(first.row["platform"]), model_title(first.row["model"]),
         linked(first, rate(first)), first.row["precision"].upper(),
@@ -503,7 +505,7 @@ def _precision(runs: _Runs) -> StudyAnswer | None:
 
 
 def _depth(row: Row) -> str:
-    """Return what tells a model from its cut-down forms: ``8 layers``, or its name."""
+    """Return what distinguishes a model from its cut-down forms: ``8 layers``, or its name."""
     return model_title(row["model"]).partition(" of ")[0]
 
 
@@ -586,7 +588,7 @@ def _drill(runs: _Runs) -> StudyAnswer | None:
     lost = one.drill.steps_lost
     again = f"; {count(lost, 'step')} ran again" if lost is not None else ""
     took = duration(one.drill.next_step_seconds)
-    words = Markup("Training of {} went on {}{} after a process was killed{}.")
+    words = Markup("Training of {} continued {}{} after a process was killed{}.")
     link = run_link(one.run["run_id"], took)
     verdict = words.format(on(one.run), link, ends, again)
     parts = [
@@ -620,7 +622,7 @@ def _section(data: ReportData, number: int, one: Study) -> Markup:
     origin = (
         Markup("Plan <code>{}</code>").format(one.plan)
         if one.plan
-        else Markup("Formed by what its runs share")
+        else Markup("Grouped by what its runs share")
     )
     return Markup(
         '<section class="sb-study" id="study-{}"><p class="kind">{}</p><h2>{}</h2>'

@@ -189,7 +189,7 @@ def _shares(one: Diagnosis) -> Row:
 
 
 _LARGEST = 1e15
-TITLE = "What the logs say beside our count"
+TITLE = "What the logs print next to our count"
 
 
 def ingested_overview(data: ReportData) -> Fragment:
@@ -202,7 +202,7 @@ def ingested_overview(data: ReportData) -> Fragment:
 
 
 def ingested_table(data: ReportData) -> Fragment:
-    """Return a row an ingested run; nothing where there is none."""
+    """Return one row per ingested run; nothing where there is none."""
     found = ingested_rows(data)
     if not found:
         return Fragment(Markup(""))
@@ -280,7 +280,7 @@ def _findings(found: Sequence[Row]) -> Iterator[Markup]:
         count(len(found), "run comes", "runs come")
     )
     if not compared:
-        yield Markup("No log among them tells enough to count its TFLOP/s again.")
+        yield Markup("None of these logs has enough to recompute its TFLOP/s.")
         return
     yield Markup(
         "{} TFLOP/s that can be compared with our count by <code>{}</code>: {} within {}, {} not."
@@ -302,5 +302,5 @@ def _disagreement(row: Row) -> Markup:
         number(row["logged"], 4),
         _factor(row),
         number(row["recounted"], 4),
-        fits if row["fits"] else "no convention known here gives it",
+        fits if row["fits"] else "no known convention gives it",
     )

@@ -247,7 +247,7 @@ def _start(folder: Path) -> None:
 
 
 def _forget_old(newest: Path) -> None:
-    """Remove what older builds have left beside the newest, but for the last few.
+    """Remove what older builds have left next to the newest, except the last few.
 
     What was written a short while ago may belong to a build that is going on.
     """
@@ -267,7 +267,7 @@ def _name(page: Page, notebooks: Path) -> str:
 
 
 def _code(runs: Path) -> str:
-    """Return a name for what pages are made from beside the runs' files and their notebooks."""
+    """Return a name for what pages are made from besides the runs' files and their notebooks."""
     digest = hashlib.sha256(repr((str(runs), sys.version, catalog.signature())).encode())
     for library in LIBRARIES:
         digest.update(version(library).encode())

@@ -47,7 +47,7 @@ class Places:
 
     @property
     def pages(self) -> Path:
-        """The folder of the executed notebooks, beside the site."""
+        """The folder of the executed notebooks, next to the site."""
         return self.output.parent / "_pages"
 
     @property
@@ -99,7 +99,7 @@ def build(
 def _execute(
     places: Places, data: frames.ReportData, cache: Path, renderer: Renderer
 ) -> dict[Page, str]:
-    """Write executed pages and the files beside them to an empty folder; return what failed."""
+    """Write executed pages and the files next to them to an empty folder; return what failed."""
     stage = places.pages
     shutil.rmtree(stage, ignore_errors=True)
     stage.mkdir(parents=True)
@@ -209,7 +209,7 @@ def _finish(site: Path, output: Path, renderer: str, failed: Collection[str]) ->
     if problems:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         first = next(iter(problems))
-        raise ReportError(f"The report is not fit to publish: {first}{more}. See {site}.")
+        raise ReportError(f"The report cannot be published: {first}{more}. See {site}.")
     _mark(site, renderer)
     if output.exists():
         shutil.rmtree(output)

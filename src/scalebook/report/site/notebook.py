@@ -80,7 +80,7 @@ def yaml_mapping(text: str) -> dict[str, Any]:
     try:
         parsed: object = yaml.load(text, LOADER) if text else {}
     except yaml.YAMLError as error:
-        raise ReportError(f"The options of a cell are no YAML: {text!r}") from error
+        raise ReportError(f"The options of a cell are not YAML: {text!r}") from error
     return cast("dict[str, Any]", parsed) if isinstance(parsed, dict) else {}
 
 

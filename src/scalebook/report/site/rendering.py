@@ -92,7 +92,7 @@ def markdown(source: str, numbers: Mapping[str, str]) -> str:
 
 
 def _reference(label: str, numbers: Mapping[str, str]) -> str:
-    """Return a link to a figure; the words alone where its cell had nothing to draw."""
+    """Return a link to a figure; only the words where its cell had nothing to draw."""
     name = numbers.get(label)
     return f'<a href="#{label}">{name}</a>' if name else KINDS[label[:3]].lower()
 
@@ -148,7 +148,7 @@ def find_quarto() -> str | None:
 def write_project(
     settings: Path, theme: Path, project: Path, built: str, pages: Sequence[Page] = PAGES
 ) -> None:
-    """Write Quarto's project file and theme beside the notebooks; ``built`` goes to the footer.
+    """Write Quarto's project file and theme next to the notebooks; ``built`` goes to the footer.
 
     The menu of the file is that of ``PAGES``; the page of changes is added where it is among them.
     """

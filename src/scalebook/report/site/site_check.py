@@ -56,7 +56,7 @@ class _Scan(HTMLParser):
         if values.get("id"):
             # the anchors of runs are ours; a renderer may repeat one of its own
             if values["id"] in self.ids and values["id"].startswith("run-"):
-                self.problems.append(f"the id {values['id']!r} is there twice")
+                self.problems.append(f"the id {values['id']!r} appears twice")
             self.ids.add(values["id"])
         if tag == "a" and "href" in values:
             self.links.append(values["href"])
@@ -94,7 +94,7 @@ def _spec_problems(text: str) -> Iterator[str]:
     try:
         spec = json.loads(text)
     except ValueError:
-        yield "a chart's specification is no JSON"
+        yield "a chart's specification is not JSON"
         return
     if '"url":' in json.dumps(spec, separators=(",", ":")):
         yield "a chart loads its data from an address"
@@ -124,7 +124,7 @@ def check(site: Path, failed: Collection[str] = ()) -> tuple[str, ...]:
 
 
 def _scan_rows(site: Path, scan: _Scan) -> None:
-    """Note the ids of the rows that a page reads from files of their own."""
+    """Note the ids of the rows that a page reads from separate files."""
     for name in scan.row_files:
         if (site / name).is_file():
             scan.ids.update(anchors_of_rows(site / name))

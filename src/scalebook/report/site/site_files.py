@@ -1,4 +1,4 @@
-"""The files beside the pages: styles, scripts, the chart library, the data, rows of long tables."""
+"""The files next to the pages: styles, scripts, chart library, data, rows of long tables."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class JobState:
 
     @property
     def active(self) -> bool:
-        """Whether the job is still to run, runs, or will run again."""
+        """Whether the job waits, runs, or will be requeued."""
         return self.name in ACTIVE
 
 
@@ -145,7 +145,7 @@ class Settled:
 
 
 def settle(runs: Path, ask: Ask = query.ask) -> tuple[Settled, ...]:
-    """Record every run under a folder whose job has ended; leave those of live jobs alone."""
+    """Record every run under a folder whose job has ended; leave those of live jobs as they are."""
     known: dict[str, JobState | None] = {}
     found: list[Settled] = []
     for partial in store.partial_directories(runs):
@@ -219,7 +219,7 @@ def _printed(runs: Path, job: Job) -> list[str]:
 def _stop(
     end: finish_run.Ended | None, state: JobState, started: bool, printed: bool
 ) -> outcome.EndReason | None:
-    """Return status and sentence of a run that was ended from outside; None: its log tells."""
+    """Return status and sentence of a run that was ended from outside; None: its log says."""
     if end is not None and end.stop != ASKED:
         return None if end.stop == FOLLOWED else end.stop
     if state.name in _ENDS:
@@ -230,5 +230,5 @@ def _stop(
     if not started and not (printed and state.name == "FAILED"):
         return "interrupted", f"The job ended as {state.name} before the run had started"
     if end is None and started:
-        return "interrupted", "The job ended without a word: its first node died, or was killed"
+        return "interrupted", "The job ended without a message: its first node died or was killed"
     return None

@@ -129,7 +129,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--rendezvous", default="", help="HOST:PORT; default: MASTER_ADDR")
     parser.add_argument("--job", default="", help="the scheduler's name of the job")
     parser.add_argument("--restart", type=int, default=0, help="how often it was requeued")
-    parser.add_argument("--prune", action="store_true", help="skip what records show not to fit")
+    parser.add_argument(
+        "--prune", action="store_true", help="skip runs that do not fit by the records"
+    )
     parser.add_argument("--fresh", action="store_true", help="use the records of this job only")
     parser.add_argument("--cool-down", default="", help="30s or 45C, before the run starts")
     options = parser.parse_args(arguments)
@@ -252,7 +254,7 @@ def _job(part: Part) -> dict[str, Any]:
         file = part.directory / finish_run.SCHEDULE_FILE
         kept = store.read_object(file)
         times = "once" if restart == 1 else f"{restart} times"
-        note = f"{REQUEUED}{times}; what the earlier attempts left is in attempts/."
+        note = f"{REQUEUED}{times}; the files of the earlier attempts are in attempts/."
         notes = [one for one in kept.get("notes", ()) if not one.startswith(REQUEUED)]
         store.write_json(file, {**kept, "notes": [*notes, note]})
     submitted = store.read_object(part.directory / ownership.JOB_FILE).get("submitted_at")

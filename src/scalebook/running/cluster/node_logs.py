@@ -89,7 +89,7 @@ def tails(directory: Path, codes: Mapping[int, int], count: int) -> list[NodeLog
 
 
 def merge(directory: Path) -> None:
-    """Put the nodes' logs into ``train.log``, one after the other, each under a line of its own."""
+    """Put the nodes' logs into ``train.log``, one after the other, each under a separate line."""
     logs = _by_node(directory, _LOG)
     if not any(number for number, _ in logs):
         return

@@ -1,4 +1,4 @@
-"""What becomes of the runs of a folder at this moment: waiting, training, ended."""
+"""The current state of the runs of a folder: waiting, training, ended."""
 
 from __future__ import annotations
 

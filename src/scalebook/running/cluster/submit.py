@@ -20,7 +20,7 @@ from scalebook.running.cluster.jobs import FOLDER, Ask, write_job
 from scalebook.running.pruning import Inference
 from scalebook.running.todo import Entry, Scheduled, label
 
-OWN_JOBS = "Each run was a job of its own, submitted in this order: Slurm starts them as it can."
+OWN_JOBS = "Each run was a separate job, submitted in this order: Slurm starts them as it can."
 _JOB_ID = re.compile(r"(\d+)(?:;.*)?")
 
 
@@ -111,7 +111,7 @@ def jobs(entries: Sequence[Entry], one_job: bool) -> list[list[Entry]]:
 def preview(
     entries: Sequence[Entry], runs: Path, options: slurm.Options, order: Order = NO_ORDER
 ) -> str:
-    """Return the very script that these entries would be submitted as, but for the runs' names."""
+    """Return the script that these entries would be submitted as, except for the runs' names."""
     tasks = [
         slurm.Task(
             entry.config,
@@ -178,7 +178,7 @@ def _sbatch(script: Path, ask: Ask) -> str:
     if answer.code != 0 or found is None:
         said = " ".join(answer.errors.split())[:500] or "no message"
         raise LaunchError(
-            f"Slurm refused the job: {said}. Mend it with --sbatch-option NAME=VALUE (an empty "
+            f"Slurm refused the job: {said}. Fix it with --sbatch-option NAME=VALUE (an empty "
             f"VALUE leaves an option out); the script is {project.short(script)}."
         )
     return found[1]

@@ -150,7 +150,7 @@ class AMDSMI:
         ]
 
     def read(self) -> list[Row]:
-        """Return a reading of each GPU; a quantity that the driver does not tell is left out."""
+        """Return a reading of each GPU; a quantity that the driver does not report is left out."""
         return [self._row(index, handle) for index, handle in self._devices.items()]
 
     def _row(self, index: int, handle: Any) -> Row:
@@ -220,7 +220,7 @@ def _number(value: Any) -> float | None:
 
 
 def _first(told: Mapping[str, Any], *names: str) -> float | None:
-    """Return the first of these that the device tells; older devices have only averages."""
+    """Return the first of these that the device reports; older devices have only averages."""
     return next((value for name in names if (value := _number(told.get(name))) is not None), None)
 
 

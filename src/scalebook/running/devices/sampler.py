@@ -1,4 +1,4 @@
-"""The process that reads the devices beside a run and appends to its telemetry file.
+"""The process that reads the devices during a run and appends to its telemetry file.
 
 ``python -m scalebook.running.devices.sampler FILE VENDOR PERIOD_SECONDS DEVICES NODE``. Its
 standard input is a pipe from the runner: when that closes, even by the runner's death, it takes a
@@ -71,7 +71,7 @@ def write(stream: TextIO, line: Mapping[str, Any]) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Sample until standard input ends; return 0 also where nothing can be read."""
+    """Sample until standard input ends; return 0 even if nothing can be read."""
     path, vendor, period_text, count_text, node_text = arguments
     period, node = float(period_text), int(node_text)
     with Path(path).open("a", encoding="utf-8") as stream:
@@ -110,7 +110,7 @@ def sample(sensor: Sensor, stream: TextIO, period: float, node: int) -> tuple[in
 
 
 def _owner_gone(seconds: float) -> bool:
-    """Wait so long, or until standard input has ended; return whether it has."""
+    """Wait ``seconds``, or until standard input has ended; return whether it has."""
     ready, _, _ = select.select([sys.stdin], [], [], max(0.0, seconds))
     return bool(ready)
 

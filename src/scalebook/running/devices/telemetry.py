@@ -1,4 +1,4 @@
-"""Power, energy, clocks and temperature of the devices, read beside the training processes.
+"""Power, energy, clocks and temperature of the devices, read while the training processes run.
 
 A sampler of its own process writes ``telemetry.jsonl`` while a run goes. It can't hurt the run: it
 reads the driver's counters, whatever fails in it is a note in its file, and it ends with the run.
@@ -123,7 +123,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def temperature_celsius(environment: Mapping[str, str] = os.environ) -> float | None:
-    """Return the temperature of the hottest visible GPU in °C, None where nothing tells it."""
+    """Return the temperature of the hottest visible GPU in °C, None where nothing reports it."""
     for vendor in ("nvidia", "amd"):
         try:
             sensor = sampler.open_sensor(vendor, environment, None, 1.0)

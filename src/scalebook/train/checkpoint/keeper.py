@@ -67,7 +67,7 @@ class Keeper:
 
     @classmethod
     def open(cls, trainer: Trainer, output: Path) -> Keeper:
-        """Return the keeper of a run, its state loaded where there is one to go on from."""
+        """Return the keeper of a run, its state loaded where there is one to continue from."""
         refuse_unsupported(trainer.config)
         keeper = cls(trainer, output)
         if trainer.config.checkpoint_interval:
@@ -156,7 +156,7 @@ class Keeper:
             self._blocked += time.perf_counter() - began
 
     def _publish(self, save: _Save, waited: float | None = None) -> None:
-        """Make a written checkpoint the latest, and tell what it cost."""
+        """Make a written checkpoint the latest, and record what it cost."""
         self._pending = None
         if not self._first_rank:
             return

@@ -121,8 +121,8 @@ def refuse_code(directory: Path) -> None:
         raise
     except Exception as error:  # a pickle that is damaged raises anything
         raise ConfigError(
-            f"{path} is refused: {str(error)[:200]}. A checkpoint of Megatron-Core holds names of "
-            "tensors only; do not load this one."
+            f"{path} is refused: {str(error)[:200]}. A checkpoint of Megatron-Core contains only "
+            "names of tensors; do not load this one."
         ) from error
 
 
@@ -191,5 +191,5 @@ def _torch_adams(optimizer: Any) -> Iterator[Any]:
 
 
 def queue() -> Any:
-    """Return the queue of saves that go on in processes of their own, forked for each."""
+    """Return the queue of saves that continue in separate processes, forked for each."""
     return _async.AsyncCallsQueue(persistent=False)

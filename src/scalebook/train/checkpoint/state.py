@@ -1,4 +1,4 @@
-"""Everything that training goes on from, as Megatron-Core's sharded state, and back."""
+"""Everything that training continues from, as Megatron-Core's sharded state, and back."""
 
 from __future__ import annotations
 

@@ -55,18 +55,18 @@ def source(config: RunConfig, folder: Path) -> Path | None:
     found = whole or latest(asked) or latest(asked / CHECKPOINTS)
     if found is None:
         raise ConfigError(
-            f"load_checkpoint={config.load_checkpoint!r} holds no whole checkpoint. Name a run's "
-            f"directory, the folder {CHECKPOINTS!r} in it, or a checkpoint there."
+            f"load_checkpoint={config.load_checkpoint!r} contains no complete checkpoint. Name a "
+            f"run's directory, the folder {CHECKPOINTS!r} in it, or a checkpoint there."
         )
     saved = read_object(found / CONTENT)
     step, layout = saved.get("step"), saved.get("config")
     if type(step) is not int or not isinstance(layout, dict):
-        raise ConfigError(f"{found / CONTENT} does not hold the checkpoint's step and config.")
+        raise ConfigError(f"{found / CONTENT} does not contain the checkpoint's step and config.")
     _refuse_other(config, cast("dict[str, Any]", layout))
     if step >= config.steps:
         raise ConfigError(
             f"The checkpoint is of step {step}, and steps={config.steps} leaves nothing "
-            "to do. Raise steps: they count from the first step ever."
+            "to do. Raise steps: they count from step 1 of the first run."
         )
     return found
 

@@ -1,4 +1,4 @@
-"""Experts whose matrix products are one call for all of them, made of torch alone.
+"""Experts whose matrix products are one call for all of them, made only of torch.
 
 Megatron-Core's own grouped experts need Transformer Engine or the package grouped_gemm; without
 them it runs expert after expert, which leaves a GPU idle between many small products.

@@ -1,4 +1,4 @@
-"""Tokens into the order of their experts and back, without a word from the device to the host.
+"""Tokens into the order of their experts and back, without copies from the device to the host.
 
 Megatron-Core's own, where Transformer Engine does not fuse it, selects by mask: the number of rows
 is then asked of the device twice per layer. It adds tokens back with atomics and cuts them into a

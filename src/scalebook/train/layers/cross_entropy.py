@@ -54,7 +54,7 @@ class VocabularyParallelCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradient of the logits, made in place of them."""
+        """Return the gradient of the logits, written over them."""
         logits, log_sum, target, inside = ctx.saved_tensors
         logits = logits.detach()
         grad_output = grad_outputs[0].contiguous()  # so that one compiled kernel serves all callers

@@ -1,4 +1,4 @@
-"""Fused GPU pieces made of torch alone, where Megatron-Core would want Apex or Transformer Engine.
+"""Fused GPU operations in torch, where Megatron-Core needs Apex or Transformer Engine.
 
 Nothing here names a vendor: what this device's torch cannot do is found out by trying it, and the
 record says what was used.
@@ -96,7 +96,7 @@ def swiglu(doubled: Tensor) -> Tensor:
 
 
 def remake_activation(*, fused: bool) -> None:
-    """Let the SwiGLU of Megatron-Core's MLP tell how its product can be made again."""
+    """Let the SwiGLU of Megatron-Core's MLP say how its product can be recomputed."""
     mlp: Any = import_module("megatron.core.transformer.mlp")
     original = mlp.bias_swiglu_impl
 

@@ -52,7 +52,7 @@ class UnsplitLinear(nn.Module):
 
 
 class LatentAttention(mcore.MLASelfAttention):
-    """Megatron-Core's, with down projections that are whole on every rank."""
+    """Megatron-Core's, with complete down projections on every rank."""
 
     def __init__(self, config: Any, submodules: Any, *given: Any, **options: Any) -> None:
         # Megatron-Core takes known classes alone here; what it builds is replaced below.

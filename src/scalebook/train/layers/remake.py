@@ -1,4 +1,4 @@
-"""Activations that are made again in the backward pass because that costs no matrix product.
+"""Activations that are recomputed in the backward pass because that costs no matrix product.
 
 A norm's output and an activation function's product are each a pass over their input, which is
 kept anyway. Under recompute mode ``pointwise`` the linear layer that reads them gives their memory
@@ -43,7 +43,7 @@ def made_by(tensor: Tensor, function: Callable[..., Tensor], *inputs: Tensor) ->
 def release(
     tensor: Tensor, output: Tensor, host: HostCopy | None = None, below: HostCopy | None = None
 ) -> None:
-    """Free ``tensor`` until the gradient of ``output`` arrives, if it can be made again.
+    """Free ``tensor`` until the gradient of ``output`` arrives, if it can be recomputed.
 
     Nothing but the function that made ``output`` may need the tensor from here on. What it is made
     of waits at ``host``, if given; ``below`` is the next one that the backward pass will need.

@@ -65,7 +65,7 @@ def _layer(shape: tuple[int], eps: float, hidden: Tensor, weight: Tensor, bias: 
 
 
 class ColumnParallelLinear(mcore.ColumnParallelLinear):
-    """Megatron-Core's, which frees its input where that can be made again."""
+    """Megatron-Core's, which frees its input where that can be recomputed."""
 
     def forward(self, input_: Tensor, *given: Any, **options: Any) -> Any:
         """Return (output, bias) as Megatron-Core's layer does."""
@@ -76,7 +76,7 @@ class ColumnParallelLinear(mcore.ColumnParallelLinear):
 
 
 class RowParallelLinear(mcore.RowParallelLinear):
-    """Megatron-Core's, which frees its input where that can be made again."""
+    """Megatron-Core's, which frees its input where that can be recomputed."""
 
     host: HostCopy | None = None  # see offload.install
     below: HostCopy | None = None
@@ -101,7 +101,7 @@ class ExpertRow(mcore.RowParallelLinear):
 
 
 def remake_norms(chunk: Any) -> None:
-    """Let the norms of a model chunk that feed one linear layer alone tell how they are made."""
+    """Let the norms of a model chunk that feed only one linear layer say how they are made."""
     for layer in chunk.decoder.layers:
         # Two down projections of multi-latent attention read it.
         layer.input_layernorm.remade = not layer.config.multi_latent_attention

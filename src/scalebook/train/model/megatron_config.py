@@ -203,7 +203,7 @@ def _quantised(config: RunConfig) -> dict[str, Any]:
 
 
 def remakes_activation(config: RunConfig, shape: ModelShape) -> bool:
-    """Return whether the product of the activation function is made again, not kept."""
+    """Return whether the product of the activation function is recomputed, not kept."""
     return config.recompute == "pointwise" and shape.activation == "silu" and shape.gated_mlp
 
 

@@ -171,7 +171,7 @@ def resolve(config: RunConfig, shape: ModelShape, world: World) -> Switches:
     if shape.mla is not None and config.fused_attention == "off" and not te:
         raise ConfigError(
             "fused_attention='off' is not possible with multi-latent attention: Megatron-Core's "
-            "own takes queries and values of one width alone. Use 'auto'."
+            "own takes only queries and values of the same width. Use 'auto'."
         )
     compiled = _compiled(world)
 
