@@ -8,7 +8,10 @@ opens files here. An error is an OSError whose ``strerror`` is the reason in wor
 from __future__ import annotations
 
 import errno
+import json
 import os
+import re
+import shutil
 import stat
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
@@ -23,6 +26,11 @@ _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe without a writer op
 _TOO_LARGE = "it is larger than {:,} bytes"
 # What a file system says that cannot put this kind of file on the disk at once.
 _NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EROFS)
+# Control characters but for tab and line feed, marks without width or of direction, surrogates.
+_UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f"
+    "\ud800-\udfff\ufeff\ufff9-\ufffb\U000e0000-\U000e0fff]"
+)
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -110,6 +118,27 @@ def blocks(path: Path, most: int = LINES_BYTES) -> Iterator[bytes]:
                 rest = (rest + piece)[:LONGEST_LINE]
     if rest:
         yield rest
+
+
+def remove(path: Path) -> None:
+    """Remove what has this name: a file, a link but not what it leads to, or a whole directory.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    try:
+        path.unlink(missing_ok=True)
+    except (IsADirectoryError, PermissionError):  # the latter is what other systems say
+        shutil.rmtree(path)
+
+
+def visible(text: str) -> str:
+    """Return a text with what a terminal obeys, or does not show, written as in JSON: ``\\u001b``.
+
+    Names and sentences of others may hold commands for a terminal, and marks that turn the
+    direction of what follows.
+    """
+    return _UNSEEN.sub(lambda found: json.dumps(found[0])[1:-1], text)
 
 
 def is_there(path: Path) -> bool:

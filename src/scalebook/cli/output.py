@@ -8,9 +8,30 @@ import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, TextIO, cast
+
+from scalebook import untrusted
 
 _NUMBER = re.compile(r"-|(?=\D*\d)[\d,]*\.?[\d,]*(?:e\+\d+)?%*")
+
+
+class VisibleText:
+    """A text stream whose reader sees what others wrote, and whose terminal does not obey it.
+
+    Everything but ``write`` is the stream's own; ``terminal`` is the stream.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        """Write to a stream."""
+        self.terminal = stream
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the stream has under a name."""
+        return getattr(self.terminal, name)
+
+    def write(self, text: str) -> int:
+        """Write a text; JSON stays the same value."""
+        return self.terminal.write(untrusted.visible(text))
 
 
 def plain(value: Any) -> Any:

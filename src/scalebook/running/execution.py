@@ -7,6 +7,7 @@ ranks train nothing is expected of it: training has limits of its own.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable
@@ -47,6 +48,10 @@ class Execution(threading.Thread):
             notebooks.execute(self._notebook, self._output, self._parameters)
         except Exception as error:  # noqa: BLE001  a defect in one run must not cost the others
             self.error = error
+        finally:
+            with suppress(RuntimeError):  # papermill made none
+                # Else its descriptors stay open until memory is next searched for garbage.
+                asyncio.get_event_loop().close()
 
     def end(self) -> None:
         """Kill the kernel, whose death ends papermill and, by its guard, what it ran."""

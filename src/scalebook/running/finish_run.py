@@ -10,14 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
-from scalebook import scrub, store
+from scalebook import scrub, store, untrusted
 from scalebook.config import RunConfig
 from scalebook.engines import harvest
 from scalebook.errors import ConfigError
 from scalebook.measure import provenance
-from scalebook.record import RunRecord, StepRecord
+from scalebook.record import RunRecord, Status, StepRecord
 from scalebook.running import outcome, progress
 
 LAUNCH_FILE = "launch.json"  # command, environment, started_at, start: written before the start
@@ -90,7 +90,7 @@ def conclude(
     )
     store.write_record(directory, record)
     for name in (LAUNCH_FILE, EXIT_FILE, SCHEDULE_FILE, PLAN_FILE):
-        (directory / name).unlink(missing_ok=True)
+        untrusted.remove(directory / name)
     return record
 
 
@@ -281,9 +281,11 @@ def read_exit(directory: Path, node: int = 0) -> Ended | None:
     code, kills, killed = (value.get(n) for n in ("exit_code", "memory_kills", "memory_killed"))
     if not isinstance(code, int):
         return None
+    stop = _texts(value.get("stop"))
+    known = len(stop) > 1 and stop[0] in get_args(Status)
     return Ended(
         code,
-        cast("outcome.EndReason", stop) if len(stop := _texts(value.get("stop"))) > 1 else None,
+        cast("outcome.EndReason", stop[:3]) if known else None,
         kills if isinstance(kills, int) else 0,
         tuple(one for one in killed if isinstance(one, int)) if isinstance(killed, list) else (),  # pyright: ignore[reportUnknownVariableType]
     )

@@ -36,9 +36,8 @@ def recover(runs: Path) -> tuple[Leftover, ...]:
     """
     found: list[Leftover] = []
     for partial in store.partial_directories(runs):
-        links = untrusted.links_out(partial)
-        if links:  # not written by a run: what they lead to is not this folder's
-            found.append(Leftover(partial, None, f"{links[0]} is a link that leads out of it"))
+        if links := links_of(partial):  # what they lead to is not this folder's
+            found.append(Leftover(partial, None, links))
             continue
         if ownership.is_live(partial):
             found.append(Leftover(partial, None))
@@ -49,9 +48,19 @@ def recover(runs: Path) -> tuple[Leftover, ...]:
             continue
         except Exception as error:  # noqa: BLE001  the files may hold anything
             if partial.exists():  # else another process was faster
-                problem = " ".join(f"{type(error).__name__}: {error}".split())
-                found.append(Leftover(partial, None, problem[:PROBLEM_CHARACTERS]))
+                found.append(Leftover(partial, None, problem_of(error)))
     return tuple(found)
+
+
+def problem_of(error: Exception) -> str:
+    """Return in one line why no record could be made of a directory."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:PROBLEM_CHARACTERS]
+
+
+def links_of(partial: Path) -> str | None:
+    """Return why a directory was not written by a run; None where nothing in it leads out."""
+    links = untrusted.links_out(partial)
+    return f"{links[0]} is a link that leads out of it" if links else None
 
 
 def _recovered(partial: Path) -> list[Leftover]:
