@@ -292,8 +292,9 @@ class LostError(BrokenError):
 
 def kind_of(error: BrokenError) -> str:
     """Return what a trial that failed counts as."""
-    names = {LostError: "lost", LeftError: "left running"}
-    return names.get(type(error), "broken")
+    if isinstance(error, LeftError):
+        return "left running"
+    return "lost" if isinstance(error, LostError) else "broken"
 
 
 def make_powercap(root: Path) -> None:
