@@ -291,6 +291,36 @@ def test_a_file_that_the_user_names_may_be_a_link_but_not_a_device(runs: Path) -
         load_claims(named)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"reason": "x" * 2_000_000},
+        {"requested": {"model": "m" * 2_000_000}},
+        {"environment": {f"k{number}": 1 for number in range(200_000)}},
+        {"notes": ["n"] * 1_000_000},
+    ],
+    ids=["reason", "model", "keys", "notes"],
+)
+def test_a_record_with_more_than_any_run_has_to_say_is_a_sentence(
+    runs: Path, change: dict[str, object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = runs / BAD / "record.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    assert main(["list", "--runs", str(runs)]) == 0
+    shown = capsys.readouterr()
+    assert PROFILED in shown.out and f"{BAD}/record.json cannot be read: it is larger" in shown.err
+    assert len(shown.out) + len(shown.err) < 20_000
+
+
+def test_of_many_lines_that_are_no_steps_the_first_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl"
+    path.write_text("x\n" * 100_000)
+    problems = store.read_steps(path)[1]
+    assert problems[0] == "steps.jsonl line 1 is not a step record"
+    assert problems[-1] == "steps.jsonl has 99,980 more lines that are not step records"
+    assert len(problems) == 21
+
+
 def test_of_a_line_without_end_only_the_beginning_is_held(tmp_path: Path) -> None:
     path = tmp_path / "steps.jsonl"
     path.write_bytes(b"x" * (3 * untrusted.LONGEST_LINE) + b"\n{}\n")

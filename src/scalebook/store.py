@@ -153,7 +153,7 @@ def read_record(directory: Path) -> RunRecord:
     """
     path = directory / "record.json"
     try:
-        content = untrusted.read_bytes(path)
+        content = untrusted.read_bytes(path, untrusted.RECORD_BYTES)
         record = RunRecord.model_validate_json(content)
         if scrub.kinds(content.decode()):  # written by others, or before these were known
             value = scrub.scrub_values(record.model_dump(mode="json"))

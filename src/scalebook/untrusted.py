@@ -20,6 +20,7 @@ from typing import IO, BinaryIO, TextIO
 
 MIB = 1 << 20
 OBJECT_BYTES = 16 * MIB  # a file that holds one JSON or TOML value
+RECORD_BYTES = MIB  # record.json, whose texts go into every table; those of runs have 10 KB
 LINES_BYTES = 8 << 30  # one with a line per step or sample, which is never held as a whole
 LONGEST_LINE = MIB  # a step of 10,000 ranks has 200 KB
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe without a writer opens at once
