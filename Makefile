@@ -109,7 +109,7 @@ test-shuffled: $(VENV)/.test  ## Run the tests that are not slow in an order of 
 mutate: $(VENV)/.test  ## Change the numeric core in 300 places and list what its tests miss (15 minutes)
 	$(PY) tests/tools/mutate.py --jobs $(TEST_JOBS) $(ARGS)
 
-soak: $(VENV)/.test  ## Kill processes of real commands 200 times at random (2 hours; ARGS="--kills 25", or "--runs 1000")
+soak: $(VENV)/.test  ## Kill processes of real commands 200 times at random (hours; ARGS="--kills 25", or "--runs 1000")
 	$(PY) tests/tools/soak.py $(ARGS)
 
 test-containers: $(VENV)/.test  ## Build, run and kill real containers (root; installs podman by apt, and says so)

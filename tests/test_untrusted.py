@@ -10,14 +10,16 @@ import os
 import shutil
 import time
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TextIO, cast
 
 import pytest
 
 from scalebook import store, untrusted
 from scalebook.audit import load_claims
 from scalebook.cli import main
+from scalebook.cli.terminal import VisibleText
 from scalebook.errors import ClaimError, IngestError
 from scalebook.logs import source
 from scalebook.logs.dialects.registry import read
@@ -25,10 +27,12 @@ from scalebook.measure.measured import Measured, measured
 from scalebook.measure.probes.files import read_probes
 from scalebook.measure.reliability import read_checkpoints, read_drill
 from scalebook.measure.telemetry.samples import read as read_telemetry
+from scalebook.query import Answer
 from scalebook.report.base import frames
 from scalebook.report.base.stated import read_stated
-from scalebook.running import finish_run
-from scalebook.running.cluster import node_logs
+from scalebook.running import finish_run, live
+from scalebook.running.cluster import jobs, node_logs
+from scalebook.running.console import Console
 
 EXAMPLES = Path(__file__).parents[1] / "runs" / "examples"
 DRILL = "20261128-085855-llama3.1-8b-2-w2-397731cb3d8c"
@@ -182,6 +186,79 @@ def test_a_damaged_file_costs_its_own_row_only(
     assert time.monotonic() - began < 20
 
 
+# Files of a run that has not been recorded; each is there, and each may be damaged.
+UNFINISHED: dict[str, object] = {
+    "config.json": {"model": "tiny-llama", "world_size": 2, "engine": "megatron", "steps": 5},
+    "job.json": {"scheduler": "slurm", "job_id": "7", "submitted_at": "2033", "runs": 1},
+    "launch.json": {"command": ["python"], "environment": {"slurm": {"job_id": "7"}}},
+    "exit.json": {"exit_code": 1, "stop": None, "memory_kills": 0, "memory_killed": []},
+    "exit.node1.json": {"exit_code": 1, "stop": ["timeout", "x"], "memory_kills": 1},
+    "schedule.json": {"place": 1, "seed": 2, "notes": ["a"]},
+    "plan.json": {"name": "p", "total": 2, "done": 0, "failed": 0, "to_do": 1},
+    "observed.json": {"observed": {"world_size": 2}, "environment": {"torch": "2"}},
+    "steps.jsonl": {"step": 1, "phase": "measured", "step_seconds": 1, "tokens": 64},
+    "telemetry.jsonl": {"kind": "sampler", "source": "nvml"},
+    "train.log": "step 1",
+    "train.log.node1": "step 1",
+    "record.json": {},
+    "run.ipynb": {"cells": []},
+}
+ODD = {
+    "a list": "[]",
+    "a number": "7",
+    "half a character": json.dumps(
+        dict.fromkeys(("model", "started_at", "name", "order"), "�")
+        | {"exit_code": 1, "stop": ["failed", "\ud800"], "notes": ["\udfff"], "command": ["\ud800"]}
+        | {"environment": {"a": "\ud800", "slurm": {"state": "\ud800"}}, "job_id": "7"}
+    ),
+    "no numbers inside": '{"environment": {"a": [NaN, 1e999]}, "observed": {"seed": -Infinity},'
+    ' "job_id": "7", "exit_code": 1, "seed": NaN, "place": NaN}',
+    "an end that no run has": '{"exit_code": 1, "stop": ["nonsense", "x"], "memory_kills": -5}',
+}
+
+
+def _unfinished(runs: Path, name: str) -> Path:
+    partial = store.partial_path(runs, name)
+    partial.mkdir(parents=True)
+    for file, value in UNFINISHED.items():
+        text = value if isinstance(value, str) else json.dumps(value)
+        (partial / file).write_text(f"{text}\n")
+    return partial
+
+
+def _ended(_: Sequence[str]) -> Answer:
+    return Answer(0, "JobId=7 JobState=TIMEOUT Reason=None", "")
+
+
+@pytest.mark.parametrize(
+    ("of_a_job", "damage"),
+    [(True, one) for one in (*DAMAGES, *ODD)]
+    + [(False, one) for one in ("wrong types", "NaN", "pipe", "directory", *ODD)],
+)
+@pytest.mark.parametrize("file", UNFINISHED)
+def test_a_damaged_file_of_an_unfinished_run_keeps_no_other_from_its_record(
+    tmp_path: Path, file: str, of_a_job: bool, damage: str
+) -> None:
+    if damage == "too large" and file.startswith("train.log"):
+        return  # whatever trainers print is kept
+    bad, good = _unfinished(tmp_path, "1-bad"), _unfinished(tmp_path, "2-good")
+    DAMAGES[damage](bad / file) if damage in DAMAGES else (bad / file).write_text(ODD[damage])
+    "\n".join(live.table(live.Monitor(tmp_path).snapshot())).encode()
+    if of_a_job:
+        settled = jobs.settle(tmp_path, _ended)
+    else:
+        for partial in (good, bad) if file != "job.json" else (good,):
+            (partial / "job.json").unlink()
+            os.utime(partial, (0, 0))
+        settled = finish_run.recover(tmp_path)
+    assert tmp_path / "2-good" in {one.path for one in settled}
+    for one in settled:  # a whole record, or a reason and everything as it was
+        if one.record is not None:
+            assert store.read_run(one.path).record.run_id == one.path.name
+        else:
+            assert one.path == bad
+
+
 @pytest.mark.parametrize("damage", ["link out", "link to a device", "pipe", "directory"])
 @pytest.mark.parametrize("file", ["steps.jsonl", "checkpoints.jsonl", "telemetry.jsonl"])
 def test_what_is_no_file_is_named_with_its_reason(runs: Path, file: str, damage: str) -> None:
@@ -214,11 +291,94 @@ def test_a_file_that_the_user_names_may_be_a_link_but_not_a_device(runs: Path) -
         load_claims(named)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"reason": "x" * 2_000_000},
+        {"requested": {"model": "m" * 2_000_000}},
+        {"environment": {f"k{number}": 1 for number in range(200_000)}},
+        {"notes": ["n"] * 1_000_000},
+    ],
+    ids=["reason", "model", "keys", "notes"],
+)
+def test_a_record_with_more_than_any_run_has_to_say_is_a_sentence(
+    runs: Path, change: dict[str, object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = runs / BAD / "record.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    assert main(["list", "--runs", str(runs)]) == 0
+    shown = capsys.readouterr()
+    assert PROFILED in shown.out and f"{BAD}/record.json cannot be read: it is larger" in shown.err
+    assert len(shown.out) + len(shown.err) < 20_000
+
+
+def test_of_many_lines_that_are_no_steps_the_first_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl"
+    path.write_text("x\n" * 100_000)
+    problems = store.read_steps(path)[1]
+    assert problems[0] == "steps.jsonl line 1 is not a step record"
+    assert problems[-1] == "steps.jsonl has 99,980 more lines that are not step records"
+    assert len(problems) == 21
+
+
 def test_of_a_line_without_end_only_the_beginning_is_held(tmp_path: Path) -> None:
     path = tmp_path / "steps.jsonl"
     path.write_bytes(b"x" * (3 * untrusted.LONGEST_LINE) + b"\n{}\n")
     found = list(untrusted.lines(path))
     assert [len(line) for line in found] == [untrusted.LONGEST_LINE, 2]
+
+
+# What a terminal obeys: a title, an empty screen, colours by one byte, text from right to left.
+COMMANDS = "\x1b]0;t\x07\x1b[2J\x9b31m\u202egnp\u2066\x7f\U000e0041"
+
+
+def test_a_text_of_others_is_shown_and_not_obeyed() -> None:
+    assert (
+        untrusted.visible("a\tb\n\u00e9 \u65e5 \u2013 95\u00a0%")
+        == "a\tb\n\u00e9 \u65e5 \u2013 95\u00a0%"
+    )
+    shown = untrusted.visible(COMMANDS)
+    assert shown.isascii() and shown.isprintable()
+    assert json.loads(f'"{shown}"') == COMMANDS
+
+
+def test_no_name_and_no_sentence_of_others_commands_the_terminal(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = json.loads((runs / BAD / "record.json").read_text())
+    record |= {"run_id": f"x{COMMANDS}", "status": "failed", "reason": f"r {COMMANDS}"}
+    record["requested"] |= {"model": f"m{COMMANDS}"}
+    (runs / BAD / "record.json").write_text(json.dumps(record))
+    shutil.copytree(runs / BAD, runs / f"n{COMMANDS}")
+    left = store.partial_path(runs, f"p{COMMANDS}")
+    shutil.copytree(runs / BAD, left)
+    os.utime(left, (0, 0))
+    (runs / f"u{COMMANDS}").mkdir()
+    (runs / f"u{COMMANDS}" / "record.json").write_text("{")
+    place = ["--runs", str(runs)]
+    for command in (["list"], ["status", "--all"], ["recover"], ["diagnose", BAD]):
+        main([*command, *place])
+        printed = capsys.readouterr()
+        text = printed.out + printed.err
+        assert "\\u001b" in text
+        assert not [one for one in text if not one.isprintable() and one not in "\n\t"]
+    main(["list", "--json", *place])
+    rows = json.loads(capsys.readouterr().out)
+    assert f"x{COMMANDS}" in {row["run_id"] for row in rows}
+
+
+def test_what_moves_the_cursor_itself_still_does() -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    console = Console(cast("TextIO", VisibleText(terminal)))
+    console.live("step 1")
+    console.live("step 2")
+    console.say(f"done {COMMANDS}")
+    assert "\x1b[J" in terminal.getvalue() or "\x1b[K" in terminal.getvalue()
+    assert "\x1b[2J" not in terminal.getvalue()
 
 
 # Packed logs.

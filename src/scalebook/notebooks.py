@@ -47,7 +47,7 @@ def parameters_of(notebook: Path) -> dict[str, str]:
     """
     if not notebook.is_file():
         raise LaunchError(f"Notebook {notebook} was not found.")
-    found: dict[str, dict[str, str]] = _papermill().inspect_notebook(_path(notebook))
+    found: dict[str, dict[str, str]] = _papermill().inspect_notebook(papermill_path(notebook))
     types = {name: parameter["inferred_type_name"] for name, parameter in found.items()}
     for name, type_name in types.items():
         if type_name not in TYPES:
@@ -105,8 +105,8 @@ def execute(notebook: Path, output: Path, parameters: Mapping[str, Any]) -> None
     try:
         with _connection() as traits:
             papermill.execute_notebook(
-                _path(notebook),
-                _path(output),
+                papermill_path(notebook),
+                papermill_path(output),
                 dict(parameters),
                 progress_bar=False,
                 start_timeout=START_SECONDS,
@@ -136,7 +136,7 @@ def _connection() -> Generator[dict[str, Any]]:
         yield {"config": import_module("traitlets.config").Config({"KernelManager": manager})}
 
 
-def _path(path: Path) -> str:
+def papermill_path(path: Path) -> str:
     """Return a path as papermill takes it, which puts parameters in the place of ``{name}``."""
     return str(path).replace("{", "{{").replace("}", "}}")
 

@@ -34,6 +34,7 @@ _NEVER_NONE = ("step", "restart")
 _END, _AT, _WIDTH, _PART = "finished_at", "ranks at", "ranks", "part "
 _PHASES: tuple[Phase, ...] = get_args(Phase)
 _CODES = {phase: code for code, phase in enumerate(_PHASES)}
+_MOST_NAMED = 20  # lines that are none: a file of others may have millions
 _MOST_PARTS = 64  # names of time marks; the trainer has a dozen
 _MOST_LEARNT = 1e300
 _PART_BYTES = 32 * untrusted.MIB  # of a longer file, parts are read at once
@@ -385,19 +386,23 @@ def _parts_in(columns: Mapping[str, object]) -> int:
 
 
 def read(path: Path) -> tuple[Steps, tuple[str, ...]]:
-    """Return the readable lines of a steps.jsonl, and a sentence for each that is not."""
-    writer, problems, number = _Writer(), list[str](), 0
+    """Return the readable lines of a steps.jsonl, and a sentence for each of the first others."""
+    writer, problems, number, left_out = _Writer(), list[str](), 0, 0
     try:
         parts = untrusted.parts(path, _PART_BYTES)
         for read_part in host.by_processes(partial(_read_part, path), parts, chunk=1):
             steps, lines, odd = read_part
             writer = writer.joined(steps)
-            problems += [f"{path.name} line {number + at} is not a step record" for at in odd]
+            named = odd[: max(0, _MOST_NAMED - len(problems))]
+            problems += [f"{path.name} line {number + at} is not a step record" for at in named]
+            left_out += len(odd) - len(named)
             number += lines
     except FileNotFoundError:
         pass
     except OSError as error:
         problems.append(f"{path.name} cannot be read: {error.strerror}")
+    if left_out:
+        problems.append(f"{path.name} has {left_out:,} more lines that are not step records")
     return writer.steps(), tuple(problems)
 
 

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from scalebook import scrub, step_columns, untrusted
 from scalebook.config import RunConfig
 from scalebook.errors import RecordError
-from scalebook.record import SCHEMA_VERSION, RunRecord, StepRecord
+from scalebook.record import SCHEMA_VERSION, RunRecord, StepRecord, finite
 from scalebook.step_columns import Steps
 
 PARTIAL_PREFIX = ".partial-"
@@ -131,7 +131,10 @@ def write_json(path: Path, value: Any) -> None:
 def read_object(path: Path) -> dict[str, Any]:
     """Return a JSON object of a run directory; empty where the file is missing or holds none."""
     try:
-        value = json.loads(untrusted.read_bytes(path))
+        content = untrusted.read_bytes(path)
+        value = finite(json.loads(content))
+        if b"\\u" in content:  # half of a character is text to Python, and to no other reader
+            value = json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
     except (OSError, ValueError, RecursionError):  # cut off, or nested without end
         return {}
     return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
@@ -164,7 +167,7 @@ def read_record(directory: Path) -> RunRecord:
     """
     path = directory / "record.json"
     try:
-        content = untrusted.read_bytes(path)
+        content = untrusted.read_bytes(path, untrusted.RECORD_BYTES)
         record = RunRecord.model_validate_json(content)
         if scrub.kinds(content.decode()):  # written by others, or before these were known
             value = scrub.scrub_values(record.model_dump(mode="json"))

@@ -8,7 +8,10 @@ opens files here. An error is an OSError whose ``strerror`` is the reason in wor
 from __future__ import annotations
 
 import errno
+import json
 import os
+import re
+import shutil
 import stat
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -17,12 +20,18 @@ from typing import IO, BinaryIO, TextIO
 
 MIB = 1 << 20
 OBJECT_BYTES = 16 * MIB  # a file that holds one JSON or TOML value
+RECORD_BYTES = MIB  # record.json, whose texts go into every table; those of runs have 10 KB
 LINES_BYTES = 8 << 30  # one with a line per step or sample, which is never held as a whole
 LONGEST_LINE = MIB  # a step of 10,000 ranks has 200 KB
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe without a writer opens at once
 _TOO_LARGE = "it is larger than {:,} bytes"
 # What a file system says that cannot put this kind of file on the disk at once.
 _NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EROFS)
+# Control characters but for tab and line feed, marks without width or of direction, surrogates.
+_UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f"
+    "\ud800-\udfff\ufeff\ufff9-\ufffb\U000e0000-\U000e0fff]"
+)
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -140,6 +149,27 @@ def parts(path: Path, size: int, most: int = LINES_BYTES) -> list[tuple[int, int
             if stream.readline(LONGEST_LINE).endswith(b"\n"):
                 begins.append(stream.tell())
     return list(zip(begins, (*begins[1:], None), strict=True))
+
+
+def remove(path: Path) -> None:
+    """Remove what has this name: a file, a link but not what it leads to, or a whole directory.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    try:
+        path.unlink(missing_ok=True)
+    except (IsADirectoryError, PermissionError):  # the latter is what other systems say
+        shutil.rmtree(path)
+
+
+def visible(text: str) -> str:
+    """Return a text with what a terminal obeys, or does not show, written as in JSON: ``\\u001b``.
+
+    Names and sentences of others may hold commands for a terminal, and marks that turn the
+    direction of what follows.
+    """
+    return _UNSEEN.sub(lambda found: json.dumps(found[0])[1:-1], text)
 
 
 def is_there(path: Path) -> bool:

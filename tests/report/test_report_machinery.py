@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import os
 import re
@@ -125,6 +127,19 @@ def test_the_one_file_holds_every_page_and_needs_no_other_file(one_file: Path) -
     assert "window.SCALEBOOK_RUNS=" in text
     ids = re.findall(r' id="([^"]+)"', re.sub(r"<script.*?</script>", "", text, flags=re.DOTALL))
     assert len(ids) == len(set(ids))
+
+
+def test_the_one_file_lets_its_own_scripts_run_and_no_other(one_file: Path) -> None:
+    text = one_file.read_text()
+    policy = re.search(r'<meta http-equiv="Content-Security-Policy" content="([^"]+)">', text)
+    assert policy is not None
+    rules = dict(rule.strip().split(" ", 1) for rule in policy[1].split(";"))
+    assert rules["default-src"] == "'none'"
+    scripts = re.findall(r"<script>(.*?)</script>", text, flags=re.DOTALL)
+    digests = [base64.b64encode(hashlib.sha256(one.encode()).digest()).decode() for one in scripts]
+    assert len(scripts) > 2
+    assert rules["script-src"].split() == [f"'sha256-{one}'" for one in digests]
+    assert not re.search(r"<[a-z][^>]* on[a-z]+=", text[: text.index("<script>")])
 
 
 def test_the_one_file_is_small_enough_for_mail_or_says_that_it_is_not(one_file: Path) -> None:

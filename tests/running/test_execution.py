@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import signal
@@ -10,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import psutil
 import pytest
 from training import FAKES, small, wait_for
@@ -90,6 +92,25 @@ def test_training_may_take_as_long_as_it_likes_and_what_follows_has_its_own_time
     now[0] += CLOSING_SECONDS + 1
     (tmp_path / "record.json").write_text("{}")
     assert patience.lost(asked=True) is None
+
+
+def test_a_run_leaves_no_descriptor_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(notebooks, "validate", lambda *_: None)
+    notebook = tmp_path / "empty.ipynb"
+    kernel = {"name": "python3", "display_name": "Python", "language": "python"}
+    nbformat.write(nbformat.v4.new_notebook(metadata={"kernelspec": kernel}), notebook)
+    open_files: list[int] = []
+    gc.collect()
+    gc.disable()  # which would close some of them, sooner or later
+    try:
+        for number in range(3):  # the first loads modules, which may keep files
+            work = sweep.Execution(notebook, small(repeat=number), tmp_path, RunOptions())
+            work.join()
+            assert work.error is None
+            open_files.append(len(list(Path("/proc/self/fd").iterdir())))
+    finally:
+        gc.enable()
+    assert open_files[2] <= open_files[0]
 
 
 def test_a_kernel_that_does_not_answer_cannot_keep_a_plan_that_must_end(

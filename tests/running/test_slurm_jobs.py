@@ -183,6 +183,35 @@ def test_a_job_that_started_before_its_submitter_noted_its_id_is_known(tmp_path:
     assert job is not None and job.job_id == "7"
 
 
+@pytest.mark.parametrize("job_id", ["**", "--help", "../../x", "7\0", "٣", "", "7 8", "-1"])
+def test_slurm_is_asked_for_nothing_that_is_no_number_of_a_job(job_id: str, tmp_path: Path):
+    partial = waiting(tmp_path, started=False)
+    store.write_json(partial / ownership.JOB_FILE, {"scheduler": "slurm", "job_id": job_id})
+    assert jobs.Job.read(partial) is None
+    assert jobs.settle(tmp_path, slurm_says("TIMEOUT")) == ()
+    assert partial.exists()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"scheduler": "slurm", "job_id": []}'])
+def test_a_job_that_nobody_can_read_is_let_go_of_after_a_while(text: str, tmp_path: Path):
+    file = waiting(tmp_path) / ownership.JOB_FILE
+    (file.parent / finish_run.LAUNCH_FILE).unlink()
+    file.write_text(text)
+    jobs.settle(tmp_path, slurm_says("TIMEOUT"))
+    assert file.exists()
+    os.utime(file, (0, 0))
+    jobs.settle(tmp_path, slurm_says("TIMEOUT"))
+    assert not file.exists()
+
+
+@pytest.mark.parametrize("job_id", ["7", "7_12", "7+1"])
+def test_a_job_may_be_one_of_an_array_or_of_a_group(job_id: str, tmp_path: Path):
+    partial = waiting(tmp_path, started=False)
+    jobs.write_job(partial, job_id, 1)
+    job = jobs.Job.read(partial)
+    assert job is not None and job.job_id == job_id
+
+
 def test_facts_of_a_job_that_have_another_kind_are_none(tmp_path: Path):
     (tmp_path / ownership.JOB_FILE).write_text('{"job_id": "7", "submitted_at": 3, "runs": "1"}')
     assert jobs.Job.read(tmp_path) == jobs.Job("7", None, 1)

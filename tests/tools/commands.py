@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import os
+import random
+import signal
 import subprocess
 import sys
-import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from scalebook.running import processes
 
 ROOT = Path(__file__).parents[2]
 MARK = "SCALEBOOK_SOAK"  # in the environment of everything that a command starts
-END_SECONDS = 90.0  # after a kill, for what is left of a command to end
-COMMAND_SECONDS = 600.0
+# On a busy machine a second may take ten.
+END_SECONDS = 300.0  # after a kill, for what is left of a command to end
+COMMAND_SECONDS = 1800.0
+LOOK_SECONDS = 0.02  # between two looks at what a command has started
 PLAN = """
 [plan]
 name = "soak"
@@ -34,8 +38,8 @@ ROLES = (
     ("ipykernel", "kernel"),
     ("scalebook.running.guard", "guard"),
     ("torch.distributed.run", "torchrun"),
-    ("fake_trainer", "rank"),
-    ("sampler", "sampler"),
+    ("-m fake_trainer", "rank"),
+    ("scalebook.running.devices.sampler", "sampler"),
 )
 
 
@@ -43,45 +47,43 @@ class BrokenError(Exception):
     """What must hold after a kill, or a thousand runs, does not."""
 
 
-def start(arguments: tuple[str, ...], mark: str) -> tuple[subprocess.Popen[bytes], Path]:
-    """Start a command; return it and the file of its output."""
-    places = os.pathsep.join(filter(None, (str(ROOT / "tests/fakes"), os.getenv("PYTHONPATH"))))
-    output = Path(tempfile.gettempdir()) / f"soak-{mark}.log"
+class LeftError(BrokenError):
+    """Something that a command started keeps running."""
+
+
+def start(
+    arguments: tuple[str, ...], mark: str, output: Path, powercap: Path | None = None
+) -> subprocess.Popen[bytes]:
+    """Start a command that prints to a file; ``powercap`` is a stand-in for energy counters."""
+    fakes = ROOT / "tests" / "fakes"
+    # A drill looks for the rank that it kills, which takes a busy machine a second.
+    seconds = "0.5" if arguments[0] == "drill" else "0.1"
+    given = (str(fakes), str(fakes / "power") if powercap else "", os.getenv("PYTHONPATH", ""))
+    own = {"PYTHONPATH": os.pathsep.join(filter(None, given)), MARK: mark}
+    own |= {"FAKE_POWERCAP": str(powercap), "FAKE_STEP_SECONDS": seconds} if powercap else {}
     with output.open("wb") as stream:
-        process = subprocess.Popen(
+        return subprocess.Popen(
             (sys.executable, "-m", "scalebook", *arguments),
-            env={**os.environ, "PYTHONPATH": places, MARK: mark},
+            env=os.environ | own,
             cwd=ROOT,
             stdout=stream,
             stderr=stream,
             stdin=subprocess.DEVNULL,
         )
-    return process, output
 
 
 def ended(process: subprocess.Popen[bytes], mark: str, output: Path) -> None:
     """Wait until a command and everything that it started have ended.
 
     Raises:
-        BrokenError: something keeps running.
+        LeftError: something keeps running.
     """
     until = time.monotonic() + END_SECONDS
     while time.monotonic() < until and (process.poll() is None or marked(mark)):
         time.sleep(0.1)
     if left := marked(mark):
         names = ", ".join(role(one) or "another" for one in left)
-        raise BrokenError(f"still running: {names}\n{output.read_text()[-3000:]}")
-    output.unlink()
-
-
-def whole(arguments: tuple[str, ...]) -> tuple[int, str]:
-    """Run a command to its end; return its exit code and output."""
-    mark = f"{os.getpid()}-whole"
-    process, output = start(arguments, mark)
-    code = process.wait(COMMAND_SECONDS)
-    text = output.read_text(errors="replace")
-    ended(process, mark, output)
-    return code, text
+        raise LeftError(f"still running: {names}\n{output.read_text()[-3000:]}")
 
 
 def marked(mark: str) -> list[int]:
@@ -93,6 +95,23 @@ def marked(mark: str) -> list[int]:
     return found
 
 
+def children(process_id: int) -> list[int]:
+    """Return the children of all threads of a process; none where it is gone."""
+    found: list[int] = []
+    with suppress(OSError):
+        for task in (processes.PROC / str(process_id) / "task").iterdir():
+            with suppress(OSError):
+                found += [int(one) for one in (task / "children").read_text().split()]
+    return found
+
+
+def descendants(process_id: int) -> list[int]:
+    """Return a process that runs and, after it, everything below it that runs."""
+    if processes.state(process_id) in (None, "Z"):
+        return []
+    return [process_id, *(below for one in children(process_id) for below in descendants(one))]
+
+
 def role(process_id: int) -> str:
     """Return what a process is; empty where it is not known or gone."""
     try:
@@ -100,3 +119,44 @@ def role(process_id: int) -> str:
     except OSError:
         return ""
     return next((name for text, name in ROLES if text in line), "")
+
+
+def lives(process: subprocess.Popen[bytes]) -> dict[str, float]:
+    """Follow a command to its end; return the seconds that each role's oldest process lived.
+
+    Raises:
+        LeftError: it does not end.
+    """
+    began, seen = time.monotonic(), dict[tuple[int, str], tuple[float, float]]()
+    while process.poll() is None:
+        now = time.monotonic()
+        if now - began > COMMAND_SECONDS:
+            raise LeftError(f"{role(process.pid)} did not end within {COMMAND_SECONDS:.0f} s")
+        for one in descendants(process.pid):
+            key = one, role(one)
+            seen[key] = seen.get(key, (now, now))[0], now
+        time.sleep(LOOK_SECONDS)
+    found: dict[str, float] = {}
+    for (_, name), (first, last) in seen.items():
+        found[name] = max(found.get(name, 0.0), last - first)
+    return found
+
+
+def kill(process: subprocess.Popen[bytes], wanted: str, seconds: float, draw: random.Random) -> int:
+    """Kill a process of a command ``seconds`` after the first of its role was born.
+
+    Returns it; 0 where the command, or all of that role, had ended before.
+    """
+    born = 0.0
+    while process.poll() is None:
+        found = [one for one in descendants(process.pid) if role(one) == wanted]
+        now = time.monotonic()
+        born = born or (now if found else 0.0)
+        if born and now >= born + seconds:
+            for victim in draw.sample(found, 1) if found else ():
+                with suppress(ProcessLookupError):
+                    os.kill(victim, signal.SIGKILL)
+                    return victim
+            return 0
+        time.sleep(min(LOOK_SECONDS, max(0.001, born + seconds - now)) if born else LOOK_SECONDS)
+    return 0

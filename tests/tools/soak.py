@@ -1,172 +1,330 @@
 """Kill processes of real commands at random moments, and check that nothing is lost.
 
-``python tests/tools/soak.py --kills 200`` starts plan, drill, ingest, report and tune on the CPU
-with the trainer that needs no torch, kills one of their processes, and starts the command again.
-``--runs 1000`` goes through one long plan instead, and checks that its process does not grow.
+``python tests/tools/soak.py --kills 200`` kills each kind of process in turn: those of a plan, and
+the commands ingest, report, drill, tune and recover. Ranks are a trainer that needs no torch. The
+moment is drawn over the whole life of the victim, which is measured first. With ``--folder`` a
+series that was stopped continues. ``--runs 1000`` goes through one long plan instead, and checks
+that its process does not grow.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import os
 import random
 import shutil
 import signal
-import subprocess
+import statistics
 import sys
 import tempfile
 import time
-from collections import Counter
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from threading import Lock
 
-from commands import COMMAND_SECONDS, PLAN, ROOT, BrokenError, ended, marked, role, start, whole
+from commands import PLAN, ROOT, BrokenError, LeftError, ended, kill, lives, marked, start
 from growth import plan_without_growth
 
 from scalebook import ownership, store
-from scalebook.running import finish_run, processes
 
-# How often each command is killed, by what it costs; below its phases, as ``phase`` says them.
-WEIGHTS = {"plan": 9, "drill": 6, "ingest": 9, "report": 5, "tune": 2}
-TRAINING = ("before a run", "starting a run", "steps", "recording")
-PHASES = {
-    "plan": TRAINING,
-    "drill": TRAINING,
-    "tune": TRAINING,
-    "ingest": ("before a run", "starting a run", "steps", "recording"),
-    "report": ("reading", "executing pages"),
+# What is killed: the process, and the command that starts it.
+VICTIMS = {
+    "plan": ("command", "plan"),
+    "kernel": ("kernel", "plan"),
+    "guard": ("guard", "plan"),
+    "torchrun": ("torchrun", "plan"),
+    "rank": ("rank", "plan"),
+    "sampler": ("sampler", "plan"),
+    "ingest": ("command", "ingest"),
+    "report": ("command", "report"),
+    "drill": ("command", "drill"),
+    "tune": ("command", "tune"),
+    "recover": ("command", "recover"),
 }
+# The trainer saves no checkpoint to drill with and says no options that tune compares.
+CODES = {"drill": (0, 1), "tune": (0, 1)}
+LEFT = 12  # unfinished runs that each recover finds
+TRIES = 8  # a busy machine is now faster, now slower than what was measured
+KEPT = 5  # measured lives that count
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One kill: ``moment`` is the part of the victim's life that it had had by then."""
+
+    number: int
+    victim: str
+    moment: float
+    life_seconds: float
+    outcome: str = "survived"  # or: lost, left running, broken, missed
+    problem: str = ""
 
 
 @dataclass
-class Soak:
-    """A folder of runs, with what was published in it and what was killed so far."""
+class Series:
+    """A series of kills in a folder, where trials.jsonl has the seed and what was done so far."""
 
     folder: Path
-    draw: random.Random
-    report_every: int
-    published: dict[str, str] = field(default_factory=dict[str, str])
-    ingested: dict[str, str] = field(default_factory=dict[str, str])
-    kills: Counter[tuple[str, str, str]] = field(default_factory=Counter[tuple[str, str, str]])
+    seed: int
+    kills: int
+    measured: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+    lock: Lock = field(default_factory=Lock)
+
+    @property
+    def base(self) -> Path:
+        return self.folder / "base"
+
+    def victim(self, number: int) -> str:
+        """Return what trial ``number`` kills: each once in a round, in an order of chance."""
+        order = list(VICTIMS)
+        random.Random(f"{self.seed} {number // len(order)}").shuffle(order)
+        return order[number % len(order)]
+
+    def moment(self, number: int) -> float:
+        """Return at which part of its life the victim of a trial is killed."""
+        return random.Random(f"{self.seed} moment {number}").random()
+
+    def trials(self) -> list[Trial]:
+        """Return the trials that were made, but for those whose victim was faster."""
+        path = self.folder / "trials.jsonl"
+        lines = path.read_text().splitlines()[1:] if path.exists() else []
+        found = (Trial(**json.loads(line)) for line in lines)
+        return [one for one in found if one.outcome != "missed"]
+
+    def note(self, trial: Trial) -> None:
+        """Add a trial to the file, and print it."""
+        with self.lock, (self.folder / "trials.jsonl").open("a") as stream:
+            stream.write(json.dumps(asdict(trial)) + "\n")
+            at = f"{trial.moment:.0%} of {trial.life_seconds:.1f} s"
+            print(f"{trial.number}: {trial.victim} at {at}: {trial.outcome}", flush=True)
+            if trial.problem:
+                print(trial.problem, flush=True)
+
+    def add_lives(self, command: str, found: dict[str, float]) -> None:
+        """Keep how long the processes of a command lived."""
+        for victim, (process, started) in VICTIMS.items():
+            if started == command and process in found:
+                self.measured.setdefault(victim, []).append(found[process])
+
+    def life(self, victim: str) -> float:
+        """Return how long a victim lives undisturbed, in seconds, as measured last."""
+        return statistics.median(self.measured[victim][-KEPT:])
+
+    def prepare(self) -> None:
+        """Make what there is to lose, and measure each victim's life; both once."""
+        known = self.base / "lives.json"
+        if known.exists():
+            self.measured = json.loads(known.read_text())
+            return
+        shutil.rmtree(self.base, ignore_errors=True)
+        make_powercap(self.base / "powercap")
+        Place(self, self.base).whole("plan", PLAN.format(seed=1, repeats="0, 1"))
+        leave_runs(self.base)
+        for command in dict.fromkeys(command for _, command in VICTIMS.values()):
+            place = Place(self, self.folder / f"measured-{command}")
+            shutil.copytree(self.base, place.folder)
+            self.add_lives(command, place.whole(command))
+            if command in ("ingest", "report"):
+                name = "ingested" if command == "ingest" else "site"
+                shutil.copytree(place.folder / name, self.base / f"whole-{name}")
+            if command == "report":  # the next one replaces it
+                shutil.copytree(place.folder / "site", self.base / "site")
+            shutil.rmtree(place.folder)
+        known.write_text(json.dumps(self.measured))
+        print({victim: round(self.life(victim), 1) for victim in VICTIMS}, flush=True)
+
+    def trial(self, number: int, worker: int) -> None:
+        """Make one trial, again where its victim was faster."""
+        victim, moment = self.victim(number), self.moment(number)
+        for attempt in range(TRIES):
+            life = self.life(victim)
+            place = Place(self, self.folder / f"trial-{worker}")
+            place.clear()
+            shutil.copytree(self.base, place.folder)
+            outcome, problem = "survived", ""
+            try:
+                if not place.survives(victim, moment * life, random.Random(f"{number} {attempt}")):
+                    outcome = "missed"
+            except BrokenError as error:
+                outcome, problem = kind_of(error), str(error)
+                place.folder.rename(self.folder / f"broken-{number}-{time.time():.0f}")
+            self.note(Trial(number, victim, moment, life, outcome, problem))
+            if outcome != "missed":
+                return
+
+
+@dataclass
+class Place:
+    """A folder with runs in which commands are started, killed, and started again."""
+
+    series: Series
+    folder: Path
 
     @property
     def runs(self) -> Path:
         return self.folder / "runs"
 
-    def arguments(self, name: str, number: int) -> tuple[str, ...]:
-        """Return the arguments of a command whose work no command before has done."""
-        plan = self.folder / f"{name}-{number}.toml"
-        plan.write_text(PLAN.format(seed=1000 + number, repeats="0, 1" if name == "plan" else "0"))
-        fake = ("--platform", "cpu", "--runs", str(self.runs), "--trainer", "fake_trainer")
-        if name == "plan":
-            return ("run", "--plan", str(plan), *fake)
-        if name == "drill":
-            return ("drill", "--plan", str(plan), "--no-reference", *fake)
-        if name == "ingest":
-            return ("ingest", str(ROOT / "tests" / "logs"), "--runs", str(self.place(name, number)))
-        if name == "tune":
-            size = ("--model", "tiny-llama", "--gpus", "1", "--set", f"seed={number}")
-            return ("tune", *size, "--budget-seconds", "60", *fake)
-        site = str(self.folder / "site")
-        return ("report", "--renderer", "preview", "--runs", str(self.runs), "--output", site)
+    @property
+    def mark(self) -> str:
+        return str(self.folder)
 
-    def place(self, name: str, number: int) -> Path:
-        """Return the folder that a command writes runs to."""
-        return self.folder / f"ingested-{number}" if name == "ingest" else self.runs
+    def clear(self) -> None:
+        """Remove the folder, and end what a trial before, or a stopped series, left there."""
+        for one in marked(self.mark):
+            with suppress(ProcessLookupError):
+                os.kill(one, signal.SIGKILL)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
-    def kill_one(self, number: int) -> None:
-        """Kill a process of a command, check what is left, and start the command again."""
-        name = self.draw.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
-        process, output = start(self.arguments(name, number), f"{os.getpid()}-{number}")
-        killed = self._kill(process, name, number)
-        if killed is None:  # it was faster
-            process.wait(COMMAND_SECONDS)
-        else:
-            self.kills[(name, *killed)] += 1
-            print(f"{number}: {name}, {killed[0]} killed while {killed[1]}", flush=True)
-        ended(process, f"{os.getpid()}-{number}", output)
-        self._check(number)
-        code, text = whole(self.arguments(name, number))
-        # The trainer saves no checkpoint to drill with and says no options that tune compares.
-        if code not in ((0, 1) if name in ("drill", "tune") else (0,)) or "Traceback" in text:
-            raise BrokenError(f"{name} ended with {code} when started again:\n{text[-3000:]}")
-        self._check_after(name, number)
-        if number % self.report_every == 0:
-            code, text = whole(self.arguments("report", number))
-            if code:
-                raise BrokenError(f"the report was not built:\n{text[-3000:]}")
+    def arguments(self, command: str, plan: str = "") -> tuple[str, ...]:
+        """Return the arguments of a command."""
+        path = self.folder / "plan.toml"
+        path.write_text(plan or PLAN.format(seed=2, repeats="0"))
+        runs = ("--runs", str(self.runs))
+        fake = ("--platform", "cpu", *runs, "--trainer", "fake_trainer")
+        size = ("--model", "tiny-llama", "--gpus", "1", "--set", "seed=2")
+        site = ("--renderer", "preview", "--output", str(self.folder / "site"))
+        return {
+            "plan": ("run", "--plan", str(path), *fake),
+            "drill": ("drill", "--plan", str(path), "--no-reference", *fake),
+            "ingest": ("ingest", str(ROOT / "tests/logs"), "--runs", str(self.folder / "ingested")),
+            "tune": ("tune", *size, "--budget-seconds", "60", *fake),
+            "recover": ("recover", "--runs", str(self.folder / "left")),
+            "tidy": ("recover", *runs),
+            "report": ("report", *site, *runs),
+        }[command]
 
-    def _kill(
-        self, process: subprocess.Popen[bytes], name: str, number: int
-    ) -> tuple[str, str] | None:
-        """Return which process was killed and in which phase; None: the command had ended."""
-        wanted, mark = self.draw.choice(PHASES[name]), f"{os.getpid()}-{number}"
-        place = self.place(name, number)
-        while process.poll() is None and phase(name, place, mark) != wanted:
-            time.sleep(0.002)
-        time.sleep(self.draw.choice((0, 0, 1)) * self.draw.uniform(0, 1.5))
-        found = {one: role(one) for one in marked(mark) if role(one)}
-        if process.poll() is not None or not found:
-            return None
-        # By role first: a plan has one kernel and many ranks, which matter as much together.
-        wanted = self.draw.choice(sorted(set(found.values())))
-        victim = self.draw.choice([one for one, name in found.items() if name == wanted])
-        killed = role(victim), phase(name, place, mark)
-        try:
-            os.kill(victim, signal.SIGKILL)
-        except ProcessLookupError:
-            return None
-        return killed
+    def whole(self, command: str, plan: str = "") -> dict[str, float]:
+        """Run a command to its end; return how long its processes lived.
 
-    def _check(self, number: int) -> None:
-        """Compare every published run with what it was, and note the new ones."""
+        Raises:
+            BrokenError: it did not do all of its work, or left something running.
+        """
+        output = self.folder / "output.log"
+        powercap = self.series.base / "powercap"
+        process = start(self.arguments(command, plan), self.mark, output, powercap)
+        found = lives(process)
+        ended(process, self.mark, output)
+        text = output.read_text(errors="replace")
+        if process.returncode not in CODES.get(command, (0,)) or "Traceback" in text:
+            raise BrokenError(f"{command} ended with {process.returncode}:\n{text[-3000:]}")
+        return found
+
+    def survives(self, victim: str, seconds: float, draw: random.Random) -> bool:
+        """Kill a process of a command; return whether it was killed, and nothing is broken.
+
+        Raises:
+            BrokenError: something was lost or kept running, or the work was not completed.
+        """
+        wanted, command = VICTIMS[victim]
+        before, output = digests(self.runs), self.folder / "killed.log"
+        powercap = self.series.base / "powercap"
+        process = start(self.arguments(command), self.mark, output, powercap)
+        killed = kill(process, wanted, seconds, draw)
+        begun = {name: lines for name, lines in steps(self.runs).items() if name not in before}
+        ended(process, self.mark, output)
+        if wanted != "command" and "Traceback" in output.read_text(errors="replace"):
+            raise BrokenError(output.read_text(errors="replace")[-3000:])
+        self._check(command, before, begun)
+        if killed:
+            self.series.add_lives(command, self.whole(command))
+            self._check(command, before, begun)
+            self._check_work(command)
+        return bool(killed)
+
+    def _check(self, command: str, before: dict[str, str], begun: dict[str, str]) -> None:
+        """Compare what was published before, and what was begun, with what is there."""
         now = digests(self.runs)
-        for run, digest in self.published.items():
+        for run, digest in before.items():
             if now.get(run) != digest:
-                raise BrokenError(f"{run} was {'changed' if run in now else 'lost'}")
-        problems = store.read_runs(self.runs)[1]
-        if problems:
-            raise BrokenError("; ".join(problems))
-        for partial in store.partial_directories(self.runs):
-            if processes.marked(finish_run.run_id(partial)):
-                raise BrokenError(f"processes of {partial.name} are left")
-        for name, digest in digests(self.folder / f"ingested-{number}").items():
-            if self.ingested.get(name) != digest:
-                raise BrokenError(f"ingest left {name}, which is not whole")
-        self.published = now
+                raise LostError(f"{run} was {'changed' if run in now else 'lost'}")
+        there = steps(self.runs)
+        for run, lines in begun.items():
+            if not there.get(run, "").startswith(lines):
+                raise LostError(f"{run} has lost steps that it had recorded")
+        for place in (self.runs, self.folder / "left", self.folder / "ingested"):
+            if problems := store.read_runs(place)[1] if place.is_dir() else ():
+                raise LostError("; ".join(problems))
+        if command == "report":
+            pages = sorted(path.name for path in (self.folder / "site").glob("*.html"))
+            wanted = sorted(path.name for path in (self.folder / "whole-site").glob("*.html"))
+            if pages and pages != wanted:
+                raise LostError(f"a part of the site is there: {pages}")
+        if command == "ingest":
+            whole = digests(self.folder / "whole-ingested")
+            for name, digest in digests(self.folder / "ingested").items():
+                if whole.get(name) != digest:
+                    raise LostError(f"ingest left {name}, which is not whole")
 
-    def _check_after(self, name: str, number: int) -> None:
+    def _check_work(self, command: str) -> None:
         """Check that the command, started again, did all of its work and left nothing behind."""
-        self._check(number)
-        place = self.place(name, number)
-        # One that was killed before it had its lock is left alone for a minute.
-        held = (path / ownership.FILE for path in store.partial_directories(place))
-        if left := [path.parent for path in held if path.exists()]:
-            raise BrokenError(f"{len(left)} unfinished run(s) are left, such as {left[0].name}")
-        if name == "ingest" and digests(place) != self.ingested:
+        for place in (self.runs, self.folder / "left", self.folder / "ingested"):
+            partials = store.partial_directories(place)
+            for one in partials:  # one that was killed before it had its lock may wait a minute
+                os.utime(one, (0, 0))
+            if any((one / ownership.FILE).exists() for one in partials):
+                raise BrokenError(f"an unfinished run is left: {partials[0].name}")
+        if store.partial_directories(self.runs):
+            self.whole("tidy")
+        if left := store.partial_directories(self.runs):
+            raise BrokenError(f"an unfinished run is left by recover: {left[0].name}")
+        done = [run.record for run in store.read_runs(self.runs)[0] if not run.problems]
+        seeds = [one.requested.get("seed") for one in done if one.status == "completed"]
+        if command == "plan" and seeds.count(2) != 1:
+            raise BrokenError(f"the plan has {seeds.count(2)} completed runs, not one")
+        if command == "ingest" and digests(self.folder / "ingested") != digests(
+            self.folder / "whole-ingested"
+        ):
             raise BrokenError("ingest did not complete what was left")
-        done = [run.record.requested for run in store.read_runs(self.runs)[0] if not problem(run)]
-        seeds = [one["repeat"] for one in done if one.get("seed") == 1000 + number]
-        if name == "plan" and sorted(seeds) != [0, 1]:
-            raise BrokenError(f"the plan has repeats {seeds} completed, not 0 and 1")
+        if command == "report" and not (self.folder / "site" / "index.html").exists():
+            raise BrokenError("there is no report")
+        recovered = list(store.run_directories(self.folder / "left"))
+        if command == "recover" and len(recovered) != LEFT:
+            raise LostError(f"{len(recovered)} of {LEFT} runs were recovered")
 
 
-def problem(run: store.Run) -> bool:
-    """Return whether a run is not completed and whole."""
-    return run.record.status != "completed" or bool(run.problems)
+class LostError(BrokenError):
+    """Something that was finished, or recorded, is not there any more."""
 
 
-def phase(name: str, runs: Path, mark: str) -> str:
-    """Return what a command is doing, from the files of its newest unfinished run."""
-    if name == "report":
-        return "executing pages" if len(marked(mark)) > 1 else "reading"
-    partials = store.partial_directories(runs)
-    if not partials:
-        return "before a run"
-    if (partials[-1] / "record.json").exists():
-        return "recording"
-    return "steps" if (partials[-1] / "steps.jsonl").exists() else "starting a run"
+def kind_of(error: BrokenError) -> str:
+    """Return what a trial that failed counts as."""
+    if isinstance(error, LeftError):
+        return "left running"
+    return "lost" if isinstance(error, LostError) else "broken"
+
+
+def make_powercap(root: Path) -> None:
+    """Write a stand-in for the energy counters of one CPU."""
+    package = root / "intel-rapl:0"
+    package.mkdir(parents=True)
+    values = {"name": "package-0", "max_energy_range_uj": "262143328850", "energy_uj": "1000"}
+    for name, value in values.items():
+        (package / name).write_text(f"{value}\n")
+
+
+def leave_runs(base: Path) -> None:
+    """Make runs of which the process died long ago, after their last step."""
+    run = next(iter(store.run_directories(base / "runs")))
+    for number in range(LEFT):
+        left = store.partial_path(base / "left", f"{run.name}-{number}")
+        shutil.copytree(run, left)
+        (left / "record.json").unlink()
+        os.utime(left, (0, 0))
+
+
+def steps(runs: Path) -> dict[str, str]:
+    """Return the steps of every run of a folder, published or not, by its id."""
+    found: dict[str, str] = {}
+    for path in (*store.run_directories(runs), *store.partial_directories(runs)):
+        file, name = path / "steps.jsonl", path.name.removeprefix(store.PARTIAL_PREFIX)
+        with suppress(OSError):  # none yet, or renamed at this moment
+            text = file.read_text()
+            found[name] = text[: text.rfind("\n") + 1]
+    return found
 
 
 def digests(runs: Path) -> dict[str, str]:
@@ -183,51 +341,79 @@ def digest(directory: Path) -> str:
     return found.hexdigest()
 
 
-def soak(folder: Path, kills: int, seed: int, report_every: int) -> None:
-    """Kill so many times, and print how often what was killed."""
-    soak = Soak(folder, random.Random(seed), report_every)
-    code, text = whole(soak.arguments("ingest", 0))
-    soak.ingested = digests(soak.place("ingest", 0))
-    if code or not soak.ingested:
-        raise BrokenError(text)
-    code, text = whole(soak.arguments("plan", 0))  # something to lose, and to report on
-    if code:
-        raise BrokenError(text)
-    number = 0
-    while soak.kills.total() < kills:
-        number += 1
-        soak.kill_one(number)
-    time.sleep(ownership.NEW_SECONDS)
-    whole(("recover", "--runs", str(soak.runs)))
-    if left := store.partial_directories(soak.runs):
-        raise BrokenError(f"{len(left)} unfinished run(s) are left at the end")
-    print(f"\n{'command':8} {'killed':10} {'while':18} kills")
-    for (name, victim, when), count in sorted(soak.kills.items()):
-        print(f"{name:8} {victim:10} {when:18} {count:5}")
-    print(f"{soak.kills.total()} kills, {len(soak.published)} runs published; nothing was lost.")
+def opened(folder: Path, seed: int | None, kills: int) -> Series:
+    """Return the series of a folder: the one that was begun there, or a new one."""
+    path = folder / "trials.jsonl"
+    folder.mkdir(parents=True, exist_ok=True)
+    if path.exists():
+        seed = int(json.loads(path.read_text().splitlines()[0])["seed"])
+    else:
+        seed = seed if seed is not None else random.SystemRandom().randrange(10**6)
+        path.write_text(json.dumps({"seed": seed}) + "\n")
+    print(f"seed {seed}, in {folder}", flush=True)
+    return Series(folder, seed, kills)
+
+
+def soak(series: Series, jobs: int) -> bool:
+    """Make the trials that are to do, several at a time; return whether all were survived."""
+    done = {trial.number for trial in series.trials()}
+    to_do = [number for number in range(series.kills) if number not in done]
+    if to_do:
+        series.prepare()
+    with ThreadPoolExecutor(jobs) as pool:
+
+        def work(worker: int) -> None:
+            while True:
+                with series.lock:
+                    number = to_do.pop(0) if to_do else None
+                if number is None:
+                    return
+                series.trial(number, worker)
+
+        list(pool.map(work, range(jobs)))
+    trials = series.trials()
+    print(table(trials))
+    return all(trial.outcome == "survived" for trial in trials)
+
+
+def table(trials: list[Trial]) -> str:
+    """Return the counts by victim: when it was killed, and what became of it."""
+    outcomes = ("lost", "left running", "broken")
+    heads = ("killed", "trials", "first third", "second", "last", "lost", "left running", "broken")
+    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    for victim in (*VICTIMS, "all"):
+        found = [one for one in trials if victim in (one.victim, "all")]
+        thirds = [sum(int(one.moment * 3) == third for one in found) for third in range(3)]
+        counts = [sum(one.outcome == outcome for one in found) for outcome in outcomes]
+        lines.append("| " + " | ".join(map(str, (victim, len(found), *thirds, *counts))) + " |")
+    return "\n".join(lines)
 
 
 def main() -> int:
     """Run the soak that the arguments describe; 0: all held."""
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("--kills", type=int, default=200, metavar="N", help="kills (default: 200)")
-    parser.add_argument("--seed", type=int, metavar="N", help="seed of a soak to repeat")
-    parser.add_argument("--report-every", type=int, default=1, metavar="N", help="kills per report")
+    parser.add_argument("--seed", type=int, metavar="N", help="seed of a series to repeat")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="trials at a time")
+    parser.add_argument("--folder", type=Path, metavar="DIR", help="of a series to continue")
     parser.add_argument("--runs", type=int, metavar="N", help="one plan of N runs, without kills")
+    parser.add_argument("--minutes", type=float, default=1e6, metavar="N", help="for those runs")
     options = parser.parse_args()
-    seed = options.seed if options.seed is not None else random.SystemRandom().randrange(10**6)
-    folder = Path(tempfile.mkdtemp(prefix="scalebook-soak-"))
-    print(f"seed {seed}, in {folder}", flush=True)
+    folder = options.folder or Path(tempfile.mkdtemp(prefix="scalebook-soak-"))
     try:
         if options.runs:
-            plan_without_growth(folder, options.runs)
+            plan_without_growth(folder, options.runs, options.minutes * 60)
+            survived = True
         else:
-            soak(folder, options.kills, seed, options.report_every)
+            survived = soak(opened(folder.resolve(), options.seed, options.kills), options.jobs)
     except BrokenError as error:
-        print(f"BROKEN: {error}\nThe files are in {folder}. Seed: {seed}", file=sys.stderr)
-        return 1
-    shutil.rmtree(folder)
-    return 0
+        print(f"BROKEN: {error}", file=sys.stderr)
+        survived = False
+    if survived and not options.folder:
+        shutil.rmtree(folder)
+    else:
+        print(f"The files are in {folder}.")
+    return 0 if survived else 1
 
 
 if __name__ == "__main__":

@@ -7,11 +7,13 @@ import errno
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from importlib import import_module
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TextIO, cast
 
 from scalebook import __version__
+from scalebook.cli.terminal import VisibleText
 from scalebook.errors import ScalebookError
 
 # Each command's module, which has ``register``, in the groups of ``--help``. Only the module of the
@@ -132,7 +134,14 @@ def build_commands(command: str | None = None) -> tuple[argparse.ArgumentParser,
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code (2 and one line on an error of the user's)."""
-    rest = _take_catalog(sys.argv[1:] if arguments is None else arguments)
+    out, err = VisibleText(sys.stdout), VisibleText(sys.stderr)
+    with redirect_stdout(cast("TextIO", out)), redirect_stderr(cast("TextIO", err)):
+        return _run(sys.argv[1:] if arguments is None else arguments)
+
+
+def _run(arguments: Sequence[str]) -> int:
+    """Run one command, whose output may hold anything that others wrote."""
+    rest = _take_catalog(arguments)
     options = build_parser(rest[0] if rest else None).parse_args(rest)
     options.arguments = rest  # as given: 'run' repeats them inside a container
     handler: Callable[[argparse.Namespace], int] = options.handler

@@ -276,7 +276,9 @@ def _settle(runs: Path, say: Callable[[str], None] = print) -> None:
 
     for settled in jobs.settle(runs):
         what = "still to be run: its job ended before"
-        if settled.record is not None:
+        if settled.problem is not None:
+            what = f"cannot be recorded and stays as it is: {settled.problem}"
+        elif settled.record is not None:
             what = f"{settled.record.status}. {settled.record.reason or ''}"
         say(f"{short(settled.path)}: {what}")
 

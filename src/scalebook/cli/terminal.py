@@ -11,8 +11,9 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, TextIO, cast
 
+from scalebook import untrusted
 from scalebook.settings import SETTINGS
 
 if TYPE_CHECKING:
@@ -245,6 +246,25 @@ def run_directory(name: str, folder: Path | None) -> Path:
 def complain(problem: object) -> None:
     """Print a problem to stderr, with our name as every line there."""
     print(f"scalebook: {problem}", file=sys.stderr)
+
+
+class VisibleText:
+    """A text stream whose reader sees what others wrote, and whose terminal does not obey it.
+
+    Everything but ``write`` is the stream's own; ``terminal`` is the stream.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        """Write to a stream."""
+        self.terminal = stream
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the stream has under a name."""
+        return getattr(self.terminal, name)
+
+    def write(self, text: str) -> int:
+        """Write a text; JSON stays the same value."""
+        return self.terminal.write(untrusted.visible(text))
 
 
 def plain(value: Any) -> Any:

@@ -86,4 +86,5 @@ def _steps(job: Job, known: LogConfig, requested: Mapping[str, Any]) -> Iterator
 
 def is_foreign(requested: Mapping[str, Any]) -> bool:
     """Return whether a run was trained by an engine that does not write our files."""
-    return requested.get("engine") in DIALECTS
+    engine = requested.get("engine")
+    return isinstance(engine, str) and engine in DIALECTS

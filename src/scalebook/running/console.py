@@ -15,6 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TextIO
 
+from scalebook import untrusted
+
 PLAIN_SECONDS = 15.0  # between two plain lines about the same run
 _HIDE, _SHOW = "\x1b[?25l", "\x1b[?25h"  # the cursor: hidden only while a frame is written
 
@@ -28,6 +30,11 @@ class Console:
     stream: TextIO = field(default_factory=lambda: sys.stdout)
     _drawn: tuple[str, ...] = ()  # the lines on the screen that the next ones replace
     _next_plain: float = 0.0
+    _terminal: TextIO = field(init=False)  # what moves the cursor goes there, past the command line
+
+    def __post_init__(self) -> None:
+        """Find the terminal behind a stream that shows escapes instead of passing them on."""
+        self._terminal = getattr(self.stream, "terminal", self.stream)
 
     @property
     def draws(self) -> bool:
@@ -38,9 +45,9 @@ class Console:
         """Print a line that stays."""
         with suppress(OSError):
             if self._drawn:
-                self.stream.write(self._erase())
+                self._terminal.write(self._erase())
                 self._drawn = ()
-            print(text, file=self.stream, flush=True)
+            print(untrusted.visible(text), file=self.stream, flush=True)
         self._next_plain = time.monotonic() + PLAIN_SECONDS
 
     def live(self, text: str, table: Lines | None = None) -> None:
@@ -65,8 +72,8 @@ class Console:
         body = [f"{first}{shown[0]}{first and chr(27) + '[0m'}\x1b[K"]
         body += [f"{line}\x1b[K" for line in shown[1:]]
         with suppress(OSError):
-            self.stream.write(f"{_HIDE}{start}{chr(10).join(body)}{_SHOW}")
-            self.stream.flush()
+            self._terminal.write(f"{_HIDE}{start}{chr(10).join(body)}{_SHOW}")
+            self._terminal.flush()
         self._drawn = shown
 
     def _erase(self) -> str:

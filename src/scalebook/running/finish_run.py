@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 from scalebook import ownership, scrub, store, untrusted
 from scalebook.config import RunConfig
@@ -97,7 +97,7 @@ def conclude(
     )
     store.write_record(directory, record)
     for name in (LAUNCH_FILE, EXIT_FILE, SCHEDULE_FILE, PLAN_FILE):
-        (directory / name).unlink(missing_ok=True)
+        untrusted.remove(directory / name)
     return record
 
 
@@ -288,9 +288,11 @@ def read_exit(directory: Path, node: int = 0) -> Ended | None:
     code, kills, killed = (value.get(n) for n in ("exit_code", "memory_kills", "memory_killed"))
     if not isinstance(code, int):
         return None
+    stop = _texts(value.get("stop"))
+    known = len(stop) > 1 and stop[0] in get_args(Status)
     return Ended(
         code,
-        cast("outcome.EndReason", stop) if len(stop := _texts(value.get("stop"))) > 1 else None,
+        cast("outcome.EndReason", stop[:3]) if known else None,
         kills if isinstance(kills, int) else 0,
         tuple(one for one in killed if isinstance(one, int)) if isinstance(killed, list) else (),  # pyright: ignore[reportUnknownVariableType]
     )
@@ -348,9 +350,8 @@ def recover(runs: Path) -> tuple[Leftover, ...]:
     """
     found: list[Leftover] = []
     for partial in store.partial_directories(runs):
-        links = untrusted.links_out(partial)
-        if links:  # not written by a run: what they lead to is not this folder's
-            found.append(Leftover(partial, None, f"{links[0]} is a link that leads out of it"))
+        if links := links_of(partial):  # what they lead to is not this folder's
+            found.append(Leftover(partial, None, links))
             continue
         if ownership.is_live(partial):
             found.append(Leftover(partial, None))
@@ -361,9 +362,19 @@ def recover(runs: Path) -> tuple[Leftover, ...]:
             continue
         except Exception as error:  # noqa: BLE001  the files may hold anything
             if partial.exists():  # else another process was faster
-                problem = " ".join(f"{type(error).__name__}: {error}".split())
-                found.append(Leftover(partial, None, problem[:PROBLEM_CHARACTERS]))
+                found.append(Leftover(partial, None, problem_of(error)))
     return tuple(found)
+
+
+def problem_of(error: Exception) -> str:
+    """Return in one line why no record could be made of a directory."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:PROBLEM_CHARACTERS]
+
+
+def links_of(partial: Path) -> str | None:
+    """Return why a directory was not written by a run; None where nothing in it leads out."""
+    links = untrusted.links_out(partial)
+    return f"{links[0]} is a link that leads out of it" if links else None
 
 
 def _recovered(partial: Path) -> list[Leftover]:

@@ -8,6 +8,7 @@ limits of its own.
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import threading
 import time
@@ -397,6 +398,10 @@ class Execution(threading.Thread):
             notebooks.execute(self._notebook, self._output, self._parameters)
         except Exception as error:  # noqa: BLE001  a defect in one run must not cost the others
             self.error = error
+        finally:
+            with suppress(RuntimeError):  # papermill made none
+                # Else its descriptors stay open until memory is next searched for garbage.
+                asyncio.get_event_loop().close()
 
     def end(self) -> None:
         """Kill the kernel, whose death ends papermill and, by its guard, what it ran."""

@@ -104,7 +104,7 @@ def node_border(points: pl.DataFrame) -> float | None:
     return math.sqrt(inside * outside)
 
 
-def _with_border(chart: alt.LayerChart, points: pl.DataFrame, x: alt.X) -> alt.LayerChart:
+def _with_border(chart: Any, points: pl.DataFrame, x: alt.X) -> Any:
     """Return a chart with the border of a node as a line with its name, if there is one."""
     size = node_border(points)
     if size is None:

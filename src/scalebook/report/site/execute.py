@@ -27,7 +27,7 @@ from nbformat.v4 import new_output
 from papermill.engines import Engine, NotebookExecutionManager, papermill_engines
 from papermill.exceptions import PapermillExecutionError
 
-from scalebook.notebooks import validate
+from scalebook.notebooks import papermill_path, validate
 from scalebook.report.base.markup import callout, raw_block
 from scalebook.report.site import notebook
 from scalebook.report.site.menu import Page
@@ -49,8 +49,8 @@ def execute(pages: Iterable[Page], notebooks: Path, runs: Path, output: Path) ->
         validate(source, parameters)
         try:
             papermill.execute_notebook(
-                str(source),
-                str(target),
+                papermill_path(source),
+                papermill_path(target),
                 parameters,
                 engine_name=register(),
                 request_save_on_cell_execute=False,

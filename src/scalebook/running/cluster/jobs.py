@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scalebook import ownership, query, store
+from scalebook import ownership, query, store, untrusted
 from scalebook.errors import LaunchError
 from scalebook.ownership import JOB_FILE
 from scalebook.record import RunRecord, Status
@@ -37,6 +37,7 @@ ACTIVE = frozenset(
         "POWER_UP_NODE", "RESV_DEL_HOLD",
     )
 )  # fmt: skip
+_JOB_ID = re.compile(r"[0-9]{1,18}(?:[_+][0-9]{1,9})?", re.ASCII)  # of an array or a group, too
 _FIELD = re.compile(r"(?:^|\s)(\w+)=(\S*)")
 
 # What a job's last state means for its run, where that did not end by itself.
@@ -116,7 +117,7 @@ class Job:
         # The job notes its id too: it may start before its submitter can.
         job_id = value.get("job_id") or launched(directory).get("job_id")
         submitted, runs = value.get("submitted_at"), value.get("runs")
-        if not isinstance(job_id, str):
+        if not isinstance(job_id, str) or not _JOB_ID.fullmatch(job_id):
             return None
         submitted = submitted if isinstance(submitted, str) else None
         return cls(job_id, submitted, runs if isinstance(runs, int) else 1)
@@ -138,10 +139,14 @@ def write_job(directory: Path, job_id: str | None, runs: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """A directory whose job has ended: its record, None where there was nothing to record."""
+    """A directory whose job has ended: its record, None where there was nothing to record.
+
+    None too where ``problem`` says why no record could be made of what is there.
+    """
 
     path: Path
     record: RunRecord | None
+    problem: str | None = None
 
 
 def settle(runs: Path, ask: Ask = query.ask) -> tuple[Settled, ...]:
@@ -167,15 +172,17 @@ def settle(runs: Path, ask: Ask = query.ask) -> tuple[Settled, ...]:
 def _forget_unsubmitted(partial: Path) -> None:
     """Let go of a directory whose submitter died before it had a job: ``recover`` records it."""
     file = partial / JOB_FILE
-    if store.read_object(file).get("scheduler") != "slurm":
+    if store.read_object(file).get("scheduler", "slurm") != "slurm":  # none: nobody can read it
         return
     with suppress(FileNotFoundError):
-        if abs(time.time() - file.stat().st_mtime) > UNSUBMITTED_SECONDS:
-            file.unlink()
+        if abs(time.time() - file.lstat().st_mtime) > UNSUBMITTED_SECONDS:
+            untrusted.remove(file)
 
 
 def settle_one(partial: Path, job: Job, state: JobState) -> Settled | None:
     """Record the run of a job that has ended; None where another process does it."""
+    if links := finish_run.links_of(partial):  # what they lead to is not this folder's
+        return Settled(partial, None, links)
     try:
         with ownership.owned(partial):
             begun = (finish_run.LAUNCH_FILE, "attempts", "checkpoints")
@@ -184,10 +191,12 @@ def settle_one(partial: Path, job: Job, state: JobState) -> Settled | None:
                 shutil.rmtree(partial)
                 return Settled(partial, None)
             record = _conclude(partial, job, state)
-            (partial / JOB_FILE).unlink(missing_ok=True)
+            untrusted.remove(partial / JOB_FILE)
             return Settled(store.publish(partial), record)
     except (FileNotFoundError, LaunchError):  # the job or another process was faster
         return None
+    except Exception as error:  # noqa: BLE001  the files may hold anything
+        return Settled(partial, None, finish_run.problem_of(error))
 
 
 def _conclude(directory: Path, job: Job, state: JobState) -> RunRecord:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -49,7 +50,7 @@ def own_stop(directory: Path) -> outcome.EndReason | None:
 def clear_ends(directory: Path) -> None:
     """Remove the notes of how the nodes' ranks ended."""
     for _, path in _by_node(directory, _EXIT):
-        path.unlink(missing_ok=True)
+        untrusted.remove(path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +97,17 @@ def merge(directory: Path) -> None:
     with untrusted.replaced(finish_run.log_file(directory)) as merged:
         for number, path in logs:
             merged.write(f"===== node {number} of {logs[-1][0] + 1} =====\n".encode())
-            with untrusted.opened(path) as stream:
-                while piece := stream.read(1 << 20):
-                    merged.write(piece)
+            try:
+                stream = untrusted.opened(path)
+            except OSError as error:
+                merged.write(f"{path.name} cannot be read: {error.strerror}\n".encode())
+                continue
+            with stream:
+                shutil.copyfileobj(stream, merged)
             merged.write(b"\n")
     for number, path in logs:
         if number:
-            path.unlink()
+            untrusted.remove(path)
 
 
 def conclude_nodes(
