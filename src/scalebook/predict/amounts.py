@@ -128,7 +128,7 @@ def amounts(
 
 
 def _slowest_of(ranks: int) -> float:
-    """Return how much slower than the mean the slowest of so many devices is, as a fraction.
+    """Return how much slower than the mean the slowest of N devices is, as a fraction.
 
     The expected largest of n normal values (Blom 1958), in standard deviations, times theirs.
     """
@@ -206,7 +206,7 @@ class _Job:
         return {kind: modules * value for kind, value in one.items()}
 
     def layer(self, *, moe: bool) -> Seconds:
-        """Return the work of one layer for one micro batch, but for what depends on its stage."""
+        """Return the work of one layer for one micro batch, except what depends on its stage."""
         total: Seconds = defaultdict(float)
         for part in (self.products(moe=moe), self.attention(), self.pointwise(moe=moe)):
             _add(total, part)

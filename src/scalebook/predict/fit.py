@@ -61,7 +61,7 @@ class Fit:
         return sum(self.slowness[kind] * value for kind, value in work.items())
 
     def variance(self, work: Mapping[str, float]) -> float:
-        """Return the variance of the relative error, but for noise: what the fit doesn't know."""
+        """Return the variance of the relative error without noise: what the fit doesn't know."""
         total = self.seconds(work)
         row = [work.get(kind, 0.0) / total for kind in self.kinds]
         known = _quadratic(row, self.covariance)

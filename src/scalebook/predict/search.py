@@ -1,4 +1,4 @@
-"""Rank the legal layouts of a model on so many devices by their predicted rate."""
+"""Rank the legal layouts of a model on a number of devices by their predicted rate."""
 
 from __future__ import annotations
 

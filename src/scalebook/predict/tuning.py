@@ -408,7 +408,7 @@ def _sorted(ranking: Ranking) -> Iterable[tuple[str, int]]:
 
 
 def _halving_trials(layouts: int) -> int:
-    """Return the trials that halving takes, but for the full run of the last one."""
+    """Return the trials that halving takes, except the full run of the last one."""
     return 0 if layouts < 2 else layouts + _halving_trials(-(-layouts // 2))
 
 

@@ -73,7 +73,7 @@ def told(value: Mapping[str, Any]) -> tuple[dict[str, str | None], dict[str, Any
     """
     versions, torch = value.get("versions"), value.get("torch")
     if not isinstance(versions, dict) or not isinstance(torch, dict):
-        raise LaunchError("The image's scalebook told no versions. Build the image again.")
+        raise LaunchError("The image's scalebook reported no versions. Build the image again.")
     texts = cast("dict[object, object]", versions)
     state = cast("dict[str, Any]", torch)
     names = ("starts", "devices", "reason")

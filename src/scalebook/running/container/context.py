@@ -54,7 +54,7 @@ def made(project: Path, known: Image, *, dry: bool, wheels: Path | None = None) 
 
 
 def _copy_wheels(wheels: Path, folder: Path) -> None:
-    """Copy a folder's wheels, but for one of ours, which may be older.
+    """Copy a folder's wheels, except Scalebook's own, which may be older.
 
     Raises:
         LaunchError: there is none.
@@ -62,7 +62,7 @@ def _copy_wheels(wheels: Path, folder: Path) -> None:
     found = [path for path in wheels.glob("*.whl") if not path.name.startswith("scalebook-")]
     if not found:
         raise LaunchError(
-            f"{wheels} holds no wheels. Fill it by 'pip download' on a machine with a network; "
+            f"{wheels} contains no wheels. Fill it by 'pip download' on a machine with a network; "
             "containers/README.md says with what."
         )
     for path in found:
@@ -150,4 +150,4 @@ def output_of(command: EngineCommand, caller: Mapping[str, str]) -> dict[str, An
     if isinstance(value, dict):
         return cast("dict[str, Any]", value)
     said = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["no output"]
-    raise LaunchError(f"The image told nothing (exit {done.returncode}): {said[0][:300]}")
+    raise LaunchError(f"The image reported nothing (exit {done.returncode}): {said[0][:300]}")

@@ -59,7 +59,7 @@ def _file(engine: str, reference: str) -> LocalImage | str:
 
 
 def content_id(found: LocalImage) -> str | None:
-    """Return what tells an image from every other: its id, or its file's SHA-256.
+    """Return what distinguishes an image from every other: its id, or its file's SHA-256.
 
     Reading a file takes seconds for each 10 GB. None for a container that enroot made of a file.
     """

@@ -85,7 +85,7 @@ class EngineCommand:
 
 
 def csv_line(*fields: str) -> str:
-    """Return fields as a line of CSV, in which a comma or a quote in a path is no separator."""
+    """Return fields as a line of CSV, in which a comma or a quote in a path does not separate."""
     line = io.StringIO()
     csv.writer(line, lineterminator="").writerow(fields)
     return line.getvalue()
