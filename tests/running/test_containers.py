@@ -601,7 +601,7 @@ def test_a_build_from_wheels_gets_no_network():
 
 def test_a_folder_without_wheels_is_refused_before_anything_is_built(root: Path, tmp_path: Path):
     with (
-        pytest.raises(LaunchError, match="holds no wheels"),
+        pytest.raises(LaunchError, match="contains no wheels"),
         context.made(root, images.image("cpu"), dry=False, wheels=tmp_path),
     ):
         pass
@@ -643,7 +643,7 @@ def test_a_missing_or_different_component_is_not_good():
 
 @pytest.mark.parametrize("value", [{}, {"versions": [], "torch": {}}, {"versions": {}, "torch": 1}])
 def test_an_image_that_tells_something_else_is_an_error(value: dict[str, Any]):
-    with pytest.raises(LaunchError, match="told no versions"):
+    with pytest.raises(LaunchError, match="reported no versions"):
         contents.told(value)
 
 
