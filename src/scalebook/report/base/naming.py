@@ -97,19 +97,24 @@ def _sequence(length: int | None) -> str | None:
     return None if length is None else f"sequence {length:,}"
 
 
-_TITLE = re.compile(r"([a-z]+?)-?(\d[\d.]*)?-((?:\d+x)?\d+b)(?:@(\d+))?")
+_TITLE = re.compile(r"([a-z]+?)-?(\d[\d.]*)?-((?:\d+x)?\d+(?:\.\d+)?b(?:-a\d+b)?)")
+_FAMILY = {"gpt": "GPT", "mpt": "MPT"}
 
 
 def model_title(name: str | None) -> str:
     """Return a model as its makers write it: ``Llama 3.1 8B``, ``8 layers of Llama 3.1 8B``.
 
-    A name of another form stays as it is.
+    A name of another form stays as it is, apart from its layers.
     """
-    found = _TITLE.fullmatch(name or "")
-    if found is None:
-        return name or "unknown model"
-    family, version, size, layers = found.groups()
-    title = " ".join(part for part in (family.capitalize(), version, size[:-1] + "B") if part)
+    whole, _, layers = (name or "unknown model").partition("@")
+    found = _TITLE.fullmatch(whole)
+    title = whole
+    if found is not None:
+        family, version, size = found.groups()
+        sized = size.upper().replace("X", "x")
+        title = " ".join(
+            part for part in (_FAMILY.get(family, family.capitalize()), version, sized) if part
+        )
     many = "1 layer" if layers == "1" else f"{layers} layers"
     return f"{many} of {title}" if layers else title
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import floor, log10
+from math import floor, log, log10
 
 from scalebook.report.base.markup import Markup, join, run_link
 from scalebook.report.charts.theme import PALETTE
@@ -64,6 +64,7 @@ class Dot:
 _NAMED = Markup('<span class="{}" style="left:{:.2f}%">{}</span>')
 _TRACK_CHARACTERS = 88  # of the small text, on the widest track
 _HEADING_PERCENT = 45.0  # of the axis, which a heading may reach into
+_WIDE = 6.0  # the largest value over the smallest from which an axis is logarithmic
 Group = tuple[str, Sequence[Dot], Mapping[str, float]]  # heading, rows, named lines to draw
 
 
@@ -74,6 +75,36 @@ def rounded_up(value: float) -> float:
     return next(end * size for end in ends if end * size >= value * (1 - 1e-9))
 
 
+def _round(low: float, high: float) -> list[float]:
+    """Return 1, 2 and 5 times the powers of ten from the last up to ``low`` to the first above."""
+    powers = range(floor(log10(low)), floor(log10(high)) + 2)
+    numbers = [part * 10.0**power for power in powers for part in (1, 2, 5)]
+    first = max(place for place, number in enumerate(numbers) if number <= low * (1 + 1e-9))
+    last = min(place for place, number in enumerate(numbers) if number >= high * (1 - 1e-9))
+    return numbers[first : last + 1]
+
+
+def _linear(low: float, top: float, ticks: int) -> tuple[_Place, list[float], str]:
+    """Return where values lie on a linear axis, its ticks, and what is said of its kind."""
+
+    def place(value: float) -> float:
+        # a quarter of the track stays free for the text of the highest mark
+        return max(0.0, min(100.0, 76 * (value - low) / (top - low)))
+
+    return place, [low + (top - low) * tick / ticks for tick in range(ticks + 1)], ""
+
+
+def _logarithmic(low: float, high: float) -> tuple[_Place, list[float], str]:
+    """Return the same of a logarithmic axis that begins and ends at round numbers."""
+    steps = _round(low, high)
+    span = log(steps[-1] / steps[0])
+
+    def place(value: float) -> float:
+        return max(0.0, min(100.0, 76 * log(value / steps[0]) / span)) if value > 0 else 0.0
+
+    return place, steps, " (log)"
+
+
 def dots(
     groups: Iterable[Group],
     unit: str,
@@ -82,17 +113,20 @@ def dots(
     high: float | None = None,
     ticks: int = 4,
 ) -> Markup:
-    """Return marks on one axis from ``low`` to ``high``, a heading per group; ``unit`` in words."""
+    """Return marks on one axis from ``low`` to ``high``, a heading per group; ``unit`` in words.
+
+    Without ``high`` the axis ends at a round number, and is logarithmic where values differ so much
+    that most would share a corner of it.
+    """
     given = list(groups)
     ends = [max(mark.high or 0.0, mark.value) for _, marks, _ in given for mark in marks]
+    least = min((mark.low or mark.value for _, marks, _ in given for mark in marks), default=0.0)
     top = high if high is not None else rounded_up(max(ends, default=1.0))
-
-    def place(value: float) -> float:
-        # a quarter of the track stays free for the text of the highest mark
-        return max(0.0, min(100.0, 76 * (value - low) / (top - low)))
-
+    if high is None and low == 0 < least and max(ends) >= _WIDE * least:
+        place, steps, kind = _logarithmic(least, max(ends))
+    else:
+        place, steps, kind = _linear(low, top, ticks)
     parts = Markup("").join(_group(group, place) for group in given)
-    steps = [low + (top - low) * tick / ticks for tick in range(ticks + 1)]
     numbers = Markup("").join(
         Markup('<span style="left:{:.2f}%">{}</span>').format(
             place(step), f"{step:,.4g}" if top < 1000 else f"{step:,.0f}"
@@ -102,7 +136,9 @@ def dots(
     axis = Markup(
         '<div class="axis"><span class="name">{}</span><span class="track">{}</span></div>'
     )
-    return Markup('<div class="sb-dots">{}{}</div>').format(parts, axis.format(unit, numbers))
+    return Markup('<div class="sb-dots">{}{}</div>').format(
+        parts, axis.format(unit + kind, numbers)
+    )
 
 
 def _group(group: Group, place: _Place) -> Markup:
@@ -113,9 +149,9 @@ def _group(group: Group, place: _Place) -> Markup:
     inner = [""] * (len(lines) - 2)
     sides = ["before", *inner, "after"] if len(lines) > 1 else [""]
     if lines and min(map(place, lines.values())) < _HEADING_PERCENT:
-        # a name before its line would cover the heading: all names stand behind the last line
+        # a name at its line would cover the heading: all names stand at the end of the track
         words = " · ".join(f"{name} {value:,.0f}" for name, value in lines.items())
-        said = _NAMED.format("after", max(map(place, lines.values())), words)
+        said = Markup('<span class="end">{}</span>').format(words)
         return _headed(heading, said, rows)
     said = Markup("").join(
         _NAMED.format(side, place(value), f"{name} {value:,.0f}")

@@ -51,7 +51,7 @@ from scalebook.report.pages.studies import (
 Row = Mapping[str, Any]
 TRILLION = 1e12  # tokens of the example of a cost
 MOST_LEARNED = 1_000  # runs that a prediction of a page reads again
-MOST_HEADLINES, MOST_COSTS, MOST_DRAWN, MOST_CARDS = 4, 2, 16, 8
+MOST_HEADLINES, MOST_COSTS, MOST_DRAWN, MOST_CARDS = 3, 2, 16, 8
 MOST_OF_A_GROUP = 5  # rows, that of a prediction among them
 CARDS = (
     *("scaling", "strategies", "ablation", "precision", "map"),

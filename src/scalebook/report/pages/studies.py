@@ -531,7 +531,9 @@ def _experts(runs: _Runs) -> StudyAnswer | None:
         return StudyAnswer(verdict, Markup(""), ids)
     groups = alike(rows, lambda row: (row["model"], side_name(row), row["precision"]))
     best = [best_of(same) for same in groups]
-    first = max(best, key=lambda one: (is_whole(one.row), one.row["world_size"], one.rate))
+    # Models of different sizes are compared by MFU: fewer layers or parameters are faster anyway.
+    best.sort(key=lambda one: (is_whole(one.row), one.row["mfu"] or 0.0), reverse=True)
+    first = best[0]
     mfu = first.row["mfu"]
     more = f", {percent(mfu)} of peak" if mfu is not None else ""
     words = Markup("{} reaches {}{}.")
@@ -539,8 +541,13 @@ def _experts(runs: _Runs) -> StudyAnswer | None:
     without = len(ids) - len(rows)
     if without:
         verdict = verdict[:-1] + Markup("; {} without a steady rate.").format(count(without, "run"))
-    drawn = [mark(runs.data, one, model_title(one.row["model"])) for one in best[:MOST_ROWS]]
-    return StudyAnswer(verdict, marks.bars(drawn, first.row["rate_unit"]), ids)
+    drawn = [
+        Dot(model_title(one.row["model"]), 100 * one.row["mfu"], text=percent(one.row["mfu"]),
+            colour=colour(runs.data, one.row["platform"]), run_id=one.row["run_id"])
+        for one in best[:MOST_ROWS]
+        if one.row["mfu"] is not None
+    ]  # fmt: skip
+    return StudyAnswer(verdict, marks.bars(drawn, "MFU, %"), ids)
 
 
 def _correctness(runs: _Runs) -> StudyAnswer | None:
