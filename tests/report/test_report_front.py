@@ -243,7 +243,36 @@ def test_an_axis_ends_at_a_round_number_that_holds_the_value(value: float, end: 
     assert css_charts.rounded_up(value) == pytest.approx(end)
 
 
+@pytest.mark.parametrize(("least", "kind"), [(101.0, ""), (100.0, " (log)")])
+def test_an_axis_of_values_six_times_apart_is_logarithmic_and_says_so(
+    least: float, kind: str
+) -> None:
+    drawn = [Dot("slow", least, text="slow"), Dot("fast", 600.0, text="fast")]
+    html = str(css_charts.dots([("g", drawn, {})], "tokens/s"))
+    assert f">tokens/s{kind}</span>" in html
+    numbers = re.findall(r'left:([\d.]+)%">([\d,]+)</span>', html)
+    if kind:  # equal distances are equal ratios: 100 to 1,000 on three quarters of the track
+        assert numbers == [("0.00", "100"), ("22.88", "200"), ("53.12", "500"), ("76.00", "1,000")]
+        assert 'class="dot' in html and "left:59.14%" in html  # 76 log10(6)
+
+
+def test_experts_of_different_models_are_compared_by_their_mfu(tmp_path: Path) -> None:
+    few(tmp_path, "experts")
+    wrote(tmp_path, "one", "experts", 3.0, model="mixtral-8x7b@1", expert_parallel_size=8)
+    (found,) = [one for one in studies.studies(load(tmp_path)) if one.plan]
+    rows = {row["model"]: row for row in load(tmp_path).completed.to_dicts()}
+    whole, layer = rows["mixtral-8x7b"], rows["mixtral-8x7b@1"]
+    assert layer["tokens_per_second_per_gpu"] > whole["tokens_per_second_per_gpu"]
+    assert found.answer
+    assert "MFU, %" in found.answer.chart
+    assert found.verdict.striptags().startswith("Mixtral 8x7B on 8 H100")
+    assert found.answer.chart.index("Mixtral 8x7B") < found.answer.chart.index("1 layer of")
+
+
 def test_names_are_those_of_their_makers() -> None:
+    assert model_title("qwen3-30b-a3b@6") == "6 layers of Qwen 3 30B-A3B"
+    assert model_title("gpt3-2.7b") == "GPT 3 2.7B"
+    assert model_title("deepseek-v2-lite@6") == "6 layers of deepseek-v2-lite"
     assert model_title("llama3.1-8b") == "Llama 3.1 8B"
     assert model_title("llama3.1-8b@8") == "8 layers of Llama 3.1 8B"
     assert model_title("mixtral-8x7b@1") == "1 layer of Mixtral 8x7B"
