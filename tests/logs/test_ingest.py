@@ -1229,7 +1229,7 @@ def test_a_shape_is_built_from_the_sizes_that_a_log_tells():
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"vocab_size": None}, "does not tell vocab_size."),
+        ({"vocab_size": None}, "does not state vocab_size."),
         ({"multi_latent_attention": True}, "multi-latent attention"),
         ({"swiglu": None}, "whether the MLP is gated"),
     ],
@@ -1335,7 +1335,7 @@ def test_two_records_show_that_the_first_is_too_fast_and_one_does_not():
     ("factor", "fits", "said"),
     [
         (1.02, None, None), (0.98, "six_n", None), (None, None, None),
-        (1.03, None, "1.030 times those of model_flops; no convention known here gives it."),
+        (1.03, None, "1.030 times those of model_flops; no known convention gives it."),
         (0.97, "six_n", "0.970 times those of model_flops; it is that of six_n."),
     ],
 )  # fmt: skip
@@ -1528,12 +1528,12 @@ def test_a_job_ends_as_its_log_says_or_at_its_last_step():
     )  # fmt: skip
     memory = Ending("out_of_memory", "CUDA out of memory")
     assert steps.status_of(job_of(*rows, total_steps=2, ending=memory)) == (
-        "out_of_memory", "The log tells of memory that ran out: CUDA out of memory"
+        "out_of_memory", "The log says that memory ran out: CUDA out of memory"
     )  # fmt: skip
     failed = Ending("failed", "x")
     assert steps.status_of(job_of(*rows, total_steps=2, ending=failed))[0] == "completed"
     assert steps.status_of(job_of(*rows, ending=failed))[0] == "failed"
-    assert steps.status_of(job_of())[1].startswith("The log holds no training step and")
+    assert steps.status_of(job_of())[1].startswith("The log contains no training step and")
     assert steps.status_of(job_of({"loss": 2.0}))[1].startswith("The log ends after 1 record(s)")
 
 
@@ -1679,7 +1679,7 @@ def test_a_folder_holds_as_many_files_as_the_limit_says(tmp_path, monkeypatch, c
     for number in range(count):
         write(tmp_path / f"{number}.log", line(1))
     if refused:
-        with pytest.raises(IngestError, match="holds more than 2 files"):
+        with pytest.raises(IngestError, match="contains more than 2 files"):
             list(group.files_under(tmp_path))
     else:
         assert len(list(group.files_under(tmp_path))) == count

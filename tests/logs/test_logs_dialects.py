@@ -209,7 +209,7 @@ def test_an_mfu_above_one_is_flagged():
 def test_a_micro_batch_time_is_no_step_time():
     found = summary("litgpt.log")
     assert found["step_seconds_median"] is None
-    assert any("micro-batch" in warning for warning in found["warnings"])
+    assert any("micro batch" in warning for warning in found["warnings"])
 
 
 def test_what_is_derived_says_from_what():

@@ -616,9 +616,12 @@ def marked(seconds: float, phase: str = "measured", **parts: float) -> StepRecor
     )
 
 
+RECORD = RunRecord(run_id="r", config_hash=None, status="completed", requested={})
+
+
 def test_marks_are_means_over_the_steps_that_have_them_and_add_up_with_what_is_outside():
     """By hand: 0.5 and 0.7 s of forward in two steps of 2 and 3 s; one of them has a backward."""
-    found = marked_steps([
+    found = marked_steps(RECORD, [
         marked(9.0, "warmup", forward=9.0),
         marked(2.0, forward=0.5, backward=1.0), marked(3.0, forward=0.7), marked(50.0),
     ])  # fmt: skip
@@ -627,11 +630,11 @@ def test_marks_are_means_over_the_steps_that_have_them_and_add_up_with_what_is_o
     assert found.parts["forward"] == pytest.approx(0.6)
     assert sum(found.parts.values()) == pytest.approx(2.5)
     assert set(found.parts) == {"forward", "backward", "outside"}
-    over = marked_steps([marked(1.0, forward=0.8, backward=0.4)])
+    over = marked_steps(RECORD, [marked(1.0, forward=0.8, backward=0.4)])
     assert over is not None
     assert over.parts["outside"] == 0
-    assert marked_steps([marked(1.0)]) is None
-    assert marked_steps([marked(9.0, "warmup", forward=9.0)]) is None
+    assert marked_steps(RECORD, [marked(1.0)]) is None
+    assert marked_steps(RECORD, [marked(9.0, "warmup", forward=9.0)]) is None
 
 
 def run_of(folder: Path, **requested: Any) -> Run:

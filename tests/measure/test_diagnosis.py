@@ -705,6 +705,8 @@ def with_split(found: Evidence, source: Any = "profile", **shares: Any) -> Evide
 
 def with_metrics(found: Evidence, **values: Any) -> Evidence:
     """Return the evidence with other numbers of the run."""
+    if "hfu" in values:
+        values["registered"] = {**found.metrics.registered, "hfu": values.pop("hfu")}
     return replace(found, metrics=replace(found.metrics, **values))
 
 
@@ -744,18 +746,18 @@ def test_a_rank_that_sends_at_half_of_what_the_probe_reached_is_asked_why(health
         return at.says
 
     slow = ": messages are small, or ranks wait for each other."
-    assert "42.2 GB a step, 42.2 GB/s while it communicates" in says(400.0)
+    assert "42.2 GB per step, 42.2 GB/s while communicating" in says(400.0)
     assert says(400.0).endswith(f"the probe of the machine reached 400 GB/s in an all-reduce{slow}")
     assert says(84.0).endswith("reached 84 GB/s in an all-reduce.")
     assert says(85.0).endswith(slow)
-    assert says(None).endswith("while it communicates.")
+    assert says(None).endswith("while communicating.")
     assert says(400.0, None) == "Exposed communication takes 10 % of the step."
 
 
 def test_time_marks_call_communication_what_they_saw(healthy):
     at = finding(network.communication_rule, with_split(healthy, "marks", communication=0.1))
     assert at is not None
-    assert at.says.startswith("Bringing gradients together takes 10 % of the step.")
+    assert at.says.startswith("The gradient all-reduce takes 10 % of the step.")
 
 
 @pytest.mark.parametrize(
@@ -841,7 +843,7 @@ def test_half_the_tensor_parallel_size_is_tried_where_it_fits(
     assert tried == [
         (replace(split, tensor_parallel_size=size, sequence_parallel=size > 1), batches // 2)
     ]
-    assert f"={2 * size} sends 5 GB a rank and step for it and cuts" in at.says
+    assert f"={2 * size} sends 5 GB per rank and step for it and cuts" in at.says
     assert at.says.endswith("92 of 100 GiB predicted.")
     assert at.advice[0] == f"Try tensor_parallel_size={size} with twice the data parallel size."
     assert at.evidence == {"predicted_gib": 92.0, "device_gib": 100.0, "tensor_parallel_gb": 5.0}
@@ -1038,7 +1040,7 @@ def test_a_bubble_is_named_from_three_percent_on_with_what_halves_it(healthy):
     chunked = bubble(4, 8, 2)
     assert chunked is not None
     assert chunked.step_fraction == pytest.approx(3 / 19)
-    assert " and 2 chunks a stage are idle" in chunked.says
+    assert " and 2 chunks per stage are idle" in chunked.says
     assert "virtual_pipeline_parallel_size=4 " in chunked.advice[1]
     assert "leaves 8.57 %" in chunked.advice[1]  # 3 / 35
     assert bubble(2, 33) is None  # 1 / 34 is below 3 %
@@ -1271,7 +1273,7 @@ def test_a_long_optimizer_is_shared_where_replicas_hold_it_whole(healthy, split,
 def test_kernels_have_their_mean_length_where_both_figures_are_known(healthy):
     gaps = {"launch_gaps": 0.1, "kernels_per_step": 2000.0, "kernel_seconds": 0.5}
     at = finding(host.launch_rule, with_split(healthy, **gaps))
-    assert at is not None and at.says.endswith(" 2,000 kernels a step take 250 µs on average.")
+    assert at is not None and at.says.endswith(" 2,000 kernels per step take 250 µs on average.")
     for name in ("kernels_per_step", "kernel_seconds"):
         without = finding(host.launch_rule, with_split(healthy, **gaps | {name: None}))
         assert without is not None and without.says.endswith("its next kernel.")

@@ -12,7 +12,7 @@ from scalebook.errors import ClaimError
 from scalebook.measure.intervals import SCALES, Interval, point, read_numeral
 
 INFINITE = math.inf
-ENDS = st.floats(-1e6, 1e6)
+ENDS = st.floats(-1e6, 1e6, allow_subnormal=False)  # a quotient by a subnormal is infinite
 INSIDE = st.floats(0, 1)
 
 
@@ -32,7 +32,7 @@ def test_an_operation_holds_the_result_of_every_pair_inside(a, b, c, d, share, o
     assert (left + right).low <= x + y <= (left + right).high
     assert (-left).low <= -x <= (-left).high
     assert (left * right).low <= x * y <= (left * right).high
-    if y:
+    if y and math.isfinite(x / y):
         quotient = left / right
         assert quotient.low - 1e-9 * abs(x / y) <= x / y <= quotient.high + 1e-9 * abs(x / y)
 

@@ -766,7 +766,7 @@ def test_a_rate_of_one_gpu_is_no_rate_of_the_job():
              for one in steps([2.0] * 20)]  # fmt: skip
     found = measure(run_with(alone))
     assert (found.tokens_per_second, found.tokens_per_second_per_gpu) == (None, 2500)
-    assert found.throughput_reason == "The number of GPUs is not known: the rate is of one GPU."
+    assert found.throughput_reason == "The number of GPUs is unknown: the rate is that of one GPU."
     assert found.interval_reason is not None
     one_gpu = measure(run_with(steps([100.0] * 20), requested=SETTINGS | {"world_size": 1}))
     times = 2500 / one_gpu.tokens_per_second

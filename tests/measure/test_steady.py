@@ -418,7 +418,7 @@ def test_a_run_is_named_by_its_directory_or_the_end_of_its_id(root, tmp_path, st
     (by_file, by_directory), _ = steady(run / "steps.jsonl", run)
     assert by_directory == by_file | {"file": str(run)}
     assert main(["steady", "bd160e6e21c5", "--runs", str(root / "runs")]) == 0
-    with pytest.raises(RecordError, match=r"holds no steps\.jsonl"):
+    with pytest.raises(RecordError, match=r"contains no steps\.jsonl"):
         read_series(tmp_path)
 
 

@@ -405,7 +405,7 @@ def test_a_directory_of_steps_without_a_record_is_the_file_in_it(tmp_path):
     rates = [math.exp(side.steps[0].log_rate) for side in sides]
     assert rates == pytest.approx([1 / 2.02] * 3, rel=1e-3)
     assert len({side.sources for side in sides}) == 1
-    with pytest.raises(RecordError, match=r"holds no steps\.jsonl"):
+    with pytest.raises(RecordError, match=r"contains no steps\.jsonl"):
         read_series(tmp_path)
 
 
@@ -423,7 +423,7 @@ def test_a_line_is_a_step_time_between_a_nanosecond_and_thirty_years(tmp_path, t
         return
     with pytest.raises(RecordError) as error:
         read_series(tmp_path / "times")
-    assert f"times line 4: {text[:40]!r} is no step time." in str(error.value)
+    assert f"times line 4: {text[:40]!r} is not a step time." in str(error.value)
 
 
 def test_a_file_that_is_no_text_or_is_not_there_is_said_to_be_that(tmp_path):
@@ -474,7 +474,7 @@ def test_a_line_that_is_no_record_is_shown_by_its_start(tmp_path):
         read_series(path)
     shown = ("[" + "1, " * 40)[:40]
     assert f"steps.jsonl line 3 is not a step record: {shown!r}." in str(error.value)
-    with pytest.raises(RecordError, match="holds no step time"):
+    with pytest.raises(RecordError, match="contains no step time"):
         read_series(records(tmp_path, {"step_seconds": 1.0, "phase": "profiled"}))
 
 

@@ -227,7 +227,7 @@ def test_a_failed_build_leaves_the_site_before_it(
     shutil.copytree(site[0], tmp_path / "site")
     runs = write_run(tmp_path / "runs", "a", config()).parent
     monkeypatch.setattr("scalebook.report.site.builder.check", lambda *_: ("index.html: loads x",))
-    with pytest.raises(ReportError, match=r"not fit to publish: index\.html: loads x"):
+    with pytest.raises(ReportError, match=r"cannot be published: index\.html: loads x"):
         build(Places(runs, tmp_path / "site", root), "preview", print)
     assert (tmp_path / "site" / "index.html").read_text() == (site[0] / "index.html").read_text()
 

@@ -123,7 +123,7 @@ def test_several_processes_find_the_same_numbers_in_the_same_order(
     alone = build_cache._each(found)
     monkeypatch.setattr(build_cache, "PARALLEL_RUNS", 1)
     monkeypatch.setattr(build_cache, "CHUNK", 2)
-    monkeypatch.setattr(build_cache, "cores", lambda: 2)
+    monkeypatch.setattr(build_cache, "available_cores", lambda: 2)
     assert build_cache._each(found) == alone
 
 

@@ -40,7 +40,7 @@ def test_a_run_of_a_dead_process_becomes_an_interrupted_record_with_its_steps(tm
     (leftover,) = finish_run.recover(tmp_path)
     run = store.read_run(leftover.path)
     assert run.record.status == "interrupted"
-    assert "without a word" in run.record.reason
+    assert "without a message" in run.record.reason
     assert "(after step 2 of 5)" in run.record.reason
     assert len(run.steps) == 2
     assert run.record.notes == ("steps.jsonl line 3 is not a step record",)
@@ -316,7 +316,7 @@ def test_the_recover_command_says_what_it_did(tmp_path: Path, capsys: pytest.Cap
     live = store.create_partial(tmp_path, small(repeat=1), datetime.now(UTC))
     assert main(["recover", "--runs", str(tmp_path)]) == 0
     text = capsys.readouterr().out
-    assert "interrupted. The process in charge ended without a word" in text
+    assert "interrupted. The process in charge ended without a message" in text
     assert f"{live.name} belongs to a running process and stays as it is." in text
 
 

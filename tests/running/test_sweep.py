@@ -423,7 +423,7 @@ def test_a_platform_that_this_machine_is_not_is_one_line_and_exit_code_2(
 ):
     assert main(["run", "--platform", "mi300x", "--runs", str(tmp_path)]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("scalebook: Platform 'mi300x' needs MI300X, and no GPU is seen here.")
+    assert error.startswith("scalebook: Platform 'mi300x' needs MI300X, and no GPU was found here.")
     assert error.count("\n") == 1
 
 

@@ -273,7 +273,7 @@ def test_a_store_that_is_not_of_mlflow_or_damaged_is_refused(tmp_path: Path):
     with closing(sqlite3.connect(other)) as db, db:
         db.execute("CREATE TABLE notes (text TEXT)")
         db.execute("CREATE VIEW metrics AS SELECT * FROM notes")
-    with pytest.raises(IngestError, match="no store of MLflow"):
+    with pytest.raises(IngestError, match="not a store of MLflow"):
         ingest([other], tmp_path / "runs", {}, opens=opener())
     data = broken.read_bytes()
     broken.write_bytes(data[:4096] + b"\xff" * (len(data) - 4096))
