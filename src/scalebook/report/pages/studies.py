@@ -533,11 +533,9 @@ def _experts(runs: _Runs) -> StudyAnswer | None:
     best = [best_of(same) for same in groups]
     # Models of different sizes are compared by MFU: fewer layers or parameters are faster anyway.
     best.sort(key=lambda one: (is_whole(one.row), one.row["mfu"] or 0.0), reverse=True)
-    first = best[0]
-    mfu = first.row["mfu"]
+    first, mfu = best[0], best[0].row["mfu"]
     more = f", {percent(mfu)} of peak" if mfu is not None else ""
-    words = Markup("{} reaches {}{}.")
-    verdict = words.format(on(first.row), linked(first, rate(first)), more)
+    verdict = Markup("{} reaches {}{}.").format(on(first.row), linked(first, rate(first)), more)
     without = len(ids) - len(rows)
     if without:
         verdict = verdict[:-1] + Markup("; {} without a steady rate.").format(count(without, "run"))
