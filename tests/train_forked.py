@@ -45,7 +45,9 @@ def prepare() -> None:
 
     torch.set_num_threads(1)
     from scalebook.train import cpu
+    from scalebook.train.layers import fused
 
+    fused.install_weight_gradient()
     with cpu.lean_import():
         from scalebook.train import mcore  # noqa: F401
     from scalebook.train import loop  # noqa: F401
@@ -87,7 +89,8 @@ def _rank(number: int, config: Any, output: Path, port: str, first: Callable[[in
         from scalebook.train.loop import train
 
         first(number)
-        cpu.install()
+        if config.platform == "cpu":
+            cpu.install()
         code = train(config, catalog.model(config.model), output)
     except Exception:  # noqa: BLE001  the log of the run is where a test looks
         traceback.print_exc()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from scalebook.facts import catalog
 from scalebook.facts.catalog.types import ModelShape
 from scalebook.facts.flops.parameters import parameter_count
 from scalebook.facts.legality.untrained import untrained
+from scalebook.settings import SWITCHES
 
 pytestmark = pytest.mark.slow
 
@@ -34,6 +36,8 @@ LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
         {**TENSOR, "expert_parallel_size": 2, "mtp_layers": 1},
     ),
 }
+ON_GPU = any(Path("/dev").glob("nvidia[0-9]")) or Path("/dev/kfd").exists()
+GPU: dict[str, Any] = {"platform": "h200", "precision": "bf16", "layer_spec": "torch"}
 PLAIN: dict[str, Any] = {"fused_attention": "off", "grouped_gemm": "off"}
 
 
@@ -109,15 +113,24 @@ def _plain(shape: ModelShape) -> dict[str, Any]:
 
 def _ours(shape: ModelShape) -> dict[str, Any]:
     grouped = shape.moe is not None and not shape.mlp_bias
-    return {"mtp_layers": shape.mtp_layers} | ({"grouped_gemm": "on"} if grouped else {})
+    asked = {"mtp_layers": shape.mtp_layers, "fused_weight_gradient": "on"}
+    return asked | ({"grouped_gemm": "on"} if grouped else {})
+
+
+def _trained(
+    places: pytest.TempPathFactory, changes: dict[str, dict[str, Any]]
+) -> dict[str, Finished]:
+    rows = places.mktemp("models") / "models.toml"
+    rows.write_text("\n".join(_row(f"small-{name}", KINDS[name]) for name in TRAINED))
+    with pytest.MonkeyPatch.context() as patch:
+        named = [str(rows), os.environ.get("SCALEBOOK_CATALOG", "")]
+        patch.setenv("SCALEBOOK_CATALOG", os.pathsep.join(filter(None, named)))
+        return trained(places.mktemp("runs"), changes)
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finished]:
     """Two steps of every small model, with our pieces and with Megatron-Core's own."""
-    folder = tmp_path_factory.mktemp("models")
-    rows = folder / "models.toml"
-    rows.write_text("\n".join(_row(f"small-{name}", KINDS[name]) for name in TRAINED))
     changes: dict[str, dict[str, Any]] = {}
     for name in TRAINED:
         shape = KINDS[name]
@@ -126,10 +139,22 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finished]:
         changes[f"{name}, plain"] = {**base, **_plain(shape), "mtp_layers": shape.mtp_layers}
     for layout, (name, more) in LAYOUTS.items():
         changes[layout] = {**changes[name], **more}
-    with pytest.MonkeyPatch.context() as patch:
-        named = [str(rows), os.environ.get("SCALEBOOK_CATALOG", "")]
-        patch.setenv("SCALEBOOK_CATALOG", os.pathsep.join(filter(None, named)))
-        return trained(tmp_path_factory.mktemp("runs"), changes)
+    return _trained(tmp_path_factory, changes)
+
+
+@pytest.fixture(scope="module")
+def gpu_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finished]:
+    """Five steps of every small model on a GPU in bf16: all switches on, and all off."""
+    changes: dict[str, dict[str, Any]] = {}
+    for name in TRAINED:
+        shape = KINDS[name]
+        base = {"model": f"small-{name}", "steps": 5, "warmup_steps": 0, **GPU}
+        base["mtp_layers"] = shape.mtp_layers
+        graph = "auto" if shape.moe or shape.mtp_layers else "on"
+        changes[name] = {**base, "cuda_graph": graph}
+        off = dict.fromkeys(SWITCHES, "off") | ({"fused_attention": "auto"} if shape.mla else {})
+        changes[f"{name}, plain"] = {**base, **off}
+    return _trained(tmp_path_factory, changes)
 
 
 @pytest.mark.parametrize("name", TRAINED)
@@ -143,6 +168,21 @@ def test_catalog_model_trains_as_the_plain_spec_does(name: str, runs: dict[str, 
     assert norms == pytest.approx([step.grad_norm for step in plain.steps], rel=1e-4)
     count = parameter_count(KINDS[name])
     assert ours.observed["parameter_count"] == count.total + count.mtp
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not ON_GPU, reason="no GPU here")
+@pytest.mark.parametrize("name", TRAINED)
+def test_catalog_model_trains_on_a_gpu_as_the_plain_spec_does(
+    name: str, gpu_runs: dict[str, Finished]
+):
+    ours, plain = gpu_runs[name], gpu_runs[f"{name}, plain"]
+    assert ours.code == 0, ours.log
+    assert plain.code == 0, plain.log
+    assert len(ours.losses) == 5
+    assert ours.losses == pytest.approx(plain.losses, rel=5e-3)
+    norms = [step.grad_norm for step in ours.steps]
+    assert norms == pytest.approx([step.grad_norm for step in plain.steps], rel=5e-2)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -65,8 +65,7 @@ def switches(
     )
     # train/model/switches.py holds these and more: it asks torch, which this must not import.
     no_graph = bool(
-        shape.tied_embeddings
-        or (shape.moe and not (alone and not shape.moe.router_bias))
+        (shape.moe and not (alone and not shape.moe.router_bias))
         or config.offload_layers
         or config.mtp_layers
         or config.num_microbatches < 2

@@ -83,10 +83,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from scalebook.train import cpu
 
             cpu.install()
-        else:
-            from scalebook.train.layers import fused
+        from scalebook.train.layers import fused
 
-            fused.install_weight_gradient()
+        fused.install_weight_gradient()
         from scalebook.train.loop import train
 
         return train(config, shape, options.output)

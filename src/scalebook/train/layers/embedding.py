@@ -57,7 +57,13 @@ class Embedding(mcore.VocabParallelEmbedding):
 
 
 def install(chunk: Any) -> None:
-    """Let a model chunk's embedding, if it has one of its own, be this one."""
+    """Let a model chunk's embedding, if it has one of its own, be this one.
+
+    A table that is used twice (tied to the output layer, or by multi-token prediction) has every
+    gradient in its main gradient then. Megatron-Core would add the place-holders too.
+    """
     if getattr(chunk, "embedding", None) is not None:
+        table = chunk.embedding.word_embeddings
         # Only the forward pass differs: the module and its parameter stay as they were built.
-        chunk.embedding.word_embeddings.__class__ = Embedding
+        table.__class__ = Embedding
+        table.weight.zero_out_wgrad = False

@@ -109,8 +109,7 @@ def _chunk(config: Any, shape: ModelShape, run: RunConfig, stage: int | None, on
         local.remake_norms(chunk)
     if run.offload_layers:
         offload.install(chunk, run.offload_layers)
-    # A tied table gets a second gradient, from the output layer, which is added as ever.
-    if on.fused_weight_gradient and not shape.tied_embeddings:
+    if on.fused_weight_gradient:
         embedding.install(chunk)
     return chunk
 

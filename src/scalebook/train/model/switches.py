@@ -81,13 +81,10 @@ def _compiled(world: World) -> str | None:
 
 
 def _weight_gradient(config: RunConfig, world: World, te: bool) -> str | None:
-    if not world.on_gpu:
-        return NO_GPU
-    if config.precision == "fp32":
-        return "fp32 weights have no separate fp32 gradient"
     if config.data_parallel_sharding == "full":
         return "FSDP has no main gradient that outlasts a micro batch"
-    if not (te or fused.can_accumulate(world.device)):
+    one_type = DTYPES[config.precision] == DTYPES[config.gradient_precision]
+    if not (te or one_type or fused.can_accumulate(world.device)):
         return "this device's GEMM cannot add bf16 products to an fp32 sum"
     return None
 
@@ -142,7 +139,6 @@ def _graph(
     experts = shape.moe
     obstacles = {
         NO_GPU: not world.on_gpu,
-        "a tied embedding's gradient asks the device for a size": shape.tied_embeddings,
         "without fused_weight_gradient the embedding's gradient asks the device for a size": (
             config.fused_weight_gradient == "off"
         ),
@@ -188,7 +184,9 @@ def resolve(config: RunConfig, shape: ModelShape, world: World) -> Switches:
         fused_rope=decide("fused_rope", None if te else compiled),
         fused_activation=decide("fused_activation", _activation(shape) or compiled),
         fused_cross_entropy=decide("fused_cross_entropy", compiled),
-        fused_weight_gradient=decide("fused_weight_gradient", _weight_gradient(config, world, te)),
+        fused_weight_gradient=decide(
+            "fused_weight_gradient", _weight_gradient(config, world, te), default=world.on_gpu
+        ),
         fused_optimizer=decide("fused_optimizer", None if world.on_gpu else NO_GPU),
         grouped_gemm=products,
         # On a CPU the collectives take the cores that compute: possible, but no gain.
