@@ -89,8 +89,7 @@ def _rank(number: int, config: Any, output: Path, port: str, first: Callable[[in
         from scalebook.train.loop import train
 
         first(number)
-        if config.platform == "cpu":
-            cpu.install()
+        cpu.install()
         code = train(config, catalog.model(config.model), output)
     except Exception:  # noqa: BLE001  the log of the run is where a test looks
         traceback.print_exc()

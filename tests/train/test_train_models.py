@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from train_forked import trained
-from train_worlds import SMALL, Finished
+from train_worlds import SMALL, Finished, train
 
 from scalebook.config import RunConfig
 from scalebook.facts import catalog
@@ -117,19 +119,19 @@ def _ours(shape: ModelShape) -> dict[str, Any]:
     return asked | ({"grouped_gemm": "on"} if grouped else {})
 
 
-def _trained(
-    places: pytest.TempPathFactory, changes: dict[str, dict[str, Any]]
-) -> dict[str, Finished]:
-    rows = places.mktemp("models") / "models.toml"
+@pytest.fixture(scope="module")
+def small_models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Each small model in the catalog, under its name after ``small-``."""
+    rows = tmp_path_factory.mktemp("models") / "models.toml"
     rows.write_text("\n".join(_row(f"small-{name}", KINDS[name]) for name in TRAINED))
     with pytest.MonkeyPatch.context() as patch:
         named = [str(rows), os.environ.get("SCALEBOOK_CATALOG", "")]
         patch.setenv("SCALEBOOK_CATALOG", os.pathsep.join(filter(None, named)))
-        return trained(places.mktemp("runs"), changes)
+        yield
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finished]:
+def runs(small_models: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finished]:
     """Two steps of every small model, with our pieces and with Megatron-Core's own."""
     changes: dict[str, dict[str, Any]] = {}
     for name in TRAINED:
@@ -139,11 +141,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finished]:
         changes[f"{name}, plain"] = {**base, **_plain(shape), "mtp_layers": shape.mtp_layers}
     for layout, (name, more) in LAYOUTS.items():
         changes[layout] = {**changes[name], **more}
-    return _trained(tmp_path_factory, changes)
+    return trained(tmp_path_factory.mktemp("runs"), changes)
 
 
 @pytest.fixture(scope="module")
-def gpu_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finished]:
+def gpu_runs(small_models: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finished]:
     """Five steps of every small model on a GPU in bf16: all switches on, and all off."""
     changes: dict[str, dict[str, Any]] = {}
     for name in TRAINED:
@@ -154,7 +156,13 @@ def gpu_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finished]:
         changes[name] = {**base, "cuda_graph": graph}
         off = dict.fromkeys(SWITCHES, "off") | ({"fused_attention": "auto"} if shape.mla else {})
         changes[f"{name}, plain"] = {**base, **off}
-    return _trained(tmp_path_factory, changes)
+    folder = tmp_path_factory.mktemp("gpu")
+    with ThreadPoolExecutor(8) as pool:  # a forked process cannot use a GPU
+        started = {
+            name: pool.submit(train, folder / str(number), **asked)
+            for number, (name, asked) in enumerate(changes.items())
+        }
+        return {name: future.result() for name, future in started.items()}
 
 
 @pytest.mark.parametrize("name", TRAINED)
