@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -268,8 +269,24 @@ def test_an_order_that_shows_nothing_is_refused(
 
 
 def test_the_default_kill_is_of_the_last_rank_between_two_checkpoints():
-    assert drill.ordered(CONFIG, None, None, during_save=False) == KillOrder(1, 5, False)
-    assert drill.ordered(CONFIG, None, None, during_save=True) == KillOrder(1, 4, True)
+    assert drill.ordered(CONFIG, None, None, during_save=False) == KillOrder(1, 5, saved=True)
+    assert drill.ordered(CONFIG, None, None, during_save=True) == KillOrder(1, 4, True, saved=True)
+    assert drill.ordered(CONFIG, None, 2, during_save=False) == KillOrder(1, 2)
+
+
+def test_a_rank_lives_until_a_save_beside_the_training_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    _, killer = by_hand(tmp_path, GOOD)
+    killer.order = KillOrder(1, 3, saved=True)
+    monkeypatch.setattr(killer, "_rank", lambda _: 99)
+    told = (tmp_path / "checkpoints.jsonl").read_text()
+    (tmp_path / "checkpoints.jsonl").unlink()
+    threading.Timer(0.3, killer._ended.set).start()
+    assert killer._wait() is None
+    killer._ended.clear()
+    (tmp_path / "checkpoints.jsonl").write_text(told)
+    assert killer._wait() == 99
 
 
 def test_a_run_that_ends_before_the_kill_is_published_and_said(

@@ -39,11 +39,16 @@ SEARCH_SECONDS = 0.05  # between two looks at all processes: how exactly their s
 
 @dataclass(frozen=True, slots=True)
 class KillOrder:
-    """Which rank to kill, and when: after ``step`` is finished, or in the next save after it."""
+    """Which rank to kill, and when: after ``step`` is finished, or in the next save after it.
+
+    With ``saved`` it lives until a checkpoint is whole, which a save beside the training may be
+    later than the next steps.
+    """
 
     rank: int
     step: int
     during_save: bool = False
+    saved: bool = False
 
 
 class Killer(threading.Thread):
@@ -89,6 +94,8 @@ class Killer(threading.Thread):
             if last is None or last.step < self.order.step:
                 continue
             if self.order.during_save and not self._saving(self.order.step):
+                continue
+            if self.order.saved and not read_checkpoints(self.directory)[0]:
                 continue
             return self._rank(0)
         return None
@@ -273,8 +280,8 @@ class Drilled:
 def ordered(config: RunConfig, rank: int | None, step: int | None, during_save: bool) -> KillOrder:
     """Return an order that this configuration can show something by.
 
-    By default the last rank dies in the middle between its second checkpoint and the third, or,
-    for a kill in a save, in the second save.
+    By default the last rank dies in the middle between the first checkpoint and the second, or as
+    soon as a checkpoint is whole; for a kill in a save, in the second save.
 
     Raises:
         ConfigError: there is no such rank or step, or nothing would be loaded or done afterwards.
@@ -297,7 +304,7 @@ def ordered(config: RunConfig, rank: int | None, step: int | None, during_save: 
         raise ConfigError(
             f"--kill-step {chosen} leaves no step to continue with. Use 1 to {config.steps - 1}."
         )
-    return KillOrder(victim, chosen, during_save)
+    return KillOrder(victim, chosen, during_save, saved=step is None)
 
 
 def reference(config: RunConfig, runs: Path, options: RunOptions = DEFAULTS) -> store.Run:

@@ -61,9 +61,11 @@ class Keeper:
     _pending: _Save | None = None
     _blocked: float = 0.0  # seconds that training has waited for the pending save
     _last: int = field(default=0)  # steps done at the last save or load
-    _preparing: threading.Thread = field(
-        default_factory=lambda: threading.Thread(target=mcore_checkpoint.prepare, daemon=True)
-    )
+    _preparing: threading.Thread = field(init=False)
+
+    def __post_init__(self) -> None:
+        given = (self.trainer.world.device, state.sizes(self.trainer))
+        self._preparing = threading.Thread(target=mcore_checkpoint.prepare, args=given, daemon=True)
 
     @classmethod
     def open(cls, trainer: Trainer, output: Path) -> Keeper:

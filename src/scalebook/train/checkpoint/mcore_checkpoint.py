@@ -10,7 +10,7 @@ import inspect
 import os
 import pickle
 import warnings
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -40,11 +40,17 @@ CONTENT: dict[str, Any] = {"distrib_optim_sharding_type": "dp_reshardable"}
 FILES_PER_RANK = 2  # written by as many processes; Megatron-LM's default before 0.19
 
 
-def prepare() -> None:
-    """Start the process through which writers answer, which the first save would wait for.
+def prepare(device: torch.device, sizes: Iterable[int]) -> None:
+    """Get ready what the first save would wait for: seconds each.
 
-    It imports torch (seconds) when it first gets a writer's answer; so give it one.
+    That is the process through which writers answer, which imports torch when it first gets an
+    answer; so give it one. And page-locked host memory for copies of ``sizes`` bytes from a GPU:
+    torch keeps it for the copies that the save makes.
     """
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # of this thread
+        held = [torch.empty(size, dtype=torch.uint8, pin_memory=True) for size in sizes]
+        held.clear()
     newer = getattr(_writer, "get_write_results_queue", None)
     answers = (newer or _writer._get_write_results_queue)()
     answers.put(_storage.WriteResult)

@@ -41,6 +41,21 @@ def sharded(trainer: Trainer, step: int, *, loading: bool = False) -> dict[str, 
     }
 
 
+def sizes(trainer: Trainer) -> list[int]:
+    """Return the bytes of each large tensor that this rank saves, as far as known before a step.
+
+    Adam keeps two moments for each parameter that it updates; what data-parallel ranks hold alike
+    is shared out among them when it is saved.
+    """
+    parts = trainer.optimizer.inner
+    adams = [part.optimizer for part in getattr(parts, "chained_optimizers", [parts])]
+    groups = [group for adam in adams for group in adam.param_groups]
+    updated = [p.nbytes for group in groups for p in group["params"]]
+    alone = trainer.share.data_size == 1
+    whole = [p.nbytes for chunk in trainer.model.chunks for p in chunk.parameters()]
+    return [*updated, *updated, *updated, *(whole if alone else ())]
+
+
 def _gather(trainer: Trainer) -> None:
     """Let every rank hold the parameters of the last step; every rank must call this.
 

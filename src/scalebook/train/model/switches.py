@@ -97,6 +97,8 @@ def _activation(shape: ModelShape) -> str | None:
     """Say why Megatron-Core cannot fuse this model's activation; None where it can."""
     if shape.activation == "gelu" and not (shape.gated_mlp or shape.mlp_bias):
         return "the fused GELU of Megatron-Core wants a bias"
+    if shape.moe is not None and shape.mlp_bias:
+        return "Megatron-Core's fused SwiGLU of experts takes no bias"
     fused_geglu = shape.activation == "gelu" and shape.moe is None
     if not (_is_usual(shape) or fused_geglu):
         return f"Megatron-Core has no fused kernel for the activation of {shape.name}"
