@@ -188,9 +188,9 @@ def test_catalog_model_trains_on_a_gpu_as_the_plain_spec_does(
     assert ours.code == 0, ours.log
     assert plain.code == 0, plain.log
     assert len(ours.losses) == 5
-    assert ours.losses == pytest.approx(plain.losses, rel=5e-3)
+    assert ours.losses == pytest.approx(plain.losses, rel=5e-4)
     norms = [step.grad_norm for step in ours.steps]
-    assert norms == pytest.approx([step.grad_norm for step in plain.steps], rel=5e-2)
+    assert norms == pytest.approx([step.grad_norm for step in plain.steps], rel=1e-2)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
