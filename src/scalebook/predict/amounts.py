@@ -28,9 +28,20 @@ Seconds = dict[str, float]  # by kind
 
 _ADAM = 30.0  # bytes a parameter: gradient, weight and both moments read; three and a copy written
 _NORM_AND_CLIP = 12.0
-_LAUNCH_SECONDS, _LAUNCHES = 6e-6, 120.0  # a layer, forward and backward, with Python's share
+_CPU_LAYER_SECONDS = 0.0036  # of calls, both ways
+# Of the host for a layer's forward pass, whose kernels Python launches: 2.1 ms of Llama 3.2 3B on
+# H200 nodes. The backward pass is launched from C++ and keeps ahead.
+_FORWARD_LAUNCH_SECONDS = 0.002
 # Of a layer with experts, some 190 kernels both ways: 14 to 16 ms of the host on H200 nodes.
 _EXPERT_LAUNCH_SECONDS = 0.0145
+_LATENT_LAUNCH_SECONDS = 0.003  # more with latent attention, whose projections are made in steps
+_SINGLE_EXPERT_SECONDS = 0.0017  # of one computed by itself: GPT-OSS, whose experts have biases
+# Width of a head at which the exponentials of attention take as long as its products: an SM of
+# compute capability 9.0 makes 16 of them in a clock (CUDA C++ Programming Guide, throughput of
+# arithmetic instructions) and 4,270 bf16 FLOPs (989 TFLOP/s, 132 SMs, 1.755 GHz). A score takes 2
+# exponentials, forward and backward, and 14 FLOPs for each element of a head.
+_EXPONENTIAL_WIDTH = 2 / 16 * 4270 / 14
+_USUAL_WIDTH = 128  # of the runs that the rate of attention is fitted to
 _STEP_SECONDS = 0.005
 _PIECE_SECONDS = 15e-6  # before a piece of a collective starts
 _DEVICE_SPREAD = 0.01  # of the speed of devices of one model; every step waits for the slowest
@@ -40,7 +51,7 @@ _FIRST_BUCKET = 0.05  # of data-parallel traffic that nothing is left to hide be
 SWITCHES = (
     *("fused_attention", "fused_norm", "fused_rope", "fused_activation", "fused_cross_entropy"),
     *("fused_weight_gradient", "fused_optimizer", "overlap_grad_reduce", "overlap_param_gather"),
-    *("overlap_tensor_parallel", "cuda_graph"),
+    *("overlap_tensor_parallel", "cuda_graph", "grouped_gemm"),
 )
 
 
@@ -72,6 +83,7 @@ def switches(
     )
     auto = dict.fromkeys(SWITCHES, True) | {
         "fused_weight_gradient": sharded != "full" or config.engine != "megatron",
+        "grouped_gemm": shape.moe is not None and not shape.mlp_bias,
         "overlap_param_gather": sharded == "optimizer" and not stages,
         "overlap_tensor_parallel": (
             tensor and config.sequence_parallel and sharded != "full" and not engine
@@ -112,14 +124,7 @@ def amounts(
     if waits > 0:
         total["expert_launch"] = waits
     total["waiting"] = _slowest_of(config.world_size) * _believed(total)
-    layers = max(len(job.layers(number)) for number in range(len(stages)))
-    launches = config.num_microbatches * layers * _LAUNCHES * _LAUNCH_SECONDS
-    if not machine.is_gpu:  # nothing runs behind a CPU's own calls
-        total["launch"] = 5 * launches
-    elif not job.on["cuda_graph"]:
-        # Launches run ahead of products, which are never faster than their reference.
-        busy = sum(total.get(kind, 0.0) for kind in ("gemm", "gemm_fp8", "attention"))
-        total["launch"] = max(launches - busy, 0.0)
+    total["launch"] = job.launches(total)
     return Amounts(
         {kind: value for kind, value in total.items() if value > 0},
         {kind: value for kind, value in idle.items() if value > 0},
@@ -175,7 +180,25 @@ class _Job:
             return 0.0
         stages = range(self.config.pipeline_parallel_size)
         layers = (sum(is_moe(self.shape, one) for one in self.layers(each)) for each in stages)
-        return self.config.num_microbatches * max(layers) * _EXPERT_LAUNCH_SECONDS
+        each = _EXPERT_LAUNCH_SECONDS + (_LATENT_LAUNCH_SECONDS if self.shape.mla else 0.0)
+        if self.shape.moe and not self.on["grouped_gemm"]:
+            here = self.shape.moe.num_experts / self.config.expert_parallel_size
+            each += here * _SINGLE_EXPERT_SECONDS
+        return self.config.num_microbatches * max(layers) * each
+
+    def launches(self, total: Mapping[str, float]) -> float:
+        """Return what layers without experts wait for the host in a step, forward."""
+        stages = range(self.config.pipeline_parallel_size)
+        layers = [self.layers(each) for each in stages]
+        if not self.machine.is_gpu:  # nothing runs behind a CPU's own calls
+            return self.config.num_microbatches * max(map(len, layers)) * _CPU_LAYER_SECONDS
+        if self.on["cuda_graph"]:
+            return 0.0
+        dense = max(sum(not is_moe(self.shape, one) for one in stage) for stage in layers)
+        kinds = ("gemm", "gemm_fp8", "attention", "elementwise")
+        busy = _believed({kind: total.get(kind, 0.0) for kind in kinds}) / 3
+        host = self.config.num_microbatches * dense * _FORWARD_LAUNCH_SECONDS
+        return max(host - busy, 0.0)
 
     def stage(self, number: int) -> Seconds:
         """Return the work of one micro batch on a stage, forward and backward."""
@@ -261,7 +284,12 @@ class _Job:
         if config.recompute in ("selective", "full"):
             flops *= 4 / 3
         name = "fp32" if config.precision == "fp32" else "bf16"
-        found = {"attention": flops / self.machine.flops(name)}
+        seconds = flops / self.machine.flops(name)
+        if self.machine.is_gpu:
+            width = attention_width(shape) / shape.num_attention_heads
+            usual = 1 + _EXPONENTIAL_WIDTH / _USUAL_WIDTH
+            seconds *= (1 + _EXPONENTIAL_WIDTH / width) / usual
+        found = {"attention": seconds}
         if config.context_parallel_size > 1 and self.own_kernels and self.machine.is_gpu:
             found["context_attention"] = found["attention"]
         return found
