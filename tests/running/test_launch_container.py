@@ -23,9 +23,9 @@ from training import wait_for
 
 from scalebook.cli import interchange, main, run_options
 from scalebook.errors import LaunchError
-from scalebook.running.container import apptainer, enroot, nested, oci, request
+from scalebook.running.container import commands, nested
+from scalebook.running.container.commands import Contained, EngineCommand, Mount
 from scalebook.running.container.images import ENGINES, image
-from scalebook.running.container.request import Contained, EngineCommand, Mount
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "launch"
 PLATFORMS = {
@@ -48,7 +48,7 @@ HOST = nested.Host(
 
 def command(engine: str, vendor: str, **changes: Any) -> EngineCommand:
     """Return how a plan is started in a container of a vendor's image."""
-    reference = image(vendor).reference(engine, "/home/ada/scalebook/containers/images")
+    reference = image(vendor).reference(engine, Path("/home/ada/scalebook/containers/images"))
     request = nested.Request(engine, vendor, reference, **changes)
     runs = Path("/data/runs")
     return nested.command(request, HOST, ["run", "--steps", "9"], writes=[runs])
@@ -207,7 +207,7 @@ def _contained(name: str) -> Contained:
 def test_no_name_leaves_its_own_argument_for_docker_and_podman(name: str):
     item = _contained(name)
     for engine in ("docker", "podman"):
-        argv = oci.command(engine, item).argv
+        argv = commands.command(engine, item).argv
         assert argv[-len(item.command) :] == item.command
         assert argv[-len(item.command) - 1] == "img"
         mounts = [a.removeprefix("--mount=") for a in argv if a.startswith("--mount=")]
@@ -224,7 +224,7 @@ def test_no_name_leaves_its_own_argument_for_docker_and_podman(name: str):
 
 @given(HOSTILE)
 def test_no_name_leaves_its_own_argument_for_apptainer(name: str):
-    found = apptainer.command(_contained(name))
+    found = commands.command("apptainer", _contained(name))
     mounts = [a.removeprefix("--mount=") for a in found.argv if a.startswith("--mount=")]
     assert next(csv.reader([mounts[0]])) == [
         "type=bind",
@@ -238,7 +238,7 @@ def test_no_name_leaves_its_own_argument_for_apptainer(name: str):
 @given(HOSTILE)
 def test_enroot_gets_a_name_whole_or_not_at_all(name: str):
     try:
-        argv = enroot.command(_contained(name)).argv
+        argv = commands.command("enroot", _contained(name)).argv
     except LaunchError as error:
         assert "enroot cannot mount" in str(error)
         return
@@ -249,7 +249,10 @@ def test_enroot_gets_a_name_whole_or_not_at_all(name: str):
 
 @given(HOSTILE)
 def test_the_line_to_paste_is_read_back_by_a_shell_as_the_same_arguments(name: str):
-    for found in (oci.command("docker", _contained(name)), apptainer.command(_contained(name))):
+    for found in (
+        commands.command("docker", _contained(name)),
+        commands.command("apptainer", _contained(name)),
+    ):
         words = shlex.split(found.shown())
         assert tuple(words[-len(found.argv) :]) == found.argv
 
@@ -258,11 +261,11 @@ def test_the_line_to_paste_is_read_back_by_a_shell_as_the_same_arguments(name: s
 def test_control_characters_reach_no_engine(character: str, name: str):
     for engine in ("docker", "podman"):
         with pytest.raises(LaunchError, match="control characters"):
-            oci.command(engine, _contained(name + character + "x"))
+            commands.command(engine, _contained(name + character + "x"))
 
 
 def test_settle_keeps_the_order_and_the_users_last():
-    assert request.settle(["--a", "--b=1"], ["--b=2", "--c"]) == ("--a", "--b=2", "--c")
+    assert commands.settle(["--a", "--b=1"], ["--b=2", "--c"]) == ("--a", "--b=2", "--c")
 
 
 def test_what_lies_in_a_mounted_folder_is_not_mounted_again():
@@ -428,7 +431,7 @@ time.sleep(60)
 """
 START = (
     "import sys; from scalebook.running.container import follow; follow.PATIENCE_SECONDS = 0.5; "
-    "from scalebook.running.container.request import EngineCommand; "
+    "from scalebook.running.container.commands import EngineCommand; "
     "command = EngineCommand((sys.argv[1], 'run'), {}, {}); "
     "sys.exit(follow.run(command, (sys.argv[1], 'rm')))"
 )

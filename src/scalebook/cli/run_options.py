@@ -17,11 +17,9 @@ from scalebook.settings import SETTINGS
 if TYPE_CHECKING:
     from scalebook.facts.catalog.types import Platform
     from scalebook.plan import Plan
-    from scalebook.running.container.choose import Choice
+    from scalebook.running.container.commands import EngineCommand
+    from scalebook.running.container.engines import Choice
     from scalebook.running.container.nested import Host, Request
-    from scalebook.running.container.request import EngineCommand
-
-IMAGES = Path("containers") / "images"  # of the project: image files of apptainer and enroot
 
 # Without --plan these change every run of the default plan; any other setting makes a single run.
 OVERRIDES = {
@@ -247,15 +245,15 @@ def _choice(options: argparse.Namespace, vendor: str) -> Choice:
     """Return the engine to use; a dry run of what cannot run here says so and continues."""
     from scalebook.errors import LaunchError
     from scalebook.project import required_root
-    from scalebook.running.container import engines, inside
-    from scalebook.running.container.choose import Choice, choose
+    from scalebook.running.container import images, inside
+    from scalebook.running.container.engines import Choice, choose, surroundings
 
     if options.container == "none":
         return Choice(None)
-    wanted = engines.ENGINES if options.container == "auto" else (options.container,)
+    wanted = images.ENGINES if options.container == "auto" else (options.container,)
     if options.container == "auto" and (vendor == "cpu" or inside.container(os.environ)):
         wanted = ()  # no engine is used: none is asked, which can take a while
-    here = engines.surroundings(vendor, required_root() / IMAGES, options.image, wanted)
+    here = surroundings(vendor, images.folder_of(required_root()), options.image, wanted)
     try:
         return choose(options.container, vendor, here)
     except LaunchError as error:
@@ -266,13 +264,11 @@ def _choice(options: argparse.Namespace, vendor: str) -> Choice:
 
 
 def _request(options: argparse.Namespace, engine: str, vendor: str) -> Request:
-    from scalebook.project import required_root
     from scalebook.running.container import engines
-    from scalebook.running.container.images import image
+    from scalebook.running.container.images import image, named_or_ours
     from scalebook.running.container.nested import Request
 
-    folder = str(required_root() / IMAGES)
-    reference = options.image or image(vendor).reference(engine, folder)
+    reference = named_or_ours(options.image, vendor, engine)
     found = None if options.dry_run else engines.find(engine, reference)
     known = None if isinstance(found, str) else found
     if known and not options.image and image(vendor).is_another_base(known.base):
@@ -320,8 +316,9 @@ def _say_what_stays_outside(options: argparse.Namespace) -> None:
 
 
 def _start(request: Request, host: Host, command: EngineCommand, runs: Path) -> int:
-    from scalebook.running.container import follow, oci
+    from scalebook.running.container import follow
+    from scalebook.running.container.commands import OCI
 
     runs.mkdir(parents=True, exist_ok=True)
-    cleanup = oci.remove(request.engine, host.name) if request.engine in oci.ENGINES else ()
-    return follow.run(command, cleanup)
+    remove = (request.engine, "rm", "--force", host.name) if request.engine in OCI else ()
+    return follow.run(command, remove)

@@ -20,6 +20,7 @@ from scalebook.measure.probes.files import FILE, FOLDER, read_probe
 from scalebook.measure.probes.types import Status
 from scalebook.measure.probes.words import summary
 from scalebook.running import launch, processes
+from scalebook.running.container.rules import variables
 from scalebook.running.devices import detect
 from scalebook.running.outcome import LOG_TAIL_LINES
 from scalebook.running.progress import POLL_SECONDS, last_lines
@@ -151,7 +152,7 @@ def command(partial: Path, asked: ProbeRequest, module: str = MODULE) -> launch.
         *("--nproc-per-node", str(asked.world_size), "-m", module),
         *("--request", str(partial / REQUEST), "--output", str(partial)),
     )
-    return launch.Launch(start, launch.variables(config))
+    return launch.Launch(start, variables(config))
 
 
 def _run(partial: Path, asked: ProbeRequest, show: Show, module: str) -> tuple[int, Status]:

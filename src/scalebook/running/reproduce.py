@@ -13,7 +13,7 @@ from scalebook import host, project, scrub
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError, RecordError
 from scalebook.record import RunRecord
-from scalebook.running import launch
+from scalebook.running.container import rules
 from scalebook.running.devices import detect
 
 # Plans fill these in from platform and model where they are not named.
@@ -59,7 +59,7 @@ def recipe(
     config = _config(record)
     then = record.environment
     wanted = _variables(then)
-    own = {variable.name: variable.value for variable in launch.variables(config)}
+    own = {variable.name: variable.value for variable in rules.variables(config)}
     here = host.performance_variables(variables)
     return Recipe(
         run_id=record.run_id,

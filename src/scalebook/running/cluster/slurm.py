@@ -23,9 +23,8 @@ from scalebook.errors import LaunchError
 from scalebook.facts import catalog
 from scalebook.host import ASKED, image_digest, performance_variables
 from scalebook.running.container import images
-from scalebook.running.container.enroot import PLAIN_SHELL
-from scalebook.running.container.request import settle
-from scalebook.running.launch import variables
+from scalebook.running.container.commands import ENROOT_PLAIN_SHELL, settle
+from scalebook.running.container.rules import variables
 from scalebook.scrub import is_secret
 
 _PLACE = re.compile(r"@([A-Z_]+)@")
@@ -141,7 +140,7 @@ class Container:
     @property
     def settings(self) -> Mapping[str, str]:
         """Variables for the program that enters the image, not for what runs inside."""
-        return PLAIN_SHELL if self.form == "pyxis" else {}
+        return ENROOT_PLAIN_SHELL if self.form == "pyxis" else {}
 
     def each_node(self, runs: Path, config: RunConfig, names: tuple[str, ...]) -> tuple[str, ...]:
         """Return what stands between srun and the command."""

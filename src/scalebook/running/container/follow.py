@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 
 from scalebook.errors import LaunchError
-from scalebook.running.container.request import EngineCommand
+from scalebook.running.container.commands import EngineCommand
 from scalebook.running.processes import shell_code
 
 OWNER = "SCALEBOOK_OWNER"  # "stdin": end with the standard input
