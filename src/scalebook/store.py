@@ -9,14 +9,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from pydantic import ValidationError
 
 from scalebook import scrub, step_columns, untrusted
 from scalebook.config import RunConfig
 from scalebook.errors import RecordError
-from scalebook.record import SCHEMA_VERSION, RunRecord, StepRecord, finite
+from scalebook.record import SCHEMA_VERSION, RunRecord, StepRecord, finite, object_of
 from scalebook.step_columns import Steps
 
 PARTIAL_PREFIX = ".partial-"
@@ -137,7 +137,7 @@ def read_object(path: Path) -> dict[str, Any]:
             value = json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
     except (OSError, ValueError, RecursionError):  # cut off, or nested without end
         return {}
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+    return object_of(value)
 
 
 def write_record(directory: Path, record: RunRecord) -> None:

@@ -321,19 +321,20 @@ def recover(options: argparse.Namespace) -> int:
 
 def recover_all(runs: Path, console: Console) -> None:
     """Publish what dead processes left under the runs folder, and say so line by line."""
+    from scalebook.ownership import seconds_unowned
     from scalebook.project import short
     from scalebook.running import finish_run
 
-    for leftover in finish_run.recover(runs):
-        if leftover.problem is not None:
-            console.say(
-                f"{short(leftover.path)} cannot be recovered and stays as it is: {leftover.problem}"
-            )
-        elif leftover.record is None:
-            console.say(f"{short(leftover.path)} belongs to a running process and stays as it is.")
+    for found in finish_run.recover(runs):
+        path, record = short(found.path), found.record
+        if found.problem is not None:
+            console.say(f"{path} cannot be recovered and stays as it is: {found.problem}")
+        elif record is not None:
+            console.say(f"Recovered {path}: {record.status}. {record.reason or ''}")
+        elif (age := seconds_unowned(found.path)) is not None:
+            console.say(f"{path} is {age:.0f} s old, too new to tell: its run may be starting.")
         else:
-            record = leftover.record
-            console.say(f"Recovered {short(leftover.path)}: {record.status}. {record.reason or ''}")
+            console.say(f"{path} belongs to a running process and stays as it is.")
 
 
 def drill(options: argparse.Namespace) -> int:

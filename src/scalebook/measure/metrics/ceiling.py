@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 from scalebook.measure.metrics.peak import peak_precision
 from scalebook.measure.metrics.settings import text
-from scalebook.record import RunRecord
+from scalebook.record import RunRecord, object_of
 
 NOT_PROBED = "The run knows no probe of its machine"
 
@@ -23,8 +23,7 @@ def ceiling_of(record: RunRecord, named: str | None) -> tuple[float | None, str 
     precision, reason = peak_precision(record, named)
     if precision is None:
         return None, reason
-    rates = cast("dict[str, Any]", known).get("matmul_tflops")
-    rate: Any = cast("dict[str, Any]", rates).get(precision) if isinstance(rates, dict) else None
+    rate = object_of(object_of(known).get("matmul_tflops")).get(precision)
     if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < 1e9:
         return None, f"The probe of this machine measured no matrix product in {precision}."
     return float(rate), None

@@ -25,7 +25,7 @@ from scalebook import host, ownership, project, store
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError, LaunchError, ScalebookError
 from scalebook.plan import schedule
-from scalebook.record import Status
+from scalebook.record import Status, object_of
 from scalebook.running import finish_run, launch, runner, sweep, todo
 from scalebook.running.cluster import node_logs
 from scalebook.running.cluster.node_logs import ASKED, FOLLOWED
@@ -267,7 +267,7 @@ def records_of(runs: Path, job_id: str = "") -> Broken:
     for path in store.run_directories(runs):
         with suppress(ScalebookError):
             record = store.read_record(path)
-            slurm = finish_run.object_of(record.environment.get("slurm"))
+            slurm = object_of(record.environment.get("slurm"))
             if not job_id or slurm.get("job_id") == job_id:
                 found.add(record)
     return found

@@ -11,7 +11,7 @@ from typing import Any
 
 from scalebook import ownership, query, store
 from scalebook.errors import RecordError
-from scalebook.record import RunRecord
+from scalebook.record import RunRecord, object_of, seconds_between
 from scalebook.running import finish_run, progress
 from scalebook.running.cluster.jobs import Ask, Job, JobState, queue
 
@@ -44,13 +44,14 @@ def rows(runs: Path, everything: bool = False, ask: Ask = query.ask) -> list[Row
     Runs that ended more than a day ago are left out, unless ``everything``.
     """
     found: list[Row] = []
+    now = datetime.now(UTC).isoformat()
     for directory in store.run_directories(runs):
         try:
             record = store.read_record(directory)
         except RecordError as error:
             found.append(Row(directory.name, None, "unreadable", 0, None, None, str(error)))
             continue
-        age = _seconds_since(record.finished_at)
+        age = seconds_between(record.finished_at, now)
         if everything or (age is not None and age < RECENT_SECONDS):
             found.append(_ended(directory, record))
     partials = store.partial_directories(runs)
@@ -61,15 +62,14 @@ def rows(runs: Path, everything: bool = False, ask: Ask = query.ask) -> list[Row
 
 
 def _ended(directory: Path, record: RunRecord) -> Row:
-    job_id = finish_run.object_of(record.environment.get("slurm")).get("job_id")
-    took = _between(record.started_at, record.finished_at)
+    job_id = object_of(record.environment.get("slurm")).get("job_id")
     return Row(
         record.run_id,
         job_id if isinstance(job_id, str) else None,
         record.status.replace("_", " "),
         _steps(directory),
         _whole(record.requested.get("steps")),
-        took,
+        seconds_between(record.started_at, record.finished_at),
         record.reason,
     )
 
@@ -92,7 +92,7 @@ def _unfinished(partial: Path, states: Mapping[str, JobState] | None) -> Row | N
         state,
         _steps(partial),
         _whole(requested.get("steps")),
-        _seconds_since(started),
+        seconds_between(started, datetime.now(UTC).isoformat()),
         detail,
     )
 
@@ -120,16 +120,3 @@ def _steps(directory: Path) -> int:
 
 def _whole(value: Any) -> int | None:
     return value if isinstance(value, int) else None
-
-
-def _seconds_since(time: str | None) -> float | None:
-    return _between(time, datetime.now(UTC).isoformat())
-
-
-def _between(begin: str | None, end: str | None) -> float | None:
-    try:
-        difference = datetime.fromisoformat(end or "") - datetime.fromisoformat(begin or "")
-    except (ValueError, TypeError):
-        return None
-    seconds = difference.total_seconds()
-    return seconds if seconds >= 0 else None  # the clock was set back: not known
