@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from training import wait_for
 
 from scalebook.cli import interchange, main, run_options
+from scalebook.cli.terminal import without
 from scalebook.errors import LaunchError
 from scalebook.running.container import commands, nested
 from scalebook.running.container.commands import Contained, EngineCommand, Mount
@@ -280,12 +281,12 @@ def test_what_lies_in_a_mounted_folder_is_not_mounted_again():
 def test_the_options_about_containers_do_not_go_inside():
     given = ["run", "--container", "docker", "--steps", "3", "--image=x", "--env", "A=1"]
     given += ["--container-arg=--network=none"]
-    assert run_options.without_container_options(given) == ["run", "--steps", "3"]
+    assert without(given, run_options.add_container) == ["run", "--steps", "3"]
 
 
 def test_trackers_are_written_from_outside_of_the_container():
     given = ["run", "--log-to", "mlflow:x", "--steps", "3", "--log-to=wandb:y"]
-    assert interchange.without_log_to(given) == ["run", "--steps", "3"]
+    assert without(given, interchange.add_log_to) == ["run", "--steps", "3"]
 
 
 def _fields(value: Any) -> dict[str, Any]:

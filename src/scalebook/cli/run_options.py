@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalebook.cli.interchange import without_log_to
-from scalebook.cli.terminal import add_set, add_settings, at_least
+from scalebook.cli.interchange import add_log_to
+from scalebook.cli.terminal import add_set, add_settings, at_least, without
 from scalebook.running.container.images import ASKABLE
 from scalebook.settings import SETTINGS
 
@@ -187,13 +187,6 @@ def add_container(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def without_container_options(arguments: Sequence[str]) -> list[str]:
-    """Return a command line less the options that ``add_container`` adds."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    add_container(parser)
-    return parser.parse_known_args(list(arguments))[1]
-
-
 def set_variables(options: argparse.Namespace) -> None:
     """Set the variables of ``--env`` in this process, marked as named by the user."""
     from scalebook.host import ASKED
@@ -289,7 +282,7 @@ def _request(options: argparse.Namespace, engine: str, vendor: str) -> Request:
 
 def _inner_arguments(options: argparse.Namespace, platform: str, runs: Path) -> list[str]:
     """Return the command line inside: the same, with every path absolute and no container."""
-    outside = without_log_to(without_container_options(options.arguments))
+    outside = without(options.arguments, add_container, add_log_to)
     arguments = [one for one in outside if one != "--dry-run"]
     arguments += ["--platform", platform, "--runs", str(runs.resolve()), "--container", "none"]
     if options.plan:

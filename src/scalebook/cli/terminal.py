@@ -198,6 +198,16 @@ def add_json(parser: argparse.ArgumentParser, *, csv: bool = False) -> None:
         group.add_argument("--csv", dest="json", action="store_const", const="csv", help=text)
 
 
+def without(
+    arguments: Sequence[str], *added: Callable[[argparse.ArgumentParser], None]
+) -> list[str]:
+    """Return a command line less the options that these functions add to a parser."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for add in added:
+        add(parser)
+    return parser.parse_known_args(list(arguments))[1]
+
+
 # Runs ---------------------------------------------------------------------------------------------
 
 

@@ -16,7 +16,6 @@ from statistics import median
 from typing import Any
 
 from scalebook.config import RunConfig
-from scalebook.errors import ConfigError
 from scalebook.facts import catalog, legality
 from scalebook.facts.catalog.types import Accelerator, ModelShape, Platform
 from scalebook.facts.flops import model_tflops
@@ -29,7 +28,6 @@ from scalebook.predict.kinds import COMMUNICATION, KINDS, Belief, Machine
 from scalebook.predict.known import KnownRate, base_name, configuration, layout, narrowest
 from scalebook.untrusted import html_table
 
-COVERED = 0.90
 _QUANTILE = 1.645  # of the normal distribution, both sides of 90 %
 _LARGEST_SQUARE = 9.0  # of a standardised error that counts for other layouts
 _PRIOR_RUNS = 4.0  # how many runs the width of all layouts counts as, against a layout's own
@@ -159,7 +157,7 @@ class Predictor:
         """
         shape = catalog.model(config.model)
         room = None if self.platform.vendor == "cpu" else self.platform.gpus_per_node
-        refuse_illegal(config, shape, self.accelerator, room)
+        legality.refuse(config, shape, accelerator=self.accelerator, gpus_per_node=room)
         parts, deviation = self.step(config, shape)
         seconds = sum(parts.values())
         rate = config.tokens_per_step / seconds / config.world_size
@@ -232,20 +230,6 @@ class Predictor:
             yield f"The runs are of engine 'megatron'; {config.engine} may differ."
         if no_mfu:
             yield no_mfu
-
-
-def refuse_illegal(
-    config: RunConfig, shape: ModelShape, device: Accelerator | None, room: int | None
-) -> None:
-    """Refuse an illegal configuration in the words of ``check``.
-
-    Raises:
-        ConfigError: a rule forbids the configuration.
-    """
-    problems = legality.check(config, shape, accelerator=device, gpus_per_node=room)
-    errors = [problem.message for problem in problems if problem.severity == "error"]
-    if errors:
-        raise ConfigError(" ".join(errors))
 
 
 def predictor(

@@ -16,7 +16,6 @@ import re
 import signal
 import time
 from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
 
 MARK = "SCALEBOOK_RUN"  # environment variable that holds the run id
@@ -163,24 +162,6 @@ def _wait_until_gone(run_id: str, seconds: float, start: str | None) -> None:
     deadline = time.monotonic() + seconds
     while marked(run_id, start) and time.monotonic() < deadline:
         time.sleep(0.1)
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryKills:
-    """What was counted before a run: out-of-memory kills, and the kernel's clock."""
-
-    count: int
-    seconds: float
-
-
-def memory_kills_before() -> MemoryKills:
-    """Return what stands before a run."""
-    return MemoryKills(memory_kills(), time.monotonic())
-
-
-def memory_kills_since(start: MemoryKills) -> tuple[int, frozenset[int]]:
-    """Return how many processes of this control group were ended since, and ids if it is known."""
-    return max(memory_kills() - start.count, 0), killed_for_memory(start.seconds)
 
 
 def memory_kills(own: Path = OWN_CGROUPS, root: Path = CGROUP) -> int:

@@ -17,9 +17,8 @@ from scalebook.facts.memory import MemoryEstimate
 from scalebook.measure.anatomy import BREAKDOWN_FILE, Breakdown, read_breakdown
 from scalebook.measure.diagnosis.split import Split, rank_seconds, split_of
 from scalebook.measure.metrics import RunMetrics, measure, measured_steps, throughput
-from scalebook.measure.metrics.devices import telemetry
 from scalebook.measure.metrics.settings import run_shape
-from scalebook.measure.telemetry import TelemetrySummary
+from scalebook.measure.telemetry import TelemetrySummary, read, summarize
 from scalebook.parallelism import Parallelism
 from scalebook.record import RunRecord, object_of
 from scalebook.store import Run
@@ -120,7 +119,7 @@ def gather(run: Run, metrics: RunMetrics | None = None) -> Evidence:
         num_microbatches=_num_microbatches(metrics),
         split=split_of(breakdown, steps),
         breakdown_reason=reason,
-        devices=telemetry(run, steps),
+        devices=summarize(read(run.path), record, steps),
         ceilings=object_of(record.environment.get("ceilings")),
         rank_seconds=rank_seconds(steps),
     )

@@ -25,13 +25,13 @@ from scalebook import host, ownership, project, store
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError, LaunchError, ScalebookError
 from scalebook.plan import schedule
-from scalebook.record import Status, object_of
-from scalebook.running import finish_run, launch, runner, sweep, todo
+from scalebook.record import Status
+from scalebook.running import finish_run, launch, pruning, runner, todo
 from scalebook.running.cluster import node_logs
 from scalebook.running.cluster.node_logs import ASKED, FOLLOWED
 from scalebook.running.launch import Launch
 from scalebook.running.outcome import EndReason
-from scalebook.running.pruning import Broken, Inference
+from scalebook.running.pruning import Inference
 
 JOIN_SECONDS = 600  # for every node to come to the rendezvous: images may have to be unpacked
 REPORT_SECONDS = 60.0  # for the other nodes to end after the first one has
@@ -188,7 +188,7 @@ def _lead(part: Part) -> int:
     directory, options = part.directory, part.options
     if options.prune:
         since = options.job if options.fresh else ""
-        inference = records_of(directory.parent, since).against(part.config)
+        inference = pruning.broken(directory.parent, None, job_id=since).against(part.config)
         if inference is not None:
             return _skip(part, inference)
     if options.cool_down:
@@ -220,7 +220,8 @@ def _follow(part: Part) -> int:
     srun ends all nodes when one answers with another code: that is kept for a node that breaks.
     """
     started = part.directory / finish_run.LAUNCH_FILE
-    _wait(lambda: part.asked_to_end or started.exists() or _is_over(part), math.inf)
+    there = part.directory.is_dir  # not any more where the first node has published the run
+    _wait(lambda: part.asked_to_end or started.exists() or not there(), math.inf)
     if part.asked_to_end:
         return ENDED_CODE
     if not started.exists():
@@ -231,11 +232,6 @@ def _follow(part: Part) -> int:
     except FileNotFoundError:  # the first node did not wait any longer
         return 0
     return ENDED_CODE if end.stop == ASKED else 0
-
-
-def _is_over(part: Part) -> bool:
-    """Return whether the first node has published the run."""
-    return not part.directory.is_dir()
 
 
 def _wait(condition: Callable[[], bool], seconds: float = REPORT_SECONDS) -> None:
@@ -261,22 +257,11 @@ def _job(part: Part) -> dict[str, Any]:
     return {"slurm": {"job_id": part.options.job, "submitted_at": submitted, "requeued": restart}}
 
 
-def records_of(runs: Path, job_id: str = "") -> Broken:
-    """Return what the records of a folder show not to fit; of one job only, if it is named."""
-    found = Broken()
-    for path in store.run_directories(runs):
-        with suppress(ScalebookError):
-            record = store.read_record(path)
-            slurm = object_of(record.environment.get("slurm"))
-            if not job_id or slurm.get("job_id") == job_id:
-                found.add(record)
-    return found
-
-
 def _skip(part: Part, inference: Inference) -> int:
     """Record a run that is not started, and why."""
     with ownership.owned(part.directory):
-        sweep.conclude_inferred(part.directory, inference)
+        stop: EndReason = ("out_of_memory", inference.sentence)
+        finish_run.conclude(part.directory, stop=stop, inferred_from=inference.run_id)
         _publish(part.directory)
     print(f"{finish_run.run_id(part.directory)}: {inference.sentence}", flush=True)
     return 0

@@ -274,7 +274,7 @@ def _on_gpus(tasks: Sequence[Task]) -> bool:
 
 def _resources(tasks: Sequence[Task], options: Options) -> dict[str, str]:
     nodes = max(task.config.nodes for task in tasks)
-    each = max(ranks_per_node(task.config) for task in tasks)
+    each = max(task.config.world_size // task.config.nodes for task in tasks)
     wanted = {"job-name": job_name(tasks), "nodes": str(nodes), "ntasks-per-node": "1"}
     if _on_gpus(tasks):
         wanted |= {"gpus-per-node": str(each), "mem": "0"}
@@ -294,11 +294,6 @@ def job_name(tasks: Sequence[Task]) -> str:
     if len(tasks) > 1:
         return f"scalebook-{len(tasks)}-runs"
     return f"scalebook-{model}-w{first.world_size}"
-
-
-def ranks_per_node(config: RunConfig) -> int:
-    """Return how many ranks a node gets."""
-    return config.world_size // config.nodes
 
 
 def _setup(options: Options) -> str:

@@ -13,8 +13,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
-from scalebook.query import printed
-
 _PR_SET_PDEATHSIG = 1
 FARTHEST_STAMP = 60.0  # seconds; a tool's clock farther off is in another time zone
 
@@ -69,11 +67,6 @@ class Stream:
         """End the command."""
         self._process.kill()
         self._process.wait()
-
-
-def ask(*command: str) -> str | None:
-    """Return what a command prints, None where it is missing, fails or hangs."""
-    return printed(command)
 
 
 def near(own: float, arrived: float) -> float:
@@ -137,7 +130,7 @@ class SensorError(Exception):
 
 
 class Sensor(Protocol):
-    """Readings of the devices of one machine."""
+    """Readings of the devices of one machine; every reader is one."""
 
     source: str  # the tool or library, as telemetry.jsonl names it
 
@@ -159,11 +152,10 @@ class Sensor(Protocol):
         Raises:
             SensorError: no reading will come.
         """
-        ...
+        return self.read()
 
     def close(self) -> None:
-        """End what reads the devices."""
-        ...
+        """End what reads the devices, if anything has to be ended."""
 
 
 def without_missing(**values: Any) -> Row:
