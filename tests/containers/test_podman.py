@@ -173,7 +173,7 @@ def test_nothing_but_the_runs_can_be_written_and_codes_pass(engine: Engine, buil
         "import sys, json; from pathlib import Path; "
         "from scalebook.running.container import follow as container, nested; "
         "runs = Path(sys.argv[1]); host = nested.describe(Path(sys.argv[2]), runs); "
-        "request = nested.Request('podman', 'cpu', sys.argv[3]); "
+        "request = nested.ContainerRequest('podman', 'cpu', sys.argv[3]); "
         "command = nested.command(request, host, [], writes=[runs]); "
         "argv = list(command.argv); argv[argv.index('python3'):] = ['sh', '-c', sys.argv[4], 'sh', "
         "str(runs), sys.argv[2]]; "

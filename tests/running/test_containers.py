@@ -27,7 +27,7 @@ from scalebook.errors import CatalogError, LaunchError
 from scalebook.facts import catalog
 from scalebook.facts.catalog.rows import Row
 from scalebook.host import ASKED
-from scalebook.query import Answer
+from scalebook.query import CommandAnswer
 from scalebook.running.container import build, contents, engines, images, inside, nested, rules
 from scalebook.running.container.engines import Choice, Surroundings
 from scalebook.running.container.rules import Variable
@@ -771,21 +771,21 @@ def test_an_engine_asked_for_that_cannot_run_is_an_error():
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (Answer(1, "", "Error: No such image: x"), "docker has no image x. Build it"),
-        (Answer(1, "", "Error: x: image not known"), "docker has no image x. Build it"),
+        (CommandAnswer(1, "", "Error: No such image: x"), "docker has no image x. Build it"),
+        (CommandAnswer(1, "", "Error: x: image not known"), "docker has no image x. Build it"),
         (
-            Answer(1, "", "Cannot connect to the Docker daemon. Is it running?"),
+            CommandAnswer(1, "", "Cannot connect to the Docker daemon. Is it running?"),
             "docker does not answer",
         ),
         (
-            Answer(None, "", "no answer within 60 s"),
+            CommandAnswer(None, "", "no answer within 60 s"),
             "docker does not answer: no answer within 60 s.",
         ),
-        (Answer(1, "", ""), "docker does not answer: exit 1."),
+        (CommandAnswer(1, "", ""), "docker does not answer: exit 1."),
     ],
 )
 def test_a_missing_image_and_a_silent_engine_are_told_apart(
-    answer: Answer, message: str, monkeypatch: pytest.MonkeyPatch
+    answer: CommandAnswer, message: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(engines, "ask", lambda command: answer)
     found = engines.find("docker", "x")
@@ -794,7 +794,7 @@ def test_a_missing_image_and_a_silent_engine_are_told_apart(
 
 
 def test_an_image_without_a_label_has_no_base(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(engines, "ask", lambda command: Answer(0, "sha256:1 \n", ""))
+    monkeypatch.setattr(engines, "ask", lambda command: CommandAnswer(0, "sha256:1 \n", ""))
     assert engines.find("docker", "x") == engines.LocalImage("x", "sha256:1", None)
 
 
@@ -821,7 +821,9 @@ def test_docker_and_podman_state_an_id_alike(monkeypatch: pytest.MonkeyPatch):
     found: list[str | None] = []
     for image_id in (DIGEST, f"sha256:{DIGEST}"):
         output = f"{image_id} base\n"
-        monkeypatch.setattr(engines, "ask", lambda command, output=output: Answer(0, output, ""))
+        monkeypatch.setattr(
+            engines, "ask", lambda command, output=output: CommandAnswer(0, output, "")
+        )
         image = engines.find("podman", "x")
         assert isinstance(image, engines.LocalImage)
         found.append(image.image_id)

@@ -50,7 +50,7 @@ HOST = nested.Host(
 def command(engine: str, vendor: str, **changes: Any) -> EngineCommand:
     """Return how a plan is started in a container of a vendor's image."""
     reference = image(vendor).reference(engine, Path("/home/ada/scalebook/containers/images"))
-    request = nested.Request(engine, vendor, reference, **changes)
+    request = nested.ContainerRequest(engine, vendor, reference, **changes)
     runs = Path("/data/runs")
     return nested.command(request, HOST, ["run", "--steps", "9"], writes=[runs])
 
@@ -135,7 +135,7 @@ def test_a_plan_that_reads_from_the_network_gets_the_engines_own(
 
 def test_podman_without_root_keeps_the_callers_id_and_groups():
     host = nested.Host(**{**_fields(HOST), "rootless": True})
-    request = nested.Request("podman", "amd", "x")
+    request = nested.ContainerRequest("podman", "amd", "x")
     argv = nested.command(request, host, ["run"]).argv
     assert "--userns=keep-id" in argv
     assert [a for a in argv if a.startswith("--group-add")] == ["--group-add=keep-groups"]
@@ -163,7 +163,7 @@ def test_an_argument_that_is_no_option_is_refused(argument: str):
 
 @pytest.mark.parametrize("path", ["/", "/etc", "/usr/share/runs", "/proc/1", "relative"])
 def test_a_mount_that_would_hide_the_image_is_refused(path: str):
-    request = nested.Request("docker", "cpu", "x")
+    request = nested.ContainerRequest("docker", "cpu", "x")
     with pytest.raises(LaunchError, match="cannot be mounted"):
         nested.command(request, HOST, ["run"], writes=[Path(path)])
 
@@ -270,7 +270,7 @@ def test_settle_keeps_the_order_and_the_users_last():
 
 
 def test_what_lies_in_a_mounted_folder_is_not_mounted_again():
-    request = nested.Request("docker", "cpu", "x")
+    request = nested.ContainerRequest("docker", "cpu", "x")
     inner = [HOST.project / "runs"]
     reads = [HOST.project / "runs" / "plans" / "p.toml", Path("/data/set"), Path("/data/set/a")]
     argv = nested.command(request, HOST, ["run"], writes=inner, reads=reads).argv

@@ -374,7 +374,7 @@ def _read(options: argparse.Namespace, platform: Platform) -> tuple[str | None, 
         )
         return None, contents.read()
     reference = images.named_or_ours(options.image, vendor, engine)
-    request = nested.Request(
+    request = nested.ContainerRequest(
         engine=engine, vendor=vendor, image=reference, arguments=tuple(options.container_arg)
     )
     command = nested.bare(request, nested.describe(root, Path.cwd()), ("-m", CONTENTS))

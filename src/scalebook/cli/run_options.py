@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from scalebook.plan import Plan
     from scalebook.running.container.commands import EngineCommand
     from scalebook.running.container.engines import Choice
-    from scalebook.running.container.nested import Host, Request
+    from scalebook.running.container.nested import ContainerRequest, Host
 
 # Without --plan these change every run of the default plan; any other setting makes a single run.
 OVERRIDES = {
@@ -256,10 +256,10 @@ def _choice(options: argparse.Namespace, vendor: str) -> Choice:
         return Choice(shown, f"a real run needs more: {error}")
 
 
-def _request(options: argparse.Namespace, engine: str, vendor: str) -> Request:
+def _request(options: argparse.Namespace, engine: str, vendor: str) -> ContainerRequest:
     from scalebook.running.container import engines
     from scalebook.running.container.images import image, named_or_ours
-    from scalebook.running.container.nested import Request
+    from scalebook.running.container.nested import ContainerRequest
 
     reference = named_or_ours(options.image, vendor, engine)
     found = None if options.dry_run else engines.find(engine, reference)
@@ -269,7 +269,7 @@ def _request(options: argparse.Namespace, engine: str, vendor: str) -> Request:
             f"note: {reference} was built on {known.base}, and image.toml names "
             f"{image(vendor).base_reference}. Build it again: make image PLATFORM=..."
         )
-    return Request(
+    return ContainerRequest(
         engine=engine,
         vendor=vendor,
         image=reference,
@@ -308,7 +308,7 @@ def _say_what_stays_outside(options: argparse.Namespace) -> None:
         print(f"Not passed into the container: {', '.join(names)} (name one with --env).")
 
 
-def _start(request: Request, host: Host, command: EngineCommand, runs: Path) -> int:
+def _start(request: ContainerRequest, host: Host, command: EngineCommand, runs: Path) -> int:
     from scalebook.running.container import follow
     from scalebook.running.container.commands import OCI
 

@@ -317,7 +317,6 @@ def recover(options: argparse.Namespace) -> int:
 
 def recover_all(runs: Path, console: Console) -> None:
     """Publish what dead processes left under the runs folder, and say so line by line."""
-    from scalebook.ownership import seconds_unowned
     from scalebook.project import short
     from scalebook.running import finish_run
 
@@ -327,7 +326,7 @@ def recover_all(runs: Path, console: Console) -> None:
             console.say(f"{path} cannot be recovered and stays as it is: {found.problem}")
         elif record is not None:
             console.say(f"Recovered {path}: {record.status}. {record.reason or ''}")
-        elif (age := seconds_unowned(found.path)) is not None:
+        elif (age := found.seconds_old) is not None:
             console.say(f"{path} is {age:.0f} s old, too new to tell: its run may be starting.")
         else:
             console.say(f"{path} belongs to a running process and stays as it is.")

@@ -22,7 +22,7 @@ from scalebook.facts.catalog.types import ModelShape
 from scalebook.facts.flops import attention_projections, attention_width, padded_vocab_size
 from scalebook.facts.memory.parameters import Count, is_moe, stage_count, stage_layers
 from scalebook.parallelism import MOST_SINGLE_GRADIENTS, experts_need_no_host
-from scalebook.predict.kinds import KINDS, Machine
+from scalebook.predict.kinds import KINDS, MachineRates
 
 Seconds = dict[str, float]  # by kind
 
@@ -95,7 +95,7 @@ def switches(
 def amounts(
     config: RunConfig,
     shape: ModelShape,
-    machine: Machine,
+    machine: MachineRates,
     ran: Mapping[str, object] | None = None,
 ) -> Amounts:
     """Return the work of a legal configuration, in seconds at the machine's reference rates."""
@@ -153,7 +153,7 @@ def _add(total: Seconds, more: Mapping[str, float]) -> None:
 class _Job:
     config: RunConfig
     shape: ModelShape
-    machine: Machine
+    machine: MachineRates
     on: Mapping[str, bool]
 
     @property

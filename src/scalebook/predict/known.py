@@ -16,7 +16,7 @@ from scalebook.facts.feasibility.known import config_of
 from scalebook.measure.metrics.settings import run_shape
 from scalebook.measure.metrics.window import measured_steps, throughput
 from scalebook.predict.amounts import SWITCHES, amounts
-from scalebook.predict.fit import Sample
+from scalebook.predict.fit import StepSample
 from scalebook.predict.kinds import machine
 from scalebook.record import RunRecord, seconds_between
 from scalebook.store import Run, read_run, run_directories
@@ -49,7 +49,7 @@ class KnownRate:
         """What devices must share for slowness to carry over; a CPU's is its own."""
         return self.accelerator.architecture if self.accelerator else "cpu"
 
-    def sample(self) -> Sample:
+    def sample(self) -> StepSample:
         """Return the run's work in reference seconds next to its measured time."""
         per_node = -(-self.config.world_size // self.config.nodes)
         reference = machine(self.accelerator, per_node)
@@ -57,7 +57,7 @@ class KnownRate:
         key = configuration(self.config, self.ran)
         family, ranks = layout(self.config, self.ran), self.config.world_size
         model, narrow = base_name(self.shape), narrowest(self.config, self.shape)
-        return Sample(self.seconds, found.seconds, key, family, ranks, model, narrow)
+        return StepSample(self.seconds, found.seconds, key, family, ranks, model, narrow)
 
 
 def base_name(shape: ModelShape) -> str:

@@ -23,8 +23,8 @@ from scalebook.facts.legality import fit as fit_memory
 from scalebook.measure.probes.types import Probe
 from scalebook.predict import kinds
 from scalebook.predict.amounts import amounts
-from scalebook.predict.fit import NOISE, Fit, Sample, fit
-from scalebook.predict.kinds import COMMUNICATION, KINDS, Belief, Machine
+from scalebook.predict.fit import NOISE, RateFit, StepSample, fit
+from scalebook.predict.kinds import COMMUNICATION, KINDS, Belief, MachineRates
 from scalebook.predict.known import KnownRate, base_name, configuration, layout, narrowest
 from scalebook.untrusted import html_table
 
@@ -90,8 +90,8 @@ class Predictor:
 
     platform: Platform
     accelerator: Accelerator | None
-    machine: Machine
-    fitted: Fit
+    machine: MachineRates
+    fitted: RateFit
     basis: Basis
     foreign: bool  # no run and no probe of this architecture
     network_known: bool
@@ -292,7 +292,7 @@ def _probe(probes: Iterable[Probe], architecture: str) -> Probe | None:
     return max(fitting, key=lambda probe: probe.started_at or "", default=None)
 
 
-def _belief(probe: Probe | None, machine: Machine) -> Belief:
+def _belief(probe: Probe | None, machine: MachineRates) -> Belief:
     """Return the belief; a probe's slowness is against the figures of the device that it ran on."""
     if probe is None or (device := _device(probe)) is None:
         return kinds.belief(machine)
@@ -364,7 +364,7 @@ def fitted_shares(rate: KnownRate, made: Predictor) -> dict[str, float]:
     return {part: seconds / rate.seconds for part, seconds in beyond.items() if seconds > 0}
 
 
-def _suspect(fitted: Fit, sample: Sample, missing: float) -> str | None:
+def _suspect(fitted: RateFit, sample: StepSample, missing: float) -> str | None:
     """Return the kind of work that explains missing seconds most cheaply: least known per second.
 
     The posterior change of kind k is in proportion to its covariance with the step's time.

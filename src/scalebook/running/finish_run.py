@@ -72,7 +72,7 @@ def conclude(
     steps, unreadable = store.read_steps(directory / "steps.jsonl")
     steps_asked = requested.get("steps")
     result = outcome.classify(
-        outcome.Evidence(
+        outcome.EndEvidence(
             exit_code=exit_code,
             steps_done=max((step.step for step in steps), default=0),
             steps_asked=steps_asked if isinstance(steps_asked, int) else None,
@@ -327,7 +327,7 @@ def restart_notes(directory: Path) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class Recovered:
     """A run directory that was left behind, and the record that it got.
 
     ``record`` is None where there was nothing to record, where the directory is in use or was made
@@ -337,30 +337,31 @@ class Settled:
     path: Path
     record: RunRecord | None = None
     problem: str | None = None
+    seconds_old: float | None = None  # where nobody owns it and it is too new to tell
 
 
-def recover(runs: Path) -> tuple[Settled, ...]:
+def recover(runs: Path) -> tuple[Recovered, ...]:
     """Publish every partial run whose process is gone; leave those of live ones as they are.
 
     One of which no record can be made stays as it is and keeps none of the others.
     """
-    found: list[Settled] = []
+    found: list[Recovered] = []
     for partial in store.partial_directories(runs):
         if links := links_of(partial):  # what they lead to is not this folder's
-            found.append(Settled(partial, problem=links))
+            found.append(Recovered(partial, problem=links))
             continue
         if ownership.is_live(partial):
-            found.append(Settled(partial))
+            found.append(Recovered(partial, seconds_old=ownership.seconds_unowned(partial)))
             continue
         try:
             with ownership.owned(partial):
                 if record := settle(partial):  # else nothing had been started
-                    found.append(Settled(store.publish(partial), record))
+                    found.append(Recovered(store.publish(partial), record))
         except LaunchError:  # another process was faster
             continue
         except Exception as error:  # noqa: BLE001  the files may hold anything
             if partial.exists():  # else another process was faster
-                found.append(Settled(partial, problem=problem_of(error)))
+                found.append(Recovered(partial, problem=problem_of(error)))
     return tuple(found)
 
 

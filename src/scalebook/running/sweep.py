@@ -368,12 +368,8 @@ def stop_on_signals(budget_seconds: float | None) -> Generator[Stop]:
     numbers = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         numbers.append(signal.SIGHUP)
-    before = {number: signal.signal(number, stop) for number in numbers}
-    try:
+    with processes.handled(stop, numbers):
         yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 class Execution(threading.Thread):

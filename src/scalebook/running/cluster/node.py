@@ -26,7 +26,7 @@ from scalebook.config import RunConfig
 from scalebook.errors import ConfigError, LaunchError, ScalebookError
 from scalebook.plan import schedule
 from scalebook.record import Status
-from scalebook.running import finish_run, launch, pruning, runner, todo
+from scalebook.running import finish_run, launch, processes, pruning, runner, todo
 from scalebook.running.cluster import node_logs
 from scalebook.running.cluster.node_logs import ASKED, FOLLOWED
 from scalebook.running.launch import Launch
@@ -41,7 +41,7 @@ REQUEUED = "Slurm requeued the job "
 
 
 @dataclass(slots=True)
-class Part:
+class NodePart:
     """This node's part of a run: which node it is, and whether the scheduler wants it to end."""
 
     directory: Path
@@ -58,7 +58,7 @@ class Part:
         def note(_number: int, _frame: Any) -> None:
             self.asked_to_end = True
 
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for number in processes.STOPPING:
             signal.signal(number, note)
 
     def ended(self) -> tuple[Status, str] | None:
@@ -144,7 +144,7 @@ def main(arguments: Sequence[str]) -> int:
         return 2
 
 
-def _part(options: argparse.Namespace) -> Part:
+def _part(options: argparse.Namespace) -> NodePart:
     """Return this node's part of a run.
 
     Raises:
@@ -163,7 +163,7 @@ def _part(options: argparse.Namespace) -> Part:
     if number is None or number >= config.nodes:
         raise LaunchError(f"{name}={text!r} is not one of the run's {config.nodes} nodes (0, ...).")
     os.environ["NODE_RANK"] = str(number)  # for those that sample this node
-    return Part(directory, config, number, options)
+    return NodePart(directory, config, number, options)
 
 
 def _create(directory: Path, text: str, number: int) -> None:
@@ -183,7 +183,7 @@ def _create(directory: Path, text: str, number: int) -> None:
     store.write_json(directory / "config.json", config.model_dump())
 
 
-def _lead(part: Part) -> int:
+def _lead(part: NodePart) -> int:
     """Run the first node's part: settle whether and when the run starts, and write its record."""
     directory, options = part.directory, part.options
     if options.prune:
@@ -214,7 +214,7 @@ def _lead(part: Part) -> int:
     return _record(part, node_logs.own_stop(directory) or stop)
 
 
-def _follow(part: Part) -> int:
+def _follow(part: NodePart) -> int:
     """Run another node's part; the first node looks at its code, so that 0 is returned.
 
     srun ends all nodes when one answers with another code: that is kept for a node that breaks.
@@ -241,7 +241,7 @@ def _wait(condition: Callable[[], bool], seconds: float = REPORT_SECONDS) -> Non
         time.sleep(0.5)
 
 
-def _job(part: Part) -> dict[str, Any]:
+def _job(part: NodePart) -> dict[str, Any]:
     """Return what the record says of the job; a requeue is noted in the run's schedule too."""
     if not part.options.job:
         return {"kubernetes": {}}
@@ -257,7 +257,7 @@ def _job(part: Part) -> dict[str, Any]:
     return {"slurm": {"job_id": part.options.job, "submitted_at": submitted, "requeued": restart}}
 
 
-def _skip(part: Part, inference: Inference) -> int:
+def _skip(part: NodePart, inference: Inference) -> int:
     """Record a run that is not started, and why."""
     with ownership.owned(part.directory):
         stop: EndReason = ("out_of_memory", inference.sentence)
@@ -267,7 +267,7 @@ def _skip(part: Part, inference: Inference) -> int:
     return 0
 
 
-def _cool_down(part: Part) -> None:
+def _cool_down(part: NodePart) -> None:
     """Wait on this node, and note in the run's schedule what was waited for."""
     asked = schedule.cool_down(part.options.cool_down)
     if asked is None:
@@ -279,7 +279,7 @@ def _cool_down(part: Part) -> None:
     store.write_json(file, {**kept, "cool_down": waited.value(), "notes": notes})
 
 
-def _record(part: Part, stop: EndReason | None) -> int:
+def _record(part: NodePart, stop: EndReason | None) -> int:
     """Write the record of the run and give its directory its name; return the run's exit code."""
     with ownership.owned(part.directory):
         record = node_logs.conclude_nodes(part.directory, stop=stop)

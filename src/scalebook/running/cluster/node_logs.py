@@ -64,7 +64,7 @@ def telling(logs: Sequence[NodeLog]) -> NodeLog | None:
     most = (False, -1, False, False)
     for log in logs:
         found = outcome.classify(
-            outcome.Evidence(log.exit_code, steps_done=0, steps_asked=None, log=log.lines)
+            outcome.EndEvidence(log.exit_code, steps_done=0, steps_asked=None, log=log.lines)
         )
         cause = outcome.root_cause(log.lines)
         first = not causes.CONSEQUENCE.search(found.reason or "")

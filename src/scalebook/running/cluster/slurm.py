@@ -205,7 +205,7 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class JobTask:
     """One run of a job: what to train and the directory that it is written to.
 
     ``turn`` are options of ``node`` that settle whether and when the run starts; empty: at once.
@@ -235,7 +235,7 @@ def parse_options(pairs: Sequence[str]) -> dict[str, str]:
 
 
 def script(
-    tasks: Sequence[Task],
+    tasks: Sequence[JobTask],
     options: Options,
     *,
     template: str,
@@ -257,7 +257,7 @@ def script(
     )
 
 
-def directives(tasks: Sequence[Task], options: Options, logs: Path) -> list[str]:
+def directives(tasks: Sequence[JobTask], options: Options, logs: Path) -> list[str]:
     """Return the ``#SBATCH`` lines: what the job asks of the cluster."""
     wanted = _resources(tasks, options) | dict(options.sbatch or {})
     output = safe_path(str(logs), "\"'\\", "the directive of a job").replace("%", "%%")
@@ -268,11 +268,11 @@ def directives(tasks: Sequence[Task], options: Options, logs: Path) -> list[str]
     return [*lines, f"#SBATCH --{'requeue' if options.requeue else 'no-requeue'}"]
 
 
-def _on_gpus(tasks: Sequence[Task]) -> bool:
+def _on_gpus(tasks: Sequence[JobTask]) -> bool:
     return catalog.platform(tasks[0].config.platform).vendor != "cpu"
 
 
-def _resources(tasks: Sequence[Task], options: Options) -> dict[str, str]:
+def _resources(tasks: Sequence[JobTask], options: Options) -> dict[str, str]:
     nodes = max(task.config.nodes for task in tasks)
     each = max(task.config.world_size // task.config.nodes for task in tasks)
     wanted = {"job-name": job_name(tasks), "nodes": str(nodes), "ntasks-per-node": "1"}
@@ -287,7 +287,7 @@ def _resources(tasks: Sequence[Task], options: Options) -> dict[str, str]:
     return wanted
 
 
-def job_name(tasks: Sequence[Task]) -> str:
+def job_name(tasks: Sequence[JobTask]) -> str:
     """Return the name of a job: the model and the number of ranks, or of runs."""
     first = tasks[0].config
     model = re.sub(r"[^\w.-]", "-", first.model)
@@ -324,7 +324,7 @@ def exported(config: RunConfig, environment: Mapping[str, str]) -> dict[str, tup
     return chosen
 
 
-def _exports(task: Task, options: Options, environment: Mapping[str, str]) -> list[str]:
+def _exports(task: JobTask, options: Options, environment: Mapping[str, str]) -> list[str]:
     prefix = options.container.variable_prefix
     container = options.container
     own = [f"export {assignment(*item)}" for item in container.settings.items()]
@@ -337,7 +337,7 @@ def _exports(task: Task, options: Options, environment: Mapping[str, str]) -> li
     ]
 
 
-def command(task: Task, options: Options) -> tuple[str, ...]:
+def command(task: JobTask, options: Options) -> tuple[str, ...]:
     """Return what runs one node's part of a run: the same on each node."""
     directory = safe_path(str(task.directory.absolute()), "\\", "a path of the job")
     return (
@@ -354,7 +354,7 @@ def interpreter(options: Options) -> str:
     return options.container.python or options.python
 
 
-def _task(task: Task, options: Options, environment: Mapping[str, str]) -> str:
+def _task(task: JobTask, options: Options, environment: Mapping[str, str]) -> str:
     names = (*options.container.named(), *exported(task.config, environment))
     enter = options.container.each_node(task.directory.parent.absolute(), task.config, names)
     return "\n".join(

@@ -13,13 +13,13 @@ from scalebook import ownership, query, store
 from scalebook.errors import RecordError
 from scalebook.record import RunRecord, object_of, seconds_between
 from scalebook.running import finish_run, progress
-from scalebook.running.cluster.jobs import Ask, Job, JobState, queue
+from scalebook.running.cluster.jobs import Ask, JobState, SlurmJob, queue
 
 RECENT_SECONDS = 86400.0
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class RunRow:
     """One run: ``state`` is Slurm's or our word for it, ``detail`` why it is in it."""
 
     run_id: str
@@ -38,32 +38,32 @@ class Row:
         return (self.run_id, self.job_id or "-", self.state, steps, took, self.detail or "")
 
 
-def rows(runs: Path, everything: bool = False, ask: Ask = query.ask) -> list[Row]:
+def rows(runs: Path, everything: bool = False, ask: Ask = query.ask) -> list[RunRow]:
     """Return the runs of a folder, those that have ended first; the queue is asked once.
 
     Runs that ended more than a day ago are left out, unless ``everything``.
     """
-    found: list[Row] = []
+    found: list[RunRow] = []
     now = datetime.now(UTC).isoformat()
     for directory in store.run_directories(runs):
         try:
             record = store.read_record(directory)
         except RecordError as error:
-            found.append(Row(directory.name, None, "unreadable", 0, None, None, str(error)))
+            found.append(RunRow(directory.name, None, "unreadable", 0, None, None, str(error)))
             continue
         age = seconds_between(record.finished_at, now)
         if everything or (age is not None and age < RECENT_SECONDS):
             found.append(_ended(directory, record))
     partials = store.partial_directories(runs)
-    waits = any(Job.read(partial) for partial in partials)
+    waits = any(SlurmJob.read(partial) for partial in partials)
     states = queue(os.getuid(), ask) if waits else {}
     found += [row for partial in partials if (row := _unfinished(partial, states)) is not None]
     return found
 
 
-def _ended(directory: Path, record: RunRecord) -> Row:
+def _ended(directory: Path, record: RunRecord) -> RunRow:
     job_id = object_of(record.environment.get("slurm")).get("job_id")
-    return Row(
+    return RunRow(
         record.run_id,
         job_id if isinstance(job_id, str) else None,
         record.status.replace("_", " "),
@@ -74,8 +74,8 @@ def _ended(directory: Path, record: RunRecord) -> Row:
     )
 
 
-def _unfinished(partial: Path, states: Mapping[str, JobState] | None) -> Row | None:
-    job = Job.read(partial)
+def _unfinished(partial: Path, states: Mapping[str, JobState] | None) -> RunRow | None:
+    job = SlurmJob.read(partial)
     requested = store.read_object(partial / "config.json")
     if job is None:
         here = ownership.is_live(partial)
@@ -86,7 +86,7 @@ def _unfinished(partial: Path, states: Mapping[str, JobState] | None) -> Row | N
     else:
         state, detail = _of_job(job, states)
         started = _started(partial) or job.submitted_at
-    return Row(
+    return RunRow(
         finish_run.run_id(partial),
         job.job_id if job else None,
         state,
@@ -102,7 +102,7 @@ def _started(partial: Path) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _of_job(job: Job, states: Mapping[str, JobState] | None) -> tuple[str, str | None]:
+def _of_job(job: SlurmJob, states: Mapping[str, JobState] | None) -> tuple[str, str | None]:
     """Return state and detail of a job that has no record yet."""
     if states is None:
         return "unknown", "Slurm does not answer here"

@@ -101,7 +101,7 @@ class Follower:
     def _settle(self, watch: Watch) -> None:
         """Record a run whose job is not in the queue any more, unless it continues after all."""
         state = state_of(watch.run.job_id, self.ask)
-        job = jobs.Job.read(watch.run.directory)
+        job = jobs.SlurmJob.read(watch.run.directory)
         if state is None or state.active or job is None:
             return
         jobs.settle_one(watch.run.directory, job, state)

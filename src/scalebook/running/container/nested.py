@@ -45,7 +45,7 @@ class Host:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ContainerRequest:
     """What the user asked for: the engine, the image, and what to add."""
 
     engine: str
@@ -59,7 +59,7 @@ class Request:
 
 
 def command(
-    request: Request,
+    request: ContainerRequest,
     host: Host,
     arguments: Sequence[str],
     *,
@@ -88,7 +88,7 @@ def command(
     )
 
 
-def bare(request: Request, host: Host, arguments: Sequence[str]) -> EngineCommand:
+def bare(request: ContainerRequest, host: Host, arguments: Sequence[str]) -> EngineCommand:
     """Return how to start the image's own Python with nothing of the host: no mounts, no checkout.
 
     Raises:
@@ -99,7 +99,9 @@ def bare(request: Request, host: Host, arguments: Sequence[str]) -> EngineComman
     return _start(request, host, arguments, image=request.image, **place)
 
 
-def _start(request: Request, host: Host, arguments: Sequence[str], **more: Any) -> EngineCommand:
+def _start(
+    request: ContainerRequest, host: Host, arguments: Sequence[str], **more: Any
+) -> EngineCommand:
     """Return how to start the image's Python; ``more`` are the other fields of ``Contained``."""
     contained = Contained(
         command=(PYTHON, *arguments),
@@ -116,7 +118,7 @@ def _start(request: Request, host: Host, arguments: Sequence[str], **more: Any) 
     return commands.command(request.engine, contained)
 
 
-def _variables(request: Request, host: Host, asked: Sequence[str]) -> dict[str, str]:
+def _variables(request: ContainerRequest, host: Host, asked: Sequence[str]) -> dict[str, str]:
     """Return what the launcher itself sets inside."""
     home = {} if request.engine == "apptainer" else {"HOME": HOME}
     optional = {

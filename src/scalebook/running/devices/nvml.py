@@ -58,7 +58,7 @@ def time_of(stamp: str, arrived: float) -> float:
     return near(own, arrived)
 
 
-class NvidiaSMI(Sensor):
+class NvidiaSMITool(Sensor):
     """The visible GPUs as nvidia-smi shows them.
 
     Raises:
