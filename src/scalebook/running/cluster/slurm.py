@@ -21,9 +21,11 @@ from scalebook import query
 from scalebook.config import RunConfig
 from scalebook.errors import LaunchError
 from scalebook.facts import catalog
+from scalebook.facts.catalog.load import ENVIRONMENT_VARIABLE
 from scalebook.host import ASKED, image_digest, performance_variables
 from scalebook.running.container import images
 from scalebook.running.container.commands import ENROOT_PLAIN_SHELL, settle
+from scalebook.running.container.nested import catalogs
 from scalebook.running.container.rules import variables
 from scalebook.scrub import is_secret
 
@@ -97,7 +99,6 @@ _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 
 Form = Literal["none", "pyxis", "apptainer"]
 ASK_SECONDS = 30.0
-CATALOG_VARIABLE = "SCALEBOOK_CATALOG"
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +153,7 @@ class Container:
         """Return each folder or file that the run needs, under its own name, and if it writes."""
         folders = [(runs, True)]
         folders += [(Path(config.data).absolute().parent, False)] if config.data else []
-        folders += [(path.absolute(), False) for path in self.catalogs]
+        folders += [(path, False) for path in self.catalogs]
         why = "the list of mounts of a container"
         return [(safe_path(str(path), ":,\\", why), writes) for path, writes in folders]
 
@@ -314,13 +315,12 @@ def exported(config: RunConfig, environment: Mapping[str, str]) -> dict[str, tup
     """Return value and reason of each variable that the job sets; what the submitter set wins."""
     chosen = {item.name: (item.value, item.reason) for item in variables(config)}
     named = [name for name in (*chosen, *asked(environment)) if name in environment]
-    catalogs = [part for part in environment.get(CATALOG_VARIABLE, "").split(os.pathsep) if part]
     for name in (*named, *performance_variables(environment)):
         if _IDENTIFIER.fullmatch(name) and not is_secret(name):
             chosen[name] = (environment[name], "set where the job was made")
-    if catalogs:
-        paths = os.pathsep.join(str(Path(part).absolute()) for part in catalogs)
-        chosen[CATALOG_VARIABLE] = (paths, "facts in addition to the package's")
+    if files := catalogs(environment):
+        paths = os.pathsep.join(map(str, files))
+        chosen[ENVIRONMENT_VARIABLE] = (paths, "facts in addition to the package's")
     return chosen
 
 
@@ -402,9 +402,7 @@ def chosen(
                 "one, or run without a container: --container none."
             )
         form = "apptainer"
-    listed = [part for part in environment.get(CATALOG_VARIABLE, "").split(os.pathsep) if part]
-    catalogs = tuple(Path(part) for part in listed)
-    return Container(form, image, catalogs, settle((), arguments))
+    return Container(form, image, tuple(catalogs(environment)), settle((), arguments))
 
 
 def has_pyxis() -> bool:

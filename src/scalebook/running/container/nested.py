@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from scalebook.errors import LaunchError
+from scalebook.facts.catalog.load import ENVIRONMENT_VARIABLE
 from scalebook.host import ASKED, git_commit
 from scalebook.running.container import commands
 from scalebook.running.container.commands import OCI, Contained, EngineCommand, Mount
@@ -21,7 +22,6 @@ from scalebook.running.container.inside import CONTAINER
 
 # Which devices a process may use is the host's to say, and Slurm's: these pass without being named.
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-CATALOG = "SCALEBOOK_CATALOG"
 PYTHON = "python3"  # of the image
 HOME = "/tmp/home"  # for caches; nothing of the host
 END_SECONDS = 900.0  # a first start unpacks tens of gigabytes on some engines
@@ -126,7 +126,7 @@ def _variables(request: ContainerRequest, host: Host, asked: Sequence[str]) -> d
         "SCALEBOOK_BASE_IMAGE": request.base,
         "SCALEBOOK_GIT_COMMIT": host.commit,
         ASKED: " ".join(asked),
-        CATALOG: os.pathsep.join(str(path) for path in catalogs(host.environment)),
+        ENVIRONMENT_VARIABLE: os.pathsep.join(str(path) for path in catalogs(host.environment)),
         **{name: host.environment.get(name) for name in VISIBLE},
     }
     return {
@@ -143,7 +143,7 @@ def _variables(request: ContainerRequest, host: Host, asked: Sequence[str]) -> d
 
 def catalogs(environment: Mapping[str, str]) -> list[Path]:
     """Return the catalog files that the user named, as absolute paths."""
-    listed = environment.get(CATALOG, "").split(os.pathsep)
+    listed = environment.get(ENVIRONMENT_VARIABLE, "").split(os.pathsep)
     return [Path(part).absolute() for part in listed if part]
 
 

@@ -81,7 +81,10 @@ def cells(text: str) -> list[list[str]]:
 
 # Each variable lists devices of what the one before it left over. ROCR's comes first on AMD, and
 # HIP reads CUDA's name only where its own is not set.
-_AMD = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+VISIBLE = {
+    "nvidia": ("CUDA_VISIBLE_DEVICES",),
+    "amd": ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
+}
 
 
 def chosen(vendor: str, names: Sequence[str], environment: Mapping[str, str]) -> tuple[int, ...]:
@@ -97,10 +100,9 @@ def chosen(vendor: str, names: Sequence[str], environment: Mapping[str, str]) ->
 
 
 def _variables(vendor: str, environment: Mapping[str, str]) -> list[str]:
-    if vendor != "amd":
-        return [name for name in ("CUDA_VISIBLE_DEVICES",) if name in environment]
-    found = [name for name in _AMD if name in environment]
-    return [name for name in found if name != _AMD[2] or _AMD[1] not in environment]
+    found = [name for name in VISIBLE[vendor] if name in environment]
+    by_hip = vendor == "amd" and "HIP_VISIBLE_DEVICES" in found
+    return [name for name in found if name != "CUDA_VISIBLE_DEVICES" or not by_hip]
 
 
 def _listed(value: str, indices: tuple[int, ...], names: Sequence[str]) -> tuple[int, ...]:
