@@ -17,15 +17,15 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src/scalebook"
 FIELDS_OF_A_LIST = 4  # a constant with so many names of settings is a list of them
 LIMITS = {
-    "files": 371,
-    "lines": 65521,
+    "files": 360,
+    "lines": 65059,
     "longest file": 640,
     "rooms": 33,
     "import arrows between rooms": 194,
     "lists of settings": 25,
-    "class names used twice": 21,
-    "module names used twice": 24,
-    "modules with one importer, in their own folder": 30,
+    "class names used twice": 6,
+    "module names used twice": 22,
+    "modules with one importer, in their own folder": 29,
     "largest folder": 21,
     "crowded folders without a README": 3,
 }

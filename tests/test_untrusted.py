@@ -27,7 +27,7 @@ from scalebook.measure.measured import Measured, measured
 from scalebook.measure.probes.files import read_probes
 from scalebook.measure.reliability import read_checkpoints, read_drill
 from scalebook.measure.telemetry.samples import read as read_telemetry
-from scalebook.query import Answer
+from scalebook.query import CommandAnswer
 from scalebook.report.base import frames
 from scalebook.report.base.stated import read_stated
 from scalebook.running import finish_run, live
@@ -226,8 +226,8 @@ def _unfinished(runs: Path, name: str) -> Path:
     return partial
 
 
-def _ended(_: Sequence[str]) -> Answer:
-    return Answer(0, "JobId=7 JobState=TIMEOUT Reason=None", "")
+def _ended(_: Sequence[str]) -> CommandAnswer:
+    return CommandAnswer(0, "JobId=7 JobState=TIMEOUT Reason=None", "")
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from scalebook import settings
 from scalebook.config import DEFAULTS, RunConfig
-from scalebook.record import RunRecord
+from scalebook.record import RunRecord, object_of
 from scalebook.settings import SETTINGS
 
 Item = TypeVar("Item")
@@ -41,9 +41,7 @@ def device(record: RunRecord) -> str | None:
     """Return what a run ran on, as its driver names it, on a CPU the processor's model."""
     name = record.environment.get("accelerator")
     if name is None and record.setting("platform") == "cpu":
-        host = record.environment.get("host")
-        model = cast("Mapping[str, Any]", host).get("cpu_model") if isinstance(host, dict) else None
-        return str(model or "cpu")
+        return str(object_of(record.environment.get("host")).get("cpu_model") or "cpu")
     return name if isinstance(name, str) else None
 
 
@@ -54,8 +52,7 @@ def image(record: RunRecord) -> str | None:
     hash of its packages. Empty where the record names no image: then the versions alone say what
     the run stood on. None where it names one without saying which: a tag can move.
     """
-    found = record.environment.get("container")
-    container: Mapping[str, Any] = cast("Any", found) if isinstance(found, dict) else {}
+    container = object_of(record.environment.get("container"))
     known = container.get("SCALEBOOK_IMAGE_ID") or container.get("packages_sha256")
     if isinstance(known, str):
         return known.removeprefix("sha256:")[:12]

@@ -85,20 +85,26 @@ def is_live(directory: Path) -> bool:
     try:
         stream = untrusted.updated(directory / FILE, create=False)
     except FileNotFoundError:
-        return _is_new(directory)
+        return _age_if_new(directory) is not None
     except OSError:  # another user's, or no file of ours: not ours to end
         return True
     with stream:
         return not _free(stream, fcntl.LOCK_SH)
 
 
-def _is_new(directory: Path) -> bool:
-    """Return whether a directory was made just now, or has been renamed since."""
+def seconds_unowned(directory: Path) -> float | None:
+    """Return the age of a directory that has no owner and is too new to have lost it; else None."""
+    owned = (directory / JOB_FILE).exists() or (directory / FILE).exists()
+    return None if owned else _age_if_new(directory)
+
+
+def _age_if_new(directory: Path) -> float | None:
+    """Return the age of a directory that may be about to get its owner; 0 where it was renamed."""
     try:
-        # Far in the future is not new either: the clock was set back.
-        return abs(time.time() - directory.stat().st_mtime) < NEW_SECONDS
+        age = abs(time.time() - directory.stat().st_mtime)  # far in the future is not new either
     except FileNotFoundError:
-        return True
+        return 0.0
+    return age if age < NEW_SECONDS else None
 
 
 def owner(directory: Path) -> dict[str, Any]:

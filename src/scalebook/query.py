@@ -13,7 +13,7 @@ _LAST_SECONDS = 5.0  # for one that was ended: a driver, or a child of its own, 
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CommandAnswer:
     """What a command answered; ``code`` None: it is missing, or hung, as ``errors`` says."""
 
     code: int | None
@@ -21,7 +21,7 @@ class Answer:
     errors: str
 
 
-def ask(command: Sequence[str], seconds: float = ASK_SECONDS) -> Answer:
+def ask(command: Sequence[str], seconds: float = ASK_SECONDS) -> CommandAnswer:
     """Return what a command answers within ``seconds``; it can read no input."""
     try:
         process = subprocess.Popen(
@@ -33,15 +33,15 @@ def ask(command: Sequence[str], seconds: float = ASK_SECONDS) -> Answer:
             errors="replace",
         )
     except OSError as error:
-        return Answer(None, "", str(error))
+        return CommandAnswer(None, "", str(error))
     try:
         output, errors = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
-        return Answer(None, "", f"no answer within {seconds:.0f} s")
+        return CommandAnswer(None, "", f"no answer within {seconds:.0f} s")
     finally:
         if process.poll() is None:
             _end(process)
-    return Answer(process.returncode, output, errors)
+    return CommandAnswer(process.returncode, output, errors)
 
 
 def _end(process: subprocess.Popen[str]) -> None:

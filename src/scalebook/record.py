@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Annotated, Any, Literal, cast, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
@@ -37,6 +38,23 @@ def finite(value: Any) -> Any:
         items = [finite(item) for item in cast("Sequence[Any]", value)]
         return tuple(items) if isinstance(value, tuple) else items
     return value
+
+
+def object_of(value: Any) -> dict[str, Any]:
+    """Return a value that should be an object; empty where it is something else."""
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def seconds_between(begin: str | None, end: str | None) -> float | None:
+    """Return the seconds from one time (ISO 8601) to another.
+
+    None where one is no time, or where the clock was set back meanwhile.
+    """
+    try:
+        passed = datetime.fromisoformat(end or "") - datetime.fromisoformat(begin or "")
+    except (ValueError, TypeError):  # TypeError: only one of them names a time zone
+        return None
+    return passed.total_seconds() if passed.total_seconds() >= 0 else None
 
 
 Whole = Annotated[int, Field(ge=0, le=LARGEST)]

@@ -9,15 +9,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from scalebook import scrub, step_columns, untrusted
 from scalebook.config import RunConfig
 from scalebook.errors import RecordError
-from scalebook.record import SCHEMA_VERSION, RunRecord, StepRecord, finite
+from scalebook.record import SCHEMA_VERSION, RunRecord, StepRecord, finite, object_of
 from scalebook.step_columns import Steps
+
+Model = TypeVar("Model", bound=BaseModel)
 
 PARTIAL_PREFIX = ".partial-"
 SHORTEST_ENDING = 6  # characters of a run id by which it may be named
@@ -57,27 +59,38 @@ def run_id(config: RunConfig, started_at: datetime) -> str:
 
 def create_partial(runs: Path, config: RunConfig, started_at: datetime) -> Path:
     """Create the directory of a new run, with its configuration in it, and return its path."""
+    partial = create_directory(runs, run_id(config, started_at))
     try:
-        runs.mkdir(parents=True, exist_ok=True)
-        return _create_partial(runs, config, run_id(config, started_at))
-    except OSError as error:
-        message = f"A run cannot be written under {runs}: {error.strerror}. Choose another folder."
-        raise RecordError(message) from error
-
-
-def _create_partial(runs: Path, config: RunConfig, first: str) -> Path:
-    for attempt in range(1, 1000):
-        name = first if attempt == 1 else f"{first}-{attempt}"
-        partial = partial_path(runs, name)
-        if (runs / name).exists():
-            continue
-        try:
-            partial.mkdir()
-        except FileExistsError:
-            continue
         write_json(partial / "config.json", config.model_dump())
-        return partial
-    raise RecordError(f"{runs} has no free name for a run {first}. Remove the files that take it.")
+    except OSError as error:
+        raise _cannot_write(runs, error) from error
+    return partial
+
+
+def create_directory(folder: Path, first: str) -> Path:
+    """Create a partial directory of this name, or of the next one that is free; return its path.
+
+    Raises:
+        RecordError: the folder cannot be written, or has no free name.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for attempt in range(1, 1000):
+            name = first if attempt == 1 else f"{first}-{attempt}"
+            partial = partial_path(folder, name)
+            with suppress(FileExistsError):
+                if not (folder / name).exists():
+                    partial.mkdir()
+                    return partial
+    except OSError as error:
+        raise _cannot_write(folder, error) from error
+    raise RecordError(f"{folder} has no free name like {first}. Remove the files that take it.")
+
+
+def _cannot_write(folder: Path, error: OSError) -> RecordError:
+    return RecordError(
+        f"{folder} cannot be written: {error.strerror}. Choose another folder with --runs."
+    )
 
 
 def partial_directories(runs: Path) -> tuple[Path, ...]:
@@ -137,7 +150,7 @@ def read_object(path: Path) -> dict[str, Any]:
             value = json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
     except (OSError, ValueError, RecursionError):  # cut off, or nested without end
         return {}
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+    return object_of(value)
 
 
 def write_record(directory: Path, record: RunRecord) -> None:
@@ -166,23 +179,35 @@ def read_record(directory: Path) -> RunRecord:
         RecordError: record.json is missing, is not valid, or is of a newer schema.
     """
     path = directory / "record.json"
+    record, content = read_model(path, RunRecord, untrusted.RECORD_BYTES)
+    if scrub.kinds(content.decode()):  # written by others, or before these were known
+        record = RunRecord.model_validate(scrub.scrub_values(record.model_dump(mode="json")))
+    if record.schema_version > SCHEMA_VERSION:
+        raise newer_schema(path, record.schema_version, SCHEMA_VERSION)
+    return record
+
+
+def read_model(
+    path: Path, model: type[Model], most: int = untrusted.OBJECT_BYTES
+) -> tuple[Model, bytes]:
+    """Return what a JSON file holds, checked, and its bytes.
+
+    Raises:
+        RecordError: the file is missing or is not valid.
+    """
     try:
-        content = untrusted.read_bytes(path, untrusted.RECORD_BYTES)
-        record = RunRecord.model_validate_json(content)
-        if scrub.kinds(content.decode()):  # written by others, or before these were known
-            value = scrub.scrub_values(record.model_dump(mode="json"))
-            record = RunRecord.model_validate(value)
+        content = untrusted.read_bytes(path, most)
+        return model.model_validate_json(content), content
     except OSError as error:
         raise RecordError(f"{path} cannot be read: {error.strerror}") from error
     except ValidationError as error:
-        reason = str(error).splitlines()[0]
-        raise RecordError(f"{path} cannot be read: {reason}") from error
-    if record.schema_version > SCHEMA_VERSION:
-        raise RecordError(
-            f"{path} has schema_version {record.schema_version}; this version reads up to "
-            f"{SCHEMA_VERSION}. Update scalebook."
-        )
-    return record
+        raise RecordError(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
+
+
+def newer_schema(path: Path, version: int, known: int) -> RecordError:
+    """Return the error of a file that a later version of Scalebook wrote."""
+    what = f"{path} has schema_version {version}; this version reads up to {known}"
+    return RecordError(f"{what}. Update scalebook.")
 
 
 def read_run(directory: Path) -> Run:

@@ -60,8 +60,10 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
             slurm.Container(form, "/images/a b.sqsh"), setup=ROOT / ".ci" / "run"
         )
         tasks = [
-            slurm.Task(config, Path("/shared/a 'b/.partial-1")),
-            slurm.Task(config, Path("/shared/a 'b/.partial-2"), ("--cool-down", "30s", "--prune")),
+            slurm.JobTask(config, Path("/shared/a 'b/.partial-1")),
+            slurm.JobTask(
+                config, Path("/shared/a 'b/.partial-2"), ("--cool-down", "30s", "--prune")
+            ),
         ]
         text = slurm.script(
             tasks, options, template=template, logs=Path("/shared/l"), environment={}

@@ -171,14 +171,14 @@ def test_a_killed_launcher_ends_the_run_and_leaves_a_record_and_no_container(
 def test_nothing_but_the_runs_can_be_written_and_codes_pass(engine: Engine, built: str, runs: Path):
     code = (
         "import sys, json; from pathlib import Path; "
-        "from scalebook.running.container import follow as container, nested, oci; "
+        "from scalebook.running.container import follow as container, nested; "
         "runs = Path(sys.argv[1]); host = nested.describe(Path(sys.argv[2]), runs); "
-        "request = nested.Request('podman', 'cpu', sys.argv[3]); "
+        "request = nested.ContainerRequest('podman', 'cpu', sys.argv[3]); "
         "command = nested.command(request, host, [], writes=[runs]); "
         "argv = list(command.argv); argv[argv.index('python3'):] = ['sh', '-c', sys.argv[4], 'sh', "
         "str(runs), sys.argv[2]]; "
         "from dataclasses import replace; command = replace(command, argv=tuple(argv)); "
-        "sys.exit(container.run(command, oci.remove('podman', host.name)))"
+        "sys.exit(container.run(command, ('podman', 'rm', '--force', host.name)))"
     )
     script = (
         'for place in / /opt "$2" "$2/src" /usr/bin; do touch "$place/new" 2>/dev/null && exit 1; '

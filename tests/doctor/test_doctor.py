@@ -13,7 +13,7 @@ import pytest
 from scalebook.cli import main
 from scalebook.doctor import gather
 from scalebook.doctor.checks import examine, exit_code
-from scalebook.doctor.machine_facts import GpuState, MachineFacts, Node
+from scalebook.doctor.gather import GpuState, MachineFacts, Node
 
 GIB = 2**30
 H100 = "NVIDIA H100 80GB HBM3"

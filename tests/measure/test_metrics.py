@@ -18,7 +18,7 @@ from scalebook import identity
 from scalebook.errors import ConfigError
 from scalebook.facts import catalog
 from scalebook.facts.flops import flops_per_token, hardware_flops_per_token
-from scalebook.measure.metrics import ceiling, loss_fell, measure, window
+from scalebook.measure.metrics import loss_fell, measure, peak, window
 from scalebook.measure.metrics.repeats import (
     Estimate,
     Spread,
@@ -717,14 +717,16 @@ def test_a_rate_without_a_best_product_says_why_there_is_no_fraction():
     probed = RunRecord(run_id="a", config_hash=None, status="completed", requested=SETTINGS,
                        environment=environment)  # fmt: skip
     plain = probed.model_copy(update={"environment": {"accelerator": H100}})
-    found = ceiling.fraction(400.0, probed, None, None)
+    found = peak.matmul_fraction(400.0, probed, None, None)
     assert found == {
         "measured_matmul_tflops": 800.0, "matmul_fraction": 0.5, "matmul_fraction_reason": None,
     }  # fmt: skip
-    assert ceiling.fraction(None, probed, None, "No rate.")["matmul_fraction_reason"] == "No rate."
-    without = ceiling.fraction(400.0, plain, None, None)
+    assert (
+        peak.matmul_fraction(None, probed, None, "No rate.")["matmul_fraction_reason"] == "No rate."
+    )
+    without = peak.matmul_fraction(400.0, plain, None, None)
     assert (without["matmul_fraction"], without["measured_matmul_tflops"]) == (None, None)
-    assert without["matmul_fraction_reason"] == f"{ceiling.NOT_PROBED}."
+    assert without["matmul_fraction_reason"] == f"{peak.NOT_PROBED}."
 
 
 @pytest.mark.parametrize(

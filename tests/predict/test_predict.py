@@ -23,7 +23,7 @@ from scalebook.facts import catalog, legality
 from scalebook.measure.probes import read_probes
 from scalebook.predict import known_rate, load, predictor, search, slower_than_parts
 from scalebook.predict.amounts import amounts
-from scalebook.predict.fit import NOISE, Sample, fit, least_squares
+from scalebook.predict.fit import NOISE, StepSample, fit, least_squares
 from scalebook.predict.kinds import KINDS, Belief, machine
 from scalebook.predict.known import configuration, known_rates
 
@@ -161,7 +161,7 @@ def test_the_fit_recovers_the_slowness_that_made_the_samples() -> None:
     generator = random.Random(1)
     rows = [{"gemm": generator.random(), "step": generator.random()} for _ in range(12)]
     samples = [
-        Sample(1.5 * row["gemm"] + 0.7 * row["step"], row, str(index), "one device")
+        StepSample(1.5 * row["gemm"] + 0.7 * row["step"], row, str(index), "one device")
         for index, row in enumerate(rows)
     ]
     found = fit(samples, belief_of(gemm=1.0, step=1.0))
@@ -175,7 +175,7 @@ def test_no_slowness_is_negative_and_the_minimum_is_scipys(rows: list[tuple[floa
     optimize = pytest.importorskip("scipy.optimize")
     names = ("gemm", "step", "attention")
     samples = [
-        Sample(row[3], dict(zip(names, row[:3], strict=True)), str(index), "one device")
+        StepSample(row[3], dict(zip(names, row[:3], strict=True)), str(index), "one device")
         for index, row in enumerate(rows)
     ]
     wide = Belief(dict.fromkeys(names, 1.0), dict.fromkeys(names, 0.5))
@@ -202,8 +202,8 @@ def test_an_error_of_a_left_out_run_is_that_of_a_fit_without_it(rates, probes, m
 
 def test_a_run_that_no_kind_explains_does_not_bend_the_others() -> None:
     rows = [{"gemm": 1.0 + index / 10, "step": 0.2} for index in range(12)]
-    samples = [Sample(1.5 * row["gemm"] + 0.14, row, str(i), "x") for i, row in enumerate(rows)]
-    waits = Sample(6.0, {"gemm": 1.0, "step": 0.2}, "waits for its host", "x")
+    samples = [StepSample(1.5 * row["gemm"] + 0.14, row, str(i), "x") for i, row in enumerate(rows)]
+    waits = StepSample(6.0, {"gemm": 1.0, "step": 0.2}, "waits for its host", "x")
     found = fit([*samples, waits], belief_of(gemm=1.0, step=1.0))
     assert found.seconds(rows[0]) == pytest.approx(samples[0].seconds, rel=0.005)
     assert [one.doubt > 5 for one in found.samples].count(True) == 1

@@ -17,7 +17,7 @@ from scalebook.measure.probes import (
     Ceilings,
     Collective,
     Copy,
-    Identity,
+    MachineIdentity,
     Matmul,
     Probe,
     ProbeRequest,
@@ -43,7 +43,7 @@ from scalebook.running.devices import detect
 REQUEST = ProbeRequest(
     platform="h100", world_size=2, models=("tiny-llama",), seconds=1.0, sequence_length=128
 )
-HERE = Identity(host="a", devices=("d0", "d1"), accelerator="X", torch="2.9", cuda="13.0")
+HERE = MachineIdentity(host="a", devices=("d0", "d1"), accelerator="X", torch="2.9", cuda="13.0")
 
 
 def matmul(**changes: Any) -> Matmul:

@@ -12,9 +12,9 @@ from training import small
 
 from scalebook import ownership, store
 from scalebook.measure import telemetry
+from scalebook.measure.telemetry.energy import windows_of
 from scalebook.measure.telemetry.samples import Device, Telemetry
 from scalebook.measure.telemetry.summary import SET_BACK
-from scalebook.measure.telemetry.windows import windows_of
 from scalebook.record import RunRecord, StepRecord
 from scalebook.running import finish_run, sweep
 from scalebook.running.cluster import status_table

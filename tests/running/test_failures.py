@@ -20,7 +20,7 @@ from scalebook import store
 from scalebook.record import RunRecord
 from scalebook.running import launch, processes, runner
 from scalebook.running.kernel import RunOptions
-from scalebook.running.outcome import Evidence, classify
+from scalebook.running.outcome import EndEvidence, classify
 
 
 @pytest.fixture
@@ -154,7 +154,7 @@ SAID = [
 
 @pytest.mark.parametrize(("text", "status", "cause"), SAID, ids=range(len(SAID)))
 def test_what_only_a_gpu_can_do_is_told_by_its_text(text: str, status: str, cause: str):
-    outcome = classify(Evidence(1, 2, 5, ["step 1", "step 2", text]))
+    outcome = classify(EndEvidence(1, 2, 5, ["step 1", "step 2", text]))
     assert (outcome.status, outcome.cause) == (status, cause)
     assert text in outcome.log_tail
     assert "\n" not in outcome.reason
@@ -194,7 +194,7 @@ def test_an_allocation_that_torch_cannot_make_on_the_host_is_out_of_memory():
         text=True,
         check=False,
     )
-    outcome = classify(Evidence(done.returncode, 0, 5, done.stderr.splitlines()))
+    outcome = classify(EndEvidence(done.returncode, 0, 5, done.stderr.splitlines()))
     assert (outcome.status, outcome.cause) == ("out_of_memory", "host_memory")
 
 

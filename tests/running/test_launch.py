@@ -13,6 +13,7 @@ from scalebook import host
 from scalebook.config import RunConfig
 from scalebook.errors import LaunchError
 from scalebook.running import launch
+from scalebook.running.container import engines
 
 
 def config(**changes: Any) -> RunConfig:
@@ -103,6 +104,6 @@ def test_the_run_path_loads_neither_torch_nor_polars():
 def test_a_machine_without_the_trainer_is_told_what_to_install(
     missing: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(launch, "find_spec", lambda name: None if name == missing else object())
-    with pytest.raises(LaunchError, match=rf"{missing}.* is not installed here.*pip install"):
+    monkeypatch.setattr(engines, "find_spec", lambda name: None if name == missing else object())
+    with pytest.raises(LaunchError, match=rf"{missing}.* is not installed.*pip install"):
         launch.require_trainer()

@@ -22,10 +22,11 @@ from hypothesis import strategies as st
 from training import wait_for
 
 from scalebook.cli import interchange, main, run_options
+from scalebook.cli.terminal import without
 from scalebook.errors import LaunchError
-from scalebook.running.container import apptainer, enroot, nested, oci, request
+from scalebook.running.container import commands, nested
+from scalebook.running.container.commands import Contained, EngineCommand, Mount
 from scalebook.running.container.images import ENGINES, image
-from scalebook.running.container.request import Contained, EngineCommand, Mount
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "launch"
 PLATFORMS = {
@@ -48,8 +49,8 @@ HOST = nested.Host(
 
 def command(engine: str, vendor: str, **changes: Any) -> EngineCommand:
     """Return how a plan is started in a container of a vendor's image."""
-    reference = image(vendor).reference(engine, "/home/ada/scalebook/containers/images")
-    request = nested.Request(engine, vendor, reference, **changes)
+    reference = image(vendor).reference(engine, Path("/home/ada/scalebook/containers/images"))
+    request = nested.ContainerRequest(engine, vendor, reference, **changes)
     runs = Path("/data/runs")
     return nested.command(request, HOST, ["run", "--steps", "9"], writes=[runs])
 
@@ -134,7 +135,7 @@ def test_a_plan_that_reads_from_the_network_gets_the_engines_own(
 
 def test_podman_without_root_keeps_the_callers_id_and_groups():
     host = nested.Host(**{**_fields(HOST), "rootless": True})
-    request = nested.Request("podman", "amd", "x")
+    request = nested.ContainerRequest("podman", "amd", "x")
     argv = nested.command(request, host, ["run"]).argv
     assert "--userns=keep-id" in argv
     assert [a for a in argv if a.startswith("--group-add")] == ["--group-add=keep-groups"]
@@ -162,7 +163,7 @@ def test_an_argument_that_is_no_option_is_refused(argument: str):
 
 @pytest.mark.parametrize("path", ["/", "/etc", "/usr/share/runs", "/proc/1", "relative"])
 def test_a_mount_that_would_hide_the_image_is_refused(path: str):
-    request = nested.Request("docker", "cpu", "x")
+    request = nested.ContainerRequest("docker", "cpu", "x")
     with pytest.raises(LaunchError, match="cannot be mounted"):
         nested.command(request, HOST, ["run"], writes=[Path(path)])
 
@@ -207,7 +208,7 @@ def _contained(name: str) -> Contained:
 def test_no_name_leaves_its_own_argument_for_docker_and_podman(name: str):
     item = _contained(name)
     for engine in ("docker", "podman"):
-        argv = oci.command(engine, item).argv
+        argv = commands.command(engine, item).argv
         assert argv[-len(item.command) :] == item.command
         assert argv[-len(item.command) - 1] == "img"
         mounts = [a.removeprefix("--mount=") for a in argv if a.startswith("--mount=")]
@@ -224,7 +225,7 @@ def test_no_name_leaves_its_own_argument_for_docker_and_podman(name: str):
 
 @given(HOSTILE)
 def test_no_name_leaves_its_own_argument_for_apptainer(name: str):
-    found = apptainer.command(_contained(name))
+    found = commands.command("apptainer", _contained(name))
     mounts = [a.removeprefix("--mount=") for a in found.argv if a.startswith("--mount=")]
     assert next(csv.reader([mounts[0]])) == [
         "type=bind",
@@ -238,7 +239,7 @@ def test_no_name_leaves_its_own_argument_for_apptainer(name: str):
 @given(HOSTILE)
 def test_enroot_gets_a_name_whole_or_not_at_all(name: str):
     try:
-        argv = enroot.command(_contained(name)).argv
+        argv = commands.command("enroot", _contained(name)).argv
     except LaunchError as error:
         assert "enroot cannot mount" in str(error)
         return
@@ -249,7 +250,10 @@ def test_enroot_gets_a_name_whole_or_not_at_all(name: str):
 
 @given(HOSTILE)
 def test_the_line_to_paste_is_read_back_by_a_shell_as_the_same_arguments(name: str):
-    for found in (oci.command("docker", _contained(name)), apptainer.command(_contained(name))):
+    for found in (
+        commands.command("docker", _contained(name)),
+        commands.command("apptainer", _contained(name)),
+    ):
         words = shlex.split(found.shown())
         assert tuple(words[-len(found.argv) :]) == found.argv
 
@@ -258,15 +262,15 @@ def test_the_line_to_paste_is_read_back_by_a_shell_as_the_same_arguments(name: s
 def test_control_characters_reach_no_engine(character: str, name: str):
     for engine in ("docker", "podman"):
         with pytest.raises(LaunchError, match="control characters"):
-            oci.command(engine, _contained(name + character + "x"))
+            commands.command(engine, _contained(name + character + "x"))
 
 
 def test_settle_keeps_the_order_and_the_users_last():
-    assert request.settle(["--a", "--b=1"], ["--b=2", "--c"]) == ("--a", "--b=2", "--c")
+    assert commands.settle(["--a", "--b=1"], ["--b=2", "--c"]) == ("--a", "--b=2", "--c")
 
 
 def test_what_lies_in_a_mounted_folder_is_not_mounted_again():
-    request = nested.Request("docker", "cpu", "x")
+    request = nested.ContainerRequest("docker", "cpu", "x")
     inner = [HOST.project / "runs"]
     reads = [HOST.project / "runs" / "plans" / "p.toml", Path("/data/set"), Path("/data/set/a")]
     argv = nested.command(request, HOST, ["run"], writes=inner, reads=reads).argv
@@ -277,12 +281,12 @@ def test_what_lies_in_a_mounted_folder_is_not_mounted_again():
 def test_the_options_about_containers_do_not_go_inside():
     given = ["run", "--container", "docker", "--steps", "3", "--image=x", "--env", "A=1"]
     given += ["--container-arg=--network=none"]
-    assert run_options.without_container_options(given) == ["run", "--steps", "3"]
+    assert without(given, run_options.add_container) == ["run", "--steps", "3"]
 
 
 def test_trackers_are_written_from_outside_of_the_container():
     given = ["run", "--log-to", "mlflow:x", "--steps", "3", "--log-to=wandb:y"]
-    assert interchange.without_log_to(given) == ["run", "--steps", "3"]
+    assert without(given, interchange.add_log_to) == ["run", "--steps", "3"]
 
 
 def _fields(value: Any) -> dict[str, Any]:
@@ -428,7 +432,7 @@ time.sleep(60)
 """
 START = (
     "import sys; from scalebook.running.container import follow; follow.PATIENCE_SECONDS = 0.5; "
-    "from scalebook.running.container.request import EngineCommand; "
+    "from scalebook.running.container.commands import EngineCommand; "
     "command = EngineCommand((sys.argv[1], 'run'), {}, {}); "
     "sys.exit(follow.run(command, (sys.argv[1], 'rm')))"
 )

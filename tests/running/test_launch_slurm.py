@@ -59,7 +59,7 @@ def script(
     options = slurm.Options(
         container=FORMS[form], python="/cluster/bin/python", sbatch=changes.pop("sbatch", None)
     )
-    tasks = [slurm.Task(config(**changes, repeat=number), directory) for number in range(runs)]
+    tasks = [slurm.JobTask(config(**changes, repeat=number), directory) for number in range(runs)]
     return slurm.script(
         tasks, options, template=TEMPLATE, logs=directory.parent, environment=environment or {}
     )
@@ -118,7 +118,7 @@ def test_the_nodes_meet_at_the_first_nodes_name_at_a_port_of_the_job(tmp_path: P
 def test_a_path_reaches_every_program_as_one_argument(name: str, tmp_path: Path):
     directory = tmp_path / name / ".partial-ID"
     directory.mkdir(parents=True)
-    task = slurm.Task(config(), directory)
+    task = slurm.JobTask(config(), directory)
     text = slurm.script(
         [task], slurm.Options(), template=TEMPLATE, logs=Path("/logs"), environment={}
     )
@@ -173,7 +173,7 @@ def test_the_record_of_a_job_gets_the_bytes_of_its_image_file(form: Any, tmp_pat
     image.write_bytes(b"squash")
     directory.mkdir()
     options = slurm.Options(Container(form, str(image)))
-    task = slurm.Task(config(), directory)
+    task = slurm.JobTask(config(), directory)
     text = slurm.script([task], options, template=TEMPLATE, logs=tmp_path, environment={})
     prefix = "APPTAINERENV_" if form == "apptainer" else ""
     seen = f'printf "%s\\n" "${prefix}SCALEBOOK_IMAGE_ID" >"{tmp_path}/seen"\n'

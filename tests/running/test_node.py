@@ -180,11 +180,11 @@ def test_a_node_creates_only_new_runs(
     assert "is not a new run's .partial-NAME" in capsys.readouterr().err
 
 
-def part(directory: Path, number: int, **options: Any) -> node.Part:
+def part(directory: Path, number: int, **options: Any) -> node.NodePart:
     """Return a node's part of a run of two nodes with two ranks each."""
     known = {"rendezvous": "", "job": "", "restart": 0, "trainer": "", **options}
     settings = two_nodes(world_size=4)
-    return node.Part(directory, settings, number, node.argparse.Namespace(**known))
+    return node.NodePart(directory, settings, number, node.argparse.Namespace(**known))
 
 
 def test_torchrun_meets_where_an_operator_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -12,7 +12,7 @@ from scalebook.running import processes
 from scalebook.running.outcome import (
     LINE_CHARACTERS,
     LOG_TAIL_LINES,
-    Evidence,
+    EndEvidence,
     RootCause,
     classify,
     informative,
@@ -41,10 +41,10 @@ def torchrun_report(rank: int, code: int) -> list[str]:
     ]
 
 
-def evidence(*log: str, code: int | None = 1, **changes: object) -> Evidence:
+def evidence(*log: str, code: int | None = 1, **changes: object) -> EndEvidence:
     """Return the evidence of a run that ended after step 3 of 20."""
     values: dict[str, object] = {"steps_done": 3, "steps_asked": 20, "log": log}
-    return Evidence(exit_code=code, **{**values, **changes})
+    return EndEvidence(exit_code=code, **{**values, **changes})
 
 
 def test_a_run_with_all_its_steps_is_completed_without_a_reason():

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -313,11 +314,16 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path):
 
 def test_the_recover_command_says_what_it_did(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     partial(tmp_path)
-    live = store.create_partial(tmp_path, small(repeat=1), datetime.now(UTC))
-    assert main(["recover", "--runs", str(tmp_path)]) == 0
+    new = store.create_partial(tmp_path, small(repeat=1), datetime.now(UTC))
+    live = store.create_partial(tmp_path, small(repeat=2), datetime.now(UTC))
+    os.utime(new, (time.time() - 7, time.time() - 7))
+    with ownership.owned(live):
+        assert main(["recover", "--runs", str(tmp_path)]) == 0
     text = capsys.readouterr().out
     assert "interrupted. The process in charge ended without a message" in text
     assert f"{live.name} belongs to a running process and stays as it is." in text
+    assert f"{new.name} is 7 s old, too new to tell: its run may be starting." in text
+    assert new.is_dir()
 
 
 @pytest.mark.parametrize("command", ["run", "drill", "tune"])

@@ -14,7 +14,7 @@ from training import small
 from scalebook import ownership, store
 from scalebook.errors import LaunchError
 from scalebook.plan import Plan, PlannedRun
-from scalebook.query import Answer
+from scalebook.query import CommandAnswer
 from scalebook.running import finish_run, todo
 from scalebook.running.cluster import jobs, node_logs, slurm, status_table, submit, watch
 from scalebook.running.cluster.jobs import JobState
@@ -53,13 +53,15 @@ def waiting(
 def slurm_says(state: str | None, restarts: int = 0) -> jobs.Ask:
     """Return a Slurm that knows one job in a state, or none."""
 
-    def ask(command: Sequence[str]) -> Answer:
+    def ask(command: Sequence[str]) -> CommandAnswer:
         if command[0] == "squeue":
             active = state in jobs.ACTIVE
-            return Answer(0, f"7|{state}|Resources\n" if active else "", "")
+            return CommandAnswer(0, f"7|{state}|Resources\n" if active else "", "")
         if state is None:
-            return Answer(1, "", "slurm_load_jobs error: Invalid job id specified")
-        return Answer(0, f"JobId=7 JobState={state} Reason=None Restarts={restarts} Name=a", "")
+            return CommandAnswer(1, "", "slurm_load_jobs error: Invalid job id specified")
+        return CommandAnswer(
+            0, f"JobId=7 JobState={state} Reason=None Restarts={restarts} Name=a", ""
+        )
 
     return ask
 
@@ -111,8 +113,8 @@ def test_a_live_job_is_left_alone(state: str, tmp_path: Path):
 
 def test_without_an_answer_nothing_is_decided(tmp_path: Path):
     partial = waiting(tmp_path)
-    assert jobs.settle(tmp_path, lambda _: Answer(1, "", "Unable to contact")) == ()
-    assert jobs.settle(tmp_path, lambda _: Answer(None, "", "no scontrol")) == ()
+    assert jobs.settle(tmp_path, lambda _: CommandAnswer(1, "", "Unable to contact")) == ()
+    assert jobs.settle(tmp_path, lambda _: CommandAnswer(None, "", "no scontrol")) == ()
     assert partial.is_dir()
 
 
@@ -179,7 +181,7 @@ def test_a_node_that_another_one_took_along_leaves_the_reason_to_that_one(tmp_pa
 def test_a_job_that_started_before_its_submitter_noted_its_id_is_known(tmp_path: Path):
     partial = waiting(tmp_path)
     jobs.write_job(partial, None, 1)
-    job = jobs.Job.read(partial)
+    job = jobs.SlurmJob.read(partial)
     assert job is not None and job.job_id == "7"
 
 
@@ -187,7 +189,7 @@ def test_a_job_that_started_before_its_submitter_noted_its_id_is_known(tmp_path:
 def test_slurm_is_asked_for_nothing_that_is_no_number_of_a_job(job_id: str, tmp_path: Path):
     partial = waiting(tmp_path, started=False)
     store.write_json(partial / ownership.JOB_FILE, {"scheduler": "slurm", "job_id": job_id})
-    assert jobs.Job.read(partial) is None
+    assert jobs.SlurmJob.read(partial) is None
     assert jobs.settle(tmp_path, slurm_says("TIMEOUT")) == ()
     assert partial.exists()
 
@@ -208,16 +210,16 @@ def test_a_job_that_nobody_can_read_is_let_go_of_after_a_while(text: str, tmp_pa
 def test_a_job_may_be_one_of_an_array_or_of_a_group(job_id: str, tmp_path: Path):
     partial = waiting(tmp_path, started=False)
     jobs.write_job(partial, job_id, 1)
-    job = jobs.Job.read(partial)
+    job = jobs.SlurmJob.read(partial)
     assert job is not None and job.job_id == job_id
 
 
 def test_facts_of_a_job_that_have_another_kind_are_none(tmp_path: Path):
     (tmp_path / ownership.JOB_FILE).write_text('{"job_id": "7", "submitted_at": 3, "runs": "1"}')
-    assert jobs.Job.read(tmp_path) == jobs.Job("7", None, 1)
+    assert jobs.SlurmJob.read(tmp_path) == jobs.SlurmJob("7", None, 1)
     (tmp_path / ownership.JOB_FILE).write_text('{"job_id": 7}')
     (tmp_path / finish_run.LAUNCH_FILE).write_text('{"environment": {"slurm": [1]}}')
-    assert jobs.Job.read(tmp_path) is None
+    assert jobs.SlurmJob.read(tmp_path) is None
 
 
 def test_status_shows_what_waits_trains_and_has_ended(tmp_path: Path):
@@ -226,7 +228,7 @@ def test_status_shows_what_waits_trains_and_has_ended(tmp_path: Path):
     assert (row.job_id, row.state, row.steps_done, row.steps_asked) == ("7", "training", 2, 5)
     (row,) = status_table.rows(tmp_path, ask=slurm_says("PENDING"))
     assert (row.state, row.detail) == ("queued", "Resources")
-    (row,) = status_table.rows(tmp_path, ask=lambda _: Answer(None, "", ""))
+    (row,) = status_table.rows(tmp_path, ask=lambda _: CommandAnswer(None, "", ""))
     assert (row.state, row.detail) == ("unknown", "Slurm does not answer here")
     jobs.settle(tmp_path, slurm_says("CANCELLED"))
     (row,) = status_table.rows(tmp_path, everything=True, ask=slurm_says(None))
@@ -282,7 +284,7 @@ def entry() -> todo.Entry:
 
 
 def test_a_refused_job_leaves_nothing_and_says_what_slurm_said(tmp_path: Path):
-    ask = lambda _: Answer(1, "", "sbatch: error: invalid partition specified: x")  # noqa: E731
+    ask = lambda _: CommandAnswer(1, "", "sbatch: error: invalid partition specified: x")  # noqa: E731
     with pytest.raises(LaunchError, match="Slurm refused the job: sbatch: error: invalid"):
         submit.submit([entry()], tmp_path, slurm.Options(), ask=ask)
     assert store.partial_directories(tmp_path) == ()
@@ -291,13 +293,13 @@ def test_a_refused_job_leaves_nothing_and_says_what_slurm_said(tmp_path: Path):
 def test_a_submitted_run_has_its_script_and_its_job(tmp_path: Path):
     seen: list[Sequence[str]] = []
 
-    def ask(command: Sequence[str]) -> Answer:
+    def ask(command: Sequence[str]) -> CommandAnswer:
         seen.append(command)
-        return Answer(0, "7;cluster\n", "")
+        return CommandAnswer(0, "7;cluster\n", "")
 
     (submitted,) = submit.submit([entry()], tmp_path / "a b", slurm.Options(), ask=ask)
     assert submitted.job_id == "7"
-    assert jobs.Job.read(submitted.directory) is not None
+    assert jobs.SlurmJob.read(submitted.directory) is not None
     assert seen[0][:2] == ("sbatch", "--parsable")
     assert str(submitted.directory) in Path(seen[0][2]).read_text()
 
@@ -307,7 +309,7 @@ def test_following_ends_when_the_job_has_and_returns_its_record(tmp_path: Path):
     states = iter(["PENDING", "RUNNING", "TIMEOUT", "TIMEOUT"])
     current = [slurm_says(next(states))]
 
-    def ask(command: Sequence[str]) -> Answer:
+    def ask(command: Sequence[str]) -> CommandAnswer:
         if command[0] == "squeue":
             current[0] = slurm_says(next(states))
         return current[0](command)
@@ -325,7 +327,7 @@ def test_a_slurm_that_does_not_answer_is_not_followed_for_ever(
 ):
     monkeypatch.setattr(watch, "SILENT_SECONDS", -1.0)
     partial = waiting(tmp_path)
-    silent = lambda _: Answer(None, "", "")  # noqa: E731
+    silent = lambda _: CommandAnswer(None, "", "")  # noqa: E731
     follower = watch.Follower(Console(StringIO()), Stop(), silent, 0.0, lambda _: None)
     results, why = follower.follow([submit.Submitted(entry(), partial, "7")])
     assert why is not None and "Slurm has not answered" in why
@@ -347,4 +349,4 @@ def test_a_machine_without_slurm_is_told_so(monkeypatch: pytest.MonkeyPatch):
 
 def test_states_are_read_from_scontrol_as_it_prints_them():
     text = "JobId=7 JobName=a JobState=RUNNING Reason=None Dependency=(null) Restarts=2 Comment=x=y"
-    assert jobs.state_of("7", lambda _: Answer(0, text, "")) == JobState("RUNNING", "", 2)
+    assert jobs.state_of("7", lambda _: CommandAnswer(0, text, "")) == JobState("RUNNING", "", 2)

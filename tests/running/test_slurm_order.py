@@ -15,7 +15,7 @@ from scalebook import store
 from scalebook.config import RunConfig
 from scalebook.plan import load_plan
 from scalebook.plan.schedule import CoolDown
-from scalebook.query import Answer
+from scalebook.query import CommandAnswer
 from scalebook.record import RunRecord
 from scalebook.running.cluster import slurm, submit
 from scalebook.running.cluster.submit import Order
@@ -68,10 +68,10 @@ def test_what_records_show_not_to_fit_is_not_submitted(tmp_path: Path):
 def test_the_script_asks_before_the_second_run_alone(tmp_path: Path):
     text = ""
 
-    def ask(command: Any) -> Answer:
+    def ask(command: Any) -> CommandAnswer:
         nonlocal text
         text = Path(command[2]).read_text()
-        return Answer(0, "7\n", "")
+        return CommandAnswer(0, "7\n", "")
 
     runs = entries(1, 2)
     submit.submit(runs, tmp_path, slurm.Options(python="py"), order(runs), ask)

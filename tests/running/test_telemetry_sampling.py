@@ -24,7 +24,7 @@ from training import FAKES, small, wait_for
 from scalebook.running import runner
 from scalebook.running.devices import nvml, sampler, sensor, telemetry
 from scalebook.running.devices.amd import AMDSMI, AMDSMITool
-from scalebook.running.devices.nvml import NvidiaSMI, time_of
+from scalebook.running.devices.nvml import NvidiaSMITool, time_of
 from scalebook.running.devices.rapl import RAPL
 from scalebook.running.devices.sensor import SensorError
 
@@ -170,7 +170,7 @@ esac
 
 def test_nvidia_smi_is_read_defensively(bin_folder):
     script(bin_folder, "nvidia-smi", SMI.replace("STAMP", "2020/11/26 13:48:11.412"))
-    reader = NvidiaSMI({"CUDA_VISIBLE_DEVICES": "GPU-bbbb"}, 1, 0.05)
+    reader = NvidiaSMITool({"CUDA_VISIBLE_DEVICES": "GPU-bbbb"}, 1, 0.05)
     assert reader.devices() == [{"gpu": 1, "name": "NVIDIA Stand-in"}]
     (once,) = reader.once()
     assert once["power_watts"] == 350.5

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from scalebook.cli import run_options
 from scalebook.cli.terminal import Subparsers, add_json, at_least, print_json, print_table
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from scalebook.facts.catalog.types import Platform
     from scalebook.plan import Plan
     from scalebook.running.cluster.slurm import Options
-    from scalebook.running.cluster.submit import Order, Submitted
+    from scalebook.running.cluster.submit import Submitted
     from scalebook.running.pruning import Inference
     from scalebook.running.sweep import Result, Stop
     from scalebook.running.todo import Entry
@@ -24,10 +24,6 @@ if TYPE_CHECKING:
     Load = Callable[[argparse.Namespace, Platform, int | None], Plan]
 
 LAUNCHERS = ("direct", "slurm")
-OPTIONS: dict[str, Any] = {  # of the launcher slurm only, with their defaults
-    "one_job": False, "detach": False, "cancel_on_exit": False, "sbatch_option": [],
-    "setup": None, "python": "", "no_requeue": False,
-}  # fmt: skip
 
 
 def register(subparsers: Subparsers) -> None:
@@ -81,8 +77,11 @@ def refuse_idle(options: argparse.Namespace) -> None:
     """
     from scalebook.errors import LaunchError
 
-    for name, default in OPTIONS.items():
-        if options.launcher != "slurm" and getattr(options, name) != default:
+    parser = argparse.ArgumentParser(add_help=False)
+    add_arguments(parser)
+    defaults = {} if options.launcher == "slurm" else vars(parser.parse_args([]))
+    for name, default in defaults.items():
+        if name != "launcher" and getattr(options, name) != default:
             raise LaunchError(
                 f"--{name.replace('_', '-')} is an option of --launcher slurm; the launcher here "
                 f"is {options.launcher}. Leave it out, or name the launcher."
@@ -111,11 +110,13 @@ def run(options: argparse.Namespace, load: Load) -> int:
 
 
 def _slurm(options: argparse.Namespace, plan: Plan, entries: tuple[Entry, ...], runs: Path) -> int:
-    from scalebook.running import sweep
+    from scalebook.running import sweep, todo
     from scalebook.running.cluster import submit
 
     chosen = _slurm_options(options)
-    order = _order(options, plan, entries)
+    order = submit.Order(
+        todo.Scheduled.of(plan), entries, options.one_job, options.prune, options.rerun
+    )
     pruned = order.inferences(runs)
     left = [entry for entry in entries if entry.config.config_hash() not in pruned]
     jobs = submit.jobs(left, options.one_job)
@@ -147,20 +148,6 @@ def _slurm(options: argparse.Namespace, plan: Plan, entries: tuple[Entry, ...], 
     results = [*results, *rest]
     print("\n".join(("", *sweep.summary(results))), flush=True)
     return sweep.exit_code(results, stop)
-
-
-def _order(options: argparse.Namespace, plan: Plan, entries: tuple[Entry, ...]) -> Order:
-    """Return the order of a plan's runs on the cluster, as the command line says."""
-    from scalebook.running.cluster.submit import Order
-    from scalebook.running.todo import Scheduled
-
-    return Order(
-        Scheduled.of(plan),
-        entries,
-        one_job=options.one_job,
-        prune=options.prune,
-        rerun=options.rerun,
-    )
 
 
 def _say_what_is_not_run(entries: tuple[Entry, ...], pruned: Mapping[str, Inference]) -> None:

@@ -14,7 +14,7 @@ from scalebook.cli.terminal import (
     Subparsers,
     add_json,
     add_runs,
-    at_least,
+    add_settings,
     complain,
     number,
     print_json,
@@ -30,16 +30,11 @@ if TYPE_CHECKING:
     from scalebook.trackers import Target
 
 TABLES = ("csv", "parquet")
-_SIZES = (
-    ("--gpus", "world_size", "GPUs of the job"),
-    ("--nodes", "nodes", "nodes of the job"),
-    ("--sequence-length", "sequence_length", "tokens per sample"),
-    ("--global-batch-size", "global_batch_size", "samples per optimizer step"),
-    ("--micro-batch-size", "micro_batch_size", "samples per forward pass"),
-    ("--tensor-parallel-size", "tensor_parallel_size", "tensor-parallel ranks"),
-    ("--pipeline-parallel-size", "pipeline_parallel_size", "pipeline stages"),
-    ("--context-parallel-size", "context_parallel_size", "context-parallel ranks"),
-    ("--expert-parallel-size", "expert_parallel_size", "expert-parallel ranks"),
+# Settings that a log may lack and the user may supply.
+_SUPPLIED = (
+    *("precision", "world_size", "nodes", "sequence_length", "global_batch_size"),
+    *("micro_batch_size", "tensor_parallel_size", "pipeline_parallel_size"),
+    *("context_parallel_size", "expert_parallel_size"),
 )
 
 
@@ -88,11 +83,7 @@ def _register_ingest(subparsers: Subparsers) -> None:
     said = parser.add_argument_group("values that the files do not contain (marked as supplied)")
     said.add_argument("--model", help="model of the catalog")
     said.add_argument("--platform", help="platform of the catalog")
-    said.add_argument(
-        "--precision",
-        choices=("bf16", "fp16", "fp8", "fp32"),
-        help="number format of the matrix products",
-    )
+    add_settings(said, _SUPPLIED)
     said.add_argument(
         "--trained",
         choices=("all", "part"),
@@ -103,8 +94,6 @@ def _register_ingest(subparsers: Subparsers) -> None:
         action=argparse.BooleanOptionalAction,
         help="whether several documents share a sample: MFU is then an upper bound",
     )
-    for flag, name, text in _SIZES:
-        said.add_argument(flag, dest=name, type=at_least(1), metavar="N", help=text)
     parser.add_argument(
         "--window",
         type=step_window,
@@ -125,8 +114,7 @@ def run_ingest(options: argparse.Namespace) -> int:
 
     dialect = _dialect(options)
     opens = no_store if isinstance(dialect, str) else opener(dialect)
-    names = ("model", "platform", "precision", "trained", "packed_sequences")
-    names = (*names, *(name for _, name, _ in _SIZES))
+    names = ("model", "platform", *_SUPPLIED, "trained", "packed_sequences")
     given = ((name, getattr(options, name)) for name in names)
     supplied = {name: value for name, value in given if value is not None}
     if options.model:
@@ -226,13 +214,6 @@ def add_log_to(parser: Flags) -> None:
         help="also write each run, when it has ended, to mlflow:URI, wandb:DIR (offline), "
         "tensorboard:DIR or mlperf:FILE; repeatable",
     )
-
-
-def without_log_to(arguments: Sequence[str]) -> list[str]:
-    """Return a command line less the options that ``add_log_to`` adds."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    add_log_to(parser)
-    return parser.parse_known_args(list(arguments))[1]
 
 
 def targets(options: argparse.Namespace) -> tuple[Target, ...]:

@@ -173,9 +173,9 @@ def doctor(options: argparse.Namespace) -> int:
         return _secrets(options.secrets, as_json=options.json)
     from scalebook.doctor import checks, gather
     from scalebook.project import root, runs_folder
+    from scalebook.running.container.images import folder_of
 
-    images = (root() or Path.cwd()) / "containers" / "images"
-    facts = gather.gather(runs_folder(options.runs), images)
+    facts = gather.gather(runs_folder(options.runs), folder_of(root() or Path.cwd()))
     findings = checks.examine(facts)
     code = checks.exit_code(findings, strict=options.strict)
     if options.json:
@@ -256,17 +256,17 @@ def image(options: argparse.Namespace) -> int:
     from scalebook import host
     from scalebook.facts import catalog
     from scalebook.project import required_root, short
-    from scalebook.running.container import build, context, images
+    from scalebook.running.container import build, images
 
     known = images.image(catalog.platform(options.platform).vendor)
     if options.pin:
         return _pin(known, options)
     engine = _builder(options)
-    folder = required_root() / "containers" / "images"
-    target = options.image or known.reference(engine, str(folder))
+    folder = images.folder_of(required_root())
+    target = images.named_or_ours(options.image, known.vendor, engine)
     dry = options.dry_run or bool(options.source)
     wheels = options.wheels.absolute() if options.wheels else None
-    with context.made(required_root(), known, dry=dry, wheels=wheels) as path:
+    with build.context(required_root(), known, dry=dry, wheels=wheels) as path:
         wanted = build.Build(
             engine=engine,
             image=known,
@@ -282,8 +282,8 @@ def image(options: argparse.Namespace) -> int:
         if options.dry_run:
             print("\n".join(shlex.join(step) for step in build.steps(wanted)))
             return 0
-        code = context.build(wanted)
-        listed = context.copy_packages(wanted, folder) if code == 0 else None
+        code = build.run(wanted)
+        listed = build.copy_packages(wanted, folder) if code == 0 else None
     if code == 0:
         print(f"Its packages: {short(listed)}" if listed else f"{target} has no list of packages.")
         print(f"Built {target}. Check it: scalebook verify --platform {options.platform}")
@@ -324,17 +324,15 @@ def _builder(options: argparse.Namespace) -> str:
     Raises:
         LaunchError: none is.
     """
-    import shutil
-
     from scalebook.errors import LaunchError
+    from scalebook.running.container.engines import installed
 
     if options.container != "auto":
-        if not options.dry_run and shutil.which(options.container) is None:
+        if not options.dry_run and not installed((options.container,)):
             raise LaunchError(f"{options.container} was not found. Install it first.")
         return str(options.container)
-    for engine in ENGINES:
-        if shutil.which(engine) is not None:
-            return engine
+    for engine in installed():
+        return engine
     raise LaunchError(f"No container engine was found ({', '.join(ENGINES)}). Install one first.")
 
 
@@ -361,25 +359,23 @@ def verify(options: argparse.Namespace) -> int:
 def _read(options: argparse.Namespace, platform: Platform) -> tuple[str | None, dict[str, Any]]:
     """Return the engine that was used and what the image holds."""
     from scalebook.project import required_root
-    from scalebook.running.container import choose, contents, context, engines, nested
+    from scalebook.running.container import contents, engines, images, nested
 
-    root, vendor = required_root(), platform.vendor
-    folder = root / "containers" / "images"
-    asked = options.container
-    wanted = engines.ENGINES if asked == "auto" else (asked,)
-    here = engines.surroundings(vendor, folder, options.image, wanted if asked != "none" else ())
+    root, vendor, asked = required_root(), platform.vendor, options.container
+    wanted = {"auto": ENGINES, "none": ()}.get(asked, (asked,))
+    here = engines.surroundings(vendor, images.folder_of(root), options.image, wanted)
     ready = [engine for engine, lack in here.engines.items() if lack is None]
     # A CPU platform trains without a container, but what is verified is its image, where it is.
-    engine = ready[0] if asked == "auto" and ready else choose.choose(asked, vendor, here).engine
+    engine = ready[0] if asked == "auto" and ready else engines.choose(asked, vendor, here).engine
     if engine is None:
         print(
             "No image was started: these are the versions in this machine's Python.",
             file=sys.stderr,
         )
         return None, contents.read()
-    reference = options.image or context.reference(vendor, engine, folder)
-    request = nested.Request(
+    reference = images.named_or_ours(options.image, vendor, engine)
+    request = nested.ContainerRequest(
         engine=engine, vendor=vendor, image=reference, arguments=tuple(options.container_arg)
     )
     command = nested.bare(request, nested.describe(root, Path.cwd()), ("-m", CONTENTS))
-    return engine, context.output_of(command, os.environ)
+    return engine, nested.output_of(command, os.environ)

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalebook.cli.interchange import without_log_to
-from scalebook.cli.terminal import add_set, add_settings, at_least
+from scalebook.cli.interchange import add_log_to
+from scalebook.cli.terminal import add_set, add_settings, at_least, without
 from scalebook.running.container.images import ASKABLE
 from scalebook.settings import SETTINGS
 
 if TYPE_CHECKING:
     from scalebook.facts.catalog.types import Platform
     from scalebook.plan import Plan
-    from scalebook.running.container.choose import Choice
-    from scalebook.running.container.nested import Host, Request
-    from scalebook.running.container.request import EngineCommand
-
-IMAGES = Path("containers") / "images"  # of the project: image files of apptainer and enroot
+    from scalebook.running.container.commands import EngineCommand
+    from scalebook.running.container.engines import Choice
+    from scalebook.running.container.nested import ContainerRequest, Host
 
 # Without --plan these change every run of the default plan; any other setting makes a single run.
 OVERRIDES = {
@@ -189,13 +187,6 @@ def add_container(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def without_container_options(arguments: Sequence[str]) -> list[str]:
-    """Return a command line less the options that ``add_container`` adds."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    add_container(parser)
-    return parser.parse_known_args(list(arguments))[1]
-
-
 def set_variables(options: argparse.Namespace) -> None:
     """Set the variables of ``--env`` in this process, marked as named by the user."""
     from scalebook.host import ASKED
@@ -247,15 +238,15 @@ def _choice(options: argparse.Namespace, vendor: str) -> Choice:
     """Return the engine to use; a dry run of what cannot run here says so and continues."""
     from scalebook.errors import LaunchError
     from scalebook.project import required_root
-    from scalebook.running.container import engines, inside
-    from scalebook.running.container.choose import Choice, choose
+    from scalebook.running.container import images, inside
+    from scalebook.running.container.engines import Choice, choose, surroundings
 
     if options.container == "none":
         return Choice(None)
-    wanted = engines.ENGINES if options.container == "auto" else (options.container,)
+    wanted = images.ENGINES if options.container == "auto" else (options.container,)
     if options.container == "auto" and (vendor == "cpu" or inside.container(os.environ)):
         wanted = ()  # no engine is used: none is asked, which can take a while
-    here = engines.surroundings(vendor, required_root() / IMAGES, options.image, wanted)
+    here = surroundings(vendor, images.folder_of(required_root()), options.image, wanted)
     try:
         return choose(options.container, vendor, here)
     except LaunchError as error:
@@ -265,14 +256,12 @@ def _choice(options: argparse.Namespace, vendor: str) -> Choice:
         return Choice(shown, f"a real run needs more: {error}")
 
 
-def _request(options: argparse.Namespace, engine: str, vendor: str) -> Request:
-    from scalebook.project import required_root
+def _request(options: argparse.Namespace, engine: str, vendor: str) -> ContainerRequest:
     from scalebook.running.container import engines
-    from scalebook.running.container.images import image
-    from scalebook.running.container.nested import Request
+    from scalebook.running.container.images import image, named_or_ours
+    from scalebook.running.container.nested import ContainerRequest
 
-    folder = str(required_root() / IMAGES)
-    reference = options.image or image(vendor).reference(engine, folder)
+    reference = named_or_ours(options.image, vendor, engine)
     found = None if options.dry_run else engines.find(engine, reference)
     known = None if isinstance(found, str) else found
     if known and not options.image and image(vendor).is_another_base(known.base):
@@ -280,7 +269,7 @@ def _request(options: argparse.Namespace, engine: str, vendor: str) -> Request:
             f"note: {reference} was built on {known.base}, and image.toml names "
             f"{image(vendor).base_reference}. Build it again: make image PLATFORM=..."
         )
-    return Request(
+    return ContainerRequest(
         engine=engine,
         vendor=vendor,
         image=reference,
@@ -293,7 +282,7 @@ def _request(options: argparse.Namespace, engine: str, vendor: str) -> Request:
 
 def _inner_arguments(options: argparse.Namespace, platform: str, runs: Path) -> list[str]:
     """Return the command line inside: the same, with every path absolute and no container."""
-    outside = without_log_to(without_container_options(options.arguments))
+    outside = without(options.arguments, add_container, add_log_to)
     arguments = [one for one in outside if one != "--dry-run"]
     arguments += ["--platform", platform, "--runs", str(runs.resolve()), "--container", "none"]
     if options.plan:
@@ -319,9 +308,10 @@ def _say_what_stays_outside(options: argparse.Namespace) -> None:
         print(f"Not passed into the container: {', '.join(names)} (name one with --env).")
 
 
-def _start(request: Request, host: Host, command: EngineCommand, runs: Path) -> int:
-    from scalebook.running.container import follow, oci
+def _start(request: ContainerRequest, host: Host, command: EngineCommand, runs: Path) -> int:
+    from scalebook.running.container import follow
+    from scalebook.running.container.commands import OCI
 
     runs.mkdir(parents=True, exist_ok=True)
-    cleanup = oci.remove(request.engine, host.name) if request.engine in oci.ENGINES else ()
-    return follow.run(command, cleanup)
+    remove = (request.engine, "rm", "--force", host.name) if request.engine in OCI else ()
+    return follow.run(command, remove)

@@ -131,7 +131,7 @@ def run(options: argparse.Namespace) -> int:
     after = interchange.after_run(options)
     if options.launcher != "direct":
         return cluster.run(options, _load)
-    platform, devices = _machine(options)
+    platform, devices, device_name = _machine(options)
     plan = _load(options, platform, devices)
     runs = runs_folder(options.runs)
     # Only a container's runs are found by what is new in the folder.
@@ -162,7 +162,7 @@ def run(options: argparse.Namespace) -> int:
         schedule=Scheduled.of(plan),
         prune=options.prune,
         rerun=options.rerun,
-        accelerator=_device_name(platform),
+        accelerator=device_name,
         after=after,
     )
     counts = [sum(entry.action == action for entry in entries) for action in ("run", "done")]
@@ -185,8 +185,11 @@ def _dry_run(options: argparse.Namespace, plan: Plan, runs: Path, devices: int |
     return _show(entries, runs, _pruned(entries, runs, options), options.budget_seconds)
 
 
-def _machine(options: argparse.Namespace) -> tuple[Platform, int | None]:
-    """Return the platform to run as and how many GPUs it may use (None: a CPU, or not asked)."""
+def _machine(options: argparse.Namespace) -> tuple[Platform, int | None, str | None]:
+    """Return the platform to run as, how many GPUs it may use, and what their driver calls them.
+
+    Both are None on a CPU, and where the machine is not asked: in a dry run.
+    """
     from scalebook.errors import LaunchError
     from scalebook.facts import catalog
     from scalebook.running import launch
@@ -195,7 +198,7 @@ def _machine(options: argparse.Namespace) -> tuple[Platform, int | None]:
     if options.platform:
         platform = catalog.platform(options.platform)
         if platform.vendor == "cpu" or options.dry_run:
-            return platform, None if platform.vendor == "cpu" else options.gpus
+            return platform, None if platform.vendor == "cpu" else options.gpus, None
         machine = detect.detect()
         refusal = detect.refusal(platform, machine)
         if refusal and not options.force_platform:
@@ -208,15 +211,8 @@ def _machine(options: argparse.Namespace) -> tuple[Platform, int | None]:
         platform = detect.platform_of(machine)
         print(f"This machine has {machine.describe()}: platform {platform.name}.", flush=True)
     if platform.vendor == "cpu":
-        return platform, None
-    return platform, min(machine.count, options.gpus or machine.count)
-
-
-def _device_name(platform: Platform) -> str | None:
-    """Return this machine's device as its driver calls it, None for a CPU."""
-    from scalebook.running.devices import detect
-
-    return None if platform.vendor == "cpu" else detect.detect().device_name
+        return platform, None, None
+    return platform, min(machine.count, options.gpus or machine.count), machine.device_name
 
 
 def _load(options: argparse.Namespace, platform: Platform, devices: int | None) -> Plan:
@@ -324,16 +320,16 @@ def recover_all(runs: Path, console: Console) -> None:
     from scalebook.project import short
     from scalebook.running import finish_run
 
-    for leftover in finish_run.recover(runs):
-        if leftover.problem is not None:
-            console.say(
-                f"{short(leftover.path)} cannot be recovered and stays as it is: {leftover.problem}"
-            )
-        elif leftover.record is None:
-            console.say(f"{short(leftover.path)} belongs to a running process and stays as it is.")
+    for found in finish_run.recover(runs):
+        path, record = short(found.path), found.record
+        if found.problem is not None:
+            console.say(f"{path} cannot be recovered and stays as it is: {found.problem}")
+        elif record is not None:
+            console.say(f"Recovered {path}: {record.status}. {record.reason or ''}")
+        elif (age := found.seconds_old) is not None:
+            console.say(f"{path} is {age:.0f} s old, too new to tell: its run may be starting.")
         else:
-            record = leftover.record
-            console.say(f"Recovered {short(leftover.path)}: {record.status}. {record.reason or ''}")
+            console.say(f"{path} belongs to a running process and stays as it is.")
 
 
 def drill(options: argparse.Namespace) -> int:

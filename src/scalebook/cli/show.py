@@ -115,9 +115,9 @@ def _readable(runs: Path, precision: str | None) -> Iterator[ListedRun]:
 
 def _print_differences(run_id: str, differences: list[dict[str, Any]]) -> None:
     if differences:
-        from scalebook.measure.provenance import Difference
+        from scalebook.measure.provenance import Deviation
 
-        sentences = " ".join(Difference(**one).sentence() for one in differences)
+        sentences = " ".join(Deviation(**one).sentence() for one in differences)
         print(f"{run_id}: warning: the run differs from what was requested: {sentences}")
 
 

@@ -86,6 +86,17 @@ def positive(text: str) -> float:
     return value
 
 
+def fraction(text: str) -> float:
+    """Return a fraction below one, as an argument type; ``2%`` is 0.02."""
+    try:
+        value = float(text[:-1]) / 100 if text.endswith("%") else float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a fraction like 0.02 or 2%")
+    return value
+
+
 # Flags --------------------------------------------------------------------------------------------
 
 
@@ -146,19 +157,9 @@ def add_start(parser: Flags) -> None:
 
 def add_start_spread(parser: Flags) -> None:
     """Add ``--start-spread``."""
-
-    def spread(text: str) -> float:
-        from scalebook.errors import ConfigError
-        from scalebook.measure.metrics.repeats import read_spread
-
-        try:
-            return read_spread(text)
-        except ConfigError as error:
-            raise argparse.ArgumentTypeError(str(error)) from error
-
     parser.add_argument(
         "--start-spread",
-        type=spread,
+        type=fraction,
         metavar="FRACTION",
         help="how much one configuration varies from start to start (standard deviation), like "
         "0.01 or 1%%; default: SCALEBOOK_START_SPREAD, else 0.5%% (2%% on a CPU)",
@@ -196,6 +197,16 @@ def add_json(parser: argparse.ArgumentParser, *, csv: bool = False) -> None:
     if csv:
         text = "print CSV with all fields"
         group.add_argument("--csv", dest="json", action="store_const", const="csv", help=text)
+
+
+def without(
+    arguments: Sequence[str], *added: Callable[[argparse.ArgumentParser], None]
+) -> list[str]:
+    """Return a command line less the options that these functions add to a parser."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for add in added:
+        add(parser)
+    return parser.parse_known_args(list(arguments))[1]
 
 
 # Runs ---------------------------------------------------------------------------------------------

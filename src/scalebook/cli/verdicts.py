@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from scalebook.cli.terminal import (
     add_runs,
     add_start_spread,
     complain,
+    fraction,
     number,
     print_json,
     require_folder,
@@ -74,13 +74,13 @@ def _register_gate(subparsers: Subparsers) -> None:
     parser.add_argument("--markdown", type=Path, help="write a Markdown table to this file")
     parser.add_argument(
         "--tolerance",
-        type=_fraction,
+        type=fraction,
         default=0.0,
         help="largest change that never fails, like 0.02 or 2%% (default: what the noise hides)",
     )
     parser.add_argument(
         "--must-see",
-        type=_fraction,
+        type=fraction,
         metavar="FRACTION",
         help="exit with 2 if a change as large as this, like 0.05 or 5%%, could hide in the "
         "noise; default: such a configuration is shown as 'cannot tell'",
@@ -92,7 +92,7 @@ def _register_gate(subparsers: Subparsers) -> None:
     )
     parser.add_argument(
         "--loss-tolerance",
-        type=_fraction,
+        type=fraction,
         default=0.02,
         metavar="FRACTION",
         help="how far a loss may be from the reference's, like 0.02 or 2%% (default: 2%%)",
@@ -100,17 +100,6 @@ def _register_gate(subparsers: Subparsers) -> None:
     add_start_spread(parser)
     add_json(parser)
     parser.set_defaults(handler=gate)
-
-
-def _fraction(text: str) -> float:
-    """Return a fraction below one, as an argument type; ``2%`` is 0.02."""
-    try:
-        value = float(text[:-1]) / 100 if text.endswith("%") else float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value < 1:
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a fraction like 0.02 or 2%")
-    return value
 
 
 def print_steady(options: argparse.Namespace) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from scalebook.doctor.machine_facts import GpuState, MachineFacts
+from scalebook.doctor.gather import GpuState, MachineFacts
 
 Level = Literal["ok", "warning", "problem", "unknown"]
 

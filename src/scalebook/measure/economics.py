@@ -90,90 +90,46 @@ class _Product:
     under: tuple[str, ...] = ()
 
 
-_HOUR = 3600.0
-_TIME = ("tokens",)
+def _product(
+    name: str, unit: str, constant: float, over: str, under: str = "tokens_per_second"
+) -> _Product:
+    """Return an answer from the names of its inputs, with spaces between them."""
+    return _Product(name, unit, constant, tuple(over.split()), tuple(under.split()))
+
+
+_DAY, _HOUR, _KWH = 1 / SECONDS_PER_DAY, 1 / 3600.0, 1 / 3600.0 / 1000
 # Days and money first: what a reader came for.
 ANSWERS = (
-    _Product("training_days", "days", 1 / SECONDS_PER_DAY, _TIME, ("tokens_per_second",)),
-    _Product(
-        "training_days_with_preemptions",
-        "days",
-        1 / SECONDS_PER_DAY,
-        ("tokens", "1+preemption_overhead"),
-        ("tokens_per_second",),
+    _product("training_days", "days", _DAY, "tokens"),
+    _product("training_days_with_preemptions", "days", _DAY, "tokens 1+preemption_overhead"),
+    _product("cost", "currency", _HOUR, "tokens gpus price_per_gpu_hour"),
+    _product(
+        "cost_spot", "currency", _HOUR, "tokens gpus spot_price_per_gpu_hour 1+preemption_overhead"
     ),
-    _Product(
-        "cost",
-        "currency",
-        1 / _HOUR,
-        ("tokens", "gpus", "price_per_gpu_hour"),
-        ("tokens_per_second",),
+    _product("cost_reserved", "currency", _HOUR, "tokens gpus reserved_price_per_gpu_hour"),
+    _product(
+        "cost_storage", "currency", 1 / SECONDS_PER_MONTH, "tokens storage_tb price_per_tb_month"
     ),
-    _Product(
-        "cost_spot",
-        "currency",
-        1 / _HOUR,
-        ("tokens", "gpus", "spot_price_per_gpu_hour", "1+preemption_overhead"),
-        ("tokens_per_second",),
+    _product("cost_transfer", "currency", 1, "transferred_tb price_per_transferred_tb", ""),
+    _product("tokens_per_day", "tokens", SECONDS_PER_DAY, "tokens_per_second", ""),
+    _product(
+        "samples_per_day", "samples", SECONDS_PER_DAY, "tokens_per_second", "sequence_length"
     ),
-    _Product(
-        "cost_reserved",
-        "currency",
-        1 / _HOUR,
-        ("tokens", "gpus", "reserved_price_per_gpu_hour"),
-        ("tokens_per_second",),
+    _product("training_seconds", "s", 1, "tokens"),
+    _product("gpu_hours", "GPU h", _HOUR, "tokens gpus"),
+    _product("tokens_per_dollar", "tokens", 3600.0, "tokens_per_second", "gpus price_per_gpu_hour"),
+    _product(
+        "tokens_per_dollar_spot", "tokens", 3600.0, "tokens_per_second",
+        "gpus spot_price_per_gpu_hour 1+preemption_overhead",
     ),
-    _Product(
-        "cost_storage",
-        "currency",
-        1 / SECONDS_PER_MONTH,
-        ("tokens", "storage_tb", "price_per_tb_month"),
-        ("tokens_per_second",),
+    _product(  # above it the other platform costs more per token
+        "break_even_price_per_gpu_hour", "currency", 1,
+        "price_per_gpu_hour other_tokens_per_second gpus", "tokens_per_second other_gpus",
     ),
-    _Product("cost_transfer", "currency", 1, ("transferred_tb", "price_per_transferred_tb")),
-    _Product("tokens_per_day", "tokens", SECONDS_PER_DAY, ("tokens_per_second",)),
-    _Product(
-        "samples_per_day", "samples", SECONDS_PER_DAY, ("tokens_per_second",), ("sequence_length",)
-    ),
-    _Product("training_seconds", "s", 1, _TIME, ("tokens_per_second",)),
-    _Product("gpu_hours", "GPU h", 1 / _HOUR, ("tokens", "gpus"), ("tokens_per_second",)),
-    _Product(
-        "tokens_per_dollar",
-        "tokens",
-        _HOUR,
-        ("tokens_per_second",),
-        ("gpus", "price_per_gpu_hour"),
-    ),
-    _Product(
-        "tokens_per_dollar_spot",
-        "tokens",
-        _HOUR,
-        ("tokens_per_second",),
-        ("gpus", "spot_price_per_gpu_hour", "1+preemption_overhead"),
-    ),
-    _Product(
-        "break_even_price_per_gpu_hour",  # above it the other platform costs more per token
-        "currency",
-        1,
-        ("price_per_gpu_hour", "other_tokens_per_second", "gpus"),
-        ("tokens_per_second", "other_gpus"),
-    ),
-    _Product(
-        "energy",
-        "kWh",
-        1 / _HOUR / 1000,
-        ("tokens", "gpus", "watts_per_gpu", "pue"),
-        ("tokens_per_second",),
-    ),
-    _Product("energy_per_token", "J", 1, ("gpus", "watts_per_gpu", "pue"), ("tokens_per_second",)),
-    _Product(
-        "carbon",
-        "kg CO2e",
-        1 / _HOUR / 1000,
-        ("tokens", "gpus", "watts_per_gpu", "pue", "grid_kg_per_kwh"),
-        ("tokens_per_second",),
-    ),
-)
+    _product("energy", "kWh", _KWH, "tokens gpus watts_per_gpu pue"),
+    _product("energy_per_token", "J", 1, "gpus watts_per_gpu pue"),
+    _product("carbon", "kg CO2e", _KWH, "tokens gpus watts_per_gpu pue grid_kg_per_kwh"),
+)  # fmt: skip
 
 
 def answers(inputs: Inputs) -> tuple[Answer, ...]:

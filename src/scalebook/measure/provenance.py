@@ -19,7 +19,7 @@ Values = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class Deviation:
     """One setting that ran differently than requested."""
 
     name: str
@@ -39,7 +39,7 @@ class Difference:
 
 def differences(
     requested: Values, observed: Values, environment: Values | None = None
-) -> tuple[Difference, ...]:
+) -> tuple[Deviation, ...]:
     """Return every setting that ran differently than requested.
 
     Beside the fields of the configuration these are what follows from them (replicas,
@@ -49,19 +49,19 @@ def differences(
     return (*_unlike(expected, observed), *_device(requested, environment or {}))
 
 
-def of(record: RunRecord) -> tuple[Difference, ...]:
+def of(record: RunRecord) -> tuple[Deviation, ...]:
     """Return the differences that a record holds; computed where it is older than they are."""
     if record.differences is None:
         return _unlike(record.requested, record.observed)
     return tuple(
-        Difference(str(value.get("name")), value.get("asked"), value.get("ran"))
+        Deviation(str(value.get("name")), value.get("asked"), value.get("ran"))
         for value in record.differences
     )
 
 
-def _unlike(expected: Values, observed: Values) -> tuple[Difference, ...]:
+def _unlike(expected: Values, observed: Values) -> tuple[Deviation, ...]:
     return tuple(
-        Difference(name, value, observed[name])
+        Deviation(name, value, observed[name])
         for name, value in expected.items()
         if observed.get(name) is not None and not _equal(value, observed[name])
     )
@@ -101,7 +101,7 @@ def _shape(requested: Values) -> dict[str, Any]:
     return sizes | {"ffn_hidden_size": shape.ffn_hidden_size}
 
 
-def _device(requested: Values, environment: Values) -> Iterator[Difference]:
+def _device(requested: Values, environment: Values) -> Iterator[Deviation]:
     """Yield the device where it is another than the platform's."""
     name = environment.get("accelerator")
     if not isinstance(name, str):
@@ -112,4 +112,4 @@ def _device(requested: Values, environment: Values) -> Iterator[Difference]:
         return
     found = catalog.accelerator_for_device(name)
     if asked is not None and (found is None or found.name != asked):
-        yield Difference("accelerator", asked, name)
+        yield Deviation("accelerator", asked, name)

@@ -22,7 +22,7 @@ from scalebook.facts.catalog.types import ModelShape
 from scalebook.facts.flops import attention_projections, attention_width, padded_vocab_size
 from scalebook.facts.memory.parameters import Count, is_moe, stage_count, stage_layers
 from scalebook.parallelism import MOST_SINGLE_GRADIENTS, experts_need_no_host
-from scalebook.predict.kinds import KINDS, Machine
+from scalebook.predict.kinds import KINDS, MachineRates
 
 Seconds = dict[str, float]  # by kind
 
@@ -63,6 +63,11 @@ class Amounts:
     idle: Mapping[str, float]  # of these, what the slowest stage waits for others (the bubble)
 
 
+def in_transformer_engine(config: RunConfig) -> bool:
+    """Return whether Transformer Engine's kernels compute the layers: always in FP8."""
+    return config.precision == "fp8" or config.layer_spec == "transformer_engine"
+
+
 def switches(
     config: RunConfig, shape: ModelShape, ran: Mapping[str, object] | None = None
 ) -> dict[str, bool]:
@@ -70,9 +75,9 @@ def switches(
     sharded = config.data_parallel_sharding
     tensor = config.tensor_parallel_size > 1
     stages = config.pipeline_parallel_size > 1
-    engine = config.precision == "fp8" or config.layer_spec == "transformer_engine"
-    alone = shape.moe is not None and experts_need_no_host(
-        shape.moe.num_experts, config.expert_parallel_size, config.expert_tensor_parallel_size
+    engine = in_transformer_engine(config)
+    alone = experts_need_no_host(
+        shape.num_experts, config.expert_parallel_size, config.expert_tensor_parallel_size
     )
     # train/model/switches.py holds these and more: it asks torch, which this must not import.
     no_graph = bool(
@@ -102,7 +107,7 @@ def switches(
 def amounts(
     config: RunConfig,
     shape: ModelShape,
-    machine: Machine,
+    machine: MachineRates,
     ran: Mapping[str, object] | None = None,
 ) -> Amounts:
     """Return the work of a legal configuration, in seconds at the machine's reference rates."""
@@ -153,7 +158,7 @@ def _add(total: Seconds, more: Mapping[str, float]) -> None:
 class _Job:
     config: RunConfig
     shape: ModelShape
-    machine: Machine
+    machine: MachineRates
     on: Mapping[str, bool]
 
     @property
@@ -175,8 +180,8 @@ class _Job:
 
     def expert_launches(self) -> float:
         """Return the host's seconds to launch a step's experts, kernel by kernel; 0 otherwise."""
-        engine = self.config.precision == "fp8" or self.config.layer_spec == "transformer_engine"
-        if not (self.machine.is_gpu and self.own_kernels) or engine or self.on["cuda_graph"]:
+        launched = self.machine.is_gpu and self.own_kernels and not self.on["cuda_graph"]
+        if not launched or in_transformer_engine(self.config):
             return 0.0
         stages = range(self.config.pipeline_parallel_size)
         layers = (sum(is_moe(self.shape, one) for one in self.layers(each)) for each in stages)
@@ -414,7 +419,7 @@ class _Job:
         held = count.total
         size = 4 if self.config.gradient_precision == "bf16" else 8
         found = {"gemm_traffic": (4 + size) * held / self.machine.memory_bytes_per_second}
-        here = shape.moe.num_experts / self.config.expert_parallel_size if shape.moe else 0
+        here = shape.num_experts / self.config.expert_parallel_size
         if self.machine.is_gpu and self.own_kernels and here > MOST_SINGLE_GRADIENTS:
             summed = (2 + size) * count.expert / self.machine.memory_bytes_per_second
             found["expert_gradients"] = summed

@@ -24,7 +24,7 @@ Matrix = list[list[float]]
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class StepSample:
     """One measured step time with its work in reference seconds by kind."""
 
     seconds: float
@@ -47,14 +47,14 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Fit:
+class RateFit:
     """Slowness by kind with its covariance; kinds that no sample has keep their belief."""
 
     belief: Belief
     kinds: tuple[str, ...]  # that were fitted
     slowness: Mapping[str, float]
     covariance: Matrix  # of the fitted kinds; zero where a slowness is held at zero
-    samples: tuple[Sample, ...]
+    samples: tuple[StepSample, ...]
 
     def seconds(self, work: Mapping[str, float]) -> float:
         """Return the predicted time of a step."""
@@ -64,7 +64,7 @@ class Fit:
         """Return the variance of the relative error without noise: what the fit doesn't know."""
         total = self.seconds(work)
         row = [work.get(kind, 0.0) / total for kind in self.kinds]
-        known = _quadratic(row, self.covariance)
+        known = max(_bilinear(row, self.covariance, row), 0.0)
         unknown = (
             (self.belief.deviation[kind] * value / total) ** 2
             for kind, value in work.items()
@@ -103,7 +103,7 @@ class Fit:
         return tuple(found)
 
 
-def fit(samples: Sequence[Sample], belief: Belief) -> Fit:
+def fit(samples: Sequence[StepSample], belief: Belief) -> RateFit:
     """Return the slowness of each kind that samples and belief together make likeliest.
 
     A sample that the kinds cannot explain, such as a run that waits for its host, must not bend
@@ -123,7 +123,7 @@ def fit(samples: Sequence[Sample], belief: Belief) -> Fit:
     return found
 
 
-def least_squares(ordered: tuple[Sample, ...], belief: Belief) -> Fit:
+def least_squares(ordered: tuple[StepSample, ...], belief: Belief) -> RateFit:
     """Return the fit of samples in their order, each with the noise that it is taken to have."""
     kinds = tuple(sorted({kind for sample in ordered for kind in sample.work}))
     rows = [sample.row(kinds) for sample in ordered]
@@ -139,7 +139,7 @@ def least_squares(ordered: tuple[Sample, ...], belief: Belief) -> Fit:
         vector[i] += weight * belief.mean[kind]
     values, covariance = _not_negative(matrix, vector)
     slowness = dict(belief.mean) | dict(zip(kinds, values, strict=True))
-    return Fit(belief, kinds, slowness, covariance, ordered)
+    return RateFit(belief, kinds, slowness, covariance, ordered)
 
 
 def _not_negative(matrix: Matrix, vector: list[float]) -> tuple[list[float], Matrix]:
@@ -200,7 +200,3 @@ def _bilinear(left: Sequence[float], matrix: Matrix, right: Sequence[float]) -> 
         for a, row in zip(left, matrix, strict=True)
         if a
     )
-
-
-def _quadratic(row: Sequence[float], matrix: Matrix) -> float:
-    return max(_bilinear(row, matrix, row), 0.0)

@@ -91,7 +91,7 @@ _VAGUE = 1.5  # a CPU's figures are guesses: each slowness may be several times 
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class MachineRates:
     """Reference rates of one device: FLOP/s by precision and bytes/s; not what it reaches."""
 
     flops_per_second: Mapping[str, float]
@@ -109,19 +109,19 @@ class Machine:
 
 
 # A process of a small machine: orders of magnitude, so that CPU runs have something to scale.
-CPU = Machine({"fp32": 1e11, "bf16": 1e11}, 2e10, 5e9, 1e10, 1e9, 8, is_gpu=False)
+CPU = MachineRates({"fp32": 1e11, "bf16": 1e11}, 2e10, 5e9, 1e10, 1e9, 8, is_gpu=False)
 _HOST_BYTES_PER_SECOND = 55e9  # PCIe 5.0 x16: 63 GB/s less the overhead of its packets
 DEFAULT_NETWORK_GBPS = 400.0
 
 
 def machine(
     device: Accelerator | None, gpus_per_node: int, network_gbps: float | None = None
-) -> Machine:
+) -> MachineRates:
     """Return the reference rates of a device (None: a CPU) from the catalog's figures."""
     network = (network_gbps or DEFAULT_NETWORK_GBPS) * 1e9 / 8
     if device is None:
         return CPU
-    return Machine(
+    return MachineRates(
         flops_per_second={name: peak * 1e12 for name, peak in device.peak_tflops.items()},
         memory_bytes_per_second=(device.memory_bandwidth_tb_per_second or 2.0) * 1e12,
         link_bytes_per_second=(device.interconnect_gb_per_second or 64) * 1e9 / 2,
@@ -140,7 +140,7 @@ class Belief:
     probe_id: str | None = None
 
 
-def belief(reference: Machine, probe: Probe | None = None) -> Belief:
+def belief(reference: MachineRates, probe: Probe | None = None) -> Belief:
     """Return what is believed of each kind: a probe's rates where there is one."""
     mean = {name: kind.slowness for name, kind in KINDS.items()}
     deviation = {name: kind.deviation for name, kind in KINDS.items()}
@@ -152,7 +152,7 @@ def belief(reference: Machine, probe: Probe | None = None) -> Belief:
     return Belief(mean, deviation, probe.probe_id if probe else None)
 
 
-def _probed(probe: Probe, reference: Machine) -> dict[str, tuple[float, float]]:
+def _probed(probe: Probe, reference: MachineRates) -> dict[str, tuple[float, float]]:
     """Return slowness and relative deviation of the kinds that a probe has measured."""
     found: dict[str, tuple[float, float]] = {}
     made = probe.ceilings

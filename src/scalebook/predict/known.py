@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,9 @@ from scalebook.facts.feasibility.known import config_of
 from scalebook.measure.metrics.settings import run_shape
 from scalebook.measure.metrics.window import measured_steps, throughput
 from scalebook.predict.amounts import SWITCHES, amounts
-from scalebook.predict.fit import Sample
+from scalebook.predict.fit import StepSample
 from scalebook.predict.kinds import machine
-from scalebook.record import RunRecord
+from scalebook.record import RunRecord, seconds_between
 from scalebook.store import Run, read_run, run_directories
 
 # Records come from anywhere; one with a value of the wrong type teaches nothing.
@@ -50,7 +49,7 @@ class KnownRate:
         """What devices must share for slowness to carry over; a CPU's is its own."""
         return self.accelerator.architecture if self.accelerator else "cpu"
 
-    def sample(self) -> Sample:
+    def sample(self) -> StepSample:
         """Return the run's work in reference seconds next to its measured time."""
         per_node = -(-self.config.world_size // self.config.nodes)
         reference = machine(self.accelerator, per_node)
@@ -58,7 +57,7 @@ class KnownRate:
         key = configuration(self.config, self.ran)
         family, ranks = layout(self.config, self.ran), self.config.world_size
         model, narrow = base_name(self.shape), narrowest(self.config, self.shape)
-        return Sample(self.seconds, found.seconds, key, family, ranks, model, narrow)
+        return StepSample(self.seconds, found.seconds, key, family, ranks, model, narrow)
 
 
 def base_name(shape: ModelShape) -> str:
@@ -134,15 +133,10 @@ def _unknown(record: RunRecord, config: RunConfig | None) -> str | None:
 
 def _around(run: Run) -> float | None:
     """Return seconds of a run outside its steps; the first step compiles and counts as outside."""
-    try:
-        start, end = (
-            datetime.fromisoformat(text or "")
-            for text in (run.record.started_at, run.record.finished_at)
-        )
-    except ValueError:
+    whole = seconds_between(run.record.started_at, run.record.finished_at)
+    if whole is None:
         return None
-    seconds = [step.step_seconds for step in run.steps[1:] if step.step_seconds is not None]
-    around = (end - start).total_seconds() - sum(seconds)
+    around = whole - sum(step.step_seconds for step in run.steps[1:] if step.step_seconds)
     return around if around >= 0 else None
 
 

@@ -16,7 +16,6 @@ from statistics import median
 from typing import Any
 
 from scalebook.config import RunConfig
-from scalebook.errors import ConfigError
 from scalebook.facts import catalog, legality
 from scalebook.facts.catalog.types import Accelerator, ModelShape, Platform
 from scalebook.facts.flops import model_tflops
@@ -24,12 +23,11 @@ from scalebook.facts.legality import fit as fit_memory
 from scalebook.measure.probes.types import Probe
 from scalebook.predict import kinds
 from scalebook.predict.amounts import amounts
-from scalebook.predict.fit import NOISE, Fit, Sample, fit
-from scalebook.predict.kinds import COMMUNICATION, KINDS, Belief, Machine
+from scalebook.predict.fit import NOISE, RateFit, StepSample, fit
+from scalebook.predict.kinds import COMMUNICATION, KINDS, Belief, MachineRates
 from scalebook.predict.known import KnownRate, base_name, configuration, layout, narrowest
 from scalebook.untrusted import html_table
 
-COVERED = 0.90
 _QUANTILE = 1.645  # of the normal distribution, both sides of 90 %
 _LARGEST_SQUARE = 9.0  # of a standardised error that counts for other layouts
 _PRIOR_RUNS = 4.0  # how many runs the width of all layouts counts as, against a layout's own
@@ -92,8 +90,8 @@ class Predictor:
 
     platform: Platform
     accelerator: Accelerator | None
-    machine: Machine
-    fitted: Fit
+    machine: MachineRates
+    fitted: RateFit
     basis: Basis
     foreign: bool  # no run and no probe of this architecture
     network_known: bool
@@ -159,7 +157,7 @@ class Predictor:
         """
         shape = catalog.model(config.model)
         room = None if self.platform.vendor == "cpu" else self.platform.gpus_per_node
-        refuse_illegal(config, shape, self.accelerator, room)
+        legality.refuse(config, shape, accelerator=self.accelerator, gpus_per_node=room)
         parts, deviation = self.step(config, shape)
         seconds = sum(parts.values())
         rate = config.tokens_per_step / seconds / config.world_size
@@ -234,20 +232,6 @@ class Predictor:
             yield no_mfu
 
 
-def refuse_illegal(
-    config: RunConfig, shape: ModelShape, device: Accelerator | None, room: int | None
-) -> None:
-    """Refuse an illegal configuration in the words of ``check``.
-
-    Raises:
-        ConfigError: a rule forbids the configuration.
-    """
-    problems = legality.check(config, shape, accelerator=device, gpus_per_node=room)
-    errors = [problem.message for problem in problems if problem.severity == "error"]
-    if errors:
-        raise ConfigError(" ".join(errors))
-
-
 def predictor(
     platform: str,
     rates: Sequence[KnownRate] = (),
@@ -308,7 +292,7 @@ def _probe(probes: Iterable[Probe], architecture: str) -> Probe | None:
     return max(fitting, key=lambda probe: probe.started_at or "", default=None)
 
 
-def _belief(probe: Probe | None, machine: Machine) -> Belief:
+def _belief(probe: Probe | None, machine: MachineRates) -> Belief:
     """Return the belief; a probe's slowness is against the figures of the device that it ran on."""
     if probe is None or (device := _device(probe)) is None:
         return kinds.belief(machine)
@@ -380,7 +364,7 @@ def fitted_shares(rate: KnownRate, made: Predictor) -> dict[str, float]:
     return {part: seconds / rate.seconds for part, seconds in beyond.items() if seconds > 0}
 
 
-def _suspect(fitted: Fit, sample: Sample, missing: float) -> str | None:
+def _suspect(fitted: RateFit, sample: StepSample, missing: float) -> str | None:
     """Return the kind of work that explains missing seconds most cheaply: least known per second.
 
     The posterior change of kind k is in proportion to its covariance with the step's time.

@@ -9,7 +9,7 @@ they differ from what was asked.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -256,18 +256,15 @@ def _differences(
     asked: RunConfig, precision: str | None, length: int | None, world: int | None
 ) -> tuple[str, ...]:
     """Return in which conditions a rate is of something else than what was asked."""
-    return tuple(_differing(asked, precision, length, world))
-
-
-def _differing(
-    asked: RunConfig, precision: str | None, length: int | None, world: int | None
-) -> Iterator[str]:
+    found: list[str] = []
     if precision is None or not _same_precision(asked.precision, precision):
-        yield f"precision {precision or 'not stated'}"
-    if length != asked.sequence_length:
-        yield f"sequence {'not stated' if length is None else f'{length:,}'}"
-    if world != asked.world_size:
-        yield f"GPUs {'not stated' if world is None else f'{world:,}'}"
+        found.append(f"precision {precision or 'not stated'}")
+    for name, value, wanted in (
+        ("sequence", length, asked.sequence_length), ("GPUs", world, asked.world_size)
+    ):  # fmt: skip
+        if value != wanted:
+            found.append(f"{name} {'not stated' if value is None else f'{value:,}'}")
+    return tuple(found)
 
 
 def _same_precision(asked: str, stated: str) -> bool:

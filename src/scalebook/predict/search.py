@@ -100,7 +100,7 @@ def _variations(
     world = base.world_size
     tensors = [size for size in divisors(world) if size <= min(room or world, 8)]
     stages = [size for size in divisors(world) if size <= shape.num_layers]
-    experts = divisors(shape.moe.num_experts) if shape.moe else [1]
+    experts = divisors(shape.num_experts or 1)
     for tensor, stage, context, expert in product(tensors, stages, divisors(world), experts):
         if world % (tensor * stage * context):
             continue
@@ -136,7 +136,7 @@ def _savings(base: RunConfig, shape: ModelShape) -> Iterator[dict[str, Any]]:
     """Yield what trades time for memory, the least first."""
     layers = (0, max(shape.num_layers // 2, 1), shape.num_layers)
     yield {"recompute": "none", "offload_layers": 0}
-    if made_for_gpu(base):
+    if base.platform != "cpu":  # whose memory is not known: nothing has to be saved there
         for number in layers:
             yield {"recompute": "pointwise", "offload_layers": number}
         yield {"recompute": "full", "offload_layers": 0}
@@ -158,8 +158,3 @@ def words(config: RunConfig) -> str:
     if config.offload_layers:
         parts.append(f"{config.offload_layers} layers offloaded")
     return ", ".join([*parts, config.precision])
-
-
-def made_for_gpu(config: RunConfig) -> bool:
-    """Return whether memory is worth saving: a CPU's is not known, so nothing needs to be."""
-    return config.platform != "cpu"

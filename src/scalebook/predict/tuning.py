@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import median, stdev, variance
@@ -383,7 +383,8 @@ class Tuning:
         leader, survivors = self.leader, self.survivors
         others = [one for one in self.standings if one.trials and one is not leader]
         untried = tuple(one for one in survivors if not one.trials)
-        counts = Counter({reason.replace("_", " "): n for reason, n in _sorted(self.ranking)})
+        left_out = sorted(self.ranking.left_out.items(), key=lambda item: -item[1])
+        counts = Counter({reason.replace("_", " "): n for reason, n in left_out})
         tried = {one.key for one in self.trials}
         counts.update(reason for key, reason in self.excluded.items() if key not in tried)
         slower = sum(not one.trials for one in self.standings) - len(untried)
@@ -401,10 +402,6 @@ class Tuning:
             seconds=seconds,
             full_run=self.full.run_id if self.full else None,
         )
-
-
-def _sorted(ranking: Ranking) -> Iterable[tuple[str, int]]:
-    return sorted(ranking.left_out.items(), key=lambda item: -item[1])
 
 
 def _halving_trials(layouts: int) -> int:

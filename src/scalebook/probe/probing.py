@@ -13,13 +13,14 @@ from pathlib import Path
 
 from scalebook import project, scrub, store, untrusted
 from scalebook.config import RunConfig
-from scalebook.errors import LaunchError, RecordError
+from scalebook.errors import LaunchError, RecordError, not_installed
 from scalebook.facts import catalog
 from scalebook.measure.probes import Probe, ProbeRequest
 from scalebook.measure.probes.files import FILE, FOLDER, read_probe
 from scalebook.measure.probes.types import Status
 from scalebook.measure.probes.words import summary
 from scalebook.running import launch, processes
+from scalebook.running.container.rules import variables
 from scalebook.running.devices import detect
 from scalebook.running.outcome import LOG_TAIL_LINES
 from scalebook.running.progress import POLL_SECONDS, last_lines
@@ -99,11 +100,9 @@ def probe(
         RecordError: the folder of runs cannot be written.
     """
     if find_spec("torch") is None:
-        raise LaunchError(
-            "torch is not installed here. Use a training container, or install the extra 'train': "
-            "pip install 'scalebook[train]'."
-        )
-    partial = _directory(project.runs_folder(runs), asked)
+        raise LaunchError(f"{not_installed('torch', 'train')} Or use a training container.")
+    name = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{asked.platform}-w{asked.world_size}"
+    partial = store.create_directory(project.runs_folder(runs) / FOLDER, name)
     store.write_json(partial / REQUEST, asked.model_dump())
     code, status = _run(partial, asked, show, module)
     found = _concluded(partial, asked, code, status)
@@ -111,28 +110,6 @@ def probe(
     (partial / REQUEST).unlink()
     store.publish(partial)
     return found
-
-
-def _directory(runs: Path, asked: ProbeRequest) -> Path:
-    """Create and return the directory of a new probe."""
-    name = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{asked.platform}-w{asked.world_size}"
-    folder = runs / FOLDER
-    for attempt in range(1, 100):
-        final = name if attempt == 1 else f"{name}-{attempt}"
-        partial = store.partial_path(folder, final)
-        if (folder / final).exists() or partial.exists():
-            continue
-        try:
-            partial.mkdir(parents=True)
-        except OSError as error:
-            raise RecordError(
-                f"A probe cannot be written under {folder}: {error.strerror}. "
-                "Choose another folder with --runs."
-            ) from error
-        return partial
-    raise RecordError(
-        f"{folder} has no free name for a probe {name}. Remove the files that take it."
-    )
 
 
 def command(partial: Path, asked: ProbeRequest, module: str = MODULE) -> launch.Launch:
@@ -151,7 +128,7 @@ def command(partial: Path, asked: ProbeRequest, module: str = MODULE) -> launch.
         *("--nproc-per-node", str(asked.world_size), "-m", module),
         *("--request", str(partial / REQUEST), "--output", str(partial)),
     )
-    return launch.Launch(start, launch.variables(config))
+    return launch.Launch(start, variables(config))
 
 
 def _run(partial: Path, asked: ProbeRequest, show: Show, module: str) -> tuple[int, Status]:

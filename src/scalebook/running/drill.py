@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -32,6 +32,7 @@ from scalebook.record import RunRecord, StepRecord
 from scalebook.running import finish_run, processes, progress, runner
 from scalebook.running.kernel import RunOptions
 from scalebook.running.progress import Tail
+from scalebook.running.runner import DEFAULTS
 
 POLL_SECONDS = 0.01  # between two looks at a file
 SEARCH_SECONDS = 0.05  # between two looks at all processes: how exactly their start is known
@@ -265,9 +266,6 @@ def _notes(noticed: float | None, load: CheckpointRecord | None, killer: Killer)
         yield "The save had ended before the rank was gone."
 
 
-DEFAULTS = RunOptions()
-
-
 @dataclass(frozen=True, slots=True)
 class Drilled:
     """What became of a drill: the record of the run whose rank was killed, and its timings."""
@@ -318,7 +316,7 @@ def reference(config: RunConfig, runs: Path, options: RunOptions = DEFAULTS) -> 
     same = config.model_copy(update={"strategy": "drill_reference"})
     partial = store.create_partial(runs, same, datetime.now(UTC))
     with ownership.owned(partial):
-        record = runner.train(same, _into(options, partial))
+        record = runner.train(same, replace(options, run_directory=str(partial)))
         path = store.publish(partial)
     if record.status != "completed":
         raise LaunchError(f"The reference run did not complete: {record.reason} See {path}.")
@@ -350,7 +348,7 @@ def drill(
         killer = Killer(partial, finish_run.run_id(partial), order)
         killer.start()
         try:
-            record = runner.train(config, _into(options, partial))
+            record = runner.train(config, replace(options, run_directory=str(partial)))
         finally:
             killer.end()
         if killer.killed_at is None:
@@ -366,11 +364,3 @@ def _too_early(record: RunRecord, order: KillOrder, path: Path) -> str:
     """Return why there is nothing to measure: the run was over before the kill."""
     why = record.reason or "Raise steps, or lower --kill-step."
     return f"The run was {record.status} before rank {order.rank} was killed. {why} See {path}."
-
-
-def _into(options: RunOptions, partial: Path) -> RunOptions:
-    return RunOptions(
-        run_directory=str(partial),
-        trainer=options.trainer,
-        force_platform=options.force_platform,
-    )

@@ -21,7 +21,7 @@ from scalebook.config import RunConfig
 from scalebook.engines import harvest
 from scalebook.errors import ConfigError, LaunchError, RecordError
 from scalebook.measure import provenance
-from scalebook.record import RunRecord, Status, StepRecord
+from scalebook.record import RunRecord, Status, StepRecord, object_of
 from scalebook.running import outcome, processes, progress
 from scalebook.running.outcome import EndReason
 
@@ -72,7 +72,7 @@ def conclude(
     steps, unreadable = store.read_steps(directory / "steps.jsonl")
     steps_asked = requested.get("steps")
     result = outcome.classify(
-        outcome.Evidence(
+        outcome.EndEvidence(
             exit_code=exit_code,
             steps_done=max((step.step for step in steps), default=0),
             steps_asked=steps_asked if isinstance(steps_asked, int) else None,
@@ -217,11 +217,6 @@ def _environment(launcher: Any, trainer: Any) -> dict[str, Any]:
     return merged
 
 
-def object_of(value: Any) -> dict[str, Any]:
-    """Return a value of a file that should hold an object; empty where it is something else."""
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
-
-
 def _texts(value: Any) -> tuple[str, ...]:
     """Return the texts of a value that should be a list of them; none where it is not a list."""
     items = cast("list[object]", value) if isinstance(value, list) else []
@@ -332,37 +327,41 @@ def restart_notes(directory: Path) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Leftover:
-    """One partial run directory: ``record`` is None where a live process owns it.
+class Recovered:
+    """A run directory that was left behind, and the record that it got.
 
-    It is None too where ``problem`` says why no record could be made of what is there.
+    ``record`` is None where there was nothing to record, where the directory is in use or was made
+    just now, and where ``problem`` says why no record could be made of what is there.
     """
 
     path: Path
-    record: RunRecord | None
+    record: RunRecord | None = None
     problem: str | None = None
+    seconds_old: float | None = None  # where nobody owns it and it is too new to tell
 
 
-def recover(runs: Path) -> tuple[Leftover, ...]:
+def recover(runs: Path) -> tuple[Recovered, ...]:
     """Publish every partial run whose process is gone; leave those of live ones as they are.
 
     One of which no record can be made stays as it is and keeps none of the others.
     """
-    found: list[Leftover] = []
+    found: list[Recovered] = []
     for partial in store.partial_directories(runs):
         if links := links_of(partial):  # what they lead to is not this folder's
-            found.append(Leftover(partial, None, links))
+            found.append(Recovered(partial, problem=links))
             continue
         if ownership.is_live(partial):
-            found.append(Leftover(partial, None))
+            found.append(Recovered(partial, seconds_old=ownership.seconds_unowned(partial)))
             continue
         try:
-            found += _recovered(partial)
+            with ownership.owned(partial):
+                if record := settle(partial):  # else nothing had been started
+                    found.append(Recovered(store.publish(partial), record))
         except LaunchError:  # another process was faster
             continue
         except Exception as error:  # noqa: BLE001  the files may hold anything
             if partial.exists():  # else another process was faster
-                found.append(Leftover(partial, None, problem_of(error)))
+                found.append(Recovered(partial, problem=problem_of(error)))
     return tuple(found)
 
 
@@ -375,13 +374,6 @@ def links_of(partial: Path) -> str | None:
     """Return why a directory was not written by a run; None where nothing in it leads out."""
     links = untrusted.links_out(partial)
     return f"{links[0]} is a link that leads out of it" if links else None
-
-
-def _recovered(partial: Path) -> list[Leftover]:
-    """Return what a partial run was published as; nothing where nothing had been started."""
-    with ownership.owned(partial):
-        record = settle(partial)
-        return [Leftover(store.publish(partial), record)] if record else []
 
 
 def settle(
@@ -414,12 +406,6 @@ def settle(
 
 def last_sign(partial: Path) -> str:
     """Return when the run last wrote anything, as records keep times."""
-    names = (
-        "config.json",
-        LAUNCH_FILE,
-        "steps.jsonl",
-        "train.log",
-        EXIT_FILE,
-    )
+    names = ("config.json", LAUNCH_FILE, "steps.jsonl", "train.log", EXIT_FILE)
     newest = max(path.stat().st_mtime for name in names if (path := partial / name).exists())
     return datetime.fromtimestamp(newest, UTC).isoformat(timespec="seconds")

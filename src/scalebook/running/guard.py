@@ -20,7 +20,6 @@ from types import FrameType
 from scalebook.running import processes
 
 DYING_SECONDS = 5.0  # for a killed command to be gone
-STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class _Stop:
@@ -36,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run a command until it ends, the owner dies or a signal comes; return its exit code."""
     run_id, grace_seconds, *command = arguments
     stop, wake = _Stop(), _wake_pipe()
-    for number in STOPPING:
+    for number in processes.STOPPING:
         signal.signal(number, stop)
     child = subprocess.Popen(
         command,

@@ -7,7 +7,6 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 from scalebook import engines
@@ -15,21 +14,9 @@ from scalebook.config import RunConfig
 from scalebook.errors import LaunchError
 from scalebook.facts.catalog.types import Platform
 from scalebook.host import ASKED
-from scalebook.running.container import inside, rules
-
-
-@dataclass(frozen=True, slots=True)
-class Variable:
-    """One environment variable that the launcher sets unless somebody already has.
-
-    A value in ``replaces`` is one that an image bakes in, which nobody chose for this run: it is
-    replaced, unless the user asked for it by name.
-    """
-
-    name: str
-    value: str
-    reason: str
-    replaces: tuple[str, ...] = ()
+from scalebook.running.container import inside
+from scalebook.running.container.engines import missing_trainer
+from scalebook.running.container.rules import Variable, variables
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +35,6 @@ class Launch:
             if variable.name not in base or baked:
                 result[variable.name] = variable.value
         return result
-
-
-def variables(config: RunConfig) -> tuple[Variable, ...]:
-    """Return the variables that a run needs on the devices of its platform (env.toml)."""
-    values = rules.values_of(config)
-    return tuple(
-        Variable(rule.name, rule.value, rule.reason, rule.replaces)
-        for rule in rules.rules(str(values["vendor"]))
-        if rule.applies(values)
-    )
-
-
-TRAINER = engines.TRAINERS["megatron"]
 
 
 def direct(
@@ -119,16 +93,8 @@ def require_trainer() -> None:
     Raises:
         LaunchError: torch or megatron-core is missing, with how to install it.
     """
-    if find_spec("torch") is None:
-        raise LaunchError(
-            "torch is not installed here. Use a training container, or install the extra 'train': "
-            "pip install 'scalebook[train]'."
-        )
-    if find_spec("megatron") is None:
-        raise LaunchError(
-            "megatron-core is not installed here. To keep the installed torch: "
-            "pip install --no-deps megatron-core."
-        )
+    if lack := missing_trainer():
+        raise LaunchError(f"{lack} Or use a training container (--container).")
 
 
 # The file by which a vendor's driver is reached, and the tools that name its devices.

@@ -30,7 +30,7 @@ from scalebook.measure.metrics.peak import peak_of
 from scalebook.measure.metrics.settings import run_shape
 from scalebook.measure.metrics.window import measured_steps
 from scalebook.measure.row import RunMetrics
-from scalebook.record import RunRecord, finite
+from scalebook.record import RunRecord, finite, object_of, seconds_between
 from scalebook.running import finish_run
 from scalebook.running.console import Console
 from scalebook.running.progress import LEAST_QUIET_SECONDS, SLOW_STEPS, duration, last_lines
@@ -242,7 +242,7 @@ def _now(partial: Path, run: LiveRun, *, curves: bool) -> LiveRun:
         run,
         state=state,
         detail=detail.get(state) or _quiet(partial, run) or run.detail,
-        seconds=_since(started),
+        seconds=seconds_between(started, datetime.now(UTC).isoformat()),
         power_watts=_power(partial),
         log=_log(partial) if curves else (),
     )
@@ -252,23 +252,16 @@ def _record(partial: Path) -> RunRecord:
     """Return the record that a run would have if it ended completed now."""
     launch = store.read_object(partial / finish_run.LAUNCH_FILE)
     trainer = store.read_object(partial / "observed.json")
-    environment = finish_run.object_of(launch.get("environment")) | finish_run.object_of(
-        trainer.get("environment")
+    environment = object_of(launch.get("environment")) | object_of(trainer.get("environment"))
+    requested, observed = (
+        store.read_object(partial / "config.json"),
+        object_of(trainer.get("observed")),
     )
-    requested = store.read_object(partial / "config.json")
-    values: dict[str, Any] = {
-        "run_id": finish_run.run_id(partial),
-        "config_hash": None,
-        "status": "completed",
-    }
+    bare = RunRecord(run_id=finish_run.run_id(partial), config_hash=None, status="completed")
     with suppress(ValidationError):
-        return RunRecord(
-            **values,
-            requested=requested,
-            observed=finish_run.object_of(trainer.get("observed")),
-            environment=environment,
-        )
-    return RunRecord(**values)
+        values = {"requested": requested, "observed": observed, "environment": environment}
+        return RunRecord.model_validate(bare.model_dump() | values)
+    return bare
 
 
 def _rates(partial: Path, record: RunRecord, steps: store.Steps) -> dict[str, Any]:
@@ -344,7 +337,7 @@ def _power(partial: Path) -> float | None:
     for path in sorted(partial.glob("telemetry*.jsonl")):
         for line in last_lines(path, READINGS, READINGS * 512):
             with suppress(ValueError, RecursionError):
-                row = finish_run.object_of(finite(json.loads(line)))
+                row = object_of(finite(json.loads(line)))
                 moment, watts = row.get("time"), row.get("power_watts")
                 if isinstance(moment, int | float) and isinstance(watts, int | float):
                     key = (str(row.get("node")), str(row.get("gpu")), str(row.get("cpu")))
@@ -352,13 +345,6 @@ def _power(partial: Path) -> float | None:
     last = max((moment for moment, _ in newest.values()), default=0.0)
     found = [watts for moment, watts in newest.values() if moment > last - STALE_SECONDS]
     return fmean(found) if found else None
-
-
-def _since(started: Any) -> float | None:
-    try:
-        return max(0.0, (datetime.now(UTC) - datetime.fromisoformat(started)).total_seconds())
-    except (ValueError, TypeError):
-        return None
 
 
 def _plan(partial: Path) -> PlanState | None:
@@ -404,26 +390,17 @@ def _text(text: str) -> str:
 
 def _read_ended(path: Path) -> EndedRun:
     run = store.read_run(path)
-    found, record = metrics.measure(run), run.record
-    began, ended = record.started_at, record.finished_at
+    found, record, ended = metrics.measure(run), run.record, run.record.finished_at
     return EndedRun(
         run_id=_text(path.name),
         label=_label(record.requested, path.name),
         status=found.status.replace("_", " "),
         reason=_text(found.reason) if found.reason else None,
-        seconds=_between(began, ended),
+        seconds=seconds_between(record.started_at, ended),
         tokens_per_second_per_gpu=found.tokens_per_second_per_gpu,
         mfu=found.mfu,
         finished_at=_text(ended) if ended else None,
     )
-
-
-def _between(began: str | None, ended: str | None) -> float | None:
-    try:
-        took = datetime.fromisoformat(ended or "") - datetime.fromisoformat(began or "")
-    except (ValueError, TypeError):
-        return None
-    return took.total_seconds()
 
 
 COLUMNS = ("step", "left", "tokens/s per GPU", "MFU", "memory", "power")

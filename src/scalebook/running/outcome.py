@@ -56,7 +56,7 @@ _HEADER = "Traceback (most recent call last):"
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class EndEvidence:
     """What is known when the trainer has ended.
 
     ``stop`` is the status that the launcher gave as it ended the run itself, with its sentence.
@@ -93,7 +93,7 @@ class _Verdict:
     line: int | None = None  # the line of the log that told it
 
 
-def classify(evidence: Evidence) -> Outcome:
+def classify(evidence: EndEvidence) -> Outcome:
     """Return the status of a run, the reason in one line, and the log lines that explain it."""
     log = [_COLOUR.sub("", line[:LINE_CHARACTERS]) for line in evidence.log]
     lines = informative(log)
@@ -115,7 +115,7 @@ def _tail(lines: list[str], telling: int | None) -> tuple[str, ...]:
     return (lines[telling], *([f"[{between} lines left out]"] if between else []), *rest)
 
 
-def _where(evidence: Evidence) -> str:
+def _where(evidence: EndEvidence) -> str:
     """Return how far the run came, in brackets."""
     if not evidence.steps_done:
         return "(before the first step)."
@@ -123,7 +123,7 @@ def _where(evidence: Evidence) -> str:
     return f"(after step {evidence.steps_done}{of})."
 
 
-def _unlearnt(evidence: Evidence) -> _Verdict | None:
+def _unlearnt(evidence: EndEvidence) -> _Verdict | None:
     """Return why a run with all its steps has diverged, None where it has not."""
     if evidence.loss_lost_at is not None:
         sentence = f"Training diverged: the loss of step {evidence.loss_lost_at} is not finite"
@@ -137,7 +137,7 @@ def _unlearnt(evidence: Evidence) -> _Verdict | None:
     return None
 
 
-def _explain(evidence: Evidence, lines: list[str], log: list[str]) -> _Verdict:
+def _explain(evidence: EndEvidence, lines: list[str], log: list[str]) -> _Verdict:
     """Return status and sentence of a run that did not complete: the first witness that knows."""
     if evidence.stop is not None:
         status, sentence, *cause = evidence.stop
@@ -156,7 +156,7 @@ def _explain(evidence: Evidence, lines: list[str], log: list[str]) -> _Verdict:
 
 
 def _killed_for_memory(
-    evidence: Evidence, lines: list[str], cause: RootCause | None
+    evidence: EndEvidence, lines: list[str], cause: RootCause | None
 ) -> _Verdict | None:
     """Return that the kernel's OOM killer ended a rank: a SIGKILL, and the kernel's word for it.
 
@@ -174,7 +174,7 @@ def _killed_for_memory(
     return _Verdict("out_of_memory", "host_memory", sentence)
 
 
-def _told(evidence: Evidence, lines: list[str], cause: RootCause | None) -> _Verdict | None:
+def _told(evidence: EndEvidence, lines: list[str], cause: RootCause | None) -> _Verdict | None:
     """Return what the log itself says; after a kill only that the host's memory was short."""
     diverged = causes.search(lines, causes.RULES[:1])
     if diverged is not None:
@@ -221,7 +221,7 @@ def _of_exception(raised: Raised, cause: RootCause | None) -> _Verdict:
     return _Verdict("failed", "python_error", f"The trainer failed{where}: {text}", raised.line)
 
 
-def _unexplained(evidence: Evidence, cause: RootCause | None) -> _Verdict:
+def _unexplained(evidence: EndEvidence, cause: RootCause | None) -> _Verdict:
     """Return the verdict on an end of which the log says nothing."""
     if cause and cause.code < 0:
         number = -cause.code

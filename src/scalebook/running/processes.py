@@ -15,9 +15,10 @@ import os
 import re
 import signal
 import time
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Generator, Iterable
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 MARK = "SCALEBOOK_RUN"  # environment variable that holds the run id
 # One that tells this start of a run from another of the same id: two folders of runs may hold the
@@ -31,6 +32,22 @@ KERNEL_LOG = Path("/dev/kmsg")
 _KILLED = re.compile(r"\b[Kk]illed process (\d{1,9})\b")
 _LONGEST = 8192  # bytes of a record of the kernel's log
 _MOST_RECORDS = 100_000  # more than any kernel's buffer holds
+
+
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # what asks a command to end
+
+
+@contextmanager
+def handled(
+    handler: Callable[[int, FrameType | None], None], numbers: Iterable[signal.Signals] = STOPPING
+) -> Generator[None]:
+    """Let a function take signals meanwhile; the handlers from before come back."""
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
 
 
 def shell_code(code: int) -> int:
@@ -163,24 +180,6 @@ def _wait_until_gone(run_id: str, seconds: float, start: str | None) -> None:
     deadline = time.monotonic() + seconds
     while marked(run_id, start) and time.monotonic() < deadline:
         time.sleep(0.1)
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryKills:
-    """What was counted before a run: out-of-memory kills, and the kernel's clock."""
-
-    count: int
-    seconds: float
-
-
-def memory_kills_before() -> MemoryKills:
-    """Return what stands before a run."""
-    return MemoryKills(memory_kills(), time.monotonic())
-
-
-def memory_kills_since(start: MemoryKills) -> tuple[int, frozenset[int]]:
-    """Return how many processes of this control group were ended since, and ids if it is known."""
-    return max(memory_kills() - start.count, 0), killed_for_memory(start.seconds)
 
 
 def memory_kills(own: Path = OWN_CGROUPS, root: Path = CGROUP) -> int:

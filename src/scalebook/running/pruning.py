@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from scalebook.config import RunConfig
 from scalebook.errors import RecordError
 from scalebook.facts.feasibility.known import config_of, ran_out
 from scalebook.facts.feasibility.order import growth
-from scalebook.record import RunRecord
+from scalebook.record import RunRecord, object_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +36,6 @@ class Broken:
         default_factory=dict[str, tuple[RunConfig, str]]
     )
     _inferred: set[str] = field(default_factory=set[str])
-
-    def load(self, runs: Path) -> None:
-        """Take in every record of a folder, the oldest first."""
-        for directory in store.run_directories(runs):
-            try:
-                self.add(store.read_record(directory))
-            except RecordError:
-                continue
 
     def add(self, record: RunRecord) -> None:
         """Take in one record; a later run that fits makes an earlier one that did not void."""
@@ -83,11 +76,17 @@ class Broken:
         return config.config_hash() in self._inferred
 
 
-def broken(runs: Path, accelerator: str | None, *, fresh: bool = False) -> Broken:
-    """Return what the records of a folder show; nothing yet where all is to run ``fresh``."""
+def broken(runs: Path, accelerator: str | None, *, fresh: bool = False, job_id: str = "") -> Broken:
+    """Return what the records of a folder show; nothing yet where all is to run ``fresh``.
+
+    With ``job_id`` only the records of that job of Slurm count.
+    """
     found = Broken(accelerator)
-    if not fresh:
-        found.load(runs)
+    for directory in () if fresh else store.run_directories(runs):  # the oldest first
+        with suppress(RecordError):
+            record = store.read_record(directory)
+            if not job_id or object_of(record.environment.get("slurm")).get("job_id") == job_id:
+                found.add(record)
     return found
 
 

@@ -6,25 +6,20 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib import metadata
-from typing import Any, cast
+from typing import Any
 
 from scalebook import host, project, scrub
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError, RecordError
-from scalebook.record import RunRecord
-from scalebook.running import launch
+from scalebook.record import RunRecord, object_of
+from scalebook.running.container import contents, rules
 from scalebook.running.devices import detect
 
 # Plans fill these in from platform and model where they are not named.
 _ALWAYS = ("model", "world_size", "nodes", "precision", "expert_tensor_parallel_size")
-_PACKAGES = {
-    "torch": "torch",
-    "megatron_core": "megatron-core",
-    "transformer_engine": "transformer-engine",
-}
+_PACKAGES = ("torch", "megatron_core", "transformer_engine")
 _COMPARED = (
-    *("scalebook", "git_commit", "python", "torch", "megatron_core", "transformer_engine"),
+    *("scalebook", "git_commit", "python", *_PACKAGES),
     *("accelerator", "accelerators_per_node"),
 )
 _COMMIT = re.compile(r"[0-9a-f]{7,64}(?:-dirty)?")
@@ -59,7 +54,7 @@ def recipe(
     config = _config(record)
     then = record.environment
     wanted = _variables(then)
-    own = {variable.name: variable.value for variable in launch.variables(config)}
+    own = {variable.name: variable.value for variable in rules.variables(config)}
     here = host.performance_variables(variables)
     return Recipe(
         run_id=record.run_id,
@@ -67,7 +62,7 @@ def recipe(
         command=command(config, pruned=record.source == "inferred"),
         papermill=papermill(config),
         git_commit=_commit(then),
-        image=_object(then.get("container")),
+        image=object_of(then.get("container")),
         versions={name: then[name] for name in _versions(then)},
         variables={
             name: value
@@ -122,13 +117,9 @@ def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _object(value: Any) -> dict[str, Any]:
-    return dict(cast("dict[str, Any]", value)) if isinstance(value, dict) else {}
-
-
 def _variables(environment: Mapping[str, Any]) -> dict[str, str]:
     """Return the recorded performance variables; a record of others may hold any name."""
-    found = _object(environment.get("variables"))
+    found = object_of(environment.get("variables"))
     texts = {name: value for name, value in found.items() if isinstance(value, str)}
     return {n: v for n, v in host.performance_variables(texts).items() if n.isidentifier()}
 
@@ -152,7 +143,7 @@ def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tu
     for name in _COMPARED:
         if name in then and then[name] != now.get(name):
             yield name, then[name], now.get(name)
-    before, here = _object(then.get("host")), _object(now.get("host"))
+    before, here = object_of(then.get("host")), object_of(now.get("host"))
     for name in _HOST:
         if name in before and before[name] != here.get(name):
             yield f"host.{name}", before[name], here.get(name)
@@ -189,21 +180,14 @@ def _unlike(record: RunRecord) -> Iterator[str]:
 
 
 def surroundings(variables: Mapping[str, str]) -> dict[str, Any]:
-    """Return of this machine what records hold of theirs, without loading torch."""
-    machine = detect.detect()
+    """Return this machine's counterpart of what a record stores, without loading torch."""
+    machine, versions = detect.detect(), contents.versions()
     return {
         **host.facts(variables, project.root()),
-        **{name: _version(package) for name, package in _PACKAGES.items()},
+        **{name: versions[name] for name in _PACKAGES},
         "accelerator": machine.device_name,
         "accelerators_per_node": machine.count,
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def lines(found: Recipe) -> Iterator[str]:

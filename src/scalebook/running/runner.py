@@ -17,7 +17,7 @@ from uuid import uuid4
 
 from scalebook import engines, host, ownership, project, store, untrusted
 from scalebook.config import RunConfig
-from scalebook.errors import ConfigError, LaunchError
+from scalebook.errors import LaunchError
 from scalebook.facts import catalog, legality
 from scalebook.record import RunRecord, Status
 from scalebook.running import finish_run, launch, processes, progress
@@ -67,13 +67,7 @@ def check(config: RunConfig, *, force_platform: bool = False, allocated: bool = 
         ConfigError: the configuration is illegal.
         LaunchError: this machine cannot run it.
     """
-    errors = [
-        problem.message
-        for problem in legality.check(config, catalog.model(config.model))
-        if problem.severity == "error"
-    ]
-    if errors:
-        raise ConfigError(" ".join(errors))
+    legality.refuse(config, catalog.model(config.model))
     engines.check(config)
     platform = catalog.platform(config.platform)
     devices = None
@@ -123,7 +117,8 @@ def supervise(
     ``start`` is the mark of this start (``processes.START``); ``ended`` returns why the ranks must
     end for a reason that neither the directory nor a limit of the run gives.
     """
-    run_id, before = finish_run.run_id(directory), processes.memory_kills_before()
+    run_id = finish_run.run_id(directory)
+    began, kills_before = time.monotonic(), processes.memory_kills()
     with telemetry.sampling(directory, config, environment):
         log = finish_run.log_file(directory, node)
         process = _start(directory, command, {**environment, processes.START: start}, log)
@@ -136,7 +131,8 @@ def supervise(
             ended,
             stalled=lambda: progress.why_stalled(log, run_id, start, seconds),
         )
-        kills, killed = processes.memory_kills_since(before)
+        kills = max(processes.memory_kills() - kills_before, 0)
+        killed = processes.killed_for_memory(began)
         code = processes.shell_code(process.returncode)
         if stop is None and process.returncode < 0 and not kills:
             # The guard itself: of what it ran it answers with 128 + n.

@@ -32,7 +32,7 @@ from scalebook.record import RunRecord
 from scalebook.running import finish_run, live, processes, pruning, runner
 from scalebook.running.console import Console
 from scalebook.running.kernel import RunOptions
-from scalebook.running.outcome import signal_name
+from scalebook.running.outcome import EndReason, signal_name
 from scalebook.running.progress import POLL_SECONDS, Tail, duration, extra_seconds, line
 from scalebook.running.pruning import Inference
 from scalebook.running.todo import Entry, Scheduled, Waited, again, label, wait
@@ -266,26 +266,24 @@ def _settle(partial: Path, error: Exception | str | None, stop: Stop) -> RunReco
 
 def record_illegal(entry: Entry, runs: Path) -> RunRecord:
     """Write and return the record of a configuration that nothing was started for."""
-    partial = store.create_partial(runs, entry.config, _steady_now())
-    with ownership.owned(partial):
-        record = finish_run.conclude(partial, stop=("illegal", entry.reason or "illegal"))
-        store.publish(partial)
-    return record
+    stop: EndReason = ("illegal", entry.reason or "illegal")
+    return _record_unstarted(entry.config, runs, stop)
 
 
 def record_inferred(config: RunConfig, inference: Inference, runs: Path) -> RunRecord:
     """Write and return the record of a configuration that was not run: a smaller one broke."""
+    stop: EndReason = ("out_of_memory", inference.sentence)
+    return _record_unstarted(config, runs, stop, inference.run_id)
+
+
+def _record_unstarted(
+    config: RunConfig, runs: Path, stop: EndReason, inferred_from: str | None = None
+) -> RunRecord:
     partial = store.create_partial(runs, config, _steady_now())
     with ownership.owned(partial):
-        record = conclude_inferred(partial, inference)
+        record = finish_run.conclude(partial, stop=stop, inferred_from=inferred_from)
         store.publish(partial)
     return record
-
-
-def conclude_inferred(partial: Path, inference: Inference) -> RunRecord:
-    """Write and return the record of a run that is not started, in its partial directory."""
-    stop = ("out_of_memory", inference.sentence)
-    return finish_run.conclude(partial, stop=stop, inferred_from=inference.run_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,12 +368,8 @@ def stop_on_signals(budget_seconds: float | None) -> Generator[Stop]:
     numbers = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         numbers.append(signal.SIGHUP)
-    before = {number: signal.signal(number, stop) for number in numbers}
-    try:
+    with processes.handled(stop, numbers):
         yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 class Execution(threading.Thread):

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from scalebook import host
-from scalebook.measure.probes import Identity
+from scalebook.measure.probes import MachineIdentity
 from scalebook.measure.probes.topology import QUERIES, parse_matrix
 from scalebook.query import printed
 
@@ -130,14 +130,14 @@ def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def identity(processes: int) -> Identity:
+def identity(processes: int) -> MachineIdentity:
     """Return which machine and software this is."""
     on_gpu = torch.cuda.is_available()
     ids = [
         str(getattr(_cuda.get_device_properties(index), "uuid", ""))
         for index in range(_cuda.device_count() if on_gpu else 0)
     ]
-    return Identity(
+    return MachineIdentity(
         host=_hash(socket.gethostname()),
         devices=tuple(_hash(name) for name in ids) if all(ids) else (),
         accelerator=_cuda.get_device_name(0) if on_gpu else None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -187,13 +187,18 @@ def parse(text: str, file: str) -> dict[str, tuple[Row, ...]]:
             raise CatalogError(f"{file}: [metrics] counts only in {PROJECT_FILE} of your project.")
         if kind not in KINDS:
             raise CatalogError(f"{file}: {unknown('table', kind, KINDS)}")
-        rows[kind] = _rows(kind, tables, file, positions.get(kind, []))
+        rows[kind] = rows_of(kind, tables, file, positions.get(kind, []))
     return rows
 
 
-def _rows(
-    kind: str, tables: object, file: str, positions: list[tuple[int, dict[str, int]]]
+def rows_of(
+    kind: str, tables: object, file: str, positions: Sequence[tuple[int, dict[str, int]]] = ()
 ) -> tuple[Row, ...]:
+    """Return the tables of one kind as rows; ``positions``: line of each header and of its keys.
+
+    Raises:
+        CatalogError: they are not tables.
+    """
     items = cast(list[object], tables) if isinstance(tables, list) else [None]
     if not all(isinstance(item, dict) for item in items):
         raise CatalogError(f"{file}: write each row of {kind} under its own [[{kind}]].")

@@ -91,6 +91,11 @@ class ModelShape:
     sliding_window: int = 0  # tokens; 0: none
     sliding_window_every: int = 1  # of how many layers one has the window
 
+    @property
+    def num_experts(self) -> int:
+        """Experts of a layer that has them; 0 in a dense model."""
+        return self.moe.num_experts if self.moe else 0
+
 
 @dataclass(frozen=True, slots=True)
 class Platform:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from itertools import islice
 
 from scalebook.config import RunConfig
+from scalebook.errors import ConfigError
 from scalebook.facts.catalog.types import Accelerator, ModelShape
 from scalebook.facts.legality import (
     fit,
@@ -26,7 +27,17 @@ from scalebook.facts.legality.neighbours import changes
 from scalebook.facts.legality.problem import Case, Problem, Severity
 from scalebook.facts.memory import MemoryEstimate
 
-__all__ = ["Fit", "Problem", "Severity", "changes", "check", "fitting", "is_legal", "nearest"]
+__all__ = [
+    "Fit",
+    "Problem",
+    "Severity",
+    "changes",
+    "check",
+    "fitting",
+    "is_legal",
+    "nearest",
+    "refuse",
+]
 
 RULES = (
     *rules_model.RULES,
@@ -57,6 +68,24 @@ def check(
 def is_legal(problems: tuple[Problem, ...]) -> bool:
     """Return whether none of the problems is an error."""
     return all(problem.severity != "error" for problem in problems)
+
+
+def refuse(
+    config: RunConfig,
+    shape: ModelShape,
+    *,
+    accelerator: Accelerator | None = None,
+    gpus_per_node: int | None = None,
+) -> None:
+    """Refuse an illegal configuration, in the words of ``check``.
+
+    Raises:
+        ConfigError: a rule forbids the configuration.
+    """
+    problems = check(config, shape, accelerator=accelerator, gpus_per_node=gpus_per_node)
+    errors = [problem.message for problem in problems if problem.severity == "error"]
+    if errors:
+        raise ConfigError(" ".join(errors))
 
 
 def nearest(

@@ -98,7 +98,7 @@ def catalog_match(known: LogConfig) -> str | None:
         shape.name
         for shape in catalog.models()
         if all(value in (None, getattr(shape, name)) for name, value in told.items())
-        and (shape.moe.num_experts if shape.moe else None) == experts
+        and shape.num_experts == (experts or 0)
         and shape.mla is None
         and _vocabulary_fits(shape.vocab_size, known)
     ]

@@ -33,7 +33,7 @@ def _integers() -> array[int]:
 
 
 @dataclass(slots=True)
-class Rows:
+class EventRows:
     """Events of one sort, a column a field. ``where`` is a device and stream, or a thread."""
 
     start: array[float] = field(default_factory=_doubles)
@@ -63,13 +63,13 @@ class Trace:
 
     names: list[str] = field(default_factory=list[str])
     places: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
-    kernels: Rows = field(default_factory=Rows)  # also copies and fills
+    kernels: EventRows = field(default_factory=EventRows)  # also copies and fills
     correlations: array[int] = field(default_factory=_integers)  # of each kernel, 0 without one
-    launches: Rows = field(default_factory=Rows)
+    launches: EventRows = field(default_factory=EventRows)
     launch_of: dict[int, int] = field(default_factory=dict[int, int])  # correlation -> launch
-    ranges: Rows = field(default_factory=Rows)  # those that mark a phase or a wait
-    steps: Rows = field(default_factory=Rows)
-    operators: Rows = field(default_factory=Rows)  # torch's own, and gloo's work
+    ranges: EventRows = field(default_factory=EventRows)  # those that mark a phase or a wait
+    steps: EventRows = field(default_factory=EventRows)
+    operators: EventRows = field(default_factory=EventRows)  # torch's own, and gloo's work
     invalid: int = 0  # events of a device or a host whose times are no times
     invalid_kernels: int = 0  # of them, on a device
     timed: int = 0  # the others

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from scalebook.measure.anatomy.kinds import PHASES, PIPELINE, STEP, Phase, collective_of, kind_of
 from scalebook.measure.anatomy.spans import Span, union
 from scalebook.measure.anatomy.timeline import Timeline
-from scalebook.measure.anatomy.trace import Rows, Trace
+from scalebook.measure.anatomy.trace import EventRows, Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +121,12 @@ def self_times(tasks: Sequence[Task]) -> Iterator[tuple[Task, float]]:
             yield done, max(done.stop - done.start - sum(nested), 0.0)
 
 
-def _within(rows: Rows, window: Span) -> Iterator[int]:
+def _within(rows: EventRows, window: Span) -> Iterator[int]:
     low, high = window
     return (row for row in range(len(rows)) if rows.start[row] < high and rows.stop[row] > low)
 
 
-def _task(rows: Rows, row: int, launched: float | None, phase: Phase | None) -> Task:
+def _task(rows: EventRows, row: int, launched: float | None, phase: Phase | None) -> Task:
     return Task(rows.start[row], rows.stop[row], rows.name[row], rows.where[row], launched, phase)
 
 

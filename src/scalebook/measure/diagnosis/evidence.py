@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from scalebook import untrusted
 from scalebook.config import RunConfig
@@ -17,11 +17,10 @@ from scalebook.facts.memory import MemoryEstimate
 from scalebook.measure.anatomy import BREAKDOWN_FILE, Breakdown, read_breakdown
 from scalebook.measure.diagnosis.split import Split, rank_seconds, split_of
 from scalebook.measure.metrics import RunMetrics, measure, measured_steps, throughput
-from scalebook.measure.metrics.devices import telemetry
 from scalebook.measure.metrics.settings import run_shape
-from scalebook.measure.telemetry import TelemetrySummary
+from scalebook.measure.telemetry import TelemetrySummary, read, summarize
 from scalebook.parallelism import Parallelism
-from scalebook.record import RunRecord
+from scalebook.record import RunRecord, object_of
 from scalebook.store import Run
 
 
@@ -63,8 +62,7 @@ class Evidence:
 
     def ceiling(self, table: str, key: str) -> float | None:
         """Return a rate that the probe of the machine found."""
-        rows = self.ceilings.get(table)
-        return number(cast("dict[str, Any]", rows).get(key)) if isinstance(rows, dict) else None
+        return number(object_of(self.ceilings.get(table)).get(key))
 
     def memory(self, **changes: Any) -> MemoryEstimate | None:
         """Return the memory that the run, with some settings changed, is predicted to need."""
@@ -113,7 +111,6 @@ def gather(run: Run, metrics: RunMetrics | None = None) -> Evidence:
     metrics, rates = metrics or measure(run), throughput(run.record, steps)[0]
     steps = rates.steps if rates else steps  # the very steps that the rates are over
     breakdown, reason = _breakdown(run.path / "profile" / BREAKDOWN_FILE)
-    ceilings = record.environment.get("ceilings")
     return Evidence(
         record=record,
         metrics=metrics,
@@ -122,8 +119,8 @@ def gather(run: Run, metrics: RunMetrics | None = None) -> Evidence:
         num_microbatches=_num_microbatches(metrics),
         split=split_of(breakdown, steps),
         breakdown_reason=reason,
-        devices=telemetry(run, steps),
-        ceilings=cast("dict[str, Any]", ceilings) if isinstance(ceilings, dict) else {},
+        devices=summarize(read(run.path), record, steps),
+        ceilings=object_of(record.environment.get("ceilings")),
         rank_seconds=rank_seconds(steps),
     )
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, cast
 
 from scalebook.measure.diagnosis.evidence import Evidence, number
 from scalebook.measure.diagnosis.finding import Finding, percent
+from scalebook.record import object_of
 
 GAPS, DATA, OPTIMIZER = 0.03, 0.02, 0.08  # smallest shares of the step that are worth a sentence
 
@@ -84,10 +84,7 @@ def optimizer_rule(found: Evidence) -> Iterator[Finding]:
 
 def cores_rule(found: Evidence) -> Iterator[Finding]:
     """Yield that the processes of a CPU run are more than its cores."""
-    host: Any = found.record.environment.get("host")
-    cores = (
-        number(cast("dict[str, Any]", host).get("cpu_cores")) if isinstance(host, dict) else None
-    )
+    cores = number(object_of(found.record.environment.get("host")).get("cpu_cores"))
     world = found.metrics.world_size
     if found.on_gpu or cores is None or world is None or world <= cores:
         return

@@ -8,7 +8,7 @@ from dataclasses import replace
 from scalebook.measure.diagnosis.evidence import Evidence
 from scalebook.measure.diagnosis.finding import Finding, Value, percent
 from scalebook.measure.diagnosis.memory_use import fits_with
-from scalebook.measure.diagnosis.waiting import waiting_of
+from scalebook.measure.diagnosis.pipeline import waiting_of
 
 SMALLEST = 0.05  # of the step; the seed of this list calls 0.3 heavy
 GB = 1e9

@@ -14,7 +14,7 @@ from scalebook.facts.flops import attention_width
 from scalebook.measure.diagnosis.device import peak_clock_mhz
 from scalebook.measure.diagnosis.evidence import Evidence
 from scalebook.measure.diagnosis.finding import Basis, percent
-from scalebook.measure.diagnosis.waiting import waiting_of
+from scalebook.measure.diagnosis.pipeline import waiting_of
 
 
 @dataclass(frozen=True, slots=True)

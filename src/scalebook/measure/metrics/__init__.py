@@ -14,14 +14,14 @@ from typing import Any
 
 from scalebook.facts.flops import DEFAULT_CONVENTION, flops_per_token, headline_convention
 from scalebook.measure import registered
-from scalebook.measure.metrics.ceiling import fraction
-from scalebook.measure.metrics.devices import device_fields, settled
-from scalebook.measure.metrics.peak import highest_peak, peak_of
+from scalebook.measure.metrics.peak import highest_peak, matmul_fraction, peak_of
 from scalebook.measure.metrics.repeats import of_configuration, start_spread
 from scalebook.measure.metrics.settings import count, run_shape, settings, text
 from scalebook.measure.metrics.window import Throughput, measured_steps, throughput
 from scalebook.measure.row import RunMetrics
+from scalebook.measure.telemetry import TelemetrySummary, flags, summarize
 from scalebook.measure.telemetry import read as read_telemetry
+from scalebook.measure.telemetry.summary import settled
 from scalebook.record import RunRecord
 from scalebook.step_columns import Steps
 from scalebook.store import Run
@@ -176,6 +176,25 @@ def _stalls(steps: Steps, measured: Steps, rates: Throughput | None) -> dict[str
     return {"stalled_steps": len(stalled), "tokens_per_second_with_stalls": rate}
 
 
+# Fields that a summary of telemetry and RunMetrics have in common.
+_OF_DEVICES = (
+    *("energy_joules_per_token", "energy_method", "energy_reason", "mean_power_watts"),
+    *("max_power_watts", "power_cap_watts", "power_reason", "clock_reason"),
+    *("max_temperature_celsius", "temperature_reason", "gpu_busy_fraction", "busy_reason"),
+    *("throttle_fractions", "throttle_reason"),
+)
+
+
+def _devices(found: TelemetrySummary) -> dict[str, Any]:
+    """Return the fields of RunMetrics that telemetry shows."""
+    clocks = found.clocks
+    return {name: getattr(found, name) for name in _OF_DEVICES} | {
+        "mean_clock_mhz": clocks.mean_mhz if clocks else None,
+        "min_clock_mhz": clocks.lowest_mhz if clocks else None,
+        "device_notes": flags(found),
+    }
+
+
 def loss_fell(losses: Sequence[float]) -> bool | None:
     """Return whether losses fell, None with fewer than two.
 
@@ -224,9 +243,9 @@ def measure(
         **_mfu(rates, scale, peak, no_rate or no_scale or no_peak, start),
         peak_tflops_per_second=peak,
         peak_precision=peak_name,
-        **fraction(achieved, record, peak_precision, no_rate or no_scale),
+        **matmul_fraction(achieved, record, peak_precision, no_rate or no_scale),
         **_memory(record, every),
-        **device_fields(run, rates.steps if rates else steps, readings),
+        **_devices(summarize(readings, record, rates.steps if rates else steps)),
         loss_first=losses[0] if losses else None,
         loss_last=losses[-1] if losses else None,
         loss_fell=loss_fell(losses),

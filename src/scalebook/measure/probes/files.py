@@ -10,13 +10,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from scalebook import untrusted
 from scalebook.errors import RecordError
 from scalebook.facts import catalog
 from scalebook.measure.probes.shapes import products
-from scalebook.measure.probes.types import SCHEMA_VERSION, Ceilings, Identity, Matmul, Probe
+from scalebook.measure.probes.types import SCHEMA_VERSION, Ceilings, MachineIdentity, Matmul, Probe
+from scalebook.store import newer_schema, read_model
 
 FOLDER = "probes"
 FILE = "probe.json"
@@ -43,18 +42,9 @@ def read_probe(directory: Path) -> Probe:
         RecordError: probe.json is missing, is not valid, or is of a newer schema.
     """
     path = directory / FILE
-    try:
-        probe = Probe.model_validate_json(untrusted.read_bytes(path))
-    except OSError as error:
-        raise RecordError(f"{path} cannot be read: {error.strerror}") from error
-    except ValidationError as error:
-        reason = str(error).splitlines()[0]
-        raise RecordError(f"{path} cannot be read: {reason}") from error
+    probe, _ = read_model(path, Probe)
     if probe.schema_version > SCHEMA_VERSION:
-        raise RecordError(
-            f"{path} has schema_version {probe.schema_version}; this version reads up to "
-            f"{SCHEMA_VERSION}. Update scalebook."
-        )
+        raise newer_schema(path, probe.schema_version, SCHEMA_VERSION)
     return probe
 
 
@@ -70,7 +60,7 @@ def read_probes(runs: Path) -> tuple[tuple[Probe, ...], tuple[str, ...]]:
     return tuple(found), tuple(problems)
 
 
-def find(runs: Path, identity: Identity) -> Probe | None:
+def find(runs: Path, identity: MachineIdentity) -> Probe | None:
     """Return the newest completed probe whose machine and software cover these, or None."""
     probes, _ = read_probes(runs)
     fitting = [
@@ -81,7 +71,7 @@ def find(runs: Path, identity: Identity) -> Probe | None:
     return max(fitting, key=lambda probe: probe.started_at or "", default=None)
 
 
-def ceilings(runs: Path, identity: Identity) -> dict[str, Any]:
+def ceilings(runs: Path, identity: MachineIdentity) -> dict[str, Any]:
     """Return this machine's ceilings for a run's environment, or null and the reason."""
     probe = find(runs, identity)
     if probe is None or probe.ceilings is None:

@@ -13,7 +13,7 @@ TENSOR_SIZES = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class LayerProduct:
     """A layer's forward product: ``rows`` tokens x ``inputs`` features -> ``outputs`` features.
 
     ``count`` is how many a micro batch has over the whole model.
@@ -35,7 +35,7 @@ def tensor_sizes(shape: ModelShape) -> tuple[int, ...]:
     )
 
 
-def products(shape: ModelShape, tokens: int, tensor_size: int) -> tuple[Product, ...]:
+def products(shape: ModelShape, tokens: int, tensor_size: int) -> tuple[LayerProduct, ...]:
     """Return the forward products of a micro batch of ``tokens`` tokens on one rank.
 
     Experts are whole on a rank (expert tensor-parallel size 1) and equally loaded. The router,
@@ -46,31 +46,31 @@ def products(shape: ModelShape, tokens: int, tensor_size: int) -> tuple[Product,
     return (
         *_attention(shape, tokens, tensor_size),
         *_mlp(shape, tokens, tensor_size),
-        Product("logits", tokens, padded // tensor_size, shape.hidden_size, 1),
+        LayerProduct("logits", tokens, padded // tensor_size, shape.hidden_size, 1),
     )
 
 
-def _attention(shape: ModelShape, tokens: int, split: int) -> Iterator[Product]:
+def _attention(shape: ModelShape, tokens: int, split: int) -> Iterator[LayerProduct]:
     hidden, layers, heads = shape.hidden_size, shape.num_layers, shape.num_attention_heads // split
     if shape.mla is None:
         wide = (shape.num_attention_heads + 2 * shape.num_query_groups) * shape.head_dim // split
-        yield Product("qkv", tokens, wide, hidden, layers)
-        yield Product("proj", tokens, hidden, heads * shape.head_dim, layers)
+        yield LayerProduct("qkv", tokens, wide, hidden, layers)
+        yield LayerProduct("proj", tokens, hidden, heads * shape.head_dim, layers)
         return
     mla = shape.mla
     query = heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim)
     if mla.q_lora_rank:
-        yield Product("q_down", tokens, mla.q_lora_rank, hidden, layers)
-        yield Product("q_up", tokens, query, mla.q_lora_rank, layers)
+        yield LayerProduct("q_down", tokens, mla.q_lora_rank, hidden, layers)
+        yield LayerProduct("q_up", tokens, query, mla.q_lora_rank, layers)
     else:
-        yield Product("q", tokens, query, hidden, layers)
-    yield Product("kv_down", tokens, mla.kv_lora_rank + mla.qk_rope_head_dim, hidden, layers)
+        yield LayerProduct("q", tokens, query, hidden, layers)
+    yield LayerProduct("kv_down", tokens, mla.kv_lora_rank + mla.qk_rope_head_dim, hidden, layers)
     wide = heads * (mla.qk_nope_head_dim + mla.v_head_dim)
-    yield Product("kv_up", tokens, wide, mla.kv_lora_rank, layers)
-    yield Product("proj", tokens, hidden, heads * mla.v_head_dim, layers)
+    yield LayerProduct("kv_up", tokens, wide, mla.kv_lora_rank, layers)
+    yield LayerProduct("proj", tokens, hidden, heads * mla.v_head_dim, layers)
 
 
-def _mlp(shape: ModelShape, tokens: int, split: int) -> Iterator[Product]:
+def _mlp(shape: ModelShape, tokens: int, split: int) -> Iterator[LayerProduct]:
     moe = shape.moe
     dense = moe.first_dense_layers if moe else shape.num_layers
     if dense:
@@ -84,7 +84,9 @@ def _mlp(shape: ModelShape, tokens: int, split: int) -> Iterator[Product]:
         yield from _pair(shape, "shared_fc", tokens, moe.shared_ffn_hidden_size // split, sparse)
 
 
-def _pair(shape: ModelShape, name: str, rows: int, width: int, count: int) -> Iterator[Product]:
+def _pair(
+    shape: ModelShape, name: str, rows: int, width: int, count: int
+) -> Iterator[LayerProduct]:
     gate = 2 if shape.gated_mlp else 1
-    yield Product(f"{name}1", rows, gate * width, shape.hidden_size, count)
-    yield Product(f"{name}2", rows, shape.hidden_size, width, count)
+    yield LayerProduct(f"{name}1", rows, gate * width, shape.hidden_size, count)
+    yield LayerProduct(f"{name}2", rows, shape.hidden_size, width, count)

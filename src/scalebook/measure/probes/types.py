@@ -34,7 +34,7 @@ class ProbeRequest(_Row):
     sequence_length: int = Field(ge=1)
 
 
-class Identity(_Row):
+class MachineIdentity(_Row):
     """Which machine and software, without names: hashes of the host's and the devices' own ids.
 
     ``processes`` is set on a CPU alone, whose processes share the cores that the others use.
@@ -48,7 +48,7 @@ class Identity(_Row):
     rocm: str | None = None
     processes: int | None = None
 
-    def covers(self, other: Identity) -> bool:
+    def covers(self, other: MachineIdentity) -> bool:
         """Return whether what was measured here holds for the devices and software of another."""
         names = ("accelerator", "torch", "cuda", "rocm", "processes")
         if any(getattr(self, name) != getattr(other, name) for name in names):
@@ -194,7 +194,7 @@ class Probe(_Row):
     started_at: str | None = None
     finished_at: str | None = None
     request: ProbeRequest
-    identity: Identity | None = None
+    identity: MachineIdentity | None = None
     environment: dict[str, Any] = {}
     topology: Topology = Topology()
     matmuls: tuple[Matmul, ...] = ()

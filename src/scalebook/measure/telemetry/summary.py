@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, cast
 
-from scalebook.measure.telemetry.energy import Energy, energy_of
+from scalebook.measure.telemetry.energy import Energy, Window, energy_of, windows_of
 from scalebook.measure.telemetry.samples import Device, Telemetry
-from scalebook.measure.telemetry.trend import Trend, trend_of
-from scalebook.measure.telemetry.windows import Window, windows_of
+from scalebook.measure.telemetry.trend import Settling, Trend, settling, trend_of
 from scalebook.record import LARGEST, RunRecord, StepRecord
 from scalebook.step_columns import Steps
 
@@ -103,10 +102,10 @@ def summarize(
     )
 
 
-def within(devices: Sequence[Device], steps: Iterable[StepRecord]) -> tuple[Device, ...]:
-    """Return the devices with their readings while steps ran; none where no step has a time."""
+def settled(telemetry: Telemetry, steps: Iterable[StepRecord]) -> Settling:
+    """Return whether the devices had settled while these steps ran; unknown without their times."""
     windows = windows_of(steps)
-    return _inside(devices, windows) if windows else ()
+    return settling(_inside(telemetry.devices, windows)) if windows else Settling(None)
 
 
 def _inside(devices: Sequence[Device], windows: Sequence[Window]) -> tuple[Device, ...]:

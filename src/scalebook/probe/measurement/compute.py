@@ -17,7 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from scalebook.facts import catalog
 from scalebook.facts.catalog.types import ModelShape
 from scalebook.measure.probes import Attention, Matmul, ProbeRequest, Sample, Sustained
-from scalebook.measure.probes.shapes import Product, products, tensor_sizes
+from scalebook.measure.probes.shapes import LayerProduct, products, tensor_sizes
 from scalebook.probe.measurement.timing import (
     Budget,
     Call,
@@ -225,7 +225,9 @@ def model_cases(request: ProbeRequest, place: Rank) -> Iterator[MatmulCase]:
                         yield _case(item, fp8, layout, name, size)
 
 
-def _case(item: Product, precision: OperandKind, layout: str, model: str, size: int) -> MatmulCase:
+def _case(
+    item: LayerProduct, precision: OperandKind, layout: str, model: str, size: int
+) -> MatmulCase:
     rows, wide, deep = item.rows, item.outputs, item.inputs
     m, n, k = {"forward": (rows, wide, deep), "dgrad": (rows, deep, wide)}.get(
         layout, (wide, deep, rows)

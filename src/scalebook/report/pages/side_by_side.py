@@ -178,15 +178,13 @@ def _verdicts(one: TwoSides, found: Sequence[Pair], none: str) -> Markup:
     decided = [(pair, pair.verdict) for pair in found if pair.verdict is not None]
     words = Counter(verdict.word for _, verdict in decided)
     wins = "trains more tokens/s" if one.by.varies == "model" else "is faster"
-    told = [
-        *(f"{one.a.name} {wins} in {words['faster']}" for _ in range(words["faster"] > 0)),
-        *(f"{one.b.name} {wins} in {words['slower']}" for _ in range(words["slower"] > 0)),
-        *(f"{words['cannot tell']} undecided" for _ in range(words["cannot tell"] > 0)),
-        *(
-            f"{len(found) - len(decided)} without an interval"
-            for _ in range(len(decided) < len(found))
-        ),
-    ]
+    counts = (
+        (words["faster"], f"{one.a.name} {wins} in {words['faster']}"),
+        (words["slower"], f"{one.b.name} {wins} in {words['slower']}"),
+        (words["cannot tell"], f"{words['cannot tell']} undecided"),
+        (len(found) - len(decided), f"{len(found) - len(decided)} without an interval"),
+    )
+    told = [text for number, text in counts if number]
     sentence = Markup("{}: {}.").format(count(len(found), "pair"), join(told))
     sure = [(pair, verdict) for pair, verdict in decided if verdict.word != "cannot tell"]
     if not sure:

@@ -19,10 +19,11 @@ from typing import Any
 from scalebook import ownership, query, store, untrusted
 from scalebook.errors import LaunchError
 from scalebook.ownership import JOB_FILE
-from scalebook.record import RunRecord, Status
+from scalebook.record import RunRecord, Status, object_of
 from scalebook.running import finish_run, outcome
 from scalebook.running.cluster import node_logs
 from scalebook.running.cluster.node_logs import ASKED, FOLLOWED
+from scalebook.running.finish_run import Recovered
 from scalebook.running.progress import last_lines
 
 FOLDER = ".slurm"  # below the runs: scripts, and what jobs print
@@ -54,7 +55,7 @@ _ENDS: Mapping[str, tuple[Status, str]] = {
 }
 
 
-Ask = Callable[[Sequence[str]], query.Answer]
+Ask = Callable[[Sequence[str]], query.CommandAnswer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +84,13 @@ def state_of(job_id: str, ask: Ask = query.ask) -> JobState | None:
     if not name:
         return None
     restarts = fields.get("Restarts", "")
-    reason = fields.get("Reason", "")
     return JobState(
-        name, "" if reason == "None" else reason, int(restarts) if restarts.isdigit() else 0
+        name, _reason(fields.get("Reason", "")), int(restarts) if restarts.isdigit() else 0
     )
+
+
+def _reason(text: str) -> str:
+    return "" if text == "None" else text
 
 
 def queue(user: int, ask: Ask = query.ask) -> dict[str, JobState] | None:
@@ -98,12 +102,12 @@ def queue(user: int, ask: Ask = query.ask) -> dict[str, JobState] | None:
     for line in answer.output.splitlines():
         job_id, _, rest = line.strip().partition("|")
         name, _, reason = rest.partition("|")
-        found[job_id] = JobState(name, "" if reason == "None" else reason)
+        found[job_id] = JobState(name, _reason(reason))
     return found
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class SlurmJob:
     """The job that a run directory waits for."""
 
     job_id: str
@@ -111,7 +115,7 @@ class Job:
     runs: int  # of the same job
 
     @classmethod
-    def read(cls, directory: Path) -> Job | None:
+    def read(cls, directory: Path) -> SlurmJob | None:
         """Return the job of a directory, None where it waits for none."""
         value = store.read_object(directory / JOB_FILE)
         # The job notes its id too: it may start before its submitter can.
@@ -126,8 +130,8 @@ class Job:
 def launched(directory: Path) -> dict[str, Any]:
     """Return what a job noted of itself when it started a run; empty where it has not."""
     launch = store.read_object(directory / finish_run.LAUNCH_FILE)
-    environment = finish_run.object_of(launch.get("environment"))
-    return finish_run.object_of(environment.get("slurm"))
+    environment = object_of(launch.get("environment"))
+    return object_of(environment.get("slurm"))
 
 
 def write_job(directory: Path, job_id: str | None, runs: int) -> None:
@@ -137,24 +141,12 @@ def write_job(directory: Path, job_id: str | None, runs: int) -> None:
     store.write_json(directory / JOB_FILE, value)
 
 
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """A directory whose job has ended: its record, None where there was nothing to record.
-
-    None too where ``problem`` says why no record could be made of what is there.
-    """
-
-    path: Path
-    record: RunRecord | None
-    problem: str | None = None
-
-
-def settle(runs: Path, ask: Ask = query.ask) -> tuple[Settled, ...]:
+def settle(runs: Path, ask: Ask = query.ask) -> tuple[Recovered, ...]:
     """Record every run under a folder whose job has ended; leave those of live jobs as they are."""
     known: dict[str, JobState | None] = {}
-    found: list[Settled] = []
+    found: list[Recovered] = []
     for partial in store.partial_directories(runs):
-        job = Job.read(partial)
+        job = SlurmJob.read(partial)
         if job is None:
             _forget_unsubmitted(partial)
             continue
@@ -179,32 +171,32 @@ def _forget_unsubmitted(partial: Path) -> None:
             untrusted.remove(file)
 
 
-def settle_one(partial: Path, job: Job, state: JobState) -> Settled | None:
+def settle_one(partial: Path, job: SlurmJob, state: JobState) -> Recovered | None:
     """Record the run of a job that has ended; None where another process does it."""
     if links := finish_run.links_of(partial):  # what they lead to is not this folder's
-        return Settled(partial, None, links)
+        return Recovered(partial, problem=links)
     try:
         with ownership.owned(partial):
             begun = (finish_run.LAUNCH_FILE, "attempts", "checkpoints")
             if job.runs > 1 and not any((partial / name).exists() for name in begun):
                 # A job of several runs ended before this one's turn: it is still to be run.
                 shutil.rmtree(partial)
-                return Settled(partial, None)
+                return Recovered(partial)
             record = _conclude(partial, job, state)
             untrusted.remove(partial / JOB_FILE)
-            return Settled(store.publish(partial), record)
+            return Recovered(store.publish(partial), record)
     except (FileNotFoundError, LaunchError):  # the job or another process was faster
         return None
     except Exception as error:  # noqa: BLE001  the files may hold anything
-        return Settled(partial, None, finish_run.problem_of(error))
+        return Recovered(partial, problem=finish_run.problem_of(error))
 
 
-def _conclude(directory: Path, job: Job, state: JobState) -> RunRecord:
+def _conclude(directory: Path, job: SlurmJob, state: JobState) -> RunRecord:
     """Write the record of a run whose job has ended without writing it."""
     launch = store.read_object(directory / finish_run.LAUNCH_FILE)
     slurm = {"job_id": job.job_id, "submitted_at": job.submitted_at, "requeued": state.restarts}
     slurm |= launched(directory) | {"state": state.name}
-    environment = finish_run.object_of(launch.get("environment")) | {"slurm": slurm}
+    environment = object_of(launch.get("environment")) | {"slurm": slurm}
     store.write_json(directory / finish_run.LAUNCH_FILE, {**launch, "environment": environment})
     printed = _printed(directory.parent, job)
     stop = _stop(finish_run.read_exit(directory), state, bool(launch), bool(printed))
@@ -217,7 +209,7 @@ def _conclude(directory: Path, job: Job, state: JobState) -> RunRecord:
     )
 
 
-def _printed(runs: Path, job: Job) -> list[str]:
+def _printed(runs: Path, job: SlurmJob) -> list[str]:
     """Return the last lines that a job printed; none where several runs share it."""
     if job.runs > 1:
         return []

@@ -26,12 +26,12 @@ from scalebook.config import RunConfig
 from scalebook.errors import ConfigError, LaunchError, ScalebookError
 from scalebook.plan import schedule
 from scalebook.record import Status
-from scalebook.running import finish_run, launch, runner, sweep, todo
+from scalebook.running import finish_run, launch, processes, pruning, runner, todo
 from scalebook.running.cluster import node_logs
 from scalebook.running.cluster.node_logs import ASKED, FOLLOWED
 from scalebook.running.launch import Launch
 from scalebook.running.outcome import EndReason
-from scalebook.running.pruning import Broken, Inference
+from scalebook.running.pruning import Inference
 
 JOIN_SECONDS = 600  # for every node to come to the rendezvous: images may have to be unpacked
 REPORT_SECONDS = 60.0  # for the other nodes to end after the first one has
@@ -41,7 +41,7 @@ REQUEUED = "Slurm requeued the job "
 
 
 @dataclass(slots=True)
-class Part:
+class NodePart:
     """This node's part of a run: which node it is, and whether the scheduler wants it to end."""
 
     directory: Path
@@ -58,7 +58,7 @@ class Part:
         def note(_number: int, _frame: Any) -> None:
             self.asked_to_end = True
 
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for number in processes.STOPPING:
             signal.signal(number, note)
 
     def ended(self) -> tuple[Status, str] | None:
@@ -144,7 +144,7 @@ def main(arguments: Sequence[str]) -> int:
         return 2
 
 
-def _part(options: argparse.Namespace) -> Part:
+def _part(options: argparse.Namespace) -> NodePart:
     """Return this node's part of a run.
 
     Raises:
@@ -163,7 +163,7 @@ def _part(options: argparse.Namespace) -> Part:
     if number is None or number >= config.nodes:
         raise LaunchError(f"{name}={text!r} is not one of the run's {config.nodes} nodes (0, ...).")
     os.environ["NODE_RANK"] = str(number)  # for those that sample this node
-    return Part(directory, config, number, options)
+    return NodePart(directory, config, number, options)
 
 
 def _create(directory: Path, text: str, number: int) -> None:
@@ -183,12 +183,12 @@ def _create(directory: Path, text: str, number: int) -> None:
     store.write_json(directory / "config.json", config.model_dump())
 
 
-def _lead(part: Part) -> int:
+def _lead(part: NodePart) -> int:
     """Run the first node's part: settle whether and when the run starts, and write its record."""
     directory, options = part.directory, part.options
     if options.prune:
         since = options.job if options.fresh else ""
-        inference = records_of(directory.parent, since).against(part.config)
+        inference = pruning.broken(directory.parent, None, job_id=since).against(part.config)
         if inference is not None:
             return _skip(part, inference)
     if options.cool_down:
@@ -214,13 +214,14 @@ def _lead(part: Part) -> int:
     return _record(part, node_logs.own_stop(directory) or stop)
 
 
-def _follow(part: Part) -> int:
+def _follow(part: NodePart) -> int:
     """Run another node's part; the first node looks at its code, so that 0 is returned.
 
     srun ends all nodes when one answers with another code: that is kept for a node that breaks.
     """
     started = part.directory / finish_run.LAUNCH_FILE
-    _wait(lambda: part.asked_to_end or started.exists() or _is_over(part), math.inf)
+    there = part.directory.is_dir  # not any more where the first node has published the run
+    _wait(lambda: part.asked_to_end or started.exists() or not there(), math.inf)
     if part.asked_to_end:
         return ENDED_CODE
     if not started.exists():
@@ -233,11 +234,6 @@ def _follow(part: Part) -> int:
     return ENDED_CODE if end.stop == ASKED else 0
 
 
-def _is_over(part: Part) -> bool:
-    """Return whether the first node has published the run."""
-    return not part.directory.is_dir()
-
-
 def _wait(condition: Callable[[], bool], seconds: float = REPORT_SECONDS) -> None:
     """Wait until a condition holds, or until the time is over."""
     deadline = time.monotonic() + seconds
@@ -245,7 +241,7 @@ def _wait(condition: Callable[[], bool], seconds: float = REPORT_SECONDS) -> Non
         time.sleep(0.5)
 
 
-def _job(part: Part) -> dict[str, Any]:
+def _job(part: NodePart) -> dict[str, Any]:
     """Return what the record says of the job; a requeue is noted in the run's schedule too."""
     if not part.options.job:
         return {"kubernetes": {}}
@@ -261,28 +257,17 @@ def _job(part: Part) -> dict[str, Any]:
     return {"slurm": {"job_id": part.options.job, "submitted_at": submitted, "requeued": restart}}
 
 
-def records_of(runs: Path, job_id: str = "") -> Broken:
-    """Return what the records of a folder show not to fit; of one job only, if it is named."""
-    found = Broken()
-    for path in store.run_directories(runs):
-        with suppress(ScalebookError):
-            record = store.read_record(path)
-            slurm = finish_run.object_of(record.environment.get("slurm"))
-            if not job_id or slurm.get("job_id") == job_id:
-                found.add(record)
-    return found
-
-
-def _skip(part: Part, inference: Inference) -> int:
+def _skip(part: NodePart, inference: Inference) -> int:
     """Record a run that is not started, and why."""
     with ownership.owned(part.directory):
-        sweep.conclude_inferred(part.directory, inference)
+        stop: EndReason = ("out_of_memory", inference.sentence)
+        finish_run.conclude(part.directory, stop=stop, inferred_from=inference.run_id)
         _publish(part.directory)
     print(f"{finish_run.run_id(part.directory)}: {inference.sentence}", flush=True)
     return 0
 
 
-def _cool_down(part: Part) -> None:
+def _cool_down(part: NodePart) -> None:
     """Wait on this node, and note in the run's schedule what was waited for."""
     asked = schedule.cool_down(part.options.cool_down)
     if asked is None:
@@ -294,7 +279,7 @@ def _cool_down(part: Part) -> None:
     store.write_json(file, {**kept, "cool_down": waited.value(), "notes": notes})
 
 
-def _record(part: Part, stop: EndReason | None) -> int:
+def _record(part: NodePart, stop: EndReason | None) -> int:
     """Write the record of the run and give its directory its name; return the run's exit code."""
     with ownership.owned(part.directory):
         record = node_logs.conclude_nodes(part.directory, stop=stop)

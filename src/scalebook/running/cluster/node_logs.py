@@ -47,12 +47,6 @@ def own_stop(directory: Path) -> outcome.EndReason | None:
     return next((stop for stop in stops if stop not in (None, ASKED, FOLLOWED)), None)
 
 
-def clear_ends(directory: Path) -> None:
-    """Remove the notes of how the nodes' ranks ended."""
-    for _, path in _by_node(directory, _EXIT):
-        untrusted.remove(path)
-
-
 @dataclass(frozen=True, slots=True)
 class NodeLog:
     """The last lines of a node's log, and the exit code of what ran there (None: not known)."""
@@ -70,7 +64,7 @@ def telling(logs: Sequence[NodeLog]) -> NodeLog | None:
     most = (False, -1, False, False)
     for log in logs:
         found = outcome.classify(
-            outcome.Evidence(log.exit_code, steps_done=0, steps_asked=None, log=log.lines)
+            outcome.EndEvidence(log.exit_code, steps_done=0, steps_asked=None, log=log.lines)
         )
         cause = outcome.root_cause(log.lines)
         first = not causes.CONSEQUENCE.search(found.reason or "")
@@ -141,5 +135,6 @@ def conclude_nodes(
         finished_at=finished_at,
         log=log.lines if log else printed,
     )
-    clear_ends(directory)
+    for _, path in _by_node(directory, _EXIT):
+        untrusted.remove(path)
     return record

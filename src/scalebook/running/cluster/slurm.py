@@ -21,11 +21,12 @@ from scalebook import query
 from scalebook.config import RunConfig
 from scalebook.errors import LaunchError
 from scalebook.facts import catalog
+from scalebook.facts.catalog.load import ENVIRONMENT_VARIABLE
 from scalebook.host import ASKED, image_digest, performance_variables
 from scalebook.running.container import images
-from scalebook.running.container.enroot import PLAIN_SHELL
-from scalebook.running.container.request import settle
-from scalebook.running.launch import variables
+from scalebook.running.container.commands import ENROOT_PLAIN_SHELL, settle
+from scalebook.running.container.nested import catalogs
+from scalebook.running.container.rules import variables
 from scalebook.scrub import is_secret
 
 _PLACE = re.compile(r"@([A-Z_]+)@")
@@ -98,7 +99,6 @@ _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 
 Form = Literal["none", "pyxis", "apptainer"]
 ASK_SECONDS = 30.0
-CATALOG_VARIABLE = "SCALEBOOK_CATALOG"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ class Container:
     @property
     def settings(self) -> Mapping[str, str]:
         """Variables for the program that enters the image, not for what runs inside."""
-        return PLAIN_SHELL if self.form == "pyxis" else {}
+        return ENROOT_PLAIN_SHELL if self.form == "pyxis" else {}
 
     def each_node(self, runs: Path, config: RunConfig, names: tuple[str, ...]) -> tuple[str, ...]:
         """Return what stands between srun and the command."""
@@ -153,7 +153,7 @@ class Container:
         """Return each folder or file that the run needs, under its own name, and if it writes."""
         folders = [(runs, True)]
         folders += [(Path(config.data).absolute().parent, False)] if config.data else []
-        folders += [(path.absolute(), False) for path in self.catalogs]
+        folders += [(path, False) for path in self.catalogs]
         why = "the list of mounts of a container"
         return [(safe_path(str(path), ":,\\", why), writes) for path, writes in folders]
 
@@ -206,7 +206,7 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class JobTask:
     """One run of a job: what to train and the directory that it is written to.
 
     ``turn`` are options of ``node`` that settle whether and when the run starts; empty: at once.
@@ -236,7 +236,7 @@ def parse_options(pairs: Sequence[str]) -> dict[str, str]:
 
 
 def script(
-    tasks: Sequence[Task],
+    tasks: Sequence[JobTask],
     options: Options,
     *,
     template: str,
@@ -258,7 +258,7 @@ def script(
     )
 
 
-def directives(tasks: Sequence[Task], options: Options, logs: Path) -> list[str]:
+def directives(tasks: Sequence[JobTask], options: Options, logs: Path) -> list[str]:
     """Return the ``#SBATCH`` lines: what the job asks of the cluster."""
     wanted = _resources(tasks, options) | dict(options.sbatch or {})
     output = safe_path(str(logs), "\"'\\", "the directive of a job").replace("%", "%%")
@@ -269,13 +269,13 @@ def directives(tasks: Sequence[Task], options: Options, logs: Path) -> list[str]
     return [*lines, f"#SBATCH --{'requeue' if options.requeue else 'no-requeue'}"]
 
 
-def _on_gpus(tasks: Sequence[Task]) -> bool:
+def _on_gpus(tasks: Sequence[JobTask]) -> bool:
     return catalog.platform(tasks[0].config.platform).vendor != "cpu"
 
 
-def _resources(tasks: Sequence[Task], options: Options) -> dict[str, str]:
+def _resources(tasks: Sequence[JobTask], options: Options) -> dict[str, str]:
     nodes = max(task.config.nodes for task in tasks)
-    each = max(ranks_per_node(task.config) for task in tasks)
+    each = max(task.config.world_size // task.config.nodes for task in tasks)
     wanted = {"job-name": job_name(tasks), "nodes": str(nodes), "ntasks-per-node": "1"}
     if _on_gpus(tasks):
         wanted |= {"gpus-per-node": str(each), "mem": "0"}
@@ -288,18 +288,13 @@ def _resources(tasks: Sequence[Task], options: Options) -> dict[str, str]:
     return wanted
 
 
-def job_name(tasks: Sequence[Task]) -> str:
+def job_name(tasks: Sequence[JobTask]) -> str:
     """Return the name of a job: the model and the number of ranks, or of runs."""
     first = tasks[0].config
     model = re.sub(r"[^\w.-]", "-", first.model)
     if len(tasks) > 1:
         return f"scalebook-{len(tasks)}-runs"
     return f"scalebook-{model}-w{first.world_size}"
-
-
-def ranks_per_node(config: RunConfig) -> int:
-    """Return how many ranks a node gets."""
-    return config.world_size // config.nodes
 
 
 def _setup(options: Options) -> str:
@@ -320,17 +315,16 @@ def exported(config: RunConfig, environment: Mapping[str, str]) -> dict[str, tup
     """Return value and reason of each variable that the job sets; what the submitter set wins."""
     chosen = {item.name: (item.value, item.reason) for item in variables(config)}
     named = [name for name in (*chosen, *asked(environment)) if name in environment]
-    catalogs = [part for part in environment.get(CATALOG_VARIABLE, "").split(os.pathsep) if part]
     for name in (*named, *performance_variables(environment)):
         if _IDENTIFIER.fullmatch(name) and not is_secret(name):
             chosen[name] = (environment[name], "set where the job was made")
-    if catalogs:
-        paths = os.pathsep.join(str(Path(part).absolute()) for part in catalogs)
-        chosen[CATALOG_VARIABLE] = (paths, "facts in addition to the package's")
+    if files := catalogs(environment):
+        paths = os.pathsep.join(map(str, files))
+        chosen[ENVIRONMENT_VARIABLE] = (paths, "facts in addition to the package's")
     return chosen
 
 
-def _exports(task: Task, options: Options, environment: Mapping[str, str]) -> list[str]:
+def _exports(task: JobTask, options: Options, environment: Mapping[str, str]) -> list[str]:
     prefix = options.container.variable_prefix
     container = options.container
     own = [f"export {assignment(*item)}" for item in container.settings.items()]
@@ -343,7 +337,7 @@ def _exports(task: Task, options: Options, environment: Mapping[str, str]) -> li
     ]
 
 
-def command(task: Task, options: Options) -> tuple[str, ...]:
+def command(task: JobTask, options: Options) -> tuple[str, ...]:
     """Return what runs one node's part of a run: the same on each node."""
     directory = safe_path(str(task.directory.absolute()), "\\", "a path of the job")
     return (
@@ -360,7 +354,7 @@ def interpreter(options: Options) -> str:
     return options.container.python or options.python
 
 
-def _task(task: Task, options: Options, environment: Mapping[str, str]) -> str:
+def _task(task: JobTask, options: Options, environment: Mapping[str, str]) -> str:
     names = (*options.container.named(), *exported(task.config, environment))
     enter = options.container.each_node(task.directory.parent.absolute(), task.config, names)
     return "\n".join(
@@ -408,9 +402,7 @@ def chosen(
                 "one, or run without a container: --container none."
             )
         form = "apptainer"
-    listed = [part for part in environment.get(CATALOG_VARIABLE, "").split(os.pathsep) if part]
-    catalogs = tuple(Path(part) for part in listed)
-    return Container(form, image, catalogs, settle((), arguments))
+    return Container(form, image, tuple(catalogs(environment)), settle((), arguments))
 
 
 def has_pyxis() -> bool:

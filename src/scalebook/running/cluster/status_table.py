@@ -11,15 +11,15 @@ from typing import Any
 
 from scalebook import ownership, query, store
 from scalebook.errors import RecordError
-from scalebook.record import RunRecord
+from scalebook.record import RunRecord, object_of, seconds_between
 from scalebook.running import finish_run, progress
-from scalebook.running.cluster.jobs import Ask, Job, JobState, queue
+from scalebook.running.cluster.jobs import Ask, JobState, SlurmJob, queue
 
 RECENT_SECONDS = 86400.0
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class RunRow:
     """One run: ``state`` is Slurm's or our word for it, ``detail`` why it is in it."""
 
     run_id: str
@@ -38,44 +38,44 @@ class Row:
         return (self.run_id, self.job_id or "-", self.state, steps, took, self.detail or "")
 
 
-def rows(runs: Path, everything: bool = False, ask: Ask = query.ask) -> list[Row]:
+def rows(runs: Path, everything: bool = False, ask: Ask = query.ask) -> list[RunRow]:
     """Return the runs of a folder, those that have ended first; the queue is asked once.
 
     Runs that ended more than a day ago are left out, unless ``everything``.
     """
-    found: list[Row] = []
+    found: list[RunRow] = []
+    now = datetime.now(UTC).isoformat()
     for directory in store.run_directories(runs):
         try:
             record = store.read_record(directory)
         except RecordError as error:
-            found.append(Row(directory.name, None, "unreadable", 0, None, None, str(error)))
+            found.append(RunRow(directory.name, None, "unreadable", 0, None, None, str(error)))
             continue
-        age = _seconds_since(record.finished_at)
+        age = seconds_between(record.finished_at, now)
         if everything or (age is not None and age < RECENT_SECONDS):
             found.append(_ended(directory, record))
     partials = store.partial_directories(runs)
-    waits = any(Job.read(partial) for partial in partials)
+    waits = any(SlurmJob.read(partial) for partial in partials)
     states = queue(os.getuid(), ask) if waits else {}
     found += [row for partial in partials if (row := _unfinished(partial, states)) is not None]
     return found
 
 
-def _ended(directory: Path, record: RunRecord) -> Row:
-    job_id = finish_run.object_of(record.environment.get("slurm")).get("job_id")
-    took = _between(record.started_at, record.finished_at)
-    return Row(
+def _ended(directory: Path, record: RunRecord) -> RunRow:
+    job_id = object_of(record.environment.get("slurm")).get("job_id")
+    return RunRow(
         record.run_id,
         job_id if isinstance(job_id, str) else None,
         record.status.replace("_", " "),
         _steps(directory),
         _whole(record.requested.get("steps")),
-        took,
+        seconds_between(record.started_at, record.finished_at),
         record.reason,
     )
 
 
-def _unfinished(partial: Path, states: Mapping[str, JobState] | None) -> Row | None:
-    job = Job.read(partial)
+def _unfinished(partial: Path, states: Mapping[str, JobState] | None) -> RunRow | None:
+    job = SlurmJob.read(partial)
     requested = store.read_object(partial / "config.json")
     if job is None:
         here = ownership.is_live(partial)
@@ -86,13 +86,13 @@ def _unfinished(partial: Path, states: Mapping[str, JobState] | None) -> Row | N
     else:
         state, detail = _of_job(job, states)
         started = _started(partial) or job.submitted_at
-    return Row(
+    return RunRow(
         finish_run.run_id(partial),
         job.job_id if job else None,
         state,
         _steps(partial),
         _whole(requested.get("steps")),
-        _seconds_since(started),
+        seconds_between(started, datetime.now(UTC).isoformat()),
         detail,
     )
 
@@ -102,7 +102,7 @@ def _started(partial: Path) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _of_job(job: Job, states: Mapping[str, JobState] | None) -> tuple[str, str | None]:
+def _of_job(job: SlurmJob, states: Mapping[str, JobState] | None) -> tuple[str, str | None]:
     """Return state and detail of a job that has no record yet."""
     if states is None:
         return "unknown", "Slurm does not answer here"
@@ -120,16 +120,3 @@ def _steps(directory: Path) -> int:
 
 def _whole(value: Any) -> int | None:
     return value if isinstance(value, int) else None
-
-
-def _seconds_since(time: str | None) -> float | None:
-    return _between(time, datetime.now(UTC).isoformat())
-
-
-def _between(begin: str | None, end: str | None) -> float | None:
-    try:
-        difference = datetime.fromisoformat(end or "") - datetime.fromisoformat(begin or "")
-    except (ValueError, TypeError):
-        return None
-    seconds = difference.total_seconds()
-    return seconds if seconds >= 0 else None  # the clock was set back: not known

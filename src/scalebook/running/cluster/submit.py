@@ -113,7 +113,7 @@ def preview(
 ) -> str:
     """Return the script that these entries would be submitted as, except for the runs' names."""
     tasks = [
-        slurm.Task(
+        slurm.JobTask(
             entry.config,
             store.partial_path(runs.absolute(), f"RUN_ID_{number + 1}"),
             order.turn(number),
@@ -138,12 +138,12 @@ def submit(
         LaunchError: Slurm refuses the job.
     """
     runs = runs.absolute()
-    tasks: list[slurm.Task] = []
+    tasks: list[slurm.JobTask] = []
     try:
         for number, entry in enumerate(entries):
             directory = store.create_partial(runs, entry.config, datetime.now(UTC))
             write_job(directory, None, len(entries))
-            tasks.append(slurm.Task(entry.config, directory, order.turn(number)))
+            tasks.append(slurm.JobTask(entry.config, directory, order.turn(number)))
             if order.entries:
                 store.write_json(directory / finish_run.SCHEDULE_FILE, order.record(entry))
         job_id = _sbatch(_write_script(tasks, runs, options), ask)
@@ -163,7 +163,7 @@ def _folder(runs: Path) -> Path:
     return runs.absolute() / FOLDER
 
 
-def _write_script(tasks: Sequence[slurm.Task], runs: Path, options: slurm.Options) -> Path:
+def _write_script(tasks: Sequence[slurm.JobTask], runs: Path, options: slurm.Options) -> Path:
     folder = _folder(runs)
     folder.mkdir(parents=True, exist_ok=True)
     text = slurm.script(tasks, options, template=template(), logs=folder, environment=os.environ)

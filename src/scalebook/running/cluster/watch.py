@@ -12,6 +12,7 @@ from scalebook import query, store
 from scalebook.errors import RecordError
 from scalebook.project import short
 from scalebook.record import RunRecord
+from scalebook.running import finish_run
 from scalebook.running.cluster import jobs
 from scalebook.running.cluster.jobs import GONE, Ask, JobState, queue, state_of
 from scalebook.running.cluster.submit import Submitted
@@ -38,8 +39,7 @@ class Watch:
     @property
     def final(self) -> Path:
         """Where the run will be."""
-        name = self.run.directory.name.removeprefix(store.PARTIAL_PREFIX)
-        return self.run.directory.with_name(name)
+        return self.run.directory.with_name(finish_run.run_id(self.run.directory))
 
 
 @dataclass(slots=True)
@@ -101,7 +101,7 @@ class Follower:
     def _settle(self, watch: Watch) -> None:
         """Record a run whose job is not in the queue any more, unless it continues after all."""
         state = state_of(watch.run.job_id, self.ask)
-        job = jobs.Job.read(watch.run.directory)
+        job = jobs.SlurmJob.read(watch.run.directory)
         if state is None or state.active or job is None:
             return
         jobs.settle_one(watch.run.directory, job, state)

@@ -1,13 +1,19 @@
-"""How an image is built or taken over, engine by engine: lists of arguments, run one by one."""
+"""Build an image or take one over: context, each engine's commands, and list of packages."""
 
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from scalebook.errors import LaunchError
-from scalebook.running.container.enroot import PLAIN_SHELL, mount
+from scalebook.running.container.commands import ENROOT_PLAIN_SHELL, OCI, enroot_mount
 from scalebook.running.container.images import Image
 
 INSIDE = "/opt/scalebook"
@@ -42,14 +48,14 @@ def steps(build: Build) -> tuple[tuple[str, ...], ...]:
     Raises:
         LaunchError: the engine cannot take the source.
     """
-    if build.engine in ("docker", "podman"):
-        return _oci(build)
+    if build.engine in OCI:
+        return _docker(build)
     if build.engine == "apptainer":
         return _apptainer(build)
     return _enroot(build)
 
 
-def _oci(build: Build) -> tuple[tuple[str, ...], ...]:
+def _docker(build: Build) -> tuple[tuple[str, ...], ...]:
     if build.source is not None:
         kind, _, path = build.source.partition(":")
         if kind != "docker-archive":
@@ -92,53 +98,33 @@ def _enroot(build: Build) -> tuple[tuple[str, ...], ...]:
             )
         scheme = "dockerd" if kind == "docker" else "podman"
         return (("enroot", "import", f"--output={build.target}", f"{scheme}://{name}"),)
-    container = build.image.name
-    base = f"{build.target}.base"
+    name, base = build.image.name, f"{build.target}.base"
     registry, _, rest = build.base.partition("/")
     rest = rest.replace("@sha256:", ":sha256:")  # enroot takes a digest as a tag, since 3.0.1
-    start = ("enroot", "start", "--root", "--rw", f"--mount={mount(build.context, INSIDE)}")
-    plain = ("env", *(f"{name}={value}" for name, value in PLAIN_SHELL.items()))
+    plain = ("env", *(f"{name}={value}" for name, value in ENROOT_PLAIN_SHELL.items()))
+    start = ("enroot", "start", "--root", "--rw")
+    install = ("install", "-D", "--mode=644", f"--target-directory={INSIDE}")
     return (
         ("rm", "--force", base),  # enroot writes over no file: one is there where a build failed
         ("enroot", "import", f"--output={base}", f"docker://{registry}#{rest}"),
-        ("enroot", "create", "--force", f"--name={container}", base),
-        (
-            *plain,
-            *start,
-            container,
-            "python3",
-            f"{INSIDE}/install.py",
-            INSIDE,
-            *_flags(build.image),
-        ),
+        ("enroot", "create", "--force", f"--name={name}", base),
+        (*plain, *start, _mounted(build, INSIDE), name, *_install(build.image)),
         # what is below the mount is not in the image
-        (
-            "enroot",
-            "start",
-            "--root",
-            "--rw",
-            f"--mount={mount(build.context, '/mnt')}",
-            container,
-            "install",
-            "-D",
-            "--mode=644",
-            f"--target-directory={INSIDE}",
-            f"/mnt/{PACKAGES}",
-            f"/mnt/{POLICY}",
-        ),
-        ("enroot", "export", "--force", f"--output={build.target}", container),
-        ("enroot", "remove", "--force", container),
+        (*start, _mounted(build, "/mnt"), name, *install, f"/mnt/{PACKAGES}", f"/mnt/{POLICY}"),
+        ("enroot", "export", "--force", f"--output={build.target}", name),
+        ("enroot", "remove", "--force", name),
         ("rm", "--force", base),
     )
 
 
+def _mounted(build: Build, target: str) -> str:
+    return f"--mount={enroot_mount(build.context, target)}"
+
+
 def _install(image: Image) -> tuple[str, ...]:
-    return ("python3", f"{INSIDE}/install.py", INSIDE, *_flags(image))
-
-
-def _flags(image: Image) -> tuple[str, ...]:
     train = ("--train",) if image.vendor == "cpu" else ()
-    return (*train, "--megatron-core", image.megatron_core)
+    program = ("python3", f"{INSIDE}/install.py", INSIDE)
+    return (*program, *train, "--megatron-core", image.megatron_core)
 
 
 def definition(build: Build) -> str:
@@ -166,7 +152,7 @@ def definition(build: Build) -> str:
     )
 
 
-def packages(build: Build) -> tuple[str, ...] | None:
+def packages_command(build: Build) -> tuple[str, ...] | None:
     """Return the command that prints an image's list of packages, without its entrypoint.
 
     None for what enroot builds: there the list is in the context.
@@ -184,8 +170,107 @@ def packages(build: Build) -> tuple[str, ...] | None:
 
 def packages_file(build: Build, folder: Path) -> Path:
     """Return where the list goes: next to an image that is a file, else into ``folder``."""
-    if build.engine in ("docker", "podman"):
+    if build.engine in OCI:
         name = re.sub(r"[:@]", "-", build.target.rpartition("/")[2])
         return folder / f"{name}.{LIST_SUFFIX}"
     plain = build.target.removesuffix(".sif").removesuffix(".sqsh")
     return Path(f"{plain}.{LIST_SUFFIX}")
+
+
+@contextmanager
+def context(
+    project: Path, known: Image, *, dry: bool, wheels: Path | None = None
+) -> Generator[Path]:
+    """Yield a folder with all that an image is built from and nothing else; ``dry``: its name.
+
+    ``wheels`` is a folder of packages to take in place of an index's.
+    """
+    if dry:
+        yield Path("CONTEXT")
+        return
+    with tempfile.TemporaryDirectory(prefix="scalebook-image-") as name:
+        folder = Path(name)
+        containers = project / "containers"
+        shutil.copy(containers / known.vendor / "Containerfile", folder)
+        shutil.copy(containers / "install.py", folder)
+        shutil.copy(project / ".github" / POLICY, folder)
+        for lock in LOCKS:
+            shutil.copy(project / lock, folder)
+        ignore = shutil.ignore_patterns(".ipynb_checkpoints")
+        shutil.copytree(project / "notebooks", folder / "notebooks", ignore=ignore)
+        shutil.copytree(project / "runs" / "plans", folder / "plans")
+        if wheels is not None:
+            _copy_wheels(wheels, folder)
+        wheel(project, folder, wheels)
+        folder.chmod(0o755)  # builders that run as another user read it too
+        yield folder
+
+
+def _copy_wheels(wheels: Path, folder: Path) -> None:
+    """Copy a folder's wheels, except Scalebook's own, which may be older.
+
+    Raises:
+        LaunchError: there is none.
+    """
+    found = [path for path in wheels.glob("*.whl") if not path.name.startswith("scalebook-")]
+    if not found:
+        raise LaunchError(
+            f"{wheels} contains no wheels. Fill it by 'pip download' on a machine with a network; "
+            "containers/README.md says with what."
+        )
+    for path in found:
+        shutil.copy(path, folder)
+
+
+def wheel(project: Path, folder: Path, wheels: Path | None = None) -> None:
+    """Build the project's wheel into a folder, from a copy: a checkout may be read-only.
+
+    ``wheels`` has the tool that builds it (setuptools), where no index can be asked.
+
+    Raises:
+        LaunchError: pip could not build it.
+    """
+    with tempfile.TemporaryDirectory(prefix="scalebook-wheel-") as name:
+        copy = Path(name)
+        ignore = shutil.ignore_patterns("__pycache__", "*.egg-info", "images")
+        shutil.copytree(project / "src", copy / "src", ignore=ignore)
+        for file in ("pyproject.toml", "README.md", "LICENSE"):
+            shutil.copy(project / file, copy)
+        command = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps")
+        local = ("--no-index", "--find-links", str(wheels)) if wheels is not None else ()
+        done = subprocess.run((*command, *local, "--wheel-dir", str(folder), name), check=False)
+    if done.returncode != 0:
+        raise LaunchError("The wheel of scalebook could not be built; pip says why above.")
+
+
+def run(wanted: Build) -> int:
+    """Run the steps of a build; return the exit code of the first that failed, 0 if none."""
+    if wanted.engine not in OCI:
+        Path(wanted.target).parent.mkdir(parents=True, exist_ok=True)
+    if wanted.source is None and wanted.engine == "apptainer":
+        text = definition(wanted)
+        (wanted.context / "apptainer.def").write_text(text, encoding="utf-8")
+    for step in steps(wanted):
+        print(" ".join(step[:2]), "...", flush=True)
+        cwd = wanted.context if wanted.source is None else None
+        done = subprocess.run(step, cwd=cwd, check=False)
+        if done.returncode != 0:
+            return done.returncode
+    return 0
+
+
+def copy_packages(wanted: Build, folder: Path) -> Path | None:
+    """Copy an image's list of packages out of it, byte by byte; None where it has none."""
+    command = packages_command(wanted)
+    if command is None:
+        content = (wanted.context / PACKAGES).read_bytes()
+    else:
+        content = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, check=False
+        ).stdout
+    if b'"bomFormat"' not in content:
+        return None
+    path = packages_file(wanted, folder)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return path

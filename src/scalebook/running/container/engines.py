@@ -1,4 +1,4 @@
-"""What container engines this machine has, and whether they have an image: asked, not guessed."""
+"""The container engine of a run: which are here and have the image (asked, not guessed)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from scalebook.errors import LaunchError
+from scalebook.errors import LaunchError, unknown
 from scalebook.query import ask
-from scalebook.running.container import inside, oci
-from scalebook.running.container.choose import Surroundings
-from scalebook.running.container.images import DIGEST, ENGINES, image
+from scalebook.running.container import inside
+from scalebook.running.container.commands import OCI
+from scalebook.running.container.images import ASKABLE, DIGEST, ENGINES, image
 
 REGISTRY_SECONDS = 120.0
 PULL_SECONDS = 3600.0  # tens of gigabytes
+BASE_LABEL = "org.opencontainers.image.base.name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +37,13 @@ class LocalImage:
 
 def find(engine: str, reference: str) -> LocalImage | str:
     """Return an engine's image, or a sentence that says what is missing and what to do."""
-    if engine not in ("docker", "podman"):
-        return _file(engine, reference)
-    answer = ask(oci.inspect(engine, reference))
+    if engine not in OCI:
+        # enroot also starts a container that was created under a plain name.
+        if Path(reference).is_file() or (engine == "enroot" and "/" not in reference):
+            return LocalImage(reference, None, None)
+        return f"{engine}'s image file {reference} was not found. {_how_to_build(engine)}"
+    form = f'--format={{{{.Id}}}} {{{{index .Config.Labels "{BASE_LABEL}"}}}}'
+    answer = ask((engine, "image", "inspect", form, reference))
     if answer.code == 0:
         image_id, _, base = answer.output.strip().partition(" ")
         # docker writes the algorithm, podman does not
@@ -49,13 +54,6 @@ def find(engine: str, reference: str) -> LocalImage | str:
     if re.search(r"no such (image|object)|image not known|not found", said, re.IGNORECASE):
         return f"{engine} has no image {reference}. {_how_to_build(engine)}"
     return f"{engine} does not answer: {said.rstrip('.?! ')}."
-
-
-def _file(engine: str, reference: str) -> LocalImage | str:
-    # enroot also starts a container that was created under a plain name.
-    if Path(reference).is_file() or (engine == "enroot" and "/" not in reference):
-        return LocalImage(reference, None, None)
-    return f"{engine}'s image file {reference} was not found. {_how_to_build(engine)}"
 
 
 def content_id(found: LocalImage) -> str | None:
@@ -74,6 +72,77 @@ def _how_to_build(engine: str) -> str:
     return f"Build it (make image PLATFORM=... CONTAINER={engine}) or name one with --image."
 
 
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a choice depends on.
+
+    ``inside`` is the kind of container that this process is in. ``engines`` holds each engine that
+    is installed, and what it lacks to run the image (None: nothing). ``trainer`` is None where
+    torch and megatron-core can be imported here, else what is missing.
+    """
+
+    inside: str | None
+    engines: Mapping[str, str | None]
+    trainer: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """An engine, None to run right here; ``note`` says why where a person might wonder."""
+
+    engine: str | None
+    note: str | None = None
+
+
+def choose(asked: str, vendor: str, here: Surroundings) -> Choice:
+    """Return the engine to use; ``auto`` takes what works, and never hides what is missing.
+
+    Raises:
+        LaunchError: what was asked for is not here, or ``auto`` found no way to train.
+    """
+    if asked == "none":
+        return Choice(None)
+    if asked != "auto":
+        return _asked(asked, here)
+    if vendor == "cpu":
+        return Choice(None)
+    if here.inside is not None:
+        return Choice(None, f"inside a container already ({here.inside})")
+    for engine, lack in here.engines.items():
+        if lack is None:
+            return Choice(engine, f"in a container, by {engine}")
+    if here.trainer is None:
+        lacks = " ".join(lack for lack in here.engines.values() if lack)
+        return Choice(None, f"without a container, on this machine's own torch. {lacks}".rstrip())
+    raise LaunchError(_nothing(here))
+
+
+def _asked(engine: str, here: Surroundings) -> Choice:
+    """Return the engine that was asked for, which has to be here and to have the image."""
+    if engine == "pyxis":
+        raise LaunchError(
+            "pyxis starts images in Slurm jobs. Add --launcher slurm, or use --container enroot."
+        )
+    if engine not in ASKABLE:
+        raise LaunchError(unknown("container engine", engine, ASKABLE))
+    if engine not in here.engines:
+        found = ", ".join(here.engines) or "none"
+        raise LaunchError(
+            f"{engine} was not found. Install it, or use another engine (found here: {found})."
+        )
+    lack = here.engines[engine]
+    if lack is not None:
+        raise LaunchError(lack)
+    return Choice(engine)
+
+
+def _nothing(here: Surroundings) -> str:
+    lacks = [lack for lack in here.engines.values() if lack]
+    if not lacks:
+        lacks = [f"No container engine was found ({', '.join(ENGINES)})."]
+    return f"Nothing here can train. {' '.join(lacks)} Without a container: {here.trainer}"
+
+
 def surroundings(
     vendor: str,
     folder: Path,
@@ -81,14 +150,20 @@ def surroundings(
     engines: Sequence[str] = ENGINES,
     environment: Mapping[str, str] = os.environ,
 ) -> Surroundings:
-    """Return what this machine offers; ``named`` is the image that the user named, if any."""
+    """Return what this machine offers.
+
+    ``folder`` holds its image files, ``named`` is the image that the user named, if any.
+    """
     found: dict[str, str | None] = {}
-    for engine in engines:
-        if shutil.which(engine) is not None:
-            reference = named or image(vendor).reference(engine, str(folder))
-            answer = find(engine, reference)
-            found[engine] = answer if isinstance(answer, str) else None
+    for engine in installed(engines):
+        answer = find(engine, named or image(vendor).reference(engine, folder))
+        found[engine] = answer if isinstance(answer, str) else None
     return Surroundings(inside.container(environment), found, missing_trainer())
+
+
+def installed(engines: Sequence[str] = ENGINES) -> list[str]:
+    """Return those of the engines that are installed here."""
+    return [engine for engine in engines if shutil.which(engine) is not None]
 
 
 def missing_trainer() -> str | None:
@@ -111,10 +186,8 @@ def registry_digest(reference: str) -> tuple[str, str]:
     """
     buildx = ("docker", "buildx", "imagetools", "inspect", "--raw", reference)
     if shutil.which("skopeo") is not None:
-        program, answer = (
-            "skopeo",
-            _manifest(("skopeo", "inspect", "--raw", f"docker://{reference}")),
-        )
+        program = "skopeo"
+        answer = _manifest(("skopeo", "inspect", "--raw", f"docker://{reference}"))
     elif shutil.which("docker") is not None and ask((*buildx[:2], "version")).code == 0:
         program, answer = "docker", _manifest(buildx)
     elif shutil.which("podman") is not None:

@@ -17,17 +17,15 @@ import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 
 from scalebook.errors import LaunchError
-from scalebook.running.container.request import EngineCommand
-from scalebook.running.processes import shell_code
+from scalebook.running import processes
+from scalebook.running.container.commands import EngineCommand
 
 OWNER = "SCALEBOOK_OWNER"  # "stdin": end with the standard input
 PATIENCE_SECONDS = 75.0  # longer than an engine waits between SIGTERM and SIGKILL
 POLL_SECONDS = 0.1
 CANNOT_START = 125  # docker and podman: the engine itself failed
-STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def run(
@@ -41,7 +39,8 @@ def run(
     Raises:
         LaunchError: the engine could not start the container.
     """
-    with _signals() as received, scratch(command):
+    received: list[int] = []
+    with processes.handled(lambda number, _: received.append(number)), scratch(command):
         process = subprocess.Popen(
             command.argv,
             stdin=subprocess.PIPE,
@@ -54,7 +53,7 @@ def run(
             _end(process, cleanup, interrupted=bool(received))
     if process.returncode == CANNOT_START and cleanup:
         raise LaunchError(f"{command.argv[0]} could not start the container; it says why above.")
-    return shell_code(process.returncode)
+    return processes.shell_code(process.returncode)
 
 
 @contextmanager
@@ -67,22 +66,6 @@ def scratch(command: EngineCommand) -> Generator[None]:
     finally:
         if command.scratch is not None:
             shutil.rmtree(command.scratch, ignore_errors=True)
-
-
-@contextmanager
-def _signals() -> Generator[list[int]]:
-    """Yield the list into which SIGTERM, SIGINT and SIGHUP put their numbers meanwhile."""
-    received: list[int] = []
-
-    def note(number: int, _frame: FrameType | None) -> None:
-        received.append(number)
-
-    before = {number: signal.signal(number, note) for number in STOPPING}
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _wait(process: subprocess.Popen[bytes], received: list[int]) -> None:

@@ -1,17 +1,24 @@
-"""image.toml: which image a vendor's platforms run in, what it holds, and how it is started."""
+"""image.toml: which image a vendor's platforms run in, what it holds, and how it is started.
+
+The files are those of containers/, which is also a folder of the package (a link).
+"""
 
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
-from scalebook import __version__
+from scalebook import __version__, project
 from scalebook.errors import CatalogError, unknown
-from scalebook.running.container import files
+from scalebook.facts.catalog.rows import Row, rows_of
 
+VENDORS = ("nvidia", "amd", "cpu")
 ENGINES = ("docker", "podman", "apptainer", "enroot")
 ASKABLE = ("auto", *ENGINES, "none")  # what --container takes
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
@@ -28,15 +35,6 @@ class Flag:
 
 
 @dataclass(frozen=True, slots=True)
-class Alternative:
-    """Another base image that works, and what is different about it."""
-
-    reference: str
-    note: str
-    source: str
-
-
-@dataclass(frozen=True, slots=True)
 class Image:
     """A vendor's image: ``base`` is what ours is built on, ``contents`` what is known of it.
 
@@ -50,11 +48,9 @@ class Image:
     tag: str
     digest: str | None
     source: str
-    retrieved: str
     megatron_core: str
     contents: Mapping[str, str]
-    flags: Mapping[str, tuple[Flag, ...]]
-    alternatives: tuple[Alternative, ...]
+    flags: Mapping[str, tuple[Flag, ...]]  # by engine
 
     @property
     def tagged(self) -> str:
@@ -73,12 +69,22 @@ class Image:
         """Return whether an image on ``base`` is on another than the one that is pinned here."""
         return None not in (self.digest, base) and base != self.base_reference
 
-    def reference(self, engine: str, folder: str) -> str:
+    def reference(self, engine: str, folder: Path) -> str:
         """Return what an engine calls our image: a local tag, or a file below ``folder``."""
         if engine in ("docker", "podman"):
             return f"localhost/{self.name}:{__version__}"
         suffix = "sif" if engine == "apptainer" else "sqsh"
         return f"{folder}/{self.name}-{__version__}.{suffix}"
+
+
+def folder_of(root: Path) -> Path:
+    """Return where a project keeps image files of apptainer and enroot."""
+    return root / "containers" / "images"
+
+
+def named_or_ours(named: str, vendor: str, engine: str) -> str:
+    """Return the image that a user named, else what an engine calls our image of a vendor."""
+    return named or image(vendor).reference(engine, folder_of(project.required_root()))
 
 
 def with_digest(text: str, digest: str, comment: str) -> str:
@@ -98,13 +104,29 @@ def with_base(text: str, reference: str) -> str:
 
 
 @cache
+def document(vendor: str, name: str) -> Mapping[str, Any]:
+    """Return a TOML file such as ``image.toml`` of a vendor (nvidia, amd or cpu).
+
+    Raises:
+        CatalogError: the file is missing or its TOML is broken.
+    """
+    if vendor not in VENDORS:
+        raise CatalogError(unknown("vendor", vendor, VENDORS))
+    path = files("scalebook.running.container") / "facts" / vendor / name
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CatalogError(f"containers/{vendor}/{name} cannot be read: {error}.") from error
+
+
+@cache
 def image(vendor: str) -> Image:
-    """Return the image of a vendor (nvidia, amd or cpu).
+    """Return the image of a vendor.
 
     Raises:
         CatalogError: image.toml is malformed.
     """
-    return parse(vendor, files.document(vendor, "image.toml"))
+    return parse(vendor, document(vendor, "image.toml"))
 
 
 def parse(vendor: str, document: Mapping[str, Any]) -> Image:
@@ -113,41 +135,40 @@ def parse(vendor: str, document: Mapping[str, Any]) -> Image:
     Raises:
         CatalogError: a key is missing, unknown or malformed.
     """
-    where = f"containers/{vendor}/image.toml"
-    row: Mapping[str, Any] = document.get("image", {})
-    required = ("name", "base", "tag", "source", "retrieved", "megatron_core")
-    files.check_keys(where, row, required, "digest")
-    if "digest" in row and not DIGEST.fullmatch(row["digest"]):
-        raise CatalogError(f"{where}: digest must be sha256: and 64 hex digits.")
-    contents: Mapping[str, Any] = document.get("contents", {})
-    if not contents or not all(isinstance(version, str) for version in contents.values()):
-        raise CatalogError(f"{where}: [contents] must hold versions as texts.")
-    return Image(
+    file = f"containers/{vendor}/image.toml"
+    row = Row("image", document.get("image", {}), file, None)
+    digest = row.optional_text("digest")
+    if digest is not None and not DIGEST.fullmatch(digest):
+        raise row.error("digest must be sha256: and 64 hex digits.")
+    contents = Row("contents", document.get("contents", {}), file, None)
+    if not contents.values:
+        raise contents.error("[contents] must hold versions.")
+    keys = ("name", "base", "tag", "source", "megatron_core")
+    found = Image(
         vendor=vendor,
-        digest=row.get("digest"),
-        contents=dict(contents),
-        flags=_flags(where, document.get("run", {})),
-        alternatives=tuple(_alternatives(where, document)),
-        **{key: str(row[key]) for key in required},
+        **{key: row.text(key) for key in keys},
+        digest=digest,
+        contents={component: contents.text(component) for component in contents.values},
+        flags=_flags(file, document.get("run", {})),
     )
+    row.text("retrieved")
+    row.finish()
+    return found
 
 
-def _flags(where: str, run: Mapping[str, Any]) -> dict[str, tuple[Flag, ...]]:
+def _flags(file: str, run: Mapping[str, Any]) -> dict[str, tuple[Flag, ...]]:
     for engine in run:
         if engine not in ENGINES:
-            raise CatalogError(f"{where}: {unknown('container engine', engine, ENGINES)}")
-    return {engine: tuple(_flag(where, row) for row in files.tables(run, engine)) for engine in run}
+            raise CatalogError(f"{file}: {unknown('container engine', engine, ENGINES)}")
+    return {
+        engine: tuple(_flag(row) for row in rows_of(f"run.{engine}", tables, file))
+        for engine, tables in run.items()
+    }
 
 
-def _flag(where: str, row: Mapping[str, Any]) -> Flag:
-    files.check_keys(f"{where}: run", row, ("argument", "reason"), "")
-    if not row["argument"].startswith("--"):
-        raise CatalogError(f"{where}: run argument {row['argument']!r} must begin with '--'.")
-    return Flag(row["argument"], row["reason"])
-
-
-def _alternatives(where: str, document: Mapping[str, Any]) -> list[Alternative]:
-    rows = files.tables(document, "alternatives")
-    for row in rows:
-        files.check_keys(f"{where}: alternatives", row, ("reference", "note", "source"), "")
-    return [Alternative(row["reference"], row["note"], row["source"]) for row in rows]
+def _flag(row: Row) -> Flag:
+    flag = Flag(row.text("argument"), row.text("reason"))
+    row.finish()
+    if not flag.argument.startswith("--"):
+        raise row.error(f"argument {flag.argument!r} must begin with '--'.")
+    return flag

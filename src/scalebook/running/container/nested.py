@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
+import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 from scalebook.errors import LaunchError
+from scalebook.facts.catalog.load import ENVIRONMENT_VARIABLE
 from scalebook.host import ASKED, git_commit
-from scalebook.running.container import apptainer, enroot, oci
+from scalebook.running.container import commands
+from scalebook.running.container.commands import OCI, Contained, EngineCommand, Mount
+from scalebook.running.container.follow import scratch
 from scalebook.running.container.inside import CONTAINER
-from scalebook.running.container.request import Contained, EngineCommand, Mount
 
 # Which devices a process may use is the host's to say, and Slurm's: these pass without being named.
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-CATALOG = "SCALEBOOK_CATALOG"
 PYTHON = "python3"  # of the image
 HOME = "/tmp/home"  # for caches; nothing of the host
+END_SECONDS = 900.0  # a first start unpacks tens of gigabytes on some engines
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +45,7 @@ class Host:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ContainerRequest:
     """What the user asked for: the engine, the image, and what to add."""
 
     engine: str
@@ -54,7 +59,7 @@ class Request:
 
 
 def command(
-    request: Request,
+    request: ContainerRequest,
     host: Host,
     arguments: Sequence[str],
     *,
@@ -70,59 +75,50 @@ def command(
         LaunchError: a path or a variable cannot be carried over.
     """
     given, passed = asked_variables(request.variables, host.environment)
-    own = _variables(request, host, [*given, *passed])
-    contained = Contained(
-        command=(PYTHON, "-m", "scalebook", *arguments),
-        vendor=request.vendor,
+    return _start(
+        request,
+        host,
+        ("-m", "scalebook", *arguments),
         # by its id, as a tag may be given to another image between two looks at it
-        image=(request.image_id if request.engine in oci.ENGINES else None) or request.image,
-        name=host.name,
+        image=(request.image_id if request.engine in OCI else None) or request.image,
         mounts=_mounts(host, writes, reads),
         workdir=host.project,
-        environment={**own, **given},
+        environment={**_variables(request, host, [*given, *passed]), **given},
         passed=passed,
+    )
+
+
+def bare(request: ContainerRequest, host: Host, arguments: Sequence[str]) -> EngineCommand:
+    """Return how to start the image's own Python with nothing of the host: no mounts, no checkout.
+
+    Raises:
+        LaunchError: an argument cannot be carried over.
+    """
+    environment = {"HOME": HOME, "USER": "scalebook"}
+    place: dict[str, Any] = {"mounts": (), "workdir": Path("/"), "environment": environment}
+    return _start(request, host, arguments, image=request.image, **place)
+
+
+def _start(
+    request: ContainerRequest, host: Host, arguments: Sequence[str], **more: Any
+) -> EngineCommand:
+    """Return how to start the image's Python; ``more`` are the other fields of ``Contained``."""
+    contained = Contained(
+        command=(PYTHON, *arguments),
+        vendor=request.vendor,
+        name=host.name,
         user=host.user,
         groups=host.groups if request.vendor == "amd" else (),
         arguments=request.arguments,
         rootless=host.rootless,
         scratch=host.scratch,
         fetches=request.fetches,
+        **more,
     )
-    return _dispatch(request.engine, contained)
+    return commands.command(request.engine, contained)
 
 
-def bare(request: Request, host: Host, arguments: Sequence[str]) -> EngineCommand:
-    """Return how to start the image's own Python with nothing of the host: no mounts, no checkout.
-
-    Raises:
-        LaunchError: an argument cannot be carried over.
-    """
-    contained = Contained(
-        command=(PYTHON, *arguments),
-        vendor=request.vendor,
-        image=request.image,
-        name=host.name,
-        mounts=(),
-        workdir=Path("/"),
-        environment={"HOME": HOME, "USER": "scalebook"},
-        user=host.user,
-        groups=host.groups if request.vendor == "amd" else (),
-        arguments=request.arguments,
-        rootless=host.rootless,
-        scratch=host.scratch,
-    )
-    return _dispatch(request.engine, contained)
-
-
-def _dispatch(engine: str, contained: Contained) -> EngineCommand:
-    if engine == "apptainer":
-        return apptainer.command(contained)
-    if engine == "enroot":
-        return enroot.command(contained)
-    return oci.command(engine, contained)
-
-
-def _variables(request: Request, host: Host, asked: Sequence[str]) -> dict[str, str]:
+def _variables(request: ContainerRequest, host: Host, asked: Sequence[str]) -> dict[str, str]:
     """Return what the launcher itself sets inside."""
     home = {} if request.engine == "apptainer" else {"HOME": HOME}
     optional = {
@@ -130,7 +126,7 @@ def _variables(request: Request, host: Host, asked: Sequence[str]) -> dict[str, 
         "SCALEBOOK_BASE_IMAGE": request.base,
         "SCALEBOOK_GIT_COMMIT": host.commit,
         ASKED: " ".join(asked),
-        CATALOG: os.pathsep.join(str(path) for path in catalogs(host.environment)),
+        ENVIRONMENT_VARIABLE: os.pathsep.join(str(path) for path in catalogs(host.environment)),
         **{name: host.environment.get(name) for name in VISIBLE},
     }
     return {
@@ -147,7 +143,7 @@ def _variables(request: Request, host: Host, asked: Sequence[str]) -> dict[str, 
 
 def catalogs(environment: Mapping[str, str]) -> list[Path]:
     """Return the catalog files that the user named, as absolute paths."""
-    listed = environment.get(CATALOG, "").split(os.pathsep)
+    listed = environment.get(ENVIRONMENT_VARIABLE, "").split(os.pathsep)
     return [Path(part).absolute() for part in listed if part]
 
 
@@ -227,3 +223,33 @@ def device_groups(dev: Path) -> tuple[int, ...]:
     files = [dev / "kfd", *sorted(dev.glob("dri/renderD*"))]
     groups = {path.stat().st_gid for path in files if path.exists()}
     return tuple(sorted(groups - {0}))
+
+
+def output_of(command: EngineCommand, caller: Mapping[str, str]) -> dict[str, Any]:
+    """Return the JSON object that a container prints as its last line.
+
+    Raises:
+        LaunchError: it printed none, or did not end.
+    """
+    environment = command.full_environment(caller)
+    try:
+        with scratch(command):
+            done = subprocess.run(
+                command.argv,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                check=False,
+                timeout=END_SECONDS,
+            )
+    except subprocess.TimeoutExpired as error:
+        raise LaunchError(f"The image did not answer within {END_SECONDS:.0f} s.") from error
+    lines = done.stdout.decode(errors="replace").strip().splitlines()
+    try:
+        value: object = json.loads(lines[-1]) if done.returncode == 0 and lines else None
+    except ValueError:
+        value = None
+    if isinstance(value, dict):
+        return cast("dict[str, Any]", value)
+    said = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["no output"]
+    raise LaunchError(f"The image reported nothing (exit {done.returncode}): {said[0][:300]}")

@@ -12,7 +12,8 @@ from typing import Any, cast
 from scalebook.config import RunConfig
 from scalebook.errors import CatalogError, unknown
 from scalebook.facts import catalog
-from scalebook.running.container import files
+from scalebook.facts.catalog.rows import Row, rows_of
+from scalebook.running.container.images import document
 
 ANY = "any"
 TESTS: Mapping[str, Callable[[Any, Any], bool]] = {
@@ -94,11 +95,12 @@ _NAME = re.compile(r"[A-Z_][A-Z0-9_]*")
 
 
 @dataclass(frozen=True, slots=True)
-class VariableRule:
-    """One variable: set to ``value`` where ``when`` holds.
+class Variable:
+    """One environment variable: set to ``value`` where ``when`` holds.
 
-    ``replaces`` are values that vendors' images bake in and that this value takes the place of;
-    any other value of the environment stays, as it is somebody's choice.
+    ``replaces`` are values that vendors' images bake in, which nobody chose for a run: they are
+    replaced, unless the user asked for the variable by name. Any other value of the environment
+    stays, as it is somebody's choice.
     """
 
     name: str
@@ -108,9 +110,11 @@ class VariableRule:
     when: Mapping[str, Any] = field(default_factory=dict[str, Any])
     replaces: tuple[str, ...] = ()
 
-    def applies(self, values: Mapping[str, ConditionValue]) -> bool:
-        """Return whether the variable is to be set for a run of these values."""
-        return holds(self.when, values)
+
+def variables(config: RunConfig) -> tuple[Variable, ...]:
+    """Return the variables that a run needs on the devices of its platform (env.toml)."""
+    values = values_of(config)
+    return tuple(one for one in rules(str(values["vendor"])) if holds(one.when, values))
 
 
 def values_of(config: RunConfig) -> dict[str, ConditionValue]:
@@ -131,39 +135,27 @@ def values_of(config: RunConfig) -> dict[str, ConditionValue]:
 
 
 @cache
-def rules(vendor: str) -> tuple[VariableRule, ...]:
+def rules(vendor: str) -> tuple[Variable, ...]:
     """Return every variable that env.toml of a vendor can set, in its order.
 
     Raises:
         CatalogError: a row is malformed.
     """
-    rows = files.tables(files.document(vendor, "env.toml"), "variables")
-    return tuple(parse(f"containers/{vendor}/env.toml", row) for row in rows)
+    tables = document(vendor, "env.toml").get("variables", [])
+    return tuple(map(parse, rows_of("variables", tables, f"containers/{vendor}/env.toml")))
 
 
-def parse(where: str, row: Mapping[str, Any]) -> VariableRule:
-    """Return a row of env.toml as a rule.
+def parse(row: Row) -> Variable:
+    """Return a row of env.toml as a variable.
 
     Raises:
         CatalogError: the row is malformed.
     """
-    where = f"{where}: {row.get('name', '?')}"
-    files.check_keys(where, row, ("name", "value", "reason", "source"), "when replaces")
-    if not all(isinstance(row[key], str) for key in ("name", "value", "reason", "source")):
-        raise CatalogError(f"{where}: name, value, reason and source are texts.")
-    if not _NAME.fullmatch(row["name"]):
-        raise CatalogError(f"{where}: a variable's name has capitals, digits and '_' only.")
-    when = row.get("when", {})
-    check(f"{where}: when", when, FIELDS)
-    replaces = tuple(str(value) for value in row.get("replaces", ()))
-    return VariableRule(row["name"], row["value"], row["reason"], row["source"], when, replaces)
-
-
-@cache
-def left_alone(vendor: str) -> Mapping[str, str]:
-    """Return the known variables that no run gets by itself, and why, by name."""
-    rows = files.tables(files.document(vendor, "env.toml"), "left_alone")
-    for row in rows:
-        where = f"containers/{vendor}/env.toml: {row.get('name', '?')}"
-        files.check_keys(where, row, ("name", "reason", "source"), "")
-    return {row["name"]: row["reason"] for row in rows}
+    name, when = row.text("name"), row.table("when") or {}
+    if not _NAME.fullmatch(name):
+        raise row.error("a variable's name has capitals, digits and '_' only.")
+    check(f"{row.file}: {name}: when", when, FIELDS)
+    value, reason, source = row.text("value"), row.text("reason"), row.text("source")
+    found = Variable(name, value, reason, source, when, row.texts("replaces"))
+    row.finish()
+    return found

@@ -15,12 +15,13 @@ from statistics import fmean
 from typing import Any
 
 from scalebook.logs.dialects.amd_smi import AMDSMICSV
+from scalebook.query import printed
 from scalebook.running.devices import sensor
 from scalebook.running.devices.sensor import (
     Row,
+    Sensor,
     SensorError,
     Stream,
-    ask,
     cells,
     near,
     without_missing,
@@ -41,7 +42,7 @@ class _Rows(AMDSMICSV):
         self.rows.append({name: value for name, value in row.items() if not math.isnan(value)})
 
 
-class AMDSMITool:
+class AMDSMITool(Sensor):
     """The visible GPUs as ``amd-smi monitor`` shows them, once a second at the most.
 
     Raises:
@@ -53,7 +54,7 @@ class AMDSMITool:
     def __init__(
         self, environment: Mapping[str, str], count: int | None = None, period: float = 1.0
     ) -> None:
-        listed = ask("amd-smi", "list", "--csv")
+        listed = printed(("amd-smi", "list", "--csv"))
         if listed is None:
             raise SensorError("amd-smi is missing or fails")
         numbers = [row[0] for row in cells(listed) if row[0].isdigit()]
@@ -107,7 +108,7 @@ LIMITS = {
 }
 
 
-class AMDSMI:
+class AMDSMI(Sensor):
     """The visible GPUs of an AMD driver.
 
     Raises:
@@ -177,10 +178,6 @@ class AMDSMI:
         if before is None or not there:
             return None
         return [LIMITS[name] for name, value in there.items() if value > before.get(name, value)]
-
-    def once(self) -> list[Row]:
-        """Return one reading of each device: nothing has to be waited for."""
-        return self.read()
 
     def close(self) -> None:
         """Let go of the driver."""

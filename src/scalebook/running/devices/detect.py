@@ -14,6 +14,7 @@ from scalebook.errors import LaunchError
 from scalebook.facts import catalog
 from scalebook.facts.catalog.types import Platform
 from scalebook.query import printed
+from scalebook.running.devices.sensor import VISIBLE
 
 Runner = Callable[[Sequence[str]], str | None]
 
@@ -23,10 +24,6 @@ AMD_QUERIES = (
     ("rocm-smi", "--showproductname", "--json"),
 )
 AMD_NAME_KEYS = ("market_name", "Card Series", "Card series", "Card SKU")
-VISIBLE = {
-    "nvidia": ("CUDA_VISIBLE_DEVICES",),
-    "amd": ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
-}
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,13 @@ from datetime import datetime
 from importlib import import_module
 from typing import Any
 
+from scalebook.query import printed
 from scalebook.running.devices import sensor
 from scalebook.running.devices.sensor import (
     Row,
+    Sensor,
     SensorError,
     Stream,
-    ask,
     cells,
     near,
     without_missing,
@@ -57,7 +58,7 @@ def time_of(stamp: str, arrived: float) -> float:
     return near(own, arrived)
 
 
-class NvidiaSMI:
+class NvidiaSMITool(Sensor):
     """The visible GPUs as nvidia-smi shows them.
 
     Raises:
@@ -69,7 +70,7 @@ class NvidiaSMI:
     def __init__(
         self, environment: Mapping[str, str], count: int | None = None, period: float = 1.0
     ) -> None:
-        text = ask("nvidia-smi", f"--query-gpu={','.join(_STATIC)}", *_FORMAT)
+        text = printed(("nvidia-smi", f"--query-gpu={','.join(_STATIC)}", *_FORMAT))
         if text is None:
             raise SensorError("nvidia-smi is missing or fails")
         self._known = [row for row in cells(text) if len(row) == len(_STATIC)]
@@ -82,7 +83,7 @@ class NvidiaSMI:
         self._period = period
 
     def _knows(self, column: str) -> bool:
-        return ask("nvidia-smi", f"--query-gpu={column}", *_FORMAT) is not None
+        return printed(("nvidia-smi", f"--query-gpu={column}", *_FORMAT)) is not None
 
     def _query(self) -> tuple[str, ...]:
         columns = ["timestamp", *(name for name, _, _ in _COLUMNS)]
@@ -105,7 +106,7 @@ class NvidiaSMI:
 
     def once(self) -> list[Row]:
         """Return one reading of each GPU."""
-        return self._rows(ask(*self._query()) or "")
+        return self._rows(printed(self._query()) or "")
 
     def read(self) -> list[Row]:
         """Return the readings that have come since the last call."""
@@ -157,7 +158,7 @@ def reasons_of(mask: int) -> list[str]:
     return [name for bit, name in REASONS.items() if mask & bit]
 
 
-class NVML:
+class NVML(Sensor):
     """The visible GPUs of an NVIDIA driver.
 
     Raises:
@@ -229,10 +230,6 @@ class NVML:
             memory_clock_mhz=self._get("nvmlDeviceGetClockInfo", handle, MEMORY_CLOCK),
             throttle_reasons=None if mask is None else reasons_of(mask),
         )
-
-    def once(self) -> list[Row]:
-        """Return one reading of each device: nothing has to be waited for."""
-        return self.read()
 
     def close(self) -> None:
         """Release the driver."""

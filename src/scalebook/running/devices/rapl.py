@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from scalebook.running.devices.sensor import Row, SensorError, without_missing
+from scalebook.running.devices.sensor import Row, Sensor, SensorError, without_missing
 
 POWERCAP = Path("/sys/class/powercap")
 
@@ -23,7 +23,7 @@ class _Package:
 
 
 @dataclass(slots=True)
-class RAPL:
+class RAPL(Sensor):
     """The energy counters of this machine's CPU packages.
 
     Raises:
@@ -63,13 +63,6 @@ class RAPL:
         package.joules += step / 1e6
         package.last = now
         return {"cpu": package.number, "energy_joules": round(package.joules, 6)}
-
-    def once(self) -> list[Row]:
-        """Return one reading of each device: nothing has to be waited for."""
-        return self.read()
-
-    def close(self) -> None:
-        """Do nothing: no file stays open."""
 
 
 def _is_package(path: Path) -> bool:

@@ -47,9 +47,9 @@ def _readers(
 ) -> list[Callable[[], Sensor]]:
     # Imported where they are needed: the sampler of a CPU run loads no reader of GPUs.
     if vendor == "nvidia":
-        from scalebook.running.devices.nvml import NVML, NvidiaSMI
+        from scalebook.running.devices.nvml import NVML, NvidiaSMITool
 
-        return [lambda: NVML(environment, count), lambda: NvidiaSMI(environment, count, period)]
+        return [lambda: NVML(environment, count), lambda: NvidiaSMITool(environment, count, period)]
     if vendor == "amd":
         from scalebook.running.devices.amd import AMDSMI, AMDSMITool
 

@@ -13,8 +13,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
-from scalebook.query import printed
-
 _PR_SET_PDEATHSIG = 1
 FARTHEST_STAMP = 60.0  # seconds; a tool's clock farther off is in another time zone
 
@@ -71,11 +69,6 @@ class Stream:
         self._process.wait()
 
 
-def ask(*command: str) -> str | None:
-    """Return what a command prints, None where it is missing, fails or hangs."""
-    return printed(command)
-
-
 def near(own: float, arrived: float) -> float:
     """Return the time that a tool gives a sample, unless its clock is another than ours."""
     return own if abs(own - arrived) < FARTHEST_STAMP else arrived
@@ -88,7 +81,10 @@ def cells(text: str) -> list[list[str]]:
 
 # Each variable lists devices of what the one before it left over. ROCR's comes first on AMD, and
 # HIP reads CUDA's name only where its own is not set.
-_AMD = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+VISIBLE = {
+    "nvidia": ("CUDA_VISIBLE_DEVICES",),
+    "amd": ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
+}
 
 
 def chosen(vendor: str, names: Sequence[str], environment: Mapping[str, str]) -> tuple[int, ...]:
@@ -104,10 +100,9 @@ def chosen(vendor: str, names: Sequence[str], environment: Mapping[str, str]) ->
 
 
 def _variables(vendor: str, environment: Mapping[str, str]) -> list[str]:
-    if vendor != "amd":
-        return [name for name in ("CUDA_VISIBLE_DEVICES",) if name in environment]
-    found = [name for name in _AMD if name in environment]
-    return [name for name in found if name != _AMD[2] or _AMD[1] not in environment]
+    found = [name for name in VISIBLE[vendor] if name in environment]
+    by_hip = vendor == "amd" and "HIP_VISIBLE_DEVICES" in found
+    return [name for name in found if name != "CUDA_VISIBLE_DEVICES" or not by_hip]
 
 
 def _listed(value: str, indices: tuple[int, ...], names: Sequence[str]) -> tuple[int, ...]:
@@ -137,7 +132,7 @@ class SensorError(Exception):
 
 
 class Sensor(Protocol):
-    """Readings of the devices of one machine."""
+    """Readings of the devices of one machine; every reader is one."""
 
     source: str  # the tool or library, as telemetry.jsonl names it
 
@@ -159,11 +154,10 @@ class Sensor(Protocol):
         Raises:
             SensorError: no reading will come.
         """
-        ...
+        return self.read()
 
     def close(self) -> None:
-        """End what reads the devices."""
-        ...
+        """End what reads the devices, if anything has to be ended."""
 
 
 def without_missing(**values: Any) -> Row:

@@ -129,8 +129,8 @@ def _param_gather(config: RunConfig) -> str | None:
 
 def _counts_stay(config: RunConfig, shape: ModelShape) -> bool:
     """Return whether no expert's number of tokens leaves the device, in a model with experts."""
-    return shape.moe is not None and experts_need_no_host(
-        shape.moe.num_experts, config.expert_parallel_size, config.expert_tensor_parallel_size
+    return experts_need_no_host(
+        shape.num_experts, config.expert_parallel_size, config.expert_tensor_parallel_size
     )
 
 
