@@ -362,6 +362,9 @@ def _print_verdict(asked: Request, result: dict[str, Any]) -> None:
             [(name, number(result["memory_gib"][name], 3)) for name in names],
         )
     print(f"  memory: {result['fits_reason']}")
+    if config.packed_documents > 1 and result["legal"]:
+        length = number(config.unpacked().sequence_length)
+        print(f"  packed: attention, FLOPs and MFU are counted inside documents of {length} tokens")
     if result["prediction"]:
         print(f"  predicted: {rate_line(**result['prediction'])}")
     if result["communication_bytes"]:
