@@ -16,6 +16,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from simulated import H100, config, write_run
 
 from scalebook import store
 from scalebook.cli import main
@@ -155,6 +156,25 @@ def test_a_failed_run_keeps_its_status_and_reason(kind: str, tmp_path: Path):
     assert (original.record.reason or "")[:40] in (run.record.reason or "")
 
 
+def test_packed_documents_go_out_and_come_back(tmp_path: Path):
+    pytest.importorskip("wandb", reason=NEEDS)
+    long = {"sequence_length": 32_768, "packed_documents": 4}  # whole, attention is a third
+    packed = config(platform="h100", model="llama3.1-8b", precision="bf16", **long)
+    original = write_run(tmp_path / "runs", "packed", packed, seconds=2.0, device=H100)
+    export(store.read_run(original), Target("wandb", str(tmp_path / "w")))
+    run = back(tmp_path / "w", tmp_path / "back")
+    one, other = measure(store.read_run(original)), measure(run)
+    assert (one.packed_documents, other.packed_documents) == (4, 4)
+    tflops = [
+        found.model_tflops_per_second_per_gpu / found.tokens_per_second_per_gpu
+        for found in (one, other)
+    ]
+    assert tflops[0] == pytest.approx(tflops[1], rel=1e-12)
+    (summary,) = summaries(tmp_path / "w" / "wandb", {}, opens=opener())
+    counted = summary["tflops"]["recounted"]["megatron_causal"]
+    assert counted / summary["tokens_per_second_per_gpu"] == pytest.approx(tflops[0], rel=0.05)
+
+
 def test_what_is_missing_has_a_reason_and_no_number():
     found = export_of(store.read_run(failed()))
     assert "mfu_fraction" not in found.summary
@@ -214,7 +234,9 @@ def held(kind: str, place: Path) -> dict[str, float]:
     if kind == "wandb":
         return summary_of_wandb(place)
     events = [json.loads(line.partition(" ")[2]) for line in place.read_text().splitlines()]
-    return next(event["value"] for event in events if event["key"] == "tracked_stats")
+    rate, summary = (event["value"] for event in events if event["key"] == "tracked_stats")
+    assert [*rate] == ["throughput"]
+    return summary
 
 
 def summary_of_wandb(place: Path) -> dict[str, float]:

@@ -53,9 +53,10 @@ def _events(run: RunExport) -> Iterator[dict[str, Any]]:
         if "loss" in step.values:
             yield _event("train_loss", step.values["loss"], step.finished_at_seconds, where)
     rate = _samples_per_second(run)
-    stats = ({} if rate is None else {"throughput": rate}) | run.summary
-    if stats:
-        yield _event("tracked_stats", stats, end, {"unit": "samples/s"})
+    if rate is not None:
+        yield _event("tracked_stats", {"throughput": rate}, end, {"unit": "samples/s"})
+    if run.summary:
+        yield _event("tracked_stats", run.summary, end)
     status = "success" if run.tags["status"] == "completed" else "aborted"
     yield _event("run_stop", None, end, {"status": status}, kind="INTERVAL_END")
 

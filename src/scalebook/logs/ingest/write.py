@@ -28,7 +28,7 @@ _SETTINGS = (
     "virtual_pipeline_parallel_size", "context_parallel_size", "expert_parallel_size",
     "expert_tensor_parallel_size", "data_parallel_size", "sequence_parallel", "micro_batch_size",
     "global_batch_size", "sequence_length", "num_layers", "precision", "recompute", "mtp_layers",
-    "trained", "packed_sequences", "steps",
+    "trained", "packed_sequences", "packed_documents", "steps",
 )  # fmt: skip
 
 
