@@ -160,7 +160,7 @@ def test_packed_documents_go_out_and_come_back(tmp_path: Path):
     pytest.importorskip("wandb", reason=NEEDS)
     long = {"sequence_length": 32_768, "packed_documents": 4}  # whole, attention is a third
     packed = config(platform="h100", model="llama3.1-8b", precision="bf16", **long)
-    original = write_run(tmp_path / "runs", "packed", packed, seconds=2.0, device=H100)
+    original = write_run(tmp_path / "runs", "packed", packed, seconds=60.0, device=H100)
     export(store.read_run(original), Target("wandb", str(tmp_path / "w")))
     run = back(tmp_path / "w", tmp_path / "back")
     one, other = measure(store.read_run(original)), measure(run)
