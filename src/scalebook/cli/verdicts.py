@@ -123,9 +123,9 @@ def print_steady(options: argparse.Namespace) -> int:
     rows: list[dict[str, Any]] = []
     unreadable = 0
     for file in options.files:
+        place = Path(file)
         try:
-            path = Path(file)
-            place = path if path.exists() else find_run(file, runs) or path
+            place = place if place.exists() else find_run(file, runs) or place
             if options.window is not None:
                 print(_keep(place, options.window), file=sys.stderr)
                 continue

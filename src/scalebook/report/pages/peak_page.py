@@ -40,7 +40,7 @@ from scalebook.report.pages.run_findings import named
 
 Row = Mapping[str, Any]
 # Groups of one model under the same work compare across platforms.
-_WORK = ("model", "precision", "sequence_length", "source")
+_WORK = ("model", "precision", "sequence_length", "packed_documents", "source")
 
 
 @dataclass(frozen=True, slots=True)
