@@ -40,7 +40,7 @@ from scalebook.report.pages.run_findings import named
 
 Row = Mapping[str, Any]
 # Groups of one model under the same work compare across platforms.
-_WORK = ("model", "precision", "sequence_length", "packed_documents", "source")
+_WORK = ("model", "precision", "sequence_length", "source")
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +216,7 @@ def _platforms(groups: Sequence[Sequence[Configuration]]) -> Iterator[Markup]:
     works: dict[tuple[Any, ...], dict[str, Configuration]] = {}
     for ranked in groups:
         row = ranked[0].row
-        same = works.setdefault(tuple(row[name] for name in _WORK), {})
+        same = works.setdefault(tuple(row[name] for name in (*_WORK, "packed_documents")), {})
         same.setdefault(row["platform"], ranked[0])
     for same in works.values():
         first, *others = same.values()
