@@ -14,6 +14,7 @@ import pytest
 import scalebook as sb
 from scalebook import api
 from scalebook.errors import ConfigError, ScalebookError
+from scalebook.report.charts.figure import data_rows
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "runs/examples"
@@ -102,6 +103,28 @@ def test_results_show_as_tables_in_a_notebook_with_their_text_escaped():
     assert "none of 2" in sb.steady([1.0, 1.001])._repr_html_()
     odd = api.Comparison(None, "<b>", ())
     assert "&lt;b&gt;" in odd._repr_html_()
+
+
+def test_runs_travel_to_a_notebook_as_a_table_and_as_a_chart_of_their_rates():
+    alt = pytest.importorskip("altair")
+    formatter = pytest.importorskip("IPython.core.formatters").DisplayFormatter()
+    formatter.active_types = formatter.format_types
+    runs = sb.load(EXAMPLES).where(platform="h200", model="llama3.1-8b", precision="bf16")
+    shown, _ = formatter.format(runs)
+    assert "<table" in shown["text/html"]
+    with alt.renderers.enable("mimetype"):
+        plain, _ = alt.Chart().mark_point()._repr_mimebundle_()
+    (kind,) = plain.keys() - {"text/plain"}  # whatever this altair writes
+    assert kind.startswith("application/vnd.vegalite.v")
+    chart = shown[kind]
+    assert chart["$schema"] == alt.SCHEMA_URL
+    rows = {row["run_id"]: row["rate"] for row in data_rows(chart)}
+    rates = dict(runs.frame.drop_nulls("rate").select("run_id", "rate").iter_rows())
+    assert rows == pytest.approx(rates, rel=1e-5)
+    svg = pytest.importorskip("vl_convert").vegalite_to_svg(chart)
+    assert "tokens/s per GPU" in svg
+    none = runs.where(status="out_of_memory")
+    assert none._repr_mimebundle_() == {}
 
 
 def test_an_illegal_configuration_is_judged_and_has_no_memory():

@@ -15,6 +15,7 @@ import pytest
 from scalebook import identity, store
 from scalebook.measure.diagnosis import diagnose
 from scalebook.measure.metrics import RunMetrics
+from scalebook.measure.verdicts.differences import differences, other_work
 from scalebook.record import RunRecord
 from scalebook.report.base import comparisons
 from scalebook.report.base.frames import SCHEMA, ReportData, load
@@ -131,6 +132,17 @@ def test_a_matched_configuration_was_asked_for_alike_in_every_setting(
             {one.kind for one in comparisons.platform_pairs(comparisons.members(data, records))}
         )
     assert kinds == [{"matched configuration", "best against best"}, {"best against best"}]
+
+
+def test_a_run_of_packed_documents_does_other_work_than_one_of_whole_samples() -> None:
+    whole, packed = record_of(), record_of(change={"requested": {"packed_documents": 2}})
+    before = whole.model_copy(
+        update={"requested": {k: v for k, v in whole.requested.items() if k != "packed_documents"}}
+    )
+    for key in (identity.work, identity.repeat, identity.configuration, identity.matched):
+        assert key(before) == key(whole) != key(packed)
+    found = differences([whole], [packed])
+    assert other_work(found) == "A and B do different work: packed documents 1 against 2."
 
 
 def test_failures_are_of_one_kind_by_their_cause_and_never_by_their_sentence() -> None:

@@ -99,6 +99,13 @@ class Runs:
     def _repr_html_(self) -> str:
         return cast(Any, self.frame)._repr_html_()  # what a notebook shows
 
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
+        """Return the rates as a Vega-Lite chart, which a notebook that knows its type draws."""
+        from scalebook.report.charts.rate_charts import throughput
+
+        drawn = throughput(self.frame)
+        return drawn.vega() if drawn else {}
+
 
 @dataclass(frozen=True, slots=True)
 class Mfu:

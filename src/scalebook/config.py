@@ -59,6 +59,7 @@ class RunConfig(BaseModel):
     micro_batch_size: Size = 1
     global_batch_size: Size
     sequence_length: Size
+    packed_documents: Size = 1  # of equal length in a sample; each attends to itself only
     precision: Precision = "bf16"
     gradient_precision: GradientPrecision = "fp32"  # in which a step's gradients are added up
     expert_balance: ExpertBalance = "learned"  # which experts a token goes to
@@ -136,6 +137,16 @@ class RunConfig(BaseModel):
     def tokens_per_step(self) -> int:
         """Tokens of one optimizer step over all ranks."""
         return self.global_batch_size * self.sequence_length
+
+    def unpacked(self) -> RunConfig:
+        """Return the configuration that does the same work with each packed document a sample."""
+        many = self.packed_documents
+        sizes = {
+            "sequence_length": self.sequence_length // many,
+            "micro_batch_size": self.micro_batch_size * many,
+            "global_batch_size": self.global_batch_size * many,
+        }
+        return self.model_copy(update={**sizes, "packed_documents": 1})
 
     def config_hash(self) -> str:
         """Return 12 hex digits that name this configuration, equal for equal fields.

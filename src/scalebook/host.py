@@ -42,29 +42,10 @@ CONTAINER_VARIABLES = (
 
 # Variables with these prefixes change how fast training is: a record keeps what they were.
 PERFORMANCE_PREFIXES = (
-    "CUDA_",
-    "CUBLAS",
-    "CUDNN_",
-    "GLOO_",
-    "GPU_",
-    "HIPBLASLT_",
-    "HIP_",
-    "HSA_",
-    "KMP_",
-    "MIOPEN_",
-    "MKL_",
-    "NCCL_",
-    "NVTE_",
-    "OMP_",
-    "PYTHONUNBUFFERED",
-    "PYTORCH_",
-    "RCCL_",
-    "ROCM_",
-    "ROCR_",
-    "TORCH_",
-    "UB_",
-    "UCX_",
-)
+    "CUDA_", "CUBLAS", "CUDNN_", "GLOO_", "GPU_", "HIPBLASLT_", "HIP_", "HSA_", "KMP_", "MIOPEN_",
+    "MKL_", "NCCL_", "NVTE_", "OMP_", "PYTHONUNBUFFERED", "PYTORCH_", "RCCL_", "ROCM_", "ROCR_",
+    "TORCH_", "UB_", "UCX_",
+)  # fmt: skip
 
 
 def performance_variables(environment: Mapping[str, str]) -> dict[str, str]:

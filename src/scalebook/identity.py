@@ -24,7 +24,7 @@ Item = TypeVar("Item")
 VERSIONS = ("torch", "megatron_core", "transformer_engine")
 _NEVER = frozenset(settings.named("never"))
 # Work that a log from elsewhere mentions only where there is any.
-_UNUSUAL = ("mtp_layers",)
+_UNUSUAL = ("mtp_layers", "packed_documents")
 _NO_MEMORY = settings.without_effect("memory")
 
 

@@ -128,6 +128,9 @@ _ROWS = (
          help="samples per optimizer step", metavar="SAMPLES"),
     _row("sequence_length", "work", "speed memory loss FLOPs", 1, named="group",
          help="tokens per sample", metavar="TOKENS"),
+    _row("packed_documents", "work", "speed memory loss FLOPs", 1, named="off default",
+         counted=True, help="documents of equal length that fill a sample; attention and "
+         "positions stay inside each", metavar="DOCUMENTS"),
     _row("precision", "work", _ALL, Precision, named="group",
          help="number format of the matrix products"),
     _row("gradient_precision", "kernel", _ALL, GradientPrecision, named="off default",

@@ -183,6 +183,15 @@ def test_results_must_be_one_series(capsys, tmp_path):
     assert code == 2
     assert "differ in model (a, b)" in error
     assert run(capsys, "project", "--results", str(path), "--model", "a")[0] == 0
+    rows = [row | {"precision": name} for row in rows[:3] for name in ("bf16", "fp8")]
+    path.write_text(json.dumps(rows))
+    assert "differ in precision (bf16, fp8)" in run(capsys, "project", "--results", str(path))[2]
+    one = ("project", "--results", str(path), "--precision", "fp8", "--json")
+    assert len(json.loads(run(capsys, *one)[1])["scaling"]["rows"]) == 3
+    path.write_text(
+        json.dumps([row | {"packed_documents": row["world_size"]} for row in rows[::2]])
+    )
+    assert "differ in packed_documents (1, 2, 4)" in run(capsys, *one[:3])[2]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from scalebook.errors import ConfigError
 from scalebook.facts import catalog, communication
 from scalebook.facts.flops import parameter_count
 from scalebook.parallelism import Parallelism
@@ -31,8 +30,6 @@ def value(row: Row) -> float:
             ranks, int(row["microbatches"]), int(row["chunks"]), of=named
         )
     shape = catalog.model(row["model"])
-    if row["quantity"] == "data":
-        return communication.data_bytes(parameter_count(shape).total, ranks, named) / 1e9
     tokens = int(row["tokens"])
     if row["quantity"] == "pipeline":
         return communication.pipeline_bytes(shape, tokens, tensor=ranks) / MIB
@@ -44,7 +41,6 @@ def value(row: Row) -> float:
     layer = {
         "tensor_layer": communication.tensor_bytes,
         "context_ring": communication.context_ring_bytes,
-        "context_all_to_all": communication.context_all_to_all_bytes,
         "expert": communication.expert_bytes,
     }[row["quantity"]]
     return layer(shape, ranks, tokens) / MIB
@@ -124,11 +120,6 @@ def test_experts_are_synchronised_only_among_the_ranks_that_hold_the_same_ones()
     assert spread.expert > 0
     assert everywhere.expert == 0
     assert spread.data < everywhere.data
-
-
-def test_an_unknown_convention_is_refused_with_the_nearest_name() -> None:
-    with pytest.raises(ConfigError, match="Did you mean 'ddp_fp32'"):
-        communication.data_bytes(1e9, 8, "ddp_fp23")
 
 
 def test_an_estimate_is_the_sum_of_its_kinds_worked_by_hand() -> None:

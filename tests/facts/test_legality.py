@@ -59,6 +59,18 @@ def test_a_batch_that_is_not_whole_microbatches_shows_the_product() -> None:
     )
 
 
+def test_documents_that_do_not_fill_a_sequence_name_the_numbers_that_do() -> None:
+    asked = config(sequence_length=8192, packed_documents=3)
+    assert message(asked) == (
+        "packed_documents=3 does not divide sequence_length=8192 into documents of equal length. "
+        "Use 2 or 4."
+    )
+    first = legality.nearest(asked, catalog.model(asked.model))[0]
+    assert legality.changes(asked, first) == {"packed_documents": 4}
+    # Learned positions restart in each document.
+    assert problems(config("gpt3-6.7b", sequence_length=4096, packed_documents=2)) == []
+
+
 RULES: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("sequence_parallel", "llama3.1-8b", {"sequence_parallel": True}),
     ("context_parallel", "llama3.1-8b", {"context_parallel_size": 2, "sequence_length": 2046}),
@@ -100,6 +112,9 @@ RULES: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ),
     ("expert_gradients", "mixtral-8x7b", {"expert_tensor_parallel_size": 2}),
     ("sequence_length", "gpt3-6.7b", {"sequence_length": 4096}),
+    ("packed_documents", "llama3.1-8b", {"packed_documents": 3}),
+    ("packed_documents", "llama3.1-8b", {"packed_documents": 2, "engine": "nemo"}),
+    ("context_parallel", "llama3.1-8b", {"packed_documents": 1024, "context_parallel_size": 2}),
     ("steps", "llama3.1-8b", {"steps": 5, "warmup_steps": 5}),
     ("nodes", "llama3.1-8b", {"nodes": 3}),
 )

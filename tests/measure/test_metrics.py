@@ -323,6 +323,18 @@ def test_a_module_for_a_further_token_is_work_that_counts():
     assert more.hfu / more.mfu == pytest.approx(hardware / per_token[1])
 
 
+def test_attention_of_packed_documents_is_counted_inside_each():
+    """Llama 3.1 8B (facts/flops): 6 x 7,504,658,432 and 6 x 32 layers x 2,048 x 4,096 a token."""
+    per_token = 6 * 7_504_658_432 + 6 * 32 * 2048 * 4096
+    found = measure(make_run(sequence_length=8192, packed_documents=4, recompute="selective"))
+    assert found.model_tflops_per_second_per_gpu == pytest.approx(TOKENS / 64 * per_token / 1e12)
+    assert found.mfu == pytest.approx(TOKENS / 64 * per_token / 1e12 / 989.4)
+    # The core's forward pass, a third of its FLOPs, runs twice.
+    assert found.hfu / found.mfu == pytest.approx(1 + 2 * 32 * 2048 * 4096 / per_token)
+    whole = measure(make_run(sequence_length=8192))
+    assert whole.mfu > found.mfu
+
+
 def test_hfu_is_none_where_nobody_says_what_was_recomputed():
     for mode in (None, "some", ["full"]):
         found = measure(make_run(recompute=mode))

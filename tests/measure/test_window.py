@@ -120,6 +120,16 @@ def test_steady_keeps_a_window_in_the_record(tmp_path: Path, capsys: pytest.Capt
     assert read_run(folder).record.window == (61, 200)  # what gives no rate is not kept
 
 
+def test_steady_offers_the_longest_level_of_a_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    folder = run(tmp_path / "two").path
+    assert main(["steady", str(folder), str(folder / "steps.jsonl")]) == 0
+    of_run, of_steps = capsys.readouterr().out.splitlines()
+    assert of_run.endswith("is steps 61 to 200, at 500 tokens/s; --window 61:200 chooses it.")
+    assert "not averaged" in of_steps and "--window" not in of_steps  # only a run keeps a choice
+
+
 def test_a_log_is_ingested_with_a_window(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     log = tmp_path / "log.jsonl"
     rows = (f'{{"step": {n}, "seconds": {s}}}' for n, s in enumerate(seconds(), 1))

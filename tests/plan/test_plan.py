@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scalebook.cli import build_parser
+from scalebook.cli import build_parser, main
 from scalebook.cli.check import request
 from scalebook.errors import ConfigError
 from scalebook.plan import Plan, load_plan, single_plan
@@ -52,6 +52,21 @@ def test_lists_multiply_out_and_later_tables_add_runs(load) -> None:
     pairs = zip(column(plan, "tensor_parallel_size"), column(plan, "micro_batch_size"), strict=True)
     assert list(pairs) == [(1, 1), (1, 2), (2, 1), (2, 2), (1, 1)]
     assert column(plan, "recompute") == ["none"] * 4 + ["full"]
+
+
+def test_a_plan_packs_documents_and_refuses_what_does_not_divide(load, capsys, tmp_path) -> None:
+    text = HEAD + "[[runs]]\nsequence_length = 8192\npacked_documents = [1, 4, 3]"
+    plan = load(text)
+    assert column(plan, "packed_documents") == [1, 4, 3]
+    assert [run.legal for run in plan.runs] == [True, True, False]
+    (problem,) = plan.runs[2].problems
+    assert "packed_documents=3 does not divide sequence_length=8192" in problem.message
+    path = tmp_path / "packed.toml"
+    path.write_text(text)
+    assert main(["plan", str(path), "--platform", "h100"]) == 0
+    shown = capsys.readouterr().out
+    assert "8192 of 4  bf16" in shown
+    assert "8192       bf16" in shown
 
 
 def test_a_run_without_a_world_size_fills_the_node_or_the_devices_there_are(load) -> None:

@@ -132,6 +132,19 @@ def test_a_run_with_expert_parallelism_began_as_fast_as_even_experts_are_predict
     assert seconds(made, asked) == pytest.approx(median(first), rel=0.06)
 
 
+def test_packed_documents_are_predicted_as_samples_of_their_own(made) -> None:
+    fields = {"model": "llama3.1-8b@8", "world_size": 4}
+    sizes = {"sequence_length": 8192, "micro_batch_size": 1, "global_batch_size": 16}
+    packed = config(**fields, **sizes, packed_documents=4)
+    apart = config(**fields, sequence_length=2048, micro_batch_size=4, global_batch_size=64)
+    found, same = made.predict(packed), made.predict(apart)
+    assert (found.step_seconds, found.mfu, found.memory_gib) == (
+        same.step_seconds, same.mfu, same.memory_gib,
+    )  # fmt: skip
+    whole = made.predict(packed.model_copy(update={"packed_documents": 1}))
+    assert whole.parts["attention"] > 3 * found.parts["attention"]
+
+
 @pytest.mark.parametrize(
     "fields",
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import polars as pl
@@ -251,3 +252,19 @@ def test_all_that_is_unknown_of_a_run_is_said_in_one_sentence(tmp_path: Path) ->
     text = words(sections.throughput(load(tmp_path)))
     said = "the model, platform and sequence length are unknown (bare)."
     assert text == f"1 run is not compared with any other: {said}"
+
+
+def test_packed_documents_are_named_and_not_ranked_with_whole_samples(tmp_path: Path) -> None:
+    write_run(tmp_path, "whole", config(sequence_length=128), seconds=0.2)
+    write_run(tmp_path, "packed", config(sequence_length=128, packed_documents=4), seconds=0.1)
+    data = load(tmp_path)
+    assert dict(data.runs.select("run_id", "group").iter_rows()) == {
+        "whole": "tiny-llama on cpu (fp32, sequence 128, simulated)",
+        "packed": "tiny-llama on cpu (fp32, sequence 128 of 4 documents, simulated)",
+    }
+    assert "4 packed documents" in data.runs.filter(pl.col("run_id") == "packed")["name"][0]
+    said = words(run_findings.warnings(data))
+    assert "4 documents are packed into a sample of 128 tokens by packed." in said
+    assert "Attention stays inside documents, so FLOPs, TFLOP/s and MFU count it over 32" in said
+    shutil.rmtree(tmp_path / "packed")
+    assert "packed" not in words(run_findings.warnings(load(tmp_path)))

@@ -267,8 +267,14 @@ def test_podman_states_the_digest_that_it_pulled(programs: Callable[..., None]):
 def test_a_registry_that_is_not_reached_is_an_error_that_says_what_to_do(
     programs: Callable[..., None],
 ):
-    with pytest.raises(LaunchError, match=r"were not found\. Install skopeo\."):
+    by_hand = (
+        " Or let a machine that reaches nvcr.io print it, 'skopeo inspect --raw "
+        "docker://nvcr.io/nvidia/nemo:26.06 | sha256sum', and write it here with "
+        "--pin sha256:DIGEST."
+    )
+    with pytest.raises(LaunchError) as error:
         engines.registry_digest("nvcr.io/nvidia/nemo:26.06")
+    assert str(error.value).endswith(f"were not found. Install skopeo.{by_hand}")
     log = 'time="2026" level=fatal msg="lookup nvcr.io: no such host"\n'
     programs("skopeo", b"", log, 1)
     with pytest.raises(LaunchError) as error:
@@ -277,6 +283,7 @@ def test_a_registry_that_is_not_reached_is_an_error_that_says_what_to_do(
         "skopeo got no digest of nvcr.io/nvidia/nemo:26.06: lookup nvcr.io: no such host. Repeat"
     )
     assert "'skopeo login nvcr.io'" in str(error.value)
+    assert str(error.value).endswith(by_hand)
 
 
 def test_what_is_no_manifest_gives_no_digest(programs: Callable[..., None]):
@@ -308,6 +315,21 @@ def test_pinning_writes_the_base_into_the_table_and_the_containerfile(
     assert f"ARG BASE_IMAGE={image.base_reference}" in lines
     changed = {path.name for path, text in before.items() if path.read_text() != text}
     assert changed == {"image.toml", "Containerfile"}
+
+
+def test_a_digest_that_is_given_needs_no_registry(
+    checkout: Path, programs: Callable[..., None], capsys: pytest.CaptureFixture[str]
+):
+    assert main(["image", "--platform", "mi300x", "--pin", "sha256:12"]) == 2
+    assert "is not a digest. Write sha256: and 64 hex digits." in capsys.readouterr().err
+    assert main(["image", "--platform", "mi300x", "--pin", f"sha256:{DIGEST}"]) == 0
+    text = (checkout / "amd" / "image.toml").read_text()
+    image = images.parse("amd", tomllib.loads(text))
+    assert image.digest == f"sha256:{DIGEST}"
+    assert ", by hand" in text
+    assert f"ARG BASE_IMAGE={image.base_reference}" in (
+        (checkout / "amd" / "Containerfile").read_text().splitlines()
+    )
 
 
 def test_pinning_without_a_registry_changes_nothing(

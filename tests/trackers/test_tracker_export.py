@@ -16,6 +16,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from simulated import H100, config, write_run
 
 from scalebook import store
 from scalebook.cli import main
@@ -23,7 +24,7 @@ from scalebook.errors import TrackerError
 from scalebook.logs.ingest.ingestion import ingest, summaries
 from scalebook.measure.metrics import measure
 from scalebook.report.base import frames
-from scalebook.trackers import Target, export, exported, log_run, opener, parse_target
+from scalebook.trackers import Target, export, exported, log_run, opener, parse_target, wire
 from scalebook.trackers.exported import export_of
 
 EXAMPLES = Path(__file__).parents[2] / "runs/examples"
@@ -155,6 +156,25 @@ def test_a_failed_run_keeps_its_status_and_reason(kind: str, tmp_path: Path):
     assert (original.record.reason or "")[:40] in (run.record.reason or "")
 
 
+def test_packed_documents_go_out_and_come_back(tmp_path: Path):
+    pytest.importorskip("wandb", reason=NEEDS)
+    long = {"sequence_length": 32_768, "packed_documents": 4}  # whole, attention is a third
+    packed = config(platform="h100", model="llama3.1-8b", precision="bf16", **long)
+    original = write_run(tmp_path / "runs", "packed", packed, seconds=60.0, device=H100)
+    export(store.read_run(original), Target("wandb", str(tmp_path / "w")))
+    run = back(tmp_path / "w", tmp_path / "back")
+    one, other = measure(store.read_run(original)), measure(run)
+    assert (one.packed_documents, other.packed_documents) == (4, 4)
+    tflops = [
+        found.model_tflops_per_second_per_gpu / found.tokens_per_second_per_gpu
+        for found in (one, other)
+    ]
+    assert tflops[0] == pytest.approx(tflops[1], rel=1e-12)
+    (summary,) = summaries(tmp_path / "w" / "wandb", {}, opens=opener())
+    counted = summary["tflops"]["recounted"]["megatron_causal"]
+    assert counted / summary["tokens_per_second_per_gpu"] == pytest.approx(tflops[0], rel=0.05)
+
+
 def test_what_is_missing_has_a_reason_and_no_number():
     found = export_of(store.read_run(failed()))
     assert "mfu_fraction" not in found.summary
@@ -166,7 +186,94 @@ def test_every_name_of_the_summary_carries_its_unit():
     units = ("_per_gpu", "_fraction", "_low", "_high", "_seconds", "_steps", "_gib", "_per_token")
     names = export_of(store.read_run(GOOD)).summary
     assert len(names) > 6
+    units = (*units, "step_seconds_std")
     assert [name for name in names if not name.endswith(units)] == []
+
+
+OWN = """\
+import scalebook as sb
+
+@sb.metric(unit="tokens/s", meaning="twice the rate", null="There is no rate.")
+def doubled(run):
+    return run.numbers.tokens_per_second and 2 * run.numbers.tokens_per_second
+
+@sb.metric(unit="", dtype="str", meaning="a word", null="No word.")
+def verdict(run):
+    return "fine"
+
+@sb.metric(unit="s", meaning="never there", null="Nobody knows.")
+def absent(run):
+    return None
+"""
+ANY = (("wandb", "wandb"), ("mlflow", "mlflow"), ("tensorboard", "board"), ("mlperf", "log.txt"))
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a project with metrics of its own, as the working directory."""
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "mine.py").write_text(OWN)
+    (tmp_path / ".scalebook.toml").write_text('[metrics]\nfiles = ["mine.py"]\n')
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def held(kind: str, place: Path) -> dict[str, float]:
+    """Return the numbers that a tracker's own reader finds in the summary of its one run."""
+    if kind == "mlflow":
+        client = pytest.importorskip("mlflow").MlflowClient(tracking_uri=place.as_uri())
+        (run,) = client.search_runs([client.get_experiment_by_name("scalebook").experiment_id])
+        assert run.data.tags["scalebook/verdict"] == "fine"
+        assert run.data.tags["scalebook/absent_reason"] == "Nobody knows."
+        return run.data.metrics
+    if kind == "tensorboard":
+        events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+        shown = events.EventAccumulator(str(place / GOOD.name)).Reload()
+        names = [tag for tag in shown.Tags()["scalars"] if tag.startswith("summary/")]
+        return {tag.removeprefix("summary/"): shown.Scalars(tag)[0].value for tag in names}
+    if kind == "wandb":
+        return summary_of_wandb(place)
+    events = [json.loads(line.partition(" ")[2]) for line in place.read_text().splitlines()]
+    rate, summary = (event["value"] for event in events if event["key"] == "tracked_stats")
+    assert [*rate] == ["throughput"]
+    return summary
+
+
+def summary_of_wandb(place: Path) -> dict[str, float]:
+    """Return the summary in the file of an offline run, in the words of W&B's own messages."""
+    records = pytest.importorskip("wandb.proto.wandb_internal_pb2")
+    (file,) = place.glob("wandb/offline-run-*/run-*.wandb")
+    with file.open("rb") as stream:
+        held = [records.Record.FromString(one) for one in wire.wandb_records(stream, print)]
+    updates = (item for record in held for item in record.summary.update)
+    return {item.key or item.nested_key[0]: json.loads(item.value_json) for item in updates}
+
+
+@pytest.mark.parametrize(("kind", "name"), ANY)
+def test_registered_metrics_go_out_with_those_of_the_project(kind: str, name: str, project: Path):
+    if kind != "mlperf":
+        pytest.importorskip(kind, reason=NEEDS)
+    assert main(["export", str(GOOD), "--to", f"{kind}:{project / name}"]) == 0
+    numbers, found = held(kind, project / name), measure(store.read_run(GOOD))
+    expected = {
+        "hfu_fraction": found.hfu,
+        "reserved_memory_gib": found.registered["reserved_memory_gib"],
+        "doubled_tokens_per_s": 2 * (found.tokens_per_second or 0),
+    }
+    assert None not in expected.values()
+    assert {one: numbers[one] for one in expected} == pytest.approx(expected, rel=1e-6)
+    assert not {"absent", "absent_seconds"} & {*numbers}
+
+
+def test_the_tables_hold_the_metrics_of_the_project(project: Path):
+    place = project / "tables"
+    assert main(["export", str(GOOD), "--to", f"parquet:{place}", "--to", f"csv:{place}"]) == 0
+    rate = measure(store.read_run(GOOD)).tokens_per_second
+    for table in (pl.read_parquet(place / "runs.parquet"), pl.read_csv(place / "runs.csv")):
+        row = table.row(0, named=True)
+        assert row["doubled"] == pytest.approx(2 * rate)
+        assert (row["verdict"], row["absent"]) == ("fine", None)
+        assert row["absent_reason"] == "Nobody knows."
 
 
 # The command -------------------------------------------------------------------------------------

@@ -89,6 +89,16 @@ FURTHER: dict[str, dict[str, Any]] = {
     },
     "further, full recomputation": {"recompute": "full"},
 }
+# 4 samples of 2 documents of 16 tokens, and the same 8 documents as samples.
+DOCUMENTS = {"sequence_length": 16, "micro_batch_size": 2, "global_batch_size": 8}
+PACKED: dict[str, dict[str, Any]] = {
+    "one": {},
+    "TP=2 with SP": DENSE["TP=2 with SP"],
+    "PP=2": DENSE["PP=2"],
+    "CP=2": DENSE["CP=2"],
+    "FSDP": DENSE["FSDP over DP=2"],
+    "full recomputation": {"recompute": "full"},
+}
 SUMS = {"world_size": 2, "precision": "bf16", "data_parallel_sharding": "optimizer"}
 FORCED = {"expert_balance": "forced"}
 ALL: dict[str, dict[str, Any]] = {
@@ -107,6 +117,8 @@ ALL: dict[str, dict[str, Any]] = {
     **{name: {"model": "tiny-mla", **changes} for name, changes in LATENT.items()},
     **{name: {"model": "tiny-mla", "mtp_layers": 1, **more} for name, more in FURTHER.items()},
     "forced": {"model": "tiny-moe", **MIXTURE["EP=2"], **FORCED},
+    "documents": DOCUMENTS,
+    **{f"packed, {name}": {"packed_documents": 2, **more} for name, more in PACKED.items()},
     "summed in fp32": SUMS,
     "summed in bf16": {**SUMS, "gradient_precision": "bf16"},
     "another seed": {"seed": 7, "steps": 1},
@@ -215,6 +227,19 @@ def test_modules_for_further_tokens_train_the_same_in_every_layout(
     count = parameter_count(catalog.model("tiny-mla"))
     assert run.observed["parameter_count"] == count.total + count.mtp
     assert run.observed["mtp_layers"] == 1
+
+
+@pytest.mark.parametrize("layout", PACKED)
+def test_packed_documents_train_as_documents_in_samples_of_their_own(
+    layout: str, runs: dict[str, Finished]
+):
+    run = runs[f"packed, {layout}"]
+    assert_same_curve(run, runs["documents"])
+    asked = ("sequence_length", "packed_documents", "micro_batch_size", "global_batch_size")
+    assert [run.observed[name] for name in asked] == [32, 2, 1, 4]
+    assert {step.tokens for step in run.steps} == {4 * 32}
+    # A whole sample is other work: its second half attends to the first.
+    assert run.losses != pytest.approx(runs["dense"].losses, rel=RELATIVE)
 
 
 def test_gradients_added_up_in_bf16_train_nearly_the_same_model(runs: dict[str, Finished]):

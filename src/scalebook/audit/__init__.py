@@ -26,26 +26,10 @@ from scalebook.audit.documents import SUFFIXES, load_document, read_document
 from scalebook.audit.table_checks import check_table
 
 __all__ = [
-    "ORDER",
-    "SUFFIXES",
-    "Audit",
-    "Check",
-    "Claims",
-    "Row",
-    "Table",
-    "Verdict",
-    "audit",
-    "count_claims",
-    "load",
-    "load_claims",
-    "load_document",
-    "load_results",
-    "parse_claims",
-    "parse_results",
-    "read_document",
-    "sample_text",
-    "samples",
-]
+    "ORDER", "SUFFIXES", "Audit", "Check", "Claims", "Row", "Table", "Verdict", "audit",
+    "count_claims", "load", "load_claims", "load_document", "load_results", "parse_claims",
+    "parse_results", "read_document", "sample_text", "samples",
+]  # fmt: skip
 
 
 def load(path: Path, *, follow: bool = False) -> Claims:

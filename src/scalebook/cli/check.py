@@ -327,13 +327,15 @@ def _print_plan(loaded: Plan, found: Sequence[Forecast]) -> None:
 
 def _plan_row(index: int, run: PlannedRun, found: Forecast) -> tuple[str, ...]:
     config = run.config
+    packed = f" of {config.packed_documents}" if config.packed_documents > 1 else ""
     verdict = {True: "fits", False: "does not fit", None: "cannot tell"}[run.fits]
     return (
         *(str(index), config.model, config.strategy, str(config.world_size)),
         *map(str, (config.tensor_parallel_size, config.pipeline_parallel_size)),
         *map(str, (config.context_parallel_size, config.expert_parallel_size)),
         str(config.data_parallel_size) if run.legal else "-",
-        *map(str, (config.micro_batch_size, config.global_batch_size, config.sequence_length)),
+        *map(str, (config.micro_batch_size, config.global_batch_size)),
+        f"{config.sequence_length}{packed}",
         config.precision,
         str(config.repeat),
         number(run.memory.total_gib, 3) if run.memory else "-",
@@ -362,6 +364,9 @@ def _print_verdict(asked: Request, result: dict[str, Any]) -> None:
             [(name, number(result["memory_gib"][name], 3)) for name in names],
         )
     print(f"  memory: {result['fits_reason']}")
+    if config.packed_documents > 1 and result["legal"]:
+        length = number(config.unpacked().sequence_length)
+        print(f"  packed: attention, FLOPs and MFU are counted inside documents of {length} tokens")
     if result["prediction"]:
         print(f"  predicted: {rate_line(**result['prediction'])}")
     if result["communication_bytes"]:

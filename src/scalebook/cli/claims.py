@@ -28,10 +28,11 @@ if TYPE_CHECKING:
     from scalebook.measure.scaling import Projection, ScalingPoint, ScalingTable
 
 WRONG = ("contradicts", "impossible")  # verdicts
+_CHOSEN = ("model", "platform", "precision")  # by a flag, of the runs in --results
 SERIES = ("model", "accelerator", "platform", "engine", "precision", "sequence_length", "strategy")
 SPLIT = (  # the same in one series as well; a run that names none may be of any
     *("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"),
-    *("expert_parallel_size", "micro_batch_size"),
+    *("expert_parallel_size", "micro_batch_size", "packed_documents"),
 )
 INPUT_HELP = {
     "tokens": "tokens to train on, such as 1T",
@@ -208,7 +209,7 @@ def _add_scaling(parser: argparse.ArgumentParser) -> None:
     scaling.add_argument(
         "--results", type=Path, metavar="FILE", help="output of 'scalebook list --json'"
     )
-    for name in ("model", "platform"):
+    for name in _CHOSEN:
         scaling.add_argument(f"--{name}", help=f"only the runs of this {name} in --results")
     scaling.add_argument(
         "--to",
@@ -316,7 +317,8 @@ def _result_points(options: argparse.Namespace) -> list[ScalingPoint]:
         if len(values) > 1:
             raise ClaimError(
                 f"The runs of {options.results} differ in {name} ({', '.join(values)}), so they "
-                "are not one scaling series. Choose with --model or --platform, or use --point."
+                "are not one scaling series. Choose with --model, --platform or --precision, or "
+                "use --point."
             )
     return [_from_row(row, str(options.results)) for row in rows]
 
@@ -326,7 +328,7 @@ def _wanted(row: Mapping[str, Any], options: argparse.Namespace) -> bool:
         return False
     return all(
         wanted is None or row.get(name) == wanted
-        for name, wanted in (("model", options.model), ("platform", options.platform))
+        for name, wanted in ((name, getattr(options, name)) for name in _CHOSEN)
     )
 
 

@@ -114,8 +114,11 @@ def _register_image(subparsers: Subparsers) -> None:
     )
     what.add_argument(
         "--pin",
-        action="store_true",
-        help="write the digest of the base's tag into image.toml; build nothing",
+        nargs="?",
+        const="",
+        metavar="DIGEST",
+        help="write the digest of the base's tag into image.toml; build nothing (default: the "
+        "digest that the registry has)",
     )
     build.add_argument("--image", default="", metavar="REFERENCE", help="name of the new image")
     what.add_argument(
@@ -259,7 +262,7 @@ def image(options: argparse.Namespace) -> int:
     from scalebook.running.container import build, images
 
     known = images.image(catalog.platform(options.platform).vendor)
-    if options.pin:
+    if options.pin is not None:
         return _pin(known, options)
     engine = _builder(options)
     folder = images.folder_of(required_root())
@@ -299,10 +302,17 @@ def _unpinned(base: str, options: argparse.Namespace) -> str:
 
 def _pin(known: Image, options: argparse.Namespace) -> int:
     """Write the digest that the base's tag has now into image.toml and the Containerfile."""
+    from scalebook.errors import LaunchError
     from scalebook.project import required_root, short
     from scalebook.running.container import engines, images
 
-    digest, program = engines.registry_digest(known.tagged)
+    if options.pin and not images.DIGEST.fullmatch(options.pin):
+        raise LaunchError(
+            f"--pin {options.pin!r} is not a digest. Write sha256: and 64 hex digits."
+        )
+    digest, program = (
+        (options.pin, "hand") if options.pin else engines.registry_digest(known.tagged)
+    )
     if options.dry_run:
         print(f"{known.tagged} has the digest {digest}; nothing is written.")
         return 0

@@ -112,9 +112,9 @@ def print_steady(options: argparse.Namespace) -> int:
     rows: list[dict[str, Any]] = []
     unreadable = 0
     for file in options.files:
+        place = Path(file)
         try:
-            path = Path(file)
-            place = path if path.exists() else find_run(file, runs) or path
+            place = place if place.exists() else find_run(file, runs) or place
             if options.window is not None:
                 print(_keep(place, options.window), file=sys.stderr)
                 continue
@@ -125,10 +125,22 @@ def print_steady(options: argparse.Namespace) -> int:
             found = str(error)
         rows.append(_row(file, found))
         if not options.json and not isinstance(found, str):
-            print(f"{file}: {_words(found)}")
+            print(f"{file}: {_words(found)}{_offered(place, found)}")
     if options.json:
         print_json(rows)
     return 2 if unreadable else 0
+
+
+def _offered(directory: Path, found: Steady) -> str:
+    """Return how to choose the longest level of a run with several; empty for any other."""
+    from scalebook.measure.metrics.window import measured_steps, offered
+    from scalebook.store import read_run
+
+    if found.problem != "shift" or not (directory / "record.json").is_file():
+        return ""
+    steps = measured_steps(read_run(directory).steps)
+    seconds, tokens = steps.known("step_seconds"), steps.known("tokens")
+    return offered(steps, seconds, tokens) if len(tokens) == len(seconds) == len(steps) else ""
 
 
 def _keep(directory: Path, window: tuple[int, int]) -> str:

@@ -23,19 +23,11 @@ from scalebook.running.devices import detect
 
 CDI_FOLDERS = ("etc/cdi", "var/run/cdi")
 NVIDIA_FIELDS = (
-    "index",
-    "name",
-    "driver_version",
-    "memory.total",
-    "memory.used",
-    "power.limit",
-    "power.default_limit",
-    "persistence_mode",
-    "mig.mode.current",
-    "clocks_throttle_reasons.hw_thermal_slowdown",
-    "clocks_throttle_reasons.sw_thermal_slowdown",
+    "index", "name", "driver_version", "memory.total", "memory.used", "power.limit",
+    "power.default_limit", "persistence_mode", "mig.mode.current",
+    "clocks_throttle_reasons.hw_thermal_slowdown", "clocks_throttle_reasons.sw_thermal_slowdown",
     "clocks_throttle_reasons.hw_power_brake_slowdown",
-)
+)  # fmt: skip
 FORMAT = "--format=csv,noheader,nounits"
 NVIDIA_DEVICES = ("nvidia-smi", f"--query-gpu={','.join(NVIDIA_FIELDS)}", FORMAT)
 NVIDIA_PROCESSES = ("nvidia-smi", "--query-compute-apps=pid", FORMAT)

@@ -14,16 +14,6 @@ from scalebook.facts.catalog.types import ModelShape
 from scalebook.facts.memory.parameters import is_moe, stage_count, stage_layers
 from scalebook.parallelism import Parallelism
 
-# Bytes a parameter that data parallelism moves for gradients, and for weights, as multiples of
-# (r - 1) / r: an all-reduce counts twice, a gather or a scatter once.
-DATA_CONVENTIONS: dict[str, float] = {
-    "ddp_fp32": 2 * 4,
-    "ddp_bf16": 2 * 2,
-    "distributed_optimizer_fp32": 4 + 2,  # scatter fp32 gradients, gather bf16 weights
-    "zero_2_bf16": 2 + 2,
-    "fsdp_bf16": 2 * 2 + 2,  # gather weights forward and backward, scatter gradients
-    "fsdp_bf16_reduce_fp32": 2 * 2 + 4,
-}
 _WEIGHTS = {"fp32": 4}  # bytes a weight; 2 for every other precision
 _GRADIENTS = {"fp16": 2}  # bytes a reduced gradient; 4 for every other precision
 
@@ -60,16 +50,6 @@ def tensor_bytes(
     return passes * (ranks - 1) / ranks * tokens * shape.hidden_size * element_bytes
 
 
-def data_bytes(parameters: float, ranks: int, convention: str) -> float:
-    """Return bytes that a rank sends to synchronise ``parameters`` with the other replicas.
-
-    One optimizer step; FSDP's gathers come once a microbatch unless the layers stay gathered.
-    """
-    if convention not in DATA_CONVENTIONS:
-        raise ConfigError(unknown("data-parallel convention", convention, DATA_CONVENTIONS))
-    return DATA_CONVENTIONS[convention] * (ranks - 1) / ranks * parameters
-
-
 def pipeline_bytes(
     shape: ModelShape, tokens: float, *, tensor: int = 1, element_bytes: int = 2
 ) -> float:
@@ -90,17 +70,6 @@ def context_ring_bytes(
     """
     width = shape.num_query_groups * shape.head_dim
     return 3 * (ranks - 1) * 2 * tokens / ranks * width * element_bytes
-
-
-def context_all_to_all_bytes(
-    shape: ModelShape, ranks: int, tokens: float, *, element_bytes: int = 2
-) -> float:
-    """Return bytes that a rank sends in one layer to trade sequence for heads (arXiv 2309.14509).
-
-    Queries, keys, values and output, forward and backward: 2 (c - 1) / c (b s / c) (2 q + 2 g d).
-    """
-    width = 2 * (shape.num_attention_heads + shape.num_query_groups) * shape.head_dim
-    return 2 * (ranks - 1) / ranks * tokens / ranks * width * element_bytes
 
 
 def expert_bytes(shape: ModelShape, ranks: int, tokens: float, *, element_bytes: int = 2) -> float:

@@ -55,6 +55,7 @@ SIZES = {
     "moe_ffn_hidden_size": "moe_ffn_hidden_size",
     "moe_shared_expert_intermediate_size": "moe_shared_expert_intermediate_size",
     "mtp_num_layers": "mtp_layers",
+    "packed_documents": "packed_documents",
     "num_nodes": "nodes",
     "nnodes": "nodes",
     "slurm_nnodes": "nodes",

@@ -356,13 +356,13 @@ def hfu(run: Subject) -> float | Missing:
     The FLOPs of a step with what was recomputed, over those of the model, times MFU.
     """
     from scalebook.facts import flops
-    from scalebook.measure.metrics.settings import count, run_shape
+    from scalebook.measure.metrics.settings import count, document_length, run_shape
 
     numbers, record = run.numbers, run.record
     if numbers.mfu is None:
         return Missing(numbers.mfu_reason or "There is no MFU.")
     shape, reason = run_shape(record)
-    length, mode = count(record, "sequence_length"), record.setting("recompute")
+    length, mode = document_length(record), record.setting("recompute")
     if shape is None or length is None:
         return Missing(reason or "The run names no sequence_length.")
     if mode not in flops.RECOMPUTE:

@@ -35,6 +35,7 @@ class RunMetrics:
     micro_batch_size: int | None
     global_batch_size: int | None
     sequence_length: int | None
+    packed_documents: int | None
     precision: str | None
     strategy: str | None
     measured_steps: int

@@ -57,15 +57,14 @@ def _last_pipeline_stage_layers(given: Mapping[str, Any], shape: ModelShape) -> 
     The output layer is as much work as several layers, so the last stage gets fewer. None without
     pipeline stages, and for engines whose stages are even.
     """
-    sizes = [
-        given.get(name, 1) for name in ("pipeline_parallel_size", "virtual_pipeline_parallel_size")
-    ]
+    names = ("pipeline_parallel_size", "virtual_pipeline_parallel_size", "packed_documents")
+    sizes = [given.get(name, 1) for name in names]
     length = given.get("sequence_length")
     if given.get("engine", "megatron") != "megatron" or sizes[0] == 1:
         return None
     if not all(isinstance(value, int) and value > 0 for value in (*sizes, length)):
         return None  # refused elsewhere, as any other wrong value
-    parts = flop_parts(shape, float(length or 0))
+    parts = flop_parts(shape, float(length or 0) / sizes[2])
     head = parts.logits / parts.total
     return balanced_last_stage(sizes[0], sizes[1], shape.num_layers, head)
 

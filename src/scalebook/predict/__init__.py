@@ -26,18 +26,9 @@ from scalebook.predict.model import (
 from scalebook.project import root, short
 
 __all__ = [
-    "Basis",
-    "KnownRate",
-    "Prediction",
-    "Predictor",
-    "evidence",
-    "fitted_shares",
-    "known_rate",
-    "load",
-    "predictor",
-    "run_seconds",
-    "slower_than_parts",
-]
+    "Basis", "KnownRate", "Prediction", "Predictor", "evidence", "fitted_shares", "known_rate",
+    "load", "predictor", "run_seconds", "slower_than_parts",
+]  # fmt: skip
 
 
 def folders(runs: Path) -> tuple[Path, ...]:

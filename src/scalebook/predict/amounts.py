@@ -111,6 +111,7 @@ def amounts(
     ran: Mapping[str, object] | None = None,
 ) -> Amounts:
     """Return the work of a legal configuration, in seconds at the machine's reference rates."""
+    config = config.unpacked()
     job = _Job(config, shape, machine, switches(config, shape, ran))
     stages = [job.stage(number) for number in range(config.pipeline_parallel_size)]
     slowest = max(range(len(stages)), key=lambda number: _believed(stages[number]))

@@ -195,7 +195,7 @@ class Predictor:
         peak = self.accelerator.peak_tflops.get(config.precision)
         if peak is None:
             return None, f"MFU is left empty: {self.accelerator.name} has no {config.precision}."
-        length, modules = config.sequence_length, config.mtp_layers
+        length, modules = config.unpacked().sequence_length, config.mtp_layers
         return model_tflops(rate, shape, length, mtp_layers=modules) / peak, None
 
     def _warnings(

@@ -27,7 +27,7 @@ from scalebook.errors import RecordError
 from scalebook.facts.flops import flops_per_token, headline_convention
 from scalebook.measure import metrics
 from scalebook.measure.metrics.peak import peak_of
-from scalebook.measure.metrics.settings import run_shape
+from scalebook.measure.metrics.settings import document_length, run_shape
 from scalebook.measure.metrics.window import measured_steps
 from scalebook.measure.row import RunMetrics
 from scalebook.record import RunRecord, finite, object_of, seconds_between
@@ -299,8 +299,8 @@ def _plain_rate(steps: store.Steps) -> float | None:
 def _mfu(record: RunRecord, rate: float) -> float | None:
     """Return the fraction of the peak for a rate in tokens/s of one GPU: formula of ``metrics``."""
     (shape, _), (peak, _, _) = run_shape(record), peak_of(record, None)
-    length, modules = record.setting("sequence_length"), record.setting("mtp_layers")
-    if shape is None or peak is None or not isinstance(length, int):
+    length, modules = document_length(record), record.setting("mtp_layers")
+    if shape is None or peak is None or length is None:
         return None
     flops = flops_per_token(shape, length, headline_convention(shape), mtp_layers=modules or 0)
     value = rate * flops / 1e12 / peak

@@ -38,17 +38,9 @@ from scalebook.running.pruning import Inference
 from scalebook.running.todo import Entry, Scheduled, Waited, again, label, wait
 
 __all__ = [
-    "Result",
-    "Settings",
-    "Stop",
-    "exit_code",
-    "record_illegal",
-    "record_inferred",
-    "run_one",
-    "run_plan",
-    "stop_on_signals",
-    "summary",
-]
+    "Result", "Settings", "Stop", "exit_code", "record_illegal", "record_inferred", "run_one",
+    "run_plan", "stop_on_signals", "summary",
+]  # fmt: skip
 
 START_SECONDS = 900.0  # to import, look at the machine and start: a cold shared disk is slow
 CLOSING_SECONDS = 90.0  # for a request to end the run, with its grace, and for the last cells

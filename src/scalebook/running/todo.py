@@ -163,6 +163,7 @@ def label(config: RunConfig) -> str:
     split = f" ({', '.join(sizes)})" if sizes else ""
     strategy = "" if config.strategy == "custom" else f" {config.strategy}"
     batch = f", batch {config.global_batch_size}x{config.sequence_length}"
+    batch += f" of {config.packed_documents} documents" if config.packed_documents > 1 else ""
     micro = f" by {config.micro_batch_size}"
     repeat = f", repeat {config.repeat}" if config.repeat else ""
     return f"{config.model} {config.precision}{strategy}, {ranks}{split}{batch}{micro}{repeat}"

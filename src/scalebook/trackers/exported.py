@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
 from scalebook.errors import TrackerError, not_installed
+from scalebook.measure import registered
 from scalebook.measure.metrics import RunMetrics, measure
 from scalebook.scrub import scrub
 from scalebook.step_columns import Steps
@@ -53,7 +55,7 @@ class RunExport:
     run_id: str
     parameters: dict[str, int | float | str | bool]  # the configuration as it ran
     tags: dict[str, str]  # status, source, versions, reasons for missing numbers
-    summary: dict[str, float]  # the steady rate with its interval, MFU, memory
+    summary: dict[str, float]  # the steady rate with its interval, MFU, memory, registered metrics
     steps: tuple[ExportedStep, ...]
 
     @property
@@ -70,14 +72,24 @@ class RunExport:
 
 def export_of(run: Run) -> RunExport:
     """Return what is written of a run."""
-    record, found = run.record, measure(run)
-    return RunExport(
-        run_id=record.run_id,
-        parameters=_parameters(run),
-        tags=_tags(run, found),
-        summary=_summary(found),
-        steps=_steps(run),
-    )
+    own = registered.own()
+    found = measure(run, own=own)
+    tags, summary = _tags(run, found), _summary(found)
+    for one in (*registered.BUILT_IN, *own):
+        value, reason = (found.registered[name] for name in (one.name, one.reason_name))
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            summary[_named(one)] = float(value)
+        else:  # a text, a yes or no, or why there is no value
+            name = one.name if reason is None else one.reason_name
+            tags[name] = scrub(str(value if reason is None else reason), {})
+    return RunExport(run.record.run_id, _parameters(run), tags, summary, _steps(run))
+
+
+def _named(one: registered.Metric) -> str:
+    """Return a registered metric's name with its unit, which a summary has no other place for."""
+    unit = re.sub(r"[^a-z0-9]+", "_", one.unit.replace("/", " per ").lower()).strip("_")
+    unit = "seconds" if unit == "s" else unit
+    return one.name if not unit or unit in one.name else f"{one.name}_{unit}"
 
 
 def _parameters(run: Run) -> dict[str, int | float | str | bool]:

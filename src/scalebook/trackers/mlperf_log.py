@@ -55,6 +55,8 @@ def _events(run: RunExport) -> Iterator[dict[str, Any]]:
     rate = _samples_per_second(run)
     if rate is not None:
         yield _event("tracked_stats", {"throughput": rate}, end, {"unit": "samples/s"})
+    if run.summary:
+        yield _event("tracked_stats", run.summary, end)
     status = "success" if run.tags["status"] == "completed" else "aborted"
     yield _event("run_stop", None, end, {"status": status}, kind="INTERVAL_END")
 

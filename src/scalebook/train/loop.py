@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
@@ -135,20 +136,21 @@ def _run_steps(trainer: Trainer, keeper: Keeper, stream: TextIO | None) -> int:
 
 
 def train(config: RunConfig, shape: ModelShape, output: Path) -> int:
-    """Train for ``config.steps`` steps and return the exit code; rank 0 writes to ``output``."""
-    trainer = prepare(config, shape, output)
+    """Train for ``config.steps`` steps and return the exit code; rank 0 writes to ``output``.
+
+    Packed documents are rows of the batch, so that attention and positions stay inside each.
+    """
+    trainer = prepare(config.unpacked(), shape, output)
     keeper = Keeper.open(trainer, output)
-    observed = readback.observed(trainer)
-    if trainer.world.rank == 0:
-        readback.write(output, observed, trainer)
-        with open_steps(output) as stream:
-            code = _run_steps(trainer, keeper, stream)
-            if code == 0 and config.profile_steps:
-                traced_steps.run(trainer, train_step, output, stream)
-    else:
-        code = _run_steps(trainer, keeper, None)
+    observed = readback.observed(trainer, config)
+    with ExitStack() as stack:
+        stream = None
+        if trainer.world.rank == 0:
+            readback.write(output, observed, trainer)
+            stream = stack.enter_context(open_steps(output))
+        code = _run_steps(trainer, keeper, stream)
         if code == 0 and config.profile_steps:
-            traced_steps.run(trainer, train_step, output, None)
+            traced_steps.run(trainer, train_step, output, stream)
     keeper.finish(completed=code == 0)
     if isinstance(trainer.forward_backward, GraphedSchedule):
         trainer.forward_backward.close()

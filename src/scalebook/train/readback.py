@@ -9,6 +9,7 @@ import torch
 from torch.nn.attention import SDPBackend
 
 from scalebook import host, project
+from scalebook.config import RunConfig
 from scalebook.measure.probes import ceilings
 from scalebook.store import write_json
 from scalebook.train import machine, mcore
@@ -105,11 +106,13 @@ def _remakes(model: Model) -> bool:
     return any(getattr(part, "remade", False) for part in parts)
 
 
-def observed(trainer: Trainer) -> dict[str, Any]:
-    """Return RunConfig's names with the values that are in force; every rank must call this."""
+def observed(trainer: Trainer, run: RunConfig) -> dict[str, Any]:
+    """Return RunConfig's names with the values that are in force; every rank must call this.
+
+    ``run`` is what was asked for; the trainer's own has each packed document as a sample.
+    """
     config, model = trainer.model.config, trainer.model
     precisions = {DTYPES[name]: name for name in ("bf16", "fp32")}
-    run = trainer.config
     return {
         **_split(),
         "last_pipeline_stage_layers": last_stage_layers(config),
@@ -125,7 +128,8 @@ def observed(trainer: Trainer) -> dict[str, Any]:
         "mtp_layers": config.mtp_num_layers or 0,
         "micro_batch_size": run.micro_batch_size,
         "global_batch_size": run.global_batch_size,
-        "sequence_length": run.sequence_length,
+        "sequence_length": trainer.config.sequence_length * run.packed_documents,
+        "packed_documents": trainer.config.micro_batch_size // run.micro_batch_size,
         "learning_rate": run.learning_rate,
         "hidden_size": config.hidden_size,
         "ffn_hidden_size": config.ffn_hidden_size,

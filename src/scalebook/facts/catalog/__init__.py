@@ -21,28 +21,11 @@ from scalebook.facts.catalog.types import (
 )
 
 __all__ = [
-    "MIG_SLICE",
-    "Accelerator",
-    "MLAShape",
-    "MoEShape",
-    "ModelShape",
-    "Platform",
-    "PublishedResult",
-    "Strategy",
-    "accelerator",
-    "accelerator_for_device",
-    "accelerators",
-    "model",
-    "models",
-    "peak_tflops",
-    "platform",
-    "platforms",
-    "published",
-    "strategies",
-    "strategy",
-    "strategy_rows",
+    "MIG_SLICE", "Accelerator", "MLAShape", "MoEShape", "ModelShape", "Platform", "PublishedResult",
+    "Strategy", "accelerator", "accelerator_for_device", "accelerators", "model", "models",
+    "peak_tflops", "platform", "platforms", "published", "strategies", "strategy", "strategy_rows",
     "unknown_device",
-]
+]  # fmt: skip
 
 
 def published() -> tuple[PublishedResult, ...]:

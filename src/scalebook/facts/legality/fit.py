@@ -36,6 +36,7 @@ class Fit:
 
 def estimate(config: RunConfig, shape: ModelShape) -> MemoryEstimate:
     """Return the predicted memory (GiB per rank) of a legal configuration."""
+    config = config.unpacked()
     plain_loss = config.fused_cross_entropy == "off"
     return memory.estimate(
         shape,

@@ -121,6 +121,7 @@ def _repaired(
         | _experts(config, shape, change)
         | _format(config, accelerator)
         | _steps(config)
+        | {"packed_documents": _closest(config.packed_documents, divisors(config.sequence_length))}
     )
     for length in _lengths(base, shape):
         spread = base.tensor_parallel_size > 1 and (shape.moe is not None or base.sequence_parallel)
@@ -191,6 +192,7 @@ def _lengths(config: RunConfig, shape: ModelShape) -> list[int]:
     unit = math.lcm(2 * config.context_parallel_size, config.tensor_parallel_size)
     if config.context_parallel_size > 1:
         unit = math.lcm(unit, config.context_parallel_size * config.tensor_parallel_size)
+    unit *= config.packed_documents
     below = length // unit * unit
     return list(dict.fromkeys(size for size in (length, below, below + unit) if size))
 

@@ -65,7 +65,7 @@ def quantised_shapes(case: Case) -> Iterator[Problem]:
 def sequence_length(case: Case) -> Iterator[Problem]:
     """Learned positions end; rotary ones continue, beyond what the model was trained for."""
     config, shape = case.config, case.shape
-    length, limit = config.sequence_length, shape.max_sequence_length
+    length, limit = config.unpacked().sequence_length, shape.max_sequence_length
     if shape.learned_positions and length > shape.learned_positions:
         yield Problem(
             "sequence_length",

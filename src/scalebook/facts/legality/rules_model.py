@@ -85,11 +85,32 @@ def replicated_groups(case: Case) -> Iterator[Problem]:
         )
 
 
+def packed_documents(case: Case) -> Iterator[Problem]:
+    """Documents of one length fill a sequence: each is a row of the batch in our trainer."""
+    length, packed = case.config.sequence_length, case.config.packed_documents
+    if packed > 1 and case.config.engine != "megatron":
+        yield Problem(
+            "packed_documents",
+            f"packed_documents={packed} is not supported by engine {case.config.engine!r}. Use 1, "
+            "or engine 'megatron'.",
+        )
+    if length % packed:
+        near = divisors(length)
+        fits = [*(n for n in near if n < packed)][-1:] + [*(n for n in near if n > packed)][:1]
+        yield Problem(
+            "packed_documents",
+            f"packed_documents={packed} does not divide sequence_length={length} into documents "
+            f"of equal length. Use {choices(fits)}.",
+        )
+
+
 def sequence(case: Case) -> Iterator[Problem]:
     """Sequence parallelism splits by tp, context parallelism by 2 cp (each rank takes two ends)."""
     config = case.config
     tensor, context = config.tensor_parallel_size, config.context_parallel_size
-    length = config.sequence_length
+    packed = config.packed_documents
+    length = config.sequence_length // packed
+    name = "sequence_length" if packed == 1 else "sequence_length / packed_documents"
     if config.sequence_parallel and tensor == 1:
         yield Problem(
             "sequence_parallel",
@@ -98,13 +119,13 @@ def sequence(case: Case) -> Iterator[Problem]:
     if context > 1 and length % (2 * context):
         yield Problem(
             "context_parallel",
-            f"sequence_length={length} is not a multiple of 2 x context_parallel_size = "
+            f"{name}={length} is not a multiple of 2 x context_parallel_size = "
             f"{2 * context}: each rank holds two equal pieces of the sequence.",
         )
     elif config.sequence_parallel and (length // context) % tensor:
         yield Problem(
             "sequence_parallel",
-            f"sequence_length / context_parallel_size = {length // context} is not a multiple of "
+            f"{name} / context_parallel_size = {length // context} is not a multiple of "
             f"tensor_parallel_size={tensor}, as sequence_parallel needs.",
         )
 
@@ -259,6 +280,7 @@ def _expert_world(case: Case) -> Iterator[Problem]:
 RULES = (
     tensor_parallel,
     replicated_groups,
+    packed_documents,
     sequence,
     layers,
     experts,

@@ -161,7 +161,7 @@ def recount(job: Job, known: LogConfig) -> dict[str, Any]:
     """
     rows, reason = _tokens_per_gpu(job, known)
     shape, no_shape = shape_of(known)
-    length = known.size("sequence_length")
+    length, packed = known.size("sequence_length"), known.size("packed_documents") or 1
     rows = rows[1:] if len(rows) > 1 else rows
     printed = [tflops for _, tflops in rows if tflops > 0] or _printed(job)
     result: dict[str, Any] = {
@@ -179,7 +179,7 @@ def recount(job: Job, known: LogConfig) -> dict[str, Any]:
     try:
         modules = known.size("mtp_layers") or 0
         counted = {
-            name: flops.flops_per_token(shape, length, name, mtp_layers=modules)
+            name: flops.flops_per_token(shape, length / packed, name, mtp_layers=modules)
             for name in flops.CONVENTIONS
         }
     except (ScalebookError, OverflowError, ZeroDivisionError) as error:

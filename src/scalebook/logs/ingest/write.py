@@ -24,29 +24,12 @@ from scalebook.scrub import scrub, scrub_all, scrub_values
 
 _LARGEST_TRACE = 512 << 20
 _SETTINGS = (
-    "model",
-    "platform",
-    "world_size",
-    "nodes",
-    "tensor_parallel_size",
-    "pipeline_parallel_size",
-    "virtual_pipeline_parallel_size",
-    "context_parallel_size",
-    "expert_parallel_size",
-    "expert_tensor_parallel_size",
-    "data_parallel_size",
-    "sequence_parallel",
-    "micro_batch_size",
-    "global_batch_size",
-    "sequence_length",
-    "num_layers",
-    "precision",
-    "recompute",
-    "mtp_layers",
-    "trained",
-    "packed_sequences",
-    "steps",
-)
+    "model", "platform", "world_size", "nodes", "tensor_parallel_size", "pipeline_parallel_size",
+    "virtual_pipeline_parallel_size", "context_parallel_size", "expert_parallel_size",
+    "expert_tensor_parallel_size", "data_parallel_size", "sequence_parallel", "micro_batch_size",
+    "global_batch_size", "sequence_length", "num_layers", "precision", "recompute", "mtp_layers",
+    "trained", "packed_sequences", "packed_documents", "steps",
+)  # fmt: skip
 
 
 def run_name(group: Group, index: int, supplied: Mapping[str, Value] | None = None) -> str:

@@ -12,14 +12,6 @@ from scalebook.measure.anatomy.result import (
 from scalebook.measure.anatomy.trace import Trace
 
 __all__ = [
-    "BREAKDOWN_FILE",
-    "Breakdown",
-    "EventReader",
-    "Parts",
-    "TopKernel",
-    "Trace",
-    "fault_of",
-    "read_breakdown",
-    "reduce_file",
-    "reduce_trace",
-]
+    "BREAKDOWN_FILE", "Breakdown", "EventReader", "Parts", "TopKernel", "Trace", "fault_of",
+    "read_breakdown", "reduce_file", "reduce_trace",
+]  # fmt: skip

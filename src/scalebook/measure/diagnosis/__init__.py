@@ -22,33 +22,15 @@ __all__ = ["Diagnosis", "Finding", "Part", "Waterfall", "diagnose", "with_fitted
 Rule = Callable[[Evidence], Iterator[Finding]]
 
 RULES: tuple[Rule, ...] = (
-    pipeline.pipeline_bubble_rule,
-    pipeline.pipeline_imbalance_rule,
-    pipeline.vocabulary_rule,
-    network.communication_rule,
-    network.between_stages_rule,
-    network.overlap_rule,
-    network.tensor_size_rule,
-    network.node_rule,
-    network.sequence_rule,
-    network.backend_rule,
-    experts.balance_rule,
-    experts.chance_rule,
-    memory_use.recompute_rule,
-    memory_use.micro_batch_rule,
-    memory_use.memory_full_rule,
-    host.launch_rule,
-    host.data_rule,
-    host.optimizer_rule,
-    host.cores_rule,
-    device.ceiling_rule,
-    device.shapes_rule,
-    device.clock_rule,
-    device.slow_device_rule,
-    device.straggler_rule,
-    device.precision_rule,
+    pipeline.pipeline_bubble_rule, pipeline.pipeline_imbalance_rule, pipeline.vocabulary_rule,
+    network.communication_rule, network.between_stages_rule, network.overlap_rule,
+    network.tensor_size_rule, network.node_rule, network.sequence_rule, network.backend_rule,
+    experts.balance_rule, experts.chance_rule, memory_use.recompute_rule,
+    memory_use.micro_batch_rule, memory_use.memory_full_rule, host.launch_rule, host.data_rule,
+    host.optimizer_rule, host.cores_rule, device.ceiling_rule, device.shapes_rule,
+    device.clock_rule, device.slow_device_rule, device.straggler_rule, device.precision_rule,
     device.kernels_rule,
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

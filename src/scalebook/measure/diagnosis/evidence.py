@@ -17,7 +17,7 @@ from scalebook.facts.memory import MemoryEstimate
 from scalebook.measure.anatomy import BREAKDOWN_FILE, Breakdown, read_breakdown
 from scalebook.measure.diagnosis.split import Split, rank_seconds, split_of
 from scalebook.measure.metrics import RunMetrics, measure, measured_steps, throughput
-from scalebook.measure.metrics.settings import run_shape
+from scalebook.measure.metrics.settings import document_length, run_shape
 from scalebook.measure.telemetry import TelemetrySummary, read, summarize
 from scalebook.parallelism import Parallelism
 from scalebook.record import RunRecord, object_of
@@ -43,6 +43,11 @@ class Evidence:
     def on_gpu(self) -> bool:
         """Whether the run trained on accelerators."""
         return self.metrics.platform not in (None, "cpu")
+
+    @property
+    def document_length(self) -> float | None:
+        """Tokens that attend to one another."""
+        return document_length(self.record)
 
     @property
     def device_memory_gib(self) -> float | None:

@@ -35,7 +35,7 @@ def balance_rule(found: Evidence) -> Iterator[Finding]:
 
 def _waiting(found: Evidence, load: float) -> float | None:
     """Return the part of a step that waits, or more: as if products ran at the peak."""
-    shape, length, mfu = found.shape, found.metrics.sequence_length, found.metrics.mfu
+    shape, length, mfu = found.shape, found.document_length, found.metrics.mfu
     if shape is None or shape.moe is None or not length or mfu is None:
         return None
     layers = shape.num_layers - dense_layers(shape)

@@ -29,9 +29,9 @@ def bubble_of(found: Evidence) -> float | None:
 
 def head_fraction(found: Evidence) -> float | None:
     """Return the output layer's share of the model's FLOPs."""
-    if found.shape is None or found.metrics.sequence_length is None:
+    if found.shape is None or found.document_length is None:
         return None
-    parts = flop_parts(found.shape, found.metrics.sequence_length, DEFAULT_CONVENTION)
+    parts = flop_parts(found.shape, found.document_length, DEFAULT_CONVENTION)
     return parts.logits / parts.total
 
 

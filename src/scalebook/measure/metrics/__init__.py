@@ -16,7 +16,13 @@ from scalebook.facts.flops import DEFAULT_CONVENTION, flops_per_token, headline_
 from scalebook.measure import registered
 from scalebook.measure.metrics.peak import highest_peak, matmul_fraction, peak_of
 from scalebook.measure.metrics.repeats import of_configuration, start_spread
-from scalebook.measure.metrics.settings import count, run_shape, settings, text
+from scalebook.measure.metrics.settings import (
+    count,
+    document_length,
+    run_shape,
+    settings,
+    text,
+)
 from scalebook.measure.metrics.window import Throughput, measured_steps, throughput
 from scalebook.measure.row import RunMetrics
 from scalebook.measure.telemetry import TelemetrySummary, flags, summarize
@@ -59,7 +65,7 @@ def _scale(record: RunRecord, of_one_gpu: bool) -> tuple[_Scale | None, int | No
     shape, reason = run_shape(record)
     if (partial := _partial(record)) is not None:
         return None, shape.num_layers if shape else count(record, "num_layers"), partial
-    length = count(record, "sequence_length")
+    length = document_length(record)
     world = 1 if of_one_gpu else count(record, "world_size")
     if shape is None:
         return None, count(record, "num_layers"), reason

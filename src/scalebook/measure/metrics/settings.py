@@ -22,6 +22,12 @@ def count(record: RunRecord, name: str) -> int | None:
     return value if type(value) is int and 1 <= value <= LARGEST else None
 
 
+def document_length(record: RunRecord) -> float | None:
+    """Return the tokens that attend to one another: of a sample, or of a document packed in it."""
+    length, packed = count(record, "sequence_length"), count(record, "packed_documents") or 1
+    return length if length is None or packed == 1 else length / packed
+
+
 def text(value: object) -> str | None:
     """Return a text that is not empty; None for anything else."""
     return value if isinstance(value, str) and value else None

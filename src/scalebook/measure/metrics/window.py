@@ -111,7 +111,7 @@ def throughput(
     devices = devices or Settling(None)
     steady = find_steady(_evened(seconds, tokens), settled_devices=devices.settled is True)
     if steady.problem is not None and steady.problem != "too short":
-        offer = _offer(steps, seconds, tokens) if steady.problem == "shift" else ""
+        offer = offered(steps, seconds, tokens) if steady.problem == "shift" else ""
         return None, f"The run is not averaged. {steady.reason}{offer}"
     apart = None if steady.accepted else _apart(seconds)
     if apart is not None:
@@ -142,7 +142,7 @@ def chosen_steps(record: RunRecord, steps: Steps) -> Steps:
     return steps.select([at for at, number in enumerate(numbers) if first <= number <= last])
 
 
-def _offer(steps: Steps, seconds: Sequence[float], tokens: Sequence[float]) -> str:
+def offered(steps: Steps, seconds: Sequence[float], tokens: Sequence[float]) -> str:
     """Return the longest part at one level with its rate, and how to choose it; empty for none."""
     level = longest_level(_evened(seconds, tokens))
     if level is None:

@@ -22,20 +22,7 @@ from scalebook.measure.probes.types import (
 )
 
 __all__ = [
-    "Attention",
-    "Ceilings",
-    "Collective",
-    "Copy",
-    "MachineIdentity",
-    "Matmul",
-    "Probe",
-    "ProbeRequest",
-    "Sample",
-    "Skipped",
-    "Sustained",
-    "ceilings",
-    "find",
-    "probe_directories",
-    "read_probe",
-    "read_probes",
-]
+    "Attention", "Ceilings", "Collective", "Copy", "MachineIdentity", "Matmul", "Probe",
+    "ProbeRequest", "Sample", "Skipped", "Sustained", "ceilings", "find", "probe_directories",
+    "read_probe", "read_probes",
+]  # fmt: skip

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from scalebook.facts.catalog.types import ModelShape
+from scalebook.facts.flops import padded_vocab_size
 
-VOCABULARY_MULTIPLE = 128  # as Megatron-LM pads by default
 TENSOR_SIZES = (1, 2, 4, 8)
 
 
@@ -41,8 +40,7 @@ def products(shape: ModelShape, tokens: int, tensor_size: int) -> tuple[LayerPro
     Experts are whole on a rank (expert tensor-parallel size 1) and equally loaded. The router,
     which is small, and attention itself are left out.
     """
-    vocabulary = VOCABULARY_MULTIPLE * tensor_size
-    padded = math.ceil(shape.vocab_size / vocabulary) * vocabulary
+    padded = padded_vocab_size(shape.vocab_size, tensor_size)
     return (
         *_attention(shape, tokens, tensor_size),
         *_mlp(shape, tokens, tensor_size),

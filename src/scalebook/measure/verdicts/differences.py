@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from scalebook.record import RunRecord
-from scalebook.settings import named, names
+from scalebook.settings import SETTINGS, named, names
 
 # What a run is called or how often it was run makes no other configuration of it.
 _NO_SETTING = named("never")
@@ -57,7 +57,7 @@ def other_work(found: Iterable[Difference]) -> str | None:
     What a side does not tell (a log from elsewhere) is not known to differ.
     """
     parts = [
-        f"{_WORK_WORDS.get(one.name, one.name)} {one.a} against {one.b}"
+        f"{_WORK_WORDS.get(one.name, SETTINGS[one.name].words)} {one.a} against {one.b}"
         for one in found
         if one.name in _WORK and one.a is not None and one.b is not None
     ]

@@ -26,7 +26,7 @@ from scalebook.record import RunRecord
 from scalebook.report.base.frames import ReportData
 from scalebook.report.base.html_tables import Column, table, text
 from scalebook.report.base.markup import Fragment, Markup
-from scalebook.report.base.naming import VERSION_WORDS, split_name, units
+from scalebook.report.base.naming import VERSION_WORDS, sequence_words, split_name, units
 from scalebook.report.base.quantities import NONE, count, number
 from scalebook.report.base.stated import Stated
 from scalebook.report.base.versus import estimate_of, starts_of
@@ -252,10 +252,8 @@ def sides(pair: Pair) -> str:
 
 def work(row: Row) -> str:
     """Return the work of a run in words."""
-    known = row["sequence_length"]
-    length = f"sequence {known:,}" if known else "sequence unknown"
     ranks = count(row["world_size"] or 0, *units(row["platform"]))
-    return f"{ranks}, {row['precision']}, {length}"
+    return f"{ranks}, {row['precision']}, {sequence_words(row)}"
 
 
 Basis = tuple[str, str, Callable[[Member], Interval | None], str]

@@ -22,7 +22,7 @@ from scalebook.report.base.markup import (
     run_link,
     script_json,
 )
-from scalebook.report.base.naming import split_name
+from scalebook.report.base.naming import sequence_words, split_name
 from scalebook.report.base.quantities import NONE, duration, number, percent
 
 Row = Mapping[str, Any]
@@ -165,8 +165,7 @@ def status_words(status: str) -> str:
 
 def _work(row: Row) -> Markup:
     """Return what a run did in two lines: what must agree before two runs are compared first."""
-    length = row.get("sequence_length")
-    parts = (_word(row.get("precision")).upper(), f"sequence {number(length)}")
+    parts = (_word(row.get("precision")).upper(), sequence_words(row))
     template = Markup('{} on {} <span class="range">{}, {} · {}</span>')
     named = (_word(row.get("model")), _word(row.get("platform")))
     return template.format(*named, *parts, row.get("name") or split_name(row))

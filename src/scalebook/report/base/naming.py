@@ -84,7 +84,7 @@ def group_name(row: Row) -> str:
     A run of which a part is unknown has a group of its own: unknown equals nothing.
     """
     engine, source = row.get("engine"), row.get("source")
-    details = [row.get("precision"), _sequence(row.get("sequence_length"))]
+    details = [row.get("precision"), sequence_words(row) if row.get("sequence_length") else None]
     details += [engine] if engine not in (None, "megatron") else []
     details += [source] if source not in (None, "measured") else []
     details += [f"run {row.get('run_id')}"] if any(row.get(name) is None for name in WORK) else []
@@ -93,8 +93,11 @@ def group_name(row: Row) -> str:
     return f"{what} ({inside})" if inside else what
 
 
-def _sequence(length: int | None) -> str | None:
-    return None if length is None else f"sequence {length:,}"
+def sequence_words(row: Row) -> str:
+    """Return the tokens of a sample, and how many documents share it: ``sequence 8,192``."""
+    length, packed = row.get("sequence_length"), row.get("packed_documents") or 1
+    inside = f" of {packed} documents" if packed > 1 else ""
+    return f"sequence {length:,}{inside}" if length else "sequence unknown"
 
 
 _TITLE = re.compile(r"([a-z]+?)-?(\d[\d.]*)?-((?:\d+x)?\d+(?:\.\d+)?b(?:-a\d+b)?)")

@@ -9,14 +9,6 @@ from scalebook.report.charts.step_charts import curves, steadiness
 from scalebook.report.charts.theme import configs
 
 __all__ = [
-    "Figure",
-    "Figures",
-    "against_ideal",
-    "anatomy",
-    "configs",
-    "curves",
-    "efficiency",
-    "steadiness",
-    "throughput",
-    "utilisation",
-]
+    "Figure", "Figures", "against_ideal", "anatomy", "configs", "curves", "efficiency",
+    "steadiness", "throughput", "utilisation",
+]  # fmt: skip

@@ -27,8 +27,9 @@ MOST_NAMED = 3  # of the folded charts
 MOST_OPEN = 1  # charts of one figure that are open before the reader asks for the others
 SHARED = 20_000  # characters from which on rows of several layers are there once
 NARROW = 560  # pixels of a chart on a phone
+WIDE = 760  # and in a notebook
 NAME_SIZES = {"characters": (23, 62), "pixels": (180, 400)}  # a line of a name, there and else
-AnyChart = alt.Chart | alt.LayerChart | alt.FacetChart
+AnyChart = alt.Chart | alt.LayerChart | alt.FacetChart | alt.VConcatChart
 TEMPLATE = Markup(
     '<div class="sb-chart" role="img" aria-label="{}"></div>\n'
     '<script type="application/json" class="sb-spec">{}</script>'
@@ -77,9 +78,19 @@ class Figure:
         """Return a still picture (SVG): what JupyterLab shows, without a network."""
         import vl_convert  # heavy, and the pages of the report never need it here
 
-        spec = self.spec() | {"config": config("light") | {"background": "white"}}
-        spec["width"] = 760
-        return vl_convert.vegalite_to_svg(spec)
+        return vl_convert.vegalite_to_svg(self._themed(width=WIDE))
+
+    def _themed(self, **more: Any) -> dict[str, Any]:
+        return self.spec() | {"config": config("light") | {"background": "white"}} | more
+
+    def vega(self) -> dict[str, Any]:
+        """Return the specification under the MIME type by which altair hands it to a notebook."""
+        spec = self._themed(**{"$schema": alt.SCHEMA_URL})
+        del spec["autosize"]  # of a page's column
+        with alt.renderers.enable("mimetype"):
+            renderer: Any = alt.renderers.get()
+            bundle, _ = renderer(spec)
+        return {kind: part for kind, part in bundle.items() if "vegalite" in kind}
 
 
 def sources_note(spec: Mapping[str, Any]) -> Markup:
@@ -237,6 +248,11 @@ class Figures:
             title = Markup("{} more charts: {}").format(len(headed) - shown, names)
             headed[shown:] = [folded(title, Markup("\n").join(headed[shown:]))]
         return raw_block("\n".join(headed))
+
+    def vega(self) -> dict[str, Any]:
+        """Return all charts, one below the other, as ``Figure.vega`` does."""
+        charts = [f.chart.properties(title=name, width=WIDE) for name, f in self.parts]
+        return Figure(alt.vconcat(*charts), "").vega()
 
     def _repr_html_(self) -> str:
         return "".join(str(HEADED.format(n, Markup(f.picture()))) for n, f in self.parts)

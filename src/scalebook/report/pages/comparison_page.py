@@ -38,7 +38,14 @@ from scalebook.report.base.markup import (
     run_links,
 )
 from scalebook.report.base.naming import changes_in_words as setting_in_words
-from scalebook.report.base.naming import in_words, setting_words, sized, split_name, units
+from scalebook.report.base.naming import (
+    in_words,
+    sequence_words,
+    setting_words,
+    sized,
+    split_name,
+    units,
+)
 from scalebook.report.base.quantities import change, count, percent, times
 from scalebook.report.base.versus import configurations, unnumbered, verdict_on
 from scalebook.report.charts.comparison import BAR_SCHEMA, RATIO_SCHEMA, against_baseline, ratios
@@ -219,7 +226,7 @@ def _text(value: Any) -> str:
 def _group_name(item: Member) -> str:
     row = item.row
     what = f"{row['model']} on {side_name(row)}"
-    return f"{what}, {sized(row)}, {row['precision']}, sequence {row['sequence_length']:,}"
+    return f"{what}, {sized(row)}, {row['precision']}, {sequence_words(row)}"
 
 
 NOTHING = (

@@ -28,7 +28,14 @@ from scalebook.report.base import html_tables as tables
 from scalebook.report.base.comparisons import Member, Pair, members, platform_pairs, side_name
 from scalebook.report.base.frames import ReportData, records
 from scalebook.report.base.markup import Fragment, Markup, join, paragraphs, run_link, short_id
-from scalebook.report.base.naming import brief, model_title, platform_title, split_name, units
+from scalebook.report.base.naming import (
+    brief,
+    model_title,
+    platform_title,
+    sequence_words,
+    split_name,
+    units,
+)
 from scalebook.report.base.quantities import count, interval, number, percent
 from scalebook.report.base.versus import Configuration, configurations, verdict_on
 from scalebook.report.charts import css_charts as marks
@@ -94,7 +101,7 @@ class Front:
         runs = Counter(row["model"] for row in rows)
         found: list[tuple[Configuration, ...]] = []
         for same in alike(rows, lambda row: (side_name(row), row["model"])):
-            lengths = alike(same, lambda row: row["sequence_length"])
+            lengths = alike(same, sequence_words)
             shown = max(lengths, key=lambda rows: (len({r["precision"] for r in rows}), len(rows)))
             each = [best_of(one) for one in alike(shown, lambda row: row["precision"])]
             found.append(tuple(sorted(each, key=lambda one: one.rate)))
@@ -193,8 +200,8 @@ def _sentence(ones: Sequence[Configuration]) -> Markup:
 def _beneath(ones: Sequence[Configuration]) -> Iterator[Markup]:
     """Yield the work of the first platform's rates, and how its precisions compare."""
     row = ones[-1].row
-    words = "Best layout: {} on {}, sequence {:,}; 95 % intervals in brackets."
-    yield Markup(words).format(split_name(row), _amount(row), row["sequence_length"] or 0)
+    words = "Best layout: {} on {}, {}; 95 % intervals in brackets."
+    yield Markup(words).format(split_name(row), _amount(row), sequence_words(row))
     if len(ones) > 1:
         against = verdict_on(ones[-1], ones[0])
         if against is not None:
@@ -455,7 +462,7 @@ def _plot(front: Front) -> Markup:
         for place, ones in enumerate(front.best)
     }
     several = len({row["model"] for row in rows}) > 1
-    same = alike(rows, lambda row: (side_name(row), row["model"], row["sequence_length"]))
+    same = alike(rows, lambda row: (side_name(row), row["model"], sequence_words(row)))
     ranked = sorted(
         same,
         key=lambda rows: (
@@ -468,7 +475,7 @@ def _plot(front: Front) -> Markup:
         drawn = _drawn(front.data, ones[:left])
         if drawn:
             row = members_[0]
-            heading = f"{platform_title(side_name(row))}, sequence {row['sequence_length']:,}"
+            heading = f"{platform_title(side_name(row))}, {sequence_words(row)}"
             heading = f"{model_title(row['model'])}, {heading}" if several else heading
             groups.append((heading, _with_prediction(front, ones, drawn), _published(row)))
     chart = marks.dots(groups, front.best[0][0].row["rate_unit"])

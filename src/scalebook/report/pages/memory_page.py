@@ -57,7 +57,8 @@ def compared(data: ReportData) -> pl.DataFrame:
 def speed_and_memory(data: ReportData) -> Figures | None:
     """Return rate over memory, a chart for each work with three runs or more, largest first."""
     works = data.ranked.filter(pl.col("peak_memory_gib").is_not_null()).group_by(
-        "platform", "model", "sequence_length", "precision", maintain_order=True
+        *("platform", "model", "sequence_length", "packed_documents", "precision"),
+        maintain_order=True,
     )
     several = sorted((runs for _, runs in works), key=lambda runs: -runs.height)
     return Figures.of(

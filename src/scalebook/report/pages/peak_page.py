@@ -216,7 +216,7 @@ def _platforms(groups: Sequence[Sequence[Configuration]]) -> Iterator[Markup]:
     works: dict[tuple[Any, ...], dict[str, Configuration]] = {}
     for ranked in groups:
         row = ranked[0].row
-        same = works.setdefault(tuple(row[name] for name in _WORK), {})
+        same = works.setdefault(tuple(row[name] for name in (*_WORK, "packed_documents")), {})
         same.setdefault(row["platform"], ranked[0])
     for same in works.values():
         first, *others = same.values()

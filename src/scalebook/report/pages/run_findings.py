@@ -280,6 +280,7 @@ def _warnings(data: ReportData) -> Iterator[Markup]:
     for (source,), rows in foreign.group_by("source", maintain_order=True):
         words = "{} <strong>{}</strong>, not measured here: marked in every table and chart."
         yield Markup(words).format(count(rows.height, "run is", "runs are"), source)
+    yield from _packed(data)
     yield from _not_as_asked(data)
     yield from missing_mfu(runs)
     yield from _thin_windows(data)
@@ -287,6 +288,18 @@ def _warnings(data: ReportData) -> Iterator[Markup]:
         yield Markup("{} could not be read: see the end of this page.").format(
             count(len(data.problems), "part of the run files", "parts of the run files")
         )
+
+
+def _packed(data: ReportData) -> Iterator[Markup]:
+    """Yield the runs whose samples hold several documents, with what their FLOPs count."""
+    packed = data.completed.filter(pl.col("packed_documents") > 1)
+    columns = ("packed_documents", "sequence_length")
+    for (many, length), rows in packed.group_by(columns, maintain_order=True):
+        words = (
+            "{} documents are packed into a sample of {:,} tokens by {}. Attention stays inside "
+            "documents, so FLOPs, TFLOP/s and MFU count it over {:,.0f} tokens."
+        )
+        yield Markup(words).format(many, length, run_links(rows["run_id"]), length / many)
 
 
 def _not_as_asked(data: ReportData) -> Iterator[Markup]:

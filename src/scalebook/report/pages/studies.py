@@ -425,7 +425,7 @@ def _ablation(runs: _Runs) -> StudyAnswer | None:
 
 _MAP = (
     *("model", "platform", "source", "precision", "sequence_length"),
-    *("world_size", "global_batch_size", "split"),
+    *("packed_documents", "world_size", "global_batch_size", "split"),
 )
 
 
@@ -475,7 +475,7 @@ def _place(cell: Row, best: float) -> tuple[float | None, str]:
 
 def _precision(runs: _Runs) -> StudyAnswer | None:
     """StudyAnswer how much faster 8-bit products are, at the same work on the same devices."""
-    names = ("model", "platform", "source", "world_size", "sequence_length", "global_batch_size")
+    names = [name for name in _MAP if name not in ("precision", "split")]
     found: list[tuple[Configuration, Configuration, Verdict | None]] = []
     for same in alike(runs.rows, lambda row: tuple(row[name] for name in names)):
         wide = [row for row in same if row["precision"] in ("bf16", "fp16")]

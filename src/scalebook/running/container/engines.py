@@ -185,6 +185,11 @@ def registry_digest(reference: str) -> tuple[str, str]:
         LaunchError: no such program is here, or the registry does not answer.
     """
     buildx = ("docker", "buildx", "imagetools", "inspect", "--raw", reference)
+    host = reference.partition("/")[0]
+    elsewhere = (
+        f"Or let a machine that reaches {host} print it, 'skopeo inspect --raw "
+        f"docker://{reference} | sha256sum', and write it here with --pin sha256:DIGEST."
+    )
     if shutil.which("skopeo") is not None:
         program = "skopeo"
         answer = _manifest(("skopeo", "inspect", "--raw", f"docker://{reference}"))
@@ -195,14 +200,13 @@ def registry_digest(reference: str) -> tuple[str, str]:
     else:
         raise LaunchError(
             "Nothing here can ask a registry: skopeo, docker with buildx and podman were not "
-            "found. Install skopeo."
+            f"found. Install skopeo. {elsewhere}"
         )
     if DIGEST.fullmatch(answer):
         return answer, program
     raise LaunchError(
-        f"{program} got no digest of {reference}: {answer.rstrip('. ')}. Repeat this where the "
-        f"registry can be reached ('{program} login {reference.partition('/')[0]}' first where it "
-        "is private)."
+        f"{program} got no digest of {reference}: {answer.rstrip('. ')}. Repeat this when the "
+        f"registry can be reached ('{program} login {host}' first where it is private). {elsewhere}"
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch import Tensor
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError
 from scalebook.facts.catalog.types import ModelShape
+from scalebook.facts.flops import padded_vocab_size
 from scalebook.facts.legality.untrained import untrained
 from scalebook.train import mcore
 from scalebook.train.experts import permutation
@@ -20,8 +20,6 @@ from scalebook.train.layers.cross_entropy import cross_entropy
 from scalebook.train.model import fsdp, graph, local, megatron_config, weights
 from scalebook.train.model.switches import DTYPES, Switches, resolve
 from scalebook.train.world import World
-
-VOCABULARY_MULTIPLE = 128  # Megatron-LM's --make-vocab-size-divisible-by
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +50,6 @@ def refuse_unsupported(config: RunConfig, shape: ModelShape) -> None:
             f"sequence_length={config.sequence_length} is beyond the "
             f"{shape.learned_positions} learned positions of {shape.name}."
         )
-
-
-def padded_vocabulary(vocab_size: int, tensor_parallel_size: int) -> int:
-    """Return the vocabulary rounded up to a multiple of 128 x tensor-parallel size."""
-    multiple = VOCABULARY_MULTIPLE * tensor_parallel_size
-    return math.ceil(vocab_size / multiple) * multiple
 
 
 class _GPTModel(mcore.GPTModel):
@@ -95,7 +87,7 @@ def _chunk(config: Any, shape: ModelShape, run: RunConfig, stage: int | None, on
         config=config,
         transformer_layer_spec=spec,
         mtp_block_spec=further,
-        vocab_size=padded_vocabulary(shape.vocab_size, run.tensor_parallel_size),
+        vocab_size=padded_vocab_size(shape.vocab_size, run.tensor_parallel_size),
         max_sequence_length=shape.learned_positions or run.sequence_length,
         pre_process=ranks.is_pipeline_first_stage(**where),
         post_process=ranks.is_pipeline_last_stage(**where),
@@ -159,7 +151,7 @@ def build(config: RunConfig, shape: ModelShape, world: World) -> Model:
         chunks=wrapped,
         config=transformer,
         ddp_config=ddp_config,
-        padded_vocab_size=padded_vocabulary(shape.vocab_size, config.tensor_parallel_size),
+        padded_vocab_size=padded_vocab_size(shape.vocab_size, config.tensor_parallel_size),
         switches=on,
         parameter_count=count,
     )
