@@ -225,7 +225,7 @@ def _wrong_counts(shape: ModelShape, row: Row, length: float | None) -> Iterator
     if count.total != count.active:
         found.append((6 * count.total, "6 N with every expert counted"))
         if length:
-            core = 12 * shape.num_layers * attention_width(shape) * length
+            core = 12 * shape.attention_layers * attention_width(shape) * length
             found.append((6 * count.total + core, "6 N + 12 L q s with every expert counted"))
     for mode, words in (("lora", "frozen weights, as of LoRA"), ("all", "all weights trained")):
         if mode not in trained and length:
@@ -248,7 +248,7 @@ def _wrong_shapes(shape: ModelShape, length: float) -> Iterator[tuple[float, str
         grouped = replace(shape, num_query_groups=shape.num_attention_heads)
         shapes.append((grouped, "every head counted as a key-value head"))
     first = shape.moe.first_dense_layers if shape.moe else 0
-    if shape.num_layers // 2 > first and shape.num_layers % 2 == 0:
+    if shape.hybrid is None and shape.num_layers // 2 > first and shape.num_layers % 2 == 0:
         half = replace(shape, num_layers=shape.num_layers // 2)
         shapes.append((half, f"{half.num_layers} of {shape.num_layers} layers"))
     for wrong, words in shapes:

@@ -136,21 +136,7 @@ class Verl(LineDialect):
     signature = re.compile(r"\bstep:\d+ - [\w/@.-]+:\S+ - ")
     _RECORD = re.compile(r"\bstep:(\d+) - ")
     _PAIR = re.compile(rf"([\w/@.() -]{{1,80}}?):(?:np\.\w+\()?{_VALUE}")
-    _COLUMNS = (
-        ("perf/time_per_step", "seconds"),
-        ("timing_s/step", "seconds"),
-        ("train/loss", "loss"),
-        ("actor/loss", "loss"),
-        ("actor/pg_loss", "loss"),
-        ("actor/grad_norm", "grad_norm"),
-        ("train/grad_norm", "grad_norm"),
-        ("actor/lr", "learning_rate"),
-        ("train/lr", "learning_rate"),
-        ("perf/throughput", "tokens_per_second_per_gpu"),
-        ("perf/total_num_tokens", "tokens_in_step"),
-        ("perf/max_memory_allocated_gb", "allocated_gib"),
-        ("perf/max_memory_reserved_gb", "reserved_gib"),
-    )
+    _COLUMNS: ClassVar = names("verl")
 
     def line(self, line: str) -> bool:
         """Take a record. The loss of a policy is kept, although it need not fall."""
@@ -160,7 +146,7 @@ class Verl(LineDialect):
         cells = {key.strip(" -"): number(value) for key, value in self._PAIR.findall(
             line[found.end() :])}  # fmt: skip
         row = {"step": float(found[1]), "clock": clock_of(line[: found.start()])}
-        for key, column in self._COLUMNS:
+        for key, column in self._COLUMNS.items():
             if key in cells:
                 row.setdefault(column, cells[key])
         if len(row) > 2 and not (self.cut and "seconds" not in row):

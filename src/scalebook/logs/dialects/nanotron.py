@@ -15,12 +15,7 @@ _MEMORY = re.compile(r"Peak allocated:? ([\d.]+)MiB\. Peak reserved:? ([\d.]+)Mi
 _ARGUMENT = re.compile(
     r"\b(dp|pp|tp|expert_parallel_size|sequence_length|micro_batch_size|train_steps)=(\d+)\b"
 )
-_OURS = {
-    "dp": "data_parallel_size",
-    "pp": "pipeline_parallel_size",
-    "tp": "tensor_parallel_size",
-    "train_steps": "steps",
-}
+_OURS = names("nanotron-arguments")
 _COLUMNS = names("nanotron")
 
 

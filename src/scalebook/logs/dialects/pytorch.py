@@ -14,12 +14,7 @@ _RECORD = re.compile(r"(?<!validate )\bstep: +(\d+) +(?=[^\n]{0,300}\b(?:tps|wps
 _PAIR = re.compile(r"\b([a-z_]{1,24}): *([-+\d.,eE]+|-?(?:[Nn]a[Nn]|[Ii]nf(?:inity)?))")
 _RANK = re.compile(r"rank-(\d+)/(\d+)\]")
 _DEGREE = re.compile(r"\b(pp|dp_replicate|dp_shard|cp|tp|ep)=(\d+)")
-_OURS = {
-    "pp": "pipeline_parallel_size",
-    "cp": "context_parallel_size",
-    "tp": "tensor_parallel_size",
-    "ep": "expert_parallel_size",
-}
+_OURS = names("torchtitan-mesh")
 _MESH = re.compile(r"device mesh with [^\n]{0,100}?\[(\d+(?:, *\d+)*)\]")
 _SIZES = (
     (re.compile(r"local batch size (\d+)"), "micro_batch_size"),

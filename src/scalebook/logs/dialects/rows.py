@@ -18,7 +18,7 @@ from scalebook.logs.causes import Ending
 from scalebook.logs.collect import LARGEST
 from scalebook.logs.dialects.dialect import Dialect, JSONDialect
 from scalebook.logs.job import COLUMNS, Job
-from scalebook.logs.numbers import MISSING, alternatives, clock_of, integer, number
+from scalebook.logs.numbers import MISSING, alternatives, clock_of, columns, integer, names, number
 from scalebook.logs.pairs import seconds_from, tokens_from_totals
 from scalebook.logs.source import LONGEST_LINE, Source
 
@@ -244,13 +244,7 @@ class GoldenValues(JSONDialect):
     name = "megatron-golden-values"
     markers = ('"iteration-time"', '"iteration_timing_avg"', '"lm loss"')
     signature = re.compile(r'"(?:iteration-time|lm loss)"\s*:\s*\{\s*"start_step"')
-    _COLUMNS: ClassVar = {
-        "iteration-time": ("seconds", 1.0),
-        "lm loss": ("loss", 1.0),
-        "mem-max-allocated-bytes": ("allocated_gib", 2.0**-30),
-        "mem-allocated-bytes": ("allocated_gib", 2.0**-30),
-        "grad-norm": ("grad_norm", 1.0),
-    }
+    _COLUMNS: ClassVar = columns("megatron-golden-values")
 
     def document(self, document: dict[str, Any]) -> None:
         """Take the series as rows of steps."""
@@ -293,13 +287,7 @@ class Autotuning(JSONDialect):
         r'^\s*\{(?=[\s\S]{0,4000}"latency"\s*:)'
         r'(?=[\s\S]{0,4000}"(?:throughput|FLOPS_per_gpu)"\s*:)'
     )
-    _SIZES: ClassVar = {
-        "world_size": "world_size",
-        "num_gpus": "world_size",
-        "batch_size": "global_batch_size",
-        "train_batch_size": "global_batch_size",
-        "train_micro_batch_size_per_gpu": "micro_batch_size",
-    }
+    _SIZES: ClassVar = names("deepspeed-autotuning")
 
     def document(self, document: dict[str, Any]) -> None:
         """Take the sizes and the step of an experiment."""
