@@ -190,6 +190,18 @@ def test_nemotron_3_has_the_flops_of_the_published_runs(model, modules, gflops, 
 
 
 @pytest.mark.parametrize(
+    ("model", "parameters"),
+    [  # as Hugging Face counts its checkpoints
+        ("gpt2-xl", 1557611200),
+        ("llama2-34b", 33743970304),
+        ("smollm-1.7b", 1711376384),
+    ],
+)
+def test_a_model_has_the_parameters_of_its_checkpoint(model, parameters):
+    assert parameter_count(catalog.model(model)).total == parameters
+
+
+@pytest.mark.parametrize(
     ("model", "length", "parameters"),
     [  # mosaicml/llm-foundry 8c8dd48 scripts/train/benchmarking/README.md
         ("mpt-1b-foundry", 2048, 1315950592),
