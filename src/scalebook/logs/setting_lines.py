@@ -8,28 +8,13 @@ from functools import lru_cache
 from typing import TypeAlias
 
 from scalebook.facts import catalog
-from scalebook.logs.numbers import integer, names, number
+from scalebook.logs.numbers import alternatives, integer, names, number
 
 Value: TypeAlias = int | float | str | bool
 
 # Names that trainers print -> ours. An architecture name keeps Megatron's word.
 SIZES = names("settings")
-WORDS = {
-    "swiglu",
-    "group_query_attention",
-    "untie_embeddings_and_output_weights",
-    "multi_latent_attention",
-    "sequence_parallel",
-    "bf16",
-    "fp16",
-    "fp8",
-    "recompute_granularity",
-    "recompute_num_layers",
-    "normalization",
-    "use_distributed_optimizer",
-    "transformer_impl",
-    "moe_layer_freq",
-}
+WORDS = alternatives("told")["words"]
 _DOTTED = re.compile(r"(?<![\w.-])([A-Za-z_]\w*) ?\.{2,}:? ?([^\n]*)")
 _ORIGIN = re.compile(r"\.{3,}\w+\s*$")  # GPT-NeoX puts where a value came from behind it
 _GROUP_SIZES = re.compile(
