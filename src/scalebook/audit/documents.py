@@ -153,7 +153,7 @@ def _lists(text: str) -> Iterator[Sheet]:
 
 
 def _listed(title: str, items: Sequence[tuple[int, str, str]]) -> Iterator[Sheet]:
-    """Yield a row of what a list tells, and rows of the peaks by precision that it gives."""
+    """Yield a row of what a list states, and rows of the peaks by precision in it."""
     precisions = vocabulary.choices("precision")
     told = [item for item in items if item[2] and item[1].lower() not in precisions]
     device = _device(" ".join([title, *(value for _, _, value in told)]))
