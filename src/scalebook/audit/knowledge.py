@@ -16,6 +16,7 @@ from scalebook.facts import catalog
 from scalebook.facts.catalog.types import Accelerator, ModelShape
 from scalebook.facts.flops import (
     CONVENTIONS,
+    RECOMPUTED,
     TRAINED,
     attention_width,
     flops_per_token,
@@ -175,6 +176,8 @@ def _flop_facts(shape: ModelShape, row: Row) -> Iterator[Fact]:
         frozen += ", packed documents" if packed else ""
         for modules in range(shape.mtp_layers + 1):
             for name in names:
+                if trained != "all" and name in RECOMPUTED:
+                    continue  # papers on pretraining counted by it
                 low, value, high = (
                     flops_per_token(shape, one, name, mtp_layers=modules, trained=trained)
                     for one in at

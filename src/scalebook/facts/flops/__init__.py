@@ -45,6 +45,7 @@ __all__ = [
     "CONVENTIONS",
     "DEFAULT_CONVENTION",
     "RECOMPUTE",
+    "RECOMPUTED",
     "TRAINED",
     "ConventionFit",
     "FlopParts",
