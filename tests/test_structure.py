@@ -18,11 +18,11 @@ SOURCE = Path(__file__).parents[1] / "src/scalebook"
 FIELDS_OF_A_LIST = 4  # a constant with so many names of settings is a list of them
 LIMITS = {
     "files": 371,
-    "lines": 65517,
+    "lines": 65513,
     "longest file": 640,
     "rooms": 33,
     "import arrows between rooms": 194,
-    "lists of settings": 25,
+    "lists of settings": 22,
     "class names used twice": 21,
     "module names used twice": 24,
     "modules with one importer, in their own folder": 30,

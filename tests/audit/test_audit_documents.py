@@ -166,3 +166,12 @@ def test_lists_of_a_document_are_claims_too(tmp_path, capsys):
     assert (10, "peak_tflops_per_second", "holds") in checks
     assert (16, "peak_tflops_per_second", "holds") in checks
     assert all(field != "gpus" for line, field, _ in checks if line > 20)
+
+
+def test_a_claims_file_may_be_called_a_text_file(tmp_path):
+    path = tmp_path / "claims.txt"
+    path.write_text(
+        'title = "a"\nsource = "b"\n[[claims]]\nlabel = "x"\naccelerator = "h100"\n'
+        'precision = "bf16"\npeak_tflops_per_second = "1979"\n'
+    )
+    assert wrong(load(path)) == [("peak_tflops_per_second", "1979")]

@@ -6,7 +6,7 @@ import math
 import re
 
 from scalebook.logs.dialects.dialect import LineDialect
-from scalebook.logs.numbers import clock_of, columns, has_fraction, integer, number
+from scalebook.logs.numbers import clock_of, columns, has_fraction, integer, names, number
 from scalebook.logs.pairs import bar_seconds, bar_state, pairs, seconds_from
 
 _ROUNDED = re.compile(r"consumed_samples=[\d.]+e")  # tqdm rounds where that is shorter
@@ -89,13 +89,7 @@ class NeMo1(LineDialect):
 _RECORD = re.compile(r"\bstep (\d+) \| (?=[^\n]{0,300}\btps )")
 _PAIR = re.compile(r"\b([a-z_]{1,24}) ([-+\d.,eE]+|nan)")
 _EACH = re.compile(r"\btps [\d.,]+ ?\(([\d.,]+)/gpu\)")
-_NEMO_AUTOMODEL_COLUMNS = {
-    "loss": "loss",
-    "grad_norm": "grad_norm",
-    "lr": "learning_rate",
-    "mem": "allocated_gib",
-    "tps": "tokens_per_second",
-}
+_NEMO_AUTOMODEL_COLUMNS = names("nemo-automodel")
 
 
 class NeMoAutomodel(LineDialect):
