@@ -706,6 +706,14 @@ def test_a_total_of_a_rounded_rate_is_as_exact_as_that_rate():
     assert verdict("tokens_per_second", **cells, tokens_per_second="116,500") == "contradicts"
 
 
+def test_zeros_at_the_end_of_a_rate_may_be_rounded():
+    # 614 x 512 = 314,368, printed as 314,000: three digits count; 315,000 is another rate
+    cells = {"gpus": "512", "tokens_per_second_per_gpu": "614"}
+    assert not [c for c in claim(**cells, tokens_per_second="314,000") if c.verdict in WRONG]
+    assert [c for c in claim(**cells, tokens_per_second="316,000") if c.verdict in WRONG]
+    assert [c for c in claim(**cells, tokens_per_second="314,001") if c.verdict in WRONG]
+
+
 # Frozen weights, forward passes, recomputation
 
 

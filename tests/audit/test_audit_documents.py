@@ -138,3 +138,40 @@ def test_no_document_breaks_the_reader(text, suffix):
             audit(read_document(whole, suffix, "x"))
         except ClaimError as error:
             assert "\n" not in str(error)
+
+
+def test_lists_of_a_document_are_claims_too(tmp_path, capsys):
+    """390 of 989.4 are 39.4 %; 1979 is the sparse peak of an H100, 312 the dense one of an A100."""
+    path = tmp_path / "notes.txt"
+    path.write_text(
+        "### GPT-462B\n\n- **GPUs**: 6144 H100\n- **MFU**: 47-48%\n"
+        "- **Throughput**: ~390 TFlops/GPU\n"
+        "\n### NVIDIA H100 (Hopper)\n- **Peak Performance**:\n  - BF16: 1979 TFlops\n"
+        "  - FP8: 1978.9 TFlops\n- **Memory**: 80GB HBM3\n"
+        "\n### NVIDIA A100\n* Peak:\n  * FP16: 312 TFLOPS (with sparsity)\n  * BF16: 312 TFLOPS\n"
+        "\n### NVIDIA Nemotron-4 340B\n- **Architecture**: Mixture of Experts\n"
+        "- **Framework**: NeMo\n"
+        "\n### Speed\n- Result: 1.11x faster\n- Steps: 12\n"
+    )
+    assert main(["audit", str(path), "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    checks = [(one["line"], one["field"], one["verdict"]) for one in found["checks"]]
+    wrong = [one[:2] for one in checks if one[2] == "contradicts"]
+    assert wrong == [
+        (3, "mfu"),
+        (9, "peak_tflops_per_second"),
+        (15, "sparse_peak_tflops_per_second"),
+        (19, "architecture"),
+    ]
+    assert (10, "peak_tflops_per_second", "holds") in checks
+    assert (16, "peak_tflops_per_second", "holds") in checks
+    assert all(field != "gpus" for line, field, _ in checks if line > 20)
+
+
+def test_a_claims_file_may_be_called_a_text_file(tmp_path):
+    path = tmp_path / "claims.txt"
+    path.write_text(
+        'title = "a"\nsource = "b"\n[[claims]]\nlabel = "x"\naccelerator = "h100"\n'
+        'precision = "bf16"\npeak_tflops_per_second = "1979"\n'
+    )
+    assert wrong(load(path)) == [("peak_tflops_per_second", "1979")]

@@ -153,6 +153,11 @@ def test_a_proxy_without_experts_left_is_refused():
         catalog.model("deepseek-v3@3")
 
 
+def test_a_hybrid_stack_has_no_proxy():
+    with pytest.raises(CatalogError, match="layers of several kinds"):
+        catalog.model("nemotron-3-nano-30b@8")
+
+
 def test_models_are_found_by_the_other_ways_people_write_them():
     for alias, name in (
         ("gpt-3-175b", "gpt3-175b"),
@@ -360,6 +365,12 @@ def test_a_bad_row_is_refused_with_its_file_and_line(own, name):
             "ffn_hidden_size is missing",
         ),
         ('source = "own config"', 'source = "x"\npadded_vocab_size = 100', "below vocab_size"),
+        (
+            'source = "own config"',
+            'source = "x"\nhybrid = { pattern = "M*", mamba_num_heads = 4, mamba_head_dim = 8, '
+            "mamba_num_groups = 1, mamba_state_dim = 8 }",
+            "a letter of M .* for each of 16 layers",
+        ),
     ],
 )
 def test_a_bad_model_is_refused(own, old, new, message):

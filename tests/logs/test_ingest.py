@@ -661,6 +661,12 @@ def test_ranks_that_each_print_their_own_loss_are_one_run(tmp_path):
          "python_error", "The trainer failed: KeyError: 'text'"),
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", "out_of_memory",
          "gpu_memory", "2.00 GiB more did not fit"),
+        ("slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Some of the step tasks have "
+         "been OOM Killed.", "out_of_memory", "host_memory", "host's memory"),
+        ("train.sh: line 12: 123456 Killed                  python train.py", "failed", "signal",
+         "ended by a signal"),
+        ("Killed", "failed", "signal", "ended by a signal"),
+        ("Bus error (core dumped)", "failed", "signal", "--shm-size"),
     ],
 )  # fmt: skip
 def test_an_ending_that_the_log_states_is_its_cause(tmp_path, ending, status, cause, said):
@@ -690,6 +696,46 @@ def test_a_file_that_nothing_recognises_is_refused_and_nothing_is_written(
         assert said in told
         assert "--dialect" in told
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_record_that_the_file_breaks_off_in_is_no_divergence(tmp_path):
+    whole = "".join(line(step, loss=9.0 - step / 4) for step in range(1, 9))
+    path = write(tmp_path / "a.log", whole, line(9, loss=6.5).partition("| lm loss")[0])
+    found = one(path)
+    assert (found["status"], found["n_records"], found["loss_last"]) == ("interrupted", 9, 7.0)
+
+
+@pytest.mark.parametrize("between", [",", ";", "\t"])
+def test_a_table_of_a_spreadsheet_is_read(tmp_path, between):
+    """Semicolons go with decimal commas: 2,5 seconds, not 2."""
+    mark = "," if between == ";" else "."
+    rows = "".join(f"{n},{9 - n / 8},2.5\n" for n in range(1, 9))
+    rows = rows.replace(",", between).replace(".", mark)
+    found = one(write(tmp_path / "a.csv", f"step{between}loss{between}step_time\n", rows))
+    assert (found["n_records"], found["step_seconds_median"]) == (8, 2.5)
+    assert (found["loss_first"], found["loss_last"]) == (8.875, 8.0)
+
+
+def test_a_step_time_stands_where_nobody_knows_the_tokens(tmp_path):
+    (run,), _ = ingest([write(tmp_path / "a.log", *(line(n, loss=9 - n) for n in range(1, 9)))],
+                       tmp_path / "runs", {})  # fmt: skip
+    numbers = measure(read_run(run.path))
+    assert (numbers.step_seconds_median, numbers.tokens_per_second) == (1.0, None)
+
+
+def test_the_tokens_of_the_first_record_count_from_the_start(tmp_path):
+    """163,840 tokens in 10 steps, whether the first record has a record before it or not."""
+    history = [
+        {"step": n, "loss": 2 - n / 100, "num_input_tokens_seen": 16384 * n}
+        for n in range(10, 90, 10)
+    ]
+    state = {
+        "log_history": [*history, {"train_runtime": 112.0}],
+        "global_step": 80,
+        "max_steps": 80,
+    }
+    (run,), _ = ingest([write(tmp_path / "trainer_state.json", json.dumps(state))], tmp_path, {})
+    assert [step.tokens for step in read_run(run.path).steps] == [16384] * 8
 
 
 def test_any_table_is_read_by_the_columns_that_the_user_names(tmp_path, capsys):

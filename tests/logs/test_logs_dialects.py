@@ -53,6 +53,7 @@ RECORDS = [
     ("tprimat_new.json", "tprimat", 4, 1, 4, 1, 2.25, 2.0, None, 10.0, 8.5),
     ("tprimat_old.json", "tprimat", 3, 1, 3, 1, 2.0, 2.0, None, None, None),
     ("nanochat.log", "nanochat", 3, 0, 2, 1, 1.3, 1.29, None, 10.5, 8.5),
+    ("nanogpt.log", "nanogpt", 3, 0, 20, 10, 0.26, 0.255, None, 10.5, 8.5),
     ("verl.log", "verl", 2, 1, 2, 1, 18.0, 16.0, None, 0.25, 0.125),
     ("olmo_core.log", "olmo-core", 2, 1, 2, 1, 3.0, 2.0, None, 11.0, 10.5),
     ("megatron_progress.txt", "megatron-progress", 2, 900, 1800, 900, 4.0, 4.0, 401.0, None, None),
@@ -147,6 +148,7 @@ def test_an_excerpt_gives_its_sizes_and_no_others(name, sizes):
         ("tprimat_new.json", 8192.0, 2048.0),  # of the file's own summary
         ("hf_metrics.txt", 65536.0, None),
         ("nanochat.log", 65536 / 1.29, 65536 / 1.29 / 8),
+        ("nanogpt.log", (32768 / 0.25 + 32768 / 0.26) / 2, None),  # without iteration 0
         ("verl.log", 5120.0, 640.0),
         ("olmo_core.log", 65536.0, 8192.0),
         ("megatron_progress.txt", 250_000.0, 15_625.0),  # 0.9 billion in an hour
@@ -274,6 +276,66 @@ def test_an_epoch_of_few_digits_leaves_the_step_to_the_bar(tmp_path):
     found = read(tmp_path, text)
     assert (found["first_step"], found["last_step"], found["log_interval"]) == (261, 263, 1)
     assert found["step_seconds_median"] == 4.5
+
+
+@pytest.mark.parametrize(
+    ("record", "seconds", "rate"),
+    [
+        ("step  {n}/19560 | loss 10.5 (+nanz)| norm 1.5 (+nanz)| lr 8.57e-07 | 500.00 ms | 55.0% "
+         "bf16 MFU | 65536 tok/s", 0.5, 65536),
+        ("step  {n}/19560 | train loss 10.5 | norm 1.5 | lr 2.36e-06 | 500.00 ms | -100.0% bf16 "
+         "MFU | 65,536 tok/s", 0.5, 65536),
+        ("step     {n} | loss: 10.5 | lr 6.0000e-04 | norm: 1.5 | dt: 500.00ms | tok/sec: "
+         "65536.00", 0.5, 65536),
+        ("step:{n}/1750 train_loss:10.5 train_time:{n}40ms step_avg:140.00ms", 0.1, None),
+    ],
+)  # fmt: skip
+def test_a_line_of_a_trainer_that_came_of_nanogpt_is_a_record(tmp_path, record, seconds, rate):
+    found = read(tmp_path, "".join(record.format(n=n) + "\n" for n in range(1, 9)))
+    assert (found["family"], found["n_records"], found["last_step"]) == ("nanogpt", 8, 8)
+    assert found["step_seconds_median_excluding_first"] == pytest.approx(seconds)
+    assert found["tokens_per_second_median"] == rate
+    assert found["loss_last"] == 10.5
+
+
+def test_nanotron_is_read_by_the_name_of_its_time_since_2025(tmp_path):
+    row = (
+        "iteration: {} / 90 | consumed_tokens: 1.05M | time_per_iteration_ms: 2.12K | lm_loss: 5\n"
+    )
+    found = read(tmp_path, row.format(1) + row.format(2))
+    assert (found["family"], found["n_records"], found["step_seconds_median"]) == (
+        "nanotron", 2, pytest.approx(2.12),
+    )  # fmt: skip
+
+
+def test_a_bar_that_is_drawn_again_behind_a_record_gives_its_step(tmp_path):
+    """6,470 steps make an epoch, of which 60 are trained: epochs of two digits say nothing."""
+    banner = (
+        "   \\\\   /|    Num examples = 51,760 | Num Epochs = 1 | Total steps = 60\n"
+        "O^O/ \\_/ \\    Batch size per device = 2 | Gradient accumulation steps = 4\n"
+        "\\        /    Data Parallel GPUs = 1 | Total batch size (2 x 4 x 1) = 8\n"
+        ' "-____-"     Trainable parameters = 41,943,040 of 8,072,204,288 (0.52% trained)\n'
+    )
+    rows = "".join(
+        f"{{'loss': 1.5, 'grad_norm': 0.5, 'learning_rate': 0.0002, 'epoch': {step / 6470:.2f}}}\n"
+        f" {step}/60 [00:{4 * step:02d}<03:00,  4.00s/it]\n"
+        for step in range(1, 13)
+    )
+    found = read(tmp_path, banner + rows)
+    assert (found["n_records"], found["first_step"], found["last_step"]) == (12, 1, 12)
+    assert (found["global_batch_size"], found["micro_batch_size"], found["world_size"]) == (8, 2, 1)
+    assert "(part)" in found["tflops"]["reason"]
+
+
+def test_an_epoch_whose_last_zero_is_not_printed_is_as_fine_as_the_others(tmp_path):
+    """Epoch 0.1 stands for 0.10 among 0.09 and 0.11: step 10 of 100, not 5 to 15."""
+    text = "".join(
+        f"{{'loss': 1.5, 'learning_rate': 0.0001, 'epoch': {round(step / 100, 2)}}}\n"
+        f"  1%|1 | {step}/1000 [00:{4 * step:02d}<1:03:00,  4.00s/it]\n"
+        for step in range(1, 13)
+    )
+    found = read(tmp_path, text)
+    assert (found["n_records"], found["last_step"], found["log_interval"]) == (12, 12, 1)
 
 
 def test_steps_that_trainers_print_at_multiples_tell_the_interval(tmp_path):

@@ -23,7 +23,7 @@ from scalebook.settings import SWITCHES
 
 pytestmark = pytest.mark.slow
 
-PARTS = ("moe", "mla")
+PARTS = ("moe", "mla", "hybrid")
 LAYERS = 3  # with a window in one of 2, and a dense first layer, each kind of layer
 TENSOR = {"world_size": 2, "tensor_parallel_size": 2, "sequence_parallel": True}
 LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -60,6 +60,7 @@ def small(shape: ModelShape) -> ModelShape:
         )
     if mla is not None:
         mla = catalog.MLAShape(24 if mla.q_lora_rank else 0, 16, 16, 8, 16)
+    hybrid = shape.hybrid and catalog.HybridShape("ME*", "*E", 4, 16, 2, 16, 32)
     return replace(
         shape,
         num_layers=LAYERS,
@@ -75,6 +76,7 @@ def small(shape: ModelShape) -> ModelShape:
         sliding_window=8 if shape.sliding_window else 0,
         moe=moe,
         mla=mla,
+        hybrid=hybrid,
     )
 
 
@@ -204,7 +206,8 @@ def test_every_kind_of_layer_trains_the_same_in_parallel(layout: str, runs: dict
 
 
 def test_what_does_not_train_is_refused_in_a_line():
-    assert set(REFUSED) == {"gemma2-9b", "palm-540b", "olmo2-7b"}
+    hybrids = {"nemotron-3-nano-30b", "nemotron-3-super-120b"}
+    assert set(REFUSED) == {"gemma2-9b", "palm-540b", "olmo2-7b", *hybrids}
     for name in REFUSED:
         (sentence,) = untrained(asked(name), catalog.model(name))
         assert sentence.startswith(f"{name} has ")

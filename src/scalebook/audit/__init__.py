@@ -21,8 +21,9 @@ from scalebook.audit.claimed_rows import (
     Table,
     Verdict,
     count_claims,
+    read_bounded,
 )
-from scalebook.audit.documents import SUFFIXES, load_document, read_document
+from scalebook.audit.documents import LARGEST_FILE, SUFFIXES, load_document, read_document
 from scalebook.audit.table_checks import check_table
 
 __all__ = [
@@ -41,6 +42,9 @@ def load(path: Path, *, follow: bool = False) -> Claims:
         ClaimError: the file cannot be read as what its name says.
     """
     suffix = path.suffix.lower()
+    text = suffix == ".txt"  # a document, unless it holds the tables of a claims file
+    if text and b"[[claims]]" in read_bounded(path, LARGEST_FILE, follow=follow):
+        return load_claims(path, follow=follow)
     if suffix in SUFFIXES:
         return load_document(path, follow=follow)
     read = load_results if suffix == ".json" else load_claims

@@ -1,4 +1,4 @@
-"""Tables of a document (Markdown, HTML, CSV, TSV) as claims.
+"""Tables of a document (Markdown, HTML, CSV, TSV) as claims, and lists of ``- name: value``.
 
 ``headings.toml`` says what a heading means. What it does not know, or what has two meanings (TFLOPS
 of one GPU or of all?), is not guessed: ``Claims.unread`` lists it. Nothing of a document runs.
@@ -26,7 +26,7 @@ from scalebook.errors import ClaimError
 from scalebook.facts import catalog
 from scalebook.settings import PARALLEL_SIZES, SETTINGS
 
-SUFFIXES = (".md", ".markdown", ".html", ".htm", ".csv", ".tsv")
+SUFFIXES = (".md", ".markdown", ".txt", ".html", ".htm", ".csv", ".tsv")
 LARGEST_FILE = 5_000_000  # bytes
 MOST_ROWS = 5_000
 LONGEST = 120  # characters of a label or a heading that is shown
@@ -34,6 +34,7 @@ LONGEST = 120  # characters of a label or a heading that is shown
 _SEPARATOR = re.compile(r"\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*")
 _MARKS = re.compile(r"[*_`†‡]+|\[\^?\d+\]|✅|\(baseline\)", re.IGNORECASE)
 _LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
+_ITEM = re.compile(r"\s*[-*+] +\*{0,2}(?P<name>[^:*|]{1,40})\*{0,2}:\*{0,2}\s*(?P<value>.*)$")
 _UNIT = re.compile(r"^(?P<name>.*?)\s*[(\[](?P<unit>[^()\[\]]*)[)\]]\s*$")
 _NUMBER = re.compile(
     r"^(?P<number>(?:~|≈|<=?|>=?|≤|≥|up to |about |at least )?\s*[-+−]?\$?\d[\d,]*(?:\.\d+)?"
@@ -43,20 +44,15 @@ _NUMBER = re.compile(
 )
 _SIZES = re.compile(r"\b(TP|PP|CP|EP|DP)\s*[=-]?\s*(\d{1,5})\b")
 _COUNTS = (
-    ("gpus", re.compile(r"\b(\d{1,6})\s*(?:x\s*)?(?:GPUs?\b|[x×]\s*[A-Z])", re.IGNORECASE)),
+    (
+        "gpus",
+        re.compile(
+            r"(?<![\d.,])(\d{1,6})\s*(?:x\s*)?(?:(?i:GPUs?)\b|[x×]\s*(?:NVIDIA |AMD )?[A-Z]{1,2}\d)"
+        ),
+    ),
     ("nodes", re.compile(r"\b(\d{1,6})\s*nodes?\b", re.IGNORECASE)),
 )
 _LONG = {SETTINGS[name].short: name for name in PARALLEL_SIZES} | {"DP": "data_parallel_size"}
-# the kind of unit that a field may be written in; others have none
-_KINDS = {
-    "step_seconds": "time", "elapsed_seconds": "time", "checkpoint_seconds": "time",
-    "recovery_seconds": "time", "bandwidth_gb_per_second": "bandwidth", "memory_gb": "memory",
-    "gpu_power_watts": "power", "power_watts": "power", "energy_joules": "energy",
-    "carbon_kg": "carbon", "tokens": "tokens", "tokens_per_day": "tokens",
-    "tokens_per_second": "token_rate", "tokens_per_second_per_gpu": "gpu_token_rate",
-    "samples_per_second": "sample_rate", "model_tflops_per_second_per_gpu": "tflops",
-    "model_tflops_per_second": "tflops", "peak_tflops_per_second": "tflops",
-}  # fmt: skip
 # a unit must be written: a bare number may be anything
 _UNIT_NEEDED = ("time", "bandwidth", "memory", "power", "energy")
 
@@ -85,16 +81,21 @@ def load_document(path: Path, *, follow: bool = False) -> Claims:
 
 def read_document(text: str, suffix: str, name: str) -> Claims:
     """Return the claims of the tables in a text of a kind of file, such as ``.md``."""
+    lists: list[Sheet] = []
     if suffix in (".csv", ".tsv"):
         sheets = list(_separated(text, "\t" if suffix == ".tsv" else ",", Path(name).name))
     elif suffix in (".html", ".htm"):
         sheets = _html(text)
     else:
-        sheets = list(_markdown(text))
+        sheets, lists = list(_markdown(text)), list(_lists(text))
     if sum(len(sheet.rows) for sheet in sheets) > MOST_ROWS:
         raise ClaimError(f"{name} has more than {MOST_ROWS:,} rows of tables. Split it.")
     unread: list[str] = []
     tables = [table for sheet in sheets if (table := _table(sheet, unread)) is not None]
+    listed = (table for sheet in lists if (table := _table(sheet, [])) is not None)
+    tables += [
+        table for table in listed if any(len(r.values) + len(r.words) > 2 for r in table.rows)
+    ]
     if not tables:
         looked = f" Headings: {'; '.join(unread[:12])}." if unread else ""
         raise ClaimError(
@@ -138,6 +139,42 @@ def _markdown(text: str) -> Iterator[Sheet]:
             sheet = Sheet(name, _cells(line))
     if sheet is not None:
         yield sheet
+
+
+def _lists(text: str) -> Iterator[Sheet]:
+    """Yield lists of ``- name: value`` as tables; the heading above says of what."""
+    title, items = "List", list[tuple[int, str, str]]()
+    for number, line in enumerate([*text.splitlines(), "#"], start=1):
+        if (item := _ITEM.match(line)) is not None:
+            items.append((number, _plain(item["name"]), _plain(item["value"])))
+        elif line.startswith("#") or not line.strip():
+            yield from _listed(title, items)
+            title, items = (_plain(line.lstrip("#")) if line.strip() else title), []
+
+
+def _listed(title: str, items: Sequence[tuple[int, str, str]]) -> Iterator[Sheet]:
+    """Yield a row of what a list states, and rows of the peaks by precision in it."""
+    precisions = vocabulary.choices("precision")
+    told = [item for item in items if item[2] and item[1].lower() not in precisions]
+    device = _device(" ".join([title, *(value for _, _, value in told)]))
+    if len(told) > 1:
+        head = ["", *(name for _, name, _ in told), "gpu", "model"]
+        cells = [title, *(value for _, _, value in told), device, title]
+        yield Sheet(title, head, [(told[0][0], cells)])
+    peaks = [item for item in items if item[2] and item[1].lower() in precisions]
+    if peaks and any("peak" in name.lower() for _, name, value in items if not value):
+        head = ["", "precision", "peak tflops", "sparse peak tflops", "gpu"]
+        rows = [
+            (at, [title, name, *(("", told) if "spars" in told else (told, "")), device])
+            for at, name, told in peaks
+        ]
+        yield Sheet(title, head, rows)
+
+
+def _device(text: str) -> str:
+    """Return the first platform of the catalog that a text names, empty for none."""
+    names = {platform.name for platform in catalog.platforms()}
+    return next((word for word in re.findall(r"[a-z]+\d+\w*", text.lower()) if word in names), "")
 
 
 def _cells(line: str) -> list[str]:
@@ -237,7 +274,7 @@ def _columns(sheet: Sheet, unread: list[str]) -> list[_Column]:
         if field_name is None:
             later.append((index, name, unit))
             continue
-        kind = None if own else _KINDS.get(field_name)
+        kind = None if own else _data()["kinds"].get(field_name)
         key = f"{field_name} {_factor(kind, unit) or ''}"
         found.setdefault(key, []).append(_Column(index, field_name, unit, kind))
     known = {columns[0].field: columns[0] for columns in found.values() if len(columns) == 1}
@@ -326,7 +363,7 @@ def _row(
     taken = {column.index for column in columns if column.field not in ("model", "nodes", "gpus")}
     label = next((cell for index, cell in enumerate(plain) if cell and index not in taken), "")
     row = Row(sheet.name, label or f"line {line}", line, values, words)
-    return _known_names(row) if values else None
+    return _known_names(row) if values or "architecture" in words else None
 
 
 def _word(name: str, cell: str) -> dict[str, str]:
@@ -336,7 +373,7 @@ def _word(name: str, cell: str) -> dict[str, str]:
     if name == "accelerator":
         device = re.sub(r"^\d+\s*[x×]\s*", "", cell)
         return {name: re.sub(r"^(nvidia|amd)\s+(instinct\s+)?", "", device, flags=re.IGNORECASE)}
-    lowered = cell.lower()
+    lowered = re.sub(r"^mixture.of.experts.*", "moe", cell.lower())
     allowed = vocabulary.choices(name)
     return {name: lowered} if not allowed or lowered in allowed else {}
 
@@ -344,6 +381,7 @@ def _word(name: str, cell: str) -> dict[str, str]:
 def _catalog_name(text: str) -> str | None:
     """Return the catalog's name of a model as people write it: ``Llama 3.1 8B``."""
     wanted = re.sub(r"[^a-z0-9.]", "", text.lower())
+    wanted = re.sub(r"^(nvidia|meta|google|mistralai|microsoft)", "", wanted)
     names = (shape.name for shape in catalog.models())
     return next((name for name in names if re.sub(r"[^a-z0-9.]", "", name) == wanted), None)
 
@@ -364,13 +402,14 @@ def _value(column: _Column, cell: str) -> tuple[str, Printed] | None:
         return _plain_value(column.field, cell) if column.kind not in _UNIT_NEEDED else None
     unit = (match["unit"] or "").strip() or column.unit
     name = column.field
+    kind = _data()["kinds"].get(name) if column.kind else None
     if column.field == "tokens_per_second":  # the unit says what a throughput is of
-        for kind, other in (
+        for other, field_name in (
             ("gpu_token_rate", "tokens_per_second_per_gpu"), ("sample_rate", "samples_per_second"),
+            ("gpu_tflops", "model_tflops_per_second_per_gpu"),
         ):  # fmt: skip
-            if _factor(kind, unit):
-                name = other
-    kind = _KINDS.get(name) if column.kind else None
+            if _factor(other, unit):
+                name, kind = field_name, other
     factor = _factor(kind, unit) if kind else 1.0
     if factor is None:
         if kind in _UNIT_NEEDED or match["unit"]:

@@ -16,6 +16,7 @@ from scalebook.facts import catalog
 from scalebook.facts.catalog.types import Accelerator, ModelShape
 from scalebook.facts.flops import (
     CONVENTIONS,
+    RECOMPUTED,
     TRAINED,
     attention_width,
     flops_per_token,
@@ -175,6 +176,8 @@ def _flop_facts(shape: ModelShape, row: Row) -> Iterator[Fact]:
         frozen += ", packed documents" if packed else ""
         for modules in range(shape.mtp_layers + 1):
             for name in names:
+                if trained != "all" and name in RECOMPUTED:
+                    continue  # papers on pretraining counted by it
                 low, value, high = (
                     flops_per_token(shape, one, name, mtp_layers=modules, trained=trained)
                     for one in at
@@ -225,7 +228,7 @@ def _wrong_counts(shape: ModelShape, row: Row, length: float | None) -> Iterator
     if count.total != count.active:
         found.append((6 * count.total, "6 N with every expert counted"))
         if length:
-            core = 12 * shape.num_layers * attention_width(shape) * length
+            core = 12 * shape.attention_layers * attention_width(shape) * length
             found.append((6 * count.total + core, "6 N + 12 L q s with every expert counted"))
     for mode, words in (("lora", "frozen weights, as of LoRA"), ("all", "all weights trained")):
         if mode not in trained and length:
@@ -248,7 +251,7 @@ def _wrong_shapes(shape: ModelShape, length: float) -> Iterator[tuple[float, str
         grouped = replace(shape, num_query_groups=shape.num_attention_heads)
         shapes.append((grouped, "every head counted as a key-value head"))
     first = shape.moe.first_dense_layers if shape.moe else 0
-    if shape.num_layers // 2 > first and shape.num_layers % 2 == 0:
+    if shape.hybrid is None and shape.num_layers // 2 > first and shape.num_layers % 2 == 0:
         half = replace(shape, num_layers=shape.num_layers // 2)
         shapes.append((half, f"{half.num_layers} of {shape.num_layers} layers"))
     for wrong, words in shapes:

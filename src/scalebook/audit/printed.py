@@ -1,7 +1,8 @@
 """The interval that a printed value stands for.
 
 Rounding: ``38.3%`` is anything from 38.25 % to 38.35 %. A value that was cut and not rounded may
-also be up to one unit of its last digit higher; ``claimed`` allows that, ``interval`` does not.
+also be up to one unit of its last digit higher, and ``314,000`` may have three digits that count;
+``claimed`` allows that, ``interval`` does not.
 Marks: ``~390`` is within a tenth, ``<30`` and ``up to 47%`` are upper ends, ``>400``, ``175K+`` and
 ``at least 3`` lower ends, ``85-95%`` and ``85..95%`` ranges; a trailing ``x`` says times. ``=1T``
 is exact: a budget or an assumption that somebody chose, which was never rounded.
@@ -103,11 +104,19 @@ def _rounded(numeral: Numeral) -> Interval:
 
 def _cut(numeral: Numeral) -> Interval:
     """Return the rounded interval, up to one whole unit away from zero."""
-    half = numeral.unit / 2
-    outer = numeral.unit * (1 - 1e-9)
+    unit = _coarse(numeral)
+    half, outer = unit / 2, unit * (1 - 1e-9)
     if numeral.value < 0:
         return Interval(numeral.value - outer, numeral.value + half)
     return Interval(numeral.value - half, numeral.value + outer)
+
+
+def _coarse(numeral: Numeral) -> float:
+    """Return the unit of the last digit that surely counts: thousands of 314,000, tens of 5,000."""
+    unit, size = numeral.unit, abs(numeral.value)
+    while unit >= 1 and size >= 1000 * unit and size % (10 * unit) == 0:
+        unit *= 10
+    return unit
 
 
 def _about(text: str) -> tuple[Interval, Interval]:

@@ -76,11 +76,11 @@ def _register_audit(subparsers: Subparsers) -> None:
         "audit", help="check published claims or result rows for consistency"
     )
     parser.description = (
-        "Check every identity that the given numbers allow. FILE is a document with tables (.md, "
-        ".html, .csv, .tsv; unknown headings are listed), a TOML file of claims (see --sample), "
-        "result rows from 'scalebook list --json' (.json), or the name of a claims file that the "
-        "package ships. The exit code is 0 when no claim is wrong, 1 when a claim contradicts "
-        "another or is impossible, 2 when the file cannot be read."
+        "Check every identity that the given numbers allow. FILE is a document with tables or "
+        "lists (.md, .txt, .html, .csv, .tsv; unknown headings are listed), a TOML file of claims "
+        "(see --sample), result rows from 'scalebook list --json' (.json), or the name of a claims "
+        "file that the package ships. The exit code is 0 when no claim is wrong, 1 when a claim "
+        "contradicts another or is impossible, 2 when the file cannot be read."
     )
     parser.add_argument(
         "file", nargs="?", metavar="FILE", help="document, claims file or result rows"

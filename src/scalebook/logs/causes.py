@@ -92,7 +92,7 @@ RULES = (
         "out_of_memory", "host_memory", "The host's memory ran out", "",
         r"DefaultCPUAllocator: (?:can't|not enough memory)", r"\bMemoryError\b",
         r"std::bad_alloc", r"Cannot allocate memory", r"Out of memory: Killed process",
-        r"oom-kill",
+        r"oom[-_]kill",
     ),
     _rule(  # before timeouts: the other ranks wait for the one whose GPU failed
         "failed", "gpu_fault", "The GPU reported a fault", "",
@@ -167,6 +167,11 @@ LOG_RULES = (
         " (9: by a person, or by the system because memory ran out)",
         r"exit ?code\s*: ?(?P<what>-\d{1,2})\b", r"exit code (?P<error>-\d{1,2})\b",
         r"(?P<status>Signal \d{1,2} \(SIG\w+\) received by PID)",
+        r"^\s*Killed\s*$", r": line \d{1,9}: +\d{1,9} Killed\b",
+    ),
+    _rule(
+        "failed", "signal", "A process ended with a bus error", f" (often {SHM_HINT})",
+        r"\bBus error\b", r"Signal 7 \(SIGBUS\)",
     ),
 )  # fmt: skip
 # Every line that a rule recognises holds one of these pieces, which are fast to look for.
@@ -174,7 +179,7 @@ PIECES = (
     "DIVERGED", " in local ", "Unexpected result", "ut of memory", "OutOfMemory", "OUT_OF_MEMORY",
     "MemoryAllocation", "ALLOC_FAILED", "ALLOCATION_FAILED", "AllocFailed", "Failed to ",
     "memory_error", "ibv_", "shared memory", "unable to ", "can't allocate", "not enough memory",
-    "MemoryError", "bad_alloc", "Cannot allocate", "oom-kill", "GPU node-", "GPU Hang",
+    "MemoryError", "bad_alloc", "Cannot allocate", "oom-kill", "oom_kill", "GPU node-", "GPU Hang",
     "illegal memory access", "launch failure", "uncorrectable", "device-side assert",
     "fallen off the bus", "GPU is lost", "HSA_STATUS_ERROR", "Xid (", "GPUs are available",
     "-capable device", "ErrorNoDevice", "no NVIDIA driver", "Watchdog caught", "Timed out waiting",
@@ -182,7 +187,8 @@ PIECES = (
     "waiting for clients", "Socket Timeout", "wait timeout", "no kernel image",
     "NoBinaryForGpu", "invalid device function", "No space left", "CCL error", "CCL WARN",
     "ncclRemoteError", "ncclSystemError", "ncclInternalError", "No module named",
-    "scalebook.train: ", "what():", "exitcode", "exit code", "received by PID",
+    "scalebook.train: ", "what():", "exitcode", "exit code", "received by PID", "Killed",
+    "Bus error",
 )  # fmt: skip
 HOST_MEMORY = tuple(rule for rule in RULES if rule.cause == "host_memory")
 
@@ -244,6 +250,7 @@ ENDINGS: tuple[tuple[str, Status], ...] = (
     ("DUE TO TIME LIMIT", "interrupted"),
     ("KeyboardInterrupt", "interrupted"),
     ("DUE TO PREEMPTION", "interrupted"),
+    ("DUE TO NODE FAILURE", "failed"),
     ("CANCELLED AT", "interrupted"),
     ("Received SIGTERM", "interrupted"),
     ("got signal: 15", "interrupted"),

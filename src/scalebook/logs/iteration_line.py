@@ -8,44 +8,13 @@ from collections.abc import Callable, Sequence
 from scalebook.logs import causes
 from scalebook.logs.collect import LARGEST
 from scalebook.logs.dialects.dialect import LineDialect
-from scalebook.logs.numbers import MISSING, clock_of, integer, number, scaled
+from scalebook.logs.numbers import MISSING, clock_of, columns, integer, number, scaled
 from scalebook.logs.setting_lines import PACKED_PIECES, PARTIAL_PIECES
 
 RECORD = re.compile(r"\biteration:?[ \t]+(\d+)[ \t]*/[ \t]*(\d+)[ \t]*\|")
 _PLAIN = re.compile(r" *[\d.eE+-]+ *")
 _SPACE = re.compile(r"\s+")
-_GIB = 1.0  # what these logs call GB is GiB
-COLUMN_OF = {
-    "consumedsamples": ("consumed_samples", 1.0),
-    "consumedtokens": ("consumed_tokens", 1.0),
-    "elapsedtimeperiteration(ms)": ("seconds", 1e-3),
-    "elapsedtimeperiteration(s)": ("seconds", 1.0),
-    "learningrate": ("learning_rate", 1.0),
-    "globalbatchsize": ("global_batch_size", 1.0),
-    "gloablbatchsize": ("global_batch_size", 1.0),  # so printed by a fork
-    "lmloss": ("loss", 1.0),
-    "lm-loss": ("loss", 1.0),
-    "lm_loss": ("loss", 1.0),
-    "loss": ("loss", 1.0),
-    "trainloss": ("loss", 1.0),
-    "gradnorm": ("grad_norm", 1.0),
-    "actualseqlen": ("sequence_length", 1.0),
-    "numberofskippediterations": ("skipped", 1.0),
-    "numberofnaniterations": ("nan", 1.0),
-    "samplespersecond": ("samples_per_second", 1.0),
-    "samples/sec": ("samples_per_second", 1.0),
-    "tflops": ("tflops_per_gpu", 1.0),
-    "tflop/s/gpu": ("tflops_per_gpu", 1.0),
-    "throughputpergpu(tflop/s/gpu)": ("tflops_per_gpu", 1.0),
-    "computepergpu(tflop/s/gpu)": ("tflops_per_gpu", 1.0),
-    "tokenspergpu(tokens/s/gpu)": ("tokens_per_second_per_gpu", 1.0),
-    "tokens/s/gpuinst/harmonicmean": ("tokens_per_second_per_gpu", 1.0),
-    "tokenspergpupersecond(tgs)": ("tokens_per_second_per_gpu", 1.0),
-    "tokens/sec/gpu": ("tokens_per_second_per_gpu", 1.0),
-    "tokens/s/gpu": ("tokens_per_second_per_gpu", 1.0),
-    "hipmemusage/free/total/usage_ratio": ("device_gib", _GIB),
-    "rocmmemusage/free/total/usage_ratio": ("device_gib", _GIB),
-}
+COLUMN_OF = columns("iteration-line")
 
 # Keys that carry nothing we keep, but that tell a wrapped line from another one.
 _OTHER_KEYS = {"lossscale", "numzeros", "paramsnorm", "memusages", "batchsize", "approxflopspergpu"}
@@ -324,6 +293,8 @@ class IterationDialect(LineDialect):
         if row is None or found is None:
             self.out.job.counts.broken_records += 1
             return
+        if self._open_cut and "loss" not in row:
+            self.out.job.details["cut"] = True
         row["clock"] = clock_of(text)
         world = _WORLD.search(text)
         self._emit(row, integer(found[2]), integer(world[1]) if world else None)

@@ -1,16 +1,22 @@
-"""Numbers and time stamps as logs print them."""
+"""Numbers, time stamps and names as logs print them."""
 
 from __future__ import annotations
 
 import math
 import re
+import tomllib
 from datetime import UTC, datetime
+from functools import cache
+from importlib import resources
+from typing import Any
 
 MISSING = math.nan  # in a column: the log has no usable value here
 _SUFFIX = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
-_NUMBER = re.compile(
-    r"\s*['\"]?([-+]?(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*([KMGBT]?)"
+_NUMBER = re.compile(  # 1,234.5 and 1.234,5 and 0,123 and 1234.5
+    r"\s*['\"]?([-+]?(?:[1-9]\d{0,2}(?:,\d{3})+(?!\d)(?:\.\d*)?|\d{1,3}(?:\.\d{3})+,\d+|\d+,\d+"
+    r"|\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*([KMGBT]?)"
 )
+_GROUPED = re.compile(r"[-+]?[1-9]\d{0,2}(?:,\d{3})+(?![\d,])")  # thousands, not a decimal comma
 _CLOCK = re.compile(r"(?:(\d+) days?, )?(\d+):(\d\d):(\d\d(?:\.\d+)?)")
 _SHORT_CLOCK = re.compile(r"(\d+):(\d\d(?:\.\d+)?)$")
 _MOST_DIGITS = 18  # more than any size, count or rank has
@@ -25,8 +31,15 @@ def number(text: str) -> float:
         found = _NUMBER.match(text)
         if found is None:
             return MISSING
-        value = float(found[1].replace(",", ""))
+        value = float(_plain(found[1]))
     return value if abs(value) < LARGEST else MISSING
+
+
+def _plain(figure: str) -> str:
+    """Return a figure with a decimal point and no thousands separators."""
+    if "," in figure and not _GROUPED.match(figure):
+        figure = figure.replace(".", "").replace(",", ".")
+    return figure.replace(",", "")
 
 
 def scaled(text: str) -> float:
@@ -34,7 +47,7 @@ def scaled(text: str) -> float:
     found = _NUMBER.match(text)
     if found is None:
         return MISSING
-    value = float(found[1].replace(",", "")) * _SUFFIX[found[2]]
+    value = float(_plain(found[1])) * _SUFFIX[found[2]]
     return value if abs(value) < LARGEST else MISSING
 
 
@@ -69,7 +82,7 @@ def half_unit(text: str) -> float:
     found = _NUMBER.match(text)
     if found is None:
         return MISSING
-    mantissa, _, exponent = found[1].replace(",", "").lower().partition("e")
+    mantissa, _, exponent = _plain(found[1]).lower().partition("e")
     decimals = len(mantissa.partition(".")[2])
     return 0.5 * 10.0 ** (min(number(exponent or "0"), 300) - decimals)
 
@@ -118,3 +131,23 @@ def has_fraction(line: str) -> bool:
     """Whether the first stamp in a line is finer than a second."""
     found = _STAMP.search(line)
     return found is not None and bool(found["f"] or found["f3"])
+
+
+@cache
+def _tables() -> dict[str, dict[str, Any]]:
+    return tomllib.loads((resources.files("scalebook.logs") / "names.toml").read_text("utf-8"))
+
+
+def names(table: str) -> dict[str, str]:
+    """Return what a trainer calls a setting or a column -> ours."""
+    return dict(_tables()[table])
+
+
+def columns(table: str) -> dict[str, tuple[str, float]]:
+    """Return what a trainer calls a column -> ours and what its figures are multiplied by."""
+    return {name: (column, scale) for name, (column, scale) in _tables()[table].items()}
+
+
+def alternatives(table: str) -> dict[str, tuple[str, ...]]:
+    """Return our name -> those of trackers and trainers, of which the first in a file counts."""
+    return {ours: tuple(theirs) for ours, theirs in _tables()[table].items()}

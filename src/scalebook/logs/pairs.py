@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import statistics
 
 from scalebook.logs.job import Job
 from scalebook.logs.numbers import MISSING, clock_seconds, integer, number
@@ -13,6 +14,7 @@ BAR = re.compile(
 )  # tqdm: done, total, elapsed, rate
 # A difference of time stamps is used when it is this many times finer than what it measures.
 _FINE_ENOUGH = 20
+_SAME_TOKENS = 0.01
 
 
 def pairs(pattern: re.Pattern[str], text: str, names: dict[str, str]) -> dict[str, float]:
@@ -82,5 +84,9 @@ def tokens_from_totals(job: Job) -> None:
     if table.has("tokens_per_second") or not table.has("consumed_tokens"):
         return
     tokens, times = differences(job, "consumed_tokens"), table.column("seconds")
+    if len(tokens) > 2 and table.column("step")[0] > 0:  # counted from the start, not resumed
+        since = table.column("consumed_tokens")[0] / table.column("step")[0]
+        usual = statistics.median(tokens[1:])
+        tokens[0] = since if abs(since / usual - 1) < _SAME_TOKENS else MISSING
     rates = (n / s if s > 0 else MISSING for n, s in zip(tokens, times, strict=True))
     table.set_column("tokens_per_second", rates)

@@ -8,74 +8,13 @@ from functools import lru_cache
 from typing import TypeAlias
 
 from scalebook.facts import catalog
-from scalebook.logs.numbers import integer, number
+from scalebook.logs.numbers import alternatives, integer, names, number
 
 Value: TypeAlias = int | float | str | bool
 
 # Names that trainers print -> ours. An architecture name keeps Megatron's word.
-SIZES = {
-    "world_size": "world_size",
-    "global_num_gpus": "world_size",
-    "n_gpus": "world_size",
-    "gpus_per_node": "gpus_per_node",
-    "tensor_model_parallel_size": "tensor_parallel_size",
-    "tensor_parallel_size": "tensor_parallel_size",
-    "model_parallel_size": "tensor_parallel_size",  # before pipelines, and GPT-NeoX
-    "pipeline_model_parallel_size": "pipeline_parallel_size",
-    "pipeline_parallel_size": "pipeline_parallel_size",
-    "pipe_parallel_size": "pipeline_parallel_size",
-    "virtual_pipeline_model_parallel_size": "virtual_pipeline_parallel_size",
-    "context_parallel_size": "context_parallel_size",
-    "expert_model_parallel_size": "expert_parallel_size",
-    "moe_expert_parallel_size": "expert_parallel_size",
-    "expert_tensor_parallel_size": "expert_tensor_parallel_size",
-    "data_parallel_size": "data_parallel_size",
-    "global_batch_size": "global_batch_size",
-    "train_batch_size": "global_batch_size",
-    "global_train_batch_size": "global_batch_size",
-    "micro_batch_size": "micro_batch_size",
-    "local_batch_size": "micro_batch_size",
-    "device_train_microbatch_size": "micro_batch_size",
-    "gradient_accumulation_steps": "gradient_accumulation_steps",
-    "train_micro_batch_size_per_gpu": "micro_batch_size",
-    "seq_length": "sequence_length",
-    "seq_len": "sequence_length",
-    "sequence_length": "sequence_length",
-    "log_interval": "log_interval",
-    "train_iters": "steps",
-    "num_layers": "num_layers",
-    "hidden_size": "hidden_size",
-    "ffn_hidden_size": "ffn_hidden_size",
-    "num_attention_heads": "num_attention_heads",
-    "num_query_groups": "num_query_groups",
-    "kv_channels": "kv_channels",
-    "padded_vocab_size": "vocab_size",
-    "num_experts": "num_experts",
-    "moe_router_topk": "moe_router_topk",
-    "moe_ffn_hidden_size": "moe_ffn_hidden_size",
-    "moe_shared_expert_intermediate_size": "moe_shared_expert_intermediate_size",
-    "mtp_num_layers": "mtp_layers",
-    "packed_documents": "packed_documents",
-    "num_nodes": "nodes",
-    "nnodes": "nodes",
-    "slurm_nnodes": "nodes",
-}
-WORDS = {
-    "swiglu",
-    "group_query_attention",
-    "untie_embeddings_and_output_weights",
-    "multi_latent_attention",
-    "sequence_parallel",
-    "bf16",
-    "fp16",
-    "fp8",
-    "recompute_granularity",
-    "recompute_num_layers",
-    "normalization",
-    "use_distributed_optimizer",
-    "transformer_impl",
-    "moe_layer_freq",
-}
+SIZES = names("settings")
+WORDS = alternatives("told")["words"]
 _DOTTED = re.compile(r"(?<![\w.-])([A-Za-z_]\w*) ?\.{2,}:? ?([^\n]*)")
 _ORIGIN = re.compile(r"\.{3,}\w+\s*$")  # GPT-NeoX puts where a value came from behind it
 _GROUP_SIZES = re.compile(
@@ -140,7 +79,7 @@ _PARTIAL = re.compile(
     r"|\btrainable params: [\d,]+ \((?P<bracket>\w+)\)"
     r"|\b(?:PeftModel|LoraConfig\(|(?:Adding|Applying|Using|Injecting) LoRA)"
 )
-_COUNTED = re.compile(r"trainable params: ([\d,]+) \|\| all params: ([\d,]+)")
+_COUNTED = re.compile(r"rainable param\w*(?:: | = )([\d,]+) (?:\|\| all params: |of )([\d,]+)")
 _FROZEN = re.compile(r"([\d.,]+) ?[KMBT]?\s+Non-trainable params")
 
 

@@ -13,6 +13,7 @@ from scalebook.facts.catalog import build, load, values
 from scalebook.facts.catalog.results import PublishedResult
 from scalebook.facts.catalog.types import (
     Accelerator,
+    HybridShape,
     MLAShape,
     ModelShape,
     MoEShape,
@@ -21,9 +22,10 @@ from scalebook.facts.catalog.types import (
 )
 
 __all__ = [
-    "MIG_SLICE", "Accelerator", "MLAShape", "MoEShape", "ModelShape", "Platform", "PublishedResult",
-    "Strategy", "accelerator", "accelerator_for_device", "accelerators", "model", "models",
-    "peak_tflops", "platform", "platforms", "published", "strategies", "strategy", "strategy_rows",
+    "MIG_SLICE", "Accelerator", "HybridShape", "MLAShape", "MoEShape", "ModelShape", "Platform",
+    "PublishedResult", "Strategy", "accelerator", "accelerator_for_device", "accelerators", "model",
+    "models", "peak_tflops", "platform", "platforms", "published", "strategies", "strategy",
+    "strategy_rows",
     "unknown_device",
 ]  # fmt: skip
 
@@ -114,6 +116,8 @@ def _proxy(shape: ModelShape, layers: str) -> ModelShape:
             f"for example {shape.name}@8."
         )
     count, moe = int(layers), shape.moe
+    if shape.hybrid is not None and count != shape.num_layers:
+        raise CatalogError(f"{shape.name} has layers of several kinds: it has no shorter form.")
     if moe is not None and moe.first_dense_layers >= count:
         raise CatalogError(
             f"{shape.name}@{layers} would have no mixture-of-experts layer: the first "

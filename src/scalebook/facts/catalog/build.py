@@ -7,6 +7,7 @@ from types import MappingProxyType
 from scalebook.facts.catalog.rows import Row
 from scalebook.facts.catalog.types import (
     Accelerator,
+    HybridShape,
     MLAShape,
     ModelShape,
     MoEShape,
@@ -80,6 +81,24 @@ def _mla(row: Row | None) -> MLAShape | None:
     return value
 
 
+def _hybrid(row: Row | None, num_layers: int) -> HybridShape | None:
+    if row is None:
+        return None
+    value = HybridShape(
+        pattern=row.text("pattern"),
+        mtp_pattern=row.text("mtp_pattern", ""),
+        mamba_num_heads=row.integer("mamba_num_heads"),
+        mamba_head_dim=row.integer("mamba_head_dim"),
+        mamba_num_groups=row.integer("mamba_num_groups"),
+        mamba_state_dim=row.integer("mamba_state_dim"),
+        expert_latent_size=row.integer("expert_latent_size", 0, minimum=0),
+    )
+    row.finish()
+    if len(value.pattern) != num_layers or set(value.pattern + value.mtp_pattern) - set("M*E-"):
+        raise row.error(f"pattern needs a letter of M * E - for each of {num_layers} layers.")
+    return value
+
+
 def model(row: Row) -> ModelShape:
     """Return the model shape of a row."""
     num_layers = row.integer("num_layers")
@@ -116,6 +135,7 @@ def model(row: Row) -> ModelShape:
         attention_sinks=row.flag("attention_sinks", False),
         sliding_window=row.integer("sliding_window", 0, minimum=0),
         sliding_window_every=row.integer("sliding_window_every", 1),
+        hybrid=_hybrid(row.part("hybrid"), num_layers),
     )
     row.seen.add("padded_vocab_size")
     row.finish()

@@ -59,8 +59,25 @@ class MLAShape:
 
 
 @dataclass(frozen=True, slots=True)
+class HybridShape:
+    """Layers of several kinds in one stack, each a mixer or an MLP only (arXiv 2504.03624).
+
+    A letter per layer, as Megatron-LM writes its pattern: ``M`` Mamba-2 (arXiv 2405.21060), ``*``
+    attention, ``E`` experts, ``-`` a dense MLP.
+    """
+
+    pattern: str
+    mtp_pattern: str  # of one multi-token prediction module
+    mamba_num_heads: int
+    mamba_head_dim: int
+    mamba_num_groups: int
+    mamba_state_dim: int
+    expert_latent_size: int  # width in which routed experts work; 0: the hidden size
+
+
+@dataclass(frozen=True, slots=True)
 class ModelShape:
-    """The architecture of a decoder-only transformer, enough to count its FLOPs and bytes."""
+    """The architecture of a decoder-only model, enough to count its FLOPs and bytes."""
 
     name: str
     num_layers: int
@@ -90,6 +107,12 @@ class ModelShape:
     attention_sinks: bool = False  # one learned logit a head
     sliding_window: int = 0  # tokens; 0: none
     sliding_window_every: int = 1  # of how many layers one has the window
+    hybrid: HybridShape | None = None  # None: each layer is attention and an MLP
+
+    @property
+    def attention_layers(self) -> int:
+        """The layers that have attention."""
+        return self.hybrid.pattern.count("*") if self.hybrid else self.num_layers
 
     @property
     def num_experts(self) -> int:

@@ -42,8 +42,8 @@ from scalebook.facts.flops.parameters import (
 )
 
 __all__ = [
-    "CONVENTIONS", "DEFAULT_CONVENTION", "RECOMPUTE", "TRAINED", "ConventionFit", "FlopParts",
-    "LayerParameters", "ParameterCount", "attention_projections", "attention_width",
+    "CONVENTIONS", "DEFAULT_CONVENTION", "RECOMPUTE", "RECOMPUTED", "TRAINED", "ConventionFit",
+    "FlopParts", "LayerParameters", "ParameterCount", "attention_projections", "attention_width",
     "convention_fits", "convert_tflops", "dense_layers", "flop_parts", "flops_per_token",
     "hardware_flops_per_token", "headline_convention", "layer_parameters", "model_tflops",
     "overstated_at_most", "packed_sequence_length", "padded_vocab_size", "parameter_count",

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from scalebook.errors import ConfigError, unknown
-from scalebook.facts.catalog.types import ModelShape
+from scalebook.facts.catalog.types import HybridShape, ModelShape
 from scalebook.facts.flops.parameters import (
     attention_projections,
     dense_layers,
+    hybrid_layer,
     layer_parameters,
     parameter_count,
 )
@@ -137,19 +138,25 @@ def _six_n_parts(
     count = parameter_count(shape)
     outside = count.active - count.active_layers
     every_expert = convention == "hf_total_flos"
+    grown = max(0, math.ceil(sequence_length) - shape.learned_positions) * shape.hidden_size
+    if shape.learned_positions and convention != "torchtitan":  # a table of so many rows at least
+        outside += grown
     if every_expert:  # every table of nn.Embedding is left out, and with it an output tied to it
-        outside -= count.positions + count.embedding
+        outside -= count.positions + grown * bool(shape.learned_positions) + count.embedding
     elif convention in ("torchtitan", "llm_foundry"):
         outside -= 0 if shape.tied_embeddings else count.embedding
         outside -= count.positions if convention == "torchtitan" else 0
     core = 0.0
     if convention not in ("six_n", "hf_total_flos"):
         core = 12 * attention_width(shape) * sequence_length
-    last = layer_parameters(shape, dense=False)
-    met = last.total if every_expert else last.active
+    hybrid = shape.hybrid
+    last = [layer_parameters(shape, dense=False)]
+    if hybrid:
+        last = [hybrid_layer(shape, hybrid, letter) for letter in hybrid.mtp_pattern]
+    met = sum(one.total if every_expert else one.active for one in last)
     module = 6 * (met + 2 * shape.hidden_size**2) + core
     layers = 6 * (count.layers if every_expert else count.active_layers)
-    return FlopParts(layers, shape.num_layers * core, 6 * outside, mtp_layers * module)
+    return FlopParts(layers, shape.attention_layers * core, 6 * outside, mtp_layers * module)
 
 
 def _printed_parts(shape: ModelShape, sequence_length: float, mtp_layers: int) -> FlopParts:
@@ -165,10 +172,48 @@ def _rows(shape: ModelShape) -> int:
     return shape.padded_vocab_size or shape.vocab_size
 
 
+def _hybrid_elements(shape: ModelShape, hybrid: HybridShape, letter: str) -> float:
+    """Return the matrix elements that a token meets in a layer of a hybrid stack.
+
+    Megatron-LM counts an inner width of 2 h for Mamba, whatever its heads are, and 7 FLOPs per
+    element of the state for its scan.
+    """
+    hidden, moe, latent = shape.hidden_size, shape.moe, hybrid.expert_latent_size
+    if letter == "*":
+        return attention_projections(shape)
+    if letter == "M":
+        states = 2 * hybrid.mamba_num_groups * hybrid.mamba_state_dim
+        projections = hidden * (4 * hidden + states + hybrid.mamba_num_heads) + 2 * hidden**2
+        return projections + 7 / 2 * 2 * hidden * hybrid.mamba_state_dim
+    if letter == "-" or moe is None or not latent:
+        return _mlp_elements(shape, dense=letter == "-")
+    matrices = 3 if shape.gated_mlp else 2
+    routed = matrices * latent * moe.ffn_hidden_size * moe.top_k + 2 * hidden * latent
+    return routed + matrices * hidden * moe.shared_ffn_hidden_size
+
+
+def _hybrid_parts(
+    shape: ModelShape, hybrid: HybridShape, pairs: float, mtp_layers: int, logits: float
+) -> FlopParts:
+    """Sum over a hybrid stack as Megatron-LM's num_floating_point_operations (hybrid_flops)."""
+
+    def layers(pattern: str) -> float:
+        return 6 * sum(_hybrid_elements(shape, hybrid, letter) for letter in pattern)
+
+    core = 12 * attention_width(shape) * pairs
+    module = layers(hybrid.mtp_pattern) + hybrid.mtp_pattern.count("*") * core + logits
+    cores = shape.attention_layers * core
+    return FlopParts(layers(hybrid.pattern), cores, logits, mtp_layers * module)
+
+
 def _matmul_parts(
     shape: ModelShape, sequence_length: float, convention: str, mtp_layers: int, vocab_size: int
 ) -> FlopParts:
     """Sum of the matrix products, 6 FLOPs an element, and 12 q FLOPs a score pair."""
+    pairs = _pairs_per_token(shape, sequence_length, convention)
+    logits = 6 * shape.hidden_size * vocab_size
+    if shape.hybrid:
+        return _hybrid_parts(shape, shape.hybrid, pairs, mtp_layers, logits)
     megatron = convention in ("megatron_causal", "sliding_window")
     projections = attention_projections(shape) + (_latent_norms(shape) if megatron else 0)
     n_dense = dense_layers(shape)
@@ -176,9 +221,7 @@ def _matmul_parts(
     last = projections + _mlp_elements(shape, dense=False)
     elements = n_dense * (projections + _mlp_elements(shape, dense=True)) + n_other * last
     width = attention_width(shape)
-    pairs = _pairs_per_token(shape, sequence_length, convention)
     hidden = shape.hidden_size
-    logits = 6 * hidden * vocab_size
     joint = 2 * hidden * hidden + (3 * hidden if megatron else 0)
     module = 6 * (last + joint) + 12 * width * pairs + logits
     core = 12 * shape.num_layers * width * pairs

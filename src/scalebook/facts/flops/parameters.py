@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scalebook.facts.catalog.types import MLAShape, ModelShape
+from scalebook.facts.catalog.types import HybridShape, MLAShape, ModelShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +118,47 @@ def layer_parameters(shape: ModelShape, *, dense: bool) -> LayerParameters:
     )
 
 
+def _mamba(shape: ModelShape, hybrid: HybridShape) -> int:
+    """Return the parameters of a Mamba-2 mixer: projections, convolution of 4, A, D, dt, norm."""
+    inner = hybrid.mamba_num_heads * hybrid.mamba_head_dim
+    states = 2 * hybrid.mamba_num_groups * hybrid.mamba_state_dim
+    entering = shape.hidden_size * (2 * inner + states + hybrid.mamba_num_heads)
+    convolution = (4 + 1) * (inner + states)
+    return entering + convolution + 3 * hybrid.mamba_num_heads + inner + inner * shape.hidden_size
+
+
+def hybrid_layer(shape: ModelShape, hybrid: HybridShape, letter: str) -> LayerParameters:
+    """Return the parameters of a layer of a hybrid stack; a mixer counts as ``attention``."""
+    norm = _norm(shape, shape.hidden_size)
+    if letter == "M":
+        return LayerParameters(_mamba(shape, hybrid), norm, 0, 0, 0, 0)
+    whole = layer_parameters(shape, dense=letter != "E")
+    if letter == "*":
+        return LayerParameters(whole.attention, norm, 0, 0, 0, 0)
+    mlp, moe, latent = whole.mlp, shape.moe, hybrid.expert_latent_size
+    if letter == "-" or moe is None:
+        return LayerParameters(0, norm, mlp, 0, 0, 0)
+    expert = whole.experts // moe.num_experts
+    if latent:  # experts work between a projection down and one up
+        mlp += 2 * shape.hidden_size * latent
+        expert = expert // shape.hidden_size * latent
+    experts = moe.num_experts * expert, moe.top_k * expert
+    return LayerParameters(0, norm, mlp, whole.router, *experts)
+
+
 def dense_layers(shape: ModelShape) -> int:
     """Return how many layers have a dense MLP; the others are mixture-of-experts layers."""
     return shape.num_layers if shape.moe is None else shape.moe.first_dense_layers
+
+
+def _stack(shape: ModelShape) -> tuple[list[LayerParameters], list[LayerParameters]]:
+    """Return every layer, and those of a multi-token prediction module."""
+    if (hybrid := shape.hybrid) is not None:
+        kinds = {letter: hybrid_layer(shape, hybrid, letter) for letter in set(hybrid.pattern)}
+        return [kinds[one] for one in hybrid.pattern], [kinds[one] for one in hybrid.mtp_pattern]
+    dense, other = (layer_parameters(shape, dense=flag) for flag in (True, False))
+    n_dense = dense_layers(shape)
+    return [dense] * n_dense + [other] * (shape.num_layers - n_dense), [other]
 
 
 def parameter_count(shape: ModelShape, vocab_size: int | None = None) -> ParameterCount:
@@ -131,15 +169,15 @@ def parameter_count(shape: ModelShape, vocab_size: int | None = None) -> Paramet
     """
     rows = shape.vocab_size if vocab_size is None else vocab_size
     hidden, norm = shape.hidden_size, _norm(shape, shape.hidden_size)
-    dense, other = (layer_parameters(shape, dense=flag) for flag in (True, False))
-    n_dense = dense_layers(shape)
-    n_other = shape.num_layers - n_dense
-    layers = n_dense * dense.total + n_other * other.total
-    active_layers = n_dense * dense.active + n_other * other.active
+    stack, module = _stack(shape)
+    layers, active_layers = (sum(one.total for one in stack), sum(one.active for one in stack))
     embedding = rows * hidden
     lm_head = 0 if shape.tied_embeddings else rows * hidden
     positions = shape.learned_positions * hidden
     outside = embedding + lm_head + positions + norm
+    modules = (
+        min(shape.mtp_layers, 1) if shape.hybrid else shape.mtp_layers
+    )  # run again, not copied
     return ParameterCount(
         total=layers + outside,
         active=active_layers + outside,
@@ -149,5 +187,5 @@ def parameter_count(shape: ModelShape, vocab_size: int | None = None) -> Paramet
         final_norm=norm,
         layers=layers,
         active_layers=active_layers,
-        mtp=shape.mtp_layers * (2 * hidden * hidden + 3 * norm + other.total),
+        mtp=modules * (2 * hidden * hidden + 3 * norm + sum(one.total for one in module)),
     )

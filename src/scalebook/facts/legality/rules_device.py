@@ -113,7 +113,9 @@ def vocabulary(case: Case) -> Iterator[Problem]:
 
 def engine(case: Case) -> Iterator[Problem]:
     """Scalebook's own trainer trains what is asked for."""
-    if case.config.engine == "megatron":
+    if case.shape.hybrid is not None:  # no other engine is given such a model either
+        yield from (Problem("engine", one) for one in untrained(case.config, case.shape))
+    elif case.config.engine == "megatron":
         for sentence in untrained(case.config, case.shape):
             yield Problem("engine", f"{sentence} The run would end at its start.", "warning")
 

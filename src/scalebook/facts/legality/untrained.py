@@ -13,6 +13,9 @@ PRECISIONS = ("bf16", "fp8", "fp32")
 
 def untrained(config: RunConfig, shape: ModelShape) -> Iterator[str]:
     """Yield a sentence for each thing asked for that engine 'megatron' does not train."""
+    if shape.hybrid is not None:
+        yield f"{shape.name} has Mamba layers, which no engine here trains. Use another model."
+        return
     if config.precision not in PRECISIONS:
         yield (
             f"precision={config.precision!r} is not supported by engine 'megatron'. Use one of: "

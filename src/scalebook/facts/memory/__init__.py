@@ -142,8 +142,11 @@ def estimate(
     H100 with 1.49 and 2.79 billion parameters: 20 and 22 bytes per parameter, within 1 %.
 
     Raises:
-        ConfigError: precision, recompute or data_parallel_sharding is not known.
+        ConfigError: precision, recompute or data_parallel_sharding is not known, or the model has
+            Mamba layers.
     """
+    if shape.hybrid is not None:
+        raise ConfigError(f"The memory of {shape.name} is not predicted: it has Mamba layers.")
     _require_known(precision, recompute, parallelism.data_parallel_sharding)
     numbers = PRECISIONS[precision]
     # FSDP keeps fp32 gradients whatever it adds up.

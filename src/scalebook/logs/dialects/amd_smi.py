@@ -7,7 +7,7 @@ import re
 from typing import ClassVar
 
 from scalebook.logs.dialects.device_samples import CSVTelemetry, TelemetryDialect, cell
-from scalebook.logs.numbers import integer, number
+from scalebook.logs.numbers import columns, integer, number
 
 
 class RocmSMIText(TelemetryDialect):
@@ -19,15 +19,7 @@ class RocmSMIText(TelemetryDialect):
         r"(?:^|\n)GPU\[\d+\]\s*: (?:[^\n]*Power \(W\)|GPU use \(%\)|Temperature|GPU Memory|VRAM)"
     )
     _ENTRY = re.compile(r"GPU\[(\d+)\]\s*: ([^:\n]+): ([-\d.]+|N/A)")
-    _NAMES = (
-        ("Power (W)", "power_watts", 1.0),
-        ("GPU use (%)", "gpu_busy_fraction", 0.01),
-        ("GPU Memory Allocated (VRAM%)", "memory_used_fraction", 0.01),
-        ("GPU memory use (%)", "memory_used_fraction", 0.01),
-        ("Temperature (Sensor junction)", "temperature_celsius", 1.0),
-        ("Temperature (Sensor edge)", "temperature_celsius", 1.0),
-        ("VRAM Total Used Memory (B)", "memory_used_gib", 2.0**-30),
-    )
+    _NAMES: ClassVar = columns("rocm-smi")
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +31,7 @@ class RocmSMIText(TelemetryDialect):
         if found is None:
             return False
         gpu = integer(found[1])
-        for piece, column, scale in self._NAMES:
+        for piece, (column, scale) in self._NAMES.items():
             if piece in found[2]:
                 row = self._open.setdefault(gpu, {})
                 if column in row and "Sensor edge" not in piece:
@@ -121,18 +113,7 @@ class AMDSMIMonitor(TelemetryDialect):
     markers = ("GFX_UTIL", "GPU_TEMP", "GFX_CLOCK", "GPU_T", "GFX%")
     signature = re.compile(r"(?:^|\n)(?:TIMESTAMP +)?GPU +(?:XCP +)?(?:POWER|GPU_T|GFX)")
     _UNITS = re.compile(r"(?<=[\d./]) (?:W|°C|C|%|MHz|MB|GB|Mb/s)(?= |$)")
-    _NAMES: ClassVar = {
-        "POWER": ("power_watts", 1.0),
-        "GPU_TEMP": ("temperature_celsius", 1.0),
-        "GPU_T": ("temperature_celsius", 1.0),
-        "GFX_UTIL": ("gpu_busy_fraction", 0.01),
-        "GFX%": ("gpu_busy_fraction", 0.01),
-        "GFX_CLOCK": ("clock_mhz", 1.0),
-        "GFX_CLK": ("clock_mhz", 1.0),
-        "MEM_UTIL": ("memory_busy_fraction", 0.01),
-        "MEM_CLOCK": ("memory_clock_mhz", 1.0),
-        "VRAM_USED": ("memory_used_gib", 2.0**-10),
-    }
+    _NAMES: ClassVar = columns("amd-smi-monitor")
 
     def __init__(self) -> None:
         super().__init__()

@@ -5,20 +5,11 @@ from __future__ import annotations
 import re
 
 from scalebook.logs.dialects.dialect import LineDialect
-from scalebook.logs.numbers import integer, number
+from scalebook.logs.numbers import integer, names, number
 
 _HEADER = re.compile(r"\[(?:epoch=(\d+)(?:/\d+)?\])?\[?batch=(\d+)/(\d+)\]:?")
 _ENTRY = re.compile(r"\bTrain ([\w./-]+): +([-+\d.eE]+|-?(?:[Nn]a[Nn]|[Ii]nf(?:inity)?))")
-_COLUMNS = {
-    "loss/train/total": "loss",
-    "throughput/samples_per_sec": "samples_per_second",
-    "throughput/device/samples_per_sec": "samples_per_second_per_gpu",
-    "throughput/tokens_per_sec": "tokens_per_second",
-    "throughput/device/tokens_per_sec": "tokens_per_second_per_gpu",
-    "throughput/device/mfu": "mfu",
-    "l2_norm/grad/global": "grad_norm",
-    "time/token": "consumed_tokens",
-}
+_COLUMNS = names("composer")
 _GB_IN_GIB = 1e9 / 2**30
 _LENGTH = re.compile(r"\s*max_seq_len: (\d{1,9})\s*$")  # samples are packed up to it
 

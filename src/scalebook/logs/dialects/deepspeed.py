@@ -6,7 +6,7 @@ import re
 
 from scalebook.logs.dialects.dialect import LineDialect
 from scalebook.logs.iteration_line import RECORD
-from scalebook.logs.numbers import integer, number
+from scalebook.logs.numbers import integer, names, number
 
 TIMER = re.compile(
     r"(?:global_step=|\] \d{1,9}/)(\d+), (?:RunningAvg)?SamplesPerSec=([\d.eE+-]+)"
@@ -21,12 +21,7 @@ _PROFILER = re.compile(
     r"\s*(?:\d+: )?\s*(world size|data parallel size|model parallel size|batch size per GPU)"
     r": +(\d+)\s*$"
 )
-_OURS = {
-    "world size": "world_size",
-    "data parallel size": "data_parallel_size",
-    "model parallel size": "tensor_parallel_size",
-    "batch size per GPU": "micro_batch_size",
-}
+_OURS = names("deepspeed")
 
 
 class DeepSpeed(LineDialect):

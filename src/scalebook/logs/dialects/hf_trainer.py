@@ -10,7 +10,16 @@ from scalebook.logs.causes import Ending
 from scalebook.logs.collect import Collector
 from scalebook.logs.dialects.dialect import LineDialect
 from scalebook.logs.job import Job
-from scalebook.logs.numbers import LARGEST, MISSING, clock_seconds, integer, number, rounding, whole
+from scalebook.logs.numbers import (
+    LARGEST,
+    MISSING,
+    clock_seconds,
+    integer,
+    names,
+    number,
+    rounding,
+    whole,
+)
 from scalebook.logs.pairs import bar_seconds, bar_state, seconds_from, tokens_from_totals
 
 _MOST_EPOCHS = 1000
@@ -26,12 +35,11 @@ class _Record:
     seconds: float = MISSING  # an iteration by the bar
 
 
-def _step_of(record: _Record, length: float) -> float:
+def _step_of(record: _Record, length: float, half_digit: float) -> float:
     """Return the step of an epoch; where its digits leave several, the one that a bar shows."""
-    step = record.epoch * length
+    step, error = record.epoch * length, length * half_digit
     if not step < LARGEST:
         return MISSING
-    error = step * rounding(record.epoch)
     if error > 0.5:
         step = next((bar for bar in record.bars if abs(bar - step) <= error + 0.5), step)
     return float(round(step))
@@ -44,6 +52,7 @@ class Progress:
     records: list[_Record] = field(default_factory=list[_Record])
     total: int | None = None
     last_bar: int | None = None
+    redrawn: bool = False  # whether a record's bar is drawn behind it
 
     def bar(self, done: int, total: int, line: str) -> None:
         """Take a state of the progress bar."""
@@ -59,38 +68,46 @@ class Progress:
         """Take a record; ``step`` and ``epoch`` are NaN where it has none."""
         self.total = total or self.total
         if len(self.records) < _MOST_RECORDS:
+            self.redrawn = self.redrawn or (not self.records and self.last_bar is None)
             bars = [] if self.last_bar is None else [self.last_bar]
             self.records.append(_Record(row, step, epoch, bars))
 
-    def _steps_an_epoch(self) -> float | None:
-        """Return the steps of an epoch that put the records where the bars say they are."""
+    def _half_digit(self) -> float:
+        """Return half of the last digit of the epochs: 0.1 may be 0.10 without its zero."""
+        epochs = [record.epoch for record in self.records if record.epoch > 0]
+        return min((epoch * rounding(epoch) for epoch in epochs), default=math.inf)
+
+    def _steps_an_epoch(self, half_digit: float) -> float | None:
+        """Return the steps of an epoch that put most records where the bars say they are."""
         if not self.total:
             return None
         best: tuple[int, float] | None = None
         seen = [record for record in self.records if record.bars and record.epoch > 0][:200]
         for epochs in range(1, _MOST_EPOCHS + 1):
             length = self.total / epochs
-            hits = sum(
-                any(
-                    abs(record.epoch * length - bar)
-                    <= 0.5 + record.epoch * length * rounding(record.epoch)
-                    for bar in record.bars
+            slack = 0.5 + length * half_digit
+            hits = between = 0
+            for record in seen:
+                step = record.epoch * length
+                hits += any(abs(step - bar) <= slack for bar in record.bars)
+                between += (
+                    record.bars[0] - slack <= step <= max(record.bars[1:], default=step) + slack
                 )
-                for record in seen
-            )
-            if hits and (best is None or hits > best[0]):
+            if hits and 2 * between > len(seen) and (best is None or hits > best[0]):
                 best = (hits, length)
         return best[1] if best else None
 
     def hand_out(self, out: Collector) -> None:
         """Give the collector every record with its step, and step times where they follow."""
-        length = self._steps_an_epoch()
+        half_digit = self._half_digit()
+        length = self._steps_an_epoch(half_digit)
         for record in self.records:
             step = record.step
+            record.bars = record.bars[::-1] if self.redrawn else record.bars
             if math.isnan(step) and length and record.epoch > 0:
-                step = _step_of(record, length)
-            elif math.isnan(step) and record.bars and math.isnan(record.epoch):
-                step = float(record.bars[-1])
+                step = _step_of(record, length, half_digit)
+            elif math.isnan(step) and record.bars:
+                step = float(record.bars[0])
             out.step(record.row | {"step": step}, total=self.total)
         bars = [record.seconds for record in self.records]
         for job in out.jobs:
@@ -119,23 +136,14 @@ _TOLD = (
     (re.compile(r"Instantaneous batch size per device = ([\d,]+)"), "micro_batch_size"),
     (re.compile(r"Gradient Accumulation steps = ([\d,]+)"), "gradient_accumulation_steps"),
     (re.compile(r"Total optimization steps = ([\d,]+)"), "steps"),
+    (re.compile(r"Total batch size \(\d+ x \d+ x \d+\) = ([\d,]+)"), "global_batch_size"),
+    (re.compile(r"Batch size per device = ([\d,]+)"), "micro_batch_size"),  # Unsloth's banner
+    (re.compile(r"Gradient accumulation steps = ([\d,]+)"), "gradient_accumulation_steps"),
+    (re.compile(r"Data Parallel GPUs = ([\d,]+)"), "world_size"),
+    (re.compile(r"Total steps = ([\d,]+)"), "steps"),
 )
 _PROCESSES = re.compile(r"^\s*Num processes: (\d+)\s*$")
-_COLUMNS = {
-    "loss": "loss",
-    "grad_norm": "grad_norm",
-    "learning_rate": "learning_rate",
-    "lr": "learning_rate",
-    "num_input_tokens_seen": "consumed_tokens",
-    "total_tokens": "consumed_tokens",
-    "tokens_per_second_per_gpu": "tokens_per_second_per_gpu",
-    "step_tokens_per_second": "tokens_per_second",
-    "memory/max_mem_allocated(gib)": "allocated_gib",
-    "memory/device_mem_reserved(gib)": "reserved_gib",
-    "memory/max_allocated (GiB)": "allocated_gib",
-    "memory/device_reserved (GiB)": "reserved_gib",
-    "memory(GiB)": "reserved_gib",
-}
+_COLUMNS = names("hf-trainer")
 
 
 _STEP_OF_TOTAL = ("global_step/max_steps", "iteration")  # ms-swift, with Megatron

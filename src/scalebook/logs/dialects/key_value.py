@@ -1,4 +1,4 @@
-"""Trainers that print a step as key and value pairs: nanochat, verl and OLMo-core."""
+"""Trainers that print a step as key and value pairs: nanochat, nanoGPT, verl and OLMo-core."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from typing import ClassVar
 
 from scalebook.logs.dialects.dialect import LineDialect
-from scalebook.logs.numbers import MISSING, clock_of, integer, number, whole
+from scalebook.logs.numbers import MISSING, clock_of, integer, names, number, whole
 from scalebook.logs.pairs import seconds_from, tokens_from_totals
 
 _VALUE = r"([-+]?[\d.,]+(?:[eE][-+]?\d+)?|-?(?:[Nn]a[Nn]|[Ii]nf))"
@@ -74,6 +74,60 @@ class Nanochat(LineDialect):
             self.out.job.derived[name] = "tokens of a batch"
 
 
+class NanoGPT(LineDialect):
+    """nanoGPT and what came of it: build-nanogpt, llm.c and modded-nanogpt; rates are of the job.
+
+    nanoGPT's time is that of the last iteration; modded-nanogpt prints the time since the start.
+    """
+
+    name = "nanogpt"
+    markers = ("ms, mfu", "ms |", "tok/sec:", "step_avg:")
+    _NUMBER = r"-?[\d.,]+(?:e[-+]?\d+)?|nan|-?inf"
+    signature = re.compile(
+        rf"\biter (?P<step>\d+): loss (?P<loss>{_NUMBER}), time (?P<ms>[\d.]+)ms"
+        rf"(?:, mfu (?P<mfu>-?[\d.]+)%)?"
+        rf"|\bstep +(?P<step2>\d+)(?:/(?P<total>\d+))? \| (?:train )?loss:? +(?P<loss2>{_NUMBER})\b"
+        rf"[^\n]{{0,120}}\| (?:dt: )?(?P<ms2>[\d.]+) ?ms \|(?: *(?P<mfu2>-?[\d.]+)% bf16 MFU \|)?"
+        rf" *(?:tok/sec: *(?P<rate>[\d.,]+)|(?P<rate2>[\d.,]+) tok/s)"
+        rf"|\bstep:(?P<step3>\d+)/(?P<total2>\d+) (?:train_loss:(?P<loss3>{_NUMBER}) )?"
+        rf"train_time:(?P<since>[\d.]+)ms step_avg:"
+    )
+    first_number = 0
+    _TOKENS = re.compile(r"tokens per iteration will be: ([\d,]+)")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._tokens = 0
+
+    def line(self, line: str) -> bool:
+        """Take a record, or the tokens of an iteration."""
+        found = self.signature.search(line)
+        if found is None:
+            told = self._TOKENS.search(line) if "tokens per iteration" in line else None
+            self._tokens = (whole(told[1]) or 0) if told else self._tokens
+            return False
+        cells = {name.rstrip("23"): text for name, text in found.groupdict().items() if text}
+        if self.cut and found.end() == len(line):
+            self.out.job.counts.broken_records += 1
+            return True
+        row = {name: number(cells[name]) for name in ("step", "loss") if name in cells}
+        for name, column, scale in (
+            ("ms", "seconds", 1e-3), ("since", "clock", 1e-3), ("mfu", "mfu", 0.01),
+            ("rate", "tokens_per_second", 1.0),
+        ):  # fmt: skip
+            if name in cells:
+                row[column] = number(cells[name]) * scale
+        if self._tokens and row.get("seconds", 0) > 0:
+            row["tokens_per_second"] = self._tokens / row["seconds"]
+        self.out.step(row, total=integer(cells["total"]) if "total" in cells else None)
+        return True
+
+    def finish(self) -> None:
+        """Take step times from the time since the start where that is what is printed."""
+        for job in self.out.jobs:
+            seconds_from(job, "clock", 1e-3, "printed run times")
+
+
 class Verl(LineDialect):
     """``step:12 - actor/loss:.. - perf/throughput:.. - timing_s/step:..``: rates of a GPU."""
 
@@ -82,21 +136,7 @@ class Verl(LineDialect):
     signature = re.compile(r"\bstep:\d+ - [\w/@.-]+:\S+ - ")
     _RECORD = re.compile(r"\bstep:(\d+) - ")
     _PAIR = re.compile(rf"([\w/@.() -]{{1,80}}?):(?:np\.\w+\()?{_VALUE}")
-    _COLUMNS = (
-        ("perf/time_per_step", "seconds"),
-        ("timing_s/step", "seconds"),
-        ("train/loss", "loss"),
-        ("actor/loss", "loss"),
-        ("actor/pg_loss", "loss"),
-        ("actor/grad_norm", "grad_norm"),
-        ("train/grad_norm", "grad_norm"),
-        ("actor/lr", "learning_rate"),
-        ("train/lr", "learning_rate"),
-        ("perf/throughput", "tokens_per_second_per_gpu"),
-        ("perf/total_num_tokens", "tokens_in_step"),
-        ("perf/max_memory_allocated_gb", "allocated_gib"),
-        ("perf/max_memory_reserved_gb", "reserved_gib"),
-    )
+    _COLUMNS: ClassVar = names("verl")
 
     def line(self, line: str) -> bool:
         """Take a record. The loss of a policy is kept, although it need not fall."""
@@ -106,7 +146,7 @@ class Verl(LineDialect):
         cells = {key.strip(" -"): number(value) for key, value in self._PAIR.findall(
             line[found.end() :])}  # fmt: skip
         row = {"step": float(found[1]), "clock": clock_of(line[: found.start()])}
-        for key, column in self._COLUMNS:
+        for key, column in self._COLUMNS.items():
             if key in cells:
                 row.setdefault(column, cells[key])
         if len(row) > 2 and not (self.cut and "seconds" not in row):
@@ -127,23 +167,7 @@ class OLMoCore(LineDialect):
     signature = re.compile(r"\[step=\d+/[\d?]+[^\]\n]{0,80}\](?:\n|\s)+[^\n=]{1,80}=")
     _RECORD = re.compile(r"\[step=(\d+)(?:/(\d+))?[^\]\n]{0,80}\]")
     _PAIR = re.compile(rf"\s*([\w/().% -]{{1,80}}?)={_VALUE}\s*$")
-    _COLUMNS: ClassVar = {
-        "train/CE loss": "loss",
-        "train/CrossEntropyLoss": "loss",
-        "optim/total grad norm": "grad_norm",
-        "optim/total_grad_norm": "grad_norm",
-        "optim/LR (group 0)": "learning_rate",
-        "optim/learning_rate_group0": "learning_rate",
-        "throughput/device/TPS": "tokens_per_second_per_gpu",
-        "throughput/device/tokens_per_second": "tokens_per_second_per_gpu",
-        "throughput/total tokens": "consumed_tokens",
-        "throughput/total_tokens": "consumed_tokens",
-        "throughput/device/MFU": "mfu",
-        "throughput/device/TFLOPs": "tflops_per_gpu",
-        "throughput/device/BPS": "seconds",
-        "throughput/device/batches_per_second": "seconds",
-        "system/GPU active memory (GiB)": "allocated_gib",
-    }
+    _COLUMNS: ClassVar = names("olmo-core")
 
     def __init__(self) -> None:
         super().__init__()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from scalebook.logs.dialects.dialect import LineDialect
-from scalebook.logs.numbers import integer
+from scalebook.logs.numbers import integer, names
 from scalebook.logs.pairs import pairs
 
 _RECORD = re.compile(r"completed step: (\d+), ")
@@ -16,16 +16,7 @@ _OURS = {
     "max_target_length": "sequence_length",
     "global_batch_size_to_train_on": "global_batch_size",
 }
-_COLUMNS = {
-    "seconds": "seconds",
-    "TFLOP/s/device": "tflops_per_gpu",
-    "TFLOP/s": "tflops_per_gpu",
-    "Tokens/s/device": "tokens_per_second_per_gpu",
-    "Tokens/s": "tokens_per_second_per_gpu",  # of a device too: the older key
-    "total_weights": "tokens_in_step",
-    "loss": "loss",
-    "lm_loss": "loss",
-}
+_COLUMNS = names("maxtext")
 
 
 class MaxText(LineDialect):

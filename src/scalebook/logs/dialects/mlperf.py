@@ -8,21 +8,10 @@ from typing import Any, cast
 
 from scalebook.logs.causes import Ending
 from scalebook.logs.dialects.dialect import LineDialect
+from scalebook.logs.numbers import names
 
 _EVENT = re.compile(r":::MLLOG\s*(\{.*)")
-SIZES = {
-    "global_batch_size": "global_batch_size",
-    "max_sequence_length": "sequence_length",
-    "sequence_length": "sequence_length",
-    "micro_batch_size": "micro_batch_size",
-    "tensor_parallelism": "tensor_parallel_size",
-    "pipeline_parallelism": "pipeline_parallel_size",
-    "context_parallelism": "context_parallel_size",
-    "expert_parallelism": "expert_parallel_size",
-    "data_parallelism": "data_parallel_size",
-    "number_of_nodes": "nodes",
-    "accelerators_per_node": "gpus_per_node",
-}
+SIZES = names("mlperf")
 _FACTS = (
     "submission_benchmark",
     "submission_platform",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from scalebook.logs.dialects.dialect import LineDialect
-from scalebook.logs.numbers import MISSING, integer, number, scaled
+from scalebook.logs.numbers import MISSING, integer, names, number, scaled
 
 ROUNDED = 5e-3  # relative error of three digits
 _MIB_A_GIB = 1024.0
@@ -15,28 +15,15 @@ _MEMORY = re.compile(r"Peak allocated:? ([\d.]+)MiB\. Peak reserved:? ([\d.]+)Mi
 _ARGUMENT = re.compile(
     r"\b(dp|pp|tp|expert_parallel_size|sequence_length|micro_batch_size|train_steps)=(\d+)\b"
 )
-_OURS = {
-    "dp": "data_parallel_size",
-    "pp": "pipeline_parallel_size",
-    "tp": "tensor_parallel_size",
-    "train_steps": "steps",
-}
-_COLUMNS = {
-    "consumed_tokens": "consumed_tokens",
-    "tokens_per_sec": "tokens_per_second",
-    "tokens_per_sec_per_gpu": "tokens_per_second_per_gpu",
-    "global_batch_size": "global_batch_size",
-    "lm_loss": "loss",
-    "lr": "learning_rate",
-    "model_tflops_per_gpu": "tflops_per_gpu",
-    "grad_norm": "grad_norm",
-}
+_OURS = names("nanotron-arguments")
+_COLUMNS = names("nanotron")
 
 
 def _columns(cells: dict[str, float]) -> dict[str, float]:
     row = {ours: cells[name] for name, ours in _COLUMNS.items() if name in cells}
-    if "elapsed_time_per_iteration_ms" in cells:
-        row["seconds"] = cells["elapsed_time_per_iteration_ms"] / 1e3
+    for name in ("elapsed_time_per_iteration_ms", "time_per_iteration_ms"):  # until 2025, and now
+        if name in cells:
+            row["seconds"] = cells[name] / 1e3
     if row.get("global_batch_size", 0) >= 1000:  # rounded: not the batch
         row["global_batch_size"] = MISSING
     return row
@@ -46,8 +33,8 @@ class Nanotron(LineDialect):
     """DP, PP and TP in the prefix are ranks, not sizes."""
 
     name = "nanotron"
-    markers = ("elapsed_time_per_iteration_ms:",)
-    signature = re.compile(r"iteration: \d+ / \d+ \| [^\n]{0,100}elapsed_time_per_iteration_ms: ")
+    markers = ("time_per_iteration_ms:",)
+    signature = re.compile(r"iteration: \d+ / \d+ \| [^\n]{0,100}time_per_iteration_ms: ")
 
     def line(self, line: str) -> bool:
         """Take a record, a memory line, or arguments of the configuration."""
@@ -83,8 +70,8 @@ class NanotronCSV(LineDialect):
     """``log_metrics.csv``: an empty cell is missing, not zero."""
 
     name = "nanotron-csv"
-    markers = ("elapsed_time_per_iteration_ms,",)
-    signature = re.compile(r"(?:^|\n)iteration,[^\n]*elapsed_time_per_iteration_ms,")
+    markers = ("time_per_iteration_ms,",)
+    signature = re.compile(r"(?:^|\n)iteration,[^\n]*time_per_iteration_ms,")
 
     def __init__(self) -> None:
         super().__init__()

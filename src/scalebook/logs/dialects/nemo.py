@@ -6,26 +6,11 @@ import math
 import re
 
 from scalebook.logs.dialects.dialect import LineDialect
-from scalebook.logs.numbers import clock_of, has_fraction, integer, number
+from scalebook.logs.numbers import clock_of, columns, has_fraction, integer, names, number
 from scalebook.logs.pairs import bar_seconds, bar_state, pairs, seconds_from
 
-_GIB = 2.0**30
 _ROUNDED = re.compile(r"consumed_samples=[\d.]+e")  # tqdm rounds where that is shorter
-_COLUMNS = {
-    "lr": ("learning_rate", 1.0),
-    "global_batch_size": ("global_batch_size", 1.0),
-    "consumed_samples": ("consumed_samples", 1.0),
-    "reduced_train_loss": ("loss", 1.0),
-    "grad_norm": ("grad_norm", 1.0),
-    "train_step_timing in s": ("seconds", 1.0),
-    "TFLOPS_per_GPU": ("tflops_per_gpu", 1.0),
-    "tflops_per_sec_per_gpu": ("tflops_per_gpu", 1.0),
-    "tokens_per_sec_per_gpu": ("tokens_per_second_per_gpu", 1.0),
-    "tokens_per_sec": ("tokens_per_second", 1.0),
-    "max_memory_reserved": ("reserved_gib", 1 / _GIB),
-    "max_memory_allocated": ("allocated_gib", 1 / _GIB),
-    "global_step": ("step", 1.0),
-}
+_COLUMNS = columns("nemo")
 
 
 def _read(fields: list[str], separator: str) -> dict[str, float]:
@@ -104,13 +89,7 @@ class NeMo1(LineDialect):
 _RECORD = re.compile(r"\bstep (\d+) \| (?=[^\n]{0,300}\btps )")
 _PAIR = re.compile(r"\b([a-z_]{1,24}) ([-+\d.,eE]+|nan)")
 _EACH = re.compile(r"\btps [\d.,]+ ?\(([\d.,]+)/gpu\)")
-_NEMO_AUTOMODEL_COLUMNS = {
-    "loss": "loss",
-    "grad_norm": "grad_norm",
-    "lr": "learning_rate",
-    "mem": "allocated_gib",
-    "tps": "tokens_per_second",
-}
+_NEMO_AUTOMODEL_COLUMNS = names("nemo-automodel")
 
 
 class NeMoAutomodel(LineDialect):

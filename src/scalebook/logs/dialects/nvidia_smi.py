@@ -6,9 +6,7 @@ import re
 from typing import ClassVar
 
 from scalebook.logs.dialects.device_samples import CSVTelemetry, TelemetryDialect, cell
-from scalebook.logs.numbers import clock_of, number
-
-_GIB_A_MB = 2.0**-10  # what nvidia-smi calls MB is MiB
+from scalebook.logs.numbers import clock_of, columns, number
 
 
 class NvidiaSMI(CSVTelemetry):
@@ -43,16 +41,7 @@ class NvidiaDmon(TelemetryDialect):
     name = "nvidia-smi-dmon"
     markers = ("# gpu", "#gpu", "# Date", "#Date", "#Time", "# Time")
     signature = re.compile(r"(?:^|\n)\s*# ?(?:(?:Date +)?Time +)?gpu +\w+ ")
-    _NAMES: ClassVar = {
-        "pwr": ("power_watts", 1.0),
-        "temp": ("temperature_celsius", 1.0),
-        "gtemp": ("temperature_celsius", 1.0),
-        "sm": ("gpu_busy_fraction", 0.01),
-        "mem": ("memory_busy_fraction", 0.01),
-        "mclk": ("memory_clock_mhz", 1.0),
-        "pclk": ("clock_mhz", 1.0),
-        "fb": ("memory_used_gib", _GIB_A_MB),
-    }
+    _NAMES: ClassVar = columns("nvidia-smi-dmon")
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,16 +72,7 @@ class DcgmiDmon(TelemetryDialect):
     name = "dcgmi-dmon"
     markers = ("#Entity", "# Entity")
     signature = re.compile(r"(?:^|\n)\s*# ?Entity +\w+")
-    _NAMES: ClassVar = {
-        "GRACT": ("gpu_busy_fraction", 1.0),
-        "SMACT": ("sm_active_fraction", 1.0),
-        "TENSO": ("tensor_active_fraction", 1.0),
-        "DRAMA": ("memory_busy_fraction", 1.0),
-        "POWER": ("power_watts", 1.0),
-        "TMPTR": ("temperature_celsius", 1.0),
-        "SMCLK": ("clock_mhz", 1.0),
-        "FBUSD": ("memory_used_gib", _GIB_A_MB),
-    }
+    _NAMES: ClassVar = columns("dcgmi-dmon")
 
     def __init__(self) -> None:
         super().__init__()

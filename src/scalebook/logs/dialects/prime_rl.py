@@ -5,28 +5,14 @@ from __future__ import annotations
 import re
 
 from scalebook.logs.dialects.dialect import LineDialect
-from scalebook.logs.numbers import MISSING, clock_of
+from scalebook.logs.numbers import MISSING, clock_of, names
 from scalebook.logs.pairs import pairs
 
 _BAR_RECORD = re.compile(r"\bStep (\d+) \| (?=[^\n]{0,200}\bTime: )")
 _COMMA_RECORD = re.compile(r"\bstep: (\d+), (?=[^\n]{0,200}\btokens_per_second: )")
 _BAR_PAIR = re.compile(r"\b([A-Z][\w. ]{0,24}?): *([-+\d.,eE]+|nan|inf)")
 _COMMA_PAIR = re.compile(r"\b([a-z_]{1,24}): *([-+\d.eE]+|nan|inf)")
-_COLUMNS = {
-    "Time": "seconds",
-    "Step Time": "seconds",
-    "Loss": "loss",
-    "Grad. Norm": "grad_norm",
-    "LR": "learning_rate",
-    "Throughput": "tokens_per_second",
-    "MFU": "mfu",
-    "Peak Mem.": "allocated_gib",
-    "loss": "loss",
-    "tokens_per_second": "tokens_per_second",
-    "mfu": "mfu",
-    "lr": "learning_rate",
-    "grad_norm": "grad_norm",
-}
+_COLUMNS = names("prime-rl")
 
 
 class PrimeRL(LineDialect):

@@ -6,7 +6,7 @@ import math
 import re
 
 from scalebook.logs.dialects.dialect import LineDialect
-from scalebook.logs.numbers import clock_of, has_fraction, integer
+from scalebook.logs.numbers import clock_of, has_fraction, integer, names
 from scalebook.logs.pairs import bar_seconds, pairs, seconds_from
 from scalebook.logs.source import split_rank
 
@@ -14,12 +14,7 @@ _RECORD = re.compile(r"(?<!validate )\bstep: +(\d+) +(?=[^\n]{0,300}\b(?:tps|wps
 _PAIR = re.compile(r"\b([a-z_]{1,24}): *([-+\d.,eE]+|-?(?:[Nn]a[Nn]|[Ii]nf(?:inity)?))")
 _RANK = re.compile(r"rank-(\d+)/(\d+)\]")
 _DEGREE = re.compile(r"\b(pp|dp_replicate|dp_shard|cp|tp|ep)=(\d+)")
-_OURS = {
-    "pp": "pipeline_parallel_size",
-    "cp": "context_parallel_size",
-    "tp": "tensor_parallel_size",
-    "ep": "expert_parallel_size",
-}
+_OURS = names("torchtitan-mesh")
 _MESH = re.compile(r"device mesh with [^\n]{0,100}?\[(\d+(?:, *\d+)*)\]")
 _SIZES = (
     (re.compile(r"local batch size (\d+)"), "micro_batch_size"),
@@ -27,16 +22,7 @@ _SIZES = (
     (re.compile(r"sequence length (\d+)"), "sequence_length"),
     (re.compile(r"total steps (\d+)"), "steps"),
 )
-_COLUMNS = {
-    "loss": "loss",
-    "grad_norm": "grad_norm",
-    "lr": "learning_rate",
-    "memory": "reserved_gib",
-    "tps": "tokens_per_second_per_gpu",
-    "wps": "tokens_per_second_per_gpu",
-    "tflops": "tflops_per_gpu",
-    "mfu": "mfu",
-}
+_COLUMNS = names("torchtitan")
 
 
 class TorchTitan(LineDialect):
@@ -102,14 +88,7 @@ class TorchTitan(LineDialect):
 _TORCHTUNE_RECORD = re.compile(r"\bStep (\d+) \| (?=loss:)")
 _TORCHTUNE_PAIR = re.compile(r"\b([\w/]{1,40}):([-+\d.eE]+|-?(?:[Nn]a[Nn]|[Ii]nf(?:inity)?))")
 _BAR = re.compile(r"\b(\d+)\|(\d+)\|Loss: ([\d.]+|nan)")
-_TORCHTUNE_COLUMNS = {
-    "loss": "loss",
-    "lr": "learning_rate",
-    "tokens_per_second_per_gpu": "tokens_per_second_per_gpu",
-    "grad_norm": "grad_norm",
-    "peak_memory_alloc": "allocated_gib",
-    "peak_memory_reserved": "reserved_gib",
-}
+_TORCHTUNE_COLUMNS = names("torchtune")
 
 
 class Torchtune(LineDialect):

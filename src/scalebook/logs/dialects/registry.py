@@ -30,6 +30,7 @@ ENTRIES = (  # module:class
     "megatron:Progress",
     "nemo:NeMo1",
     "key_value:Nanochat",
+    "key_value:NanoGPT",
     "key_value:Verl",
     "key_value:OLMoCore",
     "nemo:NeMoAutomodel",

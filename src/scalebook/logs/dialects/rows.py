@@ -18,7 +18,7 @@ from scalebook.logs.causes import Ending
 from scalebook.logs.collect import LARGEST
 from scalebook.logs.dialects.dialect import Dialect, JSONDialect
 from scalebook.logs.job import COLUMNS, Job
-from scalebook.logs.numbers import MISSING, clock_of, integer, number
+from scalebook.logs.numbers import MISSING, alternatives, clock_of, columns, integer, names, number
 from scalebook.logs.pairs import seconds_from, tokens_from_totals
 from scalebook.logs.source import LONGEST_LINE, Source
 
@@ -32,50 +32,7 @@ TARGETS: dict[str, tuple[str, float]] = {
     "mfu_percent": ("mfu", 0.01),
 }
 # Names of trackers and trainers, in lower case, by target; the first that a file has counts.
-NAMES: dict[str, tuple[str, ...]] = {
-    "step": (
-        "train/global_step", "trainer/global_step", "training/global_step", "global_step", "_step",
-        "step", "iteration", "iter",
-    ),
-    "step_seconds": (
-        "step_seconds", "step_time", "step time", "iteration_time", "iteration-time", "step_time_s",
-        "throughput/duration", "timing_s/step", "perf/time_per_step", "train_step_timing in s",
-        "time_per_step", "train/step_time", "time_metrics/end_to_end(s)",
-    ),
-    "step_milliseconds": (
-        "step_time_ms", "iteration_time_ms", "elapsed_time_per_iteration_ms", "time_per_step_ms",
-        "dt_ms",
-    ),
-    "loss": (
-        "loss", "train/loss", "train_loss", "lm loss", "lm_loss", "lm-loss", "train/ce loss",
-        "train/crossentropyloss", "reduced_train_loss", "loss/train/total", "training/loss",
-        "loss_metrics/global_avg_loss", "actor/loss", "actor/pg_loss",
-    ),
-    "grad_norm": ("grad_norm", "train/grad_norm", "grad-norm", "optim/total grad norm"),
-    "learning_rate": ("learning_rate", "train/learning_rate", "lr", "train/lr", "learning-rate"),
-    "consumed_tokens": (
-        "num_input_tokens_seen", "train/num_input_tokens_seen", "throughput/total_tokens",
-        "throughput/total tokens", "consumed_tokens", "total_tokens", "tokens_seen",
-    ),
-    "consumed_samples": ("consumed_samples", "consumed-samples"),
-    "global_batch_size": ("global_batch_size", "batch-size"),
-    "samples_per_second": (
-        "samples_per_second", "throughput/samples_per_sec", "throughput/examples_per_second",
-    ),
-    "tokens_per_second": (
-        "tokens_per_second", "throughput/tokens_per_second", "throughput/tokens_per_sec",
-        "tokens_per_sec", "tok/sec", "train/tokens_per_second", "train/tok_per_sec",
-    ),
-    "tokens_per_second_per_gpu": (
-        "tokens_per_second_per_gpu", "tokens_per_sec_per_gpu", "throughput/device/tokens_per_sec",
-        "throughput/device/tokens_per_second", "throughput/device/tps", "throughput(tps)", "tps",
-        "perf/throughput",
-    ),
-    "tflops_per_second_per_gpu": (
-        "tflops_per_gpu", "throughput/tflops", "tflops", "throughput/device/tflops",
-    ),
-    "time": ("_runtime", "_timestamp"),
-}  # fmt: skip
+NAMES = alternatives("rows")
 _MOST_DEPTH = 4
 _MOST_CELLS = 400
 
@@ -101,7 +58,7 @@ class Rows(Dialect):
 
     name = "rows"
     markers = ("step", "Step", "iteration", "Iteration")
-    signature = re.compile(r"^\s*(?:\{\s*\"|[^\n{]{1,4000},)")
+    signature = re.compile(r"^\s*(?:\{\s*\"|[^\n{]{1,4000}[,;\t])")
     mapping: ClassVar[Mapping[str, str]] = {}  # target -> the user's name of a column
 
     @classmethod
@@ -169,17 +126,22 @@ def _short(name: str) -> str:
     return name.rpartition(" - ")[2].strip().lower()
 
 
-def _split(line: str) -> list[str]:
+def _between(header: str) -> str:
+    """Return what separates the cells: a tab, the semicolon of a spreadsheet, or a comma."""
+    return max(",;\t", key=header.count)
+
+
+def _split(line: str, between: str) -> list[str]:
     """Return the cells of a line of CSV; any other line is one cell."""
     try:
-        return next(iter(csv.reader([line])))
+        return next(iter(csv.reader([line], delimiter=between)))
     except (csv.Error, StopIteration):
         return [line]
 
 
 def _names_of(first: str, text: str) -> list[str]:
     if not first.startswith("{"):
-        return _split(first)
+        return _split(first, _between(first))
     names: dict[str, None] = {}
     for line in text.split("\n")[:50]:
         names.update(dict.fromkeys(dict(_object(line))))
@@ -211,6 +173,7 @@ def _object(line: str) -> Iterator[tuple[str, Any]]:
 def _cells(source: Source) -> Iterator[dict[str, Any]]:
     """Yield the cells of each row by name; a line that is not a row is left out."""
     header: list[str] | None = None
+    between = ","
     for text in source.texts():
         for line in text.split("\n"):
             if not line.strip() or len(line) > 16 * LONGEST_LINE:
@@ -218,7 +181,10 @@ def _cells(source: Source) -> Iterator[dict[str, Any]]:
             if line.lstrip().startswith("{"):
                 yield dict(_object(line))
                 continue
-            cells = _split(line)
+            between = _between(line) if header is None else between
+            cells = _split(line, between)
+            if between == ";":  # goes with decimal commas
+                cells = [cell if "." in cell else cell.replace(",", ".") for cell in cells]
             if header is None:
                 header = cells[:_MOST_CELLS]
             elif len(cells) == len(header):
@@ -278,13 +244,7 @@ class GoldenValues(JSONDialect):
     name = "megatron-golden-values"
     markers = ('"iteration-time"', '"iteration_timing_avg"', '"lm loss"')
     signature = re.compile(r'"(?:iteration-time|lm loss)"\s*:\s*\{\s*"start_step"')
-    _COLUMNS: ClassVar = {
-        "iteration-time": ("seconds", 1.0),
-        "lm loss": ("loss", 1.0),
-        "mem-max-allocated-bytes": ("allocated_gib", 2.0**-30),
-        "mem-allocated-bytes": ("allocated_gib", 2.0**-30),
-        "grad-norm": ("grad_norm", 1.0),
-    }
+    _COLUMNS: ClassVar = columns("megatron-golden-values")
 
     def document(self, document: dict[str, Any]) -> None:
         """Take the series as rows of steps."""
@@ -327,13 +287,7 @@ class Autotuning(JSONDialect):
         r'^\s*\{(?=[\s\S]{0,4000}"latency"\s*:)'
         r'(?=[\s\S]{0,4000}"(?:throughput|FLOPS_per_gpu)"\s*:)'
     )
-    _SIZES: ClassVar = {
-        "world_size": "world_size",
-        "num_gpus": "world_size",
-        "batch_size": "global_batch_size",
-        "train_batch_size": "global_batch_size",
-        "train_micro_batch_size_per_gpu": "micro_batch_size",
-    }
+    _SIZES: ClassVar = names("deepspeed-autotuning")
 
     def document(self, document: dict[str, Any]) -> None:
         """Take the sizes and the step of an experiment."""

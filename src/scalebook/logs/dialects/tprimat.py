@@ -6,20 +6,9 @@ import re
 from typing import Any, cast
 
 from scalebook.logs.dialects.dialect import JSONDialect
-from scalebook.logs.numbers import LARGEST, MISSING
+from scalebook.logs.numbers import LARGEST, MISSING, names
 
-_SIZES = {
-    "global_batch_size": "global_batch_size",
-    "micro_batch_size": "micro_batch_size",
-    "sequence_length": "sequence_length",
-    "seq_length": "sequence_length",
-    "num_gpus": "world_size",
-    "tensor_model_parallel_size": "tensor_parallel_size",
-    "pipeline_model_parallel_size": "pipeline_parallel_size",
-    "context_parallel_size": "context_parallel_size",
-    "expert_model_parallel_size": "expert_parallel_size",
-    "data_parallel_size": "data_parallel_size",
-}
+_SIZES = names("tprimat")
 _GB_IN_GIB = 1e9 / 2**30
 
 

@@ -179,7 +179,8 @@ def diverged(job: Job) -> str | None:
         return None
     loss = table.column("loss")
     last = max((row for row in range(len(loss)) if not math.isnan(seconds[row])), default=-1)
-    if last >= 0 and math.isnan(loss[last]) and not skipped[last] > 0:
+    told = not job.details.get("cut")  # the record that the file breaks off in
+    if told and last >= 0 and math.isnan(loss[last]) and not skipped[last] > 0:
         step = table.column("step")[last]
         where = f"step {int(step)}" if not math.isnan(step) else "the last record"
         return f"The loss is missing or not a number at {where}, the last one."

@@ -172,7 +172,7 @@ def _attention(found: Evidence) -> float | None:
     rate, peak = metrics.tokens_per_second_per_gpu, metrics.peak_tflops_per_second
     if split is None or split.attention is None or shape is None or not rate or not peak:
         return None
-    flops = 6 * attention_width(shape) * (found.document_length or 0) * shape.num_layers
+    flops = 6 * attention_width(shape) * (found.document_length or 0) * shape.attention_layers
     return max(split.attention - rate * flops / (1e12 * peak) - _slowed(found, flops), 0.0)
 
 

@@ -23,6 +23,7 @@ from scalebook.measure.metrics.settings import (
     settings,
     text,
 )
+from scalebook.measure.metrics.steady import middle
 from scalebook.measure.metrics.window import Throughput, measured_steps, throughput
 from scalebook.measure.row import RunMetrics
 from scalebook.measure.telemetry import TelemetrySummary, flags, summarize
@@ -102,7 +103,6 @@ def _rates(
     if single:
         reason = "The number of GPUs is unknown: the rate is that of one GPU."
     return {
-        "step_seconds_median": found.step_seconds_median if found else None,
         "tokens_per_second": rate,
         "tokens_per_second_low": low,
         "tokens_per_second_high": high,
@@ -114,6 +114,13 @@ def _rates(
         "interval_reason": None if interval else reason or _no_interval(found),
         **(found.fields() if found else {"steady_reason": reason}),
     }
+
+
+def _untold(record: RunRecord, steps: Steps) -> float | None:
+    """Return the step time (seconds) of a run whose tokens nobody knows, None for any other."""
+    seconds = steps.known("step_seconds")
+    known = any(steps.known("tokens")) or any(steps.known("tokens_per_gpu"))
+    return middle(seconds) if seconds and record.averaged and not known else None
 
 
 def _interval(found: Throughput, start: float) -> tuple[float, float] | None:
@@ -242,6 +249,7 @@ def measure(
         **settings(record),
         num_layers=layers,
         measured_steps=len(steps),
+        step_seconds_median=rates.step_seconds_median if rates else _untold(record, steps),
         **_rates(rates, no_rate, count(record, "world_size"), start),
         model_tflops_per_second_per_gpu=achieved,
         flops_convention=scale.convention if scale else DEFAULT_CONVENTION,
