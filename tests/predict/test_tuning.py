@@ -80,21 +80,31 @@ class Machine:
         return Trial(config, run_id, rate, steps, 0.001, full=RESULT in keep, wall_seconds=wall)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def ranking(made):
     return search.layouts(BASE, made)
 
 
 @pytest.fixture
-def start(evidence, ranking):
-    """Return a function that makes a tuning of the small space."""
-    rates, probes = evidence
+def start(made, ranking):
+    """Return a function that makes a tuning of the small space, which is not predicted anew."""
 
     def begin(budget_seconds: float, trials: list[Trial] | None = None) -> Tuning:
+        return Tuning(ranking, lambda _: made, budget_seconds, trials or [])
+
+    return begin
+
+
+@pytest.fixture
+def learning(evidence, ranking):
+    """Return a function that makes one whose predictions are fitted to its trials too."""
+    rates, probes = evidence
+
+    def begin(budget_seconds: float) -> Tuning:
         def teach(found):
             return predictor("h100", (*rates, *found), probes)
 
-        return Tuning(ranking, teach, budget_seconds, trials or [])
+        return Tuning(ranking, teach, budget_seconds, [])
 
     return begin
 
@@ -118,9 +128,9 @@ def hidden(config: RunConfig) -> float:
 ZERO = {"steps": 1, "repeat": 0, "time_limit_seconds": 0, "warmup_steps": 0}
 
 
-def test_with_time_enough_the_winner_is_that_of_trying_every_layout(start, ranking) -> None:
+def test_with_time_enough_the_winner_is_that_of_trying_every_layout(learning, ranking) -> None:
     truth = as_predicted(ranking, hidden)
-    found = run(start(100_000.0), Machine(truth))
+    found = run(learning(100_000.0), Machine(truth))
     best = min(truth(one.config) for one in ranking.candidates)
     assert found.winner is not None
     assert truth(found.winner.config) == pytest.approx(best, rel=0.01)
@@ -234,9 +244,9 @@ def test_three_failures_without_a_success_end_the_tuning_without_a_winner(start,
 
 
 def test_each_trial_refits_the_prediction_of_the_layouts_that_were_not_tried(
-    start, ranking
+    learning, ranking
 ) -> None:
-    tuning = start(3000.0)
+    tuning = learning(3000.0)
     before = {one.layout: one.tokens_per_second_per_gpu for one in tuning.standings}
     machine = Machine(as_predicted(ranking, lambda _: 1.2))
     for _ in range(3):
