@@ -146,6 +146,20 @@ def test_an_equation_is_written_solved_for_any_quantity():
     assert identity.expression("rate") == "2 * tokens / elapsed"
 
 
+@pytest.mark.parametrize(
+    ("constant", "shown"),
+    [
+        (10, "0.1 * b"),
+        (16, "b / 16"),
+        (3600, "b / 3600"),
+        (1_000_000, "1e-06 * b"),
+        (1_250_000, "8e-07 * b"),
+    ],
+)
+def test_a_constant_is_shown_as_a_divisor_where_that_reads_better(constant, shown):
+    assert parse_identity(f"b = {constant} * a").expression("a") == shown
+
+
 # Verdicts
 
 
@@ -673,6 +687,11 @@ def test_deepseek_v3_may_be_counted_with_its_module_for_further_tokens():
     # the checkpoint of 685B has the module and copies of both tables
     assert verdict("parameters", model="deepseek-v3", parameters="685B") == "holds"
     assert verdict("parameters", model="deepseek-v3", parameters="671B") == "holds"
+    # A token meets 37.55 billion, and in the module 8 of 256 experts: 0.187 (attention) + 0.044
+    # (the shared one) + 8 x 0.044 + 0.002 (router) + 2 x 7168 x 7168 / 10^9 = 0.688 more.
+    for active, expected in (("37.55B", "holds"), ("38.24B", "holds"), ("49.2B", "contradicts")):
+        found = verdict("active_parameters", model="deepseek-v3", active_parameters=active)
+        assert found == expected
 
 
 def test_an_input_that_was_cut_is_tried_before_a_claim_is_accused():

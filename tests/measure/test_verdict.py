@@ -7,7 +7,6 @@ import math
 import random
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given

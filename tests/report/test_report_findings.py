@@ -83,7 +83,8 @@ def test_a_spread_over_commits_of_the_trainer_says_so(
         made = config(world_size=2, **split)
         write_run(tmp_path, f"r{i}", made, seconds=0.1 + i, environment={"git_commit": commit})
     newest = {"environment": {"git_commit": "c" * 40}, "started_at": "2026-01-02T00:00:00Z"}
-    write_run(tmp_path, "later", config(model="tiny-moe"), **newest)
+    # The newest by its time, not by its name.
+    write_run(tmp_path, "first", config(model="tiny-moe"), **newest)
     text = words(run_findings.findings(load(tmp_path)))
     assert said in text
     assert ("commit" in text) is bool(said)
@@ -132,6 +133,70 @@ def test_simulated_runs_are_never_ranked_against_measured_ones(tmp_path: Path) -
 def test_failed_runs_are_counted_with_their_reason(tmp_path: Path) -> None:
     text = words(run_findings.findings(load(write_sample(tmp_path))))
     assert "1 run ended as out of memory: h100-oom (GPU 3 ran out of memory in step 1" in text
+
+
+def test_two_reasons_of_one_ending_stand_in_the_sentence_and_three_in_the_table(
+    tmp_path: Path,
+) -> None:
+    for name in "abc":
+        text = words(run_findings.findings(load(tmp_path))) if name != "a" else ""
+        assert "below" not in text
+        write_run(tmp_path, name, config(), status="failed", steps=0, reason=f"{name} broke.")
+    assert text.endswith("2 runs ended as failed: a (a broke); b (b broke).")
+    text = words(run_findings.findings(load(tmp_path)))
+    assert text.endswith("3 runs ended as failed: a, b, c, with their reasons below.")
+
+
+def test_kinds_of_failure_and_reasons_stand_in_the_order_of_the_runs(tmp_path: Path) -> None:
+    ends = ("interrupted", "failed", "out_of_memory", "timeout", "diverged")
+    for name, end in enumerate(ends):
+        write_run(tmp_path, f"end{name}", config(), status=end, steps=0, reason="It ended.")
+    for name, steps in enumerate((8, 7, 9)):
+        write_run(tmp_path, f"short{name}", config(seed=name), steps=steps)
+    data = load(tmp_path)
+    text = words(run_findings.findings(data))
+    kept = data.unfinished["run_id"].to_list()
+    assert len(kept) == len(ends)
+    assert [text.index(f"{name} (It ended)") for name in kept] == sorted(
+        text.index(f"{name} (It ended)") for name in kept
+    )
+    said = words(run_findings.warnings(data))
+    reasons = data.completed["interval_reason"].to_list()
+    assert len(set(reasons)) == 3
+    assert [said.index(reason) for reason in reasons] == sorted(map(said.index, reasons))
+
+
+def test_repeats_of_the_only_configuration_say_how_far_they_are_apart(tmp_path: Path) -> None:
+    for i, seconds in enumerate((0.1, 0.125)):
+        write_run(tmp_path, f"r{i}", config(repeat=i), seconds=seconds)
+    data = load(tmp_path)
+    fast, slow = data.runs.sort("run_id")["rate"]
+    apart = f"the slowest is {100 * (1 - slow / fast):.2g} % below the fastest."
+    text = words(run_findings.findings(data))
+    assert "2 runs of one configuration" in text
+    assert apart in text
+
+
+def test_a_group_of_gpus_names_the_mfu_and_one_without_a_peak_none(tmp_path: Path) -> None:
+    made = config(platform="h100", model="llama3.1-8b", precision="bf16", sequence_length=8192)
+    write_run(tmp_path, "gpu", made, seconds=12, device=H100)
+    write_run(tmp_path, "cpu", config())
+    data = load(tmp_path)
+    text = {str(runs["group"][0]): words(" ".join(run_findings.group_findings(runs)))
+            for _, runs in data.ranked.group_by("group")}  # fmt: skip
+    (gpu,), (cpu,) = ([t for g, t in text.items() if name in g] for name in ("h100", "on cpu"))
+    mfu = data.runs.filter(pl.col("run_id") == "gpu")["mfu"].item()
+    assert f", an MFU of {100 * mfu:.1f} %." in gpu
+    assert "MFU" not in cpu
+    assert "None" not in cpu
+
+
+def test_a_completed_run_without_a_throughput_says_why(tmp_path: Path) -> None:
+    write_run(tmp_path, "none", config(), steps=3)
+    data = load(tmp_path)
+    (reason,) = data.runs["throughput_reason"]
+    text = words(run_findings.warnings(data))
+    assert f"none completed without a throughput: {reason}" in text
 
 
 def test_no_completed_run_names_no_winner(tmp_path: Path) -> None:
