@@ -14,12 +14,14 @@ from hypothesis import strategies as st
 from scalebook.audit import (
     Check,
     audit,
+    claim_files,
     count_claims,
     parse_claims,
     parse_results,
     sample_text,
     samples,
 )
+from scalebook.audit.claimed_rows import read_bounded
 from scalebook.audit.fields import field, fields, words
 from scalebook.audit.identities import identities, limits, parse_identity, show
 from scalebook.audit.printed import read_printed
@@ -254,6 +256,36 @@ def test_the_rate_of_another_model_is_no_base():
     rows = [["7B", "8", "7B", "42%", "100%"], ["70B", "64", "70B", "42%", "100%"]]
     """
     assert not [check for check in checks_of(text) if check.verdict in WRONG]
+
+
+def test_what_a_row_says_of_its_base_counts_before_the_base_row():
+    text = """
+    [[tables]]
+    base = "A"
+    columns = ["label", "cost", "base_cost", "cost_reduction"]
+    rows = [["A", "100", "", ""], ["B", "40", "", "{}"], ["C", "40", "80", "{}"]]
+    """
+    for of_a, of_80, wrong in (("60%", "50%", 0), ("50%", "60%", 2)):  # 1 - 40 / 100, 1 - 40 / 80
+        checks = checks_of(text.format(of_a, of_80))
+        assert len([check for check in checks if check.verdict in WRONG]) == wrong
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "high"),
+    [(0.412, 0.4115, 0.4125), (12.5, 12.45, 12.55), (3, 3, 3), (1.5e3, 1499.95, 1500.05)],
+)
+def test_a_number_of_a_result_row_stands_for_what_rounds_to_it(value, low, high):
+    interval = claim_files._number(value, "here").interval
+    assert (interval.low, interval.high) == (pytest.approx(low), pytest.approx(high))
+
+
+def test_a_link_is_followed_only_where_that_was_asked_for(tmp_path: Path):
+    (tmp_path / "there").write_bytes(b"text")
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "there")
+    assert read_bounded(link, 10, follow=True) == b"text"
+    with pytest.raises(ClaimError, match="cannot be read"):
+        read_bounded(link, 10)
 
 
 def test_a_total_is_the_sum_of_the_rows():

@@ -173,8 +173,54 @@ def test_repeats_of_the_only_configuration_say_how_far_they_are_apart(tmp_path: 
     fast, slow = data.runs.sort("run_id")["rate"]
     apart = f"the slowest is {100 * (1 - slow / fast):.2g} % below the fastest."
     text = words(run_findings.findings(data))
-    assert "2 runs of one configuration" in text
+    assert re.search(r"2 runs of one configuration, .* \(r0, r1\), together reached", text)
     assert apart in text
+
+
+def test_a_repeat_without_an_interval_is_told_and_not_counted_in(tmp_path: Path) -> None:
+    write_run(tmp_path, "long", config())
+    write_run(tmp_path, "short", config(repeat=1), steps=8)
+    text = words(run_findings.findings(load(tmp_path)))
+    names = r"\(long; without an interval and left out: short\)"
+    assert re.search(rf"2 runs of one configuration, .* {names}, reached", text)
+
+
+def test_the_slowest_of_a_group_is_named_with_the_commit_that_it_is_of(tmp_path: Path) -> None:
+    splits = ({}, {"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2})
+    for name, split, commit, seconds in zip("abc", splits, "121", (0.1, 0.2, 0.4), strict=True):
+        made = config(world_size=2, **split)
+        environment = {"git_commit": commit * 40}
+        write_run(tmp_path, name, made, seconds=seconds, environment=environment)
+    text = words(run_findings.findings(load(tmp_path)))
+    assert re.search(r"\(a\) is the fastest of 3 runs", text)
+    assert re.search(r"The slowest, PP2 on 2 processes \(c\), reached .*: a spread of [34]\.", text)
+    assert "The two ran at" not in text  # the first and the last are of one commit
+    write_run(tmp_path, "d", config(world_size=2, context_parallel_size=2), seconds=0.8,
+              environment={"git_commit": "3" * 40})  # fmt: skip
+    text = words(run_findings.findings(load(tmp_path)))
+    assert "The two ran at different commits of Scalebook (1111111 and 3333333)" in text
+
+
+def test_the_total_of_a_size_has_the_interval_of_all_its_ranks(tmp_path: Path) -> None:
+    data = load(write_sample(tmp_path))
+    (row,) = data.runs.filter(pl.col("run_id") == "h100-tp2-32").to_dicts()
+    text = words(run_findings.findings(data))
+    said = re.search(r"The highest total is ([\d,]+) tokens/s \(([\d,]+) to ([\d,]+)\)", text)
+    assert said
+    numbers = [float(one.replace(",", "")) for one in said.groups()]
+    ends = [32 * row["rate_low"], 32 * row["rate_high"]]
+    assert numbers == pytest.approx([row["tokens_per_second"], *ends], rel=1e-3)
+
+
+def test_the_table_of_runs_without_a_result_has_each_ones_reason(tmp_path: Path) -> None:
+    write_run(tmp_path, "broke", config(), status="failed", steps=0, reason="It broke.")
+    write_run(tmp_path, "brief", config(), steps=3)
+    data = load(tmp_path)
+    reasons = dict(zip(data.runs["run_id"], data.runs["throughput_reason"], strict=True))
+    rows = str(run_findings.failed(data).html).split("<tr")
+    text = {name: words(next(row for row in rows if f">{name}<" in row)) for name in reasons}
+    assert "It broke." in text["broke"]
+    assert reasons["brief"] in text["brief"]
 
 
 def test_a_group_of_gpus_names_the_mfu_and_one_without_a_peak_none(tmp_path: Path) -> None:
