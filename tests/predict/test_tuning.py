@@ -297,6 +297,18 @@ def test_the_time_that_failed_trials_took_counts_for_the_next(start, ranking) ->
     assert tuning.next(2300.0) == "budget"
 
 
+def test_no_full_run_begins_for_which_failed_trials_left_no_time(start, ranking) -> None:
+    machine = Machine(as_predicted(ranking, hidden), broken=lambda _: True)
+
+    def slow(step: Step, keep: Mapping[str, Any]) -> Trial:
+        machine.clock += 100.0
+        return replace(machine.run(step, keep), wall_seconds=150.0)
+
+    found = tune(start(200.0), "", slow, lambda: machine.clock)
+    assert (found.end, found.winner, found.full_run) == ("budget", None, None)
+    assert len(machine.ran) == 1
+
+
 def test_a_stop_ends_the_tuning_without_a_full_run(start, ranking) -> None:
     machine = Machine(as_predicted(ranking, hidden))
     found = tune(

@@ -12,13 +12,14 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
+import nbclient
+import nbformat
 import polars as pl
 import pytest
 import yaml
 from simulated import config, write_run, write_sample
 from test_tables import Tags
 
-from scalebook import notebooks
 from scalebook.cli import main
 from scalebook.errors import ReportError
 from scalebook.facts import catalog
@@ -390,24 +391,20 @@ def test_quarto_renders_a_site_that_passes_the_check(tmp_path: Path, root: Path)
 @pytest.mark.slow
 def test_every_page_runs_in_a_kernel_as_well(tmp_path: Path, root: Path) -> None:
     """One after another in the same kernel, whose start takes longer than a page."""
-    parts = [json.loads((root / "notebooks" / page.notebook).read_text()) for page in PAGES]
-    for number, cells in enumerate(part["cells"] for part in parts):
-        for place, cell in enumerate(cells):
-            cell["id"] = f"{PAGES[number].slug}-{place}"
-            if number and "parameters" in cell["metadata"].get("tags", ()):
-                # The folder of runs is asked for once, in the first.
-                cell["metadata"]["tags"] = []
-                cell["source"] = "".join(cell["source"]).partition("\n")[2]
-    whole = parts[0] | {"cells": [cell for part in parts for cell in part["cells"]]}
-    (tmp_path / "whole.ipynb").write_text(json.dumps(whole))
     runs = write_sample(tmp_path / "runs")
-    notebooks.execute(tmp_path / "whole.ipynb", tmp_path / "out.ipynb", {"runs": str(runs)})
-    outputs: dict[str, list[str]] = {page.slug: [] for page in PAGES}
-    for cell in json.loads((tmp_path / "out.ipynb").read_text())["cells"]:
-        found = [output["output_type"] for output in cell.get("outputs", [])]
-        outputs.get(cell["id"].rpartition("-")[0], []).extend(found)
-    assert all(outputs.values()), outputs
-    assert "error" not in {kind for kinds in outputs.values() for kind in kinds}
+    pages = [nbformat.read(root / "notebooks" / page.notebook, as_version=4) for page in PAGES]
+    for page in pages:
+        for cell in page.cells:
+            if "parameters" in cell.metadata.get("tags", ()):
+                cell.source += f"\nruns = {str(runs)!r}"
+    whole = nbformat.v4.new_notebook(cells=[cell for page in pages for cell in page.cells])
+    for number, cell in enumerate(whole.cells):
+        cell.id = str(number)
+    nbclient.NotebookClient(whole, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    for page in pages:
+        outputs = [output for cell in page.cells for output in cell.get("outputs", ())]
+        assert outputs, page.cells[0].source
+        assert "error" not in {output.output_type for output in outputs}
 
 
 def test_the_command_builds_what_is_asked_for_and_prints_the_path_of_the_first_page_last(

@@ -195,9 +195,11 @@ def test_the_slowest_of_a_group_is_named_with_the_commit_that_it_is_of(tmp_path:
     assert re.search(r"\(a\) is the fastest of 3 runs", text)
     assert re.search(r"The slowest, PP2 on 2 processes \(c\), reached .*: a spread of [34]\.", text)
     assert "The two ran at" not in text  # the first and the last are of one commit
-    write_run(tmp_path, "d", config(world_size=2, context_parallel_size=2), seconds=0.8,
-              environment={"git_commit": "3" * 40})  # fmt: skip
+    environment = {"git_commit": "3" * 40}
+    made = config(world_size=2, context_parallel_size=2)
+    write_run(tmp_path, "d", made, seconds=0.8, environment=environment)
     text = words(run_findings.findings(load(tmp_path)))
+    assert re.search(r"The slowest, .* \(d\), reached .*: a spread of [78]\.", text)
     assert "The two ran at different commits of Scalebook (1111111 and 3333333)" in text
 
 
@@ -220,6 +222,7 @@ def test_the_table_of_runs_without_a_result_has_each_ones_reason(tmp_path: Path)
     rows = str(run_findings.failed(data).html).split("<tr")
     text = {name: words(next(row for row in rows if f">{name}<" in row)) for name in reasons}
     assert "It broke." in text["broke"]
+    assert "None" not in text["broke"]  # of its log, which it has none of
     assert reasons["brief"] in text["brief"]
 
 
