@@ -397,9 +397,10 @@ def test_every_page_runs_in_a_kernel_as_well(tmp_path: Path, root: Path) -> None
         for cell in page.cells:
             if "parameters" in cell.metadata.get("tags", ()):
                 cell.source += f"\nruns = {str(runs)!r}"
-    whole = nbformat.v4.new_notebook(cells=[cell for page in pages for cell in page.cells])
-    for number, cell in enumerate(whole.cells):
+    cells = [cell for page in pages for cell in page.cells]
+    for number, cell in enumerate(cells):
         cell.id = str(number)
+    whole = nbformat.v4.new_notebook(cells=cells)
     nbclient.NotebookClient(whole, resources={"metadata": {"path": str(tmp_path)}}).execute()
     for page in pages:
         outputs = [output for cell in page.cells for output in cell.get("outputs", ())]
