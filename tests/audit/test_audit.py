@@ -695,6 +695,21 @@ def test_six_n_is_a_lower_bound_for_a_model_outside_the_catalog():
     assert verdict(rate, **cells, **shape, model_tflops_per_second_per_gpu="443.3") == "holds"
 
 
+def test_flops_of_half_of_the_layers_are_named():
+    # Of 16 layers: 6 x (16 x 218,103,808 weights + the output layer's 525,336,576) + attention
+    # over half of 8,192 tokens, 12 x 16 x 4,096 x 4,096 = 27.31 GFLOP; x 10,000 tokens/s.
+    cells = {"model": "llama3.1-8b", "sequence_length": "8192"}
+    cells |= {"tokens_per_second_per_gpu": "10,000", "model_tflops_per_second_per_gpu": "273.1"}
+    check = only("model_tflops_per_second_per_gpu", claim(**cells))
+    assert check.verdict == "contradicts"
+    assert "megatron_causal with 16 of 32 layers" in check.note
+
+
+def test_a_table_whose_heading_is_quoted_is_read_without_lines_of_its_own():
+    check = only("parameters", checks_of('[["claims"]]\nmodel = "llama3.1-8b"\nparameters = "9B"'))
+    assert (check.verdict, check.line) == ("contradicts", None)
+
+
 def test_without_a_sequence_length_attention_may_explain_more_than_six_n():
     # Megatron's count of Llama 3.1 8B at 8,192 tokens is 51.47 GFLOP, 6 N is 48.18
     cells = {"model": "llama3.1-8b", "tokens_per_second_per_gpu": "7,771"}

@@ -73,10 +73,12 @@ def test_repeats_of_a_configuration_are_told_with_model_platform_and_length(tmp_
         (("a" * 40, "a" * 40), "an older commit of Scalebook (aaaaaaa) than the newest runs here"),
         (("c" * 40, "c" * 40), ""),
         (("a" * 40, None), ""),
+        (("a" * 40, ""), ""),
+        (("a" * 40, 7), ""),
     ],
 )
 def test_a_spread_over_commits_of_the_trainer_says_so(
-    tmp_path: Path, commits: tuple[str | None, ...], said: str
+    tmp_path: Path, commits: tuple[object, ...], said: str
 ) -> None:
     splits = ({}, {"tensor_parallel_size": 2})
     for i, (commit, split) in enumerate(zip(commits, splits, strict=True)):
@@ -275,6 +277,15 @@ def test_a_short_window_and_an_impossible_mfu_are_warned_of(tmp_path: Path) -> N
     text = words(run_findings.warnings(load(tmp_path)))
     assert "1 throughput without an interval (short): Too short to say: 3 steps" in text
     assert "wrong is not counted. Void: " in text
+
+
+def test_steps_that_still_drift_are_warned_of_with_the_largest_drift(tmp_path: Path) -> None:
+    for name in "abc":
+        write_run(tmp_path, name, config(seed=ord(name)))
+    data = load(tmp_path)
+    runs = data.runs.sort("run_id").with_columns(steady_change=pl.Series([0.0, 0.00512, 0.0033]))
+    text = words(run_findings.warnings(ReportData(data.folder, runs, data.steps, {}, {}, ())))
+    assert "The steps of 2 runs still drift or shift, by up to 0.51 % over their window" in text
 
 
 def test_unreadable_directories_are_told_on_the_page(tmp_path: Path) -> None:
