@@ -8,6 +8,8 @@ RENDERER ?= auto
 PIP_ARGS ?=
 # Files of tests that run at once; many start processes themselves.
 TEST_JOBS ?= 2
+# In the order that tests/conftest.py gives them, which begins with the longest.
+AT_ONCE := -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder
 PY := $(VENV)/bin/python
 SCALEBOOK := $(PY) -m scalebook
 # An image that ships torch keeps it: the environment sees the image's packages (also where they are
@@ -95,16 +97,16 @@ list: $(VENV)/.report  ## Print a table of the runs
 	$(SCALEBOOK) list --runs $(call q,$(RUNS)) $(ARGS)
 
 test: $(VENV)/.test  ## Run all tests (one trains for real on the CPU)
-	$(PY) -m pytest -n $(TEST_JOBS) --dist loadfile -rs $(ARGS)
+	$(PY) -m pytest $(AT_ONCE) -rs $(ARGS)
 
 test-again: $(VENV)/.test  ## Run what failed last, one test at a time: what passes now was in the way of the others
 	$(PY) -m pytest --last-failed --last-failed-no-failures none -p no:xdist -rA $(ARGS)
 
 test-fast: $(VENV)/.test  ## Run the tests that are not marked slow
-	$(PY) -m pytest -n $(TEST_JOBS) --dist loadfile -rs -m "not slow" $(ARGS)
+	$(PY) -m pytest $(AT_ONCE) -rs -m "not slow" $(ARGS)
 
 test-shuffled: $(VENV)/.test  ## Run the tests that are not slow in an order of chance (SEED=7 repeats one)
-	SEED=$(call q,$(SEED)) PYTHONPATH=tests/tools $(PY) -m pytest -p shuffled -n $(TEST_JOBS) --dist loadfile -rs -m "not slow" $(ARGS)
+	SEED=$(call q,$(SEED)) PYTHONPATH=tests/tools $(PY) -m pytest -p shuffled $(AT_ONCE) -rs -m "not slow" $(ARGS)
 
 mutate: $(VENV)/.test  ## Change the numeric core in 300 places and list what its tests miss (15 minutes)
 	$(PY) tests/tools/mutate.py --jobs $(TEST_JOBS) $(ARGS)

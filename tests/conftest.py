@@ -39,7 +39,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Mark what compares with that folder, and leave it out where the folder is absent.
 
     Their figures are in tests/golden; .github/CONTRIBUTING.md says what else they compare.
+    Files with slow tests come first, so that no process waits for one that another began last.
     """
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
     compared = [item for item in items if "shared" in getattr(item, "fixturenames", ())]
     for item in compared:
         item.add_marker("facts")

@@ -120,6 +120,7 @@ def crowded(most: int = 15) -> list[str]:
     )
 
 
+@cache
 def counts() -> dict[str, int]:
     """Return every number that has a limit."""
     files = [path for path, _ in modules().values()]

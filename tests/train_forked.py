@@ -20,7 +20,7 @@ from train_worlds import SMALL, Finished, environment
 
 from scalebook.store import read_steps
 
-LOG, CODE = "log.txt", "code.txt"
+LOG, CODE, CONFIG = "log.txt", "code.txt", "config.json"
 
 
 def trained(folder: Path, changes: Mapping[str, Mapping[str, Any]]) -> dict[str, Finished]:
@@ -48,6 +48,7 @@ def prepare() -> None:
     from scalebook.train.layers import fused
 
     fused.install_weight_gradient()
+    fused.install_weight_gradient = lambda: None  # every rank asks for it again
     with cpu.lean_import():
         from scalebook.train import mcore  # noqa: F401
     from scalebook.train import loop  # noqa: F401
@@ -59,6 +60,7 @@ def run(config: Any, output: Path, first: Callable[[int], None] = lambda _: None
     Each rank calls ``first`` with its number before it trains.
     """
     output.mkdir(parents=True)
+    (output / CONFIG).write_text(config.model_dump_json())
     port = _free_port()
     ranks = [_rank(number, config, output, port, first) for number in range(config.world_size)]
     codes = [os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) for process in ranks]
@@ -84,13 +86,10 @@ def _rank(number: int, config: Any, output: Path, port: str, first: Callable[[in
         with (output / LOG).open("ab") as log:
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
-        from scalebook.facts import catalog
-        from scalebook.train import cpu
-        from scalebook.train.loop import train
+        from scalebook.train.__main__ import main as entry
 
         first(number)
-        cpu.install()
-        code = train(config, catalog.model(config.model), output)
+        code = entry(["--config", str(output / CONFIG), "--output", str(output)])
     except Exception:  # noqa: BLE001  the log of the run is where a test looks
         traceback.print_exc()
     finally:

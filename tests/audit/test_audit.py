@@ -14,12 +14,14 @@ from hypothesis import strategies as st
 from scalebook.audit import (
     Check,
     audit,
+    claim_files,
     count_claims,
     parse_claims,
     parse_results,
     sample_text,
     samples,
 )
+from scalebook.audit.claimed_rows import read_bounded
 from scalebook.audit.fields import field, fields, words
 from scalebook.audit.identities import identities, limits, parse_identity, show
 from scalebook.audit.printed import read_printed
@@ -146,6 +148,20 @@ def test_an_equation_is_written_solved_for_any_quantity():
     assert identity.expression("rate") == "2 * tokens / elapsed"
 
 
+@pytest.mark.parametrize(
+    ("constant", "shown"),
+    [
+        (10, "0.1 * b"),
+        (16, "b / 16"),
+        (3600, "b / 3600"),
+        (1_000_000, "1e-06 * b"),
+        (1_250_000, "8e-07 * b"),
+    ],
+)
+def test_a_constant_is_shown_as_a_divisor_where_that_reads_better(constant, shown):
+    assert parse_identity(f"b = {constant} * a").expression("a") == shown
+
+
 # Verdicts
 
 
@@ -240,6 +256,36 @@ def test_the_rate_of_another_model_is_no_base():
     rows = [["7B", "8", "7B", "42%", "100%"], ["70B", "64", "70B", "42%", "100%"]]
     """
     assert not [check for check in checks_of(text) if check.verdict in WRONG]
+
+
+def test_what_a_row_says_of_its_base_counts_before_the_base_row():
+    text = """
+    [[tables]]
+    base = "A"
+    columns = ["label", "cost", "base_cost", "cost_reduction"]
+    rows = [["A", "100", "", ""], ["B", "40", "", "{}"], ["C", "40", "80", "{}"]]
+    """
+    for of_a, of_80, wrong in (("60%", "50%", 0), ("50%", "60%", 2)):  # 1 - 40 / 100, 1 - 40 / 80
+        checks = checks_of(text.format(of_a, of_80))
+        assert len([check for check in checks if check.verdict in WRONG]) == wrong
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "high"),
+    [(0.412, 0.4115, 0.4125), (12.5, 12.45, 12.55), (3, 3, 3), (1.5e3, 1499.95, 1500.05)],
+)
+def test_a_number_of_a_result_row_stands_for_what_rounds_to_it(value, low, high):
+    interval = claim_files._number(value, "here").interval
+    assert (interval.low, interval.high) == (pytest.approx(low), pytest.approx(high))
+
+
+def test_a_link_is_followed_only_where_that_was_asked_for(tmp_path: Path):
+    (tmp_path / "there").write_bytes(b"text")
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "there")
+    assert read_bounded(link, 10, follow=True) == b"text"
+    with pytest.raises(ClaimError, match="cannot be read"):
+        read_bounded(link, 10)
 
 
 def test_a_total_is_the_sum_of_the_rows():
@@ -649,6 +695,21 @@ def test_six_n_is_a_lower_bound_for_a_model_outside_the_catalog():
     assert verdict(rate, **cells, **shape, model_tflops_per_second_per_gpu="443.3") == "holds"
 
 
+def test_flops_of_half_of_the_layers_are_named():
+    # Of 16 layers: 6 x (16 x 218,103,808 weights + the output layer's 525,336,576) + attention
+    # over half of 8,192 tokens, 12 x 16 x 4,096 x 4,096 = 27.31 GFLOP; x 10,000 tokens/s.
+    cells = {"model": "llama3.1-8b", "sequence_length": "8192"}
+    cells |= {"tokens_per_second_per_gpu": "10,000", "model_tflops_per_second_per_gpu": "273.1"}
+    check = only("model_tflops_per_second_per_gpu", claim(**cells))
+    assert check.verdict == "contradicts"
+    assert "megatron_causal with 16 of 32 layers" in check.note
+
+
+def test_a_table_whose_heading_is_quoted_is_read_without_lines_of_its_own():
+    check = only("parameters", checks_of('[["claims"]]\nmodel = "llama3.1-8b"\nparameters = "9B"'))
+    assert (check.verdict, check.line) == ("contradicts", None)
+
+
 def test_without_a_sequence_length_attention_may_explain_more_than_six_n():
     # Megatron's count of Llama 3.1 8B at 8,192 tokens is 51.47 GFLOP, 6 N is 48.18
     cells = {"model": "llama3.1-8b", "tokens_per_second_per_gpu": "7,771"}
@@ -673,6 +734,11 @@ def test_deepseek_v3_may_be_counted_with_its_module_for_further_tokens():
     # the checkpoint of 685B has the module and copies of both tables
     assert verdict("parameters", model="deepseek-v3", parameters="685B") == "holds"
     assert verdict("parameters", model="deepseek-v3", parameters="671B") == "holds"
+    # A token meets 37.55 billion, and in the module 8 of 256 experts: 0.187 (attention) + 0.044
+    # (the shared one) + 8 x 0.044 + 0.002 (router) + 2 x 7168 x 7168 / 10^9 = 0.688 more.
+    for active, expected in (("37.55B", "holds"), ("38.24B", "holds"), ("49.2B", "contradicts")):
+        found = verdict("active_parameters", model="deepseek-v3", active_parameters=active)
+        assert found == expected
 
 
 def test_an_input_that_was_cut_is_tried_before_a_claim_is_accused():

@@ -74,6 +74,12 @@ def test_before_and_after_make_a_ratio():
     assert wrong(read_document(text, ".csv", "a.csv")) == [("ratio", "3")]
 
 
+def test_a_factor_is_a_ratio_only_beside_what_it_is_of():
+    alone = read_document("GPUs,Tokens/s,Factor\n8,100,2x\n", ".csv", "a.csv")
+    assert set(alone.rows[0].values) == {"gpus", "tokens_per_second"}
+    assert [text.partition(" of ")[0] for text in alone.unread] == ["'Factor'"]
+
+
 def test_a_heading_that_stands_twice_or_has_two_meanings_is_listed_and_not_guessed():
     text = "Nodes,Tokens/s (Linear),Tokens/s (90% Eff),TFLOPS,Daily tokens\n1,100,90,400,8.64M\n"
     claims = read_document(text, ".csv", "a.csv")

@@ -97,6 +97,28 @@ def test_the_optimizers_step_needs_room_that_activations_left() -> None:
     assert parts["total"] == pytest.approx(sum(parts.values()) - parts["total"])
 
 
+@pytest.mark.parametrize(
+    ("precision", "gradients", "optimizer", "size"),
+    [
+        # Gradients kept in bf16 are copied where the optimizer wants fp32 ones: 4 bytes each.
+        ("bf16", "bf16", "fused", 4), ("fp8", "bf16", "fused", 4), ("bf16", "fp32", "fused", 0),
+        ("fp32", "bf16", "fused", 0), ("fp16", "bf16", "fused", 0),
+        ("fp32", "bf16", "unfused", 4), ("bf16", "bf16", "unfused", 8),
+    ],
+)  # fmt: skip
+def test_the_optimizers_step_holds_so_many_bytes_of_a_parameter_more(
+    precision: str, gradients: str, optimizer: memory.OptimizerKernel, size: int
+) -> None:
+    shape = catalog.model("llama3.1-8b@2")
+    sizes = SIZES | {"sequence_length": 8, "num_microbatches": 1}  # next to no activations
+    stage = memory.estimate(
+        shape, Parallelism(1), **sizes, precision=precision, gradient_precision=gradients,
+        optimizer=optimizer,
+    ).worst  # fmt: skip
+    parameters = stage_count(shape, Parallelism(1), 0).total
+    assert stage.update * GIB == pytest.approx(size * parameters, rel=0.01)
+
+
 def test_gradients_in_bf16_take_half_and_offloaded_layers_leave_one_on_its_way() -> None:
     shape = catalog.model("tiny-llama")  # 4 layers, an FFN of 384
     sizes = SIZES | {"sequence_length": 64, "recompute": "pointwise"}

@@ -1,11 +1,13 @@
 """A trainer with the contract of scalebook.train that needs no torch and misbehaves on demand.
 
 FAKE_TRAINER names the misbehaviour; with FAKE_REPEAT it happens in the run of that repeat alone.
+FAKE_FACTORS multiplies the time of a step by a factor for each setting, named in JSON, above 1.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import mmap
 import os
 import resource
@@ -18,6 +20,7 @@ from pathlib import Path
 
 RANK = int(os.environ.get("RANK", "0"))
 SECONDS = float(os.environ.get("FAKE_STEP_SECONDS", "0.02"))
+FACTORS = json.loads(os.environ.get("FAKE_FACTORS", "{}"))
 
 
 def misbehave(mode: str, step: int) -> None:
@@ -90,14 +93,18 @@ def main() -> int:
     mode = os.environ.get("FAKE_TRAINER", "") if only in (None, str(config["repeat"])) else ""
     if RANK == 0:
         ranks = int(os.environ.get("WORLD_SIZE", "1"))
-        observed = {"observed": {"world_size": ranks}, "environment": {"torch": "none"}}
+        # A run that is to teach something says all of what it ran with.
+        ran = {**(config if FACTORS else {}), "world_size": ranks}
+        observed = {"observed": ran, "environment": {"torch": "none"}}
         (output / "observed.json").write_text(json.dumps(observed))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    seconds = SECONDS * math.prod(by for name, by in FACTORS.items() if config[name] > 1)
+    tokens = config["global_batch_size"] * config["sequence_length"] if FACTORS else 64
     for step in range(1, config["steps"] + 1):
         misbehave(mode, step)
-        time.sleep(SECONDS)
+        time.sleep(seconds)
         if RANK == 0:
-            record = {"step": step, "phase": "measured", "step_seconds": SECONDS, "tokens": 64}
+            record = {"step": step, "phase": "measured", "step_seconds": seconds, "tokens": tokens}
             record |= {"loss": None if mode == "lose" and step > 3 else 1.0}
             record |= {"skipped": mode == "skip_all" or (mode == "skip_one" and step == 2)}
             with (output / "steps.jsonl").open("a") as stream:

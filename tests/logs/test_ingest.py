@@ -1338,6 +1338,23 @@ def test_a_factor_hints_at_the_mistake_that_gives_it(factor, world, words):
     assert bool(said) is bool(words)
 
 
+def test_steps_without_a_time_are_not_recounted_and_each_counts_its_own_batch():
+    """By hand: 8 samples of 128 tokens on 2 GPUs are 512 tokens each in 1 s; 1 sample is 64."""
+    job = job_of(
+        {"seconds": 0.5, "tflops_per_gpu": 0.75, "global_batch_size": 1.0},
+        {"seconds": 0.0, "tflops_per_gpu": 9.0, "global_batch_size": 8.0},
+        {"seconds": 2.0, "tflops_per_gpu": 0.5, "global_batch_size": 0.0},
+        {"seconds": 1.0, "tflops_per_gpu": 0.25, "global_batch_size": 16.0},
+    )
+    known = known_of(global_batch_size=8, sequence_length=128, world_size=2)
+    rows, reason = job_summary._tokens_per_gpu(job, known)
+    assert (rows, reason) == ([(128.0, 0.75), (256.0, 0.5), (1024.0, 0.25)], None)
+    # Less than one TFLOP/s counts as printed too.
+    assert job_summary.recount(job, known)["logged"] == 0.375
+    assert job_summary._printed(job_of({"tflops_per_gpu": 0.5})) == [0.5]
+    assert job_summary._printed(job_of({"tflops_per_gpu": 0.0})) == []
+
+
 def test_a_rate_of_a_step_without_a_time_or_a_batch_contradicts_nothing():
     """By hand: 8 samples in 2 s are 4 a second; the records print 8 a second, twice as many."""
     rows = [{"samples_per_second": 8.0, "seconds": 2.0, "global_batch_size": 8.0}] * 3

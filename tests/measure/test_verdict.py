@@ -6,10 +6,7 @@ import json
 import math
 import random
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -17,9 +14,10 @@ from hypothesis import strategies as st
 from scipy import stats
 from series import noise
 from simulated import H100, config, write_run
-from train_worlds import environment
+from train_forked import trained
 
 from scalebook.cli import main
+from scalebook.config import RunConfig
 from scalebook.errors import RecordError
 from scalebook.measure.metrics.repeats import Estimate, spread
 from scalebook.measure.metrics.steady import find_steady
@@ -649,32 +647,21 @@ def test_real_repeats_on_h100s_are_not_told_apart_though_their_steps_alone_would
     assert one.seen[0] > other.seen[1]
 
 
-def train(folder: Path, repeat: int, **changes) -> None:
-    """Train for real on the CPU in one process; leave a run directory."""
-    fields = {"seed": 1, "steps": 30, "warmup_steps": 5, "global_batch_size": 4}
-    settings = config(**fields | changes | {"repeat": repeat})
-    output = folder / f"run{repeat}"
-    output.mkdir(parents=True)
-    (output / "config.json").write_text(settings.model_dump_json())
-    command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"),
-        *("-m", "scalebook.train", "--config", str(output / "config.json")),
-        *("--output", str(output)),
-    ]
-    subprocess.run(command, env=environment(), check=True, capture_output=True, timeout=300)
-    around = json.loads((output / "observed.json").read_text())
-    made = RunRecord(
-        run_id=f"{folder.name}{repeat}", config_hash=settings.config_hash(), status="completed",
-        requested=settings.model_dump(), environment=around["environment"],
-    )  # fmt: skip
-    (output / "record.json").write_text(made.model_dump_json())
-
-
 @pytest.mark.slow
 def test_real_repeated_runs_of_the_same_are_not_told_apart(tmp_path, versus):
-    for repeat in range(2):  # interleaved, as what slows a machine comes and goes
-        train(tmp_path / "a", repeat)
-        train(tmp_path / "b", repeat)
+    fields = config(seed=1, steps=30, warmup_steps=5, global_batch_size=4).model_dump()
+    # Interleaved, as what slows a machine comes and goes.
+    sides = {f"{side}{repeat}": {**fields, "repeat": repeat} for repeat in (0, 1) for side in "ab"}
+    for name, run in trained(tmp_path, sides).items():
+        assert run.code == 0, run.log
+        settings = RunConfig(**sides[name])
+        made = RunRecord(
+            run_id=name, config_hash=settings.config_hash(), status="completed",
+            requested=settings.model_dump(), environment=run.environment,
+        )  # fmt: skip
+        (run.output / "record.json").write_text(made.model_dump_json())
+        (tmp_path / name[0]).mkdir(exist_ok=True)
+        run.output.rename(tmp_path / name[0] / name)
     assert versus(tmp_path / "a", tmp_path / "b")["verdict"] == "cannot tell"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from hashlib import sha256
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from scalebook.cli.check import request
 from scalebook.errors import ConfigError
 from scalebook.plan import Plan, load_plan, single_plan
 from scalebook.plan.document import read_document
+from scalebook.plan.expand import refuse_many
+from scalebook.plan.schedule import draw_seed, read_schedule
 from scalebook.running.todo import Scheduled
 
 HEAD = """
@@ -146,6 +149,9 @@ def test_overrides_replace_fields_of_every_run(load) -> None:
 def test_sequence_parallelism_follows_tensor_parallelism_where_asked(load) -> None:
     text = HEAD + '[[runs]]\ntensor_parallel_size = [1, 2]\nsequence_parallel = "auto"'
     assert column(load(text), "sequence_parallel") == [False, True]
+    # One rank holds whole layers where no size is named.
+    (run,) = load(HEAD + '[[runs]]\nsequence_parallel = "auto"').runs
+    assert run.config.sequence_parallel is False
 
 
 def test_experts_that_are_not_spread_are_split_like_the_layers(load) -> None:
@@ -319,6 +325,45 @@ def test_a_callers_order_displaces_the_files_order_and_seed(load) -> None:
 def test_a_cool_down_is_seconds_or_a_temperature(load, text, seconds, celsius) -> None:
     found = load(f'[plan]\ncool_down = "{text}"\n' + SPLITS).schedule.cool_down
     assert (found.seconds, found.celsius, str(found)) == (seconds, celsius, text)
+
+
+@pytest.mark.parametrize(
+    ("line", "fits"),
+    [
+        ('cool_down = "10C"', True), ('cool_down = "9.9C"', False),
+        ('cool_down = "110C"', True), ('cool_down = "110.1C"', False),
+        ('cool_down = "86400s"', True), ('cool_down = "86401s"', False),
+        ("order_seed = 0", True), ("order_seed = -1", False),
+        (f"order_seed = {2**63 - 1}", True),
+        ("repeats = 1", True), ("repeats = 1000", True), ("repeats = 1001", False),
+    ],
+)  # fmt: skip
+def test_a_schedule_may_go_to_its_limits_and_no_further(line, fits) -> None:
+    values = tomllib.loads(line)
+    if fits:
+        found = read_schedule(values)
+        assert (found.repeats, found.seed) == (values.get("repeats"), values.get("order_seed"))
+    else:
+        with pytest.raises(ConfigError, match=next(iter(values))):
+            read_schedule(values)
+
+
+def test_a_seed_of_64_bits_with_a_sign_is_the_largest() -> None:
+    with pytest.raises(ConfigError, match=f"must be a whole number of 0 to {2**63 - 1}"):
+        read_schedule({"order_seed": 2**63})
+
+
+def test_a_drawn_seed_is_one_of_four_thousand_million() -> None:
+    seeds = {draw_seed() for _ in range(200)}
+    # Two of 200 are equal once in 200,000 times; all lie in one half once in 2**199.
+    assert len(seeds) >= 199
+    assert 0 <= min(seeds) < 2**31 <= max(seeds) < 2**32
+
+
+def test_a_plan_has_5000_runs_at_most() -> None:
+    refuse_many(5000)
+    with pytest.raises(ConfigError, match="multiply out to 5,001 runs"):
+        refuse_many(5001)
 
 
 def test_no_seconds_are_no_cool_down(load) -> None:

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 from simulated import H100, config, write_run
 
+from scalebook import store
 from scalebook.cli import main
 from scalebook.config import RunConfig
+from scalebook.measure.metrics import measure
 from scalebook.predict import load, recommended, search
 
 ROOT = Path(__file__).parents[2]
@@ -216,3 +218,9 @@ def test_the_terminal_says_what_was_asked_and_what_was_assumed(capsys: pytest.Ca
 def test_an_unknown_model_is_refused_with_the_nearest_name(capsys: pytest.CaptureFixture[str]):
     assert main(["recommend", "--model", "llama3.1-8", "--platform", "h100"]) == 2
     assert "Did you mean 'llama3.1-8b'?" in capsys.readouterr().err
+
+
+def test_a_run_of_an_unknown_device_is_one_of_its_platform_alone(tmp_path: Path) -> None:
+    for name, said in (("cpu", None), ("mi300x", "another device: mi300x")):
+        run = write_run(tmp_path, name, config(platform=name), source="measured")
+        assert recommended._unlike(config(), measure(store.read_run(run))) == said

@@ -74,17 +74,20 @@ def test_repeats_of_a_configuration_are_told_with_model_platform_and_length(tmp_
         (("a" * 40, "a" * 40), "an older commit of Scalebook (aaaaaaa) than the newest runs here"),
         (("c" * 40, "c" * 40), ""),
         (("a" * 40, None), ""),
+        (("a" * 40, ""), ""),
+        (("a" * 40, 7), ""),
     ],
 )
 def test_a_spread_over_commits_of_the_trainer_says_so(
-    tmp_path: Path, commits: tuple[str | None, ...], said: str
+    tmp_path: Path, commits: tuple[object, ...], said: str
 ) -> None:
     splits = ({}, {"tensor_parallel_size": 2})
     for i, (commit, split) in enumerate(zip(commits, splits, strict=True)):
         made = config(world_size=2, **split)
         write_run(tmp_path, f"r{i}", made, seconds=0.1 + i, environment={"git_commit": commit})
     newest = {"environment": {"git_commit": "c" * 40}, "started_at": "2026-01-02T00:00:00Z"}
-    write_run(tmp_path, "later", config(model="tiny-moe"), **newest)
+    # The newest by its time, not by its name.
+    write_run(tmp_path, "first", config(model="tiny-moe"), **newest)
     text = words(run_findings.findings(load(tmp_path)))
     assert said in text
     assert ("commit" in text) is bool(said)
@@ -135,6 +138,119 @@ def test_failed_runs_are_counted_with_their_reason(tmp_path: Path) -> None:
     assert "1 run ended as out of memory: h100-oom (GPU 3 ran out of memory in step 1" in text
 
 
+def test_two_reasons_of_one_ending_stand_in_the_sentence_and_three_in_the_table(
+    tmp_path: Path,
+) -> None:
+    for name in "abc":
+        text = words(run_findings.findings(load(tmp_path))) if name != "a" else ""
+        assert "below" not in text
+        write_run(tmp_path, name, config(), status="failed", steps=0, reason=f"{name} broke.")
+    assert text.endswith("2 runs ended as failed: a (a broke); b (b broke).")
+    text = words(run_findings.findings(load(tmp_path)))
+    assert text.endswith("3 runs ended as failed: a, b, c, with their reasons below.")
+
+
+def test_kinds_of_failure_and_reasons_stand_in_the_order_of_the_runs(tmp_path: Path) -> None:
+    ends = ("interrupted", "failed", "out_of_memory", "timeout", "diverged")
+    for name, end in enumerate(ends):
+        write_run(tmp_path, f"end{name}", config(), status=end, steps=0, reason="It ended.")
+    for name, steps in enumerate((8, 7, 9)):
+        write_run(tmp_path, f"short{name}", config(seed=name), steps=steps)
+    data = load(tmp_path)
+    text = words(run_findings.findings(data))
+    kept = data.unfinished["run_id"].to_list()
+    assert len(kept) == len(ends)
+    assert [text.index(f"{name} (It ended)") for name in kept] == sorted(
+        text.index(f"{name} (It ended)") for name in kept
+    )
+    said = words(run_findings.warnings(data))
+    reasons = data.completed["interval_reason"].to_list()
+    assert len(set(reasons)) == 3
+    assert [said.index(reason) for reason in reasons] == sorted(map(said.index, reasons))
+
+
+def test_repeats_of_the_only_configuration_say_how_far_they_are_apart(tmp_path: Path) -> None:
+    for i, seconds in enumerate((0.1, 0.125)):
+        write_run(tmp_path, f"r{i}", config(repeat=i), seconds=seconds)
+    data = load(tmp_path)
+    fast, slow = data.runs.sort("run_id")["rate"]
+    apart = f"the slowest is {100 * (1 - slow / fast):.2g} % below the fastest."
+    text = words(run_findings.findings(data))
+    assert re.search(r"2 runs of one configuration, .* \(r0, r1\), together reached", text)
+    assert apart in text
+
+
+def test_a_repeat_without_an_interval_is_told_and_not_counted_in(tmp_path: Path) -> None:
+    write_run(tmp_path, "long", config())
+    write_run(tmp_path, "short", config(repeat=1), steps=8)
+    text = words(run_findings.findings(load(tmp_path)))
+    names = r"\(long; without an interval and left out: short\)"
+    assert re.search(rf"2 runs of one configuration, .* {names}, reached", text)
+
+
+def test_the_slowest_of_a_group_is_named_with_the_commit_that_it_is_of(tmp_path: Path) -> None:
+    splits = ({}, {"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2})
+    for name, split, commit, seconds in zip("abc", splits, "121", (0.1, 0.2, 0.4), strict=True):
+        made = config(world_size=2, **split)
+        environment = {"git_commit": commit * 40}
+        write_run(tmp_path, name, made, seconds=seconds, environment=environment)
+    text = words(run_findings.findings(load(tmp_path)))
+    assert re.search(r"\(a\) is the fastest of 3 runs", text)
+    assert re.search(r"The slowest, PP2 on 2 processes \(c\), reached .*: a spread of [34]\.", text)
+    assert "The two ran at" not in text  # the first and the last are of one commit
+    environment = {"git_commit": "3" * 40}
+    made = config(world_size=2, context_parallel_size=2)
+    write_run(tmp_path, "d", made, seconds=0.8, environment=environment)
+    text = words(run_findings.findings(load(tmp_path)))
+    assert re.search(r"The slowest, .* \(d\), reached .*: a spread of [78]\.", text)
+    assert "The two ran at different commits of Scalebook (1111111 and 3333333)" in text
+
+
+def test_the_total_of_a_size_has_the_interval_of_all_its_ranks(tmp_path: Path) -> None:
+    data = load(write_sample(tmp_path))
+    (row,) = data.runs.filter(pl.col("run_id") == "h100-tp2-32").to_dicts()
+    text = words(run_findings.findings(data))
+    said = re.search(r"The highest total is ([\d,]+) tokens/s \(([\d,]+) to ([\d,]+)\)", text)
+    assert said
+    numbers = [float(one.replace(",", "")) for one in said.groups()]
+    ends = [32 * row["rate_low"], 32 * row["rate_high"]]
+    assert numbers == pytest.approx([row["tokens_per_second"], *ends], rel=1e-3)
+
+
+def test_the_table_of_runs_without_a_result_has_each_ones_reason(tmp_path: Path) -> None:
+    write_run(tmp_path, "broke", config(), status="failed", steps=0, reason="It broke.")
+    write_run(tmp_path, "brief", config(), steps=3)
+    data = load(tmp_path)
+    reasons = dict(zip(data.runs["run_id"], data.runs["throughput_reason"], strict=True))
+    rows = str(run_findings.failed(data).html).split("<tr")
+    text = {name: words(next(row for row in rows if f">{name}<" in row)) for name in reasons}
+    assert "It broke." in text["broke"]
+    assert "None" not in text["broke"]  # of its log, which it has none of
+    assert reasons["brief"] in text["brief"]
+
+
+def test_a_group_of_gpus_names_the_mfu_and_one_without_a_peak_none(tmp_path: Path) -> None:
+    made = config(platform="h100", model="llama3.1-8b", precision="bf16", sequence_length=8192)
+    write_run(tmp_path, "gpu", made, seconds=12, device=H100)
+    write_run(tmp_path, "cpu", config())
+    data = load(tmp_path)
+    text = {str(runs["group"][0]): words(" ".join(run_findings.group_findings(runs)))
+            for _, runs in data.ranked.group_by("group")}  # fmt: skip
+    (gpu,), (cpu,) = ([t for g, t in text.items() if name in g] for name in ("h100", "on cpu"))
+    mfu = data.runs.filter(pl.col("run_id") == "gpu")["mfu"].item()
+    assert f", an MFU of {100 * mfu:.1f} %." in gpu
+    assert "MFU" not in cpu
+    assert "None" not in cpu
+
+
+def test_a_completed_run_without_a_throughput_says_why(tmp_path: Path) -> None:
+    write_run(tmp_path, "none", config(), steps=3)
+    data = load(tmp_path)
+    (reason,) = data.runs["throughput_reason"]
+    text = words(run_findings.warnings(data))
+    assert f"none completed without a throughput: {reason}" in text
+
+
 def test_no_completed_run_names_no_winner(tmp_path: Path) -> None:
     write_run(tmp_path, "a", config(), status="failed", steps=0, reason="It broke.")
     text = words(run_findings.findings(load(tmp_path)))
@@ -162,6 +278,15 @@ def test_a_short_window_and_an_impossible_mfu_are_warned_of(tmp_path: Path) -> N
     text = words(run_findings.warnings(load(tmp_path)))
     assert "1 throughput without an interval (short): Too short to say: 3 steps" in text
     assert "wrong is not counted. Void: " in text
+
+
+def test_steps_that_still_drift_are_warned_of_with_the_largest_drift(tmp_path: Path) -> None:
+    for name in "abc":
+        write_run(tmp_path, name, config(seed=ord(name)))
+    data = load(tmp_path)
+    runs = data.runs.sort("run_id").with_columns(steady_change=pl.Series([0.0, 0.00512, 0.0033]))
+    text = words(run_findings.warnings(ReportData(data.folder, runs, data.steps, {}, {}, ())))
+    assert "The steps of 2 runs still drift or shift, by up to 0.51 % over their window" in text
 
 
 def test_unreadable_directories_are_told_on_the_page(tmp_path: Path) -> None:

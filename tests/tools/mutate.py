@@ -43,7 +43,7 @@ CORE = {
     "audit": ("audit", "audit/audit audit/audit_documents"),
     "outcome": ("running/outcome.py", "running/outcome running/failures"),
     "ingest": ("logs/ingest", "logs/ingest logs/logs_dialects"),
-    "predict": ("predict", "predict/predict predict/tuning"),
+    "predict": ("predict", "predict/predict predict/tuning predict/recommended"),
     "findings": ("report/pages/run_findings.py", "report/report_findings report/report_comparison"),
     "plan": ("plan/expand.py plan/schedule.py", "plan/plan"),
 }  # fmt: skip

@@ -11,7 +11,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from train_worlds import SMALL, Finished, train
+from train_forked import trained
+from train_worlds import SMALL, Finished
 
 from scalebook import plan
 from scalebook.config import RunConfig
@@ -103,9 +104,9 @@ def test_without_a_split_no_clock_is_read():
 @pytest.fixture(scope="module")
 def profiled(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     """Two pipeline stages, each profiled for two steps."""
-    output = tmp_path_factory.mktemp("runs") / "profiled"
     split = {"world_size": 2, "pipeline_parallel_size": 2}
-    return train(output, **split, steps=5, profile_steps=2, profile_all_ranks=True)
+    asked = {**split, "steps": 5, "profile_steps": 2, "profile_all_ranks": True}
+    return trained(tmp_path_factory.mktemp("runs"), {"profiled": asked})["profiled"]
 
 
 def breakdown(run: Finished, name: str = "breakdown.json") -> Breakdown:

@@ -12,19 +12,70 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from train_worlds import SMALL, Finished, environment, torchrun, train
+from train_forked import trained
+from train_worlds import SMALL, Finished, environment, torchrun
 
 from scalebook.config import RunConfig
 from scalebook.store import read_steps
+from scalebook.train import pack
 
 LONG = {**SMALL, "steps": 10_000}
 
 
+TEXT = "\n\n".join(f"The number {n} comes before {n + 1}." for n in range(400))
+RUNS: dict[str, dict[str, Any]] = {
+    "finished": {"world_size": 2, "steps": 4, "data_parallel_sharding": "optimizer"},
+    "odd vocabulary": {
+        "model": "gpt3-125m@2", "steps": 1, "warmup_steps": 0,
+        "sequence_length": 16, "global_batch_size": 1,
+    },
+    "twenty steps": {
+        "micro_batch_size": 4, "global_batch_size": 8, "sequence_length": 128,
+        "steps": 20, "learning_rate": 3e-3,
+    },
+    "diverged": {"learning_rate": 1e30, "steps": 50},
+    "text": {"world_size": 2, "steps": 8},
+}  # fmt: skip
+REFUSED: dict[str, dict[str, Any]] = {
+    "precision='fp16' is not supported by engine 'megatron'": {"precision": "fp16"},
+    "data_parallel_sharding='full' (FSDP)": {
+        "data_parallel_sharding": "full",
+        "model": "tiny-moe",
+    },
+    "fused_attention='off' is not possible with multi-latent attention": {
+        "model": "tiny-mla",
+        "fused_attention": "off",
+    },
+    "fused_norm='on' is not possible here: it is made for GPUs": {"fused_norm": "on"},
+    "recompute='pointwise' is made for layer_spec 'torch'": {
+        "recompute": "pointwise",
+        "layer_spec": "transformer_engine",
+    },
+    "mtp_layers=1 (multi-token prediction) is trained by engine 'megatron' without": {
+        "model": "tiny-mla",
+        "mtp_layers": 1,
+        "world_size": 2,
+        "pipeline_parallel_size": 2,
+    },
+    "Did you mean 'tiny-llama'?": {"model": "tiny-lama"},
+    "nowhere.idx does not exist": {"data": "nowhere"},
+}
+
+
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finished]:
+    """Every run of this file that no signal ends, by name or by what it is refused with."""
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "text.txt").write_text(TEXT)
+    assert pack.main([str(folder / "text.txt"), str(folder / "data")]) == 0
+    text = RUNS["text"] | {"data": str(folder / "data")}
+    return trained(folder, {**RUNS, "text": text, **REFUSED})
+
+
+@pytest.fixture
+def finished(runs: dict[str, Finished]) -> Finished:
     """Two data-parallel ranks, to the end."""
-    output = tmp_path_factory.mktemp("run")
-    return train(output, world_size=2, steps=4, data_parallel_sharding="optimizer")
+    return runs["finished"]
 
 
 def test_each_step_is_one_record_with_the_times_of_all_ranks(finished: Finished):
@@ -77,77 +128,48 @@ def test_the_environment_names_versions_and_no_host(finished: Finished):
     assert socket.gethostname() not in [*values["host"].values()]
 
 
-def test_the_vocabulary_is_padded_for_tensor_parallelism(tmp_path: Path):
-    run = train(tmp_path, model="gpt3-125m@2", steps=1, sequence_length=16, global_batch_size=1)
+def test_the_vocabulary_is_padded_for_tensor_parallelism(runs: dict[str, Finished]):
+    run = runs["odd vocabulary"]
     assert run.code == 0, run.log
     assert run.observed["padded_vocab_size"] == 50304  # 50257 to a multiple of 128
 
 
-def test_twenty_steps_halve_the_loss_of_a_guess(tmp_path: Path):
-    size = {"micro_batch_size": 4, "global_batch_size": 8, "sequence_length": 128}
-    run = train(tmp_path, **size, steps=20, learning_rate=3e-3)
+def test_twenty_steps_halve_the_loss_of_a_guess(runs: dict[str, Finished]):
+    run = runs["twenty steps"]
     assert run.code == 0, run.log
     assert run.losses[-1] < 6.93 / 2  # ln(1024) / 2
 
 
-def test_a_loss_that_is_not_finite_ends_the_run_as_diverged(tmp_path: Path):
-    run = train(tmp_path, learning_rate=1e30, steps=50)
+def test_a_loss_that_is_not_finite_ends_the_run_as_diverged(runs: dict[str, Finished]):
+    run = runs["diverged"]
     assert run.code != 0
     assert "DIVERGED: the loss of step" in run.log
     assert run.steps[-1].loss is None
     assert len(run.steps) < 50
 
 
-def test_a_text_in_indexed_format_is_learnt_and_its_fingerprint_kept(tmp_path: Path):
-    text = tmp_path / "text.txt"
-    text.write_text("\n\n".join(f"The number {n} comes before {n + 1}." for n in range(400)))
-    packing = [sys.executable, "-m", "scalebook.train.pack", str(text), str(tmp_path / "data")]
-    subprocess.run(packing, check=True, capture_output=True)
-    run = train(tmp_path / "run", data=str(tmp_path / "data"), world_size=2, steps=8)
+def test_a_text_in_indexed_format_is_learnt_and_its_fingerprint_kept(runs: dict[str, Finished]):
+    run = runs["text"]
     assert run.code == 0, run.log
     assert run.losses[-1] < run.losses[0] - 1
     assert len(run.environment["data"]["index_sha256"]) == 64
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"precision": "fp16"}, "precision='fp16' is not supported by engine 'megatron'"),
-        (
-            {"data_parallel_sharding": "full", "model": "tiny-moe"},
-            "data_parallel_sharding='full' (FSDP)",
-        ),
-        (
-            {"model": "tiny-mla", "fused_attention": "off"},
-            "fused_attention='off' is not possible with multi-latent attention",
-        ),
-        ({"fused_norm": "on"}, "fused_norm='on' is not possible here: it is made for GPUs"),
-        (
-            {"recompute": "pointwise", "layer_spec": "transformer_engine"},
-            "recompute='pointwise' is made for layer_spec 'torch'",
-        ),
-        (
-            {
-                "model": "tiny-mla",
-                "mtp_layers": 1,
-                "world_size": 2,
-                "pipeline_parallel_size": 2,
-            },
-            "mtp_layers=1 (multi-token prediction) is trained by engine 'megatron' without",
-        ),
-        ({"model": "tiny-lama"}, "Did you mean 'tiny-llama'?"),
-        ({"world_size": 2}, "torchrun started 1 processes, but world_size=2"),
-        ({"data": "nowhere"}, "nowhere.idx does not exist"),
-    ],
-)
-def test_what_cannot_run_is_refused_in_one_line(
-    changes: dict[str, Any], message: str, tmp_path: Path
-):
-    done = alone(RunConfig(**{**SMALL, **changes}), tmp_path)
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_cannot_run_is_refused_in_one_line(message: str, runs: dict[str, Finished]):
+    run = runs[message]
+    assert run.code == 2
+    lines = run.log.splitlines()
+    # Each rank says it; torchrun shows the first.
+    assert len(lines) == REFUSED[message].get("world_size", 1)
+    assert all(line.startswith("scalebook.train: ") and message in line for line in lines)
+
+
+def test_another_number_of_processes_than_was_asked_for_is_refused_in_one_line(tmp_path: Path):
+    done = alone(RunConfig(**{**SMALL, "world_size": 2}), tmp_path)
     _, errors = done.communicate(timeout=120)
     assert done.returncode == 2
-    assert message in errors
-    assert errors.startswith("scalebook.train: ")
+    assert errors.startswith("scalebook.train: torchrun started 1 processes, but world_size=2")
     assert errors.count("\n") == 1
 
 
