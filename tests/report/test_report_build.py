@@ -12,9 +12,11 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
+import altair as alt
 import polars as pl
 import pytest
 import yaml
+from jsonschema import ValidationError
 from simulated import config, write_run, write_sample
 from test_tables import Tags
 
@@ -80,6 +82,17 @@ def test_notebooks_are_numbered_in_the_order_of_the_menu():
 
 def test_the_site_passes_its_own_check(site: Built) -> None:
     assert check(site[0]) == ()
+
+
+def test_every_chart_is_valid_vega_lite(html: Callable[[str], str]) -> None:
+    with pytest.raises(ValidationError, match="baar"):
+        alt.Chart.from_dict({"mark": "baar"})
+    charts = 0
+    for page in PAGES:  # a build itself leaves this check out
+        for text in re.findall(r'class="sb-spec">(.*?)</script>', html(page.html), re.DOTALL):
+            alt.Chart.from_dict(json.loads(text))
+            charts += 1
+    assert charts > 20
 
 
 def test_no_page_names_a_server(html: Callable[[str], str]) -> None:

@@ -119,33 +119,43 @@ def fit(samples: Sequence[Sample], belief: Belief) -> Fit:
         ordered = tuple(
             replace(one, doubt=doubt) for one, doubt in zip(ordered, doubts, strict=True)
         )
-        found = least_squares(ordered, belief)
+        found = least_squares(ordered, belief, found)
     return found
 
 
-def least_squares(ordered: tuple[Sample, ...], belief: Belief) -> Fit:
-    """Return the fit of samples in their order, each with the noise that it is taken to have."""
+def least_squares(ordered: tuple[Sample, ...], belief: Belief, near: Fit | None = None) -> Fit:
+    """Return the fit of samples in their order, each with the noise that it is taken to have.
+
+    ``near`` is a fit of the same kinds from whose zeros the search starts; it ends at the same.
+    """
     kinds = tuple(sorted({kind for sample in ordered for kind in sample.work}))
-    rows = [sample.row(kinds) for sample in ordered]
-    size = len(kinds)
-    matrix = [[sum(row[i] * row[j] for row in rows) for j in range(size)] for i in range(size)]
-    vector = [
-        sum(row[i] / (NOISE * one.doubt) for row, one in zip(rows, ordered, strict=True))
-        for i in range(size)
-    ]
+    place, size = {kind: i for i, kind in enumerate(kinds)}, len(kinds)
+    matrix, vector = [[0.0] * size for _ in kinds], [0.0] * size
+    for one in ordered:  # most kinds of work are in few samples
+        scale, noise = one.scale, NOISE * one.doubt
+        filled = [(place[kind], value / scale) for kind, value in one.work.items() if value]
+        for i, value in filled:
+            vector[i] += value / noise
+            for j, other in filled:
+                matrix[i][j] += value * other
     for i, kind in enumerate(kinds):
         weight = belief.deviation[kind] ** -2
         matrix[i][i] += weight
         vector[i] += weight * belief.mean[kind]
-    values, covariance = _not_negative(matrix, vector)
+    start = {i for i, kind in enumerate(kinds) if near is None or near.slowness[kind] > 0}
+    values, covariance = _not_negative(matrix, vector, start)
     slowness = dict(belief.mean) | dict(zip(kinds, values, strict=True))
     return Fit(belief, kinds, slowness, covariance, ordered)
 
 
-def _not_negative(matrix: Matrix, vector: list[float]) -> tuple[list[float], Matrix]:
-    """Return the minimum without negative values, and the inverse over those above zero."""
+def _not_negative(
+    matrix: Matrix, vector: list[float], free: set[int]
+) -> tuple[list[float], Matrix]:
+    """Return the minimum without negative values, and the inverse over those above zero.
+
+    The search begins with the values of ``free`` above zero.
+    """
     size = len(vector)
-    free = set(range(size))
     for _ in range(3 * size + 1):
         values, covariance = _solved(matrix, vector, free)
         negative = [i for i in free if values[i] < 0]
@@ -179,19 +189,18 @@ def _solved(matrix: Matrix, vector: list[float], free: set[int]) -> tuple[list[f
 
 
 def _inverse(matrix: Matrix) -> Matrix:
-    """Return the inverse of a positive definite matrix (Gauss and Jordan)."""
-    size = len(matrix)
-    work = [[*row, *(1.0 if i == j else 0.0 for j in range(size))] for i, row in enumerate(matrix)]
-    for column in range(size):
-        best = max(range(column, size), key=lambda i: abs(work[i][column]))
-        work[column], work[best] = work[best], work[column]
+    """Return the inverse of a positive definite matrix (Gauss and Jordan, in place)."""
+    work = [list(row) for row in matrix]
+    for column in range(len(work)):
         pivot = work[column][column] or _TINY
-        lead = work[column] = [value / pivot for value in work[column]]
+        lead = [value / pivot for value in work[column]]
+        lead[column] = 1 / pivot
         for i, row in enumerate(work):
-            if i != column and row[column]:
-                factor = row[column]
+            if i != column and (factor := row[column]):
+                row[column] = 0.0
                 work[i] = [a - factor * b for a, b in zip(row, lead, strict=True)]
-    return [row[size:] for row in work]
+        work[column] = lead
+    return work
 
 
 def _bilinear(left: Sequence[float], matrix: Matrix, right: Sequence[float]) -> float:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ _NOT_WORK = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class KnownRate:
     """One measured run: what ran, and the seconds of its steps."""
 
@@ -50,8 +51,9 @@ class KnownRate:
         """What devices must share for slowness to carry over; a CPU's is its own."""
         return self.accelerator.architecture if self.accelerator else "cpu"
 
+    @cached_property
     def sample(self) -> Sample:
-        """Return the run's work in reference seconds next to its measured time."""
+        """The run's work in reference seconds next to its measured time."""
         per_node = -(-self.config.world_size // self.config.nodes)
         reference = machine(self.accelerator, per_node)
         found = amounts(self.config, self.shape, reference, self.ran)
@@ -146,16 +148,27 @@ def _around(run: Run) -> float | None:
     return around if around >= 0 else None
 
 
+@lru_cache(maxsize=4096)
+def _learned(directory: Path, *_state: tuple[tuple[str, int], ...]) -> KnownRate | str:
+    """Return what a run teaches while the catalog and the files of the run are the same."""
+    try:
+        return known_rate(read_run(directory))
+    except ODD:
+        return ""
+
+
+def _written(directory: Path) -> tuple[tuple[str, int], ...]:
+    """Return when each file of a run was written."""
+    return tuple((one.name, one.lstat().st_mtime_ns) for one in sorted(directory.iterdir()))
+
+
 def known_rates(folders: Iterable[Path]) -> tuple[tuple[KnownRate, ...], int]:
     """Return what the runs of folders teach, each run once, and how many teach nothing."""
     found: dict[str, KnownRate] = {}
     without: set[str] = set()
     for folder in folders:
         for directory in run_directories(folder):
-            try:
-                one = known_rate(read_run(directory))
-            except ODD:
-                one = ""
+            one = _learned(directory, catalog.load.signature(), _written(directory))
             if isinstance(one, str):
                 without.add(directory.name)
             else:
