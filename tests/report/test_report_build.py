@@ -31,6 +31,7 @@ from scalebook.report.site import rendering
 from scalebook.report.site.menu import menus
 from scalebook.report.site.site_files import SCRIPTS
 
+OF_OTHERS = {"published"}  # results of others have the columns that their sources state
 EVIL = "</script><script>alert(1)</script><b>\"'`*_[x](javascript:1) {{< env HOME >}} ```\n::: x"
 
 Built = tuple[Path, list[str]]
@@ -93,6 +94,29 @@ def test_every_chart_is_valid_vega_lite(html: Callable[[str], str]) -> None:
             alt.Chart.from_dict(json.loads(text))
             charts += 1
     assert charts > 20
+
+
+def test_a_table_of_runs_says_what_ran(html: Callable[[str], str]) -> None:
+    work = {"model", "platform", "precision", "sequence_length"}
+    counted = 0
+    for page in PAGES:
+        for table in re.findall(
+            r'data-name="([^"]+)".*?(<thead>.*?</tbody>)', html(page.html), re.S
+        ):
+            keys = set(re.findall(r'data-key="([^"]*)"', table[1]))
+            if 'data-run="' not in table[1].split("<tbody>")[1] or table[0] in OF_OTHERS:
+                continue
+            counted += 1
+            whole = work <= keys and keys & {"name", "tensor_parallel_size"}
+            assert whole or keys & {"label", "what", "series"}, (page.slug, table[0], keys)
+    assert counted > 10
+
+
+def test_one_thing_has_one_word_on_every_page(html: Callable[[str], str]) -> None:
+    for page in PAGES:
+        heads = re.findall(r"<th [^>]*>(.*?)</th>", html(page.html))
+        assert not {"Ranks", "Switch", "Of", "dollar"} & set(heads), page.slug
+        assert not re.search(r"throughput per rank|J/token| a token\b", html(page.html)), page.slug
 
 
 def test_no_page_names_a_server(html: Callable[[str], str]) -> None:

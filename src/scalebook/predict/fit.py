@@ -119,15 +119,12 @@ def fit(samples: Sequence[Sample], belief: Belief) -> Fit:
         ordered = tuple(
             replace(one, doubt=doubt) for one, doubt in zip(ordered, doubts, strict=True)
         )
-        found = least_squares(ordered, belief, found)
+        found = least_squares(ordered, belief)
     return found
 
 
-def least_squares(ordered: tuple[Sample, ...], belief: Belief, near: Fit | None = None) -> Fit:
-    """Return the fit of samples in their order, each with the noise that it is taken to have.
-
-    ``near`` is a fit of the same kinds from whose zeros the search starts; it ends at the same.
-    """
+def least_squares(ordered: tuple[Sample, ...], belief: Belief) -> Fit:
+    """Return the fit of samples in their order, each with the noise that it is taken to have."""
     kinds = tuple(sorted({kind for sample in ordered for kind in sample.work}))
     place, size = {kind: i for i, kind in enumerate(kinds)}, len(kinds)
     matrix, vector = [[0.0] * size for _ in kinds], [0.0] * size
@@ -142,20 +139,15 @@ def least_squares(ordered: tuple[Sample, ...], belief: Belief, near: Fit | None 
         weight = belief.deviation[kind] ** -2
         matrix[i][i] += weight
         vector[i] += weight * belief.mean[kind]
-    start = {i for i, kind in enumerate(kinds) if near is None or near.slowness[kind] > 0}
-    values, covariance = _not_negative(matrix, vector, start)
+    values, covariance = _not_negative(matrix, vector)
     slowness = dict(belief.mean) | dict(zip(kinds, values, strict=True))
     return Fit(belief, kinds, slowness, covariance, ordered)
 
 
-def _not_negative(
-    matrix: Matrix, vector: list[float], free: set[int]
-) -> tuple[list[float], Matrix]:
-    """Return the minimum without negative values, and the inverse over those above zero.
-
-    The search begins with the values of ``free`` above zero.
-    """
+def _not_negative(matrix: Matrix, vector: list[float]) -> tuple[list[float], Matrix]:
+    """Return the minimum without negative values, and the inverse over those above zero."""
     size = len(vector)
+    free = set(range(size))
     for _ in range(3 * size + 1):
         values, covariance = _solved(matrix, vector, free)
         negative = [i for i in free if values[i] < 0]

@@ -157,18 +157,14 @@ def _learned(directory: Path, *_state: tuple[tuple[str, int], ...]) -> KnownRate
         return ""
 
 
-def _written(directory: Path) -> tuple[tuple[str, int], ...]:
-    """Return when each file of a run was written."""
-    return tuple((one.name, one.lstat().st_mtime_ns) for one in sorted(directory.iterdir()))
-
-
 def known_rates(folders: Iterable[Path]) -> tuple[tuple[KnownRate, ...], int]:
     """Return what the runs of folders teach, each run once, and how many teach nothing."""
     found: dict[str, KnownRate] = {}
     without: set[str] = set()
     for folder in folders:
         for directory in run_directories(folder):
-            one = _learned(directory, catalog.load.signature(), _written(directory))
+            files = tuple((p.name, p.lstat().st_mtime_ns) for p in sorted(directory.iterdir()))
+            one = _learned(directory, catalog.load.signature(), files)
             if isinstance(one, str):
                 without.add(directory.name)
             else:
