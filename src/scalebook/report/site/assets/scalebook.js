@@ -68,7 +68,7 @@
         labelFontSize: room.size, labelLineHeight: room.step, labelBaseline: "middle",
       }, shift.length ? { labelOffset: { condition: shift, value: 0 } } : {});
     }
-    const high = Object.keys(names).length * (most * room.step + 4);
+    const high = Object.keys(names).length * (most * room.step + 2);
     if (typeof spec.height === "number") spec.height = Math.max(spec.height, high);
   }
 
