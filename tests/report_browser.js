@@ -23,11 +23,15 @@ setTimeout(async function () {
     out.charts = charts().length; out.drawn = drawn(); out.overflow = overflow();
     out.marks = all("svg.marks .role-mark path").length;
     // Labels of one axis that read alike, and texts that reach beyond their chart.
-    out.alike = []; out.cut = [];
+    out.alike = []; out.cut = []; out.covered = [];
     for (const place of charts()) {
       const edge = place.getBoundingClientRect();
       for (const axis of place.querySelectorAll("svg.marks .role-axis")) {
         const labels = [...axis.querySelectorAll(".role-axis-label text")].map(one => one.textContent).filter(Boolean);
+        const names = [...axis.querySelectorAll(".role-axis-label text")].filter(one => one.getAttribute("opacity") !== "0");
+        const meet = (a, b) => a.width && b.width && a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 3 && b.top < a.bottom - 3;
+        out.covered.push(...names.filter((one, i) => one.textContent.includes("…") || i &&
+          meet(names[i - 1].getBoundingClientRect(), one.getBoundingClientRect())).map(one => one.textContent));
         out.alike.push(...labels.filter((label, i) => labels.indexOf(label) < i));
       }
       out.cut.push(...[...place.querySelectorAll("svg.marks .role-axis text")].filter(one => {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,27 @@ def test_bars_and_sentences_are_the_shares_of_the_breakdown(pipeline: Path):
     assert "25 % of its communication is hidden behind compute" in words
     assert "most of the rest is sends and receives between stages" in words
     assert "For 6.00 % of the step the device waited for the host" in words
+
+
+def test_a_replayed_graph_is_no_forward_pass(pipeline: Path):
+    parts = example().parts
+    keep(pipeline, example(parts=parts.model_copy(update={
+        "forward_seconds": 1.4, "backward_seconds": 0.0})))  # fmt: skip
+    data = load(pipeline.parent)
+    values = spec_values(anatomy_page.profile_bars(data))
+    shares = {value["part"]: value["share"] for value in values}
+    assert shares["schedule"] == pytest.approx(0.7)
+    assert shares["forward"] == shares["backward"] == 0
+    assert "70 % schedule" in said(data).replace("\N{NO-BREAK SPACE}", " ")
+    assert 'data-key="schedule_seconds"' in str(anatomy_page.parts_table(data).html)
+
+
+def test_a_kernel_stands_next_to_the_configuration_that_ran_it(pipeline: Path):
+    keep(pipeline, example())
+    table = str(anatomy_page.kernels_table(load(pipeline.parent)).html)
+    (what,) = re.findall(r'<span class="range">(.*?)</span>', table)
+    assert "· PP4" in what
+    assert "<code>nvjet&lt;script&gt;</code>" in table
 
 
 def test_the_bubble_of_theory_stands_beside_what_was_measured(pipeline: Path):

@@ -13,7 +13,7 @@ from scalebook.report import charts
 from scalebook.report.base.frames import load
 from scalebook.report.base.markup import raw_html
 from scalebook.report.charts.figure import data_rows
-from scalebook.report.charts.rate_charts import MAX_BARS, MAX_CHARTS
+from scalebook.report.charts.rate_charts import FEW_WHOLE, MAX_BARS, MAX_CHARTS
 from scalebook.report.charts.step_charts import MAX_RUNS, thinned
 from scalebook.report.charts.theme import PALETTE, SURFACE, configs
 
@@ -114,6 +114,41 @@ def test_no_number_of_groups_or_proxies_pushes_the_run_of_a_whole_model_out(tmp_
     assert figures is not None
     shown = [row["run_id"] for _, figure in figures.parts for row in data_rows(figure.spec())]
     assert "whole" in shown
+
+
+def test_where_not_all_have_room_whole_models_stand_alone_and_the_title_counts(
+    tmp_path: Path,
+) -> None:
+    work = {"platform": "h100", "precision": "bf16", "sequence_length": 8192}
+    for i in range(FEW_WHOLE):
+        write_run(tmp_path, f"whole-{i}", config(**work, model="llama3.1-8b"), device=H100,
+            seconds=90 + i, steps=9)  # fmt: skip
+    for i in range(MAX_BARS):
+        write_run(tmp_path, f"cut-{i}", config(**work, model="llama3.1-8b@8"), device=H100,
+            seconds=60, steps=9)  # fmt: skip
+    runs = load(tmp_path).completed
+    figure = charts.utilisation(runs)
+    assert figure is not None
+    assert {row["run_id"][:5] for row in data_rows(figure.spec())} == {"whole"}
+    words = f"Whole models: {FEW_WHOLE} runs; {MAX_BARS} of models cut to their first layers"
+    assert figure.spec()["title"].startswith(words)
+    few = charts.utilisation(runs.filter(pl.col("run_id") != "whole-0"))
+    assert few is not None
+    assert few.spec()["title"] == (
+        f"{MAX_BARS} of {MAX_BARS + FEW_WHOLE - 1} runs, whole models first, the highest first"
+    )
+
+
+def test_the_time_of_each_step_is_drawn_of_the_least_steady_runs(tmp_path: Path) -> None:
+    for index in range(MAX_RUNS + 1):
+        write_run(tmp_path, f"run-{index:02}", config(seed=index), steps=9)
+    data = load(tmp_path)
+    last = (pl.col("run_id") == f"run-{MAX_RUNS:02}") & (pl.col("step") == 7)
+    moved = pl.when(last).then(9.0).otherwise(1.0)
+    figure = charts.steadiness(data.steps.with_columns(step_seconds=moved), data.runs)
+    assert figure is not None
+    assert figure.spec()["title"] == f"The least steady {MAX_RUNS} of {MAX_RUNS + 1} runs"
+    assert f"run-{MAX_RUNS:02}" in {row["run_id"] for row in data_rows(figure.spec())}
 
 
 def test_simulated_runs_are_paler_than_measured_ones(tmp_path: Path) -> None:

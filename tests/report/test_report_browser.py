@@ -147,6 +147,7 @@ def test_no_page_is_longer_than_eight_screens_before_a_reader_opens_more(found: 
 def test_no_two_labels_of_an_axis_are_equal_and_none_is_cut_off(found: Seen) -> None:
     assert [(i["page"], i["width"], i["alike"]) for i in found if i["alike"]] == []
     assert [(i["page"], i["width"], i["cut"]) for i in found if i["cut"]] == []
+    assert [(i["page"], i["width"], i["covered"]) for i in found if i["covered"]] == []
 
 
 def test_every_request_is_for_a_file_of_the_site(found: Seen) -> None:

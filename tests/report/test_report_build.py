@@ -12,11 +12,13 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
+import altair as alt
 import nbclient
 import nbformat
 import polars as pl
 import pytest
 import yaml
+from jsonschema import ValidationError
 from simulated import config, write_run, write_sample
 from test_tables import Tags
 
@@ -30,6 +32,7 @@ from scalebook.report.site import rendering
 from scalebook.report.site.menu import menus
 from scalebook.report.site.site_files import SCRIPTS
 
+OF_OTHERS = {"published"}  # results of others have the columns that their sources state
 EVIL = "</script><script>alert(1)</script><b>\"'`*_[x](javascript:1) {{< env HOME >}} ```\n::: x"
 
 Built = tuple[Path, list[str]]
@@ -81,6 +84,39 @@ def test_notebooks_are_numbered_in_the_order_of_the_menu():
 
 def test_the_site_passes_its_own_check(site: Built) -> None:
     assert check(site[0]) == ()
+
+
+def test_every_chart_is_valid_vega_lite(html: Callable[[str], str]) -> None:
+    with pytest.raises(ValidationError, match="baar"):
+        alt.Chart.from_dict({"mark": "baar"})
+    charts = 0
+    for page in PAGES:  # a build itself leaves this check out
+        for text in re.findall(r'class="sb-spec">(.*?)</script>', html(page.html), re.DOTALL):
+            alt.Chart.from_dict(json.loads(text))
+            charts += 1
+    assert charts > 20
+
+
+def test_a_table_of_runs_says_what_ran(html: Callable[[str], str]) -> None:
+    work = {"model", "platform", "precision", "sequence_length"}
+    parts = r'data-name="([^"]+)".*?<thead>(.*?)</thead>\s*<tbody[^>]*>(.*?)</tbody>'
+    counted = 0
+    for page in PAGES:
+        for name, head, body in re.findall(parts, html(page.html), re.DOTALL):
+            keys = set(re.findall(r'data-key="([^"]*)"', head))
+            if 'data-run="' not in body or name in OF_OTHERS:
+                continue
+            counted += 1
+            whole = work <= keys and keys & {"name", "tensor_parallel_size"}
+            assert whole or keys & {"label", "what", "series"}, (page.slug, name, keys)
+    assert counted > 10
+
+
+def test_one_thing_has_one_word_on_every_page(html: Callable[[str], str]) -> None:
+    for page in PAGES:
+        heads = re.findall(r"<th [^>]*>(.*?)</th>", html(page.html))
+        assert not {"Ranks", "Switch", "Of", "dollar"} & set(heads), page.slug
+        assert not re.search(r"throughput per rank|J/token|J a token", html(page.html)), page.slug
 
 
 def test_no_page_names_a_server(html: Callable[[str], str]) -> None:
@@ -346,7 +382,13 @@ def assert_quarto_can_render(notebook: str) -> None:
     assert page["cells"][0]["source"][-1].strip() == "---"
     code = ["".join(cell["source"]) for cell in page["cells"] if cell["cell_type"] == "code"]
     assert all('#| output: "asis"' in text for text in code)
+    # what a cell warned of would stand in the page, and so would the cell of parameters
+    assert {output["name"] for output in outputs} == {"stdout"}
+    assert not any(re.search(r"^runs(: str)? = ", text, re.MULTILINE) for text in code)
     shown = "".join("".join(output["text"]) for output in outputs)
+    words = shown + "".join("".join(cell["source"]) for cell in page["cells"])
+    assert "{{<" not in words  # a shortcode reads files and variables of the machine
+    assert not re.search(r"\\\(|\$\$|\\\[", re.sub(r"<script.*?</script>", "", words, flags=re.S))
     assert "<aside" not in shown  # it goes into the margin, 215 px wide
     assert set(re.findall(r"<script[^>]*?type=\"([^\"]+)\"", shown)) <= {"application/json"}
     assert shown.count("<script") == shown.count('<script type="application/json"')

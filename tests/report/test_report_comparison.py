@@ -149,8 +149,8 @@ def test_dividing_by_prices_and_peaks_follows_by_hand(two: Path) -> None:
     on_h100 = pair.a[0].row["platform"] == "h100"
     rate = pair.a[0].row["tokens_per_second"] / 8
     assert rows["GPU"]["a"] == pytest.approx(rate)
-    assert rows["dollar"]["a"] == pytest.approx(rate * 3600 / (3.6 if on_h100 else 1.8))
-    assert rows["dollar"]["ratio"] == pytest.approx(ratio / 2 if on_h100 else ratio * 2)
+    assert rows["price"]["a"] == pytest.approx(rate * 3600 / (3.6 if on_h100 else 1.8))
+    assert rows["price"]["ratio"] == pytest.approx(ratio / 2 if on_h100 else ratio * 2)
     # dense bf16 peaks: 989.4 and 1,307.4 TFLOP/s
     factor = 1307.4 / 989.4 if on_h100 else 989.4 / 1307.4
     assert rows["peak FLOP"]["ratio"] == pytest.approx(ratio * factor, rel=1e-3)
@@ -161,8 +161,8 @@ def test_without_a_price_or_a_power_the_cell_is_empty_and_says_why(two: Path) ->
     _, found = compared(two)
     for pair in found:
         rows = {row["per"]: row for row in comparisons.basis_rows(pair, Stated())}
-        assert rows["dollar"]["ratio"] is None
-        assert rows["dollar"]["reason"].startswith("no price is stated")
+        assert rows["price"]["ratio"] is None
+        assert rows["price"]["reason"].startswith("no price is stated")
         assert rows["watt"]["reason"].startswith("power was not measured")
 
 

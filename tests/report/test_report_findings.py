@@ -346,7 +346,9 @@ def test_one_size_says_that_it_is_not_enough(tmp_path: Path) -> None:
     write_run(tmp_path, "a", config())
     data = load(tmp_path)
     assert series.scaling_series(data.completed) == ()
-    assert "Not enough sizes: tiny-llama on cpu" in words(series.not_enough(data, ()))
+    text = words(series.not_enough(data, ()))
+    assert "Not enough sizes: 1 group has runs at one world size only." in text
+    assert "tiny-llama on cpu" in text
     assert "more than one size" in words(series.scaling_findings(()))
 
 

@@ -110,7 +110,7 @@ SAID = {
     "experts": r"Mixtral 8x7B on 8 H100 GPUs reaches "
     r"[\d,]+( ± \d+)? tokens/s per GPU( \([\d,]+ to)?",
     "correctness": r"2 runs of Llama 3\.1 8B end within .* % of one loss \(\d.* to \d.*\)",
-    "drill": r"continued 42(\.0)? s after a process was killed; 2 steps ran again",
+    "drill": r"continued 42(\.0)? s after a kill; 2 steps ran again",
     "tune": r"DP8 is fastest for Llama 3\.1 8B on 8 H100 GPUs",
 }
 
@@ -272,7 +272,7 @@ def test_experts_of_different_models_are_compared_by_their_mfu(tmp_path: Path) -
 def test_names_are_those_of_their_makers() -> None:
     assert model_title("qwen3-30b-a3b@6") == "6 layers of Qwen 3 30B-A3B"
     assert model_title("gpt3-2.7b") == "GPT 3 2.7B"
-    assert model_title("deepseek-v2-lite@6") == "6 layers of deepseek-v2-lite"
+    assert model_title("deepseek-v2-lite@6") == "6 layers of DeepSeek V2 Lite"
     assert model_title("llama3.1-8b") == "Llama 3.1 8B"
     assert model_title("llama3.1-8b@8") == "8 layers of Llama 3.1 8B"
     assert model_title("mixtral-8x7b@1") == "1 layer of Mixtral 8x7B"
@@ -316,7 +316,8 @@ def test_the_example_of_a_cost_is_the_days_that_the_rate_implies(tmp_path: Path)
     data = load(tmp_path)
     row = data.runs.row(0, named=True)
     ends = [1e12 / row[f"tokens_per_second_{end}"] / 86400 for end in ("high", "low")]
-    said = f"1 trillion tokens on 8 H100 GPUs: {ends[0]:,.0f} to {ends[1]:,.0f} days in BF16."
+    days = f"{ends[0]:,.0f} to {ends[1]:,.0f} days in BF16"
+    said = f"1 trillion tokens of Llama 3.1 8B on 8 H100 GPUs: {days}."
     assert said in sentences(front.screen(data).html)
 
 
@@ -338,7 +339,7 @@ ANSWERS = {  # of the example runs: what a buyer asks, and what must be seen wit
     "comparable": r"cannot be compared yet|At equal work",
     "certainty": r"have too few steps for an interval|have an interval",
     "memory": r"GiB per GPU",
-    "cost": r"1 trillion tokens on 4 H200 GPUs: \d+ to \d+ days",
+    "cost": r"1 trillion tokens of Llama 3.1 8B on 4 H200 GPUs: \d+ to \d+ days",
     "failures": r"\d+ of \d+ runs: ",
     "scaling": r"of its rate per GPU from 1 to",
 }

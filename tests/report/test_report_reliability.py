@@ -79,8 +79,10 @@ def test_runs_are_counted_by_status_and_failures_by_what_they_share(tmp_path: Pa
     run(tmp_path, 4, status="out_of_memory", reason=reason, cause="gpu_memory")
     text = words(reliability_page.statuses(frames.load(tmp_path)))
     assert "4 runs: 2 failed, 1 completed, 1 out of memory." in text
-    assert "failed: python error. 2 runs (" in text
-    assert "out of memory: The GPU&#39;s memory ran out on rank 1: 2 GiB. 1 run (" in text
+    assert "failed: 2 runs (" in text
+    assert "Cause: python error." in text
+    assert "out of memory: 1 run (" in text
+    assert "The GPU&#39;s memory ran out on rank 1: 2 GiB." in text
 
 
 def test_the_cost_of_checkpoints_is_computed_from_every_save(tmp_path: Path):

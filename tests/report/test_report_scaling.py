@@ -102,7 +102,15 @@ def test_a_law_names_its_base_and_its_projection_is_that_of_the_scaling_module(
         text
     )
     assert f"({farthest.low:,.0f} tokens/s to" in text
-    assert "Limit: 256 GPUs are 8 times the largest measured run" in text
+    assert "Limit of 1 projection: 256 GPUs are 8 times the largest measured run" in text
+
+
+def test_what_limits_every_projection_is_said_once(weak: tuple[ScalingSeries, ...]) -> None:
+    text = words(scaling_page.findings((*weak, *weak)))
+    assert text.count("Measure a larger run.") == 1
+    assert "Limit of 2 projections: 256 GPUs are" in text
+    table = str(scaling_page.projections(weak).html)
+    assert table.count("Measure a larger run.</td>") == 1
 
 
 def test_the_drawn_law_is_the_fitted_one_with_its_band(weak: tuple[ScalingSeries, ...]) -> None:

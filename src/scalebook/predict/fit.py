@@ -126,13 +126,15 @@ def fit(samples: Sequence[StepSample], belief: Belief) -> RateFit:
 def least_squares(ordered: tuple[StepSample, ...], belief: Belief) -> RateFit:
     """Return the fit of samples in their order, each with the noise that it is taken to have."""
     kinds = tuple(sorted({kind for sample in ordered for kind in sample.work}))
-    rows = [sample.row(kinds) for sample in ordered]
-    size = len(kinds)
-    matrix = [[sum(row[i] * row[j] for row in rows) for j in range(size)] for i in range(size)]
-    vector = [
-        sum(row[i] / (NOISE * one.doubt) for row, one in zip(rows, ordered, strict=True))
-        for i in range(size)
-    ]
+    place, size = {kind: i for i, kind in enumerate(kinds)}, len(kinds)
+    matrix, vector = [[0.0] * size for _ in kinds], [0.0] * size
+    for one in ordered:  # most kinds of work are in few samples
+        scale, noise = one.scale, NOISE * one.doubt
+        filled = [(place[kind], value / scale) for kind, value in one.work.items() if value]
+        for i, value in filled:
+            vector[i] += value / noise
+            for j, other in filled:
+                matrix[i][j] += value * other
     for i, kind in enumerate(kinds):
         weight = belief.deviation[kind] ** -2
         matrix[i][i] += weight
@@ -179,19 +181,18 @@ def _solved(matrix: Matrix, vector: list[float], free: set[int]) -> tuple[list[f
 
 
 def _inverse(matrix: Matrix) -> Matrix:
-    """Return the inverse of a positive definite matrix (Gauss and Jordan)."""
-    size = len(matrix)
-    work = [[*row, *(1.0 if i == j else 0.0 for j in range(size))] for i, row in enumerate(matrix)]
-    for column in range(size):
-        best = max(range(column, size), key=lambda i: abs(work[i][column]))
-        work[column], work[best] = work[best], work[column]
+    """Return the inverse of a positive definite matrix (Gauss and Jordan, in place)."""
+    work = [list(row) for row in matrix]
+    for column in range(len(work)):
         pivot = work[column][column] or _TINY
-        lead = work[column] = [value / pivot for value in work[column]]
+        lead = [value / pivot for value in work[column]]
+        lead[column] = 1 / pivot
         for i, row in enumerate(work):
-            if i != column and row[column]:
-                factor = row[column]
+            if i != column and (factor := row[column]):
+                row[column] = 0.0
                 work[i] = [a - factor * b for a, b in zip(row, lead, strict=True)]
-    return [row[size:] for row in work]
+        work[column] = lead
+    return work
 
 
 def _bilinear(left: Sequence[float], matrix: Matrix, right: Sequence[float]) -> float:

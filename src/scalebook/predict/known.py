@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ _NOT_WORK = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class KnownRate:
     """One measured run: what ran, and the seconds of its steps."""
 
@@ -49,8 +50,9 @@ class KnownRate:
         """What devices must share for slowness to carry over; a CPU's is its own."""
         return self.accelerator.architecture if self.accelerator else "cpu"
 
+    @cached_property
     def sample(self) -> StepSample:
-        """Return the run's work in reference seconds next to its measured time."""
+        """The run's work in reference seconds next to its measured time."""
         per_node = -(-self.config.world_size // self.config.nodes)
         reference = machine(self.accelerator, per_node)
         found = amounts(self.config, self.shape, reference, self.ran)
@@ -140,16 +142,23 @@ def _around(run: Run) -> float | None:
     return around if around >= 0 else None
 
 
+@lru_cache(maxsize=4096)
+def _learned(directory: Path, *_state: tuple[tuple[str, int], ...]) -> KnownRate | str:
+    """Return what a run teaches while the catalog and the files of the run are the same."""
+    try:
+        return known_rate(read_run(directory))
+    except ODD:
+        return ""
+
+
 def known_rates(folders: Iterable[Path]) -> tuple[tuple[KnownRate, ...], int]:
     """Return what the runs of folders teach, each run once, and how many teach nothing."""
     found: dict[str, KnownRate] = {}
     without: set[str] = set()
     for folder in folders:
         for directory in run_directories(folder):
-            try:
-                one = known_rate(read_run(directory))
-            except ODD:
-                one = ""
+            files = tuple((p.name, p.lstat().st_mtime_ns) for p in sorted(directory.iterdir()))
+            one = _learned(directory, catalog.load.signature(), files)
             if isinstance(one, str):
                 without.add(directory.name)
             else:

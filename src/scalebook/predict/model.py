@@ -258,7 +258,7 @@ def predictor(
     ]
     probe = _probe(probes, architecture)
     known = _belief(probe, machine)
-    fitted = fit([rate.sample() for rate in teaching], known)
+    fitted = fit([rate.sample for rate in teaching], known)
     basis = Basis(
         runs=len(teaching),
         configurations=len({sample.configuration for sample in fitted.samples}),
@@ -317,7 +317,7 @@ def slower_than_parts(
     )
     if not found.fitted.samples:
         return None
-    sample = rate.sample()
+    sample = rate.sample
     seconds = found.fitted.seconds(sample.work)
     width = found.widths.get(sample.layout, found.widths[""])
     deviation = width * math.sqrt(NOISE**2 + found.fitted.variance(sample.work))
@@ -353,7 +353,7 @@ def fitted_shares(rate: KnownRate, made: Predictor) -> dict[str, float]:
 
     They are at the rates that ``made`` has fitted, so they need not add up to the measured step.
     """
-    work, slowness = rate.sample().work, made.fitted.slowness
+    work, slowness = rate.sample.work, made.fitted.slowness
     beyond = {
         part: sum(max(slowness[kind] - 1, 0.0) * work.get(kind, 0.0) for kind in names)
         for part, names in _AT_PEAK.items()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from scalebook.facts.catalog.types import ModelShape
 from scalebook.facts.flops import padded_vocab_size
@@ -72,6 +73,7 @@ def layer_count(shape: ModelShape, parallelism: Parallelism, *, moe: bool) -> Co
     return Count(split + whole, experts, split + experts)
 
 
+@lru_cache(maxsize=4096)
 def stage_count(
     shape: ModelShape, parallelism: Parallelism, stage: int, *, mtp_layers: int = 0
 ) -> Count:

@@ -1,9 +1,9 @@
-"""Two sides of a comparison: which of their runs are paired, and what they reach per GPU or dollar.
+"""Two sides of a comparison: which of their runs are paired, and what they reach per GPU or price.
 
 A side is a platform, a run or a set of runs and never mixes engines or sources. ``matched`` pairs
 were asked for the same configuration but for the platform; ``best`` pairs do the same work (model,
 sequence, precision, number of GPUs), each side in its own fastest configuration. ``identity``
-decides both. A pair is shown per GPU, node, watt, dollar and peak FLOP, or the reason why not.
+decides both. A pair is shown per GPU, node, watt, price and peak FLOP, or the reason why not.
 """
 
 from __future__ import annotations
@@ -268,19 +268,11 @@ def _bases(stated: Stated) -> tuple[Basis, ...]:
         ("GPU", "tokens/s per GPU", lambda _: point(1), ""),
         ("node", "tokens/s per node", _nodes, "the number of nodes is not recorded"),
         ("watt", "tokens/J", _known("mean_power_watts"), "power was not measured"),
-        (
-            "dollar",
-            "tokens per unit of currency",
-            lambda item: _price(item, stated),
-            "no price is stated",
-        ),
-        (
-            "peak FLOP",
-            "tokens per dense peak TFLOP",
-            _known("peak_tflops_per_second"),
-            "no dense peak is known for the device and precision",
-        ),
-    )
+        ("price", "tokens per unit of currency", lambda item: _price(item, stated),
+         "no price is stated"),
+        ("peak FLOP", "tokens per dense peak TFLOP", _known("peak_tflops_per_second"),
+         "no dense peak is known for the device and precision"),
+    )  # fmt: skip
 
 
 def _known(name: str) -> Callable[[Member], Interval | None]:
@@ -300,15 +292,26 @@ def _price(item: Member, stated: Stated) -> Interval | None:
     return found.reciprocal() if found else None
 
 
+def named(pair: Pair) -> dict[str, Any]:
+    """Return what a table says of a pair: its work, how it was chosen, both configurations."""
+    names = dict.fromkeys(str(side[0].row["configuration_name"]) for side in (pair.a, pair.b))
+    return {"what": title(pair), "kind": pair.kind, "configurations": " against ".join(names)}
+
+
+def _compared(row: Row) -> Markup:
+    return Markup('{} <span class="range">{}</span>').format(row["what"], row["configurations"])
+
+
+COMPARED = Column("what", "Comparison", _compared, numeric=False, wide=True)
+
+
 def per_basis(found: Sequence[Pair], stated: Stated) -> Fragment:
-    """Return every pair per GPU, node, watt, dollar and peak FLOP, with reasons for the nulls."""
+    """Return every pair per GPU, node, watt, price and peak FLOP, with reasons for the nulls."""
     rows = [row for pair in found for row in basis_rows(pair, stated)]
     if not rows:
         return Fragment(Markup(""))
     columns = (
-        Column("what", "Comparison", lambda row: row["what"], numeric=False, wide=True),
-        text("kind", "Kind"),
-        text("per", "Per"),
+        *(COMPARED, text("kind", "Kind"), text("per", "Per")),
         Column("a", "First", lambda row: number(row["a"])),
         Column("b", "Second", lambda row: number(row["b"])),
         text("unit", "Unit"),
@@ -335,7 +338,7 @@ def basis_rows(pair: Pair, stated: Stated) -> Iterator[dict[str, Any]]:
         known = left is not None and right is not None and verdict is not None
         factor = under_b / under_a if known and under_a and under_b else None
         yield {
-            "what": title(pair), "kind": pair.kind, "per": per, "unit": unit,
+            **named(pair), "per": per, "unit": unit,
             "a": left, "b": right, "reason": reason,
             "source": next((i.row["source"] for i in (a, b) if i.row["source"] != "measured"), ""),
             "ratio": left / right if left and right else None,

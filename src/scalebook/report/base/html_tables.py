@@ -206,6 +206,7 @@ PRECISION = Column(
 )
 WORLD = plain("world_size", "GPUs", hint="on a CPU: processes")
 SEQUENCE = plain("sequence_length", "Sequence", "tokens", digits=6)
+WHAT_RAN = (RUN, MODEL, PLATFORM, PRECISION, SEQUENCE, SPLIT, WORLD)
 TOKENS = Column(
     "tokens_per_second",
     "Throughput",
@@ -230,15 +231,14 @@ LOSS = Column(
 
 def overview(runs: pl.DataFrame) -> Fragment:
     """Return the short table of the summary: what ran and what it reached."""
-    columns = (RUN, STATUS, MODEL, PLATFORM, PRECISION, SEQUENCE, SPLIT, WORLD)
-    columns = (*columns, TOKENS, TOKENS_EACH, STEP, MFU)
+    columns = (RUN, STATUS, *WHAT_RAN[1:], TOKENS, TOKENS_EACH, STEP, MFU)
     return table(runs.iter_rows(named=True), columns, "overview")
 
 
 def all_runs(runs: pl.DataFrame) -> Fragment:
     """Return the full table, whose rows every mention of a run links to."""
     columns = (
-        *(OWN_PAGE, STATUS, MODEL, PLATFORM, PRECISION, SEQUENCE, SPLIT, WORLD),
+        *(OWN_PAGE, STATUS, *WHAT_RAN[1:]),
         *(TOKENS, TOKENS_EACH, MFU, STEP, MEMORY, TFLOPS, LOSS),
         plain("micro_batch_size", "Micro batch"),
         plain("global_batch_size", "Global batch"),
@@ -257,13 +257,14 @@ def utilisation(runs: pl.DataFrame) -> Fragment:
         *(RUN, MODEL, PLATFORM, PRECISION, SEQUENCE, SPLIT, MFU, TFLOPS),
         Column("peak_tflops_per_second", "Dense peak", _peak, "TFLOP/s", hint="of the precision"),
         text("flops_convention", "Convention"),
-        text("accelerator", "Accelerator"),
     )
     return table(known.iter_rows(named=True), columns, "mfu")
 
 
-def _peak(row: Row) -> str:
-    return f"{number(row['peak_tflops_per_second'], 4)} {row['peak_precision']}"
+def _peak(row: Row) -> Markup:
+    words = Markup('{} {} <span class="range">{}</span>')
+    precision, device = str(row["peak_precision"]).upper(), row["accelerator"]
+    return words.format(number(row["peak_tflops_per_second"], 4), precision, device)
 
 
 def _efficiency_interval(row: Row) -> str:

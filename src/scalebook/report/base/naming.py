@@ -118,6 +118,8 @@ def model_title(name: str | None) -> str:
         title = " ".join(
             part for part in (_FAMILY.get(family, family.capitalize()), version, sized) if part
         )
+    if whole.startswith("deepseek-"):
+        title = "DeepSeek " + whole.removeprefix("deepseek-").replace("-", " ").title()
     many = "1 layer" if layers == "1" else f"{layers} layers"
     return f"{many} of {title}" if layers else title
 

@@ -160,11 +160,13 @@ def not_enough(data: ReportData, found: Sequence[ScalingSeries]) -> Fragment:
     if not lonely:
         return paragraphs(*unknown, style="note")
     words = (
-        "Not enough sizes: {} {} runs at one world size only. Scaling needs the same model, "
+        "Not enough sizes: {} runs at one world size only. Scaling needs the same model, "
         "platform, precision, sequence length and settings at two sizes or more."
     )
-    verb = "has" if len(lonely) == 1 else "have"
-    return paragraphs(Markup(words).format(join(lonely), verb), *unknown, style="note")
+    many = count(len(lonely), "group has", "groups have")
+    return Fragment(
+        paragraphs(words.format(many), *unknown, style="note").html + bullets(lonely).html
+    )
 
 
 def law_note(found: Sequence[ScalingSeries]) -> Fragment:

@@ -10,14 +10,10 @@ from scalebook.report.charts.figure import MAX_BARS, Figure, Figures, by_part, e
 
 ROW_HEIGHT = 30
 BAR_SCHEMA: dict[str, type[pl.DataType]] = {
-    "run_id": pl.String,
-    "label": pl.String,  # of the bar: the run, and the rank where there are several
-    "platform": pl.String,
-    "source": pl.String,
-    "part": pl.String,
-    "seconds": pl.Float64,
-    "share": pl.Float64,
-    "place": pl.Int64,  # of the part in the bar, from the left
+    # label: the run, and the rank where there are several; place: of the part in the bar
+    **dict.fromkeys(("run_id", "label", "platform", "source", "part"), pl.String),
+    **dict.fromkeys(("seconds", "share"), pl.Float64),
+    "place": pl.Int64,
 }
 # One colour a part in every chart, whichever parts it shows: the order is that of the theme's hues.
 PARTS = (

@@ -13,27 +13,18 @@ ROW_HEIGHT = 28
 MAX_ROWS = 24
 # ``change`` is a ratio less 1, with the ends of its interval; ``word`` the verdict
 RATIO_SCHEMA: dict[str, type[pl.DataType]] = {
-    "label": pl.String,
-    "run_id": pl.String,  # of side A
-    "other_run_id": pl.String,
-    "kind": pl.String,
-    "source": pl.String,
-    "change": pl.Float64,
-    "change_low": pl.Float64,
-    "change_high": pl.Float64,
+    # run_id is of side A
+    **dict.fromkeys(("label", "run_id", "other_run_id", "kind", "source"), pl.String),
+    **dict.fromkeys(("change", "change_low", "change_high"), pl.Float64),
     "word": pl.String,
 }
 # the same hue means the same verdict in every chart; grey is no verdict
 WORDS = ("faster", "cannot tell", "slower")
 COLOURS = alt.Scale(domain=list(WORDS), range=["#00806a", "#808891", "#c04e00"])
 BAR_SCHEMA: dict[str, type[pl.DataType]] = {
-    "label": pl.String,
-    "run_id": pl.String,
-    "source": pl.String,
-    "step": pl.String,  # which configuration: optimised, baseline, or one switch changed
-    "rate": pl.Float64,
-    "rate_low": pl.Float64,
-    "rate_high": pl.Float64,
+    # step: which configuration: optimised, baseline, or one switch changed
+    **dict.fromkeys(("label", "run_id", "source", "step"), pl.String),
+    **dict.fromkeys(("rate", "rate_low", "rate_high"), pl.Float64),
     "unit": pl.String,
 }
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import altair as alt
 import polars as pl
+from altair.utils import schemapi
 
 from scalebook.report.base.frames import for_charts
 from scalebook.report.base.markup import Markup, folded, join, raw_block, script_json
@@ -26,9 +27,8 @@ MAX_BARS = 24  # of one chart: the table has them all
 MOST_NAMED = 3  # of the folded charts
 MOST_OPEN = 1  # charts of one figure that are open before the reader asks for the others
 SHARED = 20_000  # characters from which on rows of several layers are there once
-NARROW = 560  # pixels of a chart on a phone
-WIDE = 760  # and in a notebook
-NAME_SIZES = {"characters": (23, 62), "pixels": (180, 400)}  # a line of a name, there and else
+NAME_PIXELS = 460  # of a name, in a still picture
+WIDE = 760  # pixels of a chart in a notebook
 AnyChart = alt.Chart | alt.LayerChart | alt.FacetChart | alt.VConcatChart
 TEMPLATE = Markup(
     '<div class="sb-chart" role="img" aria-label="{}"></div>\n'
@@ -55,7 +55,7 @@ class Figure:
 
     def _unpacked(self) -> tuple[dict[str, Any], str]:
         """Return the specification, and what it says of the runs that it leaves out."""
-        spec = self.chart.to_dict()
+        spec = self.chart.to_dict(validate=schemapi.DEBUG_MODE)
         # Altair's own default theme would win over the page's, and "$schema" is an address.
         kept = {key: spec[key] for key in spec if key not in ("$schema", "config")}
         cut = unpack(kept)
@@ -143,29 +143,8 @@ def by_part(domain: Iterable[str], present: Sequence[str]) -> alt.Color:
 
 
 def names(column: str, order: Iterable[str], *, grid: bool = False) -> alt.Y:
-    """Return rows by name: a long name on two lines, broken where a part of it ends.
-
-    Where even these have no room, on a phone, the last two lines stay: names differ there.
-    """
-    width, pixels = (
-        f"(containerSize()[0] < {NARROW} ? {short} : {long})" for short, long in NAME_SIZES.values()
-    )
-    is_long = f"length(datum.label) > {width}"
-    breaks = f"(containerSize()[0] < {NARROW} ? '( · | |$)' : '( · |$)')"
-    pattern = f"regexp('(.{{1,' + {width} + '}})' + {breaks}, 'g')"
-    lines = f"split(replace(datum.label, {pattern}, '$1\\n'), '\\n')"
-    cut = f"['… ' + {lines}[length({lines}) - 3], {lines}[length({lines}) - 2]]"
-    broken = f"length({lines}) > 3 ? {cut} : slice({lines}, 0, -1)"
-    axis = {
-        "labelExpr": f"{is_long} ? ({broken}) : datum.label",
-        "labelLimit": alt.ExprRef(pixels),
-        "labelLineHeight": 12,
-        # two lines stand above and below the tick
-        "labelBaseline": alt.ConditionalAxisPropertyTextBaselinenull(
-            condition={"test": is_long, "value": "bottom"}, value="middle"
-        ),
-    }
-    axis |= {"grid": True} if grid else {}
+    """Return rows by name; the page's script breaks a long name into lines and makes room."""
+    axis = {"labelLimit": NAME_PIXELS} | ({"grid": True} if grid else {})
     return alt.Y(f"{column}:N", sort=list(order), title=None, axis=axis)
 
 

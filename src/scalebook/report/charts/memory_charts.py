@@ -64,11 +64,11 @@ def predicted_against_measured(compared: pl.DataFrame) -> Figure | None:
     line = alt.Chart(alt.Data(values=ends)).mark_line(
         strokeDash=[5, 4], strokeWidth=1.5, color="gray"
     )
-    several = compared["model"].n_unique() > 1
+    several = compared["platform"].n_unique() > 1
     base = alt.Chart(rows(compared)).encode(
         x=alt.X("predicted_gib:Q", title="predicted, GiB", scale=scale),
         y=alt.Y("peak_memory_gib:Q", title="measured peak, GiB", scale=scale),
-        color=alt.Color("model:N", title=None, legend=alt.Legend() if several else None),
+        color=alt.Color("platform:N", title=None, legend=alt.Legend() if several else None),
         shape=by_source(compared["source"]),
         tooltip=[
             *_TOOLTIP,

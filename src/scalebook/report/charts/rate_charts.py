@@ -21,6 +21,7 @@ from scalebook.report.charts.figure import (
 )
 
 MAX_CHARTS = 12
+FEW_WHOLE = 5  # whole models in a chart that has no room for all
 ROW_HEIGHT = 28
 
 ROOM = 0.2  # of the longest bar: a shorter one is written on nothing
@@ -76,7 +77,8 @@ def bars(runs: pl.DataFrame, column: str = "name") -> Figure | None:
 
     ``column`` is the one that a bar is called by.
     """
-    data = _shown(runs, "rate")
+    highest, cut = _highest(runs, "rate", "runs")
+    data = _with_marks(highest)
     if data.is_empty():
         return None
     unit = data["rate_unit"][0]
@@ -91,7 +93,7 @@ def bars(runs: pl.DataFrame, column: str = "name") -> Figure | None:
     chart = (marks + whiskers(base, y, "rate") + _numbers(base, y, data["rate"].max())).properties(
         width="container", height=ROW_HEIGHT * data.height
     )
-    return Figure(entitled(chart, _cut(runs, data)), _describe(data, unit))
+    return Figure(entitled(chart, cut), _describe(data, unit))
 
 
 def _numbers(base: alt.Chart, y: alt.Y, longest: Any) -> alt.Chart:
@@ -104,7 +106,8 @@ def _numbers(base: alt.Chart, y: alt.Y, longest: Any) -> alt.Chart:
 
 def utilisation(runs: pl.DataFrame) -> Figure | None:
     """Return points of MFU with their intervals; None where no run has an MFU."""
-    data = _shown(runs, "mfu")
+    highest, cut = _highest(runs, "mfu", "runs")
+    data = _with_marks(highest)
     if data.is_empty():
         return None
     y = names("label", data["label"], grid=True)
@@ -122,7 +125,7 @@ def utilisation(runs: pl.DataFrame) -> Figure | None:
     )
     best = data.sort("mfu", descending=True).row(0, named=True)
     text = f"MFU of {count(data.height, 'run')}; the highest is {percent(best['mfu'])} of "
-    return Figure(entitled(chart, _cut(runs, data)), f"{text}{best['label']}.")
+    return Figure(entitled(chart, cut), f"{text}{best['label']}.")
 
 
 def whiskers(base: alt.Chart, y: alt.Y, field: str) -> AnyChart:
@@ -140,17 +143,29 @@ def _by_model(data: pl.DataFrame) -> alt.Color:
     return alt.Color("model:N", title=None, legend=alt.Legend() if several else None)
 
 
-def _cut(runs: pl.DataFrame, data: pl.DataFrame) -> str | None:
-    """Return how many of the runs a chart shows, where that is not all of them."""
-    cut = data.height == MAX_BARS < runs.height
-    return f"The {MAX_BARS} highest of {runs.height} runs" if cut else None
+def _highest(runs: pl.DataFrame, by: str, what: str) -> tuple[pl.DataFrame, str | None]:
+    """Return the rows that a chart has room for, and which those are where it is not all.
 
-
-def _shown(runs: pl.DataFrame, by: str) -> pl.DataFrame:
-    """Return what a chart shows: its runs, whole models first, with interval and opacity."""
+    The first layers of a model are fast because they are few: they push no whole model out, and
+    where not all have room a few whole models stand without them.
+    """
     known = runs.filter(pl.col(by).is_not_null())
-    # the first layers of a model are fast because they are few: they push no whole model out
-    data = known.sort(PROXY, by, descending=[False, True], maintain_order=True).head(MAX_BARS)
+    ranked = known.sort(PROXY, by, descending=[False, True], maintain_order=True)
+    if ranked.height <= MAX_BARS:
+        return ranked, None
+    whole = ranked.filter(~PROXY)
+    many, cut = whole.height, ranked.height - whole.height
+    if cut and many >= FEW_WHOLE:
+        first = f"the {MAX_BARS} highest of {many} {what}" if many > MAX_BARS else f"{many} {what}"
+        title = f"Whole models: {first}; {cut} of models cut to their first layers in the table"
+        return whole.head(MAX_BARS), title
+    mixed = f"{MAX_BARS} of {ranked.height} {what}, whole models first, the highest first"
+    title = f"The {MAX_BARS} highest of {ranked.height} {what}" if not (cut and many) else mixed
+    return ranked.head(MAX_BARS), title
+
+
+def _with_marks(data: pl.DataFrame) -> pl.DataFrame:
+    """Return the columns that a chart of runs shows, with interval and opacity."""
     ends = (pl.col(name).round(0).cast(pl.Int64) for name in ("rate_low", "rate_high"))
     alpha = pl.when(pl.col("source") == "measured").then(1.0).otherwise(PALE)
     interval = pl.format("{} to {}", *ends).fill_null(NONE)
@@ -184,9 +199,7 @@ def panel(best: pl.DataFrame, title: str, format_: str, limit: str = "") -> Figu
 
     The highest is first, whole models before the first layers of one.
     """
-    known = best.filter(pl.col("value").is_not_null())
-    known = known.sort(PROXY, "value", descending=[False, True])
-    data = known.head(MAX_BARS)
+    data, cut = _highest(best, "value", "groups")
     if data.is_empty():
         return None
     several = data["platform"].n_unique() > 1
@@ -204,7 +217,6 @@ def panel(best: pl.DataFrame, title: str, format_: str, limit: str = "") -> Figu
         thickness=2.5, size=18, style="ink"
     )
     chart = alt.layer(bars, ticks.encode(x="limit:Q")) if limit else bars
-    cut = f"The {MAX_BARS} highest of {known.height}" if known.height > MAX_BARS else None
     top = data.row(0, named=True)
     text = f"{title} of the best configuration of {count(data.height, 'group')}; the first is "
     sized = chart.properties(width="container", height=PANEL_HEIGHT * data.height + 10)
@@ -223,8 +235,8 @@ def spread(runs: pl.DataFrame, title: str) -> Figure | None:
     if runs.is_empty():
         return None
     most = runs.group_by("group", "model").agg(pl.col("value").max())
-    most = most.sort(PROXY, "value", "group", descending=[False, True, False])
-    order = most["group"].head(MAX_BARS).to_list()
+    most, cut = _highest(most.sort("group"), "value", "groups")
+    order = most["group"].to_list()
     data = runs.filter(pl.col("group").is_in(order))
     y = names("group", order)
     x = alt.X("value:Q", title=title, axis=TICKS, scale=FROM_ZERO)
@@ -245,7 +257,7 @@ def spread(runs: pl.DataFrame, title: str) -> Figure | None:
         width="container", height=PANEL_HEIGHT * len(order) + 10
     )  # fmt: skip
     text = f"{title} of {count(data.height, 'run')} in {count(len(order), 'group')}."
-    return Figure(chart, text)
+    return Figure(entitled(chart, cut), text)
 
 
 _ENERGY_FIELDS = (
@@ -287,16 +299,10 @@ def energy_bars(runs: pl.DataFrame) -> Figure | None:
 
 
 PUBLISHED: dict[str, type[pl.DataType]] = {
-    "run_id": pl.String,
-    "source": pl.String,
-    "model": pl.String,
-    "accelerator": pl.String,
-    "world_size": pl.Int64,
-    "sequence_length": pl.Int64,
-    "precision": pl.String,
-    "family": pl.String,
+    **dict.fromkeys(("run_id", "source", "model", "accelerator"), pl.String),
+    **dict.fromkeys(("world_size", "sequence_length"), pl.Int64),
+    **dict.fromkeys(("precision", "family", "where"), pl.String),
     "tflops": pl.Float64,
-    "where": pl.String,
     "ours": pl.Boolean,
 }
 WIDTHS = ("16 bit", "8 bit", "4 bit")

@@ -21,10 +21,13 @@ DASHES = alt.Scale(
 )
 
 
-def curves(steps: pl.DataFrame, runs: pl.DataFrame, field: str, title: str) -> Figure | None:
+def curves(
+    steps: pl.DataFrame, runs: pl.DataFrame, field: str, title: str, which: str = "first"
+) -> Figure | None:
     """Return a line a run of one field of its steps; None where no step has it.
 
-    Where there are more runs than colours, the first ones of ``runs`` are drawn.
+    Where there are more runs than colours, the first ones of ``runs`` are drawn; ``which`` says
+    what those are.
     """
     known = steps.filter(pl.col(field).is_not_null()).sort("run_id", "step")
     names = runs.select("run_id", "label", "source")
@@ -33,7 +36,7 @@ def curves(steps: pl.DataFrame, runs: pl.DataFrame, field: str, title: str) -> F
     if data.is_empty():
         return None
     cut = names.height > MAX_RUNS
-    shown = f"The first {MAX_RUNS} of {names.height} runs" if cut else None
+    shown = f"The {which} {MAX_RUNS} of {names.height} runs" if cut else None
     data = data.select("run_id", "label", "source", "step", "phase", field)
     # Vega breaks down over an order of thousands of names
     chart = _curves(data, field, title, names["label"].head(MAX_RUNS).to_list())
@@ -77,7 +80,10 @@ def steadiness(steps: pl.DataFrame, runs: pl.DataFrame) -> Figure | None:
     """Return a line a run of each step's time over the run's median; None for no step."""
     median = pl.col("step_seconds").median().over("run_id")
     ratio = pl.when(median > 0).then(pl.col("step_seconds") / median)
-    return curves(steps.with_columns(over_median=ratio), runs, "over_median", "time over median")
+    known = steps.with_columns(over_median=ratio)
+    spread = known.group_by("run_id").agg(spread=pl.col("over_median").std()).fill_nan(None)
+    ordered = runs.join(spread, "run_id", "left").sort("spread", descending=True, nulls_last=True)
+    return curves(known, ordered, "over_median", "time over median", "least steady")
 
 
 def _describe_curves(data: pl.DataFrame, field: str, title: str) -> str:

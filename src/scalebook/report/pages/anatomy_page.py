@@ -19,23 +19,15 @@ from scalebook.report.charts.anatomy_chart import BAR_SCHEMA, KINDS, PARTS
 MOST_KERNELS = 10  # of a profile, in the table
 
 _PROFILE_PARTS = {
-    "forward": "forward_seconds",
-    "backward": "backward_seconds",
-    "optimizer": "optimizer_seconds",
-    "exposed communication": "exposed_communication_seconds",
-    "data": "data_seconds",
+    "forward": "forward_seconds", "backward": "backward_seconds", "optimizer": "optimizer_seconds",
+    "exposed communication": "exposed_communication_seconds", "data": "data_seconds",
     "idle": "idle_seconds",
-}
+}  # fmt: skip
 _MARK_NAMES = {
-    "forward": "forward",
-    "backward": "backward",
-    "gradients": "gradients",
-    "optimizer": "optimizer",
-    "pipeline": "waiting for a stage",
-    "data": "data",
-    "schedule": "schedule",
-    "outside": "outside",
-}
+    "forward": "forward", "backward": "backward", "gradients": "gradients",
+    "optimizer": "optimizer", "pipeline": "waiting for a stage", "data": "data",
+    "schedule": "schedule", "outside": "outside",
+}  # fmt: skip
 
 
 def runs_with(data: ReportData) -> Iterator[tuple[Row, RunAnatomy]]:
@@ -66,7 +58,20 @@ def _parts(row: Row, label: str, seconds: Mapping[str, float], whole: float) -> 
 
 def profiled_seconds(one: Breakdown) -> dict[str, float]:
     """Return the parts of a profiled step by their names on the page."""
-    return {name: getattr(one.parts, key) or 0.0 for name, key in _PROFILE_PARTS.items()}
+    seconds = _seconds(one)
+    replayed = seconds["schedule_seconds"]
+    return ({"schedule": replayed} if replayed else {}) | {
+        name: seconds[key] or 0.0 for name, key in _PROFILE_PARTS.items()
+    }
+
+
+def _seconds(one: Breakdown) -> dict[str, float | None]:
+    """Return the parts of a step; forward without backward is a replayed graph of both."""
+    parts = one.parts.model_dump()
+    if parts["forward_seconds"] and parts["backward_seconds"] == 0:
+        replayed = parts["forward_seconds"]
+        parts |= {"schedule_seconds": replayed, "forward_seconds": None, "backward_seconds": None}
+    return {"schedule_seconds": None} | parts
 
 
 def profile_bars(data: ReportData) -> charts.Figures | None:
@@ -111,32 +116,35 @@ def parts_table(data: ReportData) -> Fragment:
     for row, one, _ in profiles(data):
         facts = {"rank": one.rank, "steps": one.steps, "step_seconds": one.step_seconds}
         facts |= {"kernels_per_step": one.kernels_per_step, "gap": one.launch_gap_seconds}
-        rows.append({**row, **facts, **one.parts.model_dump()})
+        rows.append({**row, **facts, **_seconds(one)})
     if not rows:
         return Fragment(Markup(""))
     columns = (
         *(RUN, RAN, _whole("rank", "Rank"), _whole("steps", "Steps")),
         _time("step_seconds", "Step"),
+        *([_time("schedule_seconds", "Schedule", "forward and backward in one replayed graph")]
+          if any(row["schedule_seconds"] for row in rows) else []),
         *(_time(key, name.capitalize()) for name, key in _PROFILE_PARTS.items()),
         _time("gap", "Launch gaps", "idle until the host launched the next kernel; part of idle"),
         Column("kernels_per_step", "Kernels", lambda row: number(row["kernels_per_step"])),
-    )
+    )  # fmt: skip
     return table(rows, columns, "anatomy")
 
 
 def kernels_table(data: ReportData) -> Fragment:
     """Return the longest kernels of each profile."""
     rows = [
-        {**row, **kernel.model_dump(), "rank": one.rank, "of_step": share}
+        {**row, **kernel.model_dump(), "name": row["name"], "kernel": kernel.name,
+         "rank": one.rank, "of_step": share}
         for row, one, _ in profiles(data)
         for kernel in one.top_kernels[:MOST_KERNELS]
         for share in [kernel.seconds / (one.step_seconds or 1.0)]
-    ]
+    ]  # fmt: skip
     if not rows:
         return Fragment(Markup(""))
     columns = (
         *(RUN, RAN, _whole("rank", "Rank"), text("kind", "Kind")),
-        Column("name", "Kernel", _kernel_name, numeric=False, wide=True),
+        Column("kernel", "Kernel", _kernel_name, numeric=False, wide=True),
         _time(
             "seconds",
             "A step",
@@ -212,7 +220,7 @@ def _gigabytes(name: str) -> Show:
 
 
 def _kernel_name(row: Row) -> Markup:
-    name = str(row["name"])
+    name = str(row["kernel"])
     if len(name) <= 70:
         return Markup("<code>{}</code>").format(name)
     shown = Markup("<details><summary><code>{}…</code></summary><code>{}</code></details>")

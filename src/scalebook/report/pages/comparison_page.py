@@ -350,12 +350,12 @@ def switches(found: Sequence[Ablation]) -> Fragment:
     if not rows:
         return Fragment(Markup(""))
     columns = (
-        text("name", "Switch"),
+        text("name", "Option"),
         text("value", "Optimised"),
         text("other", "Changed to"),
         Column("change", "Worth", _change, hint="optimised over changed, with its 95 % interval"),
         text("word", "Verdict", hint="on the optimised value"),
-        Column("what", "Of", lambda row: row["what"], numeric=False, wide=True),
+        Column("what", "What ran", lambda row: row["what"], numeric=False, wide=True),
         Column("run_id", "Run with the change", lambda row: run_link(row["run_id"]), numeric=False),
     )
     return table(rows, columns, "switches")
@@ -367,6 +367,7 @@ def _change(row: Row) -> Markup:
     )
 
 
+COMMIT_DIGITS = 12
 MOST_DIFFERENCES = 400  # rows of the table
 
 
@@ -453,7 +454,7 @@ def chart(found: Sequence[Pair]) -> Figures | None:
     groups: dict[str, list[Pair]] = {}
     for pair in found:
         groups.setdefault(sides(pair), []).append(pair)
-    axis = "first over second, throughput per rank"
+    axis = "first over second, throughput per GPU"
     return Figures.of(
         (name, ratios(_ratio_rows(group), axis, "comparison")) for name, group in groups.items()
     )
@@ -475,7 +476,7 @@ def _labels(group: Sequence[Pair]) -> Iterator[str]:
         names = dict.fromkeys(_name(_shared(side)) for side in (pair.a, pair.b))
         how = {"matched configuration": "matched", "best against best": "best"}.get(pair.kind, "")
         work = [text for text, differs in zip(parts, vary, strict=True) if differs]
-        yield " · ".join(part for part in (*work, " / ".join(names), how) if part)
+        yield " · ".join(part for part in dict.fromkeys((*work, " / ".join(names), how)) if part)
 
 
 def _work(row: Row) -> tuple[str, ...]:
@@ -492,7 +493,7 @@ def _name(row: Row) -> str:
 def differing(found: Sequence[Pair]) -> Fragment:
     """Return what differs between the sides of each pair, in addition to the GPU itself."""
     rows = [
-        {"what": title(pair), "kind": pair.kind, "name": one.name, "a": one.a, "b": one.b}
+        {**bases.named(pair), "name": one.name, "a": one.a, "b": one.b}
         for pair in found
         for one in pair.beside_the_gpu
     ]
@@ -501,13 +502,17 @@ def differing(found: Sequence[Pair]) -> Fragment:
     if not rows:
         return paragraphs("Nothing that the runs recorded differs between the sides.")
     columns = (
-        Column("what", "Comparison", lambda row: row["what"], numeric=False, wide=True),
-        text("kind", "Kind"),
-        text("name", "Setting or version"),
-        Column("a", "First", lambda row: row["a"] or "none", numeric=False, wide=True),
-        Column("b", "Second", lambda row: row["b"] or "none", numeric=False, wide=True),
+        *(bases.COMPARED, text("kind", "Kind"), text("name", "Setting or version")),
+        Column("a", "First", lambda row: _value(row, "a"), numeric=False, wide=True),
+        Column("b", "Second", lambda row: _value(row, "b"), numeric=False, wide=True),
     )
     return table(rows[:MOST_DIFFERENCES], columns, "differences")
+
+
+def _value(row: Row, side: str) -> str:
+    """Return a value that differs; of a commit its first digits."""
+    value = str(row[side] or "none")
+    return value[:COMMIT_DIGITS] if row["name"] == "git_commit" else value
 
 
 def against_best(data: ReportData) -> Fragment:

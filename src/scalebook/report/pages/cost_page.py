@@ -11,7 +11,8 @@ import polars as pl
 
 from scalebook.measure.economics import ANSWERS, Answer, Inputs, answers
 from scalebook.measure.intervals import Interval, point
-from scalebook.report.base.comparisons import Pair, title
+from scalebook.report.base import comparisons
+from scalebook.report.base.comparisons import COMPARED, Pair
 from scalebook.report.base.frames import PROXY, ReportData
 from scalebook.report.base.html_tables import RAN, RUN, Column, Row, plain, table, text
 from scalebook.report.base.markup import (
@@ -25,6 +26,7 @@ from scalebook.report.base.markup import (
     script_json,
     to_copy,
 )
+from scalebook.report.base.naming import model_title, platform_title, units
 from scalebook.report.base.quantities import NONE, count, number, percent, quantity
 from scalebook.report.base.stated import SAMPLE, Stated
 from scalebook.report.charts.figure import Figures
@@ -54,10 +56,15 @@ LABELS = {
 
 
 def choices(data: ReportData) -> tuple[Row, ...]:
-    """Return the runs that a reader may calculate with, the best of each group first."""
+    """Return the runs to calculate with: the best of each group, whole models, first."""
     runs = data.completed.filter(pl.col("rate").is_not_null(), pl.col("world_size").is_not_null())
     place = pl.int_range(pl.len()).over("group")
-    ranked = runs.with_columns(place=place).sort("place", maintain_order=True).head(MOST_RUNS)
+    order = ("place", PROXY, pl.col("platform") == "cpu", -pl.len().over("model").cast(pl.Int64))
+    ranked = (
+        runs.with_columns(place=place)
+        .sort(*order, -pl.col("rate"), maintain_order=True)
+        .head(MOST_RUNS)
+    )
     return tuple(ranked.iter_rows(named=True))
 
 
@@ -101,12 +108,19 @@ def _example(data: ReportData) -> Iterator[Markup]:
             one.name: one.value for one in answers(replace(inputs_of(row, Stated()), **made_up))
         }
         words = (
-            "<strong>Example with made-up inputs</strong>: 100 billion tokens on the {} GPUs of {} "
-            "take {} days and cost {} at {:.2f} per GPU hour. Type your own below."
+            "<strong>Example with made-up inputs</strong>: 100 billion tokens of {} in {} on {} "
+            "{} ({}) take {} days and cost {} at {:.2f} per GPU hour. Type your own below."
         )
         days, cost = (shown(found[name]) for name in ("training_days", "cost"))
         yield Markup(words).format(
-            row["world_size"], run_link(row["run_id"]), days, cost, EXAMPLE_PRICE
+            model_title(row["model"]),
+            str(row["precision"]).upper(),
+            f"{row['world_size']} {platform_title(row['platform'])}",
+            units(row["platform"])[row["world_size"] != 1],
+            run_link(row["run_id"]),
+            days,
+            cost,
+            EXAMPLE_PRICE,
         )
 
 
@@ -156,9 +170,7 @@ def _choice(row: Row, stated: Stated) -> dict[str, tuple[float, float]]:
 def _menu(label: str, before: str, runs: Sequence[Row], *, first: bool) -> Markup:
     options = [] if first else [Markup('<option value="">none</option>')]
     options += [
-        Markup('<option value="{}">{} on {} ({})</option>').format(
-            place, row["label"], row["platform"], row["run_id"]
-        )
+        Markup('<option value="{}">{}, {}</option>').format(place, row["group"], row["name"])
         for place, row in enumerate(runs)
     ]
     template = '<label class="wide">{}<select data-before="{}">{}</select></label>'
@@ -204,7 +216,7 @@ def break_even(found: Sequence[Pair], stated: Stated) -> Fragment:
     if not rows:
         return paragraphs("No two platforms did the same work, so there is no break-even price.")
     columns = (
-        Column("what", "Comparison", lambda row: row["what"], numeric=False, wide=True),
+        *(COMPARED, text("kind", "Kind")),
         Column("factor", "Second may cost", lambda row: shown(row["factor"]), "times the first"),
         Column("price", "First, as stated", lambda row: shown(row["price"]), "per GPU hour"),
         Column("even", "Break-even of the second", lambda row: shown(row["even"]), "per GPU hour"),
@@ -221,7 +233,7 @@ def _break_even(found: Sequence[Pair], stated: Stated) -> Iterator[dict[str, Any
         factor = Interval(verdict.low, verdict.high).reciprocal()
         price = stated.of(row["platform"], "price_per_gpu_hour")
         yield {
-            "what": f"{title(pair)}, {pair.kind}",
+            **comparisons.named(pair),
             "source": next(
                 (i.row["source"] for i in (*pair.a, *pair.b) if i.row["source"] != "measured"), ""
             ),
@@ -248,7 +260,7 @@ def energy_findings(data: ReportData) -> Iterator[Markup]:
         yield Markup(words).format(
             count(known.height, "run"),
             of,
-            quantity(1e3 * best["energy_joules_per_token"], "mJ a token"),
+            quantity(1e3 * best["energy_joules_per_token"], "mJ per token"),
             run_link(best["run_id"]),
             best["model"],
             best["energy_method"],
@@ -287,9 +299,10 @@ def device_table(data: ReportData) -> Fragment:
     runs = data.completed.filter(read).sort("group", "energy_joules_per_token", nulls_last=True)
     if runs.is_empty():
         return Fragment(Markup(""))
+    runs = runs.with_columns(millijoules=1e3 * pl.col("energy_joules_per_token"))
     columns = (
         *(RUN, RAN),
-        plain("energy_joules_per_token", "Energy", "J/token", hint="of all devices of the run"),
+        plain("millijoules", "Energy", "mJ per token", hint="of all devices of the run"),
         plain("mean_power_watts", "Mean power", "W per GPU"),
         plain("max_power_watts", "Highest", "W"),
         plain("power_cap_watts", "Cap", "W"),

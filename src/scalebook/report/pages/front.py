@@ -180,13 +180,13 @@ def _sentence(ones: Sequence[Configuration]) -> Markup:
     row = ones[0].row
     parts = [
         Markup("{} in {}").format(
-            linked(one, rate(one) if place == 0 else rate(one, "")),
+            linked(one, _with_ends(one, None if place == 0 else "")),
             str(one.row["precision"]).upper(),
         )
         for place, one in enumerate(ones)
     ]
     mfu = (
-        Markup(" ({} MFU)").format(percent(ones[0].row["mfu"]))
+        Markup(" <small>({} MFU)</small>").format(percent(ones[0].row["mfu"]))
         if ones[0].row["mfu"]
         else Markup("")
     )
@@ -195,6 +195,12 @@ def _sentence(ones: Sequence[Configuration]) -> Markup:
     source = "" if row["source"] == "measured" else f" [{row['source']}]"
     title = platform_title(row["platform"])
     return words.format(title, source, model_title(row["model"]), join(parts, " and "))
+
+
+def _with_ends(one: Configuration, unit: str | None) -> Markup:
+    """Return a rate with its interval in small print."""
+    value, _, ends = rate(one, unit).partition("(")
+    return Markup("{} <small>({}</small>").format(value.strip(), ends) if ends else Markup(value)
 
 
 def _beneath(ones: Sequence[Configuration]) -> Iterator[Markup]:
@@ -331,8 +337,8 @@ def _cost(front: Front) -> Iterator[Markup]:
         one, many = units(row["platform"])
         gpus = f"{row['world_size']} {platform_title(row['platform'])} "
         gpus += one if row["world_size"] == 1 else many
-        words = "1 trillion tokens on {}: {}."
-        yield Markup(words).format(gpus, join(map(_days, ones)))
+        words = "1 trillion tokens of {} on {}: {}."
+        yield Markup(words).format(model_title(row["model"]), gpus, join(map(_days, ones)))
     yield Markup('<a href="cost.html">Enter a price</a> for money, energy and carbon.')
 
 

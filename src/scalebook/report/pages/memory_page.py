@@ -11,19 +11,8 @@ import polars as pl
 from scalebook.errors import CatalogError
 from scalebook.facts import catalog
 from scalebook.facts.feasibility import SCOPE
+from scalebook.report.base import html_tables as tables
 from scalebook.report.base.frames import ReportData
-from scalebook.report.base.html_tables import (
-    MODEL,
-    PLATFORM,
-    RAN,
-    RUN,
-    STATUS,
-    Column,
-    plain,
-    status_words,
-    table,
-    text,
-)
 from scalebook.report.base.markup import (
     Fragment,
     Markup,
@@ -50,7 +39,7 @@ def compared(data: ReportData) -> pl.DataFrame:
         peak = row["peak_memory_gib"]
         if predicted and peak is not None:
             facts = {"predicted_gib": predicted, "difference_gib": peak - predicted}
-            found.append({**row, **facts, "ending": status_words(row["status"])})
+            found.append({**row, **facts, "ending": tables.status_words(row["status"])})
     return pl.DataFrame(found, schema=charts.COMPARED | {"status": pl.String})
 
 
@@ -130,17 +119,17 @@ def parts_table(data: ReportData) -> Fragment:
     if not found:
         return Fragment(Markup(""))
     columns = (
-        *(RUN, STATUS, RAN),
-        plain("total", "Predicted", "GiB"),
-        plain("peak_memory_gib", "Measured peak", "GiB"),
-        Column("difference", "Difference", lambda row: _signed(row["difference"]), "GiB"),
-        Column("share", "Of the prediction", lambda row: percent(row["share"], 2)),
-        plain("capacity", "Device, as sold", "GB"),
-        *(plain(name, name.capitalize(), "GiB") for name in charts.PART_NAMES),
-        plain("micro_batch_size", "Micro batch"),
-        text("recompute", "Recompute"),
+        *(tables.RUN, tables.STATUS, tables.RAN),
+        tables.plain("total", "Predicted", "GiB"),
+        tables.plain("peak_memory_gib", "Measured peak", "GiB"),
+        tables.Column("difference", "Difference", lambda row: _signed(row["difference"]), "GiB"),
+        tables.Column("share", "Of the prediction", lambda row: percent(row["share"], 2)),
+        tables.plain("capacity", "Device, as sold", "GB"),
+        *(tables.plain(name, name.capitalize(), "GiB") for name in charts.PART_NAMES),
+        tables.plain("micro_batch_size", "Micro batch"),
+        tables.text("recompute", "Recompute"),
     )
-    return table(found, columns, "memory")
+    return tables.table(found, columns, "memory")
 
 
 def _signed(value: float | None) -> str:
@@ -387,22 +376,22 @@ def cells_table(data: ReportData) -> Fragment:
     if cells.is_empty():
         return Fragment(Markup(""))
     columns = (
-        *(MODEL, PLATFORM, plain("world_size", "Ranks")),
-        plain("sequence_length", "Sequence", "tokens", digits=6),
-        plain("tensor_parallel_size", "TP"),
-        plain("pipeline_parallel_size", "PP"),
-        plain("micro_batch_size", "Micro batch"),
-        text("recompute", "Recompute"),
-        text("data_parallel_sharding", "Sharding"),
-        Column("verdict", "Verdict", lambda row: _WORDS[row["verdict"]], numeric=False),
-        text("evidence", "Evidence", hint="measured, inferred from a run, or only predicted"),
-        plain("peak_memory_gib", "Measured peak", "GiB"),
-        plain("predicted_gib", "Predicted", "GiB"),
-        plain("capacity_gib", "Device, as sold", "GB"),
-        Column("", "Runs", lambda row: join(map(run_link, row["run_ids"])), numeric=False),
-        Column("reason", "Why", _why, numeric=False),
+        *(tables.MODEL, tables.PLATFORM, tables.PRECISION, tables.WORLD),
+        tables.plain("sequence_length", "Sequence", "tokens", digits=6),
+        tables.plain("tensor_parallel_size", "TP"),
+        tables.plain("pipeline_parallel_size", "PP"),
+        tables.plain("micro_batch_size", "Micro batch"),
+        tables.text("recompute", "Recompute"),
+        tables.Column("verdict", "Verdict", lambda row: _WORDS[row["verdict"]], numeric=False),
+        tables.text("evidence", "Evidence", hint="measured, inferred from a run, or predicted"),
+        tables.text("data_parallel_sharding", "Sharding"),
+        tables.plain("peak_memory_gib", "Measured peak", "GiB"),
+        tables.plain("predicted_gib", "Predicted", "GiB"),
+        tables.plain("capacity_gib", "Device, as sold", "GB"),
+        tables.Column("", "Runs", lambda row: join(map(run_link, row["run_ids"])), numeric=False),
+        tables.Column("reason", "Why", _why, numeric=False),
     )
-    shown = table(cells.head(MOST_ROWS).iter_rows(named=True), columns, "feasibility")
+    shown = tables.table(cells.head(MOST_ROWS).iter_rows(named=True), columns, "feasibility")
     if cells.height <= MOST_ROWS:
         return shown
     words = f"The first {MOST_ROWS:,} of {cells.height:,} cells; 'scalebook feasibility' has all."

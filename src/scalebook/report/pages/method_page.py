@@ -154,9 +154,7 @@ def windows(data: ReportData) -> Fragment:
         words = "{} {} too few steps to say, and a rate without an interval: {}."
         runs, have = count(short.height, "run"), "has" if short.height == 1 else "have"
         sentences.append(Markup(words).format(runs, have, run_links(short["run_id"])))
-    if not sentences:
-        return Fragment(Markup(""))
-    return Fragment(Markup("<p>{}</p>").format(Markup(" ").join(sentences)))
+    return paragraphs(*([join(sentences, " ")] if sentences else []))
 
 
 def used_conventions(data: ReportData) -> Fragment:

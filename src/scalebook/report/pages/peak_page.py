@@ -11,25 +11,8 @@ import polars as pl
 from scalebook.errors import CatalogError
 from scalebook.facts import catalog
 from scalebook.measure.economics import SECONDS_PER_DAY
+from scalebook.report.base import html_tables as tables
 from scalebook.report.base.frames import PROXY, ReportData
-from scalebook.report.base.html_tables import (
-    MFU,
-    MODEL,
-    PLATFORM,
-    PRECISION,
-    RUN,
-    SEQUENCE,
-    SPLIT,
-    STEP,
-    TFLOPS,
-    TOKENS,
-    TOKENS_EACH,
-    WORLD,
-    Column,
-    plain,
-    table,
-    text,
-)  # fmt: skip
 from scalebook.report.base.markup import Fragment, Markup, bullets, run_links
 from scalebook.report.base.quantities import count, interval, percent, quantity, times
 from scalebook.report.base.sections import unranked
@@ -151,21 +134,20 @@ def best_table(data: ReportData) -> Fragment:
     if runs.is_empty():
         return Fragment(Markup(""))
     columns = (
-        *(RUN, MODEL, PLATFORM, PRECISION, SEQUENCE, SPLIT, WORLD),
-        *(TOKENS, TOKENS_EACH, MFU, STEP),
-        plain("micro_batch_size", "Micro batch"),
-        *(text("recompute", "Recompute"), TFLOPS),
-        plain("peak_tflops_per_second", "Dense peak", "TFLOP/s", digits=4),
-        plain("peak_memory_gib", "Peak memory", "GiB"),
-        Column("tokens_per_day", "A day", _day("tokens_per_day"), "billion tokens"),
-        Column(
+        *tables.WHAT_RAN, tables.TOKENS, tables.TOKENS_EACH, tables.MFU, tables.STEP,
+        tables.plain("micro_batch_size", "Micro batch"),
+        *(tables.text("recompute", "Recompute"), tables.TFLOPS),
+        tables.plain("peak_tflops_per_second", "Dense peak", "TFLOP/s", digits=4),
+        tables.plain("peak_memory_gib", "Peak memory", "GiB"),
+        tables.Column("tokens_per_day", "A day", _day("tokens_per_day"), "billion tokens"),
+        tables.Column(
             "samples_per_day", "A day", _day("samples_per_day"), "samples",
             hint="samples of the run's own sequence length, without stops or checkpoints",
         ),
-        text("source", "Source"),
-        text("mfu_reason", "No MFU because"),
+        tables.text("source", "Source"),
+        tables.text("mfu_reason", "No tables.MFU because"),
     )  # fmt: skip
-    return table(runs.iter_rows(named=True), columns, "peak")
+    return tables.table(runs.iter_rows(named=True), columns, "peak")
 
 
 def _day(column: str) -> Callable[[Row], str]:

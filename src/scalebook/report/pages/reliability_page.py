@@ -28,7 +28,6 @@ from scalebook.report.base.markup import (
     join,
     paragraphs,
     run_link,
-    short_id,
 )
 from scalebook.report.base.quantities import count, duration, number, percent, quantity
 from scalebook.report.charts import reliability_charts as charts
@@ -150,15 +149,6 @@ def _median(values: Sequence[float | None]) -> float | None:
     return median(known) if known else None
 
 
-def bar_label(run: Mapping[str, Any]) -> str:
-    """Return what names a run in a chart that shows runs of one configuration side by side.
-
-    Its configuration's hash would not tell them apart; the time at which it started does.
-    """
-    run_id: str = run["run_id"]
-    return f"{run['label']}, {run_id if short_id(run_id) == run_id else run_id[:15]}"
-
-
 def failure_kinds(runs: pl.DataFrame) -> Iterator[tuple[str, str, list[str]]]:
     """Yield each kind of failure, the most frequent first: status, what happened, and its runs.
 
@@ -172,7 +162,7 @@ def failure_kinds(runs: pl.DataFrame) -> Iterator[tuple[str, str, list[str]]]:
         first = same[0]
         words = first["reason"] or first["cause"] or "no reason recorded"
         if len(same) > 1 and first["cause"]:
-            words = first["cause"].replace("_", " ").replace("gpu", "GPU")
+            words = f"Cause: {first['cause'].replace('_', ' ').replace('gpu', 'GPU')}"
         yield first["status"], words.rstrip("."), [row["run_id"] for row in same]
 
 
@@ -196,12 +186,12 @@ def statuses(data: ReportData) -> Fragment:
 def _kind(found: tuple[str, str, list[str]]) -> Markup:
     status, stem, run_ids = found
     more = f" and {len(run_ids) - NAMED_RUNS} more" if len(run_ids) > NAMED_RUNS else ""
-    return Markup("<strong>{}</strong>: {}. {} ({}{}).").format(
+    return Markup("<strong>{}</strong>: {} ({}{}). {}.").format(
         tables.status_words(status),
-        stem,
         count(len(run_ids), "run"),
         join(map(run_link, run_ids[:NAMED_RUNS])),
         more,
+        stem,
     )
 
 
@@ -266,7 +256,7 @@ def _bars(item: Saved) -> Iterator[dict[str, Any]]:
     for kind, name in zip(charts.KINDS, fields, strict=True):
         if row[name] is not None:
             kept = {key: row[key] for key in ("run_id", "source", "size_gib")}
-            yield {**kept, "label": bar_label(row), "kind": kind, "seconds": row[name]}
+            yield {**kept, "label": row["label"], "kind": kind, "seconds": row[name]}
 
 
 def checkpoint_table(found: Reliability) -> Fragment:
@@ -303,12 +293,8 @@ def unreadable(found: Reliability) -> Fragment:
 
 
 PART_FIELDS = (
-    "detection_seconds",
-    "start_seconds",
-    "build_seconds",
-    "load_seconds",
-    "step_seconds",
-)
+    "detection_seconds", "start_seconds", "build_seconds", "load_seconds", "step_seconds",
+)  # fmt: skip
 
 
 def findings(found: Reliability) -> Fragment:
@@ -383,7 +369,7 @@ def chart(found: Reliability) -> Figure | None:
 def _parts(item: DrilledRun) -> Iterator[dict[str, Any]]:
     """Yield the parts of a recovery, each after the last; up to the first that is not known."""
     begins = 0.0
-    kept = {"label": bar_label(item.run), **{key: item.run[key] for key in ("run_id", "source")}}
+    kept = {"label": item.run["label"], **{key: item.run[key] for key in ("run_id", "source")}}
     for place, (part, name) in enumerate(zip(charts.PARTS, PART_FIELDS, strict=True)):
         seconds: float | None = getattr(item.drill, name)
         if seconds is None:

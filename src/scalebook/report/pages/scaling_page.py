@@ -18,7 +18,7 @@ from scalebook.report.base.html_tables import Column, plain, text
 from scalebook.report.base.html_tables import table as html_table
 from scalebook.report.base.markup import Fragment, Markup, bullets, join, run_links
 from scalebook.report.base.naming import units
-from scalebook.report.base.quantities import number, percent, quantity
+from scalebook.report.base.quantities import count, number, percent, quantity
 from scalebook.report.base.scaling_series import ScalingSeries
 from scalebook.report.charts import Figures, against_ideal
 from scalebook.report.charts import efficiency as efficiency_chart
@@ -138,6 +138,8 @@ def _with_law(found: Sequence[ScalingSeries]) -> list[tuple[Arm, FittedLaw]]:
 
 
 def _sentences(found: Sequence[ScalingSeries]) -> Iterator[Markup]:
+    """Yield each law, then what limits the projections, once for all laws that it limits."""
+    limits: dict[str, int] = {}
     for arm in arms(found):
         head = Markup("<strong>{}</strong>: ").format(arm.title)
         law = arm.law()
@@ -145,6 +147,11 @@ def _sentences(found: Sequence[ScalingSeries]) -> Iterator[Markup]:
             yield head + Markup("nothing is fitted or projected. {}").format(law)
         else:
             yield head + join(_law_words(arm, law), " ")
+            reach = arm.project(arm.sizes[-1]).limit_world_size
+            if refused := arm.project(2 * reach).reason:
+                limits[refused] = limits.get(refused, 0) + 1
+    for refused, many in limits.items():
+        yield Markup("Limit of {}: {}").format(count(many, "projection"), refused)
 
 
 def _law_words(arm: Arm, law: FittedLaw) -> Iterator[Markup]:
@@ -162,9 +169,6 @@ def _law_words(arm: Arm, law: FittedLaw) -> Iterator[Markup]:
     reach = arm.project(arm.sizes[-1]).limit_world_size
     if reach > arm.sizes[-1]:
         yield _projected(arm.project(reach), arm)
-    refused = arm.project(2 * reach).reason
-    if refused:
-        yield Markup("Limit: {}").format(refused)
 
 
 def _projected(one: Projection, arm: Arm) -> Markup:
@@ -235,6 +239,8 @@ def projections(found: Sequence[ScalingSeries]) -> Fragment:
     rows: list[dict[str, Any]] = []
     for arm, _ in _with_law(found):
         for one in (arm.project(factor * arm.sizes[-1]) for factor in (2, 4, 8)):
+            if rows and one.reason and rows[-1]["reason"] == one.reason:
+                continue  # beyond the first size that is refused, the others are too
             rows.append({
                 "kind": arm.kind, "title": f"{arm.group}, {arm.layout}", "size": one.world_size,
                 "value": one.tokens_per_second, "low": one.low, "high": one.high,
@@ -243,7 +249,11 @@ def projections(found: Sequence[ScalingSeries]) -> Fragment:
     if not rows:
         return Fragment(Markup(""))
     columns = (
-        *(text("kind", "Scaling"), text("title", "Runs"), plain("size", "Projected to")),
+        *(
+            text("kind", "Scaling"),
+            Column("title", "Runs", lambda row: row["title"], numeric=False, wide=True),
+            plain("size", "Projected to"),
+        ),
         *(plain("value", "Throughput", "tokens/s"), plain("low", "From", "tokens/s")),
         plain("high", "To", "tokens/s", hint="empty: not bounded by the runs"),
         Column("efficiency", "Efficiency", lambda row: percent(row["efficiency"])),

@@ -314,7 +314,7 @@ def _table(one: TwoSides, stated: Stated) -> Markup:
 
 def _row(pair: Pair, stated: Stated) -> dict[str, Any]:
     bases = {row["per"]: row for row in basis_rows(pair, stated)}
-    watt, price = bases["watt"], bases["dollar"]
+    watt, price = bases["watt"], bases["price"]
     a, b = (_priced(side, stated) for side in (pair.a, pair.b))
     layouts = dict.fromkeys(in_words(_shared(side)) for side in (pair.a, pair.b))
     return {

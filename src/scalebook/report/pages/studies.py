@@ -44,17 +44,12 @@ from scalebook.report.pages.scaling_page import arms
 Row = Mapping[str, Any]
 MOST_ROWS = 8  # of a chart; the table has every run
 QUESTIONS = {
-    "headline": "Which platform is fastest?",
-    "scaling": "Does it scale?",
-    "strategies": "Which layout is fastest?",
-    "ablation": "What is each option worth?",
-    "map": "Which micro batch is best?",
-    "precision": "Is FP8 faster?",
-    "experts": "How fast are mixtures of experts?",
-    "correctness": "Do fast options train the same?",
-    "drill": "What does a lost process cost?",
-    "tune": "Which configuration is fastest?",
-}
+    "headline": "Which platform is fastest?", "scaling": "Does it scale?",
+    "strategies": "Which layout is fastest?", "ablation": "What is each option worth?",
+    "map": "Which micro batch is best?", "precision": "Is FP8 faster?",
+    "experts": "How fast are mixtures of experts?", "drill": "What does a lost process cost?",
+    "correctness": "Do fast options train the same?", "tune": "Which configuration is fastest?",
+}  # fmt: skip
 EVIDENCE = {
     "headline": "comparison", "scaling": "scaling", "strategies": "throughput",
     "ablation": "comparison", "map": "memory", "precision": "throughput", "experts": "throughput",
@@ -62,6 +57,10 @@ EVIDENCE = {
 }  # fmt: skip
 _MATCHED = "matched configuration"
 FORMED = tuple(kind for kind in KINDS if kind not in ("tune", "correctness"))
+
+
+NEEDS = {"strategies": ": that takes the rates of two layouts at the same work"}
+NEEDS["tune"] = NEEDS["strategies"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +87,8 @@ class Study:
         """The answer in one sentence."""
         if self.answer is not None:
             return self.answer.verdict
-        return Markup("Its {} do not answer this yet.").format(count(len(self.run_ids), "run"))
+        words, needs = "Its {} do not answer this yet{}.", NEEDS.get(self.kind, "")
+        return Markup(words).format(count(len(self.run_ids), "run"), needs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +143,8 @@ def _planned(
     asked = [record.schedule.get("question") for record in same]
     asked += [_committed().get(plan, ("", ""))[1]]
     question = next((text for text in asked if isinstance(text, str) and text), QUESTIONS[kind])
+    for model in {str(record.setting("model")) for record in same}:
+        question = question.replace(model, model_title(model))
     return Study(kind, plan, question, run_ids, _ANSWERS[kind](_chosen(data, every, run_ids)))
 
 
@@ -222,28 +224,23 @@ def _headline(runs: _Runs) -> StudyAnswer | None:
     if not best:
         return None
     first = best[0]
-    several = len({side_name(one.row) for one in best}) > 1
-    words = "{} trains {} at {} in {}."
-    words = (
-        words[:-1] + ", the highest rate, but without equal work to compare." if several else words
-    )
+    sides = {side_name(one.row) for one in best}
+    tried = {side_name(row) for row in runs.frame.to_dicts() if is_whole(row)}
+    several, lost = len(sides) > 1, sorted(one.upper() for one in tried - sides)
+    words = "{} trains {} at {} in {}"
+    words += ", the highest rate, but without equal work to compare" if several else ""
+    words += f"; no run on {' or '.join(lost)} has a rate." if lost else "."
     verdict = Markup(words).format(
         platform_title(first.row["platform"]), model_title(first.row["model"]),
         linked(first, rate(first)), first.row["precision"].upper(),
     )  # fmt: skip
     pairs = platform_pairs([item for item in runs.members if is_whole(item.row)])
     verdict = equal_work(tuple(pairs)) or verdict
-    drawn = [
-        mark(
-            runs.data, one, f"{platform_title(one.row['platform'])} {one.row['precision'].upper()}"
-        )
-        for one in best[:MOST_ROWS]
-    ]
+    drawn: list[Dot] = []
+    for one in best[:MOST_ROWS]:
+        name = f"{platform_title(one.row['platform'])} {one.row['precision'].upper()}"
+        drawn.append(mark(runs.data, one, name))
     return StudyAnswer(verdict, marks.bars(drawn, first.row["rate_unit"]), _ids(best))
-
-
-def _reached(pair: Pair) -> float:
-    return max(item.row["rate"] for item in (*pair.a, *pair.b))
 
 
 def equal_work(pairs: Sequence[Pair]) -> Markup | None:
@@ -251,7 +248,9 @@ def equal_work(pairs: Sequence[Pair]) -> Markup | None:
     known = [(pair, pair.verdict) for pair in pairs if pair.verdict is not None]
     if not known:
         return None
-    pair, verdict = max(known, key=lambda one: (one[0].kind == _MATCHED, _reached(one[0])))
+    reached = [max(item.row["rate"] for item in (*pair.a, *pair.b)) for pair, _ in known]
+    at = max(range(len(known)), key=lambda i: (known[i][0].kind == _MATCHED, reached[i]))
+    pair, verdict = known[at]
     return _compared(pair, verdict)
 
 
@@ -593,7 +592,9 @@ def _drill(runs: _Runs) -> StudyAnswer | None:
     lost = one.drill.steps_lost
     again = f"; {count(lost, 'step')} ran again" if lost is not None else ""
     took = duration(one.drill.next_step_seconds)
-    words = Markup("Training of {} continued {}{} after a process was killed{}.")
+    apart = one.drill.largest_loss_difference
+    again += "" if one.drill.passed or not apart else f", losses {percent(apart)} apart"
+    words = Markup("{} continued {}{} after a kill{}.")
     link = run_link(one.run["run_id"], took)
     verdict = words.format(on(one.run), link, ends, again)
     parts = [
@@ -621,8 +622,7 @@ def page(data: ReportData) -> Fragment:
 
 def _section(data: ReportData, number: int, one: Study) -> Markup:
     rows = data.runs.filter(pl.col("run_id").is_in(one.run_ids)).iter_rows(named=True)
-    columns = (tables.RUN, tables.MODEL, tables.PLATFORM, tables.PRECISION, tables.SEQUENCE)
-    columns = (*columns, tables.SPLIT, tables.WORLD, tables.TOKENS, tables.TOKENS_EACH, tables.MFU)
+    columns = (*tables.WHAT_RAN, tables.TOKENS, tables.TOKENS_EACH, tables.MFU)
     shown = tables.table(rows, columns, f"study-{number}")
     origin = (
         Markup("Plan <code>{}</code>").format(one.plan)

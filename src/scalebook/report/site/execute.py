@@ -22,11 +22,13 @@ from types import TracebackType
 from typing import Any
 
 import papermill
+from altair.utils.schemapi import debug_mode
 from nbformat import NotebookNode
 from nbformat.v4 import new_output
 from papermill.engines import Engine, NotebookExecutionManager, papermill_engines
 from papermill.exceptions import PapermillExecutionError
 
+from scalebook.facts.catalog import load as catalog
 from scalebook.notebooks import papermill_path, validate
 from scalebook.report.base.markup import callout, raw_block
 from scalebook.report.site import notebook
@@ -48,14 +50,16 @@ def execute(pages: Iterable[Page], notebooks: Path, runs: Path, output: Path) ->
         source, target = notebooks / page.notebook, output / f"{page.slug}.ipynb"
         validate(source, parameters)
         try:
-            papermill.execute_notebook(
-                papermill_path(source),
-                papermill_path(target),
-                parameters,
-                engine_name=register(),
-                request_save_on_cell_execute=False,
-                progress_bar=False,
-            )
+            # the tests hold every chart against Vega-Lite's schema; again is a tenth of a build
+            with debug_mode(arg=False), catalog.held():
+                papermill.execute_notebook(
+                    papermill_path(source),
+                    papermill_path(target),
+                    parameters,
+                    engine_name=register(),
+                    request_save_on_cell_execute=False,
+                    progress_bar=False,
+                )
         except PapermillExecutionError as error:
             # Quarto leaves out what begins with an underscore
             target.rename(output / f"_failed-{target.name}")

@@ -221,7 +221,7 @@
   }
 
   window.ScalebookFilter = {
-    narrow: narrow, tableKeeps: tableKeeps, mark: mark, watch: watch, pick: pick, clear: clear,
+    narrow: narrow, encodings: encodings, tableKeeps: tableKeeps, mark: mark, watch: watch, pick: pick, clear: clear,
     build: build, show: show, isActive: isActive,
     onChange: function (listener) { tell = listener; },
   };

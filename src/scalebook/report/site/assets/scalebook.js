@@ -34,9 +34,43 @@
     drawn.delete(place);
   }
 
-  // On a phone a long label has two lines; of a longer one the last two: runs differ there.
-  const LINES = "split(replace(datum.label, regexp('(.{1,26})( |$)', 'g'), '$1\\n'), '\\n')";
-  const TAIL = "length(datum.label) > 26 ? slice(" + LINES + ", max(0, length(" + LINES + ") - 3), length(" + LINES + ") - 1) : datum.label";
+  // A name of a row is written in full, on as many lines as it needs; the rows grow with it.
+  const ROOM = { wide: { line: 68, size: 12, step: 11 }, narrow: { line: 24, size: 10, step: 10 } };
+
+  function wrapped(text, room) {
+    const lines = [""];
+    for (const part of text.split(room === ROOM.wide ? /(?<= · )/ : /(?<= )/)) {
+      const last = lines.length - 1;
+      if (lines[last] && (lines[last] + part).trim().length > room.line) lines.push(part);
+      else lines[last] += part;
+    }
+    return lines.map(function (line) { return line.replace(/( ·)? $/, ""); });
+  }
+
+  function namedRows(spec, room) {
+    const axes = [], names = {};
+    filter.encodings(spec, function (encoding) {
+      const y = encoding.y;
+      if (!y || y.type !== "nominal" || !Array.isArray(y.sort)) return;
+      axes.push(y);
+      for (const name of y.sort) names[name] = wrapped(String(name), room);
+    });
+    const most = Math.max(0, ...Object.values(names).map(function (lines) { return lines.length; }));
+    if (!most) return;
+    const shift = []; // Vega writes the lines of a label below its first
+    for (let many = 2; many <= most; many++) {
+      const those = Object.keys(names).filter(function (name) { return names[name].length === many; });
+      shift.push({ test: "indexof(" + JSON.stringify(those) + ", datum.label) >= 0", value: -(many - 1) * room.step / 2 });
+    }
+    for (const y of axes) {
+      y.axis = Object.assign({}, y.axis, {
+        labelExpr: JSON.stringify(names) + "[datum.label] || datum.label", labelLimit: 460,
+        labelFontSize: room.size, labelLineHeight: room.step, labelBaseline: "middle",
+      }, shift.length ? { labelOffset: { condition: shift, value: 0 } } : {});
+    }
+    const high = Object.keys(names).length * (most * room.step + 2);
+    if (typeof spec.height === "number") spec.height = Math.max(spec.height, high);
+  }
 
   function drawOne(place, index) {
     const config = window.SCALEBOOK_CHARTS[isDark() ? "dark" : "light"];
@@ -48,8 +82,10 @@
       return;
     }
     const narrow = place.clientWidth < 560;
-    const axisY = Object.assign({}, config.axisY, narrow ? { labelLimit: 150, labelExpr: TAIL, labelFontSize: 10, labelLineHeight: 10 } : {});
-    const axisX = narrow ? { titleAnchor: "end" } : {};
+    if (typeof spec.title === "string") spec.title = wrapped(spec.title, { line: narrow ? 38 : 150 });
+    namedRows(spec, narrow ? ROOM.narrow : ROOM.wide);
+    const axisY = Object.assign({}, config.axisY, narrow ? { labelFontSize: 10 } : {});
+    const axisX = narrow ? { titleAnchor: "end", labelFlush: 20 } : {};
     const legend = Object.assign({}, config.legend, narrow ? { columns: 1, labelLimit: 240, labelFontSize: 10 } : {});
     vegaEmbed(place, spec, {
       mode: "vega-lite",
