@@ -51,7 +51,7 @@ def install_weight_gradient() -> None:
 
     Must run before megatron.core is imported.
     """
-    if find_spec(APEX_MODULE) is not None:
+    if APEX_MODULE in sys.modules or find_spec(APEX_MODULE) is not None:
         return
     module: Any = ModuleType(APEX_MODULE)
     module.wgrad_gemm_accum_fp32 = accumulate_weight_gradient
