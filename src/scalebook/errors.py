@@ -59,12 +59,18 @@ def not_installed(name: str | None, extra: str) -> str:
     return f"{name} is not installed. Install the extra: pip install 'scalebook[{extra}]'."
 
 
+MOST_LISTED = 20  # names in a message; of more, the nearest
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     """Return the message for an unknown name: the value, what is known, and the nearest match."""
     names = sorted(known)
-    message = f"Unknown {kind} {name!r}. Known {kind}s: {', '.join(names)}."
-    matches = difflib.get_close_matches(name, names, n=1)
-    if not matches:
+    listed = names
+    if len(names) > MOST_LISTED:
+        listed = difflib.get_close_matches(name, names, n=5, cutoff=0.0)
+    rest = f" and {len(names) - len(listed)} more" if len(listed) < len(names) else ""
+    message = f"Unknown {kind} {name!r}. Known {kind}s: {', '.join(listed)}{rest}."
+    if not difflib.get_close_matches(name, names, n=1):
         return message
     # Of equally near names the first in order: difflib would give the last.
     nearest = max(names, key=lambda known: difflib.SequenceMatcher(None, known, name).ratio())

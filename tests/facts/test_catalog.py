@@ -178,6 +178,14 @@ def test_unknown_names_come_with_a_suggestion():
             call()
 
 
+def test_of_many_names_the_nearest_are_listed_and_the_others_counted():
+    with pytest.raises(CatalogError) as caught:
+        catalog.model("llama3.1-8")
+    message = str(caught.value)
+    assert "Known models: llama3.1-8b, " in message
+    assert f" and {len(catalog.models()) - 5} more." in message
+
+
 def test_every_platform_names_a_known_accelerator_of_its_vendor():
     for item in catalog.platforms():
         if item.accelerator is None:
