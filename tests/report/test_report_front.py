@@ -329,6 +329,33 @@ def test_a_hollow_mark_has_no_interval_and_a_diamond_is_fp8(tmp_path: Path) -> N
     assert len(re.findall(r'class="dot circle c0 hollow"', html)) == 1
 
 
+def test_a_model_made_for_a_cpu_and_one_of_few_runs_have_no_headline(tmp_path: Path) -> None:
+    for number in range(4):
+        wrote(tmp_path, f"whole-{number}", "headline", 12.0 + number)
+    tiny = {"model": "tiny-llama", "sequence_length": 128, "world_size": 1}
+    wrote(tmp_path, "tiny", "headline", 1.0, **tiny)
+    assert "tiny-llama" not in str(front.screen(load(tmp_path)))
+    wrote(tmp_path, "other", "headline", 9.0, model="qwen3-8b", steps=8)
+    html = str(front.screen(load(tmp_path)))
+    headings = re.findall(r'<p class="sb-headline.*?</p>', html)
+    assert len(headings) == 1
+    assert "Llama 3.1 8B" in headings[0]
+    assert "Qwen 3 8B, H100, sequence 8,192" in html
+
+
+def test_only_a_model_made_for_a_cpu_is_shown_where_nothing_else_ran(tmp_path: Path) -> None:
+    wrote(tmp_path, "tiny", "headline", 1.0, model="tiny-llama", sequence_length=128)
+    assert "tiny-llama" in str(front.screen(load(tmp_path)))
+
+
+def test_the_run_that_needs_more_steps_is_named_with_its_model(tmp_path: Path) -> None:
+    wrote(tmp_path, "whole", "headline", 12.0)
+    wrote(tmp_path, "second", "headline", 14.0, tensor_parallel_size=2)
+    wrote(tmp_path, "short", "headline", 9.0, model="qwen3-8b", steps=8)
+    html = Markup(front.screen(load(tmp_path)).html).striptags()
+    assert "of Qwen 3 8B on H100 with more steps" in html
+
+
 def test_a_report_without_a_rate_says_so_in_the_first_screen(tmp_path: Path) -> None:
     write_run(tmp_path, "a", config(), status="failed", steps=0, reason="It broke.")
     assert sentences(front.screen(load(tmp_path)).html) == ["No run completed with a throughput."]

@@ -59,6 +59,7 @@ Row = Mapping[str, Any]
 TRILLION = 1e12  # tokens of the example of a cost
 MOST_LEARNED = 1_000  # runs that a prediction of a page reads again
 MOST_HEADLINES, MOST_COSTS, MOST_DRAWN, MOST_CARDS = 3, 2, 16, 8
+HEADLINE_SHARE = 3  # a model with this part of the runs of the first has a headline
 MOST_OF_A_GROUP = 5  # rows, that of a prediction among them
 CARDS = (
     *("scaling", "strategies", "ablation", "precision", "map"),
@@ -84,10 +85,15 @@ class Front:
 
     @cached_property
     def chosen(self) -> tuple[Member, ...]:
-        """Whole models on accelerators; where there are none, what comes next to them."""
+        """Whole models on accelerators; where there are none, what comes next to them.
+
+        Models made for a CPU are too small for an accelerator's rate to mean anything.
+        """
         own = [item for item in self.every if item.row["source"] == "measured"] or self.every
         on_gpus = [item for item in own if item.row["platform"] != "cpu"] or own
-        return tuple([item for item in on_gpus if is_whole(item.row)] or on_gpus)
+        whole = [item for item in on_gpus if is_whole(item.row)] or on_gpus
+        tiny = {one.name for one in catalog.models() if one.source.startswith("Scalebook:")}
+        return tuple([item for item in whole if item.row["model"] not in tiny] or whole)
 
     @cached_property
     def best(self) -> tuple[tuple[Configuration, ...], ...]:
@@ -157,7 +163,10 @@ def _nothing(data: ReportData) -> Iterator[str]:
 
 
 def _heading(front: Front) -> Markup:
-    shown = front.best[:MOST_HEADLINES]
+    runs = Counter(item.row["model"] for item in front.chosen)
+    least = runs[front.best[0][0].row["model"]] / HEADLINE_SHARE
+    named = [ones for ones in front.best if runs[ones[0].row["model"]] >= least]
+    shown = named[:MOST_HEADLINES]
     titles = Markup("").join(
         Markup('<p class="{}" data-answer="fastest">{}</p>').format(
             "sb-headline" if place == 0 else "sb-headline second", _sentence(ones)
@@ -424,12 +433,12 @@ def _missing(front: Front) -> Markup | None:
             f"{split_name(best.row)} or {split_name(rivals[0].row)}:", against.advice
         )
     hollow = [one for one in configurations(i.row for i in front.chosen) if one.interval[0] is None]
-    if hollow:
-        words = "Run {} ({}) with more steps: its rate has no interval."
-        return Markup(words).format(
-            linked(hollow[0], _short(hollow[0].row)), platform_title(hollow[0].row["platform"])
-        )
-    return None
+    if not hollow:
+        return None
+    next_one = min(hollow, key=lambda one: one.row["model"] != best.row["model"])
+    what = f"{model_title(next_one.row['model'])} on {platform_title(next_one.row['platform'])}"
+    words = "Run {} of {} with more steps: its rate has no interval."
+    return Markup(words).format(linked(next_one, _short(next_one.row)), what)
 
 
 def _predicted(front: Front, ones: Sequence[Configuration]) -> Candidate | None:
