@@ -30,8 +30,9 @@ _ADAM = 30.0  # bytes a parameter: gradient, weight and both moments read; three
 _NORM_AND_CLIP = 12.0
 _CPU_LAYER_SECONDS = 0.0036  # of calls, both ways
 # Of the host for a layer's forward pass, whose kernels Python launches: 2.1 ms of Llama 3.2 3B on
-# H200 nodes. The backward pass is launched from C++ and keeps ahead.
-_FORWARD_LAUNCH_SECONDS = 0.002
+# H200 nodes. The backward pass is launched from C++ and keeps ahead. Vendors' engines have fewer and
+# larger kernels: an assumption.
+_FORWARD_LAUNCH_SECONDS, _ENGINE_LAUNCH_SECONDS = 0.002, 0.0007
 # Of a layer with experts, some 190 kernels both ways: 14 to 16 ms of the host on H200 nodes.
 _EXPERT_LAUNCH_SECONDS = 0.0145
 _LATENT_LAUNCH_SECONDS = 0.003  # more with latent attention, whose projections are made in steps
@@ -203,8 +204,8 @@ class _Job:
         dense = max(sum(not is_moe(self.shape, one) for one in stage) for stage in layers)
         kinds = ("gemm", "gemm_fp8", "attention", "elementwise")
         busy = _believed({kind: total.get(kind, 0.0) for kind in kinds}) / 3
-        host = self.config.num_microbatches * dense * _FORWARD_LAUNCH_SECONDS
-        return max(host - busy, 0.0)
+        each = _FORWARD_LAUNCH_SECONDS if self.own_kernels else _ENGINE_LAUNCH_SECONDS
+        return max(self.config.num_microbatches * dense * each - busy, 0.0)
 
     def stage(self, number: int) -> Seconds:
         """Return the work of one micro batch on a stage, forward and backward."""
