@@ -61,11 +61,7 @@ class Keeper:
     _pending: _Save | None = None
     _blocked: float = 0.0  # seconds that training has waited for the pending save
     _last: int = field(default=0)  # steps done at the last save or load
-    _preparing: threading.Thread = field(init=False)
-
-    def __post_init__(self) -> None:
-        given = (self.trainer.world.device, state.sizes(self.trainer))
-        self._preparing = threading.Thread(target=mcore_checkpoint.prepare, args=given, daemon=True)
+    _preparing: threading.Thread | None = None
 
     @classmethod
     def open(cls, trainer: Trainer, output: Path) -> Keeper:
@@ -73,6 +69,10 @@ class Keeper:
         refuse_unsupported(trainer.config)
         keeper = cls(trainer, output)
         if trainer.config.checkpoint_interval:
+            given = (trainer.world.device, state.sizes(trainer))
+            keeper._preparing = threading.Thread(
+                target=mcore_checkpoint.prepare, args=given, daemon=True
+            )
             keeper._preparing.start()
         keeper.load()
         return keeper
@@ -129,7 +129,8 @@ class Keeper:
         name = f"{UNFINISHED}{step:08d}-{restart_count()}"
         save = _Save(step, self.folder / name, time.perf_counter(), now())
         self._blocked, self._last = 0.0, step
-        self._preparing.join()
+        if self._preparing is not None:
+            self._preparing.join()
         if self._first_rank:
             save.temporary.mkdir(parents=True)
         distributed.barrier()
