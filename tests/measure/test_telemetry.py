@@ -360,7 +360,7 @@ def test_the_report_shows_power_and_says_why_an_energy_is_missing(tmp_path):
     said = cost_page.overview(read, stated.Stated())._repr_markdown_()
     said += cost_page.device_findings(read)._repr_markdown_()
     # 2 x 700 W over 8 x 128 tokens a second
-    assert "1,367\u00a0mJ a token" in said
+    assert "1,367\u00a0mJ per token" in said
     assert "as much as their power cap allows" in said
     assert "nothing sampled the devices" in said
     assert 'data-value="700.0"' in cost_page.device_table(read)._repr_markdown_()

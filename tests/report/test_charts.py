@@ -60,7 +60,7 @@ def test_markup_in_a_run_cannot_leave_the_specification(tmp_path: Path) -> None:
 
 def test_a_chart_says_in_words_what_it_shows(tmp_path: Path) -> None:
     figures = every_chart(write_sample(tmp_path))
-    assert figures[0].description.startswith("3\N{NO-BREAK SPACE}runs, from llama3.1-8b · TP2 DP4")
+    assert figures[0].description.startswith("3\N{NO-BREAK SPACE}runs, from Llama 3.1 8B · TP2 DP4")
     assert all(figure.description in str(figure.html) for figure in figures)
 
 
@@ -83,8 +83,8 @@ def test_only_runs_of_the_same_work_share_an_axis(tmp_path: Path) -> None:
     figures = charts.throughput(load(write_sample(tmp_path)).completed)
     assert figures is not None
     assert [name for name, _ in figures.parts] == [
-        "llama3.1-8b on h100 (bf16, sequence 8,192, simulated)",
-        "tiny-llama on cpu (fp32, sequence 128, simulated)",
+        "Llama 3.1 8B on H100 (BF16, sequence 8,192, simulated)",
+        "tiny-llama on CPU (FP32, sequence 128, simulated)",
         "CPU runs without a comparable run",
     ]
 

@@ -168,7 +168,7 @@ def test_a_split_names_the_sizes_above_one_and_the_unit_of_the_platform() -> Non
 def test_runs_of_another_engine_or_source_are_another_group() -> None:
     own = {"model": "m", "platform": "h100", "engine": "megatron", "source": "measured"}
     own |= {"precision": "bf16", "sequence_length": 4096}
-    assert group_name(own) == "m on h100 (bf16, sequence 4,096)"
+    assert group_name(own) == "m on H100 (BF16, sequence 4,096)"
     assert group_name(own | {"engine": "nemo"}) != group_name(own)
     assert group_name(own | {"source": "ingested"}) != group_name(own)
     assert group_name(own | {"precision": "fp8"}) != group_name(own | {"precision": "bf16"})

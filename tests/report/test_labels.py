@@ -149,10 +149,10 @@ def test_a_record_that_does_not_tell_its_settings_is_told_apart_by_its_id(tmp_pa
 @pytest.mark.parametrize(
     ("change", "label"),
     [
-        ({"sequence_length": 4096}, "llama3.1-8b · seq 4,096 · 1 GPU"),
-        ({"precision": "fp8"}, "llama3.1-8b · fp8 · 1 GPU"),
-        ({"platform": "mi300x"}, "llama3.1-8b · mi300x · 1 GPU"),
-        ({"model": "qwen2.5-7b"}, "qwen2.5-7b · 1 GPU"),
+        ({"sequence_length": 4096}, "Llama 3.1 8B · seq 4,096 · 1 GPU"),
+        ({"precision": "fp8"}, "Llama 3.1 8B · FP8 · 1 GPU"),
+        ({"platform": "mi300x"}, "Llama 3.1 8B · MI300X · 1 GPU"),
+        ({"model": "qwen2.5-7b"}, "Qwen 2.5 7B · 1 GPU"),
     ],
 )
 def test_a_label_names_what_tells_groups_of_one_model_apart(

@@ -325,7 +325,7 @@ def test_ablations_of_one_work_are_named_by_what_tells_them_apart(tmp_path: Path
         for recompute in ("none", "full"):
             made = job("h100", micro_batch_size=size, recompute=recompute)
             write_run(tmp_path, f"{size}-{recompute}", made, device=H100)
-    head = "llama3.1-8b on h100 [simulated], DP8 on 8 GPUs, bf16, sequence 2,048"
+    head = "Llama 3.1 8B on H100 [simulated], DP8 on 8 GPUs, BF16, sequence 2,048"
     assert set(switches_of(tmp_path)) == {f"{head}, micro batch 1", f"{head}, micro batch 2"}
 
 

@@ -62,7 +62,7 @@ def test_repeats_of_a_configuration_are_told_with_model_platform_and_length(tmp_
         write_run(tmp_path, f"r{i}", config(world_size=2, repeat=i), seconds=seconds, steps=60)
     write_run(tmp_path, "tp2", config(world_size=2, tensor_parallel_size=2), seconds=0.3)
     text = words(run_findings.findings(load(tmp_path)))
-    group = "tiny-llama on cpu (fp32, sequence 128, simulated)"
+    group = "tiny-llama on CPU (FP32, sequence 128, simulated)"
     assert f"{group}: 2 repeats of DP2 on 2 processes (r0, r1) together reached" in text
     assert "DP2 on 2 processes (r0, r1) is the fastest of 3 runs" in text
 
@@ -236,7 +236,7 @@ def test_a_group_of_gpus_names_the_mfu_and_one_without_a_peak_none(tmp_path: Pat
     data = load(tmp_path)
     text = {str(runs["group"][0]): words(" ".join(run_findings.group_findings(runs)))
             for _, runs in data.ranked.group_by("group")}  # fmt: skip
-    (gpu,), (cpu,) = ([t for g, t in text.items() if name in g] for name in ("h100", "on cpu"))
+    (gpu,), (cpu,) = ([t for g, t in text.items() if name in g] for name in ("H100", "on CPU"))
     mfu = data.runs.filter(pl.col("run_id") == "gpu")["mfu"].item()
     assert f", an MFU of {100 * mfu:.1f} %." in gpu
     assert "MFU" not in cpu
@@ -348,7 +348,7 @@ def test_one_size_says_that_it_is_not_enough(tmp_path: Path) -> None:
     assert series.scaling_series(data.completed) == ()
     text = words(series.not_enough(data, ()))
     assert "Not enough sizes: 1 group has runs at one world size only." in text
-    assert "tiny-llama on cpu" in text
+    assert "tiny-llama on CPU" in text
     assert "more than one size" in words(series.scaling_findings(()))
 
 
@@ -386,8 +386,8 @@ def test_packed_documents_are_named_and_not_ranked_with_whole_samples(tmp_path: 
     write_run(tmp_path, "packed", config(sequence_length=128, packed_documents=4), seconds=0.1)
     data = load(tmp_path)
     assert dict(data.runs.select("run_id", "group").iter_rows()) == {
-        "whole": "tiny-llama on cpu (fp32, sequence 128, simulated)",
-        "packed": "tiny-llama on cpu (fp32, sequence 128 of 4 documents, simulated)",
+        "whole": "tiny-llama on CPU (FP32, sequence 128, simulated)",
+        "packed": "tiny-llama on CPU (FP32, sequence 128 of 4 documents, simulated)",
     }
     assert "4 packed documents" in data.runs.filter(pl.col("run_id") == "packed")["name"][0]
     said = words(run_findings.warnings(data))

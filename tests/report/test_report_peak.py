@@ -106,7 +106,7 @@ def test_two_platforms_of_one_model_are_compared_with_a_verdict(tmp_path: Path) 
     first, second = peak_page.best(data).iter_rows(named=True)
     ratio = first["rate"] / second["rate"]
     text = words(peak_page.findings(data))
-    said = f"mi300x (amd) over h100 (fast) is {ratio:.2f}× per GPU: "
+    said = f"MI300X (amd) over H100 (fast) is {ratio:.2f}× per GPU: "
     assert said in text
     verdict = verdict_on(Configuration((first,)), Configuration((second,)))
     assert verdict is not None
@@ -166,7 +166,7 @@ def test_repeats_are_one_rate_and_one_name_on_every_page(tmp_path: Path) -> None
 def test_platforms_with_repeats_are_compared_by_all_of_them(tmp_path: Path) -> None:
     write_repeats(tmp_path)
     data = load(tmp_path)
-    said = "mi300x (amd) over h100 (h-0, h-1) is "
+    said = "MI300X (amd) over H100 (h-0, h-1) is "
     assert said in words(peak_page.findings(data))
     assert "no interval" not in words(peak_page.findings(data)).partition(said)[2]
 

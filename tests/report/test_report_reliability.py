@@ -135,7 +135,7 @@ def test_without_checkpoints_and_drills_the_page_says_what_to_run(tmp_path: Path
 def test_a_drill_is_told_with_its_times_and_whether_the_losses_agree(tmp_path: Path):
     drilled(run(tmp_path, 1))
     text = words(reliability_page.findings(found(tmp_path)))
-    assert text.find("Recovered on cpu: rank 1 of tiny-llama") >= 0
+    assert text.find("Recovered on CPU: rank 1 of tiny-llama") >= 0
     assert "died after step 7, between two saves." in text
     assert (
         "A step was finished again 20.0 s after the kill (to notice 500 ms, to load 4.00 s)" in text

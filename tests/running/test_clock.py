@@ -15,9 +15,8 @@ from scalebook.measure import telemetry
 from scalebook.measure.telemetry.energy import windows_of
 from scalebook.measure.telemetry.samples import Device, Telemetry
 from scalebook.measure.telemetry.summary import SET_BACK
-from scalebook.record import RunRecord, StepRecord
+from scalebook.record import RunRecord, StepRecord, seconds_between
 from scalebook.running import finish_run, sweep
-from scalebook.running.cluster import status_table
 from scalebook.running.progress import ProgressLimit, Tail
 
 HOUR = 3600.0
@@ -94,7 +93,7 @@ def test_a_record_lasts_as_long_as_the_run_did(tmp_path: Path, moved: float, wor
 
 
 def test_a_time_that_would_be_negative_is_not_known():
-    assert status_table._between("2026-01-01T12:00:00+00:00", "2026-01-01T11:00:00+00:00") is None
+    assert seconds_between("2026-01-01T12:00:00+00:00", "2026-01-01T11:00:00+00:00") is None
 
 
 def test_runs_of_a_plan_keep_their_order_when_the_clock_is_set_back(

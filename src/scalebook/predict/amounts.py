@@ -30,8 +30,8 @@ _ADAM = 30.0  # bytes a parameter: gradient, weight and both moments read; three
 _NORM_AND_CLIP = 12.0
 _CPU_LAYER_SECONDS = 0.0036  # of calls, both ways
 # Of the host for a layer's forward pass, whose kernels Python launches: 2.1 ms of Llama 3.2 3B on
-# H200 nodes. The backward pass is launched from C++ and keeps ahead. Vendors' engines have fewer and
-# larger kernels: an assumption.
+# H200 nodes. The backward pass is launched from C++ and keeps ahead. Vendors' engines have fewer
+# and larger kernels: an assumption.
 _FORWARD_LAUNCH_SECONDS, _ENGINE_LAUNCH_SECONDS = 0.002, 0.0007
 # Of a layer with experts, some 190 kernels both ways: 14 to 16 ms of the host on H200 nodes.
 _EXPERT_LAUNCH_SECONDS = 0.0145

@@ -26,7 +26,13 @@ from scalebook.record import RunRecord
 from scalebook.report.base.frames import ReportData
 from scalebook.report.base.html_tables import Column, table, text
 from scalebook.report.base.markup import Fragment, Markup
-from scalebook.report.base.naming import VERSION_WORDS, sequence_words, split_name, units
+from scalebook.report.base.naming import (
+    VERSION_WORDS,
+    model_title,
+    sequence_words,
+    split_name,
+    units,
+)
 from scalebook.report.base.quantities import NONE, count, number
 from scalebook.report.base.stated import Stated
 from scalebook.report.base.versus import estimate_of, starts_of
@@ -242,7 +248,7 @@ def title(pair: Pair) -> str:
     # A split of one rank is only its number, which the work has already.
     told = pair.kind == "matched configuration" and not split[:1].isdigit()
     how = f", {split}" if told else ""
-    return f"{sides(pair)}, {row['model']} on {work(row)}{how}"
+    return f"{sides(pair)}, {model_title(row['model'])} on {work(row)}{how}"
 
 
 def sides(pair: Pair) -> str:

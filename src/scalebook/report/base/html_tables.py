@@ -22,7 +22,7 @@ from scalebook.report.base.markup import (
     run_link,
     script_json,
 )
-from scalebook.report.base.naming import sequence_words, split_name
+from scalebook.report.base.naming import model_title, platform_title, sequence_words, split_name
 from scalebook.report.base.quantities import NONE, duration, number, percent
 
 Row = Mapping[str, Any]
@@ -167,7 +167,7 @@ def _work(row: Row) -> Markup:
     """Return what a run did in two lines: what must agree before two runs are compared first."""
     parts = (_word(row.get("precision")).upper(), sequence_words(row))
     template = Markup('{} on {} <span class="range">{}, {} · {}</span>')
-    named = (_word(row.get("model")), _word(row.get("platform")))
+    named = (model_title(row.get("model")), platform_title(row.get("platform")))
     return template.format(*named, *parts, row.get("name") or split_name(row))
 
 
@@ -193,8 +193,8 @@ RAN = Column(
     hint="model and platform, precision, sequence length and configuration",
 )
 MODEL, PLATFORM, STRATEGY = (
-    text("model", "Model"),
-    text("platform", "Platform"),
+    Column("model", "Model", lambda row: model_title(row.get("model")), numeric=False),
+    Column("platform", "Platform", lambda row: platform_title(row.get("platform")), numeric=False),
     text("strategy", "Strategy"),
 )
 PRECISION = Column(

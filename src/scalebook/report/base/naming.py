@@ -84,11 +84,12 @@ def group_name(row: Row) -> str:
     A run of which a part is unknown has a group of its own: unknown equals nothing.
     """
     engine, source = row.get("engine"), row.get("source")
-    details = [row.get("precision"), sequence_words(row) if row.get("sequence_length") else None]
+    length = sequence_words(row) if row.get("sequence_length") else None
+    details = [precision_title(row.get("precision")), length]
     details += [engine] if engine not in (None, "megatron") else []
     details += [source] if source not in (None, "measured") else []
     details += [f"run {row.get('run_id')}"] if any(row.get(name) is None for name in WORK) else []
-    what = f"{row.get('model') or 'unknown model'} on {row.get('platform') or 'unknown platform'}"
+    what = f"{model_title(row.get('model'))} on {platform_title(row.get('platform'))}"
     inside = ", ".join(str(detail) for detail in details if detail)
     return f"{what} ({inside})" if inside else what
 
@@ -126,7 +127,15 @@ def model_title(name: str | None) -> str:
 
 def platform_title(name: str | None) -> str:
     """Return a platform as its maker writes it: ``H200``."""
-    return name.upper() if name else "unknown platform"
+    if not name:
+        return "unknown platform"
+    device = re.split(r"[,\[]", name)[0]  # an engine or a source may follow
+    return device.upper() + name.removeprefix(device)
+
+
+def precision_title(name: str | None) -> str | None:
+    """Return a precision as papers write it: ``BF16``."""
+    return name.upper() if name else None
 
 
 TELLING_VALUES = {  # settings whose value says it all
@@ -411,14 +420,14 @@ def _heads(rows: Sequence[Row]) -> Iterator[tuple[tuple[Any, ...], list[str]]]:
         vary = [len({fact[i] for fact in facts}) > 1 for i in range(len(facts[0]))]
         for (group, row), fact in zip(same, facts, strict=True):
             more = [text for text, differs in zip(fact, vary, strict=True) if differs and text]
-            yield group, [str(row.get("model") or "unknown model"), *more]
+            yield group, [model_title(row.get("model")), *more]
 
 
 def _facts(row: Row, usual_precision: Any) -> Iterator[str]:
     length, precision = row.get("sequence_length"), row.get("precision")
-    yield str(row.get("platform") or "unknown platform")
+    yield platform_title(row.get("platform"))
     yield str(row.get("engine") or "")
-    yield "" if precision == usual_precision else str(precision or "unknown precision")
+    yield "" if precision == usual_precision else precision_title(precision) or "unknown precision"
     yield "" if length is None else f"seq {length:,}"
 
 

@@ -40,6 +40,9 @@ from scalebook.report.base.markup import (
 from scalebook.report.base.naming import changes_in_words as setting_in_words
 from scalebook.report.base.naming import (
     in_words,
+    model_title,
+    platform_title,
+    precision_title,
     sequence_words,
     setting_words,
     sized,
@@ -225,8 +228,8 @@ def _text(value: Any) -> str:
 
 def _group_name(item: Member) -> str:
     row = item.row
-    what = f"{row['model']} on {side_name(row)}"
-    return f"{what}, {sized(row)}, {row['precision']}, {sequence_words(row)}"
+    what = f"{model_title(row['model'])} on {platform_title(side_name(row))}"
+    return f"{what}, {sized(row)}, {precision_title(row['precision'])}, {sequence_words(row)}"
 
 
 NOTHING = (

@@ -262,7 +262,7 @@ def energy_findings(data: ReportData) -> Iterator[Markup]:
             of,
             quantity(1e3 * best["energy_joules_per_token"], "mJ per token"),
             run_link(best["run_id"]),
-            best["model"],
+            model_title(best["model"]),
             best["energy_method"],
         )
     missing = data.completed.filter(pl.col("energy_joules_per_token").is_null())

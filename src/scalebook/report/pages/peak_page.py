@@ -14,6 +14,7 @@ from scalebook.measure.economics import SECONDS_PER_DAY
 from scalebook.report.base import html_tables as tables
 from scalebook.report.base.frames import PROXY, ReportData
 from scalebook.report.base.markup import Fragment, Markup, bullets, run_links
+from scalebook.report.base.naming import model_title, platform_title, precision_title
 from scalebook.report.base.quantities import count, interval, percent, quantity, times
 from scalebook.report.base.sections import unranked
 from scalebook.report.base.versus import Configuration, configurations, verdict_on
@@ -212,12 +213,12 @@ def _over(first: Configuration, other: Configuration) -> Markup:
     length = first.row["sequence_length"]
     words = "{} ({}, sequence {}) at its best: {} ({}) over {} ({}) is {} per GPU: {}."
     sides = (
-        (one.row["platform"], run_links(row["run_id"] for row in one.runs))
+        (platform_title(one.row["platform"]), run_links(row["run_id"] for row in one.runs))
         for one in (first, other)
     )
     return Markup(words).format(
-        first.row["model"],
-        first.row["precision"] or "unknown precision",
+        model_title(first.row["model"]),
+        precision_title(first.row["precision"]) or "unknown precision",
         "unknown" if length is None else f"{length:,}",
         *(part for side in sides for part in side),
         times(first.rate / other.rate),

@@ -29,6 +29,7 @@ from scalebook.report.base.markup import (
     paragraphs,
     run_link,
 )
+from scalebook.report.base.naming import model_title, platform_title
 from scalebook.report.base.quantities import count, duration, number, percent, quantity
 from scalebook.report.charts import reliability_charts as charts
 from scalebook.report.charts.figure import Figure
@@ -316,7 +317,12 @@ def _sentence(item: DrilledRun) -> Markup:
     verdict = "Recovered" if drill.passed else "Not recovered as expected"
     words = Markup("<strong>{}</strong> on {}: rank {} of {} ({}) died after step {}, {}. {} {}")
     return words.format(
-        *(verdict, item.run["platform"], drill.kill_rank, item.run["model"]),
+        *(
+            verdict,
+            platform_title(item.run["platform"]),
+            drill.kill_rank,
+            model_title(item.run["model"]),
+        ),
         run_link(item.run["run_id"]),
         *(drill.last_step, when, _return(drill), _losses(drill)),
     )

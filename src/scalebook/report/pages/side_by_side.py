@@ -41,7 +41,7 @@ from scalebook.report.base.markup import (
     run_links,
     script_json,
 )
-from scalebook.report.base.naming import in_words, setting_words
+from scalebook.report.base.naming import in_words, model_title, setting_words
 from scalebook.report.base.quantities import NONE, count, number, percent
 from scalebook.report.base.stated import Stated
 from scalebook.report.base.versus import unnumbered
@@ -194,7 +194,7 @@ def _verdicts(one: TwoSides, found: Sequence[Pair], none: str) -> Markup:
     ahead = f"{one.a.name} over {one.b.name} is {verdict.ratio:.3f}"
     most = " The largest difference: {} ({:.3f} to {:.3f}), {}, {}."
     return sentence + Markup(most).format(
-        ahead, verdict.low, verdict.high, pair.a[0].row["model"], work(pair.a[0].row)
+        ahead, verdict.low, verdict.high, model_title(pair.a[0].row["model"]), work(pair.a[0].row)
     )
 
 
@@ -261,7 +261,12 @@ def _missing(one: TwoSides) -> Markup:
         return Markup("nothing: each side ran the other's fastest configurations.")
     named = [
         Markup("{} ({}; {}, {}) {}").format(
-            *(run_link(row["run_id"]), row["configuration_name"], row["model"], work(row)),
+            *(
+                run_link(row["run_id"]),
+                row["configuration_name"],
+                model_title(row["model"]),
+                work(row),
+            ),
             IN[one.by.key].format(side),
         )
         for runs, side in wanted[:MOST_MISSING]
@@ -318,7 +323,7 @@ def _row(pair: Pair, stated: Stated) -> dict[str, Any]:
     a, b = (_priced(side, stated) for side in (pair.a, pair.b))
     layouts = dict.fromkeys(in_words(_shared(side)) for side in (pair.a, pair.b))
     return {
-        "what": f"{pair.a[0].row['model']}, {work(pair.a[0].row)}",
+        "what": f"{model_title(pair.a[0].row['model'])}, {work(pair.a[0].row)}",
         "layouts": " against ".join(layouts),
         "how": "matched" if pair.kind == "matched configuration" else "best",
         "a": mean_rate(pair.a), "b": mean_rate(pair.b),

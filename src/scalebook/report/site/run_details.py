@@ -17,7 +17,7 @@ import polars as pl
 from scalebook.measure import registered
 from scalebook.report.base.frames import ReportData
 from scalebook.report.base.markup import anchor, script_json
-from scalebook.report.base.naming import split_name
+from scalebook.report.base.naming import model_title, platform_title, split_name
 from scalebook.report.base.quantities import duration, interval, number, percent, quantity
 
 PAGE = "run.html"
@@ -66,7 +66,7 @@ def _details(data: ReportData, row: Row, steps: pl.DataFrame | None) -> dict[str
     return {
         "id": run_id,
         "anchor": anchor(run_id),
-        "title": f"{row['model'] or 'unknown model'} on {row['platform'] or 'unknown platform'}",
+        "title": f"{model_title(row['model'])} on {platform_title(row['platform'])}",
         "subtitle": f"{(row['precision'] or '').upper()} {row['name'] or split_name(row)}".strip(),
         "status": f"{row['status']} · {row['source']}".replace("_", " "),
         "reason": row["reason"] or row["throughput_reason"] or "",
