@@ -100,7 +100,7 @@ def test_the_cost_of_checkpoints_is_computed_from_every_save(tmp_path: Path):
     )
     assert (row["load_seconds"], row["load_rate"]) == (2, 4)
     text = words(reliability_page.checkpoint_findings(found(tmp_path)))
-    assert "tiny-llama on cpu, synchronous: 2 saves of 8.00 GiB in 1 run." in text
+    assert "tiny-llama on CPU, synchronous: 2 saves of 8.00 GiB in 1 run." in text
     assert "A save is complete after 4.00 s (2.00 GiB/s), and training waits 2.00 s for it" in text
     assert "as long as 1.00 steps. Waits are 17.4 % of the training." in text
 
@@ -119,8 +119,8 @@ def test_both_modes_of_saving_are_told_apart(tmp_path: Path):
     checkpoint(run(tmp_path, 1))
     checkpoint(run(tmp_path, 2), asynchronous=True)
     text = words(reliability_page.checkpoint_findings(found(tmp_path)))
-    assert "cpu, synchronous: 1 save" in text
-    assert "cpu, asynchronous: 1 save" in text
+    assert "CPU, synchronous: 1 save" in text
+    assert "CPU, asynchronous: 1 save" in text
 
 
 def test_without_checkpoints_and_drills_the_page_says_what_to_run(tmp_path: Path):

@@ -132,6 +132,11 @@ def text(key: str, label: str, hint: str = "") -> Column:
     return Column(key, label, lambda row: _word(row.get(key)), numeric=False, hint=hint)
 
 
+def _narrow(words: str) -> Markup:
+    """Return words that take a second line before their column grows."""
+    return Markup('<span class="narrow">{}</span>').format(words)
+
+
 def _word(value: Any) -> str:
     return NONE if value is None else str(value)
 
@@ -193,7 +198,7 @@ RAN = Column(
     hint="model and platform, precision, sequence length and configuration",
 )
 MODEL, PLATFORM, STRATEGY = (
-    Column("model", "Model", lambda row: model_title(row.get("model")), numeric=False),
+    Column("model", "Model", lambda row: _narrow(model_title(row.get("model"))), numeric=False),
     Column("platform", "Platform", lambda row: platform_title(row.get("platform")), numeric=False),
     text("strategy", "Strategy"),
 )

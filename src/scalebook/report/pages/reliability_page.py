@@ -225,7 +225,8 @@ def _cost(platform: str, model: str, mode: str, items: list[Saved]) -> Markup:
     note = f", as long as {_span(steps, number)} steps" if steps else ""
     note += f". Waits are {_span(shares, percent)} of the training" if shares else ""
     return words.format(
-        *(model, platform, mode, count(sum(row["saves"] for row in rows), "save")),
+        *(model_title(model), platform_title(platform), mode),
+        count(sum(row["saves"] for row in rows), "save"),
         _span(_known(rows, "size_gib"), lambda value: quantity(value, "GiB")),
         count(len(items), "run"),
         _span(_known(rows, "save_seconds"), duration),
