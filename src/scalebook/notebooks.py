@@ -22,12 +22,12 @@ from scalebook.errors import ConfigError, LaunchError, not_installed
 TYPES: dict[str, type[object]] = {"str": str, "int": int, "float": float, "bool": bool}
 START_SECONDS = 600  # for a kernel to answer: its imports come from a cold shared disk at times
 _LONGEST_SOCKET = 90  # characters: a Unix socket's path ends at 107, of which a name takes some
-# ipykernel warns at every start how it talks; its errors are still shown.
-# Now and then a kernel that is told to end while it sends prints a traceback of its messaging,
-# which no user can act on: a kernel that dies is told by papermill.
+# ipykernel warns at every start how it talks. Now and then a kernel that is told to end while it
+# sends prints a traceback of its messaging, or that it was interrupted. No user can act on these:
+# papermill tells of a kernel that dies and of a cell that raises.
 _LOGGING = {"loggers": {"tornado.general": {"level": "CRITICAL"}}}
 QUIET_KERNEL: dict[str, Any] = {
-    "extra_arguments": ["--log-level=ERROR", f"--IPKernelApp.logging_config={_LOGGING}"]
+    "extra_arguments": ["--log-level=CRITICAL", f"--IPKernelApp.logging_config={_LOGGING}"]
 }
 
 
