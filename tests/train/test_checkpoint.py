@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -196,6 +197,24 @@ def test_checkpoints_of_fsdp_are_refused():
     assert rules(load_checkpoint="x", **full)["checkpoint_sharding"] == "error"
     assert "checkpoint_sharding" not in rules(**full)
     assert "checkpoint_sharding" not in rules(checkpoint_interval=2)
+
+
+@pytest.mark.parametrize(("ranks", "whole"), [(1, [96, 32]), (2, [])])
+def test_memory_for_copies_is_that_of_the_updated_parameters_and_their_moments(
+    ranks: int, whole: list[int]
+):
+    torch = pytest.importorskip("torch")
+    state = pytest.importorskip("scalebook.train.checkpoint.state")
+    chunk = [torch.zeros(6, 8, dtype=torch.bfloat16), torch.zeros(16, dtype=torch.bfloat16)]
+    updated = [torch.zeros(part.numel() // ranks) for part in chunk]  # in fp32, this rank's share
+    adam = SimpleNamespace(param_groups=[{"params": [part]} for part in updated])
+    trainer = SimpleNamespace(
+        optimizer=SimpleNamespace(inner=SimpleNamespace(optimizer=adam)),
+        model=SimpleNamespace(chunks=[SimpleNamespace(parameters=lambda: iter(chunk))]),
+        share=SimpleNamespace(data_size=ranks),
+    )
+    weights = [192 // ranks, 64 // ranks]
+    assert state.sizes(trainer) == [*weights, *weights, *weights, *whole]
 
 
 def test_settings_that_do_nothing_are_said():
