@@ -149,9 +149,11 @@ def test_a_run_without_telemetry_says_why_it_has_no_energy(two: Path) -> None:
 def test_measured_energy_is_shown_with_the_least_named(root: Path) -> None:
     data = load(root / "runs" / "examples")
     measured = data.completed.drop_nulls("energy_joules_per_token")
-    # The first layers of a model take little because they are few.
+    # The first layers of a model take little because they are few, and a model made for a CPU too.
     whole = measured.filter(~pl.col("model").str.contains("@", literal=True))
-    known = whole.sort("energy_joules_per_token")
+    known = whole.filter(~pl.col("model").str.starts_with("tiny-"))
+    assert known.height < whole.height
+    known = known.sort("energy_joules_per_token")
     figures = cost_page.energy_chart(data)
     assert figures is not None
     assert str(known["run_id"][0])[-12:] in words(cost_page.overview(data, Stated()))

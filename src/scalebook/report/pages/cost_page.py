@@ -13,7 +13,7 @@ from scalebook.measure.economics import ANSWERS, Answer, Inputs, answers
 from scalebook.measure.intervals import Interval, point
 from scalebook.report.base import comparisons
 from scalebook.report.base.comparisons import COMPARED, Pair
-from scalebook.report.base.frames import PROXY, ReportData
+from scalebook.report.base.frames import PROXY, TINY, ReportData
 from scalebook.report.base.html_tables import RAN, RUN, Column, Row, plain, table, text
 from scalebook.report.base.markup import (
     Fragment,
@@ -249,8 +249,9 @@ def energy_findings(data: ReportData) -> Iterator[Markup]:
     known = data.completed.drop_nulls("energy_joules_per_token")
     if known.height:
         # the first layers of a model are fast because they are few
-        whole = known.filter(~PROXY, pl.col("platform") != "cpu")
-        mixed = whole.height and known.filter(PROXY).height
+        small = PROXY | pl.col("model").str.starts_with(TINY)
+        whole = known.filter(~small, pl.col("platform") != "cpu")
+        mixed = whole.height and known.filter(small).height
         runs, of = (whole, " of a whole model") if mixed else (known, "")
         best = runs.sort("energy_joules_per_token").row(0, named=True)
         words = (

@@ -26,7 +26,7 @@ from scalebook.predict.search import Candidate, layouts
 from scalebook.record import RunRecord
 from scalebook.report.base import html_tables as tables
 from scalebook.report.base.comparisons import Member, Pair, members, platform_pairs, side_name
-from scalebook.report.base.frames import ReportData, records
+from scalebook.report.base.frames import TINY, ReportData, records
 from scalebook.report.base.markup import Fragment, Markup, join, paragraphs, run_link, short_id
 from scalebook.report.base.naming import (
     brief,
@@ -92,8 +92,7 @@ class Front:
         own = [item for item in self.every if item.row["source"] == "measured"] or self.every
         on_gpus = [item for item in own if item.row["platform"] != "cpu"] or own
         whole = [item for item in on_gpus if is_whole(item.row)] or on_gpus
-        tiny = {one.name for one in catalog.models() if one.source.startswith("Scalebook:")}
-        return tuple([item for item in whole if item.row["model"] not in tiny] or whole)
+        return tuple([i for i in whole if not i.row["model"].startswith(TINY)] or whole)
 
     @cached_property
     def best(self) -> tuple[tuple[Configuration, ...], ...]:
