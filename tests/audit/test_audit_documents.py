@@ -283,6 +283,22 @@ def test_the_text_above_a_table_states_facts_of_its_rows(above, given):
     assert told == given
 
 
+def test_the_model_of_the_text_is_not_that_of_rows_that_name_their_own():
+    """Llama 3.1 8B has no experts; the row is of another model, which the catalog may not have."""
+    text = "Runs of Llama 3.1 8B on GPUs:\n\n| Run | EP | GPUs |\n|---|---|---|\n| {} | 2 | 4 |\n"
+    own = read_document(text.format("DeepSeek-V2-Lite, 6 layers"), ".md", "a.md")
+    assert wrong(own) == []
+    assert "model" not in own.rows[0].words
+    assert wrong(read_document(text.format("a"), ".md", "a.md")) == [("expert_parallel_size", "2")]
+
+
+def test_a_year_before_a_device_is_no_count_of_gpus():
+    (row,) = read_document("Run,MFU\nMarch 2026 H100,40%\n", ".csv", "a.csv").rows
+    assert set(row.values) == {"mfu"}
+    (row,) = read_document("Run,MFU\n512 H100s,40%\n", ".csv", "a.csv").rows
+    assert row.values["gpus"].value == 512
+
+
 def test_a_model_may_be_named_by_two_columns():
     """Mixtral 8x7B has 46.7 billion parameters, of which a token meets 12.9."""
     text = (

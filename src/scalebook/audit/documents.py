@@ -225,6 +225,11 @@ def _set_up(sheets: Sequence[Sheet], lists: Sequence[Sheet]) -> None:
 def _parts(sheet: Sheet) -> Iterator[Sheet]:
     """Yield a table by its cases: a run for each of two times, and for each size of a list."""
     names = [_heading(head)[0] for head in sheet.head]
+    families = {re.split(r"[^a-z]", shape.name)[0] for shape in catalog.models()}
+    cells = " ".join(" ".join(row) for _, row in sheet.rows if row[:1] != [sheet.name]).lower()
+    if families & set(re.findall(r"[a-z]{3,}", cells)):  # rows of models of their own
+        given = {key: text for key, text in sheet.given.items() if key not in _ALIKE[0]}
+        sheet = replace(sheet, given=given)
     cases = {
         key: [at for at, name in enumerate(names) if re.fullmatch(pattern, name)]
         for key, pattern in _data()["cases"].items()
@@ -531,7 +536,8 @@ def _given(
 ) -> frozenset[str]:
     """Add to a row what the text around its table says; return the fields of that."""
     stated = {column.field for column in columns} | values.keys() | words.keys()
-    stated |= {name for alike in _ALIKE if alike & stated for name in alike}
+    alike = _ALIKE if len(sheet.rows) > 1 else _ALIKE[1:]  # a list names its one model
+    stated |= {name for names in alike if names & stated for name in names}
     told = dict(sheet.given)
     if words.get("sharding") == "none":  # DDP: a whole replica on each GPU
         told |= {"tensor_parallel_size": "1", "pipeline_parallel_size": "1"}
