@@ -29,6 +29,7 @@ from scalebook.settings import PARALLEL_SIZES, SETTINGS
 SUFFIXES = (".md", ".markdown", ".txt", ".html", ".htm", ".csv", ".tsv")
 LARGEST_FILE = 5_000_000  # bytes
 MOST_ROWS = 5_000
+MOST_TEXT = 2_000  # characters above a table that are read for facts, or of a line
 LONGEST = 120  # characters of a label or a heading that is shown
 
 _SEPARATOR = re.compile(r"\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*")
@@ -136,7 +137,7 @@ def _markdown(text: str) -> Iterator[Sheet]:
         above += f" {line}"
         below = lines[index + 1] if index + 1 < len(lines) else ""
         if "|" in line and "|" in below and _SEPARATOR.fullmatch(below):
-            sheet = Sheet(name, _cells(line), given=_context(above))
+            sheet = Sheet(name, _cells(line), given=_context(f"{name} {above[-MOST_TEXT:]}"))
     if sheet is not None:
         yield sheet
 
@@ -147,7 +148,7 @@ def _lists(text: str, unread: list[str]) -> Iterator[Sheet]:
     items, fence = list[tuple[int, str, str]](), ""
     for number, line in enumerate([*text.splitlines(), "", "#"], start=1):
         inside = fence in ("json", "yaml", "yml", "toml", "python")
-        item = _pattern("setting").fullmatch(line) if inside else _ITEM.match(line)
+        item = _pattern("setting").fullmatch(line[:MOST_TEXT]) if inside else _ITEM.match(line)
         intro = _INTRO.fullmatch(line.strip())
         if item is not None:
             name, value = _plain(item["name"].replace("_", " ")), _plain(item["value"].strip("\"'"))
@@ -254,10 +255,10 @@ def _parts(sheet: Sheet) -> Iterator[Sheet]:
 
 def _rates(name: str) -> tuple[float, ...]:
     """Return the peaks of a device in TFLOP/s, the dense one of BF16 first; none if unknown."""
-    device = accelerator_of(Row("", "", None, {}, {"accelerator": name})) if name else None
-    if device is None or "bf16" not in device.peak_tflops:
+    device = accelerator_of(Row("", "", None, {}, {"accelerator": name} if name else {}))
+    peaks = device.peak_tflops if device else {}
+    if device is None or "bf16" not in peaks:
         return ()
-    peaks = device.peak_tflops
     return (peaks["bf16"], *peaks.values(), *device.sparse_peak_tflops.values())
 
 
@@ -528,7 +529,7 @@ def _row(
     taken = {column.index for column in columns if column.field not in named}
     label = next((cell for index, cell in enumerate(plain) if cell and index not in taken), "")
     row = Row(sheet.name, label or f"line {line}", line, values, words, given)
-    return _known_names(row) if values.keys() - given or "architecture" in words else None
+    return row if values.keys() - given or "architecture" in words else None
 
 
 def _given(
@@ -542,11 +543,10 @@ def _given(
     if words.get("sharding") == "none":  # DDP: a whole replica on each GPU
         told |= {"tensor_parallel_size": "1", "pipeline_parallel_size": "1"}
     for name in told.keys() - stated:
-        own = vocabulary.field(name)
-        if own is None:
-            words[name] = told[name]
-        else:
+        if (own := vocabulary.field(name)) is not None:
             values[name] = read_printed(told[name], exact=own.exact)
+        else:
+            words[name] = told[name]
     return frozenset(told.keys() - stated)
 
 
@@ -555,8 +555,9 @@ def _word(name: str, cell: str) -> dict[str, str]:
     if name == "model":
         return {name: found} if (found := _catalog_name(cell)) else {}
     if name == "accelerator":
-        device = re.sub(r"^\d+\s*[x×]\s*", "", cell)
-        return {name: re.sub(r"^(nvidia|amd)\s+(instinct\s+)?", "", device, flags=re.IGNORECASE)}
+        device = re.sub(r"(?i)^(\d+\s*[x×]\s*)?((nvidia|amd)\s+(instinct\s+)?)?", "", cell)
+        known = unknown_names(Row("", "", None, {}, {name: device})) is None
+        return {name: device} if known else {}
     lowered = re.sub(r"^mixture.of.experts.*", "moe", cell.lower())
     lowered = "none" if name == "sharding" and lowered == "ddp" else lowered
     allowed = vocabulary.choices(name)
@@ -569,15 +570,6 @@ def _catalog_name(text: str) -> str | None:
     wanted = re.sub(r"^(nvidia|meta|google|mistralai|microsoft)", "", wanted)
     names = (shape.name for shape in catalog.models())
     return next((name for name in names if re.sub(r"[^a-z0-9.]", "", name) == wanted), None)
-
-
-def _known_names(row: Row) -> Row:
-    """Return the row without a name that the catalog lacks."""
-    words = dict(row.words)
-    for name in ("accelerator", "model"):
-        if unknown_names(Row(row.table, row.label, row.line, row.values, words)) is not None:
-            words.pop(name, None)
-    return replace(row, words=words)
 
 
 def _value(column: _Column, cell: str) -> tuple[str, Printed] | None:
@@ -600,12 +592,11 @@ def _value(column: _Column, cell: str) -> tuple[str, Printed] | None:
     if number != match["number"].strip() and kind:  # 0.92x of something is no rate
         return None
     read = _plain_value(name, number, factor or 1.0)
-    own = vocabulary.field(name)
-    if own is None or read is None:
+    if (own := vocabulary.field(name)) is None or read is None:
         return None
-    unit_fields = (one for one in vocabulary.fields().values() if one.quantity == own.quantity)
-    scale = own.scale * (factor or 1.0)
-    return next((one.name for one in unit_fields if one.scale == scale), name), read[1]
+    key = (own.quantity, own.scale * (factor or 1.0))
+    fields = vocabulary.fields().values()
+    return next((one.name for one in fields if (one.quantity, one.scale) == key), name), read[1]
 
 
 def _plain_value(name: str, cell: str, factor: float = 1.0) -> tuple[str, Printed] | None:
@@ -622,8 +613,9 @@ def _sizes(text: str) -> Iterator[tuple[str, Printed]]:
     for short, size in _SIZES.findall(text):
         yield _LONG[short], read_printed(size, exact=True)
     for name in ("gpus", "nodes"):
-        found = set(_pattern(name).findall(text))
-        if len(found) == 1:  # 8x A100 in each of 4 nodes, 32 GPUs: of one node or of all?
+        if (
+            len(found := set(_pattern(name).findall(text))) == 1
+        ):  # 8x A100 in each of 4 nodes, 32 GPUs: of one node or of all?
             yield name, read_printed(found.pop(), exact=True)
 
 
