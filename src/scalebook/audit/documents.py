@@ -256,10 +256,10 @@ def _parts(sheet: Sheet) -> Iterator[Sheet]:
 def _rates(name: str) -> tuple[float, ...]:
     """Return the peaks of a device in TFLOP/s, the dense one of BF16 first; none if unknown."""
     device = accelerator_of(Row("", "", None, {}, {"accelerator": name} if name else {}))
-    peaks = device.peak_tflops if device else {}
-    if device is None or "bf16" not in peaks:
+    if device is None or "bf16" not in device.peak_tflops:
         return ()
-    return (peaks["bf16"], *peaks.values(), *device.sparse_peak_tflops.values())
+    dense, sparse = device.peak_tflops, device.sparse_peak_tflops
+    return (dense["bf16"], *dense.values(), *sparse.values())
 
 
 def _amount(text: str) -> float:
@@ -284,12 +284,12 @@ def _peaks(text: str, unread: list[str]) -> Iterator[Sheet]:
             told = (match[key] or "" for key in ("peak", "precision", "rate", "mfu"))
             block.rows.append((number, [_plain(match["name"]), name, *told]))
         elif not line.strip() or line[0] in "#`":
-            open_rows = [cells for _, cells in block.rows if not cells[3]]
-            usual = any(_near(cells[2], _rates(cells[1])[:1]) for cells in open_rows)
-            for cells in open_rows:
+            bare = [cells for _, cells in block.rows if not cells[3]]
+            usual = any(_near(cells[2], _rates(cells[1])[:1]) for cells in bare)
+            for cells in bare:
                 cells[3] = "bf16" if usual else ""
-                if not usual:
-                    unread.append(f"'{cells[2]}' of {cells[0]!r}, a peak without its precision")
+            peaks = [f"'{one[2]}' of {one[0]!r}, a peak without its precision" for one in bare]
+            unread += [] if usual else peaks
             yield replace(block, rows=[row for row in block.rows if row[1][3]])
             block.rows = []
             block.name = _plain(line.lstrip("#")) if line.startswith("#") else block.name
@@ -307,10 +307,8 @@ def _counted(table: Table, count: str) -> Table:
             continue
         if total.interval.scaled(1 / int(count) / rates[0]).meets(share.claimed):
             told = {"gpus": read_printed(count, exact=True)}
-            rows = (
-                replace(one, values=told | {**one.values}, given=one.given | {"gpus"})
-                for one in table.rows
-            )
+            every = ((one, told | {**one.values}, one.given | {"gpus"}) for one in table.rows)
+            rows = (replace(one, values=values, given=given) for one, values, given in every)
             return replace(table, rows=tuple(rows))
     return table
 
