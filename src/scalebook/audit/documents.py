@@ -274,7 +274,7 @@ def _near(text: str, rates: Sequence[float]) -> bool:
 def _peaks(text: str, unread: list[str]) -> Iterator[Sheet]:
     """Yield the peaks that a text gives to devices: ``H100: 450 / 1,979 = 22.7%``.
 
-    Without a precision they are of BF16 where a device beside them has its BF16 peak.
+    Without a precision they are of BF16 if one of the same block is a BF16 peak.
     """
     block = Sheet("Peaks", ["", "gpu", "peak tflops", "precision", "tflops per gpu", "mfu"])
     for number, line in enumerate([*text.splitlines(), "#"], start=1):
@@ -298,7 +298,7 @@ def _peaks(text: str, unread: list[str]) -> Iterator[Sheet]:
 def _counted(table: Table, count: str) -> Table:
     """Return a table with the one number of GPUs that a text names, where a row of it fits that.
 
-    Fits: its TFLOP/s of all GPUs over the peak of so many is its MFU.
+    Fits: its TFLOP/s of all GPUs over the peak of that number is its MFU.
     """
     for row in table.rows:
         total, share = (row.values.get(name) for name in ("model_tflops_per_second", "mfu"))
