@@ -181,3 +181,173 @@ def test_a_claims_file_may_be_called_a_text_file(tmp_path):
         'precision = "bf16"\npeak_tflops_per_second = "1979"\n'
     )
     assert wrong(load(path)) == [("peak_tflops_per_second", "1979")]
+
+
+def test_each_size_of_a_list_of_valid_sizes_is_a_claim():
+    """Qwen 2.5 7B has 4 key-value groups: 7 ranks cannot share them."""
+    table = "| Model | Layers | Valid TP Values |\n|---|---|---|\n| Qwen 2.5 7B | 28 | 1, 2, 7 |\n"
+    listed = "## Sizes\n\n**Qwen 2.5 7B:**\n- Valid TP: 1, 2, 7\n- Heads: 28\n"
+    for text in (table, listed):
+        claims = read_document(text, ".md", "a.md")
+        assert wrong(claims) == [("tensor_parallel_size", "7")]
+        assert claims.unread == ()
+
+
+def test_tflops_above_what_a_gpu_reaches_are_of_all_and_the_text_says_of_how_many():
+    """4,000 / 8 / 1,307.4 = 38.2 %, so there are 8 GPUs; 3,600 / 8 / 989.4 = 45.5 %."""
+    text = (
+        "A run of 8 GPUs.\n\n## Compared\n\n| Platform | TFLOPS | Utilization |\n|---|---|---|\n"
+        "| AMD MI300X | 4,000 | 38.2% |\n| NVIDIA H100 | 3,600 | 22.7% |\n"
+    )
+    assert wrong(read_document(text, ".md", "a.md")) == [("mfu", "22.7%")]
+    # of 64 GPUs no row is right, so they are of something else
+    other = read_document(text.replace("8 GPUs", "64 GPUs"), ".md", "a.md")
+    assert wrong(other) == []
+    # a GPU may reach 500; 3,958 is a peak of the maker
+    for cell in ("500", "3,958"):
+        with pytest.raises(ClaimError, match="'TFLOPS' of 'Compared': of one GPU or of all"):
+            read_document(text.replace("3,600", cell), ".md", "a.md")
+
+
+@pytest.mark.parametrize(
+    ("lines", "found"),
+    [
+        ("H100: 1979 TFLOPS BF16", [("peak_tflops_per_second", "1979")]),
+        ("- **NVIDIA H100**: 989 TFLOPS per GPU (BF16 dense)", []),
+        ("- AMD MI300X: 1,307 TFLOPS per GPU\n- H100: 1,979 TFLOPS per GPU",
+         [("peak_tflops_per_second", "1,979")]),
+        ("MI300X: 500 / 1,307 = 38.3%\nH100: 450 / 1,979 = 22.7%",
+         [("peak_tflops_per_second", "1,979"), ("mfu", "22.7%")]),
+        ("H100: 450 TFLOPS per GPU BF16", []),  # a rate that was reached
+    ],
+)  # fmt: skip
+def test_a_peak_of_a_device_in_the_text_is_a_claim(lines, found):
+    text = f"# Peaks\n\n{lines}\n\n| GPUs | MFU |\n|---|---|\n| 8 | 40% |\n"
+    assert wrong(read_document(text, ".md", "a.md")) == found
+
+
+def test_a_peak_without_a_precision_is_listed():
+    """1,979 is the sparse BF16 peak and the dense FP8 one."""
+    text = "H100: 1,979 TFLOPS\n\n| GPUs | MFU |\n|---|---|\n| 8 | 40% |\n"
+    claims = read_document(text, ".md", "a.md")
+    assert claims.unread == ("'1,979' of 'H100', a peak without its precision",)
+    assert wrong(claims) == []
+
+
+TIMES = """\
+## Hardware Setup
+
+- **Instance**: 8x NVIDIA A100 40GB
+- **Cluster**: 4 nodes (32 GPUs total)
+
+## Time to train (7B Model)
+
+| Dataset size | Baseline time | Optimized time |
+|---|---|---|
+| 100B tokens | 18.3 hours | 2,000 hours |
+
+## Strategies
+
+| Strategy | Model size limit |
+|---|---|
+| DDP | 7B |
+| FSDP | 175B+ |
+"""
+
+
+def test_times_side_by_side_are_of_the_hardware_of_the_document():
+    """6 x 7e9 x 100e9 / (18.3 x 3600) / 32 = 1,992 TFLOP/s; 112 GB of state are above 40 GB."""
+    claims = read_document(TIMES, ".md", "a.md")
+    assert set(wrong(claims)) == {("elapsed_hours", "18.3"), ("parameters", "7B")}
+    assert claims.rows[0].given == {"gpus", "accelerator", "parameters"}
+    # a table of another machine is not of this one
+    other = TIMES.replace("| Baseline", "| GPU | Baseline").replace("|\n| 100B", "---|\n| 100B")
+    other = other.replace("tokens |", "tokens | a chip |")
+    assert ("elapsed_hours", "18.3") not in wrong(read_document(other, ".md", "a.md"))
+
+
+@pytest.mark.parametrize(
+    ("above", "given"),
+    [
+        ("All runs of Llama 3.1 8B on 8 H100 GPUs in BF16:",
+         {"model": "llama3.1-8b", "accelerator": "h100", "gpus": "8", "precision": "bf16"}),
+        ("Runs on H100, compared to A100 and FP8.", {"accelerator": "h100"}),
+        ("Runs on H100 and A100.", {}),
+    ],
+)  # fmt: skip
+def test_the_text_above_a_table_states_facts_of_its_rows(above, given):
+    table = "| Setup | Seq len | Tokens/s/GPU |\n|---|---|---|\n| a | 8K | 7,771 |\n"
+    text = f"# Runs\n\n{above}\n\n{table}"
+    (row,) = read_document(text, ".md", "a.md").rows
+    told = {name: row.words.get(name) or row.values[name].text for name in row.given}
+    assert told == given
+
+
+def test_the_model_of_the_text_is_not_that_of_rows_that_name_their_own():
+    """Llama 3.1 8B has no experts; the row is of another model, which the catalog may not have."""
+    text = "Runs of Llama 3.1 8B on GPUs:\n\n| Run | EP | GPUs |\n|---|---|---|\n| {} | 2 | 4 |\n"
+    own = read_document(text.format("DeepSeek-V2-Lite, 6 layers"), ".md", "a.md")
+    assert wrong(own) == []
+    assert "model" not in own.rows[0].words
+    assert wrong(read_document(text.format("a"), ".md", "a.md")) == [("expert_parallel_size", "2")]
+
+
+def test_a_year_before_a_device_is_no_count_of_gpus():
+    (row,) = read_document("Run,MFU\nMarch 2026 H100,40%\n", ".csv", "a.csv").rows
+    assert set(row.values) == {"mfu"}
+    (row,) = read_document("Run,MFU\n512 H100s,40%\n", ".csv", "a.csv").rows
+    assert row.values["gpus"].value == 512
+
+
+def test_a_model_may_be_named_by_two_columns():
+    """Mixtral 8x7B has 46.7 billion parameters, of which a token meets 12.9."""
+    text = (
+        "| Model | Active params | Total params | GPUs |\n|---|---|---|---|\n"
+        "| Mixtral | 12.9B (active) | 8×7B (56B) | 64 |\n"
+    )
+    assert wrong(read_document(text, ".md", "a.md")) == [("parameters", "56B")]
+
+
+def test_a_worked_example_in_a_list_is_of_the_model_that_introduces_it():
+    """2 N are 350 GFLOP a token; a step of 1536 x 2048 tokens on 512 GPUs is 1,229 tokens/s/GPU."""
+    text = (
+        "## Formula\n\n**Example (GPT-3 175B)**:\n- Per-token FLOPs: ~350 billion for 175B model\n"
+        "- Batch size: 1536 (global)\n- Sequence length: 2048\n"
+        "- Time per iteration: ~5 seconds on 512 H100s\n- Throughput: ~390 TFlops/GPU on H100\n"
+    )
+    assert wrong(read_document(text, ".md", "a.md")) == [
+        ("flops_per_token", "~350 billion"), ("model_tflops_per_second_per_gpu", "~390")
+    ]  # fmt: skip
+
+
+BLOCK = """\
+```json
+{"run": {
+    "num_gpus": 8,
+    "tensor_model_parallel_size": 4,
+    "data_parallel_size": 2,
+    "global_batch_size": 128,
+    "sequence_length": 2048,
+    "tokens_per_second": 11113,
+    "tokens_per_second_per_gpu": 2000,
+    "avg_step_time_seconds": 23.59
+}}
+```
+"""
+
+
+def test_a_block_of_settings_is_one_row_unless_a_name_stands_twice():
+    """128 x 2048 / 23.59 = 11,112 tokens/s, of 8 GPUs 1,389 each."""
+    assert wrong(read_document(BLOCK, ".md", "a.md")) == [("tokens_per_second_per_gpu", "2000")]
+    twice = BLOCK.replace('    "num_gpus": 8,', '    "num_gpus": 8,\n    "num_gpus": 16,')
+    table = "| GPUs | MFU |\n|---|---|\n| 8 | 40% |\n"
+    claims = read_document(f"{table}\n{twice}", ".md", "a.md")
+    assert wrong(claims) == []
+    assert claims.unread == ("the block above line 17, which has a name twice",)
+
+
+def test_a_share_of_a_rate_is_no_rate_and_two_counts_are_none():
+    text = "Strategy,GPUs,Throughput\nFSDP,8,0.92x\n"
+    assert set(read_document(text, ".csv", "a.csv").rows[0].values) == {"gpus"}
+    listed = "- Instance: 8x A100\n- Cluster: 4 nodes (32 GPUs)\n- Steps: 12\n- Batch size: 64\n"
+    assert "gpus" not in read_document(listed, ".md", "a.md").rows[0].values

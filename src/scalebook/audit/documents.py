@@ -1,7 +1,7 @@
-"""Tables of a document (Markdown, HTML, CSV, TSV) as claims, and lists of ``- name: value``.
+"""Tables, lists, blocks of settings and peaks of a document (Markdown, HTML, CSV, TSV) as claims.
 
-``headings.toml`` says what a heading means. What it does not know, or what has two meanings (TFLOPS
-of one GPU or of all?), is not guessed: ``Claims.unread`` lists it. Nothing of a document runs.
+``headings.toml`` says what a heading means, and which facts of the text above hold for a table.
+What has two meanings (TFLOPS of one GPU or of all?) is not guessed: ``Claims.unread`` lists it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 from scalebook.audit import fields as vocabulary
 from scalebook.audit.claimed_rows import Claims, Row, Table, read_bounded
-from scalebook.audit.knowledge import unknown_names
+from scalebook.audit.knowledge import accelerator_of, unknown_names
 from scalebook.audit.printed import Printed, read_printed
 from scalebook.errors import ClaimError
 from scalebook.facts import catalog
@@ -29,6 +29,7 @@ from scalebook.settings import PARALLEL_SIZES, SETTINGS
 SUFFIXES = (".md", ".markdown", ".txt", ".html", ".htm", ".csv", ".tsv")
 LARGEST_FILE = 5_000_000  # bytes
 MOST_ROWS = 5_000
+MOST_TEXT = 2_000  # characters above a table that are read for facts, or of a line
 LONGEST = 120  # characters of a label or a heading that is shown
 
 _SEPARATOR = re.compile(r"\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*")
@@ -36,23 +37,16 @@ _MARKS = re.compile(r"[*_`†‡]+|\[\^?\d+\]|✅|\(baseline\)", re.IGNORECASE)
 _LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
 _ITEM = re.compile(r"\s*[-*+] +\*{0,2}(?P<name>[^:*|]{1,40})\*{0,2}:\*{0,2}\s*(?P<value>.*)$")
 _UNIT = re.compile(r"^(?P<name>.*?)\s*[(\[](?P<unit>[^()\[\]]*)[)\]]\s*$")
-_NUMBER = re.compile(
-    r"^(?P<number>(?:~|≈|<=?|>=?|≤|≥|up to |about |at least )?\s*[-+−]?\$?\d[\d,]*(?:\.\d+)?"
-    r"(?:e[-+]?\d+)?\s*(?:[KMBT](?![a-z])|million|billion|trillion)?\s*[%×x]?\+?)\s*"
-    r"(?P<unit>[a-z$][a-z0-9/ .]*)?(?:\s*[(\[].*)?$",
-    re.IGNORECASE,
-)
 _SIZES = re.compile(r"\b(TP|PP|CP|EP|DP)\s*[=-]?\s*(\d{1,5})\b")
-_COUNTS = (
-    (
-        "gpus",
-        re.compile(
-            r"(?<![\d.,])(\d{1,6})\s*(?:x\s*)?(?:(?i:GPUs?)\b|[x×]\s*(?:NVIDIA |AMD )?[A-Z]{1,2}\d)"
-        ),
-    ),
-    ("nodes", re.compile(r"\b(\d{1,6})\s*nodes?\b", re.IGNORECASE)),
-)
 _LONG = {SETTINGS[name].short: name for name in PARALLEL_SIZES} | {"DP": "data_parallel_size"}
+_INTRO = re.compile(r"\*\*(.+?)\*\*:?")
+# what settles the same thing: of one stated, the text around a table adds no other
+_ALIKE = ({"model", "parameters"}, {"gpus", "nodes", "data_parallel_size"})
+_MIXED_SIZE = re.compile(r"\d+ ?[x×] ?[\d.]+B \(([\d.]+[BT])\)")  # 8x7B (56B)
+_RATES = (
+    ("gpu_token_rate", "tokens_per_second_per_gpu"), ("sample_rate", "samples_per_second"),
+    ("gpu_tflops", "model_tflops_per_second_per_gpu"),
+)  # fmt: skip
 # a unit must be written: a bare number may be anything
 _UNIT_NEEDED = ("time", "bandwidth", "memory", "power", "energy")
 
@@ -64,6 +58,7 @@ class Sheet:
     name: str
     head: list[str]
     rows: list[tuple[int, list[str]]] = field(default_factory=list[tuple[int, list[str]]])
+    given: dict[str, str] = field(default_factory=dict[str, str])  # of the text around it
 
 
 def load_document(path: Path, *, follow: bool = False) -> Claims:
@@ -81,21 +76,26 @@ def load_document(path: Path, *, follow: bool = False) -> Claims:
 
 def read_document(text: str, suffix: str, name: str) -> Claims:
     """Return the claims of the tables in a text of a kind of file, such as ``.md``."""
-    lists: list[Sheet] = []
+    lists, unread = list[Sheet](), list[str]()
     if suffix in (".csv", ".tsv"):
         sheets = list(_separated(text, "\t" if suffix == ".tsv" else ",", Path(name).name))
     elif suffix in (".html", ".htm"):
         sheets = _html(text)
     else:
-        sheets, lists = list(_markdown(text)), list(_lists(text))
+        sheets, lists = list(_markdown(text)), list(_lists(text, unread))
+        _set_up([*sheets, *lists], lists)
     if sum(len(sheet.rows) for sheet in sheets) > MOST_ROWS:
         raise ClaimError(f"{name} has more than {MOST_ROWS:,} rows of tables. Split it.")
-    unread: list[str] = []
-    tables = [table for sheet in sheets if (table := _table(sheet, unread)) is not None]
-    listed = (table for sheet in lists if (table := _table(sheet, [])) is not None)
+    parts = (part for sheet in sheets for part in _parts(sheet))
+    tables = [table for part in parts if (table := _table(part, unread)) is not None]
+    parts = (*(part for sheet in lists for part in _parts(sheet)), *_peaks(text, unread))
+    listed = (table for part in parts if (table := _table(part, [])) is not None)
     tables += [
         table for table in listed if any(len(r.values) + len(r.words) > 2 for r in table.rows)
     ]
+    prose = "\n".join(line for line in text.splitlines() if "|" not in line)
+    counts = set(_pattern("gpus").findall(prose))
+    tables = [_counted(one, *counts) if len(counts) == 1 else one for one in tables]
     if not tables:
         looked = f" Headings: {'; '.join(unread[:12])}." if unread else ""
         raise ClaimError(
@@ -122,7 +122,7 @@ def _separated(text: str, delimiter: str, name: str) -> Iterator[Sheet]:
 
 def _markdown(text: str) -> Iterator[Sheet]:
     """Yield the pipe tables of a text; a heading above names them."""
-    lines, name = text.splitlines(), "Table"
+    lines, name, above = text.splitlines(), "Table", ""
     sheet: Sheet | None = None
     for index, line in enumerate(lines):
         if sheet is not None and "|" in line:
@@ -133,48 +133,184 @@ def _markdown(text: str) -> Iterator[Sheet]:
             yield sheet
             sheet = None
         if line.startswith("#"):
-            name = _plain(line.lstrip("#")) or name
+            name, above = _plain(line.lstrip("#")) or name, ""
+        above += f" {line}"
         below = lines[index + 1] if index + 1 < len(lines) else ""
         if "|" in line and "|" in below and _SEPARATOR.fullmatch(below):
-            sheet = Sheet(name, _cells(line))
+            sheet = Sheet(name, _cells(line), given=_context(f"{name} {above[-MOST_TEXT:]}"))
     if sheet is not None:
         yield sheet
 
 
-def _lists(text: str) -> Iterator[Sheet]:
-    """Yield lists of ``- name: value`` as tables; the heading above says of what."""
-    title, items = "List", list[tuple[int, str, str]]()
-    for number, line in enumerate([*text.splitlines(), "#"], start=1):
-        if (item := _ITEM.match(line)) is not None:
-            items.append((number, _plain(item["name"]), _plain(item["value"])))
-        elif line.startswith("#") or not line.strip():
-            yield from _listed(title, items)
-            title, items = (_plain(line.lstrip("#")) if line.strip() else title), []
+def _lists(text: str, unread: list[str]) -> Iterator[Sheet]:
+    """Yield lists of ``- name: value`` and blocks of settings as tables; a heading says of what."""
+    title = heading = "List"
+    items, fence = list[tuple[int, str, str]](), ""
+    for number, line in enumerate([*text.splitlines(), "", "#"], start=1):
+        inside = fence in ("json", "yaml", "yml", "toml", "python")
+        item = _pattern("setting").fullmatch(line[:MOST_TEXT]) if inside else _ITEM.match(line)
+        intro = _INTRO.fullmatch(line.strip())
+        if item is not None:
+            name, value = _plain(item["name"].replace("_", " ")), _plain(item["value"].strip("\"'"))
+            name = f"global {name}" if re.search(r"\bglobal\b", value) else name
+            items.append((number, name, value))
+        elif line.startswith("```") or (
+            not inside and (not line.strip() or line[0] == "#" or intro)
+        ):
+            names = [name for _, name, value in items if value]
+            if not inside or len(names) == len(set(names)):
+                yield from _listed(title, items)
+            else:
+                unread.append(f"the block above line {number}, which has a name twice")
+            items = []
+            if line.startswith("```"):
+                fence = "" if fence else line[3:].strip().lower() or "text"
+            elif line.startswith("#") and not fence:
+                title = heading = _plain(line.lstrip("#"))
+            elif intro and _context(intro[1]):
+                title = f"{heading}: {_plain(intro[1])}"
 
 
 def _listed(title: str, items: Sequence[tuple[int, str, str]]) -> Iterator[Sheet]:
     """Yield a row of what a list states, and rows of the peaks by precision in it."""
     precisions = vocabulary.choices("precision")
     told = [item for item in items if item[2] and item[1].lower() not in precisions]
-    device = _device(" ".join([title, *(value for _, _, value in told)]))
-    if len(told) > 1:
-        head = ["", *(name for _, name, _ in told), "gpu", "model"]
-        cells = [title, *(value for _, _, value in told), device, title]
-        yield Sheet(title, head, [(told[0][0], cells)])
+    devices = _devices(" ".join([title, *(value for _, _, value in told)]))
+    given = _context(title) | ({"accelerator": devices[0]} if devices else {})
+    if told:
+        head = ["", *(name for _, name, _ in told)]
+        yield Sheet(title, head, [(told[0][0], [title, *(text for _, _, text in told)])], given)
     peaks = [item for item in items if item[2] and item[1].lower() in precisions]
     if peaks and any("peak" in name.lower() for _, name, value in items if not value):
-        head = ["", "precision", "peak tflops", "sparse peak tflops", "gpu"]
+        head = ["", "precision", "peak tflops", "sparse peak tflops"]
+        pairs = (("", text) if "spars" in text else (text, "") for _, _, text in peaks)
         rows = [
-            (at, [title, name, *(("", told) if "spars" in told else (told, "")), device])
-            for at, name, told in peaks
+            (at, [title, name, *pair]) for (at, name, _), pair in zip(peaks, pairs, strict=True)
         ]
-        yield Sheet(title, head, rows)
+        yield Sheet(title, head, rows, given)
 
 
-def _device(text: str) -> str:
-    """Return the first platform of the catalog that a text names, empty for none."""
+def _devices(text: str) -> list[str]:
+    """Return the platforms of the catalog that a text names, in its order."""
     names = {platform.name for platform in catalog.platforms()}
-    return next((word for word in re.findall(r"[a-z]+\d+\w*", text.lower()) if word in names), "")
+    words = re.findall(r"\b([a-z]+\d+\w*?)s?\b(?:[- ](\d+ ?gb))?", text.lower())
+    sized = ((f"{word}-{size.replace(' ', '')}", word) for word, size in words)
+    named = (next((name for name in pair if name in names), "") for pair in sized)
+    return list(dict.fromkeys(name for name in named if name))
+
+
+def _context(text: str) -> dict[str, str]:
+    """Return what a text says of all that stands below it: fields of which it names one value."""
+    text = re.sub(_data()["patterns"]["others"], " ", text)
+    found: dict[str, set[str]] = {"accelerator": set(_devices(text)[:2])}
+    names = {
+        shape.name: re.sub(r"-|(?<=[a-z])(?=[0-9])", "[ -]?", shape.name)
+        for shape in catalog.models()
+    }
+    bounded = {name: rf"(?<![\w.]){pattern}(?![\w.])" for name, pattern in names.items()}
+    found["model"] = {name for name, pattern in bounded.items() if re.search(pattern, text.lower())}
+    for name, pattern in _data()["context"].items():
+        found[name] = {value.lower() for value in re.findall(pattern, text, re.IGNORECASE)}
+    return {name: texts.pop() for name, texts in found.items() if len(texts) == 1}
+
+
+def _set_up(sheets: Sequence[Sheet], lists: Sequence[Sheet]) -> None:
+    """Give every table the device and its number that the one list of hardware states."""
+    pattern = _data()["setup"]["heading"]
+    told = [one for one in lists if re.fullmatch(pattern, one.name.lower())]
+    given = _context(" ".join(told[0].rows[0][1])) if len(told) == 1 else {}
+    for sheet in sheets if "accelerator" in given else ():
+        sheet.given = given | sheet.given
+
+
+def _parts(sheet: Sheet) -> Iterator[Sheet]:
+    """Yield a table by its cases: a run for each of two times, and for each size of a list."""
+    names = [_heading(head)[0] for head in sheet.head]
+    families = {re.split(r"[^a-z]", shape.name)[0] for shape in catalog.models()}
+    cells = " ".join(" ".join(row) for _, row in sheet.rows if row[:1] != [sheet.name]).lower()
+    if families & set(re.findall(r"[a-z]{3,}", cells)):  # rows of models of their own
+        given = {key: text for key, text in sheet.given.items() if key not in _ALIKE[0]}
+        sheet = replace(sheet, given=given)
+    cases = {
+        key: [at for at, name in enumerate(names) if re.fullmatch(pattern, name)]
+        for key, pattern in _data()["cases"].items()
+    }
+    for at in cases["sizes"]:
+        models = ["model" if _named(name, "") == "model" else "" for name in names]
+        sizes = [
+            (line, [*cells[:at], size, *cells[at + 1 :]])
+            for line, cells in sheet.rows
+            for size in (cells[at].split(",") if at < len(cells) else ())
+        ]
+        yield Sheet(sheet.name, [*models[:at], "tp", *models[at + 1 :]], sizes, sheet.given)
+    times = cases["times"] if len(cases["times"]) > 1 and not cases["ratio"] else []
+    head = ["" if at in cases["sizes"] else text for at, text in enumerate(sheet.head)]
+    for at in times:
+        own = ["elapsed time" if i == at else "" if i in times else h for i, h in enumerate(head)]
+        rows = [(line, [sheet.head[at], *cells]) for line, cells in sheet.rows]
+        yield Sheet(sheet.name, ["", *own], rows, sheet.given)
+    if not times:
+        yield replace(sheet, head=head)
+
+
+def _rates(name: str) -> tuple[float, ...]:
+    """Return the peaks of a device in TFLOP/s, the dense one of BF16 first; none if unknown."""
+    device = accelerator_of(Row("", "", None, {}, {"accelerator": name} if name else {}))
+    if device is None or "bf16" not in device.peak_tflops:
+        return ()
+    dense, sparse = device.peak_tflops, device.sparse_peak_tflops
+    return (dense["bf16"], *dense.values(), *sparse.values())
+
+
+def _amount(text: str) -> float:
+    found = re.search(r"\d+(\.\d+)?", text.replace(",", ""))
+    return float(found[0]) if found else 0.0
+
+
+def _near(text: str, rates: Sequence[float]) -> bool:
+    return any(abs(rate - _amount(text)) < 1 for rate in rates)
+
+
+def _peaks(text: str, unread: list[str]) -> Iterator[Sheet]:
+    """Yield the peaks that a text gives to devices: ``H100: 450 / 1,979 = 22.7%``.
+
+    Without a precision they are of BF16 if one of the same block is a BF16 peak.
+    """
+    block = Sheet("Peaks", ["", "gpu", "peak tflops", "precision", "tflops per gpu", "mfu"])
+    for number, line in enumerate([*text.splitlines(), "#"], start=1):
+        match = _pattern("peak").fullmatch(line)
+        name = next(iter(_devices(match["name"] if match else "")), "")
+        if match and _near(match["peak"], _rates(name)):
+            told = (match[key] or "" for key in ("peak", "precision", "rate", "mfu"))
+            block.rows.append((number, [_plain(match["name"]), name, *told]))
+        elif not line.strip() or line[0] in "#`":
+            bare = [cells for _, cells in block.rows if not cells[3]]
+            usual = any(_near(cells[2], _rates(cells[1])[:1]) for cells in bare)
+            for cells in bare:
+                cells[3] = "bf16" if usual else ""
+            peaks = [f"'{one[2]}' of {one[0]!r}, a peak without its precision" for one in bare]
+            unread += [] if usual else peaks
+            yield replace(block, rows=[row for row in block.rows if row[1][3]])
+            block.rows = []
+            block.name = _plain(line.lstrip("#")) if line.startswith("#") else block.name
+
+
+def _counted(table: Table, count: str) -> Table:
+    """Return a table with the one number of GPUs that a text names, where a row of it fits that.
+
+    Fits: its TFLOP/s of all GPUs over the peak of that number is its MFU.
+    """
+    for row in table.rows:
+        total, share = (row.values.get(name) for name in ("model_tflops_per_second", "mfu"))
+        rates = _rates(row.words.get("accelerator", ""))
+        if not (total and share and rates) or {"gpus", "nodes"} & row.values.keys():
+            continue
+        if total.interval.scaled(1 / int(count) / rates[0]).meets(share.claimed):
+            told = {"gpus": read_printed(count, exact=True)}
+            every = ((one, told | {**one.values}, one.given | {"gpus"}) for one in table.rows)
+            rows = (replace(one, values=values, given=given) for one, values, given in every)
+            return replace(table, rows=tuple(rows))
+    return table
 
 
 def _cells(line: str) -> list[str]:
@@ -224,7 +360,7 @@ def _html(text: str) -> list[Sheet]:
     parser = _Tables()
     parser.feed(text)
     parser.close()
-    return parser.sheets
+    return [replace(sheet, given=_context(sheet.name)) for sheet in parser.sheets]
 
 
 def _plain(text: str) -> str:
@@ -237,6 +373,10 @@ def _plain(text: str) -> str:
 def _data() -> dict[str, Any]:
     path = files("scalebook.audit").joinpath("headings.toml")
     return tomllib.loads(path.read_text(encoding="utf-8"))
+
+
+def _pattern(name: str) -> re.Pattern[str]:
+    return re.compile(_data()["patterns"][name], re.VERBOSE)
 
 
 def _factor(kind: str | None, unit: str) -> float | None:
@@ -256,6 +396,8 @@ class _Column:
 def _heading(text: str) -> tuple[str, str]:
     """Return the name and the unit of a heading: ``Step time (ms)``."""
     plain = _plain(text.replace("_", " ")).lower()
+    if vocabulary.field(plain.replace(" ", "_")) is None:
+        plain = re.sub(r" (seconds|ms)$", r" (\1)", plain)
     match = _UNIT.match(plain)
     return (match["name"], match["unit"]) if match and match["name"] else (plain, "")
 
@@ -289,7 +431,11 @@ def _columns(sheet: Sheet, unread: list[str]) -> list[_Column]:
         if settled is not None:
             single.append(_Column(index, settled, unit, None))
         elif name and index:  # the first column is what the rows are called
-            unread.append(_shown(sheet, index))
+            reasons = _data()["reasons"].items()
+            reason = next(
+                (f": {why}" for heading, why in reasons if re.fullmatch(heading, name)), ""
+            )
+            unread.append(f"{_shown(sheet, index)}{reason}")
     return single
 
 
@@ -299,10 +445,7 @@ def _shown(sheet: Sheet, index: int) -> str:
 
 def _named(name: str, unit: str) -> str | None:
     """Return the field that a heading states; its unit may say what a throughput is of."""
-    for kind, field_name in (
-        ("gpu_token_rate", "tokens_per_second_per_gpu"),
-        ("sample_rate", "samples_per_second"),
-    ):
+    for kind, field_name in _RATES[:2]:
         if _factor(kind, unit) and re.fullmatch(r".*(throughput|rate|speed).*", name):
             return field_name
     named = f"{name} {unit}".strip()
@@ -323,7 +466,7 @@ def _settled(name: str, found: Mapping[str, _Column]) -> str | None:
 
 def _table(sheet: Sheet, unread: list[str]) -> Table | None:
     """Return the claims of a table; None where no row states a number."""
-    columns = _columns(sheet, unread)
+    columns = _columns(_totalled(sheet), unread)
     rows: list[Row] = []
     labels: set[str] = set()
     for line, cells in sheet.rows:
@@ -331,7 +474,7 @@ def _table(sheet: Sheet, unread: list[str]) -> Table | None:
         if row is not None:
             label = row.label if row.label not in labels else f"{row.label} (line {line})"
             labels.add(label)
-            rows.append(Row(row.table, label, line, row.values, {**row.words, "label": label}))
+            rows.append(replace(row, label=label, words={**row.words, "label": label}))
     if not rows:
         return None
     total = next((row.label for row in rows if row.label.lower() in ("total", "sum")), None)
@@ -340,6 +483,21 @@ def _table(sheet: Sheet, unread: list[str]) -> Table | None:
     # rates of two models do not compare, whether the catalog knows them or not
     base = _base(rows) if len(named) <= 1 else None
     return Table(sheet.name, tuple(rows), base, (), total)
+
+
+def _totalled(sheet: Sheet) -> Sheet:
+    """Return the table with TFLOPS as those of all GPUs where one GPU cannot reach them.
+
+    That is above twice the BF16 peak, and no peak itself.
+    """
+    names = [_heading(head)[0] for head in sheet.head]
+    at = next((i for i, name in enumerate(names) if name in ("tflops", "tflop/s")), None)
+    for _, cells in sheet.rows if at is not None else ():
+        name = next(iter(_devices(" ".join(cells))), sheet.given.get("accelerator", ""))
+        rates, text = _rates(name), cells[at] if at is not None and at < len(cells) else ""
+        if not rates or _near(text, rates) or _amount(text) <= 2 * rates[0]:
+            return sheet
+    return replace(sheet, head=["total tflops" if i == at else h for i, h in enumerate(sheet.head)])
 
 
 def _row(
@@ -360,10 +518,34 @@ def _row(
             unread.append(f"{cell!r} under {_plain(sheet.head[column.index])!r}, line {line}")
     for name, value in _sizes(" ".join(plain)):
         values.setdefault(name, value)
-    taken = {column.index for column in columns if column.field not in ("model", "nodes", "gpus")}
+    at = {column.field: plain[column.index] for column in columns if column.index < len(plain)}
+    for size in (at.get("parameters", ""), at.get("active_parameters", "")):
+        if "model" not in words:  # Mixtral of 8x7B (56B)
+            words |= _word("model", f"{at.get('model', '')} {size.partition('(')[0]}")
+    given = _given(sheet, columns, values, words)
+    named = ("model", "nodes", "gpus", "sharding")
+    taken = {column.index for column in columns if column.field not in named}
     label = next((cell for index, cell in enumerate(plain) if cell and index not in taken), "")
-    row = Row(sheet.name, label or f"line {line}", line, values, words)
-    return _known_names(row) if values or "architecture" in words else None
+    row = Row(sheet.name, label or f"line {line}", line, values, words, given)
+    return row if values.keys() - given or "architecture" in words else None
+
+
+def _given(
+    sheet: Sheet, columns: Sequence[_Column], values: dict[str, Printed], words: dict[str, str]
+) -> frozenset[str]:
+    """Add to a row what the text around its table says; return the fields of that."""
+    stated = {column.field for column in columns} | values.keys() | words.keys()
+    alike = _ALIKE if len(sheet.rows) > 1 else _ALIKE[1:]  # a list names its one model
+    stated |= {name for names in alike if names & stated for name in names}
+    told = dict(sheet.given)
+    if words.get("sharding") == "none":  # DDP: a whole replica on each GPU
+        told |= {"tensor_parallel_size": "1", "pipeline_parallel_size": "1"}
+    for name in told.keys() - stated:
+        if (own := vocabulary.field(name)) is not None:
+            values[name] = read_printed(told[name], exact=own.exact)
+        else:
+            words[name] = told[name]
+    return frozenset(told.keys() - stated)
 
 
 def _word(name: str, cell: str) -> dict[str, str]:
@@ -371,67 +553,55 @@ def _word(name: str, cell: str) -> dict[str, str]:
     if name == "model":
         return {name: found} if (found := _catalog_name(cell)) else {}
     if name == "accelerator":
-        device = re.sub(r"^\d+\s*[x×]\s*", "", cell)
-        return {name: re.sub(r"^(nvidia|amd)\s+(instinct\s+)?", "", device, flags=re.IGNORECASE)}
+        device = re.sub(r"(?i)^(\d+\s*[x×]\s*)?((nvidia|amd)\s+(instinct\s+)?)?", "", cell)
+        known = unknown_names(Row("", "", None, {}, {name: device})) is None
+        return {name: device} if known else {}
     lowered = re.sub(r"^mixture.of.experts.*", "moe", cell.lower())
+    lowered = "none" if name == "sharding" and lowered == "ddp" else lowered
     allowed = vocabulary.choices(name)
     return {name: lowered} if not allowed or lowered in allowed else {}
 
 
 def _catalog_name(text: str) -> str | None:
     """Return the catalog's name of a model as people write it: ``Llama 3.1 8B``."""
-    wanted = re.sub(r"[^a-z0-9.]", "", text.lower())
+    wanted = re.sub(r"[^a-z0-9.]", "", text.lower().replace("×", "x"))
     wanted = re.sub(r"^(nvidia|meta|google|mistralai|microsoft)", "", wanted)
     names = (shape.name for shape in catalog.models())
     return next((name for name in names if re.sub(r"[^a-z0-9.]", "", name) == wanted), None)
 
 
-def _known_names(row: Row) -> Row:
-    """Return the row without a name that the catalog lacks."""
-    words = dict(row.words)
-    for name in ("accelerator", "model"):
-        if unknown_names(Row(row.table, row.label, row.line, row.values, words)) is not None:
-            words.pop(name, None)
-    return Row(row.table, row.label, row.line, row.values, words)
-
-
 def _value(column: _Column, cell: str) -> tuple[str, Printed] | None:
     """Return the field (by its unit) and the value that a cell states; None if it is unreadable."""
-    match = _NUMBER.match(cell)
+    cell = _MIXED_SIZE.sub(r"\1", cell) if "parameters" in column.field else cell
+    match = _pattern("number").match(cell)
     if match is None:
         return _plain_value(column.field, cell) if column.kind not in _UNIT_NEEDED else None
     unit = (match["unit"] or "").strip() or column.unit
     name = column.field
     kind = _data()["kinds"].get(name) if column.kind else None
     if column.field == "tokens_per_second":  # the unit says what a throughput is of
-        for other, field_name in (
-            ("gpu_token_rate", "tokens_per_second_per_gpu"), ("sample_rate", "samples_per_second"),
-            ("gpu_tflops", "model_tflops_per_second_per_gpu"),
-        ):  # fmt: skip
+        for other, field_name in _RATES:
             if _factor(other, unit):
                 name, kind = field_name, other
     factor = _factor(kind, unit) if kind else 1.0
-    if factor is None:
-        if kind in _UNIT_NEEDED or match["unit"]:
-            return None
-        factor = 1.0
+    if factor is None and (kind in _UNIT_NEEDED or match["unit"]):
+        return None
     number = match["number"].strip().removesuffix("×").removesuffix("x").strip()
-    own = vocabulary.field(name)
-    if own is None:
+    if number != match["number"].strip() and kind:  # 0.92x of something is no rate
         return None
-    try:
-        read = read_printed(number, exact=own.exact, scale=own.scale * factor)
-    except ClaimError:
+    read = _plain_value(name, number, factor or 1.0)
+    if (own := vocabulary.field(name)) is None or read is None:
         return None
-    unit_fields = (one for one in vocabulary.fields().values() if one.quantity == own.quantity)
-    typed = next((one.name for one in unit_fields if one.scale == own.scale * factor), name)
-    return typed, read
+    key = (own.quantity, own.scale * (factor or 1.0))
+    fields = vocabulary.fields().values()
+    return next((one.name for one in fields if (one.quantity, one.scale) == key), name), read[1]
 
 
-def _plain_value(name: str, cell: str) -> tuple[str, Printed] | None:
+def _plain_value(name: str, cell: str, factor: float = 1.0) -> tuple[str, Printed] | None:
     own = vocabulary.field(name)
     try:
-        return (name, read_printed(cell, exact=own.exact, scale=own.scale)) if own else None
+        scale = own.scale * factor if own else 1.0
+        return (name, read_printed(cell, exact=own.exact, scale=scale)) if own else None
     except ClaimError:
         return None
 
@@ -440,21 +610,19 @@ def _sizes(text: str) -> Iterator[tuple[str, Printed]]:
     """Yield sizes that stand in words: ``TP=4, PP=2``, ``8 GPUs across 2 nodes``, ``8xA100``."""
     for short, size in _SIZES.findall(text):
         yield _LONG[short], read_printed(size, exact=True)
-    for name, pattern in _COUNTS:
-        match = pattern.search(text)
-        if match:
-            yield name, read_printed(match[1], exact=True)
+    for name in ("gpus", "nodes"):
+        if (
+            len(found := set(_pattern(name).findall(text))) == 1
+        ):  # 8x A100 in each of 4 nodes, 32 GPUs: of one node or of all?
+            yield name, read_printed(found.pop(), exact=True)
 
 
 def _base(rows: Sequence[Row]) -> str | None:
     """Return the row that speed-ups refer to: the smallest, if it says 100 % or 1."""
-    sized = [row for row in rows if "gpus" in row.values or "nodes" in row.values]
+    sizes = [(row.values.get("gpus") or row.values.get("nodes"), row) for row in rows]
+    sized = [(size.value, at) for at, (size, _) in enumerate(sizes) if size]
     if len(sized) < 2:
         return None
-
-    def size(row: Row) -> float:
-        return (row.values.get("gpus") or row.values["nodes"]).value
-
-    first = min(sized, key=size)
+    first = rows[min(sized)[1]]
     told = [first.values.get(name) for name in ("speedup", "scaling_efficiency")]
     return first.label if any(value is not None and value.value == 1 for value in told) else None
