@@ -1130,7 +1130,7 @@ def known_of(**values):
         (8.0, 0.01, 1, 8), (7.95, 0.01, 1, 8), (7.9, 0.01, 1, None), (8.05, 0.01, 1, 8),
         (0.3, 0.5, 1, None), (1e-13, 0.01, 1, None), (1000.0, 0.2, 1, None),
         (2040.0, 0.01, 128, 2048), (2000.0, 0.01, 128, None), (0.0, 0.01, 1, None),
-        (-8.0, 0.01, 1, None), (1e15, 0.0, 1, None),
+        (-8.0, 0.01, 1, None), (1e15, 0.0, 1, None), (8.0, 0.0, 1, 8),
     ],
 )  # fmt: skip
 def test_a_size_follows_where_one_whole_number_alone_is_near(value, tolerance, grain, found):
@@ -1142,6 +1142,7 @@ def test_a_column_is_as_exact_as_its_finest_figure():
     assert log_config.rounding_of(timed(2.5, 25.0), "seconds") == pytest.approx(0.05 / 13.75)
     assert log_config.rounding_of(timed(2.5, 0.0), "seconds") == pytest.approx(0.05 / 1.25)
     assert log_config.rounding_of(timed(2.5), "loss") == math.inf
+    assert log_config.rounding_of(timed(0.0, 0.0), "seconds") == math.inf  # no share of nothing
     exact = timed(2.0, 4.0)
     exact.finest["seconds"] = 0.003  # half of the last digit that was printed
     assert log_config.rounding_of(exact, "seconds") == pytest.approx(0.001)
@@ -1158,6 +1159,8 @@ def test_a_quotient_of_columns_is_the_median_over_the_rows_that_have_both():
     assert found is not None
     assert found[0] == 100
     assert log_config.ratio(job_of({"step": 1.0}), ["consumed_tokens"], ["step"]) is None
+    small = job_of({"loss": 0.5, "step": 0.5}, {"loss": 0.0, "step": 0.5})
+    assert (log_config.ratio(small, ["loss"], ["step"]) or ())[0] == 1
 
 
 @pytest.mark.parametrize(
@@ -1229,6 +1232,10 @@ def test_rates_of_a_whole_run_give_batch_and_sequence():
     known = known_of()
     log_config.complete(made, known)
     assert (known.size("global_batch_size"), known.size("sequence_length")) == (129, 2048)
+    slow = known_of()
+    rates_of_it = {"samples_per_second": 0.75039, "steps_per_second": 0.25013}
+    log_config.complete(job_of(rates=rates_of_it), slow)
+    assert slow.size("global_batch_size") == 3
     alone = known_of()
     log_config.complete(job_of(rates={"samples_per_second": 32.267}), alone)
     assert alone.values == {}
@@ -1415,6 +1422,9 @@ def test_six_records_behind_the_first_show_a_drift_and_five_do_not():
     assert rates.warnings_of(timed(1, 1, 1, 1, 2, 2, 2), known_of(), None) == [
         "The step time drifts: 1 s in the first half, 2 s in the second."
     ]
+    assert rates.warnings_of(timed(2, 2, 2, 2, 4, 4, 4), known_of(), None) == [
+        "The step time drifts: 2 s in the first half, 4 s in the second."
+    ]
     assert rates.warnings_of(timed(1, 1, 1, 1, 2, 2), known_of(), None) == []
     # one record of three times the median is held up and counts in neither half
     assert rates.warnings_of(timed(1, 1, 1, 1, 1, 3, 3), known_of(), None) == []
@@ -1571,6 +1581,7 @@ def test_numbers_from_zero_or_another_start_count_from_one():
         ([{"not_finite": 1.0}, {"not_finite": 0.0}], None),
         ([{"step": 3.0, "seconds": 1.0}, {"step": 4.0, "loss": 2.0}], "not a number at step 3"),
         ([{"loss": 2.0}, {"seconds": 1.0}], "not a number at the last record"),
+        ([{"loss": 2.0}, {"seconds": 1.0, "skipped": 0.0}], "not a number at the last record"),
         ([{"loss": 2.0}, {"seconds": 1.0, "skipped": 1.0}], None),
         ([{"step": 3.0, "seconds": 1.0}], None),
     ],
@@ -1598,6 +1609,18 @@ def test_a_job_ends_as_its_log_says_or_at_its_last_step():
     assert steps.status_of(job_of(*rows, ending=failed))[0] == "failed"
     assert steps.status_of(job_of())[1].startswith("The log contains no training step and")
     assert steps.status_of(job_of({"loss": 2.0}))[1].startswith("The log ends after 1 record(s)")
+
+
+@pytest.mark.parametrize(
+    ("cause", "said"),
+    [
+        ("python_error", "The trainer failed: KeyError: 'x'."),
+        ("signal", "The trainer failed: KeyError: 'x'. The log says: KeyError: 'x'"),
+    ],
+)
+def test_an_exception_is_told_once_and_the_line_of_another_ending_behind_its_sentence(cause, said):
+    ending = Ending("failed", "KeyError: 'x'", 1, cause, "The trainer failed: KeyError: 'x'.")
+    assert steps.status_of(job_of(ending=ending)) == ("failed", said)
 
 
 def test_device_samples_are_summed_up_by_device_and_mean():
@@ -1721,8 +1744,22 @@ def test_what_another_rank_tells_is_added_and_its_higher_peak_counts():
     assert one.settings == {"a": 1, "b": 3}
     assert one.details == {"peak_gib": 7.0, "device": "x", "more": 1}
     assert (one.finished, one.counts.other_rank_records, one.notes) == (True, 2, ["n"])
+    memory, killed = Ending("out_of_memory", "full", 2), Ending("failed", "Killed", 1)
+    for ending, kept in ((None, None), (killed, killed), (memory, memory), (killed, memory),
+                         (None, memory)):  # fmt: skip
+        group._join(one, job_of(ending=ending))
+        assert one.ending == kept
     group._join(one, job_of(details={"peak_gib": 6.0}))
     assert (one.details["peak_gib"], one.finished) == (7.0, True)
+
+
+@pytest.mark.parametrize(("first", "second", "main"), [(2, 2, 0), (2, 1, 0), (1, 2, 1)])
+def test_of_two_views_of_a_job_the_one_with_more_records_counts_else_the_first(first, second, main):
+    jobs = [timed(*[1.0] * count, loss=2.0) for count in (first, second)]
+    groups = [group.Group([content_of(jobs[0])], [jobs[0]])]
+    assert group._joins(groups, content_of(jobs[1]))
+    assert groups[0].jobs[0] is jobs[main]
+    assert jobs[main].counts.other_rank_records == min(first, second)
 
 
 def test_a_record_that_is_held_up_is_said_with_the_rate_that_holds_it(tmp_path):
