@@ -24,6 +24,7 @@ from scalebook.facts import catalog, legality
 from scalebook.measure.probes import read_probes
 from scalebook.predict import fit as fit_module
 from scalebook.predict import (
+    fitted_shares,
     known_rate,
     load,
     predictor,
@@ -305,6 +306,36 @@ def test_collectives_of_tensor_parallelism_start_piece_by_piece_or_whole() -> No
     sent = work(whole).seconds["tensor_exposed"]
     assert work(cut).seconds["tensor_overlapped"] == pytest.approx(sent)
     assert work(cut).seconds["tensor_piece"] == pytest.approx(sent / 3)
+
+
+def test_adam_reads_and_writes_forty_two_bytes_a_parameter_and_adds_up_its_gradient() -> None:
+    """By hand: gradient, weight and moments of 4 bytes are read, three and a copy of 2 written.
+
+    The norm reads the gradient, the clip reads and writes it, and it is set to zero.
+    """
+    parameters = 32 * (LAYER + 2 * 4096) + 2 * HEAD + 4096
+    found = work(config(world_size=1, global_batch_size=2)).seconds["optimizer"]
+    assert found == pytest.approx((16 + 12 + 2 + 4 + 8 + 4) * parameters / 3.35e12)
+
+
+def test_activations_go_to_the_next_stage_in_whole_or_behind_work_by_half() -> None:
+    """By hand: each of two stages sends 8,192 x 4,096 elements of 2 bytes for a micro batch.
+
+    Of 4 chunks a stage sends 7 times both ways, half of it behind work, and waits a quarter.
+    """
+    plain = config(world_size=2, pipeline_parallel_size=2, global_batch_size=16)
+    chunked = plain.model_copy(update={"virtual_pipeline_parallel_size": 4})
+    once = 8192 * 4096 * 2 / 450e9
+    assert work(plain).seconds["pipeline"] == pytest.approx((8 + 1) * once)
+    assert work(chunked).seconds["pipeline"] == pytest.approx((8 + 1 / 4) * 7 / 2 * once)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_what_is_offloaded_goes_to_the_host_and_back(ranks: int) -> None:
+    """By hand: gate and up of 4 layers, 2 bytes an element, both ways at 55 GB/s."""
+    asked = config(world_size=ranks, tensor_parallel_size=ranks, global_batch_size=2)
+    found = work(asked.model_copy(update={"offload_layers": 4})).seconds
+    assert found["offload"] == pytest.approx(4 * 2 * 2 * 2 * 8192 * 14336 / 55e9 / ranks)
 
 
 # The fit
@@ -613,6 +644,21 @@ def test_a_run_made_slower_is_found_slower_than_its_parts(rates, probes) -> None
     alone = slower_than_parts(rate, others, probes)
     assert alone is not None
     assert alone["predicted_seconds"] == pytest.approx(usual["predicted_seconds"])
+
+
+def test_shares_of_a_step_are_what_its_work_takes_beyond_the_peak() -> None:
+    """By hand, of a step of 2 s; attention that beats its peak has no share to explain."""
+    slowness = dict.fromkeys(KINDS, 1.0)
+    slowness |= {"gemm": 1.5, "attention": 0.5, "fused_rope_off": 2.0, "launch": 4.0}
+    parts = {"gemm": 1.0, "attention": 0.4, "tensor_exposed": 0.3, "fused_rope_off": 0.1}
+    rate: Any = SimpleNamespace(seconds=2.0, sample=SimpleNamespace(work=parts | {"launch": 0.05}))
+    made: Any = SimpleNamespace(fitted=SimpleNamespace(slowness=slowness))
+    assert fitted_shares(rate, made) == pytest.approx(
+        {
+            "products_below_peak": 0.25, "communication_in_passes": 0.15, "options_off": 0.1,
+            "copies_and_waits": 0.1,
+        }
+    )  # fmt: skip
 
 
 # The ranking of layouts
