@@ -319,6 +319,10 @@ def test_what_is_the_same_in_every_row_is_compared():
 def test_a_value_said_twice_must_be_one_value():
     assert verdict("elapsed_minutes", elapsed_seconds="991.38", elapsed_minutes="16.5") == "holds"
     assert verdict("also_cost", cost="$2,216.00", also_cost="$2,416.00") == "contradicts"
+    # what follows is counted from the first: 8 GPUs for 10 hours, not for 6,000 minutes
+    twice = {"gpus": "8", "elapsed_hours": "10", "elapsed_minutes": "6,000"}
+    assert verdict("gpu_hours", **twice, gpu_hours="80") == "holds"
+    assert verdict("gpu_hours", **twice, gpu_hours="800") == "contradicts"
 
 
 @pytest.mark.parametrize(
@@ -345,8 +349,22 @@ def test_sizes_that_leave_no_whole_number_of_replicas_contradict():
     sizes = {
         "tensor_parallel_size": "4", "pipeline_parallel_size": "2", "context_parallel_size": "1"
     }  # fmt: skip
-    assert verdict("gpus", gpus="12", **sizes) == "contradicts"
-    assert verdict("gpus", gpus="16", **sizes) == "holds"
+    wrong, right = (only("gpus", claim(gpus=gpus, **sizes)) for gpus in ("12", "16"))
+    assert (wrong.verdict, wrong.note) == (
+        "contradicts", "data_parallel_size is not a whole number"
+    )  # fmt: skip
+    assert (right.verdict, right.note) == ("holds", "")
+
+
+@pytest.mark.parametrize(
+    ("model", "groups", "expected"),
+    [
+        ("llama3.1-8b", "8", "holds"), ("llama3.1-8b", "4", "contradicts"),
+        ("deepseek-v3", "4", "not checkable"),  # its attention has a latent and no groups
+    ],
+)  # fmt: skip
+def test_groups_of_heads_are_compared_where_the_model_has_them(model, groups, expected):
+    assert verdict("num_query_groups", model=model, num_query_groups=groups) == expected
 
 
 @pytest.mark.parametrize(

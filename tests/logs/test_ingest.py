@@ -1226,6 +1226,14 @@ def test_a_size_follows_from_the_rates_that_hold_it(row, told, name, size):
     assert known.size(name) == size
 
 
+def test_rounded_tokens_of_a_step_give_the_multiple_of_128_that_is_near():
+    """By hand: 24,608,200 tokens in 3,001 steps of 4 are 2,050 a sample, within 0.4 % 2,048."""
+    known = known_of(global_batch_size=4)
+    job = job_of({"consumed_tokens": 24_608_200.0, "step": 3001.0}, rounded=0.002)
+    log_config.complete(job, known)
+    assert known.size("sequence_length") == 2048
+
+
 def test_rates_of_a_whole_run_give_batch_and_sequence():
     made = job_of(rates={"samples_per_second": 32.267, "steps_per_second": 0.25013,
                          "tokens_per_second": 66_083.0})  # fmt: skip
@@ -1261,6 +1269,9 @@ def test_a_shape_is_built_from_the_sizes_that_a_log_tells():
     assert (shape.num_attention_heads, shape.num_query_groups, shape.head_dim) == (4, 4, 2)
     assert (shape.vocab_size, shape.gated_mlp, shape.tied_embeddings) == (64, True, True)
     assert (shape.normalization, shape.moe, shape.mla, shape.mtp_layers) == ("layer", None, None, 0)
+    # tied tables of 64 rows; a layer has 4 x 8 x 8 + 3 x 8 x 32 weights and two norms of 8 weights
+    # and biases; one norm is last
+    assert flops.parameter_count(shape).total == 64 * 8 + 2 * (256 + 768 + 32) + 16
     other = TOLD_SHAPE | {
         "group_query_attention": True, "num_query_groups": 2, "kv_channels": 16, "swiglu": False,
         "untie_embeddings_and_output_weights": True, "normalization": "RMSNorm", "mtp_layers": 1,
@@ -1546,6 +1557,13 @@ def test_tokens_of_a_step_are_its_batch_or_its_rate_times_its_time(row, told, to
     assert (step.tokens, step.tokens_per_gpu) == (tokens, per_gpu)
 
 
+@pytest.mark.parametrize(
+    ("value", "kept"), [(0.0, 0), (7.0, 7), (-1.0, None), (math.nan, None), (math.inf, None)]
+)
+def test_a_number_that_is_none_of_a_record_is_left_out(value, kept):
+    assert steps._whole(value) == kept
+
+
 def test_phases_compare_each_record_by_the_time_of_the_usual_number_of_tokens():
     """By hand: at 10 tokens a sample, twice the batch in twice the time is the usual speed."""
     rows = [{"step": float(n), "seconds": 1.0, "global_batch_size": 2.0} for n in range(1, 8)]
@@ -1722,6 +1740,7 @@ def test_traces_are_copied_packed_and_numbered_and_a_very_large_one_is_left_out(
         ([(1, 2.0), (2, 1.0)], [(2, 1.0009)], True), ([(1, 2.0), (2, 1.0)], [(2, 1.002)], False),
         ([(1, 2.0)], [(2, 2.0)], False), ([(1, 2.0)], [], True),
         ([(1, 0.0)], [(1, 1e-9)], True), ([(1, 0.0)], [(1, 1e-8)], False),
+        ([(1, 1e-9)], [(1, 0.0)], True),
     ],
 )  # fmt: skip
 def test_two_logs_are_of_one_job_where_steps_they_share_have_one_loss(first, second, joined):
