@@ -76,9 +76,12 @@ def only(field_name: str, checks: tuple[Check, ...], rule: str = "") -> Check:
         ("-15%", -0.155, -0.145),
         ("~390", 351, 429),
         ("~5", 4.5, 5.5),
+        ("~2", 1.5, 2.5),
         ("85-95%", 0.845, 0.955),
         ("47–48%", 0.465, 0.485),
         ("6-20K", 5500, 20500),
+        ("6K-20K", 5500, 20500),
+        ("900M-1.2B", 899.5e6, 1.25e9),
         ("1-2", 0.5, 2.5),
         ("2.1..2.6", 2.05, 2.65),
         ("<30", 0, 30.5),
@@ -306,13 +309,20 @@ def test_what_is_the_same_in_every_row_is_compared():
     columns = ["label", "elapsed_hours", "cost"]
     rows = [["a", "10", "$160"], ["b", "20", "$320"], ["c", "30", "$580"]]
     """
-    found = {check.label: check.verdict for check in checks_of(text) if "same" in check.rule}
-    assert found == {"b": "holds", "c": "contradicts"}
+    found = [check for check in checks_of(text) if "same" in check.rule]
+    # what the table gives is no claim of the row: the cost is judged
+    assert [(check.label, check.field, check.verdict) for check in found] == [
+        ("b", "cost", "holds"), ("c", "cost", "contradicts")
+    ]  # fmt: skip
 
 
 def test_a_value_said_twice_must_be_one_value():
     assert verdict("elapsed_minutes", elapsed_seconds="991.38", elapsed_minutes="16.5") == "holds"
     assert verdict("also_cost", cost="$2,216.00", also_cost="$2,416.00") == "contradicts"
+    # what follows is counted from the first: 8 GPUs for 10 hours, not for 6,000 minutes
+    twice = {"gpus": "8", "elapsed_hours": "10", "elapsed_minutes": "6,000"}
+    assert verdict("gpu_hours", **twice, gpu_hours="80") == "holds"
+    assert verdict("gpu_hours", **twice, gpu_hours="800") == "contradicts"
 
 
 @pytest.mark.parametrize(
@@ -328,12 +338,33 @@ def test_tensor_parallel_sizes_are_judged_by_legality(model, size, legal, expect
     assert verdict("legal", model=model, tensor_parallel_size=size, legal=legal) == expected
 
 
+def test_a_size_that_legality_judged_needs_no_other_check():
+    (judged,) = claim(model="qwen2.5-7b", tensor_parallel_size="4")
+    assert (judged.rule, judged.verdict) == ("legality", "holds")
+    (left,) = claim(tensor_parallel_size="4")
+    assert (left.rule, left.verdict) == ("", "not checkable")
+
+
 def test_sizes_that_leave_no_whole_number_of_replicas_contradict():
     sizes = {
         "tensor_parallel_size": "4", "pipeline_parallel_size": "2", "context_parallel_size": "1"
     }  # fmt: skip
-    assert verdict("gpus", gpus="12", **sizes) == "contradicts"
-    assert verdict("gpus", gpus="16", **sizes) == "holds"
+    wrong, right = (only("gpus", claim(gpus=gpus, **sizes)) for gpus in ("12", "16"))
+    assert (wrong.verdict, wrong.note) == (
+        "contradicts", "data_parallel_size is not a whole number"
+    )  # fmt: skip
+    assert (right.verdict, right.note) == ("holds", "")
+
+
+@pytest.mark.parametrize(
+    ("model", "groups", "expected"),
+    [
+        ("llama3.1-8b", "8", "holds"), ("llama3.1-8b", "4", "contradicts"),
+        ("deepseek-v3", "4", "not checkable"),  # its attention has a latent and no groups
+    ],
+)  # fmt: skip
+def test_groups_of_heads_are_compared_where_the_model_has_them(model, groups, expected):
+    assert verdict("num_query_groups", model=model, num_query_groups=groups) == expected
 
 
 @pytest.mark.parametrize(
@@ -530,10 +561,15 @@ def test_runs_that_did_not_complete_claim_nothing():
         parse_results([row(status="failed", tokens_per_second=None)], "rows.json")
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e300, "9", True, [1]])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.01e30, 1.01e30, "9", True, [1]])
 def test_a_number_that_is_none_is_refused(value):
     with pytest.raises(ClaimError, match="tokens_per_second"):
         parse_results([row(tokens_per_second=value)], "rows.json")
+
+
+def test_the_largest_number_that_is_allowed_is_read_as_it_is():
+    (read,) = parse_results([row(tokens_per_second=1e30)], "rows.json").rows
+    assert read.values["tokens_per_second"].value == 1e30
 
 
 # Files
@@ -570,6 +606,33 @@ def test_a_malformed_file_is_one_line_with_its_place(text, message):
     assert message in str(caught.value)
     assert "test.toml" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_name_that_is_written_with_escapes_is_placed_at_its_heading():
+    with pytest.raises(ClaimError, match=r"^test.toml line 3: Unknown field 'mfuu'"):
+        checks_of('\n\n[[claims]]\nlabel = "x"\n"mfu\\u0075" = "3"')
+
+
+@pytest.mark.parametrize("size", [2_000_000, 2_000_001])
+def test_a_file_of_two_million_bytes_is_read_and_a_longer_one_refused(tmp_path: Path, size: int):
+    path = tmp_path / "claims.toml"
+    path.write_text('[[claims]]\nmfu = "3%"\n'.ljust(size, "\n"))
+    if size > 2_000_000:
+        with pytest.raises(ClaimError, match="Split it"):
+            claim_files.load_claims(path)
+    else:
+        assert len(claim_files.load_claims(path).rows) == 1
+
+
+@pytest.mark.parametrize(("rows", "refused"), [(2, False), (3, True)])
+def test_a_file_has_as_many_rows_as_the_limit_says(monkeypatch, rows, refused):
+    monkeypatch.setattr(claim_files, "MOST_ROWS", 2)
+    text = '[[claims]]\nmfu = "3%"\n' * rows
+    if refused:
+        with pytest.raises(ClaimError, match="more than 2 rows"):
+            checks_of(text)
+    else:
+        assert len(checks_of(text)) == rows
 
 
 @given(st.text(max_size=200))
@@ -807,6 +870,16 @@ def test_what_is_trained_settles_the_flops():
     assert verdict("mfu", **cells, label="8B LoRA", mfu="88.4%") == "holds"
 
 
+@pytest.mark.parametrize(("trained", "each"), [("all", 6), ("lora", 4), ("forward", 2)])
+def test_a_stated_size_takes_two_flops_for_each_pass_that_is_made(trained, each):
+    # LoRA leaves out the gradients of the weights; a forward pass is 2 N.
+    rate = "model_tflops_per_second_per_gpu"
+    cells = {"parameters": "=10B", "tokens_per_second_per_gpu": "=1000", "trained": trained}
+    for factor in (2, 4, 6):
+        check = only(rate, claim(**cells, **{rate: f"{10 * factor}"}))
+        assert (check.verdict == "holds") is (factor == each)
+
+
 def test_recomputation_counted_as_useful_is_named():
     cells = {"model": "llama3.1-8b", "accelerator": "h100", "sequence_length": "8192"}
     cells |= {"precision": "bf16", "tokens_per_second_per_gpu": "7,771"}
@@ -816,6 +889,15 @@ def test_recomputation_counted_as_useful_is_named():
     assert "recomputation counted as useful" in check.note
     assert verdict("hfu", **cells, recompute="full", hfu="52.7%") == "holds"
     assert verdict("mfu", **cells, recompute="full", hfu="52.7%", mfu="55%") == "impossible"
+
+
+def test_a_forward_pass_counted_for_training_is_named():
+    # 2 x 8.03 billion weights x 10,000 tokens/s = 160.6 TFLOP/s
+    cells = {"model": "llama3.1-8b", "sequence_length": "8192"}
+    cells |= {"tokens_per_second_per_gpu": "10,000", "model_tflops_per_second_per_gpu": "160.6"}
+    check = only("model_tflops_per_second_per_gpu", claim(**cells))
+    assert check.verdict == "contradicts"
+    assert "the claim fits 2 N, the forward pass only" in check.note
 
 
 def test_an_fp8_rate_over_the_bf16_peak_is_named():

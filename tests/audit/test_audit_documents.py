@@ -57,6 +57,12 @@ def test_html_and_separated_values_say_the_same_as_markdown():
     assert html.rows[0].table == "Runs"
 
 
+def test_characters_that_html_writes_by_number_are_read():
+    cells = "<tr><th>GPUs</th><th>Tokens&#47;s</th></tr><tr><td>8</td><td>1&#44;200</td></tr>"
+    (row,) = read_document(f"<table>{cells}</table>", ".html", "a.html").rows
+    assert row.values["tokens_per_second"].value == 1200
+
+
 def test_the_smallest_row_that_says_100_percent_is_the_base():
     text = "GPUs,Tokens/s,Efficiency\n8,100,100%\n16,190,95%\n32,300,94%\n"
     assert wrong(read_document(text, ".csv", "a.csv")) == [("scaling_efficiency", "94%")]
@@ -72,6 +78,8 @@ def test_before_and_after_make_a_ratio():
         "Model,Baseline (tokens/sec),Optimized (tokens/sec),Speedup\na,100,320,3.2x\nb,100,200,3x\n"
     )
     assert wrong(read_document(text, ".csv", "a.csv")) == [("ratio", "3")]
+    nameless = "\n".join(line.partition(",")[2] for line in text.splitlines())
+    assert wrong(read_document(nameless, ".csv", "a.csv")) == [("ratio", "3")]
 
 
 def test_a_factor_is_a_ratio_only_beside_what_it_is_of():

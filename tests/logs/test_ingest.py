@@ -1130,7 +1130,7 @@ def known_of(**values):
         (8.0, 0.01, 1, 8), (7.95, 0.01, 1, 8), (7.9, 0.01, 1, None), (8.05, 0.01, 1, 8),
         (0.3, 0.5, 1, None), (1e-13, 0.01, 1, None), (1000.0, 0.2, 1, None),
         (2040.0, 0.01, 128, 2048), (2000.0, 0.01, 128, None), (0.0, 0.01, 1, None),
-        (-8.0, 0.01, 1, None), (1e15, 0.0, 1, None),
+        (-8.0, 0.01, 1, None), (1e15, 0.0, 1, None), (8.0, 0.0, 1, 8),
     ],
 )  # fmt: skip
 def test_a_size_follows_where_one_whole_number_alone_is_near(value, tolerance, grain, found):
@@ -1142,6 +1142,7 @@ def test_a_column_is_as_exact_as_its_finest_figure():
     assert log_config.rounding_of(timed(2.5, 25.0), "seconds") == pytest.approx(0.05 / 13.75)
     assert log_config.rounding_of(timed(2.5, 0.0), "seconds") == pytest.approx(0.05 / 1.25)
     assert log_config.rounding_of(timed(2.5), "loss") == math.inf
+    assert log_config.rounding_of(timed(0.0, 0.0), "seconds") == math.inf  # no share of nothing
     exact = timed(2.0, 4.0)
     exact.finest["seconds"] = 0.003  # half of the last digit that was printed
     assert log_config.rounding_of(exact, "seconds") == pytest.approx(0.001)
@@ -1158,6 +1159,8 @@ def test_a_quotient_of_columns_is_the_median_over_the_rows_that_have_both():
     assert found is not None
     assert found[0] == 100
     assert log_config.ratio(job_of({"step": 1.0}), ["consumed_tokens"], ["step"]) is None
+    small = job_of({"loss": 0.5, "step": 0.5}, {"loss": 0.0, "step": 0.5})
+    assert (log_config.ratio(small, ["loss"], ["step"]) or ())[0] == 1
 
 
 @pytest.mark.parametrize(
@@ -1223,12 +1226,24 @@ def test_a_size_follows_from_the_rates_that_hold_it(row, told, name, size):
     assert known.size(name) == size
 
 
+def test_rounded_tokens_of_a_step_give_the_multiple_of_128_that_is_near():
+    """By hand: 24,608,200 tokens in 3,001 steps of 4 are 2,050 a sample, within 0.4 % 2,048."""
+    known = known_of(global_batch_size=4)
+    job = job_of({"consumed_tokens": 24_608_200.0, "step": 3001.0}, rounded=0.002)
+    log_config.complete(job, known)
+    assert known.size("sequence_length") == 2048
+
+
 def test_rates_of_a_whole_run_give_batch_and_sequence():
     made = job_of(rates={"samples_per_second": 32.267, "steps_per_second": 0.25013,
                          "tokens_per_second": 66_083.0})  # fmt: skip
     known = known_of()
     log_config.complete(made, known)
     assert (known.size("global_batch_size"), known.size("sequence_length")) == (129, 2048)
+    slow = known_of()
+    rates_of_it = {"samples_per_second": 0.75039, "steps_per_second": 0.25013}
+    log_config.complete(job_of(rates=rates_of_it), slow)
+    assert slow.size("global_batch_size") == 3
     alone = known_of()
     log_config.complete(job_of(rates={"samples_per_second": 32.267}), alone)
     assert alone.values == {}
@@ -1254,6 +1269,9 @@ def test_a_shape_is_built_from_the_sizes_that_a_log_tells():
     assert (shape.num_attention_heads, shape.num_query_groups, shape.head_dim) == (4, 4, 2)
     assert (shape.vocab_size, shape.gated_mlp, shape.tied_embeddings) == (64, True, True)
     assert (shape.normalization, shape.moe, shape.mla, shape.mtp_layers) == ("layer", None, None, 0)
+    # tied tables of 64 rows; a layer has 4 x 8 x 8 + 3 x 8 x 32 weights and two norms of 8 weights
+    # and biases; one norm is last
+    assert flops.parameter_count(shape).total == 64 * 8 + 2 * (256 + 768 + 32) + 16
     other = TOLD_SHAPE | {
         "group_query_attention": True, "num_query_groups": 2, "kv_channels": 16, "swiglu": False,
         "untie_embeddings_and_output_weights": True, "normalization": "RMSNorm", "mtp_layers": 1,
@@ -1415,6 +1433,9 @@ def test_six_records_behind_the_first_show_a_drift_and_five_do_not():
     assert rates.warnings_of(timed(1, 1, 1, 1, 2, 2, 2), known_of(), None) == [
         "The step time drifts: 1 s in the first half, 2 s in the second."
     ]
+    assert rates.warnings_of(timed(2, 2, 2, 2, 4, 4, 4), known_of(), None) == [
+        "The step time drifts: 2 s in the first half, 4 s in the second."
+    ]
     assert rates.warnings_of(timed(1, 1, 1, 1, 2, 2), known_of(), None) == []
     # one record of three times the median is held up and counts in neither half
     assert rates.warnings_of(timed(1, 1, 1, 1, 1, 3, 3), known_of(), None) == []
@@ -1536,6 +1557,13 @@ def test_tokens_of_a_step_are_its_batch_or_its_rate_times_its_time(row, told, to
     assert (step.tokens, step.tokens_per_gpu) == (tokens, per_gpu)
 
 
+@pytest.mark.parametrize(
+    ("value", "kept"), [(0.0, 0), (7.0, 7), (-1.0, None), (math.nan, None), (math.inf, None)]
+)
+def test_a_number_that_is_none_of_a_record_is_left_out(value, kept):
+    assert steps._whole(value) == kept
+
+
 def test_phases_compare_each_record_by_the_time_of_the_usual_number_of_tokens():
     """By hand: at 10 tokens a sample, twice the batch in twice the time is the usual speed."""
     rows = [{"step": float(n), "seconds": 1.0, "global_batch_size": 2.0} for n in range(1, 8)]
@@ -1571,6 +1599,7 @@ def test_numbers_from_zero_or_another_start_count_from_one():
         ([{"not_finite": 1.0}, {"not_finite": 0.0}], None),
         ([{"step": 3.0, "seconds": 1.0}, {"step": 4.0, "loss": 2.0}], "not a number at step 3"),
         ([{"loss": 2.0}, {"seconds": 1.0}], "not a number at the last record"),
+        ([{"loss": 2.0}, {"seconds": 1.0, "skipped": 0.0}], "not a number at the last record"),
         ([{"loss": 2.0}, {"seconds": 1.0, "skipped": 1.0}], None),
         ([{"step": 3.0, "seconds": 1.0}], None),
     ],
@@ -1598,6 +1627,18 @@ def test_a_job_ends_as_its_log_says_or_at_its_last_step():
     assert steps.status_of(job_of(*rows, ending=failed))[0] == "failed"
     assert steps.status_of(job_of())[1].startswith("The log contains no training step and")
     assert steps.status_of(job_of({"loss": 2.0}))[1].startswith("The log ends after 1 record(s)")
+
+
+@pytest.mark.parametrize(
+    ("cause", "said"),
+    [
+        ("python_error", "The trainer failed: KeyError: 'x'."),
+        ("signal", "The trainer failed: KeyError: 'x'. The log says: KeyError: 'x'"),
+    ],
+)
+def test_an_exception_is_told_once_and_the_line_of_another_ending_behind_its_sentence(cause, said):
+    ending = Ending("failed", "KeyError: 'x'", 1, cause, "The trainer failed: KeyError: 'x'.")
+    assert steps.status_of(job_of(ending=ending)) == ("failed", said)
 
 
 def test_device_samples_are_summed_up_by_device_and_mean():
@@ -1699,6 +1740,7 @@ def test_traces_are_copied_packed_and_numbered_and_a_very_large_one_is_left_out(
         ([(1, 2.0), (2, 1.0)], [(2, 1.0009)], True), ([(1, 2.0), (2, 1.0)], [(2, 1.002)], False),
         ([(1, 2.0)], [(2, 2.0)], False), ([(1, 2.0)], [], True),
         ([(1, 0.0)], [(1, 1e-9)], True), ([(1, 0.0)], [(1, 1e-8)], False),
+        ([(1, 1e-9)], [(1, 0.0)], True),
     ],
 )  # fmt: skip
 def test_two_logs_are_of_one_job_where_steps_they_share_have_one_loss(first, second, joined):
@@ -1721,8 +1763,22 @@ def test_what_another_rank_tells_is_added_and_its_higher_peak_counts():
     assert one.settings == {"a": 1, "b": 3}
     assert one.details == {"peak_gib": 7.0, "device": "x", "more": 1}
     assert (one.finished, one.counts.other_rank_records, one.notes) == (True, 2, ["n"])
+    memory, killed = Ending("out_of_memory", "full", 2), Ending("failed", "Killed", 1)
+    for ending, kept in ((None, None), (killed, killed), (memory, memory), (killed, memory),
+                         (None, memory)):  # fmt: skip
+        group._join(one, job_of(ending=ending))
+        assert one.ending == kept
     group._join(one, job_of(details={"peak_gib": 6.0}))
     assert (one.details["peak_gib"], one.finished) == (7.0, True)
+
+
+@pytest.mark.parametrize(("first", "second", "main"), [(2, 2, 0), (2, 1, 0), (1, 2, 1)])
+def test_of_two_views_of_a_job_the_one_with_more_records_counts_else_the_first(first, second, main):
+    jobs = [timed(*[1.0] * count, loss=2.0) for count in (first, second)]
+    groups = [group.Group([content_of(jobs[0])], [jobs[0]])]
+    assert group._joins(groups, content_of(jobs[1]))
+    assert groups[0].jobs[0] is jobs[main]
+    assert jobs[main].counts.other_rank_records == min(first, second)
 
 
 def test_a_record_that_is_held_up_is_said_with_the_rate_that_holds_it(tmp_path):

@@ -22,8 +22,17 @@ from scalebook.config import RunConfig
 from scalebook.errors import ConfigError
 from scalebook.facts import catalog, legality
 from scalebook.measure.probes import read_probes
-from scalebook.predict import known_rate, load, predictor, search, slower_than_parts
-from scalebook.predict.amounts import amounts
+from scalebook.predict import fit as fit_module
+from scalebook.predict import (
+    fitted_shares,
+    known_rate,
+    load,
+    predictor,
+    run_seconds,
+    search,
+    slower_than_parts,
+)
+from scalebook.predict.amounts import amounts, switches
 from scalebook.predict.fit import NOISE, StepSample, fit, least_squares
 from scalebook.predict.kinds import KINDS, Belief, machine
 from scalebook.predict.known import configuration, known_rates
@@ -204,6 +213,131 @@ def test_every_layout_has_work_of_known_kinds(fields: dict[str, Any]) -> None:
     assert all(value > 0 for value in found.seconds.values())
 
 
+def test_reference_rates_are_those_of_the_data_sheet_in_flops_and_bytes() -> None:
+    """H100 SXM5: 3.35 TB/s of memory, 900 GB/s of NVLink in both directions, 989.4 TFLOP/s."""
+    found = machine(H100, 8)
+    assert found.memory_bytes_per_second == pytest.approx(3.35e12)
+    assert found.link_bytes_per_second == pytest.approx(450e9)
+    assert found.network_bytes_per_second == pytest.approx(50e9)  # 400 Gbit/s
+    assert found.flops("bf16") == pytest.approx(989.4e12, rel=1e-3)
+    assert found.flops("fp4") == found.flops("bf16")  # it has none of its own
+    assert machine(H100, 8, 200.0).network_bytes_per_second == pytest.approx(25e9)
+
+
+def test_transfers_that_nothing_hides_are_believed_slower_than_those_behind_work() -> None:
+    slowness = {name: kind.slowness for name, kind in KINDS.items()}
+    assert slowness["tensor_unhidden"] == slowness["tensor_exposed"]  # one transfer, one link
+    hidden = ("tensor_hidden", "tensor_overlapped", "data_hidden", "network_hidden", "context")
+    assert all(0 < slowness[name] < 1 for name in (*hidden, "offload"))  # the share that shows
+    for name in ("tensor", "context", "data", "network"):
+        assert slowness[f"{name}_exposed"] > 1
+    # No belief is so wide that less than no time is within its deviation; only of the wait for
+    # uneven experts, which begins at nothing, that is not so.
+    for kind in KINDS.values():
+        assert 0 < kind.deviation <= kind.slowness or kind.name == "uneven_experts"
+
+
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_gradients_of_experts_are_added_up_by_the_ranks_that_hold_copies_of_them(
+    tensor: int,
+) -> None:
+    """By hand: of 8 ranks in 4 groups of experts, 2 ranks hold each of 2 experts a layer."""
+    asked = config(model="mixtral-8x7b", data_parallel_sharding="none", tensor_parallel_size=tensor)
+
+    def sent(groups: int) -> float:
+        found = work(asked.model_copy(update={"expert_parallel_size": groups})).seconds
+        return found.get("data_exposed", 0.0) + found.get("data_hidden", 0.0)
+
+    experts = 2 * 32 * 3 * 4096 * 14336
+    # a reduction and a gather of 4 bytes each, of which a ring of 2 sends a half
+    assert sent(4) - sent(8) == pytest.approx(2 * 4 * experts / 2 / 450e9, rel=1e-6)
+
+
+def test_each_micro_batch_waits_for_the_launch_of_its_layers_behind_a_third_of_the_work() -> None:
+    """By hand: Python launches the 32 layers of a forward pass in 2 ms each."""
+    asked = config(world_size=1, micro_batch_size=1, sequence_length=128, cuda_graph="off")
+    for many in (4, 8):
+        found = work(asked.model_copy(update={"global_batch_size": many})).seconds
+        busy = ("gemm", "attention", "elementwise")
+        behind = sum(KINDS[kind].slowness * found[kind] for kind in busy) / 3
+        assert found["launch"] + behind == pytest.approx(many * 32 * 0.002)
+    graph = asked.model_copy(update={"cuda_graph": "on", "global_batch_size": 8})
+    assert "launch" not in work(graph).seconds
+
+
+@pytest.mark.parametrize(
+    ("fields", "option", "on"),
+    [
+        ({}, "overlap_tensor_parallel", True),
+        ({"sequence_parallel": False}, "overlap_tensor_parallel", False),
+        ({"data_parallel_sharding": "full"}, "overlap_tensor_parallel", False),
+        ({"precision": "fp8"}, "overlap_tensor_parallel", False),
+        ({"tensor_parallel_size": 1}, "overlap_tensor_parallel", False),
+        ({"data_parallel_sharding": "full"}, "fused_weight_gradient", False),
+        ({}, "fused_weight_gradient", True),
+        ({}, "overlap_param_gather", True),
+        ({"data_parallel_sharding": "none"}, "overlap_param_gather", False),
+        ({"pipeline_parallel_size": 2}, "overlap_param_gather", False),
+        ({}, "cuda_graph", True),
+        ({"tensor_parallel_size": 1}, "cuda_graph", False),
+        ({"pipeline_parallel_size": 2}, "cuda_graph", False),
+        ({"data_parallel_sharding": "full"}, "cuda_graph", False),
+        ({"offload_layers": 1}, "cuda_graph", False),
+        ({"global_batch_size": 8}, "cuda_graph", False),
+    ],
+)
+def test_options_that_nobody_set_are_on_where_the_trainer_can_use_them(
+    fields: dict[str, Any], option: str, on: bool
+) -> None:
+    asked = config(**{"tensor_parallel_size": 2, "sequence_parallel": True} | fields)
+    shape = catalog.model(asked.model)
+    assert switches(asked, shape)[option] is on
+    assert switches(asked, shape, {option: "off"})[option] is False
+    assert switches(asked, shape, {option: "on"})[option] is True
+
+
+def test_collectives_of_tensor_parallelism_start_piece_by_piece_or_whole() -> None:
+    """By hand: 4 of a layer, each 15 us before a piece starts; cut, as many pieces as ranks."""
+    cut = config(tensor_parallel_size=4, sequence_parallel=True)
+    whole = cut.model_copy(update={"overlap_tensor_parallel": "off"})
+    layers = 32 * cut.num_microbatches
+    assert work(whole).seconds["tensor_latency"] == pytest.approx(layers * 4 * 15e-6)
+    assert work(cut).seconds["tensor_latency"] == pytest.approx(layers * 4 * 4 * 15e-6)
+    sent = work(whole).seconds["tensor_exposed"]
+    assert work(cut).seconds["tensor_overlapped"] == pytest.approx(sent)
+    assert work(cut).seconds["tensor_piece"] == pytest.approx(sent / 3)
+
+
+def test_adam_reads_and_writes_forty_two_bytes_a_parameter_and_adds_up_its_gradient() -> None:
+    """By hand: gradient, weight and moments of 4 bytes are read, three and a copy of 2 written.
+
+    The norm reads the gradient, the clip reads and writes it, and it is set to zero.
+    """
+    parameters = 32 * (LAYER + 2 * 4096) + 2 * HEAD + 4096
+    found = work(config(world_size=1, global_batch_size=2)).seconds["optimizer"]
+    assert found == pytest.approx((16 + 12 + 2 + 4 + 8 + 4) * parameters / 3.35e12)
+
+
+def test_activations_go_to_the_next_stage_in_whole_or_behind_work_by_half() -> None:
+    """By hand: each of two stages sends 8,192 x 4,096 elements of 2 bytes for a micro batch.
+
+    Of 4 chunks a stage sends 7 times both ways, half of it behind work, and waits a quarter.
+    """
+    plain = config(world_size=2, pipeline_parallel_size=2, global_batch_size=16)
+    chunked = plain.model_copy(update={"virtual_pipeline_parallel_size": 4})
+    once = 8192 * 4096 * 2 / 450e9
+    assert work(plain).seconds["pipeline"] == pytest.approx((8 + 1) * once)
+    assert work(chunked).seconds["pipeline"] == pytest.approx((8 + 1 / 4) * 7 / 2 * once)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_what_is_offloaded_goes_to_the_host_and_back(ranks: int) -> None:
+    """By hand: gate and up of 4 layers, 2 bytes an element, both ways at 55 GB/s."""
+    asked = config(world_size=ranks, tensor_parallel_size=ranks, global_batch_size=2)
+    found = work(asked.model_copy(update={"offload_layers": 4})).seconds
+    assert found["offload"] == pytest.approx(4 * 2 * 2 * 2 * 8192 * 14336 / 55e9 / ranks)
+
+
 # The fit
 
 
@@ -241,6 +375,13 @@ def test_no_slowness_is_negative_and_the_minimum_is_scipys(rows: list[tuple[floa
     matrix += [[2.0 if i == j else 0.0 for j in range(3)] for i in range(3)]
     best, _ = optimize.nnls(matrix, [1 / NOISE] * len(rows) + [2.0] * 3)
     assert [found.slowness[name] for name in names] == pytest.approx(list(best), abs=1e-5)
+
+
+def test_a_fit_that_rounding_leaves_without_a_minimum_ends_without_a_negative_value() -> None:
+    """By hand: with both free the second is -1/3; at zero, its slope of 3 - 2 frees it again."""
+    values, inverse = fit_module._not_negative([[1.0, 2.0], [2.0, 1.0]], [1.0, 3.0])
+    assert values == [1.0, 0.0]
+    assert inverse == [[1.0, 0.0], [0.0, 0.0]]
 
 
 def test_an_error_of_a_left_out_run_is_that_of_a_fit_without_it(rates, probes, made) -> None:
@@ -347,6 +488,12 @@ def test_parts_add_up_to_the_step_and_the_rate_is_its_tokens(made) -> None:
 
 
 # Intervals and what is said of them
+
+
+def test_a_run_takes_its_start_and_all_of_its_steps(made) -> None:
+    """By hand: 20 steps and 3 under the profiler, of 2 s each, behind 30 s."""
+    asked = config(steps=20, profile_steps=3)
+    assert run_seconds(replace(made, start_seconds=30.0), asked, 2.0) == 76
 
 
 def test_a_layout_is_as_wide_as_its_own_errors_and_those_of_all_say(made) -> None:
@@ -490,6 +637,28 @@ def test_a_run_made_slower_is_found_slower_than_its_parts(rates, probes) -> None
     assert slow["fraction"] == pytest.approx(1.3 * (1 + usual["fraction"]) - 1)
     assert slow["fraction"] > slow["high"]
     assert slow["suspect"]
+    # neither the run nor its repeats have taught what it is compared with
+    own = configuration(rate.config, rate.ran)
+    others = [one for one in rates if configuration(one.config, one.ran) != own]
+    assert usual["runs"] == sum(one.architecture == rate.architecture for one in others)
+    alone = slower_than_parts(rate, others, probes)
+    assert alone is not None
+    assert alone["predicted_seconds"] == pytest.approx(usual["predicted_seconds"])
+
+
+def test_shares_of_a_step_are_what_its_work_takes_beyond_the_peak() -> None:
+    """By hand, of a step of 2 s; attention that beats its peak has no share to explain."""
+    slowness = dict.fromkeys(KINDS, 1.0)
+    slowness |= {"gemm": 1.5, "attention": 0.5, "fused_rope_off": 2.0, "launch": 4.0}
+    parts = {"gemm": 1.0, "attention": 0.4, "tensor_exposed": 0.3, "fused_rope_off": 0.1}
+    rate: Any = SimpleNamespace(seconds=2.0, sample=SimpleNamespace(work=parts | {"launch": 0.05}))
+    made: Any = SimpleNamespace(fitted=SimpleNamespace(slowness=slowness))
+    assert fitted_shares(rate, made) == pytest.approx(
+        {
+            "products_below_peak": 0.25, "communication_in_passes": 0.15, "options_off": 0.1,
+            "copies_and_waits": 0.1,
+        }
+    )  # fmt: skip
 
 
 # The ranking of layouts
@@ -508,6 +677,21 @@ def test_the_ranking_is_that_of_every_layout_predicted_by_itself(made) -> None:
     }
     assert sizes == {(1, 1), (2, 1), (1, 2)}
     assert ranking.left_out["less recomputation fits"] > 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({}, "DP8, micro batch 2, bf16"),
+        ({"recompute": "full"}, "DP8, micro batch 2, full recomputation, bf16"),
+        ({"world_size": 1}, "DP1, micro batch 2, bf16"),
+        ({"world_size": 2, "tensor_parallel_size": 2}, "TP2, micro batch 2, bf16"),
+        ({"data_parallel_sharding": "full"}, "DP8, micro batch 2, fully sharded, bf16"),
+        ({"offload_layers": 3}, "DP8, micro batch 2, 3 layers offloaded, bf16"),
+    ],
+)
+def test_a_layout_is_named_by_what_it_sets(fields: dict[str, Any], said: str) -> None:
+    assert search.words(config(**fields)) == said
 
 
 # The command

@@ -270,6 +270,22 @@ def test_repeats_that_differ_widen_every_measured_interval(start, ranking) -> No
     assert tuning.leader.high / tuning.leader.low > 1.3
 
 
+def test_the_noise_of_starts_is_pooled_over_the_repeats_of_each_layout(made, ranking) -> None:
+    """By hand: two layouts of two repeats that differ by a fifth (of logarithms) each."""
+    shape = catalog.model(BASE.model)
+    pairs = [
+        (one.config, seconds) for one in ranking.candidates[:2] for seconds in (1, math.exp(0.2))
+    ]
+    trials = [
+        Trial(config, f"r{n}", KnownRate(f"r{n}", config, shape, H100, {}, seconds), 10, 0.001)
+        for n, (config, seconds) in enumerate(pairs)
+    ]
+    noise = Tuning(ranking, lambda _: made, 3000.0, trials).noise
+    # the variance of each pair is 0.2 ** 2 / 2, with one degree of freedom
+    assert noise == pytest.approx((0.2**2 / 2) ** 0.5)
+    assert Tuning(ranking, lambda _: made, 3000.0, trials[::2]).noise < 0.02
+
+
 def test_a_budget_in_which_no_run_fits_is_refused_with_what_would(start, ranking) -> None:
     with pytest.raises(ConfigError, match=r"budget_seconds=30 is too short: one full run takes"):
         run(start(30.0), Machine(as_predicted(ranking, hidden)))

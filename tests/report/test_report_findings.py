@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -110,6 +111,24 @@ def test_the_largest_total_is_named_where_it_is_another_run(tmp_path: Path) -> N
     # 30 steps show no rare spike, so the interval reaches further down than up
     total = r"The highest total is [\d,]+ tokens/s \([\d,]+ to [\d,]+\)"
     assert re.search(rf"{total}, with TP2 DP16 on 32 GPUs \(h100-tp2-32\)", text)
+
+
+def test_a_total_below_one_token_a_second_is_above_one_that_is_unknown(tmp_path: Path) -> None:
+    """A log may tell the rate of a GPU and not of how many: its total is nothing to compare."""
+    big: dict[str, Any] = {"platform": "h100", "model": "llama3.1-8b", "precision": "bf16"}
+    for name, split in (("all", {"tensor_parallel_size": 2}), ("each", {})):
+        write_run(tmp_path, name, config(**big, world_size=2, **split), seconds=12, device=H100)
+    unknown = pl.col("run_id") == "each"
+    runs = load(tmp_path).runs.with_columns(
+        tokens_per_second=pl.when(unknown).then(None).otherwise(0.5),
+        rate=pl.when(unknown).then(9.0).otherwise(0.25),
+        rate_low=pl.when(unknown).then(8.9).otherwise(0.249),
+        rate_high=pl.when(unknown).then(9.1).otherwise(0.251),
+    )
+    text = words(" ".join(run_findings.group_findings(runs)))
+    assert re.search(r"\(each\) is the fastest of 2 runs", text)
+    total = "The highest total is 0.5000 ± 0.0020 tokens/s"  # of two GPUs at 0.249 to 0.251
+    assert f"{total}, with TP2 on 2 GPUs (all)" in text
 
 
 def test_overlapping_intervals_settle_no_winner(tmp_path: Path) -> None:
@@ -227,6 +246,22 @@ def test_the_table_of_runs_without_a_result_has_each_ones_reason(tmp_path: Path)
     assert "It broke." in text["broke"]
     assert "None" not in text["broke"]  # of its log, which it has none of
     assert reasons["brief"] in text["brief"]
+
+
+def test_where_every_run_has_a_throughput_a_sentence_says_so(tmp_path: Path) -> None:
+    write_run(tmp_path, "a", config())
+    text = words(run_findings.failed(load(tmp_path)))
+    assert text == "Every run completed and has a throughput."
+
+
+def test_the_end_of_a_log_is_folded_under_its_number_of_lines_in_a_cell_that_wraps(
+    tmp_path: Path,
+) -> None:
+    tail = ("Traceback", "KeyError: 'x'")
+    write_run(tmp_path, "broke", config(), status="failed", steps=0, log_tail=tail)
+    cell = str(run_findings.failed(load(tmp_path)).html).rpartition("<td")[2]
+    assert cell.startswith(' class="txt wide"')
+    assert "<summary>2 lines</summary><pre>Traceback\nKeyError: &#39;x&#39;</pre>" in cell
 
 
 def test_a_group_of_gpus_names_the_mfu_and_one_without_a_peak_none(tmp_path: Path) -> None:
