@@ -854,3 +854,16 @@ def test_a_short_window_is_brief_unless_its_devices_had_settled():
     assert brief(True) == (False, False)
     assert brief(None) == (True, False)
     assert brief(False) == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "known"), [((math.inf, 2.0, 4.0, 0.0), 3.0), ((math.inf,), None)]
+)
+def test_without_tokens_the_step_time_is_the_middle_of_the_times_that_can_be(seconds, known):
+    series = [
+        StepRecord.model_construct(
+            step=number, phase="measured", step_seconds=one, tokens=0, loss=1.0, allocated_gib=1.0
+        )
+        for number, one in enumerate(seconds)
+    ]
+    assert measure(make_run(series, device=None)).step_seconds_median == known

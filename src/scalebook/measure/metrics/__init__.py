@@ -7,6 +7,7 @@ A rate above the device's dense peak is void: the run keeps its place in lists, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -118,7 +119,7 @@ def _rates(
 
 def _untold(record: RunRecord, steps: Steps) -> float | None:
     """Return the step time (seconds) of a run whose tokens nobody knows, None for any other."""
-    seconds = steps.known("step_seconds")
+    seconds = [one for one in steps.known("step_seconds") if 0 < one < math.inf]
     known = any(steps.known("tokens")) or any(steps.known("tokens_per_gpu"))
     return middle(seconds) if seconds and record.averaged and not known else None
 
