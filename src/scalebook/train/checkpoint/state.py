@@ -47,8 +47,7 @@ def sizes(trainer: Trainer) -> list[int]:
     Adam keeps two moments for each parameter that it updates; what data-parallel ranks hold alike
     is shared out among them when it is saved.
     """
-    parts = trainer.optimizer.inner
-    adams = [part.optimizer for part in getattr(parts, "chained_optimizers", [parts])]
+    adams = mcore_checkpoint.adams(trainer.optimizer.inner)
     groups = [group for adam in adams for group in adam.param_groups]
     updated = [p.nbytes for group in groups for p in group["params"]]
     alone = trainer.share.data_size == 1
