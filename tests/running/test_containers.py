@@ -28,7 +28,7 @@ from scalebook.facts import catalog
 from scalebook.facts.catalog.rows import Row
 from scalebook.host import ASKED
 from scalebook.query import CommandAnswer
-from scalebook.running.container import build, contents, engines, images, inside, nested, rules
+from scalebook.running.container import build, contents, engines, images, nested, rules
 from scalebook.running.container.engines import Choice, Surroundings
 from scalebook.running.container.rules import Variable
 from scalebook.running.launch import Launch
@@ -706,7 +706,7 @@ def test_this_python_tells_its_versions_without_importing_torch():
 def test_a_container_is_known_by_its_variables(
     environment: dict[str, str], kind: str | None, tmp_path: Path
 ):
-    assert inside.container(environment, tmp_path) == kind
+    assert engines.current_container(environment, tmp_path) == kind
 
 
 @pytest.mark.parametrize(
@@ -716,7 +716,7 @@ def test_a_container_is_known_by_its_variables(
 def test_a_container_is_known_by_its_files(path: str, kind: str, tmp_path: Path):
     (tmp_path / path).parent.mkdir(exist_ok=True)
     (tmp_path / path).touch()
-    assert inside.container({}, tmp_path) == kind
+    assert engines.current_container({}, tmp_path) == kind
 
 
 @pytest.mark.parametrize(
@@ -733,7 +733,7 @@ def test_a_container_is_known_by_its_control_group(line: str, kind: str | None, 
     path = tmp_path / "proc" / "1" / "cgroup"
     path.parent.mkdir(parents=True)
     path.write_text(line + "\n")
-    assert inside.container({}, tmp_path) == kind
+    assert engines.current_container({}, tmp_path) == kind
 
 
 # Which engine

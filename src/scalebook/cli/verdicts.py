@@ -265,7 +265,7 @@ def gate(options: argparse.Namespace) -> int:
     1 also where a loss leaves the band of the reference. 2 where a run could not be read, a change
     that must be seen would not be, or no step of a run is in the reference.
     """
-    from scalebook.measure.verdicts.gate_report import junit, markdown, summary
+    from scalebook.measure.verdicts.gate import junit, markdown, summary
 
     checks, unread, unseen = _checks(options)
     for path, write in ((options.junit, junit), (options.markdown, markdown)):

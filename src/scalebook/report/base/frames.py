@@ -21,8 +21,7 @@ from scalebook import identity, settings
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError, RecordError, ReportError
 from scalebook.facts.feasibility import feasibility
-from scalebook.facts.feasibility.cells import Cell
-from scalebook.facts.feasibility.predicted import Predicted, predictions
+from scalebook.facts.feasibility.known import Cell, Predicted, predictions
 from scalebook.measure import registered
 from scalebook.measure.diagnosis import Diagnosis
 from scalebook.measure.measured import Measured, measured
