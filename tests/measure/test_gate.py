@@ -16,7 +16,7 @@ from scalebook.measure.metrics import measure
 from scalebook.measure.metrics.repeats import estimate, start_spread
 from scalebook.measure.verdicts import Verdict, compare
 from scalebook.measure.verdicts.differences import Difference
-from scalebook.measure.verdicts.gate import Check, check, junit, markdown
+from scalebook.measure.verdicts.gate import GateCheck, check, junit, markdown
 from scalebook.store import read_run, read_runs
 
 BIG = {
@@ -207,7 +207,7 @@ def checks():
     names = ("pass", "regression", "unexplained speed-up", "missing", "new", "no baseline")
     verdict = Verdict("slower", 0.9, 0.85, 0.95)
     return [
-        Check(f"case {at}", name, f"detail {at}", ("b",), ("c",),
+        GateCheck(f"case {at}", name, f"detail {at}", ("b",), ("c",),
               verdict if at == 1 else None, (Difference("tp", "1", "2"),) if at in (0, 1) else ())
         for at, name in enumerate(names)
     ]  # fmt: skip
@@ -360,5 +360,5 @@ def test_losses_and_rates_are_gated_together(tmp_path, capsys):
     assert outcomes(capsys) >= {"loss left the band"}
     assert main(["gate", "--runs", str(tmp_path / "new")]) == 2
     assert "--baseline, or a run or file with --loss-reference" in capsys.readouterr().err
-    quoted = Check("n", "pass", 'it\'s "5" <b>\n*', (), ())
+    quoted = GateCheck("n", "pass", 'it\'s "5" <b>\n*', (), ())
     assert markdown([quoted]).splitlines()[4].endswith('|  |  | it\'s "5" &lt;b&gt; \\* |')

@@ -25,7 +25,7 @@ from scalebook.cli import main
 from scalebook.config import RunConfig
 from scalebook.errors import CatalogError, LaunchError
 from scalebook.facts import catalog
-from scalebook.facts.catalog.rows import Row
+from scalebook.facts.catalog.rows import TomlRow
 from scalebook.host import ASKED
 from scalebook.query import CommandAnswer
 from scalebook.running.container import build, contents, engines, images, nested, rules
@@ -176,7 +176,7 @@ def test_a_variable_asked_for_by_name_is_recorded_whatever_it_is_called():
 def test_a_malformed_row_is_refused(row: dict[str, Any], message: str):
     whole = {"name": "A", "value": "1", "reason": "because", "source": "a page"}
     with pytest.raises(CatalogError, match=message):
-        rules.parse(Row("variables", {**whole, **row}, "env.toml", None))
+        rules.parse(TomlRow("variables", {**whole, **row}, "env.toml", None))
 
 
 # image.toml

@@ -25,7 +25,7 @@ from scalebook.facts.feasibility.known import (
     SETTINGS,
     Cell,
     Evidence,
-    Known,
+    KnownMemory,
     Verdict,
     known,
     scope_of,
@@ -50,7 +50,7 @@ def feasibility(runs: Iterable[Run], model: str | None = None) -> tuple[Cell, ..
     """
     shown = known(runs)
     cells = [_of_run(one) for one in shown if model in (None, one.config.model)]
-    by_scope: dict[tuple[object, ...], list[Known]] = {}
+    by_scope: dict[tuple[object, ...], list[KnownMemory]] = {}
     for one, cell in zip((o for o in shown if model in (None, o.config.model)), cells, strict=True):
         by_scope.setdefault(scope_of(cell), []).append(one)
     for same in by_scope.values():
@@ -64,7 +64,7 @@ def _sorting(cell: Cell) -> tuple[Any, ...]:
     return (*map(str, scope_of(cell)), *split, *rest, cell.micro_batch_size, cell.global_batch_size)
 
 
-def _of_run(one: Known) -> Cell:
+def _of_run(one: KnownMemory) -> Cell:
     said = _Said(one.verdict, cast("Evidence", one.source), one.reason, one.run_ids)
     return _cell(one.config, one.accelerator, said, one.peak_memory_gib)
 
@@ -115,7 +115,7 @@ def _device(config: RunConfig, accelerator: str | None) -> Accelerator | None:
     return found or (catalog.accelerator(name) if name else None)
 
 
-def _unmeasured(same: Sequence[Known]) -> Iterator[Cell]:
+def _unmeasured(same: Sequence[KnownMemory]) -> Iterator[Cell]:
     """Yield the combinations of one map that no run has settled."""
     taken = {identity.memory(one.config) for one in same}
     places = {_place(one.config) for one in same}
@@ -157,7 +157,7 @@ def _micro_batches(seen: set[int]) -> list[int]:
     return sorted(seen | {size for size in between if min(seen) <= size <= max(seen)})
 
 
-def _inferred(config: RunConfig, same: Sequence[Known]) -> Cell | None:
+def _inferred(config: RunConfig, same: Sequence[KnownMemory]) -> Cell | None:
     """Return the cell that follows from one that was run, None where none settles it."""
     for one in same:
         if one.verdict == "out_of_memory" and (grown := growth(one.config, config)) is not None:

@@ -21,7 +21,7 @@ PROVING_STEPS = 2  # after the second step optimizer state and every buffer are 
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownMemory:
     """What the runs of one configuration on one device have shown."""
 
     config: RunConfig
@@ -40,7 +40,7 @@ class Known:
         return device, identity.memory(self.config)
 
 
-def known(runs: Iterable[Run]) -> tuple[Known, ...]:
+def known(runs: Iterable[Run]) -> tuple[KnownMemory, ...]:
     """Return what the runs show, one value per configuration and device; repeats are merged.
 
     A measured run counts more than one of another source, whatever that says. Runs that broke
@@ -48,7 +48,7 @@ def known(runs: Iterable[Run]) -> tuple[Known, ...]:
     """
     runs = tuple(runs)
     devices = _devices(runs)
-    shown: dict[tuple[str | None, str], list[Known]] = {}
+    shown: dict[tuple[str | None, str], list[KnownMemory]] = {}
     for run in runs:
         one = _shown(run, devices)
         if one is not None:
@@ -92,7 +92,7 @@ def config_of(record: RunRecord) -> RunConfig | None:
 WITHIN_OBSERVED = (*names("work", "layout"), "recompute")
 
 
-def _shown(run: Run, devices: dict[str, str]) -> Known | None:
+def _shown(run: Run, devices: dict[str, str]) -> KnownMemory | None:
     record, config = run.record, config_of(run.record)
     if config is None:
         return None
@@ -107,7 +107,7 @@ def _shown(run: Run, devices: dict[str, str]) -> Known | None:
         return None
     device = record.environment.get("accelerator")
     peaks = Steps.of(run.steps).known("allocated_gib")
-    return Known(
+    return KnownMemory(
         config=config,
         accelerator=device if isinstance(device, str) else devices.get(config.platform),
         verdict=verdict,
@@ -140,7 +140,7 @@ def _devices(runs: Iterable[Run]) -> dict[str, str]:
     return found
 
 
-def _merged(same: list[Known]) -> Known:
+def _merged(same: list[KnownMemory]) -> KnownMemory:
     """Return what several runs of a configuration say together."""
     source = "measured" if any(one.source == "measured" for one in same) else same[0].source
     same = [one for one in same if one.source == source]
@@ -148,7 +148,7 @@ def _merged(same: list[Known]) -> Known:
     first = (broke or same)[0]
     peaks = [one.peak_memory_gib for one in same if one.peak_memory_gib is not None]
     edge = f"{len(broke)} of {len(same)} runs ran out of memory: at the edge. {first.reason}"
-    return Known(
+    return KnownMemory(
         config=first.config,
         accelerator=first.accelerator,
         verdict=first.verdict,

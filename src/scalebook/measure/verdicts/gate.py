@@ -37,7 +37,7 @@ MUST_SEE = 0.05  # a change as large as this may not hide in the noise of a pass
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class GateCheck:
     """One configuration: how it came out, why in a sentence, and the verdict where there is one."""
 
     name: str
@@ -83,7 +83,7 @@ def check(
     tolerance: float = 0.0,
     must_see: float = MUST_SEE,
     starts: float | None = None,
-) -> tuple[Check, ...]:
+) -> tuple[GateCheck, ...]:
     """Return one check per configuration of either folder, in the order of their names.
 
     A change whose interval lies within ``tolerance`` (a fraction) of none never fails. Where a
@@ -111,13 +111,15 @@ def check(
     limits = _Limits(level, tolerance, must_see, starts)
     checks = [_check(before[key], now.get(key), limits) for key in before]
     checks += [
-        Check(_name(group), "new", "The baseline has no run of this configuration.", (), group.ids)
+        GateCheck(_name(group), "new", "The baseline has no run of this configuration.", (), group.ids)
         for key, group in now.items() if key not in before
     ]  # fmt: skip
     return tuple(sorted(checks, key=lambda one: one.name))
 
 
-def check_losses(runs: Sequence[Run], reference: LossCurve, tolerance: float) -> tuple[Check, ...]:
+def check_losses(
+    runs: Sequence[Run], reference: LossCurve, tolerance: float
+) -> tuple[GateCheck, ...]:
     """Return one check per run whose loss is held against a reference curve, step by step.
 
     A loss may differ from the reference's at the same step by ``tolerance``, a fraction of it. Of
@@ -150,7 +152,7 @@ def _trained(record: RunRecord) -> tuple[Any, ...]:
     return tuple(record.setting(name) for name in _SAME)
 
 
-def _check_loss(run: Run, reference: LossCurve, tolerance: float) -> Check:
+def _check_loss(run: Run, reference: LossCurve, tolerance: float) -> GateCheck:
     """Return whether a run's loss stays in the band, else at which step it leaves it first."""
     record, known = run.record, reference.record
     losses = losses_of(run.steps)
@@ -161,7 +163,7 @@ def _check_loss(run: Run, reference: LossCurve, tolerance: float) -> Check:
     of_reference = (known.run_id,) if known else ()
     if not shared:
         why = f"{reference.name} has no step in common with the {len(losses)} steps of the run."
-        return Check(name, "cannot tell", why, of_reference, (record.run_id,))
+        return GateCheck(name, "cannot tell", why, of_reference, (record.run_id,))
     pairs = [(step, losses[step], reference.losses[step]) for step in shared]
     outside = [(step, a, b) for step, a, b in pairs if a is None or abs(a - b) > tolerance * abs(b)]
     band = f"{100 * tolerance:.3g} % of {reference.name}"
@@ -169,7 +171,7 @@ def _check_loss(run: Run, reference: LossCurve, tolerance: float) -> Check:
     if not outside:
         far = max(abs(a - b) / abs(b) if b else 0.0 for _, a, b in pairs if a is not None)
         words = f"Within {band} at {of}; {100 * far:.2g} % at most."
-        return Check(name, "pass", words, of_reference, (record.run_id,))
+        return GateCheck(name, "pass", words, of_reference, (record.run_id,))
     step, loss, there = outside[0]
     value = "not finite" if loss is None else f"{loss:.5g}"
     by = "" if loss is None or not there else f", {100 * (loss / there - 1):+.2g} %"
@@ -179,7 +181,9 @@ def _check_loss(run: Run, reference: LossCurve, tolerance: float) -> Check:
     )
     changed = differences([record], [known]) if known else ()
     causes = tuple(one for one in changed if one.name in _CHANGES_A_LOSS)
-    return Check(name, "loss left the band", words, of_reference, (record.run_id,), None, causes)
+    return GateCheck(
+        name, "loss left the band", words, of_reference, (record.run_id,), None, causes
+    )
 
 
 def _groups(runs: Iterable[Run]) -> dict[str, _Group]:
@@ -216,19 +220,19 @@ def _name(group: _Group) -> str:
     return f"{' '.join(map(str, words))} [{record.config_hash or record.run_id}]"
 
 
-def _check(before: _Group, now: _Group | None, limits: _Limits) -> Check:
+def _check(before: _Group, now: _Group | None, limits: _Limits) -> GateCheck:
     name = _name(before)
     if now is None:
-        return Check(
+        return GateCheck(
             name, "missing", "None of the new runs has this configuration.", before.ids, ()
         )
     ids = (before.ids, now.ids)
     if not before.estimates:
-        return Check(name, "no baseline", " ".join(before.reasons), *ids)
+        return GateCheck(name, "no baseline", " ".join(before.reasons), *ids)
     changed = differences([run.record for run in now.runs], [run.record for run in before.runs])
     if not now.estimates:
         words = f"The baseline has a rate, the new runs have none. {' '.join(now.reasons)}"
-        return Check(name, "regression", words, *ids, None, changed)
+        return GateCheck(name, "regression", words, *ids, None, changed)
     platform = now.runs[0].record.setting("platform")
     assumed = start_spread(platform if isinstance(platform, str) else None)
     verdict = compare(
@@ -237,7 +241,7 @@ def _check(before: _Group, now: _Group | None, limits: _Limits) -> Check:
         start_spread=assumed if limits.starts is None else limits.starts,
         level=limits.level,
     )
-    return Check(name, *_outcome(verdict, limits, now), *ids, verdict, changed)
+    return GateCheck(name, *_outcome(verdict, limits, now), *ids, verdict, changed)
 
 
 def _outcome(verdict: Verdict, limits: _Limits, now: _Group) -> tuple[Outcome, str]:
@@ -266,14 +270,14 @@ _MARKDOWN = re.compile(r"([\\`*_{}\[\]()#+!|~])")
 _NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
-def summary(checks: Sequence[Check]) -> str:
+def summary(checks: Sequence[GateCheck]) -> str:
     """Return one line: how many configurations came out how."""
     outcomes = [check.outcome for check in checks]
     counts = [f"{outcomes.count(name)} {name}" for name in dict.fromkeys(outcomes)]
     return f"{len(checks)} configuration{'s'[: len(checks) != 1]}: {', '.join(counts)}"
 
 
-def markdown(checks: Sequence[Check]) -> str:
+def markdown(checks: Sequence[GateCheck]) -> str:
     """Return a table of all checks, what failed first, and what else differs where it failed."""
     lines = [
         f"**{'Failed' if any(check.failed for check in checks) else 'Passed'}.** "
@@ -291,7 +295,7 @@ def markdown(checks: Sequence[Check]) -> str:
     return "\n".join([*lines, ""])
 
 
-def _row(check: Check) -> str:
+def _row(check: GateCheck) -> str:
     ratio = span = ""
     if check.verdict is not None:
         ratio = f"{check.verdict.ratio:.4f}"
@@ -305,7 +309,7 @@ def _cell(text: str) -> str:
     return _MARKDOWN.sub(r"\\\1", html.escape(" ".join(text.split()), quote=False))
 
 
-def junit(checks: Sequence[Check]) -> str:
+def junit(checks: Sequence[GateCheck]) -> str:
     """Return the checks as one JUnit test suite; what could not be compared is skipped."""
     skipped = [check for check in checks if check.outcome in UNJUDGED]
     suite = ElementTree.Element(
