@@ -111,9 +111,12 @@ def check(
     limits = _Limits(level, tolerance, must_see, starts)
     checks = [_check(before[key], now.get(key), limits) for key in before]
     checks += [
-        GateCheck(_name(group), "new", "The baseline has no run of this configuration.", (), group.ids)
-        for key, group in now.items() if key not in before
-    ]  # fmt: skip
+        GateCheck(
+            _name(group), "new", "The baseline has no run of this configuration.", (), group.ids
+        )
+        for key, group in now.items()
+        if key not in before
+    ]
     return tuple(sorted(checks, key=lambda one: one.name))
 
 
