@@ -31,7 +31,13 @@ from scalebook.report.base.comparisons import (
 )
 from scalebook.report.base.frames import ReportData, records
 from scalebook.report.base.markup import Fragment, Markup, paragraphs, run_link
-from scalebook.report.base.naming import model_title, platform_title, split_name, units
+from scalebook.report.base.naming import (
+    model_title,
+    platform_title,
+    precision_title,
+    split_name,
+    units,
+)
 from scalebook.report.base.quantities import change, count, duration, interval, percent, times
 from scalebook.report.base.scaling_series import ScalingSeries, scaling_series
 from scalebook.report.base.versus import Configuration, configurations, verdict_on
@@ -226,19 +232,19 @@ def _headline(runs: _Runs) -> StudyAnswer | None:
     first = best[0]
     sides = {side_name(one.row) for one in best}
     tried = {side_name(row) for row in runs.frame.to_dicts() if is_whole(row)}
-    several, lost = len(sides) > 1, sorted(one.upper() for one in tried - sides)
+    several, lost = len(sides) > 1, sorted(platform_title(one) for one in tried - sides)
     words = "{} trains {} at {} in {}"
     words += ", the highest rate, but without equal work to compare" if several else ""
     words += f"; no run on {' or '.join(lost)} has a rate." if lost else "."
     verdict = Markup(words).format(
         platform_title(first.row["platform"]), model_title(first.row["model"]),
-        linked(first, rate(first)), first.row["precision"].upper(),
+        linked(first, rate(first)), precision_title(first.row["precision"]),
     )  # fmt: skip
     pairs = platform_pairs([item for item in runs.members if is_whole(item.row)])
     verdict = equal_work(tuple(pairs)) or verdict
     drawn: list[Dot] = []
     for one in best[:MOST_ROWS]:
-        name = f"{platform_title(one.row['platform'])} {one.row['precision'].upper()}"
+        name = f"{platform_title(one.row['platform'])} {precision_title(one.row['precision'])}"
         drawn.append(mark(runs.data, one, name))
     return StudyAnswer(verdict, marks.bars(drawn, first.row["rate_unit"]), _ids(best))
 
@@ -256,7 +262,7 @@ def equal_work(pairs: Sequence[Pair]) -> Markup | None:
 
 def _compared(pair: Pair, verdict: Verdict) -> Markup:
     """Return how many times as fast the faster platform is, at the work of a pair."""
-    row, names = pair.a[0].row, (pair.name_a.upper(), pair.name_b.upper())
+    row, names = pair.a[0].row, (pair.name_a, pair.name_b)
     if verdict.ratio < 1:
         names = names[::-1]
         verdict = replace(
@@ -409,15 +415,22 @@ def _ablation(runs: _Runs) -> StudyAnswer | None:
     title = first.words[:1].upper() + first.words[1:]
     verdict = Markup("{} is worth most: {}{}.").format(title, gain(worth), most)
     tint = colour(runs.data, chosen.optimised[0].row["platform"])
+    fused = any(one.words.startswith("fused ") for one, _ in known[:MOST_ROWS])
+    unit = f"what each option adds to the rate, %{'; kernels: fused' if fused else ''}"
     drawn = [
-        Dot(one.words, 100 * (v.ratio - 1), 100 * (v.low - 1), 100 * (v.high - 1),
-             change(v.ratio - 1), colour=tint, run_id=one.pair.b[0].row["run_id"])
-        for one, v in known[:MOST_ROWS]
-    ]  # fmt: skip
+        Dot(
+            one.words.removeprefix("fused "),
+            *(100 * (end - 1) for end in (worth.ratio, worth.low, worth.high)),
+            change(worth.ratio - 1),
+            colour=tint,
+            run_id=one.pair.b[0].row["run_id"],
+        )
+        for one, worth in known[:MOST_ROWS]
+    ]
     ids = [item.row["run_id"] for one in chosen.switches for item in one.pair.b]
     return StudyAnswer(
         verdict,
-        marks.bars(drawn, "what the option adds to the rate, %"),
+        marks.bars(drawn, unit),
         (chosen.optimised[0].row["run_id"], *ids),
     )
 
@@ -487,9 +500,11 @@ def _precision(runs: _Runs) -> StudyAnswer | None:
     found.sort(key=lambda one: (not is_whole(one[0].row), one[2] is None, one[0].row["model"]))
     fast, base, verdict = found[0]
     how = ratio(verdict) if verdict else f"{times(fast.rate / base.rate)} (no interval)"
-    title = fast.row["precision"].upper()
+    title = precision_title(fast.row["precision"])
     words = Markup("{} is {} as fast as {} for {}.")
-    said = words.format(title, linked(fast, how), base.row["precision"].upper(), on(fast.row))
+    said = words.format(
+        title, linked(fast, how), precision_title(base.row["precision"]), on(fast.row)
+    )
     drawn = [
         Dot(_depth(a.row), a.rate / b.rate,
              v.low if v else None, v.high if v else None, times(a.rate / b.rate),
