@@ -59,6 +59,7 @@ class Figure:
         # Altair's own default theme would win over the page's, and "$schema" is an address.
         kept = {key: spec[key] for key in spec if key not in ("$schema", "config")}
         cut = unpack(kept)
+        name_only_drawn(kept, list(data_rows(kept)))
         return kept | {"autosize": {"type": "fit-x", "contains": "padding"}}, cut
 
     @property
@@ -117,6 +118,25 @@ def data_rows(spec: Any) -> Iterator[Mapping[str, Any]]:
             yield from data_rows(part)
     if "spec" in spec:
         yield from data_rows(spec["spec"])
+
+
+def name_only_drawn(spec: Any, drawn: Sequence[Mapping[str, Any]]) -> None:
+    """Keep each legend to the values that ``drawn`` rows have, where its scale lists more."""
+    for channel in spec.get("encoding", {}).values():
+        if isinstance(channel, list) or "field" not in channel or not channel.get("scale"):
+            continue  # a tooltip, a constant, or a scale that follows its data
+        domain, present = (
+            channel["scale"].get("domain"),
+            {one.get(channel["field"]) for one in drawn},
+        )
+        named = [one for one in domain or () if isinstance(one, str) and one in present]
+        if named and channel.get("legend", {}) is not None:
+            channel["legend"] = {"values": named, **channel.get("legend", {})}
+    for name in ("layer", "hconcat", "vconcat"):
+        for part in spec.get(name, ()):
+            name_only_drawn(part, drawn)
+    if "spec" in spec:
+        name_only_drawn(spec["spec"], drawn)
 
 
 def by_source(sources: Iterable[str]) -> alt.Shape:
