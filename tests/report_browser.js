@@ -71,7 +71,7 @@ setTimeout(async function () {
     const menu = document.querySelector("select[name=sb-platform]");
     if (menu) {
       const before = [marks().length, rows().length];
-      menu.value = "cpu";
+      menu.value = "CPU";
       menu.dispatchEvent(new Event("change"));
       await wait(700);
       out.filtered = {before: before, marks: marks().map(runOf), rows: rows().map(r => r.dataset.run)};

@@ -43,6 +43,7 @@ from scalebook.parallelism import Parallelism
 from scalebook.record import RunRecord, StepRecord
 from scalebook.report.base import frames
 from scalebook.report.pages import throughput_page
+from scalebook.settings import SWITCHES
 from scalebook.store import read_run
 
 H200 = "NVIDIA H200"
@@ -526,7 +527,8 @@ def test_what_was_not_measured_is_null_with_a_reason_in_the_waterfall(tmp_path):
 
 
 def test_parts_at_fitted_rates_come_out_of_what_has_no_name_and_change_no_measurement(tmp_path):
-    found = diagnosed(tmp_path, profile=None, environment={"ceilings": None})
+    known = {"fused_attention": "on"}
+    found = diagnosed(tmp_path, profile=None, environment={"ceilings": None}, observed=known)
     before = found.waterfall
     assert before is not None
     rest = shares(found)["unexplained"]
@@ -544,7 +546,8 @@ def test_parts_at_fitted_rates_come_out_of_what_has_no_name_and_change_no_measur
 
 
 def test_fitted_rates_that_are_too_high_explain_no_more_than_the_step(tmp_path):
-    found = diagnosed(tmp_path, profile=None, environment={"ceilings": None})
+    known = {"fused_attention": "on"}
+    found = diagnosed(tmp_path, profile=None, environment={"ceilings": None}, observed=known)
     assert found.waterfall is not None
     filled = with_fitted(found.waterfall, {"products_below_peak": 0.9, "options_off": 0.9})
     assert sum(part.step_fraction or 0 for part in filled.parts) == pytest.approx(1)
@@ -558,16 +561,50 @@ def test_a_profile_leaves_fitted_rates_no_waits_to_explain(tmp_path):
     assert with_fitted(found.waterfall, names).parts == found.waterfall.parts
 
 
+def test_an_fp8_run_counts_its_products_at_the_fp8_peak_and_the_rest_at_that_of_bf16(tmp_path):
+    found = diagnosed(
+        tmp_path, precision="fp8", model="llama3.1-8b", profile=None, device="NVIDIA H200"
+    )
+    assert found.mfu is None
+    # per token: 32 layers of q and o (4,096 squared), k and v (1,024 wide) and an MLP of 14,336;
+    # causal scores and values; the output layer of 128,256 rows
+    layers = 6 * 32 * (2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
+    core, logits = 6 * 32 * 4096 * 8192, 6 * 4096 * 128256
+    each = 128 * 8192 / 13 / 8
+    expected = each * (layers / 1978.9e12 + (core + logits) / 989.4e12)
+    assert shares(found)["useful_work_at_peak"] == pytest.approx(expected, rel=1e-3)
+    experts = diagnosed(tmp_path / "b", precision="fp8", model="mixtral-8x7b", profile=None)
+    assert experts.waterfall is None  # whether their products ran in FP8 is not known
+
+
+def test_a_run_without_options_and_profile_says_so_instead_of_a_rest(tmp_path):
+    off = dict.fromkeys(n for n in SWITCHES if n.startswith("fused_"))
+    found = diagnosed(tmp_path, profile=None, observed=off, environment={"ceilings": None})
+    assert found.waterfall is not None
+    last = found.waterfall.parts[-1]
+    assert (last.name, last.step_fraction) == ("unexplained", None)
+    assert last.reason is not None and "recorded neither its options nor a profile" in last.reason
+
+
 def test_less_than_a_tenth_of_the_record_runs_is_unexplained(root):
     data = frames.load(root / "runs" / "examples")
     records = {"f7a529f1dcbc", "46a79dab7d07", "526465224c44"}  # of the README's table
+    records |= {"7b50643bc7a3", "ba87bd5010b0"}  # FP8, and experts
     seen = {
-        one.run_id[-12:]: {part.name: part.step_fraction or 0 for part in one.waterfall.parts}
+        one.run_id[-12:]: {part.name: part.step_fraction for part in one.waterfall.parts}
         for one in throughput_page.diagnoses(data)
-        if one.waterfall is not None and one.run_id[-12:] in records
+        if one.waterfall is not None
     }
-    assert seen.keys() == records
-    assert all(parts["unexplained"] + parts["other_kernels"] < 0.1 for parts in seen.values())
+    assert seen.keys() >= records
+    silent = {name for name, parts in seen.items() if parts["unexplained"] is None}
+    assert len(silent) == 7  # of the first day: they recorded no options
+    rest = {
+        name: (parts["unexplained"] or 0) + (parts["other_kernels"] or 0)
+        for name, parts in seen.items()
+        if name not in silent
+    }
+    assert max(rest[name] for name in records) < 0.1
+    assert max(seen[name]["unexplained"] or 0 for name in rest) < 0.1
 
 
 share = st.floats(0, 1)
@@ -669,7 +706,7 @@ def test_the_command_prints_json_and_sentences(root, capsys):
     assert main(["diagnose", run]) == 0
     printed = capsys.readouterr().out
     assert "4 pipeline stages with 32 micro batches per step" in printed
-    assert "30.3%  unexplained" in printed
+    assert "?  unexplained (the run recorded neither its options nor a profile" in printed
     assert main(["diagnose", "…-24f22c14c363", "--runs", str(root / "runs")]) == 0
     assert capsys.readouterr().out == printed
     assert main(["diagnose", "no-such-run", "--runs", str(root / "runs" / "examples")]) == 2

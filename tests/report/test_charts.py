@@ -12,7 +12,7 @@ from simulated import H100, config, write_run, write_sample
 from scalebook.report import charts
 from scalebook.report.base.frames import load
 from scalebook.report.base.markup import raw_html
-from scalebook.report.charts.figure import data_rows
+from scalebook.report.charts.figure import data_rows, name_only_drawn
 from scalebook.report.charts.rate_charts import FEW_WHOLE, MAX_BARS, MAX_CHARTS
 from scalebook.report.charts.step_charts import MAX_RUNS, thinned
 from scalebook.report.charts.theme import PALETTE, SURFACE, configs
@@ -28,6 +28,19 @@ def every_chart(folder: Path) -> list[charts.Figure]:
     ]
     assert bars is not None
     return [figure for _, figure in bars.parts] + [figure for figure in found if figure]
+
+
+def test_a_legend_names_only_the_values_that_rows_have() -> None:
+    field = {"field": "word", "scale": {"domain": ["faster", "cannot tell", "slower"]}}
+    spec = {
+        "encoding": {"x": {"field": "rate", "scale": {"domain": [0, 1]}}, "tooltip": [field]},
+        "layer": [{"encoding": {"color": {**field}, "stroke": {**field, "legend": None}}}],
+    }
+    name_only_drawn(spec, [{"word": "slower", "rate": 0.5}, {"word": "faster"}])
+    inner = spec["layer"][0]["encoding"]
+    assert inner["color"]["legend"] == {"values": ["faster", "slower"]}
+    assert inner["stroke"]["legend"] is None
+    assert "legend" not in spec["encoding"]["x"]
 
 
 def test_every_chart_compiles_to_a_picture(tmp_path: Path) -> None:

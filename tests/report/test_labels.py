@@ -54,7 +54,7 @@ def test_what_all_runs_of_a_model_share_is_not_named(tmp_path: Path) -> None:
     ("change", "said"),
     [
         ({"recompute": "full"}, "recompute full"),
-        ({"gradient_precision": "bf16"}, "gradients in bf16"),
+        ({"gradient_precision": "bf16"}, "gradients in BF16"),
         ({"offload_layers": 4}, "4 layers offloaded"),
         ({"fused_attention": "off"}, "no fused attention"),
         ({"recompute": "full", "cuda_graph": "on"}, "recompute full · CUDA graph"),
@@ -72,7 +72,7 @@ def test_a_run_alone_in_its_group_says_what_other_runs_of_its_model_do_not_have(
     tmp_path: Path,
 ) -> None:
     found = names(tmp_path, USUAL, {"precision": "fp8", "gradient_precision": "bf16"})
-    assert found == ["1 GPU", "1 GPU · gradients in bf16"]
+    assert found == ["1 GPU", "1 GPU · gradients in BF16"]
 
 
 def test_whose_layers_ran_is_named_where_most_of_the_group_ran_others(tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ def test_the_number_of_ranks_is_in_a_title_once(tmp_path: Path, ranks: int, endi
     write_run(tmp_path, "m", job("mi300x", world_size=ranks), seconds=4.0, device=MI300X)
     _, found = compared(tmp_path)
     (matched,) = (pair for pair in found if pair.kind == "matched configuration")
-    assert comparison_page.title(matched).endswith(f"bf16, {ending}")
+    assert comparison_page.title(matched).endswith(f"BF16, {ending}")
 
 
 def test_dividing_by_prices_and_peaks_follows_by_hand(two: Path) -> None:
@@ -193,7 +193,7 @@ def test_one_platform_alone_is_a_sentence(tmp_path: Path) -> None:
     items, found = compared(tmp_path)
     assert comparison_page.chart(found) is None
     text = words(comparison_page.overview(items, found))
-    assert text.strip() == "All runs with a throughput are of cpu: there is no second side."
+    assert text.strip() == "All runs with a throughput are of CPU: there is no second side."
 
 
 def test_no_run_at_all_is_a_sentence(tmp_path: Path) -> None:
@@ -374,7 +374,7 @@ def test_a_reader_begins_with_the_two_platforms_of_the_most_matched_pairs(two: P
         write_run(two, f"h{name}", job("h100", tensor_parallel_size=size), device=H100)
     first = panels(two)[0]
     assert ({first.a.name, first.b.name}, len(first.matched)) == (
-        {"h100 [simulated]", "h200 [simulated]"},
+        {"H100 [simulated]", "H200 [simulated]"},
         2,
     )
     shown = re.findall(r'<section class="sb-panel" data-by="(\w+)"[^>]*?( hidden)?>', chooser(two))
@@ -411,7 +411,7 @@ def fragment(html: str) -> Any:
 def test_the_run_that_would_make_a_matched_pair_is_named_with_its_side(two: Path) -> None:
     text = words(fragment(chooser(two)))
     # the MI300X ran DP8 alone: on the H100 the same would match
-    assert re.search(r"What is missing : repeat m-dp8 \(DP8 [^)]*\) on h100", text)
+    assert re.search(r"What is missing : repeat m-dp8 \(DP8 [^)]*\) on H100", text)
     write_run(two, "h-dp8", job("h100"), seconds=1.0, device=H100)
     assert "nothing: each side ran the other" in words(fragment(chooser(two)))
 
@@ -500,7 +500,7 @@ def test_a_price_gives_one_result_with_the_script_and_without_it(two: Path) -> N
 
 def test_a_reader_sees_the_two_sides_that_are_chosen_in_either_order(two: Path) -> None:
     write_run(two, "x", job("h200", tensor_parallel_size=2), device="NVIDIA H200")
-    sides = ["h200 [simulated]", "mi300x [simulated]"]
+    sides = ["H200 [simulated]", "MI300X [simulated]"]
     for a, b in (sides, sides[::-1]):
         (panel,) = open_panels(seen_by_a_reader(two, [("a", a), ("b", b)], []))
         assert panel.split(" Matched")[0] in {f"{a} against {b}", f"{b} against {a}"}

@@ -6,13 +6,16 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from html import unescape
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 from simulated import H100, config, write_run, write_sample
 
+from scalebook.facts import catalog
 from scalebook.measure.reliability import DRILL_FILE, DrillRecord
 from scalebook.plan.document import KINDS
 from scalebook.report import Places, build
@@ -21,6 +24,7 @@ from scalebook.report.base.markup import Markup
 from scalebook.report.base.naming import brief, model_title, platform_title
 from scalebook.report.charts import css_charts
 from scalebook.report.charts.css_charts import Dot
+from scalebook.report.charts.figure import data_rows
 from scalebook.report.pages import front, studies
 from scalebook.store import write_json
 
@@ -171,7 +175,7 @@ def test_every_group_of_a_long_plot_keeps_its_fastest_rows(tmp_path: Path) -> No
     plot = html[html.index('class="sb-dots"') : html.index('class="side"')]
     assert plot.count("<li>") <= front.MOST_DRAWN + 1  # and a prediction
     assert "H100, sequence 4,096" in plot
-    assert "19\N{NO-BREAK SPACE}configurations" in plot
+    assert "7\N{NO-BREAK SPACE}configurations" in plot  # of 25, 18 are drawn
 
 
 def test_no_two_rows_of_a_group_share_a_label(tmp_path: Path) -> None:
@@ -197,7 +201,7 @@ def test_a_label_takes_as_many_parts_as_tell_it_apart() -> None:
     [
         ("global batch 32", "batch 32"),
         ("last pipeline stage layers 12", "last stage 12"),
-        ("gradients in bf16", "BF16 gradients"),
+        ("gradients in BF16", "BF16 gradients"),
         ("20 layers offloaded", "offload 20"),
         ("9 steps", "9 steps"),
     ],
@@ -329,6 +333,37 @@ def test_a_hollow_mark_has_no_interval_and_a_diamond_is_fp8(tmp_path: Path) -> N
     assert len(re.findall(r'class="dot circle c0 hollow"', html)) == 1
 
 
+def legend(html: object) -> str:
+    found = re.search(r"<h3>[^<]* <small>(.*?)</small></h3>", str(html))
+    assert found
+    return Markup(found[1]).striptags().replace("\N{NO-BREAK SPACE}", " ")
+
+
+def test_a_legend_names_what_is_drawn_and_nothing_else(tmp_path: Path) -> None:
+    write_run(tmp_path, "cpu", config(world_size=1, platform="cpu", precision="fp32"), seconds=0.3)
+    assert legend(front.screen(load(tmp_path)).html) == "● FP32 · band: 95 %"
+    wrote(tmp_path, "wide", "headline", 12.0)
+    assert legend(front.screen(load(tmp_path)).html) == "● BF16 · band: 95 % · %: MFU"
+    wrote(tmp_path, "narrow", "headline", 9.0, precision="fp8", steps=8)
+    wrote(tmp_path, "h200", "headline", 11.0, platform="h200")
+    said = legend(front.screen(load(tmp_path)).html)
+    assert said == "H100 · H200 · ● BF16 · ◆ FP8 · band: 95 % · hollow: few steps · %: MFU"
+
+
+def test_platforms_of_one_length_share_a_group_and_other_models_a_line(tmp_path: Path) -> None:
+    for number in range(2):
+        wrote(tmp_path, f"h100-{number}", "headline", 12.0 + number, sequence_length=4096 << number)
+    wrote(tmp_path, "h200", "headline", 9.0, platform="h200", sequence_length=4096)
+    wrote(tmp_path, "short", "headline", 9.0, sequence_length=2048)
+    wrote(tmp_path, "other", "headline", 9.0, model="qwen3-8b")
+    html = Markup(front.screen(load(tmp_path)).html)
+    plot = html[html.index("sb-dots") : html.index('class="side"')]
+    assert "H200 and H100, sequence 4,096" in plot
+    names = re.findall(r'<li><span class="name">(.*?)</span>', plot)
+    assert sorted(names) == ["DP8", "DP8", "H100 DP8", "H200 DP8"]
+    assert "Other models: Qwen 3 8B" in plot
+
+
 def test_a_model_made_for_a_cpu_and_one_of_few_runs_have_no_headline(tmp_path: Path) -> None:
     for number in range(4):
         wrote(tmp_path, f"whole-{number}", "headline", 12.0 + number)
@@ -374,23 +409,93 @@ LOOK = """addEventListener("load", () => setTimeout(() => {
   const found = {};
   for (const one of document.querySelectorAll("[data-answer]")) {
     const box = one.getBoundingClientRect();
-    const end = one.matches(".sb-card") ? one.querySelector("p").getBoundingClientRect().bottom
-      : box.bottom;
-    found[one.dataset.answer] ||= [one.innerText, end];
+    found[one.dataset.answer] ||= [one.innerText, box.bottom];
   }
-  found.cards = ["", document.querySelector('.sb-card').getBoundingClientRect().top];
+  const cards = [...document.querySelectorAll('.sb-card')].map(one => one.getBoundingClientRect());
+  found.whole = ["", cards.filter(one => one.bottom <= 900).length];
   found.width = ["", document.documentElement.scrollWidth];
   document.body.innerHTML = '<pre id="found"></pre>';
   document.getElementById("found").textContent = JSON.stringify(found);
 }, 500));"""
 
 
+@pytest.fixture(scope="module")
+def example(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Path:
+    """The first page of the report of the example runs."""
+    site = tmp_path_factory.mktemp("example") / "site"
+    return build(Places(root / "runs" / "examples", site, root), "preview", print)
+
+
+class Words(HTMLParser):
+    """What a reader of a page sees or hears, commands and code left out, and its charts' data."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.words: list[str] = []
+        self.specs: list[dict[str, Any]] = []
+        self._within: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        known = dict(attrs)
+        if tag in ("script", "style", "code", "pre"):
+            self._within.append("spec" if known.get("class") == "sb-spec" else tag)
+        self.words += [text for name in ("title", "aria-label") if (text := known.get(name))]
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in ("script", "style", "code", "pre"):
+            self._within.pop()
+
+    def handle_data(self, data: str) -> None:
+        if not self._within:
+            self.words.append(data.strip())
+        elif self._within[-1] == "spec":
+            self.specs.append(json.loads(data))
+
+
+def encoded(spec: Any) -> Iterator[str]:
+    """Yield every field that a chart shows: on an axis, in a legend or a tooltip."""
+    if isinstance(spec, dict):
+        if isinstance(spec.get("field"), str):
+            yield spec["field"]
+        for key, part in spec.items():
+            if key not in ("datasets", "data"):
+                yield from encoded(part)
+    elif isinstance(spec, list):
+        for part in spec:
+            yield from encoded(part)
+
+
+def raw_names(page: str) -> set[str]:
+    """Return the names of models, platforms and precisions that a page shows unwritten."""
+    names = {one.name for one in (*catalog.models(), *catalog.platforms())}
+    names = {name for name in names if model_title(name) != name and not name.startswith("tiny")}
+    names |= {"cpu", "bf16", "fp16", "fp32", "fp8", "mxfp8"}
+    longest = sorted(map(re.escape, names), key=len, reverse=True)
+    pattern = re.compile(rf"(?<![\w./=-])({'|'.join(longest)})(@\d+)?(?![\w/-]|\.\w)")
+    seen = Words(page)
+    shown = [text for text in seen.words if "--peak-precision" not in text]
+    for spec in seen.specs:
+        fields = {*encoded(spec)} - {"run_id"}
+        shown += [str(v) for row in data_rows(spec) for name, v in row.items() if name in fields]
+    return {found[0] for text in shown if (found := pattern.search(text))}
+
+
 @pytest.mark.slow
-def test_the_first_screen_answers_seven_questions_in_a_browser(tmp_path: Path, root: Path) -> None:
+def test_no_page_shows_a_raw_name_of_a_model_a_platform_or_a_precision(example: Path) -> None:
+    pages = [path for path in sorted(example.parent.glob("*.html")) if path.stem != "method"]
+    assert len(pages) > 15  # Method quotes its sources as they are
+    assert {path.name: raw for path in pages if (raw := raw_names(path.read_text()))} == {}
+
+
+@pytest.mark.slow
+def test_the_first_screen_answers_seven_questions_in_a_browser(
+    tmp_path: Path, example: Path
+) -> None:
     browser = next((path for name in NAMES if (path := shutil.which(name))), None)
     if browser is None:
         pytest.skip("Chromium is not installed")
-    index = build(Places(root / "runs" / "examples", tmp_path / "site", root), "preview", print)
+    index = example
     # a file, because the pages' policy lets no script run that is written into them
     (index.parent / "look.js").write_text(LOOK)
     tag = '<script src="look.js"></script></body>'
@@ -405,7 +510,7 @@ def test_the_first_screen_answers_seven_questions_in_a_browser(tmp_path: Path, r
     assert match, done.stderr[-2000:]
     found = json.loads(unescape(match[1]))
     assert found["width"][1] <= 1400
-    assert found["cards"][1] < 760
+    assert found["whole"][1] == 5  # a row of cards from border to border, none cut
     for name, words in ANSWERS.items():
         text, end = found[name]
         assert re.search(words, text.replace("\N{NO-BREAK SPACE}", " ")), (name, text)

@@ -341,6 +341,7 @@ _AT_PEAK = {  # whose reference seconds are their FLOPs at the peak, counted the
     "attention_below_peak": ("attention", "context_attention"),
 }
 _BEYOND = {
+    "elementwise": ("elementwise",),
     "communication_in_passes": (*kinds.COMMUNICATION, "sharding", "uneven_experts", "fp8_weights"),
     "options_off": tuple(name for name in kinds.KINDS if name.endswith("_off")),
     "copies_and_waits": (

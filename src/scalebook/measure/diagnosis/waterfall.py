@@ -11,10 +11,12 @@ from dataclasses import dataclass, replace
 
 from scalebook.facts import catalog, traffic
 from scalebook.facts.flops import attention_width
+from scalebook.facts.flops.conventions import flop_parts
 from scalebook.measure.diagnosis.device import peak_clock_mhz
 from scalebook.measure.diagnosis.evidence import Evidence
 from scalebook.measure.diagnosis.finding import Basis, percent
 from scalebook.measure.diagnosis.pipeline import waiting_of
+from scalebook.settings import SWITCHES
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,25 +65,32 @@ class _Remaining:
         self.parts.append(Part(name, given, basis))
 
 
+TWO_PEAKS = (
+    "The layers' products count at the FP8 peak, attention and the output layer at that of BF16."
+)
+NO_OPTIONS = "the run recorded neither its options nor a profile, so its rest cannot be split"
 NO_PROFILE = "not measured: run with profile_steps=3"
 
 
 def waterfall(found: Evidence) -> Waterfall | None:
-    """Return the parts of the step, None where the run has no MFU to explain."""
+    """Return the parts of the step, None where no peak is known to hold its work against."""
     metrics, split = found.metrics, found.split
-    mfu, peak, best = metrics.mfu, metrics.peak_tflops_per_second, metrics.measured_matmul_tflops
-    if mfu is None or peak is None or not 0 < mfu <= 1:
+    useful, best = useful_work(found), metrics.measured_matmul_tflops
+    if useful is None or not 0 < useful <= 1:
         return None
     rest = _Remaining()
-    slower = peak / best if best else 1.0
-    rest.take("useful_work_at_peak", mfu, "measured")
+    slower = metrics.peak_tflops_per_second / best if metrics.peak_tflops_per_second and best else 1
+    rest.take("useful_work_at_peak", useful, "measured")
+    if metrics.mfu is None:
+        rest.notes.append(TWO_PEAKS)
     slow = lower_clock(found)
     no_clock = "The clocks were not sampled, or nobody states the clock of the peak."
     rest.take("lower_clock", slow, "computed", no_clock)
     # a probe's best product ran at a lowered clock too: that part is counted
-    ceiling = None if best is None else max(mfu * (slower - 1) - (slow or 0.0), 0.0)
+    ceiling = None if best is None else max(useful * (slower - 1) - (slow or 0.0), 0.0)
     rest.take("products_below_peak", ceiling, "computed", metrics.matmul_fraction_reason)
-    again = None if metrics.hfu is None else (metrics.hfu - mfu) * max(slower, 1.0)
+    done = useful if found.record.setting("recompute") == "none" else metrics.hfu
+    again = None if done is None else (done - useful) * max(slower, 1.0)
     rest.take("recomputation", again, "computed", metrics.hfu_reason)
     waits = waiting_of(found)
     no_schedule = "The sizes of the run's layout are not all known."
@@ -97,7 +106,10 @@ def waterfall(found: Evidence) -> Waterfall | None:
     rest.take("elementwise", *_elementwise(found))
     rest.take("attention_below_peak", _attention(found), "measured", why)
     rest.take("other_kernels", _other(found, rest), "measured", why)
-    rest.parts.append(Part("unexplained", max(rest.left, 0.0), None))
+    kernels = [name for name in SWITCHES if name.startswith("fused_")]
+    silent = split is None and all(found.record.observed.get(name) is None for name in kernels)
+    share, why = (None, NO_OPTIONS) if silent else (max(rest.left, 0.0), None)
+    rest.parts.append(Part("unexplained", share, None, why))
     return Waterfall(tuple(rest.parts), tuple(rest.notes))
 
 
@@ -154,10 +166,40 @@ def with_fitted(found: Waterfall, shares: Mapping[str, float]) -> Waterfall:
     return replace(found, parts=(*parts[:-2], *added.values(), *parts[-2:]))
 
 
+def useful_work(found: Evidence) -> float | None:
+    """Share of the step that the model's FLOPs take at the dense peak: the MFU.
+
+    An FP8 run has no single peak: products of its layers count at the FP8 peak, the attention core
+    and the output layer at that of BF16, in which they run. Not counted: experts, further tokens.
+    """
+    metrics, shape, length = found.metrics, found.shape, found.document_length
+    if metrics.mfu is not None or metrics.precision != "fp8":
+        return metrics.mfu
+    rate, eight, sixteen = (
+        metrics.tokens_per_second_per_gpu,
+        _peak(found, "fp8"),
+        _peak(found, "bf16"),
+    )
+    further = found.record.setting("mtp_layers")
+    if shape is None or shape.moe or further or not (length and rate and eight and sixteen):
+        return None
+    parts = flop_parts(shape, length)
+    return rate * (parts.layers / eight + (parts.attention_core + parts.logits) / sixteen) / 1e12
+
+
+def _peak(found: Evidence, precision: str) -> float | None:
+    """Return the dense peak (TFLOP/s) that MFU divides by, of an FP8 run that of a precision."""
+    known = found.metrics.peak_tflops_per_second
+    if known is not None:
+        return known
+    device = catalog.accelerator_for_device(found.metrics.accelerator or "")
+    return device.peak_tflops.get(precision) if device else None
+
+
 def lower_clock(found: Evidence) -> float | None:
     """Share of the step by which its FLOPs take longer at the mean clock than at the peak's."""
     clocks, peak = found.devices.clocks, peak_clock_mhz(found)
-    done = found.metrics.hfu or found.metrics.mfu
+    done = found.metrics.hfu or useful_work(found)
     if clocks is None or peak is None or done is None or clocks.mean_mhz <= 0:
         return None
     return max(done * (peak / clocks.mean_mhz - 1), 0.0)
@@ -169,7 +211,7 @@ def _attention(found: Evidence) -> float | None:
     The causal half of scores and values counts: 6 x width x sequence per token and layer.
     """
     split, shape, metrics = found.split, found.shape, found.metrics
-    rate, peak = metrics.tokens_per_second_per_gpu, metrics.peak_tflops_per_second
+    rate, peak = metrics.tokens_per_second_per_gpu, _peak(found, "bf16")
     if split is None or split.attention is None or shape is None or not rate or not peak:
         return None
     flops = 6 * attention_width(shape) * (found.document_length or 0) * shape.attention_layers
@@ -179,8 +221,8 @@ def _attention(found: Evidence) -> float | None:
 def _slowed(found: Evidence, flops: float) -> float:
     """Share of the step that the lower clock, which is counted, adds to these FLOPs."""
     metrics = found.metrics
-    rate, peak = metrics.tokens_per_second_per_gpu, metrics.peak_tflops_per_second
-    done = metrics.hfu or metrics.mfu
+    rate, peak = metrics.tokens_per_second_per_gpu, _peak(found, "bf16")
+    done = metrics.hfu or useful_work(found)
     if not rate or not peak or not done:
         return 0.0
     return (lower_clock(found) or 0.0) * rate * flops / (1e12 * peak * done)

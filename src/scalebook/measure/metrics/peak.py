@@ -18,7 +18,7 @@ def peak_precision(record: RunRecord, named: str | None) -> tuple[str | None, st
         return None, "The run names no precision: MFU is left empty."
     if precision == "fp8":
         return named, None if named else (
-            "An fp8 run computes attention and the output layer in bf16, so it has no single "
+            "An FP8 run computes attention and the output layer in BF16, so it has no single "
             "peak. Name the denominator with --peak-precision fp8 or bf16."
         )
     if precision == "fp32" and record.observed.get("float32_matmul") in ("high", "medium"):

@@ -29,6 +29,8 @@ from scalebook.report.base.markup import Fragment, Markup
 from scalebook.report.base.naming import (
     VERSION_WORDS,
     model_title,
+    platform_title,
+    precision_title,
     sequence_words,
     split_name,
     units,
@@ -142,6 +144,7 @@ class Division:
     title: str  # as a menu has it
     side: Callable[[Member], str | None]  # None: of no side
     varies: str = ""
+    shown: Callable[[str], str | None] = str  # a side in words
 
     def matched(self, item: Member) -> str | None:
         """Return what runs of two sides share where only the sides differ; None where unknown."""
@@ -173,11 +176,15 @@ def _plan(item: Member) -> str | None:
     return plan if isinstance(plan, str) and plan else None
 
 
-PLATFORMS = Division("platform", "platforms", lambda item: side_name(item.row), "platform")
+PLATFORMS = Division(
+    "platform", "platforms", lambda item: side_name(item.row), "platform", platform_title
+)
 DIVISIONS = (
     PLATFORMS,
-    Division("model", "models", lambda item: item.row["model"], "model"),
-    Division("precision", "precisions", lambda item: item.row["precision"], "precision"),
+    Division("model", "models", lambda item: item.row["model"], "model", model_title),
+    Division(
+        "precision", "precisions", lambda item: item.row["precision"], "precision", precision_title
+    ),
     Division("versions", "versions of the software", _versions),
     Division("plan", "plans", _plan),
     Division("folder", "folders of runs", lambda item: item.row["folder"]),
@@ -197,7 +204,10 @@ class Sided:
 def divided(items: Sequence[Member], by: Division) -> list[Sided]:
     """Return the sides of runs, in the order of their first run."""
     sides_of = grouped(items, by.side).items()
-    return [Sided(n, own, grouped(own, by.matched), grouped(own, by.work)) for n, own in sides_of]
+    return [
+        Sided(by.shown(name) or name, own, grouped(own, by.matched), grouped(own, by.work))
+        for name, own in sides_of
+    ]
 
 
 def platform_pairs(items: Sequence[Member]) -> Iterator[Pair]:
@@ -231,7 +241,12 @@ def named_pair(items: Sequence[Member], a: str, b: str) -> Pair | None:
     None where a side has no run with a rate.
     """
     left, right = _chosen(items, a), _chosen(items, b)
-    return Pair("as named", a, b, left, right) if left and right else None
+    return Pair("as named", *map(_side_title, (a, b)), left, right) if left and right else None
+
+
+def _side_title(name: str) -> str:
+    """Return a side as a reader knows it: a platform's name in its maker's words, ids as typed."""
+    return name if "-" in name else platform_title(name)
 
 
 def _chosen(items: Sequence[Member], name: str) -> tuple[Member, ...]:
@@ -259,7 +274,7 @@ def sides(pair: Pair) -> str:
 def work(row: Row) -> str:
     """Return the work of a run in words."""
     ranks = count(row["world_size"] or 0, *units(row["platform"]))
-    return f"{ranks}, {row['precision']}, {sequence_words(row)}"
+    return f"{ranks}, {precision_title(row['precision'])}, {sequence_words(row)}"
 
 
 Basis = tuple[str, str, Callable[[Member], Interval | None], str]

@@ -32,7 +32,7 @@ from scalebook.measure.telemetry import read as read_telemetry
 from scalebook.measure.telemetry.samples import Device
 from scalebook.record import RunRecord
 from scalebook.report.base.against import Against
-from scalebook.report.base.naming import WORK, group_name, split_name, with_labels
+from scalebook.report.base.naming import TITLES, WORK, group_name, split_name, with_labels
 from scalebook.settings import SETTINGS
 from scalebook.step_columns import Steps
 from scalebook.store import (
@@ -61,12 +61,16 @@ def _setting_type(name: str) -> Type:
 
 
 def for_charts(frame: pl.DataFrame) -> pl.DataFrame:
-    """Return runs or steps without the columns that only data files hold; others as they are."""
+    """Return rows as charts show them: with makers' names, and no column of data files only."""
     if "config_hash" in frame.columns:
-        return frame.drop(_FILE_ONLY, strict=False)
-    if "rank_step_seconds" in frame.columns:
-        return frame.drop(_STEP_FILE_ONLY, strict=False)
-    return frame
+        frame = frame.drop(_FILE_ONLY, strict=False)
+    elif "rank_step_seconds" in frame.columns:
+        frame = frame.drop(_STEP_FILE_ONLY, strict=False)
+    named = [name for name in TITLES if frame.schema.get(name) == pl.String]
+    return frame.with_columns(
+        pl.col(name).replace({one: TITLES[name](one) for one in frame[name].drop_nulls().unique()})
+        for name in named
+    )
 
 
 def _registered(metrics: Iterable[registered.Metric]) -> dict[str, Type]:

@@ -22,7 +22,13 @@ from scalebook.report.base.markup import (
     run_link,
     script_json,
 )
-from scalebook.report.base.naming import model_title, platform_title, sequence_words, split_name
+from scalebook.report.base.naming import (
+    model_title,
+    platform_title,
+    precision_title,
+    sequence_words,
+    split_name,
+)
 from scalebook.report.base.quantities import NONE, duration, number, percent
 
 Row = Mapping[str, Any]
@@ -170,7 +176,7 @@ def status_words(status: str) -> str:
 
 def _work(row: Row) -> Markup:
     """Return what a run did in two lines: what must agree before two runs are compared first."""
-    parts = (_word(row.get("precision")).upper(), sequence_words(row))
+    parts = (precision_title(row.get("precision")) or NONE, sequence_words(row))
     template = Markup('{} on {} <span class="range">{}, {} · {}</span>')
     named = (model_title(row.get("model")), platform_title(row.get("platform")))
     return template.format(*named, *parts, row.get("name") or split_name(row))
@@ -205,7 +211,7 @@ MODEL, PLATFORM, STRATEGY = (
 PRECISION = Column(
     "precision",
     "Precision",
-    lambda row: _word(row.get("precision")).upper(),
+    lambda row: precision_title(row.get("precision")) or NONE,
     numeric=False,
     hint="of the matrix products",
 )

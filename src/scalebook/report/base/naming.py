@@ -12,12 +12,14 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, TypeVar
 
 import polars as pl
 
 from scalebook import identity
 from scalebook.config import DEFAULTS
+from scalebook.facts import catalog
 from scalebook.record import RunRecord
 from scalebook.report.base.markup import short_id
 from scalebook.settings import SETTINGS, named
@@ -102,6 +104,7 @@ def sequence_words(row: Row) -> str:
 
 
 _TITLE = re.compile(r"([a-z]+?)-?(\d[\d.]*)?-((?:\d+x)?\d+(?:\.\d+)?b(?:-a\d+b)?)")
+_PRECISION = re.compile(r"(?<![\w.=-])(?:(?:mx|nv)?fp(?:4|8|16|32)|[bt]f(?:16|32))(?![\w.-])")
 _FAMILY = {"gpt": "GPT", "mpt": "MPT"}
 
 
@@ -135,7 +138,22 @@ def platform_title(name: str | None) -> str:
 
 def precision_title(name: str | None) -> str | None:
     """Return a precision as papers write it: ``BF16``."""
-    return name.upper() if name else None
+    return _PRECISION.sub(lambda found: found[0].upper(), name) if name else None
+
+
+TITLES = {"model": model_title, "platform": platform_title, "precision": precision_title}
+
+
+def titled(text: str) -> str:
+    """Return a text of another part of the package with its names as their makers write them."""
+    models = _either(tuple(one.name for one in catalog.models()))
+    return precision_title(models.sub(lambda found: model_title(found[0]), text)) or ""
+
+
+@cache
+def _either(names: tuple[str, ...]) -> re.Pattern[str]:
+    longest_first = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
+    return re.compile(rf"(?<![\w.=-])(?:{longest_first})(?![\w@-])")
 
 
 TELLING_VALUES = {  # settings whose value says it all
@@ -163,8 +181,7 @@ def changes_in_words(
 _BRIEF = (  # what a small chart calls a part of a name
     (r"global batch (\d+)", r"batch \1"),
     (r"recompute (\w+)", r"\1 recompute"),
-    ("gradients in bf16", "BF16 gradients"),
-    ("gradients in fp32", "FP32 gradients"),
+    (r"gradients in (\w+)", r"\1 gradients"),
     (r"(\d+) layers? offloaded", r"offload \1"),
     (r"last pipeline stage layers (\d+)", r"last stage \1"),
 )
@@ -192,7 +209,7 @@ def _change_in_words(name: str, value: Any) -> str:
         return f"{value} {word}"
     if value in OFF:
         return f"no {word}"
-    return word if value is True or value == "on" else f"{word} {value}"
+    return word if value is True or value == "on" else f"{word} {precision_title(str(value))}"
 
 
 def series_words(texts: Sequence[str]) -> list[str]:

@@ -8,7 +8,7 @@ import polars as pl
 
 from scalebook.report.base.frames import ReportData
 from scalebook.report.base.markup import Fragment, Markup, bullets, paragraphs, run_link, run_links
-from scalebook.report.base.naming import WORK, model_title, split_name
+from scalebook.report.base.naming import WORK, model_title, precision_title, split_name
 from scalebook.report.base.quantities import count, number, percent, times
 
 SAME_LOSS = 1e-3  # below this relative difference two losses print alike
@@ -86,7 +86,7 @@ def _best_mfu(runs: pl.DataFrame) -> Markup:
         number(best["model_tflops_per_second_per_gpu"]),
         best["flops_convention"],
         number(best["peak_tflops_per_second"], 4),
-        best["peak_precision"],
+        precision_title(best["peak_precision"]),
         best["accelerator"],
     )
 

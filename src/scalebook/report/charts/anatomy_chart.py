@@ -5,6 +5,7 @@ from __future__ import annotations
 import altair as alt
 import polars as pl
 
+from scalebook.report.base.naming import platform_title
 from scalebook.report.base.quantities import count, percent
 from scalebook.report.charts.figure import MAX_BARS, Figure, Figures, by_part, entitled, names, rows
 
@@ -32,8 +33,7 @@ def anatomy(bars: pl.DataFrame, domain: tuple[str, ...], axis: str) -> Figures |
     """
     platforms = bars.group_by("platform", maintain_order=True)
     return Figures.of(
-        (str(name or "unknown platform"), _stacked(members, domain, axis))
-        for (name,), members in platforms
+        (platform_title(name), _stacked(members, domain, axis)) for (name,), members in platforms
     )
 
 

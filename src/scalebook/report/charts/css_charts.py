@@ -199,7 +199,7 @@ def bars(marks: Sequence[Dot], unit: str) -> Markup:
     width = (high - low) or 1.0
 
     def place(value: float) -> float:
-        return 60 * (value - low) / width
+        return 54 * (value - low) / width  # the rest is for the text of the longest
 
     rows = Markup("").join(
         _BAR.format(
@@ -235,9 +235,9 @@ def cells(
     )
     return Markup(
         '<table class="sb-cells" data-quarto-disable-processing="true"><thead><tr>'
-        '<th scope="col">{} \\ {}</th>{}</tr></thead><tbody>{}</tbody></table>'
-        '<p class="sb-unit">{}</p>'
-    ).format(*words, head, body, unit)
+        '<th scope="row">{}</th>{}</tr></thead><tbody>{}</tbody></table>'
+        '<p class="sb-unit">{} by {}</p>'
+    ).format(words[1], head, body, unit, words[0])
 
 
 def _cell(value: tuple[float | None, str] | None) -> Markup:

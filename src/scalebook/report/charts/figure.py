@@ -26,6 +26,7 @@ SHAPES = {
 MAX_BARS = 24  # of one chart: the table has them all
 MOST_NAMED = 3  # of the folded charts
 MOST_OPEN = 1  # charts of one figure that are open before the reader asks for the others
+ALWAYS = ("run_id", "source", "platform", "model", "strategy")  # what a page is filtered by
 SHARED = 20_000  # characters from which on rows of several layers are there once
 NAME_PIXELS = 460  # of a name, in a still picture
 WIDE = 760  # pixels of a chart in a notebook
@@ -59,6 +60,7 @@ class Figure:
         # Altair's own default theme would win over the page's, and "$schema" is an address.
         kept = {key: spec[key] for key in spec if key not in ("$schema", "config")}
         cut = unpack(kept)
+        name_only_drawn(kept, list(data_rows(kept)))
         return kept | {"autosize": {"type": "fit-x", "contains": "padding"}}, cut
 
     @property
@@ -119,6 +121,25 @@ def data_rows(spec: Any) -> Iterator[Mapping[str, Any]]:
         yield from data_rows(spec["spec"])
 
 
+def name_only_drawn(spec: Any, drawn: Sequence[Mapping[str, Any]]) -> None:
+    """Keep each legend to the values that ``drawn`` rows have, where its scale lists more."""
+    for channel in spec.get("encoding", {}).values():
+        if isinstance(channel, list) or "field" not in channel or not channel.get("scale"):
+            continue  # a tooltip, a constant, or a scale that follows its data
+        domain, present = (
+            channel["scale"].get("domain"),
+            {one.get(channel["field"]) for one in drawn},
+        )
+        named = [one for one in domain or () if isinstance(one, str) and one in present]
+        if named and channel.get("legend", {}) is not None:
+            channel["legend"] = {"values": named, **channel.get("legend", {})}
+    for name in ("layer", "hconcat", "vconcat"):
+        for part in spec.get(name, ()):
+            name_only_drawn(part, drawn)
+    if "spec" in spec:
+        name_only_drawn(spec["spec"], drawn)
+
+
 def by_source(sources: Iterable[str]) -> alt.Shape:
     """Return shape by source: a run that was not measured here never looks like one that was.
 
@@ -177,18 +198,23 @@ def unpack(spec: dict[str, Any]) -> str:
     """
     places = [place for place in _data_places(spec) if isinstance(place.get("values"), str)]
     times = Counter(place["values"] for place in places)
+    texts = [place.pop("values") for place in places]
+    shown = json.dumps(spec)  # names every field that the chart draws, tells or computes with
     said: dict[str, None] = {}
     names: dict[str, str] = {}
-    for place in places:
-        text = place["values"]
+    for place, text in zip(places, texts, strict=True):
         cut, values = json.loads(text)
         said |= {cut: None} if cut else {}
+        fields = values[0] if values else ()
+        unused = [one for one in fields if one not in ALWAYS and one not in shown]
+        for row in values:
+            for one in unused:
+                del row[one]
         if times[text] == 1 or len(text) < SHARED:
             place["values"] = values
             continue
         name = names.setdefault(text, f"rows-{len(names) + 1}")
         spec.setdefault("datasets", {})[name] = values
-        del place["values"]
         place["name"] = name
     return " ".join(said)
 

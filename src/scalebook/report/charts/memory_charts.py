@@ -8,6 +8,7 @@ from typing import Any
 import altair as alt
 import polars as pl
 
+from scalebook.report.base.naming import platform_title
 from scalebook.report.base.quantities import count, quantity
 from scalebook.report.charts.figure import (
     MAX_BARS,
@@ -135,9 +136,7 @@ def parts(bars: pl.DataFrame) -> Figures | None:
     ``bars`` has the columns of PARTS, a row a part.
     """
     platforms = bars.group_by("platform", maintain_order=True)
-    return Figures.of(
-        (str(name or "unknown platform"), _stacked(members)) for (name,), members in platforms
-    )
+    return Figures.of((platform_title(name), _stacked(members)) for (name,), members in platforms)
 
 
 def _stacked(bars: pl.DataFrame) -> Figure | None:

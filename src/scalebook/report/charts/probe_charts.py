@@ -8,6 +8,7 @@ from typing import Any
 import altair as alt
 
 from scalebook.measure.probes import Collective, Matmul, Sustained
+from scalebook.report.base.naming import precision_title
 from scalebook.report.base.quantities import count, number, percent
 from scalebook.report.charts.figure import Figure
 
@@ -36,7 +37,12 @@ def products(rows: tuple[Matmul, ...], peaks: Mapping[str, float]) -> Figure | N
     if not rows:
         return None
     values: list[dict[str, Any]] = [
-        {"size": row.n, "rate": row.tflops, "best": row.tflops_best, "precision": row.precision}
+        {
+            "size": row.n,
+            "rate": row.tflops,
+            "best": row.tflops_best,
+            "precision": precision_title(row.precision),
+        }
         for row in rows
     ]
     base = alt.Chart(alt.Data(values=values)).encode(
@@ -57,7 +63,9 @@ def products(rows: tuple[Matmul, ...], peaks: Mapping[str, float]) -> Figure | N
         name: peaks[name] for name in dict.fromkeys(r.precision for r in rows) if name in peaks
     }
     if known:
-        limits = [{"precision": name, "peak": peak} for name, peak in known.items()]
+        limits = [
+            {"precision": precision_title(name), "peak": peak} for name, peak in known.items()
+        ]
         chart += (
             alt.Chart(alt.Data(values=limits))
             .mark_rule(strokeDash=[5, 4])
@@ -66,7 +74,7 @@ def products(rows: tuple[Matmul, ...], peaks: Mapping[str, float]) -> Figure | N
     fastest = max(rows, key=lambda row: row.tflops)
     text = (
         f"Rate of {count(len(rows), 'square matrix product')} by size; the fastest is "
-        f"{number(fastest.tflops)} {TFLOPS} in {fastest.precision} at {fastest.n}."
+        f"{number(fastest.tflops)} {TFLOPS} in {precision_title(fastest.precision)} at {fastest.n}."
     )
     return Figure(chart.properties(width="container", height=320), text)
 
@@ -91,7 +99,7 @@ def over_time(row: Sustained) -> Figure | None:
         .properties(width="container", height=220)
     )
     text = (
-        f"Rate of one {row.precision} product over {number(row.seconds)} s: "
+        f"Rate of one {precision_title(row.precision)} product over {number(row.seconds)} s: "
         f"{number(row.burst_tflops)} {TFLOPS} at first, "
         f"{percent(row.sustained_tflops / row.burst_tflops)} of that in the second half."
     )

@@ -7,7 +7,7 @@ from typing import Any
 import altair as alt
 import polars as pl
 
-from scalebook.report.base.frames import PROXY
+from scalebook.report.base.frames import PROXY, for_charts
 from scalebook.report.base.quantities import NONE, count, number, percent, quantity
 from scalebook.report.charts.figure import (
     MAX_BARS,
@@ -323,6 +323,7 @@ def published_field(data: pl.DataFrame, convention: str) -> Figure | None:
     """Return a strip a device of TFLOP/s per GPU; menus pick a model and an accelerator."""
     if data.is_empty():
         return None
+    data = for_charts(data)  # the menus name what the marks do
     best = data.group_by("accelerator").agg(pl.col("tflops").max()).sort("tflops", descending=True)
     order = best["accelerator"].to_list()
     picks = [_menu(data, name) for name in ("model", "accelerator")]

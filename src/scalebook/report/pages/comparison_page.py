@@ -47,6 +47,7 @@ from scalebook.report.base.naming import (
     setting_words,
     sized,
     split_name,
+    titled,
     units,
 )
 from scalebook.report.base.quantities import change, count, percent, times
@@ -207,7 +208,7 @@ def _switches(best: Repeats, configurations: Sequence[Repeats]) -> Iterator[Swit
         names = changed(best[0], other[0])
         if len(names) == 1:
             value, instead = (
-                _text(side[0].record.in_force.get(names[0])) for side in (best, other)
+                titled(_text(side[0].record.in_force.get(names[0]))) for side in (best, other)
             )
             yield Switch(names[0], value, instead, _pair(best, other))
 
@@ -397,7 +398,7 @@ def overview(items: Sequence[Member], found: Sequence[Pair], a: str = "", b: str
         return paragraphs(
             f"No run with a throughput is of {a or 'no name'} or of {b or 'no name'}."
         )
-    known = sorted({side_name(item.row) for item in items})
+    known = sorted({platform_title(side_name(item.row)) for item in items})
     if not known:
         return paragraphs("No run has a throughput, so there is nothing to compare.")
     if len(known) == 1:
@@ -485,7 +486,7 @@ def _labels(group: Sequence[Pair]) -> Iterator[str]:
 def _work(row: Row) -> tuple[str, ...]:
     ranks = count(row["world_size"] or 0, *units(row["platform"]))
     length = f"seq {row['sequence_length'] or 0:,}"
-    return str(row["model"]), str(row["precision"]), length, ranks
+    return model_title(row["model"]), precision_title(row["precision"]) or "", length, ranks
 
 
 def _name(row: Row) -> str:
@@ -515,7 +516,7 @@ def differing(found: Sequence[Pair]) -> Fragment:
 def _value(row: Row, side: str) -> str:
     """Return a value that differs; of a commit its first digits."""
     value = str(row[side] or "none")
-    return value[:COMMIT_DIGITS] if row["name"] == "git_commit" else value
+    return value[:COMMIT_DIGITS] if row["name"] == "git_commit" else titled(value)
 
 
 def against_best(data: ReportData) -> Fragment:

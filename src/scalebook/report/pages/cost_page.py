@@ -26,7 +26,7 @@ from scalebook.report.base.markup import (
     script_json,
     to_copy,
 )
-from scalebook.report.base.naming import model_title, platform_title, units
+from scalebook.report.base.naming import model_title, platform_title, precision_title, units
 from scalebook.report.base.quantities import NONE, count, number, percent, quantity
 from scalebook.report.base.stated import SAMPLE, Stated
 from scalebook.report.charts.figure import Figures
@@ -114,7 +114,7 @@ def _example(data: ReportData) -> Iterator[Markup]:
         days, cost = (shown(found[name]) for name in ("training_days", "cost"))
         yield Markup(words).format(
             model_title(row["model"]),
-            str(row["precision"]).upper(),
+            precision_title(row["precision"]),
             f"{row['world_size']} {platform_title(row['platform'])}",
             units(row["platform"])[row["world_size"] != 1],
             run_link(row["run_id"]),
@@ -240,7 +240,7 @@ def _break_even(found: Sequence[Pair], stated: Stated) -> Iterator[dict[str, Any
             "factor": factor,
             "price": price,
             "even": price * factor if price else None,
-            "reason": None if price else f"no price of {row['platform']} is stated",
+            "reason": None if price else f"no price of {platform_title(row['platform'])} is stated",
         }
 
 

@@ -9,6 +9,7 @@ import polars as pl
 from scalebook.report.base.frames import ReportData
 from scalebook.report.base.html_tables import status_words
 from scalebook.report.base.markup import Fragment, Markup, bullets, join, paragraphs, run_link
+from scalebook.report.base.naming import model_title, platform_title
 from scalebook.report.base.quantities import count, number, percent, quantity
 from scalebook.report.base.sections import loss_findings
 from scalebook.report.charts import Figure, Figures
@@ -38,7 +39,7 @@ def memory(data: ReportData) -> Figures | None:
 
 def _by_platform(data: ReportData, draw: Callable[[pl.DataFrame], Figure | None]) -> Figures | None:
     groups = data.runs.group_by("platform", maintain_order=True)
-    return Figures.of((str(name or "unknown platform"), draw(runs)) for (name,), runs in groups)
+    return Figures.of((platform_title(name), draw(runs)) for (name,), runs in groups)
 
 
 def _memory_bars(runs: pl.DataFrame) -> Figure | None:
@@ -76,7 +77,7 @@ def _models(data: ReportData) -> list[tuple[str, pl.DataFrame]]:
     """Return the runs with steps by model, each model's in the order of the report."""
     runs = data.runs.filter(pl.col("run_id").is_in(data.steps["run_id"].unique().implode()))
     grouped = runs.group_by("model", maintain_order=True)
-    return [(str(model or "unknown model"), members) for (model,), members in grouped]
+    return [(model_title(model), members) for (model,), members in grouped]
 
 
 def chosen(runs: pl.DataFrame) -> pl.DataFrame:

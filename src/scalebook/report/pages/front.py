@@ -59,9 +59,9 @@ from scalebook.report.pages.studies import (
 Row = Mapping[str, Any]
 TRILLION = 1e12  # tokens of the example of a cost
 MOST_LEARNED = 1_000  # runs that a prediction of a page reads again
-MOST_HEADLINES, MOST_COSTS, MOST_DRAWN, MOST_CARDS = 3, 2, 16, 8
+MOST_HEADLINES, MOST_COSTS, MOST_CARDS = 3, 2, 8
+MOST_GROUPS, MOST_DRAWN, MOST_OTHERS = 3, 18, 3  # groups of the first chart, rows, other models
 HEADLINE_SHARE = 3  # a model with this part of the runs of the first has a headline
-MOST_OF_A_GROUP = 5  # rows, that of a prediction among them
 CARDS = (
     *("scaling", "strategies", "ablation", "precision", "map"),
     *("experts", "drill", "correctness", "tune"),
@@ -149,11 +149,9 @@ def screen(data: ReportData) -> Fragment:
     )
     return Fragment(
         Markup(
-            '<div class="sb-front">{}<div class="cols"><div><h3>{}</h3>{}</div>'
+            '<div class="sb-front">{}<div class="cols"><div>{}</div>'
             '<div class="side" role="complementary">{}</div></div>{}{}</div>'
-        ).format(
-            _heading(front), _plot_title(front), _plot(front), aside, _cards(asked), _foot(data)
-        )
+        ).format(_heading(front), _plot(front), aside, _cards(asked), _foot(data))
     )
 
 
@@ -242,7 +240,7 @@ def _comparable(front: Front) -> Iterator[Markup]:
         yield known
     else:
         words = "{} have no equal work with an interval ({}), so they cannot be compared yet."
-        yield Markup(words).format(_and(sorted(map(str.upper, platforms))), _lengths(front))
+        yield Markup(words).format(_and(sorted(map(platform_title, platforms))), _lengths(front))
 
 
 def _lengths(front: Front) -> str:
@@ -251,7 +249,7 @@ def _lengths(front: Front) -> str:
     for item in front.chosen:
         found.setdefault(side_name(item.row), set()).add(item.row["sequence_length"])
     return "; ".join(
-        f"{name.upper()}: sequence {_and([f'{one:,}' for one in sorted(lengths)])}"
+        f"{platform_title(name)}: sequence {_and([f'{one:,}' for one in sorted(lengths)])}"
         for name, lengths in sorted(found.items())
     )
 
@@ -315,13 +313,11 @@ def _memory(front: Front) -> Iterator[Markup]:
     if not ones:
         yield Markup("Memory was not measured.")
         return
-    said = [
-        Markup("{:.1f} ({})").format(
-            one.row["peak_memory_gib"], precision_title(one.row["precision"])
-        )
-        for one in ones
-    ]
-    yield Markup("The fastest take {} GiB per GPU.").format(join(said, " and "))
+    each = (
+        f"{row['peak_memory_gib']:.1f} ({precision_title(row['precision'])})"
+        for row in (one.row for one in ones)
+    )
+    yield Markup("The fastest: {} GiB per GPU.").format(join(each, " and "))
     base = ones[0]
     known = [one for one in _rivals(front, base) if one.row["peak_memory_gib"] is not None]
     smaller = [
@@ -347,13 +343,16 @@ def _short(row: Row) -> str:
 
 
 def _cost(front: Front) -> Iterator[Markup]:
+    before = None
     for ones in front.best[:MOST_COSTS]:
         row = ones[0].row
         one, many = units(row["platform"])
         gpus = f"{row['world_size']} {platform_title(row['platform'])} "
         gpus += one if row["world_size"] == 1 else many
-        words = "1 trillion tokens of {} on {}: {}."
-        yield Markup(words).format(model_title(row["model"]), gpus, join(map(_days, ones)))
+        what = f"1 trillion tokens of {model_title(row['model'])} on"
+        words = Markup("{} {}: {}.")
+        yield words.format("On" if row["model"] == before else what, gpus, join(map(_days, ones)))
+        before = row["model"]
     yield Markup('<a href="cost.html">Enter a price</a> for money, energy and carbon.')
 
 
@@ -468,49 +467,132 @@ def _predicted(front: Front, ones: Sequence[Configuration]) -> Candidate | None:
     return sure[0] if sure[0].prediction.low > ones[0].rate else None
 
 
-def _plot_title(front: Front) -> Markup:
-    whole = "the whole model" if all(is_whole(item.row) for item in front.chosen) else "a model"
-    words = "Every run of {}, {} <small>{}</small>"
-    legend = "● BF16 ◆ FP8 · band: 95 % · hollow: few steps · dashed: predicted · %: MFU"
-    return Markup(words).format(whole, front.best[0][0].row["rate_unit"], legend)
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """The marks of the first chart: a group for each model and length, and what has no room."""
+
+    front: Front
+
+    @property
+    def shown(self) -> list[list[Row]]:
+        """The runs of the drawn groups: the most used model first, its platforms' bests first."""
+        return self._groups[:MOST_GROUPS]
+
+    @property
+    def left_out(self) -> list[list[Row]]:
+        """The runs of the other groups, by model and length."""
+        return self._groups[MOST_GROUPS:]
+
+    @property
+    def _groups(self) -> list[list[Row]]:
+        best = [one.row["run_id"] for ones in self.front.best for one in ones]
+        place = {ones[0].row["model"]: i for i, ones in reversed([*enumerate(self.front.best)])}
+
+        def order(rows: list[Row]) -> tuple[int, int, int]:
+            firsts = [best.index(row["run_id"]) for row in rows if row["run_id"] in best]
+            return place[rows[0]["model"]], min(firsts, default=len(best)), -len(rows)
+
+        rows = [item.row for item in self.front.chosen]
+        return sorted(alike(rows, lambda row: (row["model"], sequence_words(row))), key=order)
+
+    @property
+    def groups(self) -> list[marks.Group]:
+        """The groups with their headings and the best published rates of their work."""
+        each = [configurations(rows) for rows in self.shown]
+        several = len({rows[0]["model"] for rows in self.shown}) > 1
+        made: list[marks.Group] = []
+        for rows, ones, left in zip(self.shown, each, _shares(map(len, each)), strict=True):
+            sides = list(dict.fromkeys(platform_title(side_name(one.row)) for one in ones))
+            heading = f"{_and(sides)}, {sequence_words(rows[0])}"
+            heading = f"{model_title(rows[0]['model'])}, {heading}" if several else heading
+            drawn = _drawn(self.front.data, _varied(ones, left))
+            lines = {name: at for row in rows for name, at in _published(row).items()}
+            made.append((heading, _with_prediction(self.front, ones, drawn), lines))
+        return made
+
+
+def _legend(drawn: Sequence[Dot], rows: Sequence[Row], tints: Mapping[str, int]) -> Markup:
+    """Return what the marks of a chart mean: only those that it has."""
+    shapes = {one.run_id: one.shape for one in drawn}
+    precisions: dict[str, list[str]] = {"●": [], "◆": []}
+    for row in rows:
+        sign = {"circle": "●", "diamond": "◆"}.get(shapes.get(row["run_id"], ""), "")
+        name = precision_title(row["precision"])
+        if sign and name and name not in precisions[sign]:
+            precisions[sign].append(name)
+    each = [
+        Markup('<i class="dot circle c{}"></i>\N{NO-BREAK SPACE}{}').format(tint, name)
+        for name, tint in tints.items()
+        if len(tints) > 1
+    ]
+    each += [
+        Markup(words)
+        for words, holds in (
+            *((f"{sign} {_and(names)}", True) for sign, names in precisions.items() if names),
+            ("band: 95 %", any(one.low is not None and not one.predicted for one in drawn)),
+            ("hollow: few steps", any(one.hollow for one in drawn)),
+            ("dashed: predicted", any(one.predicted for one in drawn)),
+            ("%: MFU", any("%" in one.note for one in drawn)),
+        )
+        if holds
+    ]
+    return join(each, " · ")
 
 
 def _plot(front: Front) -> Markup:
-    rows = [item.row for item in front.chosen]
-    groups: list[marks.Group] = []
-    order = {
-        (side_name(ones[0].row), ones[0].row["model"]): place
-        for place, ones in enumerate(front.best)
-    }
-    several = len({row["model"] for row in rows}) > 1
-    same = alike(rows, lambda row: (side_name(row), row["model"], sequence_words(row)))
-    ranked = sorted(
-        same,
-        key=lambda rows: (
-            order[side_name(rows[0]), rows[0]["model"]],
-            -max(r["rate"] for r in rows),
-        ),
+    """Return the first chart below its title, and what it leaves out in a line."""
+    plot = Plot(front)
+    groups, unit = plot.groups, front.best[0][0].row["rate_unit"]
+    drawn = [mark for _, own, _ in groups for mark in own]
+    rows = [row for rows in plot.shown for row in rows]
+    models = list(dict.fromkeys(model_title(row["model"]) for row in rows))
+    names = dict.fromkeys(row["platform"] for row in rows)
+    tints = {platform_title(name): colour(front.data, name) for name in names}
+    title = Markup("<h3>{}, {} <small>{}</small></h3>").format(
+        models[0] if len(models) == 1 else "Each model", unit, _legend(drawn, rows, tints)
     )
-    each = [configurations(members_) for members_ in ranked]
-    for members_, ones, left in zip(ranked, each, _shares(map(len, each)), strict=True):
-        drawn = _drawn(front.data, ones[:left])
-        if drawn:
-            row = members_[0]
-            heading = f"{platform_title(side_name(row))}, {sequence_words(row)}"
-            heading = f"{model_title(row['model'])}, {heading}" if several else heading
-            groups.append((heading, _with_prediction(front, ones, drawn), _published(row)))
-    chart = marks.dots(groups, front.best[0][0].row["rate_unit"])
-    drawn_count = sum(not mark.predicted for _, drawn, _ in groups for mark in drawn)
-    rest = len(configurations(rows)) - drawn_count
+    return title + marks.dots(groups, unit) + _others(plot, drawn, models)
+
+
+def _others(plot: Plot, drawn: Sequence[Dot], models: Sequence[str]) -> Markup:
+    """Return the best rates of models without a group, and how many runs have no mark."""
+    firsts = [best_of(rows) for rows in plot.left_out]
+    by_model = alike(firsts, lambda one: one.row["model"])
+    bests = [max(ones, key=lambda one: one.rate) for ones in by_model]
+    said = [
+        Markup("{} {} on {}").format(
+            model_title(one.row["model"]),
+            linked(one, f"{one.rate:,.0f}"),
+            platform_title(side_name(one.row)),
+        )
+        for one in bests
+        if model_title(one.row["model"]) not in models
+    ][:MOST_OTHERS]
+    rest = len(configurations(item.row for item in plot.front.chosen))
+    rest -= sum(not mark.predicted for mark in drawn)
+    sentences = [Markup("Other models: {}.").format(join(said))] if said else []
     if rest > 0:
-        words = '<p class="note">{} more on <a href="throughput.html">the page of all runs</a>.</p>'
-        chart += Markup(words).format(count(rest, "configuration"))
-    return chart
+        words = '{} more on <a href="throughput.html">the page of all runs</a>.'
+        sentences.append(Markup(words).format(count(rest, "configuration")))
+    words = Markup('<p class="note">{}</p>')
+    return words.format(join(sentences, " ")) if sentences else Markup("")
+
+
+def _varied(ones: Sequence[Configuration], most: int) -> list[Configuration]:
+    """Return the fastest of each layout, then others with an interval, in the order given."""
+    seen: set[tuple[Any, ...]] = set()
+    ranked: list[tuple[bool, bool, int]] = []
+    for place, one in enumerate(ones):
+        row = one.row
+        layout = (side_name(row), row["precision"], split_name(row))
+        ranked.append((layout in seen, one.interval[0] is None, place))
+        seen.add(layout)
+    return [ones[place] for place in sorted(place for *_, place in sorted(ranked)[:most])]
 
 
 def _shares(sizes: Iterable[int]) -> list[int]:
     """Return how many rows each group may draw: the largest give up rows first."""
-    shares = [min(size, MOST_OF_A_GROUP) for size in sizes]
+    shares = list(sizes)
     while sum(shares) > MOST_DRAWN and max(shares) > 1:
         shares[shares.index(max(shares))] -= 1
     return shares
@@ -518,7 +600,8 @@ def _shares(sizes: Iterable[int]) -> list[int]:
 
 def _drawn(data: ReportData, ones: Sequence[Configuration]) -> list[Dot]:
     """Return a mark per configuration; where a layout ran twice, its name says what differs."""
-    parts = [[_label(one.row), *_details(one.row)] for one in ones]
+    several = len({side_name(one.row) for one in ones}) > 1
+    parts = [[_label(one.row, several), *_details(one.row)] for one in ones]
     made: list[Dot] = []
     for one, own, taken in zip(ones, parts, apart(parts), strict=True):
         mfu = [percent(one.row["mfu"])] if one.row["mfu"] else []
@@ -551,9 +634,11 @@ def apart(names: Sequence[Sequence[str]]) -> list[int]:
             taken[place] += 1
 
 
-def _label(row: Row) -> str:
+def _label(row: Row, several: bool) -> str:
+    """Return the layout of a row, with its platform where its group has several."""
     precision = precision_title(row["precision"])
-    return split_name(row) + ("" if precision == "BF16" else f", {precision}")
+    platform = f"{platform_title(side_name(row))} " if several else ""
+    return f"{platform}{split_name(row)}" + ("" if precision == "BF16" else f", {precision}")
 
 
 def _with_prediction(front: Front, ones: Sequence[Configuration], drawn: list[Dot]) -> list[Dot]:
@@ -569,9 +654,10 @@ def _with_prediction(front: Front, ones: Sequence[Configuration], drawn: list[Do
             note = f"predicted, micro batch {found.config.micro_batch_size}"
             tint = colour(front.data, best[0].row["platform"])
             text = f"{value:,.0f}"
-            one = Dot(_layout(found), value, low, high, text, note, tint, predicted=True)
-            measured = drawn[: MOST_OF_A_GROUP - 1]
-            return sorted([*measured, one], key=lambda mark: -mark.value)
+            sides = {side_name(one.row) for one in ones}
+            name = f"{platform_title(side_name(best[0].row))} " if len(sides) > 1 else ""
+            one = Dot(name + _layout(found), value, low, high, text, note, tint, predicted=True)
+            return sorted([*drawn, one], key=lambda mark: -mark.value)
     return drawn
 
 
@@ -629,7 +715,7 @@ def _foot(data: ReportData) -> Markup:
         maintain_order=True
     )
     said = [
-        f"MFU: {row[0]} over the dense {str(row[1]).upper()} peak, {number(row[2], 4)} TFLOP/s"
+        f"MFU: {row[0]} over the dense {precision_title(row[1])} peak, {number(row[2], 4)} TFLOP/s"
         for row in how.head(1).iter_rows()
     ]
     runs = (

@@ -22,7 +22,13 @@ from scalebook.report.base.markup import (
     run_link,
     run_links,
 )
-from scalebook.report.base.naming import group_name, units
+from scalebook.report.base.naming import (
+    group_name,
+    model_title,
+    platform_title,
+    precision_title,
+    units,
+)
 from scalebook.report.base.quantities import NONE, count, number, percent, quantity
 from scalebook.report.charts import Figure, Figures
 from scalebook.report.charts import memory_charts as charts
@@ -157,7 +163,7 @@ def _agreement(data: ReportData) -> Iterator[Markup]:
             "is {} ({})."
         )
         yield Markup(words).format(
-            platform or "unknown platform",
+            platform_title(platform),
             source,
             count(runs.height, "completed run"),
             percent(1 + min(shares)),
@@ -322,9 +328,9 @@ def _title(cell: Row) -> str:
     unit = one if cell["world_size"] == 1 else many
     device = cell["accelerator"] or cell["platform"]
     parts = [
-        f"{cell['model']} on {cell['world_size']} {unit} ({device})",
+        f"{model_title(cell['model'])} on {cell['world_size']} {unit} ({device})",
         f"sequence {cell['sequence_length']:,}",
-        cell["precision"],
+        precision_title(cell["precision"]) or "unknown precision",
         f"sharding {cell['data_parallel_sharding']}",
     ]
     more = (("context_parallel_size", "CP"), ("expert_parallel_size", "EP"))

@@ -17,7 +17,7 @@ from scalebook.measure.probes.topology import pairs_by_link
 from scalebook.measure.verdicts.differences import differences
 from scalebook.record import RunRecord
 from scalebook.report.base.frames import VERSIONS, ReportData, records
-from scalebook.report.base.html_tables import RAN, RUN, Column, Row, Show, table, text
+from scalebook.report.base.html_tables import PLATFORM, RAN, RUN, Column, Row, Show, table, text
 from scalebook.report.base.markup import (
     Fragment,
     Markup,
@@ -118,7 +118,7 @@ def peaks(data: ReportData) -> Fragment:
     columns = (
         text("name", "Accelerator"),
         text("used", "In this report"),
-        *(Column(name, name, _shower(name), "TFLOP/s") for name in PRECISIONS),
+        *(Column(name, name.upper(), _shower(name), "TFLOP/s") for name in PRECISIONS),
         Column("source", "Source", _source, numeric=False, wide=True),
     )
     return table(rows, columns, "peaks")
@@ -347,7 +347,7 @@ def unequal(found: Records) -> Fragment:
     if not rows:
         return paragraphs("Versions, devices and variables are equal over the runs of a platform.")
     columns = (
-        *(text("platform", "Platform"), text("name", "What")),
+        *(PLATFORM, text("name", "What")),
         Column("values", "Values and runs", lambda row: row["values"], numeric=False, wide=True),
     )
     return table(rows[:MOST_ROWS], columns, "unequal")

@@ -175,7 +175,7 @@ def _peak(ranked: Sequence[Configuration]) -> Markup:
     if (share := one.mean("mfu")) is not None:
         peak = quantity(row["peak_tflops_per_second"], "TFLOP/s", 4)
         mfu = Markup(", {} of the dense {} peak of {}").format(
-            percent(share), row["peak_precision"], peak
+            percent(share), precision_title(row["peak_precision"]), peak
         )
     told = Markup("<strong>{}</strong>: best with {}, {}{}; {} billion tokens per day").format(
         row["group"],
@@ -231,7 +231,7 @@ def _left_out(data: ReportData) -> Iterator[Markup]:
     yield from unranked(data)
     missing = data.ranked.height - field(data).height
     if missing:
-        yield Markup("{} on <code>cpu</code> left out: processes share its cores.").format(
+        yield Markup("{} on a CPU left out: processes share its cores.").format(
             count(missing, "run")
         )
     unsized = field(data).filter(pl.col("rate").is_null())

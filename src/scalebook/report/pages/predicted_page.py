@@ -18,8 +18,9 @@ from scalebook.predict import KnownRate, predictor
 from scalebook.predict.kinds import COMMUNICATION
 from scalebook.predict.known import configuration, known_rates, layout
 from scalebook.report.base.frames import ReportData
-from scalebook.report.base.html_tables import Column, plain, table, text
+from scalebook.report.base.html_tables import MODEL, PRECISION, Column, plain, table, text
 from scalebook.report.base.markup import Fragment, Markup, bullets, join, paragraphs, run_link
+from scalebook.report.base.naming import precision_title, titled
 from scalebook.report.base.quantities import count, number, percent
 from scalebook.report.charts import Figure, Figures
 from scalebook.report.charts import predicted_charts as charts
@@ -89,12 +90,14 @@ def _sentences(probe: Probe) -> Iterator[Markup]:
             else "<strong>{}</strong>: held for {} s, the {} product keeps its first rate ({})."
         )
         kept = percent(row.sustained_tflops / row.burst_tflops)
-        yield Markup(words).format(name(probe), number(row.seconds), row.precision, kept)
+        yield Markup(words).format(
+            name(probe), number(row.seconds), precision_title(row.precision), kept
+        )
 
 
 def _best(precision: str, rate: float, dense: Mapping[str, float]) -> str:
     of = f" ({percent(rate / dense[precision])} of the dense peak)" if precision in dense else ""
-    return f"{number(rate)} TFLOP/s in {precision}{of}"
+    return f"{number(rate)} TFLOP/s in {precision_title(precision)}{of}"
 
 
 def sweep(probes: tuple[Probe, ...]) -> Figures | Fragment:
@@ -129,7 +132,7 @@ def collectives(probes: tuple[Probe, ...]) -> Figures | Fragment:
 def summary(probes: tuple[Probe, ...]) -> Fragment:
     """Return the best rate of each kind, a row a rate."""
     rows = [
-        {"probe": name(probe), "what": what, "rate": rate, "unit": unit}
+        {"probe": name(probe), "what": titled(what), "rate": rate, "unit": unit}
         for probe in probes
         for what, rate, unit in lines(probe)
     ]
@@ -141,10 +144,10 @@ def layers(probes: tuple[Probe, ...]) -> Fragment:
     """Return every product of the models' layers with its part of the dense peak."""
     rows = [_layer(probe, row) for probe in probes for row in probe.layers]
     columns = (
-        *(text("model", "Model"), text("layer", "Layer")),
+        *(MODEL, text("layer", "Layer")),
         text("layout", "Pass", hint="which transposes lie in memory"),
         plain("tensor_parallel_size", "TP"),
-        text("precision", "Precision"),
+        PRECISION,
         *(plain("m", "Rows"), plain("n", "Columns"), plain("k", "Depth")),
         plain("tflops", "Median", "TFLOP/s"),
         plain("tflops_best", "Best", "TFLOP/s"),
@@ -174,7 +177,7 @@ def links(probes: tuple[Probe, ...]) -> Fragment:
 def missing(probes: tuple[Probe, ...]) -> Fragment:
     """Return what was not measured, and why."""
     sentences = [
-        Markup("<strong>{}</strong>: {}").format(name(probe), sentence)
+        Markup("<strong>{}</strong>: {}").format(name(probe), titled(sentence))
         for probe in probes
         for sentence in left_out(probe)
     ]
@@ -298,13 +301,13 @@ def _findings(ones: Sequence[Compared]) -> Iterator[Markup | str]:
 def _families(ones: Sequence[Compared]) -> dict[str, list[Compared]]:
     found: dict[str, list[Compared]] = defaultdict(list)
     for one in ones:
-        found[one.family].append(one)
+        found[titled(one.family)].append(one)
     return found
 
 
 def errors(ones: Sequence[Compared]) -> Figure | None:
     """Return the error of each configuration, a row per kind of layout."""
-    values = [{**_values(one), "error": one.error, "family": one.family} for one in ones]
+    values = [{**_values(one), "error": one.error, "family": titled(one.family)} for one in ones]
     return charts.errors(pl.DataFrame(values, charts.ERRORS), [*_families(ones)])
 
 

@@ -27,7 +27,16 @@ from scalebook.facts import catalog
 from scalebook.facts.catalog.results import PublishedResult
 from scalebook.facts.flops import DEFAULT_CONVENTION, convert_tflops, model_tflops
 from scalebook.report.base.frames import ReportData
-from scalebook.report.base.html_tables import Column, Row, Show, plain, table, text
+from scalebook.report.base.html_tables import (
+    MODEL,
+    PRECISION,
+    Column,
+    Row,
+    Show,
+    plain,
+    table,
+    text,
+)
 from scalebook.report.base.markup import (
     Fragment,
     Markup,
@@ -38,6 +47,7 @@ from scalebook.report.base.markup import (
     run_links,
     to_copy,
 )
+from scalebook.report.base.naming import model_title, titled
 from scalebook.report.base.quantities import NONE, count, number, percent, quantity
 from scalebook.report.charts.figure import Figure
 from scalebook.report.charts.rate_charts import PUBLISHED, published_field
@@ -179,7 +189,7 @@ def _standing(ours: tuple[Row, ...], known: list[Row]) -> Iterator[Markup]:
     for (model, device, width), row in best.items():
         rate = quantity(row["tflops"], "TFLOP/s per GPU")
         head = Markup("<strong>{} on {}</strong>, {}: {} here ({})").format(
-            model, device, width, rate, run_link(row["run_id"])
+            model_title(model), device, width, rate, run_link(row["run_id"])
         )
         same = [
             item["tflops"]
@@ -189,12 +199,12 @@ def _standing(ours: tuple[Row, ...], known: list[Row]) -> Iterator[Markup]:
         if not same:
             yield head + Markup(
                 "; the catalog has no published result of {} on this device."
-            ).format(model)
+            ).format(model_title(model))
             continue
         above = sum(value > row["tflops"] for value in same)
         yield head + Markup("; {} of {} from {} to {}, median {}: {} above ours.").format(
             count(len(same), "published result"),
-            model,
+            model_title(model),
             number(min(same)),
             number(max(same)),
             number(median(same)),
@@ -219,10 +229,10 @@ def listing(ours: tuple[Row, ...], others: tuple[Row, ...]) -> Fragment:
         return paragraphs("No result has a rate under one convention.")
     rows.sort(key=_place)
     columns = (
-        *(Column("run_id", "Result", _name, numeric=False), text("model", "Model")),
+        *(Column("run_id", "Result", _name, numeric=False), MODEL),
         *(text("accelerator", "Accelerator"), Column("world_size", "GPUs", _whole("world_size"))),
         *(Column("sequence_length", "Sequence", _whole("sequence_length")),),
-        text("precision", "Precision"),
+        PRECISION,
         Column("rate", "Throughput", lambda row: number(row["rate"]), "tokens/s per GPU"),
         Column("claimed", "Claimed", lambda row: number(row.get("claimed")), "TFLOP/s per GPU"),
         Column("convention", "By", lambda row: row.get("convention") or NONE, numeric=False),
@@ -379,7 +389,7 @@ def _row(one: Audit, check: Check) -> Row:
         "title": one.claims.title, "line": check.line, "label": check.label,
         "field": check.field.replace("_", " "), "stated": check.stated,
         "expected": check.expected, "verdict": check.verdict,
-        "why": "; ".join(part for part in parts if part),
+        "why": titled("; ".join(part for part in parts if part)),
     }  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from scalebook.report.base.markup import (
     run_link,
     run_links,
 )
-from scalebook.report.base.naming import in_words
+from scalebook.report.base.naming import in_words, precision_title
 from scalebook.report.base.quantities import NONE, count, interval, percent, quantity, times
 from scalebook.report.base.sections import loss_findings, missing_mfu, unranked
 from scalebook.report.base.versus import Configuration, configurations, verdict_on
@@ -126,7 +126,10 @@ def peaks(runs: pl.DataFrame) -> Iterator[Markup]:
         words = "MFU on {} is by <code>{}</code> over its dense {} peak of {}, steady steps only."
         peak = quantity(row["peak_tflops_per_second"], "TFLOP/s", 4)
         yield Markup(words).format(
-            row["accelerator"], row["flops_convention"], row["peak_precision"], peak
+            row["accelerator"],
+            row["flops_convention"],
+            precision_title(row["peak_precision"]),
+            peak,
         )
 
 

@@ -41,7 +41,13 @@ from scalebook.report.base.markup import (
     run_links,
     script_json,
 )
-from scalebook.report.base.naming import in_words, model_title, setting_words
+from scalebook.report.base.naming import (
+    in_words,
+    model_title,
+    platform_title,
+    setting_words,
+    titled,
+)
 from scalebook.report.base.quantities import NONE, count, number, percent
 from scalebook.report.base.stated import Stated
 from scalebook.report.base.versus import unnumbered
@@ -136,7 +142,9 @@ def _prices(items: Sequence[Member], stated: Stated) -> Markup:
     template = '<label>{}, {}<input type="text" data-price="{}" value="{}"></label>'
     known = {one: stated.of(one, PRICE) for one in platforms if one != "cpu"}
     return Markup("").join(
-        Markup(template).format(LABELS[PRICE], one, one, written(price) if price else "")
+        Markup(template).format(
+            LABELS[PRICE], platform_title(one), one, written(price) if price else ""
+        )
         for one, price in known.items()
     )
 
@@ -218,7 +226,7 @@ def _differing(one: TwoSides) -> Markup:
     for pair in one.matched or one.best:
         for item in pair.beside_the_gpu:
             values = found.setdefault(item.name, [])
-            values.append(f"{item.a or 'none'} against {item.b or 'none'}")
+            values.append(titled(f"{item.a or 'none'} against {item.b or 'none'}"))
     found.pop(one.by.varies, None)
     told = [
         f"{setting_words(name)} {', '.join(dict.fromkeys(values))}"

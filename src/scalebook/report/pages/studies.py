@@ -233,7 +233,7 @@ def _headline(runs: _Runs) -> StudyAnswer | None:
     first = best[0]
     sides = {side_name(one.row) for one in best}
     tried = {side_name(row) for row in runs.frame.to_dicts() if is_whole(row)}
-    several, lost = len(sides) > 1, sorted(one.upper() for one in tried - sides)
+    several, lost = len(sides) > 1, sorted(platform_title(one) for one in tried - sides)
     words = "{} trains {} at {} in {}"
     words += ", the highest rate, but without equal work to compare" if several else ""
     words += f"; no run on {' or '.join(lost)} has a rate." if lost else "."
@@ -263,7 +263,7 @@ def equal_work(pairs: Sequence[Pair]) -> Markup | None:
 
 def _compared(pair: Pair, verdict: Verdict) -> Markup:
     """Return how many times as fast the faster platform is, at the work of a pair."""
-    row, names = pair.a[0].row, (pair.name_a.upper(), pair.name_b.upper())
+    row, names = pair.a[0].row, (pair.name_a, pair.name_b)
     if verdict.ratio < 1:
         names = names[::-1]
         verdict = replace(
@@ -416,15 +416,22 @@ def _ablation(runs: _Runs) -> StudyAnswer | None:
     title = first.words[:1].upper() + first.words[1:]
     verdict = Markup("{} is worth most: {}{}.").format(title, gain(worth), most)
     tint = colour(runs.data, chosen.optimised[0].row["platform"])
+    fused = any(one.words.startswith("fused ") for one, _ in known[:MOST_ROWS])
+    unit = f"what each option adds to the rate, %{'; kernels: fused' if fused else ''}"
     drawn = [
-        Dot(one.words, 100 * (v.ratio - 1), 100 * (v.low - 1), 100 * (v.high - 1),
-             change(v.ratio - 1), colour=tint, run_id=one.pair.b[0].row["run_id"])
-        for one, v in known[:MOST_ROWS]
-    ]  # fmt: skip
+        Dot(
+            one.words.removeprefix("fused "),
+            *(100 * (end - 1) for end in (worth.ratio, worth.low, worth.high)),
+            change(worth.ratio - 1),
+            colour=tint,
+            run_id=one.pair.b[0].row["run_id"],
+        )
+        for one, worth in known[:MOST_ROWS]
+    ]
     ids = [item.row["run_id"] for one in chosen.switches for item in one.pair.b]
     return StudyAnswer(
         verdict,
-        marks.bars(drawn, "what the option adds to the rate, %"),
+        marks.bars(drawn, unit),
         (chosen.optimised[0].row["run_id"], *ids),
     )
 

@@ -23,6 +23,10 @@ from scalebook.report.base.quantities import NONE, count, number, percent
 
 SMALLEST = 1e-4  # shares below are not told apart
 HINTS = {
+    "useful_work_at_peak": (
+        "share of the step's time: the MFU; in FP8, products of the layers at the FP8 peak, "
+        "attention and the output layer at that of BF16"
+    ),
     "recomputation": "share of the step's time, at the best rate that is known",
     "other_kernels": (
         "share of the step's time: what forward and backward take beyond the parts named here"
@@ -159,7 +163,13 @@ def waterfalls(data: ReportData, found: Sequence[Diagnosis]) -> Fragment:
     if not rows:
         return Fragment(Markup(""))
     columns = (tables.RUN, tables.RAN, *(_share_column(name, label) for name, label in PARTS))
-    return tables.table(data.with_work(rows), columns, "waterfall")
+    shown = tables.table(data.with_work(rows), columns, "waterfall")
+    silent = [row["run_id"] for row in rows if row["unexplained"] is None]
+    if not silent:
+        return shown
+    words = "{} recorded neither options nor a profile, so the rest of the step is not split: {}."
+    said = Markup(words).format(count(len(silent), "run"), run_links(silent))
+    return Fragment(shown.html + paragraphs(said, style="note").html)
 
 
 def _share_column(name: str, label: str) -> tables.Column:

@@ -18,6 +18,7 @@ import polars as pl
 from scalebook.errors import ReportError
 from scalebook.report.base.frames import ReportData, telemetry_frame
 from scalebook.report.base.markup import Markup, script_json
+from scalebook.report.base.naming import TITLES
 from scalebook.report.charts import configs
 from scalebook.report.site import rendering
 from scalebook.report.site.build_cache import keep, kept
@@ -47,7 +48,7 @@ def write_assets(folder: Path, library: bytes, runs: pl.DataFrame) -> None:
 
 
 def run_facts(runs: pl.DataFrame) -> str:
-    """Return the facets of every run as JSON: lists of values, and a run's places in them."""
+    """Return the facets of every run as JSON: lists of values, a run's places, titles of values."""
     values: list[list[str | None]] = [
         runs[facet].unique(maintain_order=True).to_list() for facet in FACETS
     ]
@@ -56,7 +57,13 @@ def run_facts(runs: pl.DataFrame) -> str:
         [run_id, *(places[i][row[i]] for i in range(len(FACETS)))]
         for run_id, *row in runs.select("run_id", *FACETS).iter_rows()
     ]
-    return str(script_json({"values": values, "runs": entries}))
+    titles = {
+        value: TITLES[facet](value)
+        for facet, column in zip(FACETS, values, strict=True)
+        for value in column
+        if facet in TITLES and value is not None
+    }
+    return str(script_json({"values": values, "runs": entries, "titles": titles}))
 
 
 MAILED = ("runs.csv", "runs.parquet", "steps.parquet")  # what a report of one file holds

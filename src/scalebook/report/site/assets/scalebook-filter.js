@@ -13,7 +13,9 @@
   let picked = null; // run id
   let tell = function () {};
 
-  function name(value) { return value === null || value === undefined ? NONE : String(value); }
+  function name(value) {
+    return value === null || value === undefined ? NONE : (known.titles || {})[value] || String(value);
+  }
 
   // The four facets of a row: those of its run, else those that it has itself; undefined: unknown.
   function facts(row) {
