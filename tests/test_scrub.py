@@ -10,7 +10,15 @@ import pytest
 
 from scalebook import store
 from scalebook.cli import main
-from scalebook.scrub import in_folder, is_secret, kinds, scrub, scrub_all, without_secrets
+from scalebook.scrub import (
+    in_folder,
+    is_secret,
+    kinds,
+    scrub,
+    scrub_all,
+    scrub_file,
+    without_secrets,
+)
 
 
 def test_the_value_of_a_secret_variable_is_masked_wherever_it_stands():
@@ -61,6 +69,22 @@ def test_secret_variables_keep_their_name():
 
 HUGGING_FACE = "hf_" + "aB3" * 8
 GITHUB = "ghp_" + "x1Y" * 8
+LONG = "aB3" * 20
+FORMS = [  # what a kind of key begins with, and what may follow
+    *(("api_org_", LONG), ("gho_", LONG), ("ghs_", LONG), ("github_pat_", LONG), ("glpat-", LONG)),
+    *(("gldt-", LONG), ("glrt-", LONG), ("glcbt-", f"64_{LONG}"), ("npm_", LONG), ("nvapi-", LONG)),
+    *(("pypi-AgE", LONG), ("xoxb-", "1-2-aB3"), ("xapp-", f"1-A0-{LONG}"), ("dckr_pat_", LONG)),
+    *(("sk-", LONG), ("sk-", f"proj-{LONG}"), ("sk-", f"ant-api03-aB3-x_Y-{LONG}")),
+    *(("sk-", f"svcacct-{LONG}"), ("sk-", f"or-v1-{'0a1b' * 16}"), ("sk_live_", LONG)),
+    *(("gsk_", LONG), ("AIza", LONG), ("ya29.", LONG), ("GOCSPX-", LONG), ("wandb_v1_", LONG)),
+    *(("dop_v1_", LONG), ("hvs.", LONG), ("SG.", f"{LONG}.{LONG}"), ("dapi", "0a1b" * 8)),
+    *(
+        ("key-", "0a1b" * 8),
+        ("r8_", LONG),
+        ("ASIA", "ABCDEFGHIJKLMNOP"),
+        ("eyJ", f"{LONG}.eyJ{LONG}"),
+    ),
+]
 
 
 @pytest.mark.parametrize(
@@ -78,6 +102,22 @@ GITHUB = "ghp_" + "x1Y" * 8
         ("api_key: SECRET", "api_key: ***"),
         ("DB_PASSWORD=SECRET", "DB_PASSWORD=***"),
         ("key AKIAABCDEFGHIJKLMNOP used", "key AKIA*** used"),
+        *((f"use {sign}{rest} now", f"use {sign}*** now") for sign, rest in FORMS),
+        (f"see {'aB3' * 4}Xy.atlasv1.{'aB3' * 20}", f"see {'aB3' * 4}Xy.atlasv1.***"),
+        ("AccountName=a;AccountKey=aB3/xY+z==;x", "AccountName=a;AccountKey=***"),
+        ("MYSQL_PWD=SECRET mysql", "MYSQL_PWD=*** mysql"),
+        ("Cookie: session=SECRET; a=b", "Cookie: ***"),
+        ('{"Set-Cookie": "auth=SECRET; Path=/"}', '{"Set-Cookie": "***"}'),
+        (
+            "post https://hooks.slack.com/services/T0/B0/SECRET",
+            "post https://hooks.slack.com/services/***",
+        ),
+        ("https://discord.com/api/webhooks/123/SECRET", "https://discord.com/api/webhooks/***"),
+        ("https://api.telegram.org/bot123:SECRET", "https://api.telegram.org/bot***"),
+        ("curl -s -u me:SECRET https://h", "curl -s -u me:*** https://h"),
+        ("sshpass -p SECRET ssh h", "sshpass -p *** ssh h"),
+        (f"wandb login {'0a1b2c3d' * 5}", "wandb login ***"),
+        ("machine h login me password SECRET", "machine h login me password ***"),
     ],
 )
 def test_a_secret_is_known_by_its_form(text: str, masked: str):
@@ -95,7 +135,13 @@ def test_a_secret_is_known_by_its_form(text: str, masked: str):
         "key = value, MONKEY=7, keys: 12",
         "https://host:8080/a/@scope/b",
         "step 3/20 loss 2.1 tokens/s 1200",
-        "scikit-learn sk-learn task-based",
+        "scikit-learn sk-learn task-based sk-learn-compatible-interface-2",
+        "docker run -u 1000:1000 --user nobody:nogroup",
+        "PWD=/data/run OLDPWD=/data; cookie policy: none; login as user",
+        f"sha256:{'0a1b' * 16} commit {'0a1b' * 10} GPU-5d3bdf4e-38f6-4b8c-9c11-0a3ad5a8aa1f",
+        "NCCL INFO comm 0x55d5c8 rank 0 commId 0x8f3a9cd1b2e4f7a6 - Init COMPLETE",
+        "20261128-022021-llama3.1-8b-2-w1-7edfdce034a2 config_hash=5f2a6a8d791d",
+        "query_key_value: [12288, 4096] --key-value-heads 8 --token-dispatcher-type alltoall",
     ],
 )
 def test_what_only_sounds_like_a_secret_stays(text: str):
@@ -128,6 +174,27 @@ def test_a_log_is_published_without_its_secrets(tmp_path: Path, monkeypatch: pyt
     log = (store.publish(before) / "train.log").read_bytes()
     assert log.endswith(b"\xff pulling with hf_*** and ***\n")
     assert log.splitlines()[:-1] == whole.splitlines()[:-1]
+
+
+def test_every_line_of_a_private_key_is_masked_and_no_line_after_it(tmp_path: Path):
+    body = [f"[rank0]: {'MIIEowIBAAKCAQEA' * 3}", "[rank0]: AbC/+w=="]
+    lines = [
+        "step 1",
+        "[rank0]: -----BEGIN RSA PRIVATE KEY-----",
+        "DEK-Info: AES-128-CBC",
+        "",
+        *body,
+    ]
+    lines += ["[rank0]: -----END RSA PRIVATE KEY-----", f"commit {'0a1b' * 10}"]
+    masked = [*lines[:4], *["[rank0]: ***"] * 2, *lines[6:]]
+    masked[1] += "***"
+    assert scrub_all(lines, {}) == tuple(masked)
+    log = tmp_path / "train.log"
+    log.write_bytes("\r\n".join(lines).encode())
+    assert [number for _, number, _ in in_folder(tmp_path)] == [2]
+    scrub_file(log, {})
+    assert log.read_bytes() == "\r\n".join(masked).encode()
+    assert not list(in_folder(tmp_path))
 
 
 def test_a_log_without_secrets_is_published_as_it_is(tmp_path: Path):

@@ -77,6 +77,34 @@ def test_lines_with_other_fields_are_read_together(tmp_path):
     assert found[1:][0] == found[1]
 
 
+@pytest.mark.parametrize("stamp", ["x", "", "2026-13-01", "0001-01-01T00:00:00+14:00"])
+def test_a_time_that_is_none_costs_no_step(tmp_path, stamp):
+    found, problems = read(written(tmp_path, line(1, finished_at=stamp), line(2)))
+    assert not problems
+    assert [(one.step, one.finished_at) for one in found] == [(1, None), (2, None)]
+
+
+@pytest.mark.parametrize(
+    ("lines", "steps"),
+    [
+        # All lines end alike: in nulls, within an object or a text, in a name given twice.
+        ([line(step, loss=None, restart=0) for step in (1, 2, 3)], [1, 2, 3]),
+        ([line(step, part_seconds={"a": step, "b": 1}) for step in (1, 2, 3)], [1, 2, 3]),
+        ([line(step, part_seconds={"a": step}, phase='m, "x": 1') for step in (1, 2, 3)], []),
+        ([f'{line(step)[:-1]}, "step": 7}}' for step in (1, 2, 3)], [7, 7, 7]),
+        (['{, "step": 7, "phase": "measured", "step_seconds": 1, "tokens": 1}'] * 3, []),
+        ([f'{line(step)[:-1]}, , "restart": 0}}' for step in (1, 2, 3)], []),
+        ([line(1, restart=0), line(2, restart=0), line(3, restart=2)], [1, 2, 3]),
+        ([line(1, restart=0), line(2, restart=0), line(3, restart=0)[:-1]], [1, 2]),
+    ],
+)
+def test_fields_that_all_lines_end_with_are_read_as_in_each(tmp_path, lines, steps):
+    found, problems = read(written(tmp_path, *lines))
+    assert [one.step for one in found] == steps
+    assert len(problems) == len(lines) - len(steps)
+    assert list(found) == [StepRecord.model_validate_json(one) for one in lines[: len(steps)]]
+
+
 def test_a_long_file_is_read_in_parts_that_say_the_same(tmp_path, monkeypatch):
     rows = [
         line(step, rank_step_seconds=[1.0, float(step)] if step % 3 else [], loss=1 / step)

@@ -312,6 +312,16 @@ def test_a_record_with_more_than_any_run_has_to_say_is_a_sentence(
     assert len(shown.out) + len(shown.err) < 20_000
 
 
+def test_a_name_without_end_makes_no_other_row_longer(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = json.loads((runs / BAD / "record.json").read_text())
+    record["requested"]["model"] = record["observed"]["model"] = "A" * 300_000
+    (runs / BAD / "record.json").write_text(json.dumps(record))
+    assert main(["list", "--runs", str(runs)]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) < 2000
+
+
 def test_of_many_lines_that_are_no_steps_the_first_are_named(tmp_path: Path) -> None:
     path = tmp_path / "steps.jsonl"
     path.write_text("x\n" * 100_000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 import platform
@@ -19,6 +20,7 @@ from scalebook.query import printed
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 _MOST_PROCESSES = 8  # each has its own memory, and disks gain nothing from more
+_RARELY = 100_000  # new objects between two looks for garbage
 
 # Names of variables that the user asked for by name (--env), separated by spaces.
 ASKED = "SCALEBOOK_VARIABLES"
@@ -121,6 +123,17 @@ def by_processes(
     and know what this one knows. A fork of a process with threads may wait for a lock for ever:
     there, and where two chunks are not reached, items are worked on here, one after the other.
     """
+    often = gc.get_threshold()
+    gc.set_threshold(_RARELY, *often[1:])  # what is read is no garbage: a sixth of the time
+    try:
+        yield from _by_processes(function, items, chunk)
+    finally:
+        gc.set_threshold(*often)
+
+
+def _by_processes(
+    function: Callable[[Item], Result], items: Sequence[Item], chunk: int
+) -> Iterator[Result]:
     processes = min(available_cores() or 1, _MOST_PROCESSES, len(items) // chunk)
     if processes < 2 or threading.active_count() > 1 or sys.platform != "linux":
         yield from map(function, items)

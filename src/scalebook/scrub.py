@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import tee
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,11 +15,14 @@ from scalebook import untrusted
 
 MASK = "***"
 # A part of a name between underscores: HF_TOKEN and AWS_SECRET_ACCESS_KEY, not TOKENS_PER_SECOND.
-_PARTS = r"(?:[A-Z0-9]*TOKEN|[A-Z0-9]*SECRET|[A-Z0-9]*PASSWORD|PASSWD|(?:API|ACCESS|AUTH|)KEY)"
+_PARTS = (
+    r"(?:[A-Z0-9]*TOKEN|[A-Z0-9]*SECRET|[A-Z0-9]*PASSWORD|PASSWD|(?<=[_-])PWD"
+    r"|(?:API|ACCESS|AUTH|)KEY)"
+)
 _NAME = re.compile(rf"(?:\w*[_-])?{_PARTS}(?:[_-]\w*)?", re.IGNORECASE)
 _VALUE = r"[^\s\"',\\]+"
 _IS = r"[\"']?\s*[=:]\s*[\"']?"
-_WORDS = r"(?i:password|passwd|passphrase|secret|(?:api|private|secret|access)[_-]?key)"
+_WORDS = r"(?i:password|passwd|passphrase|secret|(?:api|private|secret|access|account)[_-]?key)"
 # In a log a name in small letters is mostly a tokenizer's (eos_token): only these count.
 _TOKENS = r"(?i:(?:auth|access|api|hf|hub|wandb|git|github|gitlab|ngc|refresh|session)[_-]?token)"
 
@@ -38,18 +42,25 @@ class _Secret:
 
 
 _PREFIXES = (
-    r"hf_(?=[A-Za-z0-9]{16})|gh[pousr]_(?=[A-Za-z0-9]{10})|github_pat_|glpat-|nvapi-|dckr_pat_"
-    r"|npm_(?=[A-Za-z0-9]{20})|pypi-AgE|xox[abeprs]-|sk-(?:ant-|proj-)?(?=\w{16})"
-    r"|A[KS]IA(?=[A-Z0-9]{16}\b)|AIza(?=[\w-]{30})|eyJ(?=[\w-]{8,}\.eyJ)"
+    r"(?:hf|api_org)_(?=[A-Za-z0-9]{16})|gh[pousr]_(?=[A-Za-z0-9]{10})|github_pat_|nvapi-|dckr_pat_"
+    r"|gl(?:pat|dt|rt|cbt|ptt|ft|soat|agent|oas)-(?=[\w-]{16})|npm_(?=[A-Za-z0-9]{20})|pypi-AgE"
+    r"|xox[abeprs]-|xapp-(?=\d)|A[KS]IA(?=[A-Z0-9]{16}\b)|AIza(?=[\w-]{30})|eyJ(?=[\w-]{8,}\.eyJ)"
+    # of OpenAI and Anthropic: a name such as sk-learn-based has no digits and capitals
+    r"|sk-(?=[\w-]{20})(?=[\w-]*\d)(?=[\w-]*(?:[A-Z]|[0-9a-f]{32}))|[rs]k_live_|gsk_(?=\w{40})"
+    r"|ya29\.(?=[\w-]{20})|GOCSPX-|wandb_v\d_(?=\w{16})|do[opr]_v\d_(?=\w{16})|hv[bs]\.(?=[\w-]{20})"
+    r"|SG\.(?=[\w-]{16,}\.)|dapi(?=[0-9a-f]{32}\b)|key-(?=[0-9a-f]{32}\b)|r8_(?=\w{30})"
+    r"|\w{14}\.atlasv1\."
 )
 _SIGNS = (
-    *("hf_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-", "nvapi-", "dckr_pat"),
-    *("npm_", "pypi-", "xox", "sk-", "AKIA", "ASIA", "AIza", "eyJ"),
+    *("hf_", "api_org_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "nvapi-"),
+    *("dckr_pat", "glpat-", "gldt-", "glrt-", "glcbt-", "glptt-", "glft-", "glsoat-", "glagent-"),
+    *("gloas-", "npm_", "pypi-", "xox", "xapp-", "sk-", "sk_live", "rk_live", "gsk_", "AKIA"),
+    *("ASIA", "AIza", "eyJ", "ya29.", "GOCSPX-", "wandb_v", "do_v", "dop_v", "doo_v", "dor_v"),
+    *("hvs.", "hvb.", "SG.", "dapi", "key-", "r8_", ".atlasv1."),
 )
+_KEY_BEGINS = r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----"
 _SECRETS = (
-    _Secret(
-        "private key", ("PRIVATE KEY",), re.compile(r"(-----BEGIN [A-Z ]*PRIVATE KEY-----)[^-]+")
-    ),
+    _Secret("private key", ("PRIVATE KEY",), re.compile(rf"({_KEY_BEGINS})[^-]*")),
     _Secret("token", _SIGNS, re.compile(rf"(\b(?:{_PREFIXES}))[\w.-]+")),
     _Secret("credential", ("bearer",), re.compile(rf"(\b(?i:bearer)\s+)(?=\S{{6}}){_VALUE}")),
     _Secret(
@@ -66,9 +77,9 @@ _SECRETS = (
     ),
     _Secret(
         "assignment",
-        ("TOKEN", "SECRET", "PASSW", "KEY"),
+        ("TOKEN", "SECRET", "PASSW", "_PWD", "KEY"),
         re.compile(
-            r"((?:TOKEN|SECRET|PASSWORD|PASSWD|(?<![A-Za-z0-9])(?:API|ACCESS|AUTH)?KEY)(?:_\w*)?"
+            r"((?:TOKEN|SECRET|PASSWORD|PASSWD|(?<=_)PWD|(?<![A-Za-z0-9])(?:API|ACCESS|AUTH)?KEY)(?:_\w*)?"
             rf"{_IS}){_VALUE}"
         ),
     ),
@@ -93,9 +104,34 @@ _SECRETS = (
         ("?", "&"),
         re.compile(r"([?&](?i:[\w-]*(?:token|signature|credential|sig|key))=)[^\s&\"'\\]+"),
     ),
+    _Secret(
+        "address",
+        ("hooks.slack.com", "/api/webhooks", "api.telegram.org"),
+        re.compile(
+            r"(hooks\.slack\.com/\w+/|discord(?:app)?\.com/api/webhooks/|api\.telegram\.org/bot)[\w/:-]+"
+        ),
+    ),
+    _Secret(
+        "credential",
+        ("cookie",),
+        re.compile(r"(\b(?i:(?:set-)?cookie)[\"']?\s*:\s*[\"']?)[^\s=;\"']+=[^\r\n\"'\\]+"),
+    ),
+    # Of commands: curl -u NAME:PASSWORD, sshpass -p PASSWORD, wandb login KEY; lines of .netrc.
+    _Secret(
+        "credential",
+        ("curl", "sshpass", "wandb", "login"),
+        re.compile(
+            r"(\bcurl\b[^\r\n]*?\s(?:-u|--user)[ =][\"']?[^\s:\"']+:|\bsshpass\s+-p\s*"
+            r"|\bwandb\s+login\s+(?:--\S+\s+)*(?=[0-9a-f]{40})|\blogin\s+\S+\s+password\s+)"
+            rf"(?!\*){_VALUE}"
+        ),
+    ),
     _Secret("address", ("://",), re.compile(r"(://[^\s/:@\"']*:)[^\s/@\"']+@"), "@"),
     _Secret("address", ("://",), re.compile(r"(://)[^\s/:@\"']{16,}@"), "@"),  # a token as a name
 )
+_KEY_BEGUN = re.compile(rf"{_KEY_BEGINS}[^-]*$")
+# What its lines end with, maybe after a stamp of a log. Of a short last line no key can be made.
+_OF_A_KEY = re.compile(r"(?:[A-Za-z0-9+/=]{16,}|[A-Za-z0-9+/]+=+)\s*$")
 _FLAG = re.compile(rf"--(?:token|[\w-]*(?:{_WORDS}|{_TOKENS}))")
 _PACKED = {".gz", ".zst", ".xz", ".bz2", ".zip", ".distcp", ".pt", ".bin", ".safetensors"}
 _SHORTEST_SECRET = 6  # a shorter value, such as "1", would mask what is no secret
@@ -146,10 +182,23 @@ def scrub_all(
     """Return every line, or part of a command, scrubbed; a part after ``--token`` is a secret."""
     found: list[str] = []
     after = False
-    for line in lines:
+    for line in _without_keys(lines):
         found.append(MASK if after else scrub(line, environment, home))
         after = bool(_FLAG.fullmatch(line))
     return tuple(found)
+
+
+def _without_keys(lines: Iterable[str]) -> Iterator[str]:
+    """Yield lines with those masked that a private key goes on in; the first one keeps its sign."""
+    inside = False
+    for line in lines:
+        inside = inside and "-----END" not in line
+        if inside and (body := _OF_A_KEY.search(line)):
+            yield f"{line[: body.start()]}{MASK}{line[len(line.rstrip()) :]}"
+            continue
+        # A key may have a header, such as Proc-Type: 4,ENCRYPTED, and an empty line below it.
+        inside = bool(_KEY_BEGUN.search(line)) or (inside and (":" in line or not line.strip()))
+        yield line
 
 
 def scrub_file(path: Path, environment: Mapping[str, str]) -> None:
@@ -160,11 +209,11 @@ def scrub_file(path: Path, environment: Mapping[str, str]) -> None:
     """
     known = {name: value for name, value in environment.items() if name != "HOME"}
     with untrusted.opened(path) as stream:
-        if all(line == _bytes(line, known) for line in stream):
+        if all(line == clean for line, clean in _cleaned(stream, known)):
             return
         stream.seek(0)
-        with untrusted.replaced(path) as clean:
-            clean.writelines(_bytes(line, known) for line in stream)
+        with untrusted.replaced(path) as replacement:
+            replacement.writelines(clean for _, clean in _cleaned(stream, known))
 
 
 def in_folder(folder: Path) -> Iterator[tuple[Path, int, tuple[str, ...]]]:
@@ -183,9 +232,16 @@ def in_folder(folder: Path) -> Iterator[tuple[Path, int, tuple[str, ...]]]:
                         yield path, number, found
 
 
-def _bytes(line: bytes, environment: Mapping[str, str]) -> bytes:
+def _cleaned(
+    stream: Iterable[bytes], environment: Mapping[str, str]
+) -> Iterator[tuple[bytes, bytes]]:
+    """Yield each line of a file as it is and scrubbed."""
     # Each byte is one character in Latin-1: what is no secret stays as it is.
-    return scrub(line.decode("latin-1"), environment).encode("latin-1")
+    ours, others = tee(line.decode("latin-1") for line in stream)
+    for line, without in zip(ours, _without_keys(others), strict=True):
+        body = without.rstrip("\r\n")
+        clean = scrub(body, environment) + without[len(body) :]
+        yield line.encode("latin-1"), clean.encode("latin-1")
 
 
 def scrub_values(value: Any) -> Any:

@@ -8,12 +8,14 @@ each is built when it is asked for.
 from __future__ import annotations
 
 import math
+import re
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from itertools import chain
-from operator import itemgetter
+from operator import itemgetter, methodcaller
 from pathlib import Path
 from typing import Any, cast, get_args, overload
 
@@ -241,7 +243,7 @@ class _Writer:
         for name, column in found.items():
             if name not in self._columns:
                 self._columns[name] = array("d", [_missing(name)]) * self._count
-            self._columns[name].extend(column)
+            self._columns[name] += array("d", column)  # extend takes one after the other
         self._phases += phases
         self._skipped += bytes(skipped) if skipped else bytes(count)
         self._count += count
@@ -277,7 +279,7 @@ class _Writer:
     def _pad(self) -> None:
         """Fill up the columns that the last batches had nothing for."""
         for name, column in self._columns.items():
-            column.extend([_missing(name)] * (self._count - len(column)))
+            column.extend(array("d", [_missing(name)]) * (self._count - len(column)))
 
 
 def _is_empty(name: str, values: Sequence[Any]) -> bool:
@@ -329,15 +331,19 @@ def _held(name: str, values: Sequence[Any]) -> list[float]:
 
 
 def _ends(stamps: Sequence[str | None]) -> list[float]:
-    """Return seconds since 1970 of ISO 8601 times, NaN for one without its zone."""
+    """Return seconds since 1970 of ISO 8601 times, NaN for what is none or without its zone."""
     if stamps.count(None) == len(stamps):
         return []
-    found: list[float] = []
-    for stamp in stamps:
-        moment = None if stamp is None else datetime.fromisoformat(stamp)
-        known = moment is not None and moment.tzinfo is not None
-        found.append(moment.timestamp() if known and moment else _NAN)
-    return found
+    return [_NAN if stamp is None else _seconds(stamp) for stamp in stamps]
+
+
+def _seconds(stamp: str) -> float:
+    try:
+        moment = datetime.fromisoformat(stamp)
+    except ValueError:
+        return _NAN
+    known = moment.tzinfo is not None and moment.year in range(1970, 9999)
+    return moment.timestamp() if known else _NAN
 
 
 def _stamp(seconds: float) -> str:
@@ -420,21 +426,45 @@ def _read_part(path: Path, bounds: tuple[int, int | None]) -> tuple[_Writer, int
 
 
 def _take(writer: _Writer, block: bytes, lines: int) -> None:
-    """Add the steps of a block of lines at once: a third of the time of one after the other."""
-    found: list[Any] = from_json(b"[" + block.replace(b"\n", b",") + b"]", cache_strings="all")
-    if len(found) != lines or set(map(type, found)) != {dict}:
+    """Add the steps of a block of lines at once: a quarter of the time of one after the other."""
+    heads, common = _without_end(block, lines)
+    found: list[Any] = from_json(b"[" + heads + b"]", cache_strings="all")
+    if len(found) != lines or set(map(type, found)) != {dict} or not all(found):
         raise _UnfitError
     rows: list[dict[str, Any]] = found
-    names: set[tuple[str, ...]] = set(map(tuple, rows))
-    if not all(_NEEDED.issubset(one) for one in names):
+    names = tuple(rows[0])
+    alike = len(names) > 1 and set(map(len, rows)) == {len(names)}
+    if alike and _NEEDED.issubset((*names, *common)):
+        with suppress(KeyError):  # a row has other names
+            values = list(zip(*map(itemgetter(*names), rows), strict=True))
+            writer.add(dict(zip(names, values, strict=True)) | common, lines)
+            return
+    if not all(_NEEDED.issubset((*row, *common)) for row in rows):
         raise _UnfitError
-    if len(names) == 1:
-        # of rows with the same keys in the same order, the values alone
-        values = zip(*[row.values() for row in rows], strict=True)
-        writer.add(dict(zip(names.pop(), values, strict=True)), lines)
-        return
     defaults = {name: one.get_default() for name, one in StepRecord.model_fields.items()}
-    writer.add({name: [row.get(name, d) for row in rows] for name, d in defaults.items()}, lines)
+    filled = {name: [row.get(name, d) for row in rows] for name, d in defaults.items()}
+    writer.add(filled | common, lines)
+
+
+def _without_end(block: bytes, lines: int) -> tuple[bytes, dict[str, list[Any]]]:
+    """Return lines without the fields that all of them end with, such as nulls, and those fields.
+
+    Lines become items of a list. Both halves of each are objects, or the list cannot be read: no
+    text and no list was cut in two.
+    """
+    every = block.split(b"\n")
+    first, second = every[0], every[min(1, lines - 1)]
+    pairs = zip(reversed(first), reversed(second), strict=False)
+    same = next((at for at, (a, b) in enumerate(pairs) if a != b), 0)
+    for comma in re.finditer(rb',\s*"', first[len(first) - same :]):
+        end = first[len(first) - same + comma.start() :]
+        with suppress(ValueError):  # the comma is one of a list or of a text
+            fields: dict[str, Any] = from_json(b"{" + end[1:])
+            if all(map(methodcaller("endswith", end), every)):
+                heads = b"},".join([line[: -len(end)] for line in every]) + b"}"
+                return heads, {name: [value] * lines for name, value in fields.items()}
+            break
+    return b",".join(every), {}
 
 
 def _take_each(writer: _Writer, lines: Sequence[bytes]) -> list[int]:

@@ -54,6 +54,7 @@ def copied(folder: Path, base: str) -> Path:
         shutil.copy(ROOT / name, folder)
     table = folder / "containers/cpu/image.toml"
     text = table.read_text().replace('base = "docker.io/library/python"', f'base = "{base}"')
+    text = text.replace("\ndigest =", "\n# digest =")
     table.write_text(text.replace('tag = "3.12-slim-bookworm"', 'tag = "1"'))
     return folder
 

@@ -150,7 +150,7 @@ def test_a_signal_during_the_cool_down_starts_nothing_more(tmp_path: Path):
         schedule=Scheduled("p", runs=2, cool_down=CoolDown(seconds=600)),
     )
     results = sweep.run_plan(survey(plan, tmp_path), settings, Interrupted(io.StringIO()), stop)
-    assert [result.record is not None for result in results] == [True, False]
+    assert [result.ended is not None for result in results] == [True, False]
     assert "not started" in results[1].note
 
 

@@ -345,7 +345,7 @@ def test_pinning_without_a_registry_changes_nothing(
 @pytest.mark.parametrize(
     ("base", "says"),
     [
-        ([], "Pin it: scalebook image --platform cpu --pin"),
+        ([], ""),  # ours is pinned
         (["--base-image", "r/base:1"], "r/base:1 is named by a tag, which can move. Name it by"),
         (["--base-image", f"r/base@sha256:{'0' * 64}"], ""),
     ],
@@ -360,8 +360,18 @@ def test_a_base_that_is_not_pinned_is_said_once(
     assert errors.count("note:") == bool(says)
 
 
+def test_a_base_of_ours_without_a_digest_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    unpinned = replace(images.image("cpu"), digest=None)
+    monkeypatch.setattr(images, "image", lambda _vendor: unpinned)
+    options = ["image", "--platform", "cpu", "--container", "podman", "--dry-run"]
+    assert main(options) == 0
+    assert "Pin it: scalebook image --platform cpu --pin" in capsys.readouterr().err
+
+
 def test_only_an_image_on_another_base_than_the_pinned_one_is_said_to_be_old():
-    image = images.image("cpu")
+    image = replace(images.image("cpu"), digest=None)
     pinned = replace(image, digest=f"sha256:{DIGEST}")
     assert not image.is_another_base("docker.io/library/python:3.11")
     assert pinned.is_another_base("docker.io/library/python:3.12-slim-bookworm")

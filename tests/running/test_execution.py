@@ -130,7 +130,7 @@ def test_a_kernel_that_does_not_answer_cannot_keep_a_plan_that_must_end(
     (first, second), said = run(tmp_path, stop)
     thread.join()
     assert (first.status, second.status) == ("interrupted", "run")
-    assert "ended by SIGTERM (after step 2 of 5)" in first.record.reason
+    assert "ended by SIGTERM (after step 2 of 5)" in first.ended.reason
     assert "[1/2] The notebook's kernel did not end the run within 2 s and was ended" in said
     assert not kernels()
     assert not processes.marked(finish_run.run_id(seen[0]))
@@ -149,7 +149,7 @@ def test_a_kernel_that_never_starts_its_run_fails_it_and_the_plan_goes_on(
     notebook.write_text(json.dumps(content))
     results, _ = run(tmp_path / "runs", Stop(), notebook)
     assert [result.status for result in results] == ["failed", "completed"]
-    assert "did not start the run within 8 s" in results[0].record.reason
+    assert "did not start the run within 8 s" in results[0].ended.reason
     assert not kernels()
 
 

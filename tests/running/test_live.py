@@ -303,6 +303,44 @@ def test_only_names_of_this_machine_are_answered(port: int):
         assert b" 403 " in client.recv(100)
 
 
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """A site of others, with what its server must not follow or wait for."""
+    folder = tmp_path / "site"
+    (folder / "sub").mkdir(parents=True)
+    (tmp_path / "secret").write_text("secret")
+    (folder / "index.html").write_text("the page")
+    (folder / "link").symlink_to(tmp_path / "secret")
+    (folder / "up").symlink_to(tmp_path)
+    os.mkfifo(folder / "pipe")
+    return folder
+
+
+def test_a_site_is_shown_to_this_machine_and_nothing_beside_it(site: Path):
+    with serve.site_server(site, 0) as server:
+        assert server.server_address[0] == "127.0.0.1"
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            port = server.server_port
+            assert ask(port, "/")[:2] == ask(port, "/index.html?x=1")[:2] == (200, "the page")
+            for path in (
+                "/link",
+                "/up/secret",
+                "/up/",
+                "/pipe",
+                "/sub/",
+                "/../secret",
+                "/%2e%2e/secret",
+            ):
+                assert ask(port, path)[0] == 404
+            assert ask(port, "/", host=f"evil.example:{port}")[0] == 403
+            assert ask(port, "/", "POST")[0] == 501
+        finally:
+            server.shutdown()
+            thread.join()
+
+
 def test_the_server_is_bound_to_loopback_only(tmp_path: Path):
     with serve.make_server(live.Monitor(tmp_path)) as server:
         assert server.server_address[0] == "127.0.0.1"

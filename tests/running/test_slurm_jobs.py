@@ -318,7 +318,7 @@ def test_following_ends_when_the_job_has_and_returns_its_record(tmp_path: Path):
     follower = watch.Follower(Console(shown), Stop(), ask, 0.0, lambda _: None)
     results, why = follower.follow([submit.Submitted(entry(), partial, "7")])
     assert why is None
-    assert results[0].record is not None and results[0].record.status == "timeout"
+    assert results[0].ended is not None and results[0].ended.status == "timeout"
     assert "running" in shown.getvalue()
 
 
@@ -331,7 +331,7 @@ def test_a_slurm_that_does_not_answer_is_not_followed_for_ever(
     follower = watch.Follower(Console(StringIO()), Stop(), silent, 0.0, lambda _: None)
     results, why = follower.follow([submit.Submitted(entry(), partial, "7")])
     assert why is not None and "Slurm has not answered" in why
-    assert partial.is_dir() and results[0].record is None
+    assert partial.is_dir() and results[0].ended is None
 
 
 def test_a_plan_of_other_machines_is_not_held_against_this_one(tmp_path: Path):

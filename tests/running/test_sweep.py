@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -94,7 +95,7 @@ def actions(entries: tuple[Entry, ...]) -> list[str]:
 def test_a_plan_runs_to_its_end_and_says_where_each_run_is(tmp_path: Path, papermill: Any):
     papermill()
     results, said, code = run(tmp_path, plan())
-    assert (code, [result.record.status for result in results]) == (0, ["completed"] * 3)
+    assert (code, [result.ended.status for result in results]) == (0, ["completed"] * 3)
     assert "[1/3]" in said
     assert "[3/3] completed in" in said
     for directory in store.run_directories(tmp_path):
@@ -105,7 +106,7 @@ def test_a_plan_runs_to_its_end_and_says_where_each_run_is(tmp_path: Path, paper
 def test_a_failed_run_does_not_stop_the_plan(tmp_path: Path, papermill: Any):
     papermill(broken="1")
     results, said, code = run(tmp_path, plan())
-    statuses = [result.record.status for result in results]
+    statuses = [result.ended.status for result in results]
     assert (code, statuses) == (0, ["completed", "failed", "completed"])
     assert "failed" in said
 
@@ -113,9 +114,15 @@ def test_a_failed_run_does_not_stop_the_plan(tmp_path: Path, papermill: Any):
 def test_a_dead_kernel_is_recorded_with_the_steps_that_were_written(tmp_path: Path, papermill: Any):
     papermill(dead="1")
     results, _, _ = run(tmp_path, plan())
-    record = results[1].record
+    record = results[1].ended
     assert record.status == "interrupted"
     assert "kernel ended early: Kernel died (after step 2 of 5)" in record.reason
+
+
+def test_of_each_run_a_plan_keeps_what_its_summary_says(tmp_path: Path, papermill: Any):
+    papermill()
+    results, _, _ = run(tmp_path, plan())
+    assert max(len(pickle.dumps(result.ended)) for result in results) < 300  # a record has 4 KB
 
 
 def test_a_defect_of_one_run_does_not_cost_the_others(tmp_path: Path, papermill: Any):
@@ -126,7 +133,7 @@ def test_a_defect_of_one_run_does_not_cost_the_others(tmp_path: Path, papermill:
 
     papermill(execute)
     results, _, code = run(tmp_path, plan())
-    assert [result.record.status for result in results] == ["failed", "completed", "completed"]
+    assert [result.ended.status for result in results] == ["failed", "completed", "completed"]
     assert code == 0
 
 
@@ -158,12 +165,13 @@ def test_an_illegal_run_is_recorded_once_and_never_started(tmp_path: Path, paper
     papermill(execute)
     the_plan = plan(planned(Problem("heads", "8 heads do not divide by 3.")))
     results, _, code = run(tmp_path, the_plan)
-    assert (results[0].record.status, results[0].record.reason, code) == (
+    assert (results[0].ended.status, results[0].ended.reason, code) == (
         "illegal",
         "8 heads do not divide by 3.",
         1,
     )
-    assert results[0].record.requested["model"] == "tiny-llama"
+    record = store.read_record(tmp_path / results[0].ended.run_id)
+    assert record.requested["model"] == "tiny-llama"
     assert actions(survey(the_plan, tmp_path)) == ["known_illegal"]
     run(tmp_path, the_plan)
     assert len(list(store.run_directories(tmp_path))) == 1
@@ -244,9 +252,9 @@ def test_a_signal_ends_the_run_is_recorded_and_stops_the_plan(
     before = signal.getsignal(number)
     results, said, exit_code = run(tmp_path, plan())
     assert exit_code == code
-    assert results[0].record.status == "interrupted"
-    assert f"ended by {number.name} (after step 2 of 5)" in results[0].record.reason
-    assert [result.record for result in results[1:]] == [None, None]
+    assert results[0].ended.status == "interrupted"
+    assert f"ended by {number.name} (after step 2 of 5)" in results[0].ended.reason
+    assert [result.ended for result in results[1:]] == [None, None]
     assert "ending this run" in said
     assert signal.getsignal(number) == before
 
@@ -280,7 +288,7 @@ def test_a_second_signal_kills_the_processes_of_this_start_alone(
     papermill(execute)
     results, _, _ = run(tmp_path, plan(planned()))
     assert in_time == [True]
-    assert ended == [(results[0].record.run_id, "mark")]
+    assert ended == [(results[0].ended.run_id, "mark")]
 
 
 def test_a_closed_terminal_says_so_more_than_once_and_counts_once():
@@ -304,7 +312,7 @@ def test_a_plan_under_nohup_does_not_end_with_its_terminal():
 def test_a_used_up_budget_starts_nothing_more(tmp_path: Path, papermill: Any):
     papermill()
     results, _, code = run(tmp_path, plan(), budget_seconds=0.0)
-    assert [result.record for result in results] == [None] * 3
+    assert [result.ended for result in results] == [None] * 3
     assert all("budget" in result.note for result in results)
     assert code == 1
 
@@ -318,7 +326,7 @@ def test_a_budget_does_not_end_a_run_whose_steps_are_all_done(tmp_path: Path, pa
 
     papermill(execute)
     results, said, code = run(tmp_path, plan(), budget_seconds=2.0)
-    assert (code, results[0].record.status) == (0, "completed")
+    assert (code, results[0].ended.status) == (0, "completed")
     assert "ending this run" not in said
     assert all("budget" in result.note for result in results[1:])
 
@@ -368,7 +376,7 @@ def test_a_plan_trains_on_where_nobody_reads_what_it_says(
     papermill(broken="0")
     monkeypatch.setattr(io, "StringIO", stream)
     results, _, code = run(tmp_path, plan())
-    assert [result.record.status for result in results] == ["failed", "completed", "completed"]
+    assert [result.ended.status for result in results] == ["failed", "completed", "completed"]
     assert code == 0
 
 

@@ -52,13 +52,27 @@ class LeftError(BrokenError):
 
 
 def start(
-    arguments: tuple[str, ...], mark: str, output: Path, powercap: Path | None = None
+    arguments: tuple[str, ...],
+    mark: str,
+    output: Path,
+    powercap: Path | None = None,
+    *,
+    launcher: bool = False,
 ) -> subprocess.Popen[bytes]:
-    """Start a command that prints to a file; ``powercap`` is a stand-in for energy counters."""
+    """Start a command that prints to a file.
+
+    ``powercap`` is a stand-in for energy counters, ``launcher`` asks for one for torchrun.
+    """
     fakes = ROOT / "tests" / "fakes"
     # A drill looks for the rank that it kills, which takes a busy machine a second.
     seconds = "0.5" if arguments[0] == "drill" else "0.1"
-    given = (str(fakes), str(fakes / "power") if powercap else "", os.getenv("PYTHONPATH", ""))
+    stand_in = str(fakes / "launcher") if launcher else ""
+    given = (
+        stand_in,
+        str(fakes),
+        str(fakes / "power") if powercap else "",
+        os.getenv("PYTHONPATH", ""),
+    )
     own = {"PYTHONPATH": os.pathsep.join(filter(None, given)), MARK: mark}
     own |= {"FAKE_POWERCAP": str(powercap), "FAKE_STEP_SECONDS": seconds} if powercap else {}
     with output.open("wb") as stream:

@@ -86,9 +86,11 @@ def plan_without_growth(folder: Path, runs: int, seconds: float) -> None:
     """
     plan, place, output = folder / "plan.toml", folder / "runs", folder / "output.log"
     text = PLAN.format(seed=1, repeats=", ".join(str(number) for number in range(runs)))
-    plan.write_text(text.replace("world_size = 2", "world_size = 1"))
+    plan.write_text(
+        text.replace("world_size = 2", "world_size = 1").replace("steps = 10", "steps = 3")
+    )
     fake = ("--platform", "cpu", "--runs", str(place), "--trainer", "fake_trainer")
-    process = start(("run", "--plan", str(plan), *fake), str(folder), output)
+    process = start(("run", "--plan", str(plan), *fake), str(folder), output, launcher=True)
     samples, until, stopped = list[Sample](), time.monotonic() + seconds, False
     while process.poll() is None:
         now = sample(process.pid, len(list(store.run_directories(place))))
@@ -98,7 +100,7 @@ def plan_without_growth(folder: Path, runs: int, seconds: float) -> None:
             )
             samples[-1] = now
         else:
-            if samples and samples[-1].runs % 10 == 0:
+            if samples and samples[-1].runs % 50 == 0:
                 print(samples[-1], flush=True)
             samples.append(now)
         if time.monotonic() > until and not stopped:

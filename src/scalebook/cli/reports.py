@@ -145,19 +145,13 @@ def _site(output: str) -> Path:
 
 def open_report(options: argparse.Namespace) -> int:
     """Serve the site on this machine only until interrupted, and show it in the browser."""
-    import functools
-    import http.server
     import webbrowser
+
+    from scalebook.cli.serve import site_server
 
     site = _site(options.output)
     if not (site / "index.html").is_file():
         raise ReportError(f"There is no report in {site}. Build it with 'make report'.")
-    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(site))
-    try:
-        server = http.server.ThreadingHTTPServer(("127.0.0.1", options.port), handler)
-    except (OSError, OverflowError) as error:
-        raise ReportError(
-            f"Port {options.port} cannot be used: {error}. Leave out --port."
-        ) from error
+    server = site_server(site, options.port)
     opened = str if options.no_browser else webbrowser.open
     return serve_until_interrupted(server, opened)

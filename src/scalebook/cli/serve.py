@@ -9,9 +9,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from functools import partial
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from scalebook.cli.terminal import Subparsers, add_port, add_runs, serve_until_interrupted
 from scalebook.errors import LaunchError
@@ -75,10 +77,49 @@ def make_server(monitor: Monitor, port: int = 0) -> ThreadingHTTPServer:
     source, folder = _Source(monitor), resources.files("scalebook.cli") / "live_page"
     fixed = {path: ((folder / name).read_bytes(), kind) for path, (name, kind) in PAGES.items()}
     handler = type("Handler", (_Handler,), {"fixed": fixed, "data": staticmethod(source.content)})
+    return _bound(port, handler)
+
+
+def site_server(folder: Path, port: int) -> ThreadingHTTPServer:
+    """Return a server of the files below a folder, bound to 127.0.0.1 and not started.
+
+    Raises:
+        LaunchError: the port cannot be used.
+    """
+    return _bound(port, partial(_Files, directory=str(folder)))
+
+
+def _bound(port: int, handler: Callable[..., BaseHTTPRequestHandler]) -> ThreadingHTTPServer:
     try:
         return ThreadingHTTPServer((ADDRESS, port), handler)
     except (OSError, OverflowError) as error:
         raise LaunchError(f"Port {port} cannot be used: {error}. Leave out --port.") from error
+
+
+def _asks_here(request: BaseHTTPRequestHandler) -> bool:
+    """Return whether the Host header names this machine, and not a name that leads here."""
+    port: int = request.connection.getsockname()[1]
+    names = {f"{name}:{port}" for name in (ADDRESS, "localhost")}
+    hosts: list[str] = request.headers.get_all("Host") or []
+    return len(hosts) == 1 and hosts[0].strip().lower() in names
+
+
+class _Files(SimpleHTTPRequestHandler):
+    timeout = 10
+    server_version, sys_version = "scalebook", ""
+
+    def send_head(self) -> Any:
+        """Answer with a page or a file of the folder, never with what a link of it leads to."""
+        path = Path(self.translate_path(self.path))
+        path = path / "index.html" if path.is_dir() else path
+        place = Path(self.directory).resolve()
+        if not _asks_here(self):
+            self.send_error(403, "This server answers on this machine only")
+        elif not path.is_file() or not path.resolve().is_relative_to(place):
+            self.send_error(404)
+        else:
+            return super().send_head()
+        return None
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -100,7 +141,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Answer one of the known paths, to a browser that asks this machine by its name."""
         path = self.path.partition("?")[0]
-        if not self._asked_here():
+        if not _asks_here(self):
             self._answer(403, b"This server answers on this machine only.\n")
         elif path == "/data":
             self._answer(200, self.data(), "application/json")
@@ -109,13 +150,6 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, content, kind)
         else:
             self._answer(404, b"Not found.\n")
-
-    def _asked_here(self) -> bool:
-        """Return whether the Host header names this machine, and not a name that leads here."""
-        port: int = self.connection.getsockname()[1]
-        names = {f"{name}:{port}" for name in (ADDRESS, "localhost")}
-        hosts: list[str] = self.headers.get_all("Host") or []
-        return len(hosts) == 1 and hosts[0].strip().lower() in names
 
     def _answer(self, code: int, content: bytes, kind: str = "text/plain; charset=utf-8") -> None:
         self.send_response(code)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 LARGEST = 10**15  # nothing that a person asks about is larger; products of such stay finite
 RUN_HELP = "run id or its last six or more characters, or a run directory"
 _HINT = "See 'scalebook list'; the last six characters of an id are enough."
+_LONGEST_CELL = 500  # a sentence fits; names in records of others may have any length
 _NUMBER = re.compile(r"-|(?=\D*\d)[\d,]*\.?[\d,]*(?:e\+\d+)?%*")
 
 
@@ -330,14 +331,19 @@ def number(value: float | None, digits: int = 4) -> str:
 
 
 def print_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print left-aligned columns, numbers to the right."""
-    lines = (headers, *rows)
+    """Print left-aligned columns, numbers to the right; a text without end is cut."""
+    lines = (headers, *(tuple(map(_not_endless, row)) for row in rows))
     cells: list[str] = []
     for column in zip(*lines, strict=True):
         side = ">" if all(map(_NUMBER.fullmatch, column[1:])) else "<"
         cells.append(f"{{:{side}{max(map(len, column))}}}")
     write = "  ".join(cells).format
     print("\n".join([write(*row).rstrip() for row in lines]))
+
+
+def _not_endless(text: str) -> str:
+    """Return a text, its beginning where it would make every row of a table as wide."""
+    return text if len(text) <= _LONGEST_CELL else f"{text[:_LONGEST_CELL]}..."
 
 
 def show(

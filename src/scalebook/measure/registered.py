@@ -15,7 +15,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -47,7 +47,7 @@ class Missing:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Subject:
     """What a metric is a function of: one run as it was recorded, and its other numbers."""
 
@@ -55,6 +55,19 @@ class Subject:
     steps: Steps  # every step
     window: Steps | None  # the steps that the rates are over; None where there is no rate
     numbers: RunMetrics  # the numbers of this run; none that are registered
+
+    @cached_property
+    def spread(self) -> tuple[float, float] | Missing:
+        """Standard deviation and mean of the steady steps, in seconds."""
+        if self.window is None or not self.numbers.steady:
+            reasons = self.numbers.steady_reason, self.numbers.throughput_reason
+            return Missing(reasons[0] or reasons[1] or _NOT_STEADY)
+        seconds = self.window.known("step_seconds")
+        if len(seconds) < 2:
+            return Missing(_NOT_STEADY)
+        mean = sum(seconds) / len(seconds)
+        squares = sum((value - mean) ** 2 for value in seconds)
+        return math.sqrt(squares / (len(seconds) - 1)), mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +318,7 @@ _NOT_STEADY = "There is no steady state of two steps or more."
 )
 def step_seconds_std(run: Subject) -> float | Missing:
     """Return the standard deviation (n - 1) of the steady steps, in seconds."""
-    found = _spread(run)
+    found = run.spread
     return found if isinstance(found, Missing) else found[0]
 
 
@@ -317,20 +330,8 @@ def step_seconds_std(run: Subject) -> float | Missing:
 )
 def step_seconds_cv(run: Subject) -> float | Missing:
     """Return the standard deviation of the steady steps over their mean, a fraction."""
-    found = _spread(run)
+    found = run.spread
     return found if isinstance(found, Missing) else found[0] / found[1]
-
-
-def _spread(run: Subject) -> tuple[float, float] | Missing:
-    """Return standard deviation and mean of the steady steps, in seconds."""
-    if run.window is None or not run.numbers.steady:
-        return Missing(run.numbers.steady_reason or run.numbers.throughput_reason or _NOT_STEADY)
-    seconds = run.window.known("step_seconds")
-    if len(seconds) < 2:
-        return Missing(_NOT_STEADY)
-    mean = sum(seconds) / len(seconds)
-    squares = sum((value - mean) ** 2 for value in seconds)
-    return math.sqrt(squares / (len(seconds) - 1)), mean
 
 
 @metric(

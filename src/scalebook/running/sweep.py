@@ -28,7 +28,7 @@ from scalebook.config import RunConfig
 from scalebook.measure import provenance
 from scalebook.notebooks import KernelDeathError
 from scalebook.project import short
-from scalebook.record import RunRecord
+from scalebook.record import RunRecord, Status
 from scalebook.running import finish_run, live, processes, pruning, runner
 from scalebook.running.console import Console
 from scalebook.running.kernel import RunOptions
@@ -38,8 +38,8 @@ from scalebook.running.pruning import Inference
 from scalebook.running.todo import Entry, Scheduled, Waited, again, label, wait
 
 __all__ = [
-    "Result", "Settings", "Stop", "exit_code", "record_illegal", "record_inferred", "run_one",
-    "run_plan", "stop_on_signals", "summary",
+    "Ended", "Result", "Settings", "Stop", "exit_code", "record_illegal", "record_inferred",
+    "run_one", "run_plan", "stop_on_signals", "summary",
 ]  # fmt: skip
 
 START_SECONDS = 900.0  # to import, look at the machine and start: a cold shared disk is slow
@@ -88,7 +88,7 @@ class _Sweep:
     def result(self, place: int, entry: Entry) -> Result:
         """Return what becomes of the entry at this place of the plan, counted from 1."""
         if entry.action == "illegal":
-            return Result(entry, record_illegal(entry, self.settings.runs))
+            return Result(entry, Ended.of(record_illegal(entry, self.settings.runs)))
         if entry.action != "run":
             return Result(entry, None, entry.reason)
         self.number += 1
@@ -107,7 +107,7 @@ class _Sweep:
         if self.broken and self.broken.is_recorded(entry.config):
             return Result(entry, None, inference.sentence, inferred=True)
         record = record_inferred(entry.config, inference, self.settings.runs)
-        return Result(entry, record, inferred=True)
+        return Result(entry, Ended.of(record), inferred=True)
 
     def _run(self, place: int, entry: Entry, where: str) -> Result:
         waited = self._cool_down(where)
@@ -124,7 +124,7 @@ class _Sweep:
         record = self._train(entry, where, scheduled)
         if self.broken is not None:
             self.broken.add(record)
-        return Result(entry, record)
+        return Result(entry, Ended.of(record))
 
     def _train(self, entry: Entry, where: str, scheduled: dict[str, Any]) -> RunRecord:
         console = self.console
@@ -279,11 +279,25 @@ def _record_unstarted(
 
 
 @dataclass(frozen=True, slots=True)
+class Ended:
+    """How a run ended: what the summary of a plan says, without the whole record."""
+
+    run_id: str
+    status: Status
+    reason: str | None
+
+    @classmethod
+    def of(cls, record: RunRecord) -> Ended:
+        """Return what a record says of it."""
+        return cls(record.run_id, record.status, record.reason)
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
-    """What became of an entry: a record where one was written now, ``note`` where none was."""
+    """What became of an entry: how it ended where it was run or recorded now, else ``note``."""
 
     entry: Entry
-    record: RunRecord | None
+    ended: Ended | None
     note: str | None = None
     inferred: bool = False  # not run: a smaller configuration ran out of memory
 
@@ -292,21 +306,21 @@ class Result:
         """What became of it, or else what was to be done, in words."""
         if self.inferred:
             return "inferred"
-        status = self.record.status if self.record else self.entry.action
+        status = self.ended.status if self.ended else self.entry.action
         return status.replace("known_illegal", "illegal").replace("_", " ")
 
     @property
     def good(self) -> bool:
         """Whether a completed run of this configuration exists."""
         done = self.entry.action == "done"
-        return done or (self.record is not None and self.record.status == "completed")
+        return done or (self.ended is not None and self.ended.status == "completed")
 
 
 def summary(results: Sequence[Result]) -> list[str]:
     """Return one line for each entry of a plan: what it is and what became of it."""
     lines: list[str] = []
     for result in results:
-        note = (result.record.reason if result.record else result.note) or ""
+        note = (result.ended.reason if result.ended else result.note) or ""
         lines.append(
             f"{result.status:<13} {label(result.entry.config)}{': ' if note else ''}{note}"
         )
