@@ -41,7 +41,7 @@ class Work(NamedTuple):
 
 
 class Plugin:
-    """Run the chosen tests, the fastest of a file first, or all tests and note their lines."""
+    """Run the chosen tests, the fastest first, or all tests and note their lines."""
 
     def __init__(self, work: Work) -> None:
         self.work, self.spent, self.met = work, {}, defaultdict(set)
@@ -67,8 +67,10 @@ class Plugin:
         chosen = self.work.chosen
         if chosen is not None:
             items[:] = [one for one in items if one.nodeid in chosen]
-            files = [one.path for one in items]
-            items.sort(key=lambda one: (files.index(one.path), chosen[one.nodeid]))
+            whole = Counter[Path]()  # seconds of a file, whose fixtures serve all of its tests
+            for one in items:
+                whole[one.path] += chosen[one.nodeid]
+            items.sort(key=lambda one: (whole[one.path], str(one.path), chosen[one.nodeid]))
         ours = {*self.work.sources, *self.work.tests}
         kept = [one for one in gc.get_objects() if isinstance(one, functools._lru_cache_wrapper)]
         self.kept = [one for one in kept if one.__wrapped__.__code__.co_filename in ours]

@@ -35,7 +35,7 @@ CORE = {
     "intervals": ("measure/intervals.py", "measure/intervals"),
     "verdicts": ("measure/verdicts", "measure/gate measure/verdict"),
     "diagnosis": ("measure/diagnosis", "measure/diagnosis"),
-    "audit": ("audit", "audit/audit audit/audit_documents"),
+    "audit": ("audit", "audit/audit audit/audit_documents audit/audit_pieces"),
     "outcome": ("running/outcome.py", "running/outcome running/failures"),
     "ingest": ("logs/ingest", "logs/ingest logs/logs_dialects"),
     "predict": ("predict", "predict/predict predict/amounts predict/model "
