@@ -346,6 +346,26 @@ def test_a_figure_of_the_catalog_is_compared_with_what_a_row_states(
     assert "contradicts" in verdicts(name, **cells, **{name: wrong})
 
 
+@pytest.mark.parametrize("device", catalog.accelerators(), ids=lambda one: one.name)
+def test_each_peak_of_each_device_holds_and_its_half_does_not(device: Any) -> None:
+    for kind, peaks in (
+        ("peak_tflops_per_second", device.peak_tflops),
+        ("sparse_peak_tflops_per_second", device.sparse_peak_tflops),
+    ):
+        for precision, peak in peaks.items():
+            cells = {"accelerator": device.name, "precision": precision}
+            if precision not in device.peak_tflops or precision not in vocabulary.choices(
+                "precision"
+            ):
+                continue
+            found = {
+                factor: verdicts(kind, **cells, **{kind: f"{factor * peak:.9g}"})
+                for factor in (1, 0.5)
+            }
+            assert found[1] == {"holds"}
+            assert "holds" not in found[0.5]
+
+
 @pytest.mark.parametrize(
     ("size", "length", "low", "high"),
     [
