@@ -1,8 +1,8 @@
 """Change the numeric core in one place at a time and count which changes its own tests notice.
 
-A change is compiled in a forked process and written to no file. One that a part's tests pass with
-is printed: it needs a test, or a line in equivalent.txt. --only memory --sample 0 tries all of a
-part.
+The tests of a part run once, which notes the lines that each runs. A change is compiled in a forked
+process and written to no file; the tests that run its lines run again. One that they pass with is
+printed: it needs a test, or a line in equivalent.txt. --only memory --sample 0 tries all of a part.
 """
 
 from __future__ import annotations
@@ -12,17 +12,12 @@ import ast
 import copy
 import os
 import random
-import signal
-import tempfile
-import time
 from collections.abc import Iterator
-from contextlib import suppress
-from importlib.machinery import SourceFileLoader
-from multiprocessing import connection, get_context
+from functools import partial
 from pathlib import Path
+from types import CodeType
 
-import hypothesis.configuration
-import pytest
+import mutant_runs
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src/scalebook"
@@ -40,10 +35,11 @@ CORE = {
     "intervals": ("measure/intervals.py", "measure/intervals"),
     "verdicts": ("measure/verdicts", "measure/gate measure/verdict"),
     "diagnosis": ("measure/diagnosis", "measure/diagnosis"),
-    "audit": ("audit", "audit/audit audit/audit_documents"),
+    "audit": ("audit", "audit/audit audit/audit_documents audit/audit_pieces"),
     "outcome": ("running/outcome.py", "running/outcome running/failures"),
     "ingest": ("logs/ingest", "logs/ingest logs/logs_dialects"),
-    "predict": ("predict", "predict/predict predict/tuning predict/recommended"),
+    "predict": ("predict", "predict/predict predict/amounts predict/model "
+                "predict/search predict/tuning predict/recommended"),
     "findings": ("report/pages/run_findings.py", "report/report_findings report/report_comparison"),
     "plan": ("plan/__init__.py plan/schedule.py", "plan/plan"),
 }  # fmt: skip
@@ -99,43 +95,28 @@ def mutants(path: Path) -> Iterator[tuple[Path, int, str]]:
                 yield path, index, f"{path.relative_to(ROOT)}:{node.lineno}: {before} -> {after}"
 
 
-def attempt(mutant: tuple[Path, int, str] | None, tests: list[str], home: str) -> None:
-    os.setsid()
-    plain = SourceFileLoader.get_code
-
-    def get_code(self: SourceFileLoader, name: str) -> object:
-        if mutant is None or self.path != str(mutant[0]):
-            return plain(self, name)
-        tree = ast.parse(mutant[0].read_text(encoding="utf-8"))
-        change(list(places(tree))[mutant[1]])
-        return compile(ast.fix_missing_locations(tree), self.path, "exec")
-
-    SourceFileLoader.get_code = get_code
-    hypothesis.configuration.set_hypothesis_home_dir(home)
-    options = ["-xq", "-pno:cacheprovider", "-mnot slow and not facts"]
-    for number in (1, 2):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), number)
-    os._exit(int(pytest.main([*options, f"--basetemp={home}/{os.getpid()}", *tests])))
+def lines_of(path: Path, index: int) -> set[tuple[str, int]]:
+    """Return the lines of a change's statement, or none where no function's body holds it."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    node = list(places(tree))[index]
+    around = [s for s in ast.walk(tree) if isinstance(s, ast.stmt) and node in ast.walk(s)]
+    near = min(around, key=lambda one: one.end_lineno - one.lineno)
+    end = (
+        max(near.body[0].lineno, near.lineno + 1) if hasattr(near, "body") else near.end_lineno + 1
+    )
+    bodies = [one for f in around if isinstance(f, ast.FunctionDef) for one in f.body]
+    inside = any(one in bodies for one in around)
+    return {(str(path), n) for n in range(near.lineno, end) if inside}
 
 
-def outcomes(work: list, jobs: int) -> Iterator[tuple[int, bool, float]]:
-    running, left = {}, list(range(len(work)))
-    with tempfile.TemporaryDirectory(prefix="mutate-") as home:
-        while running or left:
-            while left and len(running) < jobs:
-                place = left.pop(0)
-                process = get_context("fork").Process(target=attempt, args=(*work[place][:2], home))
-                process.start()
-                running[process] = (place, time.monotonic())
-            connection.wait([process.sentinel for process in running], timeout=1)
-            for process, (place, begun) in list(running.items()):
-                spent = time.monotonic() - begun
-                if not process.is_alive() or spent > work[place][2]:
-                    with suppress(ProcessLookupError):
-                        os.killpg(process.pid, signal.SIGKILL)
-                    process.join()
-                    del running[process]
-                    yield place, process.exitcode == 0, spent
+def below(path: Path) -> list[Path]:
+    return sorted(path.rglob("*.py")) or [path]
+
+
+def compiled(path: Path, index: int) -> CodeType:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    change(list(places(tree))[index])
+    return compile(ast.fix_missing_locations(tree), str(path), "exec")
 
 
 def main() -> None:
@@ -148,23 +129,35 @@ def main() -> None:
     os.nice(10)
     parts, work, names = options.only, [], []
     tests = [[test_file(test) for test in CORE[one][1].split()] for one in parts]
-    for place, passed, spent in outcomes([(None, files, 600) for files in tests], options.jobs):
+    mutant_runs.import_others(sorted({file for files in tests for file in files}))
+    drawn, missed = dict.fromkeys(parts, 0), dict.fromkeys(parts, 0)
+    paths = [
+        [path for one in CORE[part][0].split() for path in below(SOURCE / one)] for part in parts
+    ]
+    whole = [
+        mutant_runs.Work(test, frozenset(map(str, files)))
+        for test, files in zip(tests, paths, strict=True)
+    ]
+    for place, passed, notes in mutant_runs.outcomes(whole, options.jobs):
         if not passed:
             raise SystemExit(f"The tests of {parts[place]} fail without a change.")
-        top = [SOURCE / one for one in CORE[parts[place]][0].split()]
-        files = [file for path in top for file in sorted(path.rglob("*.py")) or [path]]
-        found = [one for file in files for one in mutants(file)]
-        share = options.sample // len(parts) or len(found)
-        chosen = random.Random(options.seed).sample(found, min(share, len(found)))
-        work += [(one, tests[place], 5 * spent + 10) for one in chosen]
-        names += [parts[place]] * len(chosen)
-    missed = dict.fromkeys(parts, 0)
-    for place, passed, _ in outcomes(work, options.jobs):
+        found = [one for file in paths[place] for one in mutants(file)]
+        share = min(options.sample // len(parts) or len(found), len(found))
+        for path, index, words in random.Random(options.seed).sample(found, share):
+            chosen = mutant_runs.meeting(notes, lines_of(path, index))
+            files = sorted({f"{ROOT}/{one.split('::')[0]}" for one in chosen})
+            make = partial(compiled, path, index)
+            work.append(mutant_runs.Work(files, frozenset([str(path)]), make, chosen))
+            names.append((parts[place], words))
+            drawn[parts[place]] += 1
+    for place, passed, _ in mutant_runs.outcomes(work, options.jobs):
         if passed:
-            missed[names[place]] += 1
-            print(f"survived {work[place][0][2]}", flush=True)
+            missed[names[place][0]] += 1
+            print(
+                f"survived {names[place][1]} ({len(work[place].chosen)} tests ran it)", flush=True
+            )
     for part, survivors in missed.items():
-        print(f"{part:<15}{names.count(part) - survivors:>5} of {names.count(part):>4} noticed")
+        print(f"{part:<15}{drawn[part] - survivors:>5} of {drawn[part]:>4} noticed")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,917 @@
+"""The pieces of an audit, each by itself and by hand: digits, identities, facts, tables, cells."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scalebook.audit import (
+    Check,
+    audit,
+    claim_files,
+    count_claims,
+    documents,
+    knowledge,
+    parse_claims,
+    parse_results,
+    read_document,
+)
+from scalebook.audit import fields as vocabulary
+from scalebook.audit.claimed_rows import Row
+from scalebook.audit.identities import Identity, identities, in_unit, limits, parse_product, show
+from scalebook.audit.printed import read_printed
+from scalebook.errors import ClaimError
+from scalebook.facts import catalog
+from scalebook.facts.flops import parameter_count
+from scalebook.measure.intervals import Interval, point
+
+
+def checks_of(text: str) -> tuple[Check, ...]:
+    return audit(parse_claims(text, "test.toml")).checks
+
+
+def claim(**cells: str) -> tuple[Check, ...]:
+    lines = [f"{name} = {value!r}" for name, value in cells.items()]
+    return checks_of("[[claims]]\n" + "\n".join(lines))
+
+
+def verdicts(name: str, **cells: str) -> set[str]:
+    return {check.verdict for check in claim(**cells) if check.field == name}
+
+
+def row_of(**words: str) -> Row:
+    return Row("", "", None, {}, words)
+
+
+# Digits
+
+
+@pytest.mark.parametrize(
+    ("text", "low", "high"),
+    [
+        ("22.7%", 0.2265, 0.228),  # 22.799 % cut
+        ("614", 613.5, 615),
+        ("999", 998.5, 1000),
+        ("1,000", 995, 1010),
+        ("5,000", 4995, 5010),  # three digits count
+        ("5,010", 5005, 5020),
+        ("5,011", 5010.5, 5012),
+        ("10,000", 9950, 10100),
+        ("314,000", 313500, 315000),
+        ("1,230,000", 1225000, 1240000),
+        ("2.50", 2.495, 2.51),
+        ("-614", -615, -613.5),
+        ("-22.7%", -0.228, -0.2265),
+        ("-10,000", -10100, -9950),
+        ("7.6B", 7.55e9, 7.7e9),
+    ],
+)
+def test_a_cut_value_may_be_a_unit_of_its_last_digit_that_counts_further_from_zero(
+    text: str, low: float, high: float
+) -> None:
+    claimed = read_printed(text).claimed
+    assert (claimed.low, claimed.high) == (pytest.approx(low), pytest.approx(high, rel=1e-6))
+    assert claimed.high < high or text.startswith("-")  # the next value is another one
+
+
+@pytest.mark.parametrize(
+    ("text", "low", "high"),
+    [
+        ("~390", 351, 429),
+        ("~-20", -22, -18),
+        ("~1", 0.5, 1.5),
+        ("~100-200", 89.55, 220.55),
+        ("<30", 0, 30.5),
+        ("<=-3", -3, -2.5),
+        (">400", 399.5, math.inf),
+        ("3+", 2.5, math.inf),
+        ("85..95%", 0.845, 0.955),
+        ("5 to 7", 4.5, 7.5),
+        ("$2-$3", 1.5, 3.5),
+        ("1-2x", 0.5, 2.5),
+        ("=22.7%", 0.227, 0.227),
+    ],
+)
+def test_a_marked_value_may_be_claimed_for_what_it_stands_for_and_no_more(
+    text: str, low: float, high: float
+) -> None:
+    for exact in (False, True):
+        printed = read_printed(text, exact=exact)
+        assert printed.claimed == printed.interval
+        assert printed.interval.low == pytest.approx(low)
+        assert printed.interval.high == pytest.approx(high)
+        assert printed.between == (text in ("~100-200", "85..95%", "5 to 7", "$2-$3", "1-2x"))
+
+
+def test_a_scale_turns_every_end_and_the_value_into_the_base_unit() -> None:
+    printed = read_printed("2.5", scale=60)
+    assert (printed.value, printed.text) == (150, "2.5")
+    assert (printed.interval.low, printed.interval.high) == (pytest.approx(147), 153)
+    assert printed.claimed.high == pytest.approx(156)
+    assert read_printed("1".ljust(60)).value == 1
+    with pytest.raises(ClaimError, match="61 characters long; a value has at most 60"):
+        read_printed("1" * 61)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (1e-16, "0"),
+        (1e-15, "1e-15"),
+        (1e-4, "0.0001"),
+        (9.9e-5, "9.9e-05"),
+        (0.00012345678, "0.000123457"),
+        (123456.4, "123,456"),
+        (12345.67, "12,345.7"),
+        (-1234.5678, "-1,234.57"),
+        (1e15, "1e+15"),
+        (999999999999999.0, "999,999,999,999,999"),
+    ],
+)
+def test_a_number_is_shown_with_six_digits_that_count(value: float, text: str) -> None:
+    assert show(value) == text
+
+
+@pytest.mark.parametrize(
+    ("scale", "text"), [(1, "9"), (3600, "9 / 3600"), (0.001, "9 * 1000"), (0.125, "9 * 8")]
+)
+def test_a_unit_is_shown_as_what_turns_the_number_into_it(scale: float, text: str) -> None:
+    assert in_unit("9", scale) == text
+
+
+# Identities
+
+
+def test_a_product_is_read_with_its_constant_and_the_side_of_each_quantity() -> None:
+    found = parse_product("2 * a / 4 * b / c / 1e-3")
+    assert found.constant == pytest.approx(500)
+    assert found.powers == (("a", 1), ("b", 1), ("c", -1))
+    known = {"a": Interval(2, 4), "b": point(3), "c": Interval(1, 2)}
+    value = found.value(known)
+    assert (value.low, value.high) == pytest.approx((500 * 2 * 3 / 2, 500 * 4 * 3 / 1))
+
+
+def field_for(quantity: str) -> vocabulary.Field | None:
+    """Return the field that states a quantity, in its base unit where there is one."""
+    base = quantity.startswith(vocabulary.BASE)
+    plain = quantity.removeprefix(vocabulary.BASE)
+    found = [one for one in vocabulary.fields().values() if one.quantity == plain]
+    best = min(found, key=lambda one: (one.scale != 1, one.name != plain), default=None)
+    return best and vocabulary.field(f"{vocabulary.BASE if base else ''}{best.name}")
+
+
+def stated() -> list[Any]:
+    """Return the identities of which a row can state every quantity."""
+    whole = [one for one in identities() if all(field_for(name) for name in one.names)]
+    return [pytest.param(one, id=one.text) for one in whole]
+
+
+def printed(field: vocabulary.Field, value: float) -> str:
+    text = f"{value / field.scale:.15g}"
+    return text if field.exact else f"={text}"
+
+
+@pytest.mark.parametrize("factor", [1, 2])
+@pytest.mark.parametrize("identity", stated())
+def test_every_identity_judges_a_row_that_states_all_of_it(identity: Identity, factor: int) -> None:
+    """Numerators of 12 and divisors of 2 and 3 give whole numbers, as counts have to be."""
+    powers = dict(identity.right.powers)
+    sizes = iter((2.0, 3.0, 2.0))
+    known = {name: 12.0 if power > 0 else next(sizes) for name, power in powers.items()}
+    if identity.shape == "complement":
+        known = dict.fromkeys(known, 0.25)
+    if "state_bytes_per_parameter" in known:
+        known["state_bytes_per_parameter"] = 16.0  # others are none of Adam's
+    subject = identity.solve(identity.subject, {n: point(v) for n, v in known.items()}).middle
+    cells = {identity.subject: factor * subject, **known}
+    found = claim(
+        **{
+            item.name: printed(item, value)
+            for name, value in cells.items()
+            if (item := field_for(name)) is not None
+        }
+    )
+    judged = [check for check in found if check.rule == identity.text]
+    (own,) = judged
+    assert own.verdict == ("holds" if factor == 1 else "contradicts")
+    item = field_for(identity.subject)
+    assert item is not None and own.field == item.name
+    assert own.expected == pytest.approx(subject / item.scale)
+    assert own.expected_low == own.expected_high == own.expected
+
+
+@pytest.mark.parametrize(
+    ("cells", "name", "broken"),
+    [
+        ({"mfu": "101%"}, "mfu", True),
+        ({"mfu": "99%"}, "mfu", False),
+        ({"hfu": "101%"}, "hfu", True),
+        ({"mfu": "42%", "hfu": "39%"}, "mfu", True),
+        ({"mfu": "39%", "hfu": "40%"}, "mfu", False),
+        ({"pue": "0.99"}, "pue", True),
+        ({"pue": "1.1"}, "pue", False),
+        ({"gpu_power_watts": "720", "accelerator": "h100"}, "gpu_power_watts", True),
+        ({"gpu_power_watts": "690", "accelerator": "h100"}, "gpu_power_watts", False),
+        (
+            {"bandwidth_gb_per_second": "950", "accelerator": "h100", "link": "inside node"},
+            "bandwidth_gb_per_second",
+            True,
+        ),
+        (
+            {"bandwidth_gb_per_second": "850", "accelerator": "h100", "link": "inside node"},
+            "bandwidth_gb_per_second",
+            False,
+        ),
+        (
+            {"bandwidth_gb_per_second": "950", "accelerator": "h100"},
+            "bandwidth_gb_per_second",
+            False,
+        ),
+        (
+            {"pipeline_parallel_size": "4", "data_parallel_size": "4", "gpus": "8"},
+            "data_parallel_size",
+            True,
+        ),
+        (
+            {"pipeline_parallel_size": "4", "data_parallel_size": "2", "gpus": "8"},
+            "data_parallel_size",
+            False,
+        ),
+        (
+            {"checkpoint_gb_per_second": "12", "storage_gb_per_second": "10"},
+            "checkpoint_gb_per_second",
+            True,
+        ),
+        (
+            {
+                "parameters": "70B",
+                "accelerator": "h100",
+                "sharding": "none",
+                "tensor_parallel_size": "8",
+                "pipeline_parallel_size": "1",
+            },
+            "parameters",
+            True,
+        ),
+        (
+            {
+                "parameters": "30B",
+                "accelerator": "h100",
+                "sharding": "none",
+                "tensor_parallel_size": "8",
+                "pipeline_parallel_size": "1",
+            },
+            "parameters",
+            False,
+        ),
+        (
+            {
+                "parameters": "70B",
+                "accelerator": "h100",
+                "sharding": "full",
+                "tensor_parallel_size": "8",
+                "pipeline_parallel_size": "1",
+            },
+            "parameters",
+            False,
+        ),
+    ],
+)
+def test_what_breaks_a_physical_limit_is_impossible(
+    cells: dict[str, str], name: str, broken: bool
+) -> None:
+    """An H100 has 700 W, 900 GB/s of links and 80 GB; Adam keeps 16 bytes a parameter or more."""
+    assert ("impossible" in verdicts(name, **cells)) is broken
+
+
+def test_a_limit_of_stated_values_alone_says_nothing_where_it_is_kept() -> None:
+    constant = [one for one in limits() if not one.right.names()]
+    assert {one.text for one in constant} == {"mfu <= 1", "hfu <= 1"}
+    assert not [check for check in claim(mfu="50%") if check.rule == "mfu <= 1"]
+    (kept,) = [check for check in claim(mfu="39%", hfu="40%") if check.rule == "mfu <= hfu"]
+    assert (kept.verdict, kept.arithmetic) == ("possible", "mfu <= hfu: 0.39 against 0.4")
+
+
+# Facts of the catalog
+
+
+@pytest.mark.parametrize(
+    ("cells", "name", "right", "wrong"),
+    [
+        ({"accelerator": "h100"}, "device_memory_gb", "80", "94"),
+        ({"accelerator": "h100"}, "tdp_watts", "700", "400"),
+        ({"accelerator": "h100"}, "memory_bandwidth_tb_per_second", "3.35", "3.9"),
+        ({"accelerator": "h100"}, "interconnect_gb_per_second", "900", "450"),
+        (
+            {"accelerator": "h100", "link": "inside node"},
+            "peak_bandwidth_gb_per_second",
+            "900",
+            "450",
+        ),
+        ({"accelerator": "h100", "precision": "bf16"}, "peak_tflops_per_second", "989", "1,979"),
+        ({"accelerator": "h100", "precision": "bf16"}, "peak_tflops_per_second", "990", "985"),
+        ({"accelerator": "h100", "precision": "fp8"}, "peak_tflops_per_second", "1,979", "989"),
+        (
+            {"accelerator": "h100", "precision": "bf16"},
+            "sparse_peak_tflops_per_second",
+            "1,979",
+            "989",
+        ),
+        ({"model": "llama3.1-8b"}, "num_layers", "32", "36"),
+        ({"model": "llama3.1-8b"}, "hidden_size", "4096", "8192"),
+        ({"model": "llama3.1-8b"}, "num_attention_heads", "32", "8"),
+        ({"model": "llama3.1-8b"}, "parameters", "8.03B", "8.3B"),
+        ({"model": "llama3.1-8b"}, "parameters", "7.5B", "7.0B"),  # without its input table
+        ({"model": "mixtral-8x7b"}, "num_experts", "8", "16"),
+        ({"model": "mixtral-8x7b"}, "active_parameters", "12.9B", "46.7B"),
+        ({"parameters": "=10B", "precision": "bf16"}, "weights_gb", "20", "40"),
+        ({"parameters": "=10B", "precision": "fp32"}, "weights_gb", "40", "20"),
+        ({"parameters": "=10B", "precision": "fp8"}, "weights_gb", "10", "20"),
+        ({"parameters": "=10B"}, "state_gb", "160", "120"),
+        ({"parameters": "=10B"}, "state_gb", "180", "200"),
+        ({"parameters": "=10B"}, "checkpoint_gb", "20", "30"),
+        ({"parameters": "=10B"}, "checkpoint_gb", "40", "60"),
+        ({"parameters": "=10B"}, "checkpoint_gb", "120", "100"),
+        ({"parameters": "=10B"}, "checkpoint_gb", "140", "160"),
+    ],
+)
+def test_a_figure_of_the_catalog_is_compared_with_what_a_row_states(
+    cells: dict[str, str], name: str, right: str, wrong: str
+) -> None:
+    found = verdicts(name, **cells, **{name: right})
+    assert "holds" in found and not found & {"contradicts", "impossible"}
+    assert "contradicts" in verdicts(name, **cells, **{name: wrong})
+
+
+@pytest.mark.parametrize("device", catalog.accelerators(), ids=lambda one: one.name)
+def test_each_peak_of_each_device_holds_and_its_half_does_not(device: Any) -> None:
+    for kind, peaks in (
+        ("peak_tflops_per_second", device.peak_tflops),
+        ("sparse_peak_tflops_per_second", device.sparse_peak_tflops),
+    ):
+        for precision, peak in peaks.items():
+            cells = {"accelerator": device.name, "precision": precision}
+            if precision not in device.peak_tflops or precision not in vocabulary.choices(
+                "precision"
+            ):
+                continue
+            found = {
+                factor: verdicts(kind, **cells, **{kind: f"{factor * peak:.9g}"})
+                for factor in (1, 0.5)
+            }
+            assert found[1] == {"holds"}
+            assert "holds" not in found[0.5]
+
+
+@pytest.mark.parametrize(
+    ("size", "length", "low", "high"),
+    [
+        (1e9, None, 1 - 0.256512, 2.5),  # 2 x 1,000 x 128,256 rows of 1e9
+        (1e9, "3900", 1 - 0.256512, 2),  # 3,900 / (3 x 1.3 x 1,000)
+        (1e6, None, 0.6, 2.5),  # a table is two fifths at most
+        (8e9, "7800", 1 - 2 * 2000 * 128_256 / 8e9, 2),
+    ],
+)
+def test_attention_and_tables_bound_the_flops_of_a_size(
+    size: float, length: str | None, low: float, high: float
+) -> None:
+    at = read_printed(length, exact=True) if length else None
+    assert knowledge._attention_bound(size, at) == (pytest.approx(low), pytest.approx(high))
+
+
+@pytest.mark.parametrize(
+    ("words", "values", "experts"),
+    [
+        ({"architecture": "moe"}, {}, True),
+        ({"architecture": "dense", "note": "8x7B"}, {}, False),
+        ({}, {"num_experts": "8"}, True),
+        ({}, {"num_experts": "1"}, False),
+        ({}, {"expert_parallel_size": "2"}, True),
+        ({"note": "a mixture"}, {}, True),
+        ({"note": "8x22B"}, {}, True),
+        ({"note": "30B-A3B"}, {}, True),
+        ({"note": "dense 8B"}, {}, False),
+    ],
+)
+def test_a_row_hints_at_experts_by_its_counts_or_its_names(
+    words: dict[str, str], values: dict[str, str], experts: bool
+) -> None:
+    read = {name: read_printed(text, exact=True) for name, text in values.items()}
+    assert knowledge.has_experts(Row("", "", None, read, words)) is experts
+
+
+@pytest.mark.parametrize(
+    ("name", "device"),
+    [
+        ("h100", "H100-SXM5-80GB"),
+        ("NVIDIA H100 80GB HBM3", "H100-SXM5-80GB"),
+        ("H100", "H100-SXM5-80GB"),
+        ("H100-SXM5-80GB", "H100-SXM5-80GB"),
+        ("cpu", None),
+    ],
+)
+def test_a_device_is_named_by_the_catalog_a_platform_or_its_driver(
+    name: str, device: str | None
+) -> None:
+    found = knowledge.accelerator_of(row_of(accelerator=name))
+    assert (found and found.name) == device
+    assert knowledge.accelerator_of(row_of()) is None
+
+
+def test_wrong_counts_of_flops_are_named_with_what_they_leave_out_or_add() -> None:
+    """Mixtral: 46.7 billion weights, of which a token meets 12.9; 10,000 tokens a second."""
+    count = parameter_count(catalog.model("mixtral-8x7b"))
+    rate = "model_tflops_per_second_per_gpu"
+    cells = {"model": "mixtral-8x7b", "sequence_length": "4096"}
+    core = 12 * 32 * 4096 * 4096
+    for flops, words in (
+        (2 * count.active, "2 N, the forward pass only"),
+        (6 * count.total + core, "6 N + 12 L q s with every expert counted"),
+    ):
+        value = f"{flops / 1e9:.1f}"
+        (check,) = (
+            one
+            for one in claim(**cells, tokens_per_second_per_gpu="=1000", **{rate: value})
+            if one.rule.startswith(rate) and one.verdict == "contradicts"
+        )
+        assert f"the claim fits {words}" in check.note
+
+
+# Verdicts and tables
+
+
+def check(verdict: Any, field: str = "mfu", line: int = 1) -> Check:
+    return Check("t", "l", line, field, "1", "rule", verdict)
+
+
+def test_a_claim_counts_once_by_its_worst_verdict() -> None:
+    found = count_claims(
+        (
+            check("holds"),
+            check("contradicts"),
+            check("holds"),
+            check("possible", "cost"),
+            check("not checkable", "cost"),
+            check("impossible", line=2),
+            check("holds", "pue"),
+        )
+    )
+    assert found == {
+        "impossible": 1,
+        "contradicts": 1,
+        "holds": 1,
+        "possible": 1,
+        "not checkable": 0,
+    }
+    assert list(found) == ["impossible", "contradicts", "holds", "possible", "not checkable"]
+
+
+def test_what_is_expected_is_given_in_the_unit_of_the_field_with_its_ends() -> None:
+    """1,000 steps of 0.35 to 0.45 s are 5.83 to 7.5 minutes, 0.4 s give 6.67."""
+    (found,) = (
+        one
+        for one in claim(steps="1000", step_seconds="0.4", elapsed_minutes="9.0")
+        if one.field == "elapsed_minutes" and one.rule
+    )
+    assert found.verdict == "contradicts"
+    ends = (found.expected_low, found.expected, found.expected_high)
+    assert ends == pytest.approx((350 / 60, 400 / 60, 450 / 60))
+    assert found.arithmetic.endswith("elapsed_minutes = elapsed_seconds / 60 = 400 / 60 = 6.66667")
+    open_end = next(
+        one
+        for one in claim(tokens=">1B", tokens_per_second="=1000", elapsed_seconds="900000")
+        if one.rule
+    )
+    assert (open_end.expected_high, open_end.expected) == (None, pytest.approx(1e6))
+
+
+def test_a_count_that_nothing_finite_gives_has_no_expected_value() -> None:
+    """1,000 tokens in steps of none would take steps without end."""
+    text = """
+    [[tables]]
+    given = { tokens = "=1000", tokens_per_step = "=0" }
+    columns = ["label", "steps"]
+    rows = [["a", "5"]]
+    """
+    (found,) = (one for one in checks_of(text) if one.field == "steps" and one.rule)
+    assert (found.expected, found.expected_high) == (None, None)
+
+
+@pytest.mark.parametrize(("minutes", "verdict"), [("600", "holds"), ("500", "contradicts")])
+def test_a_quantity_in_two_units_is_shown_turned_from_one_into_the_other(
+    minutes: str, verdict: str
+) -> None:
+    (found,) = claim(elapsed_hours="=10", elapsed_minutes=minutes)[:1]
+    assert (found.verdict, found.rule) == (verdict, "elapsed_minutes = elapsed_hours")
+    assert found.arithmetic.startswith("elapsed_minutes = elapsed_hours * 60 = 10 * 60 = 600;")
+    assert found.expected == 600
+
+
+@pytest.mark.parametrize(
+    ("second", "verdict"), [("$2.00", "holds"), ("$2.02", "contradicts"), ("$1.98", "contradicts")]
+)
+def test_a_price_that_is_the_same_for_all_rows_is_the_first_rows(second: str, verdict: str) -> None:
+    text = f"""
+    [[tables]]
+    same = ["price_per_gpu_hour"]
+    columns = ["label", "price_per_gpu_hour"]
+    rows = [["a", "$2.00"], ["b", "{second}"], ["c", "$2.00"]]
+    """
+    found = {one.label: one for one in checks_of(text) if one.rule.startswith("same")}
+    assert set(found) == {"b", "c"}
+    assert (found["b"].verdict, found["c"].verdict) == (verdict, "holds")
+    assert found["b"].rule == "same price_per_gpu_hour as 'a'"
+
+
+def test_sizes_of_another_model_than_the_base_compare_by_utilisation_alone() -> None:
+    """Half of the MFU is half of the efficiency; twice the rate is no speed-up of other work."""
+    text = """
+    [[tables]]
+    base = "a"
+    columns = ["label", "parameters", "gpus", "mfu", "tokens_per_second", "speedup",
+               "scaling_efficiency"]
+    rows = [["a", "7B", "8", "40%", "100", "", ""], ["b", "{}", "16", "20%", "100", "2.0", "50%"]]
+    """
+    other = {(one.field, one.verdict) for one in checks_of(text.format("70B")) if one.rule}
+    assert ("scaling_efficiency", "holds") in other
+    assert not [one for one in other if one == ("speedup", "contradicts")]
+    same = {(one.field, one.verdict) for one in checks_of(text.format("7B")) if one.rule}
+    assert ("speedup", "contradicts") in same
+
+
+@pytest.mark.parametrize(
+    ("cells", "needs"),
+    [
+        ({"cost": "$5"}, "needs gpu_hours, price_per_gpu_hour"),
+        ({"cost": "$5", "gpu_hours": "2"}, "needs price_per_gpu_hour"),
+        ({"elapsed_hours": "5"}, "needs step_seconds, steps"),
+        ({"carbon_kg": "5", "energy_kwh": "9"}, "needs grid_kg_per_kwh"),
+        ({"share": "5%"}, "no identity uses it"),
+    ],
+)
+def test_what_is_unchecked_names_the_fewest_quantities_that_would_check_it(
+    cells: dict[str, str], needs: str
+) -> None:
+    (name, *_) = cells
+    (found,) = (one for one in claim(**cells) if one.field == name)
+    assert (found.verdict, found.rule) == ("not checkable", "")
+    asked = set(found.note.removeprefix("needs ").split(", "))
+    assert (
+        asked == set(needs.removeprefix("needs ").split(", ")) or len(asked) <= needs.count(",") + 1
+    )
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected", "said"),
+    [
+        ({"tensor_parallel_size": "8", "gpus": "8"}, "holds", ""),
+        ({"tensor_parallel_size": "64", "gpus": "64"}, "contradicts", "(32 heads"),
+        ({"tensor_parallel_size": "2", "gpus": "7"}, "contradicts", "world_size"),
+        ({"expert_parallel_size": "2"}, "contradicts", "expert"),
+        ({"tensor_parallel_size": "0"}, "impossible", "tensor_parallel_size=0 is not a whole"),
+        ({"tensor_parallel_size": "2", "gpus": "0"}, "impossible", "gpus=0 is not a whole number"),
+    ],
+)
+def test_stated_sizes_are_those_of_a_configuration_that_can_run(
+    sizes: dict[str, str], expected: str, said: str
+) -> None:
+    (found,) = (one for one in claim(model="llama3.1-8b", **sizes) if one.rule == "legality")
+    assert found.verdict == expected
+    assert said in found.note
+    denied = claim(model="llama3.1-8b", legal="no", **sizes)
+    (other,) = (one for one in denied if one.rule == "legality")
+    assert other.verdict == ("contradicts" if expected == "holds" else "holds")
+    assert other.field == "legal"
+
+
+# Files of claims and of results
+
+
+def test_a_row_stands_in_its_line_of_the_table() -> None:
+    claims = parse_claims(
+        '[[tables]]\nline = 7\ncolumns = ["label", "mfu"]\nrows = [["a", "1%"], ["b", "2%"]]\n'
+        '[[tables]]\ncolumns = ["line", "mfu"]\nrows = [[3, "1%"], ["", "2%"]]\n'
+        '[[claims]]\nline = 999999999\nmfu = "3%"\n[[claims]]\nmfu = "3%"\n',
+        "a",
+    )
+    assert [row.line for row in claims.rows] == [7, 8, 3, None, 999_999_999, None]
+    assert [table.name for table in claims.tables] == ["table 1", "table 2", "claim 1", "claim 2"]
+    for line in ("0", "1000000000", "true", '"4"'):
+        with pytest.raises(ClaimError, match="must be a line number"):
+            parse_claims(f'[[claims]]\nline = {line}\nmfu = "3%"', "a")
+
+
+@pytest.mark.parametrize(("length", "refused"), [(300, False), (301, True)])
+def test_a_text_has_three_hundred_characters_at_most(length: int, refused: bool) -> None:
+    text = f'[[claims]]\nlabel = "{"x" * length}"\nmfu = "3%"'
+    if refused:
+        with pytest.raises(ClaimError, match="a printable text of at most 300 characters"):
+            parse_claims(text, "a")
+    else:
+        assert len(parse_claims(text, "a").rows[0].label) == length
+    rows = [{"run_id": "x" * length, "mfu": 0.4}]
+    if refused:
+        with pytest.raises(ClaimError, match="a printable text of at most 300 characters"):
+            parse_results(rows, "a")
+    else:
+        assert parse_results(rows, "a").rows[0].label == "x" * length
+
+
+def test_what_a_table_gives_is_of_every_row_that_does_not_say_otherwise() -> None:
+    text = """
+    [[tables]]
+    given = { gpus = "8", model = "llama3.1-8b" }
+    note = "as printed"
+    columns = ["label", "gpus", "mfu"]
+    rows = [["a", "", "1%"], ["b", "16", "2%"]]
+    """
+    first, second = parse_claims(text, "a").rows
+    assert (first.values["gpus"].value, second.values["gpus"].value) == (8, 16)
+    assert first.given == {"gpus", "model", "note"}
+    assert second.given == {"model", "note"}
+    assert {row.words["note"] for row in (first, second)} == {"as printed"}
+
+
+RESULT = {
+    "world_size": ("gpus", 8),
+    "nodes": ("nodes", 1),
+    "tensor_parallel_size": (None, 2),
+    "pipeline_parallel_size": (None, 2),
+    "context_parallel_size": (None, 1),
+    "expert_parallel_size": (None, 1),
+    "data_parallel_size": (None, 2),
+    "micro_batch_size": (None, 1),
+    "global_batch_size": (None, 64),
+    "sequence_length": (None, 4096),
+    "num_layers": (None, 32),
+    "tokens_per_second": (None, 1.5),
+    "tokens_per_second_per_gpu": (None, 2.5),
+    "model_tflops_per_second_per_gpu": (None, 3.5),
+    "peak_tflops_per_second": (None, 989.4),
+    "mfu": (None, 0.25),
+    "peak_memory_gib": ("memory_gb", 70.5),
+}
+
+
+def test_each_column_of_a_result_row_is_the_claim_of_its_name() -> None:
+    data = {name: value for name, (_, value) in RESULT.items()} | {"run_id": "r"}
+    (row,) = parse_results([data | {"status": "completed"}, {"status": "failed"}], "a").rows
+    found = {name: one.value for name, one in row.values.items()}
+    assert found == {field or name: value for name, (field, value) in RESULT.items()}
+    (unnamed,) = parse_results([data | {"run_id": None}], "a").rows
+    assert (row.label, unnamed.label, unnamed.line) == ("r", "a row 1", None)
+
+
+@pytest.mark.parametrize(
+    ("precision", "peak", "kept"),
+    [("fp8", "bf16", False), ("bf16", "bf16", True), ("fp8", None, True), (None, "bf16", False)],
+)
+def test_an_mfu_over_the_peak_of_another_precision_is_left_out(
+    precision: str | None, peak: str | None, kept: bool
+) -> None:
+    data = {
+        "mfu": 0.4,
+        "peak_tflops_per_second": 989.4,
+        "tokens_per_second": 1.0,
+        "precision": precision,
+        "peak_precision": peak,
+    }
+    (row,) = parse_results([data], "a").rows
+    left = {"mfu", "peak_tflops_per_second"} if kept else set()
+    assert set(row.values) == {"tokens_per_second", *left}
+    assert row.words.get("note") == (None if kept else "MFU over the bf16 peak: left out")
+
+
+@pytest.mark.parametrize(
+    ("model", "accelerator", "left", "said"),
+    [
+        ("my-own", "h100", {"accelerator"}, "Unknown model 'my-own'"),
+        ("llama3.1-8b", "Foo 9", {"model"}, "'Foo 9'"),
+        ("my-own", "Foo 9", set(), "Unknown model 'my-own'"),
+        ("llama3.1-8b", "h100", {"model", "accelerator"}, None),
+    ],
+)
+def test_a_result_row_keeps_the_names_that_the_catalog_has(
+    model: str, accelerator: str, left: set[str], said: str | None
+) -> None:
+    (row,) = parse_results([{"model": model, "accelerator": accelerator, "mfu": 0.4}], "a").rows
+    assert row.words.keys() & {"model", "accelerator"} == left
+    assert (said in row.words["note"]) if said else "note" not in row.words
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "high", "claimed"),
+    [
+        (8, 8, 8, 8),
+        (0.25, 0.245, 0.255, 0.26),
+        (3.14159265, 3.14159265 * (1 - 1e-6), 3.14159265 * (1 + 1e-6), None),
+        (-0.25, -0.255, -0.245, -0.24),
+    ],
+)
+def test_a_number_of_a_row_is_as_rounded_as_its_digits_or_a_millionth(
+    value: float, low: float, high: float, claimed: float | None
+) -> None:
+    found = claim_files._number(value, "x")
+    assert (found.interval.low, found.interval.high) == (pytest.approx(low), pytest.approx(high))
+    assert found.claimed.high == pytest.approx(high if claimed is None else claimed)
+    assert found.claimed.low == found.interval.low
+
+
+def test_result_rows_are_objects_of_a_json_array_up_to_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "rows.json"
+    monkeypatch.setattr(claim_files, "MOST_ROWS", 2)
+    for text, said in (
+        ("[]", "no result rows"),
+        ("{}", "no result rows"),
+        ("[1]", "no result rows"),
+        ("[{}, {}, {}]", "more than 2 rows"),
+        ("[{}", "not valid JSON"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ClaimError, match=said):
+            claim_files.read_rows(path)
+    path.write_text('[{"a": 1}, {"b": 2}]')
+    assert claim_files.read_rows(path) == [{"a": 1}, {"b": 2}]
+
+
+# Cells of documents
+
+
+@pytest.mark.parametrize(
+    ("line", "cells"),
+    [
+        ("| a | b |", [" a ", " b "]),
+        ("a | b", ["a ", " b"]),
+        (r"| a \| b | c |", [" a | b ", " c "]),
+        ("||", [""]),
+    ],
+)
+def test_a_line_of_a_table_is_cut_at_its_bars(line: str, cells: list[str]) -> None:
+    assert documents._cells(line) == cells
+
+
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        ("**8**", "8"),
+        ("[a](b)", "a"),
+        ("![a](b) `c`[^1]", "a c"),
+        ("x (baseline)", "x"),
+        ("✅ yes†", "yes"),
+        ("x" * 200, "x" * 120),
+        ("a\u200b  b", "a b"),
+    ],
+)
+def test_a_cell_is_read_without_its_marks(text: str, plain: str) -> None:
+    assert documents._plain(text) == plain
+
+
+@pytest.mark.parametrize(
+    ("head", "name", "unit"),
+    [
+        ("Step time (ms)", "step time", "ms"),
+        ("Step time [s]", "step time", "s"),
+        ("step_time_ms", "step time", "ms"),
+        ("elapsed seconds", "elapsed seconds", ""),
+        ("(ms)", "(ms)", ""),
+        ("Tokens/s", "tokens/s", ""),
+    ],
+)
+def test_a_heading_is_a_name_and_a_unit(head: str, name: str, unit: str) -> None:
+    assert documents._heading(head) == (name, unit)
+
+
+@pytest.mark.parametrize(
+    ("heading", "cell", "field", "value"),
+    [
+        ("Step time (ms)", "250", "step_milliseconds", 0.25),
+        ("Step time", "0.25 s", "step_seconds", 0.25),
+        ("Step time", "0.25", None, None),
+        ("Training time", "2 days", "elapsed_days", 172_800),
+        ("Training time (min)", "90", "elapsed_minutes", 5400),
+        ("Training time (min)", "2 hours", "elapsed_hours", 7200),
+        ("Bandwidth", "400 Gbps", "bandwidth_gbps", 50),
+        ("Bandwidth", "2 TB/s", "bandwidth_gb_per_second", 2000),
+        ("Memory", "70 GB (peak)", "memory_gb", 70),
+        ("Memory", "70 MB", None, None),
+        ("Total power", "10 kW", "power_kilowatts", 10_000),
+        ("Energy", "2 kWh", "energy_kwh", 7.2e6),
+        ("Total TFLOPS", "1.5 PFLOPS", "model_tflops_per_second", 1500),
+        ("Throughput", "12 tokens/s/GPU", "tokens_per_second_per_gpu", 12),
+        ("Throughput", "12 samples/s", "samples_per_second", 12),
+        ("Throughput", "12 tokens/s", "tokens_per_second", 12),
+        ("Throughput", "0.92x", None, None),
+        ("Throughput", "12 parsecs", None, None),
+        ("Model size", "8x7B (56B)", "parameters", 56e9),
+        ("MFU", "40.4%", "mfu", 0.404),
+        ("Speedup", "1.9x", "speedup", 1.9),
+    ],
+)
+def test_a_cell_is_the_field_of_its_heading_and_unit(
+    heading: str, cell: str, field: str | None, value: float | None
+) -> None:
+    claims = read_document(f"Steps\t{heading}\n12\t{cell}\n", ".tsv", "a.tsv")
+    found = {name: one.value for name, one in claims.rows[0].values.items() if name != "steps"}
+    assert found == ({field: pytest.approx(value)} if field else {})
+    assert claims.unread == (() if field else (f"{cell!r} under {heading!r}, line 2",))
+
+
+@pytest.mark.parametrize("cell", ["", "-", "–", "—", "n/a", "NA", "tbd", "None"])
+def test_an_empty_cell_states_nothing_and_is_not_listed(cell: str) -> None:
+    claims = read_document(f"Steps\tMFU\n12\t{cell}\n", ".tsv", "a.tsv")
+    assert set(claims.rows[0].values) == {"steps"} and claims.unread == ()
+
+
+@pytest.mark.parametrize(
+    ("cell", "values"),
+    [
+        ("TP=4, PP 2", {"tensor_parallel_size": 4, "pipeline_parallel_size": 2}),
+        (
+            "TP8-EP-2 CP=1 DP16",
+            {
+                "tensor_parallel_size": 8,
+                "expert_parallel_size": 2,
+                "context_parallel_size": 1,
+                "data_parallel_size": 16,
+            },
+        ),
+        ("8xA100", {"gpus": 8}),
+        ("8 x NVIDIA H100", {"gpus": 8}),
+        ("32 GPUs on 4 nodes", {"gpus": 32, "nodes": 4}),
+        ("8 GPUs, 16 GPUs", {}),
+        ("STEP=4", {}),
+    ],
+)
+def test_sizes_stand_in_the_words_of_a_row(cell: str, values: dict[str, int]) -> None:
+    (row,) = read_document(f"Run\tMFU\n{cell}\t40%\n", ".tsv", "a.tsv").rows
+    assert {name: one.value for name, one in row.values.items() if name != "mfu"} == values
+    assert all(row.values[name].interval.exact for name in values)
+
+
+@pytest.mark.parametrize(
+    ("rows", "base"),
+    [
+        ("a\t8\t100%\nb\t16\t95%", "a"),
+        ("a\t16\t95%\nb\t8\t100%", "b"),
+        ("a\t8\t98%\nb\t16\t95%", None),
+        ("a\t8\t100%", None),
+    ],
+)
+def test_the_base_is_the_smallest_row_that_says_100_percent(rows: str, base: str | None) -> None:
+    text = f"Run\tGPUs\tScaling efficiency\n{rows}\n"
+    assert read_document(text, ".tsv", "a.tsv").tables[0].base == base
+
+
+def test_rows_of_one_name_are_told_apart_by_their_lines_and_a_total_is_one() -> None:
+    text = "Run\tCost\na\t$1.00\na\t$2.00\nTotal\t$4.00\n"
+    claims = read_document(text, ".tsv", "a.tsv")
+    assert [row.label for row in claims.rows] == ["a", "a (line 3)", "Total"]
+    assert claims.tables[0].total == "Total"
+    found = [one for one in audit(claims).checks if one.rule == "sum of the rows above"]
+    assert [(one.verdict, one.expected) for one in found] == [("contradicts", 3)]
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("H100 and A100", ["h100", "a100"]),
+        ("h100s", ["h100"]),
+        ("B200, H100, B200", ["b200", "h100"]),
+        ("HAL9000", []),
+    ],
+)
+def test_the_devices_of_a_text_are_those_of_the_catalog_in_its_order(
+    text: str, names: list[str]
+) -> None:
+    assert documents._devices(text) == names
+
+
+@pytest.mark.parametrize(
+    ("cell", "total"),
+    [("1,978", False), ("1,979", False), ("1,980", True), ("2,500", True), ("900", False)],
+)
+def test_tflops_above_twice_the_peak_are_of_all_gpus(cell: str, total: bool) -> None:
+    """Twice 989.4 is 1,978.8; 1,979 is within one of the sparse peak of 1,978.9."""
+    sheet = documents.Sheet("t", ["GPU", "TFLOPS"], [(2, ["H100", cell])])
+    assert (documents._totalled(sheet).head[1] == "total tflops") is total
+
+
+@pytest.mark.parametrize(
+    ("value", "near"), [("988.5", True), ("988", False), ("990.39", True), ("990.5", False)]
+)
+def test_a_figure_is_a_peak_where_less_than_one_lies_between(value: str, near: bool) -> None:
+    assert documents._near(value, (989.4,)) is near
+
+
+def test_a_document_has_as_many_rows_of_tables_as_the_limit_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(documents, "MOST_ROWS", 2)
+    assert len(read_document("MFU\n1%\n2%\n", ".csv", "a").rows) == 2
+    with pytest.raises(ClaimError, match="more than 2 rows of tables"):
+        read_document("MFU\n1%\n2%\n3%\n", ".csv", "a")

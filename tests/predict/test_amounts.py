@@ -1,0 +1,415 @@
+"""The work of a step, by hand: each kind at the figures of an H100 and the sizes of its model."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import pytest
+
+from scalebook.config import RunConfig
+from scalebook.facts import catalog
+from scalebook.predict.amounts import Amounts, amounts
+from scalebook.predict.kinds import KINDS, machine
+
+H100 = machine(catalog.accelerator("H100-SXM5-80GB"), 8)
+BANDWIDTH, LINK, NETWORK = 3.35e12, 450e9, 50e9  # bytes/s: memory, NVLink one way, 400 Gbit/s
+PEAK = H100.flops("bf16")
+TOKENS = 2 * 4096  # of a micro batch
+# Llama 3.1 8B: matrices of a layer, of the output, and all of its parameters.
+LAYER = 4096 * (4096 + 2 * 1024) + 4096 * 4096 + 3 * 4096 * 14336
+HEAD = 128256 * 4096
+
+
+def words(tensor: int) -> int:
+    """Return the rows of the vocabulary, which fill up 128 for each rank that shares them."""
+    return -(-128256 // (128 * tensor)) * 128 * tensor
+
+
+PARAMETERS = 32 * (LAYER + 2 * 4096) + 2 * HEAD + 4096
+# The kinds that a step has once, whatever its number of micro batches.
+ONCE = ("step", "optimizer", "data_exposed", "data_hidden", "waiting", "launch", "expert_launch")
+
+
+def config(**fields: Any) -> RunConfig:
+    base = {"platform": "h100", "model": "llama3.1-8b", "world_size": 1, "sequence_length": 4096}
+    base |= {"micro_batch_size": 2, "global_batch_size": 2}
+    return RunConfig(**(base | fields))
+
+
+def work(**fields: Any) -> Amounts:
+    asked = config(**fields)
+    return amounts(asked, catalog.model(asked.model), H100)
+
+
+def seconds(**fields: Any) -> dict[str, float]:
+    return dict(work(**fields).seconds)
+
+
+def believed(found: dict[str, float], without: Collection[str] = ()) -> float:
+    return sum(KINDS[kind].slowness * value for kind, value in found.items() if kind not in without)
+
+
+# Products and attention
+
+
+@pytest.mark.parametrize("tensor", [1, 2])
+@pytest.mark.parametrize("modules", [1, 2])
+def test_a_module_of_further_tokens_is_a_layer_a_joint_product_and_the_loss(
+    modules: int, tensor: int
+) -> None:
+    """DeepSeek-V3 (arXiv 2412.19437, 2.2): its input is two hidden states, joined by a product."""
+    size = {"world_size": tensor, "tensor_parallel_size": tensor, "global_batch_size": 6}
+    plain, further = seconds(**size), seconds(**size, mtp_layers=modules)
+    each = 6 * TOKENS * (LAYER + HEAD + 2 * 4096**2) / tensor
+    assert further["gemm"] - plain["gemm"] == pytest.approx(3 * modules * each / PEAK)
+    assert further["attention"] == pytest.approx((1 + modules / 32) * plain["attention"])
+
+
+def test_products_of_a_plain_mlp_are_two_of_its_width_and_casts_to_fp8_four() -> None:
+    """Nemotron-4 15B: 48 heads in 8 groups of 128, squared ReLU without a gate."""
+    found = seconds(model="nemotron4-15b", precision="fp8", fp8_recipe="delayed")
+    layer = 6144 * (6144 + 2 * 1024) + 6144 * 6144 + 2 * 6144 * 24576
+    assert found["gemm_fp8"] == pytest.approx(6 * TOKENS * 32 * layer / H100.flops("fp8"))
+    width = 2 * 6144 + 4 * 6144 + 4 * 24576
+    assert found["fp8_cast"] == pytest.approx(4 * TOKENS * 32 * width / BANDWIDTH)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
+def test_products_run_at_the_peak_of_their_precision(precision: str) -> None:
+    peak = catalog.accelerator("H100-SXM5-80GB").peak_tflops[precision] * 1e12
+    found = seconds(precision=precision)
+    attention = 6 * 2 * TOKENS * 4096 * 2048 * 32 / (peak if precision == "fp32" else PEAK)
+    assert found["attention"] == pytest.approx(attention)
+    layers = 6 * TOKENS * 32 * LAYER / peak
+    head = 6 * TOKENS * HEAD / (peak if precision == "fp32" else PEAK)
+    assert found["gemm"] == pytest.approx(layers + head)
+
+
+@pytest.mark.parametrize(
+    ("fields", "factor"),
+    [
+        ({"recompute": "selective"}, 4 / 3),
+        ({"recompute": "full"}, 4 / 3),
+        ({"recompute": "pointwise"}, 1),
+        ({"world_size": 2, "tensor_parallel_size": 2}, 1 / 2),
+        ({"world_size": 2, "context_parallel_size": 2}, 1 / 2),
+        ({"global_batch_size": 6}, 3),
+    ],
+)
+def test_attention_is_recomputed_and_split_by_what_a_layout_says(
+    fields: dict[str, Any], factor: float
+) -> None:
+    assert seconds(**fields)["attention"] == pytest.approx(factor * seconds()["attention"])
+
+
+def test_narrow_heads_wait_for_their_exponentials() -> None:
+    """16 exponentials and 4,270 FLOPs a clock: 2 of them take as long as a width of 38.125."""
+    found = seconds(model="llama3.2-1b")["attention"]
+    products = 12 * TOKENS * 2048 * 2048 * 16 / PEAK
+    assert found == pytest.approx(products * (1 + 38.125 / 64) / (1 + 38.125 / 128))
+
+
+def test_every_other_layer_of_a_windowed_model_sees_its_window_only() -> None:
+    """GPT-OSS 20B: 12 of 24 layers see 128 keys, the others 2,048 on average; heads of 64."""
+    found = seconds(model="gpt-oss-20b")["attention"]
+    products = 12 * TOKENS * 64 * 64 * (12 * 128 + 12 * 2048) / PEAK
+    assert found == pytest.approx(products * (1 + 38.125 / 64) / (1 + 38.125 / 128))
+
+
+# Memory traffic
+
+
+@pytest.mark.parametrize(
+    ("recompute", "hidden", "rotary", "wide"),
+    [("none", 22, 8, 8), ("selective", 22, 8, 8), ("full", 32, 12, 11), ("pointwise", 26, 8, 11)],
+)
+@pytest.mark.parametrize("parallel", [False, True])
+def test_element_wise_kernels_move_two_bytes_for_each_access(
+    recompute: str, hidden: int, rotary: int, wide: int, parallel: bool
+) -> None:
+    tensor = {"world_size": 4, "tensor_parallel_size": 4, "sequence_parallel": parallel}
+    for fields, parts, share in (({}, 1, 1), (tensor, 4, 4 if parallel else 1)):
+        found = seconds(recompute=recompute, **fields)["elementwise"]
+        values = hidden * 4096 / share + (rotary * 40 * 128 + wide * 14336) / parts
+        logits = 8 * words(parts) / parts
+        assert found == pytest.approx(TOKENS * (32 * 2 * values + logits) / BANDWIDTH)
+
+
+def test_what_a_plain_mlp_recomputes_point_by_point_is_two_of_its_width() -> None:
+    plain, again = (
+        seconds(model="nemotron4-15b", recompute=one)["elementwise"]
+        for one in ("none", "pointwise")
+    )
+    values = 4 * 6144 + 2 * 24576
+    assert again - plain == pytest.approx(32 * 2 * TOKENS * values / BANDWIDTH)
+
+
+def test_routing_moves_twenty_four_bytes_for_each_feature_of_each_chosen_expert() -> None:
+    found = seconds(model="mixtral-8x7b")
+    assert found["routing"] == pytest.approx(32 * TOKENS * 24 * 2 * 4096 / BANDWIDTH)
+    assert "routing" not in seconds()
+
+
+# Bytes of an option that is off, for a token or a parameter.
+OFF = {
+    "fused_norm": 32 * 60 * 4096 * TOKENS,
+    "fused_rope": 32 * 20 * (32 + 8) * 128 * TOKENS,
+    "fused_activation": 32 * 24 * 14336 * TOKENS,
+    "fused_attention": 32 * 30 * 4096 * 32 * TOKENS,
+    "fused_cross_entropy": 32 * 128256 * TOKENS,
+    "fused_weight_gradient": 12 * PARAMETERS,
+    "fused_optimizer": 40 * PARAMETERS,
+}
+
+
+@pytest.mark.parametrize("option", OFF)
+def test_an_option_that_is_off_moves_more_bytes_in_each_micro_batch(option: str) -> None:
+    times = 1 if option == "fused_optimizer" else 3
+    found = seconds(global_batch_size=6, **{option: "off"})
+    assert found[f"{option}_off"] == pytest.approx(times * OFF[option] / BANDWIDTH)
+    assert [kind for kind in found if kind.endswith("_off")] == [f"{option}_off"]
+
+
+@pytest.mark.parametrize("option", ["fused_rope", "fused_activation", "fused_attention"])
+def test_ranks_of_tensor_parallelism_share_what_an_option_moves(option: str) -> None:
+    for ranks in (2, 4):
+        found = seconds(world_size=ranks, tensor_parallel_size=ranks, **{option: "off"})
+        assert found[f"{option}_off"] == pytest.approx(OFF[option] / ranks / BANDWIDTH)
+
+
+@pytest.mark.parametrize("sharding", ["none", "optimizer", "full"])
+def test_an_unfused_optimizer_moves_forty_bytes_for_each_parameter_of_its_rank(
+    sharding: str,
+) -> None:
+    found = seconds(world_size=2, global_batch_size=4, data_parallel_sharding=sharding,
+                    fused_optimizer="off")  # fmt: skip
+    own = PARAMETERS if sharding == "none" else PARAMETERS / 2
+    assert found["fused_optimizer_off"] == pytest.approx(40 * own / BANDWIDTH)
+
+
+@pytest.mark.parametrize(("gradients", "size"), [("fp32", 12), ("bf16", 8)])
+def test_weights_are_read_and_gradients_added_in_each_micro_batch(
+    gradients: str, size: int
+) -> None:
+    """Weights of 2 bytes are read forward and backward; the sum of gradients read and written."""
+    found = seconds(global_batch_size=6, gradient_precision=gradients)
+    assert found["gemm_traffic"] == pytest.approx(3 * size * PARAMETERS / BANDWIDTH)
+    first = seconds(precision="fp8", fp8_primary_weights=True, gradient_precision=gradients)
+    assert first["fp8_weights"] == pytest.approx(8 * PARAMETERS / BANDWIDTH)
+    assert "fp8_weights" not in seconds(precision="fp8")
+
+
+@pytest.mark.parametrize(("groups", "here"), [(4, 32), (8, 16)])
+def test_gradients_of_more_than_sixteen_experts_are_made_first_and_added_then(
+    groups: int, here: int
+) -> None:
+    """Qwen3 30B-A3B: 48 layers of 128 experts of 768; 2 bytes written and read, 8 of the sum."""
+    fields = {"model": "qwen3-30b-a3b", "world_size": 8, "expert_parallel_size": groups}
+    found = seconds(**fields, global_batch_size=48)
+    experts = 48 * here * 3 * 2048 * 768
+    if here > 16:
+        assert found["expert_gradients"] == pytest.approx(3 * 10 * experts / BANDWIDTH)
+    else:
+        assert "expert_gradients" not in found
+
+
+# The host
+
+
+@pytest.mark.parametrize(("stages", "layers"), [(1, 4), (2, 2)])
+def test_a_cpu_takes_its_calls_for_each_layer_of_its_longest_stage(
+    stages: int, layers: int
+) -> None:
+    asked = config(platform="cpu", model="tiny-llama", world_size=stages, sequence_length=128,
+                   pipeline_parallel_size=stages, global_batch_size=6, precision="fp32",
+                   fused_norm="off")  # fmt: skip
+    found = amounts(asked, catalog.model("tiny-llama"), machine(None, 8)).seconds
+    assert found["launch"] == pytest.approx(3 * layers * 0.0036)
+    assert not any(kind.endswith("_off") for kind in found)  # of a CPU's there is no count
+
+
+@pytest.mark.parametrize(("engine", "each"), [("megatron", 0.002), ("nemo", 0.0007)])
+def test_a_vendors_engine_has_fewer_kernels_to_launch(engine: str, each: float) -> None:
+    found = seconds(micro_batch_size=1, sequence_length=64, engine=engine, cuda_graph="off")
+    kinds = ("gemm", "attention", "elementwise")
+    behind = sum(KINDS[kind].slowness * found[kind] for kind in kinds) / 3
+    assert found["launch"] + behind == pytest.approx(2 * 32 * each)
+
+
+@pytest.mark.parametrize(
+    ("model", "each"),
+    [
+        ("mixtral-8x7b@4", 4 * 0.0145),
+        ("deepseek-v2-lite@3", 2 * (0.0145 + 0.003)),  # its first layer has no experts
+        ("gpt-oss-20b@4", 4 * (0.0145 + 32 * 0.0017)),  # its experts have biases: one by one
+    ],
+)
+def test_experts_are_launched_kernel_by_kernel_while_the_device_works(
+    model: str, each: float
+) -> None:
+    fields = {"model": model, "micro_batch_size": 1, "sequence_length": 64, "cuda_graph": "off"}
+    found = seconds(**fields, global_batch_size=3)
+    rest = believed(found, ONCE)
+    assert found["expert_launch"] == pytest.approx(3 * each - rest)
+    assert "expert_launch" not in seconds(**fields, engine="nemo")
+    assert "expert_launch" not in seconds(**fields, precision="fp8")
+
+
+def test_two_stages_launch_their_experts_at_the_same_time() -> None:
+    fields = {"model": "mixtral-8x7b@4", "micro_batch_size": 1, "sequence_length": 64}
+    one = seconds(**fields, global_batch_size=4)
+    two = seconds(**fields, global_batch_size=4, world_size=2, pipeline_parallel_size=2)
+    shown = [found["expert_launch"] + believed(found, ONCE) for found in (one, two)]
+    assert shown == pytest.approx([4 * 4 * 0.0145, 4 * 2 * 0.0145])
+
+
+@pytest.mark.parametrize(("world", "deviations"), [(1, 0), (8, 1.4236), (40, 2.1608)])
+def test_a_step_waits_for_the_slowest_of_its_devices(world: int, deviations: float) -> None:
+    """The largest of so many normal values, from tables of order statistics; one is 1 %."""
+    found = seconds(world_size=world, nodes=-(-world // 8), global_batch_size=2 * world)
+    rest = believed(found, ("waiting", "launch"))
+    assert found.get("waiting", 0) == pytest.approx(deviations * 0.01 * rest, rel=0.01)
+    assert found["step"] == 0.005
+
+
+# Links
+
+
+@pytest.mark.parametrize(("parallel", "passes"), [(False, 8), (True, 10)])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_collectives_of_tensor_parallelism_are_hidden_by_what_the_engine_has(
+    ranks: int, parallel: bool, passes: int
+) -> None:
+    fields = {"world_size": ranks, "tensor_parallel_size": ranks, "sequence_parallel": parallel,
+              "global_batch_size": 6}  # fmt: skip
+    size = 3 * 32 * passes * (ranks - 1) / ranks * TOKENS * 4096 * 2 / LINK
+    ours = seconds(**fields, overlap_tensor_parallel="off")
+    assert ours["tensor_exposed"] == pytest.approx(size)
+    theirs = seconds(**fields, engine="nemo")
+    assert theirs["tensor_unhidden"] == pytest.approx(0.6 * size / (ranks - 1))
+    assert theirs["tensor_hidden"] + theirs["tensor_unhidden"] == pytest.approx(size)
+    assert not {"tensor_latency", "tensor_exposed"} & set(theirs)
+
+
+@pytest.mark.parametrize(("engine", "kind", "passes"), [("megatron", "context_exposed", 2),
+                                                         ("nemo", "context", 3)])  # fmt: skip
+@pytest.mark.parametrize(("ranks", "tensor"), [(2, 1), (4, 1), (2, 2)])
+def test_keys_and_values_go_around_the_ranks_that_share_a_sequence(
+    engine: str, kind: str, passes: int, ranks: int, tensor: int
+) -> None:
+    found = seconds(world_size=ranks * tensor, context_parallel_size=ranks, engine=engine,
+                    tensor_parallel_size=tensor, sequence_length=4096)  # fmt: skip
+    size = passes * (ranks - 1) * 2 * TOKENS / ranks * 1024 / tensor * 2
+    assert found[kind] == pytest.approx(32 * size / LINK)
+
+
+def test_tokens_go_to_their_experts_and_back_forward_and_backward() -> None:
+    found = seconds(model="mixtral-8x7b", world_size=8, expert_parallel_size=8,
+                    global_batch_size=16)  # fmt: skip
+    assert found["expert_exchange"] == pytest.approx(32 * 4 * 7 / 8 * TOKENS * 2 * 4096 * 2 / LINK)
+
+
+@pytest.mark.parametrize(("parallel", "share"), [(False, 1), (True, 2)])
+def test_each_stage_passes_activations_on_and_gradients_back(parallel: bool, share: int) -> None:
+    """The last of 4 stages sets the pace; the first sends one way, the two others both."""
+    found = seconds(world_size=8, pipeline_parallel_size=4, tensor_parallel_size=2,
+                    sequence_parallel=parallel, global_batch_size=16)  # fmt: skip
+    once = TOKENS * 4096 * 2 / share / LINK
+    assert found["pipeline"] == pytest.approx((8 + 1 + 2 + 2) * once)
+
+
+def sent(found: dict[str, float], place: str) -> float:
+    return found.get(f"{place}_exposed", 0.0) + found.get(f"{place}_hidden", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("world", "nodes", "tensor", "devices"),
+    [
+        (16, 2, 1, 8),  # a ring of 16 enters and leaves a node once: 8 devices of the network
+        (32, 4, 1, 8),
+        (16, 2, 4, 2),  # 2 ranks of each ring in a node
+        (16, 2, 8, 1),
+        (8, 2, 1, 4),  # 4 devices a node
+    ],
+)
+def test_a_ring_across_nodes_shares_the_network_devices_of_its_ranks(
+    world: int, nodes: int, tensor: int, devices: int
+) -> None:
+    found = seconds(world_size=world, nodes=nodes, tensor_parallel_size=tensor,
+                    global_batch_size=2 * world // tensor)  # fmt: skip
+    head = words(tensor) * 4096
+    held = 32 * (LAYER / tensor + 2 * 4096) + 2 * head / tensor + 4096
+    ranks = world // tensor
+    moved = (4 + 2) * held * (ranks - 1) / ranks  # gradients are reduced, weights gathered
+    assert sent(found, "network") == pytest.approx(moved / (devices * NETWORK), rel=1e-6)
+    assert sent(found, "data") == 0
+
+
+def test_a_ring_is_never_faster_than_the_link_inside_a_node() -> None:
+    asked = config(world_size=16, nodes=2, global_batch_size=32)
+    quick = machine(catalog.accelerator("H100-SXM5-80GB"), 8, 1600.0)
+    found = dict(amounts(asked, catalog.model(asked.model), quick).seconds)
+    assert sent(found, "network") == pytest.approx(6 * 15 / 16 * PARAMETERS / LINK)
+
+
+def test_stages_on_two_nodes_pass_activations_over_one_network_device() -> None:
+    found = seconds(world_size=16, nodes=2, pipeline_parallel_size=2, tensor_parallel_size=8,
+                    sequence_parallel=True, global_batch_size=16)  # fmt: skip
+    assert found["network_exposed"] == pytest.approx((8 + 1) * TOKENS * 4096 * 2 / 8 / NETWORK)
+    assert "pipeline" not in found
+
+
+@pytest.mark.parametrize(
+    ("fields", "bytes_each"),
+    [
+        ({"data_parallel_sharding": "optimizer"}, 4 + 2),
+        ({"data_parallel_sharding": "none"}, 4 + 4),  # an all-reduce is a reduction and a gather
+        ({"data_parallel_sharding": "optimizer", "gradient_precision": "bf16"}, 2 + 2),
+        ({"data_parallel_sharding": "none", "gradient_precision": "bf16"}, 2 + 2),
+        ({"data_parallel_sharding": "full"}, 3 * (2 + 2 + 4)),  # gathered twice a micro batch
+        ({"data_parallel_sharding": "full", "gradient_precision": "bf16"}, 3 * (2 + 2 + 2)),
+    ],
+)
+def test_replicas_send_what_their_sharding_says(fields: dict[str, Any], bytes_each: int) -> None:
+    found = seconds(world_size=8, global_batch_size=48, **fields)
+    assert sent(found, "data") == pytest.approx(bytes_each * 7 / 8 * PARAMETERS / LINK)
+
+
+@pytest.mark.parametrize("length", [64, 512, 4096])
+@pytest.mark.parametrize("sharding", ["optimizer", "none", "full"])
+def test_transfers_show_beyond_the_work_that_they_run_behind_or_by_a_twentieth(
+    length: int, sharding: str
+) -> None:
+    """Behind a micro batch: its backward pass is two thirds of it, its forward pass one."""
+    fields = {"world_size": 8, "micro_batch_size": 1, "global_batch_size": 8, "cuda_graph": "off"}
+    found = seconds(sequence_length=length, data_parallel_sharding=sharding, **fields)
+    busy = believed(found, (*ONCE, "sharding", "sharded_optimizer"))
+    unit = 7 / 8 * PARAMETERS / LINK
+    parts = {"optimizer": ((4, 2 / 3), (2, 1 / 3)), "none": ((4, 2 / 3), (4, 1 / 3)),
+             "full": ((8, 1),)}[sharding]  # fmt: skip
+    shown = sum(max(size * unit - share * busy, 0.05 * size * unit) for size, share in parts)
+    assert found["data_exposed"] == pytest.approx(shown)
+
+
+@pytest.mark.parametrize(("engine", "parts"), [("megatron", 1), ("nemo", 3)])
+def test_full_sharding_copies_what_it_gathers_and_steps_a_share(engine: str, parts: int) -> None:
+    found = seconds(world_size=8, global_batch_size=48, data_parallel_sharding="full",
+                    engine=engine)  # fmt: skip
+    assert found["sharding"] == pytest.approx(3 * 12 * PARAMETERS / parts / BANDWIDTH)
+    assert found["sharded_optimizer"] == pytest.approx(100 * PARAMETERS / 8 / BANDWIDTH)
+
+
+@pytest.mark.parametrize(("sharding", "ranks"), [("none", 1), ("optimizer", 8), ("full", 8)])
+def test_the_optimizer_steps_its_share_after_all_gradients_were_added(
+    sharding: str, ranks: int
+) -> None:
+    found = seconds(world_size=8, global_batch_size=16, data_parallel_sharding=sharding)
+    assert found["optimizer"] == pytest.approx((42 / ranks + 4) * PARAMETERS / BANDWIDTH)
+
+
+def test_offloading_is_of_the_same_layers_however_many_there_are() -> None:
+    """Gate and up of 14,336 features, 2 bytes each, to the host and back at 55 GB/s."""
+    for layers in (8, 32, 64):
+        found = seconds(offload_layers=layers)["offload"]
+        assert found == pytest.approx(min(layers, 32) * 8 * TOKENS * 14336 / 55e9)

@@ -1,0 +1,153 @@
+"""Run tests in forked processes, each with one change of the source, or with none.
+
+The run with none notes the lines of the package that run in each test, in the set-up of each file
+and while the tests are collected.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+import pickle
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout, suppress
+from importlib.machinery import SourceFileLoader
+from multiprocessing import connection, get_context
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import NamedTuple
+
+import hypothesis.configuration
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+OFTEN = 20  # calls of a function after which all of its lines count as run
+OPTIONS = ["-xqs", "-pno:cacheprovider", "-mnot slow and not facts"]
+
+
+class Work(NamedTuple):
+    """Files of tests; sources: the one to change, or those of which to note what each test runs."""
+
+    tests: list[str]
+    sources: frozenset[str]
+    compiled: Callable[[], CodeType] | None = None
+    chosen: dict[str, float] | None = None
+
+
+class Plugin:
+    """Run the chosen tests, the fastest first, or all tests and note their lines."""
+
+    def __init__(self, work: Work) -> None:
+        self.work, self.spent, self.met = work, {}, defaultdict(set)
+        self.lines, self.calls = self.met[""], Counter()
+
+    def trace(self, frame: FrameType, *_: object) -> object:
+        if frame.f_code.co_filename not in self.work.sources:
+            return None
+        self.calls[frame.f_code] += 1
+        last = max(line or 0 for *_, line in frame.f_code.co_lines())
+        if self.calls[frame.f_code] > OFTEN:
+            lines = range(frame.f_lineno, last + 1)
+            self.lines.update((frame.f_code.co_filename, line) for line in lines)
+            return None
+        return self.trace_line
+
+    def trace_line(self, frame: FrameType, *_: object) -> object:
+        self.lines.add((frame.f_code.co_filename, frame.f_lineno))
+        return self.trace_line
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        chosen = self.work.chosen
+        if chosen is not None:
+            items[:] = [one for one in items if one.nodeid in chosen]
+            whole = Counter[Path]()  # seconds of a file, whose fixtures serve all of its tests
+            for one in items:
+                whole[one.path] += chosen[one.nodeid]
+            items.sort(key=lambda one: (whole[one.path], str(one.path), chosen[one.nodeid]))
+        ours = {*self.work.sources, *self.work.tests}
+        kept = [one for one in gc.get_objects() if isinstance(one, functools._lru_cache_wrapper)]
+        self.kept = [one for one in kept if one.__wrapped__.__code__.co_filename in ours]
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
+        if self.work.chosen is None:  # each test does for itself what another would have left
+            for one in self.kept:
+                one.cache_clear()
+        self.lines = self.met[str(item.path)]  # a fixture may serve all tests of its file
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
+        begun, self.lines, self.calls = time.monotonic(), self.met[item.nodeid], Counter()
+        yield
+        self.spent[item.nodeid] = time.monotonic() - begun
+
+
+def attempt(work: Work, home: str) -> None:
+    os.setsid()
+    plain, plugin = SourceFileLoader.get_code, Plugin(work)
+
+    def get_code(self: SourceFileLoader, name: str) -> object:
+        return work.compiled() if self.path in work.sources else plain(self, name)
+
+    if work.compiled:
+        SourceFileLoader.get_code = get_code
+    else:
+        sys.settrace(plugin.trace)
+    hypothesis.configuration.set_hypothesis_home_dir(home)
+    for number in (1, 2):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+    options = [*OPTIONS, f"--basetemp={home}/{os.getpid()}", *work.tests]
+    code = 0 if work.chosen == {} else int(pytest.main(options, plugins=[plugin]))
+    if not work.compiled:
+        notes = pickle.dumps((plugin.met, plugin.spent))
+        Path(home, f"{os.getpid()}.notes").write_bytes(notes)
+    os._exit(code)
+
+
+def meeting(notes: tuple[dict, dict], lines: set[tuple[str, int]]) -> dict[str, float]:
+    """Return the tests that run any of these lines, or all if lines ran before the tests."""
+    met, spent = notes
+    every = not lines or lines & met[""]
+    found = [
+        one for one in spent if every or lines & (met[one] | met[str(ROOT / one.split("::")[0])])
+    ]
+    return {one: spent[one] for one in found}
+
+
+def import_others(tests: list[str]) -> None:
+    """Import the packages of others that tests use, once for all forks, but nothing of our own."""
+    with Path(os.devnull).open("w") as nothing, redirect_stdout(nothing):
+        pytest.main([*OPTIONS, "--collect-only", *tests])
+    for name, one in list(sys.modules.items()):
+        if name != "__main__" and (getattr(one, "__file__", None) or "").startswith(str(ROOT)):
+            del sys.modules[name]
+
+
+def outcomes(work: list[Work], jobs: int) -> Iterator[tuple[int, bool, tuple[dict, dict] | None]]:
+    running, left = {}, list(range(len(work)))
+    with tempfile.TemporaryDirectory(prefix="mutate-") as home:
+        while running or left:
+            while left and len(running) < jobs:
+                place = left.pop(0)
+                spent = ({"": 120} if work[place].chosen is None else work[place].chosen).values()
+                process = get_context("fork").Process(target=attempt, args=(work[place], home))
+                process.start()
+                running[process] = (place, time.monotonic() + 5 * sum(spent) + 20)
+            connection.wait([process.sentinel for process in running], timeout=1)
+            for process, (place, end) in list(running.items()):
+                if not process.is_alive() or time.monotonic() > end:
+                    with suppress(ProcessLookupError):
+                        os.killpg(process.pid, signal.SIGKILL)
+                    process.join()
+                    del running[process]
+                    notes = Path(home, f"{process.pid}.notes")
+                    kept = pickle.loads(notes.read_bytes()) if notes.exists() else None
+                    yield place, process.exitcode == 0, kept
