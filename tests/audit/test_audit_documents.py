@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalebook.audit import Claims, audit, load, read_document
+from scalebook.audit.knowledge import accelerator_of
 from scalebook.cli import main
 from scalebook.errors import ClaimError
 
@@ -359,3 +360,72 @@ def test_a_share_of_a_rate_is_no_rate_and_two_counts_are_none():
     assert set(read_document(text, ".csv", "a.csv").rows[0].values) == {"gpus"}
     listed = "- Instance: 8x A100\n- Cluster: 4 nodes (32 GPUs)\n- Steps: 12\n- Batch size: 64\n"
     assert "gpus" not in read_document(listed, ".md", "a.md").rows[0].values
+
+
+@pytest.mark.parametrize(
+    ("heading", "cell", "told"),
+    [
+        ("MFU (%)", "40.4", []), ("MFU [%]", "40.4", []), ("MFU", "40.4", []),
+        ("MFU", "40.4%", []), ("MFU", "0.404", []), ("MFU (%)", "0.6", [("mfu", "0.6%")]),
+        ("MFU", "61.3", [("mfu", "61.3%")]), ("MFU", "1.2", [("mfu", "1.2"), ("mfu", "1.2")]),
+    ],
+)  # fmt: skip
+def test_a_column_of_percentages_need_not_say_so_in_its_cells(heading, cell, told):
+    """7,771 tokens/s of 51.47 GFLOP are 40.4 % of an H100's 989.4 TFLOP/s."""
+    text = (
+        f"| Model | GPU | Seq len | Tokens/s/GPU | {heading} |\n|---|---|---|---|---|\n"
+        f"| Llama 3.1 8B | H100 | 8192 | 7,771 | {cell} |\n"
+    )
+    assert wrong(read_document(text, ".md", "page.md")) == told
+
+
+def test_a_table_in_short_words_is_read_whole():
+    """By hand: 8 x 3 x 6 = 144 samples of 8,192 tokens; 460.7 of FP8's 1,978.9 are 23.28 %."""
+    text = (
+        "## H100 80GB FP8\n"
+        "| Model | SeqLen (T) | # GPUs | GPU | MFU | Model TFLOP/s/GPU | MicroBatchSize |"
+        " GradAccum | GlobalBatchSize | Throughput (T/s) | Throughput (T/s/GPU) | GlobalBatchSize (T) |"
+        " Precision | NumParams |\n" + "|---" * 14 + "|\n"
+        "| 3b | 8192 | 8 | h100_80gb | 23.28 | 460.7 | 3 | 6 | 144 | 153174 | 19146 | 1179648 |"
+        " amp_fp8 | 2667566080 |\n"
+    )
+    (row,) = read_document(text, ".md", "page.md").rows
+    assert (row.words["precision"], row.words["accelerator"]) == ("fp8", "h100 80gb")
+    assert {name: row.values[name].value for name in (
+        "gpus", "micro_batch_size", "num_microbatches", "global_batch_size", "tokens_per_step",
+        "tokens_per_second", "tokens_per_second_per_gpu", "parameters", "mfu",
+    )} == {
+        "gpus": 8, "micro_batch_size": 3, "num_microbatches": 6, "global_batch_size": 144,
+        "tokens_per_step": 1179648, "tokens_per_second": 153174,
+        "tokens_per_second_per_gpu": 19146, "parameters": 2667566080, "mfu": 0.2328,
+    }  # fmt: skip
+    checks = audit(read_document(text, ".md", "page.md")).checks
+    holding = {check.field for check in checks if check.verdict == "holds"}
+    assert {"mfu", "tokens_per_step", "tokens_per_second_per_gpu"} <= holding
+    assert wrong(read_document(text, ".md", "page.md")) == []
+    assert wrong(read_document(text.replace("23.28", "46.56"), ".md", "a.md"))[0][0] == "mfu"
+
+
+def test_a_batch_of_millions_is_of_tokens_to_a_power_of_two_or_ten():
+    head = "| GPU Num | Seq Len | Micro Bsz | Micro Num | Global Bsz |\n|---|---|---|---|---|\n"
+    assert wrong(read_document(f"{head}| 8 | 2048 | 8 | 1 | 0.125M |\n", ".md", "a.md")) == []
+    (row,) = read_document(f"{head}| 8 | 2048 | 8 | 1 | 4M |\n", ".md", "a.md").rows
+    assert row.values["tokens_per_step"].value == 4e6
+
+
+@pytest.mark.parametrize(
+    ("written", "device"),
+    [
+        ("H100 SXM", "H100-SXM5-80GB"), ("h100_80gb", "H100-SXM5-80GB"),
+        ("DGX H100", "H100-SXM5-80GB"), ("NVIDIA H100 80GB SXM5", "H100-SXM5-80GB"), ("H100 PCIe", "H100-PCIe-80GB"),
+        ("a100_40gb", "A100-SXM4-40GB"), ("A100 80GB", "A100-SXM4-80GB"), ("Gaudi 2", "Gaudi2"),
+        ("8x H200 SXM", "H200-SXM-141GB"), ("GB200 NVL72", "GB200"), ("RTX 4090", "RTX-4090"),
+        ("AMD Instinct MI300X OAM", "MI300X"), ("80GB", None), ("GPU", None), ("8", None),
+        ("A100 MIG 1g.10gb", None), ("H900 SXM", None),
+    ],
+)  # fmt: skip
+def test_a_device_is_known_however_people_write_it(written, device):
+    text = f"| GPU | Tokens/s/GPU |\n|---|---|\n| {written} | 7,771 |\n"
+    (row,) = read_document(text, ".md", "a.md").rows
+    found = accelerator_of(row)
+    assert (found.name if found else None) == device

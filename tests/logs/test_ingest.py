@@ -537,6 +537,14 @@ def test_a_loss_that_vanishes_at_the_end_is_divergence(tmp_path):
     assert "step 3" in found["reason"]
 
 
+def test_lines_without_a_loss_and_without_counts_of_bad_steps_diverge_from_nothing(tmp_path):
+    record = "iteration {}/3 | elapsed time per iteration (ms): 2000.0 | 300.5 MODEL_TFLOP/s/GPU\n"
+    found = one(write(tmp_path / "a.log", *(record.format(n) for n in (1, 2, 3))))
+    assert (found["status"], found["n_records"]) == ("completed", 3)
+    counted = (line(n) for n in (1, 2, 3))  # with the counts of skipped and of NaN iterations
+    assert one(write(tmp_path / "b.log", *counted))["status"] == "diverged"
+
+
 def test_a_step_time_that_drifts_is_flagged(tmp_path):
     path = write(tmp_path / "a.log", *(line(n, 1000.0 if n < 6 else 1500.0) for n in range(1, 11)))
     assert any("drifts" in warning for warning in one(path)["warnings"])
@@ -568,6 +576,23 @@ def test_steps_that_a_profiler_holds_up_are_left_out_with_a_count(tmp_path):
     assert found.tokens_per_second == pytest.approx(16 * 1024)
     assert found.tokens_per_second_with_stalls == pytest.approx(19 * 16 * 1024 / (18 + 25))
     assert any("1 record(s) took more than three times" in one for one in run.summary["warnings"])
+
+
+def test_slow_steps_that_recur_without_a_word_belong_to_the_training(tmp_path):
+    """An optimizer that does more in every tenth step: 100 steps take 90 x 1 s + 10 x 5 s."""
+    sizes = "  seq_length .............. 1024\n  world_size .............. 8\n"
+    times = [5000.0 if n % 10 == 0 else 1000.0 for n in range(1, 102)]
+    lines = [line(n, ms, loss=9.0 - n / 20) for n, ms in enumerate(times, start=1)]
+    (run,), _ = ingest([write(tmp_path / "a.log", sizes, *lines)], tmp_path / "runs", {})
+    found = measure(read_run(run.path))
+    assert found.stalled_steps == 0
+    assert found.tokens_per_second == pytest.approx(100 * 16 * 1024 / (90 + 50))
+    # the same times behind words of an evaluation are held up by it
+    told = [f"Running evaluation\n{text}" if n % 10 == 0 else text
+            for n, text in enumerate(lines, start=1)]  # fmt: skip
+    (run,), _ = ingest([write(tmp_path / "b.log", sizes, *told)], tmp_path / "runs", {})
+    found = measure(read_run(run.path))
+    assert (found.stalled_steps, found.tokens_per_second) == (10, pytest.approx(16 * 1024))
 
 
 @pytest.mark.parametrize(
@@ -667,6 +692,20 @@ def test_ranks_that_each_print_their_own_loss_are_one_run(tmp_path):
          "ended by a signal"),
         ("Killed", "failed", "signal", "ended by a signal"),
         ("Bus error (core dumped)", "failed", "signal", "--shm-size"),
+        ("rpc error: container killed: OOMKilled", "out_of_memory", "host_memory", "host's memory"),
+        ("RuntimeError: DataLoader worker (pid 42) is killed by signal: Killed.", "out_of_memory",
+         "host_memory", "host's memory"),
+        ("[rank5]: Terminating the process due to ProcessGroupNCCL watchdog hang.", "timeout",
+         "collective_timeout", "rank 5"),
+        ("RuntimeError: CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling x", "failed",
+         "gpu_fault", "CUBLAS_STATUS_EXECUTION_FAILED"),
+        ("[WARNING] Received Signals.SIGTERM death signal, shutting down workers", "interrupted",
+         None, "death signal"),
+        # without its traceback
+        ("[rank0]: AssertionError: 100 is not divisible by 16", "failed", "python_error",
+         "The trainer failed: AssertionError: 100 is not"),
+        ("[rank1]: torch.distributed.DistBackendError: NCCL error in: x.cpp, remote process "
+         "exited or there was a network error", "failed", None, "remote process exited"),
     ],
 )  # fmt: skip
 def test_an_ending_that_the_log_states_is_its_cause(tmp_path, ending, status, cause, said):

@@ -63,6 +63,7 @@ RECORDS = [
      None, None),
     ("tracker.jsonl", "rows", 2, 7, 8, 1, 0.51, 0.52, None, 5.5, 5.25),
     ("wandb_export.csv", "rows", 3, 10, 30, 10, 3.0, 3.0, None, 4.5, 4.125),
+    ("key_value.log", "key-value", 3, 0, 2, 1, 2.0, 2.0, 192.0, 10.5, 8.5),
     ("kineto.json", "kineto", 0, None, None, None, None, None, None, None, None),
 ]  # fmt: skip
 NAMES = (
@@ -152,6 +153,7 @@ def test_an_excerpt_gives_its_sizes_and_no_others(name, sizes):
         ("verl.log", 5120.0, 640.0),
         ("olmo_core.log", 65536.0, 8192.0),
         ("megatron_progress.txt", 250_000.0, 15_625.0),  # 0.9 billion in an hour
+        ("key_value.log", None, 4096.0),
         ("trainer_state.json", 800.0, None),  # 40,000 in 20 steps of 2.5 s
     ],
 )
@@ -296,6 +298,112 @@ def test_a_line_of_a_trainer_that_came_of_nanogpt_is_a_record(tmp_path, record, 
     assert found["step_seconds_median_excluding_first"] == pytest.approx(seconds)
     assert found["tokens_per_second_median"] == rate
     assert found["loss_last"] == 10.5
+
+
+@pytest.mark.parametrize(
+    ("record", "seconds", "total", "each"),
+    [
+        ("iteration: {n} | loss: 8.5 | iteration time (ms): 1400.25", 1.40025, None, None),
+        ("step={n},loss=8.5,tgs (tokens/gpu/second)=4096.5,tflops=180.5,iter_time=0.5", 0.5, None,
+         4096.5),
+        ("Iter {n}: Train loss 8.5, Learning Rate 1.0e-05, It/sec 0.800, Tokens/sec 1,600.5", 1.25,
+         1600.5, None),
+        ("epoch 1 | Step {n}/8 | val loss: 9.5 | train_loss: 8.5 | dt: 250ms | tok/s: 65536", 0.25,
+         65536.0, None),
+    ],
+)  # fmt: skip
+def test_lines_of_pairs_in_any_format_are_records(tmp_path, record, seconds, total, each):
+    found = read(tmp_path, "".join(record.format(n=n) + "\n" for n in range(1, 9)))
+    assert (found["family"], found["n_records"], found["last_step"]) == ("key-value", 8, 8)
+    assert found["step_seconds_median"] == pytest.approx(seconds)
+    assert found["tokens_per_second_median"] == total
+    assert found["tokens_per_second_per_gpu_median"] == each
+    assert found["loss_last"] == 8.5
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "step 1 loss 3.5 step time 1.5s\nstep 2 loss 3.25 step time 1.5s\n",  # two are no log
+        "step 2 loss 3.5 step time 1.5s\n" * 5,  # the same step in prose, again and again
+        "".join(f"step {n}: loss 3.5\n" for n in range(9)),  # nothing measured
+        "".join(f"step {n}: val loss 3.5, dt: 2 s\n" for n in range(9)),
+    ],
+)
+def test_lines_that_mention_a_step_are_not_yet_a_log(tmp_path, text):
+    with pytest.raises(IngestError, match="not a known log"):
+        read(tmp_path, text)
+
+
+def test_nemo_automodel_says_per_gpu_behind_a_single_figure(tmp_path):
+    line = (
+        "step {n:2d} | epoch 0 | loss 1.25 | mem 34.5 GiB | tps {rate}/gpu | num_label_tokens 9\n"
+    )
+    found = read(tmp_path, "".join(line.format(n=n, rate=2048.5) for n in range(8, 12)))
+    assert (found["family"], found["n_records"]) == ("nemo-automodel", 4)
+    assert found["tokens_per_second_per_gpu_median"] == 2048.5
+    assert found["tokens_per_second_median"] is None
+
+
+def test_nemo_automodels_json_has_the_rate_of_the_job_and_of_a_gpu(tmp_path):
+    row = (
+        '{{"step": {n}, "epoch": 0, "timestamp": "2026-04-01T16:06:{n:02d}.250Z", "loss": 2.5, '
+        '"lr": 1e-05, "mem": 8.25, "tps": 32768.0, "tps_per_gpu": 4096.0, "mfu": 4.5, '
+        '"num_tokens_per_step": 8192, "num_label_tokens": 17}}\n'
+    )
+    found = read(tmp_path, "".join(row.format(n=n) for n in range(10, 14)))
+    assert (found["family"], found["world_size"]) == ("rows", 8)
+    assert found["step_seconds_median"] == pytest.approx(0.25)  # 8,192 / 32,768: not the stamps
+    assert found["tokens_per_second_per_gpu_median"] == 4096.0
+
+
+def test_dllogger_lines_hold_the_configuration_and_the_steps(tmp_path):
+    head = (
+        'DLLL {"timestamp": "1727.5", "type": "LOG", "step": "PARAMETER", "data": {'
+        '"cfg/global_batch_size": 256, "cfg/micro_batch_size": 2, "cfg/encoder_seq_length": 1024}}'
+    )
+    row = (
+        'DLLL {{"timestamp": "1800.5", "type": "LOG", "step": {n}, "data": '
+        '{{"reduced_train_loss": 9.5, "train_step_timing in s": 12.5, "global_step": {n}.0}}}}'
+    )
+    found = read(tmp_path, "\n".join([head, *(row.format(n=n) for n in range(5))]) + "\n")
+    assert (found["family"], found["n_records"], found["last_step"]) == ("rows", 5, 4)
+    assert found["step_seconds_median"] == 12.5
+    assert (found["global_batch_size"], found["micro_batch_size"]) == (256, 2)
+    assert found["sequence_length"] == 1024
+
+
+def test_a_bar_of_nemo_without_a_total_is_a_record(tmp_path):
+    bar = (
+        "Epoch 1: : {n}it [00:04,  4.36s/it, v_num=a1, reduced_train_loss=0.675, "
+        "global_step={n}.000, consumed_samples=128.0, train_step_timing in s=3.375]\n"
+    )
+    found = read(tmp_path, "".join(bar.format(n=n) for n in range(4)))
+    assert (found["family"], found["n_records"], found["step_seconds_median"]) == (
+        "nemo1", 4, 3.375,
+    )  # fmt: skip
+
+
+def test_a_record_of_maxtext_that_is_broken_behind_commas_is_whole(tmp_path):
+    record = (
+        "completed step: {n}, seconds: 5.5, TFLOP/s/device: 216.5,\n"
+        "Tokens/s/device: 5632.5, total_weights: 1048576, loss: 13.5,\n"
+        "lm_loss: 12.25, perplexity: 9000.5\n"
+    )
+    found = read(tmp_path, "".join(record.format(n=n) for n in range(3)))
+    assert (found["n_records"], found["tokens_per_second_per_gpu_median"]) == (3, 5632.5)
+    assert found["loss_last"] == 13.5
+
+
+def test_llama_factory_has_ended_at_its_last_step_which_has_no_loss(tmp_path):
+    row = (
+        '{{"current_steps": {n}, "total_steps": 22, "loss": {loss}, "lr": 1e-5, "epoch": 0.5, '
+        '"percentage": 99.0, "elapsed_time": "0:0{n2}:00", "remaining_time": "0:00:00"}}\n'
+    )
+    told = [(5, 2.5, 1), (10, 2.25, 2), (15, 2.0, 3), (20, 1.5, 4)]
+    text = "".join(row.format(n=n, loss=loss, n2=n2) for n, loss, n2 in told)
+    assert read(tmp_path, text)["status"] == "interrupted"
+    assert read(tmp_path, text + row.format(n=22, loss="null", n2=5))["status"] == "completed"
 
 
 def test_nanotron_is_read_by_the_name_of_its_time_since_2025(tmp_path):

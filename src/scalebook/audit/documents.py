@@ -49,6 +49,12 @@ _RATES = (
 )  # fmt: skip
 # a unit must be written: a bare number may be anything
 _UNIT_NEEDED = ("time", "bandwidth", "memory", "power", "energy")
+# 41.25 under MFU is a percentage; no fraction is that large, and a wrong one hardly
+_FRACTIONS = ("mfu", "hfu", "scaling_efficiency", "scaling_overhead")
+_NO_FRACTION = 1.5
+_PRECISION = (
+    r"(?:amp[_ ]|mx|nv)?((?:bf|fp|bfloat|float)(?:16|32|8|4))(?:[- _]?(?:mixed|mx|cs|ds|amp))?"
+)
 
 
 @dataclass(slots=True)
@@ -137,7 +143,10 @@ def _markdown(text: str) -> Iterator[Sheet]:
         above += f" {line}"
         below = lines[index + 1] if index + 1 < len(lines) else ""
         if "|" in line and "|" in below and _SEPARATOR.fullmatch(below):
-            sheet = Sheet(name, _cells(line), given=_context(f"{name} {above[-MOST_TEXT:]}"))
+            formats = set(re.findall(r"\b(?:bf16|fp16|fp8|fp4)\b", name.lower()))
+            given = {"precision": formats.pop()} if len(formats) == 1 else {}
+            given |= _context(f"{name} {above[-MOST_TEXT:]}")
+            sheet = Sheet(name, _cells(line), given=given)
     if sheet is not None:
         yield sheet
 
@@ -414,6 +423,9 @@ def _columns(sheet: Sheet, unread: list[str]) -> list[_Column]:
         name, unit = _heading(head)
         own = vocabulary.field(name.replace(" ", "_"))
         field_name = own.name if own else _named(name, unit)
+        if field_name is None:  # MicroBatchSize
+            name, unit = _heading(re.sub(r"(?<=[a-z])(?=[A-Z])", " ", head))
+            field_name = _named(name, unit)
         if field_name is None:
             later.append((index, name, unit))
             continue
@@ -467,7 +479,7 @@ def _settled(name: str, found: Mapping[str, _Column]) -> str | None:
 
 def _table(sheet: Sheet, unread: list[str]) -> Table | None:
     """Return the claims of a table; None where no row states a number."""
-    columns = _columns(_totalled(sheet), unread)
+    columns = [_in_percent(sheet, one) for one in _columns(_totalled(sheet), unread)]
     rows: list[Row] = []
     labels: set[str] = set()
     for line, cells in sheet.rows:
@@ -484,6 +496,16 @@ def _table(sheet: Sheet, unread: list[str]) -> Table | None:
     # rates of two models do not compare, whether the catalog knows them or not
     base = _base(rows) if len(named) <= 1 else None
     return Table(sheet.name, tuple(rows), base, (), total)
+
+
+def _in_percent(sheet: Sheet, column: _Column) -> _Column:
+    """Return a column of fractions with the unit that its numbers have: 41.25 is not 4,125 %."""
+    cells = [_plain(cells[column.index]) for _, cells in sheet.rows if column.index < len(cells)]
+    amounts = sorted(amount for cell in cells if "%" not in cell and (amount := _amount(cell)) > 0)
+    usual = amounts[len(amounts) // 2] if amounts else 0.0
+    if column.unit or column.field not in _FRACTIONS or not _NO_FRACTION < usual <= 100:
+        return column
+    return replace(column, unit="%")
 
 
 def _totalled(sheet: Sheet) -> Sheet:
@@ -561,6 +583,9 @@ def _word(name: str, cell: str) -> dict[str, str]:
         return {name: device} if known else {}
     lowered = re.sub(r"^mixture.of.experts.*", "moe", cell.lower())
     lowered = "none" if name == "sharding" and lowered == "ddp" else lowered
+    if name == "precision":
+        found = re.fullmatch(_PRECISION, lowered)
+        lowered = f"{found[1].replace('bfloat', 'bf').replace('float', 'fp')}" if found else lowered
     allowed = vocabulary.choices(name)
     return {name: lowered} if not allowed or lowered in allowed else {}
 
@@ -590,6 +615,10 @@ def _value(column: _Column, cell: str) -> tuple[str, Printed] | None:
     if factor is None and (kind in _UNIT_NEEDED or match["unit"]):
         return None
     number = match["number"].strip().removesuffix("×").removesuffix("x").strip()
+    if unit == "%" and not number.endswith("%"):
+        number += "%"
+    if name == "global_batch_size" and re.fullmatch(r"[\d.]+ ?[MB]", number):
+        name, number = "tokens_per_step", f"~{number}"  # tokens; 4M may be 4 x 2^20
     if number != match["number"].strip() and kind:  # 0.92x of something is no rate
         return None
     read = _plain_value(name, number, factor or 1.0)

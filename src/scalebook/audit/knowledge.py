@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from scalebook.audit import fields as vocabulary
@@ -62,10 +62,34 @@ def accelerator_of(row: Row) -> Accelerator | None:
     if found is not None:
         return found
     platforms = {item.name: item.accelerator for item in catalog.platforms()}
-    target = platforms.get(name.lower(), name)
-    if target is None:
-        return None
-    return catalog.accelerator(target)
+    target = platforms.get(name.lower()) or _spelled(name, platforms)
+    return None if name.lower() == "cpu" else catalog.accelerator(target or name)
+
+
+# What says nothing of which device it is; generations of a form are left out too (SXM5).
+_NO_NAME = re.compile(
+    r"nvidia|amd|instinct|tesla|geforce|intel|google|aws|[dh]gx|gpus?|tensor|core|hbm\w*|oam"
+    r"|nvl72|\d+x"
+)
+
+
+def _spelled(name: str, platforms: Mapping[str, str | None]) -> str | None:
+    """Return the catalog's name of a device as people write it: ``H100 80GB SXM``, ``h100_80gb``.
+
+    Of several that fit, the one that a platform is named after; None where that settles nothing.
+    """
+
+    def pieces(text: str) -> list[str]:
+        plain = re.sub(r"(?<=sxm)\d", "", re.sub(r"(\d) ?gb\b", r"\1gb ", text.lower()))
+        return [one for one in re.findall(r"[a-z0-9]+", plain) if not _NO_NAME.fullmatch(one)]
+
+    wanted = pieces(name.replace("_", " "))
+    every = [device.name for device in catalog.accelerators()]
+    fits = [one for one in every if wanted and set(wanted) <= set(pieces(one))]
+    fits = fits or [one for one in every if "".join(wanted) == "".join(pieces(one))]
+    usual = {device for one, device in platforms.items() if set(pieces(one)) <= set(wanted)}
+    chosen = [one for one in fits if one in usual] or fits
+    return chosen[0] if len(chosen) == 1 else None
 
 
 def model_of(row: Row) -> ModelShape | None:

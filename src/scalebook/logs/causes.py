@@ -92,14 +92,16 @@ RULES = (
         "out_of_memory", "host_memory", "The host's memory ran out", "",
         r"DefaultCPUAllocator: (?:can't|not enough memory)", r"\bMemoryError\b",
         r"std::bad_alloc", r"Cannot allocate memory", r"Out of memory: Killed process",
-        r"oom[-_]kill",
+        r"oom[-_]kill", r"\bOOMKilled\b",
+        r"DataLoader worker \(pid[^)]{0,20}\) is killed by signal: Killed",
     ),
     _rule(  # before timeouts: the other ranks wait for the one whose GPU failed
         "failed", "gpu_fault", "The GPU reported a fault", "",
         r"(?P<what>Memory access fault by GPU node-\d+|HW Exception by GPU node-\d+|GPU Hang)",
         r"(?P<error>an illegal memory access was encountered|unspecified launch failure"
         r"|uncorrectable (?:ECC|NVLink) error\w*|device-side assert triggered"
-        r"|GPU has fallen off the bus|GPU is lost)",
+        r"|GPU has fallen off the bus|GPU is lost"
+        r"|(?:CU|HIP)BLAS_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR))",
         r"(?P<status>HSA_STATUS_ERROR\w*|\bXid \([^)]{0,60}\): ?\d{1,4})",
     ),
     _rule(
@@ -123,7 +125,7 @@ RULES = (
         ": a rank or a library call hung",
         r"Heartbeat monitor timed out",
         r"watchdog got stuck for (?P<seconds>\d{1,9}) seconds",
-        r"Received a dump signal due to a collective timeout",
+        r"Received a dump signal due to a collective timeout", r"ProcessGroupNCCL watchdog hang",
     ),
     _rule(
         "timeout", "rendezvous_timeout", "The processes did not find one another in time", "",
@@ -180,6 +182,7 @@ PIECES = (
     "MemoryAllocation", "ALLOC_FAILED", "ALLOCATION_FAILED", "AllocFailed", "Failed to ",
     "memory_error", "ibv_", "shared memory", "unable to ", "can't allocate", "not enough memory",
     "MemoryError", "bad_alloc", "Cannot allocate", "oom-kill", "oom_kill", "GPU node-", "GPU Hang",
+    "OOMKilled", "is killed by signal", "watchdog hang", "BLAS_STATUS_",
     "illegal memory access", "launch failure", "uncorrectable", "device-side assert",
     "fallen off the bus", "GPU is lost", "HSA_STATUS_ERROR", "Xid (", "GPUs are available",
     "-capable device", "ErrorNoDevice", "no NVIDIA driver", "Watchdog caught", "Timed out waiting",
@@ -253,6 +256,8 @@ ENDINGS: tuple[tuple[str, Status], ...] = (
     ("DUE TO NODE FAILURE", "failed"),
     ("CANCELLED AT", "interrupted"),
     ("Received SIGTERM", "interrupted"),
+    ("SIGTERM death signal", "interrupted"),
+    ("SIGINT death signal", "interrupted"),
     ("got signal: 15", "interrupted"),
     ("signal 15", "interrupted"),
     ("exiting program", "interrupted"),
@@ -281,6 +286,11 @@ _WEIGHT = {"out_of_memory": 50, "timeout": 40, "interrupted": 30, "failed": 10, 
 _EXCEPTION_WEIGHT = 20  # over the bare header of its traceback
 _OF_A_RULE = 100
 _LONGEST = 2000  # characters of a line that are looked at
+# An exception whose traceback the log lacks.
+_RAISES = ("Error: ", "Exception: ")
+_RAISED = re.compile(
+    r"(?:\[rank\d+\]:)?\s*((?:[a-z_]\w{0,60}\.){0,8}[A-Z]\w{0,60}(?:Error|Exception): .*)"
+)
 _EXCEPTION = re.compile(r"[A-Za-z_][\w.]{0,200}(?::\s.{0,300})?$")
 
 
@@ -307,7 +317,10 @@ def ending(line: str) -> Ending | None:
     for piece, status in ENDINGS:
         if piece in line:
             return Ending(status, shown, _WEIGHT[status])
-    return None
+    raised = _RAISED.match(line[:_LONGEST]) if any(piece in line for piece in _RAISES) else None
+    if raised is None:
+        return None
+    return exception(raised[1]) or Ending("failed", shown, _WEIGHT["failed"])
 
 
 def exception(text: str) -> Ending | None:
@@ -321,7 +334,11 @@ def exception(text: str) -> Ending | None:
 
 def mentions_ending(text: str) -> bool:
     """Whether any line of a text may say how a run ended."""
-    return any(piece in text for piece, _ in ENDINGS) or any(piece in text for piece in PIECES)
+    return (
+        any(piece in text for piece, _ in ENDINGS)
+        or any(piece in text for piece in PIECES)
+        or any(piece in text for piece in _RAISES)
+    )
 
 
 def holds_up(text: str) -> bool:

@@ -173,6 +173,11 @@ class HFTrainer(LineDialect):
         super().__init__()
         self._progress = ProgressBars()
 
+    @classmethod
+    def recognises(cls, text: str) -> bool:
+        """Whether a piece of text holds a record, and not one of NeMo AutoModel's JSON."""
+        return super().recognises(text) and '"tps_per_gpu"' not in text
+
     def line(self, line: str) -> bool:
         """Take dicts and bars, several of which may stand in one line, and settings."""
         taken = False
@@ -192,6 +197,8 @@ class HFTrainer(LineDialect):
         if "train_runtime" in entries and "loss" not in entries:
             self._whole_run(entries)
             return True
+        if "total_steps" in entries and entries.get("current_steps") == entries["total_steps"]:
+            self._ended = True  # the last record of LLaMA-Factory has no loss
         if "loss" not in entries or not entries.keys() & {"learning_rate", "lr", "epoch"}:
             return False
         row = {ours: number(entries[key]) for key, ours in _COLUMNS.items() if key in entries}

@@ -1,12 +1,26 @@
-"""Trainers that print a step as key and value pairs: nanochat, nanoGPT, verl and OLMo-core."""
+"""Trainers that print a step as key and value pairs: nanochat, nanoGPT, verl, OLMo-core, others.
+
+``Pairs`` reads any line with a step, a loss and a time or a rate under names known here.
+"""
 
 from __future__ import annotations
 
+import math
 import re
+from functools import cache
 from typing import ClassVar
 
 from scalebook.logs.dialects.dialect import LineDialect
-from scalebook.logs.numbers import MISSING, clock_of, integer, names, number, whole
+from scalebook.logs.numbers import (
+    MISSING,
+    alternatives,
+    clock_of,
+    has_fraction,
+    integer,
+    names,
+    number,
+    whole,
+)
 from scalebook.logs.pairs import seconds_from, tokens_from_totals
 
 _VALUE = r"([-+]?[\d.,]+(?:[eE][-+]?\d+)?|-?(?:[Nn]a[Nn]|[Ii]nf))"
@@ -203,3 +217,108 @@ class OLMoCore(LineDialect):
         for job in self.out.jobs:
             seconds_from(job, "clock", 1.0, "time stamps")
             tokens_from_totals(job)
+
+
+class Pairs(LineDialect):
+    """Any line such as ``iteration: 4 | loss: 2.5 | step time: 1.2s``, ``step=4,loss=2.5,tgs=..``.
+
+    The last dialect that is tried: three such lines with rising steps make a log.
+    """
+
+    name = "key-value"
+    markers = ("step", "Step", "iter", "Iter", "num_updates")
+    signature = re.compile(r"loss", re.IGNORECASE)
+    _STEP = re.compile(
+        r"(?<![\w/])(?:global[ _]?)?(?:step|iter|iteration|num_updates)(?:\s*[:=#]\s*|\s+)\[?"
+        r"(\d{1,9})(?![\d.]|\s?m?s\b)(?:\s*(?:/|of)\s*(\d{1,9}))?",
+        re.IGNORECASE,
+    )
+    _FEWEST = 3
+    _MOST_SEARCHED = 20_000  # lines
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._fine = True
+
+    @classmethod
+    def recognises(cls, text: str) -> bool:
+        """Whether enough lines hold a loss and a time or a rate at a step that rises."""
+        if not super().recognises(text):
+            return False
+        last, count = -1.0, 0
+        for line in text.split("\n", cls._MOST_SEARCHED)[: cls._MOST_SEARCHED]:
+            found = cls._read(line) if "oss" in line or "LOSS" in line else None
+            row = found[0] if found else {}
+            if "loss" in row and row.keys() & _TIMED:
+                count = count + 1 if row["step"] > last else 1
+                last = row["step"]
+            if count >= cls._FEWEST:
+                return True
+        return False
+
+    @classmethod
+    def _read(cls, line: str) -> tuple[dict[str, float], int | None] | None:
+        """Return the columns of a line and the steps in all, None where it has no step."""
+        step = cls._STEP.search(line) if len(line) <= 4000 else None
+        if step is None:
+            return None
+        row = {"step": float(integer(step[1]))}
+        for key, text, unit in _named().findall(line):
+            column, scale = _columns()[key.lower()]
+            value = number(text)
+            if column == "iterations_per_second":
+                column, value = "seconds", 1 / value if value > 0 else MISSING
+            elif column == "seconds" and unit.lower() == "ms":
+                scale = 1e-3
+            elif column == "mfu" and ("%" in unit or value > 1):
+                scale = 0.01
+            row.setdefault(column, value * scale)
+        return row, integer(step[2]) if step[2] else None
+
+    def line(self, line: str) -> bool:
+        """Take a record."""
+        found = self._read(line) if any(marker in line for marker in self.markers) else None
+        if found is None or not ("loss" in found[0] or found[0].keys() & _TIMED):
+            return False
+        row, total = found
+        if self.cut and not row.keys() & _TIMED:
+            self.out.job.counts.broken_records += 1
+            return True
+        row["clock"] = clock_of(line)
+        self._fine = self._fine and (has_fraction(line) or math.isnan(row["clock"]))
+        if row["step"] == 0 and not len(self.out.job.table):
+            self.out.job.first_number = 0
+        self.out.step(row, total=total)
+        return True
+
+    def finish(self) -> None:
+        """Take step times from the clock where none are printed."""
+        for job in self.out.jobs:
+            seconds_from(job, "clock", 1e-3 if self._fine else 1.0, "time stamps")
+            tokens_from_totals(job)
+
+
+_TIMED = {"seconds", "tokens_per_second", "tokens_per_second_per_gpu", "samples_per_second"}
+
+
+@cache
+def _columns() -> dict[str, tuple[str, float]]:
+    """Return what a line may call a column, in lower case -> ours and its scale."""
+    found = {name: (column, 1.0) for column, of in alternatives("key-value").items() for name in of}
+    times = [name for name, (column, _) in found.items() if column == "seconds"]
+    for unit, scale in (("ms", 1e-3), ("s", 1.0)):
+        found |= {f"{t}{u}": ("seconds", scale) for t in times for u in (f" ({unit})", f"_{unit}")}
+    return found
+
+
+@cache
+def _named() -> re.Pattern[str]:
+    """Return a pattern of a known name, its value and the unit behind it."""
+    longest = sorted(_columns(), key=len, reverse=True)
+    return re.compile(
+        rf"(?<![\w/])(?<!val )(?<!validation )(?<!test )({'|'.join(map(re.escape, longest))})"
+        r"(?:\s*[:=]\s*|\s+)"
+        r"([-+]?\d+(?:,\d{3}(?!\d))*(?:\.\d+)?(?:[eE][-+]?\d+)?|-?(?:nan|inf)\b)"
+        r"\s*(ms\b|%|)",
+        re.IGNORECASE,
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from scalebook.logs.dialects.dialect import LineDialect
-from scalebook.logs.numbers import integer, names
+from scalebook.logs.numbers import MISSING, integer, names
 from scalebook.logs.pairs import pairs
 
 _RECORD = re.compile(r"completed step: (\d+), ")
@@ -26,19 +26,35 @@ class MaxText(LineDialect):
     markers = ("completed step:",)
     signature = re.compile(r"completed step: \d+, seconds: ")
     first_number = 0
+    _open = ""  # a record that was broken behind a comma, to fit a page
 
     def line(self, line: str) -> bool:
         """Take a record, or a size from the configuration."""
+        if self._open and "completed step" in line:
+            self._record(self._open)
+            self._open = ""
+        line = self._open + line
         found = _RECORD.search(line) if "completed step" in line else None
+        self._open = f"{line} " if found and line.rstrip().endswith(",") else ""
         if found is None:
             for name, value in _TOLD.findall(line):
                 self.out.tell(_OURS[name], integer(value))
             return False
-        text = line[found.end() :]
+        if not self._open:
+            self._record(line)
+        return True
+
+    def finish(self) -> None:
+        """Take the record that the file ends in."""
+        if self._open:
+            self._record(self._open)
+
+    def _record(self, line: str) -> None:
+        found = _RECORD.search(line)
+        text = line[found.end() :] if found else ""
         row = pairs(_PAIR, text.rpartition(",")[0] if self.cut else text, _COLUMNS)
         if not row.get("seconds", -1) > 0:
             self.out.job.counts.broken_records += 1
-            return True
-        row["step"] = float(found[1])
+            return
+        row["step"] = float(found[1]) if found else MISSING
         self.out.step(row)
-        return True

@@ -57,7 +57,7 @@ class NeMo1(LineDialect):
 
     name = "nemo1"
     markers = ("global_step=",)
-    signature = re.compile(r"\d{1,12}/\d{1,12} \[[^\[\]\n]{0,400}reduced_train_loss=")
+    signature = re.compile(r"\d{1,12}(?:/\d{1,12}|it) \[[^\[\]\n]{0,400}reduced_train_loss=")
     first_number = 0
     _BAR = re.compile(r"\[[^\[\]\n]{0,400}reduced_train_loss=[^\]\n]{0,400}\]")
 
@@ -86,9 +86,9 @@ class NeMo1(LineDialect):
         return True
 
 
-_RECORD = re.compile(r"\bstep (\d+) \| (?=[^\n]{0,300}\btps )")
+_RECORD = re.compile(r"\bstep +(\d+) \| (?=[^\n]{0,300}\btps )")
 _PAIR = re.compile(r"\b([a-z_]{1,24}) ([-+\d.,eE]+|nan)")
-_EACH = re.compile(r"\btps [\d.,]+ ?\(([\d.,]+)/gpu\)")
+_EACH = re.compile(r"\btps (?:[\d.,]+ ?\()?([\d.,]+)/gpu\b")
 _NEMO_AUTOMODEL_COLUMNS = names("nemo-automodel")
 
 
@@ -97,7 +97,7 @@ class NeMoAutomodel(LineDialect):
 
     name = "nemo-automodel"
     markers = ("tps ",)
-    signature = re.compile(r"\bstep \d+ \| epoch \d+ \| [^\n]{0,300}\btps [\d.]+")
+    signature = re.compile(r"\bstep +\d+ \| epoch \d+ \| [^\n]{0,300}\btps [\d.]+")
     first_number = 0
     assignments = True
 
@@ -114,6 +114,8 @@ class NeMoAutomodel(LineDialect):
         each = _EACH.search(line)
         if each:
             row["tokens_per_second_per_gpu"] = float(each[1].replace(",", "") or "nan")
+            if "(" not in each[0]:  # the only figure is that of a GPU
+                row.pop("tokens_per_second", None)
         row["step"], row["clock"] = float(found[1]), clock_of(line)
         self._fine = self._fine and (has_fraction(line) or math.isnan(row["clock"]))
         self.out.step(row)

@@ -52,6 +52,7 @@ ENTRIES = (  # module:class
     "amd_smi:RocmSMIText",
     "kineto:Kineto",
     "rows:Rows",
+    "key_value:Pairs",
 )
 
 

@@ -18,7 +18,16 @@ from scalebook.logs.causes import Ending
 from scalebook.logs.collect import LARGEST
 from scalebook.logs.dialects.dialect import Dialect, JSONDialect
 from scalebook.logs.job import COLUMNS, Job
-from scalebook.logs.numbers import MISSING, alternatives, clock_of, columns, integer, names, number
+from scalebook.logs.numbers import (
+    MISSING,
+    alternatives,
+    clock_of,
+    columns,
+    has_fraction,
+    integer,
+    names,
+    number,
+)
 from scalebook.logs.pairs import seconds_from, tokens_from_totals
 from scalebook.logs.source import LONGEST_LINE, Source
 
@@ -33,6 +42,7 @@ TARGETS: dict[str, tuple[str, float]] = {
 }
 # Names of trackers and trainers, in lower case, by target; the first that a file has counts.
 NAMES = alternatives("rows")
+_SETTINGS = names("settings")
 _MOST_DEPTH = 4
 _MOST_CELLS = 400
 
@@ -58,7 +68,7 @@ class Rows(Dialect):
 
     name = "rows"
     markers = ("step", "Step", "iteration", "Iteration")
-    signature = re.compile(r"^\s*(?:\{\s*\"|[^\n{]{1,4000}[,;\t])")
+    signature = re.compile(r"^\s*(?:(?:DLLL )?\{\s*\"|[^\n{]{1,4000}[,;\t])")
     mapping: ClassVar[Mapping[str, str]] = {}  # target -> the user's name of a column
 
     @classmethod
@@ -76,7 +86,7 @@ class Rows(Dialect):
         Raises:
             IngestError: a column that the user maps is not in the file.
         """
-        found = 0
+        found, fine = 0, False
         missing = set(self.mapping.values())
         for cells in _cells(source):
             low = {_short(name): item for name, item in cells.items()}
@@ -88,8 +98,15 @@ class Rows(Dialect):
                 item = cells[name] if name in cells else low.get(name)
                 stamp = item if isinstance(item, str) and ":" in item else None
                 value = clock_of(stamp) if column == "clock" and stamp else _value(item)
+                fine = fine or (stamp is not None and has_fraction(stamp))
                 if not math.isnan(value) or (column == "loss" and item not in (None, "")):
                     row.setdefault(column, value * scale)
+            for name, item in cells.items():  # such as cfg/global_batch_size
+                ours = _SETTINGS.get(name.rpartition("/")[2]) if "/" in name else None
+                if ours and isinstance(item, int) and not isinstance(item, bool):
+                    self.out.tell(ours, item, weak=True)
+            if row.get("tokens_per_second", 0) > 0 and "tokens_in_step" in row:
+                row.setdefault("seconds", row["tokens_in_step"] / row["tokens_per_second"])
             if len(row) > 1 or (row and self.mapping):
                 found += 1
                 self.out.step(row)
@@ -99,7 +116,7 @@ class Rows(Dialect):
                 "Name its columns as its header does: --map step_seconds=COLUMN."
             )
         for job in self.out.jobs:
-            seconds_from(job, "clock", 0.05, "the column of times")
+            seconds_from(job, "clock", 1e-3 if fine else 0.05, "times of the records")
             tokens_from_totals(job)
         return self.out.close()
 
@@ -121,6 +138,12 @@ def mapped(mapping: Mapping[str, str]) -> type[Rows]:
     return type("MappedRows", (Rows,), {"mapping": dict(mapping)})
 
 
+def _json(line: str) -> str:
+    """Return a line of JSON without the mark of NVIDIA's dllogger, empty where it is not one."""
+    text = line.lstrip().removeprefix("DLLL ")
+    return text if text.startswith("{") else ""
+
+
 def _short(name: str) -> str:
     """Return a name as ``NAMES`` has it: W&B's export puts the run before it."""
     return name.rpartition(" - ")[2].strip().lower()
@@ -140,11 +163,11 @@ def _split(line: str, between: str) -> list[str]:
 
 
 def _names_of(first: str, text: str) -> list[str]:
-    if not first.startswith("{"):
+    if not _json(first):
         return _split(first, _between(first))
     names: dict[str, None] = {}
     for line in text.split("\n")[:50]:
-        names.update(dict.fromkeys(dict(_object(line))))
+        names.update(dict.fromkeys(dict(_object(_json(line)))))
     return list(names)
 
 
@@ -156,6 +179,8 @@ def _targets(names: Any, mapping: Mapping[str, str]) -> dict[str, str]:
         for target, known in NAMES.items()
         if any(one in low for one in known)
     }
+    if "tps_per_gpu" in low and "tps" in low:  # NeMo AutoModel: of a GPU and of all
+        found["tokens_per_second"] = low["tps"]
     columns = {TARGETS[target][0] for target in mapping}
     rest = {target: name for target, name in found.items() if TARGETS[target][0] not in columns}
     return {**rest, **mapping}
@@ -178,8 +203,8 @@ def _cells(source: Source) -> Iterator[dict[str, Any]]:
         for line in text.split("\n"):
             if not line.strip() or len(line) > 16 * LONGEST_LINE:
                 continue
-            if line.lstrip().startswith("{"):
-                yield dict(_object(line))
+            if _json(line):
+                yield dict(_object(_json(line)))
                 continue
             between = _between(line) if header is None else between
             cells = _split(line, between)

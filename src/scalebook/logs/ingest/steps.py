@@ -20,6 +20,10 @@ _MOST_WARMUP = 10
 # long as few are: a profiler, a checkpoint, an evaluation, a compilation.
 _STALL = 3.0
 _MOST_STALLS = 0.2
+# More of them than this that no line announces recur: they belong to the training (an optimizer
+# that does more every 10 steps).
+_RECURRING = 0.05
+_FEWEST_RECURRING = 10
 _FEWEST = 5  # records by which a median means anything
 
 
@@ -43,7 +47,10 @@ def _warmup(seconds: Sequence[float], usual: float | None) -> int:
 def _stalls(
     seconds: Sequence[float], usual: float | None, warmup: int, held: Sequence[float]
 ) -> set[int]:
-    """Return the records that are held up, by the log's words or beyond doubt; none where many."""
+    """Return the records that are held up, by the log's words or beyond doubt; none where many.
+
+    What recurs without a word about it is not a stall.
+    """
     if usual is None or len(seconds) < _FEWEST:
         return set()
     found = {
@@ -51,6 +58,9 @@ def _stalls(
         for row in range(warmup, len(seconds))
         if seconds[row] > (_SLOW_START if held[row] > 0 else _STALL) * usual
     }
+    silent = {row for row in found if not held[row] > 0}
+    if len(silent) >= max(_FEWEST_RECURRING, _RECURRING * len(seconds)):
+        found -= silent
     return found if len(found) <= _MOST_STALLS * len(seconds) else set()
 
 
@@ -175,7 +185,8 @@ def diverged(job: Job) -> str | None:
         every = "every record" if all(one > 0 for one in lost) else "the last record"
         return f"The loss is not a number in {every}."
     seconds = table.column("seconds")
-    if not table.has("loss") and not job.details.get("loss_expected"):
+    counted = table.has("skipped") or table.has("nan")  # else only excerpts of lines are there
+    if not table.has("loss") and not (counted and job.details.get("loss_expected")):
         return None
     loss = table.column("loss")
     last = max((row for row in range(len(loss)) if not math.isnan(seconds[row])), default=-1)
