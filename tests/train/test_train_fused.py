@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,26 @@ def test_logits_of_16_bits_lose_no_more_than_their_rounding():
         half.double().flatten(0, 1), labels.flatten(), reduction="none"
     )
     torch.testing.assert_close(loss.flatten().double(), exact, rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_written_in_place_is_compiled_without_a_trial_of_two_launches(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """A trial copies what is written to the host and back each time: a minute for long logits."""
+    asked: dict[str, dict[str, Any]] = {}
+
+    def compiler(function: Any, **options: Any) -> Any:
+        asked[function.__name__] = options
+        return function
+
+    monkeypatch.setattr(torch, "compile", compiler)
+    fused.compiled_in_place.cache_clear()
+    logits, labels = logits_and_labels()
+    cross_entropy(logits.requires_grad_() * 1.0, labels, OneRank(), compiled=True).sum().backward()
+    fused.compiled_in_place.cache_clear()
+    assert asked["_gradient"] == {"dynamic": False, "options": {"triton.autotune_pointwise": False}}
+    settings: Any = import_module("torch._inductor.config")
+    assert settings.triton.autotune_pointwise is True  # what the option turns off
 
 
 def test_a_norm_written_out_is_torchs():

@@ -75,6 +75,14 @@ def test_a_device_without_the_grouped_gradient_makes_it_one_by_one(
     torch.testing.assert_close(gradients(found, grad, weight), expected)
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_each_row_chooses_the_group_it_lies_in(known: bool) -> None:
+    rows = torch.zeros(4, 2, dtype=torch.bfloat16)
+    found = groups_of([1, 0, 3], known).choice(rows)
+    expected = [[1, 0, 0], [0, 0, 1], [0, 0, 1], [0, 0, 1]]
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.bfloat16))
+
+
 @pytest.mark.parametrize(
     ("most", "known", "compiled"),
     [(0, True, False), (0, False, True), (16, True, False), (16, False, False)],

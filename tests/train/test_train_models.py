@@ -116,9 +116,8 @@ def _plain(shape: ModelShape) -> dict[str, Any]:
 
 
 def _ours(shape: ModelShape) -> dict[str, Any]:
-    grouped = shape.moe is not None and not shape.mlp_bias
     asked = {"mtp_layers": shape.mtp_layers, "fused_weight_gradient": "on"}
-    return asked | ({"grouped_gemm": "on"} if grouped else {})
+    return asked | ({"grouped_gemm": "on"} if shape.moe else {})
 
 
 @pytest.fixture(scope="module")

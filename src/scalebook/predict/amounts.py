@@ -82,14 +82,14 @@ def switches(
     )
     # train/model/switches.py holds these and more: it asks torch, which this must not import.
     no_graph = bool(
-        (shape.moe and not (alone and not shape.moe.router_bias))
+        (shape.moe and not (alone and (shape.mlp_bias or not shape.moe.router_bias)))
         or config.offload_layers
         or config.mtp_layers
         or config.num_microbatches < 2
     )
     auto = dict.fromkeys(SWITCHES, True) | {
         "fused_weight_gradient": sharded != "full" or config.engine != "megatron",
-        "grouped_gemm": shape.moe is not None and not shape.mlp_bias,
+        "grouped_gemm": shape.moe is not None,
         "overlap_param_gather": sharded == "optimizer" and not stages,
         "overlap_tensor_parallel": (
             tensor and config.sequence_parallel and sharded != "full" and not engine

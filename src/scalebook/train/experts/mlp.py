@@ -24,7 +24,8 @@ class GroupedExperts(mcore.MegatronModule):
     """All experts of a rank, in the place of Megatron-Core's SequentialMLP.
 
     Both weights hold [experts, out, in], so that each expert's matrix lies as a linear layer's.
-    With expert tensor parallelism the dispatcher gathers tokens and adds up the parts.
+    With expert tensor parallelism the dispatcher gathers tokens and adds up the parts. Biases are
+    added as a product with the choice of experts, whose backward pass sums them up as a product.
     """
 
     compiled = False  # the activation
@@ -41,8 +42,13 @@ class GroupedExperts(mcore.MegatronModule):
         wide = 2 * width if self.gated else width
         self.weight1 = self._weight((wide, config.hidden_size), split=1)
         self.weight2 = self._weight((config.hidden_size, width), split=2)
+        self.biased: bool = config.add_bias_linear
+        if self.biased:
+            # A name that ends in .bias is what the optimizer spares from weight decay.
+            self.bias1 = nn.ParameterDict({"bias": self._weight((wide,), split=1)})
+            self.bias2 = nn.ParameterDict({"bias": self._weight((config.hidden_size,), split=1)})
 
-    def _weight(self, shape: tuple[int, int], split: int) -> nn.Parameter:
+    def _weight(self, shape: tuple[int, ...], split: int) -> nn.Parameter:
         """Return the experts' weight, marked for the optimizer as Megatron-Core's layers are."""
         config: Any = self.config
         weight: Any = nn.Parameter(
@@ -63,19 +69,25 @@ class GroupedExperts(mcore.MegatronModule):
         """Return each token's expert's output times its weight; tokens lie expert by expert."""
         config: Any = self.config
         compiled = self.compiled and tokens.shape[0] > 0
+        groups = grouped.Groups.of(tokens_per_expert, tokens.device)
         multiply = partial(
             grouped.product,
-            groups=grouped.Groups.of(tokens_per_expert, tokens.device),
+            groups=groups,
             add=bool(config.gradient_accumulation_fusion),
             compiled=compiled,
         )
         activate = grouped.weighted_compiled if compiled else grouped.weighted
         doubled, column = multiply(tokens, self.weight1), weights.unsqueeze(-1)
+        choice = groups.choice(tokens) if self.biased else None
+        if choice is not None:
+            doubled = torch.addmm(doubled, choice, self.bias1["bias"])
         active = activate(doubled, column, self.gated)
         if self.remakes and torch.is_grad_enabled():
             remake.made_by(active, partial(activate, gated=self.gated), doubled, column)
         output = multiply(active, self.weight2)
         remake.release(active, output)
+        if choice is not None:
+            output = torch.addmm(output, choice * column.to(choice.dtype), self.bias2["bias"])
         return output, None
 
     def backward_dw(self) -> None:
@@ -86,11 +98,12 @@ class GroupedExperts(mcore.MegatronModule):
     ) -> dict[str, Any]:
         """Return the weights under the names that SequentialMLP gives them, all experts stacked."""
         build = partial(self._sharded, tuple(sharded_offsets))
-        names = {"weight1": "linear_fc1", "weight2": "linear_fc2"}
-        return {
-            f"{prefix}{name}": build(getattr(self, name), f"{prefix}experts.{layer}.weight")
-            for name, layer in names.items()
-        }
+        sharded: dict[str, Any] = {}
+        for name, parameter in self.named_parameters():
+            own = name.removesuffix(".bias")
+            key = f"{prefix}experts.linear_fc{own[-1]}.{own[:-1]}"
+            sharded[f"{prefix}{name}"] = build(parameter, key)
+        return sharded
 
     def _sharded(self, offsets: tuple[Any, ...], weight: Any, key: str) -> Any:
         replica = (0, 0, self.data_group.rank())
@@ -104,7 +117,7 @@ class GroupedExperts(mcore.MegatronModule):
                 name, tensor, *offsets, experts, split, replica_id=replica, prepend_axis_num=first
             )
 
-        if not (self.gated and weight is self.weight1):
+        if not (self.gated and ".linear_fc1." in key):
             return part(key, weight, rank, size)
 
         def build(name: str, tensor: Tensor, _replica: Any, _range: Any) -> list[Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Callable
 from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -64,11 +65,25 @@ def can_compile() -> bool:
     return any(shutil.which(compiler) for compiler in ("cc", "gcc", "clang"))
 
 
+@cache
+def compiled_in_place(function: Callable[..., None]) -> Any:
+    """Return a function that writes over an argument, compiled once.
+
+    Torch would time two ways to launch it, and for each call copy the argument to the host and
+    back if there is no room for a second: a minute for the logits of 131,072 tokens.
+    """
+    compiler: Any = torch  # typed only in part
+    return compiler.compile(function, dynamic=False, options={"triton.autotune_pointwise": False})
+
+
 def compile_rotary_embedding() -> None:
     """Compile the rotary embedding: one kernel instead of eight that each read the tensor."""
     rope: Any = import_module("megatron.core.models.common.embeddings.rope_utils")
-    compiler: Any = torch  # typed only in part
-    rope._apply_rotary_pos_emb_bshd = compiler.compile(rope._apply_rotary_pos_emb_bshd)
+    compiler: Any = torch
+    # Queries and keys differ in shape: for any shape, it would be compiled a third time.
+    rope._apply_rotary_pos_emb_bshd = compiler.compile(
+        rope._apply_rotary_pos_emb_bshd, dynamic=False
+    )
 
 
 def _rms_norm(hidden: Tensor, shape: tuple[int], weight: Tensor, eps: float) -> Tensor:

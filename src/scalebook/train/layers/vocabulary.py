@@ -8,7 +8,7 @@ where they lie. At Llama 3's vocabulary of 128,256 and 8,192 tokens that is 2.1 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from scalebook.train import mcore
+from scalebook.train.layers import fused
 from scalebook.train.world import distributed
 
 
@@ -44,7 +45,8 @@ class VocabularyParallelCrossEntropy(torch.autograd.Function):
         start = group.rank() * logits.shape[1]
         inside = (labels >= start) & (labels < start + logits.shape[1])
         target = (labels - start).clamp(0, logits.shape[1] - 1)
-        log_sum, picked = _call(_statistics, compiled)(logits, target, inside)
+        statistics = _compiled_statistics() if compiled else _statistics
+        log_sum, picked = statistics(logits, target, inside)
         if group.size() > 1:
             gathered = [torch.empty_like(log_sum) for _ in range(group.size())]
             distributed.all_gather(gathered, log_sum, group=group)
@@ -60,21 +62,15 @@ class VocabularyParallelCrossEntropy(torch.autograd.Function):
         logits, log_sum, target, inside = ctx.saved_tensors
         logits = logits.detach()
         grad_output = grad_outputs[0].contiguous()  # so that one compiled kernel serves all callers
-        _call(_gradient, ctx.compiled)(logits, log_sum, target, inside, grad_output)
+        replace = fused.compiled_in_place(_gradient) if ctx.compiled else _gradient
+        replace(logits, log_sum, target, inside, grad_output)
         return logits, None, None, None
 
 
-_compiled: dict[Callable[..., Any], Any] = {}
-
-
-def _call(function: Callable[..., Any], compiled: bool) -> Callable[..., Any]:
-    """Return the function, compiled once where asked: a pass over memory instead of several."""
-    if not compiled:
-        return function
-    if function not in _compiled:
-        compiler: Any = torch  # typed only in part
-        _compiled[function] = compiler.compile(function, dynamic=False)
-    return _compiled[function]
+@cache
+def _compiled_statistics() -> Any:
+    compiler: Any = torch  # typed only in part
+    return compiler.compile(_statistics, dynamic=False)
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, group: Any, *, compiled: bool) -> Tensor:

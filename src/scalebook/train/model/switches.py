@@ -93,11 +93,11 @@ def _is_usual(shape: ModelShape) -> bool:
     return shape.activation == ("silu" if shape.gated_mlp else "gelu")
 
 
-def _activation(shape: ModelShape) -> str | None:
-    """Say why Megatron-Core cannot fuse this model's activation; None where it can."""
+def _activation(shape: ModelShape, ours: bool) -> str | None:
+    """Say why this model's activation cannot be fused; ``ours``: grouped experts do it."""
     if shape.activation == "gelu" and not (shape.gated_mlp or shape.mlp_bias):
         return "the fused GELU of Megatron-Core wants a bias"
-    if shape.moe is not None and shape.mlp_bias:
+    if shape.moe is not None and shape.mlp_bias and not ours:
         return "Megatron-Core's fused SwiGLU of experts takes no bias"
     fused_geglu = shape.activation == "gelu" and shape.moe is None
     if not (_is_usual(shape) or fused_geglu):
@@ -110,8 +110,6 @@ def _grouped(config: RunConfig, shape: ModelShape, world: World, te: bool) -> st
         return "the model has no experts"
     if te:
         return None
-    if shape.mlp_bias:
-        return "the experts have biases"
     if not _is_usual(shape):
         return f"grouped experts take SwiGLU or GELU, and {shape.name} has another activation"
     if not grouped.can_group(world.device, DTYPES[config.precision]):
@@ -148,7 +146,7 @@ def _graph(
         "the host needs to know how many tokens an expert gets": experts is not None
         and not (grouped_by_torch and _counts_stay(config, shape)),
         "the router's bias follows the load of the experts": (
-            experts is not None and experts.router_bias
+            experts is not None and experts.router_bias and not shape.mlp_bias
         ),
         "FSDP frees and gathers parameters": config.data_parallel_sharding == "full",
         "FP8 scales change between micro batches": config.precision == "fp8",
@@ -178,13 +176,14 @@ def resolve(config: RunConfig, shape: ModelShape, world: World) -> Switches:
 
     # On a CPU the grouped product is computed expert after expert anyway.
     products = decide("grouped_gemm", _grouped(config, shape, world, te), default=world.on_gpu)
-    graph = _graph(config, shape, world, grouped_by_torch=products and not te)
+    ours = products and not te
+    graph = _graph(config, shape, world, grouped_by_torch=ours)
     return Switches(
         transformer_engine=te,
         fused_attention=decide("fused_attention", None),
         fused_norm=decide("fused_norm", None if te else compiled),
         fused_rope=decide("fused_rope", None if te else compiled),
-        fused_activation=decide("fused_activation", _activation(shape) or compiled),
+        fused_activation=decide("fused_activation", _activation(shape, ours) or compiled),
         fused_cross_entropy=decide("fused_cross_entropy", compiled),
         fused_weight_gradient=decide(
             "fused_weight_gradient", _weight_gradient(config, world, te), default=world.on_gpu

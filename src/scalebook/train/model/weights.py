@@ -23,7 +23,7 @@ INIT_STD = 0.02
 _LAYER = re.compile(r"^decoder\.layers\.(\d+)\.")
 _EXPERT = re.compile(r"\.local_experts\.(\d+)\.")
 _GROUPED_EXPERT = re.compile(r"\.experts\.(linear_fc[12])\.(weight|bias)(\d+)$")
-_STACKED_EXPERTS = re.compile(r"\.experts\.weight([12])$")
+_STACKED_EXPERTS = re.compile(r"\.experts\.(weight|bias)([12])(\.bias)?$")
 _NORM = re.compile(r"(layernorm\.weight|layer_norm_weight)$")
 # Projections into the residual stream start smaller, by 1 / sqrt(2 x layers) (GPT-2).
 _RESIDUAL = re.compile(r"\.(linear_proj|linear_fc2)\.")
@@ -84,7 +84,7 @@ def _parameters(chunk: Any) -> Iterator[tuple[str, Any, int | None]]:
             continue
         prefix = name[: stacked.start()]
         for index, own in enumerate(parameter.detach()):
-            place = f"{prefix}.experts.local_experts.{index}.linear_fc{stacked[1]}.weight"
+            place = f"{prefix}.experts.local_experts.{index}.linear_fc{stacked[2]}.{stacked[1]}"
             yield place, own, None if dimension is None else dimension - 1
 
 
