@@ -17,6 +17,12 @@ setTimeout(async function () {
   try {
     for (let turn = 0; turn < 100 && drawn() < charts().length; turn++) await wait(200);
     out.height = document.documentElement.scrollHeight;
+    // Words that reach beyond the window, outside of what scrolls or is there to be heard only.
+    out.beyond = all("main *").filter(one => [...one.childNodes].some(part => part.nodeType === 3 && part.data.trim()) &&
+      one.checkVisibility() && !one.closest("svg, pre, select, thead, .sb-scroll, .formula, main:has(.sb-front) > h1")).filter(one => {
+        const box = one.getBoundingClientRect();
+        return box.width > 1 && (box.left < -1 || box.right > document.documentElement.clientWidth + 1);
+      }).map(one => one.textContent.trim().slice(0, 60));
     all("details.sb-more").forEach(part => { part.open = true; });
     await wait(300);
     for (let turn = 0; turn < 100 && drawn() < charts().length; turn++) await wait(200);
@@ -29,12 +35,14 @@ setTimeout(async function () {
       for (const axis of place.querySelectorAll("svg.marks .role-axis")) {
         const labels = [...axis.querySelectorAll(".role-axis-label text")].map(one => one.textContent).filter(Boolean);
         const names = [...axis.querySelectorAll(".role-axis-label text")].filter(one => one.getAttribute("opacity") !== "0");
-        const meet = (a, b) => a.width && b.width && a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 3 && b.top < a.bottom - 3;
+        const meet = (a, b) => a.width && b.width && a.left < b.right + 2 && b.left < a.right + 2 && a.top < b.bottom - 3 && b.top < a.bottom - 3;
         out.covered.push(...names.filter((one, i) => one.textContent.includes("…") || i &&
           meet(names[i - 1].getBoundingClientRect(), one.getBoundingClientRect())).map(one => one.textContent));
         out.alike.push(...labels.filter((label, i) => labels.indexOf(label) < i));
       }
-      out.cut.push(...[...place.querySelectorAll("svg.marks .role-axis text")].filter(one => {
+      const legend = [...place.querySelectorAll("svg.marks .role-legend-label text")];
+      out.covered.push(...legend.filter(one => one.textContent.includes("…")).map(one => one.textContent));
+      out.cut.push(...[...place.querySelectorAll("svg.marks .role-axis text"), ...legend].filter(one => {
         const box = one.getBoundingClientRect();
         return box.width && (box.left < edge.left - 1 || box.right > edge.right + 1);
       }).map(one => one.textContent));

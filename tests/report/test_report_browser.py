@@ -18,6 +18,7 @@ import pytest
 from simulated import write_sample
 
 from scalebook.report import PAGES, Places, build
+from scalebook.report.site.rendering import find_quarto
 
 WIDTHS = (390, 1400)
 # Pages in one start of the browser: with all of them at once, a slow machine draws none in time.
@@ -68,12 +69,21 @@ def axe(request: pytest.FixtureRequest) -> Path | None:
     return path
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory, root: Path, axe: Path | None) -> Path:
-    """A site whose pages say what happens in them."""
+@pytest.fixture(
+    scope="module", params=["preview", pytest.param("quarto", marks=pytest.mark.quarto)]
+)
+def site(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    root: Path,
+    axe: Path | None,
+) -> Path:
+    """A site of each renderer whose pages say what happens in them."""
+    if request.param == "quarto" and find_quarto() is None:
+        pytest.skip("quarto is not installed")
     folder = tmp_path_factory.mktemp("browser")
     runs = write_sample(folder / "runs")
-    made = build(Places(runs, folder / "site", root), "preview", print).parent
+    made = build(Places(runs, folder / "site", root), request.param, print).parent
     # a file, because the pages' policy lets no script run that is written into them
     shutil.copyfile(Path(__file__).parents[1] / "report_browser.js", made / "late.js")
     late = '<script src="late.js"></script></body>'
@@ -142,6 +152,10 @@ def test_no_page_is_longer_than_eight_screens_before_a_reader_opens_more(found: 
     lengths = {item["page"]: item["height"] for item in found if item["width"] == 1400}
     print(lengths)
     assert {page for page, height in lengths.items() if height > 8 * 900} == set()
+
+
+def test_no_words_reach_beyond_the_window(found: Seen) -> None:
+    assert [(i["page"], i["width"], i["beyond"]) for i in found if i["beyond"]] == []
 
 
 def test_no_two_labels_of_an_axis_are_equal_and_none_is_cut_off(found: Seen) -> None:

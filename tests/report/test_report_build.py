@@ -27,10 +27,10 @@ from scalebook.errors import ReportError
 from scalebook.facts import catalog
 from scalebook.report import PAGES, Places, build, check
 from scalebook.report.base.frames import load
-from scalebook.report.base.markup import anchor, callout
+from scalebook.report.base.markup import anchor, callout, raw_block, raw_html
 from scalebook.report.site import rendering
 from scalebook.report.site.menu import menus
-from scalebook.report.site.site_files import SCRIPTS
+from scalebook.report.site.notebook import NotebookCell
 
 OF_OTHERS = {"published"}  # results of others have the columns that their sources state
 EVIL = "</script><script>alert(1)</script><b>\"'`*_[x](javascript:1) {{< env HOME >}} ```\n::: x"
@@ -321,36 +321,74 @@ def test_the_check_takes_a_site_by_a_relative_path(
     assert check(Path("site")) == ()
 
 
-def test_the_quarto_project_lists_the_same_pages(root: Path, tmp_path: Path) -> None:
-    rendering.write_project(
-        root / "reports" / "_quarto.yml", root / "reports/theme", tmp_path, "Now."
-    )
-    made = yaml.safe_load((tmp_path / "_quarto.yml").read_text())
-    entries = made["website"]["navbar"]["left"]
-    held = [
-        (entry.get("text") if "menu" in entry else "", inside["href"], inside["text"])
-        for entry in entries
-        for inside in entry.get("menu", [entry])
-    ]
-    assert held == [(page.menu, f"{page.slug}.ipynb", page.title) for page in PAGES]
-    assert made["website"]["page-footer"]["left"] == "Now."
-    assert "[runs.csv](data/runs.csv)" in made["website"]["page-footer"]["right"]
-    # neither works from a file: one answers nothing, the other needs a module
-    assert (made["website"]["search"], made["format"]["html"]["toc"]) == (False, False)
-    assert "pre-render" not in made["project"]
-    for theme in ("dark", "light"):
-        style = (tmp_path / "theme" / f"{theme}.scss").read_text()
-        assert all(f"${name}: #" in style for name in ("code-color", "code-block-bg", "pre-color"))
+def test_the_quarto_project_brings_nothing_of_its_own_into_a_page(root: Path) -> None:
+    text = (root / "reports" / "_quarto.yml").read_text()
+    made = yaml.safe_load(text)
     html = made["format"]["html"]
+    assert not re.search(r"https?://", text)
+    assert html["minimal"] is True  # or Bootstrap, and modules that no browser loads from a file
+    assert made["project"]["type"] == "default"  # a website rewrites the links of a page
     assert html["html-math-method"] == "mathml"  # MathJax would come from a CDN
-    assert html["respect-user-color-scheme"] is True
-    assert html["grid"] == {"body-width": "1100px", "margin-width": "220px"}
-    assert not html["notebook-links"]  # they lead to a file that is not there
-    loaded = re.findall(r'<script src="/([^"]+)"></script>', html["include-in-header"]["text"])
-    assert loaded == ["vega-bundle.js", *SCRIPTS]
-    assert {*loaded, "data"} == {*made["project"]["resources"]}
-    assert not re.search(r"https?://", (tmp_path / "_quarto.yml").read_text())
-    assert (tmp_path / "theme" / "dark.scss").is_file()
+    assert html["from"] == "markdown-smart"  # or quotes and dashes change
+    assert (html["toc"], html["section-divs"]) == (False, False)
+
+
+# Quarto as far as the project files go: the outputs of each notebook, in its template.
+FAKE_QUARTO = """#!{python}
+import json, pathlib, sys
+import yaml
+log = pathlib.Path(__file__).with_name("called")
+if sys.argv[1] == "--version":
+    print(log.with_name("version").read_text())
+    sys.exit()
+here = pathlib.Path(sys.argv[2])
+pages = yaml.safe_load((here / "_quarto.yml").read_text())["project"]["render"]
+with log.open("a") as file:
+    file.write(f"{{' '.join(pages)}}\\n")
+for page in pages:
+    cells = json.loads((here / page).read_text())["cells"]
+    front = yaml.safe_load("".join(cells[0]["source"]).strip().strip("-"))
+    outputs = ["".join(out["text"]) for cell in cells[1:] for out in cell.get("outputs", ())]
+    shown = "".join(text.split("\\n", 1)[1].rsplit("\\n", 2)[0] for text in outputs)
+    html = (here / front["template"]).read_text().replace("$body$", shown).replace("$$", "$")
+    (here / "_site" / page.replace(".ipynb", ".html")).write_text(html)
+"""
+
+
+def test_quarto_renders_only_what_changed(
+    tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = tmp_path / "quarto"
+    fake.write_text(FAKE_QUARTO.format(python=sys.executable))
+    fake.chmod(0o755)
+    (tmp_path / "version").write_text("1.7.34")
+    monkeypatch.setattr(rendering, "find_quarto", lambda: str(fake))
+    monkeypatch.setattr(Places, "cache", tmp_path / "cache")
+    runs = write_run(tmp_path / "runs", "a", config()).parent
+    settings = tmp_path / "project" / "reports" / "_quarto.yml"
+    settings.parent.mkdir(parents=True)
+    shutil.copyfile(root / "reports" / "_quarto.yml", settings)
+    shutil.copytree(root / "notebooks", tmp_path / "project" / "notebooks")
+    places = Places(runs, tmp_path / "site", tmp_path / "project")
+
+    def rendered() -> list[str]:
+        (tmp_path / "called").write_text("")
+        build(places, "quarto", lambda _: None)
+        return (tmp_path / "called").read_text().split()
+
+    every = [f"{page.slug}.ipynb" for page in PAGES]
+    assert rendered() == every
+    first = (tmp_path / "site" / "cost.html").read_text()
+    monkeypatch.setattr("scalebook.report.site.builder._build_facts", lambda _: "Made & later.")
+    assert rendered() == []
+    later = (tmp_path / "site" / "cost.html").read_text()
+    assert "<span>Made &amp; later.</span>" in later
+    assert re.sub("<span>Built .*?</span>", "<span>Made &amp; later.</span>", first) == later
+    method = tmp_path / "project" / "notebooks" / "36_method.ipynb"
+    method.write_text(method.read_text().replace("## ", "## On "))
+    assert rendered() == ["method.ipynb"]
+    (tmp_path / "version").write_text("1.7.35")
+    assert rendered() == every
 
 
 def test_quarto_gets_pages_as_printed_html_and_its_failure_is_one_line(
@@ -360,11 +398,16 @@ def test_quarto_gets_pages_as_printed_html_and_its_failure_is_one_line(
     fake.write_text("#!/bin/sh\necho 'ERROR: no pandoc here' >&2\nexit 3\n")
     fake.chmod(0o755)
     monkeypatch.setattr(rendering, "find_quarto", lambda: str(fake))
-    runs = write_run(tmp_path / "runs", "a", config()).parent
+    runs = write_sample(tmp_path / "runs")
+    evil = config(model=EVIL, strategy=EVIL)
+    write_run(runs, "evil", evil, run_id=EVIL, status="failed", reason=EVIL, log_tail=(EVIL,))
     with pytest.raises(ReportError, match=r"quarto failed \(exit 3\): ERROR: no pandoc here"):
         build(Places(runs, tmp_path / "site", root), "quarto", print)
     for page in PAGES:
         assert_quarto_can_render((tmp_path / "_pages" / f"{page.slug}.ipynb").read_text())
+    fake.write_text("#!/bin/sh\nexit 0\n")
+    with pytest.raises(ReportError, match=r"quarto did not write index\.html\. Install it"):
+        build(Places(runs, tmp_path / "site", root), "quarto", print)
 
 
 def assert_quarto_can_render(notebook: str) -> None:
@@ -378,14 +421,17 @@ def assert_quarto_can_render(notebook: str) -> None:
     for cell in page["cells"]:
         assert isinstance(cell["source"], list)
         assert all(line.endswith("\n") and line.count("\n") == 1 for line in cell["source"][:-1])
-    assert page["cells"][0]["source"][0] == "---\n"
-    assert page["cells"][0]["source"][-1].strip() == "---"
+    front = "".join(page["cells"][0]["source"])
+    assert re.fullmatch(r"---\ntitle: .+\nsubtitle: .+\ntemplate: [a-z]+\.template\n---", front)
     code = ["".join(cell["source"]) for cell in page["cells"] if cell["cell_type"] == "code"]
-    assert all('#| output: "asis"' in text for text in code)
+    # a figure that is printed loses its caption, and its code comes before it
+    for text in code:
+        assert re.match(r'#\| echo: false\n#\| output: "asis"\n(?!#\|)', text)
     # what a cell warned of would stand in the page, and so would the cell of parameters
     assert {output["name"] for output in outputs} == {"stdout"}
     assert not any(re.search(r"^runs(: str)? = ", text, re.MULTILINE) for text in code)
     shown = "".join("".join(output["text"]) for output in outputs)
+    markdown = ["".join(c["source"]) for c in page["cells"] if c["cell_type"] == "markdown"]
     words = shown + "".join("".join(cell["source"]) for cell in page["cells"])
     assert "{{<" not in words  # a shortcode reads files and variables of the machine
     assert not re.search(r"\\\(|\$\$|\\\[", re.sub(r"<script.*?</script>", "", words, flags=re.S))
@@ -394,6 +440,45 @@ def assert_quarto_can_render(notebook: str) -> None:
     assert shown.count("<script") == shown.count('<script type="application/json"')
     tables = re.findall(r"<table[^>]*>", shown)
     assert all("data-quarto-disable-processing" in one or "sb-cells" in one for one in tables)
+    # Quarto would give a heading another id, and a reference another name
+    for text in markdown:
+        assert all(re.search(r"\{#[a-z0-9-]+\}$", line) for line in re.findall("^##.*", text, re.M))
+        assert not re.search("@(fig|tbl)-", text)
+
+
+def test_quarto_fills_the_page_of_the_built_in_renderer(tmp_path: Path) -> None:
+    page = PAGES[1]
+    cells = (
+        NotebookCell("raw", "---\ntitle: Costs $5\nsubtitle: Words\n---"),
+        NotebookCell("markdown", "## What it *takes*\n\nSee @fig-a and @fig-none."),
+        NotebookCell(
+            "code", "draw()", options=(("label", "fig-a"), ("fig-cap", "A $ & more.")),
+            texts=(raw_block("<p>drawn</p>"),),
+        ),
+    )  # fmt: skip
+    template, notebook = rendering.write_page(tmp_path, page, cells, PAGES)
+    whole = rendering.render(cells, page, PAGES, rendering.BUILT)
+    start, end = template.replace("$body$", "<BODY>").replace("$$", "$").split("<BODY>")
+    assert (whole.startswith(start), whole.endswith(end)) == (True, True)
+    assert '<h1>Costs $5</h1>\n<p class="subtitle">Words</p>' in start
+    assert '<a href="studies.html" aria-current="page">Studies</a>' in start
+    _, text, code = json.loads(notebook)["cells"]
+    body = whole.removeprefix(start).removesuffix(end)
+    assert body == (
+        '<h2 id="what-it-takes">What it <em>takes</em>'
+        '<a class="here" href="#what-it-takes" aria-label="Link to this section">#</a></h2>\n'
+        '<p>See <a href="#fig-a">Figure 1</a> and figure.</p>\n\n'
+        '<figure id="fig-a" class="fig"><p>drawn</p>'
+        "<figcaption><b>Figure 1</b> A $ &amp; more.</figcaption></figure>"
+        '<details class="code"><summary>Code</summary><pre>draw()</pre></details>'
+    )
+    assert "".join(text["source"]) == (
+        '## What it *takes*[#](#what-it-takes){.here aria-label="Link to this section"}'
+        ' {#what-it-takes}\n\nSee <a href="#fig-a">Figure 1</a> and figure.'
+    )
+    printed = raw_html("".join(code["outputs"][0]["text"]))
+    assert printed
+    assert body.endswith(printed)
 
 
 def test_quarto_by_hand_is_stopped_with_what_to_do_instead(root: Path) -> None:
@@ -422,12 +507,28 @@ def test_a_note_is_no_aside_which_quarto_moves_into_the_margin() -> None:
 
 
 @pytest.mark.quarto
-def test_quarto_renders_a_site_that_passes_the_check(tmp_path: Path, root: Path) -> None:
+def test_quarto_and_the_built_in_renderer_give_the_same_pages(
+    site: Built, html: Callable[[str], str], tmp_path: Path, root: Path
+) -> None:
     if rendering.find_quarto() is None:
         pytest.skip("quarto is not installed")
-    runs = write_sample(tmp_path / "runs")
-    index = build(Places(runs, tmp_path / "site", root), "quarto", print)
-    assert check(index.parent) == ()
+    runs = site[0].parent / "runs"
+    folder = build(Places(runs, tmp_path / "site", root), "quarto", lambda _: None).parent
+    assert {path.name for path in folder.iterdir()} == {path.name for path in site[0].iterdir()}
+    for page in PAGES:
+        pair = [content(text) for text in (html(page.html), (folder / page.html).read_text())]
+        assert pair[0] == pair[1], page.title
+
+
+def content(html: str) -> tuple[str, list[tuple[str, dict[str, str]]]]:
+    """Return the text of a page, with what its scripts hold, and its elements in order."""
+    parsed = Tags(re.sub(r"<span>Built .*?</span>", "", html))
+    elements = [
+        (tag, {name: value or "" for name, value in attributes.items()})
+        for tag, attributes in zip(parsed.tags, parsed.attributes, strict=True)
+    ]
+    empty = ("header", {"id": "title-block-header", "class": "quarto-title-block"})
+    return " ".join(parsed.text.split()), [one for one in elements if one != empty]
 
 
 @pytest.mark.slow

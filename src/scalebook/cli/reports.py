@@ -77,7 +77,7 @@ def _add_building(parser: argparse.ArgumentParser) -> None:
         "--renderer",
         choices=RENDERERS,
         default="auto",
-        help="preview (built in), quarto (15 s slower), or auto, which is preview (default: auto)",
+        help="preview (built in), quarto (the same, slower), or auto: preview (default: auto)",
     )
     parser.add_argument(
         "--one-file",

@@ -77,9 +77,15 @@ def build(
     failed = _execute(places, data, cache, chosen)
     built = _build_facts(data)
     cells = _cells(places, data, say)
-    light = {page: _written(places.pages, page, whole) for page, whole in cells.items()}
+    light = {
+        page: site_files.move_out(whole, page.slug, places.pages) for page, whole in cells.items()
+    }
     site = (
-        _with_quarto(places, built) if chosen == "quarto" else _with_preview(light, places, built)
+        rendering.render_by_quarto(
+            places.project / "reports/_quarto.yml", places.pages, light, cache, built
+        )
+        if chosen == "quarto"
+        else _with_preview(light, places, built)
     )
     _add_shared(places, site, built)
     if one_file:
@@ -125,13 +131,6 @@ def _cells(
             say(f"{page.slug}: {text.strip()}")
         cells[page] = notebook.prepare(executed, numbers)
     return cells
-
-
-def _written(stage: Path, page: Page, whole: Cells) -> Cells:
-    """Return cells with the rows of heavy tables in files; write them as a notebook for Quarto."""
-    light = site_files.move_out(whole, page.slug, stage)
-    notebook.write(stage / f"{page.slug}.ipynb", light)
-    return light
 
 
 def _add_shared(places: Places, site: Path, built: str) -> None:
@@ -192,15 +191,6 @@ def _with_preview(cells: Mapping[Page, Cells], places: Places, built: str) -> Pa
         html = rendering.render(whole, page, places.menu, built)
         (site / page.html).write_text(html, encoding="utf-8")
     return site
-
-
-def _with_quarto(places: Places, built: str) -> Path:
-    """Render by Quarto and return the folder of the site."""
-    reports = places.project / "reports"
-    rendering.write_project(
-        reports / "_quarto.yml", reports / "theme", places.pages, built, places.menu
-    )
-    return rendering.render_by_quarto(places.pages)
 
 
 def _finish(site: Path, output: Path, renderer: str, failed: Collection[str]) -> None:

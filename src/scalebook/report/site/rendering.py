@@ -8,9 +8,11 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 import mistune
@@ -18,12 +20,21 @@ import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from scalebook.errors import ReportError
-from scalebook.report.base.markup import Markup, anchor, raw_block, raw_html, script_json
-from scalebook.report.site.menu import CHANGES, PAGES, Page, menus
-from scalebook.report.site.notebook import NotebookCell, front_matter
-from scalebook.report.site.site_files import DATA_FILES, MAILED, SCRIPTS, STYLES
+from scalebook.report.base.markup import (
+    Markup,
+    anchor,
+    escape,
+    raw_block,
+    raw_html,
+    script_json,
+)
+from scalebook.report.site.build_cache import keep, kept
+from scalebook.report.site.menu import Page, menus
+from scalebook.report.site.notebook import NotebookCell, front_matter, write
+from scalebook.report.site.site_files import MAILED, SCRIPTS, STYLES
 
 ASSETS = Path(__file__).parent / "assets"
+Cells = tuple[NotebookCell, ...]
 KINDS = {"fig": "Figure", "tbl": "Table"}
 
 _to_html = mistune.create_markdown(escape=True, plugins=["table"])
@@ -39,14 +50,21 @@ def _template() -> Template:
 
 
 def render(
-    cells: tuple[NotebookCell, ...], page: Page, pages: Sequence[Page], built: str, *scripts: str
+    cells: Cells,
+    page: Page,
+    pages: Sequence[Page],
+    built: str,
+    *scripts: str,
+    body: str = "",
 ) -> str:
     """Return the HTML of a page; ``built`` is the line of build facts in its footer.
 
-    A page with ``scripts`` of its own makes its title and charts by them.
+    A page with ``scripts`` of its own makes its title and charts by them. A ``body`` takes the
+    place of what the cells show.
     """
     numbers = dict(number_labels(cells))
     facts = front_matter(cells)
+    shown = (block(cell, numbers) for cell in cells if cell.kind != "raw")
     return _template().render(
         page=page,
         menus=tuple(menus(pages)),
@@ -55,7 +73,7 @@ def render(
         has_charts=bool(scripts)
         or any("sb-chart" in text for cell in cells for text in cell.texts),
         scripts=scripts,
-        blocks=[block(cell, numbers) for cell in cells if cell.kind != "raw"],
+        blocks=(body,) if body else tuple(shown),
         built=built,
     )
 
@@ -85,10 +103,13 @@ def block(cell: NotebookCell, numbers: Mapping[str, str]) -> Markup:
     return code_cell(cell, numbers)
 
 
+REFERENCE = re.compile(r"@((?:fig|tbl)-[a-z0-9-]+)")
+TO_HEADING = "Link to this section"
+
+
 def markdown(source: str, numbers: Mapping[str, str]) -> str:
     """Return the HTML of a notebook's Markdown, references resolved and headings linkable."""
-    html = str(_to_html(source))
-    html = re.sub(r"@((?:fig|tbl)-[a-z0-9-]+)", lambda match: _reference(match[1], numbers), html)
+    html = REFERENCE.sub(lambda match: _reference(match[1], numbers), str(_to_html(source)))
     return re.sub(r"<h([23])>(.*?)</h\1>", _heading, html)
 
 
@@ -100,9 +121,13 @@ def _reference(label: str, numbers: Mapping[str, str]) -> str:
 
 def _heading(match: re.Match[str]) -> str:
     level, text = match[1], match[2]
-    slug = re.sub(r"[^a-z0-9]+", "-", re.sub(r"<.*?>", "", text).lower()).strip("-")
-    link = f'<a class="here" href="#{slug}" aria-label="Link to this section">#</a>'
+    slug = _slug(re.sub(r"<.*?>", "", text))
+    link = f'<a class="here" href="#{slug}" aria-label="{TO_HEADING}">#</a>'
     return f'<h{level} id="{slug}">{text}{link if level == "2" else ""}</h{level}>'
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
 def code_cell(cell: NotebookCell, numbers: Mapping[str, str]) -> Markup:
@@ -137,8 +162,10 @@ def _source(cell: NotebookCell) -> Markup:
     return template.format(cell.source)
 
 
-DATA_LINKS = "Data: " + ", ".join(f"[{name}](data/{name})" for name in DATA_FILES)
 INSTALL_QUARTO = "Install it from quarto.org, or use --renderer preview."
+# Stand in Quarto's template of a page: for the line that differs in every build, and for the body.
+BUILT, BODY = "scalebook-built", "scalebook-body"
+HEADING = re.compile(r"^(###?) (.+)$", re.MULTILINE)
 
 
 def find_quarto() -> str | None:
@@ -146,49 +173,104 @@ def find_quarto() -> str | None:
     return shutil.which("quarto")
 
 
-def write_project(
-    settings: Path, theme: Path, project: Path, built: str, pages: Sequence[Page] = PAGES
-) -> None:
-    """Write Quarto's project file and theme next to the notebooks; ``built`` goes to the footer.
-
-    The menu of the file is that of ``PAGES``; the page of changes is added where it is among them.
-    """
-    try:
-        config = yaml.safe_load(settings.read_text(encoding="utf-8"))
-        config["project"].pop("pre-render", None)  # which is for a call by hand
-        if CHANGES in pages:
-            entry = {"href": f"{CHANGES.slug}.ipynb", "text": CHANGES.title}
-            config["website"]["navbar"]["left"].insert(pages.index(CHANGES), entry)
-        config["website"]["page-footer"] = {"left": built, "right": DATA_LINKS}
-    except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
-        raise ReportError(f"{settings} is not the Quarto project of the report: {error}") from error
-    text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
-    (project / "_quarto.yml").write_text(text, encoding="utf-8")
-    if theme.is_dir():
-        shutil.copytree(theme, project / "theme", dirs_exist_ok=True)
-
-
-def render_by_quarto(project: Path) -> Path:
-    """Render the project and return the folder of the site.
+def render_by_quarto(
+    settings: Path, project: Path, cells: Mapping[Page, Cells], cache: Path, built: str
+) -> Path:
+    """Write every page as a notebook for Quarto, render those that changed, return the site.
 
     Raises:
         ReportError: quarto is missing or failed; its last line is in the message.
     """
+    config = _project_settings(settings)
+    written = {page: write_page(project, page, cells[page], tuple(cells)) for page in cells}
+    version = _quarto(project, "--version")
+    places: dict[Page, Path] = {}
+    for page, texts in written.items():
+        digest = sha256("\0".join([version, repr(config), *texts]).encode()).hexdigest()
+        places[page] = cache / f"quarto-{page.slug}-{digest[:16]}.html"
+    before = {page: kept(place) for page, place in places.items()}
+    config["project"]["render"] = [f"{page.slug}.ipynb" for page in before if before[page] is None]
+    site = project / "_site"
+    site.mkdir(exist_ok=True)
+    if config["project"]["render"]:
+        text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
+        (project / "_quarto.yml").write_text(text, encoding="utf-8")
+        _quarto(project, "render", str(project), "--no-execute", "--no-clean")
+    for page, content in before.items():
+        html = content or _rendered(site / page.html, places[page])
+        text = html.decode().replace(BUILT, escape(built))
+        (site / page.html).write_text(text, encoding="utf-8")
+    return site
+
+
+def _rendered(path: Path, place: Path) -> bytes:
+    """Return a page that Quarto has just rendered, and keep it for the next build."""
+    try:
+        html = path.read_bytes()
+    except FileNotFoundError:
+        raise ReportError(f"quarto did not write {path.name}. {INSTALL_QUARTO}") from None
+    keep(place, html)
+    return html
+
+
+def _project_settings(settings: Path) -> dict[str, Any]:
+    """Return Quarto's settings of the report as `quarto render` needs them here."""
+    try:
+        config = yaml.safe_load(settings.read_text(encoding="utf-8"))
+        del config["project"]["pre-render"]  # which is for a call by hand
+    except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
+        raise ReportError(f"{settings} is not the Quarto project of the report: {error}") from error
+    return config
+
+
+def write_page(project: Path, page: Page, cells: Cells, pages: Sequence[Page]) -> tuple[str, str]:
+    """Write a page as a notebook for Quarto with a template of its own; return their texts.
+
+    The template is the page of the built-in renderer without its body, and a code cell prints what
+    that renderer shows of it: of a printed figure Quarto itself loses the caption.
+    """
+    around = render(cells, page, pages, BUILT, body=BODY)
+    template = around.replace("$", "$$").replace(BODY, "$body$")
+    name = f"{page.slug}.template"
+    (project / name).write_text(template, encoding="utf-8")
+    numbers = dict(number_labels(cells))
+    path = project / f"{page.slug}.ipynb"
+    write(path, tuple(_for_quarto(cell, numbers, name) for cell in cells))
+    return template, path.read_text(encoding="utf-8")
+
+
+def _for_quarto(cell: NotebookCell, numbers: Mapping[str, str], template: str) -> NotebookCell:
+    if cell.kind == "raw":
+        front = re.sub(r"\n---\s*$", f"\ntemplate: {template}\n---", cell.source)
+        return replace(cell, source=front)
+    if cell.kind == "markdown":
+        source = REFERENCE.sub(lambda match: _reference(match[1], numbers), cell.source)
+        return replace(cell, source=HEADING.sub(_heading_for_quarto, source))
+    html = code_cell(cell, numbers)
+    texts = (raw_block(html),) if html else ()
+    return replace(cell, options=(("echo", False),), texts=texts)
+
+
+def _heading_for_quarto(match: re.Match[str]) -> str:
+    level, text = match[1], match[2]
+    slug = _slug(text)
+    link = f'[#](#{slug}){{.here aria-label="{TO_HEADING}"}}' if level == "##" else ""
+    return f"{level} {text}{link} {{#{slug}}}"
+
+
+def _quarto(folder: Path, *arguments: str) -> str:
+    """Call quarto and return what it printed."""
     command = find_quarto()
     if command is None:
         raise ReportError(f"quarto was not found. {INSTALL_QUARTO}")
     done = subprocess.run(
-        [command, "render", str(project), "--no-execute", "--no-clean"],
-        capture_output=True,
-        text=True,
-        check=False,
+        [command, *arguments], cwd=folder, capture_output=True, text=True, check=False
     )
-    site = project / "_site"
-    if done.returncode != 0 or not (site / "index.html").is_file():
+    if done.returncode != 0:
         lines = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
         last = lines[-1] if lines else "it printed nothing"
         raise ReportError(f"quarto failed (exit {done.returncode}): {last}. {INSTALL_QUARTO}")
-    return site
+    return done.stdout
 
 
 ONE_FILE = "scalebook-report.html"
@@ -197,9 +279,7 @@ SCRIPT = re.compile(r"(<script.*?</script>)", re.DOTALL)
 ADDRESS = re.compile(r'(?<=\s)(id|href)="([^"]*)"')
 
 
-def one_page(
-    cells: Mapping[Page, tuple[NotebookCell, ...]], pages: Sequence[Page], folder: Path, built: str
-) -> str:
+def one_page(cells: Mapping[Page, Cells], pages: Sequence[Page], folder: Path, built: str) -> str:
     """Return the HTML of all pages in one; ``folder`` has the assets and the data."""
     loader = FileSystemLoader(ASSETS)
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
@@ -224,7 +304,7 @@ def _script_hash(script: str) -> str:
     return f"sha256-{base64.b64encode(sha256(script.encode()).digest()).decode()}"
 
 
-def _section(page: Page, cells: tuple[NotebookCell, ...]) -> dict[str, object]:
+def _section(page: Page, cells: Cells) -> dict[str, object]:
     """Return a page's title and blocks, its addresses made those of the one file."""
     numbers = dict(number_labels(cells))
     facts = front_matter(cells)

@@ -10,9 +10,6 @@
   }
 
   function isDark() {
-    const classes = document.body.classList;
-    if (classes.contains("quarto-dark")) return true;
-    if (classes.contains("quarto-light")) return false;
     return root.dataset.theme ? root.dataset.theme === "dark" : system.matches;
   }
 
@@ -35,7 +32,7 @@
   }
 
   // A name of a row is written in full, on as many lines as it needs; the rows grow with it.
-  const ROOM = { wide: { line: 68, size: 12, step: 11 }, narrow: { line: 24, size: 10, step: 10 } };
+  const ROOM = { wide: { line: 68, size: 12, step: 11, gap: 2 }, narrow: { line: 24, size: 10, step: 10, gap: 6 } };
 
   function wrapped(text, room) {
     const lines = [""];
@@ -68,8 +65,21 @@
         labelFontSize: room.size, labelLineHeight: room.step, labelBaseline: "middle",
       }, shift.length ? { labelOffset: { condition: shift, value: 0 } } : {});
     }
-    const high = Object.keys(names).length * (most * room.step + 2);
+    const high = Object.keys(names).length * (most * room.step + room.gap);
     if (typeof spec.height === "number") spec.height = Math.max(spec.height, high);
+  }
+
+  // So is a name of the legend, which has as many letters to a line as its columns leave room for.
+  function namedLegend(spec, line) {
+    filter.encodings(spec, function (encoding) {
+      const color = encoding.color;
+      if (!color || color.legend === null || !color.scale || !color.scale.domain) return;
+      const names = {};
+      for (const name of color.scale.domain) names[name] = wrapped(String(name), { line: line });
+      color.legend = Object.assign({}, color.legend, {
+        labelExpr: JSON.stringify(names) + "[datum.label] || datum.label", labelLimit: 0,
+      });
+    });
   }
 
   function drawOne(place, index) {
@@ -85,8 +95,9 @@
     if (typeof spec.title === "string") spec.title = wrapped(spec.title, { line: narrow ? 38 : 150 });
     namedRows(spec, narrow ? ROOM.narrow : ROOM.wide);
     const axisY = Object.assign({}, config.axisY, narrow ? { labelFontSize: 10 } : {});
-    const axisX = narrow ? { titleAnchor: "end", labelFlush: 20 } : {};
-    const legend = Object.assign({}, config.legend, narrow ? { columns: 1, labelLimit: 240, labelFontSize: 10 } : {});
+    namedLegend(spec, narrow ? 44 : Math.floor(place.clientWidth / config.legend.columns / 6) - 4);
+    const axisX = Object.assign({ labelSeparation: 6 }, narrow ? { titleAnchor: "end", labelFlush: 20 } : {});
+    const legend = Object.assign({}, config.legend, narrow ? { columns: 1, labelFontSize: 10 } : {});
     vegaEmbed(place, spec, {
       mode: "vega-lite",
       ast: true, // expressions are interpreted: no code is made from a specification
@@ -484,24 +495,11 @@
         showTheme(control);
         draw();
       });
-    } else {
-      followQuarto();
     }
     system.addEventListener("change", draw);
     draw();
     turnTo();
     reveal();
-  }
-
-  // Quarto forgets the reader's choice from page to page where pages are files.
-  function followQuarto() {
-    const before = stored(), name = function () { return isDark() ? "dark" : "light"; };
-    const differs = (before === "dark" || before === "light") && before !== name();
-    if (differs && window.quartoToggleColorScheme) window.quartoToggleColorScheme();
-    new MutationObserver(function () {
-      try { localStorage.setItem("scalebook-theme", name()); } catch (error) { /* not kept */ }
-      draw();
-    }).observe(document.body, { attributeFilter: ["class"] });
   }
 
   // The filter stands before the first section, so that the title and its facts come first.
