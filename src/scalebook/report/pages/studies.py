@@ -342,7 +342,7 @@ def _efficiency(data: ReportData, row: Row, one: str, many: str) -> Dot:
 
 
 def _layouts(runs: _Runs) -> StudyAnswer | None:
-    """StudyAnswer which layout is fastest, at the work that most layouts did."""
+    """Answer which layout is fastest, at the work that most layouts did."""
     works = alike(runs.members, _same_work)
     found = [_per_layout([item.row for item in same]) for same in works]
     found = [ones for ones in found if len(ones) > 1]
@@ -443,7 +443,7 @@ _MAP = (
 
 
 def _map(runs: _Runs) -> StudyAnswer | None:
-    """StudyAnswer which micro batch and recomputation is best, where several of both were tried."""
+    """Answer which micro batch and recomputation is best, where several of both were tried."""
     frame = runs.frame.drop_nulls(["recompute", "micro_batch_size"])
     maps = [same for _, same in frame.group_by(*_MAP, maintain_order=True)]
     maps = [
@@ -487,7 +487,7 @@ def _place(cell: Row, best: float) -> tuple[float | None, str]:
 
 
 def _precision(runs: _Runs) -> StudyAnswer | None:
-    """StudyAnswer how much faster 8-bit products are, at the same work on the same devices."""
+    """Answer how much faster 8-bit products are, at the same work on the same devices."""
     names = [name for name in _MAP if name not in ("precision", "split")]
     found: list[tuple[Configuration, Configuration, Verdict | None]] = []
     for same in alike(runs.rows, lambda row: tuple(row[name] for name in names)):
@@ -564,7 +564,7 @@ def _experts(runs: _Runs) -> StudyAnswer | None:
 
 
 def _correctness(runs: _Runs) -> StudyAnswer | None:
-    """StudyAnswer how far apart the last losses of one training are, run in different ways."""
+    """Answer how far apart the last losses of one training are, run in different ways."""
     names = ("model", "precision", "sequence_length", "global_batch_size", "recorded_steps")
     known = [row for row in runs.frame.to_dicts() if row["loss_last"] is not None]
     groups = [
