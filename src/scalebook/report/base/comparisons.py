@@ -241,7 +241,8 @@ def named_pair(items: Sequence[Member], a: str, b: str) -> Pair | None:
     None where a side has no run with a rate.
     """
     left, right = _chosen(items, a), _chosen(items, b)
-    return Pair("as named", *map(_side_title, (a, b)), left, right) if left and right else None
+    found = Pair("as named", _side_title(a), _side_title(b), left, right)
+    return found if left and right else None
 
 
 def _side_title(name: str) -> str:

@@ -201,6 +201,12 @@ def setting_words(name: str) -> str:
     return row.words if row else VERSION_WORDS.get(name, name.replace("_", " "))
 
 
+def fact_words(name: str) -> str:
+    """Return a recorded fact as readers call it: ``CPU cores``, or the name of a variable."""
+    group, _, own = name.rpartition(".")
+    return own if group == "variables" else setting_words(own).replace("cpu ", "CPU ")
+
+
 def _change_in_words(name: str, value: Any) -> str:
     if (name, str(value)) in TELLING_VALUES:
         return TELLING_VALUES[name, str(value)]
@@ -290,7 +296,8 @@ def _begin(row: Row, record: RunRecord | None) -> _Named:
     requested = record.requested if record else {}
     chosen = frozenset(name for name, value in requested.items() if value in ("on", "off"))
     strategy = row.get("strategy")
-    parts = [split_name(row), *([strategy] if strategy not in NO_STRATEGY else [])]
+    parts = [split_name(row)]
+    parts += [str(strategy).replace("_", " ")] if strategy not in NO_STRATEGY else []
     known = identity.repeat(record) if record else None
     return _Named(row, _settings(row, record), known, chosen, parts=parts)
 

@@ -8,7 +8,7 @@ import polars as pl
 
 from scalebook.report.base.frames import ReportData
 from scalebook.report.base.markup import Fragment, Markup, bullets, paragraphs, run_link, run_links
-from scalebook.report.base.naming import WORK, model_title, precision_title, split_name
+from scalebook.report.base.naming import WORK, model_title, precision_title, sized
 from scalebook.report.base.quantities import count, number, percent, times
 
 SAME_LOSS = 1e-3  # below this relative difference two losses print alike
@@ -75,13 +75,14 @@ def mfu(data: ReportData) -> Fragment:
 
 def _best_mfu(runs: pl.DataFrame) -> Markup:
     best = runs.sort("mfu", descending=True, nulls_last=True).row(0, named=True)
+    split = sized(best)
     return Markup(
-        "The highest MFU is {} by {} of {} ({}): {} TFLOP/s of model work per GPU by "
+        "The highest MFU is {}, by {} {} ({}): {} TFLOP/s of model work per GPU by "
         "<code>{}</code>, over {} TFLOP/s, the dense {} peak of {}."
     ).format(
         percent(best["mfu"]),
-        split_name(best),
         model_title(best["model"]),
+        f"on {split}" if split[0].isdigit() else f"with {split}",
         run_link(best["run_id"]),
         number(best["model_tflops_per_second_per_gpu"]),
         best["flops_convention"],

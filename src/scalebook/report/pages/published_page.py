@@ -26,7 +26,7 @@ from scalebook.errors import ScalebookError
 from scalebook.facts import catalog
 from scalebook.facts.catalog.results import PublishedResult
 from scalebook.facts.flops import DEFAULT_CONVENTION, convert_tflops, model_tflops
-from scalebook.report.base.frames import ReportData
+from scalebook.report.base.frames import TINY, ReportData
 from scalebook.report.base.html_tables import (
     MODEL,
     PRECISION,
@@ -133,7 +133,8 @@ def _result(row: PublishedResult) -> dict[str, Any]:
 
 def own(data: ReportData) -> tuple[dict[str, Any], ...]:
     """Return our runs with a counted rate, as rows of the same shape."""
-    runs = data.completed.filter(pl.col("model_tflops_per_second_per_gpu").is_not_null())
+    toy = pl.col("model").str.starts_with(TINY)  # made for a CPU
+    runs = data.completed.filter(pl.col("model_tflops_per_second_per_gpu").is_not_null(), ~toy)
     return tuple(
         {
             "run_id": row["run_id"], "source": row["source"], "model": row["model"],

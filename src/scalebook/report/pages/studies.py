@@ -29,7 +29,7 @@ from scalebook.report.base.comparisons import (
     side_name,
     work_key,
 )
-from scalebook.report.base.frames import ReportData, records
+from scalebook.report.base.frames import TINY, ReportData, records
 from scalebook.report.base.markup import Fragment, Markup, paragraphs, run_link
 from scalebook.report.base.naming import (
     model_title,
@@ -420,7 +420,9 @@ def _ablation(runs: _Runs) -> StudyAnswer | None:
     drawn = [
         Dot(
             one.words.removeprefix("fused "),
-            *(100 * (end - 1) for end in (worth.ratio, worth.low, worth.high)),
+            100 * (worth.ratio - 1),
+            100 * (worth.low - 1),
+            100 * (worth.high - 1),
             change(worth.ratio - 1),
             colour=tint,
             run_id=one.pair.b[0].row["run_id"],
@@ -530,6 +532,12 @@ def _has_experts(name: str | None) -> bool:
         return False
 
 
+def _telling(one: Configuration) -> tuple[bool, bool, float]:
+    """Return how much a model's rate says: one made for a CPU the least, a whole one the most."""
+    row = one.row
+    return not row["model"].startswith(TINY), is_whole(row), row["mfu"] or 0.0
+
+
 def _experts(runs: _Runs) -> StudyAnswer | None:
     frame = runs.frame.filter(
         pl.col("model").map_elements(_has_experts, return_dtype=pl.Boolean, skip_nulls=False)
@@ -546,7 +554,7 @@ def _experts(runs: _Runs) -> StudyAnswer | None:
     groups = alike(rows, lambda row: (row["model"], side_name(row), row["precision"]))
     best = [best_of(same) for same in groups]
     # Models of different sizes are compared by MFU: fewer layers or parameters are faster anyway.
-    best.sort(key=lambda one: (is_whole(one.row), one.row["mfu"] or 0.0), reverse=True)
+    best.sort(key=_telling, reverse=True)
     first, mfu = best[0], best[0].row["mfu"]
     more = f", {percent(mfu)} of peak" if mfu is not None else ""
     verdict = Markup("{} reaches {}{}.").format(on(first.row), linked(first, rate(first)), more)
@@ -601,17 +609,15 @@ def _drill(runs: _Runs) -> StudyAnswer | None:
     known = [one for one in found if one.drill.next_step_seconds is not None]
     if not known:
         return None
-    seconds = sorted(one.drill.next_step_seconds or 0.0 for one in known)
-    ends = f" ({duration(seconds[0])} to {duration(seconds[-1])})" if len(known) > 1 else ""
     one = known[0]
     lost = one.drill.steps_lost
     again = f"; {count(lost, 'step')} ran again" if lost is not None else ""
     took = duration(one.drill.next_step_seconds)
     apart = one.drill.largest_loss_difference
     again += "" if one.drill.passed or not apart else f", losses {percent(apart)} apart"
-    words = Markup("{} continued {}{} after a kill{}.")
+    words = Markup("{} continued {} after a kill{}.")
     link = run_link(one.run["run_id"], took)
-    verdict = words.format(on(one.run), link, ends, again)
+    verdict = words.format(on(one.run), link, again)
     parts = [
         (name.removesuffix("_seconds"), value)
         for name in PART_FIELDS
@@ -637,17 +643,13 @@ def page(data: ReportData) -> Fragment:
 
 def _section(data: ReportData, number: int, one: Study) -> Markup:
     rows = data.runs.filter(pl.col("run_id").is_in(one.run_ids)).iter_rows(named=True)
-    columns = (*tables.WHAT_RAN, tables.TOKENS, tables.TOKENS_EACH, tables.MFU)
+    columns = (*tables.WHAT_RAN, tables.TOKENS_EACH, tables.MFU, tables.TOKENS)
     shown = tables.table(rows, columns, f"study-{number}")
-    origin = (
-        Markup("Plan <code>{}</code>").format(one.plan)
-        if one.plan
-        else Markup("Grouped by what its runs share")
-    )
+    origin = Markup("Plan <code>{}</code>. ").format(one.plan) if one.plan else ""
     return Markup(
         '<section class="sb-study" id="study-{}"><p class="kind">{}</p><h2>{}</h2>'
         '<p class="verdict">{}</p>{}<details class="sb-fold"><summary>{}</summary>{}</details>'
-        '<p class="note">{}. More: <a href="{}.html">the evidence</a>.</p></section>'
+        '<p class="note">{}<a href="{}.html">The evidence</a></p></section>'
     ).format(
         number, one.kind.capitalize(), one.question, one.verdict,
         one.answer.chart if one.answer else "", count(len(one.run_ids), "run"), shown.html,

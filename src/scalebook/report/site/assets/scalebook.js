@@ -35,7 +35,7 @@
   }
 
   // A name of a row is written in full, on as many lines as it needs; the rows grow with it.
-  const ROOM = { wide: { line: 68, size: 12, step: 11 }, narrow: { line: 24, size: 10, step: 10 } };
+  const ROOM = { wide: { line: 68, size: 11, step: 13 }, narrow: { line: 24, size: 10, step: 11 } };
 
   function wrapped(text, room) {
     const lines = [""];
@@ -117,7 +117,7 @@
 
   // Tables: the exact value of a cell is in data-value. A long table keeps the rows after its
   // first ones as data in the script element behind it; the page makes the rows that it shows.
-  const COLUMNS = 11; // shown at first: the run and ten more; scalebook.css hides the others
+  const COLUMNS = 10; // shown at first; scalebook.css hides the others
   const PAGE = 100; // rows at a time, of a table that comes with such data
   const tables = []; // {box, table, rows, keys, long, page, words, left}
 
