@@ -34,6 +34,11 @@ setTimeout(async function () {
           meet(names[i - 1].getBoundingClientRect(), one.getBoundingClientRect())).map(one => one.textContent));
         out.alike.push(...labels.filter((label, i) => labels.indexOf(label) < i));
       }
+      for (const legend of place.querySelectorAll("svg.marks .role-legend")) {
+        const texts = [...legend.querySelectorAll(".role-legend-label text")].map(one => one.textContent);
+        out.alike.push(...texts.filter((text, i) => texts.indexOf(text) < i));
+        out.cut.push(...texts.filter(text => text.endsWith("…")));
+      }
       out.cut.push(...[...place.querySelectorAll("svg.marks .role-axis text")].filter(one => {
         const box = one.getBoundingClientRect();
         return box.width && (box.left < edge.left - 1 || box.right > edge.right + 1);

@@ -195,6 +195,22 @@ def brief(text: str) -> str:
     return text
 
 
+def apart(names: Sequence[Sequence[str]]) -> list[int]:
+    """Return how many parts of each name distinguish it from the others, one at least."""
+    taken = [1] * len(names)
+    while True:
+        short = [tuple(own[:many]) for own, many in zip(names, taken, strict=True)]
+        longer = [
+            place
+            for place, own in enumerate(names)
+            if short.count(short[place]) > 1 and taken[place] < len(own)
+        ]
+        if not longer:
+            return taken
+        for place in longer:
+            taken[place] += 1
+
+
 def setting_words(name: str) -> str:
     """Return a setting as readers call it: ``CUDA graph``."""
     row = SETTINGS.get(name)

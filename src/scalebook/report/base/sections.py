@@ -146,3 +146,25 @@ def loss_findings(runs: pl.DataFrame) -> Iterator[Markup]:
     ids = runs.filter(pl.col("loss_last").is_null())["run_id"]
     if len(ids):
         yield Markup("No loss was recorded by {}.").format(run_links(ids))
+
+
+def foot(data: ReportData) -> Markup:
+    """Return in one line how many runs there are, how MFU is counted, and where all data is."""
+    known = data.completed.drop_nulls("mfu")
+    how = known.select("flops_convention", "peak_precision", "peak_tflops_per_second").unique(
+        maintain_order=True
+    )
+    said = [
+        f"MFU: {row[0]} over the dense {precision_title(row[1])} peak, {number(row[2], 4)} TFLOP/s"
+        for row in how.head(1).iter_rows()
+    ]
+    runs = (
+        f"{count(data.runs.height, 'run')} on {count(data.runs['platform'].n_unique(), 'platform')}"
+    )
+    links = Markup(
+        '<a href="method.html">Method</a> · Data: <a href="data/runs.csv" download>runs.csv</a>, '
+        '<a href="data/runs.parquet" download>runs.parquet</a>, '
+        '<a href="data/steps.parquet" download>steps.parquet</a>, '
+        '<a href="data/telemetry.parquet" download>telemetry.parquet</a>'
+    )
+    return Markup('<p class="foot">{} · {}</p>').format(" · ".join([runs, *said]), links)

@@ -51,7 +51,7 @@ from scalebook.report.base.naming import (
     titled,
     units,
 )
-from scalebook.report.base.quantities import change, count, percent, times
+from scalebook.report.base.quantities import GLUE, change, count, percent, times
 from scalebook.report.base.versus import configurations, unnumbered, verdict_on
 from scalebook.report.charts.comparison import BAR_SCHEMA, RATIO_SCHEMA, against_baseline, ratios
 from scalebook.report.charts.figure import Figures
@@ -477,7 +477,7 @@ def _labels(group: Sequence[Pair]) -> Iterator[str]:
     works = [_work(pair.a[0].row) for pair in group]
     vary = [len(set(values)) > 1 for values in zip(*works, strict=True)]
     for pair, parts in zip(group, works, strict=True):
-        ranks = f"{parts[-1]} · "  # a split of one rank is only its number
+        ranks = f"{parts[-1]} · ".replace(GLUE, " ")  # a split of one rank is only its number
         names = dict.fromkeys(
             f"{_name(_shared(side))} · ".removeprefix(ranks).removesuffix(" · ")
             for side in (pair.a, pair.b)

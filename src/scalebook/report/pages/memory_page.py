@@ -299,7 +299,7 @@ def _shown(verdict: str, kind: int, peak: float | None, needed: float | None) ->
     """Return what is written in a cell: the peak, with ``~`` the prediction."""
     word = {"out of memory": "out", "both": "fits or out", "fits": "fits"}.get(verdict, "?")
     if kind == 0:
-        return word if peak is None or verdict != "fits" else f"fits {number(peak)}"
+        return word if peak is None or verdict != "fits" else number(peak)
     if kind == 1:
         return f"({word})"
     return f"{word if verdict == 'cannot tell' else word + '?'} ~{number(needed)}"

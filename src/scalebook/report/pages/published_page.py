@@ -213,6 +213,24 @@ def _standing(ours: tuple[Row, ...], known: list[Row]) -> Iterator[Markup]:
         )
 
 
+def best_by_precision(row: Row) -> dict[str, float]:
+    """Return the best published rates of a run's model, length and architecture, by width."""
+    device = catalog.accelerator_for_device(row["accelerator"] or "")
+    if device is None:
+        return {}
+    alike = [one.name for one in catalog.accelerators() if one.architecture == device.architecture]
+    found: dict[str, tuple[float, str]] = {}
+    for one in results():
+        same = one["model"] == row["model"] and one["sequence_length"] == row["sequence_length"]
+        width = {"16 bit": "BF16", "8 bit": "FP8"}.get(family(one["precision"]))
+        # without a count of its work (LoRA, or tokens of unknown length) a rate says nothing here
+        if same and width and one["rate"] and one["tflops"] and one["accelerator"] in alike:
+            best = (one["rate"], one["hardware"] or "")
+            found[width] = max(found.get(width, (0.0, "")), best)
+    named = {f"best published {width} ({place})": value for width, (value, place) in found.items()}
+    return dict(sorted(named.items(), key=lambda item: item[1]))
+
+
 def chart(ours: tuple[Row, ...], others: tuple[Row, ...]) -> Figure | None:
     """Return every result of a whole model on one axis, a row an accelerator."""
     every = (*others, *whole(ours))

@@ -45,7 +45,7 @@ from scalebook.report.charts import css_charts as marks
 from scalebook.report.charts.css_charts import Dot
 from scalebook.report.pages.comparison_page import ablations
 from scalebook.report.pages.reliability_page import PART_FIELDS, reliability
-from scalebook.report.pages.scaling_page import arms
+from scalebook.report.pages.scaling_page import projected_efficiency
 
 Row = Mapping[str, Any]
 MOST_ROWS = 8  # of a chart; the table has every run
@@ -303,7 +303,7 @@ def _scaling(runs: _Runs) -> StudyAnswer | None:
         base["world_size"], f"{last['world_size']} {many}",
     )  # fmt: skip
     drawn = [_efficiency(runs.data, row, one, many) for row in best]
-    drawn += _projected(chosen, drawn[-1].colour, many)
+    drawn += projected_efficiency(chosen, drawn[-1].colour, many)
     off = max(abs(100 - (end or mark.value)) for mark in drawn for end in (mark.low, mark.high))
     span = max(5.0, marks.rounded_up(off))  # 100 % is in the middle of the axis
     chart = marks.dots(
@@ -316,18 +316,6 @@ def _sizes(one: ScalingSeries) -> list[Row]:
     """Return the fastest run of each size, the smallest size first."""
     ordered = one.points.sort("world_size", "tokens_per_second", descending=[False, True])
     return list(ordered.unique("world_size", keep="first", maintain_order=True).to_dicts())
-
-
-def _projected(one: ScalingSeries, tint: int, many: str) -> Iterator[Dot]:
-    """Yield the efficiency at twice the largest size, where a law of these runs reaches it."""
-    for arm in arms([one])[:1]:
-        found = arm.project(2 * max(arm.sizes))
-        value, rate_ = found.scaling_efficiency, found.tokens_per_second
-        low, high = found.low, found.high
-        if value is not None and rate_ and low and high:
-            ends = (100 * value * low / rate_, 100 * value * high / rate_)
-            name, text = f"{found.world_size} {many}", f"{100 * value:.1f}\N{NO-BREAK SPACE}%"
-            yield Dot(name, 100 * value, *ends, text, "by a fitted law", tint, predicted=True)
 
 
 def _efficiency(data: ReportData, row: Row, one: str, many: str) -> Dot:
@@ -532,12 +520,6 @@ def _has_experts(name: str | None) -> bool:
         return False
 
 
-def _telling(one: Configuration) -> tuple[bool, bool, float]:
-    """Return how much a model's rate says: one made for a CPU the least, a whole one the most."""
-    row = one.row
-    return not row["model"].startswith(TINY), is_whole(row), row["mfu"] or 0.0
-
-
 def _experts(runs: _Runs) -> StudyAnswer | None:
     frame = runs.frame.filter(
         pl.col("model").map_elements(_has_experts, return_dtype=pl.Boolean, skip_nulls=False)
@@ -554,7 +536,13 @@ def _experts(runs: _Runs) -> StudyAnswer | None:
     groups = alike(rows, lambda row: (row["model"], side_name(row), row["precision"]))
     best = [best_of(same) for same in groups]
     # Models of different sizes are compared by MFU: fewer layers or parameters are faster anyway.
-    best.sort(key=_telling, reverse=True)
+    # A rate of a model made for a CPU says least, that of a whole one most.
+    best.sort(
+        key=lambda one: (
+            not one.row["model"].startswith(TINY), is_whole(one.row), one.row["mfu"] or 0.0
+        ),
+        reverse=True,
+    )  # fmt: skip
     first, mfu = best[0], best[0].row["mfu"]
     more = f", {percent(mfu)} of peak" if mfu is not None else ""
     verdict = Markup("{} reaches {}{}.").format(on(first.row), linked(first, rate(first)), more)

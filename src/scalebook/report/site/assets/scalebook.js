@@ -72,6 +72,21 @@
     if (typeof spec.height === "number") spec.height = Math.max(spec.height, high);
   }
 
+  // A long name in a legend takes several lines on a phone, where a cut one would equal another.
+  function brokenLegends(spec) {
+    filter.encodings(spec, function (encoding) {
+      for (const own of [encoding.color, encoding.shape, encoding.strokeDash]) {
+        const names = own && own.legend !== null && own.scale && own.scale.domain;
+        if (!Array.isArray(names) || !names.some(function (name) { return String(name).length > 42; })) continue;
+        const lines = {};
+        for (const name of names) lines[name] = wrapped(String(name), { line: 42 });
+        own.legend = Object.assign({}, own.legend, {
+          labelExpr: JSON.stringify(lines) + "[datum.label] || datum.label", labelLimit: 300,
+        });
+      }
+    });
+  }
+
   function drawOne(place, index) {
     const config = window.SCALEBOOK_CHARTS[isDark() ? "dark" : "light"];
     const spec = filter.narrow(JSON.parse(place.nextElementSibling.textContent));
@@ -84,6 +99,7 @@
     const narrow = place.clientWidth < 560;
     if (typeof spec.title === "string") spec.title = wrapped(spec.title, { line: narrow ? 38 : 150 });
     namedRows(spec, narrow ? ROOM.narrow : ROOM.wide);
+    if (narrow) brokenLegends(spec);
     const axisY = Object.assign({}, config.axisY, narrow ? { labelFontSize: 10 } : {});
     const axisX = narrow ? { titleAnchor: "end", labelFlush: 20 } : {};
     const legend = Object.assign({}, config.legend, narrow ? { columns: 1, labelLimit: 240, labelFontSize: 10 } : {});
