@@ -46,6 +46,19 @@ def test_a_legend_of_lines_names_every_run_that_is_drawn(tmp_path: Path) -> None
     assert all(len(names) == 3 for names in legends)
 
 
+def test_one_slow_step_makes_the_axis_logarithmic_and_says_so(tmp_path: Path) -> None:
+    path = write_run(tmp_path, "a", config(), steps=30)
+    for slow in (1, 100):
+        lines = [json.loads(line) for line in (path / "steps.jsonl").read_text().splitlines()]
+        lines[20]["step_seconds"] *= slow
+        (path / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        data = load(tmp_path)
+        figure = charts.steadiness(data.measured_steps, data.runs)
+        assert figure is not None
+        y = figure.spec()["layer"][0]["encoding"]["y"]
+        assert (y["scale"].get("type") == "log") == y["title"].endswith(" (log)") == (slow > 1)
+
+
 def test_a_share_on_an_axis_is_written_like_one_in_a_sentence() -> None:
     number = configs()["light"]["locale"]["number"]
     assert f"41.9{number['percent']}" == percent(0.419)

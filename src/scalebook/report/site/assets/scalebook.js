@@ -101,7 +101,7 @@
     namedRows(spec, narrow ? ROOM.narrow : ROOM.wide);
     if (narrow) brokenLegends(spec);
     const axisY = Object.assign({}, config.axisY, narrow ? { labelFontSize: 10 } : {});
-    const axisX = narrow ? { titleAnchor: "end", labelFlush: 20 } : {};
+    const axisX = narrow ? { titleAnchor: "end", labelFlush: 20, labelOverlap: "greedy", labelSeparation: 6 } : {};
     const legend = Object.assign({}, config.legend, narrow ? { columns: 1, labelLimit: 240, labelFontSize: 10 } : {});
     vegaEmbed(place, spec, {
       mode: "vega-lite",
