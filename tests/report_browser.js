@@ -41,6 +41,10 @@ setTimeout(async function () {
         out.alike.push(...labels.filter((label, i) => labels.indexOf(label) < i));
       }
       const legend = [...place.querySelectorAll("svg.marks .role-legend-label text")];
+      for (const own of place.querySelectorAll("svg.marks .role-legend")) {
+        const texts = [...own.querySelectorAll(".role-legend-label text")].map(one => one.textContent);
+        out.alike.push(...texts.filter((text, i) => texts.indexOf(text) < i));
+      }
       out.covered.push(...legend.filter(one => one.textContent.includes("…")).map(one => one.textContent));
       out.cut.push(...[...place.querySelectorAll("svg.marks .role-axis text"), ...legend].filter(one => {
         const box = one.getBoundingClientRect();

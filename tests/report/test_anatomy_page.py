@@ -204,7 +204,7 @@ def test_every_chart_compiles_to_a_picture_and_says_what_it_shows(pipeline: Path
     ):  # fmt: skip
         assert figures is not None
         (name, figure), *rest = figures.parts
-        assert (name, rest) == ("h100", [])
+        assert (name, rest) == ("H100", [])
         assert figure.picture().startswith("<svg")
         assert "the largest part of all is" in figure.description
 

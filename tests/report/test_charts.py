@@ -12,10 +12,12 @@ from simulated import H100, config, write_run, write_sample
 from scalebook.report import charts
 from scalebook.report.base.frames import load
 from scalebook.report.base.markup import raw_html
+from scalebook.report.base.quantities import percent
 from scalebook.report.charts.figure import data_rows, name_only_drawn
 from scalebook.report.charts.rate_charts import FEW_WHOLE, MAX_BARS, MAX_CHARTS
 from scalebook.report.charts.step_charts import MAX_RUNS, thinned
 from scalebook.report.charts.theme import PALETTE, SURFACE, configs
+from scalebook.report.pages import curves_page
 
 
 def every_chart(folder: Path) -> list[charts.Figure]:
@@ -28,6 +30,38 @@ def every_chart(folder: Path) -> list[charts.Figure]:
     ]
     assert bars is not None
     return [figure for _, figure in bars.parts] + [figure for figure in found if figure]
+
+
+def test_a_legend_of_lines_names_every_run_that_is_drawn(tmp_path: Path) -> None:
+    """Their names are in the data of a look-up, which the lines share."""
+    for name, status in (("a", "completed"), ("b", "completed"), ("c", "failed")):
+        write_run(tmp_path, name, config(micro_batch_size=1 + "abc".index(name)), status=status)
+    found = curves_page.curves(load(tmp_path), "loss")
+    assert found is not None
+    layers = found.parts[0][1].spec()["layer"]
+    legends = [
+        one["encoding"]["color"]["legend"]["values"] for one in layers if "color" in one["encoding"]
+    ]
+    assert legends
+    assert all(len(names) == 3 for names in legends)
+
+
+def test_one_slow_step_makes_the_axis_logarithmic_and_says_so(tmp_path: Path) -> None:
+    path = write_run(tmp_path, "a", config(), steps=30)
+    for slow in (1, 100):
+        lines = [json.loads(line) for line in (path / "steps.jsonl").read_text().splitlines()]
+        lines[20]["step_seconds"] *= slow
+        (path / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        data = load(tmp_path)
+        figure = charts.steadiness(data.measured_steps, data.runs)
+        assert figure is not None
+        y = figure.spec()["layer"][0]["encoding"]["y"]
+        assert (y["scale"].get("type") == "log") == y["title"].endswith(" (log)") == (slow > 1)
+
+
+def test_a_share_on_an_axis_is_written_like_one_in_a_sentence() -> None:
+    number = configs()["light"]["locale"]["number"]
+    assert f"41.9{number['percent']}" == percent(0.419)
 
 
 def test_a_legend_names_only_the_values_that_rows_have() -> None:
@@ -143,7 +177,7 @@ def test_where_not_all_have_room_whole_models_stand_alone_and_the_title_counts(
     figure = charts.utilisation(runs)
     assert figure is not None
     assert {row["run_id"][:5] for row in data_rows(figure.spec())} == {"whole"}
-    words = f"Whole models: {FEW_WHOLE} runs; {MAX_BARS} of models cut to their first layers"
+    words = f"Whole models: {FEW_WHOLE} runs; {MAX_BARS} of the first layers of a model"
     assert figure.spec()["title"].startswith(words)
     few = charts.utilisation(runs.filter(pl.col("run_id") != "whole-0"))
     assert few is not None

@@ -10,6 +10,7 @@ import pytest
 from simulated import H100, config, write_run
 
 from scalebook.report.base.frames import load
+from scalebook.report.base.naming import fact_words, titled
 
 GPU: dict[str, Any] = {"platform": "h100", "model": "llama3.1-8b", "precision": "bf16"}
 USUAL: dict[str, Any] = {}
@@ -167,3 +168,10 @@ def test_every_label_is_unique_and_none_is_numbered(root: Path) -> None:
     runs = load(root / "runs" / "examples").runs
     assert runs["label"].n_unique() == runs.height
     assert not runs["label"].str.contains(r"\(\d+\)").any()
+
+
+def test_a_recorded_fact_and_a_text_of_another_part_are_written_for_readers() -> None:
+    assert fact_words("host.cpu_cores") == "CPU cores"
+    assert fact_words("variables.NCCL_NVLS_ENABLE") == "NCCL_NVLS_ENABLE"
+    assert titled("products of llama3.1-8b/tp1/bf16") == "products of Llama 3.1 8B/tp1/BF16"
+    assert titled("--precision=fp8, runs/llama3.1-8b-w4") == "--precision=fp8, runs/llama3.1-8b-w4"

@@ -258,7 +258,7 @@ def test_a_switch_is_worth_the_ratio_of_the_rates_with_its_interval(switched: Pa
     assert norm.word == "cannot tell"
     text = words(comparison_page.ablation_overview((found,)))
     assert "Certainly faster with: fused attention: on, not off" in text
-    assert "do not show what is better for: fused norm: on or off" in text
+    assert "Undecided: fused norm: on or off." in text
 
 
 def test_the_chart_of_switches_shows_what_the_table_holds(switched: Path) -> None:
@@ -400,7 +400,8 @@ def test_a_panel_says_what_it_compares_with_the_numbers_of_the_page(two: Path) -
     assert verdict is not None
     text = words(fragment(chooser(two)))
     a, b = pair.name_a, pair.name_b
-    assert f"{a} over {b} is {verdict.ratio:.3f} ({verdict.low:.3f} to {verdict.high:.3f})" in text
+    told = f"{verdict.ratio:.3f} ({verdict.low:.3f} to {verdict.high:.3f})"
+    assert f"{a} is {told} times as fast as {b}" in text
     assert f"{verdict.low:.3f} to {verdict.high:.3f}, {verdict.word}" in text
 
 

@@ -135,7 +135,7 @@ def test_the_break_even_price_is_the_ratio_of_throughputs(two: Path) -> None:
         assert row["even"].low < 4 < row["even"].high
     empty = list(cost_page._break_even(pairs, Stated()))
     assert [row["even"] for row in empty] == [None, None]
-    assert empty[0]["reason"] == "no price of h100 is stated"
+    assert empty[0]["reason"] == "no price of H100 is stated"
 
 
 def test_a_run_without_telemetry_says_why_it_has_no_energy(two: Path) -> None:

@@ -21,7 +21,7 @@ from scalebook.plan.document import KINDS
 from scalebook.report import Places, build
 from scalebook.report.base.frames import load
 from scalebook.report.base.markup import Markup
-from scalebook.report.base.naming import brief, model_title, platform_title
+from scalebook.report.base.naming import apart, brief, model_title, platform_title
 from scalebook.report.charts import css_charts
 from scalebook.report.charts.css_charts import Dot
 from scalebook.report.charts.figure import data_rows
@@ -193,7 +193,7 @@ def test_no_two_rows_of_a_group_share_a_label(tmp_path: Path) -> None:
 
 def test_a_label_takes_as_many_parts_as_tell_it_apart() -> None:
     names = [["DP4", "b32"], ["DP2"], ["DP4", "b32", "9 steps"], ["DP4", "b16"], ["PP2", "x"]]
-    assert front.apart(names) == [2, 1, 3, 2, 1]
+    assert apart(names) == [2, 1, 3, 2, 1]
 
 
 @pytest.mark.parametrize(

@@ -184,13 +184,13 @@ def test_an_unknown_device_has_no_utilisation_and_says_why(tmp_path: Path) -> No
 def test_processes_of_a_cpu_stand_beside_no_gpu(tmp_path: Path) -> None:
     data = load(write_sample(tmp_path))
     assert set(peak_page.field(data)["platform"]) == {"h100"}
-    assert "5 runs on cpu left out" in words(peak_page.findings(data))
+    assert "5 runs on a CPU left out" in words(peak_page.findings(data))
 
 
 def test_runs_on_a_cpu_alone_are_shown_and_say_so(tmp_path: Path) -> None:
     write_run(tmp_path, "one", config())
     (bar,) = bars(peak_page.panel(load(tmp_path), "total"))
-    assert bar["platform"] == "cpu"
+    assert bar["platform"] == "CPU"
 
 
 def test_every_panel_compiles_to_a_picture(tmp_path: Path) -> None:

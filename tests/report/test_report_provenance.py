@@ -88,7 +88,7 @@ def test_machines_of_the_same_links_are_one_table_row_per_gpu(tmp_path: Path) ->
 def test_where_no_run_recorded_its_links_the_reason_is_given(tmp_path: Path) -> None:
     made(tmp_path, "a", "2.11.0")
     text = words(method_page.links(method_page.read(load(tmp_path))))
-    assert "No run recorded how its GPUs are linked: a CPU, a log, an older run" in text
+    assert "No run recorded how its GPUs are linked. Runs on a CPU, ingested logs" in text
 
 
 def test_a_broken_directory_is_listed_with_its_reason(tmp_path: Path) -> None:

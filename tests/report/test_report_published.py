@@ -96,7 +96,7 @@ def test_the_sentence_counts_what_the_table_holds(tmp_path: Path) -> None:
         == ("llama3.1-8b", "H100-SXM5-80GB", "16 bit")
     ]
     above = sum(value > mine[0]["tflops"] for value in same)
-    assert f"{len(same)} published results of llama3.1-8b" in text
+    assert f"{len(same)} published results of Llama 3.1 8B" in text
     assert f"{above} above ours" in text
     assert marks(str(published_page.listing(mine, OTHERS).html)) == len(known)
 
@@ -121,7 +121,7 @@ def test_the_reader_filters_by_model_and_accelerator(tmp_path: Path) -> None:
         (bind,) = [b["bind"] for key, b in menus.items() if key == f"pick_{name}"]
         shown = bind.get(name, bind)
         assert shown["labels"][0] == "all"
-        assert {"llama3.1-8b", "H100-SXM5-80GB"} & set(shown["options"])
+        assert {"Llama 3.1 8B", "H100-SXM5-80GB"} & set(shown["options"])
 
 
 def test_without_own_gpu_runs_the_page_says_so(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_without_own_gpu_runs_the_page_says_so(tmp_path: Path) -> None:
 def test_a_model_cut_to_its_first_layers_is_not_set_next_to_whole_ones(tmp_path: Path) -> None:
     mine = ({**ours(tmp_path)[0], "model": "llama3.1-8b@8"},)
     text = words(published_page.overview(mine, OTHERS))
-    assert "published results of llama3.1-8b" not in text
+    assert "published results of Llama 3.1 8B" not in text
     assert "1 run of a model cut to its first layers (marked @) is only in the table" in text
     figure = published_page.chart(mine, OTHERS)
     assert figure is not None

@@ -13,6 +13,7 @@ from scalebook.report.base import html_tables
 from scalebook.report.base.frames import load
 from scalebook.report.base.markup import anchor, run_link
 from scalebook.report.pages.run_findings import failures
+from scalebook.report.site import rendering
 
 EVIL = "<script>alert(1)</script>\"'`&"
 
@@ -114,3 +115,30 @@ def test_a_run_is_named_by_the_end_of_its_id_and_its_whole_id_goes_with_it(tmp_p
     assert run_link("my-run").endswith(">my-run</a>")
     write_run(tmp_path, run_id, config())
     assert f'data-value="{run_id}"' in str(html_tables.overview(load(tmp_path).runs).html)
+
+
+def test_the_rate_of_a_device_has_the_interval_of_the_whole_divided() -> None:
+    ends = {"tokens_per_second_low": 780.0, "tokens_per_second_high": 840.0}
+    row = {"tokens_per_second_per_gpu": 100.0, "world_size": 8, **ends}
+    assert Tags(str(html_tables.TOKENS_EACH.show(row))).text == "100 97.5 to 105"
+    assert html_tables.TOKENS_EACH.show({**row, "world_size": None}) == "100"
+
+
+def test_a_verdict_that_decides_nothing_is_grey() -> None:
+    column = html_tables.verdict_column("word", "Verdict")
+    assert column.show({"word": "faster"}) == "faster"
+    for word in ("cannot tell", "no interval"):
+        assert 'class="undecided"' in column.show({"word": word})
+
+
+def test_a_table_shows_ten_columns_at_first_with_the_work_and_the_rate_among_them(
+    tmp_path: Path,
+) -> None:
+    write_run(tmp_path, "a", config())
+    head = str(html_tables.all_runs(load(tmp_path).runs).html).partition("<tbody>")[0]
+    keys = re.findall(r'data-key="(\w+)"', head)[:10]
+    work = {"model", "platform", "name", "precision", "sequence_length"}
+    assert {*work, "tokens_per_second_per_gpu", "mfu"} <= {*keys}
+    style = (Path(rendering.ASSETS) / "scalebook.css").read_text()
+    assert ".is-short tr > :nth-child(n+11) { display: none; }" in style
+    assert "const COLUMNS = 10;" in (Path(rendering.ASSETS) / "scalebook.js").read_text()

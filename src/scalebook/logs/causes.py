@@ -229,7 +229,7 @@ def sentence(found: Found, rank: int | None) -> str:
     parts = [found.rule.sentence]
     parts += [f" on rank {number}"] if number is not None else []
     if "size" in groups:
-        total = f" of {groups['total']}" if "total" in groups else ""
+        total = f" in the {groups['total']}" if "total" in groups else ""
         parts.append(f": {groups['size']} more did not fit{total}")
     parts += _bracket(groups)
     for name in ("what", "error", "status"):

@@ -60,7 +60,7 @@ def recompute_rule(found: Evidence) -> Iterator[Finding]:
     yield Finding(
         rule="recompute",
         says=(
-            f"recompute={mode} makes {percent(extra)} of all matrix products again: HFU is "
+            f"recompute={mode} repeats {percent(extra)} of all matrix products: HFU is "
             f"{percent(metrics.hfu)}, MFU {percent(metrics.mfu)}."
         ),
         advice=(advice,),

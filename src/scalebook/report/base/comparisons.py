@@ -241,12 +241,8 @@ def named_pair(items: Sequence[Member], a: str, b: str) -> Pair | None:
     None where a side has no run with a rate.
     """
     left, right = _chosen(items, a), _chosen(items, b)
-    return Pair("as named", *map(_side_title, (a, b)), left, right) if left and right else None
-
-
-def _side_title(name: str) -> str:
-    """Return a side as a reader knows it: a platform's name in its maker's words, ids as typed."""
-    return name if "-" in name else platform_title(name)
+    found = Pair("as named", a, b, left, right)
+    return found if left and right else None
 
 
 def _chosen(items: Sequence[Member], name: str) -> tuple[Member, ...]:

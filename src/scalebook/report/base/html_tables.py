@@ -138,6 +138,21 @@ def text(key: str, label: str, hint: str = "") -> Column:
     return Column(key, label, lambda row: _word(row.get(key)), numeric=False, hint=hint)
 
 
+UNDECIDED = ("cannot tell", "no interval")
+
+
+def verdict_column(key: str, label: str, hint: str = "") -> Column:
+    """Return a column of verdicts, those that decide nothing in grey."""
+
+    def show(row: Row) -> Markup | str:
+        word = _word(row.get(key))
+        return (
+            Markup('<span class="undecided">{}</span>').format(word) if word in UNDECIDED else word
+        )
+
+    return Column(key, label, show, numeric=False, hint=hint)
+
+
 def _narrow(words: str) -> Markup:
     """Return words that take a second line before their column grows."""
     return Markup('<span class="narrow">{}</span>').format(words)
@@ -225,8 +240,17 @@ TOKENS = Column(
     "tokens/s",
     hint="all tokens of the measured window over its whole time, with the 95 % interval",
 )
-TOKENS_EACH = plain(
-    "tokens_per_second_per_gpu", "Per GPU", "tokens/s", hint="on a CPU: per process"
+
+
+def _each(row: Row) -> Markup | str:
+    """Return the rate of one device, with the interval of the whole divided by their number."""
+    many, names = row.get("world_size"), ("tokens_per_second_low", "tokens_per_second_high")
+    ends = {name: value / many if (value := row.get(name)) and many else None for name in names}
+    return _ranged("tokens_per_second_per_gpu", *names, number)({**row, **ends})
+
+
+TOKENS_EACH = Column(
+    "tokens_per_second_per_gpu", "Per GPU", _each, "tokens/s", hint="on a CPU: per process"
 )
 STEP = Column("step_seconds_median", "Step", lambda r: duration(r.get("step_seconds_median")))
 TFLOPS = plain("model_tflops_per_second_per_gpu", "Model rate", "TFLOP/s per GPU")
@@ -242,7 +266,7 @@ LOSS = Column(
 
 def overview(runs: pl.DataFrame) -> Fragment:
     """Return the short table of the summary: what ran and what it reached."""
-    columns = (RUN, STATUS, *WHAT_RAN[1:], TOKENS, TOKENS_EACH, STEP, MFU)
+    columns = (RUN, STATUS, *WHAT_RAN[1:], TOKENS_EACH, MFU, TOKENS, STEP)
     return table(runs.iter_rows(named=True), columns, "overview")
 
 
@@ -250,7 +274,7 @@ def all_runs(runs: pl.DataFrame) -> Fragment:
     """Return the full table, whose rows every mention of a run links to."""
     columns = (
         *(OWN_PAGE, STATUS, *WHAT_RAN[1:]),
-        *(TOKENS, TOKENS_EACH, MFU, STEP, MEMORY, TFLOPS, LOSS),
+        *(TOKENS_EACH, MFU, TOKENS, STEP, MEMORY, TFLOPS, LOSS),
         plain("micro_batch_size", "Micro batch"),
         plain("global_batch_size", "Global batch"),
         *(text("recompute", "Recompute"), STRATEGY),
@@ -286,7 +310,8 @@ def _efficiency_interval(row: Row) -> str:
 def scaling(points: pl.DataFrame) -> Fragment:
     """Return speed-up and efficiency, one row per run, the base marked."""
     columns = (
-        *(text("series", "Series"), RUN, SPLIT, WORLD, TOKENS),
+        Column("series", "Series", lambda row: _narrow(row["series"]), numeric=False),
+        *(RUN, SPLIT, WORLD, TOKENS),
         Column("speedup", "Speed-up", lambda row: f"{row['speedup']:.2f}×"),
         Column("ideal_speedup", "Ideal", lambda row: f"{row['ideal_speedup']:.2f}×"),
         Column("scaling_efficiency", "Efficiency", lambda r: percent(r["scaling_efficiency"])),

@@ -195,10 +195,32 @@ def brief(text: str) -> str:
     return text
 
 
+def apart(names: Sequence[Sequence[str]]) -> list[int]:
+    """Return how many parts of each name distinguish it from the others, one at least."""
+    taken = [1] * len(names)
+    while True:
+        short = [tuple(own[:many]) for own, many in zip(names, taken, strict=True)]
+        longer = [
+            place
+            for place, own in enumerate(names)
+            if short.count(short[place]) > 1 and taken[place] < len(own)
+        ]
+        if not longer:
+            return taken
+        for place in longer:
+            taken[place] += 1
+
+
 def setting_words(name: str) -> str:
     """Return a setting as readers call it: ``CUDA graph``."""
     row = SETTINGS.get(name)
     return row.words if row else VERSION_WORDS.get(name, name.replace("_", " "))
+
+
+def fact_words(name: str) -> str:
+    """Return a recorded fact as readers call it: ``CPU cores``, or the name of a variable."""
+    group, _, own = name.rpartition(".")
+    return own if group == "variables" else setting_words(own).replace("cpu ", "CPU ")
 
 
 def _change_in_words(name: str, value: Any) -> str:
@@ -290,7 +312,8 @@ def _begin(row: Row, record: RunRecord | None) -> _Named:
     requested = record.requested if record else {}
     chosen = frozenset(name for name, value in requested.items() if value in ("on", "off"))
     strategy = row.get("strategy")
-    parts = [split_name(row), *([strategy] if strategy not in NO_STRATEGY else [])]
+    parts = [split_name(row)]
+    parts += [str(strategy).replace("_", " ")] if strategy not in NO_STRATEGY else []
     known = identity.repeat(record) if record else None
     return _Named(row, _settings(row, record), known, chosen, parts=parts)
 

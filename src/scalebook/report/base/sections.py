@@ -8,7 +8,7 @@ import polars as pl
 
 from scalebook.report.base.frames import ReportData
 from scalebook.report.base.markup import Fragment, Markup, bullets, paragraphs, run_link, run_links
-from scalebook.report.base.naming import WORK, model_title, precision_title, split_name
+from scalebook.report.base.naming import WORK, model_title, precision_title, sized
 from scalebook.report.base.quantities import count, number, percent, times
 
 SAME_LOSS = 1e-3  # below this relative difference two losses print alike
@@ -75,13 +75,14 @@ def mfu(data: ReportData) -> Fragment:
 
 def _best_mfu(runs: pl.DataFrame) -> Markup:
     best = runs.sort("mfu", descending=True, nulls_last=True).row(0, named=True)
+    split = sized(best)
     return Markup(
-        "The highest MFU is {} by {} of {} ({}): {} TFLOP/s of model work per GPU by "
+        "The highest MFU is {}, by {} {} ({}): {} TFLOP/s of model work per GPU by "
         "<code>{}</code>, over {} TFLOP/s, the dense {} peak of {}."
     ).format(
         percent(best["mfu"]),
-        split_name(best),
         model_title(best["model"]),
+        f"on {split}" if split[0].isdigit() else f"with {split}",
         run_link(best["run_id"]),
         number(best["model_tflops_per_second_per_gpu"]),
         best["flops_convention"],
@@ -145,3 +146,25 @@ def loss_findings(runs: pl.DataFrame) -> Iterator[Markup]:
     ids = runs.filter(pl.col("loss_last").is_null())["run_id"]
     if len(ids):
         yield Markup("No loss was recorded by {}.").format(run_links(ids))
+
+
+def foot(data: ReportData) -> Markup:
+    """Return in one line how many runs there are, how MFU is counted, and where all data is."""
+    known = data.completed.drop_nulls("mfu")
+    how = known.select("flops_convention", "peak_precision", "peak_tflops_per_second").unique(
+        maintain_order=True
+    )
+    said = [
+        f"MFU: {row[0]} over the dense {precision_title(row[1])} peak, {number(row[2], 4)} TFLOP/s"
+        for row in how.head(1).iter_rows()
+    ]
+    runs = (
+        f"{count(data.runs.height, 'run')} on {count(data.runs['platform'].n_unique(), 'platform')}"
+    )
+    links = Markup(
+        '<a href="method.html">Method</a> · Data: <a href="data/runs.csv" download>runs.csv</a>, '
+        '<a href="data/runs.parquet" download>runs.parquet</a>, '
+        '<a href="data/steps.parquet" download>steps.parquet</a>, '
+        '<a href="data/telemetry.parquet" download>telemetry.parquet</a>'
+    )
+    return Markup('<p class="foot">{} · {}</p>').format(" · ".join([runs, *said]), links)

@@ -5,7 +5,7 @@ What is a repeat ``identity`` decides; so no page pools runs in a way of its own
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, floor, log, log10
 from statistics import fmean
@@ -14,6 +14,7 @@ from typing import Any
 from scalebook.identity import alike
 from scalebook.measure.metrics.repeats import Estimate, Pooled, pool, start_spread
 from scalebook.measure.verdicts import Verdict, compare
+from scalebook.report.base.naming import split_name
 from scalebook.report.base.quantities import number
 
 Row = Mapping[str, Any]
@@ -127,3 +128,22 @@ def estimate_of(row: Row) -> Estimate | None:
     # the ends are of all GPUs, the rate may be per GPU
     ends = (rate * low / total, rate * high / total)
     return Estimate.of(rate, *ends, row.get("steady_steps") or 0)
+
+
+def varied(ones: Sequence[Configuration], most: int) -> list[Configuration]:
+    """Return the fastest of each layout, then others with an interval, in the order given."""
+    seen: set[tuple[Any, ...]] = set()
+    ranked: list[tuple[bool, bool, int]] = []
+    for place, one in enumerate(ones):
+        layout = (one.row["platform"], one.row["precision"], split_name(one.row))
+        ranked.append((layout in seen, one.interval[0] is None, place))
+        seen.add(layout)
+    return [ones[place] for place in sorted(place for *_, place in sorted(ranked)[:most])]
+
+
+def shares(sizes: Iterable[int], most: int) -> list[int]:
+    """Return how many of ``most`` rows each group may draw: the largest give up rows first."""
+    given = list(sizes)
+    while sum(given) > most and max(given) > 1:
+        given[given.index(max(given))] -= 1
+    return given

@@ -192,6 +192,30 @@ def _band(mark: Dot, place: _Place) -> Markup:
     return _BAND.format(tint, place(mark.low), place(mark.high) - place(mark.low))
 
 
+def legend(drawn: Sequence[Dot], precisions: Mapping[str, str], tints: Mapping[str, int]) -> Markup:
+    """Return what the marks mean, only those drawn: ``precisions`` by run, ``tints`` by name."""
+    shapes: dict[str, list[str]] = {"circle": [], "diamond": []}
+    for one in drawn:
+        name = precisions.get(one.run_id)
+        if name and name not in shapes[one.shape]:
+            shapes[one.shape].append(name)
+    each = [
+        Markup('<i class="dot circle c{}"></i>\N{NO-BREAK SPACE}{}').format(tint, name)
+        for name, tint in tints.items()
+        if len(tints) > 1
+    ]
+    each += [
+        f"{'●' if shape == 'circle' else '◆'} {', '.join(n)}" for shape, n in shapes.items() if n
+    ]
+    said = {
+        "band: 95 %": any(one.low is not None and not one.predicted for one in drawn),
+        "hollow: few steps": any(one.hollow for one in drawn),
+        "dashed: predicted": any(one.predicted for one in drawn),
+        "%: MFU": any("%" in one.note for one in drawn),
+    }
+    return join([*each, *(words for words, holds in said.items() if holds)], " · ")
+
+
 def bars(marks: Sequence[Dot], unit: str) -> Markup:
     """Return bars from zero, to the left for a loss, with intervals; ``unit`` names them."""
     known = [end for mark in marks for end in (mark.value, mark.low, mark.high) if end is not None]

@@ -60,7 +60,9 @@ class Figure:
         # Altair's own default theme would win over the page's, and "$schema" is an address.
         kept = {key: spec[key] for key in spec if key not in ("$schema", "config")}
         cut = unpack(kept)
-        name_only_drawn(kept, list(data_rows(kept)))
+        given = (place.get("values", ()) for place in _data_places(kept))
+        shared = kept.get("datasets", {}).values()
+        name_only_drawn(kept, [row for rows_ in (*given, *shared) for row in rows_])
         return kept | {"autosize": {"type": "fit-x", "contains": "padding"}}, cut
 
     @property

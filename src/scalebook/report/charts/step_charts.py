@@ -47,9 +47,14 @@ def _curves(data: pl.DataFrame, field: str, title: str, order: list[str]) -> Any
     """Return the lines, and the point under the pointer with its run id."""
     pick = alt.selection_point(fields=["label"], bind="legend")
     near = alt.selection_point(nearest=True, on="pointerover", fields=["step"], empty=False)
+    low, middle, high = (
+        cast(float, getattr(data[field], one)()) for one in ("min", "median", "max")
+    )
+    wide = low > 0 and high >= WIDE * middle  # one step would press all others onto the axis
+    scale = alt.Scale(type="log") if wide else alt.Scale(zero=False)
     base = alt.Chart(rows(data)).encode(
         x=alt.X("step:Q", title="optimizer step", axis=alt.Axis(format="d", tickMinStep=1)),
-        y=alt.Y(f"{field}:Q", title=title, scale=alt.Scale(zero=False)),
+        y=alt.Y(f"{field}:Q", title=f"{title} (log)" if wide else title, scale=scale),
         color=alt.Color("label:N", title=None, sort=order),
     )
     line = base.mark_line().encode(
@@ -96,6 +101,7 @@ def _describe_curves(data: pl.DataFrame, field: str, title: str) -> str:
 
 
 ROW_HEIGHT = 24
+WIDE = 6.0  # the highest over the median from which an axis is logarithmic
 BARS: dict[str, type[pl.DataType]] = {
     **dict.fromkeys(("run_id", "label", "source", "ending", "reason"), pl.String),
     "value": pl.Float64,

@@ -40,6 +40,15 @@ def config(mode: str) -> dict[str, Any]:
     return {
         "background": "transparent",
         "font": FONT,
+        "locale": {
+            "number": {
+                "decimal": ".",
+                "thousands": ",",
+                "grouping": [3],
+                "currency": ["", ""],
+                "percent": "\N{NO-BREAK SPACE}%",
+            }
+        },
         "axis": axis,
         "axisY": {"labelLimit": 400},
         "legend": {

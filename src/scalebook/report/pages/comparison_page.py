@@ -26,7 +26,7 @@ from scalebook.report.base.comparisons import (
     work_key,
 )
 from scalebook.report.base.frames import ReportData, records
-from scalebook.report.base.html_tables import RAN, Column, Row, table, text
+from scalebook.report.base.html_tables import RAN, Column, Row, table, text, verdict_column
 from scalebook.report.base.markup import (
     Fragment,
     Markup,
@@ -39,6 +39,7 @@ from scalebook.report.base.markup import (
 )
 from scalebook.report.base.naming import changes_in_words as setting_in_words
 from scalebook.report.base.naming import (
+    fact_words,
     in_words,
     model_title,
     platform_title,
@@ -50,7 +51,7 @@ from scalebook.report.base.naming import (
     titled,
     units,
 )
-from scalebook.report.base.quantities import change, count, percent, times
+from scalebook.report.base.quantities import GLUE, change, count, percent, times
 from scalebook.report.base.versus import configurations, unnumbered, verdict_on
 from scalebook.report.charts.comparison import BAR_SCHEMA, RATIO_SCHEMA, against_baseline, ratios
 from scalebook.report.charts.figure import Figures
@@ -248,8 +249,9 @@ def ablation_overview(found: Sequence[Ablation]) -> Fragment:
 
 def _sentences(item: Ablation) -> Iterator[Markup]:
     name = Markup("<strong>{}</strong>").format(item.name)
-    many = count(len(item.switches), "option was changed", "options were changed")
-    yield Markup("{}: {} one at a time from {}.").format(name, many, _linked(item.optimised))
+    many = len(item.switches)
+    how = "one option was" if many == 1 else f"{many} options, one at a time, were"
+    yield Markup("{}: {} changed from {}.").format(name, how, _linked(item.optimised))
     verdict = item.plain.verdict if item.plain else None
     if item.plain and verdict:
         yield Markup("With {} changed at once ({}) the optimised one is {} as fast.").format(
@@ -265,9 +267,7 @@ def _sentences(item: Ablation) -> Iterator[Markup]:
         yield Markup("Faster without: {}.").format(join(map(_gain, lost)))
     open_ones = [one for one in item.switches if one.verdict and one.verdict.word == "cannot tell"]
     if open_ones:
-        yield Markup("These runs do not show what is better for: {}.").format(
-            join(one.choice for one in open_ones)
-        )
+        yield Markup("Undecided: {}.").format(join(one.choice for one in open_ones))
 
 
 def _gain(item: Switch) -> Markup:
@@ -477,10 +477,16 @@ def _labels(group: Sequence[Pair]) -> Iterator[str]:
     works = [_work(pair.a[0].row) for pair in group]
     vary = [len(set(values)) > 1 for values in zip(*works, strict=True)]
     for pair, parts in zip(group, works, strict=True):
-        names = dict.fromkeys(_name(_shared(side)) for side in (pair.a, pair.b))
+        ranks = f"{parts[-1]} · ".replace(GLUE, " ")  # a split of one rank is only its number
+        names = dict.fromkeys(
+            f"{_name(_shared(side))} · ".removeprefix(ranks).removesuffix(" · ")
+            for side in (pair.a, pair.b)
+        )
         how = {"matched configuration": "matched", "best against best": "best"}.get(pair.kind, "")
         work = [text for text, differs in zip(parts, vary, strict=True) if differs]
-        yield " · ".join(part for part in dict.fromkeys((*work, " / ".join(names), how)) if part)
+        yield " · ".join(
+            part for part in dict.fromkeys((*work, " / ".join(filter(None, names)), how)) if part
+        )
 
 
 def _work(row: Row) -> tuple[str, ...]:
@@ -506,7 +512,8 @@ def differing(found: Sequence[Pair]) -> Fragment:
     if not rows:
         return paragraphs("Nothing that the runs recorded differs between the sides.")
     columns = (
-        *(bases.COMPARED, text("kind", "Kind"), text("name", "Setting or version")),
+        *(bases.COMPARED, text("kind", "Kind")),
+        Column("name", "What", lambda row: fact_words(row["name"]), numeric=False),
         Column("a", "First", lambda row: _value(row, "a"), numeric=False, wide=True),
         Column("b", "Second", lambda row: _value(row, "b"), numeric=False, wide=True),
     )
@@ -542,7 +549,7 @@ def against_best(data: ReportData) -> Fragment:
         Column("run_id", "Run", lambda row: run_links(row["runs"]), numeric=False),
         RAN,
         Column("change", "Change", _behind, hint="rate over that of the fastest, less 1"),
-        text("word", "Verdict", hint="on the configuration, against the fastest"),
+        verdict_column("word", "Verdict", hint="on the configuration, against the fastest"),
         Column("best", "Fastest", lambda row: run_links(row["best"]), numeric=False),
         Column("best_name", "Its configuration", lambda row: row["best_name"], numeric=False),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 
 import polars as pl
@@ -19,6 +20,7 @@ from scalebook.report.charts.step_charts import MAX_RUNS
 MAX_MODELS = 6  # of which curves are drawn
 MAX_BROKEN = 4  # runs that did not complete, of the MAX_RUNS of a chart
 GROWING = 0.01  # a peak of memory that rises by more after the warm-up is worth a sentence
+_SAID = re.compile(r" \((before the first step|after step \d+ of \d+)\)$")  # in a reason
 TITLES = {
     "loss": "loss",
     "learning_rate": "learning rate",
@@ -69,8 +71,14 @@ def _bars(runs: pl.DataFrame, field: str, title: str, format_: str) -> Figure | 
 def curves(data: ReportData, field: str) -> Figures | None:
     """Return one chart per model of one field of the steps; None where no step has it."""
     return Figures.of(
-        (model, _lines(data, runs, field)) for model, runs in _models(data)[:MAX_MODELS]
+        (model, _lines(data, runs.with_columns(_without(model)), field))
+        for model, runs in _models(data)[:MAX_MODELS]
     )
+
+
+def _without(model: str) -> pl.Expr:
+    """Return the labels of a chart's runs without the model, which is its heading."""
+    return pl.col("label").str.strip_prefix(f"{model} · ")
 
 
 def _models(data: ReportData) -> list[tuple[str, pl.DataFrame]]:
@@ -133,7 +141,7 @@ def _broken(data: ReportData) -> Iterator[Markup]:
     ):
         where = "before its first step" if row["step"] is None else f"after step {row['step']:,}"
         words = "{} ({}) ended as <strong>{}</strong> {}: {}."
-        reason = (row["reason"] or "no reason given").rstrip(".")
+        reason = _SAID.sub("", (row["reason"] or "no reason given").rstrip("."))
         yield Markup(words).format(
             run_link(row["run_id"]), row["label"], status_words(row["status"]), where, reason
         )

@@ -7,7 +7,7 @@ can be compared, and what memory it takes. Everything else is below it or on its
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,8 +15,7 @@ from typing import Any
 import polars as pl
 
 from scalebook import predict
-from scalebook.errors import CatalogError, ScalebookError
-from scalebook.facts import catalog
+from scalebook.errors import ScalebookError
 from scalebook.facts.feasibility.known import config_of
 from scalebook.identity import alike
 from scalebook.measure.economics import Inputs, answers
@@ -25,10 +24,12 @@ from scalebook.measure.probes import Probe
 from scalebook.predict.search import Candidate, layouts
 from scalebook.record import RunRecord
 from scalebook.report.base import html_tables as tables
+from scalebook.report.base import sections
 from scalebook.report.base.comparisons import Member, Pair, members, platform_pairs, side_name
 from scalebook.report.base.frames import TINY, ReportData, records
 from scalebook.report.base.markup import Fragment, Markup, join, paragraphs, run_link, short_id
 from scalebook.report.base.naming import (
+    apart,
     brief,
     model_title,
     platform_title,
@@ -37,12 +38,12 @@ from scalebook.report.base.naming import (
     split_name,
     units,
 )
-from scalebook.report.base.quantities import count, interval, number, percent
-from scalebook.report.base.versus import Configuration, configurations, verdict_on
+from scalebook.report.base.quantities import count, interval, percent
+from scalebook.report.base.versus import Configuration, configurations, shares, varied, verdict_on
 from scalebook.report.charts import css_charts as marks
 from scalebook.report.charts.css_charts import Dot
 from scalebook.report.pages import changes_page
-from scalebook.report.pages.published_page import family, results
+from scalebook.report.pages.published_page import best_by_precision
 from scalebook.report.pages.studies import (
     Study,
     best_of,
@@ -151,7 +152,7 @@ def screen(data: ReportData) -> Fragment:
         Markup(
             '<div class="sb-front">{}<div class="cols"><div>{}</div>'
             '<div class="side" role="complementary">{}</div></div>{}{}</div>'
-        ).format(_heading(front), _plot(front), aside, _cards(asked), _foot(data))
+        ).format(_heading(front), _plot(front), aside, _cards(asked), sections.foot(data))
     )
 
 
@@ -467,135 +468,65 @@ def _predicted(front: Front, ones: Sequence[Configuration]) -> Candidate | None:
     return sure[0] if sure[0].prediction.low > ones[0].rate else None
 
 
-@dataclass(frozen=True, slots=True)
-class Plot:
-    """The marks of the first chart: a group for each model and length, and what has no room."""
+def _groups(front: Front) -> list[list[Row]]:
+    """Return the runs by model and length: the most used model first, then its bests."""
+    best = [one.row["run_id"] for ones in front.best for one in ones]
+    place = {ones[0].row["model"]: i for i, ones in reversed([*enumerate(front.best)])}
 
-    front: Front
+    def order(rows: list[Row]) -> tuple[int, int, int]:
+        firsts = [best.index(row["run_id"]) for row in rows if row["run_id"] in best]
+        return place[rows[0]["model"]], min(firsts, default=len(best)), -len(rows)
 
-    @property
-    def shown(self) -> list[list[Row]]:
-        """The runs of the drawn groups: the most used model first, its platforms' bests first."""
-        return self._groups[:MOST_GROUPS]
-
-    @property
-    def left_out(self) -> list[list[Row]]:
-        """The runs of the other groups, by model and length."""
-        return self._groups[MOST_GROUPS:]
-
-    @property
-    def _groups(self) -> list[list[Row]]:
-        best = [one.row["run_id"] for ones in self.front.best for one in ones]
-        place = {ones[0].row["model"]: i for i, ones in reversed([*enumerate(self.front.best)])}
-
-        def order(rows: list[Row]) -> tuple[int, int, int]:
-            firsts = [best.index(row["run_id"]) for row in rows if row["run_id"] in best]
-            return place[rows[0]["model"]], min(firsts, default=len(best)), -len(rows)
-
-        rows = [item.row for item in self.front.chosen]
-        return sorted(alike(rows, lambda row: (row["model"], sequence_words(row))), key=order)
-
-    @property
-    def groups(self) -> list[marks.Group]:
-        """The groups with their headings and the best published rates of their work."""
-        each = [configurations(rows) for rows in self.shown]
-        several = len({rows[0]["model"] for rows in self.shown}) > 1
-        made: list[marks.Group] = []
-        for rows, ones, left in zip(self.shown, each, _shares(map(len, each)), strict=True):
-            sides = list(dict.fromkeys(platform_title(side_name(one.row)) for one in ones))
-            heading = f"{_and(sides)}, {sequence_words(rows[0])}"
-            heading = f"{model_title(rows[0]['model'])}, {heading}" if several else heading
-            drawn = _drawn(self.front.data, _varied(ones, left))
-            lines = {name: at for row in rows for name, at in _published(row).items()}
-            made.append((heading, _with_prediction(self.front, ones, drawn), lines))
-        return made
+    rows = [item.row for item in front.chosen]
+    return sorted(alike(rows, lambda row: (row["model"], sequence_words(row))), key=order)
 
 
-def _legend(drawn: Sequence[Dot], rows: Sequence[Row], tints: Mapping[str, int]) -> Markup:
-    """Return what the marks of a chart mean: only those that it has."""
-    shapes = {one.run_id: one.shape for one in drawn}
-    precisions: dict[str, list[str]] = {"●": [], "◆": []}
-    for row in rows:
-        sign = {"circle": "●", "diamond": "◆"}.get(shapes.get(row["run_id"], ""), "")
-        name = precision_title(row["precision"])
-        if sign and name and name not in precisions[sign]:
-            precisions[sign].append(name)
-    each = [
-        Markup('<i class="dot circle c{}"></i>\N{NO-BREAK SPACE}{}').format(tint, name)
-        for name, tint in tints.items()
-        if len(tints) > 1
-    ]
-    each += [
-        Markup(words)
-        for words, holds in (
-            *((f"{sign} {_and(names)}", True) for sign, names in precisions.items() if names),
-            ("band: 95 %", any(one.low is not None and not one.predicted for one in drawn)),
-            ("hollow: few steps", any(one.hollow for one in drawn)),
-            ("dashed: predicted", any(one.predicted for one in drawn)),
-            ("%: MFU", any("%" in one.note for one in drawn)),
-        )
-        if holds
-    ]
-    return join(each, " · ")
+def _drawn_groups(front: Front, shown: Sequence[Sequence[Row]]) -> Iterator[marks.Group]:
+    """Yield each group with its heading and the best published rates of its work."""
+    each = [configurations(rows) for rows in shown]
+    several = len({rows[0]["model"] for rows in shown}) > 1
+    for rows, ones, left in zip(shown, each, shares(map(len, each), MOST_DRAWN), strict=True):
+        sides = list(dict.fromkeys(platform_title(side_name(one.row)) for one in ones))
+        heading = f"{_and(sides)}, {sequence_words(rows[0])}"
+        heading = f"{model_title(rows[0]['model'])}, {heading}" if several else heading
+        lines = {name: at for row in rows for name, at in best_by_precision(row).items()}
+        drawn = _drawn(front.data, varied(ones, left))
+        yield heading, _with_prediction(front, ones, drawn), lines
 
 
 def _plot(front: Front) -> Markup:
     """Return the first chart below its title, and what it leaves out in a line."""
-    plot = Plot(front)
-    groups, unit = plot.groups, front.best[0][0].row["rate_unit"]
+    found = _groups(front)
+    shown, left_out = found[:MOST_GROUPS], found[MOST_GROUPS:]
+    groups, unit = [*_drawn_groups(front, shown)], front.best[0][0].row["rate_unit"]
+    rows = [row for rows in shown for row in rows]
     drawn = [mark for _, own, _ in groups for mark in own]
-    rows = [row for rows in plot.shown for row in rows]
-    models = list(dict.fromkeys(model_title(row["model"]) for row in rows))
-    names = dict.fromkeys(row["platform"] for row in rows)
-    tints = {platform_title(name): colour(front.data, name) for name in names}
+    models = list(dict.fromkeys(row["model"] for row in rows))
+    tints = {platform_title(row["platform"]): colour(front.data, row["platform"]) for row in rows}
+    precisions = {row["run_id"]: precision_title(row["precision"]) or "" for row in rows}
     title = Markup("<h3>{}, {} <small>{}</small></h3>").format(
-        models[0] if len(models) == 1 else "Each model", unit, _legend(drawn, rows, tints)
+        model_title(models[0]) if len(models) == 1 else "Each model",
+        unit,
+        marks.legend(drawn, precisions, tints),
     )
-    return title + marks.dots(groups, unit) + _others(plot, drawn, models)
-
-
-def _others(plot: Plot, drawn: Sequence[Dot], models: Sequence[str]) -> Markup:
-    """Return the best rates of models without a group, and how many runs have no mark."""
-    firsts = [best_of(rows) for rows in plot.left_out]
-    by_model = alike(firsts, lambda one: one.row["model"])
-    bests = [max(ones, key=lambda one: one.rate) for ones in by_model]
     said = [
         Markup("{} {} on {}").format(
-            model_title(one.row["model"]),
-            linked(one, f"{one.rate:,.0f}"),
-            platform_title(side_name(one.row)),
+            model_title(row["model"]),
+            run_link(row["run_id"], f"{row['rate']:,.0f}"),
+            platform_title(side_name(row)),
         )
-        for one in bests
-        if model_title(one.row["model"]) not in models
+        for same in alike([row for rows in left_out for row in rows], lambda row: row["model"])
+        for row in [best_of(same).row]
+        if row["model"] not in models
     ][:MOST_OTHERS]
-    rest = len(configurations(item.row for item in plot.front.chosen))
-    rest -= sum(not mark.predicted for mark in drawn)
     sentences = [Markup("Other models: {}.").format(join(said))] if said else []
+    rest = len(configurations(item.row for item in front.chosen))
+    rest -= sum(not mark.predicted for mark in drawn)
     if rest > 0:
         words = '{} more on <a href="throughput.html">the page of all runs</a>.'
         sentences.append(Markup(words).format(count(rest, "configuration")))
-    words = Markup('<p class="note">{}</p>')
-    return words.format(join(sentences, " ")) if sentences else Markup("")
-
-
-def _varied(ones: Sequence[Configuration], most: int) -> list[Configuration]:
-    """Return the fastest of each layout, then others with an interval, in the order given."""
-    seen: set[tuple[Any, ...]] = set()
-    ranked: list[tuple[bool, bool, int]] = []
-    for place, one in enumerate(ones):
-        row = one.row
-        layout = (side_name(row), row["precision"], split_name(row))
-        ranked.append((layout in seen, one.interval[0] is None, place))
-        seen.add(layout)
-    return [ones[place] for place in sorted(place for *_, place in sorted(ranked)[:most])]
-
-
-def _shares(sizes: Iterable[int]) -> list[int]:
-    """Return how many rows each group may draw: the largest give up rows first."""
-    shares = list(sizes)
-    while sum(shares) > MOST_DRAWN and max(shares) > 1:
-        shares[shares.index(max(shares))] -= 1
-    return shares
+    note = Markup('<p class="note">{}</p>').format(join(sentences, " ")) if sentences else ""
+    return title + marks.dots(groups, unit) + note
 
 
 def _drawn(data: ReportData, ones: Sequence[Configuration]) -> list[Dot]:
@@ -616,22 +547,6 @@ def _details(row: Row) -> list[str]:
     """Return what the name of a configuration says in addition to its layout, in short."""
     rest = str(row["configuration_name"]).removeprefix(split_name(row)).strip(" ·").split(" · ")
     return [brief(text) for text in rest if text]
-
-
-def apart(names: Sequence[Sequence[str]]) -> list[int]:
-    """Return how many parts of each name distinguish it from the others, one at least."""
-    taken = [1] * len(names)
-    while True:
-        short = [tuple(own[:many]) for own, many in zip(names, taken, strict=True)]
-        longer = [
-            place
-            for place, own in enumerate(names)
-            if short.count(short[place]) > 1 and taken[place] < len(own)
-        ]
-        if not longer:
-            return taken
-        for place in longer:
-            taken[place] += 1
 
 
 def _label(row: Row, several: bool) -> str:
@@ -661,33 +576,6 @@ def _with_prediction(front: Front, ones: Sequence[Configuration], drawn: list[Do
     return drawn
 
 
-def _published(row: Row) -> dict[str, float]:
-    """Return the best published rates of a group's model on its architecture, by precision."""
-    device = catalog.accelerator_for_device(row["accelerator"] or "")
-    if device is None:
-        return {}
-    found: dict[str, tuple[float, str]] = {}
-    for one in results():
-        same = one["model"] == row["model"] and one["sequence_length"] == row["sequence_length"]
-        width = {"16 bit": "BF16", "8 bit": "FP8"}.get(family(one["precision"]))
-        # without a count of its work (LoRA, or tokens of unknown length) a rate says nothing here
-        if (
-            not (same and width and one["rate"] and one["tflops"])
-            or _architecture(one) != device.architecture
-        ):
-            continue
-        found[width] = max(found.get(width, (0.0, "")), (one["rate"], one["hardware"] or ""))
-    named = {f"best published {width} ({place})": value for width, (value, place) in found.items()}
-    return dict(sorted(named.items(), key=lambda item: item[1]))
-
-
-def _architecture(result: Mapping[str, Any]) -> str | None:
-    try:
-        return catalog.accelerator(result["accelerator"]).architecture
-    except CatalogError:
-        return None
-
-
 def _cards(asked: Sequence[Study]) -> Markup:
     """Return a card for each study that has an answer, the kinds that a buyer asks for first."""
     known = [(place, one) for place, one in enumerate(asked, 1) if one.answer and one.kind in CARDS]
@@ -706,25 +594,3 @@ def _card(place: int, one: Study) -> Markup:
         '<article class="sb-card" data-answer="{}"><small>{}</small>'
         '<h3><a href="studies.html#study-{}">{}</a></h3><p>{}</p>{}</article>'
     ).format(one.kind, one.kind.capitalize(), place, one.question, one.verdict, chart)
-
-
-def _foot(data: ReportData) -> Markup:
-    """Return in one line how many runs there are, how MFU is counted, and where all data is."""
-    known = data.completed.drop_nulls("mfu")
-    how = known.select("flops_convention", "peak_precision", "peak_tflops_per_second").unique(
-        maintain_order=True
-    )
-    said = [
-        f"MFU: {row[0]} over the dense {precision_title(row[1])} peak, {number(row[2], 4)} TFLOP/s"
-        for row in how.head(1).iter_rows()
-    ]
-    runs = (
-        f"{count(data.runs.height, 'run')} on {count(data.runs['platform'].n_unique(), 'platform')}"
-    )
-    links = Markup(
-        '<a href="method.html">Method</a> · Data: <a href="data/runs.csv" download>runs.csv</a>, '
-        '<a href="data/runs.parquet" download>runs.parquet</a>, '
-        '<a href="data/steps.parquet" download>steps.parquet</a>, '
-        '<a href="data/telemetry.parquet" download>telemetry.parquet</a>'
-    )
-    return Markup('<p class="foot">{} · {}</p>').format(" · ".join([runs, *said]), links)

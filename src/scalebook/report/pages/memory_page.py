@@ -187,7 +187,7 @@ def _ran_out(data: ReportData) -> Iterator[Markup]:
             found["more" if predicted > capacity else "less"].append(row)
     verdicts = {
         "less": (
-            "ran out of memory although less than the device has was predicted. The prediction "
+            "ran out of memory although the prediction was below the device's memory. It "
             "leaves out collectives, fragmentation and what older versions of the trainer held"
         ),
         "more": "ran out of memory, as predicted",
@@ -234,6 +234,7 @@ def empty_note(data: ReportData) -> Fragment:
     return paragraphs("No run could be read.") if data.runs.is_empty() else Fragment(Markup(""))
 
 
+_SHARDED = {"none": "no sharding", "optimizer": "sharded optimizer", "full": "fully sharded"}
 MOST_NAMED = 4  # runs in a sentence
 MOST_MAPS = 12  # drawn; the table has every cell
 MOST_ROWS = 1_000  # of the table
@@ -298,7 +299,7 @@ def _shown(verdict: str, kind: int, peak: float | None, needed: float | None) ->
     """Return what is written in a cell: the peak, with ``~`` the prediction."""
     word = {"out of memory": "out", "both": "fits or out", "fits": "fits"}.get(verdict, "?")
     if kind == 0:
-        return word if peak is None or verdict != "fits" else f"fits {number(peak)}"
+        return word if peak is None or verdict != "fits" else number(peak)
     if kind == 1:
         return f"({word})"
     return f"{word if verdict == 'cannot tell' else word + '?'} ~{number(needed)}"
@@ -331,7 +332,7 @@ def _title(cell: Row) -> str:
         f"{model_title(cell['model'])} on {cell['world_size']} {unit} ({device})",
         f"sequence {cell['sequence_length']:,}",
         precision_title(cell["precision"]) or "unknown precision",
-        f"sharding {cell['data_parallel_sharding']}",
+        _SHARDED.get(cell["data_parallel_sharding"], "sharding unknown"),
     ]
     more = (("context_parallel_size", "CP"), ("expert_parallel_size", "EP"))
     parts += [f"{short} {cell[name]}" for name, short in more if (cell[name] or 1) > 1]
@@ -388,7 +389,7 @@ def cells_table(data: ReportData) -> Fragment:
         tables.plain("pipeline_parallel_size", "PP"),
         tables.plain("micro_batch_size", "Micro batch"),
         tables.text("recompute", "Recompute"),
-        tables.Column("verdict", "Verdict", lambda row: _WORDS[row["verdict"]], numeric=False),
+        tables.verdict_column("word", "Verdict"),
         tables.text("evidence", "Evidence", hint="measured, inferred from a run, or predicted"),
         tables.text("data_parallel_sharding", "Sharding"),
         tables.plain("peak_memory_gib", "Measured peak", "GiB"),
@@ -397,7 +398,11 @@ def cells_table(data: ReportData) -> Fragment:
         tables.Column("", "Runs", lambda row: join(map(run_link, row["run_ids"])), numeric=False),
         tables.Column("reason", "Why", _why, numeric=False),
     )
-    shown = tables.table(cells.head(MOST_ROWS).iter_rows(named=True), columns, "feasibility")
+    rows = (
+        {**row, "word": _WORDS[row["verdict"]]}
+        for row in cells.head(MOST_ROWS).iter_rows(named=True)
+    )
+    shown = tables.table(rows, columns, "feasibility")
     if cells.height <= MOST_ROWS:
         return shown
     words = f"The first {MOST_ROWS:,} of {cells.height:,} cells; 'scalebook feasibility' has all."

@@ -29,6 +29,7 @@ from scalebook.report.base.markup import (
     run_link,
     run_links,
 )
+from scalebook.report.base.naming import fact_words
 from scalebook.report.base.quantities import NONE, count, number
 
 PRECISIONS = ("bf16", "fp16", "fp8", "fp32")
@@ -183,18 +184,19 @@ def overview(data: ReportData, found: Records) -> Fragment:
         return paragraphs("No run could be read, so there is nothing to trace.")
     commits = {_known_commit(one) for one in found.values()}
     images = [identity.image(one) for one in found.values()]
+    many = len({*images} - {None, ""})
     items = [
-        Markup("{} of {} and {}.").format(
+        Markup("{} of {}{}.").format(
             count(len(found), "run"),
             count(len(commits - {None}), "commit"),
-            count(len({*images} - {None, ""}), "image"),
+            f" and {count(many, 'image')}" if many else "",
         )
     ]
     without = sum(_known_commit(one) is None for one in found.values())
     if without:
         items.append(Markup("{} no commit.").format(count(without, "run records", "runs record")))
     if images.count(""):
-        words = "{} no image: there, versions say which software ran."
+        words = "{} no image; their versions say which software ran."
         items.append(Markup(words).format(count(images.count(""), "run names", "runs name")))
     if images.count(None):
         words = "{} an image by a tag only, which can move: equal to the image of no other run."
@@ -328,8 +330,9 @@ def links(found: Records) -> Fragment:
     ]  # fmt: skip
     if not rows:
         return paragraphs(
-            "No run recorded how its GPUs are linked: a CPU, a log, an older run, or a driver's "
-            "tool that did not say. The page of probes shows the machines that were probed."
+            "No run recorded how its GPUs are linked. Runs on a CPU, ingested logs and older runs "
+            "never do, nor does a driver's tool that reports no links. The page of probes shows "
+            "the machines that were probed."
         )
     columns = (
         *(text("accelerator", "Accelerator"), text("gpu", "GPU"), text("links", "To each GPU")),
@@ -347,7 +350,7 @@ def unequal(found: Records) -> Fragment:
     if not rows:
         return paragraphs("Versions, devices and variables are equal over the runs of a platform.")
     columns = (
-        *(PLATFORM, text("name", "What")),
+        *(PLATFORM, Column("name", "What", lambda row: fact_words(row["name"]), numeric=False)),
         Column("values", "Values and runs", lambda row: row["values"], numeric=False, wide=True),
     )
     return table(rows[:MOST_ROWS], columns, "unequal")

@@ -41,12 +41,13 @@ def load(data: ReportData) -> tuple[Probe, ...]:
 
 
 def name(probe: Probe) -> str:
-    """Return a probe's machine in words."""
+    """Return a probe's machine in words, and when it was probed."""
     device = probe.identity.accelerator if probe.identity else None
     many = probe.request.world_size
+    began = f" ({probe.started_at[:16].replace('T', ' ')})" if probe.started_at else ""
     if device is None:
-        return f"{count(many, 'process', 'processes')} on a CPU ({probe.probe_id})"
-    return f"{many} × {device} ({probe.probe_id})"
+        return f"{count(many, 'process', 'processes')} on a CPU{began}"
+    return f"{many} × {device}{began}"
 
 
 def _machine(probes: tuple[Probe, ...]) -> tuple[Column, ...]:
@@ -352,10 +353,10 @@ def families(ones: Sequence[Compared]) -> Fragment | None:
         for name, same in sorted(_families(ones).items())
     ]
     columns: list[Column] = [
-        text("family", "layout"),
-        plain("count", "configurations"),
-        plain("median", "median error", "%", 2),
-        plain("largest", "largest error", "%", 2),
-        text("held", "in the 90 % interval"),
+        text("family", "Layout"),
+        plain("count", "Configurations"),
+        plain("median", "Median error", "%", 2),
+        plain("largest", "Largest error", "%", 2),
+        text("held", "In the 90 % interval"),
     ]
     return table(rows, columns, "predicted")

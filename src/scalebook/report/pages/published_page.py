@@ -26,7 +26,7 @@ from scalebook.errors import ScalebookError
 from scalebook.facts import catalog
 from scalebook.facts.catalog.results import PublishedResult
 from scalebook.facts.flops import DEFAULT_CONVENTION, convert_tflops, model_tflops
-from scalebook.report.base.frames import ReportData
+from scalebook.report.base.frames import TINY, ReportData
 from scalebook.report.base.html_tables import (
     MODEL,
     PRECISION,
@@ -133,7 +133,8 @@ def _result(row: PublishedResult) -> dict[str, Any]:
 
 def own(data: ReportData) -> tuple[dict[str, Any], ...]:
     """Return our runs with a counted rate, as rows of the same shape."""
-    runs = data.completed.filter(pl.col("model_tflops_per_second_per_gpu").is_not_null())
+    toy = pl.col("model").str.starts_with(TINY)  # made for a CPU
+    runs = data.completed.filter(pl.col("model_tflops_per_second_per_gpu").is_not_null(), ~toy)
     return tuple(
         {
             "run_id": row["run_id"], "source": row["source"], "model": row["model"],
@@ -210,6 +211,24 @@ def _standing(ours: tuple[Row, ...], known: list[Row]) -> Iterator[Markup]:
             number(median(same)),
             above,
         )
+
+
+def best_by_precision(row: Row) -> dict[str, float]:
+    """Return the best published rates of a run's model, length and architecture, by width."""
+    device = catalog.accelerator_for_device(row["accelerator"] or "")
+    if device is None:
+        return {}
+    alike = [one.name for one in catalog.accelerators() if one.architecture == device.architecture]
+    found: dict[str, tuple[float, str]] = {}
+    for one in results():
+        same = one["model"] == row["model"] and one["sequence_length"] == row["sequence_length"]
+        width = {"16 bit": "BF16", "8 bit": "FP8"}.get(family(one["precision"]))
+        # without a count of its work (LoRA, or tokens of unknown length) a rate says nothing here
+        if same and width and one["rate"] and one["tflops"] and one["accelerator"] in alike:
+            best = (one["rate"], one["hardware"] or "")
+            found[width] = max(found.get(width, (0.0, "")), best)
+    named = {f"best published {width} ({place})": value for width, (value, place) in found.items()}
+    return dict(sorted(named.items(), key=lambda item: item[1]))
 
 
 def chart(ours: tuple[Row, ...], others: tuple[Row, ...]) -> Figure | None:

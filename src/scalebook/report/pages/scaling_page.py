@@ -22,6 +22,7 @@ from scalebook.report.base.quantities import count, number, percent, quantity
 from scalebook.report.base.scaling_series import ScalingSeries
 from scalebook.report.charts import Figures, against_ideal
 from scalebook.report.charts import efficiency as efficiency_chart
+from scalebook.report.charts.css_charts import Dot
 from scalebook.report.charts.scaling_charts import CURVE, POINTS, fitted
 from scalebook.report.charts.scaling_charts import speedup as speedup_chart
 from scalebook.settings import names
@@ -287,3 +288,15 @@ def table(found: Sequence[ScalingSeries]) -> Fragment:
 
 def _many(item: ScalingSeries) -> str:
     return units(item.base["platform"])[1]
+
+
+def projected_efficiency(one: ScalingSeries, tint: int, many: str) -> Iterator[Dot]:
+    """Yield the efficiency at twice the largest size, where a law of these runs reaches it."""
+    for arm in arms([one])[:1]:
+        found = arm.project(2 * max(arm.sizes))
+        value, rate_ = found.scaling_efficiency, found.tokens_per_second
+        low, high = found.low, found.high
+        if value is not None and rate_ and low and high:
+            ends = (100 * value * low / rate_, 100 * value * high / rate_)
+            name, text = f"{found.world_size} {many}", f"{100 * value:.1f}\N{NO-BREAK SPACE}%"
+            yield Dot(name, 100 * value, *ends, text, "by a fitted law", tint, predicted=True)

@@ -42,6 +42,7 @@ from scalebook.report.base.markup import (
     script_json,
 )
 from scalebook.report.base.naming import (
+    fact_words,
     in_words,
     model_title,
     platform_title,
@@ -199,10 +200,12 @@ def _verdicts(one: TwoSides, found: Sequence[Pair], none: str) -> Markup:
         advice = next((verdict.advice for _, verdict in decided if verdict.advice), None)
         return sentence + (f" {advice}" if advice else "")
     pair, verdict = max(sure, key=lambda each: abs(log(each[1].ratio)))
-    ahead = f"{one.a.name} over {one.b.name} is {verdict.ratio:.3f}"
-    most = " The largest difference: {} ({:.3f} to {:.3f}), {}, {}."
+    names, ends = (one.a.name, one.b.name), (verdict.ratio, verdict.low, verdict.high)
+    if verdict.ratio < 1:  # the faster side is named first
+        names, ends = names[::-1], (1 / ends[0], 1 / ends[2], 1 / ends[1])
+    most = " The largest difference: {} is {:.3f} ({:.3f} to {:.3f}) times as fast as {}, {}, {}."
     return sentence + Markup(most).format(
-        ahead, verdict.low, verdict.high, model_title(pair.a[0].row["model"]), work(pair.a[0].row)
+        names[0], *ends, names[1], model_title(pair.a[0].row["model"]), work(pair.a[0].row)
     )
 
 
@@ -239,7 +242,7 @@ def _differing(one: TwoSides) -> Markup:
         return Markup("nothing else that was recorded.")
     first = join(told[:MOST_WORDS], "; ") if told else "no setting that changes the speed"
     more = [f"{len(rest) - MOST_WORDS} more"] if len(rest) > MOST_WORDS else []
-    names = ", ".join([*map(_called, rest[:MOST_WORDS]), *more])
+    names = ", ".join([*map(fact_words, rest[:MOST_WORDS]), *more])
     also = f" Also, with the values in the records: {names}." if rest else ""
     note = " A token of each costs other FLOPs, so compare the MFU." if _other_model(one) else ""
     return Markup("{}.{}{}").format(first, also, note)
@@ -247,15 +250,6 @@ def _differing(one: TwoSides) -> Markup:
 
 def _changes_speed(name: str) -> bool:
     return name in SETTINGS and bool(SETTINGS[name].affects)
-
-
-def _called(name: str) -> str:
-    """Return what a recorded fact is called: ``CPU cores``, or the name of a variable."""
-    return (
-        name.removeprefix("variables.").removeprefix("host.")
-        if "." in name
-        else setting_words(name)
-    )
 
 
 def _other_model(one: TwoSides) -> bool:

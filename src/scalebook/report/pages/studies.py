@@ -29,7 +29,7 @@ from scalebook.report.base.comparisons import (
     side_name,
     work_key,
 )
-from scalebook.report.base.frames import ReportData, records
+from scalebook.report.base.frames import TINY, ReportData, records
 from scalebook.report.base.markup import Fragment, Markup, paragraphs, run_link
 from scalebook.report.base.naming import (
     model_title,
@@ -45,7 +45,7 @@ from scalebook.report.charts import css_charts as marks
 from scalebook.report.charts.css_charts import Dot
 from scalebook.report.pages.comparison_page import ablations
 from scalebook.report.pages.reliability_page import PART_FIELDS, reliability
-from scalebook.report.pages.scaling_page import arms
+from scalebook.report.pages.scaling_page import projected_efficiency
 
 Row = Mapping[str, Any]
 MOST_ROWS = 8  # of a chart; the table has every run
@@ -304,7 +304,7 @@ def _scaling(runs: _Runs) -> StudyAnswer | None:
         base["world_size"], f"{last['world_size']} {many}",
     )  # fmt: skip
     drawn = [_efficiency(runs.data, row, one, many) for row in best]
-    drawn += _projected(chosen, drawn[-1].colour, many)
+    drawn += projected_efficiency(chosen, drawn[-1].colour, many)
     off = max(abs(100 - (end or mark.value)) for mark in drawn for end in (mark.low, mark.high))
     span = max(5.0, marks.rounded_up(off))  # 100 % is in the middle of the axis
     chart = marks.dots(
@@ -317,18 +317,6 @@ def _sizes(one: ScalingSeries) -> list[Row]:
     """Return the fastest run of each size, the smallest size first."""
     ordered = one.points.sort("world_size", "tokens_per_second", descending=[False, True])
     return list(ordered.unique("world_size", keep="first", maintain_order=True).to_dicts())
-
-
-def _projected(one: ScalingSeries, tint: int, many: str) -> Iterator[Dot]:
-    """Yield the efficiency at twice the largest size, where a law of these runs reaches it."""
-    for arm in arms([one])[:1]:
-        found = arm.project(2 * max(arm.sizes))
-        value, rate_ = found.scaling_efficiency, found.tokens_per_second
-        low, high = found.low, found.high
-        if value is not None and rate_ and low and high:
-            ends = (100 * value * low / rate_, 100 * value * high / rate_)
-            name, text = f"{found.world_size} {many}", f"{100 * value:.1f}\N{NO-BREAK SPACE}%"
-            yield Dot(name, 100 * value, *ends, text, "by a fitted law", tint, predicted=True)
 
 
 def _efficiency(data: ReportData, row: Row, one: str, many: str) -> Dot:
@@ -421,7 +409,9 @@ def _ablation(runs: _Runs) -> StudyAnswer | None:
     drawn = [
         Dot(
             one.words.removeprefix("fused "),
-            *(100 * (end - 1) for end in (worth.ratio, worth.low, worth.high)),
+            100 * (worth.ratio - 1),
+            100 * (worth.low - 1),
+            100 * (worth.high - 1),
             change(worth.ratio - 1),
             colour=tint,
             run_id=one.pair.b[0].row["run_id"],
@@ -547,7 +537,13 @@ def _experts(runs: _Runs) -> StudyAnswer | None:
     groups = alike(rows, lambda row: (row["model"], side_name(row), row["precision"]))
     best = [best_of(same) for same in groups]
     # Models of different sizes are compared by MFU: fewer layers or parameters are faster anyway.
-    best.sort(key=lambda one: (is_whole(one.row), one.row["mfu"] or 0.0), reverse=True)
+    # A rate of a model made for a CPU says least, that of a whole one most.
+    best.sort(
+        key=lambda one: (
+            not one.row["model"].startswith(TINY), is_whole(one.row), one.row["mfu"] or 0.0
+        ),
+        reverse=True,
+    )  # fmt: skip
     first, mfu = best[0], best[0].row["mfu"]
     more = f", {percent(mfu)} of peak" if mfu is not None else ""
     verdict = Markup("{} reaches {}{}.").format(on(first.row), linked(first, rate(first)), more)
@@ -602,17 +598,15 @@ def _drill(runs: _Runs) -> StudyAnswer | None:
     known = [one for one in found if one.drill.next_step_seconds is not None]
     if not known:
         return None
-    seconds = sorted(one.drill.next_step_seconds or 0.0 for one in known)
-    ends = f" ({duration(seconds[0])} to {duration(seconds[-1])})" if len(known) > 1 else ""
     one = known[0]
     lost = one.drill.steps_lost
     again = f"; {count(lost, 'step')} ran again" if lost is not None else ""
     took = duration(one.drill.next_step_seconds)
     apart = one.drill.largest_loss_difference
     again += "" if one.drill.passed or not apart else f", losses {percent(apart)} apart"
-    words = Markup("{} continued {}{} after a kill{}.")
+    words = Markup("{} continued {} after a kill{}.")
     link = run_link(one.run["run_id"], took)
-    verdict = words.format(on(one.run), link, ends, again)
+    verdict = words.format(on(one.run), link, again)
     parts = [
         (name.removesuffix("_seconds"), value)
         for name in PART_FIELDS
@@ -638,17 +632,13 @@ def page(data: ReportData) -> Fragment:
 
 def _section(data: ReportData, number: int, one: Study) -> Markup:
     rows = data.runs.filter(pl.col("run_id").is_in(one.run_ids)).iter_rows(named=True)
-    columns = (*tables.WHAT_RAN, tables.TOKENS, tables.TOKENS_EACH, tables.MFU)
+    columns = (*tables.WHAT_RAN, tables.TOKENS_EACH, tables.MFU, tables.TOKENS)
     shown = tables.table(rows, columns, f"study-{number}")
-    origin = (
-        Markup("Plan <code>{}</code>").format(one.plan)
-        if one.plan
-        else Markup("Grouped by what its runs share")
-    )
+    origin = Markup("Plan <code>{}</code>. ").format(one.plan) if one.plan else ""
     return Markup(
         '<section class="sb-study" id="study-{}"><p class="kind">{}</p><h2>{}</h2>'
         '<p class="verdict">{}</p>{}<details class="sb-fold"><summary>{}</summary>{}</details>'
-        '<p class="note">{}. More: <a href="{}.html">the evidence</a>.</p></section>'
+        '<p class="note">{}<a href="{}.html">The evidence</a></p></section>'
     ).format(
         number, one.kind.capitalize(), one.question, one.verdict,
         one.answer.chart if one.answer else "", count(len(one.run_ids), "run"), shown.html,

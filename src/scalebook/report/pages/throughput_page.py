@@ -110,8 +110,8 @@ def _largest(cause: str, runs: Sequence[Diagnosis]) -> Markup:
     first, says = run_link(runs[0].run_id), runs[0].findings[0].says
     name = cause.replace("_", " ")
     if len(runs) == 1:
-        return Markup("<strong>{}</strong> in {}: {}").format(name, first, says)
-    words = "<strong>{}</strong> is the largest cause in {}, most in {}: {} Also in {}."
+        return Markup("<strong>{}</strong>, the largest cause in {}: {}").format(name, first, says)
+    words = "<strong>{}</strong>, the largest cause in {}, most in {}: {} Also in {}."
     others = run_links([one.run_id for one in runs[1:]])
     return Markup(words).format(name, count(len(runs), "run"), first, says, others)
 

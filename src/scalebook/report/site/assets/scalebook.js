@@ -32,7 +32,10 @@
   }
 
   // A name of a row is written in full, on as many lines as it needs; the rows grow with it.
-  const ROOM = { wide: { line: 68, size: 12, step: 11, gap: 2 }, narrow: { line: 24, size: 10, step: 10, gap: 6 } };
+  const ROOM = {
+    wide: { line: 68, size: 11, step: 13, gap: 2 },
+    narrow: { line: 24, size: 10, step: 11, gap: 6 },
+  };
 
   function wrapped(text, room) {
     const lines = [""];
@@ -69,16 +72,18 @@
     if (typeof spec.height === "number") spec.height = Math.max(spec.height, high);
   }
 
-  // So is a name of the legend, which has as many letters to a line as its columns leave room for.
-  function namedLegend(spec, line) {
+  // So is a name of a legend, which has as many letters to a line as its columns leave room for.
+  function namedLegends(spec, line) {
     filter.encodings(spec, function (encoding) {
-      const color = encoding.color;
-      if (!color || color.legend === null || !color.scale || !color.scale.domain) return;
-      const names = {};
-      for (const name of color.scale.domain) names[name] = wrapped(String(name), { line: line });
-      color.legend = Object.assign({}, color.legend, {
-        labelExpr: JSON.stringify(names) + "[datum.label] || datum.label", labelLimit: 0,
-      });
+      for (const own of [encoding.color, encoding.shape, encoding.strokeDash]) {
+        const known = own && (own.scale && own.scale.domain || own.sort);
+        if (!Array.isArray(known) || own.legend === null) continue;
+        const names = {};
+        for (const name of known) names[name] = wrapped(String(name), { line: line });
+        own.legend = Object.assign({}, own.legend, {
+          labelExpr: JSON.stringify(names) + "[datum.label] || datum.label", labelLimit: 0,
+        });
+      }
     });
   }
 
@@ -95,8 +100,11 @@
     if (typeof spec.title === "string") spec.title = wrapped(spec.title, { line: narrow ? 38 : 150 });
     namedRows(spec, narrow ? ROOM.narrow : ROOM.wide);
     const axisY = Object.assign({}, config.axisY, narrow ? { labelFontSize: 10 } : {});
-    namedLegend(spec, narrow ? 44 : Math.floor(place.clientWidth / config.legend.columns / 6) - 4);
-    const axisX = Object.assign({ labelSeparation: 6 }, narrow ? { titleAnchor: "end", labelFlush: 20 } : {});
+    namedLegends(spec, narrow ? 42 : Math.floor(place.clientWidth / config.legend.columns / 6) - 4);
+    const axisX = Object.assign(
+      { labelSeparation: 6 },
+      narrow ? { titleAnchor: "end", labelFlush: 20, labelOverlap: "greedy" } : {},
+    );
     const legend = Object.assign({}, config.legend, narrow ? { columns: 1, labelFontSize: 10 } : {});
     vegaEmbed(place, spec, {
       mode: "vega-lite",
@@ -128,7 +136,7 @@
 
   // Tables: the exact value of a cell is in data-value. A long table keeps the rows after its
   // first ones as data in the script element behind it; the page makes the rows that it shows.
-  const COLUMNS = 11; // shown at first: the run and ten more; scalebook.css hides the others
+  const COLUMNS = 10; // shown at first; scalebook.css hides the others
   const PAGE = 100; // rows at a time, of a table that comes with such data
   const tables = []; // {box, table, rows, keys, long, page, words, left}
 
