@@ -7,6 +7,7 @@ import io
 import json
 import lzma
 import os
+import re
 import shutil
 import time
 import zipfile
@@ -112,6 +113,7 @@ def _number(text: bytes) -> Callable[[bytes], bytes]:
     return change
 
 
+_VALUE = re.compile(rb'([:=]) ?("[^"\n]*"|-?[0-9][0-9.e+-]*|true|false)')
 DAMAGES = {
     "empty": _bytes(lambda _: b""),
     "truncated": _bytes(lambda data: data[: len(data) // 2]),
@@ -126,6 +128,11 @@ DAMAGES = {
     "5,000 digits": _bytes(_number(b"1" * 5000)),
     "doubled keys": _bytes(lambda data: data.replace(b"{", b'{"step":{},"run_id":7,', 1)),
     "wrong types": _wrong_types,
+    "lines of Windows": _bytes(lambda data: data.replace(b"\n", b"\r\n")),
+    "text without end": _bytes(lambda data: data.replace(b'": "', b'": "' + b"A" * 300_000, 2)),
+    "zeros": _bytes(lambda data: _VALUE.sub(rb"\1 0", data)),
+    "lists": _bytes(lambda data: _VALUE.sub(rb"\1 []", data)),
+    "a time that is none": _bytes(lambda data: data.replace(b'_at":', b'_at":"x","y":')),
     "link out": _outside,
     "link to nothing": _link("nowhere"),
     "link to itself": _special(lambda path: path.symlink_to(path.name)),
@@ -166,7 +173,7 @@ def test_a_damaged_file_costs_its_own_row_only(
     assert isinstance(whole, Measured)
     assert rows[PROFILED]["tokens_per_second"] == whole.metrics.tokens_per_second
     # The other run is a row or a sentence, never nothing.
-    assert DRILL in rows or str(runs / BAD) in shown.err
+    assert any(DRILL in name for name in rows) or str(runs / BAD) in shown.err
     data = frames.load(runs)
     assert PROFILED in set(data.runs["run_id"])
     for directory in store.run_directories(runs):
@@ -184,6 +191,33 @@ def test_a_damaged_file_costs_its_own_row_only(
     except ClaimError as error:
         assert "own.toml" in str(error)
     assert time.monotonic() - began < 20
+
+
+OF_RUNS = [
+    *(
+        ["compare", GOOD, BAD],
+        ["diagnose", BAD],
+        ["reproduce", BAD],
+        ["export", "--to", "csv:o", BAD],
+    ),
+    *(["gate", "--baseline", "runs"], ["status", "--all"], ["feasibility"], ["recover"]),
+    ["predict", "--model", "llama3.1-8b", "--platform", "h200", "--gpus", "8"],
+    ["recommend", "--model", "llama3.1-8b", "--platform", "h200"],
+]
+
+
+@pytest.mark.parametrize(
+    "damage", ["wrong types", "zeros", "lists", "NaN", "10^400", "surrogates", "pipe"]
+)
+@pytest.mark.parametrize("file", ["record.json", "steps.jsonl", "telemetry.jsonl"])
+def test_every_command_on_runs_has_an_answer_to_a_damaged_one(
+    runs: Path, file: str, damage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    halves = _bytes(lambda data: data.replace(b'": "', b'": "\\ud800', 5))
+    (halves if damage == "surrogates" else DAMAGES[damage])(runs / BAD / file)
+    monkeypatch.chdir(runs.parent)
+    for command in OF_RUNS:
+        assert main([*command, "--runs", "runs"]) in (0, 1, 2), command
 
 
 # Files of a run that has not been recorded; each is there, and each may be damaged.

@@ -105,6 +105,19 @@ def test_a_metric_without_a_value_is_null_with_the_reason_and_costs_no_other_num
     assert load("runs").runs["odd_reason"].unique().to_list() == [reason]
 
 
+@pytest.mark.parametrize(
+    ("digits", "reason"),
+    [(400, "The metric returned 1000"), (5000, "The metric raised ValueError")],
+)
+def test_a_number_without_end_is_no_value(
+    project: Path, capsys: pytest.CaptureFixture[str], digits: int, reason: str
+) -> None:
+    name(project, metric("odd", f"return 10**{digits}", dtype="float"))
+    row = listed(capsys)["a"]
+    assert row["odd"] is None
+    assert row["odd_reason"].startswith(reason)
+
+
 def test_values_of_every_type_reach_the_data(project: Path) -> None:
     texts = {"int": "7", "str": '"seven"', "bool": "True", "float": "7"}
     source = "".join(metric(f"of_{kind}", f"return {v}", dtype=kind) for kind, v in texts.items())

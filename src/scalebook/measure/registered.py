@@ -113,16 +113,16 @@ def _value(one: Metric, subject: Subject) -> tuple[Value, str | None]:
     """Return the value of a metric, or None and the reason."""
     try:
         found = one.function(subject)
+        if found is None or isinstance(found, Missing):
+            return None, _sentence(found.reason if found and found.reason else one.null)
+        value = _converted(found, one.dtype)
+        if value is None:
+            return None, _sentence(f"The metric returned {found!r}, which is not a {one.dtype}.")
     # A metric is a program of anybody's: whatever it raises costs its own number only.
     except (Exception, SystemExit) as error:  # noqa: BLE001
         said = " ".join(str(error).split())
         kind = type(error).__name__
         return None, _sentence(f"The metric raised {kind}{f': {said}' if said else ''}.")
-    if found is None or isinstance(found, Missing):
-        return None, _sentence(found.reason if found and found.reason else one.null)
-    value = _converted(found, one.dtype)
-    if value is None:
-        return None, _sentence(f"The metric returned {found!r}, which is not a {one.dtype}.")
     return value, None
 
 
@@ -136,7 +136,9 @@ def _converted(found: Any, dtype: Dtype) -> Value:
         return found if isinstance(found, bool) else None
     if dtype == "str":
         return str(found)[:_LONGEST] if isinstance(found, str) else None
-    if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
+    if isinstance(found, bool) or not isinstance(found, int | float):
+        return None
+    if not abs(found) <= sys.float_info.max:  # true for NaN, and for a whole number without end
         return None
     if dtype == "float":
         return float(found)

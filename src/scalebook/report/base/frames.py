@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
+import sys
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
@@ -203,7 +203,8 @@ def _integer(value: Any) -> int | None:
 
 
 def _float(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+    fits = isinstance(value, int | float) and abs(value) <= sys.float_info.max  # false for NaN
+    return float(value) if fits else None
 
 
 def _boolean(value: Any) -> bool | None:
