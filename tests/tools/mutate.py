@@ -37,7 +37,7 @@ CORE = {
     "diagnosis": ("measure/diagnosis", "measure/diagnosis"),
     "audit": ("audit", "audit/audit audit/audit_documents audit/audit_pieces"),
     "outcome": ("running/outcome.py", "running/outcome running/failures"),
-    "ingest": ("logs/ingest", "logs/ingest logs/logs_dialects"),
+    "ingest": ("logs/ingest", "logs/ingest logs/ingest_pieces logs/logs_dialects"),
     "predict": ("predict", "predict/predict predict/amounts predict/model "
                 "predict/search predict/tuning predict/recommended"),
     "findings": ("report/pages/run_findings.py", "report/report_findings report/report_comparison"),
