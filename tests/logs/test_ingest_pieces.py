@@ -98,6 +98,34 @@ def test_telemetry_goes_to_the_one_run_beside_it_else_to_the_one_run_of_all():
     assert len(group._attach([several], [beside])) == 1 and several.attached == []
 
 
+@pytest.mark.parametrize("named", [True, False])
+def test_runs_of_a_store_are_groups_until_one_cannot_be_read(named):
+    broken = IngestError("the store is damaged")
+
+    def contents(*kinds):
+        for kind in kinds:
+            if kind == "broken":
+                raise broken
+            one = content_of(job_of(), name=kind)
+            one.empty, one.unrecognised = kind == "empty", lambda: IngestError("unrecognised")
+            yield one
+
+    def stored(*kinds):
+        found = group.Found({}, [], [], [(Path("s"), named, lambda: contents(*kinds))])
+        return [one.files[0].path.name for one in found.groups(None)], found.notes
+
+    assert stored("a", "b") == (["a", "b"], [])
+    # what follows a run that was read costs only itself
+    assert stored("a", "b", "broken") == (["a", "b"], ["the store is damaged"])
+    if named:
+        for kinds in (("broken",), ("a", "broken"), ("empty",)):
+            with pytest.raises(IngestError):
+                stored(*kinds)
+    else:
+        assert stored("broken") == ([], ["the store is damaged"])
+        assert stored("empty", "a") == (["a"], ["s: nothing in it was recognised."])
+
+
 # Sizes
 
 
@@ -114,6 +142,18 @@ def test_rates_of_two_timers_give_a_world_below_34_within_one_and_a_half_percent
     known = known_of()
     log_config.complete(job_of(row), known)
     assert known.size("world_size") == world
+
+
+@pytest.mark.parametrize(
+    ("rate", "seconds", "length"), [(787.7, 2.6, 512), (853.3, 2.4, None), (204_803.0, 10.0, None)]
+)
+def test_a_length_is_the_multiple_of_128_near_figures_known_within_two_percent(
+    rate, seconds, length
+):
+    """By hand: 2.6 s are known to 1.92 %, 2.4 s to 2.08 %, 10 s to a half; a batch of 4."""
+    known = known_of(global_batch_size=4)
+    log_config.complete(job_of({"tokens_per_second": rate, "seconds": seconds}), known)
+    assert known.size("sequence_length") == length
 
 
 def test_a_size_that_changes_on_the_way_is_the_most_common_with_a_note():
@@ -186,6 +226,7 @@ def recounted(factor, name="model_flops", **told):
     count = flops.flops_per_token(catalog.model("llama3.1-8b"), 4096, name)
     printed = factor * count * 4096 / 1e12
     rows = [{"seconds": seconds, "tflops_per_gpu": printed} for seconds in (9.0, 2.0, 2.0, 2.0)]
+    rows += [{"seconds": 2.0, "tflops_per_gpu": 0.0}] * 4  # not printed yet
     return job_summary.recount(job_of(*rows), known_of(**MODEL | told)), printed
 
 
