@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from scalebook.audit.identities import Identity, identities, in_unit, limits, pa
 from scalebook.audit.printed import read_printed
 from scalebook.errors import ClaimError
 from scalebook.facts import catalog
-from scalebook.facts.flops import parameter_count
+from scalebook.facts.flops import flops_per_token, hardware_flops_per_token, parameter_count
 from scalebook.measure.intervals import Interval, point
 
 
@@ -438,6 +439,88 @@ def test_wrong_counts_of_flops_are_named_with_what_they_leave_out_or_add() -> No
             if one.rule.startswith(rate) and one.verdict == "contradicts"
         )
         assert f"the claim fits {words}" in check.note
+
+
+RATE = "model_tflops_per_second_per_gpu"
+
+
+@pytest.mark.parametrize(
+    ("trained", "weights", "attention"), [("all", 6, 12), ("lora", 4, 12), ("forward", 2, 4)]
+)
+@pytest.mark.parametrize(("causal", "words"), [(1, "12 L h s"), (2, "6 L h s, causal")])
+def test_a_stated_shape_adds_attention_to_the_flops_of_its_weights(
+    trained: str, weights: int, attention: int, causal: int, words: str
+) -> None:
+    """By hand: 10 billion weights and 40 layers of 4,096 at 8,192 tokens, 1,000 tokens a second."""
+    core = attention / causal * 40 * 4096 * 8192
+    cells = {"parameters": "=10B", "num_layers": "40", "hidden_size": "4096", "trained": trained}
+    cells |= {"sequence_length": "8192", "tokens_per_second_per_gpu": "=1000"}
+    (check,) = (
+        one
+        for one in claim(**cells, **{RATE: f"{weights * 10 + core / 1e9:.2f}"})
+        if one.rule.startswith(RATE) and one.verdict == "holds"
+    )
+    assert f"{weights} N + {words}" in check.note
+    assert f"= {weights} * 10B + {attention / causal:g} * 40 * 4096 * 8192 = " in check.arithmetic
+    more = {RATE: f"{1.1 * (weights * 10 + core / 1e9):.2f}"}
+    assert "holds" not in verdicts(RATE, **cells, **more)
+
+
+@pytest.mark.parametrize(
+    ("model", "fields", "words"),
+    [
+        ("llama3.1-8b", {"gated_mlp": False}, "a gated MLP counted as a plain one"),
+        ("llama3.1-8b", {"num_query_groups": 32}, "every head counted as a key-value head"),
+        ("llama3.1-8b", {"num_layers": 16}, "16 of 32 layers"),
+        ("nemotron4-15b", {"num_layers": 16}, "16 of 32 layers"),
+    ],
+)
+@pytest.mark.parametrize("convention", ["megatron_causal", "full_attention"])
+def test_the_shape_that_was_taken_for_the_models_is_named(
+    model: str, fields: dict[str, Any], words: str, convention: str
+) -> None:
+    shape = replace(catalog.model(model), **fields)
+    flops = flops_per_token(shape, 8192, convention)
+    cells = {"model": model, "sequence_length": "8192", "tokens_per_second_per_gpu": "=1000"}
+    (check,) = (
+        one
+        for one in claim(**cells, **{RATE: f"{flops / 1e9:.2f}"})
+        if one.rule.startswith(RATE) and one.arithmetic
+    )
+    assert check.verdict == "contradicts"
+    assert f"the claim fits {convention} with {words}" in check.note
+
+
+@pytest.mark.parametrize("mode", ["none", "selective", "full"])
+@pytest.mark.parametrize("trained", ["all", "lora"])
+def test_hardware_flops_are_those_of_what_is_recomputed(mode: str, trained: str) -> None:
+    rate = "hardware_tflops_per_second_per_gpu"
+    shape = catalog.model("llama3.1-8b")
+    every = {
+        one: hardware_flops_per_token(shape, 8192, one, "megatron_causal", trained=trained)
+        for one in ("none", "selective", "full")
+    }
+    cells = {"model": "llama3.1-8b", "sequence_length": "8192", "trained": trained}
+    cells |= {"tokens_per_second_per_gpu": "=1000"}
+    for stated, flops in every.items():
+        value = {rate: f"{flops / 1e9:.2f}"}
+        found = verdicts(rate, **cells, **value, recompute=mode)
+        assert ("holds" in found) == (stated == mode), stated
+        assert "holds" in verdicts(rate, **cells, **value)
+
+
+def test_attention_of_documents_may_be_any_up_to_that_of_whole_samples() -> None:
+    shape = catalog.model("llama3.1-8b")
+    least, most = (flops_per_token(shape, one, "megatron_causal") for one in (1, 8192))
+    cells = {"model": "llama3.1-8b", "sequence_length": "8192", "packed_sequences": "yes"}
+    cells |= {"tokens_per_second_per_gpu": "=1000"}
+    for flops, verdict in (
+        (least, "holds"),
+        ((least + most) / 2, "holds"),
+        (most, "holds"),
+        (0.95 * least, "contradicts"),
+    ):
+        assert verdict in verdicts(RATE, **cells, **{RATE: f"{flops / 1e9:.2f}"})
 
 
 # Verdicts and tables
@@ -915,3 +998,29 @@ def test_a_document_has_as_many_rows_of_tables_as_the_limit_says(
     assert len(read_document("MFU\n1%\n2%\n", ".csv", "a").rows) == 2
     with pytest.raises(ClaimError, match="more than 2 rows of tables"):
         read_document("MFU\n1%\n2%\n3%\n", ".csv", "a")
+
+
+def test_a_list_of_sizes_in_the_middle_of_a_table_leaves_the_other_columns_to_their_row() -> None:
+    """Qwen 2.5 7B has 28 heads in 4 groups."""
+    text = "Steps,Model,Valid TP,Layers,Heads\n9,Qwen 2.5 7B,"
+    claims = read_document(f'{text}"2, 7",28,28\n', ".csv", "a.csv")
+    sizes, rest = claims.tables
+    assert [row.values["tensor_parallel_size"].value for row in sizes.rows] == [2, 7]
+    assert [set(row.values) for row in sizes.rows] == [{"tensor_parallel_size"}] * 2
+    assert {row.words["model"] for row in claims.rows} == {"qwen2.5-7b"}
+    (row,) = rest.rows
+    found = {name: one.value for name, one in row.values.items()}
+    assert found == {"steps": 9, "num_layers": 28, "num_attention_heads": 28}
+
+
+def test_two_times_of_a_row_are_two_runs_of_what_stands_beside_them() -> None:
+    text = "Run,Steps,Baseline time,Optimized time\na,9,3 hours,90 min\nb,8,4 hours,\n"
+    claims = read_document(text, ".csv", "a.csv")
+    before, after = claims.tables
+    assert [
+        (row.values["elapsed_hours"].value, row.values["steps"].value) for row in before.rows
+    ] == [(10800, 9), (14400, 8)]
+    assert [set(row.values) for row in after.rows] == [{"elapsed_minutes", "steps"}, {"steps"}]
+    # beside their ratio they are a pair, and no runs of their own
+    text = text.replace("time\n", "time,Speedup\n").replace("min\n", "min,2x\n")
+    assert len(read_document(text, ".csv", "a.csv").tables) == 1

@@ -28,6 +28,7 @@ from scalebook.facts.flops import (
     headline_convention,
     layer_parameters,
     model_tflops,
+    overstated_at_most,
     packed_sequence_length,
     padded_vocab_size,
     parameter_count,
@@ -569,3 +570,17 @@ def test_kimi_k2_has_the_rate_that_megatron_bridge_prints(rate, tflops):
 )
 def test_models_have_the_size_that_their_card_states(name, total):
     assert parameter_count(catalog.model(name)).total == pytest.approx(total, rel=6e-3)
+
+
+@pytest.mark.parametrize("modules", [0, 1])
+@pytest.mark.parametrize("length", [1, 4096, 32768])
+def test_packing_overstates_by_the_attention_of_whole_samples_at_most(
+    length: int, modules: int
+) -> None:
+    """By hand for Llama 3.1 8B: 6 FLOPs a weight and 6 a layer, feature and token of context."""
+    layer = 4096 * (4096 + 2 * 1024) + 4096 * 4096 + 3 * 4096 * 14336
+    weights = 32 * layer + 128_256 * 4096
+    weights += modules * (layer + 128_256 * 4096 + 2 * 4096**2)
+    whole, least = (6 * weights + 6 * (32 + modules) * 4096 * tokens for tokens in (length, 1))
+    found = overstated_at_most(catalog.model("llama3.1-8b"), length, mtp_layers=modules)
+    assert found == pytest.approx(whole / least - 1, rel=1e-3)

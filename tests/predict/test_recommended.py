@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import fields as dataclass_fields
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from simulated import H100, config, write_run
@@ -13,6 +17,8 @@ from simulated import H100, config, write_run
 from scalebook import store
 from scalebook.cli import main
 from scalebook.config import RunConfig
+from scalebook.facts import catalog
+from scalebook.facts.catalog.results import PublishedResult
 from scalebook.measure.metrics import measure
 from scalebook.predict import load, recommended, search
 
@@ -224,3 +230,100 @@ def test_a_run_of_an_unknown_device_is_one_of_its_platform_alone(tmp_path: Path)
     for name, said in (("cpu", None), ("mi300x", "another device: mi300x")):
         run = write_run(tmp_path, name, config(platform=name), source="measured")
         assert recommended._unlike(config(), measure(store.read_run(run))) == said
+
+
+# Rows by hand
+
+
+def published_row(**fields: Any) -> PublishedResult:
+    """Return a row that states nothing but what is given."""
+    first = catalog.published()[0]
+    empty = {one.name: None for one in dataclass_fields(first)}
+    base = {"id": "7", "source": "A page", "url": "u", "date": "2026-01", "task": "pretrain",
+            "confidence": "high", "mtp_layers": 0, "model": "llama3.1-8b"}  # fmt: skip
+    return replace(first, **(empty | base | fields))
+
+
+@pytest.mark.parametrize(
+    ("fields", "layout"),
+    [
+        ({}, "not stated"),
+        ({"tensor_parallel_size": 1, "pipeline_parallel_size": 1}, "not stated"),
+        ({"tensor_parallel_size": 2, "pipeline_parallel_size": 4, "data_parallel_size": 1},
+         "TP2 PP4 DP1"),
+        ({"context_parallel_size": 2, "fully_sharded_size": 8, "micro_batch_size": 3},
+         "CP2 FSDP8, micro batch 3"),
+        ({"micro_batch_size": 1}, "micro batch 1"),
+    ],
+)  # fmt: skip
+def test_a_published_layout_is_what_its_row_states(fields: dict[str, int], layout: str):
+    found = recommended._published_row(asked(), published_row(**fields), 9.0, "")
+    assert found.layout == layout
+
+
+@pytest.mark.parametrize(
+    ("fields", "note", "notes"),
+    [
+        ({}, "", ()),
+        ({"caveat": "A caveat."}, "rate: so", ("rate: so", "A caveat.")),
+        ({"confidence": "low"}, "", ("low confidence",)),
+    ],
+)
+def test_a_published_row_is_kept_with_its_source_and_what_to_know_of_it(
+    fields: dict[str, str], note: str, notes: tuple[str, ...]
+):
+    stated = {"precision": "BF16", "sequence_length": 8192, "world_size": 8,
+              "global_batch_size": 64, "framework": "An engine"}  # fmt: skip
+    found = recommended._published_row(asked(), published_row(**stated, **fields), 9.0, note)
+    assert found == recommended.Recommended(
+        "published", 0, 9.0, None, None, None, "BF16", 8192, 8, 64, "not stated", "An engine",
+        "A page (row 7)", "u", "2026-01", (), notes,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fields", "rate"),
+    [
+        ({"tokens_per_second_per_gpu": 5.0, "tokens_per_second": 80.0, "world_size": 8}, 5),
+        ({"tokens_per_second": 80.0, "world_size": 8}, 10),
+        ({"tokens_per_second": 80.0}, None),
+        ({"claimed_tflops_per_second_per_gpu": 480.0, "flops_convention": "six_n"}, None),
+        ({"claimed_tflops_per_second_per_gpu": 480.0, "sequence_length": 8192}, None),
+    ],
+)
+def test_a_published_rate_is_of_one_gpu_or_none(fields: dict[str, Any], rate: float | None):
+    assert recommended._published_rate(published_row(**fields))[0] == rate
+
+
+def test_a_prediction_says_what_it_rests_on():
+    basis = load("h100", EXAMPLES).basis
+    none = replace(basis, runs=0, probe=None)
+    assert recommended._basis(none) == "the catalog only: no run, no probe"
+    assert recommended._basis(replace(none, probe="p1")) == "probe p1"
+    two = replace(basis, runs=3, folders=("a", "b"))
+    assert recommended._basis(two) == "fit to 3 runs in a and b"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "world", "ends", "notes"),
+    [
+        (80.0, 120.0, 8, (10, 15), ("3 repeats",)),
+        (None, None, 8, (None, None), ("3 repeats", "Too few steps.")),
+        (80.0, 120.0, None, (None, None), ("3 repeats", "Too few steps.")),
+    ],
+)
+def test_a_measured_interval_is_that_of_one_gpu(
+    low: float | None, high: float | None, world: int | None, ends: object, notes: object
+):
+    item: Any = SimpleNamespace(
+        tokens_per_second_per_gpu=12.0, world_size=world, tokens_per_second_low=low,
+        tokens_per_second_high=high, precision="bf16", sequence_length=8192, repeats=3,
+        source="measured", interval_reason="Too few steps.", global_batch_size=4,
+    )  # fmt: skip
+    one: Any = SimpleNamespace(metrics=item)
+    found = recommended._measured_row(asked(), one, Path("x"))
+    assert ((found.low, found.high), found.notes) == (ends, notes)
+    assert found.interval == (None if ends == (None, None) else "95 %")
+    assert found.differs == (() if world else ("GPUs not stated",))
+    item.repeats = 1
+    assert "repeats" not in str(recommended._measured_row(asked(), one, Path("x")).notes)

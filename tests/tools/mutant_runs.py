@@ -1,8 +1,4 @@
-"""Run tests in forked processes, each with one change of the source, or with none.
-
-The run with none notes the lines of the package that run in each test, in the set-up of each file
-and while the tests are collected.
-"""
+"""Run tests in forks, with one change each or with none, which notes what lines each test runs."""
 
 from __future__ import annotations
 
@@ -34,8 +30,10 @@ OPTIONS = ["-xqs", "-pno:cacheprovider", "-mnot slow and not facts"]
 class Work(NamedTuple):
     """Files of tests; sources: the one to change, or those of which to note what each test runs."""
 
+    part: str
     tests: list[str]
-    sources: frozenset[str]
+    sources: list[str]
+    words: str = ""
     compiled: Callable[[], CodeType] | None = None
     chosen: dict[str, float] | None = None
 
@@ -45,18 +43,18 @@ class Plugin:
 
     def __init__(self, work: Work) -> None:
         self.work, self.spent, self.met = work, {}, defaultdict(set)
-        self.lines, self.calls = self.met[""], Counter()
+        self.lines, self.calls, self.sources = self.met[""], Counter(), {*work.sources}
 
     def trace(self, frame: FrameType, *_: object) -> object:
-        if frame.f_code.co_filename not in self.work.sources:
+        code = frame.f_code
+        if code.co_filename not in self.sources:
             return None
-        self.calls[frame.f_code] += 1
-        last = max(line or 0 for *_, line in frame.f_code.co_lines())
-        if self.calls[frame.f_code] > OFTEN:
-            lines = range(frame.f_lineno, last + 1)
-            self.lines.update((frame.f_code.co_filename, line) for line in lines)
-            return None
-        return self.trace_line
+        self.calls[code] += 1
+        if self.calls[code] <= OFTEN:
+            return self.trace_line
+        lines = range(frame.f_lineno, max(line or 0 for *_, line in code.co_lines()) + 1)
+        self.lines.update((code.co_filename, line) for line in lines)
+        return None
 
     def trace_line(self, frame: FrameType, *_: object) -> object:
         self.lines.add((frame.f_code.co_filename, frame.f_lineno))
@@ -71,7 +69,7 @@ class Plugin:
             for one in items:
                 whole[one.path] += chosen[one.nodeid]
             items.sort(key=lambda one: (whole[one.path], str(one.path), chosen[one.nodeid]))
-        ours = {*self.work.sources, *self.work.tests}
+        ours = {*self.sources, *self.work.tests}
         kept = [one for one in gc.get_objects() if isinstance(one, functools._lru_cache_wrapper)]
         self.kept = [one for one in kept if one.__wrapped__.__code__.co_filename in ours]
 
@@ -116,10 +114,8 @@ def meeting(notes: tuple[dict, dict], lines: set[tuple[str, int]]) -> dict[str, 
     """Return the tests that run any of these lines, or all if lines ran before the tests."""
     met, spent = notes
     every = not lines or lines & met[""]
-    found = [
-        one for one in spent if every or lines & (met[one] | met[str(ROOT / one.split("::")[0])])
-    ]
-    return {one: spent[one] for one in found}
+    of_files = {one: met[one] | met[str(ROOT / one.split("::")[0])] for one in spent}
+    return {one: spent[one] for one, ran in of_files.items() if every or lines & ran}
 
 
 def import_others(tests: list[str]) -> None:
@@ -131,18 +127,18 @@ def import_others(tests: list[str]) -> None:
             del sys.modules[name]
 
 
-def outcomes(work: list[Work], jobs: int) -> Iterator[tuple[int, bool, tuple[dict, dict] | None]]:
-    running, left = {}, list(range(len(work)))
+def outcomes(work: list[Work], jobs: int) -> Iterator[tuple[Work, bool, tuple[dict, dict] | None]]:
+    running, left = {}, list(work)
     with tempfile.TemporaryDirectory(prefix="mutate-") as home:
         while running or left:
             while left and len(running) < jobs:
-                place = left.pop(0)
-                spent = ({"": 120} if work[place].chosen is None else work[place].chosen).values()
-                process = get_context("fork").Process(target=attempt, args=(work[place], home))
+                one = left.pop(0)
+                spent = 120 if one.chosen is None else sum(one.chosen.values())
+                process = get_context("fork").Process(target=attempt, args=(one, home))
                 process.start()
-                running[process] = (place, time.monotonic() + 5 * sum(spent) + 20)
+                running[process] = (one, time.monotonic() + 5 * spent + 20)
             connection.wait([process.sentinel for process in running], timeout=1)
-            for process, (place, end) in list(running.items()):
+            for process, (one, end) in list(running.items()):
                 if not process.is_alive() or time.monotonic() > end:
                     with suppress(ProcessLookupError):
                         os.killpg(process.pid, signal.SIGKILL)
@@ -150,4 +146,4 @@ def outcomes(work: list[Work], jobs: int) -> Iterator[tuple[int, bool, tuple[dic
                     del running[process]
                     notes = Path(home, f"{process.pid}.notes")
                     kept = pickle.loads(notes.read_bytes()) if notes.exists() else None
-                    yield place, process.exitcode == 0, kept
+                    yield one, process.exitcode == 0, kept

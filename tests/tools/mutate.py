@@ -1,8 +1,7 @@
 """Change the numeric core in one place at a time and count which changes its own tests notice.
 
-The tests of a part run once, which notes the lines that each runs. A change is compiled in a forked
-process and written to no file; the tests that run its lines run again. One that they pass with is
-printed: it needs a test, or a line in equivalent.txt. --only memory --sample 0 tries all of a part.
+A part's tests run once, which notes the lines that each runs. A change is compiled in a fork; those
+that run its lines run again. One that they pass with needs a test or a line in equivalent.txt.
 """
 
 from __future__ import annotations
@@ -12,12 +11,13 @@ import ast
 import copy
 import os
 import random
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from types import CodeType
 
-import mutant_runs
+from mutant_runs import Work, import_others, meeting, outcomes
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src/scalebook"
@@ -37,7 +37,7 @@ CORE = {
     "diagnosis": ("measure/diagnosis", "measure/diagnosis"),
     "audit": ("audit", "audit/audit audit/audit_documents audit/audit_pieces"),
     "outcome": ("running/outcome.py", "running/outcome running/failures"),
-    "ingest": ("logs/ingest", "logs/ingest logs/logs_dialects"),
+    "ingest": ("logs/ingest", "logs/ingest logs/ingest_pieces logs/logs_dialects"),
     "predict": ("predict", "predict/predict predict/amounts predict/model "
                 "predict/search predict/tuning predict/recommended"),
     "findings": ("report/pages/run_findings.py", "report/report_findings report/report_comparison"),
@@ -101,16 +101,9 @@ def lines_of(path: Path, index: int) -> set[tuple[str, int]]:
     node = list(places(tree))[index]
     around = [s for s in ast.walk(tree) if isinstance(s, ast.stmt) and node in ast.walk(s)]
     near = min(around, key=lambda one: one.end_lineno - one.lineno)
-    end = (
-        max(near.body[0].lineno, near.lineno + 1) if hasattr(near, "body") else near.end_lineno + 1
-    )
-    bodies = [one for f in around if isinstance(f, ast.FunctionDef) for one in f.body]
-    inside = any(one in bodies for one in around)
-    return {(str(path), n) for n in range(near.lineno, end) if inside}
-
-
-def below(path: Path) -> list[Path]:
-    return sorted(path.rglob("*.py")) or [path]
+    body = near.body[0].lineno if hasattr(near, "body") else near.end_lineno + 1
+    inside = any(s in around for f in around if isinstance(f, ast.FunctionDef) for s in f.body)
+    return {(str(path), n) for n in range(near.lineno, max(body, near.lineno + 1)) if inside}
 
 
 def compiled(path: Path, index: int) -> CodeType:
@@ -127,37 +120,29 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
     os.nice(10)
-    parts, work, names = options.only, [], []
-    tests = [[test_file(test) for test in CORE[one][1].split()] for one in parts]
-    mutant_runs.import_others(sorted({file for files in tests for file in files}))
-    drawn, missed = dict.fromkeys(parts, 0), dict.fromkeys(parts, 0)
-    paths = [
-        [path for one in CORE[part][0].split() for path in below(SOURCE / one)] for part in parts
-    ]
-    whole = [
-        mutant_runs.Work(test, frozenset(map(str, files)))
-        for test, files in zip(tests, paths, strict=True)
-    ]
-    for place, passed, notes in mutant_runs.outcomes(whole, options.jobs):
+    whole, work = [], []
+    for part in options.only:
+        top = [SOURCE / one for one in CORE[part][0].split()]
+        files = [str(file) for path in top for file in sorted(path.rglob("*.py")) or [path]]
+        whole.append(Work(part, [test_file(test) for test in CORE[part][1].split()], files))
+    import_others(sorted({test for one in whole for test in one.tests}))
+    for (part, _, files, *_), passed, notes in outcomes(whole, options.jobs):
         if not passed:
-            raise SystemExit(f"The tests of {parts[place]} fail without a change.")
-        found = [one for file in paths[place] for one in mutants(file)]
-        share = min(options.sample // len(parts) or len(found), len(found))
+            raise SystemExit(f"The tests of {part} fail without a change.")
+        found = [one for file in files for one in mutants(Path(file))]
+        share = min(options.sample // len(options.only) or len(found), len(found))
         for path, index, words in random.Random(options.seed).sample(found, share):
-            chosen = mutant_runs.meeting(notes, lines_of(path, index))
-            files = sorted({f"{ROOT}/{one.split('::')[0]}" for one in chosen})
-            make = partial(compiled, path, index)
-            work.append(mutant_runs.Work(files, frozenset([str(path)]), make, chosen))
-            names.append((parts[place], words))
-            drawn[parts[place]] += 1
-    for place, passed, _ in mutant_runs.outcomes(work, options.jobs):
+            chosen = meeting(notes, lines_of(path, index))
+            tests = sorted({f"{ROOT}/{one.split('::')[0]}" for one in chosen})
+            made = partial(compiled, path, index)
+            work.append(Work(part, tests, [str(path)], words, made, chosen))
+    drawn, missed = Counter(one.part for one in work), Counter()
+    for one, passed, _ in outcomes(work, options.jobs):
         if passed:
-            missed[names[place][0]] += 1
-            print(
-                f"survived {names[place][1]} ({len(work[place].chosen)} tests ran it)", flush=True
-            )
-    for part, survivors in missed.items():
-        print(f"{part:<15}{drawn[part] - survivors:>5} of {drawn[part]:>4} noticed")
+            missed[one.part] += 1
+            print(f"survived {one.words} ({len(one.chosen)} tests ran it)", flush=True)
+    for part in options.only:
+        print(f"{part:<15}{drawn[part] - missed[part]:>5} of {drawn[part]:>4} noticed")
 
 
 if __name__ == "__main__":

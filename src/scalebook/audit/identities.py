@@ -172,7 +172,7 @@ def limits() -> tuple[Limit, ...]:
     return tuple(found)
 
 
-Origin = Literal["stated", "given", "catalog", "base", "derived"]
+Origin = Literal["stated", "catalog", "base", "derived"]
 
 MOST_COMBINATIONS = 128  # of alternatives that one identity is tried with
 
@@ -202,7 +202,7 @@ class Fact:
     @property
     def is_stated(self) -> bool:
         """Whether the row itself, or its table, states it."""
-        return self.origin in ("stated", "given")
+        return self.origin == "stated"
 
     @property
     def cut(self) -> Interval:

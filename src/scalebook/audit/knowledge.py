@@ -465,7 +465,7 @@ def _stated(row: Row) -> Iterator[Fact]:
             printed.interval,
             printed.value,
             operand(printed) if item.scale == 1 else show(printed.value),
-            "given" if name in row.given else "stated",
+            "stated",
             printed.claimed,
             inputs=frozenset({item.quantity}),
         )

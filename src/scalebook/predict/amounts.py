@@ -475,7 +475,7 @@ class _Job:
 
     def hidden_behind(self, size: float, ranks: int, stride: int, busy: float) -> Seconds:
         """Return seconds to send bytes, split by whether ``busy`` seconds of work hide them."""
-        if ranks == 1 or size == 0:
+        if size == 0:  # one rank alone sends nothing
             return {}
         rate, crosses = self.link(ranks, stride)
         place = "network" if crosses else "data"

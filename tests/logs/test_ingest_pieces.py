@@ -1,0 +1,431 @@
+"""Parts of ingesting by hand: names of files, recounted FLOPs, remarks, what a record keeps."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from scalebook.errors import IngestError
+from scalebook.facts import catalog, flops
+from scalebook.logs.causes import Ending
+from scalebook.logs.ingest import group, ingestion, job_summary, log_config, rates, steps
+from scalebook.logs.ingest import write as ingest_write
+from scalebook.logs.job import Job
+
+
+def job_of(*rows, dialect="made-up", **fields):
+    made = Job(dialect, **fields)
+    for row in rows:
+        made.table.append(row)
+    return made
+
+
+def known_of(**values):
+    made = log_config.LogConfig()
+    for name, value in values.items():
+        made.put(name, value, "told")
+    return made
+
+
+def content_of(*jobs, name="a.log", kind="training", folder="x", tail=()):
+    dialect = SimpleNamespace(kind=kind, name=kind)
+    path = Path(folder) / name
+    return SimpleNamespace(jobs=list(jobs), digest=name * 9, dialect=dialect, path=path, tail=tail)
+
+
+# Which files belong together
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "same"),
+    [
+        ("run/rank0.log", "run/rank1.log", True),
+        ("run/rank_0.log", "run/rank_17.err", True),
+        ("run/node-3.out", "run/node-4.out.gz", True),
+        ("run/a.stdout", "run/a.stderr", True),
+        ("run/local_rank0.txt", "run/local_rank1.txt", True),
+        ("run/gpu0.log.zst", "run/gpu1.log", True),
+        ("run/attempt_0/0/stdout", "run/attempt_1/7/stderr", True),
+        ("run/step1.log", "run/step2.log", False),
+        ("run/rank0.log", "other/rank0.log", False),
+        ("run/a1.log", "run/a2.log", False),
+        ("run/attempt_0/0/other", "run/attempt_1/7/other", False),
+    ],
+)
+def test_files_of_one_job_share_what_is_no_rank_and_no_ending(first, second, same):
+    assert (group.group_key(Path(first)) == group.group_key(Path(second))) is same
+
+
+def test_a_folder_gives_the_files_that_may_hold_a_run_in_their_order(tmp_path):
+    for name in ("b.log", "a.JSON", "c.py", ".hidden.log", "d", "run/record.json", "run/a.log",
+                 ".git/a.log", "sub/e.csv.gz", "sub/f.bin"):  # fmt: skip
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("x")
+    (tmp_path / "g.log").symlink_to(tmp_path / "b.log")
+    found = list(group.files_under(tmp_path))
+    assert [path.relative_to(tmp_path).as_posix() for path, _ in found] == [
+        "a.JSON", "b.log", "d", "sub/e.csv.gz",
+    ]  # fmt: skip
+    assert not any(named for _, named in found)
+    assert list(group.files_under(tmp_path / "c.py")) == [(tmp_path / "c.py", True)]
+    with pytest.raises(IngestError, match="does not exist"):
+        list(group.files_under(tmp_path / "z.log"))
+
+    def opens(path):
+        return (lambda: ()) if path.name in ("sub", "f.bin", "c.py") else None
+
+    stored = [(path.name, named) for path, named in group.files_under(tmp_path, opens)]
+    assert stored == [("a.JSON", False), ("b.log", False), ("c.py", False), ("d", False),
+                      ("sub", False)]  # fmt: skip
+    assert list(group.files_under(tmp_path / "sub", opens)) == [(tmp_path / "sub", True)]
+
+
+def test_telemetry_goes_to_the_one_run_beside_it_else_to_the_one_run_of_all():
+    one, two = (group.Group([content_of(job_of(), folder=f)], [job_of()]) for f in "pq")
+    beside = content_of(name="smi.csv", kind="telemetry", folder="p")
+    far = content_of(name="far.csv", kind="telemetry", folder="r")
+    notes = group._attach([one, two], [beside, far])
+    assert (one.attached, two.attached) == ([beside], [])
+    assert notes == ["r/far.csv: telemetry next to several runs, attached to none."]
+    alone = group.Group([content_of(job_of(), folder="p")], [job_of()])
+    assert group._attach([alone], [far]) == [] and alone.attached == [far]
+    assert "next to no run, attached to none" in group._attach([], [far])[0]
+    several = group.Group([content_of(job_of(), folder="p")], [job_of(), job_of()])
+    assert len(group._attach([several], [beside])) == 1 and several.attached == []
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_runs_of_a_store_are_groups_until_one_cannot_be_read(named):
+    broken = IngestError("the store is damaged")
+
+    def contents(*kinds):
+        for kind in kinds:
+            if kind == "broken":
+                raise broken
+            one = content_of(job_of(), name=kind)
+            one.empty, one.unrecognised = kind == "empty", lambda: IngestError("unrecognised")
+            yield one
+
+    def stored(*kinds):
+        found = group.Found({}, [], [], [(Path("s"), named, lambda: contents(*kinds))])
+        return [one.files[0].path.name for one in found.groups(None)], found.notes
+
+    assert stored("a", "b") == (["a", "b"], [])
+    # what follows a run that was read costs only itself
+    assert stored("a", "b", "broken") == (["a", "b"], ["the store is damaged"])
+    if named:
+        for kinds in (("broken",), ("a", "broken"), ("empty",)):
+            with pytest.raises(IngestError):
+                stored(*kinds)
+    else:
+        assert stored("broken") == ([], ["the store is damaged"])
+        assert stored("empty", "a") == (["a"], ["s: nothing in it was recognised."])
+
+
+# Sizes
+
+
+@pytest.mark.parametrize(
+    ("quotient", "world"),
+    [(8.0, 8), (8.1, 8), (8.13, None), (7.9, 8), (7.85, None), (33.2, 33), (33.5, None),
+     (40.3, None),
+     (512.0, 512), (512.02, None)],
+)  # fmt: skip
+def test_rates_of_two_timers_give_a_world_below_34_within_one_and_a_half_percent(quotient, world):
+    """1.5 % of 33 is half a GPU; beyond, only what the digits say counts."""
+    each = 1234.56789
+    row = {"tokens_per_second": quotient * each, "tokens_per_second_per_gpu": each}
+    known = known_of()
+    log_config.complete(job_of(row), known)
+    assert known.size("world_size") == world
+
+
+@pytest.mark.parametrize(
+    ("rate", "seconds", "length"), [(787.7, 2.6, 512), (853.3, 2.4, None), (204_803.0, 10.0, None)]
+)
+def test_a_length_is_the_multiple_of_128_near_figures_known_within_two_percent(
+    rate, seconds, length
+):
+    """By hand: 2.6 s are known to 1.92 %, 2.4 s to 2.08 %, 10 s to a half; a batch of 4."""
+    known = known_of(global_batch_size=4)
+    log_config.complete(job_of({"tokens_per_second": rate, "seconds": seconds}), known)
+    assert known.size("sequence_length") == length
+
+
+def test_a_size_that_changes_on_the_way_is_the_most_common_with_a_note():
+    rows = [{"global_batch_size": value} for value in (8.0, 16.0, 16.0, 32.0, 0.0)]
+    known = log_config.observe(job_of(*rows))
+    assert (known.size("global_batch_size"), known.provenance["global_batch_size"]) == (16, "told")
+    assert known.notes == ["global_batch_size changes from 8 to 32; 16 is the most common."]
+    assert log_config.observe(job_of(*rows[1:3])).notes == []
+    assert log_config.observe(job_of({"global_batch_size": 0.5})).values == {}
+    assert log_config.observe(job_of({"global_batch_size": 1.0})).size("global_batch_size") == 1
+
+
+def test_what_is_told_counts_before_what_follows_and_steps_are_told():
+    job = job_of(settings={"world_size": 4, "nodes": 2}, derived={"nodes": "names of hosts"},
+                 total_steps=70)  # fmt: skip
+    known = log_config.observe(job)
+    assert known.provenance == {"world_size": "told", "nodes": "derived", "steps": "told"}
+    assert (known.origin, known.size("steps")) == ({"nodes": "names of hosts"}, 70)
+    assert known_of(world_size=True).size("world_size") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("world_size", "--gpus"), ("sequence_length", "--sequence-length")]
+)
+def test_what_contradicts_a_file_is_refused_by_its_option(name, said):
+    job = job_of(settings={name: 8})
+    assert log_config.observe_with(job, {name: 8}, "a.log").size(name) == 8
+    with pytest.raises(IngestError, match=rf"{said} 9 contradicts a.log, which states 8\."):
+        log_config.observe_with(job, {name: 9}, "a.log")
+    implied = job_of(settings={name: 8}, derived={name: "rates"})
+    with pytest.raises(IngestError, match="which implies 8"):
+        log_config.observe_with(implied, {name: 9}, "a.log")
+
+
+@pytest.mark.parametrize(
+    ("dialect", "told", "supplied", "trained", "how"),
+    [
+        ("torchtune", {}, {}, "unknown", "derived"),
+        ("hf-trainer", {}, {"trained": "all"}, "all", "supplied"),
+        ("torchtune", {"trained": "lora"}, {"trained": "part"}, "lora", "told"),
+        ("megatron", {}, {}, None, None),
+        ("megatron", {}, {"nodes": 2}, None, None),
+    ],
+)
+def test_what_was_trained_is_unknown_where_a_trainer_makes_adapters_too(
+    dialect, told, supplied, trained, how
+):
+    known = log_config.observe_with(job_of(dialect=dialect, settings=told), supplied, "a.log")
+    assert (known.values.get("trained"), known.provenance.get("trained")) == (trained, how)
+
+
+def test_a_named_model_must_have_the_sizes_of_the_file():
+    for name, value in (("num_layers", 32), ("hidden_size", 4096), ("num_query_groups", 8)):
+        supplied = {"model": "llama3.1-8b"}
+        job = job_of(settings={name: value})
+        assert log_config.observe_with(job, supplied, "a").values["model"] == "llama3.1-8b"
+        other = job_of(settings={name: value + 1})
+        with pytest.raises(IngestError, match=rf"has {name}={value}, but a states {value + 1}\."):
+            log_config.observe_with(other, supplied, "a")
+
+
+# FLOPs
+
+
+MODEL = {"model": "llama3.1-8b", "global_batch_size": 8, "sequence_length": 4096, "world_size": 4}
+
+
+def recounted(factor, name="model_flops", **told):
+    """Recount a log of 8 x 4,096 tokens in 2 s on 4 GPUs whose printed rate is a convention's."""
+    count = flops.flops_per_token(catalog.model("llama3.1-8b"), 4096, name)
+    printed = factor * count * 4096 / 1e12
+    rows = [{"seconds": seconds, "tflops_per_gpu": printed} for seconds in (9.0, 2.0, 2.0, 2.0)]
+    rows += [{"seconds": 2.0, "tflops_per_gpu": 0.0}] * 4  # not printed yet
+    return job_summary.recount(job_of(*rows), known_of(**MODEL | told)), printed
+
+
+@pytest.mark.parametrize("name", flops.CONVENTIONS)
+def test_printed_flops_are_those_of_the_nearest_convention_within_two_percent(name):
+    found, printed = recounted(1.0, name)
+    shape = catalog.model("llama3.1-8b")
+    ours = flops.flops_per_token(shape, 4096, flops.DEFAULT_CONVENTION)
+    theirs = flops.flops_per_token(shape, 4096, name)
+    assert found["logged"] == pytest.approx(printed)
+    assert found["recounted"][name] == pytest.approx(printed)  # behind the first
+    assert found["logged_over_recounted"] == pytest.approx(theirs / ours)
+    fits = found["convention_that_fits"]
+    assert flops.flops_per_token(shape, 4096, fits) == pytest.approx(theirs, rel=1e-9)
+    assert found["reason"] is None
+
+
+@pytest.mark.parametrize(("factor", "fits"), [(1.4, False), (0.6, False), (1.019, True),
+                                               (1.021, False)])  # fmt: skip
+def test_no_convention_fits_what_is_further_than_two_percent_from_all(factor, fits):
+    shape = catalog.model("llama3.1-8b")
+    largest = max(flops.CONVENTIONS, key=lambda one: flops.flops_per_token(shape, 4096, one))
+    found, _ = recounted(factor, largest)
+    assert (found["convention_that_fits"] == largest) is fits
+
+
+@pytest.mark.parametrize(
+    ("told", "reason"),
+    [
+        ({"trained": "lora"}, "Not all weights were trained, or it is unknown which (lora)."),
+        ({"world_size": None}, "cannot be computed: world_size not known."),
+        ({"sequence_length": None, "world_size": None},
+         "cannot be computed: sequence_length, world_size not known."),
+        ({"model": None}, "The log names no model"),
+    ],
+)  # fmt: skip
+def test_what_keeps_flops_from_being_counted_is_the_reason(told, reason):
+    left = {name: value for name, value in (MODEL | told).items() if value is not None}
+    rows = [{"seconds": 2.0, "tflops_per_gpu": 400.0}] * 2
+    found = job_summary.recount(job_of(*rows), known_of(**left))
+    assert reason in found["reason"]
+    assert (found["logged"], found["recounted"], found["convention_that_fits"]) == (400, None, None)
+
+
+def test_packed_documents_and_further_modules_are_counted_as_such():
+    shape = catalog.model("llama3.1-8b")
+    rows = [{"seconds": 2.0}] * 2
+    packed = job_summary.recount(job_of(*rows), known_of(**MODEL, packed_documents=4))
+    for name, found in packed["recounted"].items():
+        expected = flops.flops_per_token(shape, 1024, name) * 4096 / 1e12
+        assert found == pytest.approx(expected)
+    assert packed["logged_over_recounted"] is None
+
+
+def test_a_rate_of_a_gpu_that_is_printed_serves_where_batch_and_time_do_not():
+    rows = [{"tokens_per_second_per_gpu": rate} for rate in (1.0, 0.0, 4096.0)]
+    found = job_summary.recount(job_of(*rows), known_of(model="llama3.1-8b", sequence_length=4096))
+    count = flops.flops_per_token(catalog.model("llama3.1-8b"), 4096, flops.DEFAULT_CONVENTION)
+    assert found["recounted"][flops.DEFAULT_CONVENTION] == pytest.approx(count * 4096 / 1e12)
+
+
+# Remarks
+
+
+@pytest.mark.parametrize(("printed", "said"), [(104.0, False), (106.0, True), (50.0, True)])
+def test_a_summary_that_its_steps_contradict_is_said_with_both(printed, said):
+    numbers = SimpleNamespace(tokens_per_second=100.0, tokens_per_second_per_gpu=25.0)
+    job = job_of(rates={"tokens_per_second": printed, "tokens_per_second_per_gpu": 25.0})
+    found = rates._summary_rates(job, numbers)
+    assert found == (
+        [f"The file's own summary says {printed:.0f} tokens_per_second, {printed / 100:.3g} times "
+         "what its steps give (100): the steps count."] if said else []
+    )  # fmt: skip
+    assert rates._summary_rates(job, None) == []
+
+
+def test_every_number_that_a_file_cannot_hold_is_none_to_any_depth():
+    half = "a\udc80"
+    found = rates.finite({half: [math.inf, 1.5, (math.nan, half)], "n": 3, "t": True, "o": None})
+    assert found == {"a\\udc80": [None, 1.5, [None, "a\\udc80"]], "n": 3, "t": True, "o": None}
+
+
+def test_restarts_and_printed_rates_are_remarked_on_behind_the_notes_of_the_dialect():
+    job = job_of({"step": 5.0, "seconds": 2.0, "samples_per_second": 16.0},
+                 {"step": 6.0, "seconds": 2.0, "samples_per_second": 16.0})  # fmt: skip
+    job.note("a")
+    job.counts.restarts, job.counts.repeated_steps = 2, 30
+    known = known_of(global_batch_size=8, world_size=4)
+    known.notes.append("b")
+    assert rates.warnings_of(job, known, None) == [
+        "a", "b",
+        "Printed samples_per_second is 4 times what batch, sequence length and step time give"
+        "; this is the number of GPUs: a figure of one GPU against one of the job.",
+        "2 restart(s); 30 record(s) were repeated and the last attempt was kept.",
+    ]  # fmt: skip
+
+
+def numbers(**fields):
+    base = {"status": "completed", "reason": None, "loss_fell": True, "loss_first": 4.0,
+            "loss_last": 2.0, "stalled_steps": 0, "tokens_per_second_with_stalls": None,
+            }  # fmt: skip
+    return SimpleNamespace(**(base | fields))
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({}, []),
+        ({"status": "void", "reason": "Too fast."}, ["Too fast."]),
+        ({"status": "failed", "reason": "It broke."}, []),
+        ({"status": "void"}, []),
+        ({"loss_fell": None}, []),
+        ({"loss_fell": False}, ["The loss did not fall (4 to 2): the run did not learn, so its "
+                                "speed means nothing."]),
+    ],
+)  # fmt: skip
+def test_what_makes_a_rate_worthless_is_said_first(fields, said):
+    assert job_summary._of_numbers(numbers(**fields)) == said
+    assert job_summary._of_numbers(None) == []
+
+
+def test_packing_is_noted_with_its_most_only_where_both_model_and_length_are_known():
+    told = {"packed_sequences": True, "model": "llama3.1-8b", "sequence_length": 8192}
+    (found,) = job_summary.packing(known_of(**told))
+    shape = catalog.model("llama3.1-8b")
+    whole, least = (flops.flops_per_token(shape, one, "megatron_causal") for one in (8192, 1))
+    most = f"at most {100 * (whole / least - 1):.2g} %, for documents far shorter than 8,192 tokens"
+    assert most in found
+    assert job_summary.packing(known_of(**told | {"packed_sequences": False})) == []
+    del told["sequence_length"]
+    (found,) = job_summary.packing(known_of(**told))
+    assert "how much is not known: the sequence length is missing" in found
+
+
+# Records
+
+
+def test_memory_of_a_step_is_its_own_or_the_peak_of_the_job():
+    job = job_of({"step": 1.0, "allocated_gib": 3.0}, {"step": 2.0},
+                 details={"peak_allocated_gib": 5.0, "peak_reserved_gib": "many"})  # fmt: skip
+    first, second = steps.steps_of(job, known_of())
+    assert (first.allocated_gib, second.allocated_gib) == (3.0, 5.0)
+    assert first.reserved_gib is None
+
+
+def test_a_log_beyond_its_limit_is_not_said_to_end():
+    job = job_of({"step": 7.0, "loss": 1.0}, total_steps=9)
+    job.counts.records_beyond_limit = 1234
+    assert steps._where(job) == (
+        "Only the first 1 records are kept, up to step 7 (1,234 more were not), so the log "
+        "continues"
+    )
+    assert steps._where(job_of({"step": 7.0})) == "The log ends at step 7"
+
+
+@pytest.mark.parametrize(
+    ("rows", "ending", "cause"),
+    [
+        ([{"skipped": 1.0, "step": 1.0}], None, "skipped_steps"),
+        ([{"not_finite": 1.0}], None, "not_finite"),
+        ([{"loss": 1.0}], Ending("failed", "x", cause="signal"), "signal"),
+        ([{"loss": 1.0}], None, None),
+    ],
+)
+def test_the_cause_of_an_ending_is_what_the_log_shows(rows, ending, cause):
+    job = job_of(*rows, ending=ending)
+    status, _ = steps.status_of(job)
+    assert steps.cause_of(job, status) == cause
+
+
+def summary_of(**fields):
+    names = ("family", "provenance", "derived_from", "not_used", "warnings", "tflops",
+             "tflops_per_second_per_gpu_logged_median", "skipped_iterations",
+             "nan_iterations")  # fmt: skip
+    return {**dict.fromkeys(names), "notes": ["a note"], **fields}
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_record_keeps_the_end_of_a_log_only_where_the_run_did_not_complete(finished):
+    job = job_of({"step": 1.0, "loss": 1.0}, finished=finished, first_number=0)
+    files = [content_of(job, name="a", tail=("first",)), content_of(job, name="b", tail=("last",))]
+    whole = group.Group(files, [job], [content_of(name="c", kind="telemetry")])
+    known = known_of(world_size=8, platform="h100")
+    known.put("nodes", 2, "supplied")
+    known.window = (3, 9)
+    record = ingest_write.record_of(whole, 0, known, summary_of(family="f"))
+    assert (record.status, record.log_tail) == (
+        ("completed", ()) if finished else ("interrupted", ("last",))
+    )
+    assert record.notes == ("a note",) and record.window == (3, 9)
+    assert record.observed == {"platform": "h100", "world_size": 8, "nodes": 2}
+    of = record.environment["ingest"]
+    assert [one["name"] for one in of["files"]] == ["a", "b", "c"]
+    assert (of["family"], of["first_number"], of["log_interval"]) == ("f", 0, None)
+    supplied = {"nodes": 2, "window": "3:9"}
+    assert record.run_id == ingest_write.run_name(whole, 0, supplied)
+
+
+def test_a_trace_without_an_anatomy_is_noted_with_its_reason():
+    jobs = [job_of(details={"breakdown": one}) for one in ({"reason": "No step."}, {"rank": 0}, 3)]
+    found = ingestion._no_breakdown(content_of(*jobs, name="t.json"))
+    assert found == ["t.json: no step anatomy. No step."]
