@@ -459,3 +459,12 @@ def test_the_memory_that_a_list_of_devices_gives_them_is_no_memory_in_use():
     ]
     # 80 GiB are 85.9 GB
     assert wrong(read_document(f"{runs}| H100 | 8 | 85 |\n", ".md", "a.md")) == []
+
+
+def test_an_impossible_time_is_said_once():
+    """10^11 tokens of 6 x 7e9 FLOPs in 5 hours on 32 A100s are 7,292 TFLOP/s of each."""
+    text = (
+        "| Dataset size | Model size | GPU | GPUs | Training time |\n|---|---|---|---|---|\n"
+        "| 100B tokens | 7B | A100 | 32 | 5 hours |\n"
+    )
+    assert wrong(read_document(text, ".md", "a.md")) == [("elapsed_hours", "5")]
