@@ -51,7 +51,7 @@ $(VENV)/.lab: $(VENV)/.run
 	$(INSTALL) ".[run,report,lab]"
 	@touch $@
 
-.PHONY: help setup run resume report open demo tune plan list test test-again test-fast test-shuffled mutate soak image verify doctor test-containers test-slurm lint bench-report bench-list bench-overhead bench-predict check-notebooks format lab lock clean
+.PHONY: help setup run resume report open demo tune plan list test test-again test-fast test-shuffled mutate soak image verify doctor test-containers test-slurm lint bench-report bench-list bench-overhead bench-predict bench-steady check-notebooks format lab lock clean
 
 help:  ## Show this help
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -135,6 +135,9 @@ bench-report: $(VENV)/.test  ## Time the report of 10,000 simulated runs (ARGS="
 
 bench-overhead: $(VENV)/.test  ## Time a run's steps and start against bare torchrun, in turns
 	$(PY) tests/benchmarks/bench_overhead.py $(ARGS)
+
+bench-steady: $(VENV)/.test  ## Tables of how often an interval of a rate holds the truth
+	$(PY) tests/benchmarks/bench_steady.py $(ARGS)
 
 bench-predict: $(VENV)/.test  ## Compare predicted step times with measured and published ones
 	$(PY) tests/benchmarks/bench_predict.py $(ARGS)

@@ -384,7 +384,8 @@ def test_a_table_in_short_words_is_read_whole():
     text = (
         "## H100 80GB FP8\n"
         "| Model | SeqLen (T) | # GPUs | GPU | MFU | Model TFLOP/s/GPU | MicroBatchSize |"
-        " GradAccum | GlobalBatchSize | Throughput (T/s) | Throughput (T/s/GPU) | GlobalBatchSize (T) |"
+        " GradAccum | GlobalBatchSize | Throughput (T/s) | Throughput (T/s/GPU) |"
+        " GlobalBatchSize (T) |"
         " Precision | NumParams |\n" + "|---" * 14 + "|\n"
         "| 3b | 8192 | 8 | h100_80gb | 23.28 | 460.7 | 3 | 6 | 144 | 153174 | 19146 | 1179648 |"
         " amp_fp8 | 2667566080 |\n"
@@ -414,10 +415,28 @@ def test_a_batch_of_millions_is_of_tokens_to_a_power_of_two_or_ten():
 
 
 @pytest.mark.parametrize(
+    ("heading", "cell", "field", "value"),
+    [
+        ("Model TFLOPs/sec/GPU", "410", "model_tflops_per_second_per_gpu", 410),
+        ("TFLOP/s/rank", "410", "model_tflops_per_second_per_gpu", 410),
+        ("TFLOP<br>/chip/sec", "410", "model_tflops_per_second_per_gpu", 410),
+        ("Max seq", "8K", "sequence_length", 8000), ("nnodes", "4", "nodes", 4),
+        ("Number of GPU", "8", "gpus", 8), ("Peak mem (MiB)", "51200", "memory_gb", 50),
+        ("Peak reserved memory", "37.5GiB", "memory_gb", 37.5), ("wall time (s)", "9",
+         "elapsed_seconds", 9),
+    ],
+)  # fmt: skip
+def test_a_heading_is_known_in_the_words_of_benchmark_tables(heading, cell, field, value):
+    (row,) = read_document(f"| Run | {heading} |\n|---|---|\n| a | {cell} |\n", ".md", "a.md").rows
+    assert {name: found.value for name, found in row.values.items()} == {field: value}
+
+
+@pytest.mark.parametrize(
     ("written", "device"),
     [
         ("H100 SXM", "H100-SXM5-80GB"), ("h100_80gb", "H100-SXM5-80GB"),
-        ("DGX H100", "H100-SXM5-80GB"), ("NVIDIA H100 80GB SXM5", "H100-SXM5-80GB"), ("H100 PCIe", "H100-PCIe-80GB"),
+        ("DGX H100", "H100-SXM5-80GB"), ("NVIDIA H100 80GB SXM5", "H100-SXM5-80GB"),
+        ("H100 PCIe", "H100-PCIe-80GB"),
         ("a100_40gb", "A100-SXM4-40GB"), ("A100 80GB", "A100-SXM4-80GB"), ("Gaudi 2", "Gaudi2"),
         ("8x H200 SXM", "H200-SXM-141GB"), ("GB200 NVL72", "GB200"), ("RTX 4090", "RTX-4090"),
         ("AMD Instinct MI300X OAM", "MI300X"), ("80GB", None), ("GPU", None), ("8", None),
@@ -429,3 +448,23 @@ def test_a_device_is_known_however_people_write_it(written, device):
     (row,) = read_document(text, ".md", "a.md").rows
     found = accelerator_of(row)
     assert (found.name if found else None) == device
+
+
+def test_the_memory_that_a_list_of_devices_gives_them_is_no_memory_in_use():
+    head = "| GPU | Memory (GB) | Bandwidth (GB/s) |\n|---|---|---|\n"
+    assert wrong(read_document(f"{head}| MI250X | 128 | 3276.8 |\n", ".md", "a.md")) == []
+    runs = "| GPU | GPUs | Memory (GB) |\n|---|---|---|\n"
+    assert wrong(read_document(f"{runs}| H100 | 8 | 95 |\n", ".md", "a.md")) == [
+        ("memory_gb", "95")
+    ]
+    # 80 GiB are 85.9 GB
+    assert wrong(read_document(f"{runs}| H100 | 8 | 85 |\n", ".md", "a.md")) == []
+
+
+def test_an_impossible_time_is_said_once():
+    """10^11 tokens of 6 x 7e9 FLOPs in 5 hours on 32 A100s are 7,292 TFLOP/s of each."""
+    text = (
+        "| Dataset size | Model size | GPU | GPUs | Training time |\n|---|---|---|---|---|\n"
+        "| 100B tokens | 7B | A100 | 32 | 5 hours |\n"
+    )
+    assert wrong(read_document(text, ".md", "a.md")) == [("elapsed_hours", "5")]

@@ -190,6 +190,64 @@ def test_nemotron_3_has_the_flops_of_the_published_runs(model, modules, gflops, 
     assert count.active / 1e9 == pytest.approx(active, rel=2e-2)
 
 
+def test_a_gated_delta_net_is_counted_as_megatron_lm_counts_it():
+    """Of Qwen3-Next by hand: 36 layers of it, 12 of gated attention, 10 + 1 of 512 experts."""
+    keys, values = 16 * 128, 32 * 128
+    entering = 2048 * (2 * keys + 2 * values + 2 * 32)
+    delta = entering + 4 * (2 * keys + values) + 32 * 128**2 * 4 + 2048 * values
+    attention = 2048 * (2 * 4096 + 2 * 512) + 4096 * 2048  # queries and their gate, keys, values
+    experts = 11 * 3 * 2048 * 512
+    elements = 36 * delta + 12 * attention + 48 * experts + 2048 * 151936
+    shape = catalog.model("qwen3-next-80b-a3b")
+    assert flops_per_token(shape, 4096) == 6 * elements + 12 * 6 * 4096 * 4096 == 22_739_681_280
+    count = parameter_count(shape)  # of its checkpoint, and without the experts not met
+    assert (count.total, count.active) == (79_674_391_296, 3_874_929_408)
+
+
+@pytest.mark.parametrize(
+    ("model", "length", "rate", "tflops", "convention", "digits"),
+    [  # published pairs: NeMo 24.07, DGX Cloud 25.05 (MFU of 989 and 1,979 TFLOP/s)
+        ("gpt3-5b", 2048, 23406, 765, "full_attention", 0.5),
+        ("gpt3-20b", 2048, 5851, 750, "full_attention", 0.5),
+        ("nemotron-8b", 4096, 12507, 643, "full_attention", 0.5),
+        ("nemotron-22b", 4096, 4312, 562, "full_attention", 0.5),
+        ("llama4-maverick", 8192, 3702.8, 0.408 * 989, "megatron_causal", 0.0005 * 989),
+        ("llama4-maverick", 8192, 4251.1, 0.234 * 1979, "megatron_causal", 0.0005 * 1979),
+    ],
+)
+def test_a_model_has_the_flops_of_its_published_rate(
+    model, length, rate, tflops, convention, digits
+):
+    counted = rate * flops_per_token(catalog.model(model), length, convention) / 1e12
+    assert abs(counted - tflops) <= digits
+
+
+@pytest.mark.parametrize(
+    ("model", "total", "active"),
+    [  # billions, as the model cards name them; without the vision towers of 0.9 and 1.3
+        ("llama4-scout", 107.8, 17.2), ("llama4-maverick", 400.7, 17.2),
+        ("qwen3.5-35b-a3b", 34.7, 3.5), ("qwen3.5-27b", 26.9, 26.9), ("qwen3.5-9b", 8.95, 8.95),
+    ],
+)  # fmt: skip
+def test_a_model_of_several_kinds_of_layers_has_the_size_that_it_is_named_for(model, total, active):
+    count = parameter_count(catalog.model(model))
+    assert count.total / 1e9 == pytest.approx(total, rel=2e-3)
+    assert count.active / 1e9 == pytest.approx(active, rel=2e-2)
+
+
+@pytest.mark.parametrize(
+    ("model", "kinds"),
+    [("llama4-scout", "layers of two kinds"), ("qwen3.5-9b", "gated delta net layers")],
+)
+def test_what_no_engine_trains_is_said_in_one_line(model, kinds):
+    asked = RunConfig.from_parameters(
+        {"platform": "h100", "model": model, "world_size": 8, "global_batch_size": 8,
+         "sequence_length": 4096}
+    )  # fmt: skip
+    errors = [m.message for m in check(asked, catalog.model(model)) if m.severity == "error"]
+    assert errors == [f"{model} has {kinds}, which no engine here trains. Use another model."]
+
+
 @pytest.mark.parametrize(
     ("model", "parameters"),
     [  # as Hugging Face counts its checkpoints

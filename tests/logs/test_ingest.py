@@ -545,6 +545,20 @@ def test_lines_without_a_loss_and_without_counts_of_bad_steps_diverge_from_nothi
     assert one(write(tmp_path / "b.log", *counted))["status"] == "diverged"
 
 
+def test_a_rate_that_is_printed_without_a_time_is_the_same_in_every_table(tmp_path, capsys):
+    record = "Step {} | loss:2.5 lr:1e-05 tokens_per_second_per_gpu:{}\n"
+    path = write(tmp_path / "a.log", *(record.format(n, 4000 + n) for n in range(1, 6)))
+    assert main(["ingest", str(path), "--runs", str(tmp_path / "runs"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["tokens_per_second_per_gpu"]
+    assert main(["ingest", str(path), "--runs", str(tmp_path / "runs")]) == 0
+    assert "4,004" in capsys.readouterr().out
+    assert main(["list", "--runs", str(tmp_path / "runs"), "--json"]) == 0
+    (listed,) = json.loads(capsys.readouterr().out)
+    assert listed["tokens_per_second_per_gpu"] == told == 4003.5  # without the first step
+    assert listed["tokens_per_second"] is None
+    assert "printed this rate" in listed["throughput_reason"]
+
+
 def test_a_step_time_that_drifts_is_flagged(tmp_path):
     path = write(tmp_path / "a.log", *(line(n, 1000.0 if n < 6 else 1500.0) for n in range(1, 11)))
     assert any("drifts" in warning for warning in one(path)["warnings"])

@@ -355,6 +355,9 @@ def test_a_rate_above_the_peak_of_the_device_is_void_with_its_reason():
 def test_one_loss_is_not_accused_of_standing_still_and_noise_is_not_a_rise():
     assert loss_fell([2.0]) is None
     assert loss_fell([2.0, 2.0]) is False
+    assert loss_fell([10.0, 10.2]) is None  # two steps of a start
+    assert loss_fell([10.0, 10.21]) is False
+    assert loss_fell([10.0] * 9 + [10.1]) is False
     assert loss_fell([2.0, 1.9, 1.8, 1.7, 1.75, 2.01]) is True
     assert loss_fell([2.0, 2.1, 2.2, 2.3]) is False
 

@@ -374,7 +374,7 @@ def _html(text: str) -> list[Sheet]:
 
 def _plain(text: str) -> str:
     """Return a cell without Markdown's marks, links and footnotes."""
-    shown = _MARKS.sub(" ", _LINK.sub(r"\1", text))
+    shown = _MARKS.sub(" ", _LINK.sub(r"\1", re.sub(r"<br ?/?>", " ", text)))
     return " ".join("".join(c for c in shown if c.isprintable()).split())[:LONGEST]
 
 
@@ -437,6 +437,8 @@ def _columns(sheet: Sheet, unread: list[str]) -> list[_Column]:
     for columns in found.values():
         if len(columns) > 1:
             unread += [f"{_shown(sheet, one.index)}, which appears twice" for one in columns]
+    if not known.keys() & _OF_RUNS:  # memory of what: used by a run, or of a device in a list?
+        single = [one for one in single if one.field != "memory_gb" or not _bare(sheet, one)]
     if {"before", "after", "speedup"} <= known.keys():
         single = [replace(one, field="ratio") if one.field == "speedup" else one for one in single]
     for index, name, unit in later:
@@ -450,6 +452,18 @@ def _columns(sheet: Sheet, unread: list[str]) -> list[_Column]:
             )
             unread.append(f"{_shown(sheet, index)}{reason}")
     return single
+
+
+# columns that a table of runs has, and one of devices has not
+_OF_RUNS = {
+    "model", "gpus", "micro_batch_size", "global_batch_size", "sequence_length", "mfu",
+    "tokens_per_second", "tokens_per_second_per_gpu", "step_seconds", *PARALLEL_SIZES,
+    "model_tflops_per_second_per_gpu", "parameters", "samples_per_second", "sharding",
+}  # fmt: skip
+
+
+def _bare(sheet: Sheet, column: _Column) -> bool:
+    return _heading(sheet.head[column.index])[0] in ("memory", "mem")
 
 
 def _shown(sheet: Sheet, index: int) -> str:

@@ -354,6 +354,10 @@ def _size_flops(size: Printed, row: Row, trained: str, *, known_shape: bool) -> 
     needs = "num_layers, hidden_size" + ("" if length else ", sequence_length")
     fact = _fact("flops_per_token", bound, bound.low, f"{about}{words}; needs {needs}")
     yield replace(fact, bound=True, inputs=inputs)
+    if trained == "all":
+        words = f"{factor * 4 / 3:g} N{dense}: recomputation of every layer counted as useful"
+        twice = _fact("flops_per_token", interval.scaled(4 / 3), value * 4 / 3, words)
+        yield replace(twice, legitimate=False, inputs=inputs)
 
 
 def _attention_bound(size: float, length: Printed | None) -> tuple[float, float]:
@@ -371,6 +375,9 @@ def _attention_bound(size: float, length: Printed | None) -> tuple[float, float]
 
 def _device_facts(device: Accelerator, row: Row) -> Iterator[Fact]:
     yield _known("device_memory_gb", device.memory_gb, device.name)
+    # vendors and drivers count GiB or GB, and a document need not say which
+    most = device.memory_gb * 2**30 / 1e9
+    yield _known("most_device_memory_gb", most, f"{device.name}, its memory in GiB")
     optional = (
         ("tdp_watts", device.tdp_watts),
         ("memory_bandwidth_tb_per_second", device.memory_bandwidth_tb_per_second),

@@ -32,9 +32,12 @@ def check_row(known: Known) -> list[Check]:
             checks.extend(_whole(known, identity))
         if identity not in known.used and all(name in known.facts for name in identity.names):
             checks.extend(_against_identity(known, identity))
+    broken: set[str] = set()  # one broken limit is enough to say of a field
     for limit in limits():
         if all(name in known.facts for name in limit.names):
-            checks.extend(_against_limit(known, limit))
+            found = [one for one in _against_limit(known, limit) if one.field not in broken]
+            broken |= {one.field for one in found if one.verdict == "impossible"}
+            checks.extend(found)
     return checks
 
 

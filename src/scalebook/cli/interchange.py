@@ -179,7 +179,7 @@ def _print_people(runs: list[Ingested]) -> None:
             "void" if run.summary["void"] else str(run.summary["status"]),
             str(run.summary["n_records"]),
             number(_step_seconds(run.summary)),
-            number(_tokens_per_gpu(run.summary)),
+            number(run.summary["tokens_per_second_per_gpu"]),
             number(run.summary["tflops_per_second_per_gpu_logged_median"]),
         )
         for run in runs
@@ -189,14 +189,6 @@ def _print_people(runs: list[Ingested]) -> None:
         for warning in run.summary["warnings"]:
             if warning != run.summary["void"]:
                 print(f"{run.path.name}: {warning}")
-
-
-def _tokens_per_gpu(summary: Mapping[str, Any]) -> float | None:
-    """Return the rate of the steps; where they give none and it is not void, what was printed."""
-    rate = summary["tokens_per_second_per_gpu"]
-    if rate is not None or summary["void"] or summary["tokens_per_second"] is not None:
-        return rate
-    return summary["tokens_per_second_per_gpu_median"]
 
 
 def _step_seconds(summary: Mapping[str, Any]) -> float | None:

@@ -87,16 +87,28 @@ def _hybrid(row: TomlRow | None, num_layers: int) -> HybridShape | None:
     value = HybridShape(
         pattern=row.text("pattern"),
         mtp_pattern=row.text("mtp_pattern", ""),
-        mamba_num_heads=row.integer("mamba_num_heads"),
-        mamba_head_dim=row.integer("mamba_head_dim"),
-        mamba_num_groups=row.integer("mamba_num_groups"),
-        mamba_state_dim=row.integer("mamba_state_dim"),
-        expert_latent_size=row.integer("expert_latent_size", 0, minimum=0),
+        **{name: row.integer(name, 0, minimum=0) for name in _HYBRID_SIZES},
+        attention_gate=row.flag("attention_gate", False),
+        shared_expert_gate=row.flag("shared_expert_gate", False),
     )
     row.finish()
-    if len(value.pattern) != num_layers or set(value.pattern + value.mtp_pattern) - set("M*E-"):
-        raise row.error(f"pattern needs a letter of M * E - for each of {num_layers} layers.")
+    letters, many = value.pattern + value.mtp_pattern, len(value.pattern)
+    pairs = many == 2 * num_layers and not set(value.pattern[::2]) & set("E-")
+    if set(letters) - set("MG*E-") or not (many == num_layers or pairs):
+        raise row.error(
+            f"pattern needs a letter of M G * E - for each of {num_layers} layers, or two."
+        )
+    for letter, sizes in (("M", _HYBRID_SIZES[:4]), ("G", _HYBRID_SIZES[5:])):
+        if letter in letters and not all(getattr(value, name) for name in sizes):
+            raise row.error(f"pattern has {letter}, which needs {', '.join(sizes)}.")
     return value
+
+
+_HYBRID_SIZES = (
+    "mamba_num_heads", "mamba_head_dim", "mamba_num_groups", "mamba_state_dim",
+    "expert_latent_size", "delta_key_heads", "delta_value_heads", "delta_key_dim",
+    "delta_value_dim",
+)  # fmt: skip
 
 
 def model(row: TomlRow) -> ModelShape:

@@ -62,17 +62,30 @@ class MLAShape:
 class HybridShape:
     """Layers of several kinds in one stack, each a mixer or an MLP only (arXiv 2504.03624).
 
-    A letter per layer, as Megatron-LM writes its pattern: ``M`` Mamba-2 (arXiv 2405.21060), ``*``
-    attention, ``E`` experts, ``-`` a dense MLP.
+    A letter per layer, as Megatron-LM writes its pattern: ``M`` Mamba-2 (arXiv 2405.21060), ``G``
+    gated delta net (arXiv 2412.06464), ``*`` attention, ``E`` experts, ``-`` a dense MLP. Where a
+    layer of the model is a mixer and an MLP, it has two letters.
     """
 
     pattern: str
-    mtp_pattern: str  # of one multi-token prediction module
-    mamba_num_heads: int
-    mamba_head_dim: int
-    mamba_num_groups: int
-    mamba_state_dim: int
-    expert_latent_size: int  # width in which routed experts work; 0: the hidden size
+    mtp_pattern: str = ""  # of one multi-token prediction module
+    mamba_num_heads: int = 0
+    mamba_head_dim: int = 0
+    mamba_num_groups: int = 0
+    mamba_state_dim: int = 0
+    expert_latent_size: int = 0  # width in which routed experts work; 0: the hidden size
+    delta_key_heads: int = 0
+    delta_value_heads: int = 0
+    delta_key_dim: int = 0  # of a head
+    delta_value_dim: int = 0
+    attention_gate: bool = False  # queries have a gate of their own width
+    shared_expert_gate: bool = False  # one learned number per token and element of the hidden size
+
+    @property
+    def words(self) -> str:
+        """What its layers are, for a sentence on what they rule out."""
+        kinds = (("M", "Mamba layers"), ("G", "gated delta net layers"))
+        return next((name for one, name in kinds if one in self.pattern), "layers of two kinds")
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from scalebook.errors import ConfigError, unknown
 from scalebook.facts.catalog.types import HybridShape, ModelShape
 from scalebook.facts.flops.parameters import (
     attention_projections,
+    delta_projections,
     dense_layers,
     hybrid_layer,
     layer_parameters,
@@ -176,11 +177,16 @@ def _hybrid_elements(shape: ModelShape, hybrid: HybridShape, letter: str) -> flo
     """Return the matrix elements that a token meets in a layer of a hybrid stack.
 
     Megatron-LM counts an inner width of 2 h for Mamba, whatever its heads are, and 7 FLOPs per
-    element of the state for its scan.
+    element of the state for its scan; for a gated delta net four products of its state and a value.
     """
     hidden, moe, latent = shape.hidden_size, shape.moe, hybrid.expert_latent_size
     if letter == "*":
-        return attention_projections(shape)
+        gate = shape.num_attention_heads * shape.head_dim * hidden if hybrid.attention_gate else 0
+        return attention_projections(shape) + gate
+    if letter == "G":
+        return delta_projections(shape, hybrid) + 4 * hybrid.delta_value_heads * (
+            hybrid.delta_value_dim**2
+        )
     if letter == "M":
         states = 2 * hybrid.mamba_num_groups * hybrid.mamba_state_dim
         projections = hidden * (4 * hidden + states + hybrid.mamba_num_heads) + 2 * hidden**2

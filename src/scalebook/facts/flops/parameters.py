@@ -127,18 +127,32 @@ def _mamba(shape: ModelShape, hybrid: HybridShape) -> int:
     return entering + convolution + 3 * hybrid.mamba_num_heads + inner + inner * shape.hidden_size
 
 
+def delta_projections(shape: ModelShape, hybrid: HybridShape) -> int:
+    """Return the matrix elements of a gated delta net: in, the convolution of 4, and out."""
+    keys = hybrid.delta_key_heads * hybrid.delta_key_dim
+    values = hybrid.delta_value_heads * hybrid.delta_value_dim
+    entering = shape.hidden_size * (2 * keys + 2 * values + 2 * hybrid.delta_value_heads)
+    return entering + 4 * (2 * keys + values) + shape.hidden_size * values
+
+
 def hybrid_layer(shape: ModelShape, hybrid: HybridShape, letter: str) -> LayerParameters:
     """Return the parameters of a layer of a hybrid stack; a mixer counts as ``attention``."""
     norm = _norm(shape, shape.hidden_size)
     if letter == "M":
         return LayerParameters(_mamba(shape, hybrid), norm, 0, 0, 0, 0)
+    if letter == "G":  # and A, dt and a norm over a head
+        vectors = 2 * hybrid.delta_value_heads + hybrid.delta_value_dim
+        return LayerParameters(delta_projections(shape, hybrid) + vectors, norm, 0, 0, 0, 0)
     whole = layer_parameters(shape, dense=letter != "E")
     if letter == "*":
-        return LayerParameters(whole.attention, norm, 0, 0, 0, 0)
+        width = shape.num_attention_heads * shape.head_dim if hybrid.attention_gate else 0
+        attention = whole.attention + shape.hidden_size * width
+        return LayerParameters(attention, norm, 0, 0, 0, 0)
     mlp, moe, latent = whole.mlp, shape.moe, hybrid.expert_latent_size
     if letter == "-" or moe is None:
         return LayerParameters(0, norm, mlp, 0, 0, 0)
     expert = whole.experts // moe.num_experts
+    mlp += shape.hidden_size if hybrid.shared_expert_gate else 0
     if latent:  # experts work between a projection down and one up
         mlp += 2 * shape.hidden_size * latent
         expert = expert // shape.hidden_size * latent

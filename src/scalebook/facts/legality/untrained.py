@@ -14,7 +14,8 @@ PRECISIONS = ("bf16", "fp8", "fp32")
 def untrained(config: RunConfig, shape: ModelShape) -> Iterator[str]:
     """Yield a sentence for each thing asked for that engine 'megatron' does not train."""
     if shape.hybrid is not None:
-        yield f"{shape.name} has Mamba layers, which no engine here trains. Use another model."
+        kinds = shape.hybrid.words
+        yield f"{shape.name} has {kinds}, which no engine here trains. Use another model."
         return
     if config.precision not in PRECISIONS:
         yield (

@@ -143,10 +143,11 @@ def estimate(
 
     Raises:
         ConfigError: precision, recompute or data_parallel_sharding is not known, or the model has
-            Mamba layers.
+            layers of several kinds.
     """
     if shape.hybrid is not None:
-        raise ConfigError(f"The memory of {shape.name} is not predicted: it has Mamba layers.")
+        kinds = shape.hybrid.words
+        raise ConfigError(f"The memory of {shape.name} is not predicted: it has {kinds}.")
     _require_known(precision, recompute, parallelism.data_parallel_sharding)
     numbers = PRECISIONS[precision]
     # FSDP keeps fp32 gradients whatever it adds up.

@@ -23,7 +23,7 @@ from scalebook.logs.ingest.steps import status_of, steps_of
 from scalebook.logs.ingest.steps import summary as telemetry_summary
 from scalebook.logs.ingest.write import accelerator_of, observed_settings
 from scalebook.logs.job import Job
-from scalebook.measure.metrics import RunMetrics, measure
+from scalebook.measure.metrics import PRINTED, RunMetrics, measure
 from scalebook.record import RunRecord
 from scalebook.settings import PARALLEL_SIZES
 from scalebook.store import Run
@@ -239,13 +239,14 @@ def numbers_of(job: Job, known: LogConfig) -> RunMetrics | None:
     if not 0 < len(job.table) <= _MOST_STEPS:
         return None
     device = accelerator_of(job, known)
+    printed = {PRINTED: medians(job, known)[PRINTED]}
     record = RunRecord(
         run_id="ingested",
         config_hash=None,
         source="ingested",
         status=status_of(job)[0],
         observed=finite(observed_settings(known)),
-        environment=finite({"accelerator": device}) if device else {},
+        environment=finite({**({"accelerator": device} if device else {}), "ingest": printed}),
         window=known.window,
     )
     return measure(Run(Path(), record, tuple(steps_of(job, known))))

@@ -19,6 +19,7 @@ from scalebook.logs.ingest.rates import finite, log_interval
 from scalebook.logs.ingest.steps import cause_of, lines, status_of, steps_of
 from scalebook.logs.job import Job
 from scalebook.logs.setting_lines import Value
+from scalebook.measure.metrics import PRINTED
 from scalebook.record import RunRecord
 from scalebook.scrub import scrub, scrub_all, scrub_values
 
@@ -97,6 +98,7 @@ def _environment(
             for name in (
                 "family", "provenance", "derived_from", "not_used", "warnings", "tflops",
                 "tflops_per_second_per_gpu_logged_median", "skipped_iterations", "nan_iterations",
+                PRINTED,
             )
         },
     }  # fmt: skip

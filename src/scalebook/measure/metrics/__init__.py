@@ -117,6 +117,20 @@ def _rates(
     }
 
 
+PRINTED = "tokens_per_second_per_gpu_median"  # under "ingest" of a record's environment
+
+
+def _printed(found: Throughput | None, record: RunRecord, steps: Steps) -> dict[str, Any]:
+    """Return the rate that a trainer printed where it printed no time of a step."""
+    told: Any = record.environment.get("ingest")
+    rate: Any = told.get(PRINTED) if isinstance(told, dict) else None
+    timed = any(steps.known("step_seconds"))
+    if found is not None or timed or not record.averaged or not isinstance(rate, float):
+        return {}
+    why = "The trainer printed this rate of a GPU and no time of a step."
+    return {"tokens_per_second_per_gpu": rate, "throughput_reason": why}
+
+
 def _untold(record: RunRecord, steps: Steps) -> float | None:
     """Return the step time (seconds) of a run whose tokens nobody knows, None for any other."""
     seconds = [one for one in steps.known("step_seconds") if 0 < one < math.inf]
@@ -209,15 +223,23 @@ def _devices(found: TelemetrySummary) -> dict[str, Any]:
     }
 
 
+_FEW = 10
+_SMALL_RISE = 1.02
+
+
 def loss_fell(losses: Sequence[float]) -> bool | None:
     """Return whether losses fell, None with fewer than two.
 
-    A last loss above the first is noise where the later half is lower on average.
+    A last loss above the first is noise where the later half is lower on average; of a few steps
+    a small rise says nothing.
     """
     if len(losses) < 2:
         return None
     half = len(losses) // 2
-    return losses[-1] < losses[0] or fmean(losses[-half:]) < fmean(losses[:half])
+    if losses[-1] < losses[0] or fmean(losses[-half:]) < fmean(losses[:half]):
+        return True
+    few = len(losses) < _FEW and losses[0] < losses[-1] <= _SMALL_RISE * losses[0]
+    return None if few else False
 
 
 def measure(
@@ -251,7 +273,8 @@ def measure(
         num_layers=layers,
         measured_steps=len(steps),
         step_seconds_median=rates.step_seconds_median if rates else _untold(record, steps),
-        **_rates(rates, no_rate, count(record, "world_size"), start),
+        **_rates(rates, no_rate, count(record, "world_size"), start)
+        | _printed(rates, record, every),
         model_tflops_per_second_per_gpu=achieved,
         flops_convention=scale.convention if scale else DEFAULT_CONVENTION,
         model_tflops_reason=no_rate or no_scale,
