@@ -9,8 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from scalebook.train.experts import grouped, permutation
-from scalebook.train.layers import fused, latent
+from scalebook.train import cpu
+
+cpu.install()
+
+from scalebook.train.experts import grouped, permutation  # noqa: E402
+from scalebook.train.layers import blocks, fused, latent  # noqa: E402
 
 COUNTS = [5, 0, 1, 14]
 
@@ -213,3 +217,39 @@ def test_pieces_of_rows_change_places_and_their_gradients_change_back() -> None:
     torch.testing.assert_close(own, torch.cat([weights.split(sizes)[piece] for piece in order]))
     grad = torch.randn(9, 2)
     torch.testing.assert_close(gradients(found, grad, rows), gradients(expected, grad, rows))
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_the_last_queries_attend_as_under_a_mask(groups: int) -> None:
+    sizes = ((2 * groups, 5), (2, 13), (2, 13))
+    tensors = [
+        torch.randn(2, heads, length, 8, dtype=torch.float64).requires_grad_()
+        for heads, length in sizes
+    ]
+    query, key, value = (
+        tensor.repeat_interleave(groups * 2 // tensor.shape[1], 1) for tensor in tensors
+    )
+    scores = query @ key.transpose(2, 3) * 0.3
+    seen = torch.ones(5, 13, dtype=torch.bool).tril(8)  # query 0 is token 8
+    expected = scores.masked_fill(~seen, -torch.inf).softmax(-1) @ value
+    found = blocks.attend(*tensors, 0.3)
+    torch.testing.assert_close(found, expected)
+    grad = torch.randn_like(found)
+    for ours, plain in zip(
+        torch.autograd.grad(found, tensors, grad),
+        torch.autograd.grad(expected, tensors, grad),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, plain)
+
+
+def test_a_device_is_asked_whether_it_attends_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = torch.device("cpu"), torch.float32, 64, 4
+    blocks.can_attend.cache_clear()
+    with torch.no_grad():  # as in the forward pass of what is recomputed
+        assert blocks.can_attend(*asked)
+    blocks.can_attend.cache_clear()
+    right = blocks._forward
+    monkeypatch.setattr(blocks, "_forward", lambda *given: right(*given[:3], False, given[4]))
+    assert not blocks.can_attend(*asked)
+    blocks.can_attend.cache_clear()

@@ -18,6 +18,33 @@ from torch.nn.functional import linear
 
 from scalebook.train import mcore
 
+distributed: Any = import_module("torch.distributed")
+
+
+class _AddedUp(torch.autograd.Function):
+    """A tensor that all ranks of a group hold alike, and each uses for a part of the loss."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: Any) -> Tensor:
+        ctx.group = group
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
+        total = grad_outputs[0].clone(memory_format=torch.contiguous_format)
+        distributed.all_reduce(total, group=ctx.group)
+        return total, None
+
+
+def added_up(tensor: Tensor, group: Any) -> Tensor:
+    """Return the same tensor, whose gradient is the sum of the group's ranks'.
+
+    Megatron-Core's own loses the sum of a gradient that is not contiguous, as one of some columns.
+    """
+    function: Any = _AddedUp
+    same: Tensor = function.apply(tensor, group)
+    return same
+
 
 class UnsplitLinear(nn.Module):
     """A linear layer that every tensor-parallel rank holds whole.
@@ -76,29 +103,3 @@ class LatentAttention(mcore.MLASelfAttention):
         """
         names = ("linear_q_proj", "linear_q_up_proj", "linear_kv_up_proj")
         return {name: getattr(submodules, name) for name in (*names, "q_layernorm", "kv_layernorm")}
-
-
-distributed: Any = import_module("torch.distributed")
-
-
-class _AddedUp(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: Any) -> Tensor:
-        ctx.group = group
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
-        total = grad_outputs[0].clone(memory_format=torch.contiguous_format)
-        distributed.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-def added_up(tensor: Tensor, group: Any) -> Tensor:
-    """Return the same tensor, whose gradient is the sum of the group's ranks'.
-
-    Megatron-Core's own loses the sum of a gradient that is not contiguous, as one of some columns.
-    """
-    function: Any = _AddedUp
-    same: Tensor = function.apply(tensor, group)
-    return same

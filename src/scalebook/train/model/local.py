@@ -14,15 +14,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import bias
 from torch.nn.functional import layer_norm, scaled_dot_product_attention
 
 from scalebook.train import mcore
 from scalebook.train.experts import mlp
-from scalebook.train.layers import async_tensor_parallel, fused, latent, remake
+from scalebook.train.layers import async_tensor_parallel, blocks, fused, latent, remake
 from scalebook.train.layers.offload import HostCopy
-
-lower_right: Any = getattr(bias, "causal_lower_right")  # noqa: B009
 
 
 class Norm(nn.Module):
@@ -244,8 +241,12 @@ class CoreAttention(mcore.MegatronModule):
             context = scaled_dot_product_attention(q, k, v, attn_mask=mask, **options)
         elif query.shape[0] == key.shape[0]:
             context = scaled_dot_product_attention(q, k, v, is_causal=True, **options)
+        elif width == q.shape[-1] and blocks.can_attend(
+            q.device, q.dtype, width, q.shape[1] // k.shape[1]
+        ):
+            context = blocks.attend(q, k, v, scale or width**-0.5)
         else:
-            mask = lower_right(query.shape[0], key.shape[0])
+            mask = blocks.lower_right(query.shape[0], key.shape[0])
             context = scaled_dot_product_attention(q, k, v, attn_mask=mask, **options)
         return context.permute(2, 0, 1, 3)[..., :width]
 
