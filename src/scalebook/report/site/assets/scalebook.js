@@ -73,9 +73,10 @@
   function namedLegend(spec, line) {
     filter.encodings(spec, function (encoding) {
       const color = encoding.color;
-      if (!color || color.legend === null || !color.scale || !color.scale.domain) return;
+      const known = color && (color.scale && color.scale.domain || color.sort);
+      if (!Array.isArray(known) || color.legend === null) return;
       const names = {};
-      for (const name of color.scale.domain) names[name] = wrapped(String(name), { line: line });
+      for (const name of known) names[name] = wrapped(String(name), { line: line });
       color.legend = Object.assign({}, color.legend, {
         labelExpr: JSON.stringify(names) + "[datum.label] || datum.label", labelLimit: 0,
       });
@@ -97,7 +98,7 @@
     const axisY = Object.assign({}, config.axisY, narrow ? { labelFontSize: 10 } : {});
     namedLegend(spec, narrow ? 44 : Math.floor(place.clientWidth / config.legend.columns / 6) - 4);
     const axisX = Object.assign({ labelSeparation: 6 }, narrow ? { titleAnchor: "end", labelFlush: 20 } : {});
-    const legend = Object.assign({}, config.legend, narrow ? { columns: 1, labelFontSize: 10 } : {});
+    const legend = Object.assign({}, config.legend, narrow ? { columns: 1, labelLimit: 240, labelFontSize: 10 } : {});
     vegaEmbed(place, spec, {
       mode: "vega-lite",
       ast: true, // expressions are interpreted: no code is made from a specification
