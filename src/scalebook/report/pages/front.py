@@ -32,6 +32,7 @@ from scalebook.report.base.naming import (
     brief,
     model_title,
     platform_title,
+    precision_title,
     sequence_words,
     split_name,
     units,
@@ -95,6 +96,11 @@ class Front:
         return tuple([i for i in whole if not i.row["model"].startswith(TINY)] or whole)
 
     @cached_property
+    def runs_of_models(self) -> Counter[str]:
+        """How many of the chosen runs each model has."""
+        return Counter(item.row["model"] for item in self.chosen)
+
+    @cached_property
     def best(self) -> tuple[tuple[Configuration, ...], ...]:
         """The best of each platform and model at one sequence length: one per precision.
 
@@ -102,8 +108,7 @@ class Front:
         Rates at two lengths are of two works, so the length with most precisions, then most runs,
         stands for a platform.
         """
-        rows = [item.row for item in self.chosen]
-        runs = Counter(row["model"] for row in rows)
+        rows, runs = [item.row for item in self.chosen], self.runs_of_models
         found: list[tuple[Configuration, ...]] = []
         for same in alike(rows, lambda row: (side_name(row), row["model"])):
             lengths = alike(same, sequence_words)
@@ -162,7 +167,7 @@ def _nothing(data: ReportData) -> Iterator[str]:
 
 
 def _heading(front: Front) -> Markup:
-    runs = Counter(item.row["model"] for item in front.chosen)
+    runs = front.runs_of_models
     least = runs[front.best[0][0].row["model"]] / HEADLINE_SHARE
     named = [ones for ones in front.best if runs[ones[0].row["model"]] >= least]
     shown = named[:MOST_HEADLINES]
@@ -189,7 +194,7 @@ def _sentence(ones: Sequence[Configuration]) -> Markup:
     parts = [
         Markup("{} in {}").format(
             linked(one, _with_ends(one, None if place == 0 else "")),
-            str(one.row["precision"]).upper(),
+            precision_title(one.row["precision"]),
         )
         for place, one in enumerate(ones)
     ]
@@ -219,7 +224,7 @@ def _beneath(ones: Sequence[Configuration]) -> Iterator[Markup]:
     if len(ones) > 1:
         against = verdict_on(ones[-1], ones[0])
         if against is not None:
-            fast, slow = (str(one.row["precision"]).upper() for one in (ones[-1], ones[0]))
+            fast, slow = (precision_title(one.row["precision"]) for one in (ones[-1], ones[0]))
             yield Markup("{} is {} as fast as {}.").format(fast, ratio(against), slow)
 
 
@@ -272,7 +277,7 @@ def _aside(front: Front) -> Iterator[Block]:
 def _certainty(front: Front) -> Iterator[Markup]:
     best = front.best[0][0]
     rivals = [one for one in _rivals(front, best) if _short(one.row) != _short(best.row)]
-    name, precision = split_name(best.row), str(best.row["precision"]).upper()
+    name, precision = split_name(best.row), precision_title(best.row["precision"])
     if not rivals:
         yield Markup("Best layout in {}: only {} ran.").format(precision, name)
     else:
@@ -311,7 +316,9 @@ def _memory(front: Front) -> Iterator[Markup]:
         yield Markup("Memory was not measured.")
         return
     said = [
-        Markup("{:.1f} ({})").format(one.row["peak_memory_gib"], str(one.row["precision"]).upper())
+        Markup("{:.1f} ({})").format(
+            one.row["peak_memory_gib"], precision_title(one.row["precision"])
+        )
         for one in ones
     ]
     yield Markup("The fastest take {} GiB per GPU.").format(join(said, " and "))
@@ -357,7 +364,7 @@ def _days(one: Configuration) -> str:
     speed = Interval(low, high) if low and high else point(row["tokens_per_second"])
     inputs = Inputs(tokens=point(TRILLION), tokens_per_second=speed)
     days = next(answer.value for answer in answers(inputs) if answer.unit == "days")
-    precision = str(row["precision"]).upper()
+    precision = precision_title(row["precision"])
     if days is None:
         return f"unknown in {precision}"
     first, last = f"{days.low:,.0f}", f"{days.high:,.0f}"
@@ -545,7 +552,7 @@ def apart(names: Sequence[Sequence[str]]) -> list[int]:
 
 
 def _label(row: Row) -> str:
-    precision = str(row["precision"]).upper()
+    precision = precision_title(row["precision"])
     return split_name(row) + ("" if precision == "BF16" else f", {precision}")
 
 

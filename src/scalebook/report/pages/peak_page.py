@@ -146,7 +146,7 @@ def best_table(data: ReportData) -> Fragment:
             hint="samples of the run's own sequence length, without stops or checkpoints",
         ),
         tables.text("source", "Source"),
-        tables.text("mfu_reason", "No tables.MFU because"),
+        tables.text("mfu_reason", "No MFU because"),
     )  # fmt: skip
     return tables.table(runs.iter_rows(named=True), columns, "peak")
 

@@ -31,7 +31,13 @@ from scalebook.report.base.comparisons import (
 )
 from scalebook.report.base.frames import ReportData, records
 from scalebook.report.base.markup import Fragment, Markup, paragraphs, run_link
-from scalebook.report.base.naming import model_title, platform_title, split_name, units
+from scalebook.report.base.naming import (
+    model_title,
+    platform_title,
+    precision_title,
+    split_name,
+    units,
+)
 from scalebook.report.base.quantities import change, count, duration, interval, percent, times
 from scalebook.report.base.scaling_series import ScalingSeries, scaling_series
 from scalebook.report.base.versus import Configuration, configurations, verdict_on
@@ -59,8 +65,9 @@ _MATCHED = "matched configuration"
 FORMED = tuple(kind for kind in KINDS if kind not in ("tune", "correctness"))
 
 
-NEEDS = {"strategies": ": that takes the rates of two layouts at the same work"}
-NEEDS["tune"] = NEEDS["strategies"]
+NEEDS: dict[str, str] = dict.fromkeys(
+    ("strategies", "tune"), ": that takes the rates of two layouts at the same work"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,13 +239,13 @@ def _headline(runs: _Runs) -> StudyAnswer | None:
     words += f"; no run on {' or '.join(lost)} has a rate." if lost else "."
     verdict = Markup(words).format(
         platform_title(first.row["platform"]), model_title(first.row["model"]),
-        linked(first, rate(first)), first.row["precision"].upper(),
+        linked(first, rate(first)), precision_title(first.row["precision"]),
     )  # fmt: skip
     pairs = platform_pairs([item for item in runs.members if is_whole(item.row)])
     verdict = equal_work(tuple(pairs)) or verdict
     drawn: list[Dot] = []
     for one in best[:MOST_ROWS]:
-        name = f"{platform_title(one.row['platform'])} {one.row['precision'].upper()}"
+        name = f"{platform_title(one.row['platform'])} {precision_title(one.row['precision'])}"
         drawn.append(mark(runs.data, one, name))
     return StudyAnswer(verdict, marks.bars(drawn, first.row["rate_unit"]), _ids(best))
 
@@ -487,9 +494,11 @@ def _precision(runs: _Runs) -> StudyAnswer | None:
     found.sort(key=lambda one: (not is_whole(one[0].row), one[2] is None, one[0].row["model"]))
     fast, base, verdict = found[0]
     how = ratio(verdict) if verdict else f"{times(fast.rate / base.rate)} (no interval)"
-    title = fast.row["precision"].upper()
+    title = precision_title(fast.row["precision"])
     words = Markup("{} is {} as fast as {} for {}.")
-    said = words.format(title, linked(fast, how), base.row["precision"].upper(), on(fast.row))
+    said = words.format(
+        title, linked(fast, how), precision_title(base.row["precision"]), on(fast.row)
+    )
     drawn = [
         Dot(_depth(a.row), a.rate / b.rate,
              v.low if v else None, v.high if v else None, times(a.rate / b.rate),
