@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from simulated import write_sample
+from simulated import H100, config, write_run, write_sample
 
 from scalebook.report import PAGES, Places, build
 from scalebook.report.site.rendering import find_quarto
@@ -83,6 +83,7 @@ def site(
         pytest.skip("quarto is not installed")
     folder = tmp_path_factory.mktemp("browser")
     runs = write_sample(folder / "runs")
+    name_at_length(runs)
     made = build(Places(runs, folder / "site", root), request.param, print).parent
     # a file, because the pages' policy lets no script run that is written into them
     shutil.copyfile(Path(__file__).parents[1] / "report_browser.js", made / "late.js")
@@ -101,6 +102,16 @@ def site(
         )
         (made / f"harness-{place}.html").write_text(HARNESS + "".join(frames))
     return made
+
+
+def name_at_length(runs: Path) -> None:
+    """Add a run whose name is longer than a phone is wide; it has no throughput."""
+    settings = config(
+        platform="h100", model="llama3.1-8b", precision="bf16", sequence_length=8192, world_size=16,
+        global_batch_size=64, tensor_parallel_size=2, pipeline_parallel_size=2, recompute="full",
+        gradient_precision="bf16", cuda_graph="off", fused_weight_gradient="off",
+    )  # fmt: skip
+    write_run(runs, "h100-long", settings, steps=8, status="timeout", device=H100)
 
 
 def look(browser: str, address: str, profile: Path) -> Seen:

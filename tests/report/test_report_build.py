@@ -371,19 +371,22 @@ def test_quarto_renders_only_what_changed(
     shutil.copytree(root / "notebooks", tmp_path / "project" / "notebooks")
     places = Places(runs, tmp_path / "site", tmp_path / "project")
 
+    said: list[str] = []
+
     def rendered() -> list[str]:
         (tmp_path / "called").write_text("")
-        build(places, "quarto", lambda _: None)
+        build(places, "quarto", said.append)
         return (tmp_path / "called").read_text().split()
 
     every = [f"{page.slug}.ipynb" for page in PAGES]
     assert rendered() == every
     first = (tmp_path / "site" / "cost.html").read_text()
-    monkeypatch.setattr("scalebook.report.site.builder._build_facts", lambda _: "Made & later.")
+    monkeypatch.setattr("scalebook.report.site.builder.__version__", "<2> & later")
     assert rendered() == []
     later = (tmp_path / "site" / "cost.html").read_text()
-    assert "<span>Made &amp; later.</span>" in later
-    assert re.sub("<span>Built .*?</span>", "<span>Made &amp; later.</span>", first) == later
+    assert " by Scalebook &lt;2&gt; &amp; later from " in later
+    line = re.compile("<span>Built .*?</span>")
+    assert line.sub("", first) == line.sub("", later)
     method = tmp_path / "project" / "notebooks" / "36_method.ipynb"
     method.write_text(method.read_text().replace("## ", "## On "))
     assert rendered() == ["method.ipynb"]
@@ -426,7 +429,7 @@ def assert_quarto_can_render(notebook: str) -> None:
     code = ["".join(cell["source"]) for cell in page["cells"] if cell["cell_type"] == "code"]
     # a figure that is printed loses its caption, and its code comes before it
     for text in code:
-        assert re.match(r'#\| echo: false\n#\| output: "asis"\n(?!#\|)', text)
+        assert re.match(r"#\| echo: false\n#\| output: asis\n(?!#\|)", text)
     # what a cell warned of would stand in the page, and so would the cell of parameters
     assert {output["name"] for output in outputs} == {"stdout"}
     assert not any(re.search(r"^runs(: str)? = ", text, re.MULTILINE) for text in code)
@@ -513,7 +516,7 @@ def test_quarto_and_the_built_in_renderer_give_the_same_pages(
     if rendering.find_quarto() is None:
         pytest.skip("quarto is not installed")
     runs = site[0].parent / "runs"
-    folder = build(Places(runs, tmp_path / "site", root), "quarto", lambda _: None).parent
+    folder = build(Places(runs, tmp_path / "site", root), "quarto", print).parent
     assert {path.name for path in folder.iterdir()} == {path.name for path in site[0].iterdir()}
     for page in PAGES:
         pair = [content(text) for text in (html(page.html), (folder / page.html).read_text())]

@@ -91,7 +91,7 @@ def front_matter(cells: tuple[NotebookCell, ...]) -> dict[str, Any]:
 
 
 def write(path: Path, cells: tuple[NotebookCell, ...]) -> None:
-    """Write cells as a notebook file whose outputs are printed text.
+    """Write cells as a notebook file for Quarto, without their options and outputs as printed text.
 
     Printed text of a cell with the option ``output: asis`` is the one form of output that Quarto
     puts into a page as it is, without adding a script of its own.
@@ -111,21 +111,14 @@ def _written(index: int, cell: NotebookCell) -> dict[str, Any]:
     basic: dict[str, Any] = {"cell_type": cell.kind, "id": f"cell-{index}", "metadata": {}}
     if cell.kind != "code":
         return basic | {"source": _lines(cell.source)}
-    options = dict(cell.options) | {"output": "asis"}
-    lines = [f"#| {name}: {_yaml_value(value)}" for name, value in options.items()]
     streams = [{"output_type": "stream", "name": "stdout", "text": text} for text in cell.texts]
-    source = _lines("\n".join([*lines, cell.source]))
+    source = _lines(f"#| echo: false\n#| output: asis\n{cell.source}")
     return basic | {"source": source, "outputs": streams, "execution_count": index + 1}
 
 
 def _lines(text: str) -> list[str]:
     """Return a text as the lines that a notebook holds: of one text, Quarto drops the line ends."""
     return re.findall(r"[^\n]*\n|[^\n]+", text)
-
-
-def _yaml_value(value: Any) -> str:
-    # a JSON text is YAML, on one line whatever is in it
-    return json.dumps(value, ensure_ascii=False)
 
 
 HIDDEN_TAGS = frozenset({"parameters", "injected-parameters"})

@@ -40,13 +40,11 @@ KINDS = {"fig": "Figure", "tbl": "Table"}
 _to_html = mistune.create_markdown(escape=True, plugins=["table"])
 
 
-@lru_cache(maxsize=1)
-def _template() -> Template:
-    """Return the page template; it escapes whatever is not markup already."""
+@lru_cache
+def _template(name: str) -> Template:
+    """Return a template; it escapes whatever is not markup already."""
     loader = FileSystemLoader(ASSETS)
-    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template(
-        "page.html"
-    )
+    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template(name)
 
 
 def render(
@@ -65,7 +63,7 @@ def render(
     numbers = dict(number_labels(cells))
     facts = front_matter(cells)
     shown = (block(cell, numbers) for cell in cells if cell.kind != "raw")
-    return _template().render(
+    return _template("page.html").render(
         page=page,
         menus=tuple(menus(pages)),
         title="" if scripts else facts.get("title", page.title),
@@ -184,33 +182,28 @@ def render_by_quarto(
     config = _project_settings(settings)
     written = {page: write_page(project, page, cells[page], tuple(cells)) for page in cells}
     version = _quarto(project, "--version")
-    places: dict[Page, Path] = {}
-    for page, texts in written.items():
-        digest = sha256("\0".join([version, repr(config), *texts]).encode()).hexdigest()
-        places[page] = cache / f"quarto-{page.slug}-{digest[:16]}.html"
-    before = {page: kept(place) for page, place in places.items()}
-    config["project"]["render"] = [f"{page.slug}.ipynb" for page in before if before[page] is None]
+    names = {page: _digest(version, repr(config), *texts) for page, texts in written.items()}
+    places = {page: cache / f"quarto-{page.slug}-{name}.html" for page, name in names.items()}
+    missing = [page for page, place in places.items() if kept(place) is None]
     site = project / "_site"
     site.mkdir(exist_ok=True)
-    if config["project"]["render"]:
+    if missing:
+        config["project"]["render"] = [f"{page.slug}.ipynb" for page in missing]
         text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
         (project / "_quarto.yml").write_text(text, encoding="utf-8")
         _quarto(project, "render", str(project), "--no-execute", "--no-clean")
-    for page, content in before.items():
-        html = content or _rendered(site / page.html, places[page])
-        text = html.decode().replace(BUILT, escape(built))
-        (site / page.html).write_text(text, encoding="utf-8")
+    for page in missing:
+        if not (site / page.html).is_file():
+            raise ReportError(f"quarto did not write {page.html}. {INSTALL_QUARTO}")
+        keep(places[page], (site / page.html).read_bytes())
+    for page, place in places.items():
+        html = (kept(place) or b"").decode().replace(BUILT, escape(built))
+        (site / page.html).write_text(html, encoding="utf-8")
     return site
 
 
-def _rendered(path: Path, place: Path) -> bytes:
-    """Return a page that Quarto has just rendered, and keep it for the next build."""
-    try:
-        html = path.read_bytes()
-    except FileNotFoundError:
-        raise ReportError(f"quarto did not write {path.name}. {INSTALL_QUARTO}") from None
-    keep(place, html)
-    return html
+def _digest(*texts: str) -> str:
+    return sha256("\0".join(texts).encode()).hexdigest()[:16]
 
 
 def _project_settings(settings: Path) -> dict[str, Any]:
@@ -247,8 +240,7 @@ def _for_quarto(cell: NotebookCell, numbers: Mapping[str, str], template: str) -
         source = REFERENCE.sub(lambda match: _reference(match[1], numbers), cell.source)
         return replace(cell, source=HEADING.sub(_heading_for_quarto, source))
     html = code_cell(cell, numbers)
-    texts = (raw_block(html),) if html else ()
-    return replace(cell, options=(("echo", False),), texts=texts)
+    return replace(cell, texts=(raw_block(html),) if html else ())
 
 
 def _heading_for_quarto(match: re.Match[str]) -> str:
@@ -281,9 +273,7 @@ ADDRESS = re.compile(r'(?<=\s)(id|href)="([^"]*)"')
 
 def one_page(cells: Mapping[Page, Cells], pages: Sequence[Page], folder: Path, built: str) -> str:
     """Return the HTML of all pages in one; ``folder`` has the assets and the data."""
-    loader = FileSystemLoader(ASSETS)
-    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
-    return environment.get_template("one_file.html").render(
+    return _template("one_file.html").render(
         menus=tuple(menus(pages)),
         sections=[_section(page, cells[page]) for page in pages],
         styles=[_inside(folder / name) for name in STYLES],

@@ -67,7 +67,6 @@ def run_facts(runs: pl.DataFrame) -> str:
 
 
 MAILED = ("runs.csv", "runs.parquet", "steps.parquet")  # what a report of one file holds
-DATA_FILES = (*MAILED, "telemetry.parquet")  # what pages link to; telemetry is there as CSV too
 TIMES = "%Y-%m-%dT%H:%M:%S%.3fZ"  # of UTC, in CSV
 
 
