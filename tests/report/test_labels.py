@@ -10,7 +10,7 @@ import pytest
 from simulated import H100, config, write_run
 
 from scalebook.report.base.frames import load
-from scalebook.report.base.naming import fact_words, titled
+from scalebook.report.base.naming import fact_words, titled, verb
 
 GPU: dict[str, Any] = {"platform": "h100", "model": "llama3.1-8b", "precision": "bf16"}
 USUAL: dict[str, Any] = {}
@@ -175,3 +175,9 @@ def test_a_recorded_fact_and_a_text_of_another_part_are_written_for_readers() ->
     assert fact_words("variables.NCCL_NVLS_ENABLE") == "NCCL_NVLS_ENABLE"
     assert titled("products of llama3.1-8b/tp1/bf16") == "products of Llama 3.1 8B/tp1/BF16"
     assert titled("--precision=fp8, runs/llama3.1-8b-w4") == "--precision=fp8, runs/llama3.1-8b-w4"
+
+
+def test_several_layers_of_a_model_take_a_verb_in_the_plural() -> None:
+    assert [verb("llama3.1-8b", one) for one in ("keep", "reach")] == ["keeps", "reaches"]
+    assert [verb("llama3.1-8b@8", one) for one in ("keep", "reach")] == ["keep", "reach"]
+    assert verb("mixtral-8x7b@1", "reach") == "reaches"

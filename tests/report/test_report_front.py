@@ -364,6 +364,22 @@ def test_platforms_of_one_length_share_a_group_and_other_models_a_line(tmp_path:
     assert "Other models: Qwen 3 8B" in plot
 
 
+def test_published_results_are_looked_up_once_for_each_device_of_a_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked_for: list[str] = []
+
+    def noted(row: dict[str, Any]) -> dict[str, float]:
+        asked_for.append(row["run_id"])
+        return {}
+
+    monkeypatch.setattr(front, "best_by_precision", noted)
+    for number in range(5):
+        wrote(tmp_path, f"run-{number}", "headline", 12.0 + number)
+    front.screen(load(tmp_path))
+    assert len(asked_for) == 1  # counting all published FLOPs anew takes tens of milliseconds
+
+
 def test_a_model_made_for_a_cpu_and_one_of_few_runs_have_no_headline(tmp_path: Path) -> None:
     for number in range(4):
         wrote(tmp_path, f"whole-{number}", "headline", 12.0 + number)

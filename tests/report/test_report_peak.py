@@ -84,7 +84,8 @@ def test_the_sentence_has_the_numbers_of_the_table(tmp_path: Path) -> None:
     samples = row["tokens_per_second"] * 86_400 / 4096
     assert f"({float(f'{samples:.3g}'):,.0f} samples of 4,096)" in text
     slowest = data.runs.sort("rate").row(0, named=True)
-    assert f"({slowest['run_id']}), is a factor of {row['rate'] / slowest['rate']:.2f}×" in text
+    assert f"That is {row['rate'] / slowest['rate']:.2f}× the rate of the slowest" in text
+    assert f"({slowest['run_id']})." in text
     assert f'data-value="{samples}"' in str(peak_page.best_table(data).html)
 
 

@@ -135,7 +135,7 @@ def test_a_model_cut_to_its_first_layers_is_not_set_next_to_whole_ones(tmp_path:
     mine = ({**ours(tmp_path)[0], "model": "llama3.1-8b@8"},)
     text = words(published_page.overview(mine, OTHERS))
     assert "published results of Llama 3.1 8B" not in text
-    assert "1 run of a model cut to its first layers (marked @) is only in the table" in text
+    assert "1 run of the first layers of a model is only in the table" in text
     figure = published_page.chart(mine, OTHERS)
     assert figure is not None
     assert "0 of them ours" in figure.description

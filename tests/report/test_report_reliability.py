@@ -102,7 +102,7 @@ def test_the_cost_of_checkpoints_is_computed_from_every_save(tmp_path: Path):
     text = words(reliability_page.checkpoint_findings(found(tmp_path)))
     assert "tiny-llama on CPU, synchronous: 2 saves of 8.00 GiB in 1 run." in text
     assert "A save is complete after 4.00 s (2.00 GiB/s), and training waits 2.00 s for it" in text
-    assert "as long as 1.00 steps. Waits are 17.4 % of the training." in text
+    assert "as long as 1.00 steps. Waiting takes 17.4 % of the training time." in text
 
 
 def test_no_share_of_waiting_is_told_where_steps_were_done_anew(tmp_path: Path):
@@ -138,7 +138,7 @@ def test_a_drill_is_told_with_its_times_and_whether_the_losses_agree(tmp_path: P
     assert text.find("Recovered on CPU: rank 1 of tiny-llama") >= 0
     assert "died after step 7, between two saves." in text
     assert (
-        "A step was finished again 20.0 s after the kill (to notice 500 ms, to load 4.00 s)" in text
+        "A step was finished again 20.0 s after the kill (500 ms to notice, 4.00 s to load)" in text
     )
     assert "from the checkpoint of step 5; 2 steps had to be repeated" in text
     assert "All 2 losses compared between repeated steps are identical." in text

@@ -19,6 +19,7 @@ import polars as pl
 
 from scalebook import identity
 from scalebook.config import DEFAULTS
+from scalebook.errors import CatalogError
 from scalebook.facts import catalog
 from scalebook.record import RunRecord
 from scalebook.report.base.markup import short_id
@@ -126,6 +127,20 @@ def model_title(name: str | None) -> str:
         title = "DeepSeek " + whole.removeprefix("deepseek-").replace("-", " ").title()
     many = "1 layer" if layers == "1" else f"{layers} layers"
     return f"{many} of {title}" if layers else title
+
+
+def verb(model: str, word: str) -> str:
+    """Return what a model does, or several of its layers do: ``keeps``, ``keep``."""
+    several = "@" in model and not model.endswith("@1")
+    return word if several else f"{word}{'es' if word.endswith('h') else 's'}"
+
+
+def has_experts(name: str | None) -> bool:
+    """Return whether the catalog says that a model is a mixture of experts."""
+    try:
+        return name is not None and catalog.model(name).moe is not None
+    except CatalogError:
+        return False
 
 
 def platform_title(name: str | None) -> str:

@@ -43,7 +43,6 @@ def _stacked(bars: pl.DataFrame, domain: tuple[str, ...], axis: str) -> Figure |
     data = bars.filter(pl.col("label").is_in(shown)).drop("platform")
     if data.is_empty():
         return None
-    present = [part for part in domain if part in set(data["part"])]
     pick = alt.selection_point(fields=["part"], bind="legend")
     marks = (
         alt.Chart(rows(data))
@@ -58,7 +57,7 @@ def _stacked(bars: pl.DataFrame, domain: tuple[str, ...], axis: str) -> Figure |
                 scale=alt.Scale(domain=[0, 1], clamp=True),  # a sum of shares may round above 1
             ),
             order=alt.Order("place:Q"),
-            color=by_part(domain, present),
+            color=by_part(domain),
             opacity=alt.condition(pick, alt.value(1), alt.value(0.15)),
             tooltip=[
                 alt.Tooltip("run_id:N", title="run"),

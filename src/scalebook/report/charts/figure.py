@@ -128,10 +128,8 @@ def name_only_drawn(spec: Any, drawn: Sequence[Mapping[str, Any]]) -> None:
     for channel in spec.get("encoding", {}).values():
         if isinstance(channel, list) or "field" not in channel or not channel.get("scale"):
             continue  # a tooltip, a constant, or a scale that follows its data
-        domain, present = (
-            channel["scale"].get("domain"),
-            {one.get(channel["field"]) for one in drawn},
-        )
+        present = {one.get(channel["field"]) for one in drawn}
+        domain = channel["scale"].get("domain")
         named = [one for one in domain or () if isinstance(one, str) and one in present]
         if named and channel.get("legend", {}) is not None:
             channel["legend"] = {"values": named, **channel.get("legend", {})}
@@ -155,14 +153,9 @@ def by_source(sources: Iterable[str]) -> alt.Shape:
     return alt.Shape("source:N", title=None, legend=legend, scale=scale)
 
 
-def by_part(domain: Iterable[str], present: Sequence[str]) -> alt.Color:
-    """Return colour by part of a stacked bar: each keeps its own; only those present are named."""
-    return alt.Color(
-        "part:N",
-        title=None,
-        scale=alt.Scale(domain=list(domain)),
-        legend=alt.Legend(values=present),
-    )
+def by_part(domain: Iterable[str]) -> alt.Color:
+    """Return colour by part of a stacked bar: each keeps its own."""
+    return alt.Color("part:N", title=None, scale=alt.Scale(domain=list(domain)))
 
 
 def names(column: str, order: Iterable[str], *, grid: bool = False) -> alt.Y:

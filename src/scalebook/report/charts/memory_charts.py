@@ -147,7 +147,6 @@ def _stacked(bars: pl.DataFrame) -> Figure | None:
         return None
     y = names("label", shown)
     pick = alt.selection_point(fields=["part"], bind="legend")
-    present = [part for part in PART_NAMES if part in set(data["part"])]
     stack = (
         alt.Chart(rows(data))
         .mark_bar()
@@ -155,7 +154,7 @@ def _stacked(bars: pl.DataFrame) -> Figure | None:
             y=y,
             x=alt.X("gib:Q", title="GiB on the fullest rank", stack="zero"),
             order=alt.Order("place:Q"),
-            color=by_part(PART_NAMES, present),
+            color=by_part(PART_NAMES),
             opacity=alt.condition(pick, alt.value(1), alt.value(0.15)),
             tooltip=[
                 *_TOOLTIP,

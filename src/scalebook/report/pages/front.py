@@ -489,7 +489,8 @@ def _drawn_groups(front: Front, shown: Sequence[Sequence[Row]]) -> Iterator[mark
         sides = list(dict.fromkeys(platform_title(side_name(one.row)) for one in ones))
         heading = f"{_and(sides)}, {sequence_words(rows[0])}"
         heading = f"{model_title(rows[0]['model'])}, {heading}" if several else heading
-        lines = {name: at for row in rows for name, at in best_by_precision(row).items()}
+        firsts = [same[0] for same in alike(rows, lambda row: row["accelerator"])]
+        lines = {name: at for row in firsts for name, at in best_by_precision(row).items()}
         drawn = _drawn(front.data, varied(ones, left))
         yield heading, _with_prediction(front, ones, drawn), lines
 

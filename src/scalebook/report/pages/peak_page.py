@@ -190,7 +190,7 @@ def _peak(ranked: Sequence[Configuration]) -> Markup:
         told += Markup(" ({} samples of {}), without a stop").format(one.derived(samples), length)
     if len(ranked) == 1:
         return told + "."
-    words = ". The slowest of its {}, {}, is a factor of {} behind."
+    words = ". That is {2} the rate of the slowest of its {0}, {1}."
     many = count(len(ranked), "configuration")
     return told + Markup(words).format(many, named(ranked[-1]), times(one.rate / ranked[-1].rate))
 

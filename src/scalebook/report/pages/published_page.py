@@ -164,7 +164,7 @@ def overview(ours: tuple[Row, ...], others: tuple[Row, ...]) -> Fragment:
         items.append(Markup("No run here is on a device of the catalog."))
     if cut := [row["run_id"] for row in ours if row not in whole(ours)]:
         words = (
-            "{} of a model cut to its first layers (marked @) {} only in the table: published "
+            "{} of the first layers of a model {} only in the table: published "
             "results are of whole models ({})."
         )
         verb = "is" if len(cut) == 1 else "are"

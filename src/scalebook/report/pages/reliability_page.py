@@ -223,7 +223,7 @@ def _cost(platform: str, model: str, mode: str, items: list[Saved]) -> Markup:
     rates, steps, shares = (_known(rows, n) for n in ("save_rate", "waited_steps", "waited_share"))
     rate = f" ({_span(rates, lambda value: quantity(value, 'GiB/s'))})" if rates else ""
     note = f", as long as {_span(steps, number)} steps" if steps else ""
-    note += f". Waits are {_span(shares, percent)} of the training" if shares else ""
+    note += f". Waiting takes {_span(shares, percent)} of the training time" if shares else ""
     return words.format(
         *(model_title(model), platform_title(platform), mode),
         count(sum(row["saves"] for row in rows), "save"),
@@ -341,7 +341,7 @@ def _return(drill: DrillRecord) -> str:
     )
     lost = count(drill.steps_lost or 0, "step")
     parts = [
-        f"{words} {duration(getattr(drill, name))}"
+        f"{duration(getattr(drill, name))} {words}"
         for name, words in (("detection_seconds", "to notice"), ("load_seconds", "to load"))
         if getattr(drill, name) is not None
     ]

@@ -51,9 +51,9 @@ def group_findings(runs: pl.DataFrame, commits: Commits | None = None) -> Iterat
     yield Markup(words).format(group, named(best), count(amount, "run"), *reached)
     if len(others) == 1:
         yield _spread("The other", best, others[0])
-        yield from _contested(best, others[0], Markup("These runs"))
+        yield from _contested(best, others[0], Markup("It"))
     else:
-        second = Markup("Against the runner-up, {}, these runs").format(named(others[0]))
+        second = Markup("The runner-up, {},").format(named(others[0]))
         yield from _contested(best, others[0], second)
         yield _spread("The slowest", best, others[-1])
     yield from _made_by((best, others[-1]), commits or {})
@@ -115,7 +115,7 @@ def _contested(best: Configuration, second: Configuration, beginning: Markup) ->
     """Yield a sentence where the first two are not surely apart, and what would decide."""
     verdict = verdict_on(best, second)
     if verdict is not None and verdict.word == "cannot tell":
-        words = "{} do not show which of the two is faster. {}"
+        words = "{} is within the noise. {}"
         yield Markup(words).format(beginning, verdict.advice or "")
 
 

@@ -13,8 +13,7 @@ from typing import Any
 
 import polars as pl
 
-from scalebook.errors import CatalogError, ConfigError
-from scalebook.facts import catalog
+from scalebook.errors import ConfigError
 from scalebook.identity import alike
 from scalebook.measure.verdicts import Verdict
 from scalebook.plan.document import KINDS, read_document
@@ -32,11 +31,13 @@ from scalebook.report.base.comparisons import (
 from scalebook.report.base.frames import TINY, ReportData, records
 from scalebook.report.base.markup import Fragment, Markup, paragraphs, run_link
 from scalebook.report.base.naming import (
+    has_experts,
     model_title,
     platform_title,
     precision_title,
     split_name,
     units,
+    verb,
 )
 from scalebook.report.base.quantities import change, count, duration, interval, percent, times
 from scalebook.report.base.scaling_series import ScalingSeries, scaling_series
@@ -235,7 +236,7 @@ def _headline(runs: _Runs) -> StudyAnswer | None:
     tried = {side_name(row) for row in runs.frame.to_dicts() if is_whole(row)}
     several, lost = len(sides) > 1, sorted(platform_title(one) for one in tried - sides)
     words = "{} trains {} at {} in {}"
-    words += ", the highest rate, but without equal work to compare" if several else ""
+    words += ", the highest rate; no equal work compares the platforms" if several else ""
     words += f"; no run on {' or '.join(lost)} has a rate." if lost else "."
     verdict = Markup(words).format(
         platform_title(first.row["platform"]), model_title(first.row["model"]),
@@ -294,12 +295,12 @@ def _scaling(runs: _Runs) -> StudyAnswer | None:
     chosen = max(found, key=lambda one: (one.points["world_size"].n_unique(), is_whole(one.base)))
     best = _sizes(chosen)
     last, base = best[-1], chosen.base
-    words = "{} keeps {}{} of its rate per {} from {} to {}."
+    words = "{} {} {}{} of its rate per {} from {} to {}."
     low, high = last["efficiency_low"], last["efficiency_high"]
     ends = f" ({percent(low)} to {percent(high)})" if low is not None else " (no interval)"
     one, many = units(base["platform"])
     verdict = Markup(words).format(
-        model_title(base["model"]),
+        model_title(base["model"]), verb(base["model"], "keep"),
         run_link(last["run_id"], percent(last["scaling_efficiency"])), ends, one,
         base["world_size"], f"{last['world_size']} {many}",
     )  # fmt: skip
@@ -514,16 +515,9 @@ def _depth(row: Row) -> str:
     return model_title(row["model"]).partition(" of ")[0]
 
 
-def _has_experts(name: str | None) -> bool:
-    try:
-        return name is not None and catalog.model(name).moe is not None
-    except CatalogError:
-        return False
-
-
 def _experts(runs: _Runs) -> StudyAnswer | None:
     frame = runs.frame.filter(
-        pl.col("model").map_elements(_has_experts, return_dtype=pl.Boolean, skip_nulls=False)
+        pl.col("model").map_elements(has_experts, return_dtype=pl.Boolean, skip_nulls=False)
     )
     if frame.is_empty():
         return None
@@ -536,8 +530,7 @@ def _experts(runs: _Runs) -> StudyAnswer | None:
         return StudyAnswer(verdict, Markup(""), ids)
     groups = alike(rows, lambda row: (row["model"], side_name(row), row["precision"]))
     best = [best_of(same) for same in groups]
-    # Models of different sizes are compared by MFU: fewer layers or parameters are faster anyway.
-    # A rate of a model made for a CPU says least, that of a whole one most.
+    # Compared by MFU, since smaller models are faster anyway; one made for a CPU says least.
     best.sort(
         key=lambda one: (
             not one.row["model"].startswith(TINY), is_whole(one.row), one.row["mfu"] or 0.0
@@ -546,7 +539,9 @@ def _experts(runs: _Runs) -> StudyAnswer | None:
     )  # fmt: skip
     first, mfu = best[0], best[0].row["mfu"]
     more = f", {percent(mfu)} of peak" if mfu is not None else ""
-    verdict = Markup("{} reaches {}{}.").format(on(first.row), linked(first, rate(first)), more)
+    verdict = Markup("{} {} {}{}.").format(
+        on(first.row), verb(first.row["model"], "reach"), linked(first, rate(first)), more
+    )
     without = len(ids) - len(rows)
     if without:
         verdict = verdict[:-1] + Markup("; {} without a steady rate.").format(count(without, "run"))
