@@ -123,27 +123,21 @@ def by_processes(
     and know what this one knows. A fork of a process with threads may wait for a lock for ever:
     there, and where two chunks are not reached, items are worked on here, one after the other.
     """
+    processes = min(available_cores() or 1, _MOST_PROCESSES, len(items) // chunk)
     often = gc.get_threshold()
     gc.set_threshold(_RARELY, *often[1:])  # what is read is no garbage: a sixth of the time
     try:
-        yield from _by_processes(function, items, chunk)
+        if processes < 2 or threading.active_count() > 1 or sys.platform != "linux":
+            yield from map(function, items)
+            return
+        from concurrent.futures import ProcessPoolExecutor
+        from multiprocessing import get_context
+
+        ignore = (signal.SIGINT, signal.SIG_IGN)  # this process is interrupted, and ends the others
+        with ProcessPoolExecutor(processes, get_context("fork"), signal.signal, ignore) as pool:
+            yield from pool.map(function, items, chunksize=chunk)
     finally:
         gc.set_threshold(*often)
-
-
-def _by_processes(
-    function: Callable[[Item], Result], items: Sequence[Item], chunk: int
-) -> Iterator[Result]:
-    processes = min(available_cores() or 1, _MOST_PROCESSES, len(items) // chunk)
-    if processes < 2 or threading.active_count() > 1 or sys.platform != "linux":
-        yield from map(function, items)
-        return
-    from concurrent.futures import ProcessPoolExecutor
-    from multiprocessing import get_context
-
-    ignore = (signal.SIGINT, signal.SIG_IGN)  # this process is interrupted, and ends the others
-    with ProcessPoolExecutor(processes, get_context("fork"), signal.signal, ignore) as pool:
-        yield from pool.map(function, items, chunksize=chunk)
 
 
 def cpu_name(path: Path = Path("/proc/cpuinfo")) -> str | None:

@@ -11,8 +11,8 @@ Seen on 2 cores that others used too, for 1,000 runs of 50 steps: 3.1 to 3.4 s w
 before). For 10,000 runs: about 29 s and 1.2 to 1.7 s, 124 and 96 MiB. Of the time of a run that is
 measured, two fifths are the statistics of its steady state, a quarter reading its record and its
 steps, under a tenth its identity and the search for secrets. A run of 2,000,000 steps (753 MB):
-15.3 s of the processor, most of it spread over the cores, and 213 MiB in the first process (17.9 s
-in a single one and 249 MiB before).
+4.9 s of the processor where the reader before took 6.4 s (15.3 s on a busier day), 2.7 s of it
+spread over the cores, and at most 205 MiB in the first process.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
     "after a run": {
         "list": "show", "columns": "show", "steady": "verdicts", "compare": "verdicts",
         "gate": "verdicts", "diagnose": "show", "reproduce": "show", "report": "reports",
-        "demo": "reports", "open": "reports", "publish": "reports",
+        "demo": "reports", "open": "serve", "publish": "reports",
     },
     "interchange": {"ingest": "interchange", "export": "interchange"},
 }  # fmt: skip

@@ -174,10 +174,10 @@ def _not_run(
         if inference is not None:
             sentence, fresh = inference.sentence, not known.is_recorded(entry.config)
             record = sweep.record_inferred(entry.config, inference, runs) if fresh else None
-            ended = sweep.Ended.of(record) if record else None
+            ended = sweep.RunEnd.of(record) if record else None
             found.append(sweep.Result(entry, ended, sentence, inferred=True))
         elif entry.action == "illegal":
-            found.append(sweep.Result(entry, sweep.Ended.of(sweep.record_illegal(entry, runs))))
+            found.append(sweep.Result(entry, sweep.RunEnd.of(sweep.record_illegal(entry, runs))))
         elif entry.action != "run":
             found.append(sweep.Result(entry, None, entry.reason))
     return found

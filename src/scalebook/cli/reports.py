@@ -1,4 +1,4 @@
-"""Commands that build, show and publish the report: report, demo, open, publish."""
+"""Commands that build and publish the report: report, demo, publish."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from pathlib import Path
 from scalebook import project
 from scalebook.cli.terminal import (
     Subparsers,
-    add_port,
+    add_output,
     add_runs,
     complain,
-    serve_until_interrupted,
 )
 from scalebook.errors import (
     IncompleteReportError,
@@ -45,13 +44,6 @@ def register(subparsers: Subparsers) -> None:
     demo = subparsers.add_parser("demo", help="build the report from the example runs")
     _add_building(demo)
     demo.set_defaults(handler=build_report, runs=None, against="", demo=True, folders=[])
-    show = subparsers.add_parser(
-        "open", help="open the report in a browser, served on this machine only"
-    )
-    _add_output(show)
-    add_port(show)
-    show.add_argument("--no-browser", action="store_true", help="print the address only")
-    show.set_defaults(handler=open_report)
     _add_publish(subparsers)
 
 
@@ -66,13 +58,8 @@ def _add_publish(subparsers: Subparsers) -> None:
     parser.set_defaults(handler=publish_runs)
 
 
-def _add_output(parser: argparse.ArgumentParser) -> None:
-    text = "folder of the site (default: reports/_site)"
-    parser.add_argument("--output", default="", metavar="DIR", help=text)
-
-
 def _add_building(parser: argparse.ArgumentParser) -> None:
-    _add_output(parser)
+    add_output(parser)
     parser.add_argument(
         "--renderer",
         choices=RENDERERS,
@@ -97,7 +84,7 @@ def build_report(options: argparse.Namespace) -> int:
         from scalebook.report.merged import merge
     except ModuleNotFoundError as error:
         raise LaunchError(not_installed(error.name, "report")) from error
-    site = _site(options.output)
+    site = Path(options.output) if options.output else root / "reports" / "_site"
     runs = root / "runs" / "examples" if options.demo else project.runs_folder(options.runs)
     try:
         with tempfile.TemporaryDirectory(prefix="scalebook-") as place:
@@ -137,21 +124,3 @@ def publish_runs(options: argparse.Namespace) -> int:
     print(f"{made.runs} runs; files left out: {made.left_out}", file=sys.stderr)
     print(project.short(made.folder))
     return 0
-
-
-def _site(output: str) -> Path:
-    return Path(output) if output else project.required_root() / "reports" / "_site"
-
-
-def open_report(options: argparse.Namespace) -> int:
-    """Serve the site on this machine only until interrupted, and show it in the browser."""
-    import webbrowser
-
-    from scalebook.cli.serve import site_server
-
-    site = _site(options.output)
-    if not (site / "index.html").is_file():
-        raise ReportError(f"There is no report in {site}. Build it with 'make report'.")
-    server = site_server(site, options.port)
-    opened = str if options.no_browser else webbrowser.open
-    return serve_until_interrupted(server, opened)

@@ -1,4 +1,4 @@
-"""``serve``: a page on this machine that shows what trains now."""
+"""Servers on this machine: ``serve`` shows what trains now, ``open`` the report."""
 
 from __future__ import annotations
 
@@ -15,8 +15,14 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalebook.cli.terminal import Subparsers, add_port, add_runs, serve_until_interrupted
-from scalebook.errors import LaunchError
+from scalebook.cli.terminal import (
+    Subparsers,
+    add_output,
+    add_port,
+    add_runs,
+    serve_until_interrupted,
+)
+from scalebook.errors import LaunchError, ReportError
 
 if TYPE_CHECKING:
     from scalebook.running.live import Monitor
@@ -48,6 +54,13 @@ def register(subparsers: Subparsers) -> None:
     add_runs(parser)
     add_port(parser)
     parser.set_defaults(handler=serve)
+    parser = subparsers.add_parser(
+        "open", help="open the report in a browser, served on this machine only"
+    )
+    add_output(parser)
+    add_port(parser)
+    parser.add_argument("--no-browser", action="store_true", help="print the address only")
+    parser.set_defaults(handler=open_report)
 
 
 @dataclass(slots=True)
@@ -172,3 +185,16 @@ def serve(options: argparse.Namespace) -> int:
 
     monitor = Monitor(runs_folder(options.runs), curves=True)
     return serve_until_interrupted(make_server(monitor, options.port))
+
+
+def open_report(options: argparse.Namespace) -> int:
+    """Serve the site on this machine only until interrupted, and show it in the browser."""
+    import webbrowser
+
+    from scalebook.project import required_root
+
+    site = Path(options.output) if options.output else required_root() / "reports" / "_site"
+    if not (site / "index.html").is_file():
+        raise ReportError(f"There is no report in {site}. Build it with 'make report'.")
+    server = site_server(site, options.port)
+    return serve_until_interrupted(server, str if options.no_browser else webbrowser.open)

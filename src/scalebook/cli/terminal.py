@@ -167,6 +167,12 @@ def add_start_spread(parser: Flags) -> None:
     )
 
 
+def add_output(parser: argparse.ArgumentParser) -> None:
+    """Add ``--output``, the folder of a site."""
+    text = "folder of the site (default: reports/_site)"
+    parser.add_argument("--output", default="", metavar="DIR", help=text)
+
+
 def add_port(parser: Flags) -> None:
     """Add ``--port`` of a server on this machine."""
     parser.add_argument(

@@ -38,7 +38,7 @@ from scalebook.running.pruning import Inference
 from scalebook.running.todo import Entry, Scheduled, Waited, again, label, wait
 
 __all__ = [
-    "Ended", "Result", "Settings", "Stop", "exit_code", "record_illegal", "record_inferred",
+    "Result", "RunEnd", "Settings", "Stop", "exit_code", "record_illegal", "record_inferred",
     "run_one", "run_plan", "stop_on_signals", "summary",
 ]  # fmt: skip
 
@@ -88,7 +88,7 @@ class _Sweep:
     def result(self, place: int, entry: Entry) -> Result:
         """Return what becomes of the entry at this place of the plan, counted from 1."""
         if entry.action == "illegal":
-            return Result(entry, Ended.of(record_illegal(entry, self.settings.runs)))
+            return Result(entry, RunEnd.of(record_illegal(entry, self.settings.runs)))
         if entry.action != "run":
             return Result(entry, None, entry.reason)
         self.number += 1
@@ -107,7 +107,7 @@ class _Sweep:
         if self.broken and self.broken.is_recorded(entry.config):
             return Result(entry, None, inference.sentence, inferred=True)
         record = record_inferred(entry.config, inference, self.settings.runs)
-        return Result(entry, Ended.of(record), inferred=True)
+        return Result(entry, RunEnd.of(record), inferred=True)
 
     def _run(self, place: int, entry: Entry, where: str) -> Result:
         waited = self._cool_down(where)
@@ -124,7 +124,7 @@ class _Sweep:
         record = self._train(entry, where, scheduled)
         if self.broken is not None:
             self.broken.add(record)
-        return Result(entry, Ended.of(record))
+        return Result(entry, RunEnd.of(record))
 
     def _train(self, entry: Entry, where: str, scheduled: dict[str, Any]) -> RunRecord:
         console = self.console
@@ -279,7 +279,7 @@ def _record_unstarted(
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class RunEnd:
     """How a run ended: what the summary of a plan says, without the whole record."""
 
     run_id: str
@@ -287,7 +287,7 @@ class Ended:
     reason: str | None
 
     @classmethod
-    def of(cls, record: RunRecord) -> Ended:
+    def of(cls, record: RunRecord) -> RunEnd:
         """Return what a record says of it."""
         return cls(record.run_id, record.status, record.reason)
 
@@ -297,7 +297,7 @@ class Result:
     """What became of an entry: how it ended where it was run or recorded now, else ``note``."""
 
     entry: Entry
-    ended: Ended | None
+    ended: RunEnd | None
     note: str | None = None
     inferred: bool = False  # not run: a smaller configuration ran out of memory
 

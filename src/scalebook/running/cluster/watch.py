@@ -18,7 +18,7 @@ from scalebook.running.cluster.jobs import GONE, Ask, JobState, queue, state_of
 from scalebook.running.cluster.submit import Submitted
 from scalebook.running.console import Console
 from scalebook.running.progress import Tail, line
-from scalebook.running.sweep import Ended, Result, Stop
+from scalebook.running.sweep import Result, RunEnd, Stop
 from scalebook.running.todo import label
 
 POLL_SECONDS = 5.0  # a controller serves a whole cluster
@@ -132,7 +132,7 @@ def _result(watch: Watch, note: str | None) -> Result:
     record = watch.record
     if record is None:
         return Result(watch.run.entry, None, note)
-    return Result(watch.run.entry, Ended.of(record), note, record.source == "inferred")
+    return Result(watch.run.entry, RunEnd.of(record), note, record.source == "inferred")
 
 
 def _name(watch: Watch) -> str:
