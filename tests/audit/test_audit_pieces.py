@@ -583,6 +583,25 @@ def test_a_count_that_nothing_finite_gives_has_no_expected_value() -> None:
     assert (found.expected, found.expected_high) == (None, None)
 
 
+@pytest.mark.parametrize(
+    ("cells", "left", "whole"),
+    [
+        ({"global_batch_size": "12", "data_parallel_size": "4"}, "batch_size_per_replica", True),
+        ({"global_batch_size": "12", "data_parallel_size": "5"}, "batch_size_per_replica", False),
+        ({"gpus": "12"}, "data_parallel_size", None),  # any other sizes make up for it
+    ],
+)
+def test_sizes_leave_a_whole_number_of_the_one_that_is_not_stated(
+    cells: dict[str, str], left: str, whole: bool | None
+) -> None:
+    found = [one for one in claim(**cells) if one.rule == f"whole {left}"]
+    verdict = "holds" if whole else "contradicts"
+    note = "" if whole else f"{left} is not a whole number"
+    assert [(one.verdict, one.note) for one in found] == (
+        [] if whole is None else [(verdict, note)]
+    )
+
+
 @pytest.mark.parametrize(("minutes", "verdict"), [("600", "holds"), ("500", "contradicts")])
 def test_a_quantity_in_two_units_is_shown_turned_from_one_into_the_other(
     minutes: str, verdict: str
@@ -801,6 +820,11 @@ def test_a_number_of_a_row_is_as_rounded_as_its_digits_or_a_millionth(
     assert (found.interval.low, found.interval.high) == (pytest.approx(low), pytest.approx(high))
     assert found.claimed.high == pytest.approx(high if claimed is None else claimed)
     assert found.claimed.low == found.interval.low
+
+
+def test_a_file_that_cannot_be_read_is_said_with_why(tmp_path: Path) -> None:
+    with pytest.raises(ClaimError, match=r"a\.toml cannot be read: No such file or directory\.$"):
+        claim_files.load_claims(tmp_path / "a.toml")
 
 
 def test_result_rows_are_objects_of_a_json_array_up_to_a_limit(

@@ -9,6 +9,7 @@ import pickle
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
@@ -69,8 +70,8 @@ class Plugin:
             for one in items:
                 whole[one.path] += chosen[one.nodeid]
             items.sort(key=lambda one: (whole[one.path], str(one.path), chosen[one.nodeid]))
-        ours = {*self.sources, *self.work.tests}
         kept = [one for one in gc.get_objects() if isinstance(one, functools._lru_cache_wrapper)]
+        ours = {*self.sources, *self.work.tests}
         self.kept = [one for one in kept if one.__wrapped__.__code__.co_filename in ours]
 
     @pytest.hookimpl(wrapper=True)
@@ -98,24 +99,23 @@ def attempt(work: Work, home: str) -> None:
     if work.compiled:
         SourceFileLoader.get_code = get_code
     else:
+        threading.settrace(plugin.trace)
         sys.settrace(plugin.trace)
     hypothesis.configuration.set_hypothesis_home_dir(home)
     for number in (1, 2):
         os.dup2(os.open(os.devnull, os.O_WRONLY), number)
-    options = [*OPTIONS, f"--basetemp={home}/{os.getpid()}", *work.tests]
-    code = 0 if work.chosen == {} else int(pytest.main(options, plugins=[plugin]))
+    temporary = f"--basetemp={home}/{os.getpid()}"
+    code = int(pytest.main([*OPTIONS, temporary, *work.tests], plugins=[plugin]))
     if not work.compiled:
-        notes = pickle.dumps((plugin.met, plugin.spent))
-        Path(home, f"{os.getpid()}.notes").write_bytes(notes)
+        Path(home, f"{os.getpid()}.notes").write_bytes(pickle.dumps((plugin.met, plugin.spent)))
     os._exit(code)
 
 
 def meeting(notes: tuple[dict, dict], lines: set[tuple[str, int]]) -> dict[str, float]:
-    """Return the tests that run any of these lines, or all if lines ran before the tests."""
-    met, spent = notes
-    every = not lines or lines & met[""]
+    """Return the tests that run any of these lines; all if lines ran before them, or in none."""
+    (met, spent), every = notes, not lines or lines & notes[0][""]
     of_files = {one: met[one] | met[str(ROOT / one.split("::")[0])] for one in spent}
-    return {one: spent[one] for one, ran in of_files.items() if every or lines & ran}
+    return {one: spent[one] for one, ran in of_files.items() if every or lines & ran} or spent
 
 
 def import_others(tests: list[str]) -> None:
