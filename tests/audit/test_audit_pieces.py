@@ -473,6 +473,7 @@ def test_a_stated_shape_adds_attention_to_the_flops_of_its_weights(
         ("llama3.1-8b", {"num_query_groups": 32}, "every head counted as a key-value head"),
         ("llama3.1-8b", {"num_layers": 16}, "16 of 32 layers"),
         ("nemotron4-15b", {"num_layers": 16}, "16 of 32 layers"),
+        ("llama3.1-8b@30", {"num_layers": 15}, "15 of 30 layers"),
     ],
 )
 @pytest.mark.parametrize("convention", ["megatron_causal", "full_attention"])
@@ -914,6 +915,8 @@ def test_a_heading_is_a_name_and_a_unit(head: str, name: str, unit: str) -> None
         ("Throughput", "12 tokens/s", "tokens_per_second", 12),
         ("Throughput", "0.92x", None, None),
         ("Throughput", "12 parsecs", None, None),
+        ("Training speed (samples/s)", "12", "samples_per_second", 12),
+        ("Throughput [tokens/s/GPU]", "12", "tokens_per_second_per_gpu", 12),
         ("Model size", "8x7B (56B)", "parameters", 56e9),
         ("MFU", "40.4%", "mfu", 0.404),
         ("Speedup", "1.9x", "speedup", 1.9),
