@@ -1090,7 +1090,8 @@ def test_rows_of_separated_values_have_their_lines_and_empty_ones_are_left_out()
 def test_lists_and_blocks_are_tables_of_one_row_under_their_heading() -> None:
     text = (
         "## Run on H100\n- **Steps**: 12\n- Batch size: 64 (global)\n\n- Loss: low\n\n"
-        "**On 8 H100 GPUs:**\n- MFU: 40%\n\n```yaml\nseq_len: 4096  # tokens\nsteps: 9\n```\n```\nnot: read\n```\n"
+        "**On 8 H100 GPUs:**\n- MFU: 40%\n\n```yaml\nseq_len: 4096  # tokens\nsteps: 9\n```\n"
+        "```\nnot: read\n```\n"
     )
     unread: list[str] = []
     found = list(documents._lists(text, unread))
@@ -1133,7 +1134,8 @@ def test_a_list_of_peaks_has_a_row_for_each_precision() -> None:
 def test_peaks_in_lines_of_a_text_are_of_bf16_where_one_of_their_block_is() -> None:
     text = (
         "# Devices\nH100: 989 TFLOPS\n- **MI300X**: 1,307 TFLOPS BF16\n"
-        "H100: 450 / 1,979 = 22.7%\n\nH100: 1,979 TFLOPS\nH100: 123 TFLOPS\n# Next\nA100: 312 TFLOPS"
+        "H100: 450 / 1,979 = 22.7%\n\nH100: 1,979 TFLOPS\nH100: 123 TFLOPS\n"
+        "# Next\nA100: 312 TFLOPS"
     )
     unread: list[str] = []
     found = [one for one in documents._peaks(text, unread) if one.rows]
