@@ -462,6 +462,7 @@ def test_a_stated_shape_adds_attention_to_the_flops_of_its_weights(
     )
     assert f"{weights} N + {words}" in check.note
     assert f"= {weights} * 10B + {attention / causal:g} * 40 * 4096 * 8192 = " in check.arithmetic
+    assert f" = {show(weights * 10e9 + core)};" in check.arithmetic
     more = {RATE: f"{1.1 * (weights * 10 + core / 1e9):.2f}"}
     assert "holds" not in verdicts(RATE, **cells, **more)
 
