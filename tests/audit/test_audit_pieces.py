@@ -462,6 +462,7 @@ def test_a_stated_shape_adds_attention_to_the_flops_of_its_weights(
     )
     assert f"{weights} N + {words}" in check.note
     assert f"= {weights} * 10B + {attention / causal:g} * 40 * 4096 * 8192 = " in check.arithmetic
+    assert f" = {show(weights * 10e9 + core)};" in check.arithmetic
     more = {RATE: f"{1.1 * (weights * 10 + core / 1e9):.2f}"}
     assert "holds" not in verdicts(RATE, **cells, **more)
 
@@ -473,6 +474,7 @@ def test_a_stated_shape_adds_attention_to_the_flops_of_its_weights(
         ("llama3.1-8b", {"num_query_groups": 32}, "every head counted as a key-value head"),
         ("llama3.1-8b", {"num_layers": 16}, "16 of 32 layers"),
         ("nemotron4-15b", {"num_layers": 16}, "16 of 32 layers"),
+        ("llama3.1-8b@30", {"num_layers": 15}, "15 of 30 layers"),
     ],
 )
 @pytest.mark.parametrize("convention", ["megatron_causal", "full_attention"])
@@ -581,6 +583,25 @@ def test_a_count_that_nothing_finite_gives_has_no_expected_value() -> None:
     """
     (found,) = (one for one in checks_of(text) if one.field == "steps" and one.rule)
     assert (found.expected, found.expected_high) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("cells", "left", "whole"),
+    [
+        ({"global_batch_size": "12", "data_parallel_size": "4"}, "batch_size_per_replica", True),
+        ({"global_batch_size": "12", "data_parallel_size": "5"}, "batch_size_per_replica", False),
+        ({"gpus": "12"}, "data_parallel_size", None),  # any other sizes make up for it
+    ],
+)
+def test_sizes_leave_a_whole_number_of_the_one_that_is_not_stated(
+    cells: dict[str, str], left: str, whole: bool | None
+) -> None:
+    found = [one for one in claim(**cells) if one.rule == f"whole {left}"]
+    verdict = "holds" if whole else "contradicts"
+    note = "" if whole else f"{left} is not a whole number"
+    assert [(one.verdict, one.note) for one in found] == (
+        [] if whole is None else [(verdict, note)]
+    )
 
 
 @pytest.mark.parametrize(("minutes", "verdict"), [("600", "holds"), ("500", "contradicts")])
@@ -803,6 +824,11 @@ def test_a_number_of_a_row_is_as_rounded_as_its_digits_or_a_millionth(
     assert found.claimed.low == found.interval.low
 
 
+def test_a_file_that_cannot_be_read_is_said_with_why(tmp_path: Path) -> None:
+    with pytest.raises(ClaimError, match=r"a\.toml cannot be read: No such file or directory\.$"):
+        claim_files.load_claims(tmp_path / "a.toml")
+
+
 def test_result_rows_are_objects_of_a_json_array_up_to_a_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -890,6 +916,8 @@ def test_a_heading_is_a_name_and_a_unit(head: str, name: str, unit: str) -> None
         ("Throughput", "12 tokens/s", "tokens_per_second", 12),
         ("Throughput", "0.92x", None, None),
         ("Throughput", "12 parsecs", None, None),
+        ("Training speed (samples/s)", "12", "samples_per_second", 12),
+        ("Throughput [tokens/s/GPU]", "12", "tokens_per_second_per_gpu", 12),
         ("Model size", "8x7B (56B)", "parameters", 56e9),
         ("MFU", "40.4%", "mfu", 0.404),
         ("Speedup", "1.9x", "speedup", 1.9),
@@ -1024,3 +1052,148 @@ def test_two_times_of_a_row_are_two_runs_of_what_stands_beside_them() -> None:
     # beside their ratio they are a pair, and no runs of their own
     text = text.replace("time\n", "time,Speedup\n").replace("min\n", "min,2x\n")
     assert len(read_document(text, ".csv", "a.csv").tables) == 1
+
+
+def sheets(found: Any) -> list[tuple[str, list[str], list[tuple[int, list[str]]]]]:
+    return [(one.name, one.head, one.rows) for one in found]
+
+
+def test_tables_of_a_text_have_the_name_above_and_the_lines_of_their_rows() -> None:
+    text = (
+        "# A\n\n| x | y |\n|---|:-:|\n| 1 | 2 |\n| 3 | 4 |\n\nmore\n\n"
+        "## B of H100s\n| z | w |\n|--|--|\n| 5 | 6 |"
+    )
+    found = list(documents._markdown(text))
+    assert sheets(found) == [
+        ("A", [" x ", " y "], [(5, [" 1 ", " 2 "]), (6, [" 3 ", " 4 "])]),
+        ("B of H100s", [" z ", " w "], [(13, [" 5 ", " 6 "])]),
+    ]
+    assert [one.given for one in found] == [{}, {"accelerator": "h100"}]
+
+
+def test_tables_of_a_page_are_named_by_their_caption_or_the_heading_above() -> None:
+    row = "<tr><td>1</td><td>2 <b>3</b></td></tr>"
+    html = f"<h3>A  b</h3>\n<table>\n<tr><th>x</th><th>y</th></tr>\n{row}\n</table>\n"
+    html += f"<table><caption>C</caption><tr><th>z</th></tr>\n{row}</table><h2></h2><table></table>"
+    assert sheets(documents._html(html)) == [
+        ("A b", ["x", "y"], [(4, ["1", "2 3"])]),
+        ("C", ["z"], [(7, ["1", "2 3"])]),
+        ("A b", [], []),
+    ]
+
+
+def test_rows_of_separated_values_have_their_lines_and_empty_ones_are_left_out() -> None:
+    found = list(documents._separated('a,b\n"1\n2",3\n ,\n4,5\n', ",", "n"))
+    assert sheets(found) == [("n", ["a", "b"], [(3, ["1\n2", "3"]), (5, ["4", "5"])])]
+    assert list(documents._separated("", ",", "n")) == []
+
+
+def test_lists_and_blocks_are_tables_of_one_row_under_their_heading() -> None:
+    text = (
+        "## Run on H100\n- **Steps**: 12\n- Batch size: 64 (global)\n\n- Loss: low\n\n"
+        "**On 8 H100 GPUs:**\n- MFU: 40%\n\n```yaml\nseq_len: 4096  # tokens\nsteps: 9\n```\n"
+        "```\nnot: read\n```\n"
+    )
+    unread: list[str] = []
+    found = list(documents._lists(text, unread))
+    assert sheets(found) == [
+        (
+            "Run on H100",
+            ["", "Steps", "global Batch size"],
+            [(2, ["Run on H100", "12", "64 (global)"])],
+        ),
+        ("Run on H100", ["", "Loss"], [(5, ["Run on H100", "low"])]),
+        (
+            "Run on H100: On 8 H100 GPUs:",
+            ["", "MFU"],
+            [(8, ["Run on H100: On 8 H100 GPUs:", "40%"])],
+        ),
+        (
+            "Run on H100: On 8 H100 GPUs:",
+            ["", "seq len", "steps"],
+            [(11, ["Run on H100: On 8 H100 GPUs:", "4096", "9"])],
+        ),
+    ]
+    assert unread == []
+    assert found[0].given == {"accelerator": "h100"}
+    assert found[2].given == {"accelerator": "h100", "gpus": "8"}
+
+
+def test_a_list_of_peaks_has_a_row_for_each_precision() -> None:
+    items = [(3, "Peak", ""), (4, "BF16", "989 TFLOPS"), (5, "FP8", "3,958 TFLOPS with sparsity")]
+    (found,) = documents._listed("H100", items)
+    assert found.head == ["", "precision", "peak tflops", "sparse peak tflops"]
+    assert found.rows == [
+        (4, ["H100", "BF16", "989 TFLOPS", ""]),
+        (5, ["H100", "FP8", "", "3,958 TFLOPS with sparsity"]),
+    ]
+    assert found.given == {"accelerator": "h100"}
+    # without the word they are no peaks
+    assert list(documents._listed("H100", items[1:])) == []
+
+
+def test_peaks_in_lines_of_a_text_are_of_bf16_where_one_of_their_block_is() -> None:
+    text = (
+        "# Devices\nH100: 989 TFLOPS\n- **MI300X**: 1,307 TFLOPS BF16\n"
+        "H100: 450 / 1,979 = 22.7%\n\nH100: 1,979 TFLOPS\nH100: 123 TFLOPS\n"
+        "# Next\nA100: 312 TFLOPS"
+    )
+    unread: list[str] = []
+    found = [one for one in documents._peaks(text, unread) if one.rows]
+    assert sheets(found) == [
+        (
+            "Devices",
+            ["", "gpu", "peak tflops", "precision", "tflops per gpu", "mfu"],
+            [
+                (2, ["H100", "h100", "989", "bf16", "", ""]),
+                (3, ["MI300X", "mi300x", "1,307", "BF16", "", ""]),
+                (4, ["H100", "h100", "1,979", "bf16", "450", "22.7%"]),
+            ],
+        ),
+        (
+            "Next",
+            ["", "gpu", "peak tflops", "precision", "tflops per gpu", "mfu"],
+            [(9, ["A100", "a100", "312", "bf16", "", ""])],
+        ),
+    ]
+    assert unread == ["'1,979' of 'H100', a peak without its precision"]
+
+
+@pytest.mark.parametrize(
+    ("text", "given"),
+    [
+        ("trained on 16 GPUs in fp8", {"gpus": "16", "precision": "fp8"}),
+        ("on 8 GPUs per node", {}),
+        ("on 8 GPUs and on 16 GPUs", {}),
+        ("sequence length: 4K of a 7B model", {"sequence_length": "4k", "parameters": "7b"}),
+        ("Llama 3.1 8B and not Llama2 7B", {"model": "llama3.1-8b"}),
+        ("Llama 3.1 8B and Llama2 7B", {}),
+        ("B200 versus H100", {"accelerator": "b200"}),
+    ],
+)
+def test_a_text_states_a_fact_where_it_names_one_value(text: str, given: dict[str, str]) -> None:
+    assert documents._context(text) == given
+
+
+def test_a_strategy_of_whole_replicas_splits_no_model() -> None:
+    text = "Strategy\tMFU\nDDP\t40%\nFSDP\t41%\n"
+    first, second = read_document(text, ".tsv", "a.tsv").rows
+    assert {name: first.values[name].value for name in first.given} == {
+        "tensor_parallel_size": 1,
+        "pipeline_parallel_size": 1,
+    }
+    assert second.given == set()
+    assert (first.words["sharding"], second.words.get("sharding")) != ("none", "none")
+
+
+@pytest.mark.parametrize(("count", "counted"), [("8", True), ("64", False)])
+def test_the_one_count_of_a_text_is_of_a_table_whose_row_it_makes_true(
+    count: str, counted: bool
+) -> None:
+    """3,600 TFLOP/s of 8 GPUs over a peak of 989.4 are 45.5 %."""
+    text = "GPU\tTotal TFLOPS\tMFU\nH100\t3,600\t45.5%\nH100\t1\t\n"
+    (table,) = read_document(text, ".tsv", "a.tsv").tables
+    found = documents._counted(table, count)
+    assert [("gpus" in row.values, "gpus" in row.given) for row in found.rows] == [
+        (counted, counted)
+    ] * 2

@@ -15,7 +15,7 @@ from scalebook.cli import main
 from scalebook.config import RunConfig
 from scalebook.facts import catalog, legality
 from scalebook.facts.feasibility import Cell, feasibility, growth
-from scalebook.facts.feasibility.known import known
+from scalebook.facts.feasibility.known import _predict, known
 from scalebook.report.base.frames import FEASIBILITY_SCHEMA, collect
 
 H100 = "NVIDIA H100 80GB HBM3"
@@ -336,3 +336,16 @@ def test_an_inference_names_the_fields_that_grew(runs: Path):
         "micro_batch_size=8 needs no less than out-4, which ran out of memory"
     )
     assert found[1, 1, 2, "full"].reason == "needs no more than fits-2, which ran"
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"model": "nobody-knows"}, "the shape of nobody-knows is not known"),
+        ({"tensor_parallel_size": 3, "world_size": 3}, "its sizes do not fit together"),
+    ],
+)
+def test_what_cannot_be_predicted_says_why(fields: dict[str, Any], reason: str):
+    found = _predict(config(**fields))
+    assert (found.parts, found.reason) == (None, reason)
+    assert _predict(config()).reason is None

@@ -539,3 +539,13 @@ def test_the_parts_of_the_fullest_stage_add_up_to_its_total(
     whole = parts.pop("total")
     assert whole == pytest.approx(sum(parts.values()))
     assert whole == found.total_gib == max(stage.total for stage in found.stages)
+
+
+def test_a_notebook_shows_each_part_in_gib_with_two_digits():
+    found = memory.estimate(
+        catalog.model("tiny-llama"), Parallelism(1), micro_batch_size=4, num_microbatches=2,
+        sequence_length=128,
+    )  # fmt: skip
+    shown = found._repr_html_()
+    assert shown.count("<tr>") == len(found.parts_gib()) == 8
+    assert f"<td>{found.total_gib:,.2f} GiB</td>" in shown

@@ -271,6 +271,15 @@ def test_what_keeps_flops_from_being_counted_is_the_reason(told, reason):
     assert (found["logged"], found["recounted"], found["convention_that_fits"]) == (400, None, None)
 
 
+def test_the_only_record_is_recounted_and_of_several_the_first_is_left_out():
+    rows = [{"seconds": 2.0, "tflops_per_gpu": 300.0}, {"seconds": 4.0, "tflops_per_gpu": 150.0}]
+    for count, tokens, printed in ((1, 4096, 300), (2, 2048, 150)):
+        found = job_summary.recount(job_of(*rows[:count]), known_of(**MODEL))
+        per_token = flops.flops_per_token(catalog.model("llama3.1-8b"), 4096, "six_n")
+        assert found["recounted"]["six_n"] == pytest.approx(per_token * tokens / 1e12)
+        assert found["logged"] == printed
+
+
 def test_packed_documents_and_further_modules_are_counted_as_such():
     shape = catalog.model("llama3.1-8b")
     rows = [{"seconds": 2.0}] * 2

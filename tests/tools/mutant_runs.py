@@ -9,9 +9,10 @@ import pickle
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import redirect_stdout, suppress
 from importlib.machinery import SourceFileLoader
 from multiprocessing import connection, get_context
@@ -36,6 +37,7 @@ class Work(NamedTuple):
     words: str = ""
     compiled: Callable[[], CodeType] | None = None
     chosen: dict[str, float] | None = None
+    known: Collection[str] = ()
 
 
 class Plugin:
@@ -44,6 +46,7 @@ class Plugin:
     def __init__(self, work: Work) -> None:
         self.work, self.spent, self.met = work, {}, defaultdict(set)
         self.lines, self.calls, self.sources = self.met[""], Counter(), {*work.sources}
+        self.ours = {*work.sources, *work.tests}
 
     def trace(self, frame: FrameType, *_: object) -> object:
         code = frame.f_code
@@ -62,16 +65,15 @@ class Plugin:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        chosen = self.work.chosen
-        if chosen is not None:
-            items[:] = [one for one in items if one.nodeid in chosen]
-            whole = Counter[Path]()  # seconds of a file, whose fixtures serve all of its tests
+        chosen, whole = self.work.chosen, Counter[Path]()  # a fixture serves all tests of a file
+        if chosen is not None:  # a change may give a test other parameters, and so another name
+            items[:] = [i for i in items if i.nodeid in chosen or i.nodeid not in self.work.known]
             for one in items:
-                whole[one.path] += chosen[one.nodeid]
-            items.sort(key=lambda one: (whole[one.path], str(one.path), chosen[one.nodeid]))
-        ours = {*self.sources, *self.work.tests}
+                whole[one.path] += chosen.get(one.nodeid, 0)
+            items.sort(key=lambda i: (whole[i.path], str(i.path), chosen.get(i.nodeid, 0)))
         kept = [one for one in gc.get_objects() if isinstance(one, functools._lru_cache_wrapper)]
-        self.kept = [one for one in kept if one.__wrapped__.__code__.co_filename in ours]
+        code = {one: getattr(one.__wrapped__, "__code__", None) for one in kept}
+        self.kept = [one for one in kept if code[one] and code[one].co_filename in self.ours]
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
@@ -91,31 +93,28 @@ class Plugin:
 def attempt(work: Work, home: str) -> None:
     os.setsid()
     plain, plugin = SourceFileLoader.get_code, Plugin(work)
-
-    def get_code(self: SourceFileLoader, name: str) -> object:
-        return work.compiled() if self.path in work.sources else plain(self, name)
-
     if work.compiled:
-        SourceFileLoader.get_code = get_code
+        SourceFileLoader.get_code = lambda loader, name: (
+            work.compiled() if loader.path in work.sources else plain(loader, name)
+        )
     else:
+        threading.settrace(plugin.trace)
         sys.settrace(plugin.trace)
     hypothesis.configuration.set_hypothesis_home_dir(home)
     for number in (1, 2):
         os.dup2(os.open(os.devnull, os.O_WRONLY), number)
-    options = [*OPTIONS, f"--basetemp={home}/{os.getpid()}", *work.tests]
-    code = 0 if work.chosen == {} else int(pytest.main(options, plugins=[plugin]))
+    temporary = f"--basetemp={home}/{os.getpid()}"
+    code = int(pytest.main([*OPTIONS, temporary, *work.tests], plugins=[plugin]))
     if not work.compiled:
-        notes = pickle.dumps((plugin.met, plugin.spent))
-        Path(home, f"{os.getpid()}.notes").write_bytes(notes)
+        Path(home, f"{os.getpid()}.notes").write_bytes(pickle.dumps((plugin.met, plugin.spent)))
     os._exit(code)
 
 
 def meeting(notes: tuple[dict, dict], lines: set[tuple[str, int]]) -> dict[str, float]:
-    """Return the tests that run any of these lines, or all if lines ran before the tests."""
-    met, spent = notes
-    every = not lines or lines & met[""]
+    """Return the tests that run any of these lines; all if lines ran before them, or in none."""
+    (met, spent), every = notes, not lines or lines & notes[0][""]
     of_files = {one: met[one] | met[str(ROOT / one.split("::")[0])] for one in spent}
-    return {one: spent[one] for one, ran in of_files.items() if every or lines & ran}
+    return {one: spent[one] for one, ran in of_files.items() if every or lines & ran} or spent
 
 
 def import_others(tests: list[str]) -> None:
@@ -133,9 +132,9 @@ def outcomes(work: list[Work], jobs: int) -> Iterator[tuple[Work, bool, tuple[di
         while running or left:
             while left and len(running) < jobs:
                 one = left.pop(0)
-                spent = 120 if one.chosen is None else sum(one.chosen.values())
                 process = get_context("fork").Process(target=attempt, args=(one, home))
                 process.start()
+                spent = sum((one.chosen or {"": 120}).values())
                 running[process] = (one, time.monotonic() + 5 * spent + 20)
             connection.wait([process.sentinel for process in running], timeout=1)
             for process, (one, end) in list(running.items()):

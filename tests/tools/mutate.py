@@ -135,7 +135,7 @@ def main() -> None:
             chosen = meeting(notes, lines_of(path, index))
             tests = sorted({f"{ROOT}/{one.split('::')[0]}" for one in chosen})
             made = partial(compiled, path, index)
-            work.append(Work(part, tests, [str(path)], words, made, chosen))
+            work.append(Work(part, tests, [str(path)], words, made, chosen, notes[1]))
     drawn, missed = Counter(one.part for one in work), Counter()
     for one, passed, _ in outcomes(work, options.jobs):
         if passed:

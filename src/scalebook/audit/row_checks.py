@@ -90,12 +90,6 @@ def _subject(known: Known, identity: Identity) -> vocabulary.Field | None:
     ]
     # what was chosen or counted is rather an input than a claim
     inexact = [item for item in claimed if not known.row.values[item.name].interval.exact]
-    if (
-        claimed
-        and claimed[0].quantity == identity.subject
-        and (not inexact or claimed[0] in inexact)
-    ):
-        return claimed[0]
     return (inexact or claimed or [None])[0]
 
 
