@@ -20,7 +20,7 @@ from typing import Any
 
 from scalebook.audit import fields as vocabulary
 from scalebook.audit.claimed_rows import Claims, Row, Table, read_bounded
-from scalebook.audit.knowledge import accelerator_of, unknown_names
+from scalebook.audit.knowledge import accelerator_of, catalog_words
 from scalebook.audit.printed import Printed, read_printed
 from scalebook.errors import ClaimError
 from scalebook.facts import catalog
@@ -455,9 +455,8 @@ def _columns(sheet: Sheet, unread: list[str]) -> list[_Column]:
 
 # columns that a table of runs has, and one of devices has not
 _OF_RUNS = {
-    "model", "gpus", "micro_batch_size", "global_batch_size", "sequence_length", "mfu",
-    "tokens_per_second", "tokens_per_second_per_gpu", "step_seconds", *PARALLEL_SIZES,
-    "model_tflops_per_second_per_gpu", "parameters", "samples_per_second", "sharding",
+    *SETTINGS, "gpus", "mfu", "tokens_per_second", "tokens_per_second_per_gpu", "step_seconds",
+    "samples_per_second", "model_tflops_per_second_per_gpu", "parameters",
 }  # fmt: skip
 
 
@@ -547,7 +546,7 @@ def _row(
         if cell.lower() in ("", "-", "–", "—", "n/a", "na", "tbd", "none"):
             continue
         if column.field in vocabulary.words():
-            words |= _word(column.field, cell)
+            words |= catalog_words(column.field, cell)
         elif (read := _value(column, cell)) is not None:
             values[read[0]] = read[1]
         else:
@@ -557,7 +556,7 @@ def _row(
     at = {column.field: plain[column.index] for column in columns if column.index < len(plain)}
     for size in (at.get("parameters", ""), at.get("active_parameters", "")):
         if "model" not in words:  # Mixtral of 8x7B (56B)
-            words |= _word("model", f"{at.get('model', '')} {size.partition('(')[0]}")
+            words |= catalog_words("model", f"{at.get('model', '')} {size.partition('(')[0]}")
     given = _given(sheet, columns, values, words)
     named = ("model", "nodes", "gpus", "sharding")
     taken = {column.index for column in columns if column.field not in named}
@@ -582,31 +581,6 @@ def _given(
         else:
             words[name] = told[name]
     return frozenset(told.keys() - stated)
-
-
-def _word(name: str, cell: str) -> dict[str, str]:
-    """Return a cell of words by the names of the catalog; nothing where it has none."""
-    if name == "model":
-        return {name: found} if (found := _catalog_name(cell)) else {}
-    if name == "accelerator":
-        device = re.sub(r"(?i)^(\d+\s*[x×]\s*)?((nvidia|amd)\s+(instinct\s+)?)?", "", cell)
-        known = unknown_names(Row("", "", None, {}, {name: device})) is None
-        return {name: device} if known else {}
-    lowered = re.sub(r"^mixture.of.experts.*", "moe", cell.lower())
-    lowered = "none" if name == "sharding" and lowered == "ddp" else lowered
-    if name == "precision":
-        found = re.fullmatch(_PRECISION, lowered)
-        lowered = f"{found[1].replace('bfloat', 'bf').replace('float', 'fp')}" if found else lowered
-    allowed = vocabulary.choices(name)
-    return {name: lowered} if not allowed or lowered in allowed else {}
-
-
-def _catalog_name(text: str) -> str | None:
-    """Return the catalog's name of a model as people write it: ``Llama 3.1 8B``."""
-    wanted = re.sub(r"[^a-z0-9.]", "", text.lower().replace("×", "x"))
-    wanted = re.sub(r"^(nvidia|meta|google|mistralai|microsoft)", "", wanted)
-    names = (shape.name for shape in catalog.models())
-    return next((name for name in names if re.sub(r"[^a-z0-9.]", "", name) == wanted), None)
 
 
 def _value(column: _Column, cell: str) -> tuple[str, Printed] | None:

@@ -108,6 +108,36 @@ def unknown_names(row: Row) -> str | None:
     return None
 
 
+_PRECISION = (
+    r"(?:amp[_ ]|mx|nv)?((?:bf|fp|bfloat|float)(?:16|32|8|4))(?:[- _]?(?:mixed|mx|cs|ds|amp))?"
+)
+
+
+def catalog_words(name: str, cell: str) -> dict[str, str]:
+    """Return a cell of words by the names of the catalog; nothing where it has none."""
+    if name == "model":
+        return {name: found} if (found := _model_named(cell)) else {}
+    if name == "accelerator":
+        device = re.sub(r"(?i)^(\d+\s*[x×]\s*)?((nvidia|amd)\s+(instinct\s+)?)?", "", cell)
+        known = unknown_names(Row("", "", None, {}, {name: device})) is None
+        return {name: device} if known else {}
+    lowered = re.sub(r"^mixture.of.experts.*", "moe", cell.lower())
+    lowered = "none" if name == "sharding" and lowered == "ddp" else lowered
+    if name == "precision":
+        found = re.fullmatch(_PRECISION, lowered)
+        lowered = f"{found[1].replace('bfloat', 'bf').replace('float', 'fp')}" if found else lowered
+    allowed = vocabulary.choices(name)
+    return {name: lowered} if not allowed or lowered in allowed else {}
+
+
+def _model_named(text: str) -> str | None:
+    """Return the catalog's name of a model as people write it: ``Llama 3.1 8B``."""
+    wanted = re.sub(r"[^a-z0-9.]", "", text.lower().replace("×", "x"))
+    wanted = re.sub(r"^(nvidia|meta|google|mistralai|microsoft)", "", wanted)
+    names = (shape.name for shape in catalog.models())
+    return next((name for name in names if re.sub(r"[^a-z0-9.]", "", name) == wanted), None)
+
+
 def catalog_facts(row: Row) -> Iterator[Fact]:
     """Yield all that the catalog and the conventions know about a row, alternatives included."""
     shape, device = model_of(row), accelerator_of(row)
