@@ -49,9 +49,7 @@ _RATES = (
 )  # fmt: skip
 # a unit must be written: a bare number may be anything
 _UNIT_NEEDED = ("time", "bandwidth", "memory", "power", "energy")
-# 41.25 under MFU is a percentage; no fraction is that large, and a wrong one hardly
 _FRACTIONS = ("mfu", "hfu", "scaling_efficiency", "scaling_overhead")
-_NO_FRACTION = 1.5
 _PRECISION = (
     r"(?:amp[_ ]|mx|nv)?((?:bf|fp|bfloat|float)(?:16|32|8|4))(?:[- _]?(?:mixed|mx|cs|ds|amp))?"
 )
@@ -437,7 +435,8 @@ def _columns(sheet: Sheet, unread: list[str]) -> list[_Column]:
         if len(columns) > 1:
             unread += [f"{_shown(sheet, one.index)}, which appears twice" for one in columns]
     if not known.keys() & _OF_RUNS:  # memory of what: used by a run, or of a device in a list?
-        single = [one for one in single if one.field != "memory_gb" or not _bare(sheet, one)]
+        bare = ("memory", "mem")
+        single = [one for one in single if _heading(sheet.head[one.index])[0] not in bare]
     if {"before", "after", "speedup"} <= known.keys():
         single = [replace(one, field="ratio") if one.field == "speedup" else one for one in single]
     for index, name, unit in later:
@@ -458,10 +457,6 @@ _OF_RUNS = {
     *SETTINGS, "gpus", "mfu", "tokens_per_second", "tokens_per_second_per_gpu", "step_seconds",
     "samples_per_second", "model_tflops_per_second_per_gpu", "parameters",
 }  # fmt: skip
-
-
-def _bare(sheet: Sheet, column: _Column) -> bool:
-    return _heading(sheet.head[column.index])[0] in ("memory", "mem")
 
 
 def _shown(sheet: Sheet, index: int) -> str:
@@ -515,7 +510,7 @@ def _in_percent(sheet: Sheet, column: _Column) -> _Column:
     cells = [_plain(cells[column.index]) for _, cells in sheet.rows if column.index < len(cells)]
     amounts = sorted(amount for cell in cells if "%" not in cell and (amount := _amount(cell)) > 0)
     usual = amounts[len(amounts) // 2] if amounts else 0.0
-    if column.unit or column.field not in _FRACTIONS or not _NO_FRACTION < usual <= 100:
+    if column.unit or column.field not in _FRACTIONS or not 1.5 < usual <= 100:
         return column
     return replace(column, unit="%")
 

@@ -21,6 +21,7 @@ from scalebook.facts.flops import (
     attention_width,
     flops_per_token,
     hardware_flops_per_token,
+    headline_convention,
     layer_parameters,
     parameter_count,
 )
@@ -304,12 +305,19 @@ def _wrong_shapes(shape: ModelShape, length: float) -> Iterator[tuple[float, str
     if shape.mla is None and shape.num_query_groups < shape.num_attention_heads:
         grouped = replace(shape, num_query_groups=shape.num_attention_heads)
         shapes.append((grouped, "every head counted as a key-value head"))
+    narrow = shape.hidden_size // shape.num_attention_heads
+    if shape.mla is None and narrow != shape.head_dim:
+        shapes.append(
+            (replace(shape, head_dim=narrow), "heads as wide as the hidden size over their number")
+        )
     first = shape.moe.first_dense_layers if shape.moe else 0
     if shape.hybrid is None and shape.num_layers // 2 > first and shape.num_layers % 2 == 0:
         half = replace(shape, num_layers=shape.num_layers // 2)
         shapes.append((half, f"{half.num_layers} of {shape.num_layers} layers"))
     for wrong, words in shapes:
-        for name in ("megatron_causal", "full_attention"):
+        for name in dict.fromkeys(
+            (headline_convention(shape), "megatron_causal", "full_attention")
+        ):
             yield flops_per_token(wrong, length, name), f"{name} with {words}"
 
 
