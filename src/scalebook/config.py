@@ -64,6 +64,7 @@ class RunConfig(BaseModel):
     gradient_precision: GradientPrecision = "fp32"  # in which a step's gradients are added up
     expert_balance: ExpertBalance = "learned"  # which experts a token goes to
     recompute: Recompute = "none"
+    recompute_layers: Count = 0  # first layers of a stage (or chunk) with recompute full; 0: all
     offload_layers: Count = 0  # first layers whose MLP waits in host memory
     mtp_layers: Count = 0  # multi-token prediction modules trained as well
     steps: Size = 20

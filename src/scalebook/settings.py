@@ -139,6 +139,9 @@ _ROWS = (
          words="experts' balance", help="how tokens are assigned to experts"),
     _row("recompute", "kernel", _TIME, Recompute, named="off default",
          help="activations that the backward pass recomputes"),
+    _row("recompute_layers", "kernel", _TIME, 0, named="off default", words="layers recomputed",
+         counted=True, help="first layers of each pipeline stage (or its chunks) that full "
+         "recomputation covers; 0: all", metavar="LAYERS"),
     _row("offload_layers", "kernel", _TIME, 0, named="off default", words="layers offloaded",
          counted=True, help="first layers whose MLP activations move to host memory (with "
          "pointwise recomputation)", metavar="LAYERS"),

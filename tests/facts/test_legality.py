@@ -112,6 +112,12 @@ RULES: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ),
     ("expert_gradients", "mixtral-8x7b", {"expert_tensor_parallel_size": 2}),
     ("sequence_length", "gpt3-6.7b", {"sequence_length": 4096}),
+    ("recompute_layers", "llama3.1-8b", {"recompute_layers": 4}),
+    (
+        "recompute_layers",
+        "llama3.1-8b",
+        {"recompute": "full", "recompute_layers": 9, "pipeline_parallel_size": 4},
+    ),
     ("packed_documents", "llama3.1-8b", {"packed_documents": 3}),
     ("packed_documents", "llama3.1-8b", {"packed_documents": 2, "engine": "nemo"}),
     ("context_parallel", "llama3.1-8b", {"packed_documents": 1024, "context_parallel_size": 2}),

@@ -179,6 +179,30 @@ def test_unfused_attention_keeps_the_scores_that_selective_recomputation_drops()
     assert kept[0] > kept[1] > kept[2]
 
 
+def test_partial_recomputation_keeps_the_other_layers_whole() -> None:
+    """Llama 3.1 8B by hand: a layer keeps 4 h, 2 q + 2 kv and 3 f elements a token, and 4 a bytes.
+
+    The first 10 of 32 layers keep h each, and one of them comes back while its gradients are made.
+    """
+    shape = catalog.model("llama3.1-8b")
+    layer = 2048 * (2 * (4 * 4096 + 2 * (4096 + 1024) + 3 * 14336) + 4 * 32)
+    inputs = 2048 * 2 * 4096
+    expected = 10 * inputs + 22 * layer + (layer - inputs) + 2 * inputs  # and the last norm
+    sizes = SIZES | {"micro_batch_size": 1, "num_microbatches": 1, "sequence_length": 2048}
+    found = memory.estimate(shape, Parallelism(1), **sizes, recompute="full", recompute_layers=10)
+    assert found.worst.activations * GIB == pytest.approx(expected, rel=1e-9)
+    stages = Parallelism(2, 1, 2)
+    every, some = (
+        memory.estimate(shape, stages, **sizes, recompute="full", recompute_layers=many)
+        for many in (16, 4)
+    )
+    whole = memory.estimate(shape, stages, **sizes, recompute="full")
+    assert every == whole  # 16 layers a stage
+    assert (some.stages[1].activations - every.stages[1].activations) * GIB == pytest.approx(
+        12 * (layer - inputs), rel=1e-9
+    )
+
+
 def test_full_recomputation_keeps_the_input_of_each_layer_and_one_layer_whole() -> None:
     shape = catalog.model("llama3.1-8b")
     none, full = (

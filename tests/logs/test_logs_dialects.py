@@ -406,6 +406,20 @@ def test_llama_factory_has_ended_at_its_last_step_which_has_no_loss(tmp_path):
     assert read(tmp_path, text + row.format(n=22, loss="null", n2=5))["status"] == "completed"
 
 
+def test_totals_of_tokens_in_few_digits_give_no_rate(tmp_path):
+    """0.05 billion more in 180 s may be 0.04 or 0.06: 35,000 tokens/s of a GPU, or 28,000."""
+    line = (
+        "2025-02-24 17:{m}:03\tJob ID: 7\t# GPUs: 8\tSaving checkpoint\tIteration: {n}\t"
+        "Job throughput: 384.8 TFLOP/s/GPU\tTokens (in billions): {tokens}\n"
+    )
+    told = [line.format(m=35, n=100, tokens="0.05"), line.format(m=38, n=200, tokens="0.10")]
+    found = read(tmp_path, "".join(told))
+    assert (found["step_seconds_median"], found["tokens_per_second_median"]) == (1.8, None)
+    assert "too coarsely" in " ".join(found["warnings"] + found["notes"])
+    finer = "".join(told).replace("0.05", "0.0524").replace("0.10", "0.1049")
+    assert read(tmp_path, finer)["tokens_per_second_median"] == pytest.approx(52_500_000 / 180)
+
+
 def test_nanotron_is_read_by_the_name_of_its_time_since_2025(tmp_path):
     row = (
         "iteration: {} / 90 | consumed_tokens: 1.05M | time_per_iteration_ms: 2.12K | lm_loss: 5\n"

@@ -304,6 +304,9 @@ def test_hfu_counts_what_was_recomputed():
     factor = hardware_flops_per_token(shape, 2048, "full") / flops_per_token(shape, 2048)
     assert full.mfu == none.mfu
     assert full.hfu == pytest.approx(factor * full.mfu)
+    some = measure(make_run(recompute="full", recompute_layers=8))
+    added = full.hfu - none.hfu
+    assert some.hfu - none.hfu == pytest.approx(added * 8 / 32)
 
 
 def test_a_module_for_a_further_token_is_work_that_counts():

@@ -102,6 +102,14 @@ def test_full_recomputation_adds_a_forward_pass_of_the_layers_but_not_of_the_out
     assert again - plain == pytest.approx(2 * 8192 * 32 * LAYER / 989e12, rel=0.001)
 
 
+def test_partial_recomputation_adds_the_layers_that_it_covers() -> None:
+    one = config(world_size=1, global_batch_size=2, recompute="full", recompute_layers=12)
+    plain = work(config(world_size=1, global_batch_size=2)).seconds["gemm"]
+    assert work(one).seconds["gemm"] - plain == pytest.approx(
+        2 * 8192 * 12 * LAYER / 989e12, rel=0.001
+    )
+
+
 def test_the_output_layer_stays_out_of_fp8() -> None:
     found = work(config(world_size=1, global_batch_size=2, precision="fp8")).seconds
     assert found["gemm"] == pytest.approx(6 * 8192 * HEAD / 989e12, rel=0.001)

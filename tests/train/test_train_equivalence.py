@@ -36,6 +36,12 @@ DENSE: dict[str, dict[str, Any]] = {
     "DP=2": {"world_size": 2},
     "DP=2 with distributed optimizer": {"world_size": 2, "data_parallel_sharding": "optimizer"},
     "full recomputation": {"recompute": "full"},
+    "recomputation of a stage's first layer": {
+        "world_size": 2,
+        "pipeline_parallel_size": 2,
+        "recompute": "full",
+        "recompute_layers": 1,
+    },
     "pointwise recomputation": {"recompute": "pointwise"},
     "a layer in host memory": {"recompute": "pointwise", "offload_layers": 1},
     "FSDP over DP=2": {"world_size": 2, "data_parallel_sharding": "full"},

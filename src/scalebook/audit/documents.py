@@ -20,7 +20,7 @@ from typing import Any
 
 from scalebook.audit import fields as vocabulary
 from scalebook.audit.claimed_rows import Claims, Row, Table, read_bounded
-from scalebook.audit.knowledge import accelerator_of, unknown_names
+from scalebook.audit.knowledge import accelerator_of, catalog_words
 from scalebook.audit.printed import Printed, read_printed
 from scalebook.errors import ClaimError
 from scalebook.facts import catalog
@@ -49,9 +49,7 @@ _RATES = (
 )  # fmt: skip
 # a unit must be written: a bare number may be anything
 _UNIT_NEEDED = ("time", "bandwidth", "memory", "power", "energy")
-# 41.25 under MFU is a percentage; no fraction is that large, and a wrong one hardly
 _FRACTIONS = ("mfu", "hfu", "scaling_efficiency", "scaling_overhead")
-_NO_FRACTION = 1.5
 _PRECISION = (
     r"(?:amp[_ ]|mx|nv)?((?:bf|fp|bfloat|float)(?:16|32|8|4))(?:[- _]?(?:mixed|mx|cs|ds|amp))?"
 )
@@ -438,7 +436,8 @@ def _columns(sheet: Sheet, unread: list[str]) -> list[_Column]:
         if len(columns) > 1:
             unread += [f"{_shown(sheet, one.index)}, which appears twice" for one in columns]
     if not known.keys() & _OF_RUNS:  # memory of what: used by a run, or of a device in a list?
-        single = [one for one in single if one.field != "memory_gb" or not _bare(sheet, one)]
+        bare = ("memory", "mem")
+        single = [one for one in single if _heading(sheet.head[one.index])[0] not in bare]
     if {"before", "after", "speedup"} <= known.keys():
         single = [replace(one, field="ratio") if one.field == "speedup" else one for one in single]
     for index, name, unit in later:
@@ -456,14 +455,9 @@ def _columns(sheet: Sheet, unread: list[str]) -> list[_Column]:
 
 # columns that a table of runs has, and one of devices has not
 _OF_RUNS = {
-    "model", "gpus", "micro_batch_size", "global_batch_size", "sequence_length", "mfu",
-    "tokens_per_second", "tokens_per_second_per_gpu", "step_seconds", *PARALLEL_SIZES,
-    "model_tflops_per_second_per_gpu", "parameters", "samples_per_second", "sharding",
+    *SETTINGS, "gpus", "mfu", "tokens_per_second", "tokens_per_second_per_gpu", "step_seconds",
+    "samples_per_second", "model_tflops_per_second_per_gpu", "parameters",
 }  # fmt: skip
-
-
-def _bare(sheet: Sheet, column: _Column) -> bool:
-    return _heading(sheet.head[column.index])[0] in ("memory", "mem")
 
 
 def _shown(sheet: Sheet, index: int) -> str:
@@ -517,7 +511,7 @@ def _in_percent(sheet: Sheet, column: _Column) -> _Column:
     cells = [_plain(cells[column.index]) for _, cells in sheet.rows if column.index < len(cells)]
     amounts = sorted(amount for cell in cells if "%" not in cell and (amount := _amount(cell)) > 0)
     usual = amounts[len(amounts) // 2] if amounts else 0.0
-    if column.unit or column.field not in _FRACTIONS or not _NO_FRACTION < usual <= 100:
+    if column.unit or column.field not in _FRACTIONS or not 1.5 < usual <= 100:
         return column
     return replace(column, unit="%")
 
@@ -550,7 +544,7 @@ def _row(
         if cell.lower() in ("", "-", "–", "—", "n/a", "na", "tbd", "none"):
             continue
         if column.field in vocabulary.words():
-            words |= _word(column.field, cell)
+            words |= catalog_words(column.field, cell)
         elif (read := _value(column, cell)) is not None:
             values[read[0]] = read[1]
         else:
@@ -560,7 +554,7 @@ def _row(
     at = {column.field: plain[column.index] for column in columns if column.index < len(plain)}
     for size in (at.get("parameters", ""), at.get("active_parameters", "")):
         if "model" not in words:  # Mixtral of 8x7B (56B)
-            words |= _word("model", f"{at.get('model', '')} {size.partition('(')[0]}")
+            words |= catalog_words("model", f"{at.get('model', '')} {size.partition('(')[0]}")
     given = _given(sheet, columns, values, words)
     named = ("model", "nodes", "gpus", "sharding")
     taken = {column.index for column in columns if column.field not in named}
@@ -585,31 +579,6 @@ def _given(
         else:
             words[name] = told[name]
     return frozenset(told.keys() - stated)
-
-
-def _word(name: str, cell: str) -> dict[str, str]:
-    """Return a cell of words by the names of the catalog; nothing where it has none."""
-    if name == "model":
-        return {name: found} if (found := _catalog_name(cell)) else {}
-    if name == "accelerator":
-        device = re.sub(r"(?i)^(\d+\s*[x×]\s*)?((nvidia|amd)\s+(instinct\s+)?)?", "", cell)
-        known = unknown_names(Row("", "", None, {}, {name: device})) is None
-        return {name: device} if known else {}
-    lowered = re.sub(r"^mixture.of.experts.*", "moe", cell.lower())
-    lowered = "none" if name == "sharding" and lowered == "ddp" else lowered
-    if name == "precision":
-        found = re.fullmatch(_PRECISION, lowered)
-        lowered = f"{found[1].replace('bfloat', 'bf').replace('float', 'fp')}" if found else lowered
-    allowed = vocabulary.choices(name)
-    return {name: lowered} if not allowed or lowered in allowed else {}
-
-
-def _catalog_name(text: str) -> str | None:
-    """Return the catalog's name of a model as people write it: ``Llama 3.1 8B``."""
-    wanted = re.sub(r"[^a-z0-9.]", "", text.lower().replace("×", "x"))
-    wanted = re.sub(r"^(nvidia|meta|google|mistralai|microsoft)", "", wanted)
-    names = (shape.name for shape in catalog.models())
-    return next((name for name in names if re.sub(r"[^a-z0-9.]", "", name) == wanted), None)
 
 
 def _value(column: _Column, cell: str) -> tuple[str, Printed] | None:

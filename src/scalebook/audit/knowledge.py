@@ -21,6 +21,7 @@ from scalebook.facts.flops import (
     attention_width,
     flops_per_token,
     hardware_flops_per_token,
+    headline_convention,
     layer_parameters,
     parameter_count,
 )
@@ -106,6 +107,36 @@ def unknown_names(row: Row) -> str | None:
     except CatalogError as error:
         return str(error)
     return None
+
+
+_PRECISION = (
+    r"(?:amp[_ ]|mx|nv)?((?:bf|fp|bfloat|float)(?:16|32|8|4))(?:[- _]?(?:mixed|mx|cs|ds|amp))?"
+)
+
+
+def catalog_words(name: str, cell: str) -> dict[str, str]:
+    """Return a cell of words by the names of the catalog; nothing where it has none."""
+    if name == "model":
+        return {name: found} if (found := _model_named(cell)) else {}
+    if name == "accelerator":
+        device = re.sub(r"(?i)^(\d+\s*[x×]\s*)?((nvidia|amd)\s+(instinct\s+)?)?", "", cell)
+        known = unknown_names(Row("", "", None, {}, {name: device})) is None
+        return {name: device} if known else {}
+    lowered = re.sub(r"^mixture.of.experts.*", "moe", cell.lower())
+    lowered = "none" if name == "sharding" and lowered == "ddp" else lowered
+    if name == "precision":
+        found = re.fullmatch(_PRECISION, lowered)
+        lowered = f"{found[1].replace('bfloat', 'bf').replace('float', 'fp')}" if found else lowered
+    allowed = vocabulary.choices(name)
+    return {name: lowered} if not allowed or lowered in allowed else {}
+
+
+def _model_named(text: str) -> str | None:
+    """Return the catalog's name of a model as people write it: ``Llama 3.1 8B``."""
+    wanted = re.sub(r"[^a-z0-9.]", "", text.lower().replace("×", "x"))
+    wanted = re.sub(r"^(nvidia|meta|google|mistralai|microsoft)", "", wanted)
+    names = (shape.name for shape in catalog.models())
+    return next((name for name in names if re.sub(r"[^a-z0-9.]", "", name) == wanted), None)
 
 
 def catalog_facts(row: Row) -> Iterator[Fact]:
@@ -274,12 +305,19 @@ def _wrong_shapes(shape: ModelShape, length: float) -> Iterator[tuple[float, str
     if shape.mla is None and shape.num_query_groups < shape.num_attention_heads:
         grouped = replace(shape, num_query_groups=shape.num_attention_heads)
         shapes.append((grouped, "every head counted as a key-value head"))
+    narrow = shape.hidden_size // shape.num_attention_heads
+    if shape.mla is None and narrow != shape.head_dim:
+        shapes.append(
+            (replace(shape, head_dim=narrow), "heads as wide as the hidden size over their number")
+        )
     first = shape.moe.first_dense_layers if shape.moe else 0
     if shape.hybrid is None and shape.num_layers // 2 > first and shape.num_layers % 2 == 0:
         half = replace(shape, num_layers=shape.num_layers // 2)
         shapes.append((half, f"{half.num_layers} of {shape.num_layers} layers"))
     for wrong, words in shapes:
-        for name in ("megatron_causal", "full_attention"):
+        for name in dict.fromkeys(
+            (headline_convention(shape), "megatron_causal", "full_attention")
+        ):
             yield flops_per_token(wrong, length, name), f"{name} with {words}"
 
 

@@ -371,7 +371,12 @@ def hfu(run: Subject) -> float | Missing:
     if mode not in flops.RECOMPUTE:
         return Missing("The run does not say what it recomputed.")
     modules = count(record, "mtp_layers") or 0
-    hardware = flops.hardware_flops_per_token(shape, length, mode, mtp_layers=modules)
+    first = count(record, "recompute_layers") or 0
+    chunks = (count(record, f"{kind}pipeline_parallel_size") or 1 for kind in ("", "virtual_"))
+    many = min(first * math.prod(chunks), shape.num_layers) if first else None
+    hardware = flops.hardware_flops_per_token(
+        shape, length, mode, recompute_num_layers=many, mtp_layers=modules
+    )
     model = flops.flops_per_token(shape, length, numbers.flops_convention, mtp_layers=modules)
     return numbers.mfu * hardware / model
 

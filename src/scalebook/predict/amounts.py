@@ -138,6 +138,15 @@ def amounts(
     )
 
 
+def _recomputed_share(config: RunConfig, shape: ModelShape) -> float:
+    """Return the share of the layers whose forward pass runs again."""
+    if config.recompute != "full":
+        return 0.0
+    chunks = config.pipeline_parallel_size * config.virtual_pipeline_parallel_size
+    first = config.recompute_layers * chunks
+    return min(first / shape.num_layers, 1.0) if first else 1.0
+
+
 def _slowest_of(ranks: int) -> float:
     """Return how much slower than the mean the slowest of N devices is, as a fraction.
 
@@ -256,7 +265,7 @@ class _Job:
             experts = shape.moe.top_k * shape.moe.ffn_hidden_size * factor * shape.hidden_size
             experts /= config.tensor_parallel_size
         elements = attention_projections(shape) + factor * shape.hidden_size * dense
-        again = 4 / 3 if config.recompute == "full" else 1.0
+        again = 1 + _recomputed_share(config, shape) / 3
         flops = 6 * self.tokens * elements / config.tensor_parallel_size * again
         eight = config.precision == "fp8"
         precision = config.precision if config.precision in ("fp8", "fp32", "fp16") else "bf16"
@@ -292,8 +301,8 @@ class _Job:
             inside = min(float(window), pairs)
             pairs += (inside - pairs) / shape.sliding_window_every
         flops = 12 * self.tokens * attention_width(shape) * pairs / config.tensor_parallel_size
-        if config.recompute in ("selective", "full"):
-            flops *= 4 / 3
+        share = 1.0 if config.recompute == "selective" else _recomputed_share(config, shape)
+        flops *= 1 + share / 3
         name = "fp32" if config.precision == "fp32" else "bf16"
         seconds = flops / self.machine.flops(name)
         if self.machine.is_gpu:
@@ -314,7 +323,7 @@ class _Job:
         forward, backward = traffic.layer_values(shape, tensor=tensor, replicated=share, moe=moe)
         values = forward + backward
         if config.recompute == "full":
-            values += forward
+            values += forward * _recomputed_share(config, shape)
         elif config.recompute == "pointwise":
             values += 4 * hidden + (3 if shape.gated_mlp else 2) * wide
         rate = self.machine.memory_bytes_per_second / self.tokens

@@ -135,10 +135,10 @@ def _variations(
 def _savings(base: RunConfig, shape: ModelShape) -> Iterator[dict[str, Any]]:
     """Yield what trades time for memory, the least first."""
     layers = (0, max(shape.num_layers // 2, 1), shape.num_layers)
-    yield {"recompute": "none", "offload_layers": 0}
+    yield {"recompute": "none", "recompute_layers": 0, "offload_layers": 0}
     if base.platform != "cpu":  # whose memory is not known: nothing has to be saved there
         for number in layers:
-            yield {"recompute": "pointwise", "offload_layers": number}
+            yield {"recompute": "pointwise", "recompute_layers": 0, "offload_layers": number}
         yield {"recompute": "full", "offload_layers": 0}
 
 

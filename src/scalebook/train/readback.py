@@ -124,6 +124,9 @@ def observed(trainer: Trainer, run: RunConfig) -> dict[str, Any]:
         "fp8_primary_weights": bool(config.fp8 and config.fp8_param),
         "gradient_precision": _gradient_precision(trainer),
         "recompute": config.recompute_granularity or ("pointwise" if _remakes(model) else "none"),
+        "recompute_layers": (config.recompute_num_layers or 0)
+        if config.recompute_method == "block"
+        else 0,
         "offload_layers": _offloaded(model),
         "mtp_layers": config.mtp_num_layers or 0,
         "micro_batch_size": run.micro_batch_size,

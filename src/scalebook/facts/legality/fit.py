@@ -46,6 +46,7 @@ def estimate(config: RunConfig, shape: ModelShape) -> MemoryEstimate:
         sequence_length=config.sequence_length,
         precision=config.precision,
         recompute=config.recompute,
+        recompute_layers=config.recompute_layers,
         gradient_precision=config.gradient_precision,
         offload_layers=config.offload_layers,
         mtp_layers=config.mtp_layers,
@@ -131,6 +132,8 @@ def _single_changes(config: RunConfig, shape: ModelShape) -> Iterator[dict[str, 
         yield {"recompute": "pointwise"}
     if config.recompute != "full":
         yield {"recompute": "full"}
+    elif config.recompute_layers:
+        yield {"recompute_layers": 0}
     yield from _own_changes(config, shape)
     fsdp = {"data_parallel_sharding": "full"}
     if config.data_parallel_sharding != "full" and _trained(config, shape, fsdp):

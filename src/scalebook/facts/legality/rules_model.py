@@ -104,6 +104,26 @@ def packed_documents(case: Case) -> Iterator[Problem]:
         )
 
 
+def recomputed_layers(case: Case) -> Iterator[Problem]:
+    """Full recomputation may cover the first layers of each stage, or chunk of one, only."""
+    config, layers = case.config, case.config.recompute_layers
+    if not layers:
+        return
+    if config.recompute != "full":
+        yield Problem(
+            "recompute_layers",
+            f"recompute_layers={layers} needs recompute='full', not {config.recompute!r}. Use 0.",
+        )
+    chunks = config.pipeline_parallel_size * config.virtual_pipeline_parallel_size
+    most = -(-case.shape.num_layers // chunks)
+    if layers > most:
+        yield Problem(
+            "recompute_layers",
+            f"recompute_layers={layers} is more than the {most} layers of a stage or its chunk. "
+            "Use 0 for all of them.",
+        )
+
+
 def sequence(case: Case) -> Iterator[Problem]:
     """Sequence parallelism splits by tp, context parallelism by 2 cp (each rank takes two ends)."""
     config = case.config
@@ -281,6 +301,7 @@ RULES = (
     tensor_parallel,
     replicated_groups,
     packed_documents,
+    recomputed_layers,
     sequence,
     layers,
     experts,

@@ -113,6 +113,7 @@ class _Job:
     num_microbatches: int
     numbers: PrecisionBytes
     recompute: str
+    recompute_layers: int  # first layers of each chunk that are recomputed; 0: all
     work: Workload
     offload_layers: int
     mtp_layers: int
@@ -128,6 +129,7 @@ def estimate(
     sequence_length: int,
     precision: str = "bf16",
     recompute: str = "none",
+    recompute_layers: int = 0,
     gradient_precision: str = "fp32",
     offload_layers: int = 0,
     mtp_layers: int = 0,
@@ -163,6 +165,7 @@ def estimate(
         num_microbatches,
         numbers,
         recompute,
+        recompute_layers,
         work,
         offload_layers,
         mtp_layers,
@@ -250,9 +253,12 @@ def _activation_bytes(job: _Job, stage: int) -> tuple[float, float]:
     # Chunks are kept in turns, a round of p microbatches each; the fullest have most layers with
     # experts, and differ from the others by dense leading layers alone.
     flights = chunks_in_flight(parallelism, stage, job.num_microbatches)
-    sizes = [sum(_layer_bytes(job, layer) for layer in chunk) for chunk in chunks]
+    first = [(layer, at) for chunk in chunks for at, layer in enumerate(chunk)]
+    sizes = [
+        sum(_layer_bytes(job, layer, at) for at, layer in enumerate(chunk)) for chunk in chunks
+    ]
     kept = flights * max(sizes) if len(sizes) > 1 else flights * sum(sizes)
-    kept += max((_working_bytes(job, layer) for chunk in chunks for layer in chunk), default=0.0)
+    kept += max((_working_bytes(job, layer, at) for layer, at in first), default=0.0)
     # One of them is on its way back while the layer above is computed.
     away = max(min(job.offload_layers, sum(map(len, chunks))) - 1, 0)
     kept -= away * activations.gate_and_up_bytes(shape, parallelism, work)
@@ -265,10 +271,15 @@ def _activation_bytes(job: _Job, stage: int) -> tuple[float, float]:
     return kept + norm + job.mtp_layers * module, (1 + job.mtp_layers) * logits
 
 
-def _layer_bytes(job: _Job, layer: int) -> float:
+def _recomputed(job: _Job, at: int) -> bool:
+    """Whether the layer at a place of its chunk is recomputed as a whole."""
+    return job.recompute == "full" and at < (job.recompute_layers or at + 1)
+
+
+def _layer_bytes(job: _Job, layer: int, at: int = 0) -> float:
     """What one layer keeps for one microbatch under the recomputation mode."""
     shape, parallelism, work = job.shape, job.parallelism, job.work
-    if job.recompute == "full":
+    if _recomputed(job, at):
         return activations.checkpoint_bytes(shape, parallelism, work)
     kept = activations.layer_bytes(shape, parallelism, work, moe=is_moe(shape, layer))
     if job.recompute == "selective":
@@ -278,10 +289,10 @@ def _layer_bytes(job: _Job, layer: int) -> float:
     return kept
 
 
-def _working_bytes(job: _Job, layer: int) -> float:
+def _working_bytes(job: _Job, layer: int, at: int) -> float:
     """What recomputation brings back for one layer while its gradients are made."""
     shape, parallelism, work = job.shape, job.parallelism, job.work
-    if job.recompute == "none":
+    if job.recompute == "none" or (job.recompute == "full" and not _recomputed(job, at)):
         return 0.0
     if job.recompute == "selective":
         return activations.softmax_bytes(shape, parallelism, work)

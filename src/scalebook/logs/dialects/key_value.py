@@ -1,7 +1,4 @@
-"""Trainers that print a step as key and value pairs: nanochat, nanoGPT, verl, OLMo-core, others.
-
-``Pairs`` reads any line with a step, a loss and a time or a rate under names known here.
-"""
+"""Trainers that print a step as key and value pairs: nanochat, nanoGPT, verl, OLMo-core, others."""
 
 from __future__ import annotations
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 from scalebook.logs.dialects.dialect import LineDialect
 from scalebook.logs.iteration_line import RECORD, IterationDialect
-from scalebook.logs.numbers import clock_of, integer, number
+from scalebook.logs.numbers import clock_of, half_unit, integer, number
 from scalebook.logs.pairs import seconds_from, tokens_from_totals
 
 
@@ -32,6 +33,9 @@ class Progress(LineDialect):
     _GPUS = re.compile(r"# GPUs: (\d+)")
     _TOKENS = re.compile(r"Tokens \(in billions\): ([\d.]+)")
 
+    _coarse = 0.0  # tokens that a difference of two totals may be off by
+    _MOST_OFF = 0.02
+
     def line(self, line: str) -> bool:
         """Take the line of a checkpoint, or of a job that starts."""
         gpus = self._GPUS.search(line) if "Job ID:" in line else None
@@ -45,6 +49,7 @@ class Progress(LineDialect):
         tokens = self._TOKENS.search(line)
         if tokens:
             row["consumed_tokens"] = number(tokens[1]) * 1e9
+            self._coarse = max(self._coarse, 2e9 * half_unit(tokens[1]))
         self.out.step(row)
         return True
 
@@ -52,6 +57,11 @@ class Progress(LineDialect):
         """Take step times from the clock."""
         for job in self.out.jobs:
             seconds_from(job, "clock", 1.0, "time stamps of checkpoints")
+            totals = job.table.column("consumed_tokens")
+            gained = sorted(b - a for a, b in itertools.pairwise(totals) if b > a)
+            if gained and self._coarse > self._MOST_OFF * gained[len(gained) // 2]:
+                job.note("The totals of tokens are printed too coarsely for a rate.")
+                continue
             tokens_from_totals(job)
 
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
+from typing import Any, cast
 
 from scalebook.facts.flops import DEFAULT_CONVENTION, flops_per_token, headline_convention
 from scalebook.measure import registered
@@ -122,8 +122,8 @@ PRINTED = "tokens_per_second_per_gpu_median"  # under "ingest" of a record's env
 
 def _printed(found: Throughput | None, record: RunRecord, steps: Steps) -> dict[str, Any]:
     """Return the rate that a trainer printed where it printed no time of a step."""
-    told: Any = record.environment.get("ingest")
-    rate: Any = told.get(PRINTED) if isinstance(told, dict) else None
+    told = record.environment.get("ingest")
+    rate = cast("dict[str, Any]", told).get(PRINTED) if isinstance(told, dict) else None
     timed = any(steps.known("step_seconds"))
     if found is not None or timed or not record.averaged or not isinstance(rate, float):
         return {}

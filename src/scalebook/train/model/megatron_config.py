@@ -164,8 +164,8 @@ def _recompute(config: RunConfig) -> dict[str, Any]:
     if config.recompute == "full":
         return {
             "recompute_granularity": "full",
-            "recompute_method": "uniform",
-            "recompute_num_layers": 1,
+            "recompute_method": "block" if config.recompute_layers else "uniform",
+            "recompute_num_layers": config.recompute_layers or 1,
         }
     return {"recompute_granularity": "selective"} if config.recompute == "selective" else {}
 
