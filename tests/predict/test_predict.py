@@ -129,6 +129,9 @@ def test_experts_bring_an_exchange_and_products_of_their_own() -> None:
     found = work(mixtral).seconds
     # two experts of three matrices for every token
     expected = 6 * 4 * 8192 * 32 * 2 * 3 * 4096 * 14336 / 989e12
+    # with 1,024 elements lost at each end of a sum, against sums over 2,048 and 768
+    lost = 1024 * (1 / 4096 + 1 / 14336) / 2, 1024 * (1 / 2048 + 1 / 768) / 2
+    expected *= (1 + lost[0]) / (1 + lost[1])
     assert found["expert_gemm"] == pytest.approx(expected, rel=0.001)
     assert found["expert_exchange"] > 0
 
@@ -181,11 +184,20 @@ def test_casts_to_fp8_read_and_write_the_sides_of_each_product_twice() -> None:
     assert not any(kind.startswith("fp8") for kind in work(config()).seconds)
 
 
-@pytest.mark.parametrize(("length", "keys"), [(2048, 1024), (8192, 4096), (32768, 4096)])
-def test_a_window_bounds_the_keys_that_a_token_attends_to(length: int, keys: int) -> None:
-    found = work(
-        config(model="mistral-7b", world_size=1, global_batch_size=2, sequence_length=length)
-    )
+@pytest.mark.parametrize(
+    ("length", "keys", "spec"),
+    [
+        *((2048, 1024, "transformer_engine"), (8192, 4096, "transformer_engine")),
+        *((32768, 4096, "transformer_engine"), (2048, 1024, "torch")),
+        # under a mask every pair is computed, by a kernel that is 3.5 times slower
+        (32768, 32768 * 3.5, "torch"),
+    ],
+)
+def test_a_window_bounds_the_keys_that_a_token_attends_to(
+    length: int, keys: float, spec: str
+) -> None:
+    size = {"world_size": 1, "global_batch_size": 2, "sequence_length": length}
+    found = work(config(model="mistral-7b", layer_spec=spec, **size))
     # Half of the sequence where attention is causal, and a window of 4096 at most.
     flops = 12 * 2 * length * 4096 * keys * 32
     assert found.seconds["attention"] == pytest.approx(flops / 989e12, rel=0.001)

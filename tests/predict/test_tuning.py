@@ -150,7 +150,7 @@ def test_a_layout_far_ahead_is_separated_long_before_the_budget_is_spent(start, 
 
 
 def test_layouts_as_fast_as_each_other_are_called_so(start, ranking) -> None:
-    same = ranking.candidates[25].prediction.step_seconds  # slower than predicted: many may win
+    same = ranking.candidates[30].prediction.step_seconds  # slower than predicted: many may win
     found = run(start(1_000_000.0), Machine(lambda _: same))
     assert found.end == "equal"
     assert found.sentence == "The runner-up is within the noise."
