@@ -35,7 +35,7 @@
   }
 
   // A name of a row is written in full, on as many lines as it needs; the rows grow with it.
-  const ROOM = { wide: { line: 68, size: 11, step: 13 }, narrow: { line: 24, size: 10, step: 11 } };
+  const ROOM = { wide: { line: 76, size: 11, step: 12 }, narrow: { line: 24, size: 10, step: 11 } };
 
   function wrapped(text, room) {
     const lines = [""];
