@@ -542,8 +542,7 @@ def _experts(runs: _Runs) -> StudyAnswer | None:
     verdict = Markup("{} {} {}{}.").format(
         on(first.row), verb(first.row["model"], "reach"), linked(first, rate(first)), more
     )
-    without = len(ids) - len(rows)
-    if without:
+    if without := len(ids) - len(rows):
         verdict = verdict[:-1] + Markup("; {} without a steady rate.").format(count(without, "run"))
     drawn = [
         Dot(model_title(one.row["model"]), 100 * one.row["mfu"], text=percent(one.row["mfu"]),

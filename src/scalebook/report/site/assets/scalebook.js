@@ -33,7 +33,7 @@
 
   // A name of a row is written in full, on as many lines as it needs; the rows grow with it.
   const ROOM = {
-    wide: { line: 68, size: 11, step: 13, gap: 2 },
+    wide: { line: 76, size: 11, step: 12, gap: 2 },
     narrow: { line: 24, size: 10, step: 11, gap: 6 },
   };
 
