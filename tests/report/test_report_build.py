@@ -460,6 +460,7 @@ def test_quarto_fills_the_page_of_the_built_in_renderer(tmp_path: Path) -> None:
         ),
     )  # fmt: skip
     template, notebook = rendering.write_page(tmp_path, page, cells, PAGES)
+    assert "<h1>Costs $$5</h1>" in template  # one $ begins a name
     whole = rendering.render(cells, page, PAGES, rendering.BUILT)
     start, end = template.replace("$body$", "<BODY>").replace("$$", "$").split("<BODY>")
     assert (whole.startswith(start), whole.endswith(end)) == (True, True)
