@@ -17,16 +17,16 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src/scalebook"
 FIELDS_OF_A_LIST = 4  # a constant with so many names of settings is a list of them
 LIMITS = {
-    "files": 360,
-    "lines": 65411,
-    "longest file": 640,
+    "files": 343,
+    "lines": 66235,
+    "longest file": 642,
     "rooms": 33,
     "import arrows between rooms": 194,
     "lists of settings": 22,
-    "class names used twice": 6,
-    "module names used twice": 22,
-    "modules with one importer, in their own folder": 29,
-    "largest folder": 21,
+    "class names used twice": 0,
+    "module names used twice": 21,
+    "modules with one importer, in their own folder": 24,
+    "largest folder": 20,
     "crowded folders without a README": 3,
 }
 
