@@ -11,7 +11,7 @@ from scalebook.train import cpu
 cpu.install()
 
 from scalebook.train.layers import async_tensor_parallel  # noqa: E402
-from scalebook.train.layers.cross_entropy import cross_entropy  # noqa: E402
+from scalebook.train.layers.vocabulary import cross_entropy  # noqa: E402
 
 torch.distributed.init_process_group("gloo")
 group: Any = torch.distributed.group.WORLD

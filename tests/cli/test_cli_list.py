@@ -309,3 +309,10 @@ def test_a_path_that_no_file_can_have_is_one_line_and_exit_code_2(command, capsy
     error = capsys.readouterr().err
     assert error.startswith("scalebook: ")
     assert error.count("\n") == 1
+
+
+def test_a_folder_without_its_flag_is_answered_with_the_flag(tmp_path: Path, capsys) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["list", str(tmp_path)])
+    assert ended.value.code == 2
+    assert "a folder of runs is given with --runs" in capsys.readouterr().err

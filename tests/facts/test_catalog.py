@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from scalebook.errors import CatalogError
 from scalebook.facts import catalog
 from scalebook.facts.catalog import build
-from scalebook.facts.catalog.rows import Row, parse
+from scalebook.facts.catalog.rows import TomlRow, parse
 
 # Dense BF16 TFLOP/s of one device, from the vendors' data sheets.
 DENSE_BF16 = {
@@ -456,7 +456,7 @@ GOOD_ROWS = {kind: rows[0] for kind, rows in parse(ACCELERATOR + MODEL, "f.toml"
 def test_any_value_in_a_row_is_taken_or_refused_in_one_line(kind, data):
     good = GOOD_ROWS[kind]
     key = data.draw(st.sampled_from([*good.values, "moe", "mla", "notes", "extra"]))
-    row = Row(kind, {**good.values, key: data.draw(VALUES)}, "f.toml", 1)
+    row = TomlRow(kind, {**good.values, key: data.draw(VALUES)}, "f.toml", 1)
     try:
         (build.model if kind == "models" else build.accelerator)(row)
     except CatalogError as error:

@@ -14,9 +14,8 @@ from scalebook import store
 from scalebook.cli import main
 from scalebook.config import RunConfig
 from scalebook.facts import catalog, legality
-from scalebook.facts.feasibility import Cell, feasibility
+from scalebook.facts.feasibility import Cell, feasibility, growth
 from scalebook.facts.feasibility.known import known
-from scalebook.facts.feasibility.order import growth
 from scalebook.report.base.frames import FEASIBILITY_SCHEMA, collect
 
 H100 = "NVIDIA H100 80GB HBM3"

@@ -20,7 +20,7 @@ from scalebook.logs.collect import LARGEST
 from scalebook.logs.dialects.nanotron import NanotronCSV
 from scalebook.logs.ingest.group import collect
 from scalebook.logs.ingest.ingestion import ingest, summaries
-from scalebook.logs.job import Table
+from scalebook.logs.job import ColumnTable
 from scalebook.logs.numbers import half_unit, integer, number, rounding, scaled
 from scalebook.logs.source import LONGEST_LINE, clean
 
@@ -323,7 +323,7 @@ def test_clean_text_has_no_escape_and_one_kind_of_line_end():
 
 
 def test_a_table_fills_columns_that_come_late():
-    table = Table()
+    table = ColumnTable()
     table.append({"step": 1.0})
     table.append({"step": 2.0, "loss": 3.0})
     assert [math.isnan(value) for value in table.column("loss")] == [True, False]

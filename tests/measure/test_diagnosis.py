@@ -33,11 +33,10 @@ from scalebook.measure.diagnosis import (
     with_fitted,
 )
 from scalebook.measure.diagnosis import device as device_rules
-from scalebook.measure.diagnosis.evidence import Evidence
+from scalebook.measure.diagnosis.evidence import Evidence, Split, rank_seconds, split_of
 from scalebook.measure.diagnosis.finding import listed, percent
 from scalebook.measure.diagnosis.memory_use import Need
 from scalebook.measure.diagnosis.pipeline import waiting_of
-from scalebook.measure.diagnosis.split import Split, rank_seconds, split_of
 from scalebook.measure.diagnosis.waterfall import waterfall
 from scalebook.measure.telemetry import Clocks
 from scalebook.parallelism import Parallelism

@@ -14,9 +14,9 @@ from scalebook.cli import main
 from scalebook.errors import RecordError
 from scalebook.measure.metrics import measure
 from scalebook.measure.metrics.repeats import estimate, start_spread
-from scalebook.measure.verdicts import Verdict, compare, gate_report
+from scalebook.measure.verdicts import Verdict, compare
 from scalebook.measure.verdicts.differences import Difference
-from scalebook.measure.verdicts.gate import Check, check
+from scalebook.measure.verdicts.gate import GateCheck, check, junit, markdown
 from scalebook.store import read_run, read_runs
 
 BIG = {
@@ -207,14 +207,14 @@ def checks():
     names = ("pass", "regression", "unexplained speed-up", "missing", "new", "no baseline")
     verdict = Verdict("slower", 0.9, 0.85, 0.95)
     return [
-        Check(f"case {at}", name, f"detail {at}", ("b",), ("c",),
+        GateCheck(f"case {at}", name, f"detail {at}", ("b",), ("c",),
               verdict if at == 1 else None, (Difference("tp", "1", "2"),) if at in (0, 1) else ())
         for at, name in enumerate(names)
     ]  # fmt: skip
 
 
 def test_junit_counts_what_failed_and_skips_what_could_not_be_compared():
-    suite = ElementTree.fromstring(gate_report.junit(checks()))
+    suite = ElementTree.fromstring(junit(checks()))
     assert {key: suite.get(key) for key in ("tests", "failures", "errors", "skipped")} == {
         "tests": "6", "failures": "2", "errors": "0", "skipped": "3",
     }  # fmt: skip
@@ -229,7 +229,7 @@ def test_junit_counts_what_failed_and_skips_what_could_not_be_compared():
 
 
 def test_the_table_has_what_failed_first_and_what_differs_there_alone():
-    text = gate_report.markdown(checks())
+    text = markdown(checks())
     assert text.startswith("**Failed.** 6 configurations: 1 pass, 1 regression, ")
     rows = [line for line in text.splitlines() if line.startswith("| case")]
     assert [row.split(" | ")[1] for row in rows] == [
@@ -238,7 +238,7 @@ def test_the_table_has_what_failed_first_and_what_differs_there_alone():
     assert rows[0] == "| case 1 | regression | 0.9000 | 0.8500 to 0.9500 | detail 1 |"
     assert rows[2] == "| case 0 | pass |  |  | detail 0 |"
     assert text.count("What else differs in") == 1
-    assert gate_report.markdown(checks()[:1]).startswith("**Passed.** 1 configuration: 1 pass.")
+    assert markdown(checks()[:1]).startswith("**Passed.** 1 configuration: 1 pass.")
 
 
 # Losses against a reference curve: records that the trainer wrote on an H100 and on an H200
@@ -360,7 +360,5 @@ def test_losses_and_rates_are_gated_together(tmp_path, capsys):
     assert outcomes(capsys) >= {"loss left the band"}
     assert main(["gate", "--runs", str(tmp_path / "new")]) == 2
     assert "--baseline, or a run or file with --loss-reference" in capsys.readouterr().err
-    quoted = Check("n", "pass", 'it\'s "5" <b>\n*', (), ())
-    assert (
-        gate_report.markdown([quoted]).splitlines()[4].endswith('|  |  | it\'s "5" &lt;b&gt; \\* |')
-    )
+    quoted = GateCheck("n", "pass", 'it\'s "5" <b>\n*', (), ())
+    assert markdown([quoted]).splitlines()[4].endswith('|  |  | it\'s "5" &lt;b&gt; \\* |')

@@ -16,8 +16,10 @@ from series import BRIEF, HARD, STABLE, UNSTABLE, correlated, drift, noise, shif
 
 from scalebook.cli import main
 from scalebook.errors import RecordError
+from scalebook.measure import intervals
+from scalebook.measure.intervals import student_quantile, two_sided_tail
 from scalebook.measure.metrics import spikes as taken_apart
-from scalebook.measure.metrics import stability, student
+from scalebook.measure.metrics import stability
 from scalebook.measure.metrics import steady as steady_state
 from scalebook.measure.metrics.autoregression import (
     _GRID,
@@ -27,18 +29,19 @@ from scalebook.measure.metrics.autoregression import (
     effect,
     mean_posterior,
 )
-from scalebook.measure.metrics.shapes import (
+from scalebook.measure.metrics.spikes import Periodic, Spikes, local_median, take_apart
+from scalebook.measure.metrics.stability import (
+    Settled,
     WarmUp,
+    _course,
     best_shift,
     best_warm_up,
     line,
     line_gain,
+    relative,
     without,
 )
-from scalebook.measure.metrics.spikes import Periodic, Spikes, local_median, take_apart
-from scalebook.measure.metrics.stability import Settled, _course, relative
 from scalebook.measure.metrics.steady import find_steady, middle
-from scalebook.measure.metrics.student import student_quantile, two_sided_tail
 from scalebook.measure.verdicts.series import read_series
 
 
@@ -850,7 +853,7 @@ def test_a_shift_is_judged_in_the_block_in_which_it_lies(monkeypatch):
 
 
 def test_the_incomplete_beta_function_is_whole_at_its_ends():
-    assert [student._incomplete_beta(2.0, 0.5, x) for x in (0.0, 1.0)] == [0.0, 1.0]
+    assert [intervals._incomplete_beta(2.0, 0.5, x) for x in (0.0, 1.0)] == [0.0, 1.0]
     for x in (0.2, 0.8, 0.99):
         expected = float(special.betainc(2.0, 0.5, x))
-        assert student._incomplete_beta(2.0, 0.5, x) == pytest.approx(expected, rel=1e-12)
+        assert intervals._incomplete_beta(2.0, 0.5, x) == pytest.approx(expected, rel=1e-12)

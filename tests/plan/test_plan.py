@@ -11,9 +11,8 @@ import pytest
 from scalebook.cli import build_parser, main
 from scalebook.cli.check import request
 from scalebook.errors import ConfigError
-from scalebook.plan import Plan, load_plan, single_plan
+from scalebook.plan import Plan, load_plan, refuse_many, single_plan
 from scalebook.plan.document import read_document
-from scalebook.plan.expand import refuse_many
 from scalebook.plan.schedule import draw_seed, read_schedule
 from scalebook.running.todo import Scheduled
 

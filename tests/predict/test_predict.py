@@ -722,6 +722,23 @@ def test_the_answer_has_exactly_the_promised_fields(ask) -> None:
     assert "runs/examples" in found["basis"]["folders"][-1]
 
 
+@pytest.mark.parametrize(
+    ("model", "sequence", "fits", "says"),
+    [
+        ("llama3.1-70b", 4096, False, "ranks layouts that fit"),
+        ("llama3.1-8b", 4096, None, "too close to tell"),
+        ("llama3.2-1b", 4096, True, None),
+    ],
+)
+def test_a_prediction_warns_where_memory_does_not_surely_suffice(
+    ask, model: str, sequence: int, fits: bool | None, says: str | None
+) -> None:
+    _, found = ask("--model", model, "--gpus", "8", "--sequence-length", str(sequence))
+    memory = [one for one in found["warnings"] if one.startswith("Memory: ")]
+    assert found["fits"] is fits
+    assert (says in memory[0] and len(memory) == 1) if says else not memory
+
+
 def test_several_sizes_give_weak_and_strong_scaling(ask) -> None:
     _, found = ask("--model", "llama3.1-8b", "--gpus", "8,64", "--global-batch-size", "64")
     assert [row["global_batch_size"] for row in found["weak"]] == [64, 512]

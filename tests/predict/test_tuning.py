@@ -398,6 +398,22 @@ def test_a_dry_run_ranks_layouts_and_says_which_would_run(capsys) -> None:
     assert "room to try 4 layouts" in said
 
 
+def test_a_ranking_says_which_layouts_may_not_fit(capsys) -> None:
+    asked = ("--platform", "h100", "--model", "llama3.1-8b", "--gpus", "8", "--dry-run")
+    assert main(["tune", *asked, "--json"]) == 0
+    ranking = json.loads(capsys.readouterr().out)["ranking"]
+    unsure = [one for one in ranking if one["memory_gib"] > 0.9 * 80]  # of the card's 80
+    assert 0 < len(unsure) < len(ranking)
+    assert main(["tune", *asked]) == 0
+    head, columns, *rows = capsys.readouterr().out.splitlines()
+    assert f": {len(ranking) - len(unsure)} layouts fit, {len(unsure)} may fit" in head
+    assert "fits" in columns.split()
+    for row, one in zip(rows, ranking, strict=False):
+        if row.startswith("  "):
+            break
+        assert ("cannot tell" in row) == (one["memory_gib"] > 72)
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -25,10 +25,10 @@ from scalebook.cli import main
 from scalebook.config import RunConfig
 from scalebook.errors import CatalogError, LaunchError
 from scalebook.facts import catalog
-from scalebook.facts.catalog.rows import Row
+from scalebook.facts.catalog.rows import TomlRow
 from scalebook.host import ASKED
 from scalebook.query import CommandAnswer
-from scalebook.running.container import build, contents, engines, images, inside, nested, rules
+from scalebook.running.container import build, contents, engines, images, nested, rules
 from scalebook.running.container.engines import Choice, Surroundings
 from scalebook.running.container.rules import Variable
 from scalebook.running.launch import Launch
@@ -176,7 +176,7 @@ def test_a_variable_asked_for_by_name_is_recorded_whatever_it_is_called():
 def test_a_malformed_row_is_refused(row: dict[str, Any], message: str):
     whole = {"name": "A", "value": "1", "reason": "because", "source": "a page"}
     with pytest.raises(CatalogError, match=message):
-        rules.parse(Row("variables", {**whole, **row}, "env.toml", None))
+        rules.parse(TomlRow("variables", {**whole, **row}, "env.toml", None))
 
 
 # image.toml
@@ -706,7 +706,7 @@ def test_this_python_tells_its_versions_without_importing_torch():
 def test_a_container_is_known_by_its_variables(
     environment: dict[str, str], kind: str | None, tmp_path: Path
 ):
-    assert inside.container(environment, tmp_path) == kind
+    assert engines.current_container(environment, tmp_path) == kind
 
 
 @pytest.mark.parametrize(
@@ -716,7 +716,7 @@ def test_a_container_is_known_by_its_variables(
 def test_a_container_is_known_by_its_files(path: str, kind: str, tmp_path: Path):
     (tmp_path / path).parent.mkdir(exist_ok=True)
     (tmp_path / path).touch()
-    assert inside.container({}, tmp_path) == kind
+    assert engines.current_container({}, tmp_path) == kind
 
 
 @pytest.mark.parametrize(
@@ -733,7 +733,7 @@ def test_a_container_is_known_by_its_control_group(line: str, kind: str | None, 
     path = tmp_path / "proc" / "1" / "cgroup"
     path.parent.mkdir(parents=True)
     path.write_text(line + "\n")
-    assert inside.container({}, tmp_path) == kind
+    assert engines.current_container({}, tmp_path) == kind
 
 
 # Which engine

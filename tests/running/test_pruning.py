@@ -15,7 +15,7 @@ from training import small
 
 from scalebook import notebooks, store
 from scalebook.config import RunConfig
-from scalebook.facts.feasibility.order import growth
+from scalebook.facts.feasibility import growth
 from scalebook.plan import Plan, PlannedRun
 from scalebook.record import RunRecord
 from scalebook.running import finish_run, pruning, sweep

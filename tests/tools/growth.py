@@ -14,7 +14,7 @@ from pathlib import Path
 from commands import PLAN, BrokenError, children, ended, start
 
 from scalebook import store
-from scalebook.measure.metrics.student import student_quantile
+from scalebook.measure.intervals import student_quantile
 from scalebook.running import processes
 
 SETTLED = 0.1  # of the runs, after which caches are filled

@@ -45,7 +45,7 @@ CORE = {
     "ingest": ("logs/ingest", "logs/ingest logs/logs_dialects"),
     "predict": ("predict", "predict/predict predict/tuning predict/recommended"),
     "findings": ("report/pages/run_findings.py", "report/report_findings report/report_comparison"),
-    "plan": ("plan/expand.py plan/schedule.py", "plan/plan"),
+    "plan": ("plan/__init__.py plan/schedule.py", "plan/plan"),
 }  # fmt: skip
 SWAPS = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.Pow: ast.Mult,

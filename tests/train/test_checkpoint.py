@@ -22,7 +22,7 @@ from scalebook.measure import reliability
 from scalebook.record import StepRecord
 from scalebook.running import finish_run
 from scalebook.running.launch import direct
-from scalebook.train.checkpoint import stored
+from scalebook.train.checkpoint import keeper
 
 
 @pytest.fixture(scope="module")
@@ -55,19 +55,19 @@ def saved(folder: Path, step: int, **layout: Any) -> Path:
     """Write what is on disk of a whole checkpoint, but its data."""
     path = folder / f"step-{step:08d}"
     path.mkdir(parents=True)
-    config = small().model_dump(include=set(stored.LAYOUT)) | layout
-    (path / stored.CONTENT).write_text(json.dumps({"step": step, "config": config}))
+    config = small().model_dump(include=set(keeper.LAYOUT)) | layout
+    (path / keeper.CONTENT).write_text(json.dumps({"step": step, "config": config}))
     return path
 
 
 def name_latest(folder: Path, path: Path) -> None:
-    (folder / stored.LATEST).write_text(json.dumps({"name": path.name}))
+    (folder / keeper.LATEST).write_text(json.dumps({"name": path.name}))
 
 
 def test_without_a_marker_there_is_no_checkpoint(tmp_path: Path):
     saved(tmp_path, 3)
-    assert stored.latest(tmp_path) is None
-    assert stored.source(small(), tmp_path) is None
+    assert keeper.latest(tmp_path) is None
+    assert keeper.source(small(), tmp_path) is None
 
 
 def test_a_checkpoint_that_was_not_named_before_a_kill_does_not_count(tmp_path: Path):
@@ -75,20 +75,20 @@ def test_a_checkpoint_that_was_not_named_before_a_kill_does_not_count(tmp_path: 
     name_latest(tmp_path, old)
     saved(tmp_path, 6)
     (tmp_path / ".saving-00000009-0").mkdir()
-    assert stored.source(small(), tmp_path) == old
+    assert keeper.source(small(), tmp_path) == old
 
 
 def test_a_marker_cut_off_names_nothing(tmp_path: Path):
     saved(tmp_path, 3)
-    (tmp_path / stored.LATEST).write_text('{"name": "st')
-    assert stored.latest(tmp_path) is None
+    (tmp_path / keeper.LATEST).write_text('{"name": "st')
+    assert keeper.latest(tmp_path) is None
 
 
 def test_a_run_goes_on_from_its_own_checkpoint_before_the_one_asked_for(tmp_path: Path):
     other, own = tmp_path / "other", tmp_path / "own"
     name_latest(own, saved(own, 2))
     name_latest(other, saved(other, 1))
-    assert stored.source(small(load_checkpoint=str(other)), own) == own / "step-00000002"
+    assert keeper.source(small(load_checkpoint=str(other)), own) == own / "step-00000002"
 
 
 @pytest.mark.parametrize("where", ["", "checkpoints", "checkpoints/step-00000002"])
@@ -96,7 +96,7 @@ def test_a_checkpoint_is_named_by_its_run_its_folder_or_itself(tmp_path: Path, w
     folder = tmp_path / "checkpoints"
     name_latest(folder, saved(folder, 2))
     asked = small(load_checkpoint=str(tmp_path / where))
-    assert stored.source(asked, tmp_path / "new") == folder / "step-00000002"
+    assert keeper.source(asked, tmp_path / "new") == folder / "step-00000002"
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_a_checkpoint_of_something_else_is_refused(
 ):
     name_latest(tmp_path, saved(tmp_path, step, **layout))
     with pytest.raises(ConfigError, match=words):
-        stored.source(small(load_checkpoint=str(tmp_path)), tmp_path / "new")
+        keeper.source(small(load_checkpoint=str(tmp_path)), tmp_path / "new")
 
 
 @pytest.mark.parametrize("content", ['{"step": "2", "config": {}}', '{"step": 2}', "[]", '{"step'])
@@ -121,16 +121,16 @@ def test_a_checkpoint_that_does_not_say_its_step_and_layout_is_refused(
 ):
     path = saved(tmp_path, 2)
     name_latest(tmp_path, path)
-    (path / stored.CONTENT).write_text(content)
+    (path / keeper.CONTENT).write_text(content)
     with pytest.raises(ConfigError, match="does not contain the checkpoint's step and config"):
-        stored.source(small(load_checkpoint=str(tmp_path)), tmp_path / "new")
+        keeper.source(small(load_checkpoint=str(tmp_path)), tmp_path / "new")
 
 
 def test_a_marker_leads_to_no_other_folder(tmp_path: Path):
     saved(tmp_path / "elsewhere", 2)
     (tmp_path / "own").mkdir()
-    (tmp_path / "own" / stored.LATEST).write_text('{"name": "../elsewhere/step-00000002"}')
-    assert stored.latest(tmp_path / "own") is None
+    (tmp_path / "own" / keeper.LATEST).write_text('{"name": "../elsewhere/step-00000002"}')
+    assert keeper.latest(tmp_path / "own") is None
 
 
 class Runs:
@@ -182,7 +182,7 @@ def test_the_other_parts_of_a_checkpoint_are_read_as_data(tmp_path: Path):
 
 def test_a_folder_without_a_checkpoint_is_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match="contains no complete checkpoint"):
-        stored.source(small(load_checkpoint=str(tmp_path)), tmp_path / "new")
+        keeper.source(small(load_checkpoint=str(tmp_path)), tmp_path / "new")
 
 
 def rules(**changes: Any) -> dict[str, str]:
@@ -204,7 +204,7 @@ def test_memory_for_copies_is_that_of_the_updated_parameters_and_their_moments(
     ranks: int, whole: list[int]
 ):
     torch = pytest.importorskip("torch")
-    state = pytest.importorskip("scalebook.train.checkpoint.state")
+    pytest.importorskip("megatron.core")
     chunk = [torch.zeros(6, 8, dtype=torch.bfloat16), torch.zeros(16, dtype=torch.bfloat16)]
     updated = [torch.zeros(part.numel() // ranks) for part in chunk]  # in fp32, this rank's share
     adam = SimpleNamespace(param_groups=[{"params": [part]} for part in updated])
@@ -214,7 +214,7 @@ def test_memory_for_copies_is_that_of_the_updated_parameters_and_their_moments(
         share=SimpleNamespace(data_size=ranks),
     )
     weights = [192 // ranks, 64 // ranks]
-    assert state.sizes(trainer) == [*weights, *weights, *weights, *whole]
+    assert keeper.state_sizes(trainer) == [*weights, *weights, *weights, *whole]
 
 
 def test_settings_that_do_nothing_are_said():

@@ -22,7 +22,7 @@ from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 from scalebook.train.layers import fused, offload, remake  # noqa: E402
-from scalebook.train.layers.cross_entropy import cross_entropy  # noqa: E402
+from scalebook.train.layers.vocabulary import cross_entropy  # noqa: E402
 from scalebook.train.model import local  # noqa: E402
 
 TOKENS, BATCH, VOCABULARY = 6, 2, 40

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from scalebook.train.experts import grouped, permutation
-from scalebook.train.layers import added_up, fused
+from scalebook.train.layers import fused, latent
 
 COUNTS = [5, 0, 1, 14]
 
@@ -157,10 +157,10 @@ def test_a_gradient_of_some_columns_is_added_up_over_the_ranks(
             assert tensor.is_contiguous()
             tensor *= 3
 
-    monkeypatch.setattr(added_up, "distributed", Ranks)
+    monkeypatch.setattr(latent, "distributed", Ranks)
     output = torch.randn(4, 5, requires_grad=True)
     own, shared = torch.split(output, [3, 2], dim=-1)
-    whole = torch.cat([own, added_up.added_up(shared, "group")], dim=-1)
+    whole = torch.cat([own, latent.added_up(shared, "group")], dim=-1)
     (found,) = torch.autograd.grad(whole, output, torch.ones(4, 5))
     assert found.tolist() == [[1.0, 1.0, 1.0, 3.0, 3.0]] * 4
 

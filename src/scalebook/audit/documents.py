@@ -375,6 +375,7 @@ def _data() -> dict[str, Any]:
     return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
+@cache
 def _pattern(name: str) -> re.Pattern[str]:
     return re.compile(_data()["patterns"][name], re.VERBOSE)
 
@@ -492,9 +493,11 @@ def _totalled(sheet: Sheet) -> Sheet:
     """
     names = [_heading(head)[0] for head in sheet.head]
     at = next((i for i, name in enumerate(names) if name in ("tflops", "tflop/s")), None)
-    for _, cells in sheet.rows if at is not None else ():
+    if at is None:
+        return sheet
+    for _, cells in sheet.rows:
         name = next(iter(_devices(" ".join(cells))), sheet.given.get("accelerator", ""))
-        rates, text = _rates(name), cells[at] if at is not None and at < len(cells) else ""
+        rates, text = _rates(name), cells[at] if at < len(cells) else ""
         if not rates or _near(text, rates) or _amount(text) <= 2 * rates[0]:
             return sheet
     return replace(sheet, head=["total tflops" if i == at else h for i, h in enumerate(sheet.head)])
@@ -611,9 +614,8 @@ def _sizes(text: str) -> Iterator[tuple[str, Printed]]:
     for short, size in _SIZES.findall(text):
         yield _LONG[short], read_printed(size, exact=True)
     for name in ("gpus", "nodes"):
-        if (
-            len(found := set(_pattern(name).findall(text))) == 1
-        ):  # 8x A100 in each of 4 nodes, 32 GPUs: of one node or of all?
+        found = set(_pattern(name).findall(text))
+        if len(found) == 1:  # of 8x A100 in each of 4 nodes, 32 GPUs: of one node or of all?
             yield name, read_printed(found.pop(), exact=True)
 
 

@@ -62,6 +62,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the message with the command's name and exit with code 2."""
+        if message.startswith("unrecognized") and Path(message.rsplit(maxsplit=1)[-1]).is_dir():
+            message += " (a folder of runs is given with --runs)"
         self.exit(2, f"{self.prog}: {message.rstrip('.')}. See {self.prog} --help.\n")
 
 

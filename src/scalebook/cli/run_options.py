@@ -238,13 +238,13 @@ def _choice(options: argparse.Namespace, vendor: str) -> Choice:
     """Return the engine to use; a dry run of what cannot run here says so and continues."""
     from scalebook.errors import LaunchError
     from scalebook.project import required_root
-    from scalebook.running.container import images, inside
+    from scalebook.running.container import engines, images
     from scalebook.running.container.engines import Choice, choose, surroundings
 
     if options.container == "none":
         return Choice(None)
     wanted = images.ENGINES if options.container == "auto" else (options.container,)
-    if options.container == "auto" and (vendor == "cpu" or inside.container(os.environ)):
+    if options.container == "auto" and (vendor == "cpu" or engines.current_container(os.environ)):
         wanted = ()  # no engine is used: none is asked, which can take a while
     here = surroundings(vendor, images.folder_of(required_root()), options.image, wanted)
     try:

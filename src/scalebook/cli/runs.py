@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -121,7 +121,6 @@ def _add_drill(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run a plan; 0 if any of its configurations has a completed run."""
-    from scalebook import store
     from scalebook.project import TRAIN_NOTEBOOK, required_root, runs_folder
     from scalebook.running import launch, sweep, todo
     from scalebook.running.console import Console
@@ -134,12 +133,8 @@ def run(options: argparse.Namespace) -> int:
     platform, devices, device_name = _machine(options)
     plan = _load(options, platform, devices)
     runs = runs_folder(options.runs)
-    # Only a container's runs are found by what is new in the folder.
-    before = set(store.run_directories(runs)) if after else set[Path]()
-    ended = run_options.enter_container(options, platform, plan, runs)
+    ended = _in_container(options, platform, plan, runs, after)
     if ended is not None:
-        if after:
-            interchange.log_new(after, store.run_directories(runs), before)
         return ended
     if options.dry_run:
         return _dry_run(options, plan, runs, devices)
@@ -173,6 +168,26 @@ def run(options: argparse.Namespace) -> int:
         results = sweep.run_plan(entries, settings, console, stop)
     console.say("\n".join(("", *sweep.summary(results))))
     return sweep.exit_code(results, stop)
+
+
+def _in_container(
+    options: argparse.Namespace,
+    platform: Platform,
+    plan: Plan,
+    runs: Path,
+    after: Callable[[Path], Sequence[str]] | None,
+) -> int | None:
+    """Run the plan in a container if asked to; return its exit status, None to run it here.
+
+    The container's runs are handed to ``after`` here: those that are new in the folder.
+    """
+    from scalebook import store
+
+    before = set(store.run_directories(runs)) if after else set[Path]()
+    ended = run_options.enter_container(options, platform, plan, runs)
+    if ended is not None and after:
+        interchange.log_new(after, store.run_directories(runs), before)
+    return ended
 
 
 def _dry_run(options: argparse.Namespace, plan: Plan, runs: Path, devices: int | None) -> int:

@@ -375,14 +375,22 @@ def _words(config: RunConfig) -> str:
 
 
 def _print_ranking(base: RunConfig, ranking: Ranking) -> None:
+    candidates = ranking.candidates
+    fits = sum(one.prediction.fits is True for one in candidates)
     where = f"{base.model} on {base.world_size} x {base.platform}"
-    print(f"{where}: {len(ranking.candidates)} layouts fit, batch {base.global_batch_size}")
+    counted = f"{fits} layouts fit, {len(candidates) - fits} may fit"
+    print(f"{where}: {counted}, batch {base.global_batch_size}")
     rows = [
-        (_words(one.config), f"{one.prediction.memory_gib:.1f}", *_rates(one.prediction))
-        for one in ranking.candidates[:_SHOWN]
+        (
+            _words(one.config),
+            f"{one.prediction.memory_gib:.1f}",
+            "yes" if one.prediction.fits else "cannot tell",
+            *_rates(one.prediction),
+        )
+        for one in candidates[:_SHOWN]
     ]
     if rows:
-        print_table(("layout", "GiB", "tokens/s/GPU", "low", "high"), rows)
+        print_table(("layout", "GiB", "fits", "tokens/s/GPU", "low", "high"), rows)
     for reason, count in sorted(ranking.left_out.items(), key=lambda item: -item[1]):
         print(f"  left out: {count} ({reason.replace('_', ' ')})")
 

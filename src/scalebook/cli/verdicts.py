@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from scalebook.measure.metrics.steady import Steady
     from scalebook.measure.verdicts.compare import Verdict
     from scalebook.measure.verdicts.differences import Difference
-    from scalebook.measure.verdicts.gate import Check
+    from scalebook.measure.verdicts.gate import GateCheck
     from scalebook.measure.verdicts.read import Side
     from scalebook.store import Run
 
@@ -265,7 +265,7 @@ def gate(options: argparse.Namespace) -> int:
     1 also where a loss leaves the band of the reference. 2 where a run could not be read, a change
     that must be seen would not be, or no step of a run is in the reference.
     """
-    from scalebook.measure.verdicts.gate_report import junit, markdown, summary
+    from scalebook.measure.verdicts.gate import junit, markdown, summary
 
     checks, unread, unseen = _checks(options)
     for path, write in ((options.junit, junit), (options.markdown, markdown)):
@@ -284,7 +284,7 @@ def gate(options: argparse.Namespace) -> int:
     return 2 if unread or unseen else 0
 
 
-def _checks(options: argparse.Namespace) -> tuple[tuple[Check, ...], bool, bool]:
+def _checks(options: argparse.Namespace) -> tuple[tuple[GateCheck, ...], bool, bool]:
     """Return all checks, whether a run was not readable, and whether a change may be hidden."""
     from scalebook.errors import ConfigError
     from scalebook.measure.verdicts.gate import MUST_SEE, check, check_losses
@@ -293,7 +293,7 @@ def _checks(options: argparse.Namespace) -> tuple[tuple[Check, ...], bool, bool]
     if options.baseline is None and options.loss_reference is None:
         raise ConfigError("Name a folder with --baseline, or a run or file with --loss-reference.")
     current, problems = _read(options.runs)
-    checks: tuple[Check, ...] = ()
+    checks: tuple[GateCheck, ...] = ()
     if options.baseline is not None:
         baseline, more = _read(options.baseline)
         problems += more

@@ -18,7 +18,7 @@ from pathlib import Path
 from scalebook.facts import catalog
 from scalebook.measure.probes import topology
 from scalebook.query import printed
-from scalebook.running.container import contents, engines, inside
+from scalebook.running.container import contents, engines
 from scalebook.running.devices import detect
 
 CDI_FOLDERS = ("etc/cdi", "var/run/cdi")
@@ -119,7 +119,7 @@ def gather(runs: Path, images: Path, machine: FactSource | None = None) -> Machi
         cards_on_bus=cards_on_bus(here.root / "sys"),
         nodes=_nodes(here.root / "dev"),
         processes=_processes(here, found.vendor),
-        inside=inside.container(here.environment, here.root),
+        inside=engines.current_container(here.environment, here.root),
         groups=tuple(sorted({_group(number) for number in os.getgroups()})),
         shm_bytes=_space(here.root / "dev" / "shm", "total"),
         memlock=_limit(resource.RLIMIT_MEMLOCK),

@@ -42,7 +42,7 @@ COLUMNS = [
 ]
 
 
-class Table:
+class ColumnTable:
     """Rows of optional numbers; a column exists once a row has had a value for it."""
 
     __slots__ = ("_columns", "_length")
@@ -138,8 +138,8 @@ class Job:
 
     dialect: str
     first_number: int = 1  # what the trainer calls its first step
-    table: Table = field(default_factory=Table)
-    samples: Table = field(default_factory=Table)  # telemetry
+    table: ColumnTable = field(default_factory=ColumnTable)
+    samples: ColumnTable = field(default_factory=ColumnTable)  # telemetry
     settings: dict[str, Value] = field(default_factory=dict[str, Value])
     derived: dict[str, str] = field(default_factory=dict[str, str])  # name -> from what
     rates: dict[str, float] = field(default_factory=dict[str, float])  # of the whole run, printed

@@ -175,6 +175,11 @@ class _Job:
         config = self.config
         return 1 / config.tensor_parallel_size if config.sequence_parallel else 1.0
 
+    @property
+    def local_experts(self) -> float:
+        """Experts of a layer that one rank holds; 0 in a dense model."""
+        return self.shape.num_experts / self.config.expert_parallel_size
+
     def layers(self, stage: int) -> list[int]:
         """Return the layers of a stage."""
         chunks = stage_layers(self.shape, self.config.parallelism, stage)
@@ -188,9 +193,8 @@ class _Job:
         stages = range(self.config.pipeline_parallel_size)
         layers = (sum(is_moe(self.shape, one) for one in self.layers(each)) for each in stages)
         each = _EXPERT_LAUNCH_SECONDS + (_LATENT_LAUNCH_SECONDS if self.shape.mla else 0.0)
-        if self.shape.moe and not self.on["grouped_gemm"]:
-            here = self.shape.moe.num_experts / self.config.expert_parallel_size
-            each += here * _SINGLE_EXPERT_SECONDS
+        if not self.on["grouped_gemm"]:
+            each += self.local_experts * _SINGLE_EXPERT_SECONDS
         return self.config.num_microbatches * max(layers) * each
 
     def launches(self, total: Mapping[str, float]) -> float:
@@ -417,12 +421,12 @@ class _Job:
 
     def weight_traffic(self, stage: int) -> Seconds:
         """Return reads of weights and sums of gradients, once for every micro batch."""
-        count, shape = self.held(stage), self.shape
+        count = self.held(stage)
         held = count.total
         size = 4 if self.config.gradient_precision == "bf16" else 8
         found = {"gemm_traffic": (4 + size) * held / self.machine.memory_bytes_per_second}
-        here = shape.num_experts / self.config.expert_parallel_size
-        if self.machine.is_gpu and self.own_kernels and here > MOST_SINGLE_GRADIENTS:
+        many = self.local_experts > MOST_SINGLE_GRADIENTS
+        if self.machine.is_gpu and self.own_kernels and many:
             summed = (2 + size) * count.expert / self.machine.memory_bytes_per_second
             found["expert_gradients"] = summed
         if self.machine.is_gpu and not self.on["fused_weight_gradient"]:

@@ -206,6 +206,8 @@ class Predictor:
         no_mfu: str | None,
     ) -> Iterable[str]:
         if verdict.fits is False:
+            yield f"Memory: {verdict.reason}. 'scalebook tune --dry-run' ranks layouts that fit."
+        elif verdict.fits is None and verdict.capacity_gib is not None:
             yield f"Memory: {verdict.reason}."
         if self.foreign:
             device = self.accelerator.name if self.accelerator else "this CPU"

@@ -14,8 +14,7 @@ from scalebook.config import RunConfig
 from scalebook.errors import LaunchError
 from scalebook.facts.catalog.types import Platform
 from scalebook.host import ASKED
-from scalebook.running.container import inside
-from scalebook.running.container.engines import missing_trainer
+from scalebook.running.container.engines import current_container, missing_trainer
 from scalebook.running.container.rules import Variable, variables
 
 
@@ -115,7 +114,7 @@ def explain_missing_gpus(
     reasons: list[str] = []
     if not (root / file).exists():
         reasons.append(f"/{file} does not exist: the {driver} is not loaded.")
-        if inside.container(environment, root):
+        if current_container(environment, root):
             reasons[-1] = (
                 f"/{file} is not in this container: start it with {flag}, or load the driver."
             )

@@ -253,10 +253,8 @@ def _record(partial: Path) -> RunRecord:
     launch = store.read_object(partial / finish_run.LAUNCH_FILE)
     trainer = store.read_object(partial / "observed.json")
     environment = object_of(launch.get("environment")) | object_of(trainer.get("environment"))
-    requested, observed = (
-        store.read_object(partial / "config.json"),
-        object_of(trainer.get("observed")),
-    )
+    requested = store.read_object(partial / "config.json")
+    observed = object_of(trainer.get("observed"))
     bare = RunRecord(run_id=finish_run.run_id(partial), config_hash=None, status="completed")
     with suppress(ValidationError):
         values = {"requested": requested, "observed": observed, "environment": environment}

@@ -10,8 +10,8 @@ from pathlib import Path
 from scalebook import identity, store
 from scalebook.config import RunConfig
 from scalebook.errors import RecordError
+from scalebook.facts.feasibility import growth
 from scalebook.facts.feasibility.known import config_of, ran_out
-from scalebook.facts.feasibility.order import growth
 from scalebook.record import RunRecord, object_of
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from scalebook.facts.catalog.rows import Row
+from scalebook.facts.catalog.rows import TomlRow
 from scalebook.facts.catalog.types import (
     Accelerator,
     HybridShape,
@@ -20,7 +20,7 @@ ACTIVATIONS = ("silu", "gelu", "squared_relu")
 VENDORS = ("nvidia", "amd", "intel", "google", "aws")
 
 
-def accelerator(row: Row) -> Accelerator:
+def accelerator(row: TomlRow) -> Accelerator:
     """Return the accelerator of a row."""
     value = Accelerator(
         name=row.text("name"),
@@ -48,7 +48,7 @@ def accelerator(row: Row) -> Accelerator:
     return value
 
 
-def _moe(row: Row | None, num_layers: int) -> MoEShape | None:
+def _moe(row: TomlRow | None, num_layers: int) -> MoEShape | None:
     if row is None:
         return None
     value = MoEShape(
@@ -67,7 +67,7 @@ def _moe(row: Row | None, num_layers: int) -> MoEShape | None:
     return value
 
 
-def _mla(row: Row | None) -> MLAShape | None:
+def _mla(row: TomlRow | None) -> MLAShape | None:
     if row is None:
         return None
     value = MLAShape(
@@ -81,7 +81,7 @@ def _mla(row: Row | None) -> MLAShape | None:
     return value
 
 
-def _hybrid(row: Row | None, num_layers: int) -> HybridShape | None:
+def _hybrid(row: TomlRow | None, num_layers: int) -> HybridShape | None:
     if row is None:
         return None
     value = HybridShape(
@@ -99,7 +99,7 @@ def _hybrid(row: Row | None, num_layers: int) -> HybridShape | None:
     return value
 
 
-def model(row: Row) -> ModelShape:
+def model(row: TomlRow) -> ModelShape:
     """Return the model shape of a row."""
     num_layers = row.integer("num_layers")
     heads = row.integer("num_attention_heads")
@@ -150,7 +150,7 @@ def model(row: Row) -> ModelShape:
     return value
 
 
-def platform(row: Row) -> Platform:
+def platform(row: TomlRow) -> Platform:
     """Return the platform of a row."""
     value = Platform(
         name=row.label("name"),
@@ -170,7 +170,7 @@ def platform(row: Row) -> Platform:
     return value
 
 
-def strategy(row: Row) -> Strategy:
+def strategy(row: TomlRow) -> Strategy:
     """Return the strategy of a row."""
     value = Strategy(
         name=row.label("name"),

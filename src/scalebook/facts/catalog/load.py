@@ -17,7 +17,7 @@ from pathlib import Path
 
 from scalebook.errors import CatalogError
 from scalebook.facts.catalog import results
-from scalebook.facts.catalog.rows import PROJECT_FILE, Row, parse, read
+from scalebook.facts.catalog.rows import PROJECT_FILE, TomlRow, parse, read
 
 ENVIRONMENT_VARIABLE = "SCALEBOOK_CATALOG"
 
@@ -76,7 +76,7 @@ def signature() -> Signature:
 
 
 @lru_cache(maxsize=8)
-def _package_rows(kind: str) -> tuple[Row, ...]:
+def _package_rows(kind: str) -> tuple[TomlRow, ...]:
     if kind == "published":
         return results.package_rows()
     text = files("scalebook.facts.catalog").joinpath(f"{kind}.toml").read_text(encoding="utf-8")
@@ -84,18 +84,18 @@ def _package_rows(kind: str) -> tuple[Row, ...]:
 
 
 @lru_cache(maxsize=8)
-def _user_rows(path: str, modified: int) -> dict[str, tuple[Row, ...]]:
+def _user_rows(path: str, modified: int) -> dict[str, tuple[TomlRow, ...]]:
     del modified  # only part of the cache's key
     return read(Path(path))
 
 
-def _key(row: Row) -> tuple[str, ...]:
+def _key(row: TomlRow) -> tuple[str, ...]:
     if row.kind == "strategies":
         return row.text("name"), row.text("platform", "*"), row.text("model", "*")
     return (row.text("id") if row.kind == "published" else row.text("name").lower(),)
 
 
-def rows(kind: str, user: tuple[tuple[str, int], ...]) -> tuple[Row, ...]:
+def rows(kind: str, user: tuple[tuple[str, int], ...]) -> tuple[TomlRow, ...]:
     """Return the merged rows of one kind, the package's order first.
 
     Raises:

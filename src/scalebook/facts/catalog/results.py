@@ -8,7 +8,7 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
-from scalebook.facts.catalog.rows import Row
+from scalebook.facts.catalog.rows import TomlRow
 
 FILE = "published.csv"
 TASKS = ("pretrain", "SFT", "LoRA")
@@ -61,7 +61,7 @@ class PublishedResult:
 _TYPES = {item.name: str(item.type) for item in fields(PublishedResult)}
 
 
-def published(row: Row) -> PublishedResult:
+def published(row: TomlRow) -> PublishedResult:
     """Return the published result of a row."""
     values: dict[str, Any] = {}
     for name, kind in _TYPES.items():
@@ -87,7 +87,7 @@ def _defaults(name: str) -> tuple[str, ...]:
 
 
 def _parsed(name: str, text: str) -> Any:
-    """Return a CSV cell as the type that its column has; the getters of Row check it."""
+    """Return a CSV cell as the type that its column has; the getters of TomlRow check it."""
     kind = _TYPES.get(name, "str")
     if kind.startswith("int"):
         return int(text)
@@ -95,11 +95,11 @@ def _parsed(name: str, text: str) -> Any:
 
 
 @lru_cache(maxsize=1)
-def package_rows() -> tuple[Row, ...]:
+def package_rows() -> tuple[TomlRow, ...]:
     """Return the rows of the package's file; an empty cell is an absent key."""
     text = files("scalebook.facts.catalog").joinpath(FILE).read_text(encoding="utf-8")
-    rows: list[Row] = []
+    rows: list[TomlRow] = []
     for line, cells in enumerate(csv.DictReader(text.splitlines()), start=2):
         values = {name: _parsed(name, cell) for name, cell in cells.items() if cell != ""}
-        rows.append(Row("published", values, f"catalog/{FILE}", line))
+        rows.append(TomlRow("published", values, f"catalog/{FILE}", line))
     return tuple(rows)

@@ -30,7 +30,7 @@ def shown(value: object) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TomlRow:
     """One table of a catalog file. Getters check a field; ``finish`` refuses the rest."""
 
     kind: str
@@ -135,13 +135,13 @@ class Row:
             raise self.error(f"{key}={shown(value)} must be a table.", key)
         return cast(dict[str, Any] | None, value)
 
-    def part(self, key: str) -> Row | None:
+    def part(self, key: str) -> TomlRow | None:
         """Return a table as a row of its own that reports this row's line, or None."""
         table = self.table(key)
         if table is None:
             return None
         line = self.lines.get(key, self.line)
-        return Row(f"{self.kind} {self.values.get('name')!r} {key}", table, self.file, line)
+        return TomlRow(f"{self.kind} {self.values.get('name')!r} {key}", table, self.file, line)
 
     def finish(self) -> None:
         """Raise CatalogError when the row has a key that nothing asked for."""
@@ -149,10 +149,10 @@ class Row:
             if key not in self.seen:
                 raise self.error(unknown("key", key, self.seen), key)
 
-    def over(self, base: Row) -> Row:
+    def over(self, base: TomlRow) -> TomlRow:
         """Return ``base`` with this row's keys instead of its own."""
         values = {**base.values, **self.values}
-        return Row(self.kind, values, self.file, self.line, self.lines)
+        return TomlRow(self.kind, values, self.file, self.line, self.lines)
 
 
 def _positions(text: str) -> dict[str, list[tuple[int, dict[str, int]]]]:
@@ -168,7 +168,7 @@ def _positions(text: str) -> dict[str, list[tuple[int, dict[str, int]]]]:
     return found
 
 
-def parse(text: str, file: str) -> dict[str, tuple[Row, ...]]:
+def parse(text: str, file: str) -> dict[str, tuple[TomlRow, ...]]:
     """Return the rows of a catalog file's text by kind.
 
     Raises:
@@ -179,7 +179,7 @@ def parse(text: str, file: str) -> dict[str, tuple[Row, ...]]:
     except (ValueError, RecursionError) as error:  # a number of 5000 digits is a ValueError
         raise CatalogError(f"{file} is not valid TOML: {error}.") from error
     positions = _positions(text)
-    rows: dict[str, tuple[Row, ...]] = {}
+    rows: dict[str, tuple[TomlRow, ...]] = {}
     for kind, tables in document.items():
         if kind == METRICS and Path(file).name == PROJECT_FILE:
             continue  # read by measure.registered
@@ -193,7 +193,7 @@ def parse(text: str, file: str) -> dict[str, tuple[Row, ...]]:
 
 def rows_of(
     kind: str, tables: object, file: str, positions: Sequence[tuple[int, dict[str, int]]] = ()
-) -> tuple[Row, ...]:
+) -> tuple[TomlRow, ...]:
     """Return the tables of one kind as rows; ``positions``: line of each header and of its keys.
 
     Raises:
@@ -207,12 +207,12 @@ def rows_of(
     if len(positions) == len(items):
         places = list(positions)
     return tuple(
-        Row(kind, cast(dict[str, Any], item), file, line, keys)
+        TomlRow(kind, cast(dict[str, Any], item), file, line, keys)
         for item, (line, keys) in zip(items, places, strict=True)
     )
 
 
-def read(path: Path) -> dict[str, tuple[Row, ...]]:
+def read(path: Path) -> dict[str, tuple[TomlRow, ...]]:
     """Return the rows of a user's catalog file by kind.
 
     Raises:

@@ -20,10 +20,18 @@ from scalebook.config import RunConfig
 from scalebook.errors import CatalogError
 from scalebook.facts import catalog, legality
 from scalebook.facts.catalog.types import Accelerator
-from scalebook.facts.feasibility.cells import SCOPE, SETTINGS, Cell, Evidence, Verdict, scope_of
-from scalebook.facts.feasibility.known import Known, known
-from scalebook.facts.feasibility.order import growth
+from scalebook.facts.feasibility.known import (
+    SCOPE,
+    SETTINGS,
+    Cell,
+    Evidence,
+    KnownMemory,
+    Verdict,
+    known,
+    scope_of,
+)
 from scalebook.facts.legality import fit
+from scalebook.settings import without_effect
 from scalebook.store import Run
 
 __all__ = ["SCOPE", "Cell", "Evidence", "Verdict", "feasibility", "scope_of"]
@@ -42,7 +50,7 @@ def feasibility(runs: Iterable[Run], model: str | None = None) -> tuple[Cell, ..
     """
     shown = known(runs)
     cells = [_of_run(one) for one in shown if model in (None, one.config.model)]
-    by_scope: dict[tuple[object, ...], list[Known]] = {}
+    by_scope: dict[tuple[object, ...], list[KnownMemory]] = {}
     for one, cell in zip((o for o in shown if model in (None, o.config.model)), cells, strict=True):
         by_scope.setdefault(scope_of(cell), []).append(one)
     for same in by_scope.values():
@@ -56,7 +64,7 @@ def _sorting(cell: Cell) -> tuple[Any, ...]:
     return (*map(str, scope_of(cell)), *split, *rest, cell.micro_batch_size, cell.global_batch_size)
 
 
-def _of_run(one: Known) -> Cell:
+def _of_run(one: KnownMemory) -> Cell:
     said = _Said(one.verdict, cast("Evidence", one.source), one.reason, one.run_ids)
     return _cell(one.config, one.accelerator, said, one.peak_memory_gib)
 
@@ -107,7 +115,7 @@ def _device(config: RunConfig, accelerator: str | None) -> Accelerator | None:
     return found or (catalog.accelerator(name) if name else None)
 
 
-def _unmeasured(same: Sequence[Known]) -> Iterator[Cell]:
+def _unmeasured(same: Sequence[KnownMemory]) -> Iterator[Cell]:
     """Yield the combinations of one map that no run has settled."""
     taken = {identity.memory(one.config) for one in same}
     places = {_place(one.config) for one in same}
@@ -149,7 +157,7 @@ def _micro_batches(seen: set[int]) -> list[int]:
     return sorted(seen | {size for size in between if min(seen) <= size <= max(seen)})
 
 
-def _inferred(config: RunConfig, same: Sequence[Known]) -> Cell | None:
+def _inferred(config: RunConfig, same: Sequence[KnownMemory]) -> Cell | None:
     """Return the cell that follows from one that was run, None where none settles it."""
     for one in same:
         if one.verdict == "out_of_memory" and (grown := growth(one.config, config)) is not None:
@@ -174,3 +182,35 @@ def _from_prediction(config: RunConfig, accelerator: str | None, needed: float) 
     known_verdicts: dict[bool, Verdict] = {True: "fits", False: "out_of_memory"}
     found = None if verdict.fits is None else known_verdicts[verdict.fits]
     return _cell(config, accelerator, _Said(found, "predicted", verdict.reason))
+
+
+# More of these never needs less memory. A larger global batch keeps as many or more microbatches in
+# a pipeline's flight; a larger micro batch keeps fewer, but the product does not fall.
+GROWING = ("micro_batch_size", "sequence_length", "global_batch_size")
+WITHOUT_EFFECT = without_effect("memory")
+
+
+def growth(smaller: RunConfig, larger: RunConfig) -> dict[str, Any] | None:
+    """Return the fields by which ``larger`` needs no less memory than ``smaller``.
+
+    Empty where both need the same. None where nothing can be said: another field differs, or one
+    differs the other way.
+    """
+    grown: dict[str, Any] = {}
+    for name in RunConfig.model_fields:
+        below, above = getattr(smaller, name), getattr(larger, name)
+        if below == above or name in WITHOUT_EFFECT:
+            continue
+        more = name in GROWING and above > below
+        if not more and not (name == "recompute" and keeps_no_less(below, above)):
+            return None
+        grown[name] = above
+    return grown
+
+
+def keeps_no_less(mode: str, other: str) -> bool:
+    """Return whether recomputation ``other`` keeps no fewer activations than ``mode``.
+
+    ``full`` keeps least and ``none`` most; what lies between is not compared.
+    """
+    return mode in {other, "full"} or other == "none"

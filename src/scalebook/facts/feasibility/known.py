@@ -1,15 +1,16 @@
-"""What runs have shown about memory: for each configuration whether it fits its device."""
+"""What runs and the prediction say about memory: for each configuration whether it fits."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from scalebook import identity
 from scalebook.config import RunConfig
 from scalebook.errors import CatalogError, ConfigError
-from scalebook.facts import catalog
-from scalebook.facts.feasibility.cells import Verdict
+from scalebook.facts import catalog, legality
+from scalebook.facts.legality import fit
 from scalebook.record import RunRecord
 from scalebook.settings import names
 from scalebook.step_columns import Steps
@@ -20,7 +21,7 @@ PROVING_STEPS = 2  # after the second step optimizer state and every buffer are 
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownMemory:
     """What the runs of one configuration on one device have shown."""
 
     config: RunConfig
@@ -39,7 +40,7 @@ class Known:
         return device, identity.memory(self.config)
 
 
-def known(runs: Iterable[Run]) -> tuple[Known, ...]:
+def known(runs: Iterable[Run]) -> tuple[KnownMemory, ...]:
     """Return what the runs show, one value per configuration and device; repeats are merged.
 
     A measured run counts more than one of another source, whatever that says. Runs that broke
@@ -47,7 +48,7 @@ def known(runs: Iterable[Run]) -> tuple[Known, ...]:
     """
     runs = tuple(runs)
     devices = _devices(runs)
-    shown: dict[tuple[str | None, str], list[Known]] = {}
+    shown: dict[tuple[str | None, str], list[KnownMemory]] = {}
     for run in runs:
         one = _shown(run, devices)
         if one is not None:
@@ -91,7 +92,7 @@ def config_of(record: RunRecord) -> RunConfig | None:
 WITHIN_OBSERVED = (*names("work", "layout"), "recompute")
 
 
-def _shown(run: Run, devices: dict[str, str]) -> Known | None:
+def _shown(run: Run, devices: dict[str, str]) -> KnownMemory | None:
     record, config = run.record, config_of(run.record)
     if config is None:
         return None
@@ -106,7 +107,7 @@ def _shown(run: Run, devices: dict[str, str]) -> Known | None:
         return None
     device = record.environment.get("accelerator")
     peaks = Steps.of(run.steps).known("allocated_gib")
-    return Known(
+    return KnownMemory(
         config=config,
         accelerator=device if isinstance(device, str) else devices.get(config.platform),
         verdict=verdict,
@@ -139,7 +140,7 @@ def _devices(runs: Iterable[Run]) -> dict[str, str]:
     return found
 
 
-def _merged(same: list[Known]) -> Known:
+def _merged(same: list[KnownMemory]) -> KnownMemory:
     """Return what several runs of a configuration say together."""
     source = "measured" if any(one.source == "measured" for one in same) else same[0].source
     same = [one for one in same if one.source == source]
@@ -147,7 +148,7 @@ def _merged(same: list[Known]) -> Known:
     first = (broke or same)[0]
     peaks = [one.peak_memory_gib for one in same if one.peak_memory_gib is not None]
     edge = f"{len(broke)} of {len(same)} runs ran out of memory: at the edge. {first.reason}"
-    return Known(
+    return KnownMemory(
         config=first.config,
         accelerator=first.accelerator,
         verdict=first.verdict,
@@ -156,3 +157,94 @@ def _merged(same: list[Known]) -> Known:
         run_ids=tuple(dict.fromkeys(run_id for one in same for run_id in one.run_ids)),
         peak_memory_gib=max(peaks, default=None),
     )
+
+
+Verdict = Literal["fits", "out_of_memory"]
+# measured, or the source of a run that was not measured here; inferred from another cell by
+# ``order``; predicted by scalebook.facts.memory alone.
+Evidence = Literal["measured", "ingested", "simulated", "published", "inferred", "predicted"]
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One configuration of the map.
+
+    ``verdict`` is None where prediction and device are too close to tell, or nothing is known of
+    the device's memory. GiB are of the fullest rank.
+    """
+
+    model: str
+    platform: str
+    accelerator: str | None  # as the driver said; None where no run tells
+    engine: str
+    world_size: int
+    sequence_length: int
+    global_batch_size: int
+    precision: str
+    data_parallel_sharding: str
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
+    virtual_pipeline_parallel_size: int
+    context_parallel_size: int
+    expert_parallel_size: int
+    sequence_parallel: bool
+    micro_batch_size: int
+    recompute: str
+    verdict: Verdict | None
+    evidence: Evidence
+    reason: str
+    run_ids: tuple[str, ...]  # the runs that show it, or that it is inferred from
+    peak_memory_gib: float | None
+    predicted_gib: float | None
+    capacity_gib: float | None
+
+
+# What the runs of one map have in common; the rest is inside it.
+SCOPE = (
+    *("model", "platform", "accelerator", "engine", "world_size", "sequence_length", "precision"),
+    *("data_parallel_sharding", "context_parallel_size", "expert_parallel_size"),
+)
+SETTINGS = tuple(name for name in Cell.__dataclass_fields__ if name in RunConfig.model_fields)
+
+
+def scope_of(cell: Cell) -> tuple[object, ...]:
+    """Return the key of the map that a cell belongs to."""
+    return tuple(getattr(cell, name) for name in SCOPE)
+
+
+PARTS = ("parameters", "gradients", "optimizer", "activations", "logits", "gathered")
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """GiB of the fullest rank by part (PARTS and ``total``); None with a reason."""
+
+    parts: Mapping[str, float] | None
+    reason: str | None = None
+
+
+def predictions(runs: Iterable[Run]) -> dict[str, Predicted]:
+    """Return the prediction of each run by its id; equal configurations are counted once."""
+    made: dict[str, Predicted] = {}
+    found: dict[str, Predicted] = {}
+    for run in runs:
+        config = config_of(run.record)
+        if config is None:
+            found[run.record.run_id] = Predicted(None, "its configuration is incomplete")
+            continue
+        key = identity.memory(config)
+        if key not in made:
+            made[key] = _predict(config)
+        found[run.record.run_id] = made[key]
+    return found
+
+
+def _predict(config: RunConfig) -> Predicted:
+    try:
+        shape = catalog.model(config.model)
+    except CatalogError:
+        return Predicted(None, f"the shape of {config.model} is not known")
+    problems = legality.check(config, shape)
+    if not legality.is_legal(problems):
+        return Predicted(None, "its sizes do not fit together")
+    return Predicted(fit.estimate(config, shape).parts_gib())

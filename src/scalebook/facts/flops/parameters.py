@@ -175,9 +175,8 @@ def parameter_count(shape: ModelShape, vocab_size: int | None = None) -> Paramet
     lm_head = 0 if shape.tied_embeddings else rows * hidden
     positions = shape.learned_positions * hidden
     outside = embedding + lm_head + positions + norm
-    modules = (
-        min(shape.mtp_layers, 1) if shape.hybrid else shape.mtp_layers
-    )  # run again, not copied
+    # A hybrid model has one module, which runs as often as there are predictions.
+    modules = min(shape.mtp_layers, 1) if shape.hybrid else shape.mtp_layers
     return ParameterCount(
         total=layers + outside,
         active=active_layers + outside,

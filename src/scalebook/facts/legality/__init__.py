@@ -16,10 +16,9 @@ from scalebook.facts.catalog.types import Accelerator, ModelShape
 from scalebook.facts.legality import (
     fit,
     neighbours,
-    rules_checkpoint,
     rules_device,
     rules_model,
-    rules_profile,
+    rules_output,
     rules_world,
 )
 from scalebook.facts.legality.fit import Fit
@@ -43,8 +42,7 @@ RULES = (
     *rules_model.RULES,
     *rules_world.RULES,
     *rules_device.RULES,
-    *rules_checkpoint.RULES,
-    *rules_profile.RULES,
+    *rules_output.RULES,
 )
 
 

@@ -46,7 +46,7 @@ def _step_of(record: _Record, length: float, half_digit: float) -> float:
 
 
 @dataclass(slots=True)
-class Progress:
+class ProgressBars:
     """Records and the bars around them, in file order."""
 
     records: list[_Record] = field(default_factory=list[_Record])
@@ -171,7 +171,7 @@ class HFTrainer(LineDialect):
 
     def __init__(self) -> None:
         super().__init__()
-        self._progress = Progress()
+        self._progress = ProgressBars()
 
     def line(self, line: str) -> bool:
         """Take dicts and bars, several of which may stand in one line, and settings."""

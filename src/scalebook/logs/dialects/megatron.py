@@ -1,4 +1,4 @@
-"""Megatron-LM of every era and its forks: Megatron-DeepSpeed, GPT-NeoX, Megatron-Bridge."""
+"""Megatron-LM of every era and its kin: DeepSpeed's and GPT-NeoX's forks, Bridge, Primus."""
 
 from __future__ import annotations
 
@@ -113,3 +113,15 @@ class MegatronBridge(IterationDialect):
                 self.out.step(row)
             if self._alone:
                 self.out.job.note("The records carry no step number.")
+
+
+class PrimusMegatron(IterationDialect):
+    """Of ``92809.9/268751.1`` the first is this iteration's; the mean restarts after warm-up."""
+
+    name = "primus-megatron"
+    signature = re.compile(
+        r"\biteration\s+\d+\s*/\s*\d+\s*\|[^\n]{0,900}"
+        r"(?:\(ms\): *[\d.]{1,12}/[\d.]|tokens per GPU \(tokens/s/GPU\)|inst/harmonic mean"
+        r"|rocm mem)"
+        r"|rank-\d+/\d+\][^\n]{0,200}\biteration\s+\d+\s*/\s*\d+\s*\|"
+    )

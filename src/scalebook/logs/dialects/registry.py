@@ -22,7 +22,7 @@ ENTRIES = (  # module:class
     "nanotron:Nanotron",
     "deepspeed:SwissArmy",
     "nemo:NeMo2",
-    "primus:PrimusMegatron",
+    "megatron:PrimusMegatron",
     "megatron:MegatronBridge",
     "megatron:MegatronDeepSpeed",
     "megatron:GPTNeoX",

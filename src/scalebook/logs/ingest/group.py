@@ -169,7 +169,7 @@ def _attach(groups: Sequence[Group], contents: Iterable[FileContent]) -> list[st
 
 
 @dataclass(slots=True)
-class Found:
+class SortedFiles:
     """Files of some paths, sorted first, so that a job is complete when it is read."""
 
     training: dict[str, list[tuple[Path, bool]]]  # by what the names of a job's files share
@@ -243,13 +243,13 @@ class Found:
 
 def find(
     paths: Iterable[Path], dialect: str | type[Dialect] | None = None, opens: Opener = no_store
-) -> Found:
+) -> SortedFiles:
     """Return the files under some paths by job; of logs only the beginnings are read.
 
     Raises:
         IngestError: a path does not exist, or a file that was named cannot be read.
     """
-    found = Found({}, [], [])
+    found = SortedFiles({}, [], [])
     for path in paths:
         for file, named in files_under(path, opens):
             try:

@@ -272,6 +272,20 @@ def _of_numbers(found: RunMetrics | None) -> list[str]:
     return said
 
 
+def _rates(numbers: RunMetrics | None) -> dict[str, Any]:
+    """Return how fast the job was; None throughout where nothing could be measured."""
+    return {
+        "tokens_per_second": numbers and numbers.tokens_per_second,
+        "tokens_per_second_per_gpu": numbers and numbers.tokens_per_second_per_gpu,
+        "rate_reason": numbers and numbers.throughput_reason,
+        "void": numbers.reason if numbers and numbers.status == "void" else None,
+        "mfu": numbers and numbers.mfu,
+        "mfu_reason": numbers and numbers.mfu_reason,
+        "stalled_steps": numbers and numbers.stalled_steps,
+        "tokens_per_second_with_stalls": numbers and numbers.tokens_per_second_with_stalls,
+    }
+
+
 def summarise(job: Job, known: LogConfig, kind: str = "training") -> dict[str, Any]:
     """Return the summary of a job; None is what its log does not say."""
     if "model" not in known.values:
@@ -292,14 +306,7 @@ def summarise(job: Job, known: LogConfig, kind: str = "training") -> dict[str, A
         "last_step": job.last_step,
         "log_interval": log_interval(job, known),
         **medians(job, known),
-        "tokens_per_second": numbers and numbers.tokens_per_second,
-        "tokens_per_second_per_gpu": numbers and numbers.tokens_per_second_per_gpu,
-        "rate_reason": numbers and numbers.throughput_reason,
-        "void": numbers.reason if numbers and numbers.status == "void" else None,
-        "mfu": numbers and numbers.mfu,
-        "mfu_reason": numbers and numbers.mfu_reason,
-        "stalled_steps": numbers and numbers.stalled_steps,
-        "tokens_per_second_with_stalls": numbers and numbers.tokens_per_second_with_stalls,
+        **_rates(numbers),
         "loss_first": first,
         "loss_last": last,
         "model": known.values.get("model"),

@@ -11,7 +11,7 @@ from typing import Any
 
 from scalebook.logs.causes import Ending
 from scalebook.logs.ingest.log_config import LogConfig
-from scalebook.logs.job import Job, Table
+from scalebook.logs.job import ColumnTable, Job
 from scalebook.record import LARGEST, Phase, Status, StepRecord
 
 _SLOW_START = 1.2  # times the median: still warming up
@@ -133,7 +133,7 @@ _MEANS = (
 )
 
 
-def summary(samples: Table) -> dict[str, Any]:
+def summary(samples: ColumnTable) -> dict[str, Any]:
     """Return how many samples of which devices there are, and the mean of each quantity."""
     gpus = sorted({int(value) for value in samples.values("gpu")})
     times = samples.values("time")
@@ -146,7 +146,7 @@ def summary(samples: Table) -> dict[str, Any]:
     }
 
 
-def lines(samples: Table) -> Iterator[dict[str, float | int | None]]:
+def lines(samples: ColumnTable) -> Iterator[dict[str, float | int | None]]:
     """Yield one object per sample; a quantity that the tool did not give is left out."""
     for index in range(len(samples)):
         row: dict[str, float | int | None] = {**samples.row(index)}

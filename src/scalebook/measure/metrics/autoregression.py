@@ -22,7 +22,7 @@ from functools import lru_cache
 from itertools import accumulate
 from operator import mul
 
-from scalebook.measure.metrics.student import mean_tail, two_sided_tail
+from scalebook.measure.intervals import mean_tail, two_sided_tail
 
 # Closer together towards 1, where the variance of a mean changes fast.
 _GRID = (

@@ -18,7 +18,7 @@ from typing import Any
 
 from scalebook import identity
 from scalebook.errors import ConfigError
-from scalebook.measure.metrics.student import student_quantile
+from scalebook.measure.intervals import student_quantile
 from scalebook.measure.row import SPREAD_VARIABLE, RunMetrics
 from scalebook.record import RunRecord
 

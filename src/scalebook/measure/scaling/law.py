@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from scalebook.measure.metrics.student import student_quantile
+from scalebook.measure.intervals import student_quantile
 
 ScalingKind = Literal["weak", "strong"]
 

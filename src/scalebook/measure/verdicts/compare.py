@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from statistics import NormalDist, fmean
 from typing import Literal
 
+from scalebook.measure.intervals import student_quantile
 from scalebook.measure.metrics.repeats import START_SPREAD, WORTH, Z95, Estimate, spread
-from scalebook.measure.metrics.student import student_quantile
 from scalebook.untrusted import html_table
 
 Word = Literal["faster", "slower", "cannot tell"]

@@ -9,9 +9,12 @@ at most.
 
 from __future__ import annotations
 
+import html
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+from xml.etree import ElementTree
 
 from scalebook import identity
 from scalebook.errors import RecordError
@@ -34,7 +37,7 @@ MUST_SEE = 0.05  # a change as large as this may not hide in the noise of a pass
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class GateCheck:
     """One configuration: how it came out, why in a sentence, and the verdict where there is one."""
 
     name: str
@@ -80,7 +83,7 @@ def check(
     tolerance: float = 0.0,
     must_see: float = MUST_SEE,
     starts: float | None = None,
-) -> tuple[Check, ...]:
+) -> tuple[GateCheck, ...]:
     """Return one check per configuration of either folder, in the order of their names.
 
     A change whose interval lies within ``tolerance`` (a fraction) of none never fails. Where a
@@ -108,13 +111,18 @@ def check(
     limits = _Limits(level, tolerance, must_see, starts)
     checks = [_check(before[key], now.get(key), limits) for key in before]
     checks += [
-        Check(_name(group), "new", "The baseline has no run of this configuration.", (), group.ids)
-        for key, group in now.items() if key not in before
-    ]  # fmt: skip
+        GateCheck(
+            _name(group), "new", "The baseline has no run of this configuration.", (), group.ids
+        )
+        for key, group in now.items()
+        if key not in before
+    ]
     return tuple(sorted(checks, key=lambda one: one.name))
 
 
-def check_losses(runs: Sequence[Run], reference: LossCurve, tolerance: float) -> tuple[Check, ...]:
+def check_losses(
+    runs: Sequence[Run], reference: LossCurve, tolerance: float
+) -> tuple[GateCheck, ...]:
     """Return one check per run whose loss is held against a reference curve, step by step.
 
     A loss may differ from the reference's at the same step by ``tolerance``, a fraction of it. Of
@@ -147,7 +155,7 @@ def _trained(record: RunRecord) -> tuple[Any, ...]:
     return tuple(record.setting(name) for name in _SAME)
 
 
-def _check_loss(run: Run, reference: LossCurve, tolerance: float) -> Check:
+def _check_loss(run: Run, reference: LossCurve, tolerance: float) -> GateCheck:
     """Return whether a run's loss stays in the band, else at which step it leaves it first."""
     record, known = run.record, reference.record
     losses = losses_of(run.steps)
@@ -158,7 +166,7 @@ def _check_loss(run: Run, reference: LossCurve, tolerance: float) -> Check:
     of_reference = (known.run_id,) if known else ()
     if not shared:
         why = f"{reference.name} has no step in common with the {len(losses)} steps of the run."
-        return Check(name, "cannot tell", why, of_reference, (record.run_id,))
+        return GateCheck(name, "cannot tell", why, of_reference, (record.run_id,))
     pairs = [(step, losses[step], reference.losses[step]) for step in shared]
     outside = [(step, a, b) for step, a, b in pairs if a is None or abs(a - b) > tolerance * abs(b)]
     band = f"{100 * tolerance:.3g} % of {reference.name}"
@@ -166,7 +174,7 @@ def _check_loss(run: Run, reference: LossCurve, tolerance: float) -> Check:
     if not outside:
         far = max(abs(a - b) / abs(b) if b else 0.0 for _, a, b in pairs if a is not None)
         words = f"Within {band} at {of}; {100 * far:.2g} % at most."
-        return Check(name, "pass", words, of_reference, (record.run_id,))
+        return GateCheck(name, "pass", words, of_reference, (record.run_id,))
     step, loss, there = outside[0]
     value = "not finite" if loss is None else f"{loss:.5g}"
     by = "" if loss is None or not there else f", {100 * (loss / there - 1):+.2g} %"
@@ -176,7 +184,9 @@ def _check_loss(run: Run, reference: LossCurve, tolerance: float) -> Check:
     )
     changed = differences([record], [known]) if known else ()
     causes = tuple(one for one in changed if one.name in _CHANGES_A_LOSS)
-    return Check(name, "loss left the band", words, of_reference, (record.run_id,), None, causes)
+    return GateCheck(
+        name, "loss left the band", words, of_reference, (record.run_id,), None, causes
+    )
 
 
 def _groups(runs: Iterable[Run]) -> dict[str, _Group]:
@@ -213,19 +223,19 @@ def _name(group: _Group) -> str:
     return f"{' '.join(map(str, words))} [{record.config_hash or record.run_id}]"
 
 
-def _check(before: _Group, now: _Group | None, limits: _Limits) -> Check:
+def _check(before: _Group, now: _Group | None, limits: _Limits) -> GateCheck:
     name = _name(before)
     if now is None:
-        return Check(
+        return GateCheck(
             name, "missing", "None of the new runs has this configuration.", before.ids, ()
         )
     ids = (before.ids, now.ids)
     if not before.estimates:
-        return Check(name, "no baseline", " ".join(before.reasons), *ids)
+        return GateCheck(name, "no baseline", " ".join(before.reasons), *ids)
     changed = differences([run.record for run in now.runs], [run.record for run in before.runs])
     if not now.estimates:
         words = f"The baseline has a rate, the new runs have none. {' '.join(now.reasons)}"
-        return Check(name, "regression", words, *ids, None, changed)
+        return GateCheck(name, "regression", words, *ids, None, changed)
     platform = now.runs[0].record.setting("platform")
     assumed = start_spread(platform if isinstance(platform, str) else None)
     verdict = compare(
@@ -234,7 +244,7 @@ def _check(before: _Group, now: _Group | None, limits: _Limits) -> Check:
         start_spread=assumed if limits.starts is None else limits.starts,
         level=limits.level,
     )
-    return Check(name, *_outcome(verdict, limits, now), *ids, verdict, changed)
+    return GateCheck(name, *_outcome(verdict, limits, now), *ids, verdict, changed)
 
 
 def _outcome(verdict: Verdict, limits: _Limits, now: _Group) -> tuple[Outcome, str]:
@@ -256,3 +266,78 @@ def _outcome(verdict: Verdict, limits: _Limits, now: _Group) -> tuple[Outcome, s
     if verdict.word == "cannot tell":
         return "pass", f"No change that the noise lets one see: {span}.{also}"
     return "pass", f"Within the tolerance: {span}.{also}"
+
+
+UNJUDGED = ("cannot tell", "missing", "new", "no baseline")
+_MARKDOWN = re.compile(r"([\\`*_{}\[\]()#+!|~])")
+_NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def summary(checks: Sequence[GateCheck]) -> str:
+    """Return one line: how many configurations came out how."""
+    outcomes = [check.outcome for check in checks]
+    counts = [f"{outcomes.count(name)} {name}" for name in dict.fromkeys(outcomes)]
+    return f"{len(checks)} configuration{'s'[: len(checks) != 1]}: {', '.join(counts)}"
+
+
+def markdown(checks: Sequence[GateCheck]) -> str:
+    """Return a table of all checks, what failed first, and what else differs where it failed."""
+    lines = [
+        f"**{'Failed' if any(check.failed for check in checks) else 'Passed'}.** "
+        f"{_cell(summary(checks))}.",
+        "",
+        "| configuration | outcome | throughput against the baseline | 95 % together | |",
+        "|---|---|---|---|---|",
+    ]
+    ordered = sorted(checks, key=lambda check: not check.failed)
+    lines += [_row(check) for check in ordered]
+    for check in ordered:
+        if check.failed and check.differences:
+            lines += ["", f"What else differs in {_cell(check.name)}:", ""]
+            lines += [f"- {_cell(str(difference))}" for difference in check.differences]
+    return "\n".join([*lines, ""])
+
+
+def _row(check: GateCheck) -> str:
+    ratio = span = ""
+    if check.verdict is not None:
+        ratio = f"{check.verdict.ratio:.4f}"
+        span = f"{check.verdict.low:.4f} to {check.verdict.high:.4f}"
+    cells = (_cell(check.name), check.outcome, ratio, span, _cell(check.detail))
+    return f"| {' | '.join(cells)} |"
+
+
+def _cell(text: str) -> str:
+    """Return text that a Markdown renderer shows as it is, on one line."""
+    return _MARKDOWN.sub(r"\\\1", html.escape(" ".join(text.split()), quote=False))
+
+
+def junit(checks: Sequence[GateCheck]) -> str:
+    """Return the checks as one JUnit test suite; what could not be compared is skipped."""
+    skipped = [check for check in checks if check.outcome in UNJUDGED]
+    suite = ElementTree.Element(
+        "testsuite",
+        name="scalebook gate",
+        tests=str(len(checks)),
+        failures=str(sum(check.failed for check in checks)),
+        errors="0",
+        skipped=str(len(skipped)),
+    )
+    for check in checks:
+        case = ElementTree.SubElement(
+            suite, "testcase", classname="scalebook.gate", name=_xml(check.name)
+        )
+        said = _xml(check.detail)
+        if check.failed:
+            failure = ElementTree.SubElement(case, "failure", message=said, type=check.outcome)
+            failure.text = _xml("\n".join(str(one) for one in check.differences))
+        elif check in skipped:
+            ElementTree.SubElement(case, "skipped", message=f"{check.outcome}: {said}")
+        else:
+            ElementTree.SubElement(case, "system-out").text = said
+    ElementTree.indent(suite)
+    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _xml(text: str) -> str:
+    return _NOT_XML.sub("?", text)

@@ -11,7 +11,7 @@ from scalebook.errors import ReportError
 from scalebook.measure.metrics import measure
 from scalebook.measure.metrics.repeats import Estimate, estimate, pool, start_spread
 from scalebook.measure.verdicts.differences import Difference
-from scalebook.measure.verdicts.gate import Check, check
+from scalebook.measure.verdicts.gate import GateCheck, check
 from scalebook.report.base.naming import sized
 from scalebook.store import Run, read_runs
 
@@ -56,16 +56,16 @@ class Against:
     """What changed since the runs of a folder: ``name`` is that folder's."""
 
     name: str
-    checks: tuple[Check, ...]
+    checks: tuple[GateCheck, ...]
     history: tuple[HistoryPoint, ...] = ()
     unread: tuple[str, ...] = ()
 
-    def of(self, kind: str) -> list[Check]:
+    def of(self, kind: str) -> list[GateCheck]:
         """Return the checks of one of ``KINDS``."""
         return [one for one in self.checks if kind_of(one) == kind]
 
 
-def kind_of(one: Check) -> str:
+def kind_of(one: GateCheck) -> str:
     """Return which of ``KINDS`` a check is: a regression without a rate is a new failure."""
     if one.outcome == "regression" and one.verdict is None:
         return "failure"
@@ -143,7 +143,7 @@ def _row(run: Run) -> dict[str, object]:
     return {**{name: record.setting(name) for name in names}, **record.observed}
 
 
-def version_differences(checks: Iterable[Check]) -> list[tuple[Difference, int]]:
+def version_differences(checks: Iterable[GateCheck]) -> list[tuple[Difference, int]]:
     """Return the versions that differ, new (A) against old (B), and in how many configurations."""
     found: dict[Difference, int] = {}
     for one in checks:

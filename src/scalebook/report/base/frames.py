@@ -21,8 +21,7 @@ from scalebook import identity, settings
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError, RecordError, ReportError
 from scalebook.facts.feasibility import feasibility
-from scalebook.facts.feasibility.cells import Cell
-from scalebook.facts.feasibility.predicted import Predicted, predictions
+from scalebook.facts.feasibility.known import Cell, Predicted, predictions
 from scalebook.measure import registered
 from scalebook.measure.diagnosis import Diagnosis
 from scalebook.measure.measured import Measured, measured
@@ -109,9 +108,9 @@ SCHEMA: dict[str, Type] = {
     **dict.fromkeys(("recorded_steps", "exit_code"), pl.Int64),
     **dict.fromkeys(("rate", "rate_low", "rate_high"), pl.Float64),
 }
-# A model cut to its first layers (``llama3.1-8b@8``): fast because they are few.
 # Names of models made for a CPU: what an accelerator does with them says nothing about it.
 TINY = "tiny-"
+# A model cut to its first layers (``llama3.1-8b@8``): fast because they are few.
 PROXY = pl.col("model").str.contains("@", literal=True).fill_null(value=False)
 STEP_SCHEMA: dict[str, Type] = {
     "run_id": pl.String,

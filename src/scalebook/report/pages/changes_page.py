@@ -8,7 +8,7 @@ from typing import Any
 
 from scalebook.errors import ReportError
 from scalebook.measure.verdicts import Verdict
-from scalebook.measure.verdicts.gate import MUST_SEE, Check
+from scalebook.measure.verdicts.gate import MUST_SEE, GateCheck
 from scalebook.report.base import html_tables as tables
 from scalebook.report.base.against import KINDS, Against, kind_of, version_differences
 from scalebook.report.base.frames import ReportData
@@ -87,7 +87,7 @@ def changes(found: Against) -> Fragment:
     return tables.table(map(_row, rows), columns, "changes")
 
 
-def _row(one: Check) -> dict[str, Any]:
+def _row(one: GateCheck) -> dict[str, Any]:
     old = ", ".join(map(short_id, one.baseline_runs)) or NONE
     words = KINDS[kind_of(one)]
     known = one.verdict.ratio if one.verdict and isfinite(one.verdict.ratio) else None

@@ -97,6 +97,11 @@ class Front:
         return tuple([i for i in whole if not i.row["model"].startswith(TINY)] or whole)
 
     @cached_property
+    def runs_of_models(self) -> Counter[str]:
+        """How many of the chosen runs each model has."""
+        return Counter(item.row["model"] for item in self.chosen)
+
+    @cached_property
     def best(self) -> tuple[tuple[Configuration, ...], ...]:
         """The best of each platform and model at one sequence length: one per precision.
 
@@ -104,8 +109,7 @@ class Front:
         Rates at two lengths are of two works, so the length with most precisions, then most runs,
         stands for a platform.
         """
-        rows = [item.row for item in self.chosen]
-        runs = Counter(row["model"] for row in rows)
+        rows, runs = [item.row for item in self.chosen], self.runs_of_models
         found: list[tuple[Configuration, ...]] = []
         for same in alike(rows, lambda row: (side_name(row), row["model"])):
             lengths = alike(same, sequence_words)
@@ -162,7 +166,7 @@ def _nothing(data: ReportData) -> Iterator[str]:
 
 
 def _heading(front: Front) -> Markup:
-    runs = Counter(item.row["model"] for item in front.chosen)
+    runs = front.runs_of_models
     least = runs[front.best[0][0].row["model"]] / HEADLINE_SHARE
     named = [ones for ones in front.best if runs[ones[0].row["model"]] >= least]
     shown = named[:MOST_HEADLINES]

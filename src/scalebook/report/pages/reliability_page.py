@@ -318,14 +318,15 @@ def _sentence(item: DrilledRun) -> Markup:
     verdict = "Recovered" if drill.passed else "Not recovered as expected"
     words = Markup("<strong>{}</strong> on {}: rank {} of {} ({}) died after step {}, {}. {} {}")
     return words.format(
-        *(
-            verdict,
-            platform_title(item.run["platform"]),
-            drill.kill_rank,
-            model_title(item.run["model"]),
-        ),
+        verdict,
+        platform_title(item.run["platform"]),
+        drill.kill_rank,
+        model_title(item.run["model"]),
         run_link(item.run["run_id"]),
-        *(drill.last_step, when, _return(drill), _losses(drill)),
+        drill.last_step,
+        when,
+        _return(drill),
+        _losses(drill),
     )
 
 

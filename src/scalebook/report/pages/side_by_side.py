@@ -263,12 +263,10 @@ def _missing(one: TwoSides) -> Markup:
         return Markup("nothing: each side ran the other's fastest configurations.")
     named = [
         Markup("{} ({}; {}, {}) {}").format(
-            *(
-                run_link(row["run_id"]),
-                row["configuration_name"],
-                model_title(row["model"]),
-                work(row),
-            ),
+            run_link(row["run_id"]),
+            row["configuration_name"],
+            model_title(row["model"]),
+            work(row),
             IN[one.by.key].format(side),
         )
         for runs, side in wanted[:MOST_MISSING]

@@ -66,8 +66,9 @@ _MATCHED = "matched configuration"
 FORMED = tuple(kind for kind in KINDS if kind not in ("tune", "correctness"))
 
 
-NEEDS = {"strategies": ": that takes the rates of two layouts at the same work"}
-NEEDS["tune"] = NEEDS["strategies"]
+NEEDS: dict[str, str] = dict.fromkeys(
+    ("strategies", "tune"), ": that takes the rates of two layouts at the same work"
+)
 
 
 @dataclass(frozen=True, slots=True)

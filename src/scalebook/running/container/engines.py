@@ -14,7 +14,6 @@ from pathlib import Path
 
 from scalebook.errors import LaunchError, unknown
 from scalebook.query import ask
-from scalebook.running.container import inside
 from scalebook.running.container.commands import OCI
 from scalebook.running.container.images import ASKABLE, DIGEST, ENGINES, image
 
@@ -158,7 +157,7 @@ def surroundings(
     for engine in installed(engines):
         answer = find(engine, named or image(vendor).reference(engine, folder))
         found[engine] = answer if isinstance(answer, str) else None
-    return Surroundings(inside.container(environment), found, missing_trainer())
+    return Surroundings(current_container(environment), found, missing_trainer())
 
 
 def installed(engines: Sequence[str] = ENGINES) -> list[str]:
@@ -240,3 +239,58 @@ def _last_words(errors: str) -> str:
     line = (errors.strip().splitlines() or ["no answer"])[-1]
     logged = re.search(r'msg="(.*)"', line)
     return logged[1].replace('\\"', '"') if logged else line
+
+
+CONTAINER = "SCALEBOOK_CONTAINER"  # set by our launcher: the engine that started the container
+
+_VARIABLES = {
+    "APPTAINER_CONTAINER": "apptainer",
+    "APPTAINER_NAME": "apptainer",
+    "SINGULARITY_CONTAINER": "apptainer",
+    "SINGULARITY_NAME": "apptainer",
+    "ENROOT_ROOTFS": "enroot",
+    "KUBERNETES_SERVICE_HOST": "kubernetes",
+}
+_FILES = {
+    "run/.containerenv": "podman",
+    ".dockerenv": "docker",
+    ".singularity.d": "apptainer",
+    ".enroot": "enroot",
+}
+_CGROUPS = {
+    "libpod": "podman",
+    "docker": "docker",
+    "kubepods": "kubernetes",
+    "containerd": "containerd",
+    "lxc": "lxc",
+}
+
+
+def current_container(environment: Mapping[str, str], root: Path = Path("/")) -> str | None:
+    """Return the kind of container that this process is in, None on a bare machine.
+
+    The variable ``container`` is what podman and systemd-nspawn set; files come next, and the
+    first process's control group is asked last, as a new kind of group would be no sign.
+    """
+    if environment.get(CONTAINER):
+        return environment[CONTAINER]
+    for name, kind in _VARIABLES.items():
+        if environment.get(name):
+            return kind
+    if environment.get("container"):
+        return environment["container"]
+    for name, kind in _FILES.items():
+        if (root / name).exists():
+            return kind
+    return _by_cgroup(root / "proc" / "1" / "cgroup")
+
+
+def _by_cgroup(path: Path) -> str | None:
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    for name, kind in _CGROUPS.items():
+        if re.search(rf"[/:]{name}[-/.:]", text):
+            return kind
+    return None

@@ -16,7 +16,7 @@ from typing import Any
 
 from scalebook import __version__, project
 from scalebook.errors import CatalogError, unknown
-from scalebook.facts.catalog.rows import Row, rows_of
+from scalebook.facts.catalog.rows import TomlRow, rows_of
 
 VENDORS = ("nvidia", "amd", "cpu")
 ENGINES = ("docker", "podman", "apptainer", "enroot")
@@ -136,11 +136,11 @@ def parse(vendor: str, document: Mapping[str, Any]) -> Image:
         CatalogError: a key is missing, unknown or malformed.
     """
     file = f"containers/{vendor}/image.toml"
-    row = Row("image", document.get("image", {}), file, None)
+    row = TomlRow("image", document.get("image", {}), file, None)
     digest = row.optional_text("digest")
     if digest is not None and not DIGEST.fullmatch(digest):
         raise row.error("digest must be sha256: and 64 hex digits.")
-    contents = Row("contents", document.get("contents", {}), file, None)
+    contents = TomlRow("contents", document.get("contents", {}), file, None)
     if not contents.values:
         raise contents.error("[contents] must hold versions.")
     keys = ("name", "base", "tag", "source", "megatron_core")
@@ -166,7 +166,7 @@ def _flags(file: str, run: Mapping[str, Any]) -> dict[str, tuple[Flag, ...]]:
     }
 
 
-def _flag(row: Row) -> Flag:
+def _flag(row: TomlRow) -> Flag:
     flag = Flag(row.text("argument"), row.text("reason"))
     row.finish()
     if not flag.argument.startswith("--"):

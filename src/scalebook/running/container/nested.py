@@ -17,8 +17,8 @@ from scalebook.facts.catalog.load import ENVIRONMENT_VARIABLE
 from scalebook.host import ASKED, git_commit
 from scalebook.running.container import commands
 from scalebook.running.container.commands import OCI, Contained, EngineCommand, Mount
+from scalebook.running.container.engines import CONTAINER
 from scalebook.running.container.follow import scratch
-from scalebook.running.container.inside import CONTAINER
 
 # Which devices a process may use is the host's to say, and Slurm's: these pass without being named.
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")

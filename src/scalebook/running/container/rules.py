@@ -12,7 +12,7 @@ from typing import Any, cast
 from scalebook.config import RunConfig
 from scalebook.errors import CatalogError, unknown
 from scalebook.facts import catalog
-from scalebook.facts.catalog.rows import Row, rows_of
+from scalebook.facts.catalog.rows import TomlRow, rows_of
 from scalebook.running.container.images import document
 
 ANY = "any"
@@ -145,7 +145,7 @@ def rules(vendor: str) -> tuple[Variable, ...]:
     return tuple(map(parse, rows_of("variables", tables, f"containers/{vendor}/env.toml")))
 
 
-def parse(row: Row) -> Variable:
+def parse(row: TomlRow) -> Variable:
     """Return a row of env.toml as a variable.
 
     Raises:

@@ -13,23 +13,20 @@ import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+
+import torch
 
 from scalebook import store, untrusted
+from scalebook.config import RunConfig
+from scalebook.errors import ConfigError
 from scalebook.measure import reliability
 from scalebook.measure.reliability import CHECKPOINTS, UNFINISHED, CheckpointRecord
+from scalebook.parallelism import Parallelism
 from scalebook.record import StepRecord
 from scalebook.store import read_object
-from scalebook.train.checkpoint import mcore_checkpoint, state
-from scalebook.train.checkpoint.stored import (
-    CONTENT,
-    LATEST,
-    LAYOUT,
-    latest,
-    refuse_unsupported,
-    size_bytes,
-    source,
-)
+from scalebook.train import mcore
+from scalebook.train.checkpoint import mcore_checkpoint
 from scalebook.train.step_record import phase
 from scalebook.train.trainer import Trainer
 from scalebook.train.world import distributed, restart_count
@@ -69,7 +66,7 @@ class Keeper:
         refuse_unsupported(trainer.config)
         keeper = cls(trainer, output)
         if trainer.config.checkpoint_interval:
-            given = (trainer.world.device, state.sizes(trainer))
+            given = (trainer.world.device, state_sizes(trainer))
             keeper._preparing = threading.Thread(
                 target=mcore_checkpoint.prepare, args=given, daemon=True
             )
@@ -135,7 +132,7 @@ class Keeper:
             save.temporary.mkdir(parents=True)
         distributed.barrier()
         request = mcore_checkpoint.save(
-            state.sharded(trainer, step),
+            sharded_state(trainer, step),
             save.temporary,
             asynchronous=trainer.config.checkpoint_async,
         )
@@ -206,12 +203,170 @@ class Keeper:
         if path is None:
             return
         started_at, began = now(), time.perf_counter()
-        sharded = state.sharded(self.trainer, 0, loading=True)
+        sharded = sharded_state(self.trainer, 0, loading=True)
         loaded = mcore_checkpoint.load(sharded, path)
-        self.done = self._last = state.restore(self.trainer, loaded)
+        self.done = self._last = restore_state(self.trainer, loaded)
         self.trainer.world.synchronize()
         distributed.barrier()
         seconds = time.perf_counter() - began
         if self._first_rank:
             self._tell("load", started_at, seconds, seconds, path)
             print(f"loaded the checkpoint of step {self.done} in {seconds:.2f} s", flush=True)
+
+
+def sharded_state(trainer: Trainer, step: int, *, loading: bool = False) -> dict[str, Any]:
+    """Return this rank's part of the state after ``step`` steps.
+
+    The place in the data is the step itself: sample numbers follow from it alone.
+    """
+    chunks = trainer.model.chunks
+    if not loading:
+        _gather(trainer)
+    names = ["model"] if len(chunks) == 1 else [f"model{i}" for i in range(len(chunks))]
+    models = {
+        name: chunk.module.sharded_state_dict(metadata=dict(mcore_checkpoint.CONTENT))
+        for name, chunk in zip(names, chunks, strict=True)
+    }
+    if loading:
+        mcore_checkpoint.fill(trainer.optimizer.inner)
+    optimizer = trainer.optimizer.inner.sharded_state_dict(
+        models, is_loading=loading, metadata=dict(mcore_checkpoint.CONTENT)
+    )
+    world = trainer.world
+    random = mcore_checkpoint.ShardedObject("random", _random(), (world.size,), (world.rank,))
+    return {
+        **models,
+        "optimizer": optimizer,
+        "schedule": trainer.optimizer.schedule.state_dict(),
+        "step": step,
+        "samples": step * trainer.config.global_batch_size,
+        "random": random,
+    }
+
+
+def state_sizes(trainer: Trainer) -> list[int]:
+    """Return the bytes of each large tensor that this rank saves, as far as known before a step.
+
+    Adam keeps two moments for each parameter that it updates; what data-parallel ranks hold alike
+    is shared out among them when it is saved.
+    """
+    adams = mcore_checkpoint.adams(trainer.optimizer.inner)
+    groups = [group for adam in adams for group in adam.param_groups]
+    updated = [p.nbytes for group in groups for p in group["params"]]
+    alone = trainer.share.data_size == 1
+    whole = [p.nbytes for chunk in trainer.model.chunks for p in chunk.parameters()]
+    return [*updated, *updated, *updated, *(whole if alone else ())]
+
+
+def _gather(trainer: Trainer) -> None:
+    """Let every rank hold the parameters of the last step; every rank must call this.
+
+    With ``overlap_param_gather`` a rank has updated its own shard alone when a step ends, and gets
+    the others' while the next step computes: until then it would save old ones.
+    """
+    if trainer.model.ddp_config.overlap_param_gather:
+        for chunk in trainer.model.chunks:
+            chunk.start_param_sync(force_sync=True)
+
+
+@torch.no_grad()
+def restore_state(trainer: Trainer, loaded: dict[str, Any]) -> int:
+    """Put a loaded state in place and return how many steps had been done."""
+    chunks = trainer.model.chunks
+    for index, chunk in enumerate(chunks):
+        name = "model" if len(chunks) == 1 else f"model{index}"
+        chunk.module.load_state_dict(loaded[name], strict=True)
+    trainer.optimizer.inner.load_state_dict(loaded["optimizer"])
+    mcore_checkpoint.set_steps(trainer.optimizer.inner)
+    trainer.optimizer.schedule.load_state_dict(loaded["schedule"])
+    _set_random(loaded["random"])
+    return int(loaded["step"])
+
+
+def _random() -> dict[str, Any]:
+    """Return the states of every generator that a layer may draw from."""
+    tracker = mcore.tensor_parallel.get_cuda_rng_tracker()
+    return {
+        "cpu": torch.get_rng_state(),
+        "device": torch.cuda.get_rng_state(),
+        "tracker": tracker.get_states(),
+    }
+
+
+def _set_random(states: dict[str, Any]) -> None:
+    torch.set_rng_state(states["cpu"])
+    if torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["device"])
+    mcore.tensor_parallel.get_cuda_rng_tracker().set_states(states["tracker"])
+
+
+LATEST = "latest.json"  # names the last good checkpoint
+CONTENT = "scalebook.json"  # in a checkpoint: its step and layout
+# A checkpoint holds parts as the ranks of one layout need them.
+LAYOUT = ("model", *(n for n in Parallelism.__dataclass_fields__ if n != "sequence_parallel"),
+          "precision")  # fmt: skip
+
+
+def latest(folder: Path) -> Path | None:
+    """Return the last good checkpoint of a folder, None where there is none."""
+    named = read_object(folder / LATEST).get("name")
+    if not isinstance(named, str) or Path(named).name != named:  # nor does it lead elsewhere
+        return None
+    return folder / named if (folder / named).is_dir() else None
+
+
+def size_bytes(directory: Path) -> int:
+    """Return the bytes of the files in a folder."""
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+
+
+def refuse_unsupported(config: RunConfig) -> None:
+    """Raise ConfigError where no checkpoint of this configuration can be saved or loaded."""
+    asked = config.checkpoint_interval or config.load_checkpoint
+    if asked and config.data_parallel_sharding == "full":
+        raise ConfigError(
+            "Checkpoints are not supported with data_parallel_sharding='full' (FSDP). "
+            "Use data_parallel_sharding='optimizer', or none."
+        )
+
+
+def source(config: RunConfig, folder: Path) -> Path | None:
+    """Return the checkpoint to start from: this run's own before the one asked for; or None.
+
+    Raises:
+        ConfigError: the one asked for is not there, or was saved by another layout.
+    """
+    own = latest(folder)
+    if own is not None or not config.load_checkpoint:
+        return own
+    asked = Path(config.load_checkpoint)
+    whole = asked if (asked / CONTENT).exists() else None
+    found = whole or latest(asked) or latest(asked / CHECKPOINTS)
+    if found is None:
+        raise ConfigError(
+            f"load_checkpoint={config.load_checkpoint!r} contains no complete checkpoint. Name a "
+            f"run's directory, the folder {CHECKPOINTS!r} in it, or a checkpoint there."
+        )
+    saved = read_object(found / CONTENT)
+    step, layout = saved.get("step"), saved.get("config")
+    if type(step) is not int or not isinstance(layout, dict):
+        raise ConfigError(f"{found / CONTENT} does not contain the checkpoint's step and config.")
+    _refuse_other(config, cast("dict[str, Any]", layout))
+    if step >= config.steps:
+        raise ConfigError(
+            f"The checkpoint is of step {step}, and steps={config.steps} leaves nothing "
+            "to do. Raise steps: they count from step 1 of the first run."
+        )
+    return found
+
+
+def _refuse_other(config: RunConfig, saved: dict[str, Any]) -> None:
+    different = [
+        f"{name}={saved[name]!r} (here {getattr(config, name)!r})"
+        for name in LAYOUT
+        if name in saved and saved[name] != getattr(config, name)
+    ]
+    if different:
+        raise ConfigError(
+            f"The checkpoint was saved with {', '.join(different)}. Use the same values, or none."
+        )

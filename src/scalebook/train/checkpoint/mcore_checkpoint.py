@@ -50,7 +50,7 @@ def prepare(device: torch.device, sizes: Iterable[int]) -> None:
     if device.type == "cuda":
         torch.cuda.set_device(device)  # of this thread
         held = [torch.empty(size, dtype=torch.uint8, pin_memory=True) for size in sizes]
-        held.clear()
+        del held  # all at once, or each copy would reuse the memory of the last
     newer = getattr(_writer, "get_write_results_queue", None)
     answers = (newer or _writer._get_write_results_queue)()
     answers.put(_storage.WriteResult)
@@ -190,10 +190,13 @@ def set_steps(optimizer: Any) -> None:
                 values["step"] = values["step"].clone()
 
 
+def adams(optimizer: Any) -> list[Any]:
+    """Return the optimizers, of torch or fused, behind Megatron-Core's one or chain of them."""
+    return [part.optimizer for part in getattr(optimizer, "chained_optimizers", [optimizer])]
+
+
 def _torch_adams(optimizer: Any) -> Iterator[Any]:
-    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
-        if isinstance(part.optimizer, torch.optim.Adam):
-            yield part.optimizer
+    return (one for one in adams(optimizer) if isinstance(one, torch.optim.Adam))
 
 
 def queue() -> Any:

@@ -9,6 +9,7 @@ projections are whole on every rank, as with Transformer Engine, and the gradien
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -16,7 +17,6 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from scalebook.train import mcore
-from scalebook.train.layers.added_up import added_up
 
 
 class UnsplitLinear(nn.Module):
@@ -76,3 +76,29 @@ class LatentAttention(mcore.MLASelfAttention):
         """
         names = ("linear_q_proj", "linear_q_up_proj", "linear_kv_up_proj")
         return {name: getattr(submodules, name) for name in (*names, "q_layernorm", "kv_layernorm")}
+
+
+distributed: Any = import_module("torch.distributed")
+
+
+class _AddedUp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: Any) -> Tensor:
+        ctx.group = group
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
+        total = grad_outputs[0].clone(memory_format=torch.contiguous_format)
+        distributed.all_reduce(total, group=ctx.group)
+        return total, None
+
+
+def added_up(tensor: Tensor, group: Any) -> Tensor:
+    """Return the same tensor, whose gradient is the sum of the group's ranks'.
+
+    Megatron-Core's own loses the sum of a gradient that is not contiguous, as one of some columns.
+    """
+    function: Any = _AddedUp
+    same: Tensor = function.apply(tensor, group)
+    return same

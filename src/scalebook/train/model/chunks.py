@@ -15,8 +15,7 @@ from scalebook.facts.flops import padded_vocab_size
 from scalebook.facts.legality.untrained import untrained
 from scalebook.train import mcore
 from scalebook.train.experts import permutation
-from scalebook.train.layers import embedding, fused, offload
-from scalebook.train.layers.cross_entropy import cross_entropy
+from scalebook.train.layers import fused, offload, vocabulary
 from scalebook.train.model import fsdp, graph, local, megatron_config, weights
 from scalebook.train.model.switches import DTYPES, Switches, resolve
 from scalebook.train.world import World
@@ -63,7 +62,9 @@ class _GPTModel(mcore.GPTModel):
             parent: Any = super()
             return parent.compute_language_model_loss(labels, logits)
         group = self.pg_collection.tp
-        loss = cross_entropy(logits, labels.transpose(0, 1).contiguous(), group, compiled=True)
+        loss = vocabulary.cross_entropy(
+            logits, labels.transpose(0, 1).contiguous(), group, compiled=True
+        )
         return loss.transpose(0, 1).contiguous()
 
 
@@ -102,7 +103,7 @@ def _chunk(config: Any, shape: ModelShape, run: RunConfig, stage: int | None, on
     if run.offload_layers:
         offload.install(chunk, run.offload_layers)
     if on.fused_weight_gradient:
-        embedding.install(chunk)
+        vocabulary.install_embedding(chunk)
     return chunk
 
 

@@ -1,4 +1,4 @@
-"""Rules about checkpoints and restarts."""
+"""Rules about what a run writes besides its steps: checkpoints, with restarts, and profiles."""
 
 from __future__ import annotations
 
@@ -39,4 +39,15 @@ def interval(case: Case) -> Iterator[Problem]:
         )
 
 
-RULES = (sharding, interval)
+def all_ranks(case: Case) -> Iterator[Problem]:
+    """Asking which ranks to profile does nothing without steps to profile."""
+    if case.config.profile_all_ranks and not case.config.profile_steps:
+        yield Problem(
+            "profile_all_ranks",
+            "profile_all_ranks=True without profile_steps: nothing is profiled. "
+            "Set profile_steps=2.",
+            "warning",
+        )
+
+
+RULES = (sharding, interval, all_ranks)
