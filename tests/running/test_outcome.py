@@ -64,12 +64,12 @@ def test_exit_code_0_with_missing_steps_is_a_failure():
         (
             "[rank5]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.50 GiB. "
             "GPU 5 has a total capacity of 79.11 GiB of which 1.20 GiB is free.",
-            "GPU's memory ran out on rank 5: 3.50 GiB more did not fit of 79.11 GiB",
+            "GPU's memory ran out on rank 5: 3.50 GiB more did not fit in the 79.11 GiB",
         ),
         (
             "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 96.00 MiB. GPU 0 has a "
             "total capacity of 191.98 GiB of which 12.00 MiB is free.",
-            "GPU's memory ran out: 96.00 MiB more did not fit of 191.98 GiB",
+            "GPU's memory ran out: 96.00 MiB more did not fit in the 191.98 GiB",
         ),
         ("RuntimeError: CUDA error: out of memory", "GPU's memory ran out"),
         ("RuntimeError: HIP error: out of memory", "GPU's memory ran out"),

@@ -78,7 +78,7 @@ def test_the_recorded_command_names_the_published_directory(tmp_path: Path):
 @pytest.mark.parametrize(
     ("mode", "status", "words"),
     [
-        ("oom", "out_of_memory", "2.00 GiB more did not fit of 79.11 GiB"),
+        ("oom", "out_of_memory", "2.00 GiB more did not fit in the 79.11 GiB"),
         ("diverge", "diverged", "loss of step 3 is not finite"),
         ("kill_last_rank", "failed", "SIGKILL"),
         ("early", "failed", "early"),
