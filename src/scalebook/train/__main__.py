@@ -11,7 +11,9 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
+from multiprocessing import util
 from pathlib import Path
+from typing import Any, cast
 
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError, ScalebookError
@@ -67,6 +69,17 @@ def read_config(path: Path) -> RunConfig:
     return RunConfig.from_parameters(values)
 
 
+def exit_now(code: int) -> None:
+    """Exit with a code, all being written; torch would wait seconds for processes that compile.
+
+    Those end when this one has; the servers of multiprocessing (a checkpoint starts one) do not.
+    """
+    cast("Any", util)._exit_function()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train as the arguments say; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m scalebook.train")
@@ -103,7 +116,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # all is written; torch would wait seconds for processes that compile
+    exit_now(main())
