@@ -9,7 +9,6 @@ import pickle
 import signal
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator
@@ -79,6 +78,8 @@ class Plugin:
     def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
         for one in self.kept if self.work.chosen is None else ():  # what another test would leave
             one.cache_clear()
+        if not self.work.compiled:
+            sys.settrace(self.trace)  # a test that ends in an error inside it has ended it
         self.lines = self.met[str(item.path)]  # a fixture may serve all tests of its file
         return (yield)
 
@@ -98,7 +99,6 @@ def attempt(work: Work, home: str) -> None:
             work.compiled() if loader.path in work.sources else plain(loader, name)
         )
     else:
-        threading.settrace(plugin.trace)
         sys.settrace(plugin.trace)
     hypothesis.configuration.set_hypothesis_home_dir(home)
     for number in (1, 2):
