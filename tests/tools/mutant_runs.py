@@ -9,7 +9,6 @@ import pickle
 import signal
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator
@@ -24,8 +23,8 @@ import hypothesis.configuration
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-OFTEN = 20  # calls of a function after which all of its lines count as run
-OPTIONS = ["-xqs", "-pno:cacheprovider", "-mnot slow and not facts"]
+OFTEN, LONG = 20, {"": 120.0}  # calls that count for all lines of a function; seconds of a part
+OPTIONS = ["-qs", "-pno:cacheprovider", "-mnot slow and not facts"]
 
 
 class Work(NamedTuple):
@@ -46,7 +45,7 @@ class Plugin:
     def __init__(self, work: Work) -> None:
         self.work, self.spent, self.met = work, {}, defaultdict(set)
         self.lines, self.calls, self.sources = self.met[""], Counter(), {*work.sources}
-        self.ours = {*work.sources, *work.tests}
+        self.ours, self.known = {*work.sources, *work.tests}, set()
 
     def trace(self, frame: FrameType, *_: object) -> object:
         code = frame.f_code
@@ -72,20 +71,22 @@ class Plugin:
                 whole[one.path] += chosen.get(one.nodeid, 0)
             items.sort(key=lambda i: (whole[i.path], str(i.path), chosen.get(i.nodeid, 0)))
         kept = [one for one in gc.get_objects() if isinstance(one, functools._lru_cache_wrapper)]
-        code = {one: getattr(one.__wrapped__, "__code__", None) for one in kept}
-        self.kept = [one for one in kept if code[one] and code[one].co_filename in self.ours]
+        file = {one: getattr(sys.modules.get(one.__module__), "__file__", None) for one in kept}
+        self.kept = [one for one in kept if file[one] in self.ours]
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
-        if self.work.chosen is None:  # each test does for itself what another would have left
-            for one in self.kept:
-                one.cache_clear()
+        for one in self.kept if self.work.chosen is None else ():  # what another test would leave
+            one.cache_clear()
+        if not self.work.compiled:
+            sys.settrace(self.trace)  # a test that ends in an error inside it has ended it
         self.lines = self.met[str(item.path)]  # a fixture may serve all tests of its file
         return (yield)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
         begun, self.lines, self.calls = time.monotonic(), self.met[item.nodeid], Counter()
+        self.known.add(item.nodeid)
         yield
         self.spent[item.nodeid] = time.monotonic() - begun
 
@@ -98,21 +99,21 @@ def attempt(work: Work, home: str) -> None:
             work.compiled() if loader.path in work.sources else plain(loader, name)
         )
     else:
-        threading.settrace(plugin.trace)
         sys.settrace(plugin.trace)
     hypothesis.configuration.set_hypothesis_home_dir(home)
     for number in (1, 2):
         os.dup2(os.open(os.devnull, os.O_WRONLY), number)
-    temporary = f"--basetemp={home}/{os.getpid()}"
-    code = int(pytest.main([*OPTIONS, temporary, *work.tests], plugins=[plugin]))
+    options = [*OPTIONS, f"--basetemp={home}/{os.getpid()}", *["-x"][: bool(work.compiled)]]
+    code = int(pytest.main([*options, *work.tests], plugins=[plugin]))
     if not work.compiled:
-        Path(home, f"{os.getpid()}.notes").write_bytes(pickle.dumps((plugin.met, plugin.spent)))
-    os._exit(code)
+        noted = plugin.met, plugin.spent, plugin.known
+        Path(home, f"{os.getpid()}.notes").write_bytes(pickle.dumps(noted))
+    os._exit(code if work.compiled or code > 1 else 0)
 
 
-def meeting(notes: tuple[dict, dict], lines: set[tuple[str, int]]) -> dict[str, float]:
+def meeting(notes: tuple[dict, dict, set], lines: set[tuple[str, int]]) -> dict[str, float]:
     """Return the tests that run any of these lines; all if lines ran before them, or in none."""
-    (met, spent), every = notes, not lines or lines & notes[0][""]
+    (met, spent, _), every = notes, not lines or lines & notes[0][""]
     of_files = {one: met[one] | met[str(ROOT / one.split("::")[0])] for one in spent}
     return {one: spent[one] for one, ran in of_files.items() if every or lines & ran} or spent
 
@@ -126,7 +127,7 @@ def import_others(tests: list[str]) -> None:
             del sys.modules[name]
 
 
-def outcomes(work: list[Work], jobs: int) -> Iterator[tuple[Work, bool, tuple[dict, dict] | None]]:
+def outcomes(work: list[Work], jobs: int) -> Iterator[tuple[Work, bool, tuple | None]]:
     running, left = {}, list(work)
     with tempfile.TemporaryDirectory(prefix="mutate-") as home:
         while running or left:
@@ -134,8 +135,8 @@ def outcomes(work: list[Work], jobs: int) -> Iterator[tuple[Work, bool, tuple[di
                 one = left.pop(0)
                 process = get_context("fork").Process(target=attempt, args=(one, home))
                 process.start()
-                spent = sum((one.chosen or {"": 120}).values())
-                running[process] = (one, time.monotonic() + 5 * spent + 20)
+                end = time.monotonic() + 20 + 5 * sum((one.chosen or LONG).values())
+                running[process] = (one, end)
             connection.wait([process.sentinel for process in running], timeout=1)
             for process, (one, end) in list(running.items()):
                 if not process.is_alive() or time.monotonic() > end:
