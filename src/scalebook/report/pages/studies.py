@@ -595,11 +595,10 @@ def _drill(runs: _Runs) -> StudyAnswer | None:
     one = known[0]
     lost = one.drill.steps_lost
     again = f"; {count(lost, 'step')} ran again" if lost is not None else ""
-    took = duration(one.drill.next_step_seconds)
     apart = one.drill.largest_loss_difference
     again += "" if one.drill.passed or not apart else f", losses {percent(apart)} apart"
     words = Markup("{} continued {} after a kill{}.")
-    link = run_link(one.run["run_id"], took)
+    link = run_link(one.run["run_id"], duration(one.drill.next_step_seconds))
     verdict = words.format(on(one.run), link, again)
     parts = [
         (name.removesuffix("_seconds"), value)
