@@ -907,7 +907,7 @@ def test_a_heading_is_a_name_and_a_unit(head: str, name: str, unit: str) -> None
         ("Bandwidth", "400 Gbps", "bandwidth_gbps", 50),
         ("Bandwidth", "2 TB/s", "bandwidth_gb_per_second", 2000),
         ("Memory", "70 GB (peak)", "memory_gb", 70),
-        ("Memory", "70 MB", None, None),
+        ("Memory", "70 MB", "memory_gb", 0.07),
         ("Total power", "10 kW", "power_kilowatts", 10_000),
         ("Energy", "2 kWh", "energy_kwh", 7.2e6),
         ("Total TFLOPS", "1.5 PFLOPS", "model_tflops_per_second", 1500),

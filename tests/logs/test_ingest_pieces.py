@@ -111,7 +111,7 @@ def test_runs_of_a_store_are_groups_until_one_cannot_be_read(named):
             yield one
 
     def stored(*kinds):
-        found = group.Found({}, [], [], [(Path("s"), named, lambda: contents(*kinds))])
+        found = group.SortedFiles({}, [], [], [(Path("s"), named, lambda: contents(*kinds))])
         return [one.files[0].path.name for one in found.groups(None)], found.notes
 
     assert stored("a", "b") == (["a", "b"], [])
@@ -408,8 +408,8 @@ def test_the_cause_of_an_ending_is_what_the_log_shows(rows, ending, cause):
 
 def summary_of(**fields):
     names = ("family", "provenance", "derived_from", "not_used", "warnings", "tflops",
-             "tflops_per_second_per_gpu_logged_median", "skipped_iterations",
-             "nan_iterations")  # fmt: skip
+             "tflops_per_second_per_gpu_logged_median", "tokens_per_second_per_gpu_median",
+             "skipped_iterations", "nan_iterations")  # fmt: skip
     return {**dict.fromkeys(names), "notes": ["a note"], **fields}
 
 

@@ -488,7 +488,7 @@ def raw_names(page: str) -> set[str]:
     names = {name for name in names if model_title(name) != name and not name.startswith("tiny")}
     names |= {"cpu", "bf16", "fp16", "fp32", "fp8", "mxfp8"}
     longest = sorted(map(re.escape, names), key=len, reverse=True)
-    pattern = re.compile(rf"(?<![\w./=-])({'|'.join(longest)})(@\d+)?(?![\w/-]|\.\w)")
+    pattern = re.compile(rf"(?<!plan )(?<![\w./=-])({'|'.join(longest)})(@\d+)?(?![\w/-]|\.\w)")
     seen = Words(page)
     shown = [text for text in seen.words if "--peak-precision" not in text]
     for spec in seen.specs:

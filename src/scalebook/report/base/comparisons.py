@@ -186,7 +186,7 @@ DIVISIONS = (
         "precision", "precisions", lambda item: item.row["precision"], "precision", precision_title
     ),
     Division("versions", "versions of the software", _versions),
-    Division("plan", "plans", _plan),
+    Division("plan", "plans", _plan, shown="plan {}".format),
     Division("folder", "folders of runs", lambda item: item.row["folder"]),
 )
 

@@ -63,7 +63,7 @@ PRICE = "price_per_gpu_hour"
 PER_PRICE = "tokens_per_dollar"
 IN = {  # how a run is repeated as one of a side
     "platform": "on {}", "model": "with model {}", "precision": "in {}", "versions": "with {}",
-    "plan": "in plan {}", "folder": "in folder {}",
+    "plan": "in {}", "folder": "in folder {}",
 }  # fmt: skip
 STACK = (*VERSIONS, "cuda", "rocm", "nccl", "rccl", "triton", "driver")
 
