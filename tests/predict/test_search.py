@@ -111,7 +111,7 @@ def candidate(rate: float, high: float, memory: float = 1.0, **fields: Any) -> C
     seconds = asked.tokens_per_step / asked.world_size / rate
     found: Any = SimpleNamespace(
         tokens_per_second_per_gpu=rate, low=rate**2 / high, high=high, step_seconds=seconds,
-        memory_gib=memory,
+        memory_gib=memory, fits=True,
     )  # fmt: skip
     return Candidate(asked, found)
 
@@ -120,6 +120,27 @@ def test_a_layout_whose_interval_reaches_the_first_may_be_the_fastest() -> None:
     ranking = Ranking((candidate(100, 110), candidate(95, 100), candidate(90, 99.9)), {})
     assert [one.prediction.high for one in ranking.contenders] == [110, 100]
     assert Ranking((), {}).contenders == ()
+
+
+@pytest.mark.parametrize(
+    ("rates", "expected"),
+    [
+        # (rate, high, whether it fits): the interval is symmetric in logarithms
+        ([(100, 110, True), (105, 115, None), (90, 99, True)], [100, 90, 105]),  # they overlap
+        ([(100, 110, True), (150, 160, None), (105, 115, None)], [150, 100, 105]),  # 140.6 > 110
+        ([(100, 110, None), (105, 115, None)], [105, 100]),  # no memory is known
+    ],
+)
+def test_a_layout_that_may_not_fit_comes_after_those_that_may_be_as_fast_and_fit(
+    rates: list[tuple[float, float, bool | None]], expected: list[float]
+) -> None:
+    found = [
+        SimpleNamespace(tokens_per_second_per_gpu=rate, low=rate**2 / high, high=high, fits=fits)
+        for rate, high, fits in rates
+    ]
+    reach = max((one.high for one in found if one.fits), default=0.0)
+    ranked = sorted(found, key=lambda one: search.order(one, reach))
+    assert [one.tokens_per_second_per_gpu for one in ranked] == expected
 
 
 # Trials

@@ -387,9 +387,10 @@ ASKED = ("tune", "--platform", "h100", "--model", "llama3.1-8b@8", "--gpus", "2"
 def test_a_dry_run_ranks_layouts_and_says_which_would_run(capsys) -> None:
     assert main([*ASKED, "--dry-run", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    rates = [one["tokens_per_second_per_gpu"] for one in found["ranking"]]
+    sure = [one for one in found["ranking"] if one["fits"]]
+    rates = [one["tokens_per_second_per_gpu"] for one in sure]
     assert rates == sorted(rates, reverse=True)
-    assert 1 <= found["contenders"] == len(found["trials"]) <= len(rates)
+    assert 1 <= found["contenders"] == len(found["trials"]) <= len(found["ranking"])
     assert found["left_out"] and found["plan"] == "tune-llama3.1-8b-8-2"
     assert {one["config"]["global_batch_size"] for one in found["ranking"]} == {32}
     assert main([*ASKED, "--dry-run", "--budget-seconds", "480"]) == 0
@@ -412,6 +413,23 @@ def test_a_ranking_says_which_layouts_may_not_fit(capsys) -> None:
         if row.startswith("  "):
             break
         assert ("cannot tell" in row) == (one["memory_gib"] > 72)
+
+
+def test_layouts_that_may_not_fit_come_after_those_that_do(made) -> None:
+    """85.4 GiB of DP4 are predicted to be the fastest, on a card of 80 GB."""
+    base = BASE.model_copy(update={"model": "llama3.1-8b", "world_size": 4})
+    found = search.layouts(base, made)
+    first = found.candidates[0].prediction
+    fastest = max(found.candidates, key=lambda one: one.prediction.tokens_per_second_per_gpu)
+    assert first.fits
+    assert fastest.prediction.fits is None
+    assert fastest in found.contenders
+    tuning = Tuning(found, lambda _: made, 3600.0, [])
+    fits = [one.fits for one in tuning.survivors]
+    assert fits == [True] * fits.count(True) + [None] * fits.count(None)
+    step = tuning.next(0.0)
+    assert isinstance(step, Step)
+    assert made.predict(step.config).fits
 
 
 @pytest.mark.parametrize(

@@ -223,7 +223,7 @@ def _of_record(row: Recommended) -> Recommended:
 
 
 def predicted(asked: RunConfig, made: Predictor, most: int) -> Recommendations:
-    """Return the layouts of Scalebook's trainer with the highest predicted rate."""
+    """Return the first layouts of Scalebook's trainer in the order of a search."""
     ranking = layouts(asked, made)
     rows = tuple(
         Recommended(
@@ -240,7 +240,7 @@ def predicted(asked: RunConfig, made: Predictor, most: int) -> Recommendations:
         said = f"No legal layout of {asked.model} fits {asked.world_size} x {asked.platform}."
         return Recommendations("predicted", rows, left_out, said)
     beyond = len(ranking.candidates) - len(rows)
-    left_out |= {"slower by prediction": beyond} if beyond else {}
+    left_out |= {"slower by prediction, or may not fit": beyond} if beyond else {}
     said = f"{len(ranking.contenders)} of {len(ranking.candidates)} layouts may be the fastest."
     return Recommendations("predicted", rows, left_out, said)
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import Any, Protocol
 
 from scalebook.config import RunConfig
 from scalebook.facts import catalog, legality
@@ -22,6 +22,24 @@ _CHUNKS = (1, 2, 4)
 _MOST = 20_000  # layouts of one search
 
 
+class _Rated(Protocol):
+    @property
+    def tokens_per_second_per_gpu(self) -> float: ...
+    @property
+    def low(self) -> float: ...
+    @property
+    def fits(self) -> bool | None: ...
+
+
+def order(one: _Rated, reach: float) -> tuple[bool, float]:
+    """Return what layouts are sorted by: the fastest first, those that may not fit after the others.
+
+    ``reach`` is the highest rate that a layout which surely fits may have: one that may not fit
+    keeps its place where it is faster than that even at the lower end of its interval.
+    """
+    return not one.fits and one.low <= reach, -one.tokens_per_second_per_gpu
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A legal layout that fits, with its prediction."""
@@ -32,7 +50,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """Every legal layout that fits, the fastest first, and how many others there were and why."""
+    """Every legal layout that fits, in ``order``, and how many others there were and why."""
 
     candidates: tuple[Candidate, ...]
     left_out: dict[str, int]  # by reason
@@ -86,11 +104,10 @@ def layouts(
         fitting.append(config)
         if verdict.fits or verdict.capacity_gib is None:
             settled.add(key)
-    ranked = sorted(
-        (Candidate(config, made.predict(config)) for config in fitting),
-        key=lambda one: (-one.prediction.tokens_per_second_per_gpu, one.config.config_hash()),
-    )
-    return Ranking(tuple(ranked), dict(left_out))
+    found = [Candidate(config, made.predict(config)) for config in fitting]
+    reach = max((one.prediction.high for one in found if one.prediction.fits), default=0.0)
+    found.sort(key=lambda one: (order(one.prediction, reach), one.config.config_hash()))
+    return Ranking(tuple(found), dict(left_out))
 
 
 def _variations(

@@ -23,7 +23,7 @@ from scalebook.facts.feasibility.known import ran_out
 from scalebook.measure.metrics.window import measured_steps
 from scalebook.predict.known import KnownRate, configuration, known_rate
 from scalebook.predict.model import Predictor
-from scalebook.predict.search import Ranking, words
+from scalebook.predict.search import Ranking, order, words
 from scalebook.store import Run
 
 FULL_STEPS, WARMUP_STEPS = 20, 3
@@ -108,6 +108,7 @@ class Standing:
     low: float
     high: float
     memory_gib: float
+    fits: bool | None
     trials: int
     run_ids: tuple[str, ...] = ()
 
@@ -191,7 +192,7 @@ class Tuning:
 
     @property
     def standings(self) -> tuple[Standing, ...]:
-        """The layouts that are still in the field, the fastest first."""
+        """The layouts that are still in the field, in the order of a ranking."""
         if self._standings is None:
             excluded = self.excluded
             found = [
@@ -199,7 +200,8 @@ class Tuning:
                 for one in self.ranking.candidates
                 if configuration(one.config) not in excluded
             ]
-            found.sort(key=lambda one: (-one.tokens_per_second_per_gpu, one.config.config_hash()))
+            reach = max((one.high for one in found if one.fits), default=0.0)
+            found.sort(key=lambda one: (order(one, reach), one.config.config_hash()))
             self._standings = tuple(found)
         return self._standings
 
@@ -210,7 +212,7 @@ class Tuning:
         if not own:
             rate = predicted.tokens_per_second_per_gpu / self.slower
             low, high = predicted.low / self.slower, predicted.high / self.slower
-            return Standing(config, rate, low, high, predicted.memory_gib, 0)
+            return Standing(config, rate, low, high, predicted.memory_gib, predicted.fits, 0)
         total = sum(one.steps for one, _ in own) or 1
         seconds = sum(one.steps * known.seconds for one, known in own) / total
         noise = self.noise
@@ -221,7 +223,8 @@ class Tuning:
         spread = math.exp(_QUANTILE * deviation)
         names = tuple(one.run_id for one, _ in own)
         memory = predicted.memory_gib
-        return Standing(config, rate, rate / spread, rate * spread, memory, len(own), names)
+        ends = rate / spread, rate * spread
+        return Standing(config, rate, *ends, memory, True, len(own), names)  # it ran: it fits
 
     @property
     def noise(self) -> float:
