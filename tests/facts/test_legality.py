@@ -134,6 +134,20 @@ def test_each_rule_speaks_by_itself(rule: str, model: str, changes: dict[str, An
     assert "\n" not in found[0].message
 
 
+@pytest.mark.parametrize(
+    ("last", "chunks", "most"),
+    [(0, 1, 8), (0, 2, 4), (5, 1, 5), (5, 2, 2), (11, 1, 7)],  # (32 - 11) / 3 = 7 on the others
+)
+def test_full_recomputation_covers_at_most_the_smallest_stage(
+    last: int, chunks: int, most: int
+) -> None:
+    asked = {"pipeline_parallel_size": 4, "last_pipeline_stage_layers": last, "recompute": "full"}
+    asked |= {"virtual_pipeline_parallel_size": chunks, "global_batch_size": 32, "world_size": 4}
+    assert problems(config("llama3.1-8b", **asked, recompute_layers=most)) == []
+    (found,) = problems(config("llama3.1-8b", **asked, recompute_layers=most + 1))
+    assert f"Use recompute_layers={most}, or 0" in found.message
+
+
 def test_every_broken_rule_is_named_not_only_the_first() -> None:
     asked = config(
         "qwen2.5-7b",

@@ -114,13 +114,15 @@ def recomputed_layers(case: Case) -> Iterator[Problem]:
             "recompute_layers",
             f"recompute_layers={layers} needs recompute='full', not {config.recompute!r}. Use 0.",
         )
-    chunks = config.pipeline_parallel_size * config.virtual_pipeline_parallel_size
-    most = -(-case.shape.num_layers // chunks)
+    stages, last = config.pipeline_parallel_size, config.last_pipeline_stage_layers
+    total = case.shape.num_layers
+    smallest = min((total - last) // (stages - 1), last) if last and stages > 1 else total // stages
+    most = max(smallest // config.virtual_pipeline_parallel_size, 1)
     if layers > most:
         yield Problem(
             "recompute_layers",
-            f"recompute_layers={layers} is more than the {most} layers of a stage or its chunk. "
-            "Use 0 for all of them.",
+            f"recompute_layers={layers} is more than the {most} layers of the smallest stage or "
+            f"chunk of one. Use recompute_layers={most}, or 0 for all layers.",
         )
 
 
