@@ -98,7 +98,17 @@ def test_convert_says_which_convention_of_the_frameworks_is_the_likeliest(run):
     code, out, _ = run("convert", "--model", "llama3.1-8b", "--sequence-length", 8192, *pair)
     assert code == 0
     assert "Likeliest: megatron_causal" in out
+    assert "Within the printed digits too: sliding_window, exact_causal." in out
     assert "--packed-lengths" in out
+
+
+def test_convert_says_that_no_convention_fits_and_which_is_nearest(run):
+    pair = ("--tokens-per-second-per-gpu", 10982, "--tflops", 123)
+    code, out, _ = run("convert", "--model", "llama3.1-8b", "--sequence-length", 8192, *pair)
+    assert code == 0
+    assert "Likeliest" not in out
+    assert "None fits the printed digits. Nearest: hf_total_flos" in out
+    assert "published is off by -75.13%." in out
 
 
 def test_convert_between_conventions_needs_no_token_rate(answer):

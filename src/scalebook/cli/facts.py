@@ -221,17 +221,20 @@ def convert(options: argparse.Namespace) -> int:
         for name in CONVENTIONS
     }
     fits: Sequence[ConventionFit] = ()
+    error = 0.0  # that the printed digits leave open
     if rate and tflops:
         error = sum(one.unit / one.value / 2 for one in pair if one)
         fits = convention_fits(rate, tflops, shape, length, mtp_layers=modules, tolerance=error)
     if options.json:
         print_json({"tflops_per_second_per_gpu": by_name, "fits": fits})
     else:
-        _print_conversions(by_name, fits)
+        _print_conversions(by_name, fits, error)
     return 0
 
 
-def _print_conversions(by_name: Mapping[str, float], fits: Sequence[ConventionFit]) -> None:
+def _print_conversions(
+    by_name: Mapping[str, float], fits: Sequence[ConventionFit], error: float
+) -> None:
     from scalebook.facts.flops import CONVENTIONS
 
     rows = [[name, f"{value:,.2f}"] for name, value in by_name.items()]
@@ -241,8 +244,14 @@ def _print_conversions(by_name: Mapping[str, float], fits: Sequence[ConventionFi
         headers.append("published is off by")
         rows = [[*row, differences[row[0]]] for row in rows]
     print_table(headers, rows)
+    within = [one.convention for one in fits if abs(one.relative_difference) <= error]
     if fits:
-        print(f"Likeliest: {fits[0].convention} ({CONVENTIONS[fits[0].convention]}).")
+        first = fits[0].convention
+        head = "Likeliest" if within else "None fits the printed digits. Nearest"
+        off = "" if within else f", published is off by {differences[first]}"
+        print(f"{head}: {first} ({CONVENTIONS[first]}){off}.")
+    if within[1:]:
+        print(f"Within the printed digits too: {', '.join(within[1:])}.")
     print(PACKED)
 
 
