@@ -35,7 +35,10 @@ def test_the_sample_can_be_audited(capsys, tmp_path):
     assert code == 1
     assert "contradicts    line 11" in out
     assert "should be 46.796 %" in out
-    assert "impossible 1, contradicts 2, holds 10" in out
+    assert "Claims: impossible 1, contradicts 2, holds 10, possible 0" in out
+    assert (
+        f"Checks: impossible 1, contradicts 2, holds 10, possible {out.count('  possible ')}" in out
+    )
 
 
 def test_a_wrong_claim_is_exit_code_1(capsys):

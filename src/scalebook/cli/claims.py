@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -151,8 +152,10 @@ def _print_audit(result: Audit, checks: Sequence[Check]) -> None:
         print("\nNot read:")
         for text in result.claims.unread:
             print(f"  {text}")
-    counts = [f"{verdict} {count}" for verdict, count in result.counts().items()]
-    print(f"\nClaims: {', '.join(counts)}.")
+    checked = Counter(check.verdict for check in result.checks)
+    print("\nA claim counts once, by the first of its checks' verdicts in this order.")
+    for what, counts in (("Claims", result.counts()), ("Checks", checked)):
+        print(f"{what}: {', '.join(f'{name} {counts[name]}' for name in result.counts())}.")
 
 
 def _print_check(check: Check) -> None:
