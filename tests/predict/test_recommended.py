@@ -188,8 +188,10 @@ def test_predicted_rows_are_the_first_of_the_search_with_what_they_rest_on():
     assert [row.layout for row in found.rows] == [
         search.words(one.config) for one in ranking.candidates[:3]
     ]
+    fits = [one.prediction.fits for one in ranking.candidates]
+    assert fits[0] and None in fits  # what may not fit is not offered first
     assert all(row.source.startswith("fit to ") and row.interval == "90 %" for row in found.rows)
-    assert found.left_out["slower by prediction"] == len(ranking.candidates) - 3
+    assert found.left_out["slower by prediction, or may not fit"] == len(ranking.candidates) - 3
 
 
 def test_each_kind_has_its_own_ranking(capsys: pytest.CaptureFixture[str]):
@@ -216,7 +218,8 @@ def test_the_terminal_says_what_was_asked_and_what_was_assumed(capsys: pytest.Ca
     words = ["recommend", *FLAGS, "cpu", "--model", "tiny-llama", "--gpus", "2", "--most", "1"]
     assert main(words) == 0
     said = capsys.readouterr().out
-    assert said.startswith("Asked: tiny-llama on 2 x cpu, fp32 (default), sequence 256 (default)\n")
+    assumed = "fp32 (default), sequence 256 (default), global batch 32 (default)\n"
+    assert said.startswith(f"Asked: tiny-llama on 2 x cpu, {assumed}")
     assert "Nobody published a result of tiny-llama" in said
     assert "the catalog only: no run, no probe" in said
 

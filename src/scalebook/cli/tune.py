@@ -166,10 +166,13 @@ def tune(options: argparse.Namespace) -> int:
 def _print_recommended(
     options: argparse.Namespace, base: RunConfig, found: Sequence[Recommendations]
 ) -> None:
-    length, precision = f"sequence {base.sequence_length:,}", base.precision
-    length += "" if options.sequence_length else " (default)"
-    precision += "" if options.precision else " (default)"
-    print(f"Asked: {base.model} on {base.world_size} x {base.platform}, {precision}, {length}")
+    asked = {
+        "precision": base.precision,
+        "sequence_length": f"sequence {base.sequence_length:,}",
+        "global_batch_size": f"global batch {base.global_batch_size:,}",
+    }
+    said = (text + ("" if getattr(options, name) else " (default)") for name, text in asked.items())
+    print(f"Asked: {base.model} on {base.world_size} x {base.platform}, {', '.join(said)}")
     for one in found:
         print(f"\n{_EVIDENCE[one.kind]}. {one.said}")
         headers = ("#", "tokens/s/GPU", "interval", "precision", "sequence", "GPUs", "layout")
