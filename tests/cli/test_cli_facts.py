@@ -107,8 +107,7 @@ def test_convert_says_that_no_convention_fits_and_which_is_nearest(run):
     code, out, _ = run("convert", "--model", "llama3.1-8b", "--sequence-length", 8192, *pair)
     assert code == 0
     assert "Likeliest" not in out
-    assert "None fits the printed digits. Nearest: hf_total_flos" in out
-    assert "published is off by -75.13%." in out
+    assert "None fits the printed digits. Nearest: hf_total_flos, off by -75.13% (" in out
 
 
 def test_convert_between_conventions_needs_no_token_rate(answer):

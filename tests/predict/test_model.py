@@ -402,3 +402,22 @@ def test_the_suspect_is_the_kind_that_explains_missing_seconds_most_cheaply(
     fitted = RateFit(belief(machine(DEVICE, 8)), ("gemm", "attention"), {}, covariance, ())
     found = _suspect(fitted, StepSample(1.0, work, "a", "x"), missing)
     assert found == (KINDS[suspect].words if suspect else None)
+
+
+def test_a_vague_belief_keeps_kinds_that_the_samples_would_make_cost_nothing() -> None:
+    """More matrix products in less time: small models say nothing about their rate."""
+    samples = tuple(
+        StepSample(seconds, {"gemm": gemm, "launch": 1.0}, str(gemm), "tp1")
+        for seconds, gemm in ((1.0, 0.2), (0.9, 0.4))
+    )
+    means, deviations = {"gemm": 1.0, "launch": 1.0}, {"gemm": 1.5, "launch": 1.5}
+    sure = least_squares(samples, Belief(means, deviations))
+    assert sure.slowness["gemm"] == 0
+    made = least_squares(samples, Belief(means, deviations, vague=True))
+    assert (made.kinds, made.slowness["gemm"]) == (("launch",), 1.0)
+    # What is left of the samples is 0.8 and 0.5 s, weighed by 1 / (0.02 x seconds)^2.
+    weights = [(0.02 * 1.0) ** -2, (0.02 * 0.9) ** -2]
+    launch = (0.8 * weights[0] + 0.5 * weights[1] + 1.5**-2) / (sum(weights) + 1.5**-2)
+    assert made.slowness["launch"] == pytest.approx(launch)
+    small, large = ({"gemm": gemm, "launch": 1.0} for gemm in (0.1, 100.0))
+    assert made.variance(small) < 0.1 < 2 < made.variance(large)  # 1.5^2 at most

@@ -221,20 +221,17 @@ def convert(options: argparse.Namespace) -> int:
         for name in CONVENTIONS
     }
     fits: Sequence[ConventionFit] = ()
-    error = 0.0  # that the printed digits leave open
     if rate and tflops:
         error = sum(one.unit / one.value / 2 for one in pair if one)
         fits = convention_fits(rate, tflops, shape, length, mtp_layers=modules, tolerance=error)
     if options.json:
         print_json({"tflops_per_second_per_gpu": by_name, "fits": fits})
     else:
-        _print_conversions(by_name, fits, error)
+        _print_conversions(by_name, fits)
     return 0
 
 
-def _print_conversions(
-    by_name: Mapping[str, float], fits: Sequence[ConventionFit], error: float
-) -> None:
+def _print_conversions(by_name: Mapping[str, float], fits: Sequence[ConventionFit]) -> None:
     from scalebook.facts.flops import CONVENTIONS
 
     rows = [[name, f"{value:,.2f}"] for name, value in by_name.items()]
@@ -244,14 +241,13 @@ def _print_conversions(
         headers.append("published is off by")
         rows = [[*row, differences[row[0]]] for row in rows]
     print_table(headers, rows)
-    within = [one.convention for one in fits if abs(one.relative_difference) <= error]
     if fits:
         first = fits[0].convention
-        head = "Likeliest" if within else "None fits the printed digits. Nearest"
-        off = "" if within else f", published is off by {differences[first]}"
-        print(f"{head}: {first} ({CONVENTIONS[first]}){off}.")
-    if within[1:]:
-        print(f"Within the printed digits too: {', '.join(within[1:])}.")
+        head = "Likeliest" if fits[0].within else "None fits the printed digits. Nearest"
+        others = ", ".join(one.convention for one in fits[1:] if one.within)
+        print(f"{head}: {first}, off by {differences[first]} ({CONVENTIONS[first]}).")
+        if others:
+            print(f"Within the printed digits too: {others}.")
     print(PACKED)
 
 

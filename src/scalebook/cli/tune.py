@@ -166,13 +166,12 @@ def tune(options: argparse.Namespace) -> int:
 def _print_recommended(
     options: argparse.Namespace, base: RunConfig, found: Sequence[Recommendations]
 ) -> None:
-    asked = {
-        "precision": base.precision,
-        "sequence_length": f"sequence {base.sequence_length:,}",
-        "global_batch_size": f"global batch {base.global_batch_size:,}",
-    }
-    said = (text + ("" if getattr(options, name) else " (default)") for name, text in asked.items())
-    print(f"Asked: {base.model} on {base.world_size} x {base.platform}, {', '.join(said)}")
+    length, batch = f"sequence {base.sequence_length:,}", f"global batch {base.global_batch_size:,}"
+    length += "" if options.sequence_length else " (default)"
+    batch += "" if options.global_batch_size else " (default)"
+    words = base.precision + ("" if options.precision else " (default)")
+    where = f"{base.model} on {base.world_size} x {base.platform}"
+    print(f"Asked: {where}, {words}, {length}, {batch}")
     for one in found:
         print(f"\n{_EVIDENCE[one.kind]}. {one.said}")
         headers = ("#", "tokens/s/GPU", "interval", "precision", "sequence", "GPUs", "layout")

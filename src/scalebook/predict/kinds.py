@@ -138,6 +138,7 @@ class Belief:
     mean: Mapping[str, float]
     deviation: Mapping[str, float]
     probe_id: str | None = None
+    vague: bool = False  # a guess: small models, whose launches take the time, may hide a kind
 
 
 def belief(reference: MachineRates, probe: Probe | None = None) -> Belief:
@@ -149,7 +150,7 @@ def belief(reference: MachineRates, probe: Probe | None = None) -> Belief:
     found = {} if probe is None else _probed(probe, reference)
     for name, (value, share) in found.items():
         mean[name], deviation[name] = value, share * value
-    return Belief(mean, deviation, probe.probe_id if probe else None)
+    return Belief(mean, deviation, probe.probe_id if probe else None, not reference.is_gpu)
 
 
 def _probed(probe: Probe, reference: MachineRates) -> dict[str, tuple[float, float]]:

@@ -187,6 +187,7 @@ class ConventionFit:
     convention: str
     flops_per_token: float
     relative_difference: float  # published over counted, minus 1
+    within: bool  # the tolerance
 
 
 def convention_fits(
@@ -209,6 +210,7 @@ def convention_fits(
     fits: list[ConventionFit] = []
     for name in CONVENTIONS:
         counted = flops_per_token(shape, sequence_length, name, mtp_layers=mtp_layers)
-        fits.append(ConventionFit(name, counted, implied / counted - 1))
+        off = implied / counted - 1
+        fits.append(ConventionFit(name, counted, off, abs(off) <= tolerance))
     # a stable sort: those within the tolerance are all at distance 0
     return tuple(sorted(fits, key=lambda fit: max(0, abs(fit.relative_difference) - tolerance)))
