@@ -172,8 +172,8 @@ def duration(seconds: float) -> str:
 
 def _print(config: RunConfig, found: Prediction, made: Predictor) -> None:
     line = rate_line(**short_value(found))
-    batch = f"global batch {config.global_batch_size:,}"
-    print(f"{config.model} on {config.world_size} x {config.platform}, {batch}: {line}")
+    where = f"{config.world_size} x {config.platform}, global batch {config.global_batch_size:,}"
+    print(f"{config.model} on {where}: {line}")
     if found.mfu is not None and found.mfu_low is not None and found.mfu_high is not None:
         low, high = 100 * found.mfu_low, 100 * found.mfu_high
         print(f"  MFU {100 * found.mfu:.1f} % ({low:.1f} to {high:.1f})")

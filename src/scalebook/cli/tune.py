@@ -169,9 +169,8 @@ def _print_recommended(
     length, batch = f"sequence {base.sequence_length:,}", f"global batch {base.global_batch_size:,}"
     length += "" if options.sequence_length else " (default)"
     batch += "" if options.global_batch_size else " (default)"
-    words = base.precision + ("" if options.precision else " (default)")
-    where = f"{base.model} on {base.world_size} x {base.platform}"
-    print(f"Asked: {where}, {words}, {length}, {batch}")
+    asked = f"{base.precision}{'' if options.precision else ' (default)'}, {length}, {batch}"
+    print(f"Asked: {base.model} on {base.world_size} x {base.platform}, {asked}")
     for one in found:
         print(f"\n{_EVIDENCE[one.kind]}. {one.said}")
         headers = ("#", "tokens/s/GPU", "interval", "precision", "sequence", "GPUs", "layout")

@@ -126,20 +126,16 @@ def fit(samples: Sequence[StepSample], belief: Belief) -> RateFit:
 def least_squares(
     ordered: tuple[StepSample, ...], belief: Belief, held: frozenset[str] = frozenset()
 ) -> RateFit:
-    """Return the fit of samples in their order, each with the noise that it is taken to have.
+    """Return the fit of samples in their order; what is ``held`` keeps its belief.
 
-    Kinds that are ``held`` keep their belief. A vague belief holds those that would cost nothing.
+    A vague belief holds each kind that would cost nothing.
     """
     kinds = tuple(sorted({kind for sample in ordered for kind in sample.work} - held))
     place, size = {kind: i for i, kind in enumerate(kinds)}, len(kinds)
     matrix, vector = [[0.0] * size for _ in kinds], [0.0] * size
     for one in ordered:  # most kinds of work are in few samples
         scale, believed = one.scale, sum(belief.mean[kind] * one.work.get(kind, 0) for kind in held)
-        filled = [
-            (place[kind], value / scale)
-            for kind, value in one.work.items()
-            if value and kind not in held
-        ]
+        filled = [(place[kind], value / scale) for kind, value in one.work.items() if kind in place]
         for i, value in filled:
             vector[i] += value * (one.seconds - believed) / scale
             for j, other in filled:
@@ -149,10 +145,9 @@ def least_squares(
         matrix[i][i] += weight
         vector[i] += weight * belief.mean[kind]
     values, covariance = _not_negative(matrix, vector)
-    free = frozenset(kind for kind, value in zip(kinds, values, strict=True) if value <= 0)
-    if belief.vague and free:
-        return least_squares(ordered, belief, held | free)
     slowness = dict(belief.mean) | dict(zip(kinds, values, strict=True))
+    if belief.vague and (free := {kind for kind in kinds if slowness[kind] <= 0}):
+        return least_squares(ordered, belief, held | free)
     return RateFit(belief, kinds, slowness, covariance, ordered)
 
 

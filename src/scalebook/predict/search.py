@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from scalebook.config import RunConfig
 from scalebook.facts import catalog, legality
@@ -17,19 +17,16 @@ from scalebook.plan import defaults
 from scalebook.predict.model import Prediction, Predictor
 from scalebook.settings import SETTINGS, Precision, Sharding, names
 
-if TYPE_CHECKING:
-    from scalebook.predict.tuning import Standing
-
 _MICRO_BATCHES = (1, 2, 4, 8)
 _CHUNKS = (1, 2, 4)
 _MOST = 20_000  # layouts of one search
 
 
-def order(one: Prediction | Standing, reach: float) -> tuple[bool, float]:
-    """Return what layouts are sorted by: the fastest first, what may not fit after the others.
+def order(one: Any, reach: float) -> tuple[bool, float]:
+    """Return what predictions and standings are sorted by: the fastest first.
 
-    ``reach`` is the highest rate that a layout which surely fits may have: one that may not fit
-    keeps its place where it is faster than that even at the lower end of its interval.
+    One that may not fit comes after those that do, whose rates ``reach`` so high, where it may be
+    as slow.
     """
     return not one.fits and one.low <= reach, -one.tokens_per_second_per_gpu
 

@@ -22,7 +22,7 @@ from scalebook.errors import ConfigError
 from scalebook.facts.feasibility.known import ran_out
 from scalebook.measure.metrics.window import measured_steps
 from scalebook.predict.known import KnownRate, configuration, known_rate
-from scalebook.predict.model import Predictor
+from scalebook.predict.model import Prediction, Predictor
 from scalebook.predict.search import Ranking, order, words
 from scalebook.store import Run
 
@@ -157,7 +157,7 @@ class Tuning:
         self.failed: dict[str, str] = {}
         self.full: Trial | None = None
         self._standings: tuple[Standing, ...] | None = None
-        self.trials = [one for one in self.trials if one.key in self._memory_gib]
+        self.trials = [one for one in self.trials if one.key in self._predicted]
         self._refit()
 
     def add(self, one: Trial, *, blame: bool = True) -> None:
@@ -223,8 +223,7 @@ class Tuning:
         spread = math.exp(_QUANTILE * deviation)
         names = tuple(one.run_id for one, _ in own)
         memory = predicted.memory_gib
-        ends = rate / spread, rate * spread
-        return Standing(config, rate, *ends, memory, True, len(own), names)  # it ran: it fits
+        return Standing(config, rate, rate / spread, rate * spread, memory, True, len(own), names)
 
     @property
     def noise(self) -> float:
@@ -257,23 +256,14 @@ class Tuning:
 
         The least at which a trial ran out of memory, but for those that a completed one needed.
         """
-        memory = self._memory_gib
-        fitting = [memory[one.key] for one in self.trials if one.rate is not None]
-        broken = [memory[one.key] for one in self.trials if one.memory_full]
+        memory = [(self._predicted[one.key].memory_gib, one) for one in self.trials]
+        fitting = [gib for gib, one in memory if one.rate is not None]
+        broken = [gib for gib, one in memory if one.memory_full]
         return min((one for one in broken if one > max(fitting, default=0.0)), default=None)
 
     @cached_property
-    def _predicted_seconds(self) -> Mapping[str, float]:
-        return {
-            configuration(one.config): one.prediction.step_seconds
-            for one in self.ranking.candidates
-        }
-
-    @cached_property
-    def _memory_gib(self) -> Mapping[str, float]:
-        return {
-            configuration(one.config): one.prediction.memory_gib for one in self.ranking.candidates
-        }
+    def _predicted(self) -> Mapping[str, Prediction]:
+        return {configuration(one.config): one.prediction for one in self.ranking.candidates}
 
     @property
     def leader(self) -> Standing | None:
@@ -342,7 +332,7 @@ class Tuning:
         found: list[float] = []
         for one in self.trials:
             if one.wall_seconds is not None:
-                step = one.rate.seconds if one.rate else self._predicted_seconds[one.key]
+                step = one.rate.seconds if one.rate else self._predicted[one.key].step_seconds
                 around = one.wall_seconds - one.config.steps * step * one.completed
                 found.append(max(around, 0.0))
         return median(found) if found else self.made.start_seconds
@@ -465,10 +455,8 @@ def summary(found: Tuned) -> dict[str, Any]:
     """Return what the record of the winner's full run keeps of how it was chosen."""
 
     def short(one: Standing | None) -> dict[str, Any] | None:
-        if one is None:
-            return None
         names = ("layout", "tokens_per_second_per_gpu", "low", "high", "trials", "run_ids")
-        return {name: getattr(one, name) for name in names}
+        return one and {name: getattr(one, name) for name in names}
 
     return {
         "end": found.end,

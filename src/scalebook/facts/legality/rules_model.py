@@ -115,9 +115,8 @@ def recomputed_layers(case: Case) -> Iterator[Problem]:
             f"recompute_layers={layers} needs recompute='full', not {config.recompute!r}. Use 0.",
         )
     stages, last = config.pipeline_parallel_size, config.last_pipeline_stage_layers
-    total = case.shape.num_layers
-    smallest = min((total - last) // (stages - 1), last) if last and stages > 1 else total // stages
-    most = max(smallest // config.virtual_pipeline_parallel_size, 1)
+    others = (case.shape.num_layers - last) // (stages - (last > 0) or 1)
+    most = max(min(others, last or others) // config.virtual_pipeline_parallel_size, 1)
     if layers > most:
         yield Problem(
             "recompute_layers",
