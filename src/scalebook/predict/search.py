@@ -25,8 +25,8 @@ _MOST = 20_000  # layouts of one search
 def order(one: Any, reach: float) -> tuple[bool, float]:
     """Return what predictions and standings are sorted by: the fastest first.
 
-    One that may not fit comes after those that do, whose rates ``reach`` so high, where it may be
-    as slow.
+    One that may not fit comes after those that do, unless even its lower end is above ``reach``,
+    the highest upper end of theirs.
     """
     return not one.fits and one.low <= reach, -one.tokens_per_second_per_gpu
 
