@@ -115,8 +115,10 @@ class RunConfig(BaseModel):
         except ValidationError as error:
             first = error.errors()[0]
             name = ".".join(str(part) for part in first["loc"])
-            value = f"={first['input']!r}" if first["type"] != "missing" else ""
-            raise ConfigError(f"Parameter {name}{value}: {first['msg']}.") from error
+            message = f"Parameter {name}={first['input']!r}: {first['msg']}."
+            if first["type"] == "missing":
+                message = f"{name} is missing. Add it to the table or to [defaults] of a plan."
+            raise ConfigError(message) from error
 
     @property
     def parallelism(self) -> Parallelism:

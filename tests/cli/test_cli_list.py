@@ -288,6 +288,15 @@ def test_a_reader_who_goes_away_has_seen_enough(tmp_path):
         assert listing(tmp_path, stdout) == (0, "")
 
 
+def test_a_check_that_a_reader_stops_has_found_nothing():
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-u", "-m", "scalebook", "check", "--model", "tiny-llama"]
+    with os.fdopen(writer, "wb") as stdout:
+        ended = subprocess.run([*command, "--platform", "cpu"], stdout=stdout, check=False)
+    assert ended.returncode == 2
+
+
 @pytest.mark.skipif(not FULL.exists(), reason="there is no /dev/full")
 @pytest.mark.parametrize("count", [1, 120], ids=["at the end", "on the way"])
 def test_a_full_disk_is_one_line_and_exit_code_2(tmp_path, count):

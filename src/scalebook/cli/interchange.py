@@ -251,7 +251,8 @@ def export_runs(options: argparse.Namespace) -> int:
     from scalebook.trackers import export, parse_target
 
     tables = [text.partition(":")[::2] for text in options.to if text.partition(":")[0] in TABLES]
-    trackers = [parse_target(text) for text in options.to if text.partition(":")[0] not in TABLES]
+    others = [text for text in options.to if text.partition(":")[0] not in TABLES]
+    trackers = [parse_target(text, TABLES) for text in others]
     if any(not place for _, place in tables):
         raise TrackerError("A table needs a folder. Write csv:DIR or parquet:DIR.")
     runs, failed = _runs(options), 0

@@ -140,8 +140,9 @@ def _question(path: Path, head: Table) -> str:
 def _refuse_unknown(path: Path, kind: str, table: Table, known: tuple[str, ...]) -> None:
     for name in table:
         if name not in known:
-            hint = "; the platform is chosen by --platform" if name == "platform" else ""
-            raise ConfigError(f"{path}: {unknown(kind, name, known)}{hint}")
+            if name == "platform":
+                raise ConfigError(f"{path}: platform is no {kind}: choose it with --platform.")
+            raise ConfigError(f"{path}: {unknown(kind, name, known)}")
 
 
 def _refuse_conflicts(path: Path, where: str, table: Table) -> None:
