@@ -325,3 +325,9 @@ def test_a_folder_without_its_flag_is_answered_with_the_flag(tmp_path: Path, cap
         main(["list", str(tmp_path)])
     assert ended.value.code == 2
     assert "a folder of runs is given with --runs" in capsys.readouterr().err
+
+
+def test_a_status_without_rows_says_how_many_runs_have_ended(tmp_path: Path, capsys) -> None:
+    write_run(tmp_path, "a")
+    assert main(["status", "--runs", str(tmp_path)]) == 0
+    assert "; 1 have ended (--all shows them)." in capsys.readouterr().out

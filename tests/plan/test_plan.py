@@ -203,7 +203,7 @@ BAD = {
     "is not valid TOML": "[plan\n",
     "Unknown section 'run'": HEAD + "[[run]]",
     r"Did you mean 'tensor_parallel_size'": HEAD + "[[runs]]\ntensor_paralel_size = 2",
-    "platform is no key of [[runs]] 1: choose it with --platform.$": HEAD
+    "platform is not a key of [[runs]] 1: choose it with --platform.$": HEAD
     + '[[runs]]\nplatform = "h100"',
     "Known keys of [[runs]] 1: .*": HEAD + "[[runs]]\nunheard_of = 1",
     "both strategy and tensor_parallel_size": HEAD

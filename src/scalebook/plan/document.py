@@ -140,9 +140,9 @@ def _question(path: Path, head: Table) -> str:
 def _refuse_unknown(path: Path, kind: str, table: Table, known: tuple[str, ...]) -> None:
     for name in table:
         if name not in known:
-            if name == "platform":
-                raise ConfigError(f"{path}: platform is no {kind}: choose it with --platform.")
-            raise ConfigError(f"{path}: {unknown(kind, name, known)}")
+            chosen = f"platform is not a {kind}: choose it with --platform."
+            reason = chosen if name == "platform" else unknown(kind, name, known)
+            raise ConfigError(f"{path}: {reason}")
 
 
 def _refuse_conflicts(path: Path, where: str, table: Table) -> None:
