@@ -57,9 +57,9 @@ help:  ## Show this help
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "Variables: PLATFORM=cpu|h100|mi300x|... MODEL= PLAN=runs/plans/NAME.toml GPUS= NODES= RUNS=runs ARGS="
 	@echo "           CONTAINER=auto|docker|podman|apptainer|enroot|none IMAGE= (containers/README.md)"
-	@echo "By hand:   . .venv/bin/activate, then scalebook --help"
 	@echo "           LAUNCHER=slurm (containers/slurm/README.md) ENGINE=megatron|nemo|primus"
 	@echo "           BUDGET=480 (seconds, of make tune)"
+	@echo "By hand:   . $(VENV)/bin/activate, then scalebook --help"
 
 setup: $(READY)  ## Make the virtual environment of `make run`
 
