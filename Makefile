@@ -59,6 +59,7 @@ help:  ## Show this help
 	@echo "           CONTAINER=auto|docker|podman|apptainer|enroot|none IMAGE= (containers/README.md)"
 	@echo "           LAUNCHER=slurm (containers/slurm/README.md) ENGINE=megatron|nemo|primus"
 	@echo "           BUDGET=480 (seconds, of make tune)"
+	@echo "By hand:   . $(VENV)/bin/activate, then scalebook --help"
 
 setup: $(READY)  ## Make the virtual environment of `make run`
 

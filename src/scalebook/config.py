@@ -115,8 +115,9 @@ class RunConfig(BaseModel):
         except ValidationError as error:
             first = error.errors()[0]
             name = ".".join(str(part) for part in first["loc"])
-            value = f"={first['input']!r}" if first["type"] != "missing" else ""
-            raise ConfigError(f"Parameter {name}{value}: {first['msg']}.") from error
+            missing = f"{name} is missing. Add it to the table or to [defaults] of a plan."
+            wrong = f"Parameter {name}={first['input']!r}: {first['msg']}."
+            raise ConfigError(missing if first["type"] == "missing" else wrong) from error
 
     @property
     def parallelism(self) -> Parallelism:

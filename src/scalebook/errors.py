@@ -56,7 +56,7 @@ class ClaimError(ScalebookError):
 
 def not_installed(name: str | None, extra: str) -> str:
     """Return the message for a package that is missing, with the extra that brings it."""
-    return f"{name} is not installed. Install the extra: pip install 'scalebook[{extra}]'."
+    return f"{name} is not installed. Install the extra in the clone: pip install -e '.[{extra}]'."
 
 
 MOST_LISTED = 20  # names in a message; of more, the nearest
@@ -69,7 +69,8 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     if len(names) > MOST_LISTED:
         listed = difflib.get_close_matches(name, names, n=5, cutoff=0.0)
     rest = f" and {len(names) - len(listed)} more" if len(listed) < len(names) else ""
-    message = f"Unknown {kind} {name!r}. Known {kind}s: {', '.join(listed)}{rest}."
+    what, of, whole = kind.partition(" of ")
+    message = f"Unknown {kind} {name!r}. Known {what}s{of}{whole}: {', '.join(listed)}{rest}."
     if not difflib.get_close_matches(name, names, n=1):
         return message
     # Of equally near names the first in order: difflib would give the last.

@@ -288,6 +288,15 @@ def test_a_reader_who_goes_away_has_seen_enough(tmp_path):
         assert listing(tmp_path, stdout) == (0, "")
 
 
+def test_a_check_that_a_reader_stops_has_found_nothing():
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-u", "-m", "scalebook", "check", "--model", "tiny-llama"]
+    with os.fdopen(writer, "wb") as stdout:
+        ended = subprocess.run([*command, "--platform", "cpu"], stdout=stdout, check=False)
+    assert ended.returncode == 2
+
+
 @pytest.mark.skipif(not FULL.exists(), reason="there is no /dev/full")
 @pytest.mark.parametrize("count", [1, 120], ids=["at the end", "on the way"])
 def test_a_full_disk_is_one_line_and_exit_code_2(tmp_path, count):
@@ -316,3 +325,9 @@ def test_a_folder_without_its_flag_is_answered_with_the_flag(tmp_path: Path, cap
         main(["list", str(tmp_path)])
     assert ended.value.code == 2
     assert "a folder of runs is given with --runs" in capsys.readouterr().err
+
+
+def test_a_status_without_rows_says_how_many_runs_have_ended(tmp_path: Path, capsys) -> None:
+    write_run(tmp_path, "a")
+    assert main(["status", "--runs", str(tmp_path)]) == 0
+    assert "; 1 have ended (--all shows them)." in capsys.readouterr().out

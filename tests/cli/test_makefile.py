@@ -53,3 +53,12 @@ def test_clean_removes_the_cache_of_reports_and_no_run(root: Path):
     words = printed(root, "clean")
     assert "reports/.cache" in words
     assert not any(word.startswith("runs") for word in words)
+
+
+def test_help_and_readme_say_how_the_commands_get_into_the_path(root: Path):
+    line = ". .venv/bin/activate"
+    command = ["make", "--no-print-directory", "-C", str(root), "help"]
+    kept = {"PATH": os.environ["PATH"]}
+    done = subprocess.run(command, env=kept, capture_output=True, text=True, check=True)
+    assert line in done.stdout
+    assert line in (Path(__file__).parents[2] / "README.md").read_text()

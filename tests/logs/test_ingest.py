@@ -1053,6 +1053,48 @@ def test_json_gives_a_list_for_several_jobs(capsys):
     assert len(json.loads(capsys.readouterr().out)) == 2
 
 
+def test_the_dialects_are_listed_without_a_path(capsys):
+    assert main(["ingest", "--dialect", "list"]) == 0
+    assert {"megatron-lm", "torchtitan"} <= {*capsys.readouterr().out.split()}
+    assert main(["ingest"]) == 2
+    assert "Name log files or folders" in capsys.readouterr().err
+
+
+def test_what_a_rate_needs_is_named_as_flags_and_a_log_that_was_there_is_named(tmp_path, capsys):
+    log = write(tmp_path / "bare.log", *(line(step, loss=9.0 - step / 10) for step in range(1, 20)))
+    command = ["ingest", str(log), "--gpus", "8", "--model", "llama3.1-8b"]
+    command += ["--runs", str(tmp_path / "runs")]
+    assert main(command) == 0
+    printed = capsys.readouterr()
+    assert "add --sequence-length --platform --precision." in printed.out
+    assert printed.err == ""
+    (first,) = run_directories(tmp_path / "runs")
+    more = ["--sequence-length", "4096", "--platform", "h100"]
+    assert main([*command, *more]) == 0
+    printed = capsys.readouterr()
+    assert ": MFU would need what the log does not say: add --precision." in printed.out
+    assert f"bare.log was already there, with other settings: {first.name}" in printed.err
+    assert main([*command, *more, "--precision", "bf16"]) == 0
+    assert "add --" not in capsys.readouterr().out
+    assert main(command) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_the_step_time_is_the_same_in_ingest_and_list(tmp_path, capsys):
+    times = [9000.0, *(1000.0 + step % 3 for step in range(30)), 1500.0, 1600.0, 1700.0]
+    lines = (line(step, ms, loss=9.0 - step / 10) for step, ms in enumerate(times, 1))
+    log = write(tmp_path / "a.log", *lines)
+    runs = ["--runs", str(tmp_path / "runs")]
+    assert main(["ingest", str(log), "--gpus", "8", "--sequence-length", "4096", *runs]) == 0
+    (heads, cells, *_) = capsys.readouterr().out.splitlines()
+    end = heads.index("median step s") + len("median step s")
+    assert main(["list", *runs]) == 0
+    assert "median step s" in capsys.readouterr().out
+    assert main(["list", *runs, "--json"]) == 0
+    (listed,) = json.loads(capsys.readouterr().out)
+    assert float(cells[:end].split()[-1]) == pytest.approx(listed["step_seconds_median"], rel=1e-3)
+
+
 def test_the_table_names_each_run_and_its_warnings(tmp_path, capsys):
     assert main(["ingest", str(LOGS / "restart.log"), "--runs", str(tmp_path)]) == 0
     printed = capsys.readouterr().out

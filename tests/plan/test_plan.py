@@ -203,7 +203,9 @@ BAD = {
     "is not valid TOML": "[plan\n",
     "Unknown section 'run'": HEAD + "[[run]]",
     r"Did you mean 'tensor_parallel_size'": HEAD + "[[runs]]\ntensor_paralel_size = 2",
-    "the platform is chosen by --platform": HEAD + '[[runs]]\nplatform = "h100"',
+    "platform is not a key of [[runs]] 1: choose it with --platform.$": HEAD
+    + '[[runs]]\nplatform = "h100"',
+    "Known keys of [[runs]] 1: .*": HEAD + "[[runs]]\nunheard_of = 1",
     "both strategy and tensor_parallel_size": HEAD
     + '[[runs]]\nstrategy = "balanced"\ntensor_parallel_size = 2',
     "both global_batch_size and global_batch_size_per_gpu": HEAD
@@ -218,7 +220,9 @@ BAD = {
     "Unknown strategy 'balancd'": HEAD + '[[runs]]\nstrategy = "balancd"',
     "name=3 of": HEAD + "[plan]\nname = 3\n[[runs]]",
     "runs must be tables": "runs = [1, 2]",
-    "global_batch_size: Field required": '[[runs]]\nmodel = "tiny-llama"\nsequence_length = 8',
+    "global_batch_size is missing. Add it to the table or to [defaults]": (
+        '[[runs]]\nmodel = "tiny-llama"\nsequence_length = 8'
+    ),
     "Unknown platform 'h10'": HEAD + '[[runs]]\nplatforms = ["h10"]',
     "Unknown key of [plan] 'repeat'": "[plan]\nrepeat = 3\n" + HEAD + "[[runs]]",
     "repeats=0 must be a whole number of 1 to": "[plan]\nrepeats = 0\n" + HEAD + "[[runs]]",

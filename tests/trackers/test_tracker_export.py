@@ -29,7 +29,7 @@ from scalebook.trackers.exported import export_of
 
 EXAMPLES = Path(__file__).parents[2] / "runs/examples"
 GOOD = next(EXAMPLES.glob("20261128-083934-*-f7a529f1dcbc"))  # Llama 3.1 8B on 4 H200
-NEEDS = "pip install 'scalebook[trackers]'"
+NEEDS = "pip install -e '.[trackers]'"
 
 
 def failed() -> Path:
@@ -306,7 +306,8 @@ def test_a_run_can_be_named_by_the_end_of_its_id(
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        ("mlflo:x", "Unknown tracker 'mlflo'. .*Did you mean 'mlflow'"),
+        ("mlflo:x", "Unknown target 'mlflo'. .*Did you mean 'mlflow'"),
+        ("foo:bar", "Write .* csv:DIR or parquet:DIR"),
         ("mlperf", "names no place. Write mlperf:FILE"),
         ("mlperf:", "names no place"),
         ("csv:", "A table needs a folder"),
@@ -322,10 +323,10 @@ def test_a_target_that_is_none_is_an_error_of_one_line(
 
 def test_a_missing_client_names_the_extra(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("scalebook.trackers.find_spec", lambda _: None)
-    with pytest.raises(TrackerError, match=r"wandb is not installed.*scalebook\[trackers\]"):
+    with pytest.raises(TrackerError, match=r"wandb is not installed.* -e '\.\[trackers\]'"):
         parse_target("wandb:x")
     monkeypatch.setitem(sys.modules, "mlflow", None)
-    with pytest.raises(TrackerError, match=r"mlflow is not installed.*scalebook\[trackers\]"):
+    with pytest.raises(TrackerError, match=r"mlflow is not installed.* -e '\.\[trackers\]'"):
         exported.client("mlflow")
 
 

@@ -63,7 +63,7 @@ def check(run: store.Run, tracker: str, status: str = "completed") -> None:
 
 @pytest.fixture(scope="module")
 def wandb_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    wandb = pytest.importorskip("wandb", reason="pip install 'scalebook[trackers]'")
+    wandb = pytest.importorskip("wandb", reason="pip install -e '.[trackers]'")
     folder = tmp_path_factory.mktemp("wandb")
     quiet = wandb.Settings(console="off", silent=True, x_disable_stats=True, disable_git=True)
     config = {**CONFIG, "optimizer": {"name": "adam"}}
@@ -296,7 +296,7 @@ def test_a_store_of_mlflow_itself_is_read(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_folder_of_mlflow_itself_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    mlflow = pytest.importorskip("mlflow", reason="pip install 'scalebook[trackers]'")
+    mlflow = pytest.importorskip("mlflow", reason="pip install -e '.[trackers]'")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     write_by_client(mlflow, (tmp_path / "mlruns").as_uri())
     check(only(tmp_path / "mlruns", tmp_path / "runs"), "mlflow")
@@ -366,7 +366,7 @@ def test_a_huge_record_is_passed_over(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_event_files_of_tensorboard_itself_are_read(tmp_path: Path):
-    summary = pytest.importorskip("tensorboard.summary", reason="pip install 'scalebook[trackers]'")
+    summary = pytest.importorskip("tensorboard.summary", reason="pip install -e '.[trackers]'")
     writers = pytest.importorskip("tensorboard.summary.writer.event_file_writer")
     event_pb2 = pytest.importorskip("tensorboard.compat.proto.event_pb2")
     summary_pb2 = pytest.importorskip("tensorboard.compat.proto.summary_pb2")

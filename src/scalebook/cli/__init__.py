@@ -173,7 +173,6 @@ def _without_output(error: OSError, code: int | None, shows: bool) -> int:
     # Python would try to write the rest, and complain once more, at its exit.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if isinstance(error, BrokenPipeError):
-        unfinished = 0 if shows else 1
-        return unfinished if code is None else code
+        return code if code is not None else 0 if shows else 2
     print(f"scalebook: The output cannot be written: {error.strerror}.", file=sys.stderr)
     return 2 if code is None or shows else code

@@ -273,6 +273,7 @@ def _settle(runs: Path, say: Callable[[str], None] = print) -> None:
 
 def status(options: argparse.Namespace) -> int:
     """Print the runs of a folder: waiting, training and ended."""
+    from scalebook import store
     from scalebook.project import runs_folder
     from scalebook.running.cluster import status_table
 
@@ -284,12 +285,12 @@ def status(options: argparse.Namespace) -> int:
     rows = status_table.rows(runs, everything=options.all)
     if options.json:
         print_json(rows)
-        return 0
-    if not rows:
-        print(f"No runs in {runs}.")
-        return 0
-    headers = ("run", "job", "state", "steps", "for", "what")
-    print_table(headers, [row.cells() for row in rows])
+    elif rows:
+        headers = ("run", "job", "state", "steps", "for", "what")
+        print_table(headers, [row.cells() for row in rows])
+    else:
+        ended = sum(1 for _ in store.run_directories(runs))
+        print(f"No run waits or trains in {runs}; {ended} have ended (--all shows them).")
     return 0
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import tomllib
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from scalebook.cli.terminal import (
     RUN_HELP,
@@ -63,14 +63,14 @@ def _register_ingest(subparsers: Subparsers) -> None:
     )
     parser.add_argument(
         "paths",
-        nargs="+",
+        nargs="*",
         type=Path,
         metavar="PATH",
         help="log files or folders; runs of W&B (offline), MLflow (folder, SQLite) and TensorBoard",
     )
     add_runs(parser, "folder for the new run directories", Path("runs"))
     parser.add_argument(
-        "--dialect", metavar="NAME", help="read every file as this dialect; 'list' names them all"
+        "--dialect", metavar="NAME", help="read every file as this dialect; 'list' prints them all"
     )
     parser.add_argument(
         "--map",
@@ -108,30 +108,31 @@ def run_ingest(options: argparse.Namespace) -> int:
     """Print what the files hold (``--json``), or write run directories and print a table."""
     from scalebook.errors import IngestError
     from scalebook.facts import catalog
+    from scalebook.logs.dialects.registry import dialects
     from scalebook.logs.ingest.group import no_store
     from scalebook.logs.ingest.ingestion import ingest, summaries
     from scalebook.trackers import opener
 
+    if options.dialect == "list":
+        print("\n".join(sorted(dialect.name for dialect in dialects())))
+        return 0
+    if not options.paths:
+        raise IngestError("No path was given. Name log files or folders.")
     dialect = _dialect(options)
     opens = no_store if isinstance(dialect, str) else opener(dialect)
     names = ("model", "platform", *_SUPPLIED, "trained", "packed_sequences")
-    given = ((name, getattr(options, name)) for name in names)
-    supplied = {name: value for name, value in given if value is not None}
+    supplied = {name: one for name in names if (one := getattr(options, name)) is not None}
+    how = (supplied, dialect, opens)
     if options.model:
         catalog.model(options.model)
     if options.platform:
         catalog.platform(options.platform)
     if options.json:
-        found = [
-            summary
-            for path in options.paths
-            for summary in summaries(path, supplied, dialect, opens, window=options.window)
-        ]
+        every = (summaries(path, *how, window=options.window) for path in options.paths)
+        found = [summary for of_path in every for summary in of_path]
         print_json(found[0] if len(found) == 1 else found)
         return 0
-    runs, notes = ingest(
-        options.paths, options.runs, supplied, dialect, opens, window=options.window
-    )
+    runs, notes = ingest(options.paths, options.runs, *how, window=options.window)
     for note in notes:
         complain(note)
     if not runs:
@@ -158,9 +159,7 @@ def _dialect(options: argparse.Namespace) -> str | type[Dialect] | None:
             mapping[name.strip()] = column.strip()
             continue
         try:
-            found: dict[str, object] = tomllib.loads(
-                untrusted.read_bytes(Path(text), follow=True).decode()
-            )
+            found = tomllib.loads(untrusted.read_bytes(Path(text), follow=True).decode())
         except (OSError, ValueError, RecursionError) as error:
             raise IngestError(
                 f"--map {text} is neither NAME=COLUMN nor a readable TOML file ({error})."
@@ -170,7 +169,7 @@ def _dialect(options: argparse.Namespace) -> str | type[Dialect] | None:
 
 
 def _print_people(runs: list[Ingested]) -> None:
-    headers = ("run", "file", "", "status", "records", "step s", "tokens/s/GPU")
+    headers = ("run", "file", "", "status", "records", "median step s", "tokens/s/GPU")
     rows = [
         (
             run.path.name,
@@ -178,7 +177,7 @@ def _print_people(runs: list[Ingested]) -> None:
             "written" if run.new else "unchanged",
             "void" if run.summary["void"] else str(run.summary["status"]),
             str(run.summary["n_records"]),
-            number(_step_seconds(run.summary)),
+            number(run.summary["step_seconds_median_of_rate"]),
             number(run.summary["tokens_per_second_per_gpu"]),
             number(run.summary["tflops_per_second_per_gpu_logged_median"]),
         )
@@ -189,11 +188,10 @@ def _print_people(runs: list[Ingested]) -> None:
         for warning in run.summary["warnings"]:
             if warning != run.summary["void"]:
                 print(f"{run.path.name}: {warning}")
-
-
-def _step_seconds(summary: Mapping[str, Any]) -> float | None:
-    later = summary["step_seconds_median_excluding_first"]
-    return summary["step_seconds_median"] if later is None else later
+        if missing := run.summary["missing"]:
+            what = "MFU" if run.summary["tokens_per_second_per_gpu"] else "a rate and MFU"
+            flags = " ".join(f"--{name}".replace("_", "-") for name in missing)
+            print(f"{run.path.name}: {what} would need what the log does not say: add {flags}.")
 
 
 def add_log_to(parser: Flags) -> None:
@@ -251,7 +249,7 @@ def export_runs(options: argparse.Namespace) -> int:
     from scalebook.trackers import export, parse_target
 
     tables = [text.partition(":")[::2] for text in options.to if text.partition(":")[0] in TABLES]
-    trackers = [parse_target(text) for text in options.to if text.partition(":")[0] not in TABLES]
+    trackers = [parse_target(to, TABLES) for to in options.to if to.split(":")[0] not in TABLES]
     if any(not place for _, place in tables):
         raise TrackerError("A table needs a folder. Write csv:DIR or parquet:DIR.")
     runs, failed = _runs(options), 0

@@ -126,15 +126,12 @@ def _row(item: RunMetrics) -> tuple[str, ...]:
         *(item.tensor_parallel_size, item.pipeline_parallel_size, item.context_parallel_size),
         *(item.expert_parallel_size, item.data_parallel_size),
     )
-    numbers = (
-        *(item.step_seconds_median, item.tokens_per_second_per_gpu),
-        item.model_tflops_per_second_per_gpu,
-    )
+    rates = (item.step_seconds_median, item.tokens_per_second_per_gpu)
     return (
         *(item.run_id, item.status, item.source, item.platform or "-", item.model or "-"),
         number(item.world_size),
         "/".join("-" if size is None else str(size) for size in sizes),
-        *map(number, numbers),
+        *map(number, (*rates, item.model_tflops_per_second_per_gpu)),
         "-" if item.mfu is None else f"{100 * item.mfu:.1f}%",
         *map(number, (item.peak_memory_gib, item.loss_first, item.loss_last)),
     )
@@ -165,8 +162,9 @@ def _cell(value: Any) -> str:
 
 def _print_people(found: list[RunMetrics], added: list[str]) -> None:
     headers = [
-        "run", "status", "source", "platform", "model", "GPUs", "TP/PP/CP/EP/DP", "step s",
-        "tokens/s/GPU", "TFLOP/s/GPU", "MFU", "GiB", "first loss", "last loss", *added,
+        "run", "status", "source", "platform", "model", "GPUs", "TP/PP/CP/EP/DP",
+        *("median step s", "tokens/s/GPU", "TFLOP/s/GPU", "MFU", "GiB", "first loss", "last loss"),
+        *added,
     ]  # fmt: skip
     more = [item.as_dict() if added else {} for item in found]
     cells = ([_cell(values[name]) for name in added] for values in more)

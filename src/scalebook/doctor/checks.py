@@ -337,7 +337,7 @@ def trainer(facts: MachineFacts) -> CheckResult:
     if facts.inside:
         advice = "Use an image that has them, or: pip install --no-deps megatron-core."
     else:
-        advice = "Build the image (make image PLATFORM=...), or: pip install 'scalebook[train]'."
+        advice = "Build the image (make image PLATFORM=...), or: pip install -e '.[train]'."
     return CheckResult("trainer", "problem", f"{missing} not installed", advice)
 
 

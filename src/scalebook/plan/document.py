@@ -140,8 +140,9 @@ def _question(path: Path, head: Table) -> str:
 def _refuse_unknown(path: Path, kind: str, table: Table, known: tuple[str, ...]) -> None:
     for name in table:
         if name not in known:
-            hint = "; the platform is chosen by --platform" if name == "platform" else ""
-            raise ConfigError(f"{path}: {unknown(kind, name, known)}{hint}")
+            chosen = f"platform is not a {kind}: choose it with --platform."
+            reason = chosen if name == "platform" else unknown(kind, name, known)
+            raise ConfigError(f"{path}: {reason}")
 
 
 def _refuse_conflicts(path: Path, where: str, table: Table) -> None:

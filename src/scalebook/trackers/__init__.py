@@ -45,15 +45,16 @@ class Target:
         return f"{self.kind}:{self.place}"
 
 
-def parse_target(text: str) -> Target:
-    """Return the target that ``KIND:PLACE`` names.
+def parse_target(text: str, tables: Sequence[str] = ()) -> Target:
+    """Return the target that ``KIND:PLACE`` names; ``tables`` are the caller's own kinds.
 
     Raises:
         TrackerError: the kind is unknown, the place is missing, or the client is not installed.
     """
     kind, colon, place = text.partition(":")
     if kind not in _KINDS:
-        raise TrackerError(f"{unknown('tracker', kind, _KINDS)} Write {' or '.join(FORMS)}.")
+        forms = " or ".join((*FORMS, *(f"{table}:DIR" for table in tables)))
+        raise TrackerError(f"{unknown('target', kind, (*_KINDS, *tables))} Write {forms}.")
     what, module, _ = _KINDS[kind]
     if not colon or not place:
         raise TrackerError(f"{text!r} names no place. Write {kind}:{what}.")

@@ -59,11 +59,10 @@ ENTRIES = (  # module:class
 @cache
 def dialects() -> tuple[type[Dialect], ...]:
     """Return every dialect, in the order in which they are tried."""
-    found: list[type[Dialect]] = []
-    for entry in ENTRIES:
-        module, _, name = entry.partition(":")
-        found.append(getattr(import_module(f"scalebook.logs.dialects.{module}"), name))
-    return tuple(found)
+    return tuple(
+        getattr(import_module(f"scalebook.logs.dialects.{module}"), name)
+        for module, name in (entry.split(":") for entry in ENTRIES)
+    )
 
 
 SEARCHED_BESIDE = 16 << 20

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from scalebook import store
 from scalebook.errors import IngestError
 from scalebook.logs.dialects.dialect import Dialect
 from scalebook.logs.dialects.registry import FileContent, read
-from scalebook.logs.ingest.group import Group, Opener, collect, find, no_store
+from scalebook.logs.ingest.group import Opener, collect, find, no_store
 from scalebook.logs.ingest.job_summary import summarise
 from scalebook.logs.ingest.log_config import LogConfig, observe_with
 from scalebook.logs.ingest.write import write_run
 from scalebook.logs.job import Job
 from scalebook.logs.setting_lines import Value
+from scalebook.record import object_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,22 +81,36 @@ def ingest(
     """
     files = find(paths, dialect, opens)
     found: list[Ingested] = []
+    before = _runs_by_files(runs)
     for group in files.groups(dialect):
         for content in group.attached:
             files.notes += _no_breakdown(content)
-        for index, known, summary in list(_plan(group, supplied, window)):
-            path, new = write_run(runs, group, index, known, summary)
-            of = tuple(content.path for content in (*group.files, *group.attached))
-            found.append(Ingested(path, new, of, summary))
+        name, of = group.files[0].path.name, (*group.files, *group.attached)
+        known = [_known(job, supplied, name, window) for job in group.jobs]
+        summed = [summarise(job, one) for job, one in zip(group.jobs, known, strict=True)]
+        for index, summary in enumerate(summed):
+            path, new = write_run(runs, group, index, known[index], summary)
+            found.append(Ingested(path, new, tuple(one.path for one in of), summary))
+            if new and (same := before.pop(frozenset(one.digest for one in of), None)):
+                files.notes += [f"{name} was already there, with other settings: {', '.join(same)}"]
     return found, files.notes
+
+
+def _runs_by_files(runs: Path) -> dict[frozenset[str], list[str]]:
+    """Return the names of ingested runs by the digests of the files that they came from."""
+    found: dict[frozenset[str], list[str]] = {}
+    for directory in store.run_directories(runs):
+        environment = object_of(store.read_object(directory / "record.json").get("environment"))
+        files = object_of(environment.get("ingest")).get("files")
+        each = cast("list[Any]", files) if isinstance(files, list) else []
+        digests = frozenset(str(object_of(one).get("sha256")) for one in each)
+        found.setdefault(digests, []).append(directory.name)
+    return found
 
 
 def _no_breakdown(content: FileContent) -> list[str]:
     """Return why a trace gives no anatomy of a step, nothing where it gives one."""
-    breakdowns = (job.details.get("breakdown") for job in content.jobs)
-    reasons = (
-        cast("dict[str, Any]", one).get("reason") for one in breakdowns if isinstance(one, dict)
-    )
+    reasons = (object_of(job.details.get("breakdown")).get("reason") for job in content.jobs)
     return [f"{content.path.name}: no step anatomy. {reason}" for reason in reasons if reason]
 
 
@@ -104,11 +120,3 @@ def _known(
     known = observe_with(job, supplied, name)
     known.window = window
     return known
-
-
-def _plan(
-    group: Group, supplied: Mapping[str, Value], window: tuple[int, int] | None
-) -> Iterator[tuple[int, LogConfig, dict[str, Any]]]:
-    for index, job in enumerate(group.jobs):
-        known = _known(job, supplied, group.files[0].path.name, window)
-        yield index, known, summarise(job, known)

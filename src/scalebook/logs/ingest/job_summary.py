@@ -273,9 +273,21 @@ def _of_numbers(found: RunMetrics | None) -> list[str]:
     return said
 
 
+def _missing(job: Job, known: LogConfig, numbers: RunMetrics | None) -> list[str]:
+    """Return the settings that nobody states and that the rate, or else MFU, needs."""
+    averaged = numbers is not None and numbers.status in ("completed", "interrupted")
+    if numbers is None or not averaged or numbers.mfu is not None:
+        return []
+    sizes = [] if numbers.tokens_per_second_per_gpu else ["world_size", "global_batch_size"]
+    needed = (*sizes, "sequence_length", "model", "platform", "precision")
+    said = {**observed_settings(known), "platform": accelerator_of(job, known)}
+    return [name for name in needed if said.get(name) is None]
+
+
 def _rates(numbers: RunMetrics | None) -> dict[str, Any]:
     """Return how fast the job was; None throughout where nothing could be measured."""
     return {
+        "step_seconds_median_of_rate": numbers and numbers.step_seconds_median,
         "tokens_per_second": numbers and numbers.tokens_per_second,
         "tokens_per_second_per_gpu": numbers and numbers.tokens_per_second_per_gpu,
         "rate_reason": numbers and numbers.throughput_reason,
@@ -308,6 +320,7 @@ def summarise(job: Job, known: LogConfig, kind: str = "training") -> dict[str, A
         "log_interval": log_interval(job, known),
         **medians(job, known),
         **_rates(numbers),
+        "missing": _missing(job, known, numbers) if kind == "training" else [],
         "loss_first": first,
         "loss_last": last,
         "model": known.values.get("model"),

@@ -168,7 +168,7 @@ def installed(engines: Sequence[str] = ENGINES) -> list[str]:
 def missing_trainer() -> str | None:
     """Return what this Python lacks to train, None where it lacks nothing."""
     if find_spec("torch") is None:
-        return "torch is not installed (pip install 'scalebook[train]')."
+        return "torch is not installed (pip install -e '.[train]')."
     if find_spec("megatron") is None:
         return "megatron-core is not installed (pip install --no-deps megatron-core)."
     return None
