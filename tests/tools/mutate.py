@@ -31,7 +31,7 @@ CORE = {
     "metrics": ("measure/metrics", "measure/metrics measure/steady measure/window measure/anatomy"),
     "anatomy": ("measure/anatomy", "measure/anatomy"),
     "economics": ("measure/economics.py", "measure/economics"),
-    "intervals": ("measure/intervals.py", "measure/intervals"),
+    "intervals": ("measure/intervals.py", "measure/intervals measure/steady"),
     "verdicts": ("measure/verdicts", "measure/gate measure/verdict"),
     "diagnosis": ("measure/diagnosis", "measure/diagnosis"),
     "audit": ("audit", "audit/audit audit/audit_documents audit/audit_pieces"),
