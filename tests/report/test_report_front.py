@@ -21,7 +21,13 @@ from scalebook.plan.document import KINDS
 from scalebook.report import Places, build
 from scalebook.report.base.frames import load
 from scalebook.report.base.markup import Markup
-from scalebook.report.base.naming import apart, brief, model_title, platform_title
+from scalebook.report.base.naming import (
+    apart,
+    brief,
+    changes_in_words,
+    model_title,
+    platform_title,
+)
 from scalebook.report.charts import css_charts
 from scalebook.report.charts.css_charts import Dot
 from scalebook.report.charts.figure import data_rows
@@ -282,6 +288,11 @@ def test_names_are_those_of_their_makers() -> None:
     assert model_title("mixtral-8x7b@1") == "1 layer of Mixtral 8x7B"
     assert (model_title("tiny-moe"), model_title(None)) == ("tiny-moe", "unknown model")
     assert (platform_title("mi300x"), platform_title(None)) == ("MI300X", "unknown platform")
+    assert platform_title("unknown platform [ingested]") == "unknown platform [ingested]"
+    assert changes_in_words([("profile_steps", 1), ("offload_layers", 1)]) == [
+        "1 profiled step", "1 layer offloaded",
+    ]  # fmt: skip
+    assert changes_in_words([("profile_steps", 11)]) == ["11 profiled steps"]
 
 
 @pytest.mark.parametrize("example", [True, False])
@@ -407,6 +418,38 @@ def test_the_run_that_needs_more_steps_is_named_with_its_model(tmp_path: Path) -
     assert "of Qwen 3 8B on H100 with more steps" in html
 
 
+def test_the_first_screen_names_the_platform_of_a_best_layout_and_counts_in_words(
+    tmp_path: Path,
+) -> None:
+    wrote(tmp_path, "h200", "headline", 12.0, platform="h200", sequence_length=4096)
+    wrote(tmp_path, "dp", "headline", 12.0)
+    text = Markup(front.screen(load(tmp_path)).html).striptags()
+    assert "Best layout on H100: DP8 on 8" in text
+    assert "Best layout on H100 in BF16: only DP8 ran." in text
+    assert "Every rate has an interval." in text
+    wrote(tmp_path, "few", "headline", 14.0, tensor_parallel_size=2, steps=8)
+    assert "1 of 3 rates has too few steps" in " ".join(
+        one.replace("\N{NO-BREAK SPACE}", " ")
+        for one in front._certainty(front.Front(load(tmp_path)))
+    )
+
+
+@pytest.mark.parametrize(("platform", "said"), [("h100", True), ("cpu", False)])
+def test_only_a_prediction_that_was_made_has_a_sentence(
+    tmp_path: Path, platform: str, said: bool
+) -> None:
+    wrote(tmp_path, "one", "headline", platform=platform)
+    assert ("No layout is predicted" in front.screen(load(tmp_path)).html) == said
+
+
+def test_one_study_is_not_counted_as_several(tmp_path: Path) -> None:
+    wrote(tmp_path, "one", "headline")
+    wrote(tmp_path, "two", "headline", 13.0)
+    asked = studies.studies(load(tmp_path))
+    assert len(asked) == 1
+    assert "All 1 studies" not in str(front._cards(asked))
+
+
 def test_a_report_without_a_rate_says_so_in_the_first_screen(tmp_path: Path) -> None:
     write_run(tmp_path, "a", config(), status="failed", steps=0, reason="It broke.")
     assert sentences(front.screen(load(tmp_path)).html) == ["No run completed with a throughput."]
@@ -415,7 +458,7 @@ def test_a_report_without_a_rate_says_so_in_the_first_screen(tmp_path: Path) -> 
 ANSWERS = {  # of the example runs: what a buyer asks, and what must be seen without scrolling
     "fastest": r"H200 trains Llama 3\.1 8B at [\d,]+( ± \d+)? tokens/s per GPU .*in BF16",
     "comparable": r"cannot be compared yet|At equal work",
-    "certainty": r"have too few steps for an interval|have an interval",
+    "certainty": r"ha(s|ve) too few steps for an interval|has an interval",
     "memory": r"GiB per GPU",
     "cost": r"1 trillion tokens of Llama 3.1 8B on 4 H200 GPUs: \d+ to \d+ days",
     "failures": r"\d+ of \d+ runs: ",

@@ -27,6 +27,7 @@ from scalebook.report.base.frames import ReportData
 from scalebook.report.base.html_tables import Column, table, text
 from scalebook.report.base.markup import Fragment, Markup
 from scalebook.report.base.naming import (
+    UNKNOWN_PLATFORM,
     VERSION_WORDS,
     model_title,
     platform_title,
@@ -115,7 +116,7 @@ def side_name(row: Row) -> str:
     """Return the side that a run is of: its platform, with engine and source where unusual."""
     engine, source = row["engine"], row["source"]
     more = [engine] if engine not in (None, "megatron") else []
-    name = ", ".join([str(row["platform"] or "unknown platform"), *more])
+    name = ", ".join([str(row["platform"] or UNKNOWN_PLATFORM), *more])
     return name if source in (None, "measured") else f"{name} [{source}]"
 
 

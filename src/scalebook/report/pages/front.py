@@ -128,7 +128,13 @@ class Front:
     @cached_property
     def predicted(self) -> tuple[Candidate | None, ...]:
         """The layout that is predicted to beat the best of each entry of ``best``."""
-        return tuple(_predicted(self, ones) for ones in self.best)
+        pairs = zip(self.best, self.foreseen, strict=True)
+        return tuple(one if one and _beats(one, ones[0]) else None for ones, one in pairs)
+
+    @cached_property
+    def foreseen(self) -> tuple[Candidate | None, ...]:
+        """The layout with the highest predicted rate at the work of each entry of ``best``."""
+        return tuple(_foreseen(self, ones[0].row) for ones in self.best)
 
     @cached_property
     def pairs(self) -> tuple[Pair, ...]:
@@ -218,8 +224,9 @@ def _with_ends(one: Configuration, unit: str | None) -> Markup:
 def _beneath(ones: Sequence[Configuration]) -> Iterator[Markup]:
     """Yield the work of the first platform's rates, and how its precisions compare."""
     row = ones[-1].row
-    words = "Best layout: {} on {}, {}; 95 % intervals in brackets."
-    yield Markup(words).format(split_name(row), _amount(row), sequence_words(row))
+    words = "Best layout on {}: {} on {}, {}; 95 % intervals in brackets."
+    platform = platform_title(side_name(row))
+    yield Markup(words).format(platform, split_name(row), _amount(row), sequence_words(row))
     if len(ones) > 1:
         against = verdict_on(ones[-1], ones[0])
         if against is not None:
@@ -277,26 +284,28 @@ def _certainty(front: Front) -> Iterator[Markup]:
     best = front.best[0][0]
     rivals = [one for one in _rivals(front, best) if _short(one.row) != _short(best.row)]
     name, precision = split_name(best.row), precision_title(best.row["precision"])
+    where = f"{platform_title(side_name(best.row))} in {precision}"
     if not rivals:
-        yield Markup("Best layout in {}: only {} ran.").format(precision, name)
+        yield Markup("Best layout on {}: only {} ran.").format(where, name)
     else:
         other, against = _short(rivals[0].row), verdict_on(best, rivals[0])
         if against is None:
-            words = "In {}, {} leads {} by {}; the second has too few steps for an interval."
+            words = "On {}, {} leads {} by {}; the second has too few steps for an interval."
             lead = percent(best.rate / rivals[0].rate - 1, 2)
-            yield Markup(words).format(precision, name, other, lead)
+            yield Markup(words).format(where, name, other, lead)
         elif against.word == "cannot tell":
-            words = "Best layout in {}: open, {} is within the noise of {}."
-            yield Markup(words).format(precision, other, name)
+            words = "Best layout on {}: open, {} is within the noise of {}."
+            yield Markup(words).format(where, other, name)
         else:
             low, high = 100 * (against.low - 1), 100 * (against.high - 1)
-            words = "Best layout in {}: decided, {} is {:.2g} to {:.2g} % ahead of {}."
-            yield Markup(words).format(precision, name, low, high, other)
+            words = "Best layout on {}: decided, {} is {:.2g} to {:.2g} % ahead of {}."
+            yield Markup(words).format(where, name, low, high, other)
     rates = configurations(item.row for item in front.chosen)
     without = sum(one.interval[0] is None for one in rates)
-    words = "{} of {} rates have too few steps for an interval."
-    words = words if without else "All {1} rates have an interval."
-    yield Markup(words).format(without, len(rates))
+    words = "{} of {} {} too few steps for an interval."
+    words = words if without else "Every rate has an interval."
+    has = "has" if without == 1 else "have"
+    yield Markup(words).format(without, count(len(rates), "rate"), has)
 
 
 def _rivals(front: Front, best: Configuration) -> list[Configuration]:
@@ -405,7 +414,8 @@ def _next(front: Front) -> Iterator[Markup]:
             micro = found.config.micro_batch_size
             yield Markup(words).format(platform, _layout(found), micro, rate_)
             return
-    yield Markup("No layout is predicted to be faster than those that ran.")
+    if any(front.foreseen):
+        yield Markup("No layout is predicted to be faster than those that ran.")
 
 
 def _layout(found: Candidate) -> str:
@@ -447,12 +457,8 @@ def _missing(front: Front) -> Markup | None:
     return Markup(words).format(linked(next_one, _short(next_one.row)), what)
 
 
-def _predicted(front: Front, ones: Sequence[Configuration]) -> Candidate | None:
-    """Return the layout that is predicted to beat a platform's best run of 16 bits, at its work.
-
-    None where nothing can be predicted, or where the best run has that layout already.
-    """
-    row = ones[0].row
+def _foreseen(front: Front, row: Row) -> Candidate | None:
+    """Return the layout of the highest predicted rate at a run's work; None without evidence."""
     config = config_of(front.records[row["run_id"]])
     if config is None or row["source"] != "measured" or row["platform"] == "cpu":
         return None
@@ -463,9 +469,12 @@ def _predicted(front: Front, ones: Sequence[Configuration]) -> Candidate | None:
     except (ScalebookError, ArithmeticError, ValueError, LookupError):
         return None  # nothing to learn from, or a platform that the catalog lacks
     sure = [one for one in ranked if one.prediction.fits]
-    if not sure or not sure[0].prediction.basis.runs or _layout(sure[0]) == split_name(row):
-        return None
-    return sure[0] if sure[0].prediction.low > ones[0].rate else None
+    return sure[0] if sure and sure[0].prediction.basis.runs else None
+
+
+def _beats(found: Candidate, best: Configuration) -> bool:
+    """Return whether another layout is predicted to be faster than a run, for sure."""
+    return _layout(found) != split_name(best.row) and found.prediction.low > best.rate
 
 
 def _groups(front: Front) -> list[list[Row]]:
@@ -584,7 +593,9 @@ def _cards(asked: Sequence[Study]) -> Markup:
     cards = Markup("").join(_card(place, one) for place, one in known[:MOST_CARDS])
     rest = len(asked) - min(len(known), MOST_CARDS)
     more = Markup('<p class="note"><a href="studies.html">{}</a></p>').format(
-        f"All {len(asked)} studies, with their runs" if rest else "Every study with its runs"
+        f"All {len(asked)} studies, with their runs"
+        if rest and len(asked) > 1
+        else "Every study with its runs"
     )
     return Markup('<div class="sb-cards">{}</div>{}').format(cards, more)
 
