@@ -19,6 +19,7 @@ from scalebook.facts import catalog
 from scalebook.measure.reliability import DRILL_FILE, DrillRecord
 from scalebook.plan.document import KINDS
 from scalebook.report import Places, build
+from scalebook.report.base import comparisons
 from scalebook.report.base.frames import load
 from scalebook.report.base.markup import Markup
 from scalebook.report.base.naming import (
@@ -440,6 +441,28 @@ def test_only_a_prediction_that_was_made_has_a_sentence(
 ) -> None:
     wrote(tmp_path, "one", "headline", platform=platform)
     assert ("No layout is predicted" in front.screen(load(tmp_path)).html) == said
+
+
+def test_a_study_says_of_equal_work_what_the_first_screen_says(tmp_path: Path) -> None:
+    wrote(tmp_path, "h100", "headline", 15.0)
+    wrote(tmp_path, "h200", "strategies", 12.0, platform="h200")
+    data = load(tmp_path)
+    said = comparisons.equal_work(front.Front(data).pairs)
+    (study,) = [one for one in studies.studies(data) if one.kind == "headline"]
+    assert said is not None
+    assert "This plan has no equal work of two platforms" in study.verdict
+    assert study.verdict.endswith(said)
+
+
+def test_the_best_ingested_run_has_a_sentence_beside_measured_ones(tmp_path: Path) -> None:
+    wrote(tmp_path, "own", "headline", 15.0)
+    made = config(**WHOLE)
+    write_run(tmp_path, "log", made, seconds=9.0, device=H100, source="ingested")
+    text = Markup(front.screen(load(tmp_path)).html).striptags()
+    said = "Ingested runs are not ranked with measured ones: the best, Llama 3.1 8B on 8 H100 GPUs"
+    assert said in text
+    (tmp_path / "own").rename(tmp_path.parent / f"{tmp_path.name}-own")
+    assert "not ranked with" not in front.screen(load(tmp_path)).html
 
 
 def test_one_study_is_not_counted_as_several(tmp_path: Path) -> None:

@@ -23,10 +23,10 @@ from scalebook.measure.intervals import Interval, point
 from scalebook.measure.probes import Probe
 from scalebook.predict.search import Candidate, layouts
 from scalebook.record import RunRecord
+from scalebook.report.base import comparisons, sections
 from scalebook.report.base import html_tables as tables
-from scalebook.report.base import sections
 from scalebook.report.base.comparisons import Member, Pair, members, platform_pairs, side_name
-from scalebook.report.base.frames import TINY, ReportData, records
+from scalebook.report.base.frames import ReportData, records
 from scalebook.report.base.markup import Fragment, Markup, join, paragraphs, run_link, short_id
 from scalebook.report.base.naming import (
     apart,
@@ -48,12 +48,11 @@ from scalebook.report.pages.studies import (
     Study,
     best_of,
     colour,
-    equal_work,
-    is_whole,
+    comparable,
     linked,
     mark,
+    on,
     rate,
-    ratio,
     studies,
 )
 
@@ -87,14 +86,8 @@ class Front:
 
     @cached_property
     def chosen(self) -> tuple[Member, ...]:
-        """Whole models on accelerators; where there are none, what comes next to them.
-
-        Models made for a CPU are too small for an accelerator's rate to mean anything.
-        """
-        own = [item for item in self.every if item.row["source"] == "measured"] or self.every
-        on_gpus = [item for item in own if item.row["platform"] != "cpu"] or own
-        whole = [item for item in on_gpus if is_whole(item.row)] or on_gpus
-        return tuple([i for i in whole if not i.row["model"].startswith(TINY)] or whole)
+        """Whole models on accelerators; where there are none, what comes next to them."""
+        return comparable(self.every)
 
     @cached_property
     def runs_of_models(self) -> Counter[str]:
@@ -182,8 +175,8 @@ def _heading(front: Front) -> Markup:
         )
         for place, ones in enumerate(shown)
     )
-    sub = join([*_beneath(front.best[0]), *_comparable(front), *changed(front.data)], " ")
-    return titles + Markup('<p class="sub" data-answer="comparable">{}</p>').format(sub)
+    sub = [*_beneath(front.best[0]), *_comparable(front), *_ingested(front), *changed(front.data)]
+    return titles + Markup('<p class="sub" data-answer="comparable">{}</p>').format(join(sub, " "))
 
 
 def changed(data: ReportData) -> Iterator[Markup]:
@@ -231,7 +224,7 @@ def _beneath(ones: Sequence[Configuration]) -> Iterator[Markup]:
         against = verdict_on(ones[-1], ones[0])
         if against is not None:
             fast, slow = (precision_title(one.row["precision"]) for one in (ones[-1], ones[0]))
-            yield Markup("{} is {} as fast as {}.").format(fast, ratio(against), slow)
+            yield Markup("{} is {} as fast as {}.").format(fast, comparisons.ratio(against), slow)
 
 
 def _amount(row: Row) -> str:
@@ -243,12 +236,23 @@ def _comparable(front: Front) -> Iterator[Markup]:
     platforms = {side_name(item.row) for item in front.chosen}
     if len(platforms) < 2:
         return
-    known = equal_work(front.pairs)
+    known = comparisons.equal_work(front.pairs)
     if known is not None:
         yield known
     else:
         words = "{} have no equal work with an interval ({}), so they cannot be compared yet."
         yield Markup(words).format(_and(sorted(map(platform_title, platforms))), _lengths(front))
+
+
+def _ingested(front: Front) -> Iterator[Markup]:
+    """Yield what the best ingested run reached, where measured ones are ranked without it."""
+    found = [item for item in front.every if item.row["source"] == "ingested"]
+    if found and front.chosen[0].row["source"] == "measured":
+        model = front.best[0][0].row["model"]
+        rows = [item.row for item in comparable(found)]
+        best = best_of([row for row in rows if row["model"] == model] or rows)
+        words = "Ingested runs are not ranked with measured ones: the best, {}, reached {}."
+        yield Markup(words).format(on(best.row), linked(best, rate(best)))
 
 
 def _lengths(front: Front) -> str:
@@ -496,7 +500,7 @@ def _drawn_groups(front: Front, shown: Sequence[Sequence[Row]]) -> Iterator[mark
     several = len({rows[0]["model"] for rows in shown}) > 1
     for rows, ones, left in zip(shown, each, shares(map(len, each), MOST_DRAWN), strict=True):
         sides = list(dict.fromkeys(platform_title(side_name(one.row)) for one in ones))
-        heading = f"{_and(sides)}, {sequence_words(rows[0])}"
+        heading = f"{join(sides, ' and ')}, {sequence_words(rows[0])}"
         heading = f"{model_title(rows[0]['model'])}, {heading}" if several else heading
         firsts = [same[0] for same in alike(rows, lambda row: row["accelerator"])]
         lines = {name: at for row in firsts for name, at in best_by_precision(row).items()}
