@@ -297,7 +297,7 @@ def _scaling(runs: _Runs) -> StudyAnswer | None:
     verdict = Markup(words).format(
         model_title(base["model"]), verb(base["model"], "keep"),
         run_link(last["run_id"], percent(last["scaling_efficiency"])), ends, one,
-        base["world_size"], f"{last['world_size']} {many}",
+        base["world_size"], f"{last['world_size']} {platform_title(base['platform'])} {many}",
     )  # fmt: skip
     drawn = [_efficiency(runs.data, row, one, many) for row in best]
     drawn += projected_efficiency(chosen, drawn[-1].colour, many)
