@@ -196,12 +196,8 @@ def _sentence(ones: Sequence[Configuration]) -> Markup:
         )
         for place, one in enumerate(ones)
     ]
-    mfu = (
-        Markup(" <small>({} MFU)</small>").format(percent(ones[0].row["mfu"]))
-        if ones[0].row["mfu"]
-        else Markup("")
-    )
-    parts[0] += mfu
+    if row["mfu"]:
+        parts[0] += Markup(" <small>({} MFU)</small>").format(percent(row["mfu"]))
     words = Markup("{}{} trains {} at {}.")
     source = "" if row["source"] == "measured" else f" [{row['source']}]"
     title = platform_title(row["platform"])
@@ -342,12 +338,8 @@ def _memory(front: Front) -> Iterator[Markup]:
         one = smaller[0]
         against = verdict_on(one, base)
         sure = "" if against is not None else " (no interval)"
-        yield Markup(words).format(
-            one.row["peak_memory_gib"],
-            linked(one, _short(one.row)),
-            percent(1 - one.rate / base.rate, 2),
-            sure,
-        )
+        less, layout = percent(1 - one.rate / base.rate, 2), linked(one, _short(one.row))
+        yield Markup(words).format(one.row["peak_memory_gib"], layout, less, sure)
 
 
 def _short(row: Row) -> str:
@@ -431,14 +423,8 @@ def _missing(front: Front) -> Markup | None:
     platforms = {side_name(item.row): item.row["platform"] for item in front.chosen}
     decided = any(pair.verdict is not None for pair in front.pairs)
     if len(platforms) > 1 and not decided:
-        first, second = (
-            front.best[0][0].row,
-            next(
-                ones[0].row
-                for ones in front.best
-                if side_name(ones[0].row) != side_name(front.best[0][0].row)
-            ),
-        )
+        first, *others = (ones[0].row for ones in front.best)
+        second = next(row for row in others if side_name(row) != side_name(first))
         words = "Run {} at sequence {:,} on {}: it decides {} against {}."
         return Markup(words).format(
             run_link(second["run_id"], _short(second)), second["sequence_length"],
@@ -575,11 +561,8 @@ def _with_prediction(front: Front, ones: Sequence[Configuration], drawn: list[Do
     held = {one.row["run_id"] for one in ones}
     for best, found in zip(front.best, front.predicted, strict=True):
         if found is not None and best[0].row["run_id"] in held:
-            value, low, high = (
-                found.prediction.tokens_per_second_per_gpu,
-                found.prediction.low,
-                found.prediction.high,
-            )
+            made = found.prediction
+            value, low, high = made.tokens_per_second_per_gpu, made.low, made.high
             note = f"predicted, micro batch {found.config.micro_batch_size}"
             tint = colour(front.data, best[0].row["platform"])
             text = f"{value:,.0f}"

@@ -557,13 +557,8 @@ def _correctness(runs: _Runs) -> StudyAnswer | None:
     losses = [row["loss_last"] for row in chosen]
     low, high = min(losses), max(losses)
     words = "{} of {} end within {} of one loss ({:.5g} to {:.5g})."
-    verdict = Markup(words).format(
-        count(len(chosen), "run"),
-        model_title(chosen[0]["model"]),
-        percent(high / low - 1, 2),
-        low,
-        high,
-    )
+    many, model = count(len(chosen), "run"), model_title(chosen[0]["model"])
+    verdict = Markup(words).format(many, model, percent(high / low - 1, 2), low, high)
     base = chosen[0]["loss_last"]
     drawn = [
         Dot(row["name"], 100 * (row["loss_last"] / base - 1), text=f"{row['loss_last']:.5g}",
