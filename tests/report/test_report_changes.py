@@ -86,6 +86,7 @@ def test_the_sentence_on_top_has_at_most_25_words(folders: tuple[Path, Path]) ->
     ("ends", "words"),
     [
         ((1.014, 0.986, 1.042), "new is 1.4 % faster (−1.4 to +4.2 %)"),
+        ((1.0001, 0.9997, 1.0003), "new is as fast (0.0 to 0.0 %)"),
         ((0.9, 0.88, 0.92), "new is 10.0 % slower (−12.0 to −8.0 %)"),
     ],
 )

@@ -16,6 +16,7 @@ from simulated import H100, config, write_run
 
 from scalebook.measure.economics import ANSWERS, answers
 from scalebook.measure.intervals import Interval
+from scalebook.report.base import comparisons
 from scalebook.report.base.frames import load
 from scalebook.report.base.markup import Markup
 from scalebook.report.base.stated import Stated, read_stated
@@ -62,6 +63,7 @@ def test_stated_inputs_give_the_cost_by_hand(two: Path) -> None:
     assert cost.value is not None
     by_hand = 1e12 / row["tokens_per_second"] / 3600 * 8 * 2.5
     assert cost.value.low < by_hand < cost.value.high
+    assert cost.value.middle == pytest.approx(by_hand, rel=1e-12)
 
 
 def test_the_script_gets_every_formula_and_run_of_the_page(two: Path) -> None:
@@ -72,8 +74,11 @@ def test_the_script_gets_every_formula_and_run_of_the_page(two: Path) -> None:
     payload = json.loads(found[1])
     assert [one["name"] for one in payload["answers"]] == [one.name for one in ANSWERS]
     rates = [row["tokens_per_second"] for row in cost_page.choices(data)]
-    middles = [sum(run["tokens_per_second"]) / 2 for run in payload["runs"]]
-    assert middles == pytest.approx(rates, rel=2e-2)  # the intervals are lopsided
+    for rate, (low, high, mean) in zip(
+        rates, (run["tokens_per_second"] for run in payload["runs"]), strict=True
+    ):
+        assert low < mean == rate < high
+        assert abs((low + high) / 2 / rate - 1) > 1e-4  # lopsided: the middle is another rate
     for name in {n.removeprefix("1+") for one in ANSWERS for n in (*one.over, *one.under)}:
         assert f'data-input="{name}"' in html
 
@@ -133,6 +138,10 @@ def test_the_break_even_price_is_the_ratio_of_throughputs(two: Path) -> None:
     for row in rows:
         assert row["factor"].low < 2 < row["factor"].high
         assert row["even"].low < 4 < row["even"].high
+    for pair, row in zip(pairs, rows, strict=True):
+        rates = [comparisons.mean_rate(side) for side in (pair.b, pair.a)]
+        assert row["factor"].middle == pytest.approx(rates[0] / rates[1], rel=1e-9)
+        assert row["even"].middle == pytest.approx(2 * rates[0] / rates[1], rel=1e-9)
     empty = list(cost_page._break_even(pairs, Stated()))
     assert [row["even"] for row in empty] == [None, None]
     assert empty[0]["reason"] == "no price of H100 is stated"
@@ -184,4 +193,4 @@ def test_the_example_says_that_its_inputs_are_made_up_and_does_its_sum(root: Pat
         .max()
     )
     assert isinstance(best, float)
-    assert f"{1e11 / best / 86400:.1f}"[:3] in text
+    assert f"take {1e11 / best / 86400:.2f} (" in text

@@ -19,9 +19,16 @@ from scalebook.facts import catalog
 from scalebook.measure.reliability import DRILL_FILE, DrillRecord
 from scalebook.plan.document import KINDS
 from scalebook.report import Places, build
+from scalebook.report.base import comparisons
 from scalebook.report.base.frames import load
 from scalebook.report.base.markup import Markup
-from scalebook.report.base.naming import apart, brief, model_title, platform_title
+from scalebook.report.base.naming import (
+    apart,
+    brief,
+    changes_in_words,
+    model_title,
+    platform_title,
+)
 from scalebook.report.charts import css_charts
 from scalebook.report.charts.css_charts import Dot
 from scalebook.report.charts.figure import data_rows
@@ -104,7 +111,7 @@ def few(runs: Path, kind: str) -> None:
 SAID = {
     "headline": r"H100 trains Llama 3\.1 8B at [\d,]+( ± \d+)? tokens/s per GPU"
     r"( \([\d,]+ to [\d,]+\))? in BF16",
-    "scaling": r"keeps 9\d(\.\d+)? % \(\d.* to \d.*\) of its rate per GPU from 1 to 2 GPUs",
+    "scaling": r"keeps 9\d(\.\d+)? % \(\d.* to \d.*\) of its rate per GPU from 1 to 2 H100 GPUs",
     "strategies": r"DP8 is fastest for Llama 3\.1 8B on 8 H100 GPUs at sequence 8,192: "
     r"\+1\d.* against TP2",
     "ablation": r"Fused attention is worth most: \+\d\d\.\d % \(\+.* to \+.*\)",
@@ -282,6 +289,11 @@ def test_names_are_those_of_their_makers() -> None:
     assert model_title("mixtral-8x7b@1") == "1 layer of Mixtral 8x7B"
     assert (model_title("tiny-moe"), model_title(None)) == ("tiny-moe", "unknown model")
     assert (platform_title("mi300x"), platform_title(None)) == ("MI300X", "unknown platform")
+    assert platform_title("unknown platform [ingested]") == "unknown platform [ingested]"
+    assert changes_in_words([("profile_steps", 1), ("offload_layers", 1)]) == [
+        "1 profiled step", "1 layer offloaded",
+    ]  # fmt: skip
+    assert changes_in_words([("profile_steps", 11)]) == ["11 profiled steps"]
 
 
 @pytest.mark.parametrize("example", [True, False])
@@ -407,6 +419,60 @@ def test_the_run_that_needs_more_steps_is_named_with_its_model(tmp_path: Path) -
     assert "of Qwen 3 8B on H100 with more steps" in html
 
 
+def test_the_first_screen_names_the_platform_of_a_best_layout_and_counts_in_words(
+    tmp_path: Path,
+) -> None:
+    wrote(tmp_path, "h200", "headline", 12.0, platform="h200", sequence_length=4096)
+    wrote(tmp_path, "dp", "headline", 12.0)
+    text = Markup(front.screen(load(tmp_path)).html).striptags()
+    assert "Best layout on H100: DP8 on 8" in text
+    assert "Best layout on H100 in BF16: only DP8 ran." in text
+    assert "Every rate has an interval." in text
+    wrote(tmp_path, "few", "headline", 14.0, tensor_parallel_size=2, steps=8)
+    assert "1 of 3 rates has too few steps" in " ".join(
+        one.replace("\N{NO-BREAK SPACE}", " ")
+        for one in front._certainty(front.Front(load(tmp_path)))
+    )
+
+
+@pytest.mark.parametrize(("platform", "said"), [("h100", True), ("cpu", False)])
+def test_only_a_prediction_that_was_made_has_a_sentence(
+    tmp_path: Path, platform: str, said: bool
+) -> None:
+    wrote(tmp_path, "one", "headline", platform=platform)
+    assert ("No layout is predicted" in front.screen(load(tmp_path)).html) == said
+
+
+def test_a_study_says_of_equal_work_what_the_first_screen_says(tmp_path: Path) -> None:
+    wrote(tmp_path, "h100", "headline", 15.0)
+    wrote(tmp_path, "h200", "strategies", 12.0, platform="h200")
+    data = load(tmp_path)
+    said = comparisons.equal_work(front.Front(data).pairs)
+    (study,) = [one for one in studies.studies(data) if one.kind == "headline"]
+    assert said is not None
+    assert "This plan has no equal work of two platforms" in study.verdict
+    assert study.verdict.endswith(said)
+
+
+def test_the_best_ingested_run_has_a_sentence_beside_measured_ones(tmp_path: Path) -> None:
+    wrote(tmp_path, "own", "headline", 15.0)
+    made = config(**WHOLE)
+    write_run(tmp_path, "log", made, seconds=9.0, device=H100, source="ingested")
+    text = Markup(front.screen(load(tmp_path)).html).striptags()
+    said = "Ingested runs are not ranked with measured ones: the best, Llama 3.1 8B on 8 H100 GPUs"
+    assert said in text
+    (tmp_path / "own").rename(tmp_path.parent / f"{tmp_path.name}-own")
+    assert "not ranked with" not in front.screen(load(tmp_path)).html
+
+
+def test_one_study_is_not_counted_as_several(tmp_path: Path) -> None:
+    wrote(tmp_path, "one", "headline")
+    wrote(tmp_path, "two", "headline", 13.0)
+    asked = studies.studies(load(tmp_path))
+    assert len(asked) == 1
+    assert "All 1 studies" not in str(front._cards(asked))
+
+
 def test_a_report_without_a_rate_says_so_in_the_first_screen(tmp_path: Path) -> None:
     write_run(tmp_path, "a", config(), status="failed", steps=0, reason="It broke.")
     assert sentences(front.screen(load(tmp_path)).html) == ["No run completed with a throughput."]
@@ -415,7 +481,7 @@ def test_a_report_without_a_rate_says_so_in_the_first_screen(tmp_path: Path) -> 
 ANSWERS = {  # of the example runs: what a buyer asks, and what must be seen without scrolling
     "fastest": r"H200 trains Llama 3\.1 8B at [\d,]+( ± \d+)? tokens/s per GPU .*in BF16",
     "comparable": r"cannot be compared yet|At equal work",
-    "certainty": r"have too few steps for an interval|have an interval",
+    "certainty": r"ha(s|ve) too few steps for an interval|has an interval",
     "memory": r"GiB per GPU",
     "cost": r"1 trillion tokens of Llama 3.1 8B on 4 H200 GPUs: \d+ to \d+ days",
     "failures": r"\d+ of \d+ runs: ",

@@ -235,7 +235,10 @@ def _print_conversions(by_name: Mapping[str, float], fits: Sequence[ConventionFi
     from scalebook.facts.flops import CONVENTIONS
 
     rows = [[name, f"{value:,.2f}"] for name, value in by_name.items()]
-    differences = {fit.convention: f"{100 * fit.relative_difference:+.2f}%" for fit in fits}
+    differences = {
+        fit.convention: f"{100 * fit.relative_difference:+z.2f}%".replace("+0.00%", "0.00%")
+        for fit in fits
+    }
     headers = ["convention", "TFLOP/s/GPU"]
     if fits:
         headers.append("published is off by")

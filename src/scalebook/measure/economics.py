@@ -2,7 +2,7 @@
 
 Every input is a range, which a single number is too, and every answer carries the range through.
 An answer whose inputs were not all stated has no value and names what is missing. Each input
-enters an answer once, so the ends of the range are exact.
+enters an answer once, so the ends of the range are exact; its estimate is that of the inputs'.
 """
 
 from __future__ import annotations
@@ -148,11 +148,12 @@ def _answer(product: _Product, stated: Mapping[str, Interval]) -> Answer:
     missing = tuple(name for name in names if name not in stated)
     value = None
     if not missing:
-        value = point(product.constant)
-        for factor in product.over:
-            value = value * _factor(factor, stated)
-        for factor in product.under:
-            value = value / _factor(factor, stated)
+        value, middle = point(product.constant), product.constant
+        for by in (_factor(name, stated) for name in product.over):
+            value, middle = value * by, middle * by.middle
+        for by in (_factor(name, stated) for name in product.under):
+            value, middle = value / by, middle / by.middle
+        value = Interval(value.low, value.high, middle)
     return Answer(product.name, product.unit, _formula(product), value, missing)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import lru_cache
 
@@ -32,10 +32,14 @@ _NUMERAL = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """All numbers from ``low`` to ``high``; an end may be infinite, never NaN."""
+    """All numbers from ``low`` to ``high``; an end may be infinite, never NaN.
+
+    ``estimate`` is what the ends lie about, where it is not their middle; arithmetic drops it.
+    """
 
     low: float
     high: float
+    estimate: float | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         """Refuse ends that are out of order."""
@@ -44,7 +48,9 @@ class Interval:
 
     @property
     def middle(self) -> float:
-        """The middle, or the finite end of a one-sided interval."""
+        """The estimate or else the middle; the finite end of a one-sided interval."""
+        if self.estimate is not None:
+            return self.estimate
         if math.isinf(self.low) or math.isinf(self.high):
             return self.high if math.isinf(self.low) else self.low
         return (self.low + self.high) / 2

@@ -27,6 +27,7 @@ from scalebook.report.base.frames import ReportData
 from scalebook.report.base.html_tables import Column, table, text
 from scalebook.report.base.markup import Fragment, Markup
 from scalebook.report.base.naming import (
+    UNKNOWN_PLATFORM,
     VERSION_WORDS,
     model_title,
     platform_title,
@@ -35,11 +36,12 @@ from scalebook.report.base.naming import (
     split_name,
     units,
 )
-from scalebook.report.base.quantities import NONE, count, number
+from scalebook.report.base.quantities import NONE, count, number, times
 from scalebook.report.base.stated import Stated
 from scalebook.report.base.versus import estimate_of, starts_of
 
 Row = Mapping[str, Any]
+MATCHED = "matched configuration"
 Kind = Literal["matched configuration", "best against best", "as named"]
 
 # What is said of a difference once the two platforms are named.
@@ -115,7 +117,7 @@ def side_name(row: Row) -> str:
     """Return the side that a run is of: its platform, with engine and source where unusual."""
     engine, source = row["engine"], row["source"]
     more = [engine] if engine not in (None, "megatron") else []
-    name = ", ".join([str(row["platform"] or "unknown platform"), *more])
+    name = ", ".join([str(row["platform"] or UNKNOWN_PLATFORM), *more])
     return name if source in (None, "measured") else f"{name} [{source}]"
 
 
@@ -252,12 +254,38 @@ def _chosen(items: Sequence[Member], name: str) -> tuple[Member, ...]:
     return runs or (fastest(side) if side else ())
 
 
+def ratio(verdict: Verdict) -> str:
+    """Return a ratio with its interval: ``1.41× (1.39 to 1.43)``."""
+    return f"{times(verdict.ratio)} ({verdict.low:.3g} to {verdict.high:.3g})"
+
+
+def equal_work(pairs: Sequence[Pair]) -> Markup | None:
+    """Return how two platforms compare at equal work; None where no pair has intervals."""
+    known = [(pair, pair.verdict) for pair in pairs if pair.verdict is not None]
+    if not known:
+        return None
+    reached = [max(item.row["rate"] for item in (*pair.a, *pair.b)) for pair, _ in known]
+    at = max(range(len(known)), key=lambda i: (known[i][0].kind == MATCHED, reached[i]))
+    pair, verdict = known[at]
+    row, names = pair.a[0].row, (pair.name_a, pair.name_b)
+    if verdict.ratio < 1:
+        names, ends = names[::-1], (1 / verdict.ratio, 1 / verdict.high, 1 / verdict.low)
+        verdict = Verdict(verdict.word, *ends)
+    how = split_name(row) if pair.kind == MATCHED else "each in its best layout"
+    code = [{item.record.environment.get("git_commit") for item in own} for own in (pair.a, pair.b)]
+    older = "" if code[0] == code[1] else ", with other versions of the trainer"
+    words = "At equal work ({}, sequence {:,}), {} is {} as fast as {}{}."
+    return Markup(words).format(
+        how, row["sequence_length"], names[0], ratio(verdict), names[1], older
+    )
+
+
 def title(pair: Pair) -> str:
     """Return the pair in words."""
     row = pair.a[0].row
     split = split_name(row)
     # A split of one rank is only its number, which the work has already.
-    told = pair.kind == "matched configuration" and not split[:1].isdigit()
+    told = pair.kind == MATCHED and not split[:1].isdigit()
     how = f", {split}" if told else ""
     return f"{sides(pair)}, {model_title(row['model'])} on {work(row)}{how}"
 

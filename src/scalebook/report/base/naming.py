@@ -143,10 +143,14 @@ def has_experts(name: str | None) -> bool:
         return False
 
 
+UNKNOWN_PLATFORM = "unknown platform"
+_PLURAL = re.compile(r"s\b")
+
+
 def platform_title(name: str | None) -> str:
     """Return a platform as its maker writes it: ``H200``."""
-    if not name:
-        return "unknown platform"
+    if not name or name.startswith(UNKNOWN_PLATFORM):
+        return name or UNKNOWN_PLATFORM
     device = re.split(r"[,\[]", name)[0]  # an engine or a source may follow
     return device.upper() + name.removeprefix(device)
 
@@ -243,7 +247,8 @@ def _change_in_words(name: str, value: Any) -> str:
         return TELLING_VALUES[name, str(value)]
     word = setting_words(name)
     if name in SETTINGS and SETTINGS[name].counted:
-        return f"{value} {word}"
+        # 2 layers offloaded, 1 layer offloaded
+        return f"{value} {word if str(value) != '1' else _PLURAL.sub('', word, count=1)}"
     if value in OFF:
         return f"no {word}"
     return word if value is True or value == "on" else f"{word} {precision_title(str(value))}"

@@ -22,7 +22,7 @@ from scalebook.report.base.markup import (
     run_links,
     short_id,
 )
-from scalebook.report.base.quantities import NONE, count
+from scalebook.report.base.quantities import GLUE, NONE, change, count
 from scalebook.report.charts import history_chart
 from scalebook.report.charts.figure import Figures
 
@@ -65,11 +65,11 @@ def summary(found: Against) -> Fragment:
 
 def change_words(verdict: Verdict) -> str:
     """Return new against old in percent: ``1.4 % faster (−1.4 to +4.2 %)``."""
-    size = 100 * (verdict.ratio - 1)
-    word = "faster" if size >= 0 else "slower"
-    low, high = (f"{100 * (end - 1):+.1f}".replace("-", "\N{MINUS SIGN}")
+    size = round(100 * (verdict.ratio - 1), 1)
+    word = f"{abs(size):.1f} % {'faster' if size > 0 else 'slower'}" if size else "as fast"
+    low, high = (change(end - 1).partition(GLUE)[0].replace("-", "\N{MINUS SIGN}")
                  for end in (verdict.low, verdict.high))  # fmt: skip
-    return f"new is {abs(size):.1f} % {word} ({low} to {high} %)"
+    return f"new is {word} ({low} to {high} %)"
 
 
 def changes(found: Against) -> Fragment:

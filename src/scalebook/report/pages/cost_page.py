@@ -71,7 +71,8 @@ def choices(data: ReportData) -> tuple[Row, ...]:
 def inputs_of(row: Row, stated: Stated) -> Inputs:
     """Return what is known of a job like this run: its rate, and what was stated."""
     low, high = row["tokens_per_second_low"], row["tokens_per_second_high"]
-    rate = Interval(low, high) if low and high else point(row["tokens_per_second"])
+    mean = row["tokens_per_second"]
+    rate = Interval(low, high, mean) if low and high else point(mean)
     known: dict[str, Any] = {"tokens_per_second": rate, "gpus": point(row["world_size"])}
     if row["sequence_length"]:
         known["sequence_length"] = point(row["sequence_length"])
@@ -161,10 +162,10 @@ def calculator(data: ReportData, stated: Stated) -> Fragment:
     )
 
 
-def _choice(row: Row, stated: Stated) -> dict[str, tuple[float, float]]:
-    """Return the ends of every input that is known of a job like this run."""
+def _choice(row: Row, stated: Stated) -> dict[str, tuple[float, float, float]]:
+    """Return every input that is known of a job like this run: its ends and its estimate."""
     known = inputs_of(row, stated).stated()
-    return {name: (value.low, value.high) for name, value in known.items()}
+    return {name: (value.low, value.high, value.middle) for name, value in known.items()}
 
 
 def _menu(label: str, before: str, runs: Sequence[Row], *, first: bool) -> Markup:
@@ -202,7 +203,7 @@ def _answer(item: Answer) -> Markup:
 
 
 def shown(value: Interval | None) -> str:
-    """Return an answer's range in four digits, which no price or rate exceeds."""
+    """Return an answer and its range in four digits, which no price or rate exceeds."""
     if value is None:
         return NONE
     ends = (value.middle, value.low, value.high)
@@ -230,7 +231,7 @@ def _break_even(found: Sequence[Pair], stated: Stated) -> Iterator[dict[str, Any
         verdict, row = pair.verdict, pair.a[0].row
         if verdict is None or "cpu" in (row["platform"], pair.b[0].row["platform"]):
             continue
-        factor = Interval(verdict.low, verdict.high).reciprocal()
+        factor = Interval(1 / verdict.high, 1 / verdict.low, 1 / verdict.ratio)
         price = stated.of(row["platform"], "price_per_gpu_hour")
         yield {
             **comparisons.named(pair),
@@ -239,7 +240,9 @@ def _break_even(found: Sequence[Pair], stated: Stated) -> Iterator[dict[str, Any
             ),
             "factor": factor,
             "price": price,
-            "even": price * factor if price else None,
+            "even": replace(price * factor, estimate=price.middle / verdict.ratio)
+            if price
+            else None,
             "reason": None if price else f"no price of {platform_title(row['platform'])} is stated",
         }
 

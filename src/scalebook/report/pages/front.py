@@ -23,10 +23,10 @@ from scalebook.measure.intervals import Interval, point
 from scalebook.measure.probes import Probe
 from scalebook.predict.search import Candidate, layouts
 from scalebook.record import RunRecord
+from scalebook.report.base import comparisons, sections
 from scalebook.report.base import html_tables as tables
-from scalebook.report.base import sections
 from scalebook.report.base.comparisons import Member, Pair, members, platform_pairs, side_name
-from scalebook.report.base.frames import TINY, ReportData, records
+from scalebook.report.base.frames import ReportData, records
 from scalebook.report.base.markup import Fragment, Markup, join, paragraphs, run_link, short_id
 from scalebook.report.base.naming import (
     apart,
@@ -48,12 +48,11 @@ from scalebook.report.pages.studies import (
     Study,
     best_of,
     colour,
-    equal_work,
-    is_whole,
+    comparable,
     linked,
     mark,
+    on,
     rate,
-    ratio,
     studies,
 )
 
@@ -87,14 +86,8 @@ class Front:
 
     @cached_property
     def chosen(self) -> tuple[Member, ...]:
-        """Whole models on accelerators; where there are none, what comes next to them.
-
-        Models made for a CPU are too small for an accelerator's rate to mean anything.
-        """
-        own = [item for item in self.every if item.row["source"] == "measured"] or self.every
-        on_gpus = [item for item in own if item.row["platform"] != "cpu"] or own
-        whole = [item for item in on_gpus if is_whole(item.row)] or on_gpus
-        return tuple([i for i in whole if not i.row["model"].startswith(TINY)] or whole)
+        """Whole models on accelerators; where there are none, what comes next to them."""
+        return comparable(self.every)
 
     @cached_property
     def runs_of_models(self) -> Counter[str]:
@@ -128,7 +121,13 @@ class Front:
     @cached_property
     def predicted(self) -> tuple[Candidate | None, ...]:
         """The layout that is predicted to beat the best of each entry of ``best``."""
-        return tuple(_predicted(self, ones) for ones in self.best)
+        pairs = zip(self.best, self.foreseen, strict=True)
+        return tuple(one if one and _beats(one, ones[0]) else None for ones, one in pairs)
+
+    @cached_property
+    def foreseen(self) -> tuple[Candidate | None, ...]:
+        """The layout with the highest predicted rate at the work of each entry of ``best``."""
+        return tuple(_foreseen(self, ones[0].row) for ones in self.best)
 
     @cached_property
     def pairs(self) -> tuple[Pair, ...]:
@@ -176,8 +175,8 @@ def _heading(front: Front) -> Markup:
         )
         for place, ones in enumerate(shown)
     )
-    sub = join([*_beneath(front.best[0]), *_comparable(front), *changed(front.data)], " ")
-    return titles + Markup('<p class="sub" data-answer="comparable">{}</p>').format(sub)
+    sub = [*_beneath(front.best[0]), *_comparable(front), *_ingested(front), *changed(front.data)]
+    return titles + Markup('<p class="sub" data-answer="comparable">{}</p>').format(join(sub, " "))
 
 
 def changed(data: ReportData) -> Iterator[Markup]:
@@ -197,12 +196,8 @@ def _sentence(ones: Sequence[Configuration]) -> Markup:
         )
         for place, one in enumerate(ones)
     ]
-    mfu = (
-        Markup(" <small>({} MFU)</small>").format(percent(ones[0].row["mfu"]))
-        if ones[0].row["mfu"]
-        else Markup("")
-    )
-    parts[0] += mfu
+    if row["mfu"]:
+        parts[0] += Markup(" <small>({} MFU)</small>").format(percent(row["mfu"]))
     words = Markup("{}{} trains {} at {}.")
     source = "" if row["source"] == "measured" else f" [{row['source']}]"
     title = platform_title(row["platform"])
@@ -218,13 +213,14 @@ def _with_ends(one: Configuration, unit: str | None) -> Markup:
 def _beneath(ones: Sequence[Configuration]) -> Iterator[Markup]:
     """Yield the work of the first platform's rates, and how its precisions compare."""
     row = ones[-1].row
-    words = "Best layout: {} on {}, {}; 95 % intervals in brackets."
-    yield Markup(words).format(split_name(row), _amount(row), sequence_words(row))
+    words = "Best layout on {}: {} on {}, {}; 95 % intervals in brackets."
+    platform = platform_title(side_name(row))
+    yield Markup(words).format(platform, split_name(row), _amount(row), sequence_words(row))
     if len(ones) > 1:
         against = verdict_on(ones[-1], ones[0])
         if against is not None:
             fast, slow = (precision_title(one.row["precision"]) for one in (ones[-1], ones[0]))
-            yield Markup("{} is {} as fast as {}.").format(fast, ratio(against), slow)
+            yield Markup("{} is {} as fast as {}.").format(fast, comparisons.ratio(against), slow)
 
 
 def _amount(row: Row) -> str:
@@ -236,12 +232,23 @@ def _comparable(front: Front) -> Iterator[Markup]:
     platforms = {side_name(item.row) for item in front.chosen}
     if len(platforms) < 2:
         return
-    known = equal_work(front.pairs)
+    known = comparisons.equal_work(front.pairs)
     if known is not None:
         yield known
     else:
         words = "{} have no equal work with an interval ({}), so they cannot be compared yet."
         yield Markup(words).format(_and(sorted(map(platform_title, platforms))), _lengths(front))
+
+
+def _ingested(front: Front) -> Iterator[Markup]:
+    """Yield what the best ingested run reached, where measured ones are ranked without it."""
+    found = [item for item in front.every if item.row["source"] == "ingested"]
+    if found and front.chosen[0].row["source"] == "measured":
+        model = front.best[0][0].row["model"]
+        rows = [item.row for item in comparable(found)]
+        best = best_of([row for row in rows if row["model"] == model] or rows)
+        words = "Ingested runs are not ranked with measured ones: the best, {}, reached {}."
+        yield Markup(words).format(on(best.row), linked(best, rate(best)))
 
 
 def _lengths(front: Front) -> str:
@@ -277,26 +284,28 @@ def _certainty(front: Front) -> Iterator[Markup]:
     best = front.best[0][0]
     rivals = [one for one in _rivals(front, best) if _short(one.row) != _short(best.row)]
     name, precision = split_name(best.row), precision_title(best.row["precision"])
+    where = f"{platform_title(side_name(best.row))} in {precision}"
     if not rivals:
-        yield Markup("Best layout in {}: only {} ran.").format(precision, name)
+        yield Markup("Best layout on {}: only {} ran.").format(where, name)
     else:
         other, against = _short(rivals[0].row), verdict_on(best, rivals[0])
         if against is None:
-            words = "In {}, {} leads {} by {}; the second has too few steps for an interval."
+            words = "On {}, {} leads {} by {}; the second has too few steps for an interval."
             lead = percent(best.rate / rivals[0].rate - 1, 2)
-            yield Markup(words).format(precision, name, other, lead)
+            yield Markup(words).format(where, name, other, lead)
         elif against.word == "cannot tell":
-            words = "Best layout in {}: open, {} is within the noise of {}."
-            yield Markup(words).format(precision, other, name)
+            words = "Best layout on {}: open, {} is within the noise of {}."
+            yield Markup(words).format(where, other, name)
         else:
             low, high = 100 * (against.low - 1), 100 * (against.high - 1)
-            words = "Best layout in {}: decided, {} is {:.2g} to {:.2g} % ahead of {}."
-            yield Markup(words).format(precision, name, low, high, other)
+            words = "Best layout on {}: decided, {} is {:.2g} to {:.2g} % ahead of {}."
+            yield Markup(words).format(where, name, low, high, other)
     rates = configurations(item.row for item in front.chosen)
     without = sum(one.interval[0] is None for one in rates)
-    words = "{} of {} rates have too few steps for an interval."
-    words = words if without else "All {1} rates have an interval."
-    yield Markup(words).format(without, len(rates))
+    words = "{} of {} {} too few steps for an interval."
+    words = words if without else "Every rate has an interval."
+    has = "has" if without == 1 else "have"
+    yield Markup(words).format(without, count(len(rates), "rate"), has)
 
 
 def _rivals(front: Front, best: Configuration) -> list[Configuration]:
@@ -329,12 +338,8 @@ def _memory(front: Front) -> Iterator[Markup]:
         one = smaller[0]
         against = verdict_on(one, base)
         sure = "" if against is not None else " (no interval)"
-        yield Markup(words).format(
-            one.row["peak_memory_gib"],
-            linked(one, _short(one.row)),
-            percent(1 - one.rate / base.rate, 2),
-            sure,
-        )
+        less, layout = percent(1 - one.rate / base.rate, 2), linked(one, _short(one.row))
+        yield Markup(words).format(one.row["peak_memory_gib"], layout, less, sure)
 
 
 def _short(row: Row) -> str:
@@ -405,7 +410,8 @@ def _next(front: Front) -> Iterator[Markup]:
             micro = found.config.micro_batch_size
             yield Markup(words).format(platform, _layout(found), micro, rate_)
             return
-    yield Markup("No layout is predicted to be faster than those that ran.")
+    if any(front.foreseen):
+        yield Markup("No layout is predicted to be faster than those that ran.")
 
 
 def _layout(found: Candidate) -> str:
@@ -417,14 +423,8 @@ def _missing(front: Front) -> Markup | None:
     platforms = {side_name(item.row): item.row["platform"] for item in front.chosen}
     decided = any(pair.verdict is not None for pair in front.pairs)
     if len(platforms) > 1 and not decided:
-        first, second = (
-            front.best[0][0].row,
-            next(
-                ones[0].row
-                for ones in front.best
-                if side_name(ones[0].row) != side_name(front.best[0][0].row)
-            ),
-        )
+        first, *others = (ones[0].row for ones in front.best)
+        second = next(row for row in others if side_name(row) != side_name(first))
         words = "Run {} at sequence {:,} on {}: it decides {} against {}."
         return Markup(words).format(
             run_link(second["run_id"], _short(second)), second["sequence_length"],
@@ -447,12 +447,8 @@ def _missing(front: Front) -> Markup | None:
     return Markup(words).format(linked(next_one, _short(next_one.row)), what)
 
 
-def _predicted(front: Front, ones: Sequence[Configuration]) -> Candidate | None:
-    """Return the layout that is predicted to beat a platform's best run of 16 bits, at its work.
-
-    None where nothing can be predicted, or where the best run has that layout already.
-    """
-    row = ones[0].row
+def _foreseen(front: Front, row: Row) -> Candidate | None:
+    """Return the layout of the highest predicted rate at a run's work; None without evidence."""
     config = config_of(front.records[row["run_id"]])
     if config is None or row["source"] != "measured" or row["platform"] == "cpu":
         return None
@@ -463,9 +459,12 @@ def _predicted(front: Front, ones: Sequence[Configuration]) -> Candidate | None:
     except (ScalebookError, ArithmeticError, ValueError, LookupError):
         return None  # nothing to learn from, or a platform that the catalog lacks
     sure = [one for one in ranked if one.prediction.fits]
-    if not sure or not sure[0].prediction.basis.runs or _layout(sure[0]) == split_name(row):
-        return None
-    return sure[0] if sure[0].prediction.low > ones[0].rate else None
+    return sure[0] if sure and sure[0].prediction.basis.runs else None
+
+
+def _beats(found: Candidate, best: Configuration) -> bool:
+    """Return whether another layout is predicted to be faster than a run, for sure."""
+    return _layout(found) != split_name(best.row) and found.prediction.low > best.rate
 
 
 def _groups(front: Front) -> list[list[Row]]:
@@ -487,7 +486,7 @@ def _drawn_groups(front: Front, shown: Sequence[Sequence[Row]]) -> Iterator[mark
     several = len({rows[0]["model"] for rows in shown}) > 1
     for rows, ones, left in zip(shown, each, shares(map(len, each), MOST_DRAWN), strict=True):
         sides = list(dict.fromkeys(platform_title(side_name(one.row)) for one in ones))
-        heading = f"{_and(sides)}, {sequence_words(rows[0])}"
+        heading = f"{join(sides, ' and ')}, {sequence_words(rows[0])}"
         heading = f"{model_title(rows[0]['model'])}, {heading}" if several else heading
         firsts = [same[0] for same in alike(rows, lambda row: row["accelerator"])]
         lines = {name: at for row in firsts for name, at in best_by_precision(row).items()}
@@ -562,11 +561,8 @@ def _with_prediction(front: Front, ones: Sequence[Configuration], drawn: list[Do
     held = {one.row["run_id"] for one in ones}
     for best, found in zip(front.best, front.predicted, strict=True):
         if found is not None and best[0].row["run_id"] in held:
-            value, low, high = (
-                found.prediction.tokens_per_second_per_gpu,
-                found.prediction.low,
-                found.prediction.high,
-            )
+            made = found.prediction
+            value, low, high = made.tokens_per_second_per_gpu, made.low, made.high
             note = f"predicted, micro batch {found.config.micro_batch_size}"
             tint = colour(front.data, best[0].row["platform"])
             text = f"{value:,.0f}"
@@ -584,7 +580,9 @@ def _cards(asked: Sequence[Study]) -> Markup:
     cards = Markup("").join(_card(place, one) for place, one in known[:MOST_CARDS])
     rest = len(asked) - min(len(known), MOST_CARDS)
     more = Markup('<p class="note"><a href="studies.html">{}</a></p>').format(
-        f"All {len(asked)} studies, with their runs" if rest else "Every study with its runs"
+        f"All {len(asked)} studies, with their runs"
+        if rest and len(asked) > 1
+        else "Every study with its runs"
     )
     return Markup('<div class="sb-cards">{}</div>{}').format(cards, more)
 

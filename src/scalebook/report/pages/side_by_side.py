@@ -348,7 +348,8 @@ def side_inputs(side: Sequence[Member], stated: Stated) -> Inputs:
     known = inputs_of(row, stated)
     low, high = row["pooled_tokens_per_second_low"], row["pooled_tokens_per_second_high"]
     if len(side) > 1 and low and high:
-        known = replace(known, tokens_per_second=Interval(low, high))
+        mean = mean_rate(side) * row["tokens_per_second"] / row["rate"]
+        known = replace(known, tokens_per_second=Interval(low, high, mean))
     return known
 
 
@@ -362,7 +363,8 @@ def _following(side: Sequence[Member], value: Interval | None) -> Markup:
     """Return tokens per unit of currency, with what the script needs to follow a price."""
     known = side_inputs(side, Stated()).stated()
     names = ("tokens_per_second", "gpus")
-    inputs = {name: (known[name].low, known[name].high) for name in names if name in known}
+    found = {name: known[name] for name in names if name in known}
+    inputs = {name: (one.low, one.high, one.middle) for name, one in found.items()}
     template = '<span data-platform="{}" data-inputs="{}">{}</span>'
     return Markup(template).format(side[0].row["platform"], json.dumps(inputs), shown(value))
 

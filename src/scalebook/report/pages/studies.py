@@ -22,9 +22,10 @@ from scalebook.record import RunRecord
 from scalebook.report.base import html_tables as tables
 from scalebook.report.base.comparisons import (
     Member,
-    Pair,
+    equal_work,
     members,
     platform_pairs,
+    ratio,
     side_name,
     work_key,
 )
@@ -62,7 +63,6 @@ EVIDENCE = {
     "ablation": "comparison", "map": "memory", "precision": "throughput", "experts": "throughput",
     "correctness": "curves", "drill": "reliability", "tune": "peak",
 }  # fmt: skip
-_MATCHED = "matched configuration"
 FORMED = tuple(kind for kind in KINDS if kind not in ("tune", "correctness"))
 
 
@@ -106,6 +106,8 @@ class _Runs:
     data: ReportData
     frame: pl.DataFrame
     members: tuple[Member, ...]
+    every: Sequence[Member]  # of the report: equal work is looked for in all of them
+    planned: bool = True
 
     @property
     def rows(self) -> list[Row]:
@@ -157,7 +159,7 @@ def _planned(
 
 
 def _formed(data: ReportData, every: Sequence[Member], run_ids: Sequence[str]) -> Iterator[Study]:
-    runs = _chosen(data, every, run_ids)
+    runs = replace(_chosen(data, every, run_ids), planned=False)
     for kind in FORMED:
         answer = _ANSWERS[kind](runs)
         if answer is not None:
@@ -167,7 +169,8 @@ def _formed(data: ReportData, every: Sequence[Member], run_ids: Sequence[str]) -
 def _chosen(data: ReportData, every: Sequence[Member], run_ids: Sequence[str]) -> _Runs:
     wanted = set(run_ids)
     frame = data.runs.filter(pl.col("run_id").is_in(run_ids))
-    return _Runs(data, frame, tuple(item for item in every if item.row["run_id"] in wanted))
+    own = tuple(item for item in every if item.row["run_id"] in wanted)
+    return _Runs(data, frame, own, every)
 
 
 def colour(data: ReportData, platform: str | None) -> int:
@@ -187,11 +190,6 @@ def on(row: Row) -> str:
     one, many = units(row["platform"])
     amount = f"one {device}" if size == 1 and one == "GPU" else f"{size} {device} {many}"
     return f"{model_title(row['model'])} on {amount}"
-
-
-def ratio(verdict: Verdict) -> str:
-    """Return a ratio with its interval: ``1.41× (1.39 to 1.43)``."""
-    return f"{times(verdict.ratio)} ({verdict.low:.3g} to {verdict.high:.3g})"
 
 
 def gain(verdict: Verdict) -> str:
@@ -234,16 +232,19 @@ def _headline(runs: _Runs) -> StudyAnswer | None:
     first = best[0]
     sides = {side_name(one.row) for one in best}
     tried = {side_name(row) for row in runs.frame.to_dicts() if is_whole(row)}
-    several, lost = len(sides) > 1, sorted(platform_title(one) for one in tried - sides)
+    lost, known = sorted(map(platform_title, tried - sides)), _equal_work(runs, best)
     words = "{} trains {} at {} in {}"
-    words += ", the highest rate; no equal work compares the platforms" if several else ""
+    if len(sides) > 1:
+        words += ", the highest rate" + ("" if known else "; no equal work compares the platforms")
     words += f"; no run on {' or '.join(lost)} has a rate." if lost else "."
     verdict = Markup(words).format(
         platform_title(first.row["platform"]), model_title(first.row["model"]),
         linked(first, rate(first)), precision_title(first.row["precision"]),
     )  # fmt: skip
-    pairs = platform_pairs([item for item in runs.members if is_whole(item.row)])
-    verdict = equal_work(tuple(pairs)) or verdict
+    if known:
+        own, said = known
+        words = "{} This plan has no equal work of two platforms; all runs together have. {}"
+        verdict = said if own else Markup(words).format(verdict, said)
     drawn: list[Dot] = []
     for one in best[:MOST_ROWS]:
         name = f"{platform_title(one.row['platform'])} {precision_title(one.row['precision'])}"
@@ -251,33 +252,27 @@ def _headline(runs: _Runs) -> StudyAnswer | None:
     return StudyAnswer(verdict, marks.bars(drawn, first.row["rate_unit"]), _ids(best))
 
 
-def equal_work(pairs: Sequence[Pair]) -> Markup | None:
-    """Return how two platforms compare at equal work; None where no pair has intervals."""
-    known = [(pair, pair.verdict) for pair in pairs if pair.verdict is not None]
-    if not known:
-        return None
-    reached = [max(item.row["rate"] for item in (*pair.a, *pair.b)) for pair, _ in known]
-    at = max(range(len(known)), key=lambda i: (known[i][0].kind == _MATCHED, reached[i]))
-    pair, verdict = known[at]
-    return _compared(pair, verdict)
+def _equal_work(runs: _Runs, best: Sequence[Configuration]) -> tuple[bool, Markup] | None:
+    """Return how platforms compare at equal work, and whether the study's own runs say it.
+
+    Runs of no plan are compared as those of the first screen, which are all.
+    """
+    models = {one.row["model"] for one in best}
+    own = [item for item in runs.members if is_whole(item.row)] if runs.planned else []
+    every = [item for item in comparable(runs.every) if item.row["model"] in models]
+    known = ((items is own, equal_work(tuple(platform_pairs(items)))) for items in (own, every))
+    return next(((mine or not runs.planned, said) for mine, said in known if said), None)
 
 
-def _compared(pair: Pair, verdict: Verdict) -> Markup:
-    """Return how many times as fast the faster platform is, at the work of a pair."""
-    row, names = pair.a[0].row, (pair.name_a, pair.name_b)
-    if verdict.ratio < 1:
-        names = names[::-1]
-        verdict = replace(
-            verdict, ratio=1 / verdict.ratio, low=1 / verdict.high, high=1 / verdict.low
-        )
-    how = split_name(row) if pair.kind == _MATCHED else "each in its best layout"
-    words = "At equal work ({}, sequence {:,}), {} is {} as fast as {}{}."
-    code = [
-        {item.record.environment.get("git_commit") for item in side} for side in (pair.a, pair.b)
-    ]
-    older = "" if code[0] == code[1] else ", with other versions of the trainer"
-    values = (how, row["sequence_length"], names[0], ratio(verdict), names[1], older)
-    return Markup(words).format(*values)
+def comparable(every: Sequence[Member]) -> tuple[Member, ...]:
+    """Return measured runs of whole models on accelerators, or else what comes next to them.
+
+    Models made for a CPU are too small for an accelerator's rate to mean anything.
+    """
+    own = [item for item in every if item.row["source"] == "measured"] or every
+    on_gpus = [item for item in own if item.row["platform"] != "cpu"] or own
+    whole = [item for item in on_gpus if is_whole(item.row)] or on_gpus
+    return tuple([i for i in whole if not i.row["model"].startswith(TINY)] or whole)
 
 
 def best_of(rows: Sequence[Row]) -> Configuration:
@@ -302,7 +297,7 @@ def _scaling(runs: _Runs) -> StudyAnswer | None:
     verdict = Markup(words).format(
         model_title(base["model"]), verb(base["model"], "keep"),
         run_link(last["run_id"], percent(last["scaling_efficiency"])), ends, one,
-        base["world_size"], f"{last['world_size']} {many}",
+        base["world_size"], f"{last['world_size']} {platform_title(base['platform'])} {many}",
     )  # fmt: skip
     drawn = [_efficiency(runs.data, row, one, many) for row in best]
     drawn += projected_efficiency(chosen, drawn[-1].colour, many)
@@ -420,11 +415,7 @@ def _ablation(runs: _Runs) -> StudyAnswer | None:
         for one, worth in known[:MOST_ROWS]
     ]
     ids = [item.row["run_id"] for one in chosen.switches for item in one.pair.b]
-    return StudyAnswer(
-        verdict,
-        marks.bars(drawn, unit),
-        (chosen.optimised[0].row["run_id"], *ids),
-    )
+    return StudyAnswer(verdict, marks.bars(drawn, unit), (chosen.optimised[0].row["run_id"], *ids))
 
 
 _MAP = (
@@ -566,13 +557,8 @@ def _correctness(runs: _Runs) -> StudyAnswer | None:
     losses = [row["loss_last"] for row in chosen]
     low, high = min(losses), max(losses)
     words = "{} of {} end within {} of one loss ({:.5g} to {:.5g})."
-    verdict = Markup(words).format(
-        count(len(chosen), "run"),
-        model_title(chosen[0]["model"]),
-        percent(high / low - 1, 2),
-        low,
-        high,
-    )
+    many, model = count(len(chosen), "run"), model_title(chosen[0]["model"])
+    verdict = Markup(words).format(many, model, percent(high / low - 1, 2), low, high)
     base = chosen[0]["loss_last"]
     drawn = [
         Dot(row["name"], 100 * (row["loss_last"] / base - 1), text=f"{row['loss_last']:.5g}",

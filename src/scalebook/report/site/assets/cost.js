@@ -11,7 +11,8 @@
     return Number(match[1].replace(/,/g, "")) * scale / (match[3] ? 100 : 1);
   }
 
-  // A number or a range, "2.1..2.6", as [low, high]; null where it is neither.
+  // A number or a range, "2.1..2.6", as [low, high]; null where it is neither. A third number is
+  // the estimate that the ends lie about, where that is not their middle.
   function read(text) {
     const ends = text.split("..").map(numeral);
     const range = [ends[0], ends[ends.length - 1]];
@@ -41,8 +42,12 @@
       { minimumFractionDigits: decimals, maximumFractionDigits: decimals });
   }
 
+  function estimate(range) {
+    return range.length > 2 ? range[2] : (range[0] + range[1]) / 2;
+  }
+
   function show(range) {
-    const middle = number((range[0] + range[1]) / 2);
+    const middle = number(estimate(range));
     if (range[0] === range[1]) return middle;
     return middle + " (" + number(range[0]) + " to " + number(range[1]) + ")";
   }
@@ -54,14 +59,14 @@
 
   // Each input enters once and is not negative, so the ends of the answer are exact.
   function product(answer, inputs) {
-    let range = [answer.constant, answer.constant];
+    let range = [answer.constant, answer.constant, answer.constant];
     for (const name of answer.over) {
       const by = factor(name, inputs);
-      range = [range[0] * by[0], range[1] * by[1]];
+      range = [range[0] * by[0], range[1] * by[1], range[2] * estimate(by)];
     }
     for (const name of answer.under) {
       const by = factor(name, inputs);
-      range = [range[0] / by[1], range[1] / by[0]];
+      range = [range[0] / by[1], range[1] / by[0], range[2] / estimate(by)];
     }
     return range;
   }
