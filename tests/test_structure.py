@@ -18,7 +18,7 @@ SOURCE = Path(__file__).parents[1] / "src/scalebook"
 FIELDS_OF_A_LIST = 4  # a constant with so many names of settings is a list of them
 LIMITS = {
     "files": 343,
-    "lines": 66235,
+    "lines": 66316,
     "longest file": 642,
     "rooms": 33,
     "import arrows between rooms": 194,
