@@ -470,7 +470,21 @@ def test_one_study_is_not_counted_as_several(tmp_path: Path) -> None:
     wrote(tmp_path, "two", "headline", 13.0)
     asked = studies.studies(load(tmp_path))
     assert len(asked) == 1
-    assert "All 1 studies" not in str(front._cards(asked))
+    assert "All 1 studies" not in str(front._cards(asked, set()))
+
+
+def test_a_kind_of_study_has_a_second_card_after_one_of_each_kind() -> None:
+    def study(kind: str, name: str, *run_ids: str) -> studies.Study:
+        answer = studies.StudyAnswer(Markup("An answer."), Markup(""), run_ids)
+        return studies.Study(kind, "", name, run_ids, answer)
+
+    asked = [
+        study("map", "MAP", "e"), study("precision", "PART", "a", "b"),
+        study("precision", "WHOLE", "c"), study("scaling", "SCALE", "d"),
+    ]  # fmt: skip
+    text = str(front._cards(asked, {"c", "d"}))
+    places = [text.index(name) for name in ("SCALE", "WHOLE", "MAP", "PART")]
+    assert places == sorted(places)
 
 
 def test_a_report_without_a_rate_says_so_in_the_first_screen(tmp_path: Path) -> None:

@@ -141,6 +141,7 @@ def screen(data: ReportData) -> Fragment:
     if not front.best:
         return paragraphs(*_nothing(data), *changed(data), style="sb-headline")
     asked = studies(data)
+    whole = {item.row["run_id"] for item in front.chosen}
     aside = Markup("").join(
         Markup('<h3>{}</h3><div data-answer="{}">{}</div>').format(
             title, key, join((Markup("<p>{}</p>").format(one) for one in sentences), "")
@@ -151,7 +152,7 @@ def screen(data: ReportData) -> Fragment:
         Markup(
             '<div class="sb-front">{}<div class="cols"><div>{}</div>'
             '<div class="side" role="complementary">{}</div></div>{}{}</div>'
-        ).format(_heading(front), _plot(front), aside, _cards(asked), sections.foot(data))
+        ).format(_heading(front), _plot(front), aside, _cards(asked, whole), sections.foot(data))
     )
 
 
@@ -573,10 +574,20 @@ def _with_prediction(front: Front, ones: Sequence[Configuration], drawn: list[Do
     return drawn
 
 
-def _cards(asked: Sequence[Study]) -> Markup:
-    """Return a card for each study that has an answer, the kinds that a buyer asks for first."""
+def _cards(asked: Sequence[Study], whole: set[str]) -> Markup:
+    """Return cards of studies that have an answer, the kinds that a buyer asks for first.
+
+    Of a kind, the study with the most runs of whole models comes first; the others of that kind
+    follow after one of each.
+    """
     known = [(place, one) for place, one in enumerate(asked, 1) if one.answer and one.kind in CARDS]
-    known.sort(key=lambda item: CARDS.index(item[1].kind))
+    turns: Counter[str] = Counter()
+    ranked: list[tuple[int, int, tuple[int, Study]]] = []
+    for item in sorted(known, key=lambda item: -len(whole & set(item[1].run_ids))):
+        kind = item[1].kind
+        ranked.append((turns[kind], CARDS.index(kind), item))
+        turns[kind] += 1
+    known = [item for *_, item in sorted(ranked, key=lambda one: one[:2])]
     cards = Markup("").join(_card(place, one) for place, one in known[:MOST_CARDS])
     rest = len(asked) - min(len(known), MOST_CARDS)
     more = Markup('<p class="note"><a href="studies.html">{}</a></p>').format(
