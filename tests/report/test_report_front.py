@@ -111,7 +111,7 @@ def few(runs: Path, kind: str) -> None:
 SAID = {
     "headline": r"H100 trains Llama 3\.1 8B at [\d,]+( ± \d+)? tokens/s per GPU"
     r"( \([\d,]+ to [\d,]+\))? in BF16",
-    "scaling": r"keeps 9\d(\.\d+)? % \(\d.* to \d.*\) of its rate per GPU from 1 to 2 H100 GPUs",
+    "scaling": r"keeps 9\d(\.\d+)? % \(\d.* to \d.*\) of the rate per GPU from 1 to 2 H100 GPUs",
     "strategies": r"DP8 is fastest for Llama 3\.1 8B on 8 H100 GPUs at sequence 8,192: "
     r"\+1\d.* against TP2",
     "ablation": r"Fused attention is worth most: \+\d\d\.\d % \(\+.* to \+.*\)",
@@ -499,7 +499,7 @@ ANSWERS = {  # of the example runs: what a buyer asks, and what must be seen wit
     "memory": r"GiB per GPU",
     "cost": r"1 trillion tokens of Llama 3.1 8B on 4 H200 GPUs: \d+ to \d+ days",
     "failures": r"\d+ of \d+ runs: ",
-    "scaling": r"of its rate per GPU from 1 to",
+    "scaling": r"of the rate per GPU from 1 to",
 }
 LOOK = """addEventListener("load", () => setTimeout(() => {
   const found = {};

@@ -290,7 +290,7 @@ def _scaling(runs: _Runs) -> StudyAnswer | None:
     chosen = max(found, key=lambda one: (one.points["world_size"].n_unique(), is_whole(one.base)))
     best = _sizes(chosen)
     last, base = best[-1], chosen.base
-    words = "{} {} {}{} of its rate per {} from {} to {}."
+    words = "{} {} {}{} of the rate per {} from {} to {}."
     low, high = last["efficiency_low"], last["efficiency_high"]
     ends = f" ({percent(low)} to {percent(high)})" if low is not None else " (no interval)"
     one, many = units(base["platform"])
