@@ -129,7 +129,7 @@ def counts() -> dict[str, int]:
     stems = (name.rpartition(".")[2] for name in modules())
     return {
         "files": len(files),
-        "lines": 66327sum(lines.values()),
+        "lines": sum(lines.values()),
         "longest file": max(lines.values()),
         "rooms": len({room(name) for name in modules()}),
         "import arrows between rooms": len(arrows()),

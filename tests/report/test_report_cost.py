@@ -89,8 +89,13 @@ TYPED = """<script>addEventListener("load", () => {
 });</script>"""
 
 
-def rows_in_a_browser(page: Path, html: str) -> dict[str, list[str]]:
-    """Return the cells of each answer after the page's script has run."""
+SHOWN = """<script>addEventListener("load", () => {
+  document.body.title = document.querySelector("[data-input=tokens_per_second]").value;
+});</script>"""
+
+
+def in_a_browser(page: Path, html: str) -> str:
+    """Return the page as it is after its script has run."""
     names = ("chromium", "chromium-browser", "google-chrome")
     browser = next((path for name in names if (path := shutil.which(name))), None)
     if browser is None:
@@ -100,7 +105,12 @@ def rows_in_a_browser(page: Path, html: str) -> dict[str, list[str]]:
     command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
         f"--user-data-dir={page.parent / 'profile'}", "--dump-dom", page.as_uri()]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    return answer_rows(done.stdout)
+    return done.stdout
+
+
+def rows_in_a_browser(page: Path, html: str) -> dict[str, list[str]]:
+    """Return the cells of each answer after the page's script has run."""
+    return answer_rows(in_a_browser(page, html))
 
 
 def answer_rows(html: str) -> dict[str, list[str]]:
@@ -121,6 +131,9 @@ def test_ranges_give_one_result_with_the_script_and_without_it(two: Path, tmp_pa
     without = answer_rows(html)
     assert without["energy"][1].count(" to ") == without["cost"][1].count(" to ") == 1
     assert rows_in_a_browser(tmp_path / "page.html", html) == without
+    rate = cost_page.inputs_of(cost_page.choices(data)[0], stated).stated()["tokens_per_second"]
+    shown = in_a_browser(tmp_path / "page.html", html + SHOWN)
+    assert f'title="{rate.low:.6g}..{rate.high:.6g}"' in shown  # as a reader would type it
     known = cost_page.inputs_of(cost_page.choices(data)[0], stated)
     other = dataclasses.replace(known, pue=Interval(1.4, 1.5))
     typed = rows_in_a_browser(tmp_path / "page.html", html + TYPED.replace("TEXT", "1.4..1.5"))

@@ -23,6 +23,7 @@ import hypothesis.configuration
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+OWN = (f"{ROOT}/src/", f"{ROOT}/tests/")  # an environment may be in the checkout
 OFTEN, LONG = 20, {"": 120.0}  # calls that count for all lines of a function; seconds of a part
 OPTIONS = ["-qs", "-pno:cacheprovider", "-mnot slow and not facts"]
 
@@ -123,7 +124,7 @@ def import_others(tests: list[str]) -> None:
     with Path(os.devnull).open("w") as nothing, redirect_stdout(nothing):
         pytest.main([*OPTIONS, "--collect-only", *tests])
     for name, one in list(sys.modules.items()):
-        if name != "__main__" and (getattr(one, "__file__", None) or "").startswith(str(ROOT)):
+        if name != "__main__" and (getattr(one, "__file__", None) or "").startswith(OWN):
             del sys.modules[name]
 
 

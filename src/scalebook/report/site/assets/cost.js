@@ -20,7 +20,7 @@
   }
 
   function write(range) {
-    const ends = range.map(function (end) { return String(Number(end.toPrecision(6))); });
+    const ends = range.slice(0, 2).map(function (end) { return String(Number(end.toPrecision(6))); });
     return range[0] === range[1] ? ends[0] : ends.join("..");
   }
 
