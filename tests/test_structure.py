@@ -18,8 +18,8 @@ SOURCE = Path(__file__).parents[1] / "src/scalebook"
 FIELDS_OF_A_LIST = 4  # a constant with so many names of settings is a list of them
 LIMITS = {
     "files": 343,
-    "lines": 66327,
-    "longest file": 642,
+    "lines": 66318,
+    "longest file": 639,
     "rooms": 33,
     "import arrows between rooms": 194,
     "lists of settings": 22,

@@ -66,6 +66,11 @@ def chunk_sizes(layers: int, stages: int, chunks: int, last: int) -> list[list[i
     ]
 
 
+def recomputed_layers(first: int, stages: int, chunks: int, layers: int) -> int:
+    """Return how many layers full recomputation covers: the first of each chunk; all for 0."""
+    return min(first * stages * chunks, layers) if first else layers
+
+
 @dataclass(frozen=True, slots=True)
 class Parallelism:
     """Sizes of every kind of parallelism; ``world_size = tp x pp x cp x dp``.

@@ -50,9 +50,6 @@ _RATES = (
 # a unit must be written: a bare number may be anything
 _UNIT_NEEDED = ("time", "bandwidth", "memory", "power", "energy")
 _FRACTIONS = ("mfu", "hfu", "scaling_efficiency", "scaling_overhead")
-_PRECISION = (
-    r"(?:amp[_ ]|mx|nv)?((?:bf|fp|bfloat|float)(?:16|32|8|4))(?:[- _]?(?:mixed|mx|cs|ds|amp))?"
-)
 
 
 @dataclass(slots=True)

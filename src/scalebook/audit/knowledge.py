@@ -126,7 +126,7 @@ def catalog_words(name: str, cell: str) -> dict[str, str]:
     lowered = "none" if name == "sharding" and lowered == "ddp" else lowered
     if name == "precision":
         found = re.fullmatch(_PRECISION, lowered)
-        lowered = f"{found[1].replace('bfloat', 'bf').replace('float', 'fp')}" if found else lowered
+        lowered = found[1].replace("bfloat", "bf").replace("float", "fp") if found else lowered
     allowed = vocabulary.choices(name)
     return {name: lowered} if not allowed or lowered in allowed else {}
 

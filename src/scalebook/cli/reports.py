@@ -8,12 +8,7 @@ import tempfile
 from pathlib import Path
 
 from scalebook import project
-from scalebook.cli.terminal import (
-    Subparsers,
-    add_output,
-    add_runs,
-    complain,
-)
+from scalebook.cli.terminal import Subparsers, add_output, add_runs, complain, site_folder
 from scalebook.errors import (
     IncompleteReportError,
     LaunchError,
@@ -84,7 +79,7 @@ def build_report(options: argparse.Namespace) -> int:
         from scalebook.report.merged import merge
     except ModuleNotFoundError as error:
         raise LaunchError(not_installed(error.name, "report")) from error
-    site = Path(options.output) if options.output else root / "reports" / "_site"
+    site = site_folder(options.output)
     runs = root / "runs" / "examples" if options.demo else project.runs_folder(options.runs)
     try:
         with tempfile.TemporaryDirectory(prefix="scalebook-") as place:

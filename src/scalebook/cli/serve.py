@@ -21,6 +21,7 @@ from scalebook.cli.terminal import (
     add_port,
     add_runs,
     serve_until_interrupted,
+    site_folder,
 )
 from scalebook.errors import LaunchError, ReportError
 
@@ -191,9 +192,7 @@ def open_report(options: argparse.Namespace) -> int:
     """Serve the site on this machine only until interrupted, and show it in the browser."""
     import webbrowser
 
-    from scalebook.project import required_root
-
-    site = Path(options.output) if options.output else required_root() / "reports" / "_site"
+    site = site_folder(options.output)
     if not (site / "index.html").is_file():
         raise ReportError(f"There is no report in {site}. Build it with 'make report'.")
     server = site_server(site, options.port)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TextIO, cast
 
-from scalebook import untrusted
+from scalebook import project, untrusted
 from scalebook.settings import SETTINGS
 
 if TYPE_CHECKING:
@@ -171,6 +171,11 @@ def add_output(parser: argparse.ArgumentParser) -> None:
     """Add ``--output``, the folder of a site."""
     text = "folder of the site (default: reports/_site)"
     parser.add_argument("--output", default="", metavar="DIR", help=text)
+
+
+def site_folder(output: str) -> Path:
+    """Return the folder of the site that ``--output`` names, that of the project without it."""
+    return Path(output) if output else project.required_root() / "reports" / "_site"
 
 
 def add_port(parser: Flags) -> None:

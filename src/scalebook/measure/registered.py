@@ -24,6 +24,7 @@ from scalebook import untrusted
 from scalebook.errors import ConfigError
 from scalebook.facts.catalog.load import PROJECT_FILE, project_file
 from scalebook.measure.row import NAMES
+from scalebook.parallelism import recomputed_layers
 from scalebook.settings import SETTINGS
 
 if TYPE_CHECKING:
@@ -372,8 +373,9 @@ def hfu(run: Subject) -> float | Missing:
         return Missing("The run does not say what it recomputed.")
     modules = count(record, "mtp_layers") or 0
     first = count(record, "recompute_layers") or 0
-    chunks = (count(record, f"{kind}pipeline_parallel_size") or 1 for kind in ("", "virtual_"))
-    many = min(first * math.prod(chunks), shape.num_layers) if first else None
+    names = ("pipeline_parallel_size", "virtual_pipeline_parallel_size")
+    stages, chunks = (count(record, name) or 1 for name in names)
+    many = recomputed_layers(first, stages, chunks, shape.num_layers) if first else None
     hardware = flops.hardware_flops_per_token(
         shape, length, mode, recompute_num_layers=many, mtp_layers=modules
     )

@@ -21,7 +21,7 @@ from scalebook.facts import communication, traffic
 from scalebook.facts.catalog.types import ModelShape
 from scalebook.facts.flops import attention_projections, attention_width, padded_vocab_size
 from scalebook.facts.memory.parameters import Count, is_moe, stage_count, stage_layers
-from scalebook.parallelism import MOST_SINGLE_GRADIENTS, experts_need_no_host
+from scalebook.parallelism import MOST_SINGLE_GRADIENTS, experts_need_no_host, recomputed_layers
 from scalebook.predict.kinds import KINDS, MachineRates
 
 Seconds = dict[str, float]  # by kind
@@ -151,9 +151,9 @@ def _recomputed_share(config: RunConfig, shape: ModelShape) -> float:
     """Return the share of the layers whose forward pass runs again."""
     if config.recompute != "full":
         return 0.0
-    chunks = config.pipeline_parallel_size * config.virtual_pipeline_parallel_size
-    first = config.recompute_layers * chunks
-    return min(first / shape.num_layers, 1.0) if first else 1.0
+    sizes = config.pipeline_parallel_size, config.virtual_pipeline_parallel_size
+    layers = recomputed_layers(config.recompute_layers, *sizes, shape.num_layers)
+    return layers / shape.num_layers
 
 
 def _slowest_of(ranks: int) -> float:

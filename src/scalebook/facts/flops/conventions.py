@@ -184,9 +184,8 @@ def _hybrid_elements(shape: ModelShape, hybrid: HybridShape, letter: str) -> flo
         gate = shape.num_attention_heads * shape.head_dim * hidden if hybrid.attention_gate else 0
         return attention_projections(shape) + gate
     if letter == "G":
-        return delta_projections(shape, hybrid) + 4 * hybrid.delta_value_heads * (
-            hybrid.delta_value_dim**2
-        )
+        state = hybrid.delta_value_heads * hybrid.delta_value_dim**2
+        return delta_projections(shape, hybrid) + 4 * state
     if letter == "M":
         states = 2 * hybrid.mamba_num_groups * hybrid.mamba_state_dim
         projections = hidden * (4 * hidden + states + hybrid.mamba_num_heads) + 2 * hidden**2

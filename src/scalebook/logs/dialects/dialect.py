@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, cast
@@ -10,6 +11,8 @@ from typing import Any, ClassVar, cast
 from scalebook.logs import causes, setting_lines
 from scalebook.logs.collect import Collector
 from scalebook.logs.job import Job
+from scalebook.logs.numbers import clock_of, has_fraction
+from scalebook.logs.pairs import seconds_from
 from scalebook.logs.source import LONGEST_LINE, Source, split_rank
 
 
@@ -46,6 +49,7 @@ class LineDialect(Dialect):
     assignments: ClassVar[bool] = False  # whether ``name: value`` lines tell the configuration
     cut = False
     traceback = False  # the exception that ends it comes soon
+    _fine = True  # whether every clock had parts of a second
 
     @abstractmethod
     def line(self, line: str) -> bool:
@@ -53,6 +57,17 @@ class LineDialect(Dialect):
 
     def finish(self) -> None:
         """Do what has to wait for the end of the file."""
+
+    def clock(self, line: str) -> float:
+        """Return the time that a record was printed at, NaN where its line has none."""
+        clock = clock_of(line)
+        self._fine = self._fine and (has_fraction(line) or math.isnan(clock))
+        return clock
+
+    def seconds_by_clock(self) -> None:
+        """Take the steps' times from the records' clocks where no time is printed."""
+        for job in self.out.jobs:
+            seconds_from(job, "clock", 1e-3 if self._fine else 1.0, "time stamps")
 
     def read(self, source: Source) -> list[Job]:
         """Return the jobs of a file."""

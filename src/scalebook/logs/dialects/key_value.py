@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import re
 from functools import cache
 from typing import ClassVar
 
 from scalebook.logs.dialects.dialect import LineDialect
-from scalebook.logs.numbers import (
-    MISSING,
-    alternatives,
-    clock_of,
-    has_fraction,
-    integer,
-    names,
-    number,
-    whole,
-)
+from scalebook.logs.numbers import MISSING, alternatives, clock_of, integer, names, number, whole
 from scalebook.logs.pairs import seconds_from, tokens_from_totals
 
 _VALUE = r"([-+]?[\d.,]+(?:[eE][-+]?\d+)?|-?(?:[Nn]a[Nn]|[Ii]nf))"
@@ -233,10 +223,6 @@ class Pairs(LineDialect):
     _FEWEST = 3
     _MOST_SEARCHED = 20_000  # lines
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._fine = True
-
     @classmethod
     def recognises(cls, text: str) -> bool:
         """Whether enough lines hold a loss and a time or a rate at a step that rises."""
@@ -281,8 +267,7 @@ class Pairs(LineDialect):
         if self.cut and not row.keys() & _TIMED:
             self.out.job.counts.broken_records += 1
             return True
-        row["clock"] = clock_of(line)
-        self._fine = self._fine and (has_fraction(line) or math.isnan(row["clock"]))
+        row["clock"] = self.clock(line)
         if row["step"] == 0 and not len(self.out.job.table):
             self.out.job.first_number = 0
         self.out.step(row, total=total)
@@ -290,8 +275,8 @@ class Pairs(LineDialect):
 
     def finish(self) -> None:
         """Take step times from the clock where none are printed."""
+        self.seconds_by_clock()
         for job in self.out.jobs:
-            seconds_from(job, "clock", 1e-3 if self._fine else 1.0, "time stamps")
             tokens_from_totals(job)
 
 

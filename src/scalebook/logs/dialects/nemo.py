@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import re
 
 from scalebook.logs.dialects.dialect import LineDialect
-from scalebook.logs.numbers import clock_of, columns, has_fraction, integer, names, number
-from scalebook.logs.pairs import bar_seconds, bar_state, pairs, seconds_from
+from scalebook.logs.numbers import columns, integer, names, number
+from scalebook.logs.pairs import bar_seconds, bar_state, pairs
 
 _ROUNDED = re.compile(r"consumed_samples=[\d.]+e")  # tqdm rounds where that is shorter
 _COLUMNS = columns("nemo")
@@ -101,10 +100,6 @@ class NeMoAutomodel(LineDialect):
     first_number = 0
     assignments = True
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._fine = True
-
     def line(self, line: str) -> bool:
         """Take a record."""
         found = _RECORD.search(line) if "| " in line else None
@@ -116,12 +111,10 @@ class NeMoAutomodel(LineDialect):
             row["tokens_per_second_per_gpu"] = float(each[1].replace(",", "") or "nan")
             if "(" not in each[0]:  # the only figure is that of a GPU
                 row.pop("tokens_per_second", None)
-        row["step"], row["clock"] = float(found[1]), clock_of(line)
-        self._fine = self._fine and (has_fraction(line) or math.isnan(row["clock"]))
+        row["step"], row["clock"] = float(found[1]), self.clock(line)
         self.out.step(row)
         return True
 
     def finish(self) -> None:
         """Take step times from the clock where it is fine enough."""
-        for job in self.out.jobs:
-            seconds_from(job, "clock", 1e-3 if self._fine else 1.0, "time stamps")
+        self.seconds_by_clock()

@@ -6,8 +6,8 @@ import math
 import re
 
 from scalebook.logs.dialects.dialect import LineDialect
-from scalebook.logs.numbers import clock_of, has_fraction, integer, names
-from scalebook.logs.pairs import bar_seconds, pairs, seconds_from
+from scalebook.logs.numbers import integer, names
+from scalebook.logs.pairs import bar_seconds, pairs
 from scalebook.logs.source import split_rank
 
 _RECORD = re.compile(r"(?<!validate )\bstep: +(\d+) +(?=[^\n]{0,300}\b(?:tps|wps):)")
@@ -33,10 +33,6 @@ class TorchTitan(LineDialect):
     signature = re.compile(r"\bstep: +\d+ +loss: +\S+ [^\n]{0,200}\b(?:tps|wps): ")
     assignments = True
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._fine = True
-
     def line(self, line: str) -> bool:
         """Take a record, or the line that says what the trainer starts with."""
         found = _RECORD.search(line) if "step:" in line else None
@@ -49,8 +45,7 @@ class TorchTitan(LineDialect):
             return True
         if "mfu" in row:
             row["mfu"] /= 100
-        row["step"], row["clock"] = float(found[1]), clock_of(line)
-        self._fine = self._fine and (has_fraction(line) or math.isnan(row["clock"]))
+        row["step"], row["clock"] = float(found[1]), self.clock(line)
         primus = _RANK.search(line)
         rank = integer(primus[1]) if primus else split_rank(line)[0]
         self.out.step(row, rank=rank, world=integer(primus[2]) if primus else None)
@@ -81,8 +76,7 @@ class TorchTitan(LineDialect):
 
     def finish(self) -> None:
         """Take step times from the clock."""
-        for job in self.out.jobs:
-            seconds_from(job, "clock", 1e-3 if self._fine else 1.0, "time stamps")
+        self.seconds_by_clock()
 
 
 _TORCHTUNE_RECORD = re.compile(r"\bStep (\d+) \| (?=loss:)")

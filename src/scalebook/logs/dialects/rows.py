@@ -203,8 +203,8 @@ def _cells(source: Source) -> Iterator[dict[str, Any]]:
         for line in text.split("\n"):
             if not line.strip() or len(line) > 16 * LONGEST_LINE:
                 continue
-            if _json(line):
-                yield dict(_object(_json(line)))
+            if text := _json(line):
+                yield dict(_object(text))
                 continue
             between = _between(line) if header is None else between
             cells = _split(line, between)

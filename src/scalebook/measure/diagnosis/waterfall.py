@@ -175,11 +175,8 @@ def useful_work(found: Evidence) -> float | None:
     metrics, shape, length = found.metrics, found.shape, found.document_length
     if metrics.mfu is not None or metrics.precision != "fp8":
         return metrics.mfu
-    rate, eight, sixteen = (
-        metrics.tokens_per_second_per_gpu,
-        _peak(found, "fp8"),
-        _peak(found, "bf16"),
-    )
+    rate = metrics.tokens_per_second_per_gpu
+    eight, sixteen = _peak(found, "fp8"), _peak(found, "bf16")
     further = found.record.setting("mtp_layers")
     if shape is None or shape.moe or further or not (length and rate and eight and sixteen):
         return None

@@ -11,26 +11,20 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, cast
+from typing import Any
 
 from scalebook.facts.flops import DEFAULT_CONVENTION, flops_per_token, headline_convention
 from scalebook.measure import registered
 from scalebook.measure.metrics.peak import highest_peak, matmul_fraction, peak_of
 from scalebook.measure.metrics.repeats import of_configuration, start_spread
-from scalebook.measure.metrics.settings import (
-    count,
-    document_length,
-    run_shape,
-    settings,
-    text,
-)
+from scalebook.measure.metrics.settings import count, document_length, run_shape, settings, text
 from scalebook.measure.metrics.steady import middle
 from scalebook.measure.metrics.window import Throughput, measured_steps, throughput
 from scalebook.measure.row import RunMetrics
 from scalebook.measure.telemetry import TelemetrySummary, flags, summarize
 from scalebook.measure.telemetry import read as read_telemetry
 from scalebook.measure.telemetry.summary import settled
-from scalebook.record import RunRecord
+from scalebook.record import RunRecord, object_of
 from scalebook.step_columns import Steps
 from scalebook.store import Run
 
@@ -122,8 +116,7 @@ PRINTED = "tokens_per_second_per_gpu_median"  # under "ingest" of a record's env
 
 def _printed(found: Throughput | None, record: RunRecord, steps: Steps) -> dict[str, Any]:
     """Return the rate that a trainer printed where it printed no time of a step."""
-    told = record.environment.get("ingest")
-    rate = cast("dict[str, Any]", told).get(PRINTED) if isinstance(told, dict) else None
+    rate = object_of(record.environment.get("ingest")).get(PRINTED)
     timed = any(steps.known("step_seconds"))
     if found is not None or timed or not record.averaged or not isinstance(rate, float):
         return {}

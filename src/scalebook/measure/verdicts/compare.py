@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist, fmean
 from typing import Literal
 
@@ -31,6 +31,14 @@ class Verdict:
     rate: Rate | None = None  # what is compared, where the estimates are known to be of it
     start_spread: float | None = None  # assumed from one start to the next, a fraction
     measured_spread: float | None = None  # of runs of one side, where there are repeats
+
+    @property
+    def turned(self) -> Verdict:
+        """The verdict on B over A."""
+        words: dict[Word, Word] = {"faster": "slower", "slower": "faster"}
+        word = words.get(self.word, self.word)
+        ends = {"ratio": 1 / self.ratio, "low": 1 / self.high, "high": 1 / self.low}
+        return replace(self, word=word, **ends)
 
     def _repr_html_(self) -> str:
         return html_table({"verdict": self.sentence, "advice": self.advice})

@@ -243,8 +243,7 @@ def named_pair(items: Sequence[Member], a: str, b: str) -> Pair | None:
     None where a side has no run with a rate.
     """
     left, right = _chosen(items, a), _chosen(items, b)
-    found = Pair("as named", a, b, left, right)
-    return found if left and right else None
+    return Pair("as named", a, b, left, right) if left and right else None
 
 
 def _chosen(items: Sequence[Member], name: str) -> tuple[Member, ...]:
@@ -269,8 +268,7 @@ def equal_work(pairs: Sequence[Pair]) -> Markup | None:
     pair, verdict = known[at]
     row, names = pair.a[0].row, (pair.name_a, pair.name_b)
     if verdict.ratio < 1:
-        names, ends = names[::-1], (1 / verdict.ratio, 1 / verdict.high, 1 / verdict.low)
-        verdict = Verdict(verdict.word, *ends)
+        names, verdict = names[::-1], verdict.turned
     how = split_name(row) if pair.kind == MATCHED else "each in its best layout"
     code = [{item.record.environment.get("git_commit") for item in own} for own in (pair.a, pair.b)]
     older = "" if code[0] == code[1] else ", with other versions of the trainer"

@@ -146,9 +146,8 @@ def verdict_column(key: str, label: str, hint: str = "") -> Column:
 
     def show(row: Row) -> Markup | str:
         word = _word(row.get(key))
-        return (
-            Markup('<span class="undecided">{}</span>').format(word) if word in UNDECIDED else word
-        )
+        grey = Markup('<span class="undecided">{}</span>')
+        return grey.format(word) if word in UNDECIDED else word
 
     return Column(key, label, show, numeric=False, hint=hint)
 

@@ -68,12 +68,15 @@ def choices(data: ReportData) -> tuple[Row, ...]:
     return tuple(ranked.iter_rows(named=True))
 
 
+def rate_of(row: Row) -> Interval:
+    """Return the tokens per second of a run, with its interval where it has one."""
+    low, high, mean = (row[f"tokens_per_second{end}"] for end in ("_low", "_high", ""))
+    return Interval(low, high, mean) if low and high else point(mean)
+
+
 def inputs_of(row: Row, stated: Stated) -> Inputs:
     """Return what is known of a job like this run: its rate, and what was stated."""
-    low, high = row["tokens_per_second_low"], row["tokens_per_second_high"]
-    mean = row["tokens_per_second"]
-    rate = Interval(low, high, mean) if low and high else point(mean)
-    known: dict[str, Any] = {"tokens_per_second": rate, "gpus": point(row["world_size"])}
+    known: dict[str, Any] = {"tokens_per_second": rate_of(row), "gpus": point(row["world_size"])}
     if row["sequence_length"]:
         known["sequence_length"] = point(row["sequence_length"])
     found = {name: stated.of(row["platform"], name) for name in LABELS if name not in known}
@@ -231,7 +234,8 @@ def _break_even(found: Sequence[Pair], stated: Stated) -> Iterator[dict[str, Any
         verdict, row = pair.verdict, pair.a[0].row
         if verdict is None or "cpu" in (row["platform"], pair.b[0].row["platform"]):
             continue
-        factor = Interval(1 / verdict.high, 1 / verdict.low, 1 / verdict.ratio)
+        turned = verdict.turned
+        factor = Interval(turned.low, turned.high, turned.ratio)
         price = stated.of(row["platform"], "price_per_gpu_hour")
         yield {
             **comparisons.named(pair),

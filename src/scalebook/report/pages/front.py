@@ -19,7 +19,7 @@ from scalebook.errors import ScalebookError
 from scalebook.facts.feasibility.known import config_of
 from scalebook.identity import alike
 from scalebook.measure.economics import Inputs, answers
-from scalebook.measure.intervals import Interval, point
+from scalebook.measure.intervals import point
 from scalebook.measure.probes import Probe
 from scalebook.predict.search import Candidate, layouts
 from scalebook.record import RunRecord
@@ -43,6 +43,7 @@ from scalebook.report.base.versus import Configuration, configurations, shares, 
 from scalebook.report.charts import css_charts as marks
 from scalebook.report.charts.css_charts import Dot
 from scalebook.report.pages import changes_page
+from scalebook.report.pages.cost_page import rate_of
 from scalebook.report.pages.published_page import best_by_precision
 from scalebook.report.pages.studies import (
     Study,
@@ -366,9 +367,7 @@ def _cost(front: Front) -> Iterator[Markup]:
 def _days(one: Configuration) -> str:
     """Return the days of the example in the precision of a configuration, by the cost formula."""
     row = one.row
-    low, high = row["tokens_per_second_low"], row["tokens_per_second_high"]
-    speed = Interval(low, high) if low and high else point(row["tokens_per_second"])
-    inputs = Inputs(tokens=point(TRILLION), tokens_per_second=speed)
+    inputs = Inputs(tokens=point(TRILLION), tokens_per_second=rate_of(row))
     days = next(answer.value for answer in answers(inputs) if answer.unit == "days")
     precision = precision_title(row["precision"])
     if days is None:

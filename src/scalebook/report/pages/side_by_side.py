@@ -200,9 +200,10 @@ def _verdicts(one: TwoSides, found: Sequence[Pair], none: str) -> Markup:
         advice = next((verdict.advice for _, verdict in decided if verdict.advice), None)
         return sentence + (f" {advice}" if advice else "")
     pair, verdict = max(sure, key=lambda each: abs(log(each[1].ratio)))
-    names, ends = (one.a.name, one.b.name), (verdict.ratio, verdict.low, verdict.high)
+    names = (one.a.name, one.b.name)
     if verdict.ratio < 1:  # the faster side is named first
-        names, ends = names[::-1], (1 / ends[0], 1 / ends[2], 1 / ends[1])
+        names, verdict = names[::-1], verdict.turned
+    ends = (verdict.ratio, verdict.low, verdict.high)
     most = " The largest difference: {} is {:.3f} ({:.3f} to {:.3f}) times as fast as {}, {}, {}."
     return sentence + Markup(most).format(
         names[0], *ends, names[1], model_title(pair.a[0].row["model"]), work(pair.a[0].row)

@@ -20,14 +20,7 @@ import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from scalebook.errors import ReportError
-from scalebook.report.base.markup import (
-    Markup,
-    anchor,
-    escape,
-    raw_block,
-    raw_html,
-    script_json,
-)
+from scalebook.report.base.markup import Markup, anchor, escape, raw_block, raw_html, script_json
 from scalebook.report.site.build_cache import keep, kept
 from scalebook.report.site.menu import Page, menus
 from scalebook.report.site.notebook import NotebookCell, front_matter, write

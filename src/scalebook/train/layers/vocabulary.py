@@ -1,4 +1,4 @@
-"""Cross entropy over a vocabulary split among tensor-parallel ranks, in few passes over the logits.
+"""Cross entropy and embedding over a vocabulary that tensor-parallel ranks share, in few passes.
 
 With logits of T tokens and V columns, Megatron-Core's own keeps the softmax in fp32 beside the
 logits: 4 T V bytes more, and about 30 T V / 2 bytes of traffic. Here the forward pass reads the
