@@ -136,7 +136,7 @@ def counts() -> dict[str, int]:
         "lists of settings": len(lists_of_fields()),
         "class names used twice": len(twice(classes())),
         "module names used twice": len(twice(stems)),
-        "modules with one importer, in their own folder": 20len(with_one_importer()),
+        "modules with one importer, in their own folder": len(with_one_importer()),
         "largest folder": max(folders.values()),
         "crowded folders without a README": len(crowded()),
     }
