@@ -10,7 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scalebook.cli import run_options
-from scalebook.cli.terminal import Subparsers, add_json, at_least, print_json, print_table
+from scalebook.cli.terminal import (
+    Subparsers,
+    add_count,
+    add_json,
+    add_repeated,
+    add_switch,
+    print_json,
+    print_table,
+)
+from scalebook.errors import LaunchError
+from scalebook.project import runs_folder, short
 
 if TYPE_CHECKING:
     from scalebook.facts.catalog.types import Platform
@@ -31,16 +41,9 @@ def register(subparsers: Subparsers) -> None:
         "status", help="show waiting, running and ended runs with their steps so far"
     )
     parser.add_argument("--runs", type=Path, help="folder of run directories; default: runs")
-    parser.add_argument("--all", action="store_true", help="include runs that ended before today")
-    parser.add_argument(
-        "--watch",
-        nargs="?",
-        type=at_least(1),
-        const=2,
-        metavar="SECONDS",
-        help="show runs that wait or train until all have ended, refreshed every SECONDS "
-        "(default: 2)",
-    )
+    add_switch(parser, "--all", "include runs that ended before today")
+    text = "show runs that wait or train until all have ended, refreshed every SECONDS (default: 2)"
+    add_count(parser, "--watch", "SECONDS", text, nargs="?", const=2)
     add_json(parser)
     parser.set_defaults(handler=status)
 
@@ -49,23 +52,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``run`` that are about a cluster."""
     group = parser.add_argument_group("on a cluster")
     group.add_argument("--launcher", choices=LAUNCHERS, default="direct", help="default: direct")
-    group.add_argument("--one-job", action="store_true", help="one Slurm job for the whole plan")
-    group.add_argument("--detach", action="store_true", help="submit without waiting")
-    group.add_argument(
-        "--cancel-on-exit", action="store_true", help="cancel the jobs when this command ends early"
-    )
-    group.add_argument(
-        "--sbatch-option",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="option of sbatch, such as partition=gpu; an empty VALUE removes one",
-    )
+    add_switch(group, "--one-job", "one Slurm job for the whole plan")
+    add_switch(group, "--detach", "submit without waiting")
+    add_switch(group, "--cancel-on-exit", "cancel the jobs when this command ends early")
+    text = "option of sbatch, such as partition=gpu; an empty VALUE removes one"
+    add_repeated(group, "--sbatch-option", "NAME=VALUE", text)
     group.add_argument(
         "--setup", type=Path, metavar="FILE", help="bash script that a job sources first"
     )
     group.add_argument("--python", default="", help="interpreter on the nodes (default: this one)")
-    group.add_argument("--no-requeue", action="store_true", help="do not let Slurm requeue the job")
+    add_switch(group, "--no-requeue", "do not let Slurm requeue the job")
 
 
 def refuse_idle(options: argparse.Namespace) -> None:
@@ -74,8 +70,6 @@ def refuse_idle(options: argparse.Namespace) -> None:
     Raises:
         LaunchError: there is one.
     """
-    from scalebook.errors import LaunchError
-
     parser = argparse.ArgumentParser(add_help=False)
     add_arguments(parser)
     defaults = {} if options.launcher == "slurm" else vars(parser.parse_args([]))
@@ -89,9 +83,7 @@ def refuse_idle(options: argparse.Namespace) -> None:
 
 def run(options: argparse.Namespace, load: Load) -> int:
     """Run a plan through the scheduler that ``--launcher`` names."""
-    from scalebook.errors import LaunchError
     from scalebook.facts import catalog
-    from scalebook.project import runs_folder
     from scalebook.running import todo
 
     if not options.platform:
@@ -248,8 +240,6 @@ def _leave(
 
 
 def _say_how_to_follow(submitted: list[Submitted], runs: Path) -> None:
-    from scalebook.project import short
-
     ids = " ".join(dict.fromkeys(run.job_id for run in submitted))
     if ids:
         print(f"The jobs continue: {ids}. Follow: scalebook status --runs {short(runs)}", end="")
@@ -258,7 +248,6 @@ def _say_how_to_follow(submitted: list[Submitted], runs: Path) -> None:
 
 def _settle(runs: Path, say: Callable[[str], None] = print) -> None:
     """Record the runs whose jobs have ended, and say so."""
-    from scalebook.project import short
     from scalebook.running.cluster import jobs
 
     for settled in jobs.settle(runs):
@@ -273,7 +262,6 @@ def _settle(runs: Path, say: Callable[[str], None] = print) -> None:
 def status(options: argparse.Namespace) -> int:
     """Print the runs of a folder: waiting, training and ended."""
     from scalebook import store
-    from scalebook.project import runs_folder
     from scalebook.running.cluster import status_table
 
     runs = runs_folder(options.runs)
@@ -295,7 +283,6 @@ def status(options: argparse.Namespace) -> int:
 
 def _watch(options: argparse.Namespace, runs: Path) -> int:
     """Show the runs that wait or train until all have ended, or until Ctrl-C."""
-    from scalebook.errors import LaunchError
     from scalebook.running import live
     from scalebook.running.console import Console
 

@@ -10,18 +10,22 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scalebook import project
 from scalebook.cli.terminal import (
     Subparsers,
+    add_count,
     add_json,
     add_platform,
+    add_repeated,
     add_runs,
-    at_least,
+    add_switch,
     number,
     platform_of,
     positive,
     print_json,
     print_table,
 )
+from scalebook.errors import LaunchError, RecordError
 from scalebook.running.container.images import ENGINES
 
 if TYPE_CHECKING:
@@ -39,7 +43,7 @@ def register(subparsers: Subparsers) -> None:
         "doctor", help="check this machine or container without changing it"
     )
     add_runs(parser)
-    parser.add_argument("--strict", action="store_true", help="exit with code 1 for warnings, too")
+    add_switch(parser, "--strict", "exit with code 1 for warnings, too")
     parser.add_argument(
         "--secrets",
         type=Path,
@@ -58,34 +62,13 @@ def _register_probe(subparsers: Subparsers) -> None:
         "probe", help="measure what this machine reaches: matrix products, copies, collectives"
     )
     add_platform(parser)
-    parser.add_argument(
-        "--world-size",
-        type=at_least(1),
-        default=0,
-        metavar="GPUS",
-        help="processes (default: all GPUs)",
-    )
-    parser.add_argument(
-        "--model",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="measure the matrix products of this model's layers; repeatable",
-    )
-    parser.add_argument(
-        "--micro-batch-size",
-        type=at_least(1),
-        default=1,
-        metavar="SAMPLES",
-        help="samples per matrix product (default: 1)",
-    )
-    parser.add_argument(
-        "--sequence-length",
-        type=at_least(1),
-        default=0,
-        metavar="TOKENS",
-        help="tokens per sample (default: 4096 on GPUs, 128 on a CPU)",
-    )
+    add_count(parser, "--world-size", "GPUS", "processes (default: all GPUs)", default=0)
+    text = "measure the matrix products of this model's layers; repeatable"
+    add_repeated(parser, "--model", "NAME", text)
+    text = "samples per matrix product (default: 1)"
+    add_count(parser, "--micro-batch-size", "SAMPLES", text, default=1)
+    text = "tokens per sample (default: 4096 on GPUs, 128 on a CPU)"
+    add_count(parser, "--sequence-length", "TOKENS", text, default=0)
     parser.add_argument(
         "--seconds",
         type=positive,
@@ -133,14 +116,9 @@ def _register_image(subparsers: Subparsers) -> None:
         metavar="FOLDER",
         help="install every package from FOLDER, without network access",
     )
-    build.add_argument(
-        "--build-arg",
-        action="append",
-        default=[],
-        metavar="=--OPTION[=VALUE]",
-        help="option for the image builder; repeatable",
-    )
-    build.add_argument("--dry-run", action="store_true", help="print the commands without building")
+    text = "option for the image builder; repeatable"
+    add_repeated(build, "--build-arg", "=--OPTION[=VALUE]", text)
+    add_switch(build, "--dry-run", "print the commands without building")
     build.set_defaults(handler=image)
 
 
@@ -159,13 +137,8 @@ def _register_verify(subparsers: Subparsers) -> None:
         metavar="REFERENCE",
         help="image to check (default: the one that Scalebook builds)",
     )
-    check.add_argument(
-        "--container-arg",
-        action="append",
-        default=[],
-        metavar="=--OPTION[=VALUE]",
-        help="option for the engine; repeatable",
-    )
+    text = "option for the engine; repeatable"
+    add_repeated(check, "--container-arg", "=--OPTION[=VALUE]", text)
     add_json(check)
     check.set_defaults(handler=verify)
 
@@ -175,10 +148,11 @@ def doctor(options: argparse.Namespace) -> int:
     if options.secrets is not None:
         return _secrets(options.secrets, as_json=options.json)
     from scalebook.doctor import checks, gather
-    from scalebook.project import root, runs_folder
     from scalebook.running.container.images import folder_of
 
-    facts = gather.gather(runs_folder(options.runs), folder_of(root() or Path.cwd()))
+    facts = gather.gather(
+        project.runs_folder(options.runs), folder_of(project.root() or Path.cwd())
+    )
     findings = checks.examine(facts)
     code = checks.exit_code(findings, strict=options.strict)
     if options.json:
@@ -196,7 +170,6 @@ def doctor(options: argparse.Namespace) -> int:
 
 def _secrets(folder: Path, *, as_json: bool) -> int:
     """Print where something looks like a secret, never the secret itself; 1 if anything does."""
-    from scalebook.errors import RecordError
     from scalebook.scrub import in_folder
 
     if not folder.is_dir():
@@ -219,7 +192,6 @@ def probe(options: argparse.Namespace) -> int:
     """Probe this machine; 0 if the probe completed."""
     from scalebook.measure.probes.files import FOLDER
     from scalebook.probe import probing
-    from scalebook.project import runs_folder, short
     from scalebook.running.console import Console
 
     asked = probing.request(
@@ -231,9 +203,9 @@ def probe(options: argparse.Namespace) -> int:
         sequence_length=options.sequence_length,
     )
     console = Console(sys.stderr)
-    runs, module = runs_folder(options.runs), options.module or probing.MODULE
+    runs, module = project.runs_folder(options.runs), options.module or probing.MODULE
     found = probing.probe(asked, str(runs), console.live, module)
-    console.say(f"{found.status}: {short(runs / FOLDER / found.probe_id)}")
+    console.say(f"{found.status}: {project.short(runs / FOLDER / found.probe_id)}")
     if options.json:
         print_json(found.model_dump(mode="json"))
     else:
@@ -258,18 +230,17 @@ def image(options: argparse.Namespace) -> int:
     """Build an image; return the exit code of the first step that failed, 0 if none."""
     from scalebook import host
     from scalebook.facts import catalog
-    from scalebook.project import required_root, short
     from scalebook.running.container import build, images
 
     known = images.image(catalog.platform(options.platform).vendor)
     if options.pin is not None:
         return _pin(known, options)
     engine = _builder(options)
-    folder = images.folder_of(required_root())
+    root = project.required_root()
     target = images.named_or_ours(options.image, known.vendor, engine)
     dry = options.dry_run or bool(options.source)
     wheels = options.wheels.absolute() if options.wheels else None
-    with build.context(required_root(), known, dry=dry, wheels=wheels) as path:
+    with build.context(root, known, dry=dry, wheels=wheels) as path:
         wanted = build.Build(
             engine=engine,
             image=known,
@@ -286,9 +257,10 @@ def image(options: argparse.Namespace) -> int:
             print("\n".join(shlex.join(step) for step in build.steps(wanted)))
             return 0
         code = build.run(wanted)
-        listed = build.copy_packages(wanted, folder) if code == 0 else None
+        listed = build.copy_packages(wanted, images.folder_of(root)) if code == 0 else None
     if code == 0:
-        print(f"Its packages: {short(listed)}" if listed else f"{target} has no list of packages.")
+        found = project.short(listed) if listed else None
+        print(f"Its packages: {found}" if found else f"{target} has no list of packages.")
         print(f"Built {target}. Check it: scalebook verify --platform {options.platform}")
     return code
 
@@ -302,8 +274,6 @@ def _unpinned(base: str, options: argparse.Namespace) -> str:
 
 def _pin(known: Image, options: argparse.Namespace) -> int:
     """Write the digest that the base's tag has now into image.toml and the Containerfile."""
-    from scalebook.errors import LaunchError
-    from scalebook.project import required_root, short
     from scalebook.running.container import engines, images
 
     if options.pin and not images.DIGEST.fullmatch(options.pin):
@@ -316,14 +286,14 @@ def _pin(known: Image, options: argparse.Namespace) -> int:
     if options.dry_run:
         print(f"{known.tagged} has the digest {digest}; nothing is written.")
         return 0
-    folder = required_root() / "containers" / known.vendor
+    folder = project.required_root() / "containers" / known.vendor
     table, recipe = folder / "image.toml", folder / "Containerfile"
     comment = f"of {known.tag} on {datetime.now(UTC).date()}, by {program}"
     pinned = images.with_digest(table.read_text("utf-8"), digest, comment)
     based = images.with_base(recipe.read_text("utf-8"), f"{known.base}@{digest}")
     table.write_text(pinned, "utf-8")
     recipe.write_text(based, "utf-8")
-    print(f"Pinned {known.tagged} in {short(table)}: {digest}")
+    print(f"Pinned {known.tagged} in {project.short(table)}: {digest}")
     print(f"Build on it: scalebook image --platform {options.platform}")
     return 0
 
@@ -334,7 +304,6 @@ def _builder(options: argparse.Namespace) -> str:
     Raises:
         LaunchError: none is.
     """
-    from scalebook.errors import LaunchError
     from scalebook.running.container.engines import installed
 
     if options.container != "auto":
@@ -368,10 +337,9 @@ def verify(options: argparse.Namespace) -> int:
 
 def _read(options: argparse.Namespace, platform: Platform) -> tuple[str | None, dict[str, Any]]:
     """Return the engine that was used and what the image holds."""
-    from scalebook.project import required_root
     from scalebook.running.container import contents, engines, images, nested
 
-    root, vendor, asked = required_root(), platform.vendor, options.container
+    root, vendor, asked = project.required_root(), platform.vendor, options.container
     wanted = {"auto": ENGINES, "none": ()}.get(asked, (asked,))
     here = engines.surroundings(vendor, images.folder_of(root), options.image, wanted)
     ready = [engine for engine, lack in here.engines.items() if lack is None]

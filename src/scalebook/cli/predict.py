@@ -21,6 +21,8 @@ from scalebook.cli.terminal import (
     print_table,
     show,
 )
+from scalebook.errors import ConfigError, ScalebookError
+from scalebook.project import runs_folder
 
 if TYPE_CHECKING:
     from scalebook.config import RunConfig
@@ -57,12 +59,8 @@ def register(subparsers: Subparsers) -> None:
 
 def add_network(parser: argparse.ArgumentParser) -> None:
     """Add ``--network-gbps``."""
-    parser.add_argument(
-        "--network-gbps",
-        type=positive,
-        metavar="GBPS",
-        help="Gbit/s per GPU between nodes (default: the catalog's for the platform)",
-    )
+    text = "Gbit/s per GPU between nodes (default: the catalog's for the platform)"
+    parser.add_argument("--network-gbps", type=positive, metavar="GBPS", help=text)
 
 
 def _sizes(text: str) -> tuple[int, ...]:
@@ -76,8 +74,6 @@ def _sizes(text: str) -> tuple[int, ...]:
 def predict(options: argparse.Namespace) -> int:
     """Print the predicted rate of a configuration, of a plan's runs, or of a scaling curve."""
     from scalebook import predict as room
-    from scalebook.errors import ConfigError
-    from scalebook.project import runs_folder
 
     if (options.model is None) == (options.plan is None):
         raise ConfigError("Name either --model or --plan.")
@@ -131,8 +127,6 @@ def forecast(
     a CPU without runs, whose rates nobody can guess.
     """
     from scalebook import predict as room
-    from scalebook.errors import ScalebookError
-    from scalebook.project import runs_folder
 
     made: list[Predictor] = []
 
@@ -229,8 +223,6 @@ def _plan(options: argparse.Namespace, made: Predictor, sizes: tuple[int, ...]) 
 
 def answer(made: Predictor, config: RunConfig) -> dict[str, Any]:
     """Return a prediction as a JSON value, or the reason for none under ``reason``."""
-    from scalebook.errors import ScalebookError
-
     try:
         return plain(made.predict(config))
     except ScalebookError as error:

@@ -8,7 +8,14 @@ import tempfile
 from pathlib import Path
 
 from scalebook import project
-from scalebook.cli.terminal import Subparsers, add_output, add_runs, complain, site_folder
+from scalebook.cli.terminal import (
+    Subparsers,
+    add_output,
+    add_runs,
+    add_switch,
+    complain,
+    site_folder,
+)
 from scalebook.errors import (
     IncompleteReportError,
     LaunchError,
@@ -61,11 +68,7 @@ def _add_building(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="preview (built in), quarto (the same, slower), or auto: preview (default: auto)",
     )
-    parser.add_argument(
-        "--one-file",
-        action="store_true",
-        help="also write the whole report to a single HTML file",
-    )
+    add_switch(parser, "--one-file", "also write the whole report to a single HTML file")
     parser.set_defaults(demo=False)
 
 

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalebook.cli.interchange import add_log_to
-from scalebook.cli.terminal import add_set, add_settings, at_least, without
+from scalebook.cli.terminal import add_count, add_repeated, add_set, add_settings, without
+from scalebook.errors import ConfigError, LaunchError, unknown
+from scalebook.project import required_root
 from scalebook.running.container.images import ASKABLE
 from scalebook.settings import SETTINGS
 
@@ -37,36 +39,18 @@ def add_settings_and_order(parser: argparse.ArgumentParser) -> None:
         "change the default plan; any other setting describes a single run",
     )
     add_settings(group, (n for n, row in SETTINGS.items() if row.help and n not in OWN))
-    group.add_argument(
-        "--profile",
-        dest="profile_steps",
-        type=at_least(1),
-        nargs="?",
-        const=2,
-        metavar="STEPS",
-        help="profile STEPS more steps (default: 2) and keep the trace of rank 0",
-    )
-    group.add_argument(
-        "--time-limit",
-        dest="time_limit_seconds",
-        type=at_least(1),
-        metavar="S",
-        help="time limit per run",
-    )
+    text = "profile STEPS more steps (default: 2) and keep the trace of rank 0"
+    add_count(group, "--profile", "STEPS", text, dest="profile_steps", nargs="?", const=2)
+    add_count(group, "--time-limit", "S", "time limit per run", dest="time_limit_seconds")
     add_set(group)
     group = parser.add_argument_group("order of the runs")
-    group.add_argument("--repeats", type=at_least(1), metavar="N", help="run everything N times")
+    add_count(group, "--repeats", "N", "run everything N times")
     group.add_argument(
         "--order",
         choices=("planned", "random"),
         help="random: shuffled within each repeat (default with repeats)",
     )
-    group.add_argument(
-        "--order-seed",
-        type=at_least(0),
-        metavar="SEED",
-        help="seed of the random order (default: drawn)",
-    )
+    add_count(group, "--order-seed", "SEED", "seed of the random order (default: drawn)", least=0)
     group.add_argument(
         "--cool-down",
         metavar="30s|45C",
@@ -86,8 +70,6 @@ def settings(options: argparse.Namespace) -> dict[str, Any]:
     Raises:
         ConfigError: ``--set`` is malformed, or a setting is given both ways.
     """
-    from scalebook.errors import ConfigError
-
     flags = {name: getattr(options, name, None) for name in SETTINGS if name != "platform"}
     given = {name: value for name, value in flags.items() if value is not None}
     assigned = fields(options.fields)
@@ -113,7 +95,6 @@ def fields(assignments: Iterable[str]) -> dict[str, Any]:
 
 def _field(text: str) -> tuple[str, Any]:
     from scalebook.config import RunConfig
-    from scalebook.errors import ConfigError, unknown
 
     name, equals, value = text.partition("=")
     if not equals:
@@ -171,20 +152,10 @@ def add_container(parser: argparse.ArgumentParser) -> None:
         metavar="REFERENCE",
         help="name or file of the image (default: Scalebook's own; required in Slurm jobs)",
     )
-    group.add_argument(
-        "--container-arg",
-        action="append",
-        default=[],
-        metavar="=--OPTION[=VALUE]",
-        help="option for the engine; replaces ours of the same name; repeatable",
-    )
-    group.add_argument(
-        "--env",
-        action="append",
-        default=[],
-        metavar="NAME[=VALUE]",
-        help="variable to set, or to pass into the container; repeatable",
-    )
+    text = "option for the engine; replaces ours of the same name; repeatable"
+    add_repeated(group, "--container-arg", "=--OPTION[=VALUE]", text)
+    text = "variable to set, or to pass into the container; repeatable"
+    add_repeated(group, "--env", "NAME[=VALUE]", text)
 
 
 def set_variables(options: argparse.Namespace) -> None:
@@ -205,7 +176,6 @@ def enter_container(
 
     A dry run prints the line that would be run, and returns None.
     """
-    from scalebook.project import required_root
     from scalebook.running.container import follow, nested
 
     choice = _choice(options, platform.vendor)
@@ -236,8 +206,6 @@ def enter_container(
 
 def _choice(options: argparse.Namespace, vendor: str) -> Choice:
     """Return the engine to use; a dry run of what cannot run here says so and continues."""
-    from scalebook.errors import LaunchError
-    from scalebook.project import required_root
     from scalebook.running.container import engines, images
     from scalebook.running.container.engines import Choice, choose, surroundings
 

@@ -12,16 +12,19 @@ from typing import TYPE_CHECKING, Any
 from scalebook.cli import cluster, interchange, run_options
 from scalebook.cli.terminal import (
     Subparsers,
+    add_count,
     add_json,
     add_platform,
     add_runs,
     add_set,
     add_start,
-    at_least,
+    add_switch,
     number,
     print_json,
     print_table,
 )
+from scalebook.errors import ConfigError, LaunchError
+from scalebook.project import TRAIN_NOTEBOOK, required_root, runs_folder, short
 
 if TYPE_CHECKING:
     from scalebook.config import RunConfig
@@ -60,14 +63,12 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="TOML plan (default: a small plan in runs/plans; see the settings below)",
     )
-    parser.add_argument("--gpus", type=at_least(1), metavar="N", help="use at most N GPUs")
+    add_count(parser, "--gpus", "N", "use at most N GPUs")
     add_runs(parser)
     add_start(parser)
-    parser.add_argument("--rerun", action="store_true", help="repeat completed runs")
-    parser.add_argument("--budget-seconds", type=at_least(1), metavar="S", help="time for the plan")
-    parser.add_argument(
-        "--dry-run", action="store_true", help="print the commands without starting them"
-    )
+    add_switch(parser, "--rerun", "repeat completed runs")
+    add_count(parser, "--budget-seconds", "S", "time for the plan")
+    add_switch(parser, "--dry-run", "print the commands without starting them")
     interchange.add_log_to(parser)
     run_options.add_settings_and_order(parser)
     cluster.add_arguments(parser)
@@ -84,11 +85,9 @@ def _add_drill(parser: argparse.ArgumentParser) -> None:
         help="TOML plan whose first run is drilled (default: runs/plans/drill.toml)",
     )
     parser.add_argument("--model", help="model to train instead of the plan's")
-    parser.add_argument("--gpus", type=at_least(1), metavar="N", help="use at most N GPUs")
-    parser.add_argument("--steps", type=at_least(2), metavar="STEPS", help="optimizer steps")
-    parser.add_argument(
-        "--checkpoint-interval", type=at_least(1), metavar="STEPS", help="steps between checkpoints"
-    )
+    add_count(parser, "--gpus", "N", "use at most N GPUs")
+    add_count(parser, "--steps", "STEPS", "optimizer steps", least=2)
+    add_count(parser, "--checkpoint-interval", "STEPS", "steps between checkpoints")
     parser.add_argument(
         "--async",
         dest="asynchronous",
@@ -96,15 +95,9 @@ def _add_drill(parser: argparse.ArgumentParser) -> None:
         default=True,
         help="save while training continues (default: yes)",
     )
-    parser.add_argument(
-        "--kill-step", type=at_least(1), metavar="STEP", help="kill after this step"
-    )
-    parser.add_argument(
-        "--kill-rank", type=at_least(0), metavar="RANK", help="rank to kill (default: the last)"
-    )
-    parser.add_argument(
-        "--during-save", action="store_true", help="kill while the next checkpoint is being saved"
-    )
+    add_count(parser, "--kill-step", "STEP", "kill after this step")
+    add_count(parser, "--kill-rank", "RANK", "rank to kill (default: the last)", least=0)
+    add_switch(parser, "--during-save", "kill while the next checkpoint is being saved")
     parser.add_argument(
         "--no-reference",
         dest="reference",
@@ -120,7 +113,6 @@ def _add_drill(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run a plan; 0 if any of its configurations has a completed run."""
-    from scalebook.project import TRAIN_NOTEBOOK, required_root, runs_folder
     from scalebook.running import launch, sweep, todo
     from scalebook.running.console import Console
     from scalebook.running.todo import Scheduled
@@ -204,7 +196,6 @@ def _machine(options: argparse.Namespace) -> tuple[Platform, int | None, str | N
 
     Both are None on a CPU, and where the machine is not asked: in a dry run.
     """
-    from scalebook.errors import LaunchError
     from scalebook.facts import catalog
     from scalebook.running import launch
     from scalebook.running.devices import detect
@@ -231,7 +222,6 @@ def _machine(options: argparse.Namespace) -> tuple[Platform, int | None, str | N
 
 def _load(options: argparse.Namespace, platform: Platform, devices: int | None) -> Plan:
     from scalebook.plan import load_plan, single_plan
-    from scalebook.project import required_root
 
     name = "quick.toml" if platform.vendor == "cpu" else "gpu_quick.toml"
     path = options.plan or required_root() / "runs" / "plans" / name
@@ -303,7 +293,6 @@ def _show(
 
 def _start(entry: Entry, runs: Path) -> tuple[str, ...]:
     """Return the variables of a run, each with its reason, and its command."""
-    from scalebook.project import short
     from scalebook.running import launch
 
     directory = short(runs) / "RUN_ID"
@@ -322,7 +311,6 @@ def _shared(starts: Collection[tuple[str, ...]]) -> tuple[str, ...]:
 
 def recover(options: argparse.Namespace) -> int:
     """Record what dead processes left under the runs folder."""
-    from scalebook.project import runs_folder
     from scalebook.running.console import Console
 
     recover_all(runs_folder(options.runs), Console())
@@ -331,7 +319,6 @@ def recover(options: argparse.Namespace) -> int:
 
 def recover_all(runs: Path, console: Console) -> None:
     """Publish what dead processes left under the runs folder, and say so line by line."""
-    from scalebook.project import short
     from scalebook.running import finish_run
 
     for found in finish_run.recover(runs):
@@ -348,7 +335,6 @@ def recover_all(runs: Path, console: Console) -> None:
 
 def drill(options: argparse.Namespace) -> int:
     """Run a drill; 0 if training came back from the last checkpoint with the same losses."""
-    from scalebook.project import runs_folder
     from scalebook.running import drill as drills
     from scalebook.running.console import Console
     from scalebook.running.kernel import RunOptions
@@ -371,10 +357,8 @@ def drill(options: argparse.Namespace) -> int:
 
 def _drilled(options: argparse.Namespace) -> RunConfig:
     """Return the first configuration of the plan for this machine, with what the flags change."""
-    from scalebook.errors import ConfigError
     from scalebook.facts import catalog
     from scalebook.plan import load_plan
-    from scalebook.project import required_root
     from scalebook.running.devices import detect
 
     machine = detect.detect()

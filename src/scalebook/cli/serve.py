@@ -20,10 +20,12 @@ from scalebook.cli.terminal import (
     add_output,
     add_port,
     add_runs,
+    add_switch,
     serve_until_interrupted,
     site_folder,
 )
 from scalebook.errors import LaunchError, ReportError
+from scalebook.project import runs_folder
 
 if TYPE_CHECKING:
     from scalebook.running.live import Monitor
@@ -55,12 +57,11 @@ def register(subparsers: Subparsers) -> None:
     add_runs(parser)
     add_port(parser)
     parser.set_defaults(handler=serve)
-    parser = subparsers.add_parser(
-        "open", help="open the report in a browser, served on this machine only"
-    )
+    text = "open the report in a browser, served on this machine only"
+    parser = subparsers.add_parser("open", help=text)
     add_output(parser)
     add_port(parser)
-    parser.add_argument("--no-browser", action="store_true", help="print the address only")
+    add_switch(parser, "--no-browser", "print the address only")
     parser.set_defaults(handler=open_report)
 
 
@@ -181,7 +182,6 @@ class _Handler(BaseHTTPRequestHandler):
 
 def serve(options: argparse.Namespace) -> int:
     """Serve the page on this machine only until interrupted."""
-    from scalebook.project import runs_folder
     from scalebook.running.live import Monitor
 
     monitor = Monitor(runs_folder(options.runs), curves=True)

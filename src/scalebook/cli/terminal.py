@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TextIO, cast
 
 from scalebook import project, untrusted
+from scalebook.errors import RecordError, unknown
 from scalebook.settings import SETTINGS
 
 if TYPE_CHECKING:
@@ -101,6 +102,23 @@ def fraction(text: str) -> float:
 # Flags --------------------------------------------------------------------------------------------
 
 
+def add_count(
+    parser: Flags, flag: str, unit: str, help: str, *, least: int = 1, **more: Any
+) -> None:
+    """Add an option that takes a whole number of this unit; None where it is not given."""
+    parser.add_argument(flag, type=at_least(least), metavar=unit, help=help, **more)
+
+
+def add_switch(parser: Flags, flag: str, help: str) -> None:
+    """Add an option without a value, which is off unless it is given."""
+    parser.add_argument(flag, action="store_true", help=help)
+
+
+def add_repeated(parser: Flags, flag: str, form: str, help: str, **more: Any) -> None:
+    """Add an option that may be given several times; its value is the list of all."""
+    parser.add_argument(flag, action="append", default=[], metavar=form, help=help, **more)
+
+
 def add_settings(parser: Flags, names: Iterable[str]) -> None:
     """Add a flag for each of these settings, typed and explained by its row of ``settings``.
 
@@ -123,9 +141,7 @@ def add_settings(parser: Flags, names: Iterable[str]) -> None:
 
 def add_set(parser: Flags, help: str = "any other setting") -> None:
     """Add ``--set NAME=VALUE`` for the settings that have no flag."""
-    parser.add_argument(
-        "--set", dest="fields", action="append", default=[], metavar="NAME=VALUE", help=help
-    )
+    add_repeated(parser, "--set", "NAME=VALUE", help, dest="fields")
 
 
 def add_model(parser: Flags) -> None:
@@ -150,9 +166,7 @@ def platform_of(options: argparse.Namespace) -> Platform:
 
 def add_start(parser: Flags) -> None:
     """Add the options that say how a training is started here."""
-    parser.add_argument(
-        "--force-platform", action="store_true", help="run even if the device differs"
-    )
+    add_switch(parser, "--force-platform", "run even if the device differs")
     parser.add_argument("--trainer", default="", help=argparse.SUPPRESS)
 
 
@@ -180,13 +194,8 @@ def site_folder(output: str) -> Path:
 
 def add_port(parser: Flags) -> None:
     """Add ``--port`` of a server on this machine."""
-    parser.add_argument(
-        "--port",
-        type=int,
-        default=0,
-        metavar="PORT",
-        help="port on 127.0.0.1 (default: a free one)",
-    )
+    text = "port on 127.0.0.1 (default: a free one)"
+    parser.add_argument("--port", type=int, default=0, metavar="PORT", help=text)
 
 
 def add_runs(
@@ -230,8 +239,6 @@ def require_folder(folder: Path, flag: str = "--runs DIR") -> None:
     Raises:
         RecordError: it does not; ``flag`` names another.
     """
-    from scalebook.errors import RecordError
-
     if not folder.is_dir():
         raise RecordError(f"No folder of runs at {folder}. Name one with {flag}.")
 
@@ -243,12 +250,10 @@ def run_directory(name: str, folder: Path | None) -> Path:
         RecordError: there is no such run, or several are named.
     """
     from scalebook import store
-    from scalebook.errors import RecordError, unknown
-    from scalebook.project import runs_folder
 
     if (Path(name) / "record.json").is_file():
         return Path(name)
-    runs = runs_folder(folder)
+    runs = project.runs_folder(folder)
     found = store.find_run(name, runs)
     if found is not None:
         return found

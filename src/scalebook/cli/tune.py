@@ -15,12 +15,14 @@ from scalebook.cli import run_options
 from scalebook.cli.predict import add_network, duration
 from scalebook.cli.terminal import (
     Subparsers,
+    add_count,
     add_json,
     add_model,
     add_runs,
     add_set,
     add_settings,
     add_start,
+    add_switch,
     at_least,
     number,
     plain,
@@ -29,6 +31,8 @@ from scalebook.cli.terminal import (
     print_json,
     print_table,
 )
+from scalebook.errors import ConfigError
+from scalebook.project import TRAIN_NOTEBOOK, required_root, runs_folder, short
 from scalebook.settings import SETTINGS
 
 if TYPE_CHECKING:
@@ -62,16 +66,10 @@ def register(subparsers: Subparsers) -> None:
         type=at_least(1),
         help="total processes (default: a whole node)",
     )
-    parser.add_argument(
-        "--budget-seconds",
-        type=positive,
-        metavar="S",
-        help="time for all trials and the winner's full run; required without --dry-run",
-    )
+    text = "time for all trials and the winner's full run; required without --dry-run"
+    parser.add_argument("--budget-seconds", type=positive, metavar="S", help=text)
     _add_space(parser)
-    parser.add_argument(
-        "--dry-run", action="store_true", help="print the ranking and the trials; start nothing"
-    )
+    add_switch(parser, "--dry-run", "print the ranking and the trials; start nothing")
     add_start(parser)
     add_runs(parser, "folder of runs")
     add_network(parser)
@@ -88,9 +86,7 @@ def _add_recommend(subparsers: Subparsers) -> None:
     add_model(parser)
     parser.add_argument("--platform", required=True, help=SETTINGS["platform"].help)
     add_settings(parser, ("world_size", "sequence_length", "precision", "global_batch_size"))
-    parser.add_argument(
-        "--most", type=at_least(1), default=5, metavar="ROWS", help="rows of each kind (default: 5)"
-    )
+    add_count(parser, "--most", "ROWS", "rows of each kind (default: 5)", default=5)
     add_runs(parser, "folder of runs")
     add_network(parser)
     add_json(parser, csv=True)
@@ -101,7 +97,6 @@ def recommend(options: argparse.Namespace) -> int:
     """Print the best known rates, each kind of evidence by itself."""
     from scalebook import predict as room
     from scalebook.predict.recommended import recommend as found_for
-    from scalebook.project import runs_folder
 
     options.precisions = [options.precision] if options.precision else []
     base, runs = _sought(options), runs_folder(options.runs)
@@ -118,12 +113,7 @@ def recommend(options: argparse.Namespace) -> int:
 
 def _add_space(parser: argparse.ArgumentParser) -> None:
     """Add the options that say which work is tuned, and what may vary."""
-    parser.add_argument(
-        "--global-batch-size",
-        type=at_least(1),
-        metavar="SAMPLES",
-        help="samples per step (default: 16 per GPU)",
-    )
+    add_count(parser, "--global-batch-size", "SAMPLES", "samples per step (default: 16 per GPU)")
     add_settings(parser, ["sequence_length"])
     parser.add_argument(
         "--precision",
@@ -138,10 +128,8 @@ def _add_space(parser: argparse.ArgumentParser) -> None:
 
 def tune(options: argparse.Namespace) -> int:
     """Rank all layouts, try the best, and run the fastest in full; 0 if there is a winner."""
-    from scalebook.errors import ConfigError
     from scalebook.facts import catalog
     from scalebook.plan import Plan
-    from scalebook.project import runs_folder
     from scalebook.running import runner
 
     if options.budget_seconds is None and not options.dry_run:
@@ -257,7 +245,6 @@ def _run(options: argparse.Namespace, base: RunConfig, runs: Path) -> Tuned:
     """Run the trials and the winner."""
     from scalebook.cli.runs import recover_all
     from scalebook.predict import tuning
-    from scalebook.project import TRAIN_NOTEBOOK, required_root
     from scalebook.running import launch, sweep
     from scalebook.running.console import Console
 
@@ -299,7 +286,6 @@ class _Runner:
         """Run one step and return what it showed."""
         from scalebook import store
         from scalebook.predict.tuning import trial
-        from scalebook.project import short
         from scalebook.running import sweep
         from scalebook.running.todo import Scheduled
 

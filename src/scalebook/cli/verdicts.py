@@ -20,7 +20,8 @@ from scalebook.cli.terminal import (
     require_folder,
     step_window,
 )
-from scalebook.errors import RecordError
+from scalebook.errors import ConfigError, RecordError
+from scalebook.project import runs_folder
 
 if TYPE_CHECKING:
     from scalebook.measure.metrics.steady import Steady
@@ -105,7 +106,6 @@ def _register_gate(subparsers: Subparsers) -> None:
 def print_steady(options: argparse.Namespace) -> int:
     """Print one line per file; 2 where a file cannot be read."""
     from scalebook.measure.verdicts.series import read_series
-    from scalebook.project import runs_folder
     from scalebook.store import find_run
 
     runs = runs_folder(options.runs)
@@ -205,39 +205,24 @@ def print_comparison(options: argparse.Namespace) -> int:
     """Print the verdict on A against B."""
     from scalebook.measure.verdicts.differences import differences, other_work
     from scalebook.measure.verdicts.read import judge, read_side, same
-    from scalebook.project import runs_folder
 
     runs = runs_folder(options.runs)
     a, b = sides = tuple(read_side(name, runs) for name in (options.a, options.b))
     verdict, reason = judge(a, b, options.start_spread)
     found = differences(a.records, b.records) if a.records and b.records else ()
     if options.json:
-        print_json(
-            {
-                "ratio": verdict.ratio if verdict else None,
-                "low": verdict.low if verdict else None,
-                "high": verdict.high if verdict else None,
-                "verdict": verdict.word if verdict else "cannot tell",
-                "rate": verdict.rate if verdict else None,
-                "start_spread": verdict.start_spread if verdict else None,
-                "differences": found,
-                "reason": reason,
-                "advice": verdict.advice if verdict else None,
-            }
-        )
+        names = ("ratio", "low", "high", "rate", "start_spread", "advice")
+        values = {name: getattr(verdict, name, None) for name in names}
+        word = verdict.word if verdict else "cannot tell"
+        print_json({**values, "verdict": word, "differences": found, "reason": reason})
         return 0
     if verdict is None or same(a, b):
         print(f"Cannot tell. {reason}")
     else:
+        said = (other_work(found), verdict.sentence, _measured(verdict, sides))
         left_out = f"Left out: {reason}" if reason else None
-        said = (
-            other_work(found),
-            verdict.sentence,
-            _measured(verdict, sides),
-            verdict.assumption,
-            verdict.advice,
-        )
-        print("\n".join(line for line in (*said, left_out) if line))
+        more = (verdict.assumption, verdict.advice, left_out)
+        print("\n".join(line for line in (*said, *more) if line))
     _print_differences(found, sides)
     return 0
 
@@ -286,7 +271,6 @@ def gate(options: argparse.Namespace) -> int:
 
 def _checks(options: argparse.Namespace) -> tuple[tuple[GateCheck, ...], bool, bool]:
     """Return all checks, whether a run was not readable, and whether a change may be hidden."""
-    from scalebook.errors import ConfigError
     from scalebook.measure.verdicts.gate import MUST_SEE, check, check_losses
     from scalebook.measure.verdicts.series import read_losses
 
@@ -322,7 +306,6 @@ def _read(folder: Path) -> tuple[tuple[Run, ...], tuple[str, ...]]:
 
 
 def _write(path: Path, text: str) -> None:
-
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
