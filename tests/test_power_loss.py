@@ -22,7 +22,7 @@ with ownership.owned(partial):
     (partial / "profile").mkdir()
     (partial / "profile" / "trace.json.gz").write_bytes(b"x")
     (partial / "link").symlink_to("steps.jsonl")
-    finish_run.conclude(partial, exit_code=1)
+    finish_run.conclude(partial, finish_run.Ended(1))
     store.publish(partial)
 """
 INGEST = """

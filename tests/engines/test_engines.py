@@ -191,7 +191,7 @@ def directory(path: Path, asked: RunConfig, log: str) -> Path:
 
 def test_a_nemo_log_becomes_steps_with_the_phases_that_were_asked_for(tmp_path: Path):
     run = directory(tmp_path / "run", config("nemo"), NEMO_LOG)
-    record = finish_run.conclude(run, exit_code=0)
+    record = finish_run.conclude(run, finish_run.Ended(0))
     steps, problems = store.read_steps(run / "steps.jsonl")
     assert (record.status, problems) == ("completed", ())
     assert [step.step for step in steps] == [1, 2, 3, 4]
@@ -203,7 +203,7 @@ def test_a_nemo_log_becomes_steps_with_the_phases_that_were_asked_for(tmp_path: 
 
 def test_only_what_the_log_tells_counts_as_observed(tmp_path: Path):
     run = directory(tmp_path / "run", config("nemo"), NEMO_LOG)
-    record = finish_run.conclude(run, exit_code=0)
+    record = finish_run.conclude(run, finish_run.Ended(0))
     assert record.observed["global_batch_size"] == 16
     assert record.observed["engine"] == "nemo"
     assert "sequence_length" not in record.observed
@@ -212,13 +212,13 @@ def test_only_what_the_log_tells_counts_as_observed(tmp_path: Path):
 
 def test_a_batch_that_ran_otherwise_is_noted(tmp_path: Path):
     run = directory(tmp_path / "run", config("nemo", global_batch_size=32), NEMO_LOG)
-    record = finish_run.conclude(run, exit_code=0)
+    record = finish_run.conclude(run, finish_run.Ended(0))
     assert any("global_batch_size: asked for 32, ran with 16" in note for note in record.notes)
 
 
 def test_a_log_without_steps_is_a_run_without_steps(tmp_path: Path):
     run = directory(tmp_path / "run", config("nemo"), "ModuleNotFoundError: No module named 'x'\n")
-    record = finish_run.conclude(run, exit_code=1)
+    record = finish_run.conclude(run, finish_run.Ended(1))
     assert record.status == "failed"
     assert not (run / "steps.jsonl").exists()
     assert any("No training step of engine 'nemo'" in note for note in record.notes)

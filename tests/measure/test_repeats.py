@@ -32,7 +32,7 @@ def complete(notebook: Path, output: Path, parameters: Mapping[str, Any]) -> Non
     line = '{"step": %d, "phase": "measured", "step_seconds": 0.5, "tokens": 64}\n'
     steps = range(1, parameters["steps"] + 1)
     (directory / "steps.jsonl").write_text("".join(line % step for step in steps))
-    finish_run.conclude(directory, exit_code=0)
+    finish_run.conclude(directory, finish_run.Ended(0))
 
 
 @pytest.fixture

@@ -84,7 +84,7 @@ def launched(runs: Path, moved: float) -> Path:
 
 @pytest.mark.parametrize(("moved", "word"), [(HOUR, "forward"), (-HOUR, "back"), (0.0, "")])
 def test_a_record_lasts_as_long_as_the_run_did(tmp_path: Path, moved: float, word: str):
-    made = finish_run.conclude(launched(tmp_path, moved), exit_code=1)
+    made = finish_run.conclude(launched(tmp_path, moved), finish_run.Ended(1))
     begin, end = (datetime.fromisoformat(one) for one in (made.started_at, made.finished_at))
     assert (end - begin).total_seconds() == pytest.approx(60, abs=2)
     said = f"The clock was set {word} by 3600 s during the run; finished_at is by the clock that"

@@ -293,7 +293,7 @@ def test_a_run_that_ends_before_the_kill_is_published_and_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def train(config: RunConfig, options: Any) -> RunRecord:
-        return finish_run.conclude(Path(options.run_directory), exit_code=1)
+        return finish_run.conclude(Path(options.run_directory), finish_run.Ended(1))
 
     monkeypatch.setattr(drill.runner, "train", train)
     with pytest.raises(LaunchError, match="was failed before rank 1 was killed"):

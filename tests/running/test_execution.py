@@ -164,7 +164,7 @@ def test_a_run_that_is_recorded_stays_so_when_its_notebook_never_ends(
         output.write_text("{}")
         line = '{"step": %d, "phase": "measured", "step_seconds": 0.5, "tokens": 64}\n'
         (directory / "steps.jsonl").write_text("".join(line % n for n in range(1, 6)))
-        finish_run.conclude(directory, exit_code=0)
+        finish_run.conclude(directory, finish_run.Ended(0))
         if parameters["repeat"] == 0:
             release.wait()
 

@@ -85,7 +85,7 @@ def execute(limit: int, ran: list[RunConfig]) -> Any:
         steps = range(1, parameters["steps"] + 1 if fits else 1)
         (directory / "steps.jsonl").write_text("".join(line % step for step in steps))
         (directory / "train.log").write_text("" if fits else OUT)
-        finish_run.conclude(directory, exit_code=0 if fits else 1)
+        finish_run.conclude(directory, finish_run.Ended(0 if fits else 1))
 
     return run
 
@@ -196,6 +196,5 @@ def test_the_records_that_are_there_are_read(tmp_path: Path):
     partial = store.create_partial(tmp_path, config, datetime.now(UTC))
     store.write_record(partial, record("gpu_memory"))
     store.publish(partial)
-    assert list(todo.inferences([config, LARGER], todo.broken(tmp_path, None))) == [
-        LARGER.config_hash()
-    ]
+    entries = [todo.Entry(one, "run") for one in (config, LARGER)]
+    assert list(todo.inferences(entries, tmp_path, fresh=False)) == [LARGER.config_hash()]

@@ -52,6 +52,13 @@ def test_a_run_of_a_dead_process_becomes_an_interrupted_record_with_its_steps(tm
     assert not (leftover.path / ownership.FILE).exists()
 
 
+def test_a_recovered_run_keeps_that_the_kernel_killed_it_for_want_of_memory(tmp_path: Path):
+    finish_run.write_exit(partial(tmp_path), finish_run.Ended(137, None, memory_kills=1))
+    (leftover,) = finish_run.recover(tmp_path)
+    record = store.read_record(leftover.path)
+    assert (record.status, record.cause) == ("out_of_memory", "host_memory")  # 137: SIGKILL
+
+
 def test_a_recovered_run_ended_when_it_last_wrote(tmp_path: Path):
     directory = partial(tmp_path)
     for path in (*directory.iterdir(), directory):

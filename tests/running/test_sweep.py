@@ -48,7 +48,7 @@ def kernel(broken: str = "", dead: str = "") -> Execute:
             raise KernelDeathError("The notebook's kernel ended early: Kernel died")
         bad = str(parameters["repeat"]) == broken
         write_steps(directory, 3 if bad else parameters["steps"])
-        finish_run.conclude(directory, exit_code=1 if bad else 0)
+        finish_run.conclude(directory, finish_run.Ended(1 if bad else 0))
         if bad:
             raise NotebookError("A cell raised")
 
@@ -195,7 +195,7 @@ def complete(runs: Path, **changes: Any) -> Path:
     """Publish a completed run, as another process does."""
     partial = store.create_partial(runs, small(**changes), finish_run.datetime.now())
     write_steps(partial, 5)
-    finish_run.conclude(partial, exit_code=0)
+    finish_run.conclude(partial, finish_run.Ended(0))
     return store.publish(partial)
 
 
@@ -245,7 +245,9 @@ def test_a_signal_ends_the_run_is_recorded_and_stops_the_plan(
         while not (directory / runner.STOP_FILE).exists():
             pass
         request = json.loads((directory / runner.STOP_FILE).read_text())
-        finish_run.conclude(directory, stop=(request["status"], request["sentence"]))
+        finish_run.conclude(
+            directory, finish_run.Ended(stop=(request["status"], request["sentence"]))
+        )
         raise NotebookError("A cell raised")
 
     papermill(execute)
@@ -282,7 +284,7 @@ def test_a_second_signal_kills_the_processes_of_this_start_alone(
         while not ended and time.monotonic() - begun < 20:
             time.sleep(0.02)
         in_time.append(bool(ended))  # without the signal the end would come with the clearing up
-        finish_run.conclude(directory, exit_code=137)
+        finish_run.conclude(directory, finish_run.Ended(137))
 
     monkeypatch.setattr(sweep.processes, "end", end)
     papermill(execute)

@@ -22,7 +22,7 @@ from scalebook.measure.anatomy import Breakdown, read_breakdown, reduce_file
 from scalebook.record import StepRecord
 from scalebook.report.base.frames import load
 from scalebook.report.pages import anatomy_page
-from scalebook.running.finish_run import conclude
+from scalebook.running.finish_run import Ended, conclude
 from scalebook.train.marks import PARTS, HostClock, Mark, Marks, attach, marks_for
 
 
@@ -227,7 +227,7 @@ def test_a_plan_of_two_runs_measures_what_the_split_costs(root: Path):
 
 
 def test_a_profiled_run_has_its_bars_on_the_page(profiled: Finished):
-    conclude(profiled.output, exit_code=0)
+    conclude(profiled.output, Ended(0))
     data = load(profiled.output.parent)
     found = data.anatomies[data.runs["run_id"][0]]
     assert [one.rank for one in found.profiles] == [0, 1]

@@ -156,19 +156,13 @@ def _not_run(
     entries: tuple[Entry, ...], pruned: Mapping[str, Inference], runs: Path
 ) -> list[Result]:
     """Return what becomes of the entries that no job is made for, with the records they get."""
-    from scalebook.running import sweep, todo
+    from scalebook.running import sweep
 
-    known = todo.broken(runs, None)
     found: list[Result] = []
     for entry in entries:
         inference = pruned.get(entry.config.config_hash())
-        if inference is not None:
-            sentence, fresh = inference.sentence, not known.is_recorded(entry.config)
-            record = sweep.record_inferred(entry.config, inference, runs) if fresh else None
-            ended = sweep.RunEnd.of(record) if record else None
-            found.append(sweep.Result(entry, ended, sentence, inferred=True))
-        elif entry.action == "illegal":
-            found.append(sweep.Result(entry, sweep.RunEnd.of(sweep.record_illegal(entry, runs))))
+        if inference is not None or entry.action == "illegal":
+            found.append(sweep.unstarted(entry, runs, inference))
         elif entry.action != "run":
             found.append(sweep.Result(entry, None, entry.reason))
     return found

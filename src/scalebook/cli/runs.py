@@ -188,7 +188,8 @@ def _dry_run(options: argparse.Namespace, plan: Plan, runs: Path, devices: int |
     entries = todo.survey(plan, runs, devices, options.rerun)
     if line := run_options.describe(plan):
         print(line)
-    return _show(entries, runs, _pruned(entries, runs, options), options.budget_seconds)
+    pruned = todo.inferences(entries, runs, fresh=options.rerun) if options.prune else {}
+    return _show(entries, runs, pruned, options.budget_seconds)
 
 
 def _machine(options: argparse.Namespace) -> tuple[Platform, int | None, str | None]:
@@ -238,18 +239,6 @@ def _load(options: argparse.Namespace, platform: Platform, devices: int | None) 
     return run_options.in_order(plan)
 
 
-def _pruned(
-    entries: tuple[Entry, ...], runs: Path, options: argparse.Namespace
-) -> dict[str, Inference]:
-    """Return what records already show to need too much memory."""
-    from scalebook.running import todo
-
-    if not options.prune:
-        return {}
-    known = todo.broken(runs, None, fresh=options.rerun)
-    return todo.inferences((entry.config for entry in entries), known)
-
-
 def _show(
     entries: tuple[Entry, ...],
     runs: Path,
@@ -267,7 +256,7 @@ def _show(
         print(line)
     seconds: list[float | None] = []
     for entry in entries:
-        inference = pruned.get(entry.config.config_hash()) if entry.action == "run" else None
+        inference = pruned.get(entry.config.config_hash())
         if inference is not None:
             print(f"{'inferred':<13} {label(entry.config)}: {inference.sentence}")
             continue

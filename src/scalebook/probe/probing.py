@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 
-from scalebook import project, scrub, store, untrusted
+from scalebook import project, scrub, store
 from scalebook.config import RunConfig
 from scalebook.errors import LaunchError, RecordError, not_installed
 from scalebook.facts import catalog
@@ -135,30 +134,22 @@ def _run(partial: Path, asked: ProbeRequest, show: Show, module: str) -> tuple[i
     """Run the processes; return the exit code and the status that ended them."""
     name = partial.name.removeprefix(store.PARTIAL_PREFIX)
     started = command(partial, asked, module)
-    guard = (sys.executable, "-m", "scalebook.running.guard", name, str(GRACE_SECONDS))
+    environment, log = started.environment(os.environ), partial / LOG
     deadline = time.monotonic() + 2 * asked.seconds + START_SECONDS
     status: Status = "completed"
-    with untrusted.appended(partial / LOG) as log:
-        process = subprocess.Popen(
-            (*guard, *started.command),
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=started.environment(os.environ),
-            start_new_session=True,
-        )
-        try:
-            while process.poll() is None:
-                if time.monotonic() > deadline:
-                    status = "timeout"
-                    break
-                show("".join(last_lines(partial / LOG, 2)).strip() or "starting")
-                time.sleep(POLL_SECONDS)
-        except KeyboardInterrupt:
-            status = "interrupted"
-        if status != "completed":
-            process.terminate()
-        code = process.wait(GRACE_SECONDS + 30)
+    process = launch.guarded(name, GRACE_SECONDS, started.command, environment, log)
+    try:
+        while process.poll() is None:
+            if time.monotonic() > deadline:
+                status = "timeout"
+                break
+            show("".join(last_lines(log, 2)).strip() or "starting")
+            time.sleep(POLL_SECONDS)
+    except KeyboardInterrupt:
+        status = "interrupted"
+    if status != "completed":
+        process.terminate()
+    code = process.wait(GRACE_SECONDS + 30)
     processes.end(name)
     return code, "failed" if code != 0 and status == "completed" else status
 

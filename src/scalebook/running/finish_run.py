@@ -10,7 +10,7 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -50,13 +50,23 @@ def run_id(directory: Path) -> str:
     return directory.name.removeprefix(store.PARTIAL_PREFIX)
 
 
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How the ranks of a node or a run ended: ``stop`` is why, where they were ended from outside.
+
+    ``exit_code`` is None where it is not known, or nothing was started.
+    """
+
+    exit_code: int | None = None
+    stop: EndReason | None = None
+    memory_kills: int = 0  # processes that the kernel killed for want of memory
+    memory_killed: tuple[int, ...] = ()
+
+
 def conclude(
     directory: Path,
+    end: Ended,
     *,
-    exit_code: int | None = None,
-    stop: EndReason | None = None,
-    host_memory_kills: int = 0,
-    memory_killed: frozenset[int] = frozenset(),
     inferred_from: str | None = None,
     finished_at: str | None = None,
     log: Sequence[str] | None = None,
@@ -70,18 +80,21 @@ def conclude(
     requested = store.read_object(directory / "config.json")
     harvested = harvest.harvest(directory, requested) if harvest.is_foreign(requested) else ()
     steps, unreadable = store.read_steps(directory / "steps.jsonl")
-    steps_asked = requested.get("steps")
+    measured = [step for step in steps if step.phase == "measured"]
+    skipped, steps_asked = sum(step.skipped for step in measured), requested.get("steps")
     result = outcome.classify(
         outcome.EndEvidence(
-            exit_code=exit_code,
+            exit_code=end.exit_code,
             steps_done=max((step.step for step in steps), default=0),
             steps_asked=steps_asked if isinstance(steps_asked, int) else None,
             log=progress.last_lines(directory / "train.log", LOG_LINES) if log is None else log,
-            stop=stop,
+            stop=end.stop,
             started=inferred_from is None,
-            host_memory_kills=host_memory_kills,
-            memory_killed=memory_killed,
-            **_learning(steps),
+            host_memory_kills=end.memory_kills,
+            memory_killed=frozenset(end.memory_killed),
+            loss_lost_at=_loss_lost_at(steps),
+            measured_steps=len(measured),
+            skipped_steps=skipped,
         )
     )
     finished, of_clock = (finished_at, ()) if finished_at else _finished(directory)
@@ -89,11 +102,11 @@ def conclude(
         directory,
         requested,
         result,
-        exit_code=exit_code,
+        exit_code=end.exit_code,
         inferred_from=inferred_from,
         finished_at=finished,
         of_files=(*unreadable, *harvested, *of_clock),
-        of_steps=_skipped(steps),
+        of_steps=_skipped(skipped, len(measured)),
     )
     store.write_record(directory, record)
     for name in (LAUNCH_FILE, EXIT_FILE, SCHEDULE_FILE, PLAN_FILE):
@@ -176,16 +189,6 @@ def _record(
     )
 
 
-def _learning(steps: Sequence[StepRecord]) -> dict[str, Any]:
-    """Return what the steps say about whether training learned anything, as Evidence takes it."""
-    measured = [step for step in steps if step.phase == "measured"]
-    return {
-        "loss_lost_at": _loss_lost_at(steps),
-        "measured_steps": len(measured),
-        "skipped_steps": sum(step.skipped for step in measured),
-    }
-
-
 def _loss_lost_at(steps: Sequence[StepRecord]) -> int | None:
     """Return the step from which no loss was recorded to the end; None where the last has one.
 
@@ -196,14 +199,12 @@ def _loss_lost_at(steps: Sequence[StepRecord]) -> int | None:
     return lost[0] if lost else None
 
 
-def _skipped(steps: Sequence[StepRecord]) -> tuple[str, ...]:
+def _skipped(count: int, measured: int) -> tuple[str, ...]:
     """Return a sentence about measured steps that the optimizer refused; none where it took all."""
-    measured = [step for step in steps if step.phase == "measured"]
-    count = sum(step.skipped for step in measured)
     if not count:
         return ()
     return (
-        f"The optimizer refused {count} of {len(measured)} measured steps (a gradient was not "
+        f"The optimizer refused {count} of {measured} measured steps (a gradient was not "
         "finite): they are in the averages, and take less time.",
     )
 
@@ -250,16 +251,6 @@ def write_launch(
         "directory": str(directory.resolve()),
     }
     store.write_json(directory / LAUNCH_FILE, value)
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """How the ranks of one node ended: ``stop`` is why, where they were ended from outside."""
-
-    exit_code: int
-    stop: EndReason | None = None
-    memory_kills: int = 0  # processes of the node that the kernel killed for want of memory
-    memory_killed: tuple[int, ...] = ()
 
 
 def log_file(directory: Path, node: int = 0) -> Path:
@@ -349,25 +340,25 @@ def recover(runs: Path) -> tuple[Recovered, ...]:
     for partial in store.partial_directories(runs):
         if links := links_of(partial):  # what they lead to is not this folder's
             found.append(Recovered(partial, problem=links))
-            continue
-        if ownership.is_live(partial):
+        elif ownership.is_live(partial):
             found.append(Recovered(partial, seconds_old=ownership.seconds_unowned(partial)))
-            continue
-        try:
-            with ownership.owned(partial):
-                if record := settle(partial):  # else nothing had been started
-                    found.append(Recovered(store.publish(partial), record))
-        except LaunchError:  # another process was faster
-            continue
-        except Exception as error:  # noqa: BLE001  the files may hold anything
-            if partial.exists():  # else another process was faster
-                found.append(Recovered(partial, problem=problem_of(error)))
+        else:
+            one = recorded(partial, settle)
+            found += [one] if one and (one.record or one.problem) else []  # nothing was started
     return tuple(found)
 
 
-def problem_of(error: Exception) -> str:
-    """Return in one line why no record could be made of a directory."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:PROBLEM_CHARACTERS]
+def recorded(partial: Path, settle: Callable[[Path], RunRecord | None]) -> Recovered | None:
+    """Publish a run with the record that ``settle`` makes; None: another process was faster."""
+    try:
+        with ownership.owned(partial):
+            record = settle(partial)
+            return Recovered(store.publish(partial) if record else partial, record)
+    except LaunchError:
+        return None
+    except Exception as error:  # noqa: BLE001  the files may hold anything
+        problem = " ".join(f"{type(error).__name__}: {error}".split())[:PROBLEM_CHARACTERS]
+        return Recovered(partial, problem=problem) if partial.exists() else None
 
 
 def links_of(partial: Path) -> str | None:
@@ -394,14 +385,8 @@ def settle(
         shutil.rmtree(partial)
         return None
     reason = sentence or "The process in charge ended without a message (killed, or power was lost)"
-    unknown: EndReason = (status, reason)
-    end = read_exit(partial)
-    return conclude(
-        partial,
-        exit_code=end.exit_code if end else None,
-        stop=end.stop if end else unknown,
-        finished_at=last_sign(partial),
-    )
+    end = read_exit(partial) or Ended(stop=(status, reason))
+    return conclude(partial, end, finished_at=last_sign(partial))
 
 
 def last_sign(partial: Path) -> str:

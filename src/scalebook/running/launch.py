@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from scalebook import engines
+from scalebook import engines, untrusted
 from scalebook.config import RunConfig
 from scalebook.errors import LaunchError
 from scalebook.facts.catalog.types import Platform
@@ -64,6 +65,27 @@ def direct(
         *("--config", str(config_path), "--output", str(output)),
     )
     return Launch(command, variables(config))
+
+
+def guarded(
+    run_id: str,
+    grace_seconds: float,
+    command: tuple[str, ...],
+    environment: Mapping[str, str],
+    log_file: Path,
+) -> subprocess.Popen[bytes]:
+    """Start a command under a guard (``guard``), which ends it when this process dies."""
+    guard = (sys.executable, "-m", "scalebook.running.guard", run_id, str(grace_seconds))
+    with untrusted.appended(log_file) as log:
+        return subprocess.Popen(
+            (*guard, *command),
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            # A Jupyter interrupt goes to the kernel's process group; the run must end by request.
+            start_new_session=True,
+        )
 
 
 def unavailable(

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from uuid import uuid4
 
-from scalebook import engines, host, ownership, project, store, untrusted
+from scalebook import engines, host, ownership, project, store
 from scalebook.config import RunConfig
 from scalebook.errors import LaunchError
 from scalebook.facts import catalog, legality
@@ -92,13 +91,7 @@ def _train_in(directory: Path, config: RunConfig, trainer: str, show: Show) -> R
     start = uuid4().hex
     finish_run.write_launch(directory, command, host.facts(environment, project.root()), start)
     end = supervise(directory, config, plan.command, environment, start, show=show)
-    return finish_run.conclude(
-        directory,
-        exit_code=end.exit_code,
-        stop=end.stop,
-        host_memory_kills=end.memory_kills,
-        memory_killed=frozenset(end.memory_killed),
-    )
+    return finish_run.conclude(directory, end)
 
 
 def supervise(
@@ -121,7 +114,8 @@ def supervise(
     began, kills_before = time.monotonic(), processes.memory_kills()
     with telemetry.sampling(directory, config, environment):
         log = finish_run.log_file(directory, node)
-        process = _start(directory, command, {**environment, processes.START: start}, log)
+        marked = {**environment, processes.START: start}
+        process = launch.guarded(run_id, GRACE_SECONDS, command, marked, log)
         seconds = config.progress_limit_seconds
         stop = _watch(
             process,
@@ -144,24 +138,6 @@ def supervise(
     processes.end(run_id, start=start)
     (directory / STOP_FILE).unlink(missing_ok=True)
     return end
-
-
-def _start(
-    directory: Path, command: tuple[str, ...], environment: dict[str, str], log_file: Path
-) -> subprocess.Popen[bytes]:
-    """Start the command under a guard, which ends it when this process dies."""
-    run_id = finish_run.run_id(directory)
-    guard = (sys.executable, "-m", "scalebook.running.guard", run_id, str(GRACE_SECONDS))
-    with untrusted.appended(log_file) as log:
-        return subprocess.Popen(
-            (*guard, *command),
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            # A Jupyter interrupt goes to the kernel's process group; the run must end by request.
-            start_new_session=True,
-        )
 
 
 def _watch(

@@ -32,13 +32,13 @@ from scalebook.record import RunRecord, Status
 from scalebook.running import finish_run, live, processes, runner, todo
 from scalebook.running.console import Console
 from scalebook.running.kernel import RunOptions
-from scalebook.running.outcome import EndReason, signal_name
+from scalebook.running.outcome import signal_name
 from scalebook.running.progress import POLL_SECONDS, Tail, duration, extra_seconds, line
 from scalebook.running.todo import Entry, Inference, Scheduled, Waited, again, label, wait
 
 __all__ = [
-    "Result", "RunEnd", "Settings", "Stop", "exit_code", "record_illegal", "record_inferred",
-    "run_one", "run_plan", "stop_on_signals", "summary",
+    "Result", "RunEnd", "Settings", "Stop", "exit_code", "run_one", "run_plan",
+    "stop_on_signals", "summary", "unstarted",
 ]  # fmt: skip
 
 START_SECONDS = 900.0  # to import, look at the machine and start: a cold shared disk is slow
@@ -87,7 +87,7 @@ class _Sweep:
     def result(self, place: int, entry: Entry) -> Result:
         """Return what becomes of the entry at this place of the plan, counted from 1."""
         if entry.action == "illegal":
-            return Result(entry, RunEnd.of(record_illegal(entry, self.settings.runs)))
+            return unstarted(entry, self.settings.runs)
         if entry.action != "run":
             return Result(entry, None, entry.reason)
         self.number += 1
@@ -103,10 +103,7 @@ class _Sweep:
     def _inferred(self, entry: Entry, inference: Inference, where: str) -> Result:
         self.console.say(f"{where} {label(entry.config)}")
         self.console.say(f"{where} {inference.sentence}")
-        if self.broken and self.broken.is_recorded(entry.config):
-            return Result(entry, None, inference.sentence, inferred=True)
-        record = record_inferred(entry.config, inference, self.settings.runs)
-        return Result(entry, RunEnd.of(record), inferred=True)
+        return unstarted(entry, self.settings.runs, inference)
 
     def _run(self, place: int, entry: Entry, where: str) -> Result:
         waited = self._cool_down(where)
@@ -147,9 +144,8 @@ class _Sweep:
         reason = f" {record.reason}" if record.reason else ""
         console.say(f"{where} {record.status} in {took}: {short(directory)}{reason}")
         for one in provenance.of(record):
-            console.say(
-                f"{where} warning: this run differs from what was requested: {one.sentence()}"
-            )
+            said = f"this run differs from what was requested: {one.sentence()}"
+            console.say(f"{where} warning: {said}")
         for problem in self.settings.after(directory) if self.settings.after else ():
             console.say(f"{where} warning: {problem}")
         return record
@@ -255,26 +251,17 @@ def _settle(partial: Path, error: Exception | str | None, stop: Stop) -> RunReco
     return record or store.read_record(partial)
 
 
-def record_illegal(entry: Entry, runs: Path) -> RunRecord:
-    """Write and return the record of a configuration that nothing was started for."""
-    stop: EndReason = ("illegal", entry.reason or "illegal")
-    return _record_unstarted(entry.config, runs, stop)
-
-
-def record_inferred(config: RunConfig, inference: Inference, runs: Path) -> RunRecord:
-    """Write and return the record of a configuration that was not run: a smaller one broke."""
-    stop: EndReason = ("out_of_memory", inference.sentence)
-    return _record_unstarted(config, runs, stop, inference.run_id)
-
-
-def _record_unstarted(
-    config: RunConfig, runs: Path, stop: EndReason, inferred_from: str | None = None
-) -> RunRecord:
-    partial = store.create_partial(runs, config, _steady_now())
+def unstarted(entry: Entry, runs: Path, inference: Inference | None = None) -> Result:
+    """Record an entry for which nothing is started: it is illegal, or by ``inference`` no fit."""
+    if inference and inference.recorded:
+        return Result(entry, None, inference.sentence, inferred=True)
+    reason = inference.reason if inference else ("illegal", entry.reason or "illegal")
+    end, source = finish_run.Ended(stop=reason), inference.run_id if inference else None
+    partial = store.create_partial(runs, entry.config, _steady_now())
     with ownership.owned(partial):
-        record = finish_run.conclude(partial, stop=stop, inferred_from=inferred_from)
+        record = finish_run.conclude(partial, end, inferred_from=source)
         store.publish(partial)
-    return record
+    return Result(entry, RunEnd.of(record), inferred=inference is not None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from scalebook.plan.schedule import CoolDown
 from scalebook.record import RunRecord, Status, object_of
 from scalebook.running import finish_run, launch
 from scalebook.running.devices import telemetry
+from scalebook.running.outcome import EndReason
 from scalebook.settings import SETTINGS
 
 Action = Literal["run", "done", "illegal", "known_illegal", "unavailable", "elsewhere"]
@@ -182,10 +183,6 @@ class Waited:
     celsius: float | None
     note: str | None = None  # what a reader should know: the wait was none, or ended too early
 
-    def value(self) -> dict[str, Any]:
-        """Return the wait as records keep it."""
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
@@ -204,8 +201,7 @@ class Scheduled:
     def of(cls, plan: Plan) -> Scheduled:
         """Return the order of a plan."""
         times = plan.schedule
-        runs = len(plan.runs)
-        order = (times.order, times.seed, runs, times.repeats, times.cool_down)
+        order = (times.order, times.seed, len(plan.runs), times.repeats, times.cool_down)
         return cls(plan.name, *order, plan.kind, plan.question)
 
     def place(self, number: int, waited: Waited | None) -> dict[str, Any]:
@@ -223,7 +219,7 @@ class Scheduled:
             "place": number,
             "of": self.runs,
             "repeats": self.repeats,
-            "cool_down": waited.value() if waited else None,
+            "cool_down": asdict(waited) if waited else None,
             "notes": notes + ([waited.note] if waited and waited.note else []),
         }
 
@@ -274,6 +270,12 @@ class Inference:
 
     run_id: str
     sentence: str
+    recorded: bool  # a record says so already
+
+    @property
+    def reason(self) -> EndReason:
+        """How the run would end, for its record."""
+        return "out_of_memory", self.sentence
 
 
 @dataclass(slots=True)
@@ -318,15 +320,9 @@ class Broken:
                 continue
             changes = ", ".join(f"{name}={value}" for name, value in grown.items())
             what = f"with {changes} it needs no less" if changes else "it differs only in repeat"
-            return Inference(
-                run_id,
-                f"Not run, inferred: {run_id} ran out of memory, and {what}. --no-prune runs it.",
-            )
+            said = f"Not run, inferred: {run_id} ran out of memory, and {what}. --no-prune runs it."
+            return Inference(run_id, said, own in self._inferred)
         return None
-
-    def is_recorded(self, config: RunConfig) -> bool:
-        """Return whether a record already says that this configuration was inferred."""
-        return config.config_hash() in self._inferred
 
 
 def broken(runs: Path, accelerator: str | None, *, fresh: bool = False, job_id: str = "") -> Broken:
@@ -343,7 +339,9 @@ def broken(runs: Path, accelerator: str | None, *, fresh: bool = False, job_id: 
     return found
 
 
-def inferences(configs: Iterable[RunConfig], known: Broken) -> dict[str, Inference]:
-    """Return by hash the configurations that need not be started, as far as it is known before."""
-    found = ((config.config_hash(), known.against(config)) for config in configs)
+def inferences(entries: Iterable[Entry], runs: Path, *, fresh: bool) -> dict[str, Inference]:
+    """Return by hash the entries to run that records already show not to fit."""
+    known = broken(runs, None, fresh=fresh)
+    waiting = (entry.config for entry in entries if entry.action == "run")
+    found = ((config.config_hash(), known.against(config)) for config in waiting)
     return {name: inference for name, inference in found if inference is not None}

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scalebook import ownership, query, store, untrusted
-from scalebook.errors import LaunchError
+from scalebook import query, store, untrusted
 from scalebook.ownership import JOB_FILE
 from scalebook.record import RunRecord, Status, object_of
 from scalebook.running import finish_run, outcome
@@ -175,24 +174,15 @@ def settle_one(partial: Path, job: SlurmJob, state: JobState) -> Recovered | Non
     """Record the run of a job that has ended; None where another process does it."""
     if links := finish_run.links_of(partial):  # what they lead to is not this folder's
         return Recovered(partial, problem=links)
-    try:
-        with ownership.owned(partial):
-            begun = (finish_run.LAUNCH_FILE, "attempts", "checkpoints")
-            if job.runs > 1 and not any((partial / name).exists() for name in begun):
-                # A job of several runs ended before this one's turn: it is still to be run.
-                shutil.rmtree(partial)
-                return Recovered(partial)
-            record = _conclude(partial, job, state)
-            untrusted.remove(partial / JOB_FILE)
-            return Recovered(store.publish(partial), record)
-    except (FileNotFoundError, LaunchError):  # the job or another process was faster
+    return finish_run.recorded(partial, lambda directory: _conclude(directory, job, state))
+
+
+def _conclude(directory: Path, job: SlurmJob, state: JobState) -> RunRecord | None:
+    """Write the record of a run whose job has ended without writing it; None: it had no turn."""
+    begun = (finish_run.LAUNCH_FILE, "attempts", "checkpoints")
+    if job.runs > 1 and not any((directory / name).exists() for name in begun):
+        shutil.rmtree(directory)  # it is still to be run
         return None
-    except Exception as error:  # noqa: BLE001  the files may hold anything
-        return Recovered(partial, problem=finish_run.problem_of(error))
-
-
-def _conclude(directory: Path, job: SlurmJob, state: JobState) -> RunRecord:
-    """Write the record of a run whose job has ended without writing it."""
     launch = store.read_object(directory / finish_run.LAUNCH_FILE)
     slurm = {"job_id": job.job_id, "submitted_at": job.submitted_at, "requeued": state.restarts}
     slurm |= launched(directory) | {"state": state.name}
@@ -200,13 +190,15 @@ def _conclude(directory: Path, job: SlurmJob, state: JobState) -> RunRecord:
     store.write_json(directory / finish_run.LAUNCH_FILE, {**launch, "environment": environment})
     printed = _printed(directory.parent, job)
     stop = _stop(finish_run.read_exit(directory), state, bool(launch), bool(printed))
-    return node_logs.conclude_nodes(
+    record = node_logs.conclude_nodes(
         directory,
         stop=node_logs.own_stop(directory) or stop,
         exit_code=1 if printed and state.name == "FAILED" else None,
         finished_at=finish_run.last_sign(directory) if launch else None,
         printed=printed,
     )
+    untrusted.remove(directory / JOB_FILE)
+    return record
 
 
 def _printed(runs: Path, job: SlurmJob) -> list[str]:

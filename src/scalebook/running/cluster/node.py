@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -260,8 +260,8 @@ def _job(part: NodePart) -> dict[str, Any]:
 def _skip(part: NodePart, inference: Inference) -> int:
     """Record a run that is not started, and why."""
     with ownership.owned(part.directory):
-        stop: EndReason = ("out_of_memory", inference.sentence)
-        finish_run.conclude(part.directory, stop=stop, inferred_from=inference.run_id)
+        end = finish_run.Ended(stop=inference.reason)
+        finish_run.conclude(part.directory, end, inferred_from=inference.run_id)
         _publish(part.directory)
     print(f"{finish_run.run_id(part.directory)}: {inference.sentence}", flush=True)
     return 0
@@ -276,7 +276,7 @@ def _cool_down(part: NodePart) -> None:
     file = part.directory / finish_run.SCHEDULE_FILE
     kept = store.read_object(file)
     notes = [*kept.get("notes", ()), *([waited.note] if waited.note else [])]
-    store.write_json(file, {**kept, "cool_down": waited.value(), "notes": notes})
+    store.write_json(file, {**kept, "cool_down": asdict(waited), "notes": notes})
 
 
 def _record(part: NodePart, stop: EndReason | None) -> int:

@@ -118,7 +118,7 @@ def conclude_nodes(
     where no node has a log.
     """
     found = ends(directory)
-    codes = {node: end.exit_code for node, end in found.items()}
+    codes = {node: end.exit_code or 0 for node, end in found.items()}
     log = telling(tails(directory, codes, finish_run.LOG_LINES))
     merge(directory)
     if any(codes.values()):
@@ -126,15 +126,11 @@ def conclude_nodes(
         exit_code = (log.exit_code if log else None) or max(codes.values())
     elif codes:
         exit_code = 0
-    record = finish_run.conclude(
-        directory,
-        exit_code=exit_code,
-        stop=stop,
-        host_memory_kills=sum(end.memory_kills for end in found.values()),
-        memory_killed=frozenset(one for end in found.values() for one in end.memory_killed),
-        finished_at=finished_at,
-        log=log.lines if log else printed,
-    )
+    kills = sum(end.memory_kills for end in found.values())
+    killed = tuple(one for end in found.values() for one in end.memory_killed)
+    whole = finish_run.Ended(exit_code, stop, kills, killed)
+    lines = log.lines if log else printed
+    record = finish_run.conclude(directory, whole, finished_at=finished_at, log=lines)
     for _, path in _by_node(directory, _EXIT):
         untrusted.remove(path)
     return record

@@ -43,11 +43,7 @@ class Order:
 
     def inferences(self, runs: Path) -> dict[str, Inference]:
         """Return by hash the runs that records already show not to fit."""
-        if not self.prune:
-            return {}
-        known = todo.broken(runs, None, fresh=self.rerun)
-        waiting = (entry.config for entry in self.entries if entry.action == "run")
-        return todo.inferences(waiting, known)
+        return todo.inferences(self.entries, runs, fresh=self.rerun) if self.prune else {}
 
     def turn(self, number: int) -> tuple[str, ...]:
         """Return options of ``node`` for the run at a place of its job, counted from 0."""
