@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from scalebook import untrusted
 from scalebook.errors import ConfigError
@@ -250,9 +250,8 @@ def _require_own(path: Path, project: Path) -> None:
 
 def _holds_runs(folder: Path) -> bool:
     """Return whether a folder is a run, a publication, or has runs side by side."""
-    if any((folder / name).exists() for name in ("record.json", _PUBLICATION)):
-        return True
-    return any(folder.glob("*/record.json"))
+    marked = any((folder / name).exists() for name in ("record.json", _PUBLICATION))
+    return marked or any(folder.glob("*/record.json"))
 
 
 @lru_cache(maxsize=8)
@@ -262,7 +261,8 @@ def _loaded(files: Signature) -> tuple[Metric, ...]:
     known |= {name: "Scalebook" for one in BUILT_IN for name in (one.name, one.reason_name)}
     found: list[Metric] = []
     for path, _, _ in files:
-        for one in _of(_run(Path(path))):
+        module = vars(_run(Path(path))).values()  # in the order in which they stand there
+        for one in (value for value in module if isinstance(value, Metric)):
             _require_fitting(one, path, known)
             known |= dict.fromkeys((one.name, one.reason_name), path)
             found.append(one)
@@ -286,11 +286,6 @@ def _run(path: Path) -> ModuleType:
     return module
 
 
-def _of(module: ModuleType) -> list[Metric]:
-    """Return the metrics of a module in the order in which they stand there."""
-    return [one for one in vars(module).values() if isinstance(one, Metric)]
-
-
 def _require_fitting(one: Metric, path: str, known: Mapping[str, str]) -> None:
     if not _NAME.fullmatch(one.name):
         raise ConfigError(
@@ -300,7 +295,7 @@ def _require_fitting(one: Metric, path: str, known: Mapping[str, str]) -> None:
     for name in (one.name, one.reason_name):
         if name in known:
             raise ConfigError(f"{path}: {known[name]} has a column {name!r}. Rename the metric.")
-    if one.dtype not in ("float", "int", "str", "bool"):
+    if one.dtype not in get_args(Dtype):
         raise ConfigError(f"{path}: {one.name} has dtype {one.dtype!r}. Use float, int, str, bool.")
     texts = {"unit": one.unit, "meaning": one.meaning, "null": one.null}
     for name, text in texts.items():

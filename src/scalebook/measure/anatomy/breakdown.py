@@ -164,9 +164,13 @@ def together(tracks: Sequence[Sequence[Span]]) -> dict[int, float]:
     return totals
 
 
-def with_bits(totals: dict[int, float], wanted: int, without: int = 0) -> float:
-    """Return how long all ``wanted`` bits lasted together while none of ``without`` did."""
-    return sum(time for key, time in totals.items() if key & wanted == wanted and not key & without)
+def with_bits(totals: dict[int, float], wanted: int, any_of: int = -1, without: int = 0) -> float:
+    """Return how long all ``wanted`` bits lasted with any of ``any_of``, none of ``without``."""
+    return sum(
+        time
+        for key, time in totals.items()
+        if key & wanted == wanted and key & any_of and not key & without
+    )
 
 
 TOP = 20
@@ -266,27 +270,21 @@ def _measured(
     parts = _parts(totals, scale)
     busy = union(span for spans in compute for span in spans)
     exposed = {
-        name: scale * with_bits(together([inside, _moved(spans, origin), busy]), 3, 4)
+        name: scale * with_bits(together([inside, _moved(spans, origin), busy]), 3, without=4)
         for name, spans in sorted(work.communication.items())
     }
+    both = with_bits(totals, _WINDOW | _COMMUNICATION, _COMPUTE)
+    gaps = scale * _launch_gaps(work.tasks, windows) if work.device == "gpu" else None
     return Breakdown(
-        device="gpu" if work.device == "gpu" else "cpu",
+        device=work.device,
         steps=len(windows),
         step_seconds=scale * length(inside),
         parts=parts,
         communication_seconds=scale * with_bits(totals, _WINDOW | _COMMUNICATION),
-        overlapped_communication_seconds=scale
-        * sum(
-            time
-            for key, time in totals.items()
-            if key & _WINDOW and key & _COMMUNICATION and key & _COMPUTE
-        ),
+        overlapped_communication_seconds=scale * both,
         exposed_by_collective=exposed,
-        kernel_seconds=scale
-        * sum(time for key, time in totals.items() if key & _WINDOW and key & _COMPUTE),
-        launch_gap_seconds=(
-            scale * _launch_gaps(work.tasks, windows) if work.device == "gpu" else None
-        ),
+        kernel_seconds=scale * with_bits(totals, _WINDOW, _COMPUTE),
+        launch_gap_seconds=gaps,
         unmarked_seconds=scale * with_bits(together([inside, _moved(work.unmarked, origin)]), 3),
         kinds=_kinds(trace, work, scale),
         top_kernels=_top(trace, work, len(windows)),
@@ -401,7 +399,7 @@ class Task:
 class Work:
     """Everything that ran inside the steps. Spans of one list do not overlap."""
 
-    device: str
+    device: Device
     tasks: list[Task]
     compute: dict[Phase, list[Span]]
     unmarked: list[Span]  # compute that no range marks; it is in ``compute["forward"]`` too
@@ -503,7 +501,7 @@ def _task(rows: EventRows, row: int, launched: float | None, phase: Phase | None
     return Task(rows.start[row], rows.stop[row], rows.name[row], rows.where[row], launched, phase)
 
 
-def _sorted_out(trace: Trace, device: str, tasks: list[Task]) -> Work:
+def _sorted_out(trace: Trace, device: Device, tasks: list[Task]) -> Work:
     compute: dict[Phase, list[Span]] = {phase: [] for phase in PHASES}
     communication: dict[str, list[Span]] = {}
     unmarked: list[Span] = []

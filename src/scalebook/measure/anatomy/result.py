@@ -16,7 +16,11 @@ MOST_BYTES = 16 << 20
 Device = Literal["gpu", "cpu"]
 
 
-class Parts(BaseModel):
+class _Row(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+
+class Parts(_Row):
     """The step, divided: seconds of one step, which add up to ``step_seconds``.
 
     On a GPU: what the device did at each moment. Compute kernels and copies belong to the phase
@@ -24,8 +28,6 @@ class Parts(BaseModel):
     kernels ran; ``data_seconds`` is copies of input and waiting for it; ``idle_seconds`` is when
     nothing ran at all. On a CPU operators stand for kernels, and idle is time between them.
     """
-
-    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
     forward_seconds: float | None = None
     backward_seconds: float | None = None
@@ -35,10 +37,8 @@ class Parts(BaseModel):
     idle_seconds: float | None = None
 
 
-class TopKernel(BaseModel):
+class TopKernel(_Row):
     """One name: seconds and calls a step, the time of all its streams added up."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
     name: str
     seconds: float
@@ -46,14 +46,12 @@ class TopKernel(BaseModel):
     kind: str
 
 
-class Breakdown(BaseModel):
+class Breakdown(_Row):
     """A profiled step of one rank. Seconds are of one step, the mean of ``steps``.
 
     ``reason`` says why values are null. Sums over kernels (``kinds``, ``top_kernels``) count
     kernels that run at the same time twice; all other seconds are wall time.
     """
-
-    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
     schema_version: int = SCHEMA_VERSION
     rank: int | None = None

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from scalebook import untrusted
 from scalebook.config import RunConfig
@@ -25,6 +25,7 @@ from scalebook.store import Run
 
 Basis = Literal["measured", "computed", "fitted"]  # fitted: at the rates of other runs too
 Value = float | int | str | bool | None
+Estimate = TypeVar("Estimate")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,37 +102,32 @@ class Evidence:
 
     def memory(self, **changes: Any) -> MemoryEstimate | None:
         """Return the memory that the run, with some settings changed, is predicted to need."""
-        values: dict[str, Any] = {"offload_layers": _whole(self.record, "offload_layers", 0)}
-        values |= self._sizes() | changes
-        if self.shape is None or self.parallelism is None or None in values.values():
-            return None
-        try:
-            return memory.estimate(self.shape, self.parallelism, **values)
-        except (ScalebookError, ArithmeticError, ValueError):
-            return None
+        own = {
+            "recompute": self.record.setting("recompute"),
+            "offload_layers": _whole(self.record, "offload_layers", 0),
+        }
+        return self._estimated(memory.estimate, **(own | changes))
 
     def sent(self) -> CommunicationEstimate | None:
         """Return the bytes that a rank sends in a step, by kind."""
-        values = self._sizes()
-        values.pop("recompute")
+        return self._estimated(communication.estimate)
+
+    def _estimated(self, estimate: Callable[..., Estimate], **more: Any) -> Estimate | None:
+        """Return an estimate for the run's sizes, None where one is unknown or cannot be."""
+        values = {
+            "micro_batch_size": self.metrics.micro_batch_size,
+            "num_microbatches": self.num_microbatches,
+            "sequence_length": self.metrics.sequence_length,
+            "precision": self.metrics.precision,
+            "gradient_precision": self.record.setting("gradient_precision"),
+            **more,
+        }
         if self.shape is None or self.parallelism is None or None in values.values():
             return None
         try:
-            return communication.estimate(self.shape, self.parallelism, **values)
+            return estimate(self.shape, self.parallelism, **values)
         except (ScalebookError, ArithmeticError, ValueError):
             return None
-
-    def _sizes(self) -> dict[str, Any]:
-        found = self.metrics
-        return {
-            "micro_batch_size": found.micro_batch_size,
-            "num_microbatches": self.num_microbatches,
-            "sequence_length": found.sequence_length,
-            "precision": found.precision,
-            "recompute": self.record.setting("recompute"),
-            # Runs of before this setting existed had this.
-            "gradient_precision": self.record.setting("gradient_precision"),
-        }
 
 
 def number(value: Any) -> float | None:
@@ -204,11 +200,8 @@ def _whole(record: RunRecord, name: str, default: int) -> int:
 
 
 def _num_microbatches(metrics: RunMetrics) -> int | None:
-    whole, micro, replicas = (
-        metrics.global_batch_size,
-        metrics.micro_batch_size,
-        metrics.data_parallel_size,
-    )
+    whole, micro = metrics.global_batch_size, metrics.micro_batch_size
+    replicas = metrics.data_parallel_size
     if not whole or not micro or not replicas or whole % (micro * replicas):
         return None
     return whole // (micro * replicas)
@@ -233,8 +226,8 @@ class Split:
     communication: float | None  # exposed, of all kinds but that between stages
     between_stages: float | None  # exposed
     data: float | None
-    idle: float | None
-    launch_gaps: float | None  # of the idle time
+    idle: float | None = None
+    launch_gaps: float | None = None  # of the idle time
     largest_collective: str | None = None
     collective_seconds: float | None = None  # of one step, exposed or not
     kernels_per_step: float | None = None
@@ -304,9 +297,6 @@ def _marks(steps: Sequence[StepRecord]) -> Split | None:
         communication=share("gradients"),
         between_stages=share("pipeline"),
         data=share("data"),
-        idle=None,
-        launch_gaps=None,
-        collective_seconds=None,
     )
 
 

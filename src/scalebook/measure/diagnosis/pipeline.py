@@ -49,9 +49,7 @@ def imbalance_of(found: Evidence) -> float | None:
     stages = split.pipeline_parallel_size
     if stages == 1:
         return 0.0
-    if head is None:
-        return None
-    if found.shape is None:
+    if head is None or found.shape is None:
         return None
     return stages_wait(stages, split.last_pipeline_stage_layers, found.shape.num_layers, head)
 

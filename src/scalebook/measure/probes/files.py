@@ -89,17 +89,18 @@ def summarise(probe: Probe) -> Ceilings:
     )
     return Ceilings(
         probe=probe.probe_id,
-        matmul_tflops=_highest((row.precision, row.tflops) for row in probe.matmuls),
-        sustained_matmul_tflops=_highest(
+        matmul_tflops=highest((row.precision, row.tflops) for row in probe.matmuls),
+        sustained_matmul_tflops=highest(
             (row.precision, row.sustained_tflops) for row in probe.sustained
         ),
         model_matmul_tflops=model_rates(probe.layers),
         copy_gib_per_second=max(memory, default=None),
-        all_reduce_bus_gb_per_second=_highest(reduced),
+        all_reduce_bus_gb_per_second=highest(reduced),
     )
 
 
-def _highest(pairs: Iterable[tuple[str, float]]) -> dict[str, float]:
+def highest(pairs: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """Return the largest value of each name."""
     found: dict[str, float] = {}
     for name, value in pairs:
         found[name] = max(value, found.get(name, value))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from scalebook.measure.probes.files import highest
 from scalebook.measure.probes.types import Probe
 
 Line = tuple[str, float, str]  # what, rate, unit
@@ -13,12 +14,13 @@ def lines(probe: Probe) -> Iterator[Line]:
     """Yield the best rate of each kind of measurement, with its unit."""
     summary = probe.ceilings
     if summary is not None:
-        for name, rate in summary.matmul_tflops.items():
-            yield f"matrix products, {name}", rate, "TFLOP/s"
-        for name, rate in summary.sustained_matmul_tflops.items():
-            yield f"the same for seconds, {name}", rate, "TFLOP/s"
-        for name, rate in summary.model_matmul_tflops.items():
-            yield f"products of {name}", rate, "TFLOP/s"
+        products = {
+            "matrix products, {}": summary.matmul_tflops,
+            "the same for seconds, {}": summary.sustained_matmul_tflops,
+            "products of {}": summary.model_matmul_tflops,
+        }
+        for template, rates in products.items():
+            yield from ((template.format(name), rate, "TFLOP/s") for name, rate in rates.items())
     attention = ((f"{row.backend}, {row.direction}", row.tflops) for row in probe.attention)
     yield from _best("attention by {}", attention, "TFLOP/s")
     copies = ((row.kind, row.gib_per_second) for row in probe.copies)
@@ -31,10 +33,7 @@ def lines(probe: Probe) -> Iterator[Line]:
 
 
 def _best(template: str, pairs: Iterable[tuple[str, float]], unit: str) -> Iterator[Line]:
-    found: dict[str, float] = {}
-    for name, rate in pairs:
-        found[name] = max(rate, found.get(name, rate))
-    for name, rate in found.items():
+    for name, rate in highest(pairs).items():
         yield template.format(name).replace("_", " "), rate, unit
 
 

@@ -46,11 +46,6 @@ class Device:
         """Return the values of a quantity without their times."""
         return [one for row in self.rows if (one := _number(row.get(column))) is not None]
 
-    def within(self, begin: float, end: float) -> Device:
-        """Return the device with its readings between two times."""
-        rows = tuple(row for row in self.rows if begin <= row["time"] <= end)
-        return Device(self.name, rows, self.power_cap_watts, self.max_clock_mhz)
-
 
 @dataclass(frozen=True, slots=True)
 class Telemetry:
@@ -60,7 +55,6 @@ class Telemetry:
     source: str | None = None
     period_seconds: float | None = None
     reason: str | None = None
-    sampler_cpu_seconds: float | None = None  # what sampling cost
 
 
 NOTHING = "The run directory contains no telemetry: nothing sampled the devices."
@@ -78,13 +72,11 @@ def read(directory: Path) -> Telemetry:
     elif not rows and not reasons:
         reasons = ["The telemetry contains no sample with a time."]
     sources = [source for line in heads if isinstance(source := line.get("source"), str)]
-    costs = [cost for line in ends if (cost := _number(line.get("cpu_seconds"))) is not None]
     return Telemetry(
         devices=_devices(rows, heads),
         source=sources[0] if sources else None,
         period_seconds=_period(heads, rows),
         reason=reasons[0] if reasons else None,
-        sampler_cpu_seconds=sum(costs) if costs else None,
     )
 
 

@@ -7,7 +7,7 @@ import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, cast
 
@@ -144,12 +144,10 @@ class TelemetrySummary:
     power_reason: str | None
     clocks: Clocks | None
     clock_reason: str | None
-    mean_memory_clock_mhz: float | None
     max_temperature_celsius: float | None
     temperature_reason: str | None
     gpu_busy_fraction: float | None
     busy_reason: str | None
-    max_memory_used_gib: float | None
     throttle_fractions: dict[str, float] | None  # share of samples by reason
     throttle_reason: str | None
     notes: tuple[str, ...]
@@ -167,7 +165,7 @@ def summarize(
     per_token = energy.joules / tokens if energy.joules and tokens else None
     no_tokens = None if tokens else "The measured steps do not record their tokens."
     power = _power(inside, windows, energy, telemetry.reason)
-    notes = [note for note in (energy.note,) if note]
+    notes = [energy.note] if energy.note else []
     if telemetry.devices and not windows:
         notes.append(_unmatched(steps))
     return TelemetrySummary(
@@ -195,16 +193,12 @@ def settled(telemetry: Telemetry, steps: Iterable[StepRecord]) -> Settling:
 
 def _inside(devices: Sequence[Device], windows: Sequence[Window]) -> tuple[Device, ...]:
     """Return the devices with the readings that lie within a window."""
-    parts = [[device.within(one.begin, one.end) for one in windows] for device in devices]
-    return tuple(
-        Device(
-            device.name,
-            tuple(row for part in each for row in part.rows),
-            device.power_cap_watts,
-            device.max_clock_mhz,
-        )
-        for device, each in zip(devices, parts, strict=True)
-    )
+    found: list[Device] = []
+    for device in devices:
+        spans = [(one.begin, one.end) for one in windows]
+        rows = tuple(row for a, b in spans for row in device.rows if a <= row["time"] <= b)
+        found.append(replace(device, rows=rows))
+    return tuple(found)
 
 
 def _unmatched(steps: Steps) -> str:
@@ -269,7 +263,6 @@ def _power(
 def _clocks(devices: Sequence[Device], reason: str | None) -> dict[str, Any]:
     readings = _values(devices, "clock_mhz")
     possible = [device.max_clock_mhz for device in devices if device.max_clock_mhz]
-    memory = _values(devices, "memory_clock_mhz")
     clocks = None
     if readings:
         highest = min(possible, default=None)
@@ -277,11 +270,7 @@ def _clocks(devices: Sequence[Device], reason: str | None) -> dict[str, Any]:
         means = tuple((name, fmean(values)) for name, values in each if values)
         clocks = Clocks(fmean(readings), min(readings), highest, _falling(devices), means)
     why = reason or "No device reported its clock while measured steps ran."
-    return {
-        "clocks": clocks,
-        "clock_reason": None if clocks else why,
-        "mean_memory_clock_mhz": fmean(memory) if memory else None,
-    }
+    return {"clocks": clocks, "clock_reason": None if clocks else why}
 
 
 def _falling(devices: Sequence[Device]) -> tuple[str, Trend] | None:
@@ -302,7 +291,6 @@ def _rest(devices: Sequence[Device], reason: str | None) -> dict[str, Any]:
         "temperature_reason": None if temperatures else nothing,
         "gpu_busy_fraction": fmean(busy) if busy else None,
         "busy_reason": None if busy else nothing,
-        "max_memory_used_gib": max(_values(devices, "memory_used_gib"), default=None),
         "throttle_fractions": (
             {name: counted[name] / len(told) for name in sorted(counted)} if told else None
         ),

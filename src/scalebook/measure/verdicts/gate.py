@@ -110,10 +110,9 @@ def check(
     level = 1 - 0.05 / max(compared, 1)
     limits = _Limits(level, tolerance, must_see, starts)
     checks = [_check(before[key], now.get(key), limits) for key in before]
+    why = "The baseline has no run of this configuration."
     checks += [
-        GateCheck(
-            _name(group), "new", "The baseline has no run of this configuration.", (), group.ids
-        )
+        GateCheck(_name(group.runs[0].record), "new", why, (), group.ids)
         for key, group in now.items()
         if key not in before
     ]
@@ -134,9 +133,8 @@ def check_losses(
     wanted = reference.record and _trained(reference.record)
     alike = [run for run in runs if wanted is None or _trained(run.record) == wanted]
     if not alike:
-        words = ", ".join(
-            f"{name}={value}" for name, value in zip(_SAME, wanted or (), strict=True)
-        )
+        pairs = zip(_SAME, wanted or (), strict=True)
+        words = ", ".join(f"{name}={value}" for name, value in pairs)
         raise RecordError(
             f"None of {len(runs)} runs trains what the loss reference {reference.name} trained "
             f"({words}). Name another run or file with --loss-reference."
@@ -162,7 +160,7 @@ def _check_loss(run: Run, reference: LossCurve, tolerance: float) -> GateCheck:
     if record.source == "ingested":  # a log need not print the loss of each step
         losses = {step: loss for step, loss in losses.items() if loss is not None}
     shared = sorted(losses.keys() & reference.losses.keys())
-    name = f"loss of {_name(_Group((run,), (), ()))}, run {record.run_id}"
+    name = f"loss of {_name(record)}, run {record.run_id}"
     of_reference = (known.run_id,) if known else ()
     if not shared:
         why = f"{reference.name} has no step in common with the {len(losses)} steps of the run."
@@ -213,9 +211,8 @@ def _group(runs: Sequence[Run]) -> _Group:
     return _Group(tuple(runs), tuple(estimates), tuple(reasons))
 
 
-def _name(group: _Group) -> str:
+def _name(record: RunRecord) -> str:
     """Return a configuration in a few words, with its hash to tell it from others."""
-    record = group.runs[0].record
     split = [f"{row.short}{record.setting(row.name)}" for row in SETTINGS.values()
              if row.short and record.setting(row.name) not in (None, 1)]  # fmt: skip
     words: list[Any] = [record.setting("model"), "on", record.setting("world_size"), "x",
@@ -224,11 +221,10 @@ def _name(group: _Group) -> str:
 
 
 def _check(before: _Group, now: _Group | None, limits: _Limits) -> GateCheck:
-    name = _name(before)
+    name = _name(before.runs[0].record)
     if now is None:
-        return GateCheck(
-            name, "missing", "None of the new runs has this configuration.", before.ids, ()
-        )
+        why = "None of the new runs has this configuration."
+        return GateCheck(name, "missing", why, before.ids, ())
     ids = (before.ids, now.ids)
     if not before.estimates:
         return GateCheck(name, "no baseline", " ".join(before.reasons), *ids)
@@ -259,10 +255,8 @@ def _outcome(verdict: Verdict, limits: _Limits, now: _Group) -> tuple[Outcome, s
         return "unexplained speed-up", f"Faster: {span}.{also}"
     if verdict.low <= 1 - must_see or verdict.high >= 1 + must_see:
         advice = f" {verdict.advice}" if verdict.advice else " Repeat the runs."
-        return (
-            "cannot tell",
-            f"A change of {100 * must_see:.2g} % would not be seen: {span}.{advice}{also}",
-        )
+        hidden = f"A change of {100 * must_see:.2g} % would not be seen"
+        return "cannot tell", f"{hidden}: {span}.{advice}{also}"
     if verdict.word == "cannot tell":
         return "pass", f"No change that the noise lets one see: {span}.{also}"
     return "pass", f"Within the tolerance: {span}.{also}"
