@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from scalebook.errors import ConfigError, unknown
-from scalebook.parallelism import Parallelism
+from scalebook.parallelism import Parallelism, Recomputation
 from scalebook.settings import (
     Engine,
     ExpertBalance,
@@ -19,6 +19,7 @@ from scalebook.settings import (
     LayerSpec,
     Precision,
     Recompute,
+    RecomputeMethod,
     Sharding,
     Switch,
 )
@@ -65,6 +66,8 @@ class RunConfig(BaseModel):
     expert_balance: ExpertBalance = "learned"  # which experts a token goes to
     recompute: Recompute = "none"
     recompute_layers: Count = 0  # first layers of a stage (or chunk) with recompute full; 0: all
+    recompute_method: RecomputeMethod = "block"  # uniform: recompute_layers are those of a group
+    recompute_modules: str = ""  # with recompute selective, joined by commas; empty: core_attn
     offload_layers: Count = 0  # first layers whose MLP waits in host memory
     mtp_layers: Count = 0  # multi-token prediction modules trained as well
     steps: Size = 20
@@ -126,6 +129,18 @@ class RunConfig(BaseModel):
         return Parallelism(**{name: getattr(self, name) for name in names})
 
     @property
+    def recomputation(self) -> Recomputation:
+        """What the backward pass recomputes."""
+        modules = tuple(name for name in self.recompute_modules.split(",") if name)
+        grouped = self.recompute_method == "uniform"
+        return Recomputation(
+            self.recompute,
+            layers=0 if grouped else self.recompute_layers,
+            group=max(self.recompute_layers, 1) if grouped else 1,
+            modules=(modules or ("core_attn",)) if self.recompute == "selective" else (),
+        )
+
+    @property
     def data_parallel_size(self) -> int:
         """Replicas of the model."""
         return self.parallelism.data_parallel_size
@@ -180,4 +195,16 @@ def split_sizes(config: RunConfig) -> dict[str, Any]:
         "expert_model_parallel_size": config.expert_parallel_size,
         "expert_tensor_parallel_size": config.expert_tensor_parallel_size,
         "sequence_parallel": config.sequence_parallel,
+    }
+
+
+def recompute_options(config: RunConfig) -> dict[str, Any]:
+    """Return the options of recomputation under Megatron's names."""
+    asked, full = config.recomputation, config.recompute == "full"
+    block = full and asked.layers > 0
+    return {
+        "recompute_granularity": config.recompute if full or asked.modules else None,
+        "recompute_method": ("block" if block else "uniform") if full else None,
+        "recompute_num_layers": (asked.layers or asked.group) if full else None,
+        **({"recompute_modules": list(asked.modules)} if config.recompute_modules else {}),
     }

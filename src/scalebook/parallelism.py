@@ -66,9 +66,20 @@ def chunk_sizes(layers: int, stages: int, chunks: int, last: int) -> list[list[i
     ]
 
 
-def recomputed_layers(first: int, stages: int, chunks: int, layers: int) -> int:
-    """Return how many layers full recomputation covers: the first of each chunk; all for 0."""
-    return min(first * stages * chunks, layers) if first else layers
+@dataclass(frozen=True, slots=True)
+class Recomputation:
+    """What the backward pass recomputes: in ``full`` layers, in ``selective`` modules of each."""
+
+    mode: str = "none"
+    layers: int = 0  # the first of each stage, or chunk of one; 0: all
+    group: int = 1  # layers that keep one input together
+    modules: tuple[str, ...] = ()
+
+    def covered(self, stages: int, chunks: int, layers: int) -> int:
+        """Return how many of a model's layers run their forward pass again as a whole."""
+        if self.mode != "full":
+            return 0
+        return min(self.layers * stages * chunks, layers) if self.layers else layers
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,13 @@ Precision = Literal["bf16", "fp16", "fp8", "fp4", "fp32"]
 GradientPrecision = Literal["fp32", "bf16"]
 # pointwise: what costs no matrix product, the outputs of norms and of the activation function
 Recompute = Literal["none", "pointwise", "selective", "full"]
+# block: the first layers of a stage (or its chunks), one by one; uniform: all, in equal groups
+RecomputeMethod = Literal["block", "uniform"]
+# What Megatron-Core 0.16 can recompute by itself in a layer (recompute_granularity selective).
+RECOMPUTE_MODULES = (
+    *("core_attn", "mla_up_proj", "layernorm"),
+    *("mlp", "moe", "moe_act", "shared_experts"),
+)
 # forced: tokens go to experts at random, as if a router had learned to spread them evenly
 ExpertBalance = Literal["learned", "forced"]
 Sharding = Literal["none", "optimizer", "full"]
@@ -141,7 +148,13 @@ _ROWS = (
          help="activations that the backward pass recomputes"),
     _row("recompute_layers", "kernel", _TIME, 0, named="off default", words="layers recomputed",
          counted=True, help="first layers of each pipeline stage (or its chunks) that full "
-         "recomputation covers; 0: all", metavar="LAYERS"),
+         "recomputation covers, or layers per group (uniform); 0: all", metavar="LAYERS"),
+    _row("recompute_method", "kernel", _TIME, RecomputeMethod, named="off default",
+         help="full recomputation of the first layers (block, default), or of all in groups that "
+         "keep one input each (uniform)"),
+    _row("recompute_modules", "kernel", _TIME, named="off default", words="recomputed modules",
+         metavar="NAMES", help="what selective recomputation covers, joined by commas: "
+         f"{', '.join(RECOMPUTE_MODULES)} (default: core_attn)"),
     _row("offload_layers", "kernel", _TIME, 0, named="off default", words="layers offloaded",
          counted=True, help="first layers whose MLP activations move to host memory (with "
          "pointwise recomputation)", metavar="LAYERS"),

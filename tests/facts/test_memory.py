@@ -189,11 +189,11 @@ def test_partial_recomputation_keeps_the_other_layers_whole() -> None:
     inputs = 2048 * 2 * 4096
     expected = 10 * inputs + 22 * layer + (layer - inputs) + 2 * inputs  # and the last norm
     sizes = SIZES | {"micro_batch_size": 1, "num_microbatches": 1, "sequence_length": 2048}
-    found = memory.estimate(shape, Parallelism(1), **sizes, recompute="full", recompute_layers=10)
+    found = memory.estimate(shape, Parallelism(1), **sizes, recompute=Recomputation("full", 10))
     assert found.worst.activations * GIB == pytest.approx(expected, rel=1e-9)
     stages = Parallelism(2, 1, 2)
     every, some = (
-        memory.estimate(shape, stages, **sizes, recompute="full", recompute_layers=many)
+        memory.estimate(shape, stages, **sizes, recompute=Recomputation("full", many))
         for many in (16, 4)
     )
     whole = memory.estimate(shape, stages, **sizes, recompute="full")

@@ -42,6 +42,18 @@ DENSE: dict[str, dict[str, Any]] = {
         "recompute": "full",
         "recompute_layers": 1,
     },
+    "recomputation of two layers at a time": {
+        "recompute": "full",
+        "recompute_method": "uniform",
+        "recompute_layers": 2,
+    },
+    "recomputation of modules": {
+        "recompute": "selective",
+        "recompute_modules": "core_attn,layernorm,mlp",
+        "world_size": 2,
+        "tensor_parallel_size": 2,
+        "sequence_parallel": True,
+    },
     "pointwise recomputation": {"recompute": "pointwise"},
     "a layer in host memory": {"recompute": "pointwise", "offload_layers": 1},
     "FSDP over DP=2": {"world_size": 2, "data_parallel_sharding": "full"},
@@ -62,6 +74,15 @@ DENSE: dict[str, dict[str, Any]] = {
 }
 
 MIXTURE: dict[str, dict[str, Any]] = {
+    "recomputation of the experts": {
+        "recompute": "selective",
+        "recompute_modules": "layernorm,moe",
+    },
+    "recomputation of the experts' activation": {
+        "recompute": "selective",
+        "recompute_modules": "layernorm,moe_act",
+        "grouped_gemm": "on",
+    },
     "EP=2": {"world_size": 2, "expert_parallel_size": 2},
     "EP=2 within TP=2": {
         "world_size": 2,
@@ -83,6 +104,10 @@ LATENT: dict[str, dict[str, Any]] = {
         "recompute": "pointwise",
         "grouped_gemm": "on",
     },
+}
+LATENT["modules"] = LATENT["split"] | {
+    "recompute": "selective",
+    "recompute_modules": "mla_up_proj,layernorm,moe_act,shared_experts,mlp",
 }
 FURTHER: dict[str, dict[str, Any]] = {
     "further tokens": {},
@@ -143,6 +168,17 @@ def assert_same_curve(run: Finished, reference: Finished) -> None:
     assert run.losses == pytest.approx(reference.losses, rel=RELATIVE)
     norms = [step.grad_norm for step in run.steps]
     assert norms == pytest.approx([step.grad_norm for step in reference.steps], rel=1e-3)
+
+
+def test_a_run_says_what_it_recomputed(runs: dict[str, Finished]):
+    names = ("recompute", "recompute_method", "recompute_layers", "recompute_modules")
+    said = {name: tuple(run.observed[each] for each in names) for name, run in runs.items()}
+    assert said["recomputation of two layers at a time"] == ("full", "uniform", 2, "")
+    assert said["recomputation of a stage's first layer"] == ("full", "block", 1, "")
+    assert said["full recomputation"] == ("full", "block", 0, "")
+    modules = DENSE["recomputation of modules"]["recompute_modules"]
+    assert said["recomputation of modules"] == ("selective", "block", 0, modules)
+    assert said["dense"] == ("none", "block", 0, "")
 
 
 @pytest.mark.parametrize("layout", DENSE)
@@ -213,6 +249,10 @@ def test_latent_attention_and_one_product_for_all_experts_train_the_same_model(
     reference, split = runs["one"], runs["split"]
     assert_same_curve(split, reference)
     assert (reference.observed["grouped_gemm"], split.observed["grouped_gemm"]) == ("off", "on")
+    modules = runs["modules"]
+    assert_same_curve(modules, reference)
+    asked = set(LATENT["modules"]["recompute_modules"].split(","))
+    assert set(modules.observed["recompute_modules"].split(",")) == asked
     expected = parameter_count(catalog.model("tiny-mla")).total
     assert reference.observed["parameter_count"] == expected
     assert split.observed["parameter_count"] == expected

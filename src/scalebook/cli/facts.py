@@ -111,6 +111,7 @@ def _register_flops(subparsers: Subparsers) -> None:
         metavar="LAYERS",
         help="layers that full recomputation covers (default: all)",
     )
+    add_settings(parser, ["recompute_modules"])
     _add_mtp_layers(parser)
     parser.add_argument(
         "--trained",
@@ -167,6 +168,7 @@ def _register_convert(subparsers: Subparsers) -> None:
 
 def flops(options: argparse.Namespace) -> int:
     """Print FLOPs per token under every convention."""
+    from scalebook.errors import ConfigError
     from scalebook.facts import catalog
     from scalebook.facts.flops import (
         CONVENTIONS,
@@ -185,15 +187,22 @@ def flops(options: argparse.Namespace) -> int:
         "vocab_size": padded_vocab_size(shape.vocab_size, tensor) if tensor else None,
         "trained": options.trained,
     }
+    mode, layers, modules = (
+        getattr(options, name)
+        for name in ("recompute", "recompute_num_layers", "recompute_modules")
+    )
+    if layers is not None and mode != "full":
+        raise ConfigError(f"--recompute-num-layers={layers} needs --recompute full, not {mode}.")
+    if modules and mode != "selective":
+        raise ConfigError(f"--recompute-modules={modules} needs --recompute selective, not {mode}.")
     found: dict[str, float] = {}
     for name in CONVENTIONS:
-        if options.recompute == "none":
+        if mode == "none":
             found[name] = model_flops(shape, length, name, **given)
             continue
-        layers = options.recompute_num_layers
-        found[name] = hardware_flops_per_token(
-            shape, length, options.recompute, name, recompute_num_layers=layers, **given
-        )
+        asked: dict[str, Any] = {"recompute_num_layers": layers}
+        asked |= {"recompute_modules": modules.split(",")} if modules else {}
+        found[name] = hardware_flops_per_token(shape, length, mode, name, **asked, **given)
     rows = ((name, f"{value / 1e9:,.4f}", CONVENTIONS[name]) for name, value in found.items())
     headers = ("convention", "GFLOP per token", "counts")
     return show(options, found, headers, rows, *(() if packed else (PACKED,)))

@@ -38,6 +38,7 @@ _TOLD = frozenset(
         "virtual_pipeline_parallel_size", "context_parallel_size", "expert_parallel_size",
         "expert_tensor_parallel_size", "sequence_parallel", "data_parallel_sharding",
         "micro_batch_size", "global_batch_size", "sequence_length", "precision", "recompute",
+        "recompute_layers", "recompute_method", "recompute_modules",
         "steps", "learning_rate", "seed", "overlap_grad_reduce", "overlap_param_gather",
     )
 )  # fmt: skip
@@ -166,14 +167,4 @@ def data_parallel(config: RunConfig) -> dict[str, bool]:
     return {
         "use_distributed_optimizer": config.data_parallel_sharding == "optimizer",
         **{name: value == "on" for name, value in overlaps.items() if value != "auto"},
-    }
-
-
-def recompute(config: RunConfig) -> dict[str, Any]:
-    """Return Megatron's settings of recomputation: full is every layer of a stage, one a block."""
-    full = config.recompute == "full"
-    return {
-        "recompute_granularity": None if config.recompute == "none" else config.recompute,
-        "recompute_method": "uniform" if full else None,
-        "recompute_num_layers": 1 if full else None,
     }

@@ -16,7 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from scalebook.config import RunConfig, split_sizes
+from scalebook.config import RunConfig, recompute_options, split_sizes
 from scalebook.engines import mapping
 from scalebook.engines.start import main_of, write_once
 from scalebook.errors import ConfigError, LaunchError
@@ -69,7 +69,7 @@ def recipe_settings(config: RunConfig) -> NemoSettings:
         **_under("trainer.strategy", split_sizes(config)),
         **_under("trainer.strategy.ddp", mapping.data_parallel(config)),
         **_under(
-            "model.config", {"seq_length": config.sequence_length, **mapping.recompute(config)}
+            "model.config", {"seq_length": config.sequence_length, **recompute_options(config)}
         ),
         **({"model.config.num_layers": layers} if layers else {}),
         "data.seq_length": config.sequence_length,
@@ -89,7 +89,7 @@ def bridge_settings(config: RunConfig, output: Path) -> NemoSettings:
     """Return what is set on a pre-training recipe of Megatron-Bridge."""
     layers = mapping.fewer_layers(config)
     distributed = config.data_parallel_sharding == "optimizer"
-    model = split_sizes(config) | mapping.recompute(config) | {"seq_length": config.sequence_length}
+    model = split_sizes(config) | recompute_options(config) | {"seq_length": config.sequence_length}
     data = [config.data] if config.data else None
     return {
         **_under("model", model | ({"num_layers": layers} if layers else {})),

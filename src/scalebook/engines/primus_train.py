@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from scalebook.config import RunConfig, split_sizes
+from scalebook.config import RunConfig, recompute_options, split_sizes
 from scalebook.engines import mapping
 from scalebook.engines.start import main_of, write_once
 from scalebook.facts import catalog
@@ -49,7 +49,7 @@ def _overrides(config: RunConfig) -> dict[str, Any]:
     layers = mapping.fewer_layers(config)
     split = split_sizes(config)
     stages = split.pop("virtual_pipeline_model_parallel_size")
-    recompute = mapping.recompute(config)
+    recompute = recompute_options(config)
     if config.recompute == "selective":
         del recompute["recompute_num_layers"]
     return {

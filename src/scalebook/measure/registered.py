@@ -24,8 +24,8 @@ from scalebook import untrusted
 from scalebook.errors import ConfigError
 from scalebook.facts.catalog.load import PROJECT_FILE, project_file
 from scalebook.measure.row import NAMES
-from scalebook.parallelism import recomputed_layers
-from scalebook.settings import SETTINGS
+from scalebook.parallelism import Recomputation
+from scalebook.settings import RECOMPUTE_MODULES, SETTINGS
 
 if TYPE_CHECKING:
     from scalebook.measure.row import RunMetrics
@@ -366,15 +366,21 @@ def hfu(run: Subject) -> float | Missing:
         return Missing(reason or "The run names no sequence_length.")
     if mode not in flops.RECOMPUTE:
         return Missing("The run does not say what it recomputed.")
-    modules = count(record, "mtp_layers") or 0
+    named = str(record.setting("recompute_modules") or "core_attn").split(",")
+    if not set(named) <= {*RECOMPUTE_MODULES}:
+        return Missing("The run recomputed modules that are not known.")
     first = count(record, "recompute_layers") or 0
     names = ("pipeline_parallel_size", "virtual_pipeline_parallel_size")
     stages, chunks = (count(record, name) or 1 for name in names)
-    many = recomputed_layers(first, stages, chunks, shape.num_layers) if first else None
+    whole = Recomputation(mode, 0 if record.setting("recompute_method") == "uniform" else first)
+    counted, modules = numbers.flops_convention, count(record, "mtp_layers") or 0
     hardware = flops.hardware_flops_per_token(
-        shape, length, mode, recompute_num_layers=many, mtp_layers=modules
+        *(shape, length, mode, counted),
+        recompute_num_layers=whole.covered(stages, chunks, shape.num_layers),
+        recompute_modules=named,
+        mtp_layers=modules,
     )
-    model = flops.flops_per_token(shape, length, numbers.flops_convention, mtp_layers=modules)
+    model = flops.flops_per_token(shape, length, counted, mtp_layers=modules)
     return numbers.mfu * hardware / model
 
 

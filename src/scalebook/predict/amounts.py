@@ -20,8 +20,9 @@ from scalebook.config import RunConfig
 from scalebook.facts import communication, traffic
 from scalebook.facts.catalog.types import ModelShape
 from scalebook.facts.flops import attention_projections, attention_width, padded_vocab_size
+from scalebook.facts.flops.parameters import mla_up_elements
 from scalebook.facts.memory.parameters import Count, is_moe, stage_count, stage_layers
-from scalebook.parallelism import MOST_SINGLE_GRADIENTS, experts_need_no_host, recomputed_layers
+from scalebook.parallelism import MOST_SINGLE_GRADIENTS, experts_need_no_host
 from scalebook.predict.kinds import KINDS, MachineRates
 
 Seconds = dict[str, float]  # by kind
@@ -147,13 +148,12 @@ def amounts(
     )
 
 
-def _recomputed_share(config: RunConfig, shape: ModelShape) -> float:
-    """Return the share of the layers whose forward pass runs again."""
-    if config.recompute != "full":
-        return 0.0
+def _again(config: RunConfig, shape: ModelShape, *modules: str) -> float:
+    """Return the share of the layers in which the forward pass of a part of these runs again."""
+    asked = config.recomputation
     sizes = config.pipeline_parallel_size, config.virtual_pipeline_parallel_size
-    layers = recomputed_layers(config.recompute_layers, *sizes, shape.num_layers)
-    return layers / shape.num_layers
+    whole = asked.covered(*sizes, shape.num_layers) / shape.num_layers
+    return whole + sum(module in asked.modules for module in modules)
 
 
 def _slowest_of(ranks: int) -> float:
@@ -277,9 +277,14 @@ class _Job:
             experts /= config.tensor_parallel_size
             short = (1 / shape.hidden_size + 1 / shape.moe.ffn_hidden_size) / 2
             experts *= (1 + _TILE_ENDS * short) / (1 + _TILE_ENDS * _FITTED_EXPERTS)
-        elements = attention_projections(shape) + factor * shape.hidden_size * dense
-        again = 1 + _recomputed_share(config, shape) / 3
-        flops = 6 * self.tokens * elements / config.tensor_parallel_size * again
+        inside = ("moe", "shared_experts") if moe else ("mlp",)
+        third = 1 + _again(config, shape, *inside) / 3
+        again = 1 + _again(config, shape, *inside[:1]) / 3
+        elements = factor * shape.hidden_size * dense * third
+        elements += attention_projections(shape) * (1 + _again(config, shape) / 3)
+        if shape.mla and "mla_up_proj" in config.recomputation.modules:
+            elements += mla_up_elements(shape, shape.mla) / 3
+        flops = 6 * self.tokens * elements / config.tensor_parallel_size
         eight = config.precision == "fp8"
         precision = config.precision if config.precision in ("fp8", "fp32", "fp16") else "bf16"
         rate = self.machine.flops(precision)
@@ -318,8 +323,7 @@ class _Job:
             inside = 2 * pairs if masked else min(float(shape.sliding_window), pairs)
             pairs += (inside - pairs) / shape.sliding_window_every
         flops = 12 * self.tokens * attention_width(shape) * pairs / config.tensor_parallel_size
-        share = 1.0 if config.recompute == "selective" else _recomputed_share(config, shape)
-        flops *= 1 + share / 3
+        flops *= 1 + _again(config, shape, "core_attn") / 3
         name = "fp32" if config.precision == "fp32" else "bf16"
         seconds = flops / self.machine.flops(name)
         if self.machine.is_gpu:
@@ -339,10 +343,13 @@ class _Job:
         wide = traffic.mlp_width(shape, tensor, share, moe=moe)
         forward, backward = traffic.layer_values(shape, tensor=tensor, replicated=share, moe=moe)
         values = forward + backward
-        if config.recompute == "full":
-            values += forward * _recomputed_share(config, shape)
-        elif config.recompute == "pointwise":
-            values += 4 * hidden + (3 if shape.gated_mlp else 2) * wide
+        values += forward * _again(config, shape)
+        modules = set(config.recomputation.modules)
+        inside = {"moe", "moe_act"} if moe else {"mlp"}
+        if config.recompute == "pointwise" or "layernorm" in modules:
+            values += 4 * hidden
+        if config.recompute == "pointwise" or modules & inside:
+            values += (3 if shape.gated_mlp else 2) * wide
         rate = self.machine.memory_bytes_per_second / self.tokens
         found = {"elementwise": 2 * values / rate}
         if moe and shape.moe is not None:

@@ -143,11 +143,12 @@ def _variations(
 def _savings(base: RunConfig, shape: ModelShape) -> Iterator[dict[str, Any]]:
     """Yield what trades time for memory, the least first."""
     layers = (0, max(shape.num_layers // 2, 1), shape.num_layers)
-    yield {"recompute": "none", "recompute_layers": 0, "offload_layers": 0}
+    whole = {"recompute_layers": 0, "recompute_method": "block", "recompute_modules": ""}
+    yield {"recompute": "none", **whole, "offload_layers": 0}
     if base.platform != "cpu":  # whose memory is not known: nothing has to be saved there
         for number in layers:
-            yield {"recompute": "pointwise", "recompute_layers": 0, "offload_layers": number}
-        yield {"recompute": "full", "offload_layers": 0}
+            yield {"recompute": "pointwise", **whole, "offload_layers": number}
+        yield {"recompute": "full", "recompute_modules": "", "offload_layers": 0}
 
 
 def words(config: RunConfig) -> str:

@@ -15,6 +15,7 @@ from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from inspect import signature
+from types import SimpleNamespace
 from typing import Any
 
 
@@ -73,9 +74,15 @@ if not hasattr(_moe_utils, "te_general_gemm"):
     _moe_utils.te_general_gemm = None
 
 
-# 0.16 takes Transformer Engine for installed here, and then None for one of its classes.
+# 0.16 takes Transformer Engine for installed here, and then None for one of its classes. Where it
+# recomputes a module, it asks the absent engine whether FP8 is on, whatever the precision.
 if find_spec("transformer_engine") is None:
     _latent.HAVE_TE = False
+    _random: Any = _import("megatron.core.tensor_parallel.random")
+    if not hasattr(_random, "FP8GlobalStateManager"):
+        _random.FP8GlobalStateManager = SimpleNamespace(is_fp8_enabled=lambda: False)
+        _random.activation_recompute_forward = lambda **_: nullcontext()
+        _random.fp8_autocast = lambda **_: nullcontext()
 
 
 def transformer_engine_version() -> str | None:

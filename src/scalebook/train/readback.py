@@ -100,10 +100,26 @@ def _offloaded(model: Model) -> int:
     return sum(getattr(part, "host", None) is not None for part in parts)
 
 
-def _remakes(model: Model) -> bool:
-    """Return whether a norm of this rank's layers keeps recipes instead of its output."""
+def _remakes(model: Model, name: str) -> bool:
+    """Return whether norms (remade) or experts (remakes) of this rank keep recipes of an output."""
     parts = (part for chunk in model.chunks for part in chunk.module.modules())
-    return any(getattr(part, "remade", False) for part in parts)
+    return any(getattr(part, name, False) for part in parts)
+
+
+def _recomputed(model: Model) -> dict[str, Any]:
+    config, names = model.config, ""
+    mode = config.recompute_granularity or ("pointwise" if _remakes(model, "remade") else "none")
+    if mode == "selective":
+        own = ["moe_act"] if _remakes(model, "remakes") else []
+        names = ",".join([*config.recompute_modules, *own])
+    many, grouped = config.recompute_num_layers or 0, config.recompute_method == "uniform"
+    grouped = grouped and many > 1  # one by one is what block does with all layers
+    return {
+        "recompute": mode,
+        "recompute_layers": many if grouped or config.recompute_method == "block" else 0,
+        "recompute_method": "uniform" if grouped else "block",
+        "recompute_modules": "" if names == "core_attn" else names,
+    }
 
 
 def observed(trainer: Trainer, run: RunConfig) -> dict[str, Any]:
@@ -123,10 +139,7 @@ def observed(trainer: Trainer, run: RunConfig) -> dict[str, Any]:
         "fp8_recipe": config.fp8_recipe if config.fp8 else None,
         "fp8_primary_weights": bool(config.fp8 and config.fp8_param),
         "gradient_precision": _gradient_precision(trainer),
-        "recompute": config.recompute_granularity or ("pointwise" if _remakes(model) else "none"),
-        "recompute_layers": (config.recompute_num_layers or 0)
-        if config.recompute_method == "block"
-        else 0,
+        **_recomputed(model),
         "offload_layers": _offloaded(model),
         "mtp_layers": config.mtp_num_layers or 0,
         "micro_batch_size": run.micro_batch_size,

@@ -18,7 +18,7 @@ Recomputation is left out here and counted by ``hardware_flops_per_token``.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from scalebook.errors import ConfigError, unknown
@@ -31,6 +31,7 @@ from scalebook.facts.flops.conventions import (
     FlopParts,
     attention_width,
     flop_parts,
+    module_elements,
 )
 from scalebook.facts.flops.parameters import (
     LayerParameters,
@@ -40,6 +41,7 @@ from scalebook.facts.flops.parameters import (
     layer_parameters,
     parameter_count,
 )
+from scalebook.settings import RECOMPUTE_MODULES
 
 __all__ = [
     "CONVENTIONS", "DEFAULT_CONVENTION", "RECOMPUTE", "RECOMPUTED", "TRAINED", "ConventionFit",
@@ -111,20 +113,25 @@ def hardware_flops_per_token(
     convention: str = DEFAULT_CONVENTION,
     *,
     recompute_num_layers: int | None = None,
+    recompute_modules: Sequence[str] = ("core_attn",),
     mtp_layers: int = 0,
     vocab_size: int | None = None,
     trained: str = "all",
 ) -> float:
     """Return FLOPs per trained token that the hardware executes, recomputed ones included.
 
-    ``pointwise`` recomputes no matrix product, so it adds nothing here;
-    ``selective`` runs the attention core's forward twice (Korthikanti 2022, arXiv 2205.05198);
-    ``full`` the forward of every layer, or of ``recompute_num_layers`` of them (taken as mean
-    layers). The output layer is never recomputed. The recomputation that Narayanan's conventions
-    have in their model FLOPs is taken out first.
+    ``pointwise`` recomputes no matrix product, so it adds nothing here; ``selective`` runs the
+    forward of ``recompute_modules`` twice, by default of the attention core (Korthikanti 2022,
+    arXiv 2205.05198); ``full`` the forward of every layer, or of ``recompute_num_layers`` of them
+    (taken as mean layers). The output layer is never recomputed, multi-token prediction is left
+    out. The recomputation that Narayanan's conventions have in their model FLOPs is taken out
+    first.
     """
     if recompute not in RECOMPUTE:
         raise ConfigError(unknown("recompute mode", recompute, RECOMPUTE))
+    for module in recompute_modules:
+        if module not in RECOMPUTE_MODULES:
+            raise ConfigError(unknown("recomputed module", module, RECOMPUTE_MODULES))
     found = flop_parts(
         shape, sequence_length, convention, mtp_layers=mtp_layers, vocab_size=vocab_size
     )
@@ -135,7 +142,8 @@ def hardware_flops_per_token(
     if recompute in ("none", "pointwise") or trained == "forward":
         return float(due)
     if recompute == "selective":
-        return due + found.attention_core / 3
+        core = found.attention_core / 3 if "core_attn" in recompute_modules else 0.0
+        return due + core + 2 * sum(module_elements(shape, each) for each in set(recompute_modules))
     layers = shape.num_layers if recompute_num_layers is None else recompute_num_layers
     if not 0 <= layers <= shape.num_layers:
         raise ConfigError(

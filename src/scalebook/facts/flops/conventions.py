@@ -20,6 +20,7 @@ from scalebook.facts.flops.parameters import (
     dense_layers,
     hybrid_layer,
     layer_parameters,
+    mla_up_elements,
     parameter_count,
 )
 
@@ -97,6 +98,26 @@ def _mlp_elements(shape: ModelShape, *, dense: bool) -> int:
     else:
         width = moe.ffn_hidden_size * moe.top_k + moe.shared_ffn_hidden_size
     return matrices * shape.hidden_size * width
+
+
+def module_elements(shape: ModelShape, module: str) -> int:
+    """Return the matrix elements that a token meets in a module of ``RECOMPUTE_MODULES``.
+
+    Of all layers, as Megatron-Core cuts them: ``moe`` has the shared experts and no router. Norms
+    and activations have none, nor has the attention core.
+    """
+    letters, dense = shape.hybrid.pattern if shape.hybrid else "", dense_layers(shape)
+    many = {"mlp": letters.count("-") if letters else dense}
+    many["moe"] = letters.count("E") if letters else shape.num_layers - dense
+    if module in ("mlp", "moe"):
+        each = _mlp_elements(shape, dense=module == "mlp")
+        return many[module] * (each if many[module] else 0)
+    if module == "shared_experts" and shape.moe:
+        wide = (3 if shape.gated_mlp else 2) * shape.moe.shared_ffn_hidden_size
+        return many["moe"] * shape.hidden_size * wide
+    if module == "mla_up_proj" and shape.mla:
+        return shape.attention_layers * mla_up_elements(shape, shape.mla)
+    return 0
 
 
 def _latent_norms(shape: ModelShape) -> int:

@@ -55,14 +55,20 @@ def _norm(shape: ModelShape, width: int) -> int:
 
 def mla_projections(shape: ModelShape, mla: MLAShape) -> int:
     """Return the matrix elements of multi-latent attention's projections in one layer."""
-    heads, hidden = shape.num_attention_heads, shape.hidden_size
-    query_width = heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim)
-    query = hidden * query_width
-    if mla.q_lora_rank:
-        query = mla.q_lora_rank * (hidden + query_width)
-    down = hidden * (mla.kv_lora_rank + mla.qk_rope_head_dim)
-    up = mla.kv_lora_rank * heads * (mla.qk_nope_head_dim + mla.v_head_dim)
-    return query + down + up + heads * mla.v_head_dim * hidden
+    hidden = shape.hidden_size
+    down = hidden * (mla.q_lora_rank + mla.kv_lora_rank + mla.qk_rope_head_dim)
+    return down + mla_up_elements(shape, mla) + shape.num_attention_heads * mla.v_head_dim * hidden
+
+
+def mla_up_elements(shape: ModelShape, mla: MLAShape) -> int:
+    """Return the elements of the projections that make queries, keys and values of the latents.
+
+    Without a query latent the queries are made of the hidden state, in the same step.
+    """
+    query = (mla.q_lora_rank or shape.hidden_size) * (mla.qk_nope_head_dim + mla.qk_rope_head_dim)
+    return shape.num_attention_heads * (
+        query + mla.kv_lora_rank * (mla.qk_nope_head_dim + mla.v_head_dim)
+    )
 
 
 def attention_projections(shape: ModelShape) -> int:

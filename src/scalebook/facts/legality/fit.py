@@ -45,8 +45,7 @@ def estimate(config: RunConfig, shape: ModelShape) -> MemoryEstimate:
         num_microbatches=config.num_microbatches,
         sequence_length=config.sequence_length,
         precision=config.precision,
-        recompute=config.recompute,
-        recompute_layers=config.recompute_layers,
+        recompute=config.recomputation,
         gradient_precision=config.gradient_precision,
         offload_layers=config.offload_layers,
         mtp_layers=config.mtp_layers,
@@ -88,6 +87,8 @@ def remedies(
 ) -> list[RunConfig]:
     """Return configurations that fit, mildest first: one change, else two, else more GPUs."""
     single = list(_single_changes(config, shape))
+    if config.recompute_modules:  # which another mode of recomputation does not have
+        single = [one | {"recompute_modules": ""} if "recompute" in one else one for one in single]
     pairs = (
         one | two for one, two in itertools.combinations(single, 2) if not one.keys() & two.keys()
     )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
+from scalebook.errors import unknown
 from scalebook.facts.catalog.types import ModelShape
 from scalebook.facts.legality.problem import Case, Problem, choices, divisors
 from scalebook.parallelism import last_stage_sizes
+from scalebook.settings import RECOMPUTE_MODULES
 
 
 def tensor_sizes(shape: ModelShape) -> list[int]:
@@ -105,24 +108,75 @@ def packed_documents(case: Case) -> Iterator[Problem]:
 
 
 def recomputed_layers(case: Case) -> Iterator[Problem]:
-    """Full recomputation may cover the first layers of each stage, or chunk of one, only."""
+    """Full recomputation may cover the first layers of a stage's chunks, or all in groups."""
     config, layers = case.config, case.config.recompute_layers
-    if not layers:
-        return
-    if config.recompute != "full":
+    grouped = config.recompute_method == "uniform"
+    if (layers or grouped) and config.recompute != "full":
+        name, rest = ("recompute_layers", 0) if layers else ("recompute_method", "block")
         yield Problem(
             "recompute_layers",
-            f"recompute_layers={layers} needs recompute='full', not {config.recompute!r}. Use 0.",
+            f"{name}={getattr(config, name)} needs recompute='full', not {config.recompute!r}. "
+            f"Use {rest}.",
         )
     stages, last = config.pipeline_parallel_size, config.last_pipeline_stage_layers
     others = (case.shape.num_layers - last) // (stages - (last > 0) or 1)
-    most = max(min(others, last or others) // config.virtual_pipeline_parallel_size, 1)
-    if layers > most:
+    chunks = config.virtual_pipeline_parallel_size
+    most = max(min(others, last or others) // chunks, 1)
+    if layers > most and not grouped:
         yield Problem(
             "recompute_layers",
             f"recompute_layers={layers} is more than the {most} layers of the smallest stage or "
             f"chunk of one. Use recompute_layers={most}, or 0 for all layers.",
         )
+    sizes = sorted({part for size in (others, last or others) for part in _chunks(size, chunks)})
+    if grouped and layers and any(size % layers for size in sizes):
+        yield Problem(
+            "recompute_layers",
+            f"recompute_layers={layers} does not divide the {choices(sizes)} layers of each stage "
+            f"or chunk of one into groups. Use {choices(divisors(math.gcd(*sizes)))}.",
+        )
+
+
+def _chunks(layers: int, chunks: int) -> list[int]:
+    return [layers // chunks + (chunk < layers % chunks) for chunk in range(chunks)]
+
+
+def recomputed_modules(case: Case) -> Iterator[Problem]:
+    """Selective recomputation names modules that the layers have (transformer_config)."""
+    config, moe, asked = case.config, case.shape.moe, case.config.recompute_modules
+    if asked and config.recompute != "selective":
+        yield Problem(
+            "recompute_modules",
+            f"recompute_modules={asked!r} needs recompute='selective', not {config.recompute!r}.",
+        )
+    absent = {
+        "mla_up_proj": "multi-latent attention" * (case.shape.mla is None),
+        "moe_act": "experts" * (moe is None),
+        "moe": "experts" * (moe is None),
+        "shared_experts": "shared experts" * (moe is None or not moe.shared_ffn_hidden_size),
+        "mlp": "dense MLPs" * bool(moe and not moe.first_dense_layers),
+    }
+    for name in asked.split(",") if asked else ():
+        if name not in RECOMPUTE_MODULES:
+            yield Problem(
+                "recompute_modules", unknown("recomputed module", name, RECOMPUTE_MODULES)
+            )
+        elif missing := absent.get(name):
+            fatal = name in ("mla_up_proj", "moe_act")
+            yield Problem(
+                "recompute_modules",
+                f"recompute_modules has {name!r}, and {case.shape.name} has no {missing}. "
+                "Leave it out.",
+                "error" if fatal else "warning",
+            )
+        elif name in ("moe_act", "layernorm") and (config.precision, config.fp8_recipe) == (
+            *("fp8", "delayed"),
+        ):
+            yield Problem(
+                "recompute_modules",
+                f"recompute_modules has {name!r}, which megatron-core does not recompute with "
+                "fp8_recipe='delayed'. Use 'tensorwise' or 'blockwise', or leave it out.",
+            )
 
 
 def sequence(case: Case) -> Iterator[Problem]:
@@ -303,6 +357,7 @@ RULES = (
     replicated_groups,
     packed_documents,
     recomputed_layers,
+    recomputed_modules,
     sequence,
     layers,
     experts,

@@ -53,6 +53,8 @@ def untrained(config: RunConfig, shape: ModelShape) -> Iterator[str]:
         yield (
             "recompute='pointwise' is made for layer_spec 'torch'. Use recompute 'full' or 'none'."
         )
+    if "moe_act" in config.recomputation.modules and config.grouped_gemm == "off":
+        yield "recompute_modules with 'moe_act' needs grouped experts. Use grouped_gemm 'auto'."
     yield from _offload(config, shape)
 
 

@@ -16,7 +16,7 @@ from scalebook.facts.catalog.types import ModelShape
 from scalebook.facts.memory import activations
 from scalebook.facts.memory.activations import AttentionKernel, CrossEntropy, Workload
 from scalebook.facts.memory.parameters import Count, is_moe, layer_count, stage_count, stage_layers
-from scalebook.parallelism import Parallelism
+from scalebook.parallelism import Parallelism, Recomputation
 from scalebook.untrusted import html_table
 
 OptimizerKernel = Literal["fused", "unfused"]
@@ -112,8 +112,7 @@ class _Job:
     parallelism: Parallelism
     num_microbatches: int
     numbers: PrecisionBytes
-    recompute: str
-    recompute_layers: int  # first layers of each chunk that are recomputed; 0: all
+    recompute: Recomputation
     work: Workload
     offload_layers: int
     mtp_layers: int
@@ -128,8 +127,7 @@ def estimate(
     num_microbatches: int,
     sequence_length: int,
     precision: str = "bf16",
-    recompute: str = "none",
-    recompute_layers: int = 0,
+    recompute: str | Recomputation = "none",
     gradient_precision: str = "fp32",
     offload_layers: int = 0,
     mtp_layers: int = 0,
@@ -146,7 +144,9 @@ def estimate(
     if shape.hybrid is not None:
         kinds = shape.hybrid.words
         raise ConfigError(f"The memory of {shape.name} is not predicted: it has {kinds}.")
-    _require_known(precision, recompute, parallelism.data_parallel_sharding)
+    if isinstance(recompute, str):
+        recompute = Recomputation(recompute, modules=("core_attn",) * (recompute == "selective"))
+    _require_known(precision, recompute.mode, parallelism.data_parallel_sharding)
     # FSDP keeps fp32 gradients whatever it adds up.
     halved = gradient_precision == "bf16" and parallelism.data_parallel_sharding != "full"
     numbers, passing = _of_a_parameter(precision, optimizer, halved)
@@ -158,7 +158,6 @@ def estimate(
         num_microbatches,
         numbers,
         recompute,
-        recompute_layers,
         work,
         offload_layers,
         mtp_layers,
@@ -283,30 +282,39 @@ def _activation_bytes(job: _Job, stage: int) -> tuple[float, float]:
 
 def _recomputed(job: _Job, at: int) -> bool:
     """Whether the layer at a place of its chunk is recomputed as a whole."""
-    return job.recompute == "full" and at < (job.recompute_layers or at + 1)
+    return job.recompute.mode == "full" and at < (job.recompute.layers or at + 1)
+
+
+def _saved(job: _Job, layer: int) -> tuple[float, float]:
+    """What recomputing parts of a layer saves: of its attention, of its MLP."""
+    given, moe = (job.shape, job.parallelism, job.work), is_moe(job.shape, layer)
+    if job.recompute.mode == "pointwise":
+        return 0.0, activations.pointwise_bytes(*given, moe=moe)
+    names = set(job.recompute.modules)
+    if "moe" in names:  # which holds the other two
+        names -= {"moe_act", "shared_experts"}
+    parts = [activations.module_bytes(*given, name, moe=moe) for name in names]
+    return sum(part[0] for part in parts), sum(part[1] for part in parts)
 
 
 def _layer_bytes(job: _Job, layer: int, at: int = 0) -> float:
     """What one layer keeps for one microbatch under the recomputation mode."""
     shape, parallelism, work = job.shape, job.parallelism, job.work
-    if _recomputed(job, at):
-        return activations.checkpoint_bytes(shape, parallelism, work)
+    if _recomputed(job, at):  # the layers of a group keep one input
+        first = at % job.recompute.group == 0
+        return first * activations.checkpoint_bytes(shape, parallelism, work)
     kept = activations.layer_bytes(shape, parallelism, work, moe=is_moe(shape, layer))
-    if job.recompute == "selective":
-        kept -= activations.softmax_bytes(shape, parallelism, work)
-    if job.recompute == "pointwise":
-        kept -= activations.pointwise_bytes(shape, parallelism, work, moe=is_moe(shape, layer))
-    return kept
+    return kept - sum(_saved(job, layer))
 
 
 def _working_bytes(job: _Job, layer: int, at: int) -> float:
-    """What recomputation brings back for one layer while its gradients are made."""
+    """What recomputation brings back for one layer while its gradients are made.
+
+    Of parts of a layer the greater: those of the MLP are gone when those of the attention come.
+    """
     shape, parallelism, work = job.shape, job.parallelism, job.work
-    if job.recompute == "none" or (job.recompute == "full" and not _recomputed(job, at)):
-        return 0.0
-    if job.recompute == "selective":
-        return activations.softmax_bytes(shape, parallelism, work)
-    if job.recompute == "pointwise":
-        return activations.pointwise_bytes(shape, parallelism, work, moe=is_moe(shape, layer))
+    if not _recomputed(job, at):
+        return max(_saved(job, layer))
     whole = activations.layer_bytes(shape, parallelism, work, moe=is_moe(shape, layer))
-    return whole - activations.checkpoint_bytes(shape, parallelism, work)
+    kept = activations.checkpoint_bytes(shape, parallelism, work)
+    return job.recompute.group * whole - kept

@@ -68,6 +68,36 @@ def pointwise_bytes(
     return work.tokens * work.element_bytes * (2 * hidden + product)
 
 
+def module_bytes(
+    shape: ModelShape, parallelism: Parallelism, work: Workload, module: str, *, moe: bool
+) -> tuple[float, float]:
+    """Return bytes that recomputing a module of a layer saves: of its attention, of its MLP.
+
+    Megatron-Core keeps a module's input and drops the rest: of ``mla_up_proj`` and ``layernorm``
+    the outputs, of ``moe_act`` that of the activation, of ``mlp``, ``moe`` and ``shared_experts``
+    all that lies inside. Before experts, the router and the dispatcher read the norm's output too.
+    """
+    tensor, attention, inside, mla = parallelism.tensor_parallel_size, 0.0, 0.0, shape.mla
+    experts, factor = shape.moe if moe else None, 3 if shape.gated_mlp else 2
+    if module == "core_attn":
+        return softmax_bytes(shape, parallelism, work), 0.0
+    if module == "layernorm":
+        attention = inside = shape.hidden_size * replicated_share(parallelism)
+    elif module == "mla_up_proj" and mla:
+        width = 2 * (mla.qk_nope_head_dim + mla.qk_rope_head_dim) + mla.v_head_dim
+        attention = shape.num_attention_heads / tensor * width
+    elif module == "mlp" and not experts:
+        inside = factor * shape.ffn_hidden_size / tensor
+    elif module == "moe" and experts:
+        inside = _experts(shape, experts, parallelism)
+    elif module == "moe_act" and experts:
+        inside = experts.top_k * experts.ffn_hidden_size * replicated_share(parallelism)
+    elif module == "shared_experts" and experts:
+        inside = factor * experts.shared_ffn_hidden_size / tensor
+    bytes_each = work.tokens * work.element_bytes
+    return bytes_each * attention, bytes_each * inside
+
+
 def gate_and_up_bytes(shape: ModelShape, parallelism: Parallelism, work: Workload) -> float:
     """Return bytes that a gated MLP's first product takes: what offloading sends to the host."""
     width = 2 * shape.ffn_hidden_size / parallelism.tensor_parallel_size

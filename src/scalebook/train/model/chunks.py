@@ -73,7 +73,7 @@ def _chunk(config: Any, shape: ModelShape, run: RunConfig, stage: int | None, on
         compiled_norm=on.fused_norm,
         fused_attention=on.fused_attention,
         overlap_tensor_parallel=on.overlap_tensor_parallel,
-        remake=run.recompute == "pointwise",
+        remake=run.recompute == "pointwise" or "moe_act" in run.recomputation.modules,
         grouped_gemm=on.grouped_gemm,
         compiled_activation=on.fused_activation,
     )

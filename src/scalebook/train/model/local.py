@@ -113,7 +113,7 @@ class Style:
     compiled_norm: bool
     fused_attention: bool
     overlap_tensor_parallel: bool
-    remake: bool  # recompute mode pointwise
+    remake: bool  # of experts' activations: recompute mode pointwise, module moe_act
     grouped_gemm: bool
     compiled_activation: bool
 

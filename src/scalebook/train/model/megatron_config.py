@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional
 
-from scalebook.config import RunConfig, split_sizes
+from scalebook.config import RunConfig, recompute_options, split_sizes
 from scalebook.facts.catalog.types import ModelShape
 from scalebook.parallelism import chunk_sizes
 from scalebook.train import mcore
@@ -160,14 +160,13 @@ def _split(config: RunConfig, shape: ModelShape) -> dict[str, Any]:
     }
 
 
-def _recompute(config: RunConfig) -> dict[str, Any]:
-    if config.recompute == "full":
-        return {
-            "recompute_granularity": "full",
-            "recompute_method": "block" if config.recompute_layers else "uniform",
-            "recompute_num_layers": config.recompute_layers or 1,
-        }
-    return {"recompute_granularity": "selective"} if config.recompute == "selective" else {}
+def _recompute(config: RunConfig, on: Switches) -> dict[str, Any]:
+    """Megatron-Core's options; experts without Transformer Engine are ours to recompute."""
+    options = {name: value for name, value in recompute_options(config).items() if value}
+    if "recompute_modules" in options and not on.transformer_engine:
+        names = [name for name in options["recompute_modules"] if name != "moe_act"]
+        options["recompute_modules"] = names
+    return options
 
 
 def _speed(config: RunConfig, shape: ModelShape, world: World, on: Switches) -> dict[str, Any]:
@@ -221,6 +220,6 @@ def ddp_config(config: RunConfig, on: Switches) -> Any:
 def transformer_config(config: RunConfig, shape: ModelShape, world: World, on: Switches) -> Any:
     """Return Megatron-Core's TransformerConfig of a run."""
     options = _architecture(shape) | _experts(config, shape) | _split(config, shape)
-    options |= _recompute(config) | _quantised(config) | _further_tokens(config)
+    options |= _recompute(config, on) | _quantised(config) | _further_tokens(config)
     kind = mcore.MLATransformerConfig if shape.mla else mcore.TransformerConfig
     return kind(**options, **_speed(config, shape, world, on))
