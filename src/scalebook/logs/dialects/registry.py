@@ -32,6 +32,7 @@ ENTRIES = (  # module:class
     "key_value:Nanochat",
     "key_value:NanoGPT",
     "key_value:Verl",
+    "key_value:Slime",
     "key_value:OLMoCore",
     "nemo:NeMoAutomodel",
     "pytorch:TorchTitan",
