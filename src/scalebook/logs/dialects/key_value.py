@@ -7,7 +7,16 @@ from functools import cache
 from typing import ClassVar
 
 from scalebook.logs.dialects.dialect import LineDialect
-from scalebook.logs.numbers import MISSING, alternatives, clock_of, integer, names, number, whole
+from scalebook.logs.numbers import (
+    MISSING,
+    alternatives,
+    clock_of,
+    integer,
+    names,
+    number,
+    scaled,
+    whole,
+)
 from scalebook.logs.pairs import bar_seconds, bar_state, seconds_from, tokens_from_totals
 
 _VALUE = r"([-+]?[\d.,]+(?:[eE][-+]?\d+)?|-?(?:[Nn]a[Nn]|[Ii]nf))"
@@ -208,10 +217,10 @@ class OLMoCore(LineDialect):
 
     name = "olmo-core"
     markers = ("[step=",)
-    signature = re.compile(r"\[step=\d+/[\d?]+[^\]\n]{0,80}\](?:\n|\s)+[^\n=]{1,80}=")
+    signature = re.compile(r"\[step=\d+/[\d?]+[^\]\n]{0,80}\]\s+[^\n=]{1,200}=")
     _RECORD = re.compile(r"\[step=(\d+)(?:/(\d+))?[^\]\n]{0,80}\]")
-    _PAIR = re.compile(rf"\s*([\w/().% -]{{1,80}}?)={_VALUE}\s*$")
     _COLUMNS: ClassVar = names("olmo-core")
+    _PAIR = re.compile(rf"(?:^|\s)({'|'.join(map(re.escape, _COLUMNS))})={_VALUE}\s*$")
 
     def __init__(self) -> None:
         super().__init__()
@@ -226,11 +235,10 @@ class OLMoCore(LineDialect):
             self._row = {"step": float(found[1]), "clock": clock_of(line[: found.start()])}
             self._steps = integer(found[2]) if found[2] else None
             return True
-        pair = self._PAIR.match(line) if self._row and "=" in line else None
-        column = self._COLUMNS.get(pair[1].strip()) if pair else None
-        if pair is None or column is None or self.cut:
+        pair = self._PAIR.search(line) if self._row and "=" in line else None
+        if pair is None or self.cut:
             return pair is not None
-        value = number(pair[2])
+        column, value = self._COLUMNS[pair[1]], number(pair[2])
         if column == "seconds":  # batches per second
             value = 1 / value if value > 0 else MISSING
         self._row.setdefault(column, value / 100 if column == "mfu" else value)
@@ -265,6 +273,7 @@ class Pairs(LineDialect):
         r"|\bIter\(train\) *\[ *(\d{1,9})/(\d{1,9})\]",  # MMEngine and XTuner
         re.IGNORECASE,
     )
+    _BATCH = re.compile(r"\b[Bb]atch[ :=#]+(\d{1,9})\b(?! *[/.x])")
     _EPOCH = re.compile(r"\bEpoch(?:\(train\))?:? *\[(\d{1,6})\] *\[ *(\d{1,9})/(\d{1,9})\]")
     _FEWEST, _FEWEST_COUNTED = 2, 3
     _MOST_SEARCHED = 20_000  # lines
@@ -302,11 +311,16 @@ class Pairs(LineDialect):
         elif found := cls._EPOCH.search(line):
             epoch, done, each = (float(integer(digits)) for digits in found.groups())
             row["step"] = max(epoch - 1, 0) * each + done
+        elif found := cls._BATCH.search(line):
+            row["step"] = float(integer(found[1]))
         elif bar and "oss" in line:
             row["step"], total = float(bar[0]), bar[1]
         for key, text, unit in _named().findall(line):
             column, scale = _columns()[_plain(key)]
-            value, unit = number(text), unit.lower()
+            value, unit = scaled(text.upper()), unit.lower()
+            if unit.endswith("/s"):  # PaddleNLP: ips is of a device
+                kind = next((of for one, of in _BY_UNIT if unit.startswith(one)), "")
+                column = kind if column == "by_unit" else column.replace("tokens_per_second", kind)
             if column == "iterations_per_second":
                 column, value = "seconds", 1 / value if value > 0 else MISSING
             elif column == "seconds" and unit == "ms":
@@ -315,8 +329,6 @@ class Pairs(LineDialect):
                 scale = 0.01
             elif column == "tflops_per_gpu" and value > _FLOPS:
                 scale = 1e-12
-            elif unit.startswith("sample"):  # PaddleNLP: ips is of a device
-                column = column.replace("tokens", "samples")
             elif _plain(key) == "wps" and "wpb" not in line:  # of a job by fairseq, by Lingua not
                 column = "tokens_per_second_per_gpu"
             row.setdefault(column, value * scale)
@@ -355,6 +367,9 @@ _TIMED = {
     *("seconds", "tokens_per_second", "tokens_per_second_per_gpu", "samples_per_second"),
     "samples_per_second_per_gpu",
 }
+_BY_UNIT = (
+    ("tok", "tokens_per_second"), ("s", "samples_per_second"), ("i", "iterations_per_second"),
+)  # fmt: skip
 _LONGEST_PAIRS = 4000
 _FLOPS = 1e9  # above it, what is called flops is in FLOP/s
 
@@ -384,7 +399,7 @@ def _named() -> re.Pattern[str]:
     return re.compile(
         rf"(?<![\w/-])(?<!val )(?<!validation )(?<!test )(?!(?<=[a-z] )time\b)({names})"
         r"(?:\s*[:=]\s*|\s+)"
-        r"([-+]?\d+(?:,\d{3}(?!\d))*(?:\.\d+)?(?:[eE][-+]?\d+)?|-?(?:nan|inf)\b)(?![\d:])"
-        r"\s*(ms\b|%|samples?/s|)",
+        r"([-+]?\d+(?:,\d{3}(?!\d))*(?:\.\d+)?(?:[eE][-+]?\d+)?(?:[KM](?![a-z/]))?|-?(?:nan|inf)\b)(?![\d:])"
+        r"\s*(ms\b|%|(?:tok(?:en)?s?|samples?|seqs?|sequences?|it)/s|)",
         re.IGNORECASE,
     )
