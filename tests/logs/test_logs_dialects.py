@@ -55,6 +55,7 @@ RECORDS = [
     ("nanochat.log", "nanochat", 3, 0, 2, 1, 1.3, 1.29, None, 10.5, 8.5),
     ("nanogpt.log", "nanogpt", 3, 0, 20, 10, 0.26, 0.255, None, 10.5, 8.5),
     ("verl.log", "verl", 2, 1, 2, 1, 18.0, 16.0, None, 0.25, 0.125),
+    ("slime.log", "slime", 2, 0, 1, 1, 36.0, 32.0, 155.0, 0.5, 0.25),
     ("olmo_core.log", "olmo-core", 2, 1, 2, 1, 3.0, 2.0, None, 11.0, 10.5),
     ("megatron_progress.txt", "megatron-progress", 2, 900, 1800, 900, 4.0, 4.0, 401.0, None, None),
     ("trainer_state.json", "hf-trainer-state", 2, 20, 40, 20, 2.5, 2.5, None, 3.5, 3.25),
@@ -324,7 +325,8 @@ def test_lines_of_pairs_in_any_format_are_records(tmp_path, record, seconds, tot
 @pytest.mark.parametrize(
     "text",
     [
-        "step 1 loss 3.5 step time 1.5s\nstep 2 loss 3.25 step time 1.5s\n",  # two are no log
+        "step 1 loss 3.5 step time 1.5s\n",  # one is no log
+        "loss 3.5 step time 1.5s\nloss 3.25 step time 1.5s\n",  # nor are two without a step
         "step 2 loss 3.5 step time 1.5s\n" * 5,  # the same step in prose, again and again
         "".join(f"step {n}: loss 3.5\n" for n in range(9)),  # nothing measured
         "".join(f"step {n}: val loss 3.5, dt: 2 s\n" for n in range(9)),

@@ -270,6 +270,7 @@ ENDINGS: tuple[tuple[str, Status], ...] = (
     ("srun: error:", "failed"),
     ("after training is done", "completed"),
     ("torchrun exited with code 0", "completed"),
+    ("EXIT_CODE=0", "completed"),
     ("Training completed", "completed"),
     ("Training finished", "completed"),
     ("trainer finished", "completed"),

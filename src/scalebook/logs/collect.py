@@ -109,6 +109,10 @@ class Collector:
             self.job.finished = True
         self.job.ending = weightier(self.job.ending, ending)
 
+    def goes_on(self) -> None:
+        """Make void what was said of an end: a record followed that is kept until all are read."""
+        self.job.ending, self.job.finished = None, False
+
     def step(
         self,
         row: Mapping[str, float],
@@ -252,4 +256,4 @@ class Collector:
         self._pending = {}
         job.total_steps = total if total and total <= LARGEST else job.total_steps
         job.world = world if world and world <= LARGEST else job.world
-        job.ending, job.finished = None, False
+        self.goes_on()

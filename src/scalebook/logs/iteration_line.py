@@ -293,7 +293,8 @@ class IterationDialect(LineDialect):
         if row is None or found is None:
             self.out.job.counts.broken_records += 1
             return
-        if self._open_cut and "loss" not in row:
+        tail = text.rpartition("|")[2].strip()  # half a name: a paste that ends inside the record
+        if (self._open_cut or (tail and ":" not in tail)) and "loss" not in row:
             self.out.job.details["cut"] = True
         row["clock"] = clock_of(text)
         world = _WORLD.search(text)

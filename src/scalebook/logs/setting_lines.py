@@ -17,9 +17,8 @@ SIZES = names("settings")
 WORDS = alternatives("told")["words"]
 _DOTTED = re.compile(r"(?<![\w.-])([A-Za-z_]\w*) ?\.{2,}:? ?([^\n]*)")
 _ORIGIN = re.compile(r"\.{3,}\w+\s*$")  # GPT-NeoX puts where a value came from behind it
-_GROUP_SIZES = re.compile(
-    r"(encoder-)?(world|data-parallel|context-parallel|tensor-model-parallel"
-    r"|pipeline-model-parallel)[- ]size: (\d+)"
+_GROUP_SIZES = re.compile(  # Megatron, and InternEvo with blanks
+    r"(encoder-)?(world|(?:data|context|tensor|pipeline)[- ](?:model-)?parallel)[- ]size: (\d+)"
 )
 _ASSIGNED = re.compile(
     r"[\s#\[-]*['\"]?(?:[\w-]+\.)*([A-Za-z_]\w*)['\"]?\s*[:=]\s*['\"]?([\w.+-]+)['\"]?\s*,?\s*(?:#.*)?$"
@@ -63,6 +62,7 @@ def device_in(text: str) -> str | None:
     return f"{first[0].strip()} {part[1]}" if part else first[0].strip()
 
 
+GROUP_PIECES = ("using world size", "tensor parallel size: ")
 # Words of frameworks that train a part of the weights alone; a default such as lora_rank is none.
 PARTIAL_PIECES = ("LoRA", "lora", "Lora", "peft", "rainable param", "adapter")
 # Words of frameworks that put several documents into a sample: Megatron-Bridge and NeMo,
@@ -145,17 +145,11 @@ def dotted(line: str) -> tuple[str, Value] | None:
 
 
 def group_sizes(line: str) -> Iterator[tuple[str, Value]]:
-    """Yield the settings of Megatron's ``using world size: ...`` line."""
-    names = {
-        "world": "world_size",
-        "data-parallel": "data_parallel_size",
-        "context-parallel": "context_parallel_size",
-        "tensor-model-parallel": "tensor_parallel_size",
-        "pipeline-model-parallel": "pipeline_parallel_size",
-    }
+    """Yield the settings of a line that gives the sizes of the groups."""
     for encoder, kind, digits in _GROUP_SIZES.findall(line):
         if not encoder and integer(digits) >= 1:
-            yield names[kind], integer(digits)
+            name = re.sub("[- ]", "_", kind.replace("model-", ""))
+            yield f"{name}_size", integer(digits)
 
 
 def assigned(line: str) -> tuple[str, Value] | None:
@@ -169,7 +163,7 @@ def assigned(line: str) -> tuple[str, Value] | None:
 def scan(text: str) -> Iterator[tuple[str, Value]]:
     """Yield the settings that dump lines of a cleaned text state, in order."""
     for line in text.split("\n"):
-        if " size: " in line and "using world size" in line:
+        if " size: " in line and any(piece in line for piece in GROUP_PIECES):
             yield from group_sizes(line)
         elif ".. " in line:
             found = dotted(line)

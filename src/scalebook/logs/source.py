@@ -22,6 +22,8 @@ from scalebook.untrusted import opened
 _ANSI = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[()][0-9A-B]|[@-Z\\^_])"
 )
+# What is left of a color where a copy lost the escape character.
+_BARE_COLOR = re.compile(r"\[(?:0|1|2|4|7|22|39|49|[349][0-7]|10[0-7])(?:;\d{1,3}){0,4}m(?! ?\d)")
 # What no log line needs; tab, newline, carriage return and escape are dealt with apart.
 _CONTROL = bytes(code for code in (*range(32), 127) if chr(code) not in "\t\n\r\x1b")
 _CODECS = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
@@ -52,6 +54,8 @@ def clean(data: bytes, codec: str = "utf-8") -> str:
         text = text[1:]
     if "\x1b" in text:
         text = _ANSI.sub("", text)
+    if "[3" in text or "[0m" in text:
+        text = _BARE_COLOR.sub("", text)
     if "\r" in text:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
     return text
@@ -284,3 +288,20 @@ class Source:
                 break
         data = buffer.getvalue()[:size]
         return clean(data, encoding(data))
+
+
+_NARROWEST = 60  # characters of a terminal that wraps lines
+
+
+class Unwrapped(Source):
+    """A small file whose lines a terminal or a page has wrapped, with the pieces put together."""
+
+    def texts(self) -> Iterator[str]:
+        """Yield the text: a line goes on where it is as wide as the widest, or ends in a bar."""
+        lines = "".join(super().texts()).split("\n")
+        width = max(map(len, lines))
+        wrapped = width >= _NARROWEST and sum(len(line) == width for line in lines) > 1
+        yield "".join(
+            line if (wrapped and len(line) == width) or line.rstrip().endswith("|") else line + "\n"
+            for line in lines
+        )

@@ -80,6 +80,7 @@ class DeepSpeed(LineDialect):
             if found[4]:  # what it calls GB is GiB
                 row["allocated_gib"] = number(found[5])
             self._timers.append(row)
+            self.out.goes_on()
         return True
 
     def finish(self) -> None:

@@ -73,7 +73,10 @@ class LineDialect(Dialect):
         """Return the jobs of a file."""
         for text in source.texts():
             self.text(text)
+        ending, finished = self.out.job.ending, self.out.job.finished
         self.finish()
+        if ending and not self.out.job.ending:  # told behind records that were kept until now
+            self.out.job.ending, self.out.job.finished = ending, finished
         jobs = self.out.close()
         for note in source.notes:
             jobs[-1].note(note)
@@ -82,7 +85,7 @@ class LineDialect(Dialect):
     def text(self, text: str) -> None:
         """Take a piece of text that ends at a line end."""
         endings = self.traceback or causes.mentions_ending(text)
-        dumps = ".. " in text or "using world size" in text
+        dumps = any(piece in text for piece in (".. ", *setting_lines.GROUP_PIECES))
         holds = causes.holds_up(text)
         self.device(text)
         if any(piece in text for piece in setting_lines.PARTIAL_PIECES):

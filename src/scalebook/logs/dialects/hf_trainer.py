@@ -126,6 +126,8 @@ def _finish(job: Job, bars: list[float]) -> None:
 
 
 _DICT = re.compile(r"\{[^{}\n]*\}")
+_OPEN = re.compile(r"\{[^{}\n]*['\"]loss['\"]: [^{}\n]*$")
+_LONGEST_DICT = 4000
 _ENTRY = re.compile(
     r"['\"]([\w/(). -]{1,60})['\"]: "
     r"['\"]?([-+\d.,:eE]+(?:/\d+)?|-?(?:[Nn]a[Nn]|[Ii]nf(?:inity)?))['\"]?(?=[,}])"
@@ -172,6 +174,7 @@ class HFTrainer(LineDialect):
     def __init__(self) -> None:
         super().__init__()
         self._progress = ProgressBars()
+        self._open = ""  # a record that the next line goes on with: a terminal wrapped it
 
     @classmethod
     def recognises(cls, text: str) -> bool:
@@ -181,6 +184,9 @@ class HFTrainer(LineDialect):
     def line(self, line: str) -> bool:
         """Take dicts and bars, several of which may stand in one line, and settings."""
         taken = False
+        line, self._open = self._open + line, ""
+        if "{" in line and (start := _OPEN.search(line[-_LONGEST_DICT:])):
+            self._open = start[0]
         for found in _DICT.finditer(line) if "{" in line else ():
             taken = self._entries(dict(_ENTRY.findall(found[0]))) or taken
         state = bar_state(line) if "[" in line and "<" in line else None
@@ -216,6 +222,7 @@ class HFTrainer(LineDialect):
             row["clock"] = clock_seconds(entries["elapsed_time"])
         elif runtime:
             row["clock"] = number(runtime)
+        self.out.goes_on()
         self._progress.record(row, number(step), number(entries.get("epoch", "")), total)
         return True
 

@@ -7,8 +7,17 @@ from functools import cache
 from typing import ClassVar
 
 from scalebook.logs.dialects.dialect import LineDialect
-from scalebook.logs.numbers import MISSING, alternatives, clock_of, integer, names, number, whole
-from scalebook.logs.pairs import seconds_from, tokens_from_totals
+from scalebook.logs.numbers import (
+    MISSING,
+    alternatives,
+    clock_of,
+    integer,
+    names,
+    number,
+    scaled,
+    whole,
+)
+from scalebook.logs.pairs import bar_seconds, bar_state, seconds_from, tokens_from_totals
 
 _VALUE = r"([-+]?[\d.,]+(?:[eE][-+]?\d+)?|-?(?:[Nn]a[Nn]|[Ii]nf))"
 
@@ -82,7 +91,7 @@ class NanoGPT(LineDialect):
     """
 
     name = "nanogpt"
-    markers = ("ms, mfu", "ms |", "tok/sec:", "step_avg:")
+    markers = (", time ", "ms |", "tok/sec:", "step_avg:")
     _NUMBER = r"-?[\d.,]+(?:e[-+]?\d+)?|nan|-?inf"
     signature = re.compile(
         rf"\biter (?P<step>\d+): loss (?P<loss>{_NUMBER}), time (?P<ms>[\d.]+)ms"
@@ -160,15 +169,58 @@ class Verl(LineDialect):
             seconds_from(job, "clock", 1.0, "time stamps")
 
 
+class Slime(LineDialect):
+    """``perf 12: {'perf/step_time': ..}`` and ``step 12: {'train/loss': ..}``: RL in rollouts.
+
+    A rollout is a record; it may be trained on in several steps. Its time holds the generation. Tokens per second and TFLOP/s are of the part in which the actor is
+    trained: they give the tokens of a step.
+    """
+
+    name = "slime"
+    markers = ("'perf/", "'train/")
+    signature = re.compile(r"\bperf \d+: \{[^\n]{0,4000}'perf/(?:step|actor_train|train)_time'")
+    first_number = 0
+    _RECORD = re.compile(r"\b(perf|step) (\d+): \{")
+    _PAIR = re.compile(rf"'([\w/-]{{1,60}})': {_VALUE}")
+    _COLUMNS: ClassVar = names("slime")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._rows: dict[str, dict[int, dict[str, float]]] = {"perf": {}, "step": {}}
+
+    def line(self, line: str) -> bool:
+        """Take what one of the two lines says."""
+        found = self._RECORD.search(line) if "'perf/" in line or "'train/" in line else None
+        if found is None:
+            return False
+        cells = {key: number(value) for key, value in self._PAIR.findall(line[found.end() :])}
+        row = self._rows[found[1]].setdefault(integer(found[2]), {"clock": clock_of(line)})
+        row.update({col: cells[key] for key, col in self._COLUMNS.items() if key in cells})
+        rate, time = (cells.get(f"perf/actor_train_{one}", 0) for one in ("tok_per_s", "time"))
+        if rate * time > 0:
+            row["tokens_in_step"] = rate * time
+        self.out.goes_on()
+        return True
+
+    def finish(self) -> None:
+        """Hand out the rollouts that have a time, each with the loss of its first step."""
+        rollouts, steps = self._rows["perf"], self._rows["step"]
+        each = max(1, round((max(steps, default=0) + 1) / (max(rollouts, default=0) + 1)))
+        for number, row in rollouts.items():
+            if "seconds" in row:
+                loss = steps.get(number * each, {})
+                self.out.step({**loss, **row, "step": float(number)})
+
+
 class OLMoCore(LineDialect):
     """``[step=10/1000,epoch=1,..]`` with indented ``key=value`` lines below it."""
 
     name = "olmo-core"
     markers = ("[step=",)
-    signature = re.compile(r"\[step=\d+/[\d?]+[^\]\n]{0,80}\](?:\n|\s)+[^\n=]{1,80}=")
+    signature = re.compile(r"\[step=\d+/[\d?]+[^\]\n]{0,80}\]\s+[^\n=]{1,200}=")
     _RECORD = re.compile(r"\[step=(\d+)(?:/(\d+))?[^\]\n]{0,80}\]")
-    _PAIR = re.compile(rf"\s*([\w/().% -]{{1,80}}?)={_VALUE}\s*$")
     _COLUMNS: ClassVar = names("olmo-core")
+    _PAIR = re.compile(rf"(?:^|\s)({'|'.join(map(re.escape, _COLUMNS))})={_VALUE}\s*$")
 
     def __init__(self) -> None:
         super().__init__()
@@ -183,11 +235,10 @@ class OLMoCore(LineDialect):
             self._row = {"step": float(found[1]), "clock": clock_of(line[: found.start()])}
             self._steps = integer(found[2]) if found[2] else None
             return True
-        pair = self._PAIR.match(line) if self._row and "=" in line else None
-        column = self._COLUMNS.get(pair[1].strip()) if pair else None
-        if pair is None or column is None or self.cut:
+        pair = self._PAIR.search(line) if self._row and "=" in line else None
+        if pair is None or self.cut:
             return pair is not None
-        value = number(pair[2])
+        column, value = self._COLUMNS[pair[1]], number(pair[2])
         if column == "seconds":  # batches per second
             value = 1 / value if value > 0 else MISSING
         self._row.setdefault(column, value / 100 if column == "mfu" else value)
@@ -209,66 +260,96 @@ class OLMoCore(LineDialect):
 class Pairs(LineDialect):
     """Any line such as ``iteration: 4 | loss: 2.5 | step time: 1.2s``, ``step=4,loss=2.5,tgs=..``.
 
-    The last dialect that is tried: three such lines with rising steps make a log.
+    The last dialect that is tried: two such lines with rising steps make a log, and so do three
+    without steps, which are counted. A bar of tqdm that shows a loss is such a line.
     """
 
     name = "key-value"
-    markers = ("step", "Step", "iter", "Iter", "num_updates")
+    markers = ("oss", "LOSS")
     signature = re.compile(r"loss", re.IGNORECASE)
     _STEP = re.compile(
-        r"(?<![\w/])(?:global[ _]?)?(?:step|iter|iteration|num_updates)(?:\s*[:=#]\s*|\s+)\[?"
-        r"(\d{1,9})(?![\d.]|\s?m?s\b)(?:\s*(?:/|of)\s*(\d{1,9}))?",
+        r"(?<![\w/])(?:global[ _]?)?(?:step|iter|iters|iteration|num_updates)(?:\s*[:=#]\s*|\s+)\[?"
+        r"(\d{1,9})(?![\d.]|\s?m?s\b)(?:\s*(?:/|of)\s*(\d{1,9}))?"
+        r"|\bIter\(train\) *\[ *(\d{1,9})/(\d{1,9})\]",  # MMEngine and XTuner
         re.IGNORECASE,
     )
-    _FEWEST = 3
+    _BATCH = re.compile(r"\b[Bb]atch[ :=#]+(\d{1,9})\b(?! *[/.x])")
+    _EPOCH = re.compile(r"\bEpoch(?:\(train\))?:? *\[(\d{1,6})\] *\[ *(\d{1,9})/(\d{1,9})\]")
+    _FEWEST, _FEWEST_COUNTED = 2, 3
     _MOST_SEARCHED = 20_000  # lines
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._stepped = self._counted = False
 
     @classmethod
     def recognises(cls, text: str) -> bool:
-        """Whether enough lines hold a loss and a time or a rate at a step that rises."""
+        """Whether enough lines hold a loss and a time or a rate, at a step that rises if at any."""
         if not super().recognises(text):
             return False
-        last, count = -1.0, 0
+        last, count, without = -1.0, 0, 0
         for line in text.split("\n", cls._MOST_SEARCHED)[: cls._MOST_SEARCHED]:
-            found = cls._read(line) if "oss" in line or "LOSS" in line else None
-            row = found[0] if found else {}
+            row, _ = cls._read(line) if "oss" in line or "LOSS" in line else ({}, None)
             if "loss" in row and row.keys() & _TIMED:
-                count = count + 1 if row["step"] > last else 1
-                last = row["step"]
-            if count >= cls._FEWEST:
+                step = row.get("step", MISSING)
+                without += "step" not in row
+                count = count + 1 if step > last else int("step" in row)
+                last = step if "step" in row else last
+            if count >= cls._FEWEST or without >= cls._FEWEST_COUNTED:
                 return True
         return False
 
     @classmethod
-    def _read(cls, line: str) -> tuple[dict[str, float], int | None] | None:
-        """Return the columns of a line and the steps in all, None where it has no step."""
-        step = cls._STEP.search(line) if len(line) <= 4000 else None
-        if step is None:
-            return None
-        row = {"step": float(integer(step[1]))}
+    def _read(cls, line: str) -> tuple[dict[str, float], int | None]:
+        """Return the columns of a line and the steps in all; no step where it states none."""
+        if len(line) > _LONGEST_PAIRS:
+            return {}, None
+        row, total, bar = {}, None, bar_state(line) if "it" in line else None
+        if found := cls._STEP.search(line):
+            row["step"] = float(integer(found[1] or found[3]))
+            total = integer(found[2] or found[4]) if found[2] or found[4] else None
+        elif found := cls._EPOCH.search(line):
+            epoch, done, each = (float(integer(digits)) for digits in found.groups())
+            row["step"] = max(epoch - 1, 0) * each + done
+        elif found := cls._BATCH.search(line):
+            row["step"] = float(integer(found[1]))
+        elif bar and "oss" in line:
+            row["step"], total = float(bar[0]), bar[1]
         for key, text, unit in _named().findall(line):
-            column, scale = _columns()[key.lower()]
-            value = number(text)
+            column, scale = _columns()[_plain(key)]
+            value, unit = scaled(text.upper()), unit.lower()
+            if unit.endswith("/s"):  # PaddleNLP: ips is of a device
+                kind = next((of for one, of in _BY_UNIT if unit.startswith(one)), "")
+                column = kind if column == "by_unit" else column.replace("tokens_per_second", kind)
             if column == "iterations_per_second":
                 column, value = "seconds", 1 / value if value > 0 else MISSING
-            elif column == "seconds" and unit.lower() == "ms":
+            elif column == "seconds" and unit == "ms":
                 scale = 1e-3
-            elif column == "mfu" and ("%" in unit or value > 1):
+            elif column == "mfu" and (unit == "%" or value > 1):
                 scale = 0.01
+            elif column == "tflops_per_gpu" and value > _FLOPS:
+                scale = 1e-12
+            elif _plain(key) == "wps" and "wpb" not in line:  # of a job by fairseq, by Lingua not
+                column = "tokens_per_second_per_gpu"
             row.setdefault(column, value * scale)
-        return row, integer(step[2]) if step[2] else None
+        if bar and "loss" in row:
+            row.setdefault("seconds", bar_seconds(line))
+        return row, total
 
     def line(self, line: str) -> bool:
         """Take a record."""
-        found = self._read(line) if any(marker in line for marker in self.markers) else None
-        if found is None or not ("loss" in found[0] or found[0].keys() & _TIMED):
+        row, total = self._read(line) if "oss" in line or "LOSS" in line else ({}, None)
+        if not row or not ("loss" in row or row.keys() & _TIMED):
             return False
-        row, total = found
+        if "step" not in row and (self._stepped or not ("loss" in row and row.keys() & _TIMED)):
+            return False
         if self.cut and not row.keys() & _TIMED:
             self.out.job.counts.broken_records += 1
             return True
+        self._stepped = self._stepped or "step" in row
+        self._counted = self._counted or "step" not in row
         row["clock"] = self.clock(line)
-        if row["step"] == 0 and not len(self.out.job.table):
+        if row.get("step") == 0 and not len(self.out.job.table):
             self.out.job.first_number = 0
         self.out.step(row, total=total)
         return True
@@ -278,29 +359,47 @@ class Pairs(LineDialect):
         self.seconds_by_clock()
         for job in self.out.jobs:
             tokens_from_totals(job)
+            if self._counted:
+                job.note("The records carry no step number: they are counted in file order.")
 
 
-_TIMED = {"seconds", "tokens_per_second", "tokens_per_second_per_gpu", "samples_per_second"}
+_TIMED = {
+    *("seconds", "tokens_per_second", "tokens_per_second_per_gpu", "samples_per_second"),
+    "samples_per_second_per_gpu",
+}
+_BY_UNIT = (
+    ("tok", "tokens_per_second"), ("s", "samples_per_second"), ("i", "iterations_per_second"),
+)  # fmt: skip
+_LONGEST_PAIRS = 4000
+_FLOPS = 1e9  # above it, what is called flops is in FLOP/s
+
+
+def _plain(key: str) -> str:
+    return re.sub("[-_ ]+", " ", key.lower())
 
 
 @cache
 def _columns() -> dict[str, tuple[str, float]]:
-    """Return what a line may call a column, in lower case -> ours and its scale."""
+    """Return what a line may call a column, in lower case with blanks -> ours and its scale."""
     found = {name: (column, 1.0) for column, of in alternatives("key-value").items() for name in of}
     times = [name for name, (column, _) in found.items() if column == "seconds"]
     for unit, scale in (("ms", 1e-3), ("s", 1.0)):
-        found |= {f"{t}{u}": ("seconds", scale) for t in times for u in (f" ({unit})", f"_{unit}")}
+        found |= {f"{t}{u}": ("seconds", scale) for t in times for u in (f" ({unit})", f" {unit}")}
     return found
 
 
 @cache
 def _named() -> re.Pattern[str]:
-    """Return a pattern of a known name, its value and the unit behind it."""
+    """Return a pattern of a known name, its value and the unit behind it.
+
+    A bare ``time`` behind another word (total time) is another time.
+    """
     longest = sorted(_columns(), key=len, reverse=True)
+    names = "|".join(re.escape(name).replace("\\ ", "[-_ ]+") for name in longest)
     return re.compile(
-        rf"(?<![\w/])(?<!val )(?<!validation )(?<!test )({'|'.join(map(re.escape, longest))})"
+        rf"(?<![\w/-])(?<!val )(?<!validation )(?<!test )(?!(?<=[a-z] )time\b)({names})"
         r"(?:\s*[:=]\s*|\s+)"
-        r"([-+]?\d+(?:,\d{3}(?!\d))*(?:\.\d+)?(?:[eE][-+]?\d+)?|-?(?:nan|inf)\b)"
-        r"\s*(ms\b|%|)",
+        r"([-+]?\d+(?:,\d{3}(?!\d))*(?:\.\d+)?(?:[eE][-+]?\d+)?(?:[KM](?![a-z/]))?|-?(?:nan|inf)\b)(?![\d:])"
+        r"\s*(ms\b|%|(?:tok(?:en)?s?|samples?|seqs?|sequences?|it)/s|)",
         re.IGNORECASE,
     )

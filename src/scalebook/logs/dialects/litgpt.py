@@ -7,9 +7,9 @@ import re
 from scalebook.logs.dialects.dialect import LineDialect
 from scalebook.logs.numbers import MISSING, integer, number
 
-_RECORD = re.compile(r"\biter (\d+)(?: \||:)? step (\d+)\b")
-_LOSS = re.compile(r"\bloss(?: train)?(?: \([^)]{0,20}\))?:? ?([\d.]+|nan|inf)", re.IGNORECASE)
-_TIME = re.compile(r"iter time: ([\d.]+) ?ms")
+_RECORD = re.compile(r"\biter +(\d+)(?: \||:)? +step +(\d+)\b")
+_LOSS = re.compile(r"\bloss(?: train)?(?: \([^)]{0,20}\))?:? *([\d.]+|nan|inf)", re.IGNORECASE)
+_TIME = re.compile(r"iter time: +([\d.]+) ?ms")
 
 
 class LitGPT(LineDialect):
@@ -20,7 +20,7 @@ class LitGPT(LineDialect):
 
     name = "litgpt"
     markers = ("iter time:",)
-    signature = re.compile(r"\biter \d+(?: \||:)? step \d+\b[^\n]{0,200}iter time: [\d.]+ ?ms")
+    signature = re.compile(r"\biter +\d+(?: \||:)? +step +\d+\b[^\n]{0,200}iter time: +[\d.]+ ?ms")
 
     def __init__(self) -> None:
         super().__init__()

@@ -112,6 +112,7 @@ class MegatronBridge(IterationDialect):
                 if tokens:
                     row["tokens_per_second_per_gpu"] = number(tokens[1])
                 self._alone.append(row)
+                self.out.goes_on()
         return super().line(line)
 
     def finish(self) -> None:

@@ -8,7 +8,7 @@ from scalebook.logs.dialects.dialect import LineDialect
 from scalebook.logs.numbers import columns, integer, names, number
 from scalebook.logs.pairs import bar_seconds, bar_state, pairs
 
-_ROUNDED = re.compile(r"consumed_samples=[\d.]+e")  # tqdm rounds where that is shorter
+_ROUNDED = re.compile(r"(consumed_samples|global_step)=[\d.]+e")  # by tqdm: it is shorter
 _COLUMNS = columns("nemo")
 
 
@@ -70,8 +70,8 @@ class NeMo1(LineDialect):
         if found is None:
             return False
         row = _read(found[0].strip("[]").split(","), "=")
-        if "consumed_samples" in row and _ROUNDED.search(found[0]):
-            row.pop("consumed_samples")
+        for name in _ROUNDED.findall(found[0]):
+            row.pop(_COLUMNS[name][0], None)
         if "seconds" not in row:
             row["seconds"] = bar_seconds(line)
             self.out.job.note("The step time is the smoothed mean of a progress bar.")

@@ -11,7 +11,7 @@ from pathlib import Path
 from scalebook.errors import IngestError, unknown
 from scalebook.logs.dialects.dialect import Dialect, Plain
 from scalebook.logs.job import Job
-from scalebook.logs.source import LONGEST_LINE, Source
+from scalebook.logs.source import LONGEST_LINE, Source, Unwrapped
 
 ENTRIES = (  # module:class
     "tprimat:TPrimat",
@@ -32,6 +32,7 @@ ENTRIES = (  # module:class
     "key_value:Nanochat",
     "key_value:NanoGPT",
     "key_value:Verl",
+    "key_value:Slime",
     "key_value:OLMoCore",
     "nemo:NeMoAutomodel",
     "pytorch:TorchTitan",
@@ -188,8 +189,19 @@ def read(path: Path, dialect: str | type[Dialect] | None = None) -> FileContent:
     Raises:
         IngestError: the file cannot be read, or the dialect that is forced is unknown.
     """
+    found = _read(path, Source(path), dialect)
+    if found.empty and path.stat().st_size <= _LARGEST_PASTE:
+        unwrapped = Unwrapped(path)
+        again = _read(path, unwrapped, dialect or recognise(unwrapped.texts()))
+        return found if again.empty else again
+    return found
+
+
+_LARGEST_PASTE = 1 << 20
+
+
+def _read(path: Path, source: Source, dialect: str | type[Dialect] | None) -> FileContent:
     kind = dialect_of(path, dialect)
-    source = Source(path)
     try:
         jobs = kind().read(source)
     except (ValueError, ArithmeticError, RecursionError) as error:
