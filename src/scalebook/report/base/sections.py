@@ -2,16 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import polars as pl
 
 from scalebook.report.base.frames import ReportData
-from scalebook.report.base.markup import Fragment, Markup, bullets, paragraphs, run_link, run_links
+from scalebook.report.base.markup import (
+    Fragment,
+    Markup,
+    bullets,
+    join,
+    paragraphs,
+    run_link,
+    run_links,
+)
 from scalebook.report.base.naming import WORK, model_title, precision_title, sized
 from scalebook.report.base.quantities import count, number, percent, times
 
 SAME_LOSS = 1e-3  # below this relative difference two losses print alike
+# A loss jumps where one step raises it by more than half of what it had fallen by until then; it
+# must have fallen by a tenth, for a loss that has just begun to fall is noise.
+JUMP, LEAST_FALL = 0.5, 0.1
+MOST_JUMPS = 3  # with their losses
+
+
+@dataclass(frozen=True, slots=True)
+class Jump:
+    """The step that raises the loss of a run most, the loss before and after it, and at the end."""
+
+    step: int
+    before: float
+    after: float
+    last: float
 
 
 def throughput(data: ReportData) -> Fragment:
@@ -146,6 +169,43 @@ def loss_findings(runs: pl.DataFrame) -> Iterator[Markup]:
     ids = runs.filter(pl.col("loss_last").is_null())["run_id"]
     if len(ids):
         yield Markup("No loss was recorded by {}.").format(run_links(ids))
+
+
+def loss_jumps(data: ReportData, run_ids: Sequence[str] | None = None) -> dict[str, Jump]:
+    """Return the largest jump of each loss that jumps, the largest first: of all or some runs."""
+    steps = data.steps.drop_nulls("loss").sort("step")
+    if run_ids is not None:
+        steps = steps.filter(pl.col("run_id").is_in(run_ids))
+    before, first = pl.col("loss").shift().over("run_id"), pl.col("loss").first().over("run_id")
+    known = steps.with_columns(
+        before=before, fall=first - before, rise=pl.col("loss") - before, begin=first,
+        last=pl.col("loss").last().over("run_id"),
+    )  # fmt: skip
+    jumps = known.filter(
+        pl.col("fall") >= LEAST_FALL * pl.col("begin"), pl.col("rise") > JUMP * pl.col("fall")
+    ).sort("rise", descending=True)
+    rows = jumps.unique("run_id", keep="first", maintain_order=True)
+    columns = rows.select("run_id", "step", "before", "loss", "last")
+    return {run_id: Jump(*values) for run_id, *values in columns.iter_rows()}
+
+
+def jump_findings(data: ReportData) -> Iterator[Markup]:
+    """Yield which losses jump, by the rule, those with the largest jump by name."""
+    jumps = loss_jumps(data)
+    if jumps:
+        named = (
+            Markup("{} at step {} ({} to {}, at the end {})").format(
+                run_link(run_id), one.step, *map(number, (one.before, one.after, one.last))
+            )
+            for run_id, one in [*jumps.items()][:MOST_JUMPS]
+        )
+        rest = [*jumps][MOST_JUMPS:]
+        words = (
+            "The loss jumps in {}: one step raises it by more than half of what it had fallen by "
+            "until then. Most in {}"
+        )
+        told = Markup(words).format(count(len(jumps), "run"), join(named))
+        yield told + (Markup("; also in {}.").format(run_links(rest)) if rest else ".")
 
 
 def foot(data: ReportData) -> Markup:

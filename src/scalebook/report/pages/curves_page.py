@@ -12,7 +12,7 @@ from scalebook.report.base.html_tables import status_words
 from scalebook.report.base.markup import Fragment, Markup, bullets, join, paragraphs, run_link
 from scalebook.report.base.naming import model_title, platform_title
 from scalebook.report.base.quantities import count, number, percent, quantity
-from scalebook.report.base.sections import loss_findings
+from scalebook.report.base.sections import jump_findings, loss_findings
 from scalebook.report.charts import Figure, Figures
 from scalebook.report.charts import step_charts as charts
 from scalebook.report.charts.step_charts import MAX_RUNS
@@ -89,10 +89,14 @@ def _models(data: ReportData) -> list[tuple[str, pl.DataFrame]]:
 
 
 def chosen(runs: pl.DataFrame) -> pl.DataFrame:
-    """Return the runs that a chart has room for: the fastest, and some that broke."""
+    """Return the runs that a chart has room for: the fastest of each group, and some that broke."""
     done = pl.col("status") == "completed"
     broken = runs.filter(~done).head(max(MAX_BROKEN, MAX_RUNS - runs.filter(done).height))
-    return pl.concat([runs.filter(done).head(MAX_RUNS - min(broken.height, MAX_RUNS)), broken])
+    room = MAX_RUNS - min(broken.height, MAX_RUNS)
+    place = (
+        pl.int_range(pl.len()).over("group").rank("ordinal")
+    )  # every group's first, then seconds
+    return pl.concat([runs.filter(done).filter(place <= room), broken])
 
 
 def _lines(data: ReportData, runs: pl.DataFrame, field: str) -> Figure | None:
@@ -127,7 +131,8 @@ def findings(data: ReportData) -> Fragment:
     """Return what the curves show: how runs ended, where they are steady, what grows."""
     if data.runs.is_empty():
         return paragraphs("No run could be read, so there is no curve.")
-    parts = (_broken(data), _steady(data), loss_findings(data.completed), _growing(data))
+    losses = (loss_findings(data.completed), jump_findings(data))
+    parts = (*losses, _broken(data), _steady(data), _growing(data))
     return bullets(sentence for part in parts for sentence in part)
 
 
