@@ -17,7 +17,14 @@ from scalebook.report.base.markup import (
     run_link,
     run_links,
 )
-from scalebook.report.base.naming import WORK, model_title, precision_title, sized
+from scalebook.report.base.naming import (
+    WORK,
+    convention_title,
+    model_title,
+    precision_title,
+    sized,
+    typed,
+)
 from scalebook.report.base.quantities import count, number, percent, times
 
 SAME_LOSS = 1e-3  # below this relative difference two losses print alike
@@ -100,15 +107,15 @@ def _best_mfu(runs: pl.DataFrame) -> Markup:
     best = runs.sort("mfu", descending=True, nulls_last=True).row(0, named=True)
     split = sized(best)
     return Markup(
-        "The highest MFU is {}, by {} {} ({}): {} TFLOP/s of model work per GPU by "
-        "<code>{}</code>, over {} TFLOP/s, the dense {} peak of {}."
+        "The highest MFU is {}, by {} {} ({}): {} TFLOP/s of model work per GPU by the "
+        "convention {}, over {} TFLOP/s, the dense {} peak of {}."
     ).format(
         percent(best["mfu"]),
         model_title(best["model"]),
         f"on {split}" if split[0].isdigit() else f"with {split}",
         run_link(best["run_id"]),
         number(best["model_tflops_per_second_per_gpu"]),
-        best["flops_convention"],
+        convention_title(best["flops_convention"]),
         number(best["peak_tflops_per_second"], 4),
         precision_title(best["peak_precision"]),
         best["accelerator"],
@@ -120,7 +127,9 @@ def missing_mfu(runs: pl.DataFrame) -> Iterator[Markup]:
     missing = runs.filter(pl.col("mfu").is_null())
     for (reason,), rows in missing.group_by("mfu_reason", maintain_order=True):
         text = str(reason or "no reason recorded").rstrip(".")
-        yield Markup("{} no MFU. {}.").format(count(rows.height, "run has", "runs have"), text)
+        yield Markup("{} no MFU. {}.").format(
+            count(rows.height, "run has", "runs have"), typed(text)
+        )
 
 
 def loss(data: ReportData) -> Fragment:
@@ -215,7 +224,8 @@ def foot(data: ReportData) -> Markup:
         maintain_order=True
     )
     said = [
-        f"MFU: {row[0]} over the dense {precision_title(row[1])} peak, {number(row[2], 4)} TFLOP/s"
+        f"MFU: FLOPs by {convention_title(row[0])} over the dense {precision_title(row[1])} peak, "
+        f"{number(row[2], 4)} TFLOP/s"
         for row in how.head(1).iter_rows()
     ]
     runs = (

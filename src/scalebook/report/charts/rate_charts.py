@@ -12,6 +12,7 @@ import polars as pl
 
 from scalebook.report.base.against import HistoryPoint
 from scalebook.report.base.frames import PROXY, for_charts
+from scalebook.report.base.naming import convention_title
 from scalebook.report.base.quantities import NONE, count, number, percent, quantity
 from scalebook.report.charts.figure import (
     MAX_BARS,
@@ -337,7 +338,9 @@ def published_field(data: pl.DataFrame, convention: str) -> Figure | None:
         base.mark_point(filled=True, size=60, strokeWidth=1)
         .encode(
             y=alt.Y("accelerator:N", sort=order, title=None, axis=alt.Axis(grid=True)),
-            x=alt.X("tflops:Q", title=f"TFLOP/s per GPU by {convention}", axis=TICKS),
+            x=alt.X(
+                "tflops:Q", title=f"TFLOP/s per GPU by {convention_title(convention)}", axis=TICKS
+            ),
             color=alt.Color("family:N", title=None, scale=alt.Scale(domain=list(WIDTHS))),
             shape=by_source(data["source"]),
             size=alt.condition("datum.ours", alt.value(180), alt.value(45)),

@@ -21,6 +21,7 @@ MAX_MODELS = 6  # of which curves are drawn
 MAX_BROKEN = 4  # runs that did not complete, of the MAX_RUNS of a chart
 GROWING = 0.01  # a peak of memory that rises by more after the warm-up is worth a sentence
 _SAID = re.compile(r" \((before the first step|after step \d+ of \d+)\)$")  # in a reason
+STATUS_WORDS = pl.col("status").str.replace_all("_", " ")
 TITLES = {
     "loss": "loss",
     "learning_rate": "learning rate",
@@ -58,7 +59,7 @@ def _rate_bars(runs: pl.DataFrame) -> Figure | None:
 
 def _bars(runs: pl.DataFrame, field: str, title: str, format_: str) -> Figure | None:
     done = pl.col("status") == "completed"
-    ended = pl.format("{}{}", "status", pl.concat_str(pl.lit(": "), "reason").fill_null(""))
+    ended = pl.format("{}{}", STATUS_WORDS, pl.concat_str(pl.lit(": "), "reason").fill_null(""))
     shown = runs.filter(pl.col(field).is_not_null()).select(
         *("run_id", "label", "source"),
         ending=pl.when(done).then(pl.lit(charts.ENDINGS[0])).otherwise(pl.lit(charts.ENDINGS[1])),
@@ -104,7 +105,7 @@ def _lines(data: ReportData, runs: pl.DataFrame, field: str) -> Figure | None:
     with_field = runs.filter(pl.col("run_id").is_in(known.implode()))
     shown = chosen(with_field).head(MAX_RUNS)
     windows = steady_windows(data, shown)
-    steps = shown.select("run_id", "label", "source", "status").join(
+    steps = shown.select("run_id", "label", "source", STATUS_WORDS).join(
         data.steps.select("run_id", "step", "phase", field), on="run_id", maintain_order="left"
     )
     steps = steps.join(windows, on="run_id", how="left", maintain_order="left")

@@ -115,7 +115,7 @@ def _execute(
         failed = build_cache.make(places.menu, places.project / "notebooks", data, cache, stage)
     site_files.write_assets(stage, library.result(), data.runs)
     site_files.write_data(data, stage / "data", cache)
-    write_details(data, stage)
+    write_details(data, stage, cache)
     return failed
 
 
