@@ -67,6 +67,7 @@ _TRACK_CHARACTERS = 88  # of the small text, on the widest track
 _MOST_PERCENT = 106.0  # of the track, with the gap to the right of it
 _NAME_CHARACTERS = 34  # of the heading in bold, in the column of names
 _WIDE = 6.0  # the largest value over the smallest from which an axis is logarithmic
+_MOST_TINT = 45  # percent of the hue in a cell: its text keeps a contrast of 4.5:1
 Group = tuple[str, Sequence[Dot], Mapping[str, float]]  # heading, rows, named lines to draw
 
 
@@ -231,7 +232,7 @@ def legend(drawn: Sequence[Dot], precisions: Mapping[str, str], tints: Mapping[s
         f"{'●' if shape == 'circle' else '◆'} {', '.join(n)}" for shape, n in shapes.items() if n
     ]
     said = {
-        "band: 95 %": any(one.low is not None and not one.predicted for one in drawn),
+        "line: 95 %": any(one.low is not None and not one.predicted for one in drawn),
         "hollow: few steps": any(one.hollow for one in drawn),
         "dashed: predicted": any(one.predicted for one in drawn),
         "%: MFU": any("%" in one.note for one in drawn),
@@ -293,9 +294,8 @@ def _cell(value: tuple[float | None, str] | None) -> Markup:
     share, text = value
     if share is None:
         return Markup('<td class="out">{}</td>').format(text)
-    weight = round(100 * max(0.0, min(1.0, share)))
-    strong = " strong" if weight > 55 else ""
-    return Markup('<td class="heat{}" style="--w:{}%">{}</td>').format(strong, weight, text)
+    weight = round(_MOST_TINT * max(0.0, min(1.0, share)))
+    return Markup('<td class="heat" style="--w:{}%">{}</td>').format(weight, text)
 
 
 def timeline(parts: Sequence[tuple[str, float]]) -> Markup:
