@@ -75,7 +75,7 @@ report: $(VENV)/.report  ## Build the report from RUNS (no GPU, no torch; ONE_FI
 open: $(VENV)/.report  ## Open the report in a browser
 	$(SCALEBOOK) open
 
-demo: $(VENV)/.report  ## Build the report from the committed example runs
+demo: $(VENV)/.report  ## Build the report from the committed example runs, in reports/_demo
 	$(SCALEBOOK) demo --renderer $(call q,$(RENDERER)) $(if $(ONE_FILE),--one-file) $(ARGS)
 
 tune: $(READY)  ## Find the fastest layout of MODEL on GPUS in BUDGET seconds, then build the report
@@ -159,4 +159,4 @@ lock: $(VENV)/.test $(VENV)/.lab  ## Write the installed versions to requirement
 	$(PY) tests/tools/lock_hashes.py requirements.lock > requirements.sha256
 
 clean:  ## Remove the report and caches; never touches runs/
-	rm -rf reports/_site reports/_pages reports/.cache reports/.quarto .pytest_cache .ruff_cache .hypothesis
+	rm -rf reports/_site reports/_demo reports/.cache reports/.quarto .pytest_cache .ruff_cache .hypothesis

@@ -118,6 +118,7 @@ _ROWS = (
     _row("virtual_pipeline_parallel_size", "layout", _TIME, 1, named="layout", short="VP",
          help="model chunks per stage (interleaved schedule)", metavar="CHUNKS"),
     _row("last_pipeline_stage_layers", "layout", _TIME, 0, named="off default",
+         words="layers in the last stage", counted=True,
          help="layers of the last stage; 0: as many as in the others", metavar="LAYERS"),
     _row("context_parallel_size", "layout", _TIME, 1, named="layout", short="CP",
          help="GPUs that share each sequence", metavar="GPUS"),
@@ -144,7 +145,7 @@ _ROWS = (
          words="gradients in", help="number format in which gradients are summed"),
     _row("expert_balance", "kernel", _ALL, ExpertBalance, named="off default",
          words="experts' balance", help="how tokens are assigned to experts"),
-    _row("recompute", "kernel", _TIME, Recompute, named="off default",
+    _row("recompute", "kernel", _TIME, Recompute, named="off default", words="recomputation",
          help="activations that the backward pass recomputes"),
     _row("recompute_layers", "kernel", _TIME, 0, named="off default", words="layers recomputed",
          counted=True, help="first layers of each pipeline stage (or its chunks) that full "

@@ -67,7 +67,7 @@ def test_a_function_of_a_users_file_is_a_column_of_the_list_the_data_and_the_wor
 
 def test_the_page_of_a_run_shows_registered_metrics_with_their_units(project: Path) -> None:
     name(project, metric("longest_step", "return 1.25"))
-    write_details(load("runs"), project / "site")
+    write_details(load("runs"), project / "site", project / "cache")
     text = (project / "site/data/run/0.js").read_text().partition("\n")[2]
     for row in json.loads(text.rstrip(";\n")):
         results = dict(row["results"])

@@ -23,6 +23,7 @@ from simulated import config, write_run, write_sample
 from test_tables import Tags
 
 from scalebook.cli import main
+from scalebook.cli.terminal import site_folder
 from scalebook.errors import ReportError
 from scalebook.facts import catalog
 from scalebook.report import PAGES, Places, build, check
@@ -239,13 +240,21 @@ def test_a_folder_that_is_no_report_is_never_replaced(tmp_path: Path, root: Path
     assert (tmp_path / "mine" / "thesis.txt").exists()
 
 
-def test_a_folder_beside_the_site_that_is_not_ours_stays(tmp_path: Path, root: Path) -> None:
+def test_nothing_is_written_beside_the_folder_that_the_user_named(
+    tmp_path: Path, root: Path
+) -> None:
     runs = write_run(tmp_path / "runs", "a", config()).parent
-    (tmp_path / "_pages").mkdir()
-    (tmp_path / "_pages" / "mine.txt").write_text("keep me")
-    with pytest.raises(ReportError, match="_pages is not a report of Scalebook"):
-        build(Places(runs, tmp_path / "site", root), "preview", print)
-    assert (tmp_path / "_pages" / "mine.txt").exists()
+    index = build(Places(runs, tmp_path / "new" / "site", root), "preview", print)
+    assert index.is_file()
+    assert {path.name for path in tmp_path.iterdir()} == {"runs", "new"}
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["site"]
+
+
+def test_the_demo_has_a_folder_of_its_own(root: Path) -> None:
+    assert site_folder("", demo=True) == root / "reports" / "_demo"
+    assert site_folder("") == root / "reports" / "_site"
+    ignored = (root / ".gitignore").read_text().splitlines()
+    assert {"/reports/_demo/", "/reports/_site/"} <= set(ignored)
 
 
 def test_an_unwritable_place_is_one_line_and_exit_2(
@@ -407,7 +416,9 @@ def test_quarto_gets_pages_as_printed_html_and_its_failure_is_one_line(
     with pytest.raises(ReportError, match=r"quarto failed \(exit 3\): ERROR: no pandoc here"):
         build(Places(runs, tmp_path / "site", root), "quarto", print)
     for page in PAGES:
-        assert_quarto_can_render((tmp_path / "_pages" / f"{page.slug}.ipynb").read_text())
+        assert_quarto_can_render(
+            (Places(runs, tmp_path / "site", root).pages / f"{page.slug}.ipynb").read_text()
+        )
     fake.write_text("#!/bin/sh\nexit 0\n")
     with pytest.raises(ReportError, match=r"quarto did not write index\.html\. Install it"):
         build(Places(runs, tmp_path / "site", root), "quarto", print)

@@ -82,7 +82,7 @@ def build_report(options: argparse.Namespace) -> int:
         from scalebook.report.merged import merge
     except ModuleNotFoundError as error:
         raise LaunchError(not_installed(error.name, "report")) from error
-    site = site_folder(options.output)
+    site = site_folder(options.output, demo=options.demo)
     runs = root / "runs" / "examples" if options.demo else project.runs_folder(options.runs)
     try:
         with tempfile.TemporaryDirectory(prefix="scalebook-") as place:

@@ -192,8 +192,9 @@ def open_report(options: argparse.Namespace) -> int:
     """Serve the site on this machine only until interrupted, and show it in the browser."""
     import webbrowser
 
-    site = site_folder(options.output)
+    own, demo = site_folder(options.output), site_folder(options.output, demo=True)
+    site = own if (own / "index.html").is_file() else demo
     if not (site / "index.html").is_file():
-        raise ReportError(f"There is no report in {site}. Build it with 'make report'.")
+        raise ReportError(f"There is no report in {own}. Build it with 'make report'.")
     server = site_server(site, options.port)
     return serve_until_interrupted(server, str if options.no_browser else webbrowser.open)

@@ -7,7 +7,6 @@ import gc
 import os
 import textwrap
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -222,18 +221,14 @@ def _with_others(
     The sum is None where there is nothing to compare with.
     """
     from scalebook import predict
-    from scalebook.measure.diagnosis import with_fitted
     from scalebook.project import runs_folder
 
     rate = predict.known_rate(run)
     if isinstance(rate, str):
         return found, None
     rates, probes, _ = predict.evidence(runs_folder(folder))
-    if found.waterfall is not None:
-        made = predict.predictor(rate.config.platform, rates, probes)
-        shares = predict.fitted_shares(rate, made)
-        found = replace(found, waterfall=with_fitted(found.waterfall, shares))
-    return found, predict.slower_than_parts(rate, rates, probes)
+    made = predict.predictor(rate.config.platform, rates, probes)
+    return predict.filled(found, rate, made), predict.slower_than_parts(rate, rates, probes)
 
 
 def _against_parts(parts: dict[str, Any]) -> str:

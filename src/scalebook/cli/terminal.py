@@ -183,13 +183,14 @@ def add_start_spread(parser: Flags) -> None:
 
 def add_output(parser: argparse.ArgumentParser) -> None:
     """Add ``--output``, the folder of a site."""
-    text = "folder of the site (default: reports/_site)"
+    text = "folder of the site (default: reports/_site; of the example runs: reports/_demo)"
     parser.add_argument("--output", default="", metavar="DIR", help=text)
 
 
-def site_folder(output: str) -> Path:
+def site_folder(output: str, *, demo: bool = False) -> Path:
     """Return the folder of the site that ``--output`` names, that of the project without it."""
-    return Path(output) if output else project.required_root() / "reports" / "_site"
+    name = "_demo" if demo else "_site"
+    return Path(output) if output else project.required_root() / "reports" / name
 
 
 def add_port(parser: Flags) -> None:

@@ -7,12 +7,14 @@ one configuration, ``search.layouts`` ranks all legal ones. The README shows how
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from scalebook.config import RunConfig
+from scalebook.measure.diagnosis import Diagnosis, with_fitted
 from scalebook.measure.probes import Probe, read_probes
 from scalebook.predict.known import KnownRate, known_rate, known_rates
 from scalebook.predict.model import (
@@ -26,8 +28,8 @@ from scalebook.predict.model import (
 from scalebook.project import root, short
 
 __all__ = [
-    "Basis", "KnownRate", "Prediction", "Predictor", "evidence", "fitted_shares", "known_rate",
-    "load", "predictor", "run_seconds", "slower_than_parts",
+    "Basis", "KnownRate", "Prediction", "Predictor", "evidence", "filled", "fitted_shares",
+    "known_rate", "load", "predictor", "run_seconds", "slower_than_parts",
 ]  # fmt: skip
 
 
@@ -45,6 +47,16 @@ def evidence(runs: Path) -> tuple[tuple[KnownRate, ...], tuple[Probe, ...], int]
     rates, without = known_rates(places)
     probes = tuple(probe for place in places for probe in read_probes(place)[0])
     return rates, probes, without
+
+
+def filled(found: Diagnosis, rate: KnownRate | None, made: Predictor) -> Diagnosis:
+    """Return a diagnosis in which the parts that its run did not measure stand at fitted rates.
+
+    The command, the tables and the page of a run all show these, so they show the same numbers.
+    """
+    if rate is None or found.waterfall is None:
+        return found
+    return replace(found, waterfall=with_fitted(found.waterfall, fitted_shares(rate, made)))
 
 
 def load(platform: str, runs: Path, *, network_gbps: float | None = None) -> Predictor:

@@ -23,10 +23,12 @@ from scalebook.report.base.markup import (
     script_json,
 )
 from scalebook.report.base.naming import (
+    convention_title,
     model_title,
     platform_title,
     precision_title,
     sequence_words,
+    setting_words,
     split_name,
 )
 from scalebook.report.base.quantities import NONE, duration, number, percent
@@ -220,7 +222,9 @@ RAN = Column(
 MODEL, PLATFORM, STRATEGY = (
     Column("model", "Model", lambda row: _narrow(model_title(row.get("model"))), numeric=False),
     Column("platform", "Platform", lambda row: platform_title(row.get("platform")), numeric=False),
-    text("strategy", "Strategy"),
+    Column(
+        "strategy", "Strategy", lambda row: setting_words(row["strategy"] or NONE), numeric=False
+    ),
 )
 PRECISION = Column(
     "precision",
@@ -276,7 +280,7 @@ def all_runs(runs: pl.DataFrame) -> Fragment:
         *(TOKENS_EACH, MFU, TOKENS, STEP, MEMORY, TFLOPS, LOSS),
         plain("micro_batch_size", "Micro batch"),
         plain("global_batch_size", "Global batch"),
-        *(text("recompute", "Recompute"), STRATEGY),
+        *(text("recompute", "Recomputation"), STRATEGY),
         plain("measured_steps", "Steps", hint="steps of the measured window"),
     )
     return table(runs.iter_rows(named=True), columns, "runs", anchors=True)
@@ -290,7 +294,12 @@ def utilisation(runs: pl.DataFrame) -> Fragment:
     columns = (
         *(RUN, MODEL, PLATFORM, PRECISION, SEQUENCE, SPLIT, MFU, TFLOPS),
         Column("peak_tflops_per_second", "Dense peak", _peak, "TFLOP/s", hint="of the precision"),
-        text("flops_convention", "Convention"),
+        Column(
+            "flops_convention",
+            "Convention",
+            lambda row: convention_title(row["flops_convention"]),
+            numeric=False,
+        ),
     )
     return table(known.iter_rows(named=True), columns, "mfu")
 

@@ -22,7 +22,7 @@ from scalebook.config import DEFAULTS
 from scalebook.errors import CatalogError
 from scalebook.facts import catalog
 from scalebook.record import RunRecord
-from scalebook.report.base.markup import short_id
+from scalebook.report.base.markup import Markup, join, short_id
 from scalebook.settings import SETTINGS, named
 
 Row = Mapping[str, Any]
@@ -160,13 +160,55 @@ def precision_title(name: str | None) -> str | None:
     return _PRECISION.sub(lambda found: found[0].upper(), name) if name else None
 
 
-TITLES = {"model": model_title, "platform": platform_title, "precision": precision_title}
+TITLES: Mapping[str, Callable[[str], str | None]] = {
+    "model": model_title,
+    "platform": platform_title,
+    "precision": precision_title,
+    "strategy": lambda name: name.replace("_", " "),
+}
+
+
+# What a reader may type: the name of a setting or a fact, with a value or without, or a flag.
+_TYPED = re.compile(
+    r"(?<![\w./-])(?:--[a-z][a-z-]*(?: [a-z]+\d+)?|(?:environment\.)?"
+    r"(?P<name>[a-z][a-z0-9]*(?:_[a-z0-9]+)*)(?:=(?P<value>\w+(?:\.\w+)?))?)(?![\w/(-]|\.[a-z])"
+)
 
 
 def titled(text: str) -> str:
-    """Return a text of another part of the package with its names as their makers write them."""
+    """Return a text of another part of the package with names as readers and makers write them."""
     models = _either(tuple(one.name for one in catalog.models()))
-    return precision_title(models.sub(lambda found: model_title(found[0]), text)) or ""
+    named = models.sub(lambda found: model_title(found[0]), _TYPED.sub(_in_words, text))
+    return precision_title(named) or ""
+
+
+def _in_words(found: re.Match[str]) -> str:
+    name, value = found["name"] or "", found["value"]
+    if name in SETTINGS and value is not None:
+        return _change_in_words(name, int(value) if value.isdigit() else value)
+    words = setting_words(name) + (f" {value}" if value else "")
+    return words if "_" in name else found[0]
+
+
+def typed(text: str) -> Markup:
+    """Return an advice in which what a reader is to type stands as code."""
+    code = Markup("<code>{}</code>")
+    return join((code.format(part) if i % 2 else part for i, part in enumerate(parted(text))), "")
+
+
+def parted(text: str) -> list[str]:
+    """Return the parts of an advice: words and what to type, in turns."""
+    parts, end = list[str](), 0
+    for found in _TYPED.finditer(text):
+        if found["name"] is None or found["value"] or "_" in found["name"]:
+            parts += [text[end : found.start()], found[0]]
+            end = found.end()
+    return [*parts, text[end:]]
+
+
+def convention_title(name: str | None) -> str:
+    """Return a convention of counting FLOPs as readers call it: ``Megatron causal``."""
+    return (name or "unknown").replace("_", " ").capitalize()
 
 
 @cache
@@ -178,6 +220,7 @@ def _either(names: tuple[str, ...]) -> re.Pattern[str]:
 TELLING_VALUES = {  # settings whose value says it all
     ("layer_spec", "transformer_engine"): "Transformer Engine's layers",
     ("layer_spec", "torch"): "torch's layers",
+    **{("recompute", mode): f"{mode} recomputation" for mode in ("full", "pointwise", "selective")},
 }
 OFF = (None, False, "off", "none")
 MOST_CHANGES = 3  # deviations named one by one
@@ -199,10 +242,10 @@ def changes_in_words(
 
 _BRIEF = (  # what a small chart calls a part of a name
     (r"global batch (\d+)", r"batch \1"),
-    (r"recompute (\w+)", r"\1 recompute"),
+    (r"(\w+) recomputation", r"\1 recompute"),
     (r"gradients in (\w+)", r"\1 gradients"),
     (r"(\d+) layers? offloaded", r"offload \1"),
-    (r"last pipeline stage layers (\d+)", r"last stage \1"),
+    (r"(\d+) layers? in the last stage", r"last stage \1"),
 )
 
 
@@ -233,13 +276,23 @@ def apart(names: Sequence[Sequence[str]]) -> list[int]:
 def setting_words(name: str) -> str:
     """Return a setting as readers call it: ``CUDA graph``."""
     row = SETTINGS.get(name)
-    return row.words if row else VERSION_WORDS.get(name, name.replace("_", " "))
+    return (
+        row.words if row else VERSION_WORDS.get(name) or _UNITS.sub(_unit, name.replace("_", " "))
+    )
+
+
+_UNITS = re.compile(r"\b(?:tflops per second|flops|gpus?|cpu|[mh]fu|[gt]b|kwh|pue)\b")
+_UNIT_WORDS = {"tflops per second": "TFLOP/s", "flops": "FLOPs", "gpus": "GPUs", "kwh": "kWh"}
+
+
+def _unit(found: re.Match[str]) -> str:
+    return _UNIT_WORDS.get(found[0], found[0].upper())
 
 
 def fact_words(name: str) -> str:
     """Return a recorded fact as readers call it: ``CPU cores``, or the name of a variable."""
     group, _, own = name.rpartition(".")
-    return own if group == "variables" else setting_words(own).replace("cpu ", "CPU ")
+    return own if group == "variables" else setting_words(own)
 
 
 def _change_in_words(name: str, value: Any) -> str:

@@ -2,16 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import polars as pl
 
 from scalebook.report.base.frames import ReportData
-from scalebook.report.base.markup import Fragment, Markup, bullets, paragraphs, run_link, run_links
-from scalebook.report.base.naming import WORK, model_title, precision_title, sized
+from scalebook.report.base.markup import (
+    Fragment,
+    Markup,
+    bullets,
+    join,
+    paragraphs,
+    run_link,
+    run_links,
+)
+from scalebook.report.base.naming import (
+    WORK,
+    convention_title,
+    model_title,
+    precision_title,
+    sized,
+    typed,
+)
 from scalebook.report.base.quantities import count, number, percent, times
 
 SAME_LOSS = 1e-3  # below this relative difference two losses print alike
+# A loss jumps where one step raises it by more than half of what it had fallen by until then; it
+# must have fallen by a tenth, for a loss that has just begun to fall is noise.
+JUMP, LEAST_FALL = 0.5, 0.1
+MOST_JUMPS = 3  # with their losses
+
+
+@dataclass(frozen=True, slots=True)
+class Jump:
+    """The step that raises the loss of a run most, the loss before and after it, and at the end."""
+
+    step: int
+    before: float
+    after: float
+    last: float
 
 
 def throughput(data: ReportData) -> Fragment:
@@ -77,15 +107,15 @@ def _best_mfu(runs: pl.DataFrame) -> Markup:
     best = runs.sort("mfu", descending=True, nulls_last=True).row(0, named=True)
     split = sized(best)
     return Markup(
-        "The highest MFU is {}, by {} {} ({}): {} TFLOP/s of model work per GPU by "
-        "<code>{}</code>, over {} TFLOP/s, the dense {} peak of {}."
+        "The highest MFU is {}, by {} {} ({}): {} TFLOP/s of model work per GPU by the "
+        "convention {}, over {} TFLOP/s, the dense {} peak of {}."
     ).format(
         percent(best["mfu"]),
         model_title(best["model"]),
         f"on {split}" if split[0].isdigit() else f"with {split}",
         run_link(best["run_id"]),
         number(best["model_tflops_per_second_per_gpu"]),
-        best["flops_convention"],
+        convention_title(best["flops_convention"]),
         number(best["peak_tflops_per_second"], 4),
         precision_title(best["peak_precision"]),
         best["accelerator"],
@@ -97,7 +127,9 @@ def missing_mfu(runs: pl.DataFrame) -> Iterator[Markup]:
     missing = runs.filter(pl.col("mfu").is_null())
     for (reason,), rows in missing.group_by("mfu_reason", maintain_order=True):
         text = str(reason or "no reason recorded").rstrip(".")
-        yield Markup("{} no MFU. {}.").format(count(rows.height, "run has", "runs have"), text)
+        yield Markup("{} no MFU. {}.").format(
+            count(rows.height, "run has", "runs have"), typed(text)
+        )
 
 
 def loss(data: ReportData) -> Fragment:
@@ -148,6 +180,43 @@ def loss_findings(runs: pl.DataFrame) -> Iterator[Markup]:
         yield Markup("No loss was recorded by {}.").format(run_links(ids))
 
 
+def loss_jumps(data: ReportData, run_ids: Sequence[str] | None = None) -> dict[str, Jump]:
+    """Return the largest jump of each loss that jumps, the largest first: of all or some runs."""
+    steps = data.steps.drop_nulls("loss").sort("step")
+    if run_ids is not None:
+        steps = steps.filter(pl.col("run_id").is_in(run_ids))
+    before, first = pl.col("loss").shift().over("run_id"), pl.col("loss").first().over("run_id")
+    known = steps.with_columns(
+        before=before, fall=first - before, rise=pl.col("loss") - before, begin=first,
+        last=pl.col("loss").last().over("run_id"),
+    )  # fmt: skip
+    jumps = known.filter(
+        pl.col("fall") >= LEAST_FALL * pl.col("begin"), pl.col("rise") > JUMP * pl.col("fall")
+    ).sort("rise", descending=True)
+    rows = jumps.unique("run_id", keep="first", maintain_order=True)
+    columns = rows.select("run_id", "step", "before", "loss", "last")
+    return {run_id: Jump(*values) for run_id, *values in columns.iter_rows()}
+
+
+def jump_findings(data: ReportData) -> Iterator[Markup]:
+    """Yield which losses jump, by the rule, those with the largest jump by name."""
+    jumps = loss_jumps(data)
+    if jumps:
+        named = (
+            Markup("{} at step {} ({} to {}, at the end {})").format(
+                run_link(run_id), one.step, *map(number, (one.before, one.after, one.last))
+            )
+            for run_id, one in [*jumps.items()][:MOST_JUMPS]
+        )
+        rest = [*jumps][MOST_JUMPS:]
+        words = (
+            "The loss jumps in {}: one step raises it by more than half of what it had fallen by "
+            "until then. Most in {}"
+        )
+        told = Markup(words).format(count(len(jumps), "run"), join(named))
+        yield told + (Markup("; also in {}.").format(run_links(rest)) if rest else ".")
+
+
 def foot(data: ReportData) -> Markup:
     """Return in one line how many runs there are, how MFU is counted, and where all data is."""
     known = data.completed.drop_nulls("mfu")
@@ -155,7 +224,8 @@ def foot(data: ReportData) -> Markup:
         maintain_order=True
     )
     said = [
-        f"MFU: {row[0]} over the dense {precision_title(row[1])} peak, {number(row[2], 4)} TFLOP/s"
+        f"MFU: FLOPs by {convention_title(row[0])} over the dense {precision_title(row[1])} peak, "
+        f"{number(row[2], 4)} TFLOP/s"
         for row in how.head(1).iter_rows()
     ]
     runs = (

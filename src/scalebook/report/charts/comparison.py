@@ -8,6 +8,7 @@ import polars as pl
 from scalebook.report.base.quantities import count, percent
 from scalebook.report.charts.figure import Figure, by_source, names, rows
 from scalebook.report.charts.rate_charts import whiskers
+from scalebook.report.charts.theme import GREY, PALETTE
 
 ROW_HEIGHT = 28
 MAX_ROWS = 24
@@ -20,7 +21,7 @@ RATIO_SCHEMA: dict[str, type[pl.DataType]] = {
 }
 # the same hue means the same verdict in every chart; grey is no verdict
 WORDS = ("faster", "cannot tell", "slower")
-COLOURS = alt.Scale(domain=list(WORDS), range=["#00806a", "#808891", "#c04e00"])
+COLOURS = alt.Scale(domain=list(WORDS), range=[PALETTE["light"][2], GREY, PALETTE["light"][1]])
 BAR_SCHEMA: dict[str, type[pl.DataType]] = {
     # step: which configuration: optimised, baseline, or one switch changed
     **dict.fromkeys(("label", "run_id", "source", "step"), pl.String),

@@ -47,6 +47,7 @@ class Dot:
     hollow: bool = False
     predicted: bool = False
     run_id: str = ""
+    target: str = ""  # the named line that the value is to be held against
 
     @property
     def kind(self) -> str:
@@ -63,8 +64,10 @@ class Dot:
 
 _NAMED = Markup('<span class="{}" style="left:{:.2f}%">{}</span>')
 _TRACK_CHARACTERS = 88  # of the small text, on the widest track
-_HEADING_PERCENT = 45.0  # of the axis, which a heading may reach into
+_MOST_PERCENT = 106.0  # of the track, with the gap to the right of it
+_NAME_CHARACTERS = 34  # of the heading in bold, in the column of names
 _WIDE = 6.0  # the largest value over the smallest from which an axis is logarithmic
+_MOST_TINT = 45  # percent of the hue in a cell: its text keeps a contrast of 4.5:1
 Group = tuple[str, Sequence[Dot], Mapping[str, float]]  # heading, rows, named lines to draw
 
 
@@ -143,21 +146,41 @@ def dots(
 
 def _group(group: Group, place: _Place) -> Markup:
     heading, marks, lines = group
-    drawn = join((_LINE.format(place(value)) for value in lines.values()), "")
-    rows = Markup("").join(_mark(mark, place, drawn) for mark in marks)
-    # two names would meet in the middle: the first ends at its line, the last begins there
-    inner = [""] * (len(lines) - 2)
-    sides = ["before", *inner, "after"] if len(lines) > 1 else [""]
-    if lines and min(map(place, lines.values())) < _HEADING_PERCENT:
-        # a name at its line would cover the heading: all names stand at the end of the track
-        words = " · ".join(f"{name} {value:,.0f}" for name, value in lines.items())
-        said = Markup('<span class="end">{}</span>').format(words)
-        return _headed(heading, said, rows)
-    said = Markup("").join(
-        _NAMED.format(side, place(value), f"{name} {value:,.0f}")
-        for side, (name, value) in zip(sides, lines.items(), strict=False)
+    held = [mark.target for mark in marks]
+    # a line ends at the last row that is held against it, so that it crosses no other
+    ends = {
+        name: max((i for i, one in enumerate(held) if one == name), default=-1) for name in lines
+    }
+    rows = Markup("").join(
+        _mark(mark, place, [at for name, at in lines.items() if i <= ends[name] or not any(held)])
+        for i, mark in enumerate(marks)
     )
-    return _headed(heading, said, rows)
+    return _headed(heading, _line_names(heading, lines, place), rows)
+
+
+def _line_names(heading: str, lines: Mapping[str, float], place: _Place) -> Markup:
+    """Return the name of each line next to it: the last to the right, any before it to the left.
+
+    Where that covers the heading or leaves the track, all stand together at the last line.
+    """
+    named = [
+        (place(at), f"{name} {at:,.0f}") for name, at in sorted(lines.items(), key=lambda i: i[1])
+    ]
+    if not named:
+        return Markup("")
+    *others, (last, text) = named
+    reach = 100 * max(0, len(heading) - _NAME_CHARACTERS) / _TRACK_CHARACTERS
+    side = "after" if last + _share(text) <= _MOST_PERCENT else "before"
+    if len(others) > (side == "after") or any(at - _share(words) < reach for at, words in others):
+        others, text = [], " · ".join(words for _, words in named)
+        side = "after" if last + _share(text) <= _MOST_PERCENT else "before"
+    places = [*(("before", at, words) for at, words in others), (side, last, text)]
+    return join((_NAMED.format(*one) for one in places), "")
+
+
+def _share(text: str) -> float:
+    """Return how much of a track a small text takes, in percent."""
+    return 100 * len(text) / _TRACK_CHARACTERS
 
 
 def _headed(heading: str, said: Markup, rows: Markup) -> Markup:
@@ -168,20 +191,21 @@ def _headed(heading: str, said: Markup, rows: Markup) -> Markup:
     )
 
 
-def _mark(mark: Dot, place: _Place, lines: Markup) -> Markup:
+def _mark(mark: Dot, place: _Place, lines: Sequence[float]) -> Markup:
+    drawn = join((_LINE.format(place(at)) for at in lines), "")
     band, end = _band(mark, place), max(place(mark.value), place(mark.high or mark.value))
     return _MARK.format(
-        name=mark.name, lines=lines, band=band, kind=mark.kind, place=place(mark.value), end=end,
+        name=mark.name, lines=drawn, band=band, kind=mark.kind, place=place(mark.value), end=end,
         text=mark.words, note=_fitting(mark, end),
     )  # fmt: skip
 
 
 def _fitting(mark: Dot, end: float) -> str:
-    """Return the first parts of a note, as many as fit next to the mark; the first always."""
+    """Return the parts of a note that fit next to the mark: a share gives way to what it is of."""
     room = _TRACK_CHARACTERS * (100 - end) / 100 - len(Markup(mark.text).striptags())
     parts = mark.note.split(" · ")
     while len(parts) > 1 and len(" · ".join(parts)) > room:
-        parts.pop()
+        parts.pop(0 if "%" in parts[0] else -1)
     return " · ".join(parts)
 
 
@@ -208,7 +232,7 @@ def legend(drawn: Sequence[Dot], precisions: Mapping[str, str], tints: Mapping[s
         f"{'●' if shape == 'circle' else '◆'} {', '.join(n)}" for shape, n in shapes.items() if n
     ]
     said = {
-        "band: 95 %": any(one.low is not None and not one.predicted for one in drawn),
+        "line: 95 %": any(one.low is not None and not one.predicted for one in drawn),
         "hollow: few steps": any(one.hollow for one in drawn),
         "dashed: predicted": any(one.predicted for one in drawn),
         "%: MFU": any("%" in one.note for one in drawn),
@@ -270,9 +294,8 @@ def _cell(value: tuple[float | None, str] | None) -> Markup:
     share, text = value
     if share is None:
         return Markup('<td class="out">{}</td>').format(text)
-    weight = round(100 * max(0.0, min(1.0, share)))
-    strong = " strong" if weight > 55 else ""
-    return Markup('<td class="heat{}" style="--w:{}%">{}</td>').format(strong, weight, text)
+    weight = round(_MOST_TINT * max(0.0, min(1.0, share)))
+    return Markup('<td class="heat" style="--w:{}%">{}</td>').format(weight, text)
 
 
 def timeline(parts: Sequence[tuple[str, float]]) -> Markup:

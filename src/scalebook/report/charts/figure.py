@@ -14,7 +14,7 @@ from altair.utils import schemapi
 
 from scalebook.report.base.frames import for_charts
 from scalebook.report.base.markup import Markup, folded, join, raw_block, script_json
-from scalebook.report.charts.theme import config
+from scalebook.report.charts.theme import GREY, config
 
 SHAPES = {
     "measured": "circle",
@@ -23,7 +23,7 @@ SHAPES = {
     "published": "triangle-up",
     "inferred": "triangle-down",
 }
-MAX_BARS = 24  # of one chart: the table has them all
+MAX_BARS = 20  # of one chart: the table has them all
 MOST_NAMED = 3  # of the folded charts
 MOST_OPEN = 1  # charts of one figure that are open before the reader asks for the others
 ALWAYS = ("run_id", "source", "platform", "model", "strategy")  # what a page is filtered by
@@ -148,7 +148,7 @@ def by_source(sources: Iterable[str]) -> alt.Shape:
     present = set(sources)
     shapes = {name: shape for name, shape in SHAPES.items() if name in present}
     scale = alt.Scale(domain=list(shapes), range=list(shapes.values()))
-    grey = alt.Legend(symbolFillColor="gray", symbolStrokeColor="gray")
+    grey = alt.Legend(symbolFillColor=GREY, symbolStrokeColor=GREY)
     legend = None if present <= {"measured"} else grey
     return alt.Shape("source:N", title=None, legend=legend, scale=scale)
 

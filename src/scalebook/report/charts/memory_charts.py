@@ -21,6 +21,7 @@ from scalebook.report.charts.figure import (
     names,
     rows,
 )
+from scalebook.report.charts.theme import GREY, PALETTE
 
 ROW_HEIGHT = 30
 PART_NAMES = ("parameters", "gradients", "optimizer", "activations", "logits", "gathered")
@@ -37,7 +38,7 @@ PARTS: dict[str, type[pl.DataType]] = {
 # Two runs of one place in a map may disagree; so there are four verdicts.
 VERDICTS = ("fits", "out of memory", "both", "cannot tell")
 KINDS = ("shown by a run", "inferred", "predicted")
-SOLID = (0.9, 0.25, 0.0)  # how solid the place of each kind is
+SOLID = (1.0, 0.25, 0.0)  # how solid the place of each kind is
 MAP: dict[str, type[pl.DataType]] = {
     **dict.fromkeys(("row", "micro", "verdict", "kind", "shown", "run_ids", "reason"), pl.String),
     **dict.fromkeys(("recompute", "evidence"), pl.String),
@@ -63,7 +64,7 @@ def predicted_against_measured(compared: pl.DataFrame) -> Figure | None:
     scale = alt.Scale(domain=[0.9 * min(values), 1.06 * max(values)], nice=False, zero=False)
     ends = [{"gib": 0.9 * min(values)}, {"gib": 1.06 * max(values)}]
     line = alt.Chart(alt.Data(values=ends)).mark_line(
-        strokeDash=[5, 4], strokeWidth=1.5, color="gray"
+        strokeDash=[5, 4], strokeWidth=1.5, color=GREY
     )
     several = compared["platform"].n_unique() > 1
     base = alt.Chart(rows(compared)).encode(
@@ -118,7 +119,7 @@ def speed_against_memory(runs: pl.DataFrame, frontier: Sequence[str]) -> Figure 
     )
     best = base.transform_filter("datum.best")
     chart = (
-        best.mark_line(interpolate="step-after", strokeDash=[5, 4], color="gray")
+        best.mark_line(interpolate="step-after", strokeDash=[5, 4], color=GREY)
         + base.transform_filter("!datum.best").mark_point(filled=False, size=80, strokeWidth=1.5)
         + best.mark_point(filled=True, size=100, opacity=0.9)
     ).properties(width="container", height=260)
@@ -216,12 +217,14 @@ def feasibility_map(cells: pl.DataFrame, frontier: pl.DataFrame) -> Figure:
             title=None,
             scale=alt.Scale(domain=list(KINDS), range=list(SOLID)),
             legend=alt.Legend(
-                symbolType="square", symbolFillColor="gray", symbolStrokeColor="gray"
+                symbolType="square", symbolFillColor=GREY, symbolStrokeColor=GREY
             ),
         ),
         tooltip=_MAP_TOOLTIP,
     )  # fmt: skip
-    solid = base.transform_filter(f"datum.kind == '{KINDS[0]}'").mark_text(color="white")
+    solid = base.transform_filter(f"datum.kind == '{KINDS[0]}'").mark_text(
+        style="on-bar", fontSize=12
+    )
     pale = base.transform_filter(f"datum.kind != '{KINDS[0]}'").mark_text()
     edge = (
         alt.Chart(rows(frontier))
@@ -252,7 +255,9 @@ _MAP_TOOLTIP = [
 
 def _verdict(channel: str) -> Any:
     """Return colour by verdict: blue, orange, violet, grey of the theme's own hues."""
-    scale = alt.Scale(domain=list(VERDICTS), range=["#0072b2", "#c04e00", "#a3478c", "#77818f"])
+    scale = alt.Scale(
+        domain=list(VERDICTS), range=[PALETTE["light"][place] for place in (0, 1, 3, 6)]
+    )
     if channel == "stroke":
         return alt.Stroke("verdict:N", title=None, scale=scale)
     return alt.Color("verdict:N", title=None, scale=scale)

@@ -25,7 +25,7 @@ def errors(data: pl.DataFrame, families: Sequence[str]) -> Figure | None:
     order = sorted(families)
     scale = alt.Scale(nice=True)
     base = alt.Chart(rows(data)).encode(y=alt.Y("family:N", sort=order, title=None))
-    points = base.mark_point(filled=True, size=55, opacity=0.75).encode(
+    points = base.mark_point(filled=True, size=55).encode(
         x=alt.X(
             "error:Q",
             title="predicted over measured step time, minus 1",
@@ -66,7 +66,7 @@ def rates(data: pl.DataFrame, known: int) -> Figure | None:
         tooltip=tooltip,
     )
     chart = alt.layer(
-        base.mark_rule(opacity=0.6, strokeWidth=1.5).encode(x=x("low"), x2="high_share:Q"),
+        base.mark_rule(strokeWidth=1.5).encode(x=x("low"), x2="high_share:Q"),
         base.mark_point(filled=False, size=80, strokeWidth=1.8).encode(x=x("predicted")),
         base.mark_point(filled=True, size=55, opacity=1).encode(x=x("measured")),
     )
@@ -105,4 +105,4 @@ def parts(data: pl.DataFrame, order: Sequence[str]) -> Figure | None:
 def _rule(field: str, value: float) -> alt.Chart:
     """Return a line where prediction and measurement are equal."""
     data = rows(pl.DataFrame({field: [value]}))
-    return alt.Chart(data).mark_rule(strokeDash=[4, 3], opacity=0.7).encode(x=f"{field}:Q")
+    return alt.Chart(data).mark_rule(strokeDash=[4, 3]).encode(x=f"{field}:Q")

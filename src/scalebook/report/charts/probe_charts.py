@@ -56,9 +56,7 @@ def products(rows: tuple[Matmul, ...], peaks: Mapping[str, float]) -> Figure | N
         alt.Tooltip("rate:Q", title=f"median {TFLOPS}", format=",.4~g"),
         alt.Tooltip("best:Q", title=f"best {TFLOPS}", format=",.4~g"),
     ]
-    chart: Any = base.mark_line(opacity=0.6) + base.mark_point(filled=True, size=70).encode(
-        tooltip=tooltip
-    )
+    chart: Any = base.mark_line() + base.mark_point(filled=True, size=70).encode(tooltip=tooltip)
     known = {
         name: peaks[name] for name in dict.fromkeys(r.precision for r in rows) if name in peaks
     }
@@ -130,9 +128,7 @@ def bus(rows: tuple[Collective, ...]) -> Figure | None:
         alt.Tooltip("rate:Q", title="GB/s bus", format=",.4~g"),
         alt.Tooltip("milliseconds:Q", title="ms", format=",.4~g"),
     ]
-    chart: Any = base.mark_line(opacity=0.6) + base.mark_point(filled=True, size=70).encode(
-        tooltip=tooltip
-    )
+    chart: Any = base.mark_line() + base.mark_point(filled=True, size=70).encode(tooltip=tooltip)
     fastest = max(rows, key=lambda row: row.bus_gb_per_second)
     text = (
         f"Bus rate of {count(len({row.operation for row in rows}), 'collective')} by size; the "

@@ -12,6 +12,7 @@ import polars as pl
 
 from scalebook.report.base.against import HistoryPoint
 from scalebook.report.base.frames import PROXY, for_charts
+from scalebook.report.base.naming import convention_title
 from scalebook.report.base.quantities import NONE, count, number, percent, quantity
 from scalebook.report.charts.figure import (
     MAX_BARS,
@@ -23,13 +24,14 @@ from scalebook.report.charts.figure import (
     names,
     rows,
 )
+from scalebook.report.charts.theme import FAINT, GREY
 
 MAX_CHARTS = 12
 FEW_WHOLE = 5  # whole models in a chart that has no room for all
 ROW_HEIGHT = 28
 
 ROOM = 0.2  # of the longest bar: a shorter one is written on nothing
-PALE = 0.55  # opacity of what was not measured here
+PALE = FAINT  # opacity of what was not measured here
 FROM_ZERO = alt.Scale(domainMin=0)
 _FIELDS = (
     "run_id", "label", "name", "model", "platform", "split", "source", "step_seconds_median",
@@ -215,7 +217,7 @@ def panel(best: pl.DataFrame, title: str, format_: str, limit: str = "") -> Figu
     bars = base.mark_bar(cornerRadiusEnd=2).encode(
         x=alt.X("value:Q", title=title, axis=axis, scale=FROM_ZERO),
         color=alt.Color("platform:N", title=None, legend=alt.Legend() if several else None),
-        opacity=alt.condition("datum.source == 'measured'", alt.value(1), alt.value(0.55)),
+        opacity=alt.condition("datum.source == 'measured'", alt.value(1), alt.value(PALE)),
     )
     ticks = base.transform_filter("isValid(datum.limit)").mark_tick(
         thickness=2.5, size=18, style="ink"
@@ -248,9 +250,9 @@ def spread(runs: pl.DataFrame, title: str) -> Figure | None:
     # a box of fewer than five points would draw quartiles that are the points themselves
     many = data.filter(pl.len().over("group") >= 5)
     boxes = alt.Chart(rows(many)).mark_boxplot(
-        extent="min-max", size=16, color="gray", opacity=0.35
+        extent="min-max", size=16, color=GREY, opacity=1, box={"fillOpacity": 0.25, "stroke": GREY}
     )
-    points = base.mark_point(filled=True, size=55, opacity=0.85).encode(
+    points = base.mark_point(filled=True, size=55).encode(
         x=x,
         color=alt.Color("platform:N", title=None, legend=None),
         shape=by_source(data["source"]),
@@ -282,7 +284,7 @@ def energy_bars(runs: pl.DataFrame) -> Figure | None:
         .encode(
             y=names("name", data["name"]),
             x=alt.X("millijoules:Q", title="mJ per token, devices only", axis=TICKS),
-            opacity=alt.condition("datum.source == 'measured'", alt.value(1), alt.value(0.55)),
+            opacity=alt.condition("datum.source == 'measured'", alt.value(1), alt.value(PALE)),
             tooltip=[
                 *_WHICH_RUN,
                 alt.Tooltip("millijoules:Q", title="mJ/token", format=".4~g"),
@@ -337,11 +339,13 @@ def published_field(data: pl.DataFrame, convention: str) -> Figure | None:
         base.mark_point(filled=True, size=60, strokeWidth=1)
         .encode(
             y=alt.Y("accelerator:N", sort=order, title=None, axis=alt.Axis(grid=True)),
-            x=alt.X("tflops:Q", title=f"TFLOP/s per GPU by {convention}", axis=TICKS),
+            x=alt.X(
+                "tflops:Q", title=f"TFLOP/s per GPU by {convention_title(convention)}", axis=TICKS
+            ),
             color=alt.Color("family:N", title=None, scale=alt.Scale(domain=list(WIDTHS))),
             shape=by_source(data["source"]),
             size=alt.condition("datum.ours", alt.value(180), alt.value(45)),
-            opacity=alt.condition("datum.ours", alt.value(1), alt.value(0.5)),
+            opacity=alt.condition("datum.ours", alt.value(1), alt.value(PALE)),
             tooltip=_PUBLISHED_TOOLTIP,
         )
         .add_params(*picks)
@@ -381,7 +385,7 @@ def _chart(points: Sequence[HistoryPoint]) -> Figure:
     y = alt.Y("rate:Q", title="tokens/s of all GPUs", scale=scale, axis=alt.Axis(tickCount=5))
     tips = ["commit:N", "started_at:N", "runs:Q", "rate:Q", "low:Q", "high:Q"]
     base = alt.Chart(rows(data)).encode(x=x)
-    line = base.mark_line(opacity=0.5).encode(y=y)
+    line = base.mark_line().encode(y=y)
     bars = base.mark_rule(strokeWidth=2).encode(y=alt.Y("low:Q", scale=scale), y2="high:Q")
     marks = base.mark_point(filled=True, size=60, opacity=1).encode(y=y, tooltip=tips)
     chart = (line + bars + marks).properties(width="container", height=220)

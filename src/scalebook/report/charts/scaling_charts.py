@@ -13,6 +13,7 @@ import polars as pl
 
 from scalebook.report.base.quantities import count, percent, quantity
 from scalebook.report.charts.figure import Figure, by_source, rows
+from scalebook.report.charts.theme import GREY
 
 BORDER = "The dotted vertical line is the border of a node: right of it runs have more nodes."
 WIDE = 4  # from this ratio of sizes on, both axes double, so that ideal scaling is a straight line
@@ -25,10 +26,10 @@ def against_ideal(points: pl.DataFrame, many: str) -> Figure:
     unit = "tokens/s (log)" if _is_wide(points) else "tokens/s"
     y = alt.Y("tokens_per_second:Q", title=unit, scale=scale, axis=alt.Axis(tickCount=6))
     base = alt.Chart(rows(_named(points)))
-    ideal = base.mark_line(strokeDash=[5, 4], strokeWidth=1.5, opacity=0.7).encode(
-        x=x, y="ideal_tokens_per_second:Q", color=alt.value("gray")
+    ideal = base.mark_line(strokeDash=[5, 4], strokeWidth=1.5).encode(
+        x=x, y="ideal_tokens_per_second:Q", color=alt.value(GREY)
     )
-    lines = base.mark_line(opacity=0.6).encode(
+    lines = base.mark_line().encode(
         x=x, y="max(tokens_per_second):Q", color="layout:N", detail="source:N"
     )
     marks = _run_marks(base, points, many).encode(x=x, y=y)
@@ -75,8 +76,8 @@ def speedup(points: pl.DataFrame, many: str) -> Figure:
     y = alt.Y("speedup:Q", title="speed-up", scale=scale, axis=alt.Axis(tickCount=6))
     x = _sizes(points, many)
     base = alt.Chart(rows(_named(points)))
-    ideal = base.mark_line(strokeDash=[5, 4], strokeWidth=1.5, opacity=0.7).encode(
-        x=x, y="ideal_speedup:Q", color=alt.value("gray")
+    ideal = base.mark_line(strokeDash=[5, 4], strokeWidth=1.5).encode(
+        x=x, y="ideal_speedup:Q", color=alt.value(GREY)
     )
     marks = _run_marks(base, points, many).encode(x=x, y=y)
     chart = _with_border(alt.layer(ideal, marks), points, x).properties(
@@ -201,8 +202,8 @@ def fitted(points: pl.DataFrame, curve: pl.DataFrame, many: str) -> Figure:
     drawn = curve.with_columns(top=pl.min_horizontal(top, _MOST * pl.col("ideal")))
     base = alt.Chart(rows(drawn)).encode(x=x)
     band = base.mark_area(opacity=0.18).encode(y=alt.Y("low:Q", title="tokens/s (log)"), y2="top:Q")
-    ideal = base.mark_line(strokeDash=[2, 3], strokeWidth=1.5, opacity=0.8).encode(
-        y="ideal:Q", color=alt.value("gray")
+    ideal = base.mark_line(strokeDash=[2, 3], strokeWidth=1.5).encode(
+        y="ideal:Q", color=alt.value(GREY)
     )
     tooltip = [
         alt.Tooltip("world_size:Q", title=many),

@@ -20,6 +20,7 @@ from scalebook.report.charts.figure import (
     rows,
 )
 from scalebook.report.charts.rate_charts import FROM_ZERO, TICKS
+from scalebook.report.charts.theme import FAINT, GREY
 
 MAX_RUNS = 10  # curves that a reader can still tell apart: as many as there are colours
 MAX_POINTS = 200  # per curve: no screen shows more
@@ -144,7 +145,7 @@ def run_bars(data: pl.DataFrame, title: str, format_: str) -> Figure | None:
                 scale=alt.Scale(domain=list(ENDINGS)),
                 legend=alt.Legend() if several else None,
             ),
-            opacity=alt.condition("datum.source == 'measured'", alt.value(1), alt.value(0.55)),
+            opacity=alt.condition("datum.source == 'measured'", alt.value(1), alt.value(FAINT)),
             tooltip=[
                 *(alt.Tooltip("run_id:N", title="run"), alt.Tooltip("label:N", title="what")),
                 *(alt.Tooltip("source:N"), alt.Tooltip("reason:N", title="ended")),
@@ -252,7 +253,7 @@ def _shade(known: pl.DataFrame) -> tuple[alt.Chart, ...]:
     if window is None:
         return ()
     shade = alt.Chart(alt.Data(values=[{"first": window[0], "last": window[1]}]))
-    return (shade.mark_rect(color="gray", opacity=0.13).encode(x="first:Q", x2="last:Q"),)
+    return (shade.mark_rect(color=GREY, opacity=0.13).encode(x="first:Q", x2="last:Q"),)
 
 
 def _describe_lines(known: pl.DataFrame, title: str) -> str:

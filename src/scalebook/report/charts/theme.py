@@ -18,6 +18,8 @@ PALETTE = {
         "#a3adf5", "#a9b2bf", "#ff8fa8", "#66d9e8", "#c99a6b",
     ),
 }  # fmt: skip
+GREY = PALETTE["light"][6]
+FAINT = 0.75  # the least opacity of a mark: every hue keeps its contrast of 3:1
 INK = {"light": "#1f2430", "dark": "#e4e7ec"}
 MUTED = {"light": "#5b6472", "dark": "#a1a9b6"}
 GRID = {"light": "#e3e6eb", "dark": "#333b48"}
@@ -71,7 +73,7 @@ def config(mode: str) -> dict[str, Any]:
             "on-bar": {"color": SURFACE[mode], "fill": SURFACE[mode], "fontSize": 11},
         },
         "bar": {"color": PALETTE[mode][0]},
-        "point": {"color": PALETTE[mode][0]},
+        "point": {"color": PALETTE[mode][0], "opacity": 1},
         "line": {"color": PALETTE[mode][0], "strokeWidth": 2},
     }
 

@@ -26,7 +26,13 @@ from scalebook.report.base.markup import (
     script_json,
     to_copy,
 )
-from scalebook.report.base.naming import model_title, platform_title, precision_title, units
+from scalebook.report.base.naming import (
+    model_title,
+    platform_title,
+    precision_title,
+    setting_words,
+    units,
+)
 from scalebook.report.base.quantities import NONE, count, number, percent, quantity
 from scalebook.report.base.stated import SAMPLE, Stated
 from scalebook.report.charts.figure import Figures
@@ -87,8 +93,13 @@ def overview(data: ReportData, stated: Stated) -> Fragment:
     """Return what is stated, what is missing, and which run takes the least energy."""
     items = [Markup("{}").format(problem) for problem in stated.problems]
     if stated.shared or stated.platforms:
-        given = [*stated.shared, *(f"{p}: {n}" for p, ns in stated.platforms.items() for n in ns)]
-        items.append(Markup("Stated with the runs: {}.").format(join(given)))
+        given = [_label(name) for name in stated.shared]
+        given += [
+            f"{_label(name)} of {platform_title(platform)}"
+            for platform, names in stated.platforms.items()
+            for name in names
+        ]
+        items.append(Markup("Stated with the runs: {}.").format(join(given, "; ")))
     else:
         items.append(
             Markup(
@@ -177,8 +188,14 @@ def _menu(label: str, before: str, runs: Sequence[Row], *, first: bool) -> Marku
         Markup('<option value="{}">{}, {}</option>').format(place, row["group"], row["name"])
         for place, row in enumerate(runs)
     ]
-    template = '<label class="wide">{}<select data-before="{}">{}</select></label>'
-    return Markup(template).format(label, before, Markup("").join(options))
+    # a phone cuts the chosen option off: there it stands below its menu in full
+    template = (
+        '<label class="wide">{}<select data-before="{}">{}</select>'
+        '<span class="chosen">{}</span></label>'
+    )
+    return Markup(template).format(
+        label, before, Markup("").join(options), options[0].striptags() if first else ""
+    )
 
 
 def _field(name: str, first: Inputs) -> Markup:
@@ -199,10 +216,17 @@ def _answer(item: Answer) -> Markup:
         '</td><td data-value="{3}">{3}</td><td class="wide" data-value="{4}"><code>{4}</code></td>'
         '<td class="wide" data-value="{5}">{5}</td></tr>'
     )
-    words = item.name.replace("_", " ").replace("gpu", "GPU").replace("dollar", "unit of currency")
+    words = setting_words(item.name).replace("dollar", "unit of currency")
+    needs = f"needs {'; '.join(map(_label, item.missing))}" if item.missing else ""
     return Markup(template).format(
-        item.name, words, shown(item.value), item.unit, item.formula, item.reason or ""
-    )
+        item.name, re.sub("^cost (?!per)", "cost, ", words), shown(item.value), item.unit,
+        item.formula, needs,
+    )  # fmt: skip
+
+
+def _label(name: str) -> str:
+    """Return an input as its field calls it, without the example."""
+    return LABELS[name].partition(" (")[0]
 
 
 def shown(value: Interval | None) -> str:

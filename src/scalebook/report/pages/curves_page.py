@@ -12,7 +12,7 @@ from scalebook.report.base.html_tables import status_words
 from scalebook.report.base.markup import Fragment, Markup, bullets, join, paragraphs, run_link
 from scalebook.report.base.naming import model_title, platform_title
 from scalebook.report.base.quantities import count, number, percent, quantity
-from scalebook.report.base.sections import loss_findings
+from scalebook.report.base.sections import jump_findings, loss_findings
 from scalebook.report.charts import Figure, Figures
 from scalebook.report.charts import step_charts as charts
 from scalebook.report.charts.step_charts import MAX_RUNS
@@ -21,6 +21,7 @@ MAX_MODELS = 6  # of which curves are drawn
 MAX_BROKEN = 4  # runs that did not complete, of the MAX_RUNS of a chart
 GROWING = 0.01  # a peak of memory that rises by more after the warm-up is worth a sentence
 _SAID = re.compile(r" \((before the first step|after step \d+ of \d+)\)$")  # in a reason
+STATUS_WORDS = pl.col("status").str.replace_all("_", " ")
 TITLES = {
     "loss": "loss",
     "learning_rate": "learning rate",
@@ -58,7 +59,7 @@ def _rate_bars(runs: pl.DataFrame) -> Figure | None:
 
 def _bars(runs: pl.DataFrame, field: str, title: str, format_: str) -> Figure | None:
     done = pl.col("status") == "completed"
-    ended = pl.format("{}{}", "status", pl.concat_str(pl.lit(": "), "reason").fill_null(""))
+    ended = pl.format("{}{}", STATUS_WORDS, pl.concat_str(pl.lit(": "), "reason").fill_null(""))
     shown = runs.filter(pl.col(field).is_not_null()).select(
         *("run_id", "label", "source"),
         ending=pl.when(done).then(pl.lit(charts.ENDINGS[0])).otherwise(pl.lit(charts.ENDINGS[1])),
@@ -89,10 +90,14 @@ def _models(data: ReportData) -> list[tuple[str, pl.DataFrame]]:
 
 
 def chosen(runs: pl.DataFrame) -> pl.DataFrame:
-    """Return the runs that a chart has room for: the fastest, and some that broke."""
+    """Return the runs that a chart has room for: the fastest of each group, and some that broke."""
     done = pl.col("status") == "completed"
     broken = runs.filter(~done).head(max(MAX_BROKEN, MAX_RUNS - runs.filter(done).height))
-    return pl.concat([runs.filter(done).head(MAX_RUNS - min(broken.height, MAX_RUNS)), broken])
+    room = MAX_RUNS - min(broken.height, MAX_RUNS)
+    place = (
+        pl.int_range(pl.len()).over("group").rank("ordinal")
+    )  # every group's first, then seconds
+    return pl.concat([runs.filter(done).filter(place <= room), broken])
 
 
 def _lines(data: ReportData, runs: pl.DataFrame, field: str) -> Figure | None:
@@ -100,7 +105,7 @@ def _lines(data: ReportData, runs: pl.DataFrame, field: str) -> Figure | None:
     with_field = runs.filter(pl.col("run_id").is_in(known.implode()))
     shown = chosen(with_field).head(MAX_RUNS)
     windows = steady_windows(data, shown)
-    steps = shown.select("run_id", "label", "source", "status").join(
+    steps = shown.select("run_id", "label", "source", STATUS_WORDS).join(
         data.steps.select("run_id", "step", "phase", field), on="run_id", maintain_order="left"
     )
     steps = steps.join(windows, on="run_id", how="left", maintain_order="left")
@@ -127,7 +132,8 @@ def findings(data: ReportData) -> Fragment:
     """Return what the curves show: how runs ended, where they are steady, what grows."""
     if data.runs.is_empty():
         return paragraphs("No run could be read, so there is no curve.")
-    parts = (_broken(data), _steady(data), loss_findings(data.completed), _growing(data))
+    losses = (loss_findings(data.completed), jump_findings(data))
+    parts = (*losses, _broken(data), _steady(data), _growing(data))
     return bullets(sentence for part in parts for sentence in part)
 
 

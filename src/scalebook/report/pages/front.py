@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import polars as pl
 
 from scalebook import predict
+from scalebook.config import DEFAULTS
 from scalebook.errors import ScalebookError
 from scalebook.facts.feasibility.known import config_of
 from scalebook.identity import alike
@@ -29,8 +30,10 @@ from scalebook.report.base.comparisons import Member, Pair, members, platform_pa
 from scalebook.report.base.frames import ReportData, records
 from scalebook.report.base.markup import Fragment, Markup, join, paragraphs, run_link, short_id
 from scalebook.report.base.naming import (
+    TELLING,
     apart,
     brief,
+    changes_in_words,
     model_title,
     platform_title,
     precision_title,
@@ -38,7 +41,7 @@ from scalebook.report.base.naming import (
     split_name,
     units,
 )
-from scalebook.report.base.quantities import count, interval, percent
+from scalebook.report.base.quantities import count, interval, percent, quantity
 from scalebook.report.base.versus import Configuration, configurations, shares, varied, verdict_on
 from scalebook.report.charts import css_charts as marks
 from scalebook.report.charts.css_charts import Dot
@@ -60,8 +63,9 @@ from scalebook.report.pages.studies import (
 Row = Mapping[str, Any]
 TRILLION = 1e12  # tokens of the example of a cost
 MOST_LEARNED = 1_000  # runs that a prediction of a page reads again
-MOST_HEADLINES, MOST_COSTS, MOST_CARDS = 3, 2, 8
+MOST_HEADLINES, MOST_COSTS, MOST_CARDS = 3, 2, 10
 MOST_GROUPS, MOST_DRAWN, MOST_OTHERS = 3, 18, 3  # groups of the first chart, rows, other models
+MOST_CHARACTERS = 34  # of a name on one line of the first chart
 HEADLINE_SHARE = 3  # a model with this part of the runs of the first has a headline
 CARDS = (
     *("scaling", "strategies", "ablation", "precision", "map"),
@@ -144,8 +148,8 @@ def screen(data: ReportData) -> Fragment:
     asked = studies(data)
     whole = {item.row["run_id"] for item in front.chosen}
     aside = Markup("").join(
-        Markup('<h3>{}</h3><div data-answer="{}">{}</div>').format(
-            title, key, join((Markup("<p>{}</p>").format(one) for one in sentences), "")
+        Markup('<h3>{}</h3><div data-answer="{}"><p>{}</p></div>').format(
+            title, key, join(sentences, Markup("</p><p>") if key == "next" else " ")
         )
         for key, title, sentences in _aside(front)
     )
@@ -284,13 +288,15 @@ def _aside(front: Front) -> Iterator[Block]:
 
 def _certainty(front: Front) -> Iterator[Markup]:
     best = front.best[0][0]
-    rivals = [one for one in _rivals(front, best) if _short(one.row) != _short(best.row)]
+    rivals = [
+        one for one in _rivals(front, best) if _short(front, one.row) != _short(front, best.row)
+    ]
     name, precision = split_name(best.row), precision_title(best.row["precision"])
     where = f"{platform_title(side_name(best.row))} in {precision}"
     if not rivals:
         yield Markup("Best layout on {}: only {} ran.").format(where, name)
     else:
-        other, against = _short(rivals[0].row), verdict_on(best, rivals[0])
+        other, against = _short(front, rivals[0].row), verdict_on(best, rivals[0])
         if against is None:
             words = "On {}, {} leads {} by {}; the second has too few steps for an interval."
             lead = percent(best.rate / rivals[0].rate - 1, 2)
@@ -300,14 +306,32 @@ def _certainty(front: Front) -> Iterator[Markup]:
             yield Markup(words).format(where, other, name)
         else:
             low, high = 100 * (against.low - 1), 100 * (against.high - 1)
-            words = "Best layout on {}: decided, {} is {:.2g} to {:.2g} % ahead of {}."
-            yield Markup(words).format(where, name, low, high, other)
+            words = "Best layout on {}: decided, {} is {:.2g} to {} ahead of {}."
+            yield Markup(words).format(where, name, low, quantity(high, "%", 2), other)
     rates = configurations(item.row for item in front.chosen)
     without = sum(one.interval[0] is None for one in rates)
     words = "{} of {} {} too few steps for an interval."
     words = words if without else "Every rate has an interval."
     has = "has" if without == 1 else "have"
     yield Markup(words).format(without, count(len(rates), "rate"), has)
+    yield from _jumps(front)
+
+
+def _jumps(front: Front) -> Iterator[Markup]:
+    """Yield where the loss of a run in the headlines jumps."""
+    shown = [one for ones in front.best[:MOST_HEADLINES] for one in ones]
+    jumps = sections.loss_jumps(front.data, [one.row["run_id"] for one in shown])
+    each = [
+        Markup("{} {} at step {} ({:.3g} to {:.3g}, then {:.3g})").format(
+            platform_title(side_name(one.row)), precision_title(one.row["precision"]),
+            jump.step, jump.before, jump.after, jump.last,
+        )
+        for one in shown
+        if (jump := jumps.get(one.row["run_id"]))
+    ]  # fmt: skip
+    if each:
+        words = 'The <a href="curves.html">loss</a> jumps: {}.'
+        yield Markup(words).format(join(each[:MOST_COSTS], "; "))
 
 
 def _rivals(front: Front, best: Configuration) -> list[Configuration]:
@@ -336,18 +360,24 @@ def _memory(front: Front) -> Iterator[Markup]:
         one for one in known if one.row["peak_memory_gib"] < 0.8 * base.row["peak_memory_gib"]
     ]
     if smaller:
-        words = "In {:.1f} GiB: {}, {} slower{}."
+        words = "In {:.1f} GiB, {} slower{}: {}."
         one = smaller[0]
         against = verdict_on(one, base)
         sure = "" if against is not None else " (no interval)"
-        less, layout = percent(1 - one.rate / base.rate, 2), linked(one, _short(one.row))
-        yield Markup(words).format(one.row["peak_memory_gib"], layout, less, sure)
+        less, layout = percent(1 - one.rate / base.rate, 2), linked(one, _short(front, one.row))
+        yield Markup(words).format(one.row["peak_memory_gib"], less, sure, layout)
 
 
-def _short(row: Row) -> str:
-    """Return a configuration in few words: its layout and what it recomputes."""
-    mode = row["recompute"]
-    return split_name(row) + (f" with {mode} recomputation" if mode not in (None, "none") else "")
+def _short(front: Front, row: Row) -> str:
+    """Return a configuration in few words: its layout and the options that its name must not hide.
+
+    Sizes of a batch are left out, for they are no part of a layout.
+    """
+    asked = front.records[row["run_id"]].in_force
+    options = [(name, asked.get(name)) for name in TELLING]
+    changed = [(n, v) for n, v in options if v not in (None, DEFAULTS[n])]
+    words = join(map(brief, changes_in_words(changed, None)))
+    return f"{split_name(row)} ({words})" if words else split_name(row)
 
 
 def _cost(front: Front) -> Iterator[Markup]:
@@ -382,7 +412,8 @@ def _failed(data: ReportData) -> Iterator[Markup]:
         yield Markup("None of {} failed.").format(count(data.runs.height, "run"))
     else:
         kinds = lost.group_by("status").len().sort("len", "status", descending=[True, False])
-        each = (f"{n} {tables.status_words(str(status))}" for status, n in kinds.iter_rows())
+        named = ((tables.status_words(str(status)), n) for status, n in kinds.iter_rows())
+        each = (count(n, words, words) for words, n in named)
         words = '{} of {}: <a href="reliability.html">{}</a>.'
         yield Markup(words).format(lost.height, count(data.runs.height, "run"), join(each))
     without = data.runs.filter(
@@ -427,7 +458,7 @@ def _missing(front: Front) -> Markup | None:
         second = next(row for row in others if side_name(row) != side_name(first))
         words = "Run {} at sequence {:,} on {}: it decides {} against {}."
         return Markup(words).format(
-            run_link(second["run_id"], _short(second)), second["sequence_length"],
+            run_link(second["run_id"], _short(front, second)), second["sequence_length"],
             platform_title(first["platform"]), platform_title(first["platform"]),
             platform_title(second["platform"]),
         )  # fmt: skip
@@ -444,7 +475,7 @@ def _missing(front: Front) -> Markup | None:
     next_one = min(hollow, key=lambda one: one.row["model"] != best.row["model"])
     what = f"{model_title(next_one.row['model'])} on {platform_title(next_one.row['platform'])}"
     words = "Run {} of {} with more steps: its rate has no interval."
-    return Markup(words).format(linked(next_one, _short(next_one.row)), what)
+    return Markup(words).format(linked(next_one, _short(front, next_one.row)), what)
 
 
 def _foreseen(front: Front, row: Row) -> Candidate | None:
@@ -490,7 +521,7 @@ def _drawn_groups(front: Front, shown: Sequence[Sequence[Row]]) -> Iterator[mark
         heading = f"{model_title(rows[0]['model'])}, {heading}" if several else heading
         firsts = [same[0] for same in alike(rows, lambda row: row["accelerator"])]
         lines = {name: at for row in firsts for name, at in best_by_precision(row).items()}
-        drawn = _drawn(front.data, varied(ones, left))
+        drawn = _drawn(front.data, varied(ones, left), lines)
         yield heading, _with_prediction(front, ones, drawn), lines
 
 
@@ -529,17 +560,27 @@ def _plot(front: Front) -> Markup:
     return title + marks.dots(groups, unit) + note
 
 
-def _drawn(data: ReportData, ones: Sequence[Configuration]) -> list[Dot]:
-    """Return a mark per configuration; where a layout ran twice, its name says what differs."""
+def _drawn(
+    data: ReportData, ones: Sequence[Configuration], lines: Mapping[str, float]
+) -> list[Dot]:
+    """Return a mark per configuration, held against the line of its precision.
+
+    Its name has the options that tell a layout that ran twice apart, and more of them while they
+    fit into a line; the note has the others.
+    """
     several = len({side_name(one.row) for one in ones}) > 1
     parts = [[_label(one.row, several), *_details(one.row)] for one in ones]
     made: list[Dot] = []
-    for one, own, taken in zip(ones, parts, apart(parts), strict=True):
+    for one, own, least in zip(ones, parts, apart(parts), strict=True):
         mfu = [percent(one.row["mfu"])] if one.row["mfu"] else []
+        fits = [n for n in range(len(own) + 1) if len(", ".join(own[:n])) <= MOST_CHARACTERS]
+        taken = max(least, *fits)
         label = ", ".join(own[:taken])
         if parts.count(own) > 1:  # nothing that a name tells differs
             label += f", {short_id(one.row['run_id'])}"
-        made.append(mark(data, one, label, " · ".join([*mfu, *own[taken:]])))
+        drawn = mark(data, one, label, " · ".join([*mfu, *own[taken:]]))
+        width = f" {precision_title(one.row['precision'])} "
+        made.append(replace(drawn, target=next((name for name in lines if width in name), "")))
     return made
 
 

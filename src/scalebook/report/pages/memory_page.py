@@ -27,6 +27,7 @@ from scalebook.report.base.naming import (
     model_title,
     platform_title,
     precision_title,
+    titled,
     units,
 )
 from scalebook.report.base.quantities import NONE, count, number, percent, quantity
@@ -258,11 +259,12 @@ def _places(cells: pl.DataFrame) -> pl.DataFrame:
 
 
 def _row_name(cell: Row) -> str:
-    """Return the name of a map's row: ``TP2 SP · PP2 x 2 · recompute full``."""
+    """Return the name of a map's row: ``TP2 SP · PP2 x 2 · full recomputation``."""
     tensor = f"TP{cell['tensor_parallel_size']}" + (" SP" if cell["sequence_parallel"] else "")
     chunks = cell["virtual_pipeline_parallel_size"]
     pipeline = f"PP{cell['pipeline_parallel_size']}" + (f" x {chunks}" if chunks > 1 else "")
-    return f"{tensor} · {pipeline} · recompute {cell['recompute']}"
+    mode = cell["recompute"]
+    return f"{tensor} · {pipeline} · {'no' if mode == 'none' else mode} recomputation"
 
 
 def _place(name: str, micro: int, same: list[Row]) -> dict[str, Any]:
@@ -276,9 +278,8 @@ def _place(name: str, micro: int, same: list[Row]) -> dict[str, Any]:
     fullest = max(heard, key=lambda cell: cell["predicted_gib"] or 0.0)
     peak, needed = max(peaks, default=None), fullest["predicted_gib"]
     run_ids = [run_id for cell in heard for run_id in cell["run_ids"]]
-    reason = (
-        fullest["reason"] if len(heard) == 1 else f"{len(heard)} configurations share this cell"
-    )
+    shared = f"{len(heard)} configurations share this cell"
+    reason = titled(fullest["reason"] or "") if len(heard) == 1 else shared
     return {
         "row": name,
         "micro": str(micro),
@@ -374,7 +375,7 @@ def _out(out: pl.DataFrame) -> Markup:
 def _why(row: Row) -> Markup | str:
     if not row["reason"]:
         return NONE
-    return Markup("<details><summary>show</summary>{}</details>").format(row["reason"])
+    return Markup("<details><summary>show</summary>{}</details>").format(titled(row["reason"]))
 
 
 def cells_table(data: ReportData) -> Fragment:

@@ -29,7 +29,7 @@ from scalebook.report.base.markup import (
     run_link,
     run_links,
 )
-from scalebook.report.base.naming import fact_words
+from scalebook.report.base.naming import fact_words, typed
 from scalebook.report.base.quantities import NONE, count, number
 
 PRECISIONS = ("bf16", "fp16", "fp8", "fp32")
@@ -104,7 +104,7 @@ def conventions() -> Fragment:
     ordered = sorted(CONVENTIONS.items(), key=lambda item: item[0] != DEFAULT_CONVENTION)
     terms = Markup("").join(
         Markup("<dt><code>{}</code>{}</dt><dd>{}.</dd>").format(
-            name, " (used in this report)" if name == DEFAULT_CONVENTION else "", words
+            name, " (used in this report)" if name == DEFAULT_CONVENTION else "", typed(words)
         )
         for name, words in ordered
     )

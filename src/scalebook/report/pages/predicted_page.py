@@ -133,12 +133,25 @@ def collectives(probes: tuple[Probe, ...]) -> Figures | Fragment:
 def summary(probes: tuple[Probe, ...]) -> Fragment:
     """Return the best rate of each kind, a row a rate."""
     rows = [
-        {"probe": name(probe), "what": titled(what), "rate": rate, "unit": unit}
+        {"probe": name(probe), "what": _what(what), "rate": rate, "unit": unit}
         for probe in probes
         for what, rate, unit in lines(probe)
     ]
     columns = (text("what", "What"), plain("rate", "Rate"))
     return _table(rows, (*columns, text("unit", "Unit"), *_machine(probes)), "probe")
+
+
+def _what(text: str) -> str:
+    """Return what was measured in words: ``products of Llama 3.1 8B, TP1, BF16``."""
+    return titled(text.replace("/tp", ", TP").replace("/", ", "))
+
+
+# How a layer's product is called, and what a pass computes with it.
+PRODUCTS = {
+    "qkv": "query, key, value", "proj": "attention output", "fc1": "MLP, first",
+    "fc2": "MLP, second", "dgrad": "input gradient", "wgrad": "weight gradient",
+    "wgrad_accumulate": "weight gradient, added up",
+}  # fmt: skip
 
 
 def layers(probes: tuple[Probe, ...]) -> Fragment:
@@ -161,7 +174,10 @@ def layers(probes: tuple[Probe, ...]) -> Fragment:
 def _layer(probe: Probe, row: Any) -> dict[str, Any]:
     peak = peaks(probe).get(row.precision)
     of_peak = row.tflops / peak if peak else None
-    return {**row.model_dump(), "probe": name(probe), "of_peak": of_peak}
+    words = {
+        part: PRODUCTS.get(getattr(row, part), getattr(row, part)) for part in ("layer", "layout")
+    }
+    return {**row.model_dump(), **words, "probe": name(probe), "of_peak": of_peak}
 
 
 def links(probes: tuple[Probe, ...]) -> Fragment:

@@ -47,7 +47,7 @@ from scalebook.report.base.markup import (
     run_links,
     to_copy,
 )
-from scalebook.report.base.naming import model_title, titled
+from scalebook.report.base.naming import convention_title, model_title, titled
 from scalebook.report.base.quantities import NONE, count, number, percent, quantity
 from scalebook.report.charts.figure import Figure
 from scalebook.report.charts.rate_charts import PUBLISHED, published_field
@@ -73,7 +73,7 @@ def counted(row: PublishedResult) -> tuple[float | None, str]:
         return model_tflops(rate, shape, length, mtp_layers=mtp), "counted from tokens"
     if claimed and convention:
         value = convert_tflops(claimed, shape, length, convention, mtp_layers=mtp)
-        return value, f"converted from {convention}"
+        return value, f"converted from {convention_title(convention)}"
     return None, "neither tokens per second nor TFLOP/s of a known convention are stated"
 
 
@@ -156,7 +156,7 @@ def _device(row: Row) -> str:
 def overview(ours: tuple[Row, ...], others: tuple[Row, ...]) -> Fragment:
     """Return how many results are comparable, where our best runs stand, and why others are out."""
     known = [row for row in others if row["tflops"] is not None]
-    words = "{} of {} can be put on one axis: TFLOP/s per GPU by <code>{}</code>."
+    words = "{} of {} can be put on one axis: TFLOP/s per GPU by {}."
     many = count(len(others), "published result")
     items = [Markup(words).format(f"{len(known):,}", many, DEFAULT_CONVENTION)]
     items += list(_standing(whole(ours), known))
@@ -241,6 +241,10 @@ def chart(ours: tuple[Row, ...], others: tuple[Row, ...]) -> Figure | None:
     return published_field(pl.DataFrame(kept, schema=PUBLISHED), DEFAULT_CONVENTION)
 
 
+def _convention(name: str | None) -> str:
+    return convention_title(name) if name else NONE
+
+
 def listing(ours: tuple[Row, ...], others: tuple[Row, ...]) -> Fragment:
     """Return the table of all comparable results, ours first."""
     rows = [row for row in (*ours, *others) if row["tflops"] is not None]
@@ -254,7 +258,7 @@ def listing(ours: tuple[Row, ...], others: tuple[Row, ...]) -> Fragment:
         PRECISION,
         Column("rate", "Throughput", lambda row: number(row["rate"]), "tokens/s per GPU"),
         Column("claimed", "Claimed", lambda row: number(row.get("claimed")), "TFLOP/s per GPU"),
-        Column("convention", "By", lambda row: row.get("convention") or NONE, numeric=False),
+        Column("convention", "By", lambda row: _convention(row.get("convention")), numeric=False),
         Column("tflops", "One convention", lambda row: number(row["tflops"]), "TFLOP/s per GPU"),
         Column("factor", "Claimed over it", lambda row: number(row.get("factor"))),
         Column("mfu", "MFU", _mfu, hint="over the dense peak; hover for the reason if empty"),

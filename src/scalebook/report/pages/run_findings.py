@@ -19,7 +19,7 @@ from scalebook.report.base.markup import (
     run_link,
     run_links,
 )
-from scalebook.report.base.naming import in_words, precision_title
+from scalebook.report.base.naming import convention_title, in_words, precision_title, titled
 from scalebook.report.base.quantities import NONE, count, interval, percent, quantity, times
 from scalebook.report.base.sections import loss_findings, missing_mfu, unranked
 from scalebook.report.base.versus import Configuration, configurations, verdict_on
@@ -123,11 +123,11 @@ def peaks(runs: pl.DataFrame) -> Iterator[Markup]:
     """Yield what the MFU of these sentences is counted by and divided by."""
     columns = ("flops_convention", "peak_precision", "peak_tflops_per_second", "accelerator")
     for row in runs.drop_nulls("mfu").select(columns).unique(maintain_order=True).to_dicts():
-        words = "MFU on {} is by <code>{}</code> over its dense {} peak of {}, steady steps only."
+        words = "MFU on {} is by {} over its dense {} peak of {}, steady steps only."
         peak = quantity(row["peak_tflops_per_second"], "TFLOP/s", 4)
         yield Markup(words).format(
             row["accelerator"],
-            row["flops_convention"],
+            convention_title(row["flops_convention"]),
             precision_title(row["peak_precision"]),
             peak,
         )
@@ -350,7 +350,8 @@ def notes(data: ReportData) -> Fragment:
     said: dict[str, list[str]] = {}
     for run_id, sentences in data.notes.items():
         for sentence in sentences:
-            said.setdefault(sentence, []).append(run_id)
+            words = titled(sentence)
+            said.setdefault(words[:1].upper() + words[1:], []).append(run_id)
     items = (
         Markup("{} {}").format(sentence, Markup("({})").format(run_links(run_ids)))
         for sentence, run_ids in said.items()

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, cast
 
 import polars as pl
 
+from scalebook import predict
 from scalebook.facts.flops import DEFAULT_CONVENTION
 from scalebook.logs.ingest.job_summary import AGREES
-from scalebook.measure.diagnosis import Diagnosis, Finding, with_fitted
-from scalebook.measure.probes import read_probes
-from scalebook.predict import KnownRate, Predictor, fitted_shares, predictor
-from scalebook.predict.known import known_rates
+from scalebook.measure.diagnosis import Diagnosis, Finding
 from scalebook.report.base import html_tables as tables
 from scalebook.report.base.frames import ReportData
 from scalebook.report.base.html_tables import Column, Row
 from scalebook.report.base.markup import Fragment, Markup, bullets, paragraphs, run_link, run_links
+from scalebook.report.base.naming import convention_title, titled, typed
 from scalebook.report.base.quantities import NONE, count, number, percent
 
 SMALLEST = 1e-4  # shares below are not told apart
@@ -77,18 +75,16 @@ def diagnoses(data: ReportData) -> tuple[Diagnosis, ...]:
     found = tuple(data.diagnoses[run_id] for run_id in wanted if run_id in data.diagnoses)
     if data.runs.height > MOST_FITTED:
         return found
-    rates, probes = known_rates([data.folder])[0], read_probes(data.folder)[0]
+    rates, probes, _ = predict.evidence(data.folder)
     by_run = {rate.run_id: rate for rate in rates}
     platforms = {rate.config.platform for rate in rates}
-    made = {name: predictor(name, rates, probes) for name in platforms}
-    return tuple(_filled(one, by_run.get(one.run_id), made) for one in found)
-
-
-def _filled(one: Diagnosis, rate: KnownRate | None, made: Mapping[str, Predictor]) -> Diagnosis:
-    if rate is None or one.waterfall is None:
-        return one
-    shares = fitted_shares(rate, made[rate.config.platform])
-    return replace(one, waterfall=with_fitted(one.waterfall, shares))
+    made = {name: predict.predictor(name, rates, probes) for name in platforms}
+    return tuple(
+        predict.filled(one, rate, made[rate.config.platform])
+        if (rate := by_run.get(one.run_id))
+        else one
+        for one in found
+    )
 
 
 def causes_overview(found: Sequence[Diagnosis]) -> Fragment:
@@ -107,7 +103,7 @@ def causes_overview(found: Sequence[Diagnosis]) -> Fragment:
 
 def _largest(cause: str, runs: Sequence[Diagnosis]) -> Markup:
     """Return a cause with the runs in which it is the largest, and what it does in the first."""
-    first, says = run_link(runs[0].run_id), runs[0].findings[0].says
+    first, says = run_link(runs[0].run_id), titled(runs[0].findings[0].says)
     name = cause.replace("_", " ")
     if len(runs) == 1:
         return Markup("<strong>{}</strong>, the largest cause in {}: {}").format(name, first, says)
@@ -123,7 +119,7 @@ def _missing(found: Sequence[Diagnosis]) -> Iterator[Markup]:
         for sentence in one.missing:
             lacking.setdefault(sentence, []).append(one.run_id)
     for sentence, run_ids in lacking.items():
-        yield Markup("{} ({})").format(sentence, run_links(run_ids))
+        yield Markup("{} ({})").format(typed(sentence), run_links(run_ids))
 
 
 def causes(data: ReportData, found: Sequence[Diagnosis]) -> Fragment:
@@ -140,8 +136,10 @@ def causes(data: ReportData, found: Sequence[Diagnosis]) -> Fragment:
             hint="estimated share of the step's time; causes may overlap",
         ),
         tables.text("basis", "Basis", hint="measured in this run, or computed for it"),
-        tables.Column("says", "What", lambda row: row["says"], numeric=False, wide=True),
-        tables.Column("advice", "What to try", lambda row: row["advice"], numeric=False, wide=True),
+        tables.Column("says", "What", lambda row: titled(row["says"]), numeric=False, wide=True),
+        tables.Column(
+            "advice", "What to try", lambda row: typed(row["advice"]), numeric=False, wide=True
+        ),
     )
     return tables.table(data.with_work(rows), columns, "causes")
 
@@ -228,7 +226,13 @@ def ingested_table(data: ReportData) -> Fragment:
             hint=f"{DEFAULT_CONVENTION} at the median step, without the first record",
         ),
         Column("factor", "Printed over ours", _factor),
-        tables.text("fits", "Fits", hint="the convention that gives what is printed"),
+        Column(
+            "fits",
+            "Fits",
+            lambda row: convention_title(row["fits"]) if row["fits"] else NONE,
+            hint="the convention that gives what is printed",
+            numeric=False,
+        ),
         tables.MFU,
         Column("said", "Warnings", _said, numeric=False, wide=True),
     )
@@ -293,7 +297,7 @@ def _findings(found: Sequence[Row]) -> Iterator[Markup]:
         yield Markup("None of these logs has enough to recompute its TFLOP/s.")
         return
     yield Markup(
-        "{} TFLOP/s that can be compared with our count by <code>{}</code>: {} within {}, {} not."
+        "{} TFLOP/s that can be compared with our count by {}: {} within {}, {} not."
     ).format(
         count(len(compared), "of them prints", "of them print"),
         DEFAULT_CONVENTION,
@@ -306,7 +310,7 @@ def _findings(found: Sequence[Row]) -> Iterator[Markup]:
 
 
 def _disagreement(row: Row) -> Markup:
-    fits = Markup("that is the count by <code>{}</code>").format(row["fits"])
+    fits = f"that is the count by {convention_title(row['fits'])}"
     return Markup("{} prints {} TFLOP/s per GPU, {} our {}: {}.").format(
         run_link(row["run_id"]),
         number(row["logged"], 4),

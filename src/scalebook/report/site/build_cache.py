@@ -188,7 +188,7 @@ def load(runs: Path, cache: Path, against: Path | None = None) -> tuple[frames.R
         keep_data(folder, data)
     for newest in (folder, known.kept):
         if newest.exists():
-            _forget_old(newest)
+            forget_old(newest)
     return data, folder
 
 
@@ -246,7 +246,7 @@ def _start(folder: Path) -> None:
     frames.HELD.set(kept_data(folder))
 
 
-def _forget_old(newest: Path) -> None:
+def forget_old(newest: Path) -> None:
     """Remove what older builds have left next to the newest, except the last few.
 
     What was written a short while ago may belong to a build that is going on.

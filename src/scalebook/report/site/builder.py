@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
@@ -47,8 +48,9 @@ class Places:
 
     @property
     def pages(self) -> Path:
-        """The folder of the executed notebooks, next to the site."""
-        return self.output.parent / "_pages"
+        """The folder of the executed notebooks of this site, in the cache: not beside the site."""
+        name = hashlib.sha256(str(self.output.resolve()).encode()).hexdigest()[:16]
+        return self.cache / "pages" / name
 
     @property
     def cache(self) -> Path:
@@ -72,7 +74,6 @@ def build(
     """
     data, cache = build_cache.load(places.runs, places.cache, places.against)
     _refuse_foreign(places.output)
-    _refuse_foreign(places.pages)
     chosen = _choose(renderer, say)
     failed = _execute(places, data, cache, chosen)
     built = _build_facts(data)
@@ -96,6 +97,7 @@ def build(
     _finish(
         site, places.output, chosen, {page.html for page in failed} | {ONE_FILE} if failed else ()
     )
+    build_cache.forget_old(places.pages)
     index = places.output / (ONE_FILE if one_file else "index.html")
     if failed:
         raise IncompleteReportError(_told(failed, places.menu, index))
@@ -115,7 +117,7 @@ def _execute(
         failed = build_cache.make(places.menu, places.project / "notebooks", data, cache, stage)
     site_files.write_assets(stage, library.result(), data.runs)
     site_files.write_data(data, stage / "data", cache)
-    write_details(data, stage)
+    write_details(data, stage, cache)
     return failed
 
 
@@ -203,7 +205,8 @@ def _finish(site: Path, output: Path, renderer: str, failed: Collection[str]) ->
     _mark(site, renderer)
     if output.exists():
         shutil.rmtree(output)
-    site.rename(output)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    shutil.move(site, output)  # which may be on another disk than the cache
 
 
 def _mark(folder: Path, renderer: str) -> None:

@@ -15,10 +15,20 @@ from typing import Any
 import polars as pl
 
 from scalebook.measure import registered
+from scalebook.measure.diagnosis import Diagnosis
 from scalebook.report.base.frames import ReportData
 from scalebook.report.base.markup import anchor, script_json
-from scalebook.report.base.naming import model_title, platform_title, split_name
+from scalebook.report.base.naming import (
+    model_title,
+    parted,
+    platform_title,
+    setting_words,
+    split_name,
+    titled,
+)
 from scalebook.report.base.quantities import duration, interval, number, percent, quantity
+from scalebook.report.pages.throughput_page import MOST_FINDINGS, PARTS, diagnoses
+from scalebook.report.site import build_cache
 
 PAGE = "run.html"
 FOLDER = "data/run"
@@ -33,8 +43,15 @@ SETTINGS = (
 Row = Mapping[str, Any]
 
 
-def write_details(data: ReportData, site: Path) -> None:
-    """Write what the page of each run shows to files of TOGETHER runs, in the runs' order."""
+def write_details(data: ReportData, site: Path, cache: Path) -> None:
+    """Write what the page of each run shows to files of TOGETHER runs, in the runs' order.
+
+    Fitting the parts of each step takes a second: they are kept in ``cache`` for the next build.
+    """
+    if (content := build_cache.kept(cache / "parts.json")) is None:
+        content = json.dumps({one.run_id: _parts(one) for one in diagnoses(data)}).encode()
+        build_cache.keep(cache / "parts.json", content)
+    parts = json.loads(content)
     folder = site / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     steps = {
@@ -43,7 +60,8 @@ def write_details(data: ReportData, site: Path) -> None:
     rows = list(data.runs.iter_rows(named=True))
     for first in range(0, len(rows), TOGETHER):
         part = [
-            _details(data, row, steps.get(row["run_id"])) for row in rows[first : first + TOGETHER]
+            {**_details(data, row, steps.get(row["run_id"])), "parts": parts.get(row["run_id"], [])}
+            for row in rows[first : first + TOGETHER]
         ]
         number_of_file = first // TOGETHER
         text = f"(window.SCALEBOOK_DETAILS=window.SCALEBOOK_DETAILS||{{}})[{number_of_file}]=\n"
@@ -62,7 +80,6 @@ def places(site: Path) -> set[str]:
 def _details(data: ReportData, row: Row, steps: pl.DataFrame | None) -> dict[str, Any]:
     run_id = row["run_id"]
     found = data.diagnoses.get(run_id)
-    parts = found.waterfall.parts if found and found.waterfall else ()
     return {
         "id": run_id,
         "anchor": anchor(run_id),
@@ -71,13 +88,32 @@ def _details(data: ReportData, row: Row, steps: pl.DataFrame | None) -> dict[str
         "status": f"{row['status']} · {row['source']}".replace("_", " "),
         "reason": row["reason"] or row["throughput_reason"] or "",
         "results": [list(pair) for pair in _results(row)],
-        "settings": [[name, _setting(row[name])] for name in SETTINGS if row.get(name) is not None],
-        "otherwise": [*data.differences.get(run_id, ()), *data.notes.get(run_id, ())],
-        "parts": [[one.name, one.step_fraction] for one in parts if one.step_fraction],
-        "causes": [[one.says, *one.advice] for one in found.findings[:4]] if found else [],
+        "settings": [
+            [setting_words(name), titled(_setting(row[name]))]
+            for name in SETTINGS
+            if row.get(name) is not None
+        ],
+        "otherwise": [
+            [titled(one)]
+            for one in (*data.differences.get(run_id, ()), *data.notes.get(run_id, ()))
+        ],
+        "causes": [
+            [*parted(" ".join([titled(one.says), *one.advice]))]
+            for one in (found.findings[:MOST_FINDINGS] if found else ())
+        ],
         "curves": _curves(steps),
         "log": list(data.log_tails.get(run_id, ())),
     }
+
+
+def _parts(found: Diagnosis) -> list[tuple[str, float]]:
+    known = found.waterfall.parts if found.waterfall else ()
+    words = dict(PARTS)
+    return [
+        (words.get(one.name) or setting_words(one.name), one.step_fraction)
+        for one in known
+        if one.step_fraction
+    ]
 
 
 def _setting(value: object) -> str:

@@ -74,6 +74,8 @@
   function start(box) {
     const data = JSON.parse(box.querySelector("script[type='application/json']").textContent);
     const fields = Array.from(box.querySelectorAll("input[data-input]"));
+    const labels = {}; // without the example in brackets
+    for (const field of fields) labels[field.dataset.input] = field.parentNode.firstChild.data.split(" (")[0];
     const exact = {}; // of a run or stated: a field shows six digits of it
 
     function calculate() {
@@ -89,9 +91,10 @@
         const row = box.querySelector("tr[data-answer='" + answer.name + "']");
         const missing = answer.over.concat(answer.under)
           .map(function (name) { return name.replace("1+", ""); })
-          .filter(function (name) { return !(name in inputs); });
+          .filter(function (name) { return !(name in inputs); })
+          .map(function (name) { return labels[name]; });
         row.cells[1].textContent = missing.length ? "–" : show(product(answer, inputs));
-        row.cells[4].textContent = missing.length ? "needs " + missing.join(", ") : "";
+        row.cells[4].textContent = missing.length ? "needs " + missing.join("; ") : "";
         for (const cell of [row.cells[1], row.cells[4]]) cell.dataset.value = cell.textContent;
       }
     }
@@ -109,6 +112,7 @@
         delete exact[name];
         if (range) exact[name] = range;
       }
+      select.nextElementSibling.textContent = select.value && select.selectedOptions[0].textContent;
       calculate();
     }
 

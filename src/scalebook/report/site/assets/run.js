@@ -17,14 +17,17 @@
     const part = make("section", "", into);
     make("h2", title, part);
     const list = make("dl", "", part, "sb-facts");
-    for (const row of rows) { make("dt", row[0].replace(/_/g, " "), list); make("dd", row[1], list); }
+    for (const row of rows) { make("dt", row[0], list); make("dd", row[1], list); }
   }
 
   function lines(title, rows, into) {
     if (!rows.length) return;
     make("h2", title, into);
     const list = make("ul", "", into, "findings");
-    for (const row of rows) make("li", row, list);
+    for (const row of rows) { // words and what to type, in turns
+      const item = make("li", "", list);
+      row.forEach(function (part, i) { if (i % 2) make("code", part, item); else item.append(part); });
+    }
   }
 
   function chart(name, curves, into) {
@@ -61,7 +64,7 @@
     pairs("Where the time of a step went", run.parts.map(function (part) {
       return [part[0], (100 * part[1]).toFixed(1) + "\u00a0%"];
     }), place);
-    lines("Why, and what to try", run.causes.map(function (one) { return one.join(" "); }), place);
+    lines("Why, and what to try", run.causes, place);
     if (run.curves.step) {
       make("h2", "Step by step", place);
       Object.keys(TITLES).forEach(function (name) { chart(name, run.curves, place); });

@@ -33,13 +33,13 @@
 
   // A name of a row is written in full, on as many lines as it needs; the rows grow with it.
   const ROOM = {
-    wide: { line: 76, size: 11, step: 12, gap: 2 },
+    wide: { line: 76, size: 11, step: 12, gap: 6 },
     narrow: { line: 24, size: 10, step: 11, gap: 6 },
   };
 
   function wrapped(text, room) {
     const lines = [""];
-    for (const part of text.split(room === ROOM.wide ? /(?<= · )/ : /(?<= )/)) {
+    for (const part of text.split(room === ROOM.wide ? /(?<= · )/ : /(?<=\D )(?!· )/)) {
       const last = lines.length - 1;
       if (lines[last] && (lines[last] + part).trim().length > room.line) lines.push(part);
       else lines[last] += part;
@@ -89,7 +89,12 @@
 
   function drawOne(place, index) {
     const config = window.SCALEBOOK_CHARTS[isDark() ? "dark" : "light"];
-    const spec = filter.narrow(JSON.parse(place.nextElementSibling.textContent));
+    let text = place.nextElementSibling.textContent;
+    // a colour that a chart names is of the light palette: the dark one has the same hue in its place
+    if (isDark()) window.SCALEBOOK_CHARTS.light.range.category.forEach(function (hue, i) {
+      text = text.split(hue).join(config.range.category[i]);
+    });
+    const spec = filter.narrow(JSON.parse(text));
     forget(place);
     place.classList.toggle("is-empty", spec === null);
     if (spec === null) {
