@@ -79,7 +79,7 @@ def _write(folder: Path, bounds: tuple[int, int], case: tuple[int, tuple[Any, ..
         requested=settings.model_dump(), observed=_observed(settings),
         environment=_environment(device, cap, size), started_at=began.isoformat(),
         finished_at=ended.isoformat(),
-        command=("python", "-m", "torch.distributed.run", "-m", "scalebook.train", "--config", name),
+        command=("python", "-m", "torch.distributed.run", "-m", "scalebook.train", "--config"),
     )  # fmt: skip
     (directory / "record.json").write_text(json.dumps(record.model_dump(mode="json"), indent=1))
     (directory / "config.json").write_text(json.dumps(settings.model_dump(), indent=1))
@@ -188,8 +188,8 @@ def _environment(device: str, cap: int, size: int) -> dict[str, Any]:
     """Return what a run records of its machine: about as much as a real one."""
     return VERSIONS | {
         "scalebook": "0.1.0", "git_commit": "0" * 40, "python": "3.12.3",
-        "host": {"cpu_model": "Simulated", "cpu_cores": 64, "memory_gib": 503.8, "kernel": "6.8.0"},
-        "variables": {"CUDA_HOME": "/usr/local/cuda", "NCCL_NVLS_ENABLE": "0", "OMP_NUM_THREADS": "1"},
+        "host": {"cpu_model": "Simulated", "cpu_cores": 64, "memory_gib": 503.8},
+        "variables": {"CUDA_HOME": "/usr/local/cuda", "NCCL_NVLS_ENABLE": "0"},
         "accelerator": device, "accelerators_per_node": min(size, 8), "driver": "580.159.04",
         "accelerator_memory_gib": 139.8, "multiprocessors": 132, "power_cap_watts": float(cap),
         "cuda": "13.0", "nccl": "2.28.9", "backend": "nccl", "data": {"synthetic": True},
