@@ -128,6 +128,10 @@ _SECRETS = (
     _Secret("address", ("://",), re.compile(r"(://[^\s/:@\"']*:)[^\s/@\"']+@"), "@"),
     _Secret("address", ("://",), re.compile(r"(://)[^\s/:@\"']{16,}@"), "@"),  # a token as a name
 )
+# Each sign, and whether it counts in any case of letters.
+_SIGNS_BY_CASE = {sign: sign.islower() for secret in _SECRETS for sign in secret.signs}
+_PLAIN: set[str] = set()  # lines seen without a sign: most lines of records are those of others
+_MOST_PLAIN, _LONGEST_PLAIN = 10_000, 200
 _KEY_BEGUN = re.compile(rf"{_KEY_BEGINS}[^-]*$")
 # What its lines end with, maybe after a stamp of a log. Of a short last line no key can be made.
 _OF_A_KEY = re.compile(r"(?:[A-Za-z0-9+/=]{16,}|[A-Za-z0-9+/]+=+)\s*$")
@@ -155,12 +159,18 @@ def scrub(text: str, environment: Mapping[str, str], home: Path | None = None) -
 
 
 def _likely(text: str) -> list[_Secret]:
+    """Return the secrets whose signs are in a text: an end of line is in no sign."""
+    fresh = [line for line in text.split("\n") if line not in _PLAIN]
+    there = _signs("\n".join(fresh), _SIGNS_BY_CASE)
+    if len(_PLAIN) < _MOST_PLAIN:
+        short = (line for line in fresh if len(line) <= _LONGEST_PLAIN)
+        _PLAIN.update(line for line in short if not _signs(line, there))
+    return [secret for secret in _SECRETS if not there.keys().isdisjoint(secret.signs)]
+
+
+def _signs(text: str, among: Mapping[str, bool]) -> dict[str, bool]:
     small = text.lower()
-    return [
-        secret
-        for secret in _SECRETS
-        if any(sign in (small if sign.islower() else text) for sign in secret.signs)
-    ]
+    return {s: any_case for s, any_case in among.items() if s in (small if any_case else text)}
 
 
 def kinds(text: str) -> tuple[str, ...]:

@@ -40,6 +40,7 @@ _MOST_NAMED = 20  # lines that are none: a file of others may have millions
 _MOST_PARTS = 64  # names of time marks; the trainer has a dozen
 _MOST_LEARNT = 1e300
 _PART_BYTES = 32 * untrusted.MIB  # of a longer file, parts are read at once
+_WORTH_CUTTING = 8  # a common end that is a smaller part of a line takes longer than it saves
 _NAN = math.nan
 
 
@@ -358,18 +359,17 @@ def _flat(times: Sequence[Sequence[float]]) -> list[float]:
     if not any(times):
         return []
     flat = list(chain.from_iterable(times))
-    if not set(map(type, flat)) <= {int, float} or not all(map(_is_figure, flat)):
+    if not flat:
+        return []
+    fits = set(map(type, flat)) <= {int, float} and -LARGEST <= min(flat) <= max(flat) <= LARGEST
+    if not fits or math.isnan(sum(flat)):  # NaN hides from min and max
         raise _UnfitError
     return flat
 
 
-def _is_figure(value: float) -> bool:
-    return -LARGEST <= value <= LARGEST
-
-
 def _parts(
     rows: Sequence[Mapping[str, float]], before: Mapping[str, object]
-) -> dict[str, list[float]]:
+) -> dict[str, Sequence[float]]:
     """Return a column of each time mark; those beyond the most names are left out."""
     if not set(map(type, rows)) <= {dict}:
         raise _UnfitError
@@ -379,11 +379,12 @@ def _parts(
     names = dict.fromkeys(chain.from_iterable(rows))
     left = max(_MOST_PARTS - _parts_in(before), 0)
     fresh = [name for name in names if _PART + name not in before][:left]
-    return {
-        _PART + name: [row.get(name, _NAN) for row in rows]
-        for name in names
-        if name in fresh or _PART + name in before
-    }
+    kept = [name for name in names if name in fresh or _PART + name in before]
+    if len(kept) > 1 and set(map(len, rows)) == {len(names)}:  # each row has all of them
+        columns = zip(*map(itemgetter(*kept), rows), strict=True)
+    else:
+        columns = ([row.get(name, _NAN) for row in rows] for name in kept)
+    return {_PART + name: column for name, column in zip(kept, columns, strict=True)}
 
 
 def _parts_in(columns: Mapping[str, object]) -> int:
@@ -395,8 +396,10 @@ def read(path: Path) -> tuple[Steps, tuple[str, ...]]:
     """Return the readable lines of a steps.jsonl, and a sentence for each of the first others."""
     writer, problems, number, left_out = _Writer(), list[str](), 0, 0
     try:
-        parts = untrusted.parts(path, _PART_BYTES)
-        for read_part in host.by_processes(partial(_read_part, path), parts, chunk=1):
+        long = path.stat(follow_symlinks=False).st_size > _PART_BYTES
+        bounds = untrusted.parts(path, _PART_BYTES) if long else [(0, None)]
+        each = partial(_read_part, path)
+        for read_part in host.by_processes(each, bounds, chunk=1) if long else map(each, bounds):
             steps, lines, odd = read_part
             writer = writer.joined(steps)
             named = odd[: max(0, _MOST_NAMED - len(problems))]
@@ -456,6 +459,8 @@ def _without_end(block: bytes, lines: int) -> tuple[bytes, dict[str, list[Any]]]
     first, second = every[0], every[min(1, lines - 1)]
     pairs = zip(reversed(first), reversed(second), strict=False)
     same = next((at for at, (a, b) in enumerate(pairs) if a != b), 0)
+    if _WORTH_CUTTING * same < len(first):
+        return b",".join(every), {}
     for comma in re.finditer(rb',\s*"', first[len(first) - same :]):
         end = first[len(first) - same + comma.start() :]
         with suppress(ValueError):  # the comma is one of a list or of a text

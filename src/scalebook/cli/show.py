@@ -82,7 +82,8 @@ def list_runs(options: argparse.Namespace) -> int:
     """Print one row per run, sorted by run id; what cannot be read goes to stderr."""
     gc.set_threshold(100_000)  # rows are many and hold no cycle: a search for one finds nothing
     require_folder(options.runs)
-    rows = _readable(options.runs, options.peak_precision)
+    brief = not options.json and not options.columns
+    rows = _readable(options.runs, options.peak_precision, brief)
     found = sorted(((row.metrics, row) for row in rows), key=lambda pair: pair[0].run_id)
     if options.json:
         data = [item.as_dict() | dict(row.of_record) for item, row in found]
@@ -99,11 +100,11 @@ def list_runs(options: argparse.Namespace) -> int:
     return 0
 
 
-def _readable(runs: Path, precision: str | None) -> Iterator[ListedRun]:
+def _readable(runs: Path, precision: str | None, brief: bool) -> Iterator[ListedRun]:
     """Yield the row of each run; what cannot be read or measured goes to stderr."""
     from scalebook.measure.metrics_cache import listed
 
-    for row in listed(runs, precision):
+    for row in listed(runs, precision, brief=brief):
         if isinstance(row, str):
             complain(row)
             continue

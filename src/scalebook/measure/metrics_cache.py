@@ -25,54 +25,21 @@ import scalebook
 from scalebook import project, untrusted
 from scalebook.errors import ScalebookError
 from scalebook.facts.catalog import load as catalog
-from scalebook.measure import provenance, registered
-from scalebook.measure.diagnosis import Diagnosis, diagnose
-from scalebook.measure.metrics import measure
-from scalebook.measure.metrics.step_anatomy import RunAnatomy, step_anatomy
-from scalebook.measure.row import NAMES, POOLED, SPREAD_VARIABLE, RunMetrics
-from scalebook.store import Run
+from scalebook.measure import registered
+from scalebook.measure.row import NAMES, POOLED, PRINTED, SPREAD_VARIABLE, RunMetrics
 
 # Records come from anywhere; one with a value of the wrong type must not stop a page.
 ODD = (ScalebookError, ArithmeticError, TypeError, ValueError, LookupError)
 
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """What the files of one run say; nothing here depends on any other run."""
-
-    metrics: RunMetrics
-    anatomy: RunAnatomy
-    differences: tuple[str, ...]  # sentences about what ran otherwise than asked for
-    diagnosis: Diagnosis | None  # None without a throughput, or where the rules can't read it
-
-
-def measured(run: Run) -> Measured | str:
-    """Return what the files of a run say, or why it cannot be measured."""
-    try:
-        metrics, anatomy = measure(run, own=registered.own()), step_anatomy(run)
-        told = provenance.of(run.record) if run.record.source == "measured" else ()
-        sentences = tuple(one.sentence() for one in told)
-    except ODD as error:
-        return str(error) or type(error).__name__
-    return Measured(metrics, anatomy, sentences, _diagnosis(run, metrics))
-
-
-def _diagnosis(run: Run, metrics: RunMetrics) -> Diagnosis | None:
-    if metrics.tokens_per_second is None:
-        return None
-    try:
-        return diagnose(run, metrics)
-    except ODD:
-        return None  # what is odd about the record is said where the runs are read
-
-
 _WORTH_SECONDS = 1.0  # what takes less to measure is not kept
 _CHUNK = 100  # runs that a process is handed at a time
-_KEPT = 4  # files: those of a few folders of runs
+_KEPT = 8  # files: those of a few folders of runs
 _LARGEST = 1 << 30
 _KEY = 32  # hex digits
 _SEQUENCES = (NAMES.index("device_notes"), NAMES.index("spike_periods"))
 _of_pooling = attrgetter(*POOLED)
+_NOT_PRINTED: dict[str, Any] = dict.fromkeys(name for name in NAMES if name not in PRINTED)
+_NOT_PRINTED |= {"device_notes": (), "spike_periods": (), "registered": {}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,67 +52,74 @@ class ListedRun:
     problems: tuple[str, ...]  # lines that could not be read, in words
 
 
-def listed(runs: Path, precision: str | None) -> list[ListedRun | str]:
-    """Return a row for each run under a folder, and a sentence for each that cannot be measured."""
+def listed(runs: Path, precision: str | None, *, brief: bool = False) -> list[ListedRun | str]:
+    """Return a row for each run under a folder, and a sentence for each that cannot be measured.
+
+    The rows of a ``brief`` list have the fields of ``PRINTED``, and None for all others, of which
+    a file for telemetry and the statistics of intervals would take three quarters of the time.
+    """
     with catalog.held():
-        return _listed(runs, precision)
+        return _listed(runs, precision, brief)
 
 
-def _listed(runs: Path, precision: str | None) -> list[ListedRun | str]:
+def _listed(runs: Path, precision: str | None, brief: bool) -> list[ListedRun | str]:
     registered.own()  # what is wrong with a file of the user's is said once, not for each run
-    path = _path(runs.resolve(), precision)
+    path = _path(runs.resolve(), precision, brief)
     began = time.perf_counter()
-    found = list(_directories(runs))
+    found = list(_directories(runs, brief))
     whole, before = _read(path)
     known = [key for _, key in found if key in before]
     try:
         kept = dict(zip(known, _rows([before[key] for key in known]), strict=True))
     except (TypeError, ValueError):  # whole, but not written by this module
         whole, known, kept = None, [], {}
-    fresh = _fresh(runs, [name for name, key in found if key not in kept], precision)
+    fresh = _fresh(runs, [name for name, key in found if key not in kept], precision, brief)
     if whole == _digest(known) and all(isinstance(row, str) for row in fresh.values()):
         return [fresh[name] if key not in kept else kept[key][1] for name, key in found]
     alone = [fresh[name] if key not in kept else _alone(*kept[key]) for name, key in found]
-    rows = _pooled(alone)
+    rows = alone if brief else _pooled(alone)
     if time.perf_counter() - began > _WORTH_SECONDS:
         with suppress(OSError):  # no folder that can be written to: measured again next time
             _write(path, [key for _, key in found], alone, rows)
     return rows
 
 
-def _fresh(runs: Path, names: Sequence[str], precision: str | None) -> dict[str, ListedRun | str]:
+def _fresh(
+    runs: Path, names: Sequence[str], precision: str | None, brief: bool
+) -> dict[str, ListedRun | str]:
     """Return the row of each run that must be measured, by several processes where many must."""
     if not names:
         return {}
     from scalebook.host import by_processes
 
     directories = [runs / name for name in names]
-    rows = by_processes(partial(_handed_over, precision=precision), directories, _CHUNK)
+    each = partial(_handed_over, precision=precision, brief=brief)
+    rows = by_processes(each, directories, _CHUNK)
     return {
         name: row if isinstance(row, str) else ListedRun(RunMetrics(*row[0]), *row[1:])
         for name, row in zip(names, rows, strict=True)
     }
 
 
-def _handed_over(directory: Path, precision: str | None) -> str | tuple[Any, ...]:
+def _handed_over(directory: Path, precision: str | None, brief: bool) -> str | tuple[Any, ...]:
     """Return the row of a run in plain values: they go between processes in half of the time."""
-    row = _measured(directory, precision)
+    row = _measured(directory, precision, brief)
     if isinstance(row, str):
         return row
     return row.metrics.values(), row.repeat_key, row.of_record, row.problems
 
 
-def _measured(directory: Path, precision: str | None) -> ListedRun | str:
+def _measured(directory: Path, precision: str | None, brief: bool) -> ListedRun | str:
     from scalebook import identity, store
     from scalebook.measure import provenance
     from scalebook.measure.metrics import measure
-    from scalebook.measure.metrics_cache import ODD
 
     try:
         run = store.read_run(directory)
-        record, metrics = run.record, measure(run, peak_precision=precision, own=registered.own())
+        own = () if brief else registered.own()
+        record, metrics = run.record, measure(run, peak_precision=precision, own=own, brief=brief)
         told = provenance.of(record) if record.source == "measured" else ()
-        key = identity.repeat(record)
+        key = None if brief else identity.repeat(record)
     except ODD as error:
         reason = str(error) or type(error).__name__
         known = isinstance(error, store.RecordError)
@@ -156,6 +130,8 @@ def _measured(directory: Path, precision: str | None) -> ListedRun | str:
         "inferred_from": record.inferred_from,
         "differences": [one.value() for one in told],
     }
+    if brief:
+        metrics = metrics.changed(_NOT_PRINTED)
     return ListedRun(metrics, key, of_record, run.problems)
 
 
@@ -168,14 +144,15 @@ def _pooled(rows: Sequence[ListedRun | str]) -> list[ListedRun | str]:
     return [row if isinstance(row, str) else replace(row, metrics=next(pooled)) for row in rows]
 
 
-def _directories(runs: Path) -> Iterator[tuple[str, str | None]]:
+def _directories(runs: Path, brief: bool) -> Iterator[tuple[str, str | None]]:
     """Yield the name of each run directory, as ``store.run_directories``, and its fingerprint."""
+    files = _two_files if brief else _files
     with os.scandir(runs) as entries:
         names = sorted(entry.name for entry in entries if not entry.name.startswith("."))
     place = f"{runs}{os.sep}"
     for name in names:
         try:
-            key = _files(f"{place}{name}", name)
+            key = files(f"{place}{name}", name)
         except NotADirectoryError:
             continue
         except OSError:  # nothing is known of its files
@@ -197,11 +174,24 @@ def _files(directory: str, name: str) -> str | None:
         for entry in entries:
             file = entry.name
             if file.endswith((".json", ".jsonl")):
-                about = entry.stat(follow_symlinks=False)
-                times = f"{about.st_mtime_ns} {about.st_ctime_ns} {about.st_ino}"
-                found.append(f"{file}/{about.st_size} {times}")
+                found.append(f"{file}/{_stand(entry.stat(follow_symlinks=False))}")
                 is_run = is_run or file == "record.json"
     return _digest([name, *sorted(found)]) if is_run else None
+
+
+def _two_files(directory: str, name: str) -> str | None:
+    """Return a fingerprint of the record and the steps, of which a brief row is made."""
+    try:
+        record = _stand(os.lstat(f"{directory}{os.sep}record.json"))
+        with suppress(FileNotFoundError):
+            return _digest([name, record, _stand(os.lstat(f"{directory}{os.sep}steps.jsonl"))])
+    except FileNotFoundError:
+        return None
+    return _digest([name, record])
+
+
+def _stand(about: os.stat_result) -> str:
+    return f"{about.st_size} {about.st_mtime_ns} {about.st_ctime_ns} {about.st_ino}"
 
 
 def _digest(parts: Sequence[str | None]) -> str:
@@ -269,11 +259,11 @@ def _write(
         old.unlink(missing_ok=True)
 
 
-def _path(runs: Path, precision: str | None) -> Path:
+def _path(runs: Path, precision: str | None, brief: bool) -> Path:
     stats = sorted(_code(str(Path(scalebook.__file__).parent)))
     spread = os.environ.get(SPREAD_VARIABLE)
     users = catalog.signature(), registered.signature()
-    parts = repr((stats, str(runs), precision, users, spread))
+    parts = repr((stats, str(runs), precision, users, spread, brief))
     name = f"list-{hashlib.sha256(parts.encode(errors='surrogateescape')).hexdigest()[:24]}"
     root = project.root()
     if root is not None and os.access(root / "reports", os.W_OK):

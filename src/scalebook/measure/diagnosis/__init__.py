@@ -8,15 +8,21 @@ communication, memory bound); the numbers are the run's.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
+from scalebook.measure import provenance, registered
 from scalebook.measure.diagnosis import device, host, memory_use, network, pipeline
 from scalebook.measure.diagnosis.evidence import Evidence, Finding, gather
 from scalebook.measure.diagnosis.waterfall import Part, Waterfall, waterfall, with_fitted
-from scalebook.measure.metrics import RunMetrics
+from scalebook.measure.metrics import Numbers, RunMetrics, numbers
+from scalebook.measure.metrics.step_anatomy import RunAnatomy, step_anatomy
+from scalebook.measure.metrics_cache import ODD
 from scalebook.store import Run
 
-__all__ = ["Diagnosis", "Finding", "Part", "Waterfall", "diagnose", "with_fitted"]
+__all__ = [
+    "Diagnosis", "Finding", "Measured", "Part", "Waterfall", "diagnose", "measured", "with_fitted",
+]  # fmt: skip
 
 Rule = Callable[[Evidence], Iterator[Finding]]
 
@@ -45,12 +51,37 @@ class Diagnosis:
     missing: tuple[str, ...]  # what to measure to know more
 
 
-def diagnose(run: Run, metrics: RunMetrics | None = None) -> Diagnosis:
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What the files of one run say; nothing here depends on any other run."""
+
+    metrics: RunMetrics
+    anatomy: RunAnatomy
+    differences: tuple[str, ...]  # sentences about what ran otherwise than asked for
+    diagnosis: Diagnosis | None  # None without a throughput, or where the rules can't read it
+
+
+def measured(run: Run) -> Measured | str:
+    """Return what the files of a run say, or why it cannot be measured."""
+    try:
+        found, anatomy = numbers(run, own=registered.own()), step_anatomy(run)
+        told = provenance.of(run.record) if run.record.source == "measured" else ()
+        sentences = tuple(one.sentence() for one in told)
+    except ODD as error:
+        return str(error) or type(error).__name__
+    explained = None
+    if found.metrics.tokens_per_second is not None:
+        with suppress(*ODD):  # what is odd about the record is said where the runs are read
+            explained = diagnose(run, found)
+    return Measured(found.metrics, anatomy, sentences, explained)
+
+
+def diagnose(run: Run, measured: Numbers | None = None) -> Diagnosis:
     """Return what the measurements of a run say about its speed.
 
-    ``metrics`` are the run's own numbers where the caller has them already.
+    ``measured`` are the run's own numbers where the caller has them already.
     """
-    found = gather(run, metrics)
+    found = gather(run, measured)
     metrics = found.metrics
     if metrics.step_seconds_median is None:
         reason = metrics.throughput_reason

@@ -16,9 +16,9 @@ from scalebook.facts.catalog.types import ModelShape
 from scalebook.facts.communication import CommunicationEstimate
 from scalebook.facts.memory import MemoryEstimate
 from scalebook.measure.anatomy import BREAKDOWN_FILE, Breakdown, read_breakdown
-from scalebook.measure.metrics import RunMetrics, measure, measured_steps, throughput
+from scalebook.measure.metrics import Numbers, RunMetrics, measured_steps, numbers
 from scalebook.measure.metrics.settings import document_length, run_shape
-from scalebook.measure.telemetry import TelemetrySummary, read, summarize
+from scalebook.measure.telemetry import TelemetrySummary
 from scalebook.parallelism import Parallelism
 from scalebook.record import RunRecord, StepRecord, object_of
 from scalebook.store import Run
@@ -136,11 +136,12 @@ def number(value: Any) -> float | None:
     return float(value) if plain and 0 < value < 1e300 else None
 
 
-def gather(run: Run, metrics: RunMetrics | None = None) -> Evidence:
+def gather(run: Run, found: Numbers | None = None) -> Evidence:
     """Return what the run's directory contains; its numbers are measured where none are given."""
-    record, steps = run.record, measured_steps(run.steps)
-    metrics, rates = metrics or measure(run), throughput(run.record, steps)[0]
-    steps = rates.steps if rates else steps  # the very steps that the rates are over
+    found = found or numbers(run)
+    record, metrics, rates = run.record, found.metrics, found.rates
+    # the very steps that the rates are over
+    steps = rates.steps if rates else measured_steps(run.steps)
     breakdown, reason = _breakdown(run.path / "profile" / BREAKDOWN_FILE)
     return Evidence(
         record=record,
@@ -150,7 +151,7 @@ def gather(run: Run, metrics: RunMetrics | None = None) -> Evidence:
         num_microbatches=_num_microbatches(metrics),
         split=split_of(breakdown, steps),
         breakdown_reason=reason,
-        devices=summarize(read(run.path), record, steps),
+        devices=found.devices,
         ceilings=object_of(record.environment.get("ceilings")),
         rank_seconds=rank_seconds(steps),
     )

@@ -21,7 +21,7 @@ from scalebook.measure.metrics.settings import count, document_length, run_shape
 from scalebook.measure.metrics.steady import middle
 from scalebook.measure.metrics.window import Throughput, measured_steps, throughput
 from scalebook.measure.row import RunMetrics
-from scalebook.measure.telemetry import TelemetrySummary, flags, summarize
+from scalebook.measure.telemetry import Telemetry, TelemetrySummary, flags, summarize
 from scalebook.measure.telemetry import read as read_telemetry
 from scalebook.measure.telemetry.summary import settled
 from scalebook.record import RunRecord, object_of
@@ -235,18 +235,43 @@ def loss_fell(losses: Sequence[float]) -> bool | None:
     return None if few else False
 
 
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """The numbers of a run, and what they come from."""
+
+    metrics: RunMetrics
+    rates: Throughput | None  # even where they are void
+    devices: TelemetrySummary
+
+
 def measure(
-    run: Run, *, peak_precision: str | None = None, own: Iterable[registered.Metric] = ()
+    run: Run,
+    *,
+    peak_precision: str | None = None,
+    own: Iterable[registered.Metric] = (),
+    brief: bool = False,
 ) -> RunMetrics:
     """Return the numbers of a run, with ``own`` metrics in addition to those of the project.
 
     ``peak_precision`` names the peak that MFU is a fraction of where the run's own precision
-    does not settle it (fp8).
+    does not settle it (fp8). ``brief`` leaves out intervals, telemetry and registered metrics.
     """
+    return numbers(run, peak_precision=peak_precision, own=own, brief=brief).metrics
+
+
+def numbers(
+    run: Run,
+    *,
+    peak_precision: str | None = None,
+    own: Iterable[registered.Metric] = (),
+    brief: bool = False,
+) -> Numbers:
+    """Return the numbers of a run as ``measure`` does, and what they come from."""
     record, every = run.record, Steps.of(run.steps)
     steps = measured_steps(every)
-    readings = read_telemetry(run.path)
-    rates, no_rate = throughput(record, steps, settled(readings, steps))
+    readings = Telemetry(()) if brief else read_telemetry(run.path)
+    rates, no_rate = throughput(record, steps, settled(readings, steps), interval=not brief)
+    before = rates
     start = start_spread(text(record.setting("platform")))
     scale, layers, no_scale = _scale(record, rates is not None and rates.of_one_gpu)
     peak, peak_name, no_peak = peak_of(record, peak_precision)
@@ -255,6 +280,7 @@ def measure(
     rate = rates.tokens_per_second if rates else None
     achieved = rate * scale.model if rate and scale else None
     losses = every.known("loss")
+    devices = summarize(readings, record, rates.steps if rates else steps)
     found = RunMetrics(
         run_id=record.run_id,
         status="void" if void else record.status,
@@ -276,12 +302,14 @@ def measure(
         peak_precision=peak_name,
         **matmul_fraction(achieved, record, peak_precision, no_rate or no_scale),
         **_memory(record, every),
-        **_devices(summarize(readings, record, rates.steps if rates else steps)),
+        **_devices(devices),
         loss_first=losses[0] if losses else None,
         loss_last=losses[-1] if losses else None,
         loss_fell=loss_fell(losses),
         **_stalls(every, steps, rates),
     )
+    if brief:
+        return Numbers(found, before, devices)
     subject = registered.Subject(record, every, rates.steps if rates else None, found)
     more = registered.values(subject, (*registered.BUILT_IN, *own))
-    return found.changed({"registered": more})
+    return Numbers(found.changed({"registered": more}), before, devices)

@@ -273,7 +273,11 @@ def middle(values: Sequence[float]) -> float:
 
 
 def find_steady(
-    seconds: Sequence[float], minimum: int = 0, *, settled_devices: bool = False
+    seconds: Sequence[float],
+    minimum: int = 0,
+    *,
+    settled_devices: bool = False,
+    interval: bool = True,
 ) -> Steady:
     """Return the steady state of step times (seconds, finite and above zero).
 
@@ -281,7 +285,7 @@ def find_steady(
     telemetry shows steady clocks and temperatures, so that a short window is not brief. Of a series
     beyond ``_MOST`` steps, means of as many neighbours as it takes are judged: the mean and its
     interval are of all steps, the start is exact to one block, and quantiles are of evenly spaced
-    steps.
+    steps. Without ``interval`` only what the mean is of, and the mean, are found.
     """
     if len(seconds) - minimum < MINIMUM_STEPS:
         return _refused(seconds, minimum, Settled(0, "too short"))
@@ -299,6 +303,9 @@ def find_steady(
     start, end = settled.start, _end(spikes, settled.start, len(series))
     window = seconds[minimum + start * each : minimum + end * each]
     mean = sum(window) / len(window)
+    if not interval:
+        begin = minimum + start * each
+        return Steady(len(seconds), None, None, begin, len(window), mean=mean)
     below, above = _halves(spikes, start, end)
     tolerated = settled.change / 2 * mean
     # a logarithmic interval would bound a mean above zero too; at these widths they agree

@@ -90,11 +90,16 @@ def measured_steps(steps: Iterable[StepRecord]) -> Steps:
 
 
 def throughput(
-    record: RunRecord, measured: Iterable[StepRecord], devices: Settling | None = None
+    record: RunRecord,
+    measured: Iterable[StepRecord],
+    devices: Settling | None = None,
+    *,
+    interval: bool = True,
 ) -> tuple[Throughput | None, str | None]:
     """Return the rates over measured steps, or None and the reason.
 
-    Where the telemetry says that ``devices`` had not settled, the rate has no interval.
+    Where the telemetry says that ``devices`` had not settled, the rate has no interval. Without
+    ``interval`` it has none either, and the reason no advice: that takes half of the time.
     """
     steps = chosen_steps(record, Steps.of(measured))
     reason = _no_window(record, steps)
@@ -109,9 +114,11 @@ def throughput(
     if len(tokens) < len(steps) or not 0 < min(tokens) <= max(tokens) <= LARGEST:
         return None, "A measured step has no usable number of tokens."
     devices = devices or Settling(None)
-    steady = find_steady(_evened(seconds, tokens), settled_devices=devices.settled is True)
+    still = devices.settled is True
+    steady = find_steady(_evened(seconds, tokens), settled_devices=still, interval=interval)
     if steady.problem is not None and steady.problem != "too short":
-        offer = offered(steps, seconds, tokens) if steady.problem == "shift" else ""
+        shifts = interval and steady.problem == "shift"
+        offer = offered(steps, seconds, tokens) if shifts else ""
         return None, f"The run is not averaged. {steady.reason}{offer}"
     apart = None if steady.accepted else _apart(seconds)
     if apart is not None:
@@ -119,17 +126,17 @@ def throughput(
     first, count = steady.start or 0, steady.count or len(steps)
     part = slice(first, first + count)
     rate = sum(tokens[part]) / sum(seconds[part])
-    interval = _rate_interval(rate, steady, (steady.low, steady.high))
+    ends = _rate_interval(rate, steady, (steady.low, steady.high))
     seen = _rate_interval(rate, steady, steady.seen or (None, None))
     if devices.settled is False:
-        interval = seen = None
+        ends = seen = None
     note = _note(sum(seconds[part]), steady, devices)
     if record.window is not None:
         first_step, last_step = record.window
         choice = f"The reader chose steps {first_step} to {last_step} as the window."
         note = f"{choice} {note}" if note else choice
     return Throughput(
-        steps[part], steady, middle(seconds[part]), rate, interval, seen, note, single
+        steps[part], steady, middle(seconds[part]), rate, ends, seen, note, single
     ), None
 
 
