@@ -28,7 +28,7 @@ import pytest
 from scalebook import ownership, store
 from scalebook.cli import serve
 from scalebook.measure import metrics
-from scalebook.running import live
+from scalebook.running import finish_run, live
 from scalebook.running.console import Console, cut, width
 
 ROOT = Path(__file__).parents[2]
