@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 # A first call wakes a driver or a daemon, and a busy controller answers late.
@@ -21,7 +21,11 @@ class CommandAnswer:
     errors: str
 
 
-def ask(command: Sequence[str], seconds: float = ASK_SECONDS) -> CommandAnswer:
+def ask(
+    command: Sequence[str],
+    seconds: float = ASK_SECONDS,
+    environment: Mapping[str, str] | None = None,
+) -> CommandAnswer:
     """Return what a command answers within ``seconds``; it can read no input."""
     try:
         process = subprocess.Popen(
@@ -31,6 +35,7 @@ def ask(command: Sequence[str], seconds: float = ASK_SECONDS) -> CommandAnswer:
             stderr=subprocess.PIPE,
             encoding="utf-8",
             errors="replace",
+            env=environment,
         )
     except OSError as error:
         return CommandAnswer(None, "", str(error))
@@ -55,3 +60,11 @@ def printed(command: Sequence[str], seconds: float = ASK_SECONDS) -> str | None:
     """Return what a command prints; None where it is missing, fails or hangs."""
     answer = ask(command, seconds)
     return answer.output if answer.code == 0 else None
+
+
+def number(text: object) -> float | None:
+    """Return a number that a tool printed, None for what it prints instead: [N/A] and the like."""
+    try:
+        return float(str(text))
+    except ValueError:
+        return None

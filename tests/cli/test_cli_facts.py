@@ -12,8 +12,8 @@ from importlib import import_module
 
 import pytest
 
-from scalebook.cli import COMMANDS, GROUPS, Commands, build_parser, main
-from scalebook.cli.terminal import print_data
+from scalebook.cli import COMMANDS, GROUPS, build_commands, main
+from scalebook.cli.terminal import Subparsers, print_data
 from scalebook.facts.flops import CONVENTIONS, flops_per_token
 
 
@@ -235,7 +235,7 @@ def options_of(parser):
 
 
 def test_every_argument_of_every_command_says_what_it_is():
-    assert [found[:2] for found in options_of(build_parser()) if not found[2]] == []
+    assert [found[:2] for found in options_of(build_commands()[0]) if not found[2]] == []
 
 
 def test_published_results_can_be_listed_for_a_device_and_a_model(capsys):
@@ -250,7 +250,7 @@ def test_published_results_can_be_listed_for_a_device_and_a_model(capsys):
 
 @pytest.mark.parametrize("module", sorted({*COMMANDS.values()}))
 def test_a_module_registers_the_commands_that_it_is_listed_with(module: str):
-    commands = Commands(argparse.ArgumentParser())
+    commands = Subparsers(argparse.ArgumentParser())
     import_module(f"scalebook.cli.{module}").register(commands)
     assert set(commands.help) == {name for name, owner in COMMANDS.items() if owner == module}
 

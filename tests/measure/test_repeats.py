@@ -13,7 +13,7 @@ import pytest
 from training import small
 
 from scalebook import notebooks, store
-from scalebook.cli import build_parser, main, run_options
+from scalebook.cli import build_commands, main, run_options
 from scalebook.errors import ConfigError
 from scalebook.plan import Plan, PlannedRun
 from scalebook.plan.schedule import CoolDown
@@ -197,5 +197,5 @@ def test_a_cool_down_that_is_none_is_one_line(tmp_path: Path, capsys: Any):
 
 
 def test_the_schedule_of_the_command_line_is_only_what_was_given():
-    options = build_parser().parse_args(["run", "--repeats", "3"])
+    options = build_commands()[0].parse_args(["run", "--repeats", "3"])
     assert json.dumps(run_options.scheduled(options)) == '{"repeats": 3}'

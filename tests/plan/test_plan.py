@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scalebook.cli import build_parser, main
+from scalebook.cli import build_commands, main
 from scalebook.cli.check import request
 from scalebook.errors import ConfigError
 from scalebook.plan import Plan, load_plan, refuse_many, single_plan
@@ -392,7 +392,7 @@ def test_check_and_plan_fill_in_the_same_world_and_experts(load, platform, given
     planned = load(text, platform=platform).runs[0].config
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
     more = ("--tensor-parallel-size=2", "--global-batch-size=32", "--sequence-length=2048")
-    options = build_parser().parse_args(
+    options = build_commands()[0].parse_args(
         ["check", "--model=mixtral-8x7b", f"--platform={platform}", *flags, *more]
     )
     assert request(options).config == planned

@@ -61,16 +61,13 @@ VALUES: dict[str, rules.ConditionValue] = {"tp": 4, "vendor": "amd", "gpu": None
         ({"tp": [2, 4]}, True),
         ({"tp": {"gt": 3, "lt": 5}}, True),
         ({"tp": {"gt": 4}}, False),
-        ({"tp": {"ge": 4}}, True),
-        ({"tp": {"le": 3}}, False),
-        ({"vendor": {"ne": "nvidia"}}, True),
         ({"vendor": "amd", "tp": 2}, False),
         ({"any": [{"tp": 2}, {"vendor": "amd"}]}, True),
         ({"any": [{"tp": 2}, {"tp": 3}]}, False),
-        ({"gpu": {"ne": "gfx942"}}, False),  # not known: no test passes
+        ({"gpu": {"gt": 0}}, False),  # not known: no test passes
+        ({"gpu": "gfx942"}, False),
         ({"on": True}, True),
         ({"on": 1}, False),  # true is not one
-        ({"vendor": {"gt": 3}}, False),  # a text has no order with a number
     ],
 )
 def test_a_condition_holds_when_every_entry_does(condition: dict[str, Any], expected: bool):
@@ -82,10 +79,8 @@ def test_a_condition_holds_when_every_entry_does(condition: dict[str, Any], expe
     [
         ({"tpp": 4}, "Unknown field 'tpp'"),
         ({"tp": {"above": 4}}, "Unknown test 'above'"),
-        ({"tp": {"gt": "__import__('os')"}}, "must be a number"),
-        ({"tp": {"gt": True}}, "must be a number"),
-        ({"tp": []}, "must be a value or a list"),
-        ({"tp": [[1]]}, "must be a value or a list"),
+        ({"gpu": {"ge": 4}}, "Unknown test 'ge'"),  # also where the value is not known
+        ({"tp": 5, "tpp": 4}, "Unknown field 'tpp'"),  # also after an entry that does not hold
         ({"any": [{"x": 1}]}, "Unknown field 'x'"),
         ({"any": "tp"}, "a condition is a table"),
         ("tp > 1", "a condition is a table"),
@@ -93,11 +88,11 @@ def test_a_condition_holds_when_every_entry_does(condition: dict[str, Any], expe
 )
 def test_a_malformed_condition_is_refused_when_it_is_read(condition: Any, message: str):
     with pytest.raises(CatalogError, match=message):
-        rules.check("env.toml", condition, VALUES)
+        rules.holds(condition, VALUES)
 
 
 SCALARS = st.one_of(st.integers(-9, 9), st.booleans(), st.sampled_from(["amd", "nvidia"]))
-TESTS = st.dictionaries(st.sampled_from(["gt", "ge", "lt", "le"]), st.integers(-9, 9), min_size=1)
+TESTS = st.dictionaries(st.sampled_from(["gt", "lt"]), st.integers(-9, 9), min_size=1)
 LEAVES = st.dictionaries(
     st.sampled_from(["tp", "vendor", "gpu"]),
     st.one_of(SCALARS, st.lists(SCALARS, min_size=1), TESTS),
@@ -105,9 +100,11 @@ LEAVES = st.dictionaries(
 )
 
 
-@given(LEAVES, st.dictionaries(st.sampled_from(["tp", "vendor"]), SCALARS))
+NUMBERS = st.one_of(st.none(), st.integers(-9, 9), st.booleans())
+
+
+@given(LEAVES, st.fixed_dictionaries(dict.fromkeys(("tp", "vendor", "gpu"), NUMBERS)))
 def test_any_of_a_condition_and_nothing_else_is_that_condition(leaf: Any, values: Any):
-    rules.check("x", leaf, ["tp", "vendor", "gpu"])
     assert rules.holds({"any": [leaf]}, values) == rules.holds(leaf, values)
     both = all(rules.holds({key: test}, values) for key, test in leaf.items())
     assert rules.holds(leaf, values) == both

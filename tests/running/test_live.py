@@ -28,7 +28,7 @@ import pytest
 from scalebook import ownership, store
 from scalebook.cli import serve
 from scalebook.measure import metrics
-from scalebook.running import live
+from scalebook.running import finish_run, live
 from scalebook.running.console import Console, cut, width
 
 ROOT = Path(__file__).parents[2]
@@ -105,7 +105,7 @@ def test_a_run_without_a_step_takes_as_long_as_those_before(tmp_path: Path):
 @pytest.mark.parametrize("text", ["[]", '{"name": 1}', '{"seconds_each": Infinity}', "{" * 9999])
 def test_a_plan_that_cannot_be_read_is_none(tmp_path: Path, text: str):
     partial = begun(tmp_path, 8)
-    (partial / live.PLAN_FILE).write_text(text)
+    (partial / finish_run.PLAN_FILE).write_text(text)
     assert live.Monitor(tmp_path).snapshot().plan is None
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NoReturn, TextIO, cast
 
 from scalebook import __version__
-from scalebook.cli.terminal import VisibleText
+from scalebook.cli.terminal import Subparsers, VisibleText
 from scalebook.errors import ScalebookError
 
 # Each command's module, which has ``register``, in the groups of ``--help``. Only the module of the
@@ -81,40 +81,7 @@ def _take_catalog(arguments: Sequence[str]) -> list[str]:
     return rest
 
 
-class Commands:
-    """What ``register`` adds commands to; keeps their help for the list in groups."""
-
-    def __init__(self, parser: argparse.ArgumentParser) -> None:
-        """Make the parser expect a command."""
-        self._parsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-        self._parsers.help = "one of these, each with its own --help:"
-        self.help: dict[str, str] = {}
-
-    def add_parser(
-        self, name: str, *, help: str, aliases: Sequence[str] = ()
-    ) -> argparse.ArgumentParser:
-        """Add a command, described by its help text; return its parser."""
-        self.help |= {name: help} | dict.fromkeys(aliases, f"alias of {name}")
-        described = f"{help[0].upper()}{help[1:].replace('%%', '%')}."
-        return self._parsers.add_parser(name, aliases=aliases, description=described)
-
-    def listing(self) -> str:
-        """Return every command with its help, in groups."""
-        width = max(map(len, self.help), default=0)
-        lines: list[str] = []
-        for group, names in GROUPS.items():
-            found = [name for name in names if name in self.help]
-            lines += ["", f"{group}:"] if found else []
-            lines += [f"  {name:<{width}}  {self.help[name]}" for name in found]
-        return "\n".join(lines).strip("\n")
-
-
-def build_parser(command: str | None = None) -> argparse.ArgumentParser:
-    """Return the parser; with every command registered unless one is named that exists."""
-    return build_commands(command)[0]
-
-
-def build_commands(command: str | None = None) -> tuple[argparse.ArgumentParser, Commands]:
+def build_commands(command: str | None = None) -> tuple[argparse.ArgumentParser, Subparsers]:
     """Return the parser and its commands: the one named if it exists, else all."""
     parser = Parser(
         prog="scalebook",
@@ -126,11 +93,11 @@ def build_commands(command: str | None = None) -> tuple[argparse.ArgumentParser,
     parser.add_argument(
         "--catalog", metavar="FILE", help="TOML file that adds to the facts or overrides them"
     )
-    commands = Commands(parser)
+    commands = Subparsers(parser)
     modules = {COMMANDS[command]} if command in COMMANDS else dict.fromkeys(COMMANDS.values())
     for name in () if command == "--version" else modules:
         import_module(f"scalebook.cli.{name}").register(commands)
-    parser.epilog = commands.listing()
+    parser.epilog = commands.listing(GROUPS)
     return parser, commands
 
 
@@ -144,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str]) -> int:
     """Run one command, whose output may hold anything that others wrote."""
     rest = _take_catalog(arguments)
-    options = build_parser(rest[0] if rest else None).parse_args(rest)
+    options = build_commands(rest[0] if rest else None)[0].parse_args(rest)
     options.arguments = rest  # as given: 'run' repeats them inside a container
     handler: Callable[[argparse.Namespace], int] = options.handler
     code = None  # until the command has done what it does

@@ -28,7 +28,7 @@ OVERRIDES = {
     *("model", "engine", "nodes", "steps", "data", "profile_steps", "time_limit_seconds"),
 }
 # These have flags with a meaning of their own in ``run``: --gpus is a limit, plans name strategies.
-OWN = ("platform", "world_size", "strategy", "profile_steps", "time_limit_seconds")
+OWN = ("platform", "world_size", "strategy")
 
 
 def add_settings_and_order(parser: argparse.ArgumentParser) -> None:

@@ -29,14 +29,32 @@ _LONGEST_CELL = 500  # a sentence fits; names in records of others may have any 
 _NUMBER = re.compile(r"-|(?=\D*\d)[\d,]*\.?[\d,]*(?:e\+\d+)?%*")
 
 
-class Subparsers(Protocol):
-    """What ``register`` of a command module adds its commands to."""
+class Subparsers:
+    """What ``register`` of a command module adds its commands to; keeps their help for a list."""
+
+    def __init__(self, parser: argparse.ArgumentParser) -> None:
+        """Make the parser expect a command."""
+        self._parsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+        self._parsers.help = "one of these, each with its own --help:"
+        self.help: dict[str, str] = {}
 
     def add_parser(
         self, name: str, *, help: str, aliases: Sequence[str] = ()
     ) -> argparse.ArgumentParser:
-        """Add a command and return its parser."""
-        ...
+        """Add a command, described by its help text; return its parser."""
+        self.help |= {name: help} | dict.fromkeys(aliases, f"alias of {name}")
+        described = f"{help[0].upper()}{help[1:].replace('%%', '%')}."
+        return self._parsers.add_parser(name, aliases=aliases, description=described)
+
+    def listing(self, groups: Mapping[str, Iterable[str]]) -> str:
+        """Return every command with its help, in groups."""
+        width = max(map(len, self.help), default=0)
+        lines: list[str] = []
+        for group, names in groups.items():
+            found = [name for name in names if name in self.help]
+            lines += ["", f"{group}:"] if found else []
+            lines += [f"  {name:<{width}}  {self.help[name]}" for name in found]
+        return "\n".join(lines).strip("\n")
 
 
 class Flags(Protocol):

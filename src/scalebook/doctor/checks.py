@@ -53,10 +53,8 @@ def present(facts: MachineFacts) -> CheckResult:
     return CheckResult("devices", "problem", f"{found}, none usable", advice)
 
 
-def driver(facts: MachineFacts) -> CheckResult | None:
+def driver(facts: MachineFacts) -> CheckResult:
     """Return the driver's version."""
-    if not facts.devices:
-        return None
     if facts.driver is None:
         return CheckResult("driver", "unknown", "the driver reports no version")
     return ok("driver", facts.driver)
@@ -90,7 +88,7 @@ def alike(facts: MachineFacts) -> CheckResult | None:
 
 def known(facts: MachineFacts) -> CheckResult | None:
     """Return whether the catalog knows the device's peak."""
-    if not facts.devices or facts.known_device is None:
+    if facts.known_device is None:
         return None
     name = facts.devices[0].name or "unnamed"
     if facts.known_device:
@@ -120,10 +118,8 @@ def _used(device: GpuState) -> float | None:
     return device.memory_used_mib / device.memory_total_mib
 
 
-def foreign(facts: MachineFacts) -> CheckResult | None:
+def foreign(facts: MachineFacts) -> CheckResult:
     """Return whether other processes use the GPUs: they share time, power and links."""
-    if not facts.devices:
-        return None
     if facts.processes is None:
         return CheckResult("other processes", "unknown", "the driver does not list them")
     if not facts.processes:
@@ -134,10 +130,8 @@ def foreign(facts: MachineFacts) -> CheckResult | None:
     return CheckResult("other processes", "warning", f"{count} on the GPUs: {listed}", advice)
 
 
-def power(facts: MachineFacts) -> CheckResult | None:
+def power(facts: MachineFacts) -> CheckResult:
     """Return whether a power cap is below the device's own."""
-    if not facts.devices:
-        return None
     told = [
         (cap, device) for device in facts.devices if (cap := device.power_cap_watts) is not None
     ]
@@ -157,10 +151,8 @@ def power(facts: MachineFacts) -> CheckResult | None:
     return CheckResult("power cap", "warning", found, advice)
 
 
-def clocks(facts: MachineFacts) -> CheckResult | None:
+def clocks(facts: MachineFacts) -> CheckResult:
     """Return whether clocks are held down by heat or power, or were fixed by hand."""
-    if not facts.devices:
-        return None
     slow = [device for device in facts.devices if device.slowdown]
     if slow:
         found = f"device {slow[0].index} is slowed down: {', '.join(slow[0].slowdown)}"
@@ -235,10 +227,8 @@ def _limit(
     return CheckResult(check, "warning", f"limited to {words(limit)}", advice)
 
 
-def locked_memory(facts: MachineFacts) -> CheckResult | None:
+def locked_memory(facts: MachineFacts) -> CheckResult:
     """Return whether NCCL and RDMA may pin memory."""
-    if not facts.devices:
-        return None
     advice = (
         "Start the container with --ulimit=memlock=-1."
         if facts.inside
@@ -261,7 +251,7 @@ def open_files(facts: MachineFacts) -> CheckResult:
 
 def numa(facts: MachineFacts) -> CheckResult | None:
     """Return whether the kernel moves pages between NUMA nodes while training runs."""
-    if not facts.devices or facts.numa_nodes < 2:
+    if facts.numa_nodes < 2:
         return None
     if facts.numa_balancing is None:
         return CheckResult("numa balancing", "unknown", "the kernel does not report it")
@@ -275,7 +265,7 @@ def numa(facts: MachineFacts) -> CheckResult | None:
 
 def governor(facts: MachineFacts) -> CheckResult | None:
     """Return whether the CPU may run at full clocks: it launches the kernels."""
-    if not facts.devices or facts.governor is None:
+    if facts.governor is None:
         return None
     if facts.governor == "performance":
         return ok("cpu governor", "performance")
@@ -283,7 +273,7 @@ def governor(facts: MachineFacts) -> CheckResult | None:
     return CheckResult("cpu governor", "warning", facts.governor, advice)
 
 
-def host_memory(facts: MachineFacts) -> CheckResult | None:
+def host_memory(facts: MachineFacts) -> CheckResult:
     """Return whether the host has memory for its ranks."""
     if facts.memory_available is None:
         return CheckResult("host memory", "unknown", "the kernel does not report it")
@@ -343,7 +333,7 @@ def trainer(facts: MachineFacts) -> CheckResult:
 
 def build(facts: MachineFacts) -> CheckResult | None:
     """Return whether torch was built for the devices that are here."""
-    if not facts.devices or not facts.versions.get("torch"):
+    if not facts.versions.get("torch"):
         return None
     wanted = {"nvidia": "cuda", "amd": "rocm"}[facts.vendor]
     version = facts.versions.get(wanted)
@@ -403,11 +393,14 @@ CHECKS: tuple[Callable[[MachineFacts], CheckResult | None], ...] = (
     *(place, shared_memory, locked_memory, stack, open_files, numa, governor, host_memory, disk),
     *(python, trainer, build, engines, device_interface),
 )
+# These say nothing of a machine without a GPU.
+OF_GPUS = (driver, known, foreign, power, clocks, locked_memory, numa, governor, build)
 
 
 def examine(facts: MachineFacts) -> tuple[CheckResult, ...]:
     """Return what every check that concerns this machine found."""
-    return tuple(finding for check in CHECKS if (finding := check(facts)) is not None)
+    checks = (check for check in CHECKS if facts.devices or check not in OF_GPUS)
+    return tuple(finding for check in checks if (finding := check(facts)) is not None)
 
 
 def exit_code(findings: Iterable[CheckResult], *, strict: bool = False) -> int:

@@ -17,9 +17,10 @@ from pathlib import Path
 
 from scalebook.facts import catalog
 from scalebook.measure.probes import topology
-from scalebook.query import printed
+from scalebook.query import number, printed
 from scalebook.running.container import contents, engines
 from scalebook.running.devices import detect
+from scalebook.running.devices.sensor import cells
 
 CDI_FOLDERS = ("etc/cdi", "var/run/cdi")
 NVIDIA_FIELDS = (
@@ -216,20 +217,11 @@ def _device_specs(root: Path) -> tuple[str, ...]:
 # What the drivers' tools and files say of their devices
 
 
-def _number(text: str) -> float | None:
-    """Return a number, None for what tools print instead of one ([N/A], [Not Supported])."""
-    try:
-        return float(text)
-    except ValueError:
-        return None
-
-
 def nvidia_devices(text: str) -> tuple[tuple[GpuState, ...], str | None]:
     """Return the devices that nvidia-smi lists, and the driver's version."""
     devices: list[GpuState] = []
     driver = None
-    for line in text.splitlines():
-        parts = [part.strip() for part in line.split(",")]
+    for parts in cells(text):
         if len(parts) != len(NVIDIA_FIELDS) or not parts[0].isdigit():
             continue
         row = dict(zip(NVIDIA_FIELDS, parts, strict=True))
@@ -239,10 +231,10 @@ def nvidia_devices(text: str) -> tuple[tuple[GpuState, ...], str | None]:
             GpuState(
                 index=int(row["index"]),
                 name=row["name"],
-                memory_total_mib=_number(row["memory.total"]),
-                memory_used_mib=_number(row["memory.used"]),
-                power_cap_watts=_number(row["power.limit"]),
-                power_default_watts=_number(row["power.default_limit"]),
+                memory_total_mib=number(row["memory.total"]),
+                memory_used_mib=number(row["memory.used"]),
+                power_cap_watts=number(row["power.limit"]),
+                power_default_watts=number(row["power.default_limit"]),
                 slowdown=tuple(name.partition(".")[2].replace("_", " ") for name in slow),
                 persistent=_switch(row["persistence_mode"]),
                 partitioned=_switch(row["mig.mode.current"]),
@@ -290,7 +282,7 @@ def _first(folder: Path, name: str) -> float | None:
 
 
 def _scaled(path: Path, unit: float) -> float | None:
-    value = _number(_text(path) or "")
+    value = number(_text(path) or "")
     return None if value is None else value / unit
 
 

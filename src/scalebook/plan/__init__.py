@@ -35,7 +35,7 @@ from scalebook.facts.catalog.types import Platform
 from scalebook.facts.legality import Fit, Problem
 from scalebook.facts.memory import MemoryEstimate
 from scalebook.plan import defaults
-from scalebook.plan.document import Table, read_document
+from scalebook.plan.document import Table, displace, read_document
 from scalebook.plan.schedule import Schedule, read_schedule, shuffled
 from scalebook.settings import PARALLEL_SIZES
 
@@ -102,7 +102,7 @@ def load_plan(
     target = catalog.platform(platform)
     document = read_document(path, overrides)
     try:
-        times = read_schedule(_displaced(document.schedule, scheduled or {}))
+        times = read_schedule(displace(document.schedule, scheduled or {}))
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
     configs: dict[str, RunConfig] = {}
@@ -140,13 +140,6 @@ def single_plan(
     config = RunConfig.from_parameters(run | following)
     plan = Plan("single run", "", (), read_schedule(scheduled or {}))
     return _filled(plan, (config,), target, world_size)
-
-
-def _displaced(below: Mapping[str, Any], above: Mapping[str, Any]) -> Table:
-    """Return schedule keys with others on top; an order and its seed displace one another."""
-    paired = ("order", "order_seed")
-    gone = paired if any(name in above for name in paired) else ()
-    return {name: value for name, value in below.items() if name not in gone} | dict(above)
 
 
 def _filled(

@@ -26,6 +26,13 @@ LONGEST_QUESTION = 120  # characters
 
 _HEAD = ("name", "description", "kind", "question", *SCHEDULE_KEYS)
 
+# Two ways to say one thing: a key of either displaces those of the other.
+_RIVALS = (
+    (frozenset({"strategy"}), frozenset(PARALLEL_SIZES)),
+    (frozenset({"global_batch_size"}), frozenset({"global_batch_size_per_gpu"})),
+    (frozenset({"order"}), frozenset({"order_seed"})),
+)
+
 Table = dict[str, Any]
 
 
@@ -82,16 +89,11 @@ def read_document(path: Path, overrides: Mapping[str, Any] | None = None) -> Doc
 
 
 def displace(below: Mapping[str, Any], above: Mapping[str, Any]) -> Table:
-    """Return ``below`` with ``above`` on top; a strategy and its sizes displace one another."""
+    """Return ``below`` with ``above`` on top; keys that say the same displace one another."""
     gone: set[str] = set()
-    if "strategy" in above:
-        gone.update(PARALLEL_SIZES)
-    if any(size in above for size in PARALLEL_SIZES):
-        gone.add("strategy")
-    if "global_batch_size" in above:
-        gone.add("global_batch_size_per_gpu")
-    if "global_batch_size_per_gpu" in above:
-        gone.add("global_batch_size")
+    for one, other in _RIVALS:
+        gone |= other if one & above.keys() else frozenset()
+        gone |= one if other & above.keys() else frozenset()
     return {name: value for name, value in below.items() if name not in gone} | dict(above)
 
 

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from scalebook import ownership, store
 from scalebook.config import RunConfig
@@ -130,13 +131,13 @@ CLOCK_SECONDS = 0.5  # by which a clock may be corrected without harm to the tim
 
 def sentence(drill: DrillRecord) -> str:
     """Return a drill in one sentence, for the notes of its run."""
-    what = "while a checkpoint was saved" if drill.kill_during == "save" else ""
-    gone = f"from the checkpoint of step {drill.resumed_step}"
+    what = " while a checkpoint was saved" if drill.kill_during == "save" else ""
+    source = f"from the checkpoint of step {drill.resumed_step}"
     if drill.resumed_step is None:
-        gone = "without a checkpoint"
-    return " ".join(
-        f"Recovery drill: rank {drill.kill_rank} was killed after step {drill.last_step} {what}; "
-        f"training continued {gone}.".replace(" ;", ";").split()
+        source = "without a checkpoint"
+    return (
+        f"Recovery drill: rank {drill.kill_rank} was killed after step {drill.last_step}{what}; "
+        f"training continued {source}."
     )
 
 
@@ -168,10 +169,10 @@ def assess(
         identical=not any(compared) if compared else None,
         notes=tuple(_notes(noticed, load, killer)),
     )
-    if abs(killer.clock_moved_seconds) > CLOCK_SECONDS:  # no difference of two times is right
-        return drill.model_copy(update={"passed": _passed(record, drill, resumed, saved)})
-    timings = _timings(killer, noticed, load, after, last_step)
-    return drill.model_copy(update={**timings, "passed": _passed(record, drill, resumed, saved)})
+    update: dict[str, Any] = {"passed": _passed(record, drill, resumed, saved)}
+    if abs(killer.clock_moved_seconds) <= CLOCK_SECONDS:  # else no difference of two times is right
+        update |= _timings(killer, noticed, load, after, last_step)
+    return drill.model_copy(update=update)
 
 
 def _passed(record: RunRecord, drill: DrillRecord, resumed: int, saved: list[int]) -> bool:
@@ -193,9 +194,8 @@ def _timings(
     killed, started = killer.killed_at, killer.started_at
     loading = _seconds(load.started_at) if load else None
     loaded = _seconds(load.finished_at) if load else None
-    first = next((line for line in after), None)
     regained = next((line for line in after if line.step > last_step), None)
-    stepped = _seconds(first.finished_at) if first else None
+    stepped = _seconds(after[0].finished_at) if after else None
     return {
         "detection_seconds": _between(killed, noticed),
         "start_seconds": _between(noticed, started),

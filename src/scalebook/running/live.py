@@ -29,14 +29,12 @@ from scalebook.measure import metrics
 from scalebook.measure.metrics.peak import peak_of
 from scalebook.measure.metrics.settings import document_length, run_shape
 from scalebook.measure.metrics.window import measured_steps
-from scalebook.measure.row import RunMetrics
 from scalebook.record import RunRecord, finite, object_of, seconds_between
 from scalebook.running import finish_run
 from scalebook.running.console import Console
 from scalebook.running.progress import LEAST_QUIET_SECONDS, SLOW_STEPS, duration, last_lines
 from scalebook.running.todo import label
 
-PLAN_FILE = finish_run.PLAN_FILE
 READ_SECONDS = 1.0  # between two looks at a run's files
 COST = 20.0  # looks take at most 1/COST of the time, however long steps.jsonl has become
 POINTS = 400  # of a curve: more than a page has pixels for
@@ -143,7 +141,6 @@ class Monitor:
     only: Path | None = None  # one partial directory in place of all of them
     curves: bool = False  # with curves, the log and the runs that have ended
     _seen: dict[Path, tuple[Any, float, LiveRun]] = field(default_factory=lambda: {})
-    gone: set[str] = field(default_factory=set[str])  # runs that ended while watched
     _ended: dict[Path, EndedRun] = field(default_factory=lambda: {})
 
     def snapshot(self) -> Snapshot:
@@ -266,22 +263,20 @@ def _rates(partial: Path, record: RunRecord, steps: store.Steps) -> dict[str, An
     """Return the fields that are rates: of the steady steps, else of the measured ones so far."""
     found = metrics.measure(store.Run(partial, record, steps))
     world = found.world_size or 1
-    rate, low, high = found.tokens_per_second, None, None
-    if rate is not None:
+    rate, low, high = _plain_rate(steps), None, None
+    if found.tokens_per_second is not None:
+        rate = found.tokens_per_second
         low, high = found.tokens_per_second_low, found.tokens_per_second_high
-    else:
-        rate = _plain_rate(steps)
-    values: dict[str, Any] = dict.fromkeys(("mfu", "mfu_low", "mfu_high"))
-    if found.mfu is not None:
-        values = {"mfu": found.mfu, "mfu_low": found.mfu_low, "mfu_high": found.mfu_high}
-    elif rate is not None and found.status != "void":
+    values: dict[str, Any] = {name: getattr(found, name) for name in ("mfu", "mfu_low", "mfu_high")}
+    if found.mfu is None and rate is not None and found.status != "void":
         values["mfu"] = _mfu(record, rate / world)
+    why = run_shape(record)[1] or peak_of(record, None)[2] or found.mfu_reason
     return {
         "tokens_per_second_per_gpu": rate / world if rate is not None else None,
         "tokens_per_second_per_gpu_low": low / world if low is not None else None,
         "tokens_per_second_per_gpu_high": high / world if high is not None else None,
         "interval_reason": found.interval_reason if low is None else None,
-        "mfu_reason": _mfu_reason(record, found) if values["mfu"] is None else None,
+        "mfu_reason": why if values["mfu"] is None else None,
         **values,
     }
 
@@ -303,10 +298,6 @@ def _mfu(record: RunRecord, rate: float) -> float | None:
     flops = flops_per_token(shape, length, headline_convention(shape), mtp_layers=modules or 0)
     value = rate * flops / 1e12 / peak
     return value if value <= 1 else None
-
-
-def _mfu_reason(record: RunRecord, found: RunMetrics) -> str | None:
-    return run_shape(record)[1] or peak_of(record, None)[2] or found.mfu_reason
 
 
 def _left(step: int | None, asked: Any, recent: Sequence[float]) -> float | None:
@@ -346,7 +337,7 @@ def _power(partial: Path) -> float | None:
 
 
 def _plan(partial: Path) -> PlanState | None:
-    value = finite(store.read_object(partial / PLAN_FILE))
+    value = finite(store.read_object(partial / finish_run.PLAN_FILE))
     try:
         plan = _PLAN.validate_python(value)
     except ValidationError:
@@ -356,7 +347,7 @@ def _plan(partial: Path) -> PlanState | None:
 
 def write_plan(partial: Path, plan: PlanState) -> None:
     """Write how far the plan is into the directory of the run that begins, for other processes."""
-    store.write_json(partial / PLAN_FILE, asdict(plan))
+    store.write_json(partial / finish_run.PLAN_FILE, asdict(plan))
 
 
 def _curve(steps: store.Steps) -> tuple[tuple[int, float | None, float | None], ...]:
@@ -470,7 +461,7 @@ def watch(
     ``settle`` records runs whose jobs have ended. Between two runs of a plan none trains for a
     moment, and longer while devices cool down: the next is waited for ``PAUSE_SECONDS``.
     """
-    seen: set[str] = set()
+    seen, gone = set[str](), set[str]()  # of them those that ended
     to_do, settled, busy = 0, -math.inf, time.monotonic()
     while True:
         if time.monotonic() - settled >= SETTLE_SECONDS:
@@ -480,14 +471,13 @@ def watch(
         if now.busy:
             busy, to_do = time.monotonic(), now.plan.to_do if now.plan else 0
         names = {run.run_id for run in now.running if run.state != "left behind"}
-        for name in sorted(seen - names - monitor.gone):
+        for name in sorted(seen - names - gone):
             console.say(f"{name}: {monitor.ending(name)}")
-        monitor.gone |= seen - names
+        gone |= seen - names
         seen |= names
         if not now.busy and not (to_do and time.monotonic() - busy < PAUSE_SECONDS):
             return len(seen)
-        lines = table(now)
-        console.live(_one_line(now), lambda shown=lines: shown)
+        console.live(_one_line(now), lambda now=now: table(now))
         time.sleep(seconds)
 
 

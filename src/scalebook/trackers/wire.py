@@ -83,10 +83,10 @@ def texts(message: bytes, *numbers: int) -> list[str]:
     return [value.decode(errors="replace") for value in members(message, *numbers)]
 
 
-def integer(message: bytes, number: int, default: int = 0) -> int:
-    """Return the last signed integer of a field."""
+def integer(message: bytes, number: int) -> int:
+    """Return the last signed integer of a field, 0 without one."""
     found = [value for key, value in fields(message) if key == number and isinstance(value, int)]
-    value = found[-1] if found else default
+    value = found[-1] if found else 0
     return value - 2**64 if value >= 2**63 else value
 
 

@@ -50,13 +50,7 @@ def parse_nvidia_matrix(text: str) -> dict[str, Any]:
     header = next((line for line in lines if line.lstrip().startswith("GPU0")), None)
     if header is None:
         return {}
-    devices = _DEVICE.findall(header)
-    rows: dict[str, list[str]] = {}
-    for line in lines[lines.index(header) + 1 :]:
-        name, *cells = line.split()[: len(devices) + 1] or [""]
-        if name in devices and len(cells) == len(devices):
-            rows[name] = cells
-    return _matrix(devices, rows)
+    return _matrix(header, lines[lines.index(header) + 1 :])
 
 
 def parse_nvlink(text: str) -> dict[str, list[float]]:
@@ -77,19 +71,20 @@ def parse_rocm_matrix(text: str) -> dict[str, Any]:
     start = _LINK_TYPES.search(text)
     if start is None:
         return {}
-    lines = text[start.end() :].lstrip("\n").splitlines()
-    devices = _DEVICE.findall(lines[0]) if lines else []
+    header, *lines = text[start.end() :].lstrip("\n").splitlines() or [""]
+    return _matrix(header, lines)
+
+
+def _matrix(header: str, lines: Sequence[str]) -> dict[str, Any]:
+    """Return the first whole matrix below a line of its devices; nothing where a row is missing.
+
+    A device's link to itself is ``X``, for which rocm-smi has 0.
+    """
+    devices = _DEVICE.findall(header)
     rows: dict[str, list[str]] = {}
-    for line in lines[1:]:
-        name, *cells = line.split() or [""]
-        if name not in devices or len(cells) != len(devices):
-            break
-        rows[name] = ["X" if cell == "0" else cell for cell in cells]
-    return _matrix(devices, rows)
-
-
-def _matrix(devices: list[str], rows: dict[str, list[str]]) -> dict[str, Any]:
-    """Return the matrix where it is complete; nothing where a row is missing."""
-    if not devices or list(rows) != devices:
-        return {}
-    return {"devices": devices, "links": [rows[name] for name in devices]}
+    for line in lines:
+        name, *cells = line.split()[: len(devices) + 1] or [""]
+        if name in devices and len(cells) == len(devices):
+            rows.setdefault(name, ["X" if cell == "0" else cell for cell in cells])
+    whole = bool(devices) and list(rows) == devices
+    return {"devices": devices, "links": list(rows.values())} if whole else {}

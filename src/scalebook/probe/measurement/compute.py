@@ -102,7 +102,7 @@ def _matrices(buffer: Tensor, *shapes: tuple[int, int]) -> list[list[Tensor]]:
 
 
 def product(buffer: Tensor, precision: OperandKind, layout: str, *, m: int, n: int, k: int) -> Call:
-    """Return a call that multiplies [m, k] by [k, n]; its number chooses the"""
+    """Return a call that multiplies [m, k] by [k, n]; its number chooses the operands."""
     if precision.scaled:
         return _scaled(buffer, m, n, k)
     stored = {

@@ -5,7 +5,6 @@ Between them stands what the drivers say: links, clocks and power. Their text is
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 import time
@@ -23,8 +22,10 @@ from scalebook.measure.probes import Matmul, Probe, ProbeRequest, Sample, Skippe
 from scalebook.measure.probes.files import FILE, summarise
 from scalebook.measure.probes.topology import parse_nvlink
 from scalebook.probe.measurement import compute, timing, transfers
-from scalebook.probe.measurement.compute import Moment
+from scalebook.probe.measurement.compute import Moment, Sampler
 from scalebook.probe.measurement.timing import Budget, Rank
+from scalebook.query import number
+from scalebook.running.devices.sensor import cells
 from scalebook.train import world
 from scalebook.train.world import output
 
@@ -143,14 +144,10 @@ def _sustained(matmuls: list[Matmul], progress: ProbeProgress) -> None:
     if size == 0:
         progress.skipped.append(Skipped(what="sustained rate", reason="no product was measured"))
         return
-    sampler = samples if here.rank == 0 else _nothing
+    sampler: Sampler = samples if here.rank == 0 else lambda _: []
     row = compute.sustained(size, here, progress.share("sustained"), sampler)
     progress.keep(sustained=[row])
     progress.show(f"sustained {row.sustained_tflops:.4g}, burst {row.burst_tflops:.4g} TFLOP/s")
-
-
-def _nothing(_: Moment) -> list[Sample]:
-    return []
 
 
 # What the drivers say
@@ -191,15 +188,7 @@ def samples(moment: Moment) -> list[Sample]:
 def _query(fields: str) -> list[list[float | None]]:
     """Return the numbers that nvidia-smi answers, one row per device."""
     text = output("nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits") or ""
-    rows = csv.reader(text.splitlines(), skipinitialspace=True)
-    return [[_number(cell) for cell in row] for row in rows if row]
-
-
-def _number(text: object) -> float | None:
-    try:
-        return float(str(text))
-    except ValueError:
-        return None
+    return [[number(cell) for cell in row] for row in cells(text)]
 
 
 def parse_rocm_samples(text: str, moment: Moment) -> list[Sample]:
@@ -234,5 +223,5 @@ def _clock(fields: dict[str, Any], name: str) -> float | None:
 
 
 def _first(fields: dict[str, Any], part: str) -> float | None:
-    values = (_number(value) for key, value in fields.items() if part in key.lower())
+    values = (number(value) for key, value in fields.items() if part in key.lower())
     return next((value for value in values if value is not None), None)

@@ -151,6 +151,6 @@ def _summary(watches: Sequence[Watch]) -> str:
     return ", ".join(parts)
 
 
-def cancel(submitted: Sequence[Submitted], ask: Ask = query.ask) -> None:
+def cancel(submitted: Sequence[Submitted]) -> None:
     """Ask Slurm to end the jobs."""
-    ask(("scancel", *dict.fromkeys(run.job_id for run in submitted)))
+    query.ask(("scancel", *dict.fromkeys(run.job_id for run in submitted)))

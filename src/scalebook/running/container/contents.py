@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import platform
 import re
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from scalebook.errors import LaunchError
+from scalebook.query import ask
 
 IMPORT_SECONDS = 300.0  # a first import from a cold network file system takes minutes
 IMPORT = (
@@ -116,18 +116,9 @@ def _import_torch(there: bool) -> dict[str, Any]:
     """Return whether torch starts and the devices that it sees, or why it does not."""
     if not there:
         return {"starts": None, "devices": None, "reason": "torch is not installed"}
-    try:
-        done = subprocess.run(
-            (sys.executable, "-c", IMPORT),
-            capture_output=True,
-            text=True,
-            timeout=IMPORT_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return {"starts": False, "devices": None, "reason": f"no end in {IMPORT_SECONDS:.0f} s"}
-    lines = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
-    if done.returncode != 0 or not lines:
+    answer = ask((sys.executable, "-c", IMPORT), IMPORT_SECONDS)
+    lines = (answer.output if answer.code == 0 else answer.errors).strip().splitlines()
+    if answer.code != 0 or not lines:
         return {"starts": False, "devices": None, "reason": lines[-1] if lines else "no output"}
     available, count = json.loads(lines[-1])
     return {"starts": True, "devices": count if available else 0, "reason": None}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any, cast
 from scalebook.errors import LaunchError
 from scalebook.facts.catalog.load import ENVIRONMENT_VARIABLE
 from scalebook.host import ASKED, git_commit
+from scalebook.query import ask
 from scalebook.running.container import commands
 from scalebook.running.container.commands import OCI, Contained, EngineCommand, Mount
 from scalebook.running.container.engines import CONTAINER
@@ -188,16 +188,14 @@ def not_passed(names: Sequence[str], given: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in names if name not in asked and name not in own)
 
 
-def describe(
-    project: Path, runs: Path, environment: Mapping[str, str] = os.environ, dev: Path = Path("/dev")
-) -> Host:
+def describe(project: Path, runs: Path, environment: Mapping[str, str] = os.environ) -> Host:
     """Return the host of a container that writes to ``runs``."""
     name = f"scalebook-{secrets.token_hex(4)}"
     return Host(
         project=project.resolve(),
         user=owner(runs),
         rootless=os.geteuid() != 0,
-        groups=device_groups(dev),
+        groups=device_groups(Path("/dev")),
         scratch=Path(tempfile.gettempdir()) / name,
         name=name,
         commit=git_commit(project),
@@ -231,25 +229,14 @@ def output_of(command: EngineCommand, caller: Mapping[str, str]) -> dict[str, An
     Raises:
         LaunchError: it printed none, or did not end.
     """
-    environment = command.full_environment(caller)
+    with scratch(command):
+        answer = ask(command.argv, END_SECONDS, command.full_environment(caller))
+    lines = answer.output.strip().splitlines()
     try:
-        with scratch(command):
-            done = subprocess.run(
-                command.argv,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                check=False,
-                timeout=END_SECONDS,
-            )
-    except subprocess.TimeoutExpired as error:
-        raise LaunchError(f"The image did not answer within {END_SECONDS:.0f} s.") from error
-    lines = done.stdout.decode(errors="replace").strip().splitlines()
-    try:
-        value: object = json.loads(lines[-1]) if done.returncode == 0 and lines else None
+        value: object = json.loads(lines[-1]) if answer.code == 0 and lines else None
     except ValueError:
         value = None
     if isinstance(value, dict):
         return cast("dict[str, Any]", value)
-    said = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["no output"]
-    raise LaunchError(f"The image reported nothing (exit {done.returncode}): {said[0][:300]}")
+    said = answer.errors.strip().splitlines()[-1:] or ["no output"]
+    raise LaunchError(f"The image reported nothing (exit {answer.code}): {said[0][:300]}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, cast
@@ -16,76 +16,42 @@ from scalebook.facts.catalog.rows import TomlRow, rows_of
 from scalebook.running.container.images import document
 
 ANY = "any"
-TESTS: Mapping[str, Callable[[Any, Any], bool]] = {
-    "gt": operator.gt,
-    "ge": operator.ge,
-    "lt": operator.lt,
-    "le": operator.le,
-    "ne": operator.ne,
-}
+TESTS: Mapping[str, Callable[[Any, Any], bool]] = {"gt": operator.gt, "lt": operator.lt}
 ConditionValue = str | int | float | bool | None
 
 
-def check(where: str, condition: object, fields: Iterable[str]) -> None:
-    """Refuse a condition that names an unknown field or test, or compares what has no order.
+def holds(condition: object, values: Mapping[str, ConditionValue], where: str = "when") -> bool:
+    """Return whether every entry of a condition is true of the values; each is looked at.
+
+    An entry is a value, a list of values or a table of ``TESTS``; ``any`` holds a list of
+    conditions. What is not known (None) passes no test.
 
     Raises:
-        CatalogError: the condition is malformed.
+        CatalogError: the condition is malformed, or names an unknown field or test.
     """
-    names = tuple(fields)
     if not isinstance(condition, dict):
         raise CatalogError(f"{where}: a condition is a table of fields, not {condition!r}.")
-    for name, test in cast("dict[str, object]", condition).items():
-        if name == ANY:
-            for part in cast("list[object]", test) if isinstance(test, list) else [test]:
-                check(where, part, names)
-        elif name not in names:
-            raise CatalogError(f"{where}: {unknown('field', name, names)}")
-        else:
-            _check_test(f"{where}: {name}", test)
+    entries = cast("dict[str, Any]", condition).items()
+    found = [_entry(name, test, values, where) for name, test in entries]
+    return all(found)
 
 
-def _check_test(where: str, test: object) -> None:
-    if not isinstance(test, dict):
-        values = cast("list[object]", test) if isinstance(test, list) else [test]
-        if not values or not all(isinstance(value, str | int | float | bool) for value in values):
-            raise CatalogError(f"{where} = {test!r} must be a value or a list of values.")
-        return
-    for name, bound in cast("dict[str, object]", test).items():
-        if name not in TESTS:
-            raise CatalogError(f"{where}: {unknown('test', name, TESTS)}")
-        plain = isinstance(bound, int | float) and not isinstance(bound, bool)
-        if name != "ne" and not plain:
-            raise CatalogError(f"{where}: {name} = {bound!r} must be a number.")
-
-
-def holds(condition: Mapping[str, Any], values: Mapping[str, ConditionValue]) -> bool:
-    """Return whether every entry of a checked condition is true of the values."""
-    return all(_entry(name, test, values) for name, test in condition.items())
-
-
-def _entry(name: str, test: Any, values: Mapping[str, ConditionValue]) -> bool:
+def _entry(name: str, test: Any, values: Mapping[str, ConditionValue], where: str) -> bool:
+    options = cast("list[Any]", test) if isinstance(test, list) else [test]
     if name == ANY:
-        return any(holds(part, values) for part in test)
-    value = values.get(name)
-    if value is None:
-        return False
-    if isinstance(test, dict):
-        tests = cast("dict[str, Any]", test)
-        return all(_ordered(TESTS[key], value, bound) for key, bound in tests.items())
-    return value in test if isinstance(test, list) else _equal(value, test)
-
-
-def _equal(value: ConditionValue, wanted: Any) -> bool:
-    """Return whether two values are equal and of one kind: true is not 1 here."""
-    return value == wanted and isinstance(value, bool) == isinstance(wanted, bool)
-
-
-def _ordered(test: Callable[[Any, Any], bool], value: ConditionValue, bound: Any) -> bool:
-    try:
-        return test(value, bound)
-    except TypeError:  # a text against a number has no order
-        return False
+        found = [holds(part, values, where) for part in options]
+        return any(found)
+    if name not in values:
+        raise CatalogError(f"{where}: {unknown('field', name, values)}")
+    value = values[name]
+    if not isinstance(test, dict):  # true is not 1 here
+        return any(
+            value == one and isinstance(value, bool) == isinstance(one, bool) for one in options
+        )
+    bounds = cast("dict[str, Any]", test)
+    for key in bounds.keys() - TESTS.keys():
+        raise CatalogError(f"{where}: {name}: {unknown('test', key, TESTS)}")
+    return value is not None and all(TESTS[key](value, bound) for key, bound in bounds.items())
 
 
 # What a condition may name beside the fields of RunConfig.
@@ -154,7 +120,7 @@ def parse(row: TomlRow) -> Variable:
     name, when = row.text("name"), row.table("when") or {}
     if not _NAME.fullmatch(name):
         raise row.error("a variable's name has capitals, digits and '_' only.")
-    check(f"{row.file}: {name}: when", when, FIELDS)
+    holds(when, dict.fromkeys(FIELDS), f"{row.file}: {name}: when")  # else malformed
     value, reason, source = row.text("value"), row.text("reason"), row.text("source")
     found = Variable(name, value, reason, source, when, row.texts("replaces"))
     row.finish()

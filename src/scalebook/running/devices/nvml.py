@@ -13,7 +13,7 @@ from datetime import datetime
 from importlib import import_module
 from typing import Any
 
-from scalebook.query import printed
+from scalebook.query import number, printed
 from scalebook.running.devices import sensor
 from scalebook.running.devices.sensor import (
     Row,
@@ -39,14 +39,6 @@ _COLUMNS = (
 # The column was renamed in driver 535; a name that a driver does not know is an error of the tool.
 _REASONS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
 _FORMAT = ("--format=csv,noheader,nounits",)
-
-
-def value_of(cell: str) -> float | None:
-    """Return the number of a cell; None for [N/A], [Not Supported] and the like."""
-    try:
-        return float(cell)
-    except ValueError:
-        return None
 
 
 def time_of(stamp: str, arrived: float) -> float:
@@ -98,8 +90,8 @@ class NvidiaSMITool(Sensor):
             without_missing(
                 gpu=int(row[0]),
                 name=row[2],
-                power_cap_watts=value_of(row[3]),
-                max_clock_mhz=value_of(row[4]),
+                power_cap_watts=number(row[3]),
+                max_clock_mhz=number(row[4]),
             )
             for row in rows
         ]
@@ -129,7 +121,7 @@ def _row(texts: Sequence[str], arrived: float) -> Row:
     stamp, *rest = texts
     row: Row = {"time": time_of(stamp, arrived)}
     for (_, column, scale), cell in zip(_COLUMNS, rest, strict=False):
-        value = value_of(cell)
+        value = number(cell)
         if value is not None:
             row[column] = int(value) if column == "gpu" else round(value * scale, 4)
     if len(rest) > len(_COLUMNS) and rest[-1].startswith("0x"):
