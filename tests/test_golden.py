@@ -27,7 +27,7 @@ TAKEN = [
     ("published", "tflops_per_second_per_gpu", ["published"], "tflops_gpu_claimed"),
     ("published", "mfu_percent", ["published"], "mfu_claimed_pct"),
 ]
-SOURCED = sorted({row[0] for row in TAKEN} | {"claims", "llm_foundry"})
+SOURCED = sorted({row[0] for row in TAKEN} | {"claims", "frameworks", "llm_foundry", "recompute"})
 
 
 def column(path: Path, name: str) -> Counter[str]:

@@ -57,7 +57,11 @@ def read(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(stream))
 
 
-@pytest.mark.parametrize("row", read(GOLDEN / "flops.csv"), ids=lambda row: "-".join(row.values()))
+@pytest.mark.parametrize(
+    "row",
+    [*read(GOLDEN / "flops.csv"), *read(GOLDEN / "frameworks.csv")],
+    ids=lambda row: "-".join(row.values()),
+)
 def test_flops_reproduce_the_golden_value(row):
     counted = flops_per_token(
         catalog.model(row["model"]),
@@ -383,6 +387,92 @@ def test_recomputation_adds_the_forward_that_runs_again():
     assert full - model == pytest.approx((parts.layers + parts.attention_core) / 3)
     half = hardware_flops_per_token(shape, 8192, "full", recompute_num_layers=16)
     assert half - model == pytest.approx((full - model) / 2)
+
+
+# Forward FLOPs per token by hand: 2 for each element of the matrices that run again.
+MODULES = {
+    ("llama3.1-8b", "mlp"): 2 * 32 * 3 * 4096 * 14336,
+    ("llama3.1-8b", "layernorm"): 0,
+    # queries of 1,536 and keys and values of 512 wide latents, for 128 heads of 128 + 64 and 128
+    ("deepseek-v3", "mla_up_proj"): 2 * 61 * 128 * (1536 * 192 + 512 * 256),
+    ("deepseek-v3", "mlp"): 2 * 3 * 3 * 7168 * 18432,
+    ("deepseek-v3", "moe"): 2 * 58 * 3 * 7168 * 2048 * (8 + 1),
+    ("deepseek-v3", "shared_experts"): 2 * 58 * 3 * 7168 * 2048,
+    ("deepseek-v3", "moe_act"): 0,
+    # no latent queries: they are made of the hidden state in the same step
+    ("deepseek-v2-lite", "mla_up_proj"): 2 * 27 * 16 * (2048 * 192 + 512 * 256),
+    ("nemotron-3-nano-30b", "moe"): 2 * 23 * 2 * 2688 * (1856 * 6 + 3712),
+    ("nemotron-3-nano-30b", "mlp"): 0,
+}
+
+
+@pytest.mark.parametrize(("name", "module"), MODULES)
+def test_recomputed_modules_run_their_matrices_once_more(name, module):
+    shape, alone = catalog.model(name), {"recompute_modules": [module]}
+    model = flops_per_token(shape, 4096)
+    again = hardware_flops_per_token(shape, 4096, "selective", **alone) - model
+    assert again == pytest.approx(MODULES[name, module], abs=1)
+    both = ["core_attn", module]
+    total = hardware_flops_per_token(shape, 4096, "selective", recompute_modules=both) - model
+    assert total == pytest.approx(again + flop_parts(shape, 4096).attention_core / 3)
+
+
+def test_modules_that_megatron_does_not_know_are_refused_by_name():
+    with pytest.raises(ConfigError, match=r"'moe_acts'.*Did you mean 'moe_act'"):
+        hardware_flops_per_token(TOY, 4, "selective", recompute_modules=["moe_acts"])
+
+
+# What the models' cards print, total and active; V4's active parameters leave the input table out.
+CARDS = {
+    "deepseek-v4-flash": (284e9, 13e9),
+    "deepseek-v4-pro": (1.6e12, 49e9),
+    "kimi-linear-48b-a3b": (48e9, 3e9),
+    "minimax-m2.5": (229e9, 10e9),
+    "primus-gdn-300m": (0.3e9, 0.3e9),
+    "primus-gdn-1b": (1.2e9, 1.2e9),
+    "maxtext-32b": (32e9, 32e9),
+    "maxtext-64b": (64e9, 64e9),
+    "maxtext-128b": (128e9, 128e9),
+}
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_parameters_are_those_of_the_models_card(name):
+    count = parameter_count(catalog.model(name))
+    total, active = CARDS[name]
+    assert count.total == pytest.approx(total, rel=0.026)
+    assert 0.95 * active < count.active < 1.17 * active
+
+
+@pytest.mark.parametrize("length", [8192, 10000, 16384])
+def test_attention_in_chunks_counts_each_chunks_own_pairs(length):
+    """Llama 4: three of four layers see chunks of 8,192 tokens, the last one what is left."""
+    shape = catalog.model("llama4-scout")
+    pairs = {8192: 8192 * 8193 / 2, 10000: (8192 * 8193 + 1808 * 1809) / 2, 16384: 8192 * 8193}
+    every = length * (length + 1) / 2
+    expected = 12 * 40 * 128 * (36 * pairs[length] + 12 * every) / length
+    assert flop_parts(shape, length, "exact_causal").attention_core == pytest.approx(expected)
+    whole = 12 * 40 * 128 * 48 * length / 2  # as Megatron-LM counts it
+    assert flop_parts(shape, length).attention_core == pytest.approx(whole)
+    assert headline_convention(shape) == "sliding_window"
+
+
+def test_a_published_rate_of_deepseek_v4_is_what_megatron_bridge_counts():
+    # 7,776 tokens/s and 706 TFLOP/s per GB200: one multi-token prediction module is counted
+    shape = catalog.model("deepseek-v4-flash")
+    implied = [(706 + off) * 1e12 / 7776 for off in (-0.5, 0.5)]
+    assert implied[0] < flops_per_token(shape, 4096, mtp_layers=1) < implied[1]
+    lightning = catalog.model("nemotron-3.5-lightning-30b")
+    assert flops_per_token(lightning, 8192, mtp_layers=2) * 28672 / 1e12 == pytest.approx(807, 1e-3)
+
+
+def test_a_module_for_a_further_token_has_no_window_where_only_some_layers_have():
+    """Megatron-Bridge: the list of windowed layers ends with the model's own."""
+    every = replace(TOY, sliding_window=8, sliding_window_every=1, mtp_layers=1)
+    some = replace(every, sliding_window_every=2)
+    modules = [flop_parts(shape, 64, "sliding_window", mtp_layers=1).mtp for shape in (every, some)]
+    inside = 8 - 8 * 7 / (2 * 64)
+    assert modules[1] - modules[0] == pytest.approx(12 * 8 * (32 - inside))
 
 
 def test_narayanans_model_flops_are_hardware_flops_of_full_recomputation():

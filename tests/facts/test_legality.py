@@ -118,6 +118,23 @@ RULES: tuple[tuple[str, str, dict[str, Any]], ...] = (
         "llama3.1-8b",
         {"recompute": "full", "recompute_layers": 9, "pipeline_parallel_size": 4},
     ),
+    ("recompute_layers", "llama3.1-8b", {"recompute_method": "uniform"}),
+    (
+        "recompute_layers",
+        "llama3.1-8b",
+        {"recompute": "full", "recompute_method": "uniform", "recompute_layers": 3},
+    ),
+    ("recompute_modules", "llama3.1-8b", {"recompute_modules": "mlp"}),
+    ("recompute_modules", "llama3.1-8b", {"recompute": "full", "recompute_modules": "mlp"}),
+    *(
+        ("recompute_modules", "llama3.1-8b", {"recompute": "selective", "recompute_modules": name})
+        for name in ("moe_act", "mla_up_proj", "mlps")
+    ),
+    (
+        "recompute_modules",
+        "llama3.1-8b",
+        {"recompute": "selective", "recompute_modules": "layernorm", "precision": "fp8"},
+    ),
     ("packed_documents", "llama3.1-8b", {"packed_documents": 3}),
     ("packed_documents", "llama3.1-8b", {"packed_documents": 2, "engine": "nemo"}),
     ("context_parallel", "llama3.1-8b", {"packed_documents": 1024, "context_parallel_size": 2}),
@@ -146,6 +163,31 @@ def test_full_recomputation_covers_at_most_the_smallest_stage(
     assert problems(config("llama3.1-8b", **asked, recompute_layers=most)) == []
     (found,) = problems(config("llama3.1-8b", **asked, recompute_layers=most + 1))
     assert f"Use recompute_layers={most}, or 0" in found.message
+
+
+@pytest.mark.parametrize(
+    ("last", "chunks", "groups"), [(0, 1, "1, 2, 4 or 8"), (0, 2, "1, 2 or 4"), (5, 2, "1")]
+)
+def test_groups_of_recomputed_layers_divide_every_stage(
+    last: int, chunks: int, groups: str
+) -> None:
+    asked = {"pipeline_parallel_size": 4, "last_pipeline_stage_layers": last, "recompute": "full"}
+    asked |= {"virtual_pipeline_parallel_size": chunks, "global_batch_size": 32, "world_size": 4}
+    asked |= {"recompute_method": "uniform"}
+    for size in groups.replace(" or", ",").split(","):
+        assert problems(config("llama3.1-8b", **asked, recompute_layers=int(size))) == []
+    (found,) = problems(config("llama3.1-8b", **asked, recompute_layers=3))
+    assert found.message.endswith(f"Use {groups}.")
+
+
+def test_modules_that_a_model_lacks_are_named_and_only_some_are_fatal() -> None:
+    asked = {"recompute": "selective", "recompute_modules": "core_attn,moe,shared_experts"}
+    found = problems(config("llama3.1-8b", **asked))
+    assert [one.severity for one in found] == ["warning", "warning"]
+    assert "no experts. Leave it out." in found[0].message
+    whole = "core_attn,mla_up_proj,layernorm,mlp,moe,moe_act,shared_experts"
+    everything = config("deepseek-v3", recompute="selective", recompute_modules=whole)
+    assert not [one for one in problems(everything) if one.rule == "recompute_modules"]
 
 
 def test_every_broken_rule_is_named_not_only_the_first() -> None:

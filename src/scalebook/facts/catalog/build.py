@@ -94,11 +94,12 @@ def _hybrid(row: TomlRow | None, num_layers: int) -> HybridShape | None:
     row.finish()
     letters, many = value.pattern + value.mtp_pattern, len(value.pattern)
     pairs = many == 2 * num_layers and not set(value.pattern[::2]) & set("E-")
-    if set(letters) - set("MG*E-") or not (many == num_layers or pairs):
+    if set(letters) - set("MGK*LWCHE-") or not (many == num_layers or pairs):
         raise row.error(
-            f"pattern needs a letter of M G * E - for each of {num_layers} layers, or two."
+            f"pattern needs a letter of M G K * L W C H E - for each of {num_layers} layers, or "
+            "two."
         )
-    for letter, sizes in (("M", _HYBRID_SIZES[:4]), ("G", _HYBRID_SIZES[5:])):
+    for letter, sizes in _NEEDED.items():
         if letter in letters and not all(getattr(value, name) for name in sizes):
             raise row.error(f"pattern has {letter}, which needs {', '.join(sizes)}.")
     return value
@@ -106,9 +107,19 @@ def _hybrid(row: TomlRow | None, num_layers: int) -> HybridShape | None:
 
 _HYBRID_SIZES = (
     "mamba_num_heads", "mamba_head_dim", "mamba_num_groups", "mamba_state_dim",
-    "expert_latent_size", "delta_key_heads", "delta_value_heads", "delta_key_dim",
-    "delta_value_dim",
+    "expert_latent_size", "delta_key_heads", "delta_key_dim", "delta_value_heads",
+    "delta_value_dim", "attention_chunk", "query_rank", "output_rank", "output_groups",
+    "attention_window", "index_heads", "index_dim", "index_top_k", "residual_streams",
 )  # fmt: skip
+_NEEDED = {
+    "M": _HYBRID_SIZES[:4],
+    "G": _HYBRID_SIZES[5:9],
+    "K": _HYBRID_SIZES[5:7],
+    "L": ("attention_chunk",),
+    "W": _HYBRID_SIZES[10:14],
+    "C": _HYBRID_SIZES[10:17],
+    "H": _HYBRID_SIZES[10:14],
+}
 
 
 def model(row: TomlRow) -> ModelShape:

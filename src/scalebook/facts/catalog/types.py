@@ -58,13 +58,19 @@ class MLAShape:
     v_head_dim: int
 
 
+ATTENTION = "*LWCH"  # the letters of a hybrid stack whose layers compare tokens
+
+
 @dataclass(frozen=True, slots=True)
 class HybridShape:
     """Layers of several kinds in one stack, each a mixer or an MLP only (arXiv 2504.03624).
 
     A letter per layer, as Megatron-LM writes its pattern: ``M`` Mamba-2 (arXiv 2405.21060), ``G``
-    gated delta net (arXiv 2412.06464), ``*`` attention, ``E`` experts, ``-`` a dense MLP. Where a
-    layer of the model is a mixer and an MLP, it has two letters.
+    gated delta net (arXiv 2412.06464), ``K`` Kimi delta attention (arXiv 2510.26692), ``*``
+    attention, ``L`` the same inside chunks of ``attention_chunk`` tokens, ``E`` experts, ``-`` a
+    dense MLP. DeepSeek-V4's attention sees a window of tokens (``W``), and before it the best of
+    every 4 tokens as one (``C``) or every 128 (``H``). Where a layer of the model is a mixer and an
+    MLP, it has two letters.
     """
 
     pattern: str
@@ -78,6 +84,15 @@ class HybridShape:
     delta_value_heads: int = 0
     delta_key_dim: int = 0  # of a head
     delta_value_dim: int = 0
+    attention_chunk: int = 0  # tokens
+    query_rank: int = 0  # of DeepSeek-V4: queries and the output are made in two steps each
+    output_rank: int = 0
+    output_groups: int = 0
+    attention_window: int = 0  # tokens
+    index_heads: int = 0  # of the indexer that chooses
+    index_dim: int = 0
+    index_top_k: int = 0
+    residual_streams: int = 0  # hyper-connections (arXiv 2409.19606)
     attention_gate: bool = False  # queries have a gate of their own width
     shared_expert_gate: bool = False  # one learned number per token and element of the hidden size
 
@@ -85,6 +100,7 @@ class HybridShape:
     def words(self) -> str:
         """What its layers are, for a sentence on what they rule out."""
         kinds = (("M", "Mamba layers"), ("G", "gated delta net layers"))
+        kinds += (("K", "Kimi delta attention"), ("C", "compressed sparse attention"))
         return next((name for one, name in kinds if one in self.pattern), "layers of two kinds")
 
 
@@ -125,7 +141,8 @@ class ModelShape:
     @property
     def attention_layers(self) -> int:
         """The layers that have attention."""
-        return self.hybrid.pattern.count("*") if self.hybrid else self.num_layers
+        pattern = self.hybrid.pattern if self.hybrid else "*" * self.num_layers
+        return sum(pattern.count(letter) for letter in ATTENTION)
 
     @property
     def num_experts(self) -> int:

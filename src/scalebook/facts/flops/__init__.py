@@ -155,7 +155,8 @@ def hardware_flops_per_token(
 
 def headline_convention(shape: ModelShape) -> str:
     """Return the convention of a model's MFU, which counts only the pairs inside its windows."""
-    return "sliding_window" if shape.sliding_window else DEFAULT_CONVENTION
+    chunked = shape.hybrid is not None and shape.hybrid.attention_chunk > 0
+    return "sliding_window" if shape.sliding_window or chunked else DEFAULT_CONVENTION
 
 
 def model_tflops(

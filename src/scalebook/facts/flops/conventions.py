@@ -2,7 +2,8 @@
 
 A multiplication and an addition count as two. Forward and backward together are three forwards
 (Kaplan 2020, arXiv 2001.08361). Left out by every convention: norms, activations, softmax, rotary
-embedding, the router, the optimizer.
+embedding, the router, the optimizer. MaxText counts as ``megatron_causal``, its own vocabulary
+and the router with it (2 h per expert and layer).
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from scalebook.errors import ConfigError, unknown
-from scalebook.facts.catalog.types import HybridShape, ModelShape
+from scalebook.facts.catalog.types import ATTENTION, HybridShape, ModelShape
 from scalebook.facts.flops.parameters import (
     attention_projections,
+    compressed_projections,
     delta_projections,
     dense_layers,
     hybrid_layer,
+    kimi_projections,
     layer_parameters,
     mla_up_elements,
     parameter_count,
@@ -34,8 +37,8 @@ CONVENTIONS: Mapping[str, str] = MappingProxyType(
         "(Megatron-LM since core 0.12, Megatron-Bridge, NeMo)",
         "full_attention": "matrix products, the whole attention square (Megatron-LM before, "
         "NeMo 24.07, DGX Cloud recipes, nanotron)",
-        "sliding_window": "as megatron_causal, layers with a window count the pairs inside it "
-        "(Megatron-Bridge since 26.06 for gpt-oss)",
+        "sliding_window": "as megatron_causal, layers with a window or chunks count the pairs in "
+        "them (Megatron-Bridge since 26.06 for gpt-oss)",
         "torchtitan": "6 (N without position table and untied input embedding) + 12 L q s "
         "(torchtitan)",
         "llm_foundry": "6 (N without untied input embedding) + 12 L q s (llm-foundry)",
@@ -137,9 +140,18 @@ def attention_width(shape: ModelShape) -> float:
     return shape.num_attention_heads * widths / 2
 
 
-def _pairs_per_token(shape: ModelShape, sequence_length: float, convention: str) -> float:
-    """Return the score pairs a token takes part in, the mean over tokens and layers."""
+def _pairs_per_token(
+    shape: ModelShape, sequence_length: float, convention: str, chunk: int = 0
+) -> float:
+    """Return the score pairs a token takes part in, the mean over tokens and layers.
+
+    Chunks of ``chunk`` tokens, the last being what is left, are counted as MaxText does: halved.
+    """
     causal = sequence_length / 2  # the halved square, without the half of the diagonal
+    if convention in ("sliding_window", "exact_causal") and 0 < chunk < sequence_length:
+        whole, rest = divmod(sequence_length, chunk)
+        itself = 1 if convention == "exact_causal" else 0
+        return (whole * chunk * (chunk + itself) + rest * (rest + itself)) / 2 / sequence_length
     if convention in ("full_attention", "narayanan_2021"):
         return sequence_length
     if convention == "exact_causal":
@@ -195,22 +207,13 @@ def _rows(shape: ModelShape) -> int:
 
 
 def _hybrid_elements(shape: ModelShape, hybrid: HybridShape, letter: str) -> float:
-    """Return the matrix elements that a token meets in a layer of a hybrid stack.
-
-    Megatron-LM counts an inner width of 2 h for Mamba, whatever its heads are, and 7 FLOPs per
-    element of the state for its scan; for a gated delta net four products of its state and a value.
-    """
+    """Return the matrix elements that a token meets in a layer of a hybrid stack."""
     hidden, moe, latent = shape.hidden_size, shape.moe, hybrid.expert_latent_size
-    if letter == "*":
+    if letter in "*L":
         gate = shape.num_attention_heads * shape.head_dim * hidden if hybrid.attention_gate else 0
-        return attention_projections(shape) + gate
-    if letter == "G":
-        state = hybrid.delta_value_heads * hybrid.delta_value_dim**2
-        return delta_projections(shape, hybrid) + 4 * state
-    if letter == "M":
-        states = 2 * hybrid.mamba_num_groups * hybrid.mamba_state_dim
-        projections = hidden * (4 * hidden + states + hybrid.mamba_num_heads) + 2 * hidden**2
-        return projections + 7 / 2 * 2 * hidden * hybrid.mamba_state_dim
+        return attention_projections(shape) + _latent_norms(shape) + gate
+    if letter not in "E-":
+        return _mixer_elements(shape, hybrid, letter)
     if letter == "-" or moe is None or not latent:
         return _mlp_elements(shape, dense=letter == "-")
     matrices = 3 if shape.gated_mlp else 2
@@ -218,28 +221,81 @@ def _hybrid_elements(shape: ModelShape, hybrid: HybridShape, letter: str) -> flo
     return routed + matrices * hidden * moe.shared_ffn_hidden_size
 
 
+def _mixer_elements(shape: ModelShape, hybrid: HybridShape, letter: str) -> float:
+    """Return the elements of a mixer as frameworks count it.
+
+    Megatron-LM counts an inner width of 2 h for Mamba, whatever its heads are, and 7 FLOPs per
+    element of the state for its scan; for delta nets four products of a head's state and a value.
+    Megatron-Bridge counts the output gate of Kimi delta attention whole, as Kimi K3 has it.
+    """
+    hidden = shape.hidden_size
+    if letter == "G":
+        state = hybrid.delta_value_heads * hybrid.delta_value_dim**2
+        return delta_projections(shape, hybrid) + 4 * state
+    if letter == "M":
+        states = 2 * hybrid.mamba_num_groups * hybrid.mamba_state_dim
+        projections = hidden * (4 * hidden + states + hybrid.mamba_num_heads) + 2 * hidden**2
+        return projections + 7 / 2 * 2 * hidden * hybrid.mamba_state_dim
+    if letter == "K":
+        dim, width = hybrid.delta_key_dim, hybrid.delta_key_heads * hybrid.delta_key_dim
+        gates = hidden * (width + dim) + dim * width
+        return kimi_projections(shape, hybrid) + gates + 4 * width * dim
+    return compressed_projections(shape, hybrid, letter) + hybrid.query_rank + shape.head_dim
+
+
+def _core(shape: ModelShape, hybrid: HybridShape, letter: str, length: float, name: str) -> float:
+    """Return the FLOPs per token of comparing tokens in a layer of a hybrid stack.
+
+    DeepSeek-V4's as Megatron-Bridge counts them, whatever the convention: the window without its
+    beginning, the causal half of the compressed tokens, every score of the indexer.
+    """
+    width = attention_width(shape)
+    if letter in "*L":
+        chunk = hybrid.attention_chunk if letter == "L" else 0
+        return 12 * width * _pairs_per_token(shape, length, name, chunk)
+    pairs, index = float(hybrid.attention_window), 0.0
+    if letter == "H":
+        pairs += length / 128 / 2
+    elif letter == "C":
+        chosen = min(float(hybrid.index_top_k), length // 4)
+        pairs += chosen * (1 - 4 * chosen / (2 * length))
+        index = hybrid.index_heads * hybrid.index_dim * length / 4
+    return 12 * width * pairs + 6 * index
+
+
 def _hybrid_parts(
-    shape: ModelShape, hybrid: HybridShape, pairs: float, mtp_layers: int, logits: float
+    shape: ModelShape, length: float, name: str, mtp_layers: int, logits: float
 ) -> FlopParts:
-    """Sum over a hybrid stack as Megatron-LM's num_floating_point_operations (hybrid_flops)."""
+    """Sum over a hybrid stack as Megatron-LM's num_floating_point_operations (hybrid_flops).
+
+    Where each layer has two letters, as its transformer_flops: with the projection of two hidden
+    states into a module for a further token.
+    """
+    hybrid = shape.hybrid
+    assert hybrid is not None
 
     def layers(pattern: str) -> float:
         return 6 * sum(_hybrid_elements(shape, hybrid, letter) for letter in pattern)
 
-    core = 12 * attention_width(shape) * pairs
-    module = layers(hybrid.mtp_pattern) + hybrid.mtp_pattern.count("*") * core + logits
-    cores = shape.attention_layers * core
-    return FlopParts(layers(hybrid.pattern), cores, logits, mtp_layers * module)
+    def cores(pattern: str) -> float:
+        kinds = {letter: pattern.count(letter) for letter in ATTENTION if letter in pattern}
+        return sum(many * _core(shape, hybrid, each, length, name) for each, many in kinds.items())
+
+    joint = 6 * shape.hidden_size * (2 * shape.hidden_size + 3)
+    joint *= len(hybrid.pattern) > shape.num_layers
+    module = layers(hybrid.mtp_pattern) + cores(hybrid.mtp_pattern) + joint + logits
+    pattern = hybrid.pattern
+    return FlopParts(layers(pattern), cores(pattern), logits, mtp_layers * module)
 
 
 def _matmul_parts(
     shape: ModelShape, sequence_length: float, convention: str, mtp_layers: int, vocab_size: int
 ) -> FlopParts:
     """Sum of the matrix products, 6 FLOPs an element, and 12 q FLOPs a score pair."""
-    pairs = _pairs_per_token(shape, sequence_length, convention)
     logits = 6 * shape.hidden_size * vocab_size
     if shape.hybrid:
-        return _hybrid_parts(shape, shape.hybrid, pairs, mtp_layers, logits)
+        return _hybrid_parts(shape, sequence_length, convention, mtp_layers, logits)
+    pairs = _pairs_per_token(shape, sequence_length, convention)
     megatron = convention in ("megatron_causal", "sliding_window")
     projections = attention_projections(shape) + (_latent_norms(shape) if megatron else 0)
     n_dense = dense_layers(shape)
@@ -249,7 +305,10 @@ def _matmul_parts(
     width = attention_width(shape)
     hidden = shape.hidden_size
     joint = 2 * hidden * hidden + (3 * hidden if megatron else 0)
-    module = 6 * (last + joint) + 12 * width * pairs + logits
+    # A module for a further token sees all before it, where only some layers have a window.
+    alike = convention != "sliding_window" or shape.sliding_window_every == 1
+    seen = pairs if alike else _pairs_per_token(shape, sequence_length, DEFAULT_CONVENTION)
+    module = 6 * (last + joint) + 12 * width * seen + logits
     core = 12 * shape.num_layers * width * pairs
     return FlopParts(6 * elements, core, logits, mtp_layers * module)
 

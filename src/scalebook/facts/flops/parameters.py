@@ -141,16 +141,67 @@ def delta_projections(shape: ModelShape, hybrid: HybridShape) -> int:
     return entering + 4 * (2 * keys + values) + shape.hidden_size * values
 
 
-def hybrid_layer(shape: ModelShape, hybrid: HybridShape, letter: str) -> LayerParameters:
-    """Return the parameters of a layer of a hybrid stack; a mixer counts as ``attention``."""
-    norm = _norm(shape, shape.hidden_size)
+def kimi_projections(shape: ModelShape, hybrid: HybridShape) -> int:
+    """Return the elements of Kimi delta attention that see the hidden state, its gates left out.
+
+    Queries, keys, values and the output, a number per head, and the convolutions of 4.
+    """
+    heads, dim = hybrid.delta_key_heads, hybrid.delta_key_dim
+    return shape.hidden_size * heads * (4 * dim + 1) + 4 * 3 * heads * dim
+
+
+def compressed_projections(shape: ModelShape, hybrid: HybridShape, letter: str) -> int:
+    """Return the matrix elements of DeepSeek-V4's attention: projections, compressor, indexer.
+
+    One head of ``head_dim`` is both key and value of all; of every 4 tokens two are kept apart.
+    """
+    hidden, width = shape.hidden_size, shape.num_attention_heads * shape.head_dim
+    entering = hybrid.query_rank * (hidden + width) + hidden * shape.head_dim
+    leaving = hybrid.output_rank * (width + hybrid.output_groups * hidden)
+    compressor = {"H": 2, "C": 4}.get(letter, 0) * hidden * shape.head_dim
+    index = 0
+    if letter == "C":
+        index = hidden * (4 * hybrid.index_dim + hybrid.index_heads)
+        index += hybrid.query_rank * hybrid.index_heads * hybrid.index_dim
+    return entering + leaving + compressor + index
+
+
+def _compressed(shape: ModelShape, hybrid: HybridShape, letter: str) -> int:
+    """Return the parameters of such an attention: norms, sinks, places within a group as well."""
+    ratio, kinds = {"H": (128, 1), "C": (4, 2)}.get(letter, (0, 0))
+    vectors = hybrid.query_rank + shape.head_dim + shape.num_attention_heads
+    widths = shape.head_dim + (hybrid.index_dim if letter == "C" else 0)
+    vectors += (kinds * ratio + 1) * widths if ratio else 0
+    return compressed_projections(shape, hybrid, letter) + vectors
+
+
+def _residual_streams(shape: ModelShape, hybrid: HybridShape) -> int:
+    """Return the parameters of the hyper-connections around one mixer or MLP."""
+    streams = hybrid.residual_streams
+    mixed = streams * (streams + 2)
+    return (streams * shape.hidden_size + 1) * mixed + 3 if streams else 0
+
+
+def _mixer(shape: ModelShape, hybrid: HybridShape, letter: str) -> int:
     if letter == "M":
-        return LayerParameters(_mamba(shape, hybrid), norm, 0, 0, 0, 0)
+        return _mamba(shape, hybrid)
     if letter == "G":  # and A, dt and a norm over a head
         vectors = 2 * hybrid.delta_value_heads + hybrid.delta_value_dim
-        return LayerParameters(delta_projections(shape, hybrid) + vectors, norm, 0, 0, 0, 0)
+        return delta_projections(shape, hybrid) + vectors
+    if letter == "K":  # two gates of low rank, and A, dt and a norm over a head
+        heads, dim = hybrid.delta_key_heads, hybrid.delta_key_dim
+        gates = 2 * dim * (shape.hidden_size + heads * dim) + heads + (heads + 1) * dim
+        return kimi_projections(shape, hybrid) + gates
+    return _compressed(shape, hybrid, letter)
+
+
+def hybrid_layer(shape: ModelShape, hybrid: HybridShape, letter: str) -> LayerParameters:
+    """Return the parameters of a layer of a hybrid stack; a mixer counts as ``attention``."""
+    norm = _norm(shape, shape.hidden_size) + _residual_streams(shape, hybrid)
+    if letter in "MGKWCH":
+        return LayerParameters(_mixer(shape, hybrid, letter), norm, 0, 0, 0, 0)
     whole = layer_parameters(shape, dense=letter != "E")
-    if letter == "*":
+    if letter in "*L":
         width = shape.num_attention_heads * shape.head_dim if hybrid.attention_gate else 0
         attention = whole.attention + shape.hidden_size * width
         return LayerParameters(attention, norm, 0, 0, 0, 0)
@@ -174,7 +225,8 @@ def dense_layers(shape: ModelShape) -> int:
 def _stack(shape: ModelShape) -> tuple[list[LayerParameters], list[LayerParameters]]:
     """Return every layer, and those of a multi-token prediction module."""
     if (hybrid := shape.hybrid) is not None:
-        kinds = {letter: hybrid_layer(shape, hybrid, letter) for letter in set(hybrid.pattern)}
+        letters = {*hybrid.pattern, *hybrid.mtp_pattern}
+        kinds = {letter: hybrid_layer(shape, hybrid, letter) for letter in letters}
         return [kinds[one] for one in hybrid.pattern], [kinds[one] for one in hybrid.mtp_pattern]
     dense, other = (layer_parameters(shape, dense=flag) for flag in (True, False))
     n_dense = dense_layers(shape)
