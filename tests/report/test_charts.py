@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import polars as pl
@@ -13,10 +14,11 @@ from scalebook.report import charts
 from scalebook.report.base.frames import load
 from scalebook.report.base.markup import raw_html
 from scalebook.report.base.quantities import percent
+from scalebook.report.charts import css_charts
 from scalebook.report.charts.figure import data_rows, name_only_drawn
 from scalebook.report.charts.rate_charts import FEW_WHOLE, MAX_BARS, MAX_CHARTS
 from scalebook.report.charts.step_charts import MAX_RUNS, thinned
-from scalebook.report.charts.theme import PALETTE, SURFACE, configs
+from scalebook.report.charts.theme import FAINT, PALETTE, SURFACE, configs
 from scalebook.report.pages import curves_page
 
 
@@ -253,12 +255,61 @@ def luminance(colour: str) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
+def contrast(one: str, other: str) -> float:
+    """Contrast ratio of two colours, WCAG 2.2."""
+    lighter, darker = sorted((luminance(one), luminance(other)), reverse=True)
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def mixed(colour: str, page: str, share: float) -> str:
+    """A colour that covers a share of what is behind it."""
+    pairs = [
+        (int(one[start : start + 2], 16), share if one == colour else 1 - share)
+        for start in (1, 3, 5)
+        for one in (colour, page)
+    ]
+    sums = [round(a * x + b * y) for (a, x), (b, y) in zip(pairs[::2], pairs[1::2], strict=True)]
+    return "#" + "".join(f"{part:02x}" for part in sums)
+
+
 @pytest.mark.parametrize("mode", ["light", "dark"])
 def test_every_colour_has_a_contrast_of_three_to_one_with_the_page(mode: str) -> None:
-    page = luminance(SURFACE[mode])
     for colour in PALETTE[mode]:
-        lighter, darker = sorted((luminance(colour), page), reverse=True)
-        assert (lighter + 0.05) / (darker + 0.05) >= 3, colour
+        assert contrast(colour, SURFACE[mode]) >= 3, colour
+        assert contrast(mixed(colour, SURFACE[mode], FAINT), SURFACE[mode]) >= 3, colour
+
+
+def styles(mode: str, root: Path) -> dict[str, str]:
+    """The colours that the style sheet names in a theme."""
+    css = (root / "src/scalebook/report/site/assets/scalebook.css").read_text()
+    dark = "".join(re.findall(r':root\[data-theme="dark"\] \{(.*?)\}', css, re.DOTALL))
+    light = "".join(re.findall(r"^:root \{(.*?)\}", css, re.DOTALL | re.MULTILINE))
+    return dict(re.findall(r"--([a-z0-9-]+): (#[0-9a-f]{6});", dark if mode == "dark" else light))
+
+
+@pytest.mark.parametrize("mode", ["light", "dark"])
+def test_every_text_of_a_page_has_a_contrast_of_four_and_a_half_to_one(
+    mode: str, root: Path
+) -> None:
+    known = styles(mode, root)
+    for page in ("surface", "raised"):
+        for name in ("ink", "muted", "accent", "good", "bad", "warn"):
+            assert contrast(known[name], known[page]) >= 4.5, (name, page)
+    for name in ("ink", "warn"):
+        assert contrast(known[name], known["warn-surface"]) >= 4.5, name
+    assert [known[f"c{place}"] for place in range(10)] == list(PALETTE[mode])
+    darkest = mixed(known["c0"], known["raised"], css_charts.MOST_TINT / 100)
+    assert contrast(known["ink"], darkest) >= 4.5  # the number in a cell of a heat map
+
+
+def test_the_style_sheet_makes_nothing_fainter_than_its_colour(root: Path) -> None:
+    css = (root / "src/scalebook/report/site/assets/scalebook.css").read_text()
+    rules = re.findall(r"([^{}]+)\{[^{}]*opacity: (0?\.\d+)", css)
+    # what a filter leaves out, and a button that does nothing
+    assert {rule.strip() for rule, _ in rules} == {
+        ".sb-chart .sb-dim",
+        ".pager button:disabled",
+    }
 
 
 def test_there_are_as_many_colours_as_curves_in_both_themes() -> None:

@@ -31,7 +31,7 @@ def test_a_run_is_named_by_the_switch_that_only_it_has(tmp_path: Path) -> None:
         "1 GPU",
         "1 GPU · no fused attention",
         "1 GPU · CUDA graph",
-        "1 GPU · recompute full",
+        "1 GPU · full recomputation",
     ]
 
 
@@ -39,10 +39,10 @@ def test_a_setting_off_its_default_is_named_also_where_it_is_usual(tmp_path: Pat
     full = {"recompute": "full"}
     found = names(tmp_path, full | {"fused_norm": "off"}, full, USUAL, full | {"cuda_graph": "on"})
     assert found == [
-        "1 GPU · recompute full · no fused norm",
-        "1 GPU · recompute full",
+        "1 GPU · full recomputation · no fused norm",
+        "1 GPU · full recomputation",
         "1 GPU",
-        "1 GPU · recompute full · CUDA graph",
+        "1 GPU · full recomputation · CUDA graph",
     ]
 
 
@@ -54,11 +54,11 @@ def test_what_all_runs_of_a_model_share_is_not_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"recompute": "full"}, "recompute full"),
+        ({"recompute": "full"}, "full recomputation"),
         ({"gradient_precision": "bf16"}, "gradients in BF16"),
         ({"offload_layers": 4}, "4 layers offloaded"),
         ({"fused_attention": "off"}, "no fused attention"),
-        ({"recompute": "full", "cuda_graph": "on"}, "recompute full · CUDA graph"),
+        ({"recompute": "full", "cuda_graph": "on"}, "full recomputation · CUDA graph"),
     ],
 )
 def test_a_split_that_no_other_run_has_hides_no_setting(
@@ -107,7 +107,7 @@ def test_every_way_of_scaling_is_named_where_they_differ(tmp_path: Path) -> None
 def test_many_fusions_are_named_together(tmp_path: Path) -> None:
     fusions: dict[str, Any] = dict.fromkeys(("fused_attention", "fused_norm", "fused_rope"), "off")
     found = names(tmp_path, USUAL, fusions | {"recompute": "full"})
-    assert found[1] == "1 GPU · 3 fusions off · recompute full"
+    assert found[1] == "1 GPU · 3 fusions off · full recomputation"
 
 
 def test_sizes_of_a_batch_are_named_on_each_run_where_they_vary(tmp_path: Path) -> None:
@@ -116,14 +116,14 @@ def test_sizes_of_a_batch_are_named_on_each_run_where_they_vary(tmp_path: Path) 
         {"micro_batch_size": 4}, {"micro_batch_size": 4, "cuda_graph": "on"},
     )  # fmt: skip
     assert found[0] == "1 GPU · micro batch 1"
-    assert found[1] == "1 GPU · micro batch 4 · recompute full"
+    assert found[1] == "1 GPU · micro batch 4 · full recomputation"
     assert found[2] == "1 GPU · micro batch 4"
 
 
 def test_a_switch_is_named_also_where_a_size_differs_with_it(tmp_path: Path) -> None:
     large = {"micro_batch_size": 4, "recompute": "full"}
     found = names(tmp_path, {"micro_batch_size": 1}, {"micro_batch_size": 1, "repeat": 1}, large)
-    assert found[2] == "1 GPU · micro batch 4 · recompute full"
+    assert found[2] == "1 GPU · micro batch 4 · full recomputation"
 
 
 def test_only_one_configuration_again_is_a_repeat(tmp_path: Path) -> None:

@@ -32,7 +32,9 @@ from scalebook.report.base.naming import (
 from scalebook.report.charts import css_charts
 from scalebook.report.charts.css_charts import Dot
 from scalebook.report.charts.figure import data_rows
+from scalebook.report.charts.theme import FAINT, PALETTE
 from scalebook.report.pages import front, studies
+from scalebook.settings import SETTINGS
 from scalebook.store import write_json
 
 WHOLE: dict[str, Any] = {
@@ -207,7 +209,7 @@ def test_a_label_takes_as_many_parts_as_tell_it_apart() -> None:
     ("text", "short"),
     [
         ("global batch 32", "batch 32"),
-        ("last pipeline stage layers 12", "last stage 12"),
+        ("12 layers in the last stage", "last stage 12"),
         ("gradients in BF16", "BF16 gradients"),
         ("20 layers offloaded", "offload 20"),
         ("9 steps", "9 steps"),
@@ -353,13 +355,13 @@ def legend(html: object) -> str:
 
 def test_a_legend_names_what_is_drawn_and_nothing_else(tmp_path: Path) -> None:
     write_run(tmp_path, "cpu", config(world_size=1, platform="cpu", precision="fp32"), seconds=0.3)
-    assert legend(front.screen(load(tmp_path)).html) == "● FP32 · band: 95 %"
+    assert legend(front.screen(load(tmp_path)).html) == "● FP32 · line: 95 %"
     wrote(tmp_path, "wide", "headline", 12.0)
-    assert legend(front.screen(load(tmp_path)).html) == "● BF16 · band: 95 % · %: MFU"
+    assert legend(front.screen(load(tmp_path)).html) == "● BF16 · line: 95 % · %: MFU"
     wrote(tmp_path, "narrow", "headline", 9.0, precision="fp8", steps=8)
     wrote(tmp_path, "h200", "headline", 11.0, platform="h200")
     said = legend(front.screen(load(tmp_path)).html)
-    assert said == "H100 · H200 · ● BF16 · ◆ FP8 · band: 95 % · hollow: few steps · %: MFU"
+    assert said == "H100 · H200 · ● BF16 · ◆ FP8 · line: 95 % · hollow: few steps · %: MFU"
 
 
 def test_platforms_of_one_length_share_a_group_and_other_models_a_line(tmp_path: Path) -> None:
@@ -562,6 +564,42 @@ def encoded(spec: Any) -> Iterator[str]:
             yield from encoded(part)
 
 
+def rows_of(page: Path) -> Iterator[str]:
+    """Yield the rows that a page or a file of its rows makes when a reader asks for them."""
+    text = page.read_text()
+    held = re.findall(r'class="sb-rows">(\[.*?)</script>', text, re.DOTALL)
+    for part in held if page.suffix == ".html" else [text.partition("\n")[2].rstrip(";\n")]:
+        for _, _, _, *cells in json.loads(part):
+            yield from (cell[-1] for cell in cells)
+
+
+# The name of a setting, a field or a convention, and a setting with a value.
+KEY = re.compile(
+    r"(?<![\w./-])[a-z]+[a-z0-9]*(?:_[a-z0-9]+)+(?![\w/]|\.[a-z])|\b(?:"
+    + "|".join(SETTINGS)
+    + r")=\w"
+)
+# Not ours to put into words: a variable's value, and names in sources of others.
+QUOTED = {"expandable_segments", "maximum_performance"}
+
+
+def raw_keys(path: Path) -> set[str]:
+    """Return the keys of settings, fields and conventions that a page shows outside of code."""
+    shown: list[str] = []
+    if path.suffix == ".html":
+        seen = Words(path.read_text())
+        shown += seen.words
+        for spec in seen.specs:
+            # what a publication calls its run and its recipe
+            fields = {*encoded(spec)} - {"run_id", "where", "precision"}
+            shown += [
+                str(v) for row in data_rows(spec) for name, v in row.items() if name in fields
+            ]
+            shown += re.findall(r'"(?:title|text)": ?"([^"]*)"', json.dumps(spec))
+    shown += Words(" ".join(rows_of(path))).words
+    return {found for text in shown for found in KEY.findall(text)} - QUOTED
+
+
 def raw_names(page: str) -> set[str]:
     """Return the names of models, platforms and precisions that a page shows unwritten."""
     names = {one.name for one in (*catalog.models(), *catalog.platforms())}
@@ -582,6 +620,56 @@ def test_no_page_shows_a_raw_name_of_a_model_a_platform_or_a_precision(example: 
     pages = [path for path in sorted(example.parent.glob("*.html")) if path.stem != "method"]
     assert len(pages) > 15  # Method quotes its sources as they are
     assert {path.name: raw for path in pages if (raw := raw_names(path.read_text()))} == {}
+
+
+@pytest.mark.slow
+def test_no_page_shows_the_key_of_a_setting_but_as_code(example: Path) -> None:
+    pages = [path for path in sorted(example.parent.glob("*.html")) if path.stem != "method"]
+    pages += sorted((example.parent / "data" / "rows").glob("*.js"))
+    assert len(pages) > 18
+    assert {path.name: raw for path in pages if (raw := raw_keys(path))} == {}
+
+
+def opacities(spec: Any) -> Iterator[float]:
+    """Yield how opaque a chart draws its marks, but those that a click has left out.
+
+    Areas are left out too: lines bound them.
+    """
+    if isinstance(spec, list):
+        for part in spec:
+            yield from opacities(part)
+    elif isinstance(spec, dict):
+        mark = spec.get("mark")
+        if isinstance(mark, dict) and mark["type"] not in ("area", "rect") and "opacity" in mark:
+            yield mark["opacity"]
+        encoding = spec.get("encoding", {}).get("opacity", {})
+        if "param" not in encoding.get("condition", {}):
+            yield from (
+                one["value"] for one in (encoding, encoding.get("condition", {})) if "value" in one
+            )
+        for name, part in spec.items():
+            if name not in ("datasets", "data"):
+                yield from opacities(part)
+
+
+@pytest.mark.slow
+def test_no_mark_of_a_chart_is_faint_and_every_colour_has_its_dark_form(example: Path) -> None:
+    specs = [
+        spec for path in example.parent.glob("*.html") for spec in Words(path.read_text()).specs
+    ]
+    assert len(specs) > 100
+    assert {one for spec in specs for one in opacities(spec) if one < FAINT} == set()
+    named = {
+        colour
+        for spec in specs
+        for colour in re.findall(
+            r'"(#[0-9a-fA-F]{3,6}|gray|grey|white|black)"',
+            json.dumps(
+                {name: part for name, part in spec.items() if name not in ("datasets", "data")}
+            ),
+        )
+    }
+    assert named <= set(PALETTE["light"])
 
 
 @pytest.mark.slow

@@ -320,7 +320,7 @@ def scaling(points: pl.DataFrame) -> Fragment:
     columns = (
         Column("series", "Series", lambda row: _narrow(row["series"]), numeric=False),
         *(RUN, SPLIT, WORLD, TOKENS),
-        Column("speedup", "Speed-up", lambda row: f"{row['speedup']:.2f}×"),
+        Column("speedup", "Speed\N{NON-BREAKING HYPHEN}up", lambda row: f"{row['speedup']:.2f}×"),
         Column("ideal_speedup", "Ideal", lambda row: f"{row['ideal_speedup']:.2f}×"),
         Column("scaling_efficiency", "Efficiency", lambda r: percent(r["scaling_efficiency"])),
         Column("efficiency_low", "Interval", _efficiency_interval, hint="95 %, of the efficiency"),

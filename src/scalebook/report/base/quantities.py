@@ -9,6 +9,7 @@ NONE = "–"  # what a missing number looks like; its reason stands beside it
 # A no-break space: a number and its unit stay on one line.
 GLUE = "\N{NO-BREAK SPACE}"
 
+MINUS = "\N{MINUS SIGN}"
 SMALLEST = 1e-4  # below this a number is written with an exponent
 
 
@@ -23,7 +24,7 @@ def number(value: float | None, digits: int = 3) -> str:
     if abs(rounded) < SMALLEST:
         return f"{rounded:.{digits - 1}e}"
     decimals = max(0, digits - 1 - math.floor(math.log10(abs(rounded))))
-    return f"{rounded:,.{decimals}f}"
+    return f"{rounded:,.{decimals}f}".replace("-", MINUS)
 
 
 def quantity(value: float | None, unit: str, digits: int = 3) -> str:
@@ -51,7 +52,7 @@ def change(fraction: float | None) -> str:
     if fraction is None:
         return NONE
     rounded = round(100 * fraction, 1)
-    return f"{rounded:+.1f}{GLUE}%" if rounded else f"0.0{GLUE}%"
+    return f"{rounded:+.1f}{GLUE}%".replace("-", MINUS) if rounded else f"0.0{GLUE}%"
 
 
 def interval(

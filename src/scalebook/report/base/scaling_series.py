@@ -10,7 +10,15 @@ import polars as pl
 
 from scalebook.measure.scaling import ScalingPoint, table
 from scalebook.report.base.frames import SCHEMA, ReportData
-from scalebook.report.base.markup import Fragment, Markup, bullets, join, paragraphs, run_link
+from scalebook.report.base.markup import (
+    Fragment,
+    Markup,
+    bullets,
+    folded,
+    join,
+    paragraphs,
+    run_link,
+)
 from scalebook.report.base.naming import series_words, sized, split_name, units
 from scalebook.report.base.quantities import count, percent, quantity
 from scalebook.report.base.sections import unranked
@@ -164,9 +172,8 @@ def not_enough(data: ReportData, found: Sequence[ScalingSeries]) -> Fragment:
         "platform, precision, sequence length and settings at two sizes or more."
     )
     many = count(len(lonely), "group has", "groups have")
-    return Fragment(
-        paragraphs(words.format(many), *unknown, style="note").html + bullets(lonely).html
-    )
+    said = paragraphs(words.format(many), *unknown, style="note").html
+    return Fragment(said + folded("These groups", join(lonely, "; ")))
 
 
 def law_note(found: Sequence[ScalingSeries]) -> Fragment:

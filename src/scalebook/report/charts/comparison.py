@@ -6,7 +6,7 @@ import altair as alt
 import polars as pl
 
 from scalebook.report.base.quantities import count, percent
-from scalebook.report.charts.figure import Figure, by_source, names, rows
+from scalebook.report.charts.figure import SIGNED, Figure, by_source, names, rows
 from scalebook.report.charts.rate_charts import whiskers
 from scalebook.report.charts.theme import GREY, PALETTE
 
@@ -42,7 +42,7 @@ def ratios(data: pl.DataFrame, axis: str, what: str) -> Figure | None:
     base = alt.Chart(rows(shown))
     points = base.mark_point(filled=True, size=90).encode(
         y=y,
-        x=alt.X("change:Q", title=axis, axis=alt.Axis(format="+.2~%", tickCount=7)),
+        x=alt.X("change:Q", title=axis, axis=alt.Axis(labelExpr=SIGNED, tickCount=7)),
         color=alt.Color("word:N", title=None, scale=COLOURS),
         shape=by_source(shown["source"]),
         tooltip=[

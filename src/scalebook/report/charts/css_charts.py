@@ -67,7 +67,7 @@ _TRACK_CHARACTERS = 88  # of the small text, on the widest track
 _MOST_PERCENT = 106.0  # of the track, with the gap to the right of it
 _NAME_CHARACTERS = 34  # of the heading in bold, in the column of names
 _WIDE = 6.0  # the largest value over the smallest from which an axis is logarithmic
-_MOST_TINT = 45  # percent of the hue in a cell: its text keeps a contrast of 4.5:1
+MOST_TINT = 45  # percent of the hue in a cell: its text keeps a contrast of 4.5:1
 Group = tuple[str, Sequence[Dot], Mapping[str, float]]  # heading, rows, named lines to draw
 
 
@@ -294,7 +294,7 @@ def _cell(value: tuple[float | None, str] | None) -> Markup:
     share, text = value
     if share is None:
         return Markup('<td class="out">{}</td>').format(text)
-    weight = round(_MOST_TINT * max(0.0, min(1.0, share)))
+    weight = round(MOST_TINT * max(0.0, min(1.0, share)))
     return Markup('<td class="heat" style="--w:{}%">{}</td>').format(weight, text)
 
 

@@ -23,6 +23,8 @@ SHAPES = {
     "published": "triangle-up",
     "inferred": "triangle-down",
 }
+# A change on an axis: nothing is neither more nor less.
+SIGNED = "datum.value ? format(datum.value, '+.2~%') : format(0, '.0%')"
 MAX_BARS = 20  # of one chart: the table has them all
 MOST_NAMED = 3  # of the folded charts
 MOST_OPEN = 1  # charts of one figure that are open before the reader asks for the others

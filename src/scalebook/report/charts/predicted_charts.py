@@ -8,7 +8,7 @@ import altair as alt
 import polars as pl
 
 from scalebook.report.base.quantities import count
-from scalebook.report.charts.figure import Figure, entitled, names, rows
+from scalebook.report.charts.figure import SIGNED, Figure, entitled, names, rows
 
 ROW_HEIGHT = 28
 _NAMED = dict.fromkeys(("run_id", "label", "platform"), pl.String)
@@ -29,7 +29,7 @@ def errors(data: pl.DataFrame, families: Sequence[str]) -> Figure | None:
         x=alt.X(
             "error:Q",
             title="predicted over measured step time, minus 1",
-            axis=alt.Axis(format="+.0%", tickCount=6),
+            axis=alt.Axis(labelExpr=SIGNED, tickCount=6),
             scale=scale,
         ),
         color=alt.Color("platform:N", title=None),

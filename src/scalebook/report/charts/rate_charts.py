@@ -190,7 +190,8 @@ def _describe(data: pl.DataFrame, unit: str) -> str:
 PANEL_HEIGHT = 22
 PANEL: dict[str, type[pl.DataType]] = {
     **dict.fromkeys(("run_id", "model", "group", "platform", "split", "source"), pl.String),
-    **dict.fromkeys(("value", "limit"), pl.Float64),  # limit: what the value is held against
+    # with its interval where it has one; limit: what it is held against
+    **dict.fromkeys(("value", "value_low", "value_high", "limit"), pl.Float64),
 }
 _PANEL_TOOLTIP = [
     alt.Tooltip("run_id:N", title="run"),
@@ -222,6 +223,7 @@ def panel(best: pl.DataFrame, title: str, format_: str, limit: str = "") -> Figu
     ticks = base.transform_filter("isValid(datum.limit)").mark_tick(
         thickness=2.5, size=18, style="ink"
     )
+    bars = bars + whiskers(base, y, "value")
     chart = alt.layer(bars, ticks.encode(x="limit:Q")) if limit else bars
     top = data.row(0, named=True)
     text = f"{title} of the best configuration of {count(data.height, 'group')}; the first is "

@@ -37,6 +37,7 @@ class Panel:
     total: bool = False  # of the run with most tokens/s in all, not the most per GPU
     limit: str = ""  # the column of what the value is held against
     limit_title: str = ""
+    power: int = 1  # of the rate, which its interval comes from: -1 of a time, 0 of no rate
 
 
 PANELS = {
@@ -48,9 +49,10 @@ PANELS = {
         "model_tflops_per_second_per_gpu", "TFLOP/s per GPU", ",.0f",
         limit="peak_tflops_per_second", limit_title="dense peak",
     ),
-    "step": Panel("step_seconds_median", "median step, s", ",.3f"),
+    "step": Panel("step_seconds_median", "median step, s", ",.3f", power=-1),
     "memory": Panel(
-        "peak_memory_gib", "GiB", ",.1f", limit="capacity_gib", limit_title="of the device"
+        "peak_memory_gib", "GiB", ",.1f", limit="capacity_gib", limit_title="of the device",
+        power=0,
     ),
     "day": Panel("tokens_per_day", "billion tokens per day", ",.2f", total=True),
 }  # fmt: skip
@@ -113,7 +115,17 @@ def panel(data: ReportData, name: str) -> Figure | None:
     runs = best(data, "tokens_per_second" if one.total else "rate")
     limit = pl.col(one.limit) if one.limit else pl.lit(None)
     columns = pl.col("run_id", "model", "group", "platform", "split", "source")
-    shown = runs.select(columns, value=one.field, limit=limit.cast(pl.Float64))
+    ends = ("low", "high")[:: one.power or 1]
+    low, high = (
+        pl.col(one.field)
+        * (pl.col(f"tokens_per_second_{end}") / pl.col("tokens_per_second")).pow(one.power)
+        if one.power
+        else pl.lit(None, pl.Float64)
+        for end in ends
+    )
+    shown = runs.select(
+        columns, value=one.field, value_low=low, value_high=high, limit=limit.cast(pl.Float64)
+    )
     return charts.panel(shown, one.title, one.format, one.limit_title)
 
 

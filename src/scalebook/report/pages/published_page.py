@@ -158,7 +158,7 @@ def overview(ours: tuple[Row, ...], others: tuple[Row, ...]) -> Fragment:
     known = [row for row in others if row["tflops"] is not None]
     words = "{} of {} can be put on one axis: TFLOP/s per GPU by {}."
     many = count(len(others), "published result")
-    items = [Markup(words).format(f"{len(known):,}", many, DEFAULT_CONVENTION)]
+    items = [Markup(words).format(f"{len(known):,}", many, convention_title(DEFAULT_CONVENTION))]
     items += list(_standing(whole(ours), known))
     if not ours:
         items.append(Markup("No run here is on a device of the catalog."))

@@ -47,7 +47,7 @@ class Arm:
     @property
     def title(self) -> str:
         """What the runs have in common."""
-        return f"{self.kind} scaling of {self.group}, {self.layout}"
+        return f"{self.kind.capitalize()} scaling of {self.group}, {self.layout}"
 
     @property
     def points(self) -> list[ScalingPoint]:
@@ -156,17 +156,15 @@ def _sentences(found: Sequence[ScalingSeries]) -> Iterator[Markup]:
 
 
 def _law_words(arm: Arm, law: FittedLaw) -> Iterator[Markup]:
-    parts = [f"{name} {number(value * 1e6)}" for name, value in law.coefficients]
-    yield Markup(
-        "against {}, the law has {} GPU µs per token, a scatter of {}, and fits as well as {} "
-        "other {}."
-    ).format(
-        measured_scaling(arm.points).base_text,
-        join(parts, " + "),
-        percent(law.relative_scatter, 2),
-        law.alternatives - 1,
-        "law does" if law.alternatives == 2 else "laws do",
+    parts = [f"{number(value * 1e6)} ({name})" for name, value in law.coefficients]
+    same = law.alternatives - 1
+    others = (
+        f"; {count(same, 'other law')} {'fits' if same == 1 else 'fit'} as well" if same else ""
     )
+    yield Markup("the base is {}. A token takes {} µs of a GPU, with a scatter of {}{}.").format(
+        measured_scaling(arm.points).base_text, join(parts, " + "),
+        percent(law.relative_scatter, 2), others,
+    )  # fmt: skip
     reach = arm.project(arm.sizes[-1]).limit_world_size
     if reach > arm.sizes[-1]:
         yield _projected(arm.project(reach), arm)

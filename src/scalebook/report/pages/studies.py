@@ -36,6 +36,7 @@ from scalebook.report.base.naming import (
     model_title,
     platform_title,
     precision_title,
+    sequence_words,
     split_name,
     units,
     verb,
@@ -45,7 +46,7 @@ from scalebook.report.base.scaling_series import ScalingSeries, scaling_series
 from scalebook.report.base.versus import Configuration, configurations, verdict_on
 from scalebook.report.charts import css_charts as marks
 from scalebook.report.charts.css_charts import Dot
-from scalebook.report.pages.comparison_page import ablations
+from scalebook.report.pages.comparison_page import Ablation, ablations
 from scalebook.report.pages.reliability_page import PART_FIELDS, reliability
 from scalebook.report.pages.scaling_page import projected_efficiency
 
@@ -233,13 +234,14 @@ def _headline(runs: _Runs) -> StudyAnswer | None:
     sides = {side_name(one.row) for one in best}
     tried = {side_name(row) for row in runs.frame.to_dicts() if is_whole(row)}
     lost, known = sorted(map(platform_title, tried - sides)), _equal_work(runs, best)
-    words = "{} trains {} at {} in {}"
+    words = "{} trains {} at {} in {}, {}"
     if len(sides) > 1:
         words += ", the highest rate" + ("" if known else "; no equal work compares the platforms")
     words += f"; no run on {' or '.join(lost)} has a rate." if lost else "."
     verdict = Markup(words).format(
         platform_title(first.row["platform"]), model_title(first.row["model"]),
         linked(first, rate(first)), precision_title(first.row["precision"]),
+        sequence_words(first.row),
     )  # fmt: skip
     if known:
         own, said = known
@@ -248,7 +250,7 @@ def _headline(runs: _Runs) -> StudyAnswer | None:
     drawn: list[Dot] = []
     for one in best[:MOST_ROWS]:
         name = f"{platform_title(one.row['platform'])} {precision_title(one.row['precision'])}"
-        drawn.append(mark(runs.data, one, name))
+        drawn.append(mark(runs.data, one, name, sequence_words(one.row)))
     return StudyAnswer(verdict, marks.bars(drawn, first.row["rate_unit"]), _ids(best))
 
 
@@ -393,7 +395,7 @@ def _ablation(runs: _Runs) -> StudyAnswer | None:
     first, worth = known[0]
     every = chosen.plain.verdict if chosen.plain else None
     most = (
-        Markup("; all {} together {}").format(len(chosen.plain_changes), change(every.ratio - 1))
+        Markup("; all {} together {}").format(_options(chosen), change(every.ratio - 1))
         if every
         else ""
     )
@@ -416,6 +418,12 @@ def _ablation(runs: _Runs) -> StudyAnswer | None:
     ]
     ids = [item.row["run_id"] for one in chosen.switches for item in one.pair.b]
     return StudyAnswer(verdict, marks.bars(drawn, unit), (chosen.optimised[0].row["run_id"], *ids))
+
+
+def _options(chosen: Ablation) -> str:
+    """Return how many options differ between the slowest and the fastest, and of which kind."""
+    fused = all(name.startswith("fused_") for name in chosen.plain_changes)
+    return f"{len(chosen.plain_changes)} fused kernels" if fused else str(len(chosen.plain_changes))
 
 
 _MAP = (
@@ -455,7 +463,9 @@ def _map(runs: _Runs) -> StudyAnswer | None:
     order = {"none": 0, "pointwise": 1, "full": 2}
     values = dict(sorted(values.items(), key=lambda item: order.get(item[0][0], 3)))
     return StudyAnswer(
-        verdict, marks.cells(values, ("recompute", "micro batch"), unit), tuple(chosen["run_id"])
+        verdict,
+        marks.cells(values, ("recomputation", "micro batch"), unit),
+        tuple(chosen["run_id"]),
     )
 
 
@@ -535,11 +545,12 @@ def _experts(runs: _Runs) -> StudyAnswer | None:
     )
     if without := len(ids) - len(rows):
         verdict = verdict[:-1] + Markup("; {} without a steady rate.").format(count(without, "run"))
+    toys = len({one.row["model"].startswith(TINY) for one in best}) > 1
     drawn = [
         Dot(model_title(one.row["model"]), 100 * one.row["mfu"], text=percent(one.row["mfu"]),
             colour=colour(runs.data, one.row["platform"]), run_id=one.row["run_id"])
         for one in best[:MOST_ROWS]
-        if one.row["mfu"] is not None
+        if one.row["mfu"] is not None and not (toys and one.row["model"].startswith(TINY))
     ]  # fmt: skip
     return StudyAnswer(verdict, marks.bars(drawn, "MFU, %"), ids)
 

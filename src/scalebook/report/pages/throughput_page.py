@@ -223,7 +223,7 @@ def ingested_table(data: ReportData) -> Fragment:
             "Our count",
             unit,
             digits=4,
-            hint=f"{DEFAULT_CONVENTION} at the median step, without the first record",
+            hint="at the median step, without the first record",
         ),
         Column("factor", "Printed over ours", _factor),
         Column(
@@ -300,7 +300,7 @@ def _findings(found: Sequence[Row]) -> Iterator[Markup]:
         "{} TFLOP/s that can be compared with our count by {}: {} within {}, {} not."
     ).format(
         count(len(compared), "of them prints", "of them print"),
-        DEFAULT_CONVENTION,
+        convention_title(DEFAULT_CONVENTION),
         count(len(compared) - len(apart), "agrees", "agree"),
         percent(AGREES, 2),
         len(apart),

@@ -33,7 +33,7 @@
 
   // A name of a row is written in full, on as many lines as it needs; the rows grow with it.
   const ROOM = {
-    wide: { line: 76, size: 11, step: 12, gap: 6 },
+    wide: { line: 76, size: 11, step: 12, gap: 8 },
     narrow: { line: 24, size: 10, step: 11, gap: 6 },
   };
 
