@@ -26,14 +26,18 @@ LARGEST = 2**53  # no size, count or time of a run is larger; whole numbers to h
 _OVERFLOWS = 1e300  # sums and products of such may be no number
 
 
+_NO_NUMBER = frozenset((str, bool, type(None)))  # most of a record
+
+
 def finite(value: Any) -> Any:
     """Return a value in which each number that no sum can hold is None, to any depth."""
-    if value is None or type(value) is str:  # most of a record
+    if type(value) in _NO_NUMBER:
         return value
     if isinstance(value, (float, int)):
         return value if abs(value) < _OVERFLOWS else None  # false for NaN
-    if isinstance(value, Mapping):
-        return {key: finite(item) for key, item in cast("Mapping[str, Any]", value).items()}
+    if type(value) is dict or isinstance(value, Mapping):  # the first takes a tenth of the time
+        pairs = cast("Mapping[str, Any]", value).items()
+        return {key: item if type(item) in _NO_NUMBER else finite(item) for key, item in pairs}
     if isinstance(value, list | tuple):
         items = [finite(item) for item in cast("Sequence[Any]", value)]
         return tuple(items) if isinstance(value, tuple) else items

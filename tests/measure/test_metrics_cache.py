@@ -15,6 +15,7 @@ from simulated import write_sample
 from scalebook import host
 from scalebook.measure import metrics_cache
 from scalebook.measure.metrics_cache import listed
+from scalebook.measure.row import PRINTED
 
 
 @pytest.fixture
@@ -31,9 +32,9 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     seen: list[str] = []
     real = metrics_cache._measured
 
-    def noted(directory: Path, precision: str | None) -> metrics_cache.ListedRun | str:
+    def noted(directory: Path, *asked: object) -> metrics_cache.ListedRun | str:
         seen.append(directory.name)
-        return real(directory, precision)
+        return real(directory, *asked)
 
     monkeypatch.setattr(metrics_cache, "_measured", noted)
     return seen
@@ -47,6 +48,43 @@ def test_a_second_list_reads_no_run_and_says_the_same(runs, measured):
     assert measured == []
     assert len(list(listed(runs, "fp8"))) == len(first)
     assert len(measured) == len(first)  # another question is another list
+
+
+def test_a_brief_list_has_what_is_printed_and_opens_two_files_of_a_run(runs, measured, monkeypatch):
+    opened: list[str] = []
+    real = os.open
+
+    def noted(path, *more, **named):
+        opened.append(Path(os.fsdecode(path)).name)
+        return real(path, *more, **named)
+
+    whole = listed(runs, None)
+    monkeypatch.setattr(os, "open", noted)
+    monkeypatch.setattr(
+        os, "scandir", lambda at, real=os.scandir: opened.append(str(at)) or real(at)
+    )
+    brief = listed(runs, None, brief=True)
+    assert {"record.json", "steps.jsonl"} == {name for name in opened if "json" in name}
+    assert [at for at in opened if at.startswith(f"{runs}{os.sep}")] == []  # telemetry is found so
+    for one, other in zip(brief, whole, strict=True):
+        short, long = one.metrics.as_dict(), other.metrics.as_dict()
+        assert {name: short[name] for name in PRINTED} == {name: long[name] for name in PRINTED}
+        assert not any(value for name, value in short.items() if name not in PRINTED)
+    measured.clear()
+    assert listed(runs, None, brief=True) == brief
+    assert measured == []
+
+
+@pytest.mark.parametrize("file", ["record.json", "steps.jsonl"])
+def test_a_brief_list_measures_again_what_changed(runs, measured, file):
+    listed(runs, None, brief=True)
+    measured.clear()
+    (runs / "cpu-one" / "telemetry.jsonl").write_text("{}\n")
+    listed(runs, None, brief=True)
+    assert measured == []
+    (runs / "cpu-one" / file).touch()
+    listed(runs, None, brief=True)
+    assert measured == ["cpu-one"]
 
 
 def test_several_processes_say_the_same_as_one(runs, measured, monkeypatch):

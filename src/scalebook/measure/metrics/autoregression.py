@@ -22,7 +22,7 @@ from functools import lru_cache
 from itertools import accumulate
 from operator import mul
 
-from scalebook.measure.intervals import mean_tail, two_sided_tail
+from scalebook.measure.intervals import mean_tail
 
 # Closer together towards 1, where the variance of a mean changes fast.
 _GRID = (
@@ -30,7 +30,7 @@ _GRID = (
     *(0.55, 0.6, 0.64, 0.68, 0.72, 0.75, 0.78, 0.81, 0.835, 0.86, 0.88, 0.9, 0.915, 0.93, 0.945),
     *(0.957, 0.968, 0.977, 0.985, 0.992),
 )
-_SQUARES = tuple(rho * rho for rho in _GRID)
+_RHOS = tuple((rho, rho * rho) for rho in _GRID)
 _SPACING = tuple(
     (after - before) / 2
     for before, after in zip((_GRID[0], *_GRID[:-1]), (*_GRID[1:], _GRID[-1]), strict=True)
@@ -70,13 +70,10 @@ def _sums(u: Sequence[float]) -> _Products:
 def _differenced(products: _Products) -> list[float]:
     """Return, by rho, the sum of products after the transformation that decorrelates the errors."""
     whole, inner, neighbours = products
-    return [
-        whole + square * inner - rho * neighbours
-        for rho, square in zip(_GRID, _SQUARES, strict=True)
-    ]
+    return [whole + square * inner - rho * neighbours for rho, square in _RHOS]
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def _of_mean(count: int) -> tuple[list[float], list[float]]:
     """Return, by rho, the weight of the mean of ``count`` values, and its part of the posterior."""
     weights = _differenced((float(count), count - 2.0, 2.0 * (count - 1)))
@@ -84,7 +81,7 @@ def _of_mean(count: int) -> tuple[list[float], list[float]]:
     return weights, [prior - 0.5 * math.log(weight) for prior, weight in pairs]
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=1024)  # of many runs, each has its own number of steps
 def _of_shape(shape: tuple[float, ...]) -> tuple[list[float], list[float], list[float]]:
     """Return, by rho, the sum of a shape, its room next to a mean, and its posterior part."""
     weights, _ = _of_mean(len(shape))
@@ -115,26 +112,29 @@ def effect(series: Sequence[float], shape: Sequence[float]) -> Effect:
     # a short shape is mostly one of a few; a long one is not worth its memory
     known = _of_shape if count <= _SHORT else _of_shape.__wrapped__
     heights, rooms, priors = known(tuple(shape))
-    floor = 1e-14 * own[0] + _TINY
-    logs: list[float] = []
-    found: list[tuple[float, float, float, float]] = []
-    for height, room, prior, weight, total, cross, square in zip(
-        heights, rooms, priors, of_mean, _differenced(_sums(series)),
-        _differenced(_products(shape, series)), _differenced(own), strict=True,
-    ):  # fmt: skip
-        size = (cross - height * total / weight) / room
-        rest = max(square - total * total / weight - size * size * room, floor)
-        logs.append(prior - free / 2 * math.log(rest))
-        found.append((size, rest, room, weight))
-    size = probability = variance = deviation = 0.0
-    for share, (one, rest, room, weight) in zip(_normalised(logs), found, strict=True):
-        if share > _NEGLIGIBLE:
-            error = math.sqrt(rest / free / room)
-            size += share * one
-            probability += share * two_sided_tail(abs(one) / error, free)
-            variance += share * (rest / free / weight)
-            deviation += share * error
-    return Effect(size, probability, variance, deviation)
+    floor, half, log = 1e-14 * own[0] + _TINY, free / 2, math.log
+    totals, crosses = _differenced(_sums(series)), _differenced(_products(shape, series))
+    rows = zip(crosses, heights, totals, of_mean, rooms, strict=True)
+    sizes = [(cross - high * total / weight) / room for cross, high, total, weight, room in rows]
+    rows = zip(_differenced(own), totals, of_mean, sizes, rooms, strict=True)
+    rests = [
+        max(square - total * total / weight - size * size * room, floor)
+        for square, total, weight, size, room in rows
+    ]
+    logs = [prior - half * log(rest) for prior, rest in zip(priors, rests, strict=True)]
+    rows = [
+        (share, one, rest / free / weight, math.sqrt(rest / free / room))
+        for share, one, rest, room, weight in zip(
+            _normalised(logs), sizes, rests, rooms, of_mean, strict=True
+        )
+        if share > _NEGLIGIBLE
+    ]
+    return Effect(
+        sum([share * one for share, one, _, _ in rows]),
+        mean_tail([(share, abs(one) / error) for share, one, _, error in rows], free),
+        sum([share * variance for share, _, variance, _ in rows]),
+        sum([share * error for share, _, _, error in rows]),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ class MeanPosterior:
         ]
 
         def tail(half: float) -> float:
-            return mean_tail(half, pairs, self.freedom)
+            return mean_tail([(weight, half / error) for weight, error in pairs], self.freedom)
 
         return _solve(tail, 1 - level, sum(weight * error for weight, error in pairs))
 

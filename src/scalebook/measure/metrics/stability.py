@@ -232,14 +232,14 @@ def best_warm_up(series: Sequence[float]) -> WarmUp:
     for at, gain in _steps(series, 1, early(count)):
         if gain > best.gain * _SURELY:
             best = WarmUp("step", at, gain)
-    for kind, value, course, room in _candidates(count):
+    for kind, value, course, room in (_of_short if count <= _SHORT else _candidates)(count):
         gain = sum(map(mul, course, series)) ** 2 / room
         if gain > best.gain * _SURELY:
             best = WarmUp(kind, value, gain)
     return best
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=4)  # of long series, which are few; a short one has a cache of its own
 def _candidates(count: int) -> tuple[tuple[Kind, float, tuple[float, ...], float], ...]:
     """Return kind, length, values and sum of squares around the mean of each possible warm-up."""
     found: list[tuple[Kind, float, tuple[float, ...], float]] = []
@@ -253,6 +253,10 @@ def _candidates(count: int) -> tuple[tuple[Kind, float, tuple[float, ...], float
             room = sum(map(mul, course, course)) - total * total / count
             found.append((kind, value, course, room))
     return tuple(found)
+
+
+_SHORT = 128
+_of_short = lru_cache(maxsize=_SHORT)(_candidates.__wrapped__)
 
 
 def best_shift(series: Sequence[float]) -> tuple[int, float]:

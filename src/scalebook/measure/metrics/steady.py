@@ -11,7 +11,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from operator import sub
+from operator import mul, sub
 from statistics import median
 
 from scalebook.measure.metrics.autoregression import blocks, mean_posterior
@@ -185,7 +185,8 @@ def _pattern_rest(series: Sequence[float], period: int) -> float | None:
         return None
     rest, first = _detrended(series, period)
     mean, count = sum(rest) / len(rest), len(rest)
-    total = sum([difference * difference for difference in [value - mean for value in rest]])
+    differences = [value - mean for value in rest]
+    total = sum(map(mul, differences, differences))
     between = sum(offset**2 for offset in _offsets(rest, first, period)) * (count // period)
     if between <= 1e-9 * total or total <= 0:
         return None

@@ -187,7 +187,7 @@ def summarize(
 
 def settled(telemetry: Telemetry, steps: Iterable[StepRecord]) -> Settling:
     """Return whether the devices had settled while these steps ran; unknown without their times."""
-    windows = windows_of(steps)
+    windows = windows_of(steps) if telemetry.devices else ()
     return settling(_inside(telemetry.devices, windows)) if windows else Settling(None)
 
 
@@ -195,9 +195,8 @@ def _inside(devices: Sequence[Device], windows: Sequence[Window]) -> tuple[Devic
     """Return the devices with the readings that lie within a window."""
     found: list[Device] = []
     for device in devices:
-        spans = [(one.begin, one.end) for one in windows]
-        rows = tuple(row for a, b in spans for row in device.rows if a <= row["time"] <= b)
-        found.append(replace(device, rows=rows))
+        parts = [device.within(window.begin, window.end).rows for window in windows]
+        found.append(replace(device, rows=tuple(itertools.chain.from_iterable(parts))))
     return tuple(found)
 
 
@@ -283,8 +282,8 @@ def _falling(devices: Sequence[Device]) -> tuple[str, Trend] | None:
 def _rest(devices: Sequence[Device], reason: str | None) -> dict[str, Any]:
     temperatures = _values(devices, "temperature_celsius")
     busy = _values(devices, "gpu_busy_fraction")
-    told = [_reasons(row) for device in devices for row in device.rows if "throttle_reasons" in row]
-    counted = Counter(name for names in told for name in names)
+    told = [row for device in devices for row in device.rows if "throttle_reasons" in row]
+    counted = Counter(name for row in told if row["throttle_reasons"] for name in _reasons(row))
     nothing = reason or "No device reported it while measured steps ran."
     return {
         "max_temperature_celsius": max(temperatures, default=None),
@@ -335,19 +334,20 @@ def windows_of(steps: Iterable[StepRecord]) -> tuple[Window, ...]:
     Where the clock says that much more or less than a step has passed, another stretch begins.
     None too where the clock was set back into an earlier stretch: a sample would belong to both.
     """
-    found: list[Window] = []
+    found: list[list[float]] = []  # begin and end of each
     before = math.nan
     rows = Steps.of(steps)
     columns = rows.ends(), rows.numbers("step_seconds"), rows.numbers("step")
     for end, seconds, step in zip(*columns, strict=True):
         if math.isnan(end + seconds):
             return ()
-        if step == before + 1 and 0 <= end - found[-1].end <= seconds + max(seconds, SLACK_SECONDS):
-            found[-1] = Window(found[-1].begin, end)
+        if step == before + 1 and 0 <= end - found[-1][1] <= seconds + max(seconds, SLACK_SECONDS):
+            found[-1][1] = end
         else:
-            found.append(Window(end - seconds, end))
+            found.append([end - seconds, end])
         before = step
-    return () if _overlap(found) else tuple(found)
+    windows = tuple(Window(begin, end) for begin, end in found)
+    return () if _overlap(windows) else windows
 
 
 def _overlap(windows: Sequence[Window]) -> bool:
