@@ -243,6 +243,57 @@ def test_the_last_queries_attend_as_under_a_mask(groups: int) -> None:
         torch.testing.assert_close(ours, plain)
 
 
+@pytest.mark.parametrize("groups", [1, 4])
+@pytest.mark.parametrize("window", [0, 3, 20])
+@pytest.mark.parametrize("sunk", [False, True])
+@pytest.mark.parametrize("queries", [13, 5])
+@pytest.mark.parametrize("masked", [False, True])
+def test_windows_and_sinks_are_as_a_softmax_of_all_scores(
+    groups: int, window: int, sunk: bool, queries: int, masked: bool
+) -> None:
+    """A sink is one more score in the denominator, whose value is zero (gpt-oss)."""
+    sizes = ((2 * groups, queries), (2, 13), (2, 13))
+    tensors = [
+        torch.randn(2, heads, length, 8, dtype=torch.float64).requires_grad_()
+        for heads, length in sizes
+    ]
+    sinks = torch.randn(2 * groups, dtype=torch.float64).requires_grad_() if sunk else None
+    query, key, value = (
+        tensor.repeat_interleave(groups * 2 // tensor.shape[1], 1) for tensor in tensors
+    )
+    behind = torch.arange(13 - queries, 13).unsqueeze(1) - torch.arange(13)
+    seen = (behind >= 0) & (behind < (window or 13))
+    scores = (query @ key.transpose(2, 3) * 0.3).masked_fill(~seen, -torch.inf)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.view(1, -1, 1, 1).expand(2, -1, queries, 1)], dim=-1)
+    expected = scores.softmax(-1)[..., :13] @ value
+    assert blocks.fits(window, sunk, *tensors) is (queries == 13 and not window)
+    if masked:
+        found = blocks._under_mask(blocks._How(window, 0.3, False), sinks, *tensors)
+    else:
+        found = blocks.attend_seen(window, 0.3, sinks, *tensors)
+    torch.testing.assert_close(found, expected)
+    grad, leaves = torch.randn_like(found), tensors if sinks is None else [*tensors, sinks]
+    for ours, plain in zip(
+        torch.autograd.grad(found, leaves, grad),
+        torch.autograd.grad(expected, leaves, grad),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, plain)
+
+
+def test_a_mask_does_where_the_kernel_for_windows_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = [torch.randn(1, 2, 12, 16) for _ in range(3)]
+    expected = blocks._under_mask(blocks._How(4, 0.25, False), None, *tensors)
+    right = blocks._flash
+    monkeypatch.setattr(blocks, "_flash", lambda *given: right(*given[:3], 0, given[4]))
+    blocks._right.cache_clear()
+    assert blocks.fits(4, False, *tensors) is None
+    torch.testing.assert_close(blocks.attend_seen(4, 0.25, None, *tensors), expected)
+    blocks._right.cache_clear()
+    assert blocks.fits(4, False, *tensors[:2], tensors[2][..., :8]) is None  # narrower values
+
+
 def test_a_device_is_asked_whether_it_attends_so(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = torch.device("cpu"), torch.float32, 64, 4
     blocks.can_attend.cache_clear()

@@ -47,6 +47,9 @@ _FITTED_EXPERTS = (1 / 2048 + 1 / 768) / 2
 # Torch's kernels for GPT-OSS on an H200, 4,096 tokens: 0.29 s under a mask and 0.12 s with a sink,
 # where the kernel without either would take 0.07 and 0.04.
 _MASKED_ATTENTION = 3.5
+# A window is FlashAttention 2's, for whose time FlashAttention 3 takes 1 / 1.5 to 1 / 2 forward and
+# 1 / 1.5 to 1 / 1.75 backward (arXiv 2407.08608); its blocks of 128 queries see 128 keys more.
+_WINDOW_KERNEL, _WINDOW_BLOCK = 1.7, 128.0
 # Width of a head at which the exponentials of attention take as long as its products: an SM of
 # compute capability 9.0 makes 16 of them in a clock (CUDA C++ Programming Guide, throughput of
 # arithmetic instructions) and 4,270 bf16 FLOPs (989 TFLOP/s, 132 SMs, 1.755 GHz). A score takes 2
@@ -112,7 +115,8 @@ def switches(
         asked = getattr(config, name)
         decided = auto[name] if asked == "auto" else asked == "on"
         found[name] = decided if seen is None else seen in ("on", True)
-    return found
+    window = "fused" if ran is None else ran.get("window_attention")
+    return found | {"window_attention": window == "fused"}
 
 
 def amounts(
@@ -318,9 +322,14 @@ class _Job:
         windowed = 0 < shape.sliding_window < config.sequence_length
         # Under a mask torch's kernels compute every pair.
         torch_only = self.own_kernels and not in_transformer_engine(config)
-        masked = self.machine.is_gpu and torch_only and (windowed or shape.attention_sinks)
+        own = self.machine.is_gpu and torch_only and (windowed or shape.attention_sinks)
+        masked = own and not self.on["window_attention"]
         if windowed:
-            inside = 2 * pairs if masked else min(float(shape.sliding_window), pairs)
+            width = float(shape.sliding_window)
+            inside = 2 * pairs if masked else min(width, pairs)
+            if own and not masked:
+                seen = width - width**2 / (2 * config.sequence_length)
+                inside = _WINDOW_KERNEL * (seen + _WINDOW_BLOCK)
             pairs += (inside - pairs) / shape.sliding_window_every
         flops = 12 * self.tokens * attention_width(shape) * pairs / config.tensor_parallel_size
         flops *= 1 + _again(config, shape, "core_attn") / 3

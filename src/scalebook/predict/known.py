@@ -117,7 +117,7 @@ def known_rate(run: Run) -> KnownRate | str:
     accelerator = catalog.accelerator_for_device(device) if isinstance(device, str) else None
     if accelerator is None and config.platform != "cpu":
         return "its accelerator is not in the catalog"
-    ran = {name: record.observed.get(name) for name in SWITCHES}
+    ran = {name: record.observed.get(name) for name in (*SWITCHES, "window_attention")}
     seconds = config.tokens_per_step / rates.tokens_per_second
     return KnownRate(record.run_id, config, shape, accelerator, ran, seconds, _around(run))
 

@@ -13,6 +13,7 @@ from scalebook.config import RunConfig
 from scalebook.measure.probes import ceilings
 from scalebook.store import write_json
 from scalebook.train import mcore, world
+from scalebook.train.layers import blocks
 from scalebook.train.model import fsdp
 from scalebook.train.model.chunks import Model
 from scalebook.train.model.local import takes_grouped_heads
@@ -33,14 +34,16 @@ def _counted(trainer: Trainer) -> dict[str, int]:
     return {"num_layers": int(counts[0]), "parameter_count": int(counts[1])}
 
 
-def _attention_kernel(trainer: Trainer) -> str | None:
+def _attention(trainer: Trainer) -> dict[str, str | None]:
     """Return which of its kernels torch takes for this run's core attention; None if not torch's.
 
-    The question is asked of torch with tensors of this run's shape, before the first step.
+    And how layers with a window or sinks are computed: ``fused``, or ``masked``. Both questions
+    are asked with tensors of this run's shape, before the first step.
     """
     config, run = trainer.model.config, trainer.config
+    found: dict[str, str | None] = {"attention_kernel": None, "window_attention": None}
     if trainer.model.switches.transformer_engine or not trainer.model.switches.fused_attention:
-        return None
+        return found
     length = run.sequence_length // run.context_parallel_size
     heads = config.num_attention_heads // run.tensor_parallel_size
     groups = max(config.num_query_groups // run.tensor_parallel_size, 1)
@@ -56,14 +59,18 @@ def _attention_kernel(trainer: Trainer) -> str | None:
         )
         for number, width in ((heads, wide), (groups, wide), (groups, narrow))
     )
-    choice: Any = getattr(torch, "_fused_sdp_choice", None)
-    if choice is None:
-        return None
     if not takes_grouped_heads(query):
         key, value = query, query[..., :narrow]
-    grouped = query.shape[1] != key.shape[1]
-    chosen = choice(query, key, value, is_causal=True, enable_gqa=grouped)
-    return SDPBackend(chosen).name.lower()
+    window, sinks = (config.window_size or (-1,))[0] + 1, config.softmax_type == "learnable"
+    if sinks or 0 < window < run.sequence_length:
+        masked = blocks.fits(window, sinks, query, key, value) is None
+        found["window_attention"] = "masked" if masked else "fused"
+    choice: Any = getattr(torch, "_fused_sdp_choice", None)
+    if choice is not None:
+        grouped = query.shape[1] != key.shape[1]
+        chosen = choice(query, key, value, is_causal=True, enable_gqa=grouped)
+        found["attention_kernel"] = SDPBackend(chosen).name.lower()
+    return found
 
 
 def _split() -> dict[str, Any]:
@@ -158,7 +165,7 @@ def observed(trainer: Trainer, run: RunConfig) -> dict[str, Any]:
         "padded_vocab_size": model.padded_vocab_size,
         **_counted(trainer),
         **model.switches.observed(),
-        "attention_kernel": _attention_kernel(trainer),
+        **_attention(trainer),
         "context_parallel_communication": (
             config.cp_comm_type if model.switches.transformer_engine else "all_gather"
         ),

@@ -135,25 +135,6 @@ class Style:
         )
 
 
-def _with_sink(
-    query: Tensor, key: Tensor, value: Tensor, logits: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Put a key before the sequence whose score is each head's sink, and whose value is zero.
-
-    The score comes from further dimensions, in which the queries hold the sink and that key 1.
-    Eight of them, because fused kernels take heads of a multiple of 8; fused kernels then need
-    neither a mask of every head nor the softmax's denominator (gpt-oss, arXiv 2508.10925).
-    """
-    length, batch, heads, _ = query.shape
-    column = logits.to(query.dtype).view(1, 1, heads, 1).expand(length, batch, heads, 1)
-    query = torch.cat([query, column, query.new_zeros(length, batch, heads, 7)], dim=-1)
-    key = nn.functional.pad(key, (0, 8, 0, 0, 0, 0, 1, 0))
-    mark = torch.zeros_like(key[:1])
-    mark[..., -8] = 1
-    key = torch.cat([mark, key[1:]])
-    return query, key, nn.functional.pad(value, (0, 8, 0, 0, 0, 0, 1, 0))
-
-
 def takes_grouped_heads(query: Tensor) -> bool:
     """Return whether a fused kernel of torch takes fewer key than query heads for this query.
 
@@ -223,41 +204,26 @@ class CoreAttention(mcore.MegatronModule):
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Return attention of the last queries of a sequence to all its keys and values."""
-        width = value.shape[-1]
-        scale = self.softmax_scale
-        if self.softmax_offset is not None:
-            scale = scale or query.shape[-1] ** -0.5
-            query, key, value = _with_sink(query, key, value, self.softmax_offset / scale)
+        width = query.shape[-1]
+        scale = self.softmax_scale or width**-0.5
         groups = query.shape[2] // key.shape[2]
         if groups > 1 and not takes_grouped_heads(query):
             key, value = (tensor.repeat_interleave(groups, dim=2) for tensor in (key, value))
+            groups = 1
         q, k, v = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
-        options: dict[str, Any] = {
-            "scale": scale,
-            "enable_gqa": query.shape[2] != key.shape[2],
-        }
-        if 0 < self.window < key.shape[0]:
-            mask: Any = self._mask(query.shape[0], key.shape[0], query.device)
-            context = scaled_dot_product_attention(q, k, v, attn_mask=mask, **options)
+        options: dict[str, Any] = {"scale": scale, "enable_gqa": groups > 1}
+        windowed = 0 < self.window < key.shape[0]
+        if windowed or self.softmax_offset is not None:
+            window = self.window if windowed else 0
+            context = blocks.attend_seen(window, scale, self.softmax_offset, q, k, v)
         elif query.shape[0] == key.shape[0]:
             context = scaled_dot_product_attention(q, k, v, is_causal=True, **options)
-        elif width == q.shape[-1] and blocks.can_attend(
-            q.device, q.dtype, width, q.shape[1] // k.shape[1]
-        ):
-            context = blocks.attend(q, k, v, scale or width**-0.5)
+        elif width == value.shape[-1] and blocks.can_attend(q.device, q.dtype, width, groups):
+            context = blocks.attend(q, k, v, scale)
         else:
             mask = blocks.lower_right(query.shape[0], key.shape[0])
             context = scaled_dot_product_attention(q, k, v, attn_mask=mask, **options)
-        return context.permute(2, 0, 1, 3)[..., :width]
-
-    def _mask(self, queries: int, keys: int, device: torch.device) -> Tensor:
-        """Return which keys [queries, keys] the last queries see: the window, and a sink's."""
-        behind = torch.arange(keys - queries, keys, device=device).unsqueeze(1)
-        behind = behind - torch.arange(keys, device=device)
-        seen = (behind >= 0) & (behind < self.window)
-        if self.softmax_offset is not None:
-            seen[:, 0] = True  # the sink's key lies before those of the sequence
-        return seen
+        return context.permute(2, 0, 1, 3)
 
     def _attend_over_group(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         keys, values = self._whole_sequence(key), self._whole_sequence(value)
