@@ -135,7 +135,7 @@ def test_a_run_returns_from_mlperf_logging_lines(tmp_path: Path):
 
 
 def test_every_line_has_the_form_that_mlperf_asks_for(tmp_path: Path):
-    """What mlperf_logging 4.1 (mllog writes, mlp_parser of ruleset 5.1.0 reads) has in each line."""
+    """What mllog of mlperf_logging 4.1 writes, and its mlp_parser of ruleset 5.1.0 reads."""
     export(store.read_run(GOOD), Target("mlperf", str(tmp_path / "result.log")))
     lines = (tmp_path / "result.log").read_bytes().split(b"\n")
     assert lines.pop() == b""

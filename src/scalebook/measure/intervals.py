@@ -154,7 +154,7 @@ _SQRT_2 = math.sqrt(2)
 
 
 def two_sided_tail(t: float, freedom: float) -> float:
-    """Return P(|T| > t), within 1 % of itself up to t = 3 from 8 degrees of freedom up (Wallace)."""
+    """Return P(|T| > t), within 1 % of itself to t = 3 from 8 degrees of freedom up (Wallace)."""
     scale = (8 * freedom + 1) / (8 * freedom + 3)
     return math.erfc(scale * math.sqrt(freedom * math.log1p(t * t / freedom)) / _SQRT_2)
 
