@@ -17,15 +17,15 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src/scalebook"
 FIELDS_OF_A_LIST = 4  # a constant with so many names of settings is a list of them
 LIMITS = {
-    "files": 343,
-    "lines": 66318,
+    "files": 330,
+    "lines": 66181,
     "longest file": 639,
     "rooms": 33,
     "import arrows between rooms": 194,
     "lists of settings": 22,
     "class names used twice": 0,
-    "module names used twice": 21,
-    "modules with one importer, in their own folder": 24,
+    "module names used twice": 19,
+    "modules with one importer, in their own folder": 20,
     "largest folder": 20,
     "crowded folders without a README": 3,
 }

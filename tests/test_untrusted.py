@@ -24,7 +24,7 @@ from scalebook.cli.terminal import VisibleText
 from scalebook.errors import ClaimError, IngestError
 from scalebook.logs import source
 from scalebook.logs.dialects.registry import read
-from scalebook.measure.measured import Measured, measured
+from scalebook.measure.metrics_cache import Measured, measured
 from scalebook.measure.probes.files import read_probes
 from scalebook.measure.reliability import read_checkpoints, read_drill
 from scalebook.measure.telemetry.samples import read as read_telemetry

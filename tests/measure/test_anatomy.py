@@ -19,10 +19,9 @@ from scalebook.errors import TraceError
 from scalebook.facts import catalog, communication
 from scalebook.measure import anatomy
 from scalebook.measure.anatomy import Breakdown, read_breakdown, reduce_file
-from scalebook.measure.anatomy.breakdown import Task, self_times
+from scalebook.measure.anatomy.breakdown import Task, length, self_times, together, union
 from scalebook.measure.anatomy.events import EventReader
 from scalebook.measure.anatomy.kinds import collective_of, kind_of
-from scalebook.measure.anatomy.timeline import length, together, union
 from scalebook.measure.anatomy.trace import Trace
 from scalebook.measure.metrics.step_anatomy import marked_steps, step_anatomy
 from scalebook.parallelism import Parallelism

@@ -25,7 +25,6 @@ from scalebook.measure.diagnosis import (
     Finding,
     diagnose,
     evidence,
-    experts,
     host,
     memory_use,
     network,
@@ -33,8 +32,14 @@ from scalebook.measure.diagnosis import (
     with_fitted,
 )
 from scalebook.measure.diagnosis import device as device_rules
-from scalebook.measure.diagnosis.evidence import Evidence, Split, rank_seconds, split_of
-from scalebook.measure.diagnosis.finding import listed, percent
+from scalebook.measure.diagnosis.evidence import (
+    Evidence,
+    Split,
+    listed,
+    percent,
+    rank_seconds,
+    split_of,
+)
 from scalebook.measure.diagnosis.memory_use import Need
 from scalebook.measure.diagnosis.pipeline import waiting_of
 from scalebook.measure.diagnosis.waterfall import waterfall
@@ -1284,7 +1289,7 @@ def test_a_larger_micro_batch_is_tried_where_rows_are_few_and_it_fits(
 
 @pytest.mark.parametrize(("load", "named"), [(1.1, True), (1.09, False), (None, False)])
 def test_experts_are_uneven_from_a_tenth_above_the_mean_on(healthy, load, named):
-    at = finding(experts.balance_rule, with_metrics(healthy, expert_load=load))
+    at = finding(pipeline.balance_rule, with_metrics(healthy, expert_load=load))
     assert (at is not None) is named
     assert at is None or at.step_fraction is None  # a dense model has none that wait
 

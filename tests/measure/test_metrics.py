@@ -33,7 +33,7 @@ from scalebook.measure.metrics.repeats import (
 )
 from scalebook.measure.metrics.stability import MINIMUM_STEPS
 from scalebook.measure.metrics.steady import Steady
-from scalebook.measure.telemetry.trend import Settling
+from scalebook.measure.telemetry.summary import Settling
 from scalebook.record import RunRecord, StepRecord
 from scalebook.store import Run
 

@@ -18,9 +18,9 @@ from scalebook.cli import main
 from scalebook.errors import RecordError
 from scalebook.measure import intervals
 from scalebook.measure.intervals import student_quantile, two_sided_tail
-from scalebook.measure.metrics import spikes as taken_apart
 from scalebook.measure.metrics import stability
 from scalebook.measure.metrics import steady as steady_state
+from scalebook.measure.metrics import steady as taken_apart
 from scalebook.measure.metrics.autoregression import (
     _GRID,
     _SPACING,
@@ -29,7 +29,6 @@ from scalebook.measure.metrics.autoregression import (
     effect,
     mean_posterior,
 )
-from scalebook.measure.metrics.spikes import Periodic, Spikes, local_median, take_apart
 from scalebook.measure.metrics.stability import (
     Settled,
     WarmUp,
@@ -41,7 +40,14 @@ from scalebook.measure.metrics.stability import (
     relative,
     without,
 )
-from scalebook.measure.metrics.steady import find_steady, middle
+from scalebook.measure.metrics.steady import (
+    Periodic,
+    Spikes,
+    find_steady,
+    local_median,
+    middle,
+    take_apart,
+)
 from scalebook.measure.verdicts.series import read_series
 
 

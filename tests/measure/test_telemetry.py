@@ -20,7 +20,7 @@ from scalebook.logs.ingest.ingestion import ingest
 from scalebook.measure import telemetry
 from scalebook.measure.metrics import measure
 from scalebook.measure.telemetry.samples import Reading
-from scalebook.measure.telemetry.trend import trend_of
+from scalebook.measure.telemetry.summary import trend_of
 from scalebook.record import RunRecord, StepRecord
 from scalebook.report.base import frames, stated
 from scalebook.report.pages import cost_page

@@ -118,7 +118,7 @@ def test_no_name_of_the_host_is_kept(made: tuple[Path, Probe]) -> None:
 def test_a_probe_is_found_again_by_what_a_training_process_knows_of_itself(
     made: tuple[Path, Probe],
 ) -> None:
-    from scalebook.train.machine import identity
+    from scalebook.train.world import identity
 
     runs, found = made
     known = ceilings(runs, identity(processes=2))["ceilings"]

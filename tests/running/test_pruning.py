@@ -18,7 +18,7 @@ from scalebook.config import RunConfig
 from scalebook.facts.feasibility import growth
 from scalebook.plan import Plan, PlannedRun
 from scalebook.record import RunRecord
-from scalebook.running import finish_run, pruning, sweep
+from scalebook.running import finish_run, sweep, todo
 from scalebook.running.console import Console
 from scalebook.running.todo import survey
 
@@ -178,7 +178,7 @@ LARGER = small(platform="h100", precision="bf16", micro_batch_size=4)
 
 
 def test_a_host_that_ran_out_of_memory_says_nothing_about_the_gpu():
-    known = pruning.Broken()
+    known = todo.Broken()
     known.add(record("host_memory"))
     assert known.against(LARGER) is None
     known.add(record("gpu_memory"))
@@ -186,7 +186,7 @@ def test_a_host_that_ran_out_of_memory_says_nothing_about_the_gpu():
 
 
 def test_a_run_on_another_device_says_nothing_about_this_one():
-    known = pruning.Broken(accelerator="NVIDIA H200")
+    known = todo.Broken(accelerator="NVIDIA H200")
     known.add(record("gpu_memory"))
     assert known.against(LARGER) is None
 
@@ -196,6 +196,6 @@ def test_the_records_that_are_there_are_read(tmp_path: Path):
     partial = store.create_partial(tmp_path, config, datetime.now(UTC))
     store.write_record(partial, record("gpu_memory"))
     store.publish(partial)
-    assert list(pruning.inferences([config, LARGER], pruning.broken(tmp_path, None))) == [
+    assert list(todo.inferences([config, LARGER], todo.broken(tmp_path, None))) == [
         LARGER.config_hash()
     ]

@@ -22,7 +22,7 @@ cpu.install()
 from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from scalebook.train.layers import fused, offload, remake  # noqa: E402
+from scalebook.train.layers import fused, remake  # noqa: E402
 from scalebook.train.layers.vocabulary import cross_entropy  # noqa: E402
 from scalebook.train.model import local  # noqa: E402
 
@@ -165,7 +165,7 @@ def test_what_waits_in_host_memory_comes_back_unchanged():
     matrix = torch.randn(3, 4, generator=generator)
     (fused.swiglu(plain * 1.0) @ matrix.t()).square().sum().backward()
     leaf = plain.detach().clone().requires_grad_()
-    below, host = offload.HostCopy(None), offload.HostCopy(None)
+    below, host = remake.HostCopy(None), remake.HostCopy(None)
     for _ in range(2):  # the place serves one micro batch after another
         leaf.grad = None
         other = torch.arange(6.0)

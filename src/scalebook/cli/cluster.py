@@ -17,9 +17,8 @@ if TYPE_CHECKING:
     from scalebook.plan import Plan
     from scalebook.running.cluster.slurm import Options
     from scalebook.running.cluster.submit import Submitted
-    from scalebook.running.pruning import Inference
     from scalebook.running.sweep import Result, Stop
-    from scalebook.running.todo import Entry
+    from scalebook.running.todo import Entry, Inference
 
     Load = Callable[[argparse.Namespace, Platform, int | None], Plan]
 
@@ -165,9 +164,9 @@ def _not_run(
     entries: tuple[Entry, ...], pruned: Mapping[str, Inference], runs: Path
 ) -> list[Result]:
     """Return what becomes of the entries that no job is made for, with the records they get."""
-    from scalebook.running import pruning, sweep
+    from scalebook.running import sweep, todo
 
-    known = pruning.broken(runs, None)
+    known = todo.broken(runs, None)
     found: list[Result] = []
     for entry in entries:
         inference = pruned.get(entry.config.config_hash())

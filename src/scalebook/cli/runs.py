@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from scalebook.plan import Plan
     from scalebook.running.console import Console
     from scalebook.running.drill import Drilled
-    from scalebook.running.pruning import Inference
-    from scalebook.running.todo import Entry
+    from scalebook.running.todo import Entry, Inference
 
 PARTS = (
     ("detection_seconds", "torchrun notices the failure"),
@@ -253,12 +252,12 @@ def _pruned(
     entries: tuple[Entry, ...], runs: Path, options: argparse.Namespace
 ) -> dict[str, Inference]:
     """Return what records already show to need too much memory."""
-    from scalebook.running import pruning
+    from scalebook.running import todo
 
     if not options.prune:
         return {}
-    known = pruning.broken(runs, None, fresh=options.rerun)
-    return pruning.inferences((entry.config for entry in entries), known)
+    known = todo.broken(runs, None, fresh=options.rerun)
+    return todo.inferences((entry.config for entry in entries), known)
 
 
 def _show(

@@ -23,9 +23,48 @@ from typing import Any
 
 import scalebook
 from scalebook import project, untrusted
+from scalebook.errors import ScalebookError
 from scalebook.facts.catalog import load as catalog
-from scalebook.measure import registered
+from scalebook.measure import provenance, registered
+from scalebook.measure.diagnosis import Diagnosis, diagnose
+from scalebook.measure.metrics import measure
+from scalebook.measure.metrics.step_anatomy import RunAnatomy, step_anatomy
 from scalebook.measure.row import NAMES, POOLED, SPREAD_VARIABLE, RunMetrics
+from scalebook.store import Run
+
+# Records come from anywhere; one with a value of the wrong type must not stop a page.
+ODD = (ScalebookError, ArithmeticError, TypeError, ValueError, LookupError)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What the files of one run say; nothing here depends on any other run."""
+
+    metrics: RunMetrics
+    anatomy: RunAnatomy
+    differences: tuple[str, ...]  # sentences about what ran otherwise than asked for
+    diagnosis: Diagnosis | None  # None without a throughput, or where the rules can't read it
+
+
+def measured(run: Run) -> Measured | str:
+    """Return what the files of a run say, or why it cannot be measured."""
+    try:
+        metrics, anatomy = measure(run, own=registered.own()), step_anatomy(run)
+        told = provenance.of(run.record) if run.record.source == "measured" else ()
+        sentences = tuple(one.sentence() for one in told)
+    except ODD as error:
+        return str(error) or type(error).__name__
+    return Measured(metrics, anatomy, sentences, _diagnosis(run, metrics))
+
+
+def _diagnosis(run: Run, metrics: RunMetrics) -> Diagnosis | None:
+    if metrics.tokens_per_second is None:
+        return None
+    try:
+        return diagnose(run, metrics)
+    except ODD:
+        return None  # what is odd about the record is said where the runs are read
+
 
 _WORTH_SECONDS = 1.0  # what takes less to measure is not kept
 _CHUNK = 100  # runs that a process is handed at a time
@@ -99,8 +138,8 @@ def _handed_over(directory: Path, precision: str | None) -> str | tuple[Any, ...
 def _measured(directory: Path, precision: str | None) -> ListedRun | str:
     from scalebook import identity, store
     from scalebook.measure import provenance
-    from scalebook.measure.measured import ODD
     from scalebook.measure.metrics import measure
+    from scalebook.measure.metrics_cache import ODD
 
     try:
         run = store.read_run(directory)

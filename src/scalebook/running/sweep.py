@@ -29,13 +29,12 @@ from scalebook.measure import provenance
 from scalebook.notebooks import KernelDeathError
 from scalebook.project import short
 from scalebook.record import RunRecord, Status
-from scalebook.running import finish_run, live, processes, pruning, runner
+from scalebook.running import finish_run, live, processes, runner, todo
 from scalebook.running.console import Console
 from scalebook.running.kernel import RunOptions
 from scalebook.running.outcome import EndReason, signal_name
 from scalebook.running.progress import POLL_SECONDS, Tail, duration, extra_seconds, line
-from scalebook.running.pruning import Inference
-from scalebook.running.todo import Entry, Scheduled, Waited, again, label, wait
+from scalebook.running.todo import Entry, Inference, Scheduled, Waited, again, label, wait
 
 __all__ = [
     "Result", "RunEnd", "Settings", "Stop", "exit_code", "record_illegal", "record_inferred",
@@ -82,7 +81,7 @@ class _Sweep:
         self.started = False
         self.done = self.failed = self.runs = 0
         self.seconds: list[float] = []  # of the runs that were trained
-        known = pruning.broken(settings.runs, settings.accelerator, fresh=settings.rerun)
+        known = todo.broken(settings.runs, settings.accelerator, fresh=settings.rerun)
         self.broken = known if settings.prune else None
 
     def result(self, place: int, entry: Entry) -> Result:

@@ -12,7 +12,7 @@ from scalebook import host, project
 from scalebook.config import RunConfig
 from scalebook.measure.probes import ceilings
 from scalebook.store import write_json
-from scalebook.train import machine, mcore
+from scalebook.train import mcore, world
 from scalebook.train.model import fsdp
 from scalebook.train.model.chunks import Model
 from scalebook.train.model.local import takes_grouped_heads
@@ -160,13 +160,13 @@ def environment(trainer: Trainer) -> dict[str, Any]:
     memory = {} if trainer.world.on_gpu else {"memory_reason": "the CPU has no device allocator"}
     return {
         **host.facts(trainer.variables, project.root()),
-        **machine.accelerator(),
-        **machine.links(),
-        **machine.software(),
+        **world.accelerator(),
+        **world.links(),
+        **world.software(),
         "backend": distributed.get_backend(),
         "megatron_core": mcore.version,
         "transformer_engine": mcore.transformer_engine_version(),
-        "container": machine.containers(),
+        "container": world.containers(),
         "data": fingerprint(data) if data else {"synthetic": True},
         **memory,
     }
@@ -175,6 +175,6 @@ def environment(trainer: Trainer) -> dict[str, Any]:
 def write(output: Path, values: dict[str, Any], trainer: Trainer) -> None:
     """Write observed.json into a run directory, before the first step."""
     # A run lies beside the probes of its folder of runs; the newest of this machine counts.
-    known = ceilings(output.absolute().parent, machine.identity(trainer.world.size))
+    known = ceilings(output.absolute().parent, world.identity(trainer.world.size))
     around = environment(trainer) | known
     write_json(output / "observed.json", {"observed": values, "environment": around})

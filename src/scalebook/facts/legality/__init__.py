@@ -18,7 +18,6 @@ from scalebook.facts.legality import (
     neighbours,
     rules_device,
     rules_model,
-    rules_output,
     rules_world,
 )
 from scalebook.facts.legality.fit import Fit
@@ -42,7 +41,6 @@ RULES = (
     *rules_model.RULES,
     *rules_world.RULES,
     *rules_device.RULES,
-    *rules_output.RULES,
 )
 
 

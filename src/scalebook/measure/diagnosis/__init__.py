@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from scalebook.measure.diagnosis import device, experts, host, memory_use, network, pipeline
-from scalebook.measure.diagnosis.evidence import Evidence, gather
-from scalebook.measure.diagnosis.finding import Finding
+from scalebook.measure.diagnosis import device, host, memory_use, network, pipeline
+from scalebook.measure.diagnosis.evidence import Evidence, Finding, gather
 from scalebook.measure.diagnosis.waterfall import Part, Waterfall, waterfall, with_fitted
 from scalebook.measure.metrics import RunMetrics
 from scalebook.store import Run
@@ -25,7 +24,7 @@ RULES: tuple[Rule, ...] = (
     pipeline.pipeline_bubble_rule, pipeline.pipeline_imbalance_rule, pipeline.vocabulary_rule,
     network.communication_rule, network.between_stages_rule, network.overlap_rule,
     network.tensor_size_rule, network.node_rule, network.sequence_rule, network.backend_rule,
-    experts.balance_rule, experts.chance_rule, memory_use.recompute_rule,
+    pipeline.balance_rule, pipeline.chance_rule, memory_use.recompute_rule,
     memory_use.micro_batch_rule, memory_use.memory_full_rule, host.launch_rule, host.data_rule,
     host.optimizer_rule, host.cores_rule, device.ceiling_rule, device.shapes_rule,
     device.clock_rule, device.slow_device_rule, device.straggler_rule, device.precision_rule,

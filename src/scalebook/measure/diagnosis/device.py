@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from statistics import median
 
 from scalebook.facts import catalog
-from scalebook.measure.diagnosis.evidence import Evidence
-from scalebook.measure.diagnosis.finding import Finding, listed, percent
+from scalebook.measure.diagnosis.evidence import Evidence, Finding, listed, percent
 from scalebook.measure.telemetry import flags
 from scalebook.measure.telemetry.words import HEAT, POWER, SHARE, share_of
 from scalebook.settings import SWITCHES, is_on

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from scalebook.measure.diagnosis.evidence import Evidence, number
-from scalebook.measure.diagnosis.finding import Finding, percent
+from scalebook.measure.diagnosis.evidence import Evidence, Finding, number, percent
 from scalebook.record import object_of
 
 GAPS, DATA, OPTIMIZER = 0.03, 0.02, 0.08  # smallest shares of the step that are worth a sentence

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from scalebook.facts.communication import pipeline_bubble
-from scalebook.measure.diagnosis.evidence import Evidence
-from scalebook.measure.diagnosis.finding import Finding, percent
+from scalebook.measure.diagnosis.evidence import Evidence, Finding, percent
 from scalebook.measure.diagnosis.pipeline import bubble_of
 
 SAFE = 0.92  # of a device's memory, for what a prediction leaves out

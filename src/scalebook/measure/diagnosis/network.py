@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from scalebook.measure.diagnosis.evidence import Evidence
-from scalebook.measure.diagnosis.finding import Finding, Value, percent
+from scalebook.measure.diagnosis.evidence import Evidence, Finding, Value, percent
 from scalebook.measure.diagnosis.memory_use import fits_with
 from scalebook.measure.diagnosis.pipeline import waiting_of
 

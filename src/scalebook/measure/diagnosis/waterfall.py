@@ -13,8 +13,7 @@ from scalebook.facts import catalog, traffic
 from scalebook.facts.flops import attention_width
 from scalebook.facts.flops.conventions import flop_parts
 from scalebook.measure.diagnosis.device import peak_clock_mhz
-from scalebook.measure.diagnosis.evidence import Evidence
-from scalebook.measure.diagnosis.finding import Basis, percent
+from scalebook.measure.diagnosis.evidence import Basis, Evidence, percent
 from scalebook.measure.diagnosis.pipeline import waiting_of
 from scalebook.settings import SWITCHES
 

@@ -22,7 +22,7 @@ from scalebook.measure.metrics.steady import (
     longest_level,
     middle,
 )
-from scalebook.measure.telemetry.trend import Settling
+from scalebook.measure.telemetry.summary import Settling
 from scalebook.record import RunRecord, StepRecord
 from scalebook.step_columns import Steps
 

@@ -25,8 +25,8 @@ from scalebook.measure.probes.topology import parse_nvlink
 from scalebook.probe.measurement import compute, timing, transfers
 from scalebook.probe.measurement.compute import Moment
 from scalebook.probe.measurement.timing import Budget, Rank
-from scalebook.train import machine
-from scalebook.train.machine import output
+from scalebook.train import world
+from scalebook.train.world import output
 
 # Parts of the time; without other processes the collectives' goes to the rest.
 SHARES = {"sweep": 0.25, "models": 0.25, "sustained": 0.12, "copies": 0.05, "attention": 0.08}
@@ -108,12 +108,12 @@ def _facts(request: ProbeRequest, directory: Path, variables: Mapping[str, str])
         "probe_id": directory.name.removeprefix(store.PARTIAL_PREFIX),
         "request": request.model_dump(),
         "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "identity": machine.identity(request.world_size).model_dump(),
+        "identity": world.identity(request.world_size).model_dump(),
         "environment": {
             **host.facts(variables, project.root()),
-            **machine.accelerator(),
-            **machine.software(),
-            "container": machine.containers(),
+            **world.accelerator(),
+            **world.software(),
+            "container": world.containers(),
             "limits": limits(),
         },
         "topology": topology(),
@@ -158,7 +158,7 @@ def _nothing(_: Moment) -> list[Sample]:
 
 def topology() -> dict[str, Any]:
     """Return how the devices are linked, as far as a tool of the vendor says."""
-    matrix: dict[str, Any] = machine.links()["topology"] or {}
+    matrix: dict[str, Any] = world.links()["topology"] or {}
     if not torch.cuda.is_available() or torch.version.hip:
         return matrix
     links = parse_nvlink(output("nvidia-smi", "nvlink", "--status") or "")

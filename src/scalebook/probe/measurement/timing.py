@@ -16,7 +16,7 @@ import torch
 
 from scalebook.errors import LaunchError
 from scalebook.measure.probes import ProbeRequest, Skipped
-from scalebook.train.machine import Process
+from scalebook.train.world import Process
 
 distributed: Any = import_module("torch.distributed")
 cuda: Any = torch.cuda

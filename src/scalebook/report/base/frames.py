@@ -24,9 +24,9 @@ from scalebook.facts.feasibility import feasibility
 from scalebook.facts.feasibility.known import Cell, Predicted, predictions
 from scalebook.measure import registered
 from scalebook.measure.diagnosis import Diagnosis
-from scalebook.measure.measured import Measured, measured
 from scalebook.measure.metrics.repeats import with_repeats
 from scalebook.measure.metrics.step_anatomy import RunAnatomy
+from scalebook.measure.metrics_cache import Measured, measured
 from scalebook.measure.row import RunMetrics
 from scalebook.measure.telemetry import read as read_telemetry
 from scalebook.measure.telemetry.samples import Device

@@ -14,7 +14,7 @@ from scalebook.report.base.frames import ReportData
 from scalebook.report.base.html_tables import RAN, RUN, Column, Row, Show, table, text
 from scalebook.report.base.markup import Fragment, Markup, bullets, join, paragraphs, run_link
 from scalebook.report.base.quantities import count, duration, number, percent
-from scalebook.report.charts.anatomy_chart import BAR_SCHEMA, KINDS, PARTS
+from scalebook.report.charts.step_charts import BAR_SCHEMA, KINDS, PARTS
 
 MOST_KERNELS = 10  # of a profile, in the table
 

@@ -23,7 +23,7 @@ from scalebook.report.base.markup import (
     short_id,
 )
 from scalebook.report.base.quantities import GLUE, NONE, change, count
-from scalebook.report.charts import history_chart
+from scalebook.report.charts import rate_charts
 from scalebook.report.charts.figure import Figures
 
 _COUNTED = ("failure", "new", "gone")
@@ -125,7 +125,7 @@ def _whole(key: str) -> tables.Show:
 
 def history(found: Against) -> Figures | Fragment:
     """Return one chart per configuration of the rate over commits, or why there is none."""
-    drawn = history_chart.charts(found.history)
+    drawn = rate_charts.over_commits(found.history)
     return drawn or paragraphs("No configuration has rates with an interval at two commits.")
 
 

@@ -33,7 +33,7 @@ from scalebook.errors import RecordError, ScalebookError
 from scalebook.facts.catalog import load as catalog
 from scalebook.host import available_cores
 from scalebook.measure import registered
-from scalebook.measure.measured import Measured, measured
+from scalebook.measure.metrics_cache import Measured, measured
 from scalebook.report.base import frames
 from scalebook.report.base.against import read_against
 from scalebook.report.base.frames import ReportData

@@ -26,12 +26,12 @@ from scalebook.config import RunConfig
 from scalebook.errors import ConfigError, LaunchError, ScalebookError
 from scalebook.plan import schedule
 from scalebook.record import Status
-from scalebook.running import finish_run, launch, processes, pruning, runner, todo
+from scalebook.running import finish_run, launch, processes, runner, todo
 from scalebook.running.cluster import node_logs
 from scalebook.running.cluster.node_logs import ASKED, FOLLOWED
 from scalebook.running.launch import Launch
 from scalebook.running.outcome import EndReason
-from scalebook.running.pruning import Inference
+from scalebook.running.todo import Inference
 
 JOIN_SECONDS = 600  # for every node to come to the rendezvous: images may have to be unpacked
 REPORT_SECONDS = 60.0  # for the other nodes to end after the first one has
@@ -188,7 +188,7 @@ def _lead(part: NodePart) -> int:
     directory, options = part.directory, part.options
     if options.prune:
         since = options.job if options.fresh else ""
-        inference = pruning.broken(directory.parent, None, job_id=since).against(part.config)
+        inference = todo.broken(directory.parent, None, job_id=since).against(part.config)
         if inference is not None:
             return _skip(part, inference)
     if options.cool_down:

@@ -14,11 +14,10 @@ from typing import Any
 
 from scalebook import project, query, store
 from scalebook.errors import LaunchError
-from scalebook.running import finish_run, pruning
+from scalebook.running import finish_run, todo
 from scalebook.running.cluster import slurm
 from scalebook.running.cluster.jobs import FOLDER, Ask, write_job
-from scalebook.running.pruning import Inference
-from scalebook.running.todo import Entry, Scheduled, label
+from scalebook.running.todo import Entry, Inference, Scheduled, label
 
 OWN_JOBS = "Each run was a separate job, submitted in this order: Slurm starts them as it can."
 _JOB_ID = re.compile(r"(\d+)(?:;.*)?")
@@ -46,9 +45,9 @@ class Order:
         """Return by hash the runs that records already show not to fit."""
         if not self.prune:
             return {}
-        known = pruning.broken(runs, None, fresh=self.rerun)
+        known = todo.broken(runs, None, fresh=self.rerun)
         waiting = (entry.config for entry in self.entries if entry.action == "run")
-        return pruning.inferences(waiting, known)
+        return todo.inferences(waiting, known)
 
     def turn(self, number: int) -> tuple[str, ...]:
         """Return options of ``node`` for the run at a place of its job, counted from 0."""

@@ -15,7 +15,7 @@ from scalebook.facts.flops import padded_vocab_size
 from scalebook.facts.legality.untrained import untrained
 from scalebook.train import mcore
 from scalebook.train.experts import permutation
-from scalebook.train.layers import fused, offload, vocabulary
+from scalebook.train.layers import fused, remake, vocabulary
 from scalebook.train.model import fsdp, graph, local, megatron_config, weights
 from scalebook.train.model.switches import DTYPES, Switches, resolve
 from scalebook.train.world import World
@@ -101,7 +101,7 @@ def _chunk(config: Any, shape: ModelShape, run: RunConfig, stage: int | None, on
     if run.recompute == "pointwise":
         local.remake_norms(chunk)
     if run.offload_layers:
-        offload.install(chunk, run.offload_layers)
+        remake.install(chunk, run.offload_layers)
     if on.fused_weight_gradient:
         vocabulary.install_embedding(chunk)
     return chunk

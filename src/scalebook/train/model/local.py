@@ -19,7 +19,7 @@ from torch.nn.functional import layer_norm, scaled_dot_product_attention
 from scalebook.train import mcore
 from scalebook.train.experts import mlp
 from scalebook.train.layers import async_tensor_parallel, blocks, fused, latent, remake
-from scalebook.train.layers.offload import HostCopy
+from scalebook.train.layers.remake import HostCopy
 
 
 class Norm(nn.Module):
