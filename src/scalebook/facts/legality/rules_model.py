@@ -115,7 +115,7 @@ def recomputed_layers(case: Case) -> Iterator[Problem]:
             f"recompute_layers={layers} needs recompute='full', not {config.recompute!r}. Use 0.",
         )
     stages, last = config.pipeline_parallel_size, config.last_pipeline_stage_layers
-    others = (case.shape.num_layers - last) // (stages - (last > 0) or 1)
+    others = (case.shape.num_layers - last) // (stages - bool(last) or 1)
     most = max(min(others, last or others) // config.virtual_pipeline_parallel_size, 1)
     if layers > most:
         yield Problem(
@@ -182,8 +182,6 @@ def _last_stage(layers: int, stages: int, chunks: int) -> str:
     The size nearest to an even split is offered, the smaller of two: the last stage computes the
     loss too. Where no size leaves a layer for each chunk, a layout without interleaving is offered.
     """
-    if stages == 1:
-        return ""
     every = last_stage_sizes(layers, stages)
     chunked = [size for size in every if min(size, (layers - size) // (stages - 1)) >= chunks]
     if not every:
