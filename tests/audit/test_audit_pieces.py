@@ -573,6 +573,39 @@ def test_what_is_expected_is_given_in_the_unit_of_the_field_with_its_ends() -> N
     assert (open_end.expected_high, open_end.expected) == (None, pytest.approx(1e6))
 
 
+def test_a_value_in_the_base_unit_is_not_turned_into_it() -> None:
+    (found,) = (
+        one for one in claim(steps="1000", step_seconds="0.4", elapsed_seconds="540") if one.rule
+    )
+    assert found.arithmetic == "elapsed_seconds = steps * step_seconds = 1000 * 0.4 = 400"
+
+
+@pytest.mark.parametrize(
+    ("precision", "peak", "words"),
+    [
+        ({}, 989.4, "bf16 dense, H100-SXM5-80GB; precision not stated"),
+        ({"precision": "bf16"}, 989.4, "bf16 dense, H100-SXM5-80GB"),
+        ({"precision": "fp8"}, 1978.9, "fp8 dense, H100-SXM5-80GB"),
+    ],
+)
+def test_a_peak_says_of_which_precision_it_is(
+    precision: dict[str, str], peak: float, words: str
+) -> None:
+    cells = {"accelerator": "h100", "peak_tflops_per_second": "800"}
+    (found,) = (one for one in claim(**cells, **precision) if one.rule)
+    assert (found.note, found.expected) == (words, peak)
+
+
+def test_recomputation_counted_as_useful_is_eight_flops_for_each_weight() -> None:
+    """512 tokens add at most 512 / (3 x 1.3 x 2154) = 6 % to 6 N: 8 N is beyond that."""
+    cells = {"parameters": "=10B", "sequence_length": "=512", "tokens_per_second_per_gpu": "=1000"}
+    for rate, fits in (("80.0", True), ("79.0", False), ("140.0", False)):
+        (found,) = (one for one in claim(**cells, **{RATE: rate}) if one.rule)
+        assert found.verdict == "contradicts"
+        words = "8 N, taken as dense: recomputation of every layer counted as useful"
+        assert (f"the claim fits {words}" in found.note) is fits
+
+
 def test_a_count_that_nothing_finite_gives_has_no_expected_value() -> None:
     """1,000 tokens in steps of none would take steps without end."""
     text = """
@@ -1017,6 +1050,21 @@ def test_tflops_above_twice_the_peak_are_of_all_gpus(cell: str, total: bool) -> 
 )
 def test_a_figure_is_a_peak_where_less_than_one_lies_between(value: str, near: bool) -> None:
     assert documents._near(value, (989.4,)) is near
+
+
+@pytest.mark.parametrize(
+    ("text", "amount"), [("1,979 TFLOPS", 1979), ("12.5%", 12.5), ("n/a", 0), ("", 0), ("x8", 8)]
+)
+def test_a_text_has_the_amount_of_its_first_number(text: str, amount: float) -> None:
+    assert documents._amount(text) == amount
+
+
+def test_a_row_may_end_before_the_column_of_the_model() -> None:
+    rows = ["8,1,100%,llama3.1-8b", "16,2,98%"]
+    for more, base in ((["32,3,97%"], "8"), (["32,3,97%,qwen2.5-7b"], None)):
+        text = "\n".join(["Run,GPUs,Scaling efficiency,Model", *rows, *more])
+        (table,) = read_document(text, ".csv", "a.csv").tables
+        assert (len(table.rows), table.base) == (3, base)
 
 
 def test_a_document_has_as_many_rows_of_tables_as_the_limit_says(

@@ -646,6 +646,21 @@ def test_the_waterfall_never_explains_more_than_the_step(
     assert total == pytest.approx(1)
 
 
+@pytest.mark.parametrize(
+    ("mfu", "known"), [(0.0, False), (0.001, True), (1.0, True), (1.001, False), (None, False)]
+)
+def test_a_step_is_explained_where_its_work_is_part_of_it(healthy, mfu, known):
+    found = waterfall(with_metrics(healthy, mfu=mfu))
+    assert (found is not None) is known
+    assert found is None or found.parts[0].step_fraction == mfu
+
+
+def test_a_single_stage_waits_for_none_whatever_the_model(healthy):
+    for stages, waits in ((1, 0.0), (2, None)):
+        unknown = replace(healthy, shape=None, parallelism=Parallelism(8, 1, stages))
+        assert pipeline.imbalance_of(unknown) == waits
+
+
 def test_a_failed_run_has_a_reason_and_no_diagnosis(tmp_path):
     path = write_run(tmp_path, "oom", RunConfig(**BIG), status="out_of_memory", device=H200)
     found = diagnose(read_run(path))
@@ -1259,7 +1274,8 @@ def test_the_first_mode_with_less_recomputation_that_fits_is_advised():
     ("micro", "batches", "split", "gib", "named"),
     [
         (1, 8, Parallelism(8), 92.0, True), (1, 8, Parallelism(8), 93.0, False),
-        (1, 7, Parallelism(8), 50.0, False), (2, 8, Parallelism(8), 50.0, False),  # 16,384 rows
+        (1, 7, Parallelism(8), 50.0, False), (1, 6, Parallelism(8), 50.0, True),
+        (2, 8, Parallelism(8), 50.0, False),  # 16,384 rows
         (2, 8, Parallelism(8, context_parallel_size=2), 50.0, True),
         # one stage more: 3/(32+3) against 3/(16+3) costs more than 2 %, 1/(64+1) does not
         (1, 32, Parallelism(8, 1, 4), 50.0, False), (1, 64, Parallelism(8, 1, 2), 50.0, True),
