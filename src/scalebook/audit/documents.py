@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from html.parser import HTMLParser
 from importlib.resources import files
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -125,10 +126,10 @@ def _markdown(text: str) -> Iterator[Sheet]:
     """Yield the pipe tables of a text; a heading above names them."""
     lines, name, above = text.splitlines(), "Table", ""
     sheet: Sheet | None = None
-    for index, line in enumerate(lines):
+    for number, (line, below) in enumerate(pairwise([*lines, ""]), start=1):
         if sheet is not None and "|" in line:
             if not _SEPARATOR.fullmatch(line):
-                sheet.rows.append((index + 1, _cells(line)))
+                sheet.rows.append((number, _cells(line)))
             continue
         if sheet is not None:
             yield sheet
@@ -136,7 +137,6 @@ def _markdown(text: str) -> Iterator[Sheet]:
         if line.startswith("#"):
             name, above = _plain(line.lstrip("#")) or name, ""
         above += f" {line}"
-        below = lines[index + 1] if index + 1 < len(lines) else ""
         if "|" in line and "|" in below and _SEPARATOR.fullmatch(below):
             formats = set(re.findall(r"\b(?:bf16|fp16|fp8|fp4)\b", name.lower()))
             given = {"precision": formats.pop()} if len(formats) == 1 else {}
