@@ -18,7 +18,9 @@ from simulated import config, write_run
 
 from scalebook.cli import main
 from scalebook.config import RunConfig
+from scalebook.facts import catalog
 from scalebook.facts.communication import CommunicationEstimate
+from scalebook.facts.flops import flops_per_token
 from scalebook.measure.anatomy import Breakdown
 from scalebook.measure.diagnosis import (
     Diagnosis,
@@ -42,7 +44,7 @@ from scalebook.measure.diagnosis.evidence import (
 )
 from scalebook.measure.diagnosis.memory_use import Need
 from scalebook.measure.diagnosis.pipeline import waiting_of
-from scalebook.measure.diagnosis.waterfall import waterfall
+from scalebook.measure.diagnosis.waterfall import _elementwise, waterfall
 from scalebook.measure.telemetry import Clocks
 from scalebook.parallelism import Parallelism
 from scalebook.record import RunRecord, StepRecord
@@ -1308,6 +1310,31 @@ def test_experts_are_uneven_from_a_tenth_above_the_mean_on(healthy, load, named)
     at = finding(pipeline.balance_rule, with_metrics(healthy, expert_load=load))
     assert (at is not None) is named
     assert at is None or at.step_fraction is None  # a dense model has none that wait
+
+
+def test_uneven_experts_cost_what_their_products_take_beyond_the_mean(healthy):
+    """DeepSeek V2 Lite: 26 of 27 layers have experts, 6 of them a token, of 3 x 2048 x 1408."""
+    shape = catalog.model("deepseek-v2-lite")
+    changed = with_metrics(replace(healthy, shape=shape), expert_load=1.5, mfu=0.4)
+    at = finding(pipeline.balance_rule, changed)
+    experts = 6 * 26 * 6 * 3 * 2048 * 1408 / flops_per_token(shape, 8192)
+    assert at is not None and at.step_fraction == pytest.approx(0.4 * experts * 0.5)
+    assert "1.5 times the tokens" in at.says
+
+
+@pytest.mark.parametrize(("sequence", "whole"), [(True, 1 / 4), (False, 1)])
+def test_ranks_of_tensor_parallelism_share_the_bytes_that_are_split(healthy, sequence, whole):
+    """Norms and residuals (22 accesses of 4,096 values) are shared by sequence parallelism only."""
+    record = healthy.record.model_copy(
+        update={"requested": healthy.record.requested | {"sequence_parallel": sequence}}
+    )
+    split = Parallelism(8, 4, sequence_parallel=sequence)
+    changed = replace(healthy, record=record, parallelism=split, split=None)
+    values = 22 * 4096 * whole + (8 * 5120 + 8 * 14336) / 4
+    size = 2 * 32 * values + 8 * 128256 / 4
+    rate = healthy.metrics.tokens_per_second_per_gpu * 4  # tokens that pass through a rank
+    share, basis, _ = _elementwise(changed)
+    assert (share, basis) == (pytest.approx(rate * size / 4.8e12), "computed")
 
 
 @pytest.mark.parametrize(
