@@ -1312,6 +1312,21 @@ def test_experts_are_uneven_from_a_tenth_above_the_mean_on(healthy, load, named)
     assert at is None or at.step_fraction is None  # a dense model has none that wait
 
 
+@pytest.mark.parametrize(
+    ("sizes", "split"),
+    [
+        ({"expert_parallel_size": None}, Parallelism(8, 2)),
+        ({"expert_parallel_size": 4}, Parallelism(8, 2, expert_parallel_size=4)),
+        ({"world_size": None}, None), ({"tensor_parallel_size": 3}, None),
+    ],
+)  # fmt: skip
+def test_a_split_is_known_where_its_sizes_are_and_fit_together(healthy, sizes, split):
+    metrics = replace(healthy.metrics, **{"tensor_parallel_size": 2} | sizes)
+    found = evidence._parallelism(healthy.record, metrics)
+    whole = split and replace(split, data_parallel_sharding=found.data_parallel_sharding)
+    assert found == whole
+
+
 def test_uneven_experts_cost_what_their_products_take_beyond_the_mean(healthy):
     """DeepSeek V2 Lite: 26 of 27 layers have experts, 6 of them a token, of 3 x 2048 x 1408."""
     shape = catalog.model("deepseek-v2-lite")
