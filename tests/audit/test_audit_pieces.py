@@ -573,6 +573,104 @@ def test_what_is_expected_is_given_in_the_unit_of_the_field_with_its_ends() -> N
     assert (open_end.expected_high, open_end.expected) == (None, pytest.approx(1e6))
 
 
+def test_a_value_in_the_base_unit_is_not_turned_into_it() -> None:
+    (found,) = (
+        one for one in claim(steps="1000", step_seconds="0.4", elapsed_seconds="540") if one.rule
+    )
+    assert found.arithmetic == "elapsed_seconds = steps * step_seconds = 1000 * 0.4 = 400"
+
+
+@pytest.mark.parametrize(
+    ("precision", "peak", "words"),
+    [
+        ({}, 989.4, "bf16 dense, H100-SXM5-80GB; precision not stated"),
+        ({"precision": "bf16"}, 989.4, "bf16 dense, H100-SXM5-80GB"),
+        ({"precision": "fp8"}, 1978.9, "fp8 dense, H100-SXM5-80GB"),
+    ],
+)
+def test_a_peak_says_of_which_precision_it_is(
+    precision: dict[str, str], peak: float, words: str
+) -> None:
+    cells = {"accelerator": "h100", "peak_tflops_per_second": "800"}
+    (found,) = (one for one in claim(**cells, **precision) if one.rule)
+    assert (found.note, found.expected) == (words, peak)
+
+
+@pytest.mark.parametrize(
+    ("cells", "words"),
+    [
+        ({"parameters": "=8B"}, "6 N of the stated size, taken as dense; or 44.9"),
+        ({"active_parameters": "=8B"}, "6 N of the stated size; or 44.9"),
+        ({"parameters": "=8B", "trained": "lora"},
+         "4 N of the stated size, taken as dense with frozen weights; or 29.9"),
+        ({"model": "llama3.1-8b", "parameters": "=8.03B", "sequence_length": "=8192"},
+         "megatron_causal; or 57.9129 (full_attention), 51.4704 (sliding_window), "),
+    ],
+)  # fmt: skip
+def test_what_a_count_of_flops_takes_for_granted_is_said(cells: dict[str, str], words: str) -> None:
+    """8 billion weights lose 2 x 2,000 x 128,256 of a table at least: 6 N become 44.9."""
+    (found,) = (
+        one
+        for one in claim(**cells, tokens_per_second_per_gpu="=1000", **{RATE: "9"})
+        if one.field == RATE and one.rule
+    )
+    assert found.verdict == "contradicts"
+    assert found.note.startswith(words)
+
+
+def test_what_is_not_the_best_alternative_is_named_behind_it() -> None:
+    (found,) = claim(model="llama3.1-8b", parameters="3B")
+    assert found.note == "llama3.1-8b; or 7,504,924,672 (llama3.1-8b without input embedding)"
+    assert found.expected - 7_504_924_672 == 128_256 * 4096
+
+
+def test_a_model_without_its_tables_is_without_positions_too() -> None:
+    shape = catalog.model("mcore-1.7b")  # 4,096 positions and 128k rows of 2,304
+    count = parameter_count(shape)
+    rows = count.total - count.embedding - count.positions
+    assert count.positions == shape.learned_positions * shape.hidden_size > 0
+    (found,) = claim(model="mcore-1.7b", parameters=f"={rows}")
+    assert (found.verdict, found.expected) == ("holds", rows)
+    assert found.note == "mcore-1.7b without input embedding"
+
+
+@pytest.mark.parametrize(
+    ("model", "halved"),
+    [("deepseek-v3@8", True), ("deepseek-v3@6", False), ("deepseek-v3@7", False)],
+)
+def test_half_of_the_layers_is_a_model_only_where_experts_are_left(
+    model: str, halved: bool
+) -> None:
+    """The first 3 layers have none."""
+    found = [words for _, words in knowledge._wrong_shapes(catalog.model(model), 4096)]
+    assert any(words.endswith(" layers") for words in found) is halved
+
+
+@pytest.mark.parametrize(
+    ("cells", "needs"),
+    [
+        ({"parameters": "=10B", "num_experts": "8"}, "active_parameters: a token meets"),
+        ({"num_experts": "8"}, "flops_per_token"), ({}, "flops_per_token"),
+    ],
+)  # fmt: skip
+def test_active_weights_are_asked_for_where_all_are_stated(
+    cells: dict[str, str], needs: str
+) -> None:
+    found = claim(**cells, tokens_per_second_per_gpu="=1000", **{RATE: "100"})
+    notes = {one.field: one.note for one in found if one.verdict == "not checkable"}
+    assert notes[RATE].startswith(f"needs {needs}")
+
+
+def test_recomputation_counted_as_useful_is_eight_flops_for_each_weight() -> None:
+    """512 tokens add at most 512 / (3 x 1.3 x 2154) = 6 % to 6 N: 8 N is beyond that."""
+    cells = {"parameters": "=10B", "sequence_length": "=512", "tokens_per_second_per_gpu": "=1000"}
+    for rate, fits in (("80.0", True), ("79.0", False), ("140.0", False)):
+        (found,) = (one for one in claim(**cells, **{RATE: rate}) if one.rule)
+        assert found.verdict == "contradicts"
+        words = "8 N, taken as dense: recomputation of every layer counted as useful"
+        assert (f"the claim fits {words}" in found.note) is fits
+
+
 def test_a_count_that_nothing_finite_gives_has_no_expected_value() -> None:
     """1,000 tokens in steps of none would take steps without end."""
     text = """
@@ -1019,6 +1117,21 @@ def test_a_figure_is_a_peak_where_less_than_one_lies_between(value: str, near: b
     assert documents._near(value, (989.4,)) is near
 
 
+@pytest.mark.parametrize(
+    ("text", "amount"), [("1,979 TFLOPS", 1979), ("12.5%", 12.5), ("n/a", 0), ("", 0), ("x8", 8)]
+)
+def test_a_text_has_the_amount_of_its_first_number(text: str, amount: float) -> None:
+    assert documents._amount(text) == amount
+
+
+def test_a_row_may_end_before_the_column_of_the_model() -> None:
+    rows = ["8,1,100%,llama3.1-8b", "16,2,98%"]
+    for more, base in ((["32,3,97%"], "8"), (["32,3,97%,qwen2.5-7b"], None)):
+        text = "\n".join(["Run,GPUs,Scaling efficiency,Model", *rows, *more])
+        (table,) = read_document(text, ".csv", "a.csv").tables
+        assert (len(table.rows), table.base) == (3, base)
+
+
 def test_a_document_has_as_many_rows_of_tables_as_the_limit_says(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -1039,6 +1152,28 @@ def test_a_list_of_sizes_in_the_middle_of_a_table_leaves_the_other_columns_to_th
     (row,) = rest.rows
     found = {name: one.value for name, one in row.values.items()}
     assert found == {"steps": 9, "num_layers": 28, "num_attention_heads": 28}
+
+
+def test_a_row_may_end_before_its_list_of_sizes() -> None:
+    text = 'Steps,Layers,Valid TP\n9,28,"2, 7"\n8,28\n'
+    sizes, rest = read_document(text, ".csv", "a.csv").tables
+    assert [row.values["tensor_parallel_size"].value for row in sizes.rows] == [2, 7]
+    assert [row.values["steps"].value for row in rest.rows] == [9, 8]
+
+
+@pytest.mark.parametrize(
+    ("heading", "precision"),
+    [("FP8", "fp8"), ("H100, BF16", "bf16"), ("BF16 and FP8", None), ("Rates", None)],
+)
+def test_a_heading_that_names_one_precision_says_that_of_its_table(
+    heading: str, precision: str | None
+) -> None:
+    text = f"## {heading}\n\n| GPUs | MFU |\n|---|---|\n| 8 | 40% |"
+    (row,) = read_document(text, ".md", "a.md").rows
+    assert row.words.get("precision") == precision
+    assert row.line == 5
+    with pytest.raises(ClaimError, match="no table with a known heading"):
+        read_document(text[: text.rindex("\n")], ".md", "a.md")
 
 
 def test_two_times_of_a_row_are_two_runs_of_what_stands_beside_them() -> None:

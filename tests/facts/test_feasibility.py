@@ -15,7 +15,7 @@ from scalebook.cli import main
 from scalebook.config import RunConfig
 from scalebook.facts import catalog, legality
 from scalebook.facts.feasibility import Cell, feasibility, growth
-from scalebook.facts.feasibility.known import _predict, known
+from scalebook.facts.feasibility.known import PARTS, _predict, known, predictions
 from scalebook.report.base.frames import FEASIBILITY_SCHEMA, collect
 
 H100 = "NVIDIA H100 80GB HBM3"
@@ -142,6 +142,13 @@ def test_a_run_that_broke_before_it_could_name_its_device_has_that_of_the_others
     write(tmp_path, "a", on_h100(), device=H100)
     write(tmp_path, "b", on_h100(micro_batch_size=4), device=None, **RAN_OUT)
     assert {cell.accelerator for cell in cells(tmp_path).values()} == {H100}
+
+
+def test_the_device_that_all_others_name_goes_before_the_platforms(tmp_path: Path):
+    write(tmp_path, "a", on_h100(), device="NVIDIA H100 PCIe")
+    write(tmp_path, "b", on_h100(micro_batch_size=4), device=None, **RAN_OUT)
+    found = known(store.read_runs(tmp_path)[0])
+    assert [one.accelerator for one in found] == ["NVIDIA H100 PCIe"] * 2
 
 
 def test_maps_of_other_sizes_and_models_are_kept_apart(runs: Path):
@@ -316,6 +323,13 @@ def test_a_platform_without_a_device_in_the_catalog_has_none(tmp_path: Path, pla
     assert (one.accelerator, one.verdict) == (None, "fits")
 
 
+def test_a_known_device_has_its_memory_on_a_machine_that_nobody_knows(tmp_path: Path):
+    write(tmp_path, "a", on_h100(platform="a-machine-of-mine"))
+    write(tmp_path, "b", on_h100(platform="a-machine-of-mine", seed=3), device="MyGPU")
+    found = feasibility(store.read_runs(tmp_path)[0])
+    assert {one.accelerator: one.capacity_gib for one in found} == {H100: 80, "MyGPU": None}
+
+
 def test_runs_of_unknown_devices_are_never_the_same(tmp_path: Path):
     for name in ("a", "b"):
         write(tmp_path, name, on_h100(platform="a-machine-of-mine"), device=None)
@@ -349,3 +363,21 @@ def test_what_cannot_be_predicted_says_why(fields: dict[str, Any], reason: str):
     found = _predict(config(**fields))
     assert (found.parts, found.reason) == (None, reason)
     assert _predict(config()).reason is None
+
+
+def test_each_run_has_its_prediction_or_a_reason(tmp_path: Path):
+    write(tmp_path, "whole", on_h100())
+    write(tmp_path, "again", on_h100(repeat=1))
+    write(tmp_path, "wider", on_h100(micro_batch_size=2))
+    write(tmp_path, "broken", on_h100(seed=10**16))  # a size that no machine has
+    found = predictions(store.read_runs(tmp_path)[0])
+    assert found["broken"].reason == "its configuration is incomplete"
+    assert found["broken"].parts is None
+    estimate, _ = legality.fitting(on_h100(), catalog.model("llama3.1-8b"))
+    parts = found["whole"].parts
+    assert parts is not None and {*PARTS, "total"} <= parts.keys()
+    assert parts == estimate.parts_gib() == found["again"].parts
+    assert parts["total"] == pytest.approx(sum(parts.values()) - parts["total"])
+    wider = found["wider"].parts
+    assert wider is not None
+    assert {name for name in PARTS if wider[name] != parts[name]} == {"activations", "logits"}

@@ -426,7 +426,7 @@ def test_telemetry_and_traces_attach_to_the_run_beside_them(tmp_path):
     folder.mkdir()
     for name in ("megatron_2024.log", "nvidia_smi.csv", "kineto.json"):
         shutil.copy(LOGS / name, folder)
-    (run,), notes = ingest([folder], tmp_path / "runs", {})
+    (run,), notes = ingest([folder], tmp_path / "a new" / "folder", {})
     assert notes == []
     samples = (run.path / "telemetry.jsonl").read_text().splitlines()
     assert json.loads(samples[0])["power_watts"] == 610.5
@@ -1364,6 +1364,10 @@ def test_a_shape_is_built_from_the_sizes_that_a_log_tells():
     assert (shape.num_attention_heads, shape.num_query_groups, shape.head_dim) == (4, 4, 2)
     assert (shape.vocab_size, shape.gated_mlp, shape.tied_embeddings) == (64, True, True)
     assert (shape.normalization, shape.moe, shape.mla, shape.mtp_layers) == ("layer", None, None, 0)
+    assert [
+        job_summary.shape_of(known_of(**TOLD_SHAPE, **more))[0].max_sequence_length
+        for more in ({}, {"sequence_length": 512})
+    ] == [0, 512]
     # tied tables of 64 rows; a layer has 4 x 8 x 8 + 3 x 8 x 32 weights and two norms of 8 weights
     # and biases; one norm is last
     assert flops.parameter_count(shape).total == 64 * 8 + 2 * (256 + 768 + 32) + 16

@@ -98,6 +98,15 @@ def test_telemetry_goes_to_the_one_run_beside_it_else_to_the_one_run_of_all():
     assert len(group._attach([several], [beside])) == 1 and several.attached == []
 
 
+def test_telemetry_goes_to_the_run_of_a_store_beside_it():
+    one = content_of(job_of(), folder="p")
+    one.empty = False
+    beside = content_of(name="smi.csv", kind="telemetry", folder="p")
+    found = group.SortedFiles({}, [beside], [], [(Path("s"), False, lambda: [one])])
+    assert [(whole.files, whole.attached) for whole in found.groups(None)] == [([one], [beside])]
+    assert found.notes == []
+
+
 @pytest.mark.parametrize("named", [True, False])
 def test_runs_of_a_store_are_groups_until_one_cannot_be_read(named):
     broken = IngestError("the store is damaged")
@@ -310,6 +319,36 @@ def test_a_summary_that_its_steps_contradict_is_said_with_both(printed, said):
          "what its steps give (100): the steps count."] if said else []
     )  # fmt: skip
     assert rates._summary_rates(job, None) == []
+
+
+@pytest.mark.parametrize(
+    ("rows", "factor"),
+    [
+        # 100 tokens a batch of its usual size in 2 s: 50 tokens/s
+        ([(200.0, 2.0), (200.0, 2.0), (100.0, 1.0)], 4),
+        ([(50.0, 2.0), (50.0, 2.0), (25.0, 1.0)], 1),
+        ([(200.0, 1.0), (200.0, 1.0), (800.0, 4.0), (400.0, 2.0)], 4),
+        ([(200.0, 8.0), (200.0, 8.0)], 4),  # a size that never changes is the usual one
+        ([(200.0, 8.0), (200.0, 8.0), (200.0, 0.0)], 4),  # one that is not printed is, too
+        ([(50.9, 8.0)], 1), ([(55.0, 8.0)], 1.1), ([(0.0, 8.0)], 1),
+    ],
+)  # fmt: skip
+def test_a_printed_rate_is_held_against_the_size_of_its_own_batch(rows, factor):
+    job = job_of(*({"x": rate, "seconds": 2.0, "global_batch_size": size} for rate, size in rows))
+    found = rates._median_factor(job, "x", 100.0)
+    assert found == (None if factor == 1 else pytest.approx(factor))
+
+
+@pytest.mark.parametrize(
+    ("counts", "said"),
+    [((0, 0), []), ((1, 0), ["1 restart(s); 0"]), ((0, 3), ["0 restart(s); 3 record(s) were"])],
+)
+def test_restarts_or_repeated_records_are_remarked_on_by_themselves(counts, said):
+    job = job_of({"step": 5.0}, {"step": 6.0})
+    job.counts.restarts, job.counts.repeated_steps = counts
+    found = rates.warnings_of(job, known_of(), None)
+    assert len(found) == len(said)
+    assert all(one.startswith(start) for one, start in zip(found, said, strict=True))
 
 
 def test_every_number_that_a_file_cannot_hold_is_none_to_any_depth():

@@ -275,8 +275,10 @@ def test_an_event_that_is_no_json_makes_the_sums_unusable_and_says_so(tmp_path: 
     path = tmp_path / "broken.json"
     path.write_text(text(*a_step()).replace('"nvjet_tst_128x256"', "nvjet"))
     found = reduce_file(path)
-    assert found.step_seconds is None
     assert "1 events of the trace are not JSON" in (found.reason or "")
+    values = found.model_dump(exclude={"schema_version", "rank", "reason", "parts"})
+    assert not any(values.values())  # no step, no second, no kernel
+    assert set(parts(found).values()) == {None}
 
 
 @pytest.mark.parametrize("size", [7, 1 << 20])
@@ -287,6 +289,14 @@ def test_events_that_are_no_json_are_counted_with_their_lines(size: int):
     reader = EventReader(whole[at : at + size] for at in range(0, len(whole), size))
     assert [event["name"] for event in reader.events()] == ["a", "b", "c"]
     assert (reader.broken, reader.broken_lines, reader.complete) == (2, [2, 4], True)
+
+
+@pytest.mark.parametrize(
+    "whole", ["", "{}", '{"name": "a", "ph": "X"}', '{"events": [{"name": "a"}]}']
+)
+def test_a_file_without_a_list_of_events_has_none(whole: str):
+    reader = EventReader(iter([whole]))
+    assert (list(reader.events()), reader.complete, reader.broken) == ([], False, 0)
 
 
 def test_values_of_wrong_types_are_passed_over(tmp_path: Path):

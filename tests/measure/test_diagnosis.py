@@ -18,7 +18,9 @@ from simulated import config, write_run
 
 from scalebook.cli import main
 from scalebook.config import RunConfig
+from scalebook.facts import catalog
 from scalebook.facts.communication import CommunicationEstimate
+from scalebook.facts.flops import flops_per_token
 from scalebook.measure.anatomy import Breakdown
 from scalebook.measure.diagnosis import (
     Diagnosis,
@@ -42,7 +44,7 @@ from scalebook.measure.diagnosis.evidence import (
 )
 from scalebook.measure.diagnosis.memory_use import Need
 from scalebook.measure.diagnosis.pipeline import waiting_of
-from scalebook.measure.diagnosis.waterfall import waterfall
+from scalebook.measure.diagnosis.waterfall import _elementwise, waterfall
 from scalebook.measure.telemetry import Clocks
 from scalebook.parallelism import Parallelism
 from scalebook.record import RunRecord, StepRecord
@@ -644,6 +646,21 @@ def test_the_waterfall_never_explains_more_than_the_step(
     assert found.waterfall.explained <= 1 + 1e-9
     total = sum(part.step_fraction or 0 for part in found.waterfall.parts)
     assert total == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("mfu", "known"), [(0.0, False), (0.001, True), (1.0, True), (1.001, False), (None, False)]
+)
+def test_a_step_is_explained_where_its_work_is_part_of_it(healthy, mfu, known):
+    found = waterfall(with_metrics(healthy, mfu=mfu))
+    assert (found is not None) is known
+    assert found is None or found.parts[0].step_fraction == mfu
+
+
+def test_a_single_stage_waits_for_none_whatever_the_model(healthy):
+    for stages, waits in ((1, 0.0), (2, None)):
+        unknown = replace(healthy, shape=None, parallelism=Parallelism(8, 1, stages))
+        assert pipeline.imbalance_of(unknown) == waits
 
 
 def test_a_failed_run_has_a_reason_and_no_diagnosis(tmp_path):
@@ -1259,7 +1276,8 @@ def test_the_first_mode_with_less_recomputation_that_fits_is_advised():
     ("micro", "batches", "split", "gib", "named"),
     [
         (1, 8, Parallelism(8), 92.0, True), (1, 8, Parallelism(8), 93.0, False),
-        (1, 7, Parallelism(8), 50.0, False), (2, 8, Parallelism(8), 50.0, False),  # 16,384 rows
+        (1, 7, Parallelism(8), 50.0, False), (1, 6, Parallelism(8), 50.0, True),
+        (2, 8, Parallelism(8), 50.0, False),  # 16,384 rows
         (2, 8, Parallelism(8, context_parallel_size=2), 50.0, True),
         # one stage more: 3/(32+3) against 3/(16+3) costs more than 2 %, 1/(64+1) does not
         (1, 32, Parallelism(8, 1, 4), 50.0, False), (1, 64, Parallelism(8, 1, 2), 50.0, True),
@@ -1292,6 +1310,46 @@ def test_experts_are_uneven_from_a_tenth_above_the_mean_on(healthy, load, named)
     at = finding(pipeline.balance_rule, with_metrics(healthy, expert_load=load))
     assert (at is not None) is named
     assert at is None or at.step_fraction is None  # a dense model has none that wait
+
+
+@pytest.mark.parametrize(
+    ("sizes", "split"),
+    [
+        ({"expert_parallel_size": None}, Parallelism(8, 2)),
+        ({"expert_parallel_size": 4}, Parallelism(8, 2, expert_parallel_size=4)),
+        ({"world_size": None}, None), ({"tensor_parallel_size": 3}, None),
+    ],
+)  # fmt: skip
+def test_a_split_is_known_where_its_sizes_are_and_fit_together(healthy, sizes, split):
+    metrics = replace(healthy.metrics, **{"tensor_parallel_size": 2} | sizes)
+    found = evidence._parallelism(healthy.record, metrics)
+    whole = split and replace(split, data_parallel_sharding=found.data_parallel_sharding)
+    assert found == whole
+
+
+def test_uneven_experts_cost_what_their_products_take_beyond_the_mean(healthy):
+    """DeepSeek V2 Lite: 26 of 27 layers have experts, 6 of them a token, of 3 x 2048 x 1408."""
+    shape = catalog.model("deepseek-v2-lite")
+    changed = with_metrics(replace(healthy, shape=shape), expert_load=1.5, mfu=0.4)
+    at = finding(pipeline.balance_rule, changed)
+    experts = 6 * 26 * 6 * 3 * 2048 * 1408 / flops_per_token(shape, 8192)
+    assert at is not None and at.step_fraction == pytest.approx(0.4 * experts * 0.5)
+    assert "1.5 times the tokens" in at.says
+
+
+@pytest.mark.parametrize(("sequence", "whole"), [(True, 1 / 4), (False, 1)])
+def test_ranks_of_tensor_parallelism_share_the_bytes_that_are_split(healthy, sequence, whole):
+    """Norms and residuals (22 accesses of 4,096 values) are shared by sequence parallelism only."""
+    record = healthy.record.model_copy(
+        update={"requested": healthy.record.requested | {"sequence_parallel": sequence}}
+    )
+    split = Parallelism(8, 4, sequence_parallel=sequence)
+    changed = replace(healthy, record=record, parallelism=split, split=None)
+    values = 22 * 4096 * whole + (8 * 5120 + 8 * 14336) / 4
+    size = 2 * 32 * values + 8 * 128256 / 4
+    rate = healthy.metrics.tokens_per_second_per_gpu * 4  # tokens that pass through a rank
+    share, basis, _ = _elementwise(changed)
+    assert (share, basis) == (pytest.approx(rate * size / 4.8e12), "computed")
 
 
 @pytest.mark.parametrize(

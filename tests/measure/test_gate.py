@@ -308,6 +308,8 @@ def test_one_step_outside_fails_even_if_its_loss_is_not_finite(tmp_path, capsys,
     assert said.startswith("loss left the band: ")
     assert "Step 20 is the first outside 2 % of golden.csv" in said
     assert words in said
+    if loss is not None:  # in percent of the reference, with two digits that count
+        assert f"{there[20]:.5g}, {(loss - there[20]) / there[20] * 100:+.2g} %. " in said
     assert "1 of 24 common steps are outside" in said
     assert ElementTree.parse(report).getroot().get("failures") == "1"
 

@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalebook.errors import ClaimError
-from scalebook.measure.intervals import SCALES, Interval, point, read_numeral
+from scalebook.measure.intervals import (
+    SCALES,
+    Interval,
+    mean_tail,
+    point,
+    read_numeral,
+    student_quantile,
+    two_sided_tail,
+)
 
 INFINITE = math.inf
 ENDS = st.floats(-1e6, 1e6, allow_subnormal=False)  # a quotient by a subnormal is infinite
@@ -54,11 +62,20 @@ def test_the_reciprocal_is_open_where_the_interval_reaches_zero(low, high, expec
     ("interval", "middle", "exact"),
     [
         (Interval(2, 4), 3, False), (Interval(5, 5), 5, True), (Interval(3, INFINITE), 3, False),
-        (Interval(-INFINITE, 7), 7, False),
+        (Interval(-INFINITE, 7), 7, False), (Interval(2, 4, estimate=3.5), 3.5, False),
     ],
 )  # fmt: skip
 def test_the_middle_is_the_finite_end_of_what_is_open(interval, middle, exact):
     assert (interval.middle, interval.exact) == (middle, exact)
+
+
+@given(ENDS, ENDS)
+def test_zero_and_one_are_the_neutral_numbers(a, b):
+    one = between(a, b)
+    assert one + point(0) == one
+    assert one * point(1) == one == point(1) * one
+    assert one * point(0) == point(0) == point(0) * one
+    assert (one * point(-1), one / point(1)) == (-one, one)
 
 
 def test_widening_moves_each_finite_end_outwards_by_a_fraction_of_itself():
@@ -80,6 +97,7 @@ def test_widening_moves_each_finite_end_outwards_by_a_fraction_of_itself():
 )  # fmt: skip
 def test_intervals_meet_up_to_the_slack_of_their_largest_end(a, b, relative, meet):
     assert Interval(*a).meets(Interval(*b), relative) == meet
+    assert Interval(*b).meets(Interval(*a), relative) == meet
 
 
 def test_by_default_intervals_meet_up_to_rounding_alone():
@@ -121,3 +139,44 @@ def test_each_word_of_scale_is_a_power_of_a_thousand():
 def test_what_is_no_number_is_refused_with_an_example(text):
     with pytest.raises(ClaimError, match="Write one like 87,933"):
         read_numeral(text)
+
+
+@pytest.mark.parametrize(
+    ("freedom", "probability", "expected"),
+    [  # a table of Student's t: Abramowitz & Stegun, table 26.10
+        (1, 0.975, 12.706), (2, 0.975, 4.303), (5, 0.975, 2.571), (10, 0.975, 2.228),
+        (30, 0.975, 2.042), (1, 0.75, 1.0), (4, 0.95, 2.132), (20, 0.995, 2.845),
+        (1, 0.9995, 636.619), (1e7, 0.975, 1.960),
+    ],
+)  # fmt: skip
+def test_the_quantiles_of_student_are_those_of_the_table(freedom, probability, expected):
+    assert student_quantile(freedom, probability) == pytest.approx(expected, abs=5.1e-4)
+
+
+@given(st.floats(0.3, 1e5), st.floats(0.51, 0.9999))
+def test_the_quantile_of_student_is_scipys(freedom, probability):
+    stats = pytest.importorskip("scipy.stats")
+    expected = stats.t.ppf(probability, freedom)
+    assert student_quantile(freedom, probability) == pytest.approx(expected, rel=1e-8)
+
+
+def test_half_of_all_values_of_student_lie_above_zero():
+    assert student_quantile(3, 0.5) == pytest.approx(0, abs=1e-15)
+
+
+@given(st.floats(0, 3), st.floats(8, 1e6))
+def test_the_quick_tail_of_student_is_within_one_percent_up_to_three(t, freedom):
+    stats = pytest.importorskip("scipy.stats")
+    assert two_sided_tail(t, freedom) == pytest.approx(2 * stats.t.sf(t, freedom), rel=0.01)
+
+
+def test_the_quick_tail_becomes_that_of_the_normal_distribution():
+    assert two_sided_tail(0, 5) == 1
+    assert two_sided_tail(1.959964, 1e9) == pytest.approx(0.05, rel=1e-6)
+    assert two_sided_tail(2.228, 10) == pytest.approx(0.05, rel=2e-3)  # the table again
+
+
+def test_a_mean_tail_weighs_the_tails_of_its_errors():
+    errors = [(0.25, 2.0), (0.75, 0.5)]
+    expected = 0.25 * two_sided_tail(1.5, 9) + 0.75 * two_sided_tail(6, 9)
+    assert mean_tail(3, errors, 9) == pytest.approx(expected)

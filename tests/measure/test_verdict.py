@@ -358,6 +358,9 @@ def test_a_side_of_a_file_has_the_rate_of_its_steps():
     assert math.exp(found.log_rate) == pytest.approx(1 / 2.0, rel=1e-3)
     half = math.log(steady.seen[1] / steady.seen[0]) / 2
     assert (found.half, found.steps) == (pytest.approx(half, rel=1e-2), steady.count)
+    for ends, wider in (((1.6, 2.2), 2 / 1.6), ((1.9, 2.5), 2.5 / 2)):
+        uneven = read._of_steady(replace(steady, mean=2.0, seen=ends))
+        assert (uneven.log_rate, uneven.half) == pytest.approx((math.log(0.5), math.log(wider)))
     assert read._of_steady(find_steady([1.0] * 3)) is None
     assert read._of_steady(replace(steady, seen=(0.0, 3.0))) is None  # no bound on the rate
 

@@ -507,6 +507,22 @@ def test_parts_add_up_to_the_step_and_the_rate_is_its_tokens(made) -> None:
     assert found.parts["bubble"] > 0
 
 
+def test_a_prediction_is_shown_as_a_table_of_its_numbers(made) -> None:
+    found = replace(
+        made.predict(config()), tokens_per_second_per_gpu=12345.6, low=11000.0, high=13000.0,
+        mfu=0.4567, step_seconds=1.23456, memory_gib=1024.04, fits=None, warnings=("a", "b"),
+    )  # fmt: skip
+    shown = found._repr_html_()
+    for words in (
+        "12,346 tokens/s per GPU (11,000 to 13,000, 90 %)", "45.7%", "1.235 s", "1,024.0 GiB",
+        "unknown", "a b",
+    ):  # fmt: skip
+        assert words in shown
+    assert "%<" not in replace(found, mfu=None)._repr_html_()
+    assert ">yes<" in replace(found, fits=True)._repr_html_()
+    assert ">no<" in replace(found, fits=False)._repr_html_()
+
+
 # Intervals and what is said of them
 
 

@@ -6,6 +6,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ FORMS = {
     "pyxis": Container("pyxis", "registry#team/image:1"),
     "apptainer": Container("apptainer", "/images/image.sif"),
 }
+SHELLCHECK = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
 PLATFORMS = ("cpu", "a100", "h100", "h200", "b200", "mi300x", "mi325x", "mi355x")
 
 
@@ -273,12 +275,12 @@ def test_the_container_of_a_job_is_named_in_words():
         chosen("apptainer", "")
 
 
-@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
+@pytest.mark.skipif(not SHELLCHECK, reason="no wheel of shellcheck for this machine, nor a command")
 def test_the_script_is_clean_for_shellcheck(tmp_path: Path):
     for form in FORMS:
         path = tmp_path / f"{form}.sh"
         path.write_text(script(form=form))
-        done = subprocess.run(["shellcheck", path], capture_output=True, text=True, check=False)
+        done = subprocess.run([SHELLCHECK, path], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout
 
 

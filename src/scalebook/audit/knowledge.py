@@ -348,12 +348,14 @@ def _stated_size_facts(shape: ModelShape | None, row: Row) -> Iterator[Fact]:
             return
     for trained in _trained(row):
         yield from _size_flops(size, row, trained, known_shape=shape is not None)
-    interval, value = size.interval.scaled(2), size.value * 2
-    words = "2 N, the forward pass only"
-    yield replace(
-        _fact("flops_per_token", interval, value, words, legitimate=False),
-        inputs=frozenset({"parameters"}),
-    )
+    yield _multiple(size, 2, "2 N, the forward pass only", legitimate=False)
+
+
+def _multiple(size: Printed, factor: float, words: str, *, legitimate: bool = True) -> Fact:
+    """Return ``factor`` FLOPs per token for each weight of a stated size."""
+    interval, value = size.interval.scaled(factor), size.value * factor
+    fact = _fact("flops_per_token", interval, value, words, legitimate=legitimate)
+    return replace(fact, inputs=frozenset({"parameters"}))
 
 
 def _size_flops(size: Printed, row: Row, trained: str, *, known_shape: bool) -> Iterator[Fact]:
@@ -361,13 +363,10 @@ def _size_flops(size: Printed, row: Row, trained: str, *, known_shape: bool) -> 
     factor = 6 * TRAINED[trained]
     dense = "" if "active_parameters" in row.values or known_shape else ", taken as dense"
     words = {"all": "", "lora": " with frozen weights", "forward": " forward"}[trained]
-    interval, value = size.interval.scaled(factor), size.value * factor
+    first = _multiple(size, factor, f"{factor:g} N of the stated size{dense}{words}")
+    interval, value, inputs = first.interval, first.value, first.inputs
     step = f"flops_per_token = {factor:g} * {operand(size)} = {show(value)}"
-    inputs = frozenset({"parameters"})
-    first = _fact(
-        "flops_per_token", interval, value, f"{factor:g} N of the stated size{dense}{words}"
-    )
-    yield replace(first, steps=(step,), inputs=inputs)
+    yield replace(first, steps=(step,))
     if known_shape:
         return
     length, layers, hidden = (
@@ -393,9 +392,9 @@ def _size_flops(size: Printed, row: Row, trained: str, *, known_shape: bool) -> 
     fact = _fact("flops_per_token", bound, bound.low, f"{about}{words}; needs {needs}")
     yield replace(fact, bound=True, inputs=inputs)
     if trained == "all":
-        words = f"{factor * 4 / 3:g} N{dense}: recomputation of every layer counted as useful"
-        twice = _fact("flops_per_token", interval.scaled(4 / 3), value * 4 / 3, words)
-        yield replace(twice, legitimate=False, inputs=inputs)
+        twice = factor * 4 / 3
+        words = f"{twice:g} N{dense}: recomputation of every layer counted as useful"
+        yield _multiple(size, twice, words, legitimate=False)
 
 
 def _attention_bound(size: float, length: Printed | None) -> tuple[float, float]:

@@ -154,7 +154,7 @@ def _combinations(configs: Sequence[RunConfig]) -> Iterator[RunConfig]:
 def _micro_batches(seen: set[int]) -> list[int]:
     """Return the micro batches that ran and the powers of two between them."""
     between = (2**power for power in range(max(seen).bit_length()))
-    return sorted(seen | {size for size in between if min(seen) <= size <= max(seen)})
+    return sorted(seen | {size for size in between if size in range(min(seen), max(seen))})
 
 
 def _inferred(config: RunConfig, same: Sequence[KnownMemory]) -> Cell | None:

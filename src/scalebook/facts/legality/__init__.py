@@ -121,7 +121,7 @@ def fitting(
     """
     estimate = fit.estimate(config, shape)
     verdict = fit.verdict(estimate.total_gib, accelerator)
-    if (verdict.fits is not False and verdict.capacity_gib is None) or verdict.fits:
+    if verdict.fits or verdict.capacity_gib is None:
         return estimate, verdict
 
     def fits(candidate: RunConfig) -> bool:

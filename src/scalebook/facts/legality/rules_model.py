@@ -119,7 +119,7 @@ def recomputed_layers(case: Case) -> Iterator[Problem]:
             f"Use {rest}.",
         )
     stages, last = config.pipeline_parallel_size, config.last_pipeline_stage_layers
-    others = (case.shape.num_layers - last) // (stages - (last > 0) or 1)
+    others = (case.shape.num_layers - last) // (stages - bool(last) or 1)
     chunks = config.virtual_pipeline_parallel_size
     most = max(min(others, last or others) // chunks, 1)
     if layers > most and not grouped:
@@ -236,8 +236,6 @@ def _last_stage(layers: int, stages: int, chunks: int) -> str:
     The size nearest to an even split is offered, the smaller of two: the last stage computes the
     loss too. Where no size leaves a layer for each chunk, a layout without interleaving is offered.
     """
-    if stages == 1:
-        return ""
     every = last_stage_sizes(layers, stages)
     chunked = [size for size in every if min(size, (layers - size) // (stages - 1)) >= chunks]
     if not every:

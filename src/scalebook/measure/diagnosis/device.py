@@ -22,7 +22,7 @@ def ceiling_rule(found: Evidence) -> Iterator[Finding]:
     """Yield that the machine's best matrix product is below the peak that MFU divides by."""
     metrics = found.metrics
     peak, best, mfu = metrics.peak_tflops_per_second, metrics.measured_matmul_tflops, metrics.mfu
-    if not peak or not best or not mfu or best >= peak:
+    if not peak or not best or not mfu:
         return
     share = (metrics.hfu or mfu) * (peak / best - 1)
     if share < SMALLEST:

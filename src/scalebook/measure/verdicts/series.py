@@ -26,7 +26,7 @@ class Series:
     """Step times of a file in its order, and how many at the start are warm-up by its record."""
 
     seconds: tuple[float, ...]
-    minimum: int = 0
+    minimum: int
 
     def steady(self) -> Steady:
         """Return the steady state of the series."""
