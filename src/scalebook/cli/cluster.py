@@ -21,6 +21,7 @@ from scalebook.cli.terminal import (
 )
 from scalebook.errors import LaunchError
 from scalebook.project import runs_folder, short
+from scalebook.running.console import Console
 
 if TYPE_CHECKING:
     from scalebook.facts.catalog.types import Platform
@@ -210,7 +211,6 @@ def _slurm_options(options: argparse.Namespace) -> Options:
 
 def _follow(submitted: list[Submitted], stop: Stop) -> tuple[list[Result], str | None]:
     from scalebook.running.cluster.watch import POLL_SECONDS, Follower
-    from scalebook.running.console import Console
 
     seconds = float(os.environ.get("SCALEBOOK_POLL_SECONDS", POLL_SECONDS))
     return Follower(Console(), stop, poll_seconds=seconds).follow(submitted)
@@ -278,7 +278,6 @@ def status(options: argparse.Namespace) -> int:
 def _watch(options: argparse.Namespace, runs: Path) -> int:
     """Show the runs that wait or train until all have ended, or until Ctrl-C."""
     from scalebook.running import live
-    from scalebook.running.console import Console
 
     if options.json or options.all:
         raise LaunchError("--watch shows runs that have not ended. Leave out --json and --all.")

@@ -26,6 +26,7 @@ from scalebook.cli.terminal import (
     print_table,
 )
 from scalebook.errors import LaunchError, RecordError
+from scalebook.running.console import Console
 from scalebook.running.container.images import ENGINES
 
 if TYPE_CHECKING:
@@ -180,11 +181,8 @@ def _secrets(folder: Path, *, as_json: bool) -> int:
     else:
         for path, line, kinds in found:
             print(f"{path}:{line}: {', '.join(kinds)}")
-        print(
-            f"Lines that look like secrets: {len(found)}."
-            if found
-            else "Nothing looks like a secret."
-        )
+        counted = f"Lines that look like secrets: {len(found)}."
+        print(counted if found else "Nothing looks like a secret.")
     return 1 if found else 0
 
 
@@ -192,7 +190,6 @@ def probe(options: argparse.Namespace) -> int:
     """Probe this machine; 0 if the probe completed."""
     from scalebook.measure.probes.files import FOLDER
     from scalebook.probe import probing
-    from scalebook.running.console import Console
 
     asked = probing.request(
         platform=options.platform or "",

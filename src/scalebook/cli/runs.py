@@ -25,12 +25,12 @@ from scalebook.cli.terminal import (
 )
 from scalebook.errors import ConfigError, LaunchError
 from scalebook.project import TRAIN_NOTEBOOK, required_root, runs_folder, short
+from scalebook.running.console import Console
 
 if TYPE_CHECKING:
     from scalebook.config import RunConfig
     from scalebook.facts.catalog.types import Platform
     from scalebook.plan import Plan
-    from scalebook.running.console import Console
     from scalebook.running.drill import Drilled
     from scalebook.running.todo import Entry, Inference
 
@@ -114,7 +114,6 @@ def _add_drill(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run a plan; 0 if any of its configurations has a completed run."""
     from scalebook.running import launch, sweep, todo
-    from scalebook.running.console import Console
     from scalebook.running.todo import Scheduled
 
     cluster.refuse_idle(options)
@@ -300,7 +299,6 @@ def _shared(starts: Collection[tuple[str, ...]]) -> tuple[str, ...]:
 
 def recover(options: argparse.Namespace) -> int:
     """Record what dead processes left under the runs folder."""
-    from scalebook.running.console import Console
 
     recover_all(runs_folder(options.runs), Console())
     return 0
@@ -325,7 +323,6 @@ def recover_all(runs: Path, console: Console) -> None:
 def drill(options: argparse.Namespace) -> int:
     """Run a drill; 0 if training came back from the last checkpoint with the same losses."""
     from scalebook.running import drill as drills
-    from scalebook.running.console import Console
     from scalebook.running.kernel import RunOptions
 
     config = _drilled(options)

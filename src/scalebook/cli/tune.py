@@ -33,6 +33,7 @@ from scalebook.cli.terminal import (
 )
 from scalebook.errors import ConfigError
 from scalebook.project import TRAIN_NOTEBOOK, required_root, runs_folder, short
+from scalebook.running.console import Console
 from scalebook.settings import SETTINGS
 
 if TYPE_CHECKING:
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from scalebook.predict.recommended import Recommendations, Recommended
     from scalebook.predict.search import Ranking
     from scalebook.predict.tuning import Standing, Step, Trial, Tuned, Tuning
-    from scalebook.running.console import Console
     from scalebook.running.sweep import Settings, Stop
 
 _SHOWN = 12  # layouts of a ranking for people
@@ -246,7 +246,6 @@ def _run(options: argparse.Namespace, base: RunConfig, runs: Path) -> Tuned:
     from scalebook.cli.runs import recover_all
     from scalebook.predict import tuning
     from scalebook.running import launch, sweep
-    from scalebook.running.console import Console
 
     if not options.trainer:
         launch.require_trainer()
