@@ -14,6 +14,7 @@ from scalebook.cli.terminal import (
     Subparsers,
     add_count,
     add_json,
+    add_path,
     add_repeated,
     add_switch,
     print_json,
@@ -38,9 +39,8 @@ LAUNCHERS = ("direct", "slurm")
 
 def register(subparsers: Subparsers) -> None:
     """Add this module's commands."""
-    parser = subparsers.add_parser(
-        "status", help="show waiting, running and ended runs with their steps so far"
-    )
+    text = "show waiting, running and ended runs with their steps so far"
+    parser = subparsers.add_parser("status", help=text)
     parser.add_argument("--runs", type=Path, help="folder of run directories; default: runs")
     add_switch(parser, "--all", "include runs that ended before today")
     text = "show runs that wait or train until all have ended, refreshed every SECONDS (default: 2)"
@@ -58,9 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_switch(group, "--cancel-on-exit", "cancel the jobs when this command ends early")
     text = "option of sbatch, such as partition=gpu; an empty VALUE removes one"
     add_repeated(group, "--sbatch-option", "NAME=VALUE", text)
-    group.add_argument(
-        "--setup", type=Path, metavar="FILE", help="bash script that a job sources first"
-    )
+    add_path(group, "--setup", "FILE", "bash script that a job sources first")
     group.add_argument("--python", default="", help="interpreter on the nodes (default: this one)")
     add_switch(group, "--no-requeue", "do not let Slurm requeue the job")
 

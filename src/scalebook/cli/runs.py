@@ -14,6 +14,7 @@ from scalebook.cli.terminal import (
     Subparsers,
     add_count,
     add_json,
+    add_path,
     add_platform,
     add_runs,
     add_set,
@@ -57,12 +58,8 @@ def register(subparsers: Subparsers) -> None:
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
     add_platform(parser)
-    parser.add_argument(
-        "--plan",
-        type=Path,
-        metavar="FILE",
-        help="TOML plan (default: a small plan in runs/plans; see the settings below)",
-    )
+    text = "TOML plan (default: a small plan in runs/plans; see the settings below)"
+    add_path(parser, "--plan", "FILE", text)
     add_count(parser, "--gpus", "N", "use at most N GPUs")
     add_runs(parser)
     add_start(parser)
@@ -78,12 +75,8 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
 
 def _add_drill(parser: argparse.ArgumentParser) -> None:
     add_platform(parser)
-    parser.add_argument(
-        "--plan",
-        type=Path,
-        metavar="FILE",
-        help="TOML plan whose first run is drilled (default: runs/plans/drill.toml)",
-    )
+    text = "TOML plan whose first run is drilled (default: runs/plans/drill.toml)"
+    add_path(parser, "--plan", "FILE", text)
     parser.add_argument("--model", help="model to train instead of the plan's")
     add_count(parser, "--gpus", "N", "use at most N GPUs")
     add_count(parser, "--steps", "STEPS", "optimizer steps", least=2)
@@ -98,12 +91,8 @@ def _add_drill(parser: argparse.ArgumentParser) -> None:
     add_count(parser, "--kill-step", "STEP", "kill after this step")
     add_count(parser, "--kill-rank", "RANK", "rank to kill (default: the last)", least=0)
     add_switch(parser, "--during-save", "kill while the next checkpoint is being saved")
-    parser.add_argument(
-        "--no-reference",
-        dest="reference",
-        action="store_false",
-        help="skip the reference run without a failure",
-    )
+    text = "skip the reference run without a failure"
+    parser.add_argument("--no-reference", dest="reference", action="store_false", help=text)
     add_set(parser)
     add_runs(parser)
     add_start(parser)

@@ -80,9 +80,8 @@ def register(subparsers: Subparsers) -> None:
 
 
 def _add_recommend(subparsers: Subparsers) -> None:
-    parser = subparsers.add_parser(
-        "recommend", help="show the best published, measured and predicted rates of a model"
-    )
+    text = "show the best published, measured and predicted rates of a model"
+    parser = subparsers.add_parser("recommend", help=text)
     add_model(parser)
     parser.add_argument("--platform", required=True, help=SETTINGS["platform"].help)
     add_settings(parser, ("world_size", "sequence_length", "precision", "global_batch_size"))
