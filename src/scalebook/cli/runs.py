@@ -170,7 +170,6 @@ def _in_container(
 
 
 def _dry_run(options: argparse.Namespace, plan: Plan, runs: Path, devices: int | None) -> int:
-    """Print what the plan would run."""
     from scalebook.running import todo
 
     entries = todo.survey(plan, runs, devices, options.rerun)
@@ -381,7 +380,6 @@ def _print_drill(result: Drilled, as_json: bool) -> None:
 
 
 def _outcome(result: Drilled) -> str:
-    """Return what became of the training in words."""
     record, found = result.record, result.drill
     if record.status != "completed":
         return f"Not recovered: {record.status}. {record.reason} Record: {result.path}"

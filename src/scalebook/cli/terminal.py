@@ -33,7 +33,6 @@ class Subparsers:
     """What ``register`` of a command module adds its commands to; keeps their help for a list."""
 
     def __init__(self, parser: argparse.ArgumentParser) -> None:
-        """Make the parser expect a command."""
         self._parsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
         self._parsers.help = "one of these, each with its own --help:"
         self.help: dict[str, str] = {}
@@ -307,11 +306,9 @@ class VisibleText:
     """
 
     def __init__(self, stream: TextIO) -> None:
-        """Write to a stream."""
         self.terminal = stream
 
     def __getattr__(self, name: str) -> Any:
-        """Return what the stream has under a name."""
         return getattr(self.terminal, name)
 
     def write(self, text: str) -> int:

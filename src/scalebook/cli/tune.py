@@ -241,7 +241,6 @@ def _earlier(base: RunConfig, runs: Path) -> list[Trial]:
 
 
 def _run(options: argparse.Namespace, base: RunConfig, runs: Path) -> Tuned:
-    """Run the trials and the winner."""
     from scalebook.cli.runs import recover_all
     from scalebook.predict import tuning
     from scalebook.running import launch, sweep
@@ -386,7 +385,6 @@ def _rates(found: Prediction | Standing) -> tuple[str, ...]:
 
 
 def _value(found: Tuned) -> dict[str, Any]:
-    """Return the answer as a JSON value."""
     value = plain({name: getattr(found, name) for name in _VALUES})
     for name in ("winner", "runner_up"):
         standing: Standing | None = getattr(found, name)

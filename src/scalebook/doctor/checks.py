@@ -54,7 +54,6 @@ def present(facts: MachineFacts) -> CheckResult:
 
 
 def driver(facts: MachineFacts) -> CheckResult:
-    """Return the driver's version."""
     if facts.driver is None:
         return CheckResult("driver", "unknown", "the driver reports no version")
     return ok("driver", facts.driver)
@@ -191,7 +190,6 @@ MEMORY_WANTED = 16 * GIB  # per GPU: pinned buffers, workers, page cache
 
 
 def size(count: float) -> str:
-    """Return a size in words."""
     return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / MIB:.0f} MiB"
 
 

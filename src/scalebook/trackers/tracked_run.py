@@ -53,7 +53,6 @@ class TrackedRun:
     notes: list[str] = field(default_factory=list[str])
 
     def note(self, text: str) -> None:
-        """Add a note once."""
         if text not in self.notes:
             self.notes.append(text)
 
@@ -113,7 +112,6 @@ class _Lines(Source):
     rows: Iterable[Mapping[str, object]] = ()
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield the lines, many at a time."""
         rows = iter(self.rows)
         while some := list(islice(rows, _TOGETHER)):
             piece = "".join(f"{json.dumps(row)}\n" for row in some).encode()

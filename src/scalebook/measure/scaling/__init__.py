@@ -48,7 +48,6 @@ class ScalingPoint:
 
     @property
     def tokens_per_second_per_gpu(self) -> float:
-        """Tokens per second of one GPU."""
         return self.tokens_per_second / self.world_size
 
 
@@ -155,7 +154,6 @@ def table(points: Sequence[ScalingPoint], base: Base = "smallest") -> ScalingTab
 
 
 def _base_text(first: ScalingPoint, rate: float, repeats: int) -> str:
-    """Return the base in words."""
     gpus = "GPU" if first.world_size == 1 else "GPUs"
     nodes = "node" if first.nodes == 1 else "nodes"
     text = f"{first.world_size} {gpus} on {first.nodes} {nodes} at {rate:,.0f} tokens/s"

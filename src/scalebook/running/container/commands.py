@@ -159,7 +159,6 @@ def command(contained: Contained) -> EngineCommand:
 
 
 def _docker(contained: Contained) -> EngineCommand:
-    """Return the command of docker or podman."""
     request, host = contained.request, contained.host
     own = [*DOCKER_FLAGS, *(() if request.fetches else (NO_NETWORK,)), *contained.own_flags]
     given = host.groups if request.vendor == "amd" else ()
