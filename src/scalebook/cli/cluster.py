@@ -168,11 +168,7 @@ def _not_run(
 
 
 def _slurm_options(options: argparse.Namespace) -> Options:
-    """Return how jobs are made, as the command line says.
-
-    Raises:
-        LaunchError: an option cannot be used, or the trainer is missing in the nodes' Python.
-    """
+    """Return how jobs are made, as the command line says."""
     from scalebook.running import launch
     from scalebook.running.cluster import slurm
     from scalebook.scrub import is_secret

@@ -262,11 +262,7 @@ def _pin(known: Image, options: argparse.Namespace) -> int:
 
 
 def _builder(options: argparse.Namespace) -> str:
-    """Return the engine that builds: the one asked for, or the first that is installed.
-
-    Raises:
-        LaunchError: none is.
-    """
+    """Return the engine that builds: the one asked for, or the first that is installed."""
     from scalebook.running.container.engines import installed
 
     if options.container != "auto":

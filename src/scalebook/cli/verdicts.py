@@ -126,11 +126,7 @@ def _offered(directory: Path, found: Steady) -> str:
 
 
 def _keep(directory: Path, window: tuple[int, int]) -> str:
-    """Write the window that the reader chose into a run's record; return its rate in a sentence.
-
-    Raises:
-        RecordError: the directory holds no run, or the window gives no rate.
-    """
+    """Write the window that the reader chose into a run's record; return its rate in a sentence."""
     from scalebook.measure.metrics import measure
     from scalebook.store import read_run, write_record
 

@@ -245,11 +245,7 @@ def enroot_mount(source: Path, target: str) -> str:
 
 
 def _check(contained: Contained) -> None:
-    """Refuse what no engine could carry over unchanged.
-
-    Raises:
-        LaunchError: a path hides the image's own files, or a text has control characters.
-    """
+    """Refuse what no engine could carry over unchanged."""
     for mount in contained.mounts:
         path = mount.source
         if not path.is_absolute() or path == Path("/") or path.parts[1] in SYSTEM:

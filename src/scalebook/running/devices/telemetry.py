@@ -79,11 +79,7 @@ def _start(
 
 
 def _period(environment: Mapping[str, str]) -> float:
-    """Return the seconds between two samples.
-
-    Raises:
-        SensorError: the environment turns sampling off, or its value is no number of seconds.
-    """
+    """Return the seconds between two samples."""
     value = environment.get(PERIOD_VARIABLE, str(PERIOD_SECONDS))
     try:
         period = float(value)
