@@ -11,6 +11,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -377,10 +378,8 @@ def settle(
     start = start_of(partial)
     if start is not None:
         processes.end(run_id(partial), GRACE_SECONDS, start=start)
-    try:
+    with suppress(RecordError):
         return store.read_record(partial)  # only the renaming was missing
-    except RecordError:
-        pass
     if not untrusted.is_there(partial / "config.json"):
         shutil.rmtree(partial)
         return None
