@@ -167,7 +167,7 @@ def _record(
         config_hash=hash_of(requested),
         source="inferred" if inferred_from else "measured",
         status=result.status,
-        reason=_clean(result.reason) if result.reason else None,
+        reason=" ".join(scrub.scrub(result.reason, os.environ).split()) if result.reason else None,
         cause=result.cause,
         inferred_from=inferred_from,
         log_tail=scrub.scrub_all(result.log_tail, os.environ),
@@ -223,11 +223,6 @@ def _texts(value: Any) -> tuple[str, ...]:
     """Return the texts of a value that should be a list of them; none where it is not a list."""
     items = cast("list[object]", value) if isinstance(value, list) else []
     return tuple(item for item in items if isinstance(item, str))
-
-
-def _clean(reason: str) -> str:
-    """Return one line without home directories and secrets."""
-    return " ".join(scrub.scrub(reason, os.environ).split())
 
 
 def write_launch(

@@ -8,6 +8,7 @@ import re
 import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -126,14 +127,10 @@ def _connect(descriptor: int) -> sqlite3.Connection:
     for pragma in ("trusted_schema = OFF", "query_only = ON", "cell_size_check = ON"):
         store.execute(f"PRAGMA {pragma}")
     store.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 1 << 20)
-    store.text_factory = _text
+    store.text_factory = partial(bytes.decode, errors="replace")
     left = iter(range(_MOST_STEPS // _EACH))
     store.set_progress_handler(lambda: next(left, None) is None, _EACH)
     return store
-
-
-def _text(value: bytes) -> str:
-    return value.decode(errors="replace")
 
 
 def _runs(store: sqlite3.Connection, path: Path, wanted: frozenset[str]) -> Iterator[TrackedRun]:

@@ -93,11 +93,6 @@ class Projection:
     reason: str | None = None
 
 
-def _pooled_rate(points: Sequence[ScalingPoint]) -> float:
-    """Return tokens per second over repeats of equal length: all tokens over all time."""
-    return len(points) / sum(1 / point.tokens_per_second for point in points)
-
-
 def _base_points(points: Sequence[ScalingPoint], base: Base) -> list[ScalingPoint]:
     """Return the repeats that the others are compared with."""
     if base == "smallest":
@@ -136,7 +131,7 @@ def table(points: Sequence[ScalingPoint], base: Base = "smallest") -> ScalingTab
     if not points:
         raise ClaimError("No runs to scale. Give at least one measured run.")
     chosen = _base_points(points, base)
-    first, rate = chosen[0], _pooled_rate(chosen)
+    first, rate = chosen[0], len(chosen) / sum(1 / one.tokens_per_second for one in chosen)
     kind, reason = scaling_kind(points)
     rows = tuple(
         ScalingRow(

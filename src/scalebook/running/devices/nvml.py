@@ -63,7 +63,7 @@ class NvidiaSMITool(Sensor):
     def __init__(
         self, environment: Mapping[str, str], count: int | None = None, period: float = 1.0
     ) -> None:
-        text = printed(("nvidia-smi", f"--query-gpu={','.join(_STATIC)}", *_FORMAT))
+        text = _asked(*_STATIC)
         if text is None:
             raise SensorError("nvidia-smi is missing or fails")
         self._known = [row for row in cells(text) if len(row) == len(_STATIC)]
@@ -71,12 +71,9 @@ class NvidiaSMITool(Sensor):
         self._shown = chosen("nvidia", names, environment)[:count]
         if not self._shown:
             raise SensorError("nvidia-smi shows no GPU that CUDA_VISIBLE_DEVICES lets this run use")
-        self._reasons = next((name for name in _REASONS if self._knows(name)), None)
+        self._reasons = next((name for name in _REASONS if _asked(name) is not None), None)
         self._stream: Stream | None = None
         self._period = period
-
-    def _knows(self, column: str) -> bool:
-        return printed(("nvidia-smi", f"--query-gpu={column}", *_FORMAT)) is not None
 
     def _query(self) -> tuple[str, ...]:
         columns = ["timestamp", *(name for name, _, _ in _COLUMNS)]
@@ -114,6 +111,10 @@ class NvidiaSMITool(Sensor):
     def close(self) -> None:
         if self._stream is not None:
             self._stream.close()
+
+
+def _asked(*columns: str) -> str | None:
+    return printed(("nvidia-smi", f"--query-gpu={','.join(columns)}", *_FORMAT))
 
 
 def _row(texts: Sequence[str], arrived: float) -> Row:
