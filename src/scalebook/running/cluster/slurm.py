@@ -320,8 +320,7 @@ def exported(config: RunConfig, environment: Mapping[str, str]) -> dict[str, tup
 
 
 def _exports(task: JobTask, options: Options, environment: Mapping[str, str]) -> list[str]:
-    prefix = options.container.variable_prefix
-    container = options.container
+    container, prefix = options.container, options.container.variable_prefix
     own = [f"export {assignment(*item)}" for item in container.settings.items()]
     if container.is_file:
         own.append(f"IMAGE_SHA256=$(sha256sum <{quoted(container.image)} | cut -c -64)")
