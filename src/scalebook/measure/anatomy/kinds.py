@@ -43,7 +43,9 @@ _PATTERNS: dict[Kind, str] = {
         r"|tanh|relu|threshold|_local_scalar|bitwise|logical)\w*"
     ),
 }
-_KINDS = {kind: re.compile(text, re.IGNORECASE) for kind, text in _PATTERNS.items()}
+_KINDS: dict[Kind, re.Pattern[str]] = {
+    kind: re.compile(text, re.IGNORECASE) for kind, text in _PATTERNS.items()
+}
 
 _COLLECTIVES: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("reduce_scatter", re.compile(r"reduce_?scatter", re.IGNORECASE)),
