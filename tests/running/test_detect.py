@@ -48,6 +48,22 @@ def test_gpus_that_the_environment_hides_do_not_count(tmp_path: Path):
     assert machine(tmp_path, none, nvidia_smi=text).vendor == "cpu"
 
 
+@pytest.mark.parametrize(
+    ("value", "count"),
+    [("0,-1,1", 1), ("0,9,1", 1), ("2,", 1), ("GPU-5a,GPU-7c", 2), ("-1", 0)],
+)
+def test_cuda_sees_the_devices_before_an_entry_that_is_none(tmp_path: Path, value: str, count: int):
+    """CUDA C++ Programming Guide, CUDA_VISIBLE_DEVICES: only those before an invalid index."""
+    found = machine(tmp_path, {"CUDA_VISIBLE_DEVICES": value}, nvidia_smi="NVIDIA H200\n" * 8)
+    assert found.count == count
+
+
+def test_hip_does_not_read_cudas_list_where_it_has_its_own(tmp_path: Path):
+    both = {"HIP_VISIBLE_DEVICES": "0,1,2", "CUDA_VISIBLE_DEVICES": "0"}
+    cards = [{"gpu": n, "asic": {"market_name": "AMD Instinct MI300X"}} for n in range(8)]
+    assert machine(tmp_path, both, amd_smi=json.dumps(cards)).count == 3
+
+
 @pytest.mark.parametrize("wrap", [lambda cards: cards, lambda cards: {"gpu_data": cards}])
 def test_amd_smi_is_understood_in_both_forms(tmp_path: Path, wrap: Callable[[object], object]):
     cards = [{"gpu": n, "asic": {"market_name": "AMD Instinct MI300X"}} for n in range(8)]

@@ -191,24 +191,24 @@ HOSTILE = st.text(
 ).filter(lambda text: text not in (".", ".."))
 
 
-def _contained(name: str) -> Contained:
+def _contained(engine: str, name: str) -> Contained:
     folder = Path("/data") / name
     return Contained(
+        nested.ContainerRequest(engine, "cpu", "img"),
+        HOST,
         command=("python3", "-m", "scalebook", "run", "--plan", str(folder / "plan.toml")),
-        vendor="cpu",
         image="img",
-        name="n",
-        mounts=(Mount(folder), Mount(folder / "runs", writable=True)),
         workdir=folder,
         environment={"A": name},
+        mounts=(Mount(folder), Mount(folder / "runs", writable=True)),
     )
 
 
 @given(HOSTILE)
 def test_no_name_leaves_its_own_argument_for_docker_and_podman(name: str):
-    item = _contained(name)
     for engine in ("docker", "podman"):
-        argv = commands.command(engine, item).argv
+        item = _contained(engine, name)
+        argv = commands.command(item).argv
         assert argv[-len(item.command) :] == item.command
         assert argv[-len(item.command) - 1] == "img"
         mounts = [a.removeprefix("--mount=") for a in argv if a.startswith("--mount=")]
@@ -225,7 +225,7 @@ def test_no_name_leaves_its_own_argument_for_docker_and_podman(name: str):
 
 @given(HOSTILE)
 def test_no_name_leaves_its_own_argument_for_apptainer(name: str):
-    found = commands.command("apptainer", _contained(name))
+    found = commands.command(_contained("apptainer", name))
     mounts = [a.removeprefix("--mount=") for a in found.argv if a.startswith("--mount=")]
     assert next(csv.reader([mounts[0]])) == [
         "type=bind",
@@ -239,7 +239,7 @@ def test_no_name_leaves_its_own_argument_for_apptainer(name: str):
 @given(HOSTILE)
 def test_enroot_gets_a_name_whole_or_not_at_all(name: str):
     try:
-        argv = commands.command("enroot", _contained(name)).argv
+        argv = commands.command(_contained("enroot", name)).argv
     except LaunchError as error:
         assert "enroot cannot mount" in str(error)
         return
@@ -251,8 +251,8 @@ def test_enroot_gets_a_name_whole_or_not_at_all(name: str):
 @given(HOSTILE)
 def test_the_line_to_paste_is_read_back_by_a_shell_as_the_same_arguments(name: str):
     for found in (
-        commands.command("docker", _contained(name)),
-        commands.command("apptainer", _contained(name)),
+        commands.command(_contained("docker", name)),
+        commands.command(_contained("apptainer", name)),
     ):
         words = shlex.split(found.shown())
         assert tuple(words[-len(found.argv) :]) == found.argv
@@ -262,7 +262,7 @@ def test_the_line_to_paste_is_read_back_by_a_shell_as_the_same_arguments(name: s
 def test_control_characters_reach_no_engine(character: str, name: str):
     for engine in ("docker", "podman"):
         with pytest.raises(LaunchError, match="control characters"):
-            commands.command(engine, _contained(name + character + "x"))
+            commands.command(_contained(engine, name + character + "x"))
 
 
 def test_settle_keeps_the_order_and_the_users_last():

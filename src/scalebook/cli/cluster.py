@@ -14,6 +14,7 @@ from scalebook.cli.terminal import (
     Subparsers,
     add_count,
     add_json,
+    add_path,
     add_repeated,
     add_switch,
     print_json,
@@ -21,6 +22,7 @@ from scalebook.cli.terminal import (
 )
 from scalebook.errors import LaunchError
 from scalebook.project import runs_folder, short
+from scalebook.running.console import Console
 
 if TYPE_CHECKING:
     from scalebook.facts.catalog.types import Platform
@@ -37,9 +39,8 @@ LAUNCHERS = ("direct", "slurm")
 
 def register(subparsers: Subparsers) -> None:
     """Add this module's commands."""
-    parser = subparsers.add_parser(
-        "status", help="show waiting, running and ended runs with their steps so far"
-    )
+    text = "show waiting, running and ended runs with their steps so far"
+    parser = subparsers.add_parser("status", help=text)
     parser.add_argument("--runs", type=Path, help="folder of run directories; default: runs")
     add_switch(parser, "--all", "include runs that ended before today")
     text = "show runs that wait or train until all have ended, refreshed every SECONDS (default: 2)"
@@ -57,9 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_switch(group, "--cancel-on-exit", "cancel the jobs when this command ends early")
     text = "option of sbatch, such as partition=gpu; an empty VALUE removes one"
     add_repeated(group, "--sbatch-option", "NAME=VALUE", text)
-    group.add_argument(
-        "--setup", type=Path, metavar="FILE", help="bash script that a job sources first"
-    )
+    add_path(group, "--setup", "FILE", "bash script that a job sources first")
     group.add_argument("--python", default="", help="interpreter on the nodes (default: this one)")
     add_switch(group, "--no-requeue", "do not let Slurm requeue the job")
 
@@ -169,11 +168,7 @@ def _not_run(
 
 
 def _slurm_options(options: argparse.Namespace) -> Options:
-    """Return how jobs are made, as the command line says.
-
-    Raises:
-        LaunchError: an option cannot be used, or the trainer is missing in the nodes' Python.
-    """
+    """Return how jobs are made, as the command line says."""
     from scalebook.running import launch
     from scalebook.running.cluster import slurm
     from scalebook.scrub import is_secret
@@ -210,7 +205,6 @@ def _slurm_options(options: argparse.Namespace) -> Options:
 
 def _follow(submitted: list[Submitted], stop: Stop) -> tuple[list[Result], str | None]:
     from scalebook.running.cluster.watch import POLL_SECONDS, Follower
-    from scalebook.running.console import Console
 
     seconds = float(os.environ.get("SCALEBOOK_POLL_SECONDS", POLL_SECONDS))
     return Follower(Console(), stop, poll_seconds=seconds).follow(submitted)
@@ -278,7 +272,6 @@ def status(options: argparse.Namespace) -> int:
 def _watch(options: argparse.Namespace, runs: Path) -> int:
     """Show the runs that wait or train until all have ended, or until Ctrl-C."""
     from scalebook.running import live
-    from scalebook.running.console import Console
 
     if options.json or options.all:
         raise LaunchError("--watch shows runs that have not ended. Leave out --json and --all.")

@@ -15,10 +15,12 @@ from scalebook.cli.terminal import (
     Subparsers,
     add_count,
     add_json,
+    add_path,
     add_platform,
     add_repeated,
     add_runs,
     add_switch,
+    add_text,
     number,
     platform_of,
     positive,
@@ -26,6 +28,7 @@ from scalebook.cli.terminal import (
     print_table,
 )
 from scalebook.errors import LaunchError, RecordError
+from scalebook.running.console import Console
 from scalebook.running.container.images import ENGINES
 
 if TYPE_CHECKING:
@@ -39,17 +42,12 @@ MARKS = {"ok": "ok", "warning": "WARNING", "problem": "PROBLEM", "unknown": "unk
 
 def register(subparsers: Subparsers) -> None:
     """Add this module's commands."""
-    parser = subparsers.add_parser(
-        "doctor", help="check this machine or container without changing it"
-    )
+    text = "check this machine or container without changing it"
+    parser = subparsers.add_parser("doctor", help=text)
     add_runs(parser)
     add_switch(parser, "--strict", "exit with code 1 for warnings, too")
-    parser.add_argument(
-        "--secrets",
-        type=Path,
-        metavar="DIR",
-        help="only list lines in the files of DIR that look like secrets",
-    )
+    text = "only list lines in the files of DIR that look like secrets"
+    add_path(parser, "--secrets", "DIR", text)
     add_json(parser)
     parser.set_defaults(handler=doctor)
     _register_probe(subparsers)
@@ -58,9 +56,8 @@ def register(subparsers: Subparsers) -> None:
 
 
 def _register_probe(subparsers: Subparsers) -> None:
-    parser = subparsers.add_parser(
-        "probe", help="measure what this machine reaches: matrix products, copies, collectives"
-    )
+    text = "measure what this machine reaches: matrix products, copies, collectives"
+    parser = subparsers.add_parser("probe", help=text)
     add_platform(parser)
     add_count(parser, "--world-size", "GPUS", "processes (default: all GPUs)", default=0)
     text = "measure the matrix products of this model's layers; repeatable"
@@ -69,13 +66,8 @@ def _register_probe(subparsers: Subparsers) -> None:
     add_count(parser, "--micro-batch-size", "SAMPLES", text, default=1)
     text = "tokens per sample (default: 4096 on GPUs, 128 on a CPU)"
     add_count(parser, "--sequence-length", "TOKENS", text, default=0)
-    parser.add_argument(
-        "--seconds",
-        type=positive,
-        default=0.0,
-        metavar="S",
-        help="measuring time without start-up (default: 60 on GPUs, 4 on a CPU)",
-    )
+    text = "measuring time without start-up (default: 60 on GPUs, 4 on a CPU)"
+    parser.add_argument("--seconds", type=positive, default=0.0, metavar="S", help=text)
     add_runs(parser)
     parser.add_argument("--module", default="", help=argparse.SUPPRESS)
     add_json(parser)
@@ -85,37 +77,20 @@ def _register_probe(subparsers: Subparsers) -> None:
 def _register_image(subparsers: Subparsers) -> None:
     build = subparsers.add_parser("image", help="build the container image of a platform")
     build.add_argument("--platform", required=True, help="platform, such as h100, mi300x or cpu")
-    build.add_argument(
-        "--container",
-        choices=("auto", *ENGINES),
-        default="auto",
-        help="engine that builds (default: auto)",
-    )
+    text = "engine that builds (default: auto)"
+    build.add_argument("--container", choices=("auto", *ENGINES), default="auto", help=text)
     what = build.add_mutually_exclusive_group()
-    what.add_argument(
-        "--base-image", default="", metavar="REFERENCE", help="base (default: image.toml's)"
+    add_text(what, "--base-image", "REFERENCE", "base (default: image.toml's)")
+    text = (
+        "write the digest of the base's tag into image.toml; build nothing (default: the "
+        "digest that the registry has)"
     )
-    what.add_argument(
-        "--pin",
-        nargs="?",
-        const="",
-        metavar="DIGEST",
-        help="write the digest of the base's tag into image.toml; build nothing (default: the "
-        "digest that the registry has)",
-    )
-    build.add_argument("--image", default="", metavar="REFERENCE", help="name of the new image")
-    what.add_argument(
-        "--from",
-        dest="source",
-        metavar="KIND:NAME",
-        help="import an existing image: docker-archive:FILE, docker:TAG or podman:TAG",
-    )
-    build.add_argument(
-        "--wheels",
-        type=Path,
-        metavar="FOLDER",
-        help="install every package from FOLDER, without network access",
-    )
+    what.add_argument("--pin", nargs="?", const="", metavar="DIGEST", help=text)
+    add_text(build, "--image", "REFERENCE", "name of the new image")
+    text = "import an existing image: docker-archive:FILE, docker:TAG or podman:TAG"
+    what.add_argument("--from", dest="source", metavar="KIND:NAME", help=text)
+    text = "install every package from FOLDER, without network access"
+    add_path(build, "--wheels", "FOLDER", text)
     text = "option for the image builder; repeatable"
     add_repeated(build, "--build-arg", "=--OPTION[=VALUE]", text)
     add_switch(build, "--dry-run", "print the commands without building")
@@ -125,18 +100,10 @@ def _register_image(subparsers: Subparsers) -> None:
 def _register_verify(subparsers: Subparsers) -> None:
     check = subparsers.add_parser("verify", help="compare an image's versions with image.toml")
     add_platform(check)
-    check.add_argument(
-        "--container",
-        choices=("auto", *ENGINES, "none"),
-        default="auto",
-        help="engine that runs the image",
-    )
-    check.add_argument(
-        "--image",
-        default="",
-        metavar="REFERENCE",
-        help="image to check (default: the one that Scalebook builds)",
-    )
+    text = "engine that runs the image"
+    check.add_argument("--container", choices=("auto", *ENGINES, "none"), default="auto", help=text)
+    text = "image to check (default: the one that Scalebook builds)"
+    add_text(check, "--image", "REFERENCE", text)
     text = "option for the engine; repeatable"
     add_repeated(check, "--container-arg", "=--OPTION[=VALUE]", text)
     add_json(check)
@@ -180,11 +147,8 @@ def _secrets(folder: Path, *, as_json: bool) -> int:
     else:
         for path, line, kinds in found:
             print(f"{path}:{line}: {', '.join(kinds)}")
-        print(
-            f"Lines that look like secrets: {len(found)}."
-            if found
-            else "Nothing looks like a secret."
-        )
+        counted = f"Lines that look like secrets: {len(found)}."
+        print(counted if found else "Nothing looks like a secret.")
     return 1 if found else 0
 
 
@@ -192,7 +156,6 @@ def probe(options: argparse.Namespace) -> int:
     """Probe this machine; 0 if the probe completed."""
     from scalebook.measure.probes.files import FOLDER
     from scalebook.probe import probing
-    from scalebook.running.console import Console
 
     asked = probing.request(
         platform=options.platform or "",
@@ -252,7 +215,11 @@ def image(options: argparse.Namespace) -> int:
             offline=wheels is not None,
         )
         if not options.source and host.image_digest(wanted.base) is None:
-            print(_unpinned(wanted.base, options), file=sys.stderr)
+            how = f"Pin it: scalebook image --platform {options.platform} --pin"
+            if options.base_image:
+                how = "Name it by digest (NAME@sha256:...)."
+            said = f"note: the base {wanted.base} is named by a tag, which can move. {how}"
+            print(said, file=sys.stderr)
         if options.dry_run:
             print("\n".join(shlex.join(step) for step in build.steps(wanted)))
             return 0
@@ -263,13 +230,6 @@ def image(options: argparse.Namespace) -> int:
         print(f"Its packages: {found}" if found else f"{target} has no list of packages.")
         print(f"Built {target}. Check it: scalebook verify --platform {options.platform}")
     return code
-
-
-def _unpinned(base: str, options: argparse.Namespace) -> str:
-    how = f"Pin it: scalebook image --platform {options.platform} --pin"
-    if options.base_image:
-        how = "Name it by digest (NAME@sha256:...)."
-    return f"note: the base {base} is named by a tag, which can move. {how}"
 
 
 def _pin(known: Image, options: argparse.Namespace) -> int:
@@ -299,11 +259,7 @@ def _pin(known: Image, options: argparse.Namespace) -> int:
 
 
 def _builder(options: argparse.Namespace) -> str:
-    """Return the engine that builds: the one asked for, or the first that is installed.
-
-    Raises:
-        LaunchError: none is.
-    """
+    """Return the engine that builds: the one asked for, or the first that is installed."""
     from scalebook.running.container.engines import installed
 
     if options.container != "auto":

@@ -35,9 +35,8 @@ _HEADERS = ("tokens/s/GPU", "low", "high", "s/step", "note")
 
 def register(subparsers: Subparsers) -> None:
     """Add this module's commands."""
-    parser = subparsers.add_parser(
-        "predict", help="predict the rate of a configuration, with its interval"
-    )
+    text = "predict the rate of a configuration, with its interval"
+    parser = subparsers.add_parser("predict", help=text)
     parser.add_argument("--model", help="model, or name@LAYERS; required without --plan")
     parser.add_argument("--platform", required=True, help="platform, such as h100")
     parser.add_argument(

@@ -13,6 +13,7 @@ from scalebook.cli.terminal import (
     add_output,
     add_runs,
     add_switch,
+    add_text,
     complain,
     site_folder,
 )
@@ -30,17 +31,11 @@ RENDERERS = ("auto", "quarto", "preview")
 def register(subparsers: Subparsers) -> None:
     """Add this module's commands."""
     report = subparsers.add_parser("report", help="build the report from the runs of a folder")
-    report.add_argument(
-        "folders", nargs="*", type=Path, metavar="DIR",
-        help="folders of runs, or publications, merged into one report",
-    )  # fmt: skip
+    text = "folders of runs, or publications, merged into one report"
+    report.add_argument("folders", nargs="*", type=Path, metavar="DIR", help=text)
     add_runs(report)
-    report.add_argument(
-        "--against",
-        default="",
-        metavar="OLD",
-        help="folder of older runs: adds a page of what changed since (default: none)",
-    )
+    text = "folder of older runs: adds a page of what changed since (default: none)"
+    add_text(report, "--against", "OLD", text)
     _add_building(report)
     report.set_defaults(handler=build_report)
     demo = subparsers.add_parser("demo", help="build the report from the example runs")
@@ -50,24 +45,19 @@ def register(subparsers: Subparsers) -> None:
 
 
 def _add_publish(subparsers: Subparsers) -> None:
-    parser = subparsers.add_parser(
-        "publish", help="write report, cleaned runs and checksums to a folder for any web host"
-    )
+    text = "write report, cleaned runs and checksums to a folder for any web host"
+    parser = subparsers.add_parser("publish", help=text)
     parser.add_argument("folder", type=Path, metavar="DIR", help="folder to write")
     add_runs(parser)
-    parser.add_argument("--submitter", default="", metavar="NAME", help="who publishes the runs")
-    parser.add_argument("--contact", default="", metavar="TEXT", help="how to reach the submitter")
+    add_text(parser, "--submitter", "NAME", "who publishes the runs")
+    add_text(parser, "--contact", "TEXT", "how to reach the submitter")
     parser.set_defaults(handler=publish_runs)
 
 
 def _add_building(parser: argparse.ArgumentParser) -> None:
     add_output(parser)
-    parser.add_argument(
-        "--renderer",
-        choices=RENDERERS,
-        default="auto",
-        help="preview (built in), quarto (the same, slower), or auto: preview (default: auto)",
-    )
+    text = "preview (built in), quarto (the same, slower), or auto: preview (default: auto)"
+    parser.add_argument("--renderer", choices=RENDERERS, default="auto", help=text)
     add_switch(parser, "--one-file", "also write the whole report to a single HTML file")
     parser.set_defaults(demo=False)
 

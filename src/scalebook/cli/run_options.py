@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalebook.cli.interchange import add_log_to
-from scalebook.cli.terminal import add_count, add_repeated, add_set, add_settings, without
+from scalebook.cli.terminal import (
+    add_count,
+    add_repeated,
+    add_set,
+    add_settings,
+    add_text,
+    without,
+)
 from scalebook.errors import ConfigError, LaunchError, unknown
 from scalebook.project import required_root
 from scalebook.running.container.images import ASKABLE
@@ -45,23 +52,13 @@ def add_settings_and_order(parser: argparse.ArgumentParser) -> None:
     add_set(group)
     group = parser.add_argument_group("order of the runs")
     add_count(group, "--repeats", "N", "run everything N times")
-    group.add_argument(
-        "--order",
-        choices=("planned", "random"),
-        help="random: shuffled within each repeat (default with repeats)",
-    )
+    text = "random: shuffled within each repeat (default with repeats)"
+    group.add_argument("--order", choices=("planned", "random"), help=text)
     add_count(group, "--order-seed", "SEED", "seed of the random order (default: drawn)", least=0)
-    group.add_argument(
-        "--cool-down",
-        metavar="30s|45C",
-        help="wait between runs: N seconds, or until no GPU is hotter than N degrees",
-    )
-    group.add_argument(
-        "--no-prune",
-        dest="prune",
-        action="store_false",
-        help="also run configurations larger than one that ran out of memory",
-    )
+    text = "wait between runs: N seconds, or until no GPU is hotter than N degrees"
+    group.add_argument("--cool-down", metavar="30s|45C", help=text)
+    text = "also run configurations larger than one that ran out of memory"
+    group.add_argument("--no-prune", dest="prune", action="store_false", help=text)
 
 
 def settings(options: argparse.Namespace) -> dict[str, Any]:
@@ -140,18 +137,10 @@ def describe(plan: Plan) -> str | None:
 def add_container(parser: argparse.ArgumentParser) -> None:
     """Add the options that say in which container a command runs."""
     group = parser.add_argument_group("in a container")
-    group.add_argument(
-        "--container",
-        choices=(*ASKABLE, "pyxis"),
-        default="auto",
-        help="engine that starts the image; in a Slurm job: pyxis (or enroot), apptainer or none",
-    )
-    group.add_argument(
-        "--image",
-        default="",
-        metavar="REFERENCE",
-        help="name or file of the image (default: Scalebook's own; required in Slurm jobs)",
-    )
+    text = "engine that starts the image; in a Slurm job: pyxis (or enroot), apptainer or none"
+    group.add_argument("--container", choices=(*ASKABLE, "pyxis"), default="auto", help=text)
+    text = "name or file of the image (default: Scalebook's own; required in Slurm jobs)"
+    add_text(group, "--image", "REFERENCE", text)
     text = "option for the engine; replaces ours of the same name; repeatable"
     add_repeated(group, "--container-arg", "=--OPTION[=VALUE]", text)
     text = "variable to set, or to pass into the container; repeatable"

@@ -14,6 +14,7 @@ from scalebook.cli.terminal import (
     Subparsers,
     add_count,
     add_json,
+    add_path,
     add_platform,
     add_runs,
     add_set,
@@ -25,12 +26,12 @@ from scalebook.cli.terminal import (
 )
 from scalebook.errors import ConfigError, LaunchError
 from scalebook.project import TRAIN_NOTEBOOK, required_root, runs_folder, short
+from scalebook.running.console import Console
 
 if TYPE_CHECKING:
     from scalebook.config import RunConfig
     from scalebook.facts.catalog.types import Platform
     from scalebook.plan import Plan
-    from scalebook.running.console import Console
     from scalebook.running.drill import Drilled
     from scalebook.running.todo import Entry, Inference
 
@@ -57,12 +58,8 @@ def register(subparsers: Subparsers) -> None:
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
     add_platform(parser)
-    parser.add_argument(
-        "--plan",
-        type=Path,
-        metavar="FILE",
-        help="TOML plan (default: a small plan in runs/plans; see the settings below)",
-    )
+    text = "TOML plan (default: a small plan in runs/plans; see the settings below)"
+    add_path(parser, "--plan", "FILE", text)
     add_count(parser, "--gpus", "N", "use at most N GPUs")
     add_runs(parser)
     add_start(parser)
@@ -78,12 +75,8 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
 
 def _add_drill(parser: argparse.ArgumentParser) -> None:
     add_platform(parser)
-    parser.add_argument(
-        "--plan",
-        type=Path,
-        metavar="FILE",
-        help="TOML plan whose first run is drilled (default: runs/plans/drill.toml)",
-    )
+    text = "TOML plan whose first run is drilled (default: runs/plans/drill.toml)"
+    add_path(parser, "--plan", "FILE", text)
     parser.add_argument("--model", help="model to train instead of the plan's")
     add_count(parser, "--gpus", "N", "use at most N GPUs")
     add_count(parser, "--steps", "STEPS", "optimizer steps", least=2)
@@ -98,12 +91,8 @@ def _add_drill(parser: argparse.ArgumentParser) -> None:
     add_count(parser, "--kill-step", "STEP", "kill after this step")
     add_count(parser, "--kill-rank", "RANK", "rank to kill (default: the last)", least=0)
     add_switch(parser, "--during-save", "kill while the next checkpoint is being saved")
-    parser.add_argument(
-        "--no-reference",
-        dest="reference",
-        action="store_false",
-        help="skip the reference run without a failure",
-    )
+    text = "skip the reference run without a failure"
+    parser.add_argument("--no-reference", dest="reference", action="store_false", help=text)
     add_set(parser)
     add_runs(parser)
     add_start(parser)
@@ -114,7 +103,6 @@ def _add_drill(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run a plan; 0 if any of its configurations has a completed run."""
     from scalebook.running import launch, sweep, todo
-    from scalebook.running.console import Console
     from scalebook.running.todo import Scheduled
 
     cluster.refuse_idle(options)
@@ -182,7 +170,6 @@ def _in_container(
 
 
 def _dry_run(options: argparse.Namespace, plan: Plan, runs: Path, devices: int | None) -> int:
-    """Print what the plan would run."""
     from scalebook.running import todo
 
     entries = todo.survey(plan, runs, devices, options.rerun)
@@ -300,7 +287,6 @@ def _shared(starts: Collection[tuple[str, ...]]) -> tuple[str, ...]:
 
 def recover(options: argparse.Namespace) -> int:
     """Record what dead processes left under the runs folder."""
-    from scalebook.running.console import Console
 
     recover_all(runs_folder(options.runs), Console())
     return 0
@@ -325,7 +311,6 @@ def recover_all(runs: Path, console: Console) -> None:
 def drill(options: argparse.Namespace) -> int:
     """Run a drill; 0 if training came back from the last checkpoint with the same losses."""
     from scalebook.running import drill as drills
-    from scalebook.running.console import Console
     from scalebook.running.kernel import RunOptions
 
     config = _drilled(options)
@@ -395,7 +380,6 @@ def _print_drill(result: Drilled, as_json: bool) -> None:
 
 
 def _outcome(result: Drilled) -> str:
-    """Return what became of the training in words."""
     record, found = result.record, result.drill
     if record.status != "completed":
         return f"Not recovered: {record.status}. {record.reason} Record: {result.path}"

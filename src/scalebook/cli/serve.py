@@ -51,9 +51,8 @@ HEADERS = {
 
 def register(subparsers: Subparsers) -> None:
     """Add this module's commands."""
-    parser = subparsers.add_parser(
-        "serve", help="show running and ended runs in a browser, on this machine only"
-    )
+    text = "show running and ended runs in a browser, on this machine only"
+    parser = subparsers.add_parser("serve", help=text)
     add_runs(parser)
     add_port(parser)
     parser.set_defaults(handler=serve)

@@ -33,7 +33,6 @@ class Subparsers:
     """What ``register`` of a command module adds its commands to; keeps their help for a list."""
 
     def __init__(self, parser: argparse.ArgumentParser) -> None:
-        """Make the parser expect a command."""
         self._parsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
         self._parsers.help = "one of these, each with its own --help:"
         self.help: dict[str, str] = {}
@@ -132,6 +131,16 @@ def add_switch(parser: Flags, flag: str, help: str) -> None:
     parser.add_argument(flag, action="store_true", help=help)
 
 
+def add_text(parser: Flags, flag: str, form: str, help: str) -> None:
+    """Add an option that takes a text; empty where it is not given."""
+    parser.add_argument(flag, default="", metavar=form, help=help)
+
+
+def add_path(parser: Flags, flag: str, form: str, help: str) -> None:
+    """Add an option that takes a file or a folder; None where it is not given."""
+    parser.add_argument(flag, type=Path, metavar=form, help=help)
+
+
 def add_repeated(parser: Flags, flag: str, form: str, help: str, **more: Any) -> None:
     """Add an option that may be given several times; its value is the list of all."""
     parser.add_argument(flag, action="append", default=[], metavar=form, help=help, **more)
@@ -190,19 +199,17 @@ def add_start(parser: Flags) -> None:
 
 def add_start_spread(parser: Flags) -> None:
     """Add ``--start-spread``."""
-    parser.add_argument(
-        "--start-spread",
-        type=fraction,
-        metavar="FRACTION",
-        help="how much one configuration varies from start to start (standard deviation), like "
-        "0.01 or 1%%; default: SCALEBOOK_START_SPREAD, else 0.5%% (2%% on a CPU)",
+    text = (
+        "how much one configuration varies from start to start (standard deviation), like 0.01 "
+        "or 1%%; default: SCALEBOOK_START_SPREAD, else 0.5%% (2%% on a CPU)"
     )
+    parser.add_argument("--start-spread", type=fraction, metavar="FRACTION", help=text)
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:
     """Add ``--output``, the folder of a site."""
     text = "folder of the site (default: reports/_site; of the example runs: reports/_demo)"
-    parser.add_argument("--output", default="", metavar="DIR", help=text)
+    add_text(parser, "--output", "DIR", text)
 
 
 def site_folder(output: str, *, demo: bool = False) -> Path:
@@ -231,9 +238,8 @@ def add_json(parser: argparse.ArgumentParser, *, csv: bool = False) -> None:
     Both set ``json``: to ``"json"``, to ``"csv"``, or to None for a table.
     """
     group = parser.add_mutually_exclusive_group()
-    group.add_argument(
-        "--json", action="store_const", const="json", help="print JSON instead of a table"
-    )
+    text = "print JSON instead of a table"
+    group.add_argument("--json", action="store_const", const="json", help=text)
     if csv:
         text = "print CSV with all fields"
         group.add_argument("--csv", dest="json", action="store_const", const="csv", help=text)
@@ -302,11 +308,9 @@ class VisibleText:
     """
 
     def __init__(self, stream: TextIO) -> None:
-        """Write to a stream."""
         self.terminal = stream
 
     def __getattr__(self, name: str) -> Any:
-        """Return what the stream has under a name."""
         return getattr(self.terminal, name)
 
     def write(self, text: str) -> int:

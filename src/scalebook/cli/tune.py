@@ -33,6 +33,7 @@ from scalebook.cli.terminal import (
 )
 from scalebook.errors import ConfigError
 from scalebook.project import TRAIN_NOTEBOOK, required_root, runs_folder, short
+from scalebook.running.console import Console
 from scalebook.settings import SETTINGS
 
 if TYPE_CHECKING:
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from scalebook.predict.recommended import Recommendations, Recommended
     from scalebook.predict.search import Ranking
     from scalebook.predict.tuning import Standing, Step, Trial, Tuned, Tuning
-    from scalebook.running.console import Console
     from scalebook.running.sweep import Settings, Stop
 
 _SHOWN = 12  # layouts of a ranking for people
@@ -80,9 +80,8 @@ def register(subparsers: Subparsers) -> None:
 
 
 def _add_recommend(subparsers: Subparsers) -> None:
-    parser = subparsers.add_parser(
-        "recommend", help="show the best published, measured and predicted rates of a model"
-    )
+    text = "show the best published, measured and predicted rates of a model"
+    parser = subparsers.add_parser("recommend", help=text)
     add_model(parser)
     parser.add_argument("--platform", required=True, help=SETTINGS["platform"].help)
     add_settings(parser, ("world_size", "sequence_length", "precision", "global_batch_size"))
@@ -242,11 +241,9 @@ def _earlier(base: RunConfig, runs: Path) -> list[Trial]:
 
 
 def _run(options: argparse.Namespace, base: RunConfig, runs: Path) -> Tuned:
-    """Run the trials and the winner."""
     from scalebook.cli.runs import recover_all
     from scalebook.predict import tuning
     from scalebook.running import launch, sweep
-    from scalebook.running.console import Console
 
     if not options.trainer:
         launch.require_trainer()
@@ -388,7 +385,6 @@ def _rates(found: Prediction | Standing) -> tuple[str, ...]:
 
 
 def _value(found: Tuned) -> dict[str, Any]:
-    """Return the answer as a JSON value."""
     value = plain({name: getattr(found, name) for name in _VALUES})
     for name in ("winner", "runner_up"):
         standing: Standing | None = getattr(found, name)

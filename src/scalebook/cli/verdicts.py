@@ -35,24 +35,15 @@ if TYPE_CHECKING:
 def register(subparsers: Subparsers) -> None:
     """Add this module's commands."""
     steady = subparsers.add_parser("steady", help="find the steady state of step times")
-    steady.add_argument(
-        "files",
-        nargs="+",
-        metavar="FILE",
-        help="step times in seconds, one per line; a steps.jsonl; or a run's directory or id",
-    )
+    text = "step times in seconds, one per line; a steps.jsonl; or a run's directory or id"
+    steady.add_argument("files", nargs="+", metavar="FILE", help=text)
     add_runs(steady)
-    steady.add_argument(
-        "--window",
-        type=step_window,
-        metavar="FIRST:LAST",
-        help="store these steps in a run's record as the window of its rate",
-    )
+    text = "store these steps in a run's record as the window of its rate"
+    steady.add_argument("--window", type=step_window, metavar="FIRST:LAST", help=text)
     add_json(steady)
     steady.set_defaults(handler=print_steady)
-    versus = subparsers.add_parser(
-        "compare", help="show which of two runs is faster, with an interval"
-    )
+    text = "show which of two runs is faster, with an interval"
+    versus = subparsers.add_parser("compare", help=text)
     for side in ("A", "B"):
         versus.add_argument(
             side.lower(),
@@ -73,24 +64,15 @@ def _register_gate(subparsers: Subparsers) -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of the new runs")
     parser.add_argument("--junit", type=Path, help="write JUnit XML to this file")
     parser.add_argument("--markdown", type=Path, help="write a Markdown table to this file")
-    parser.add_argument(
-        "--tolerance",
-        type=fraction,
-        default=0.0,
-        help="largest change that never fails, like 0.02 or 2%% (default: what the noise hides)",
+    text = "largest change that never fails, like 0.02 or 2%% (default: what the noise hides)"
+    parser.add_argument("--tolerance", type=fraction, default=0.0, help=text)
+    text = (
+        "exit with 2 if a change as large as this, like 0.05 or 5%%, could hide in the noise; "
+        "default: such a configuration is shown as 'cannot tell'"
     )
-    parser.add_argument(
-        "--must-see",
-        type=fraction,
-        metavar="FRACTION",
-        help="exit with 2 if a change as large as this, like 0.05 or 5%%, could hide in the "
-        "noise; default: such a configuration is shown as 'cannot tell'",
-    )
-    parser.add_argument(
-        "--loss-reference",
-        metavar="RUN",
-        help="run, or file of steps and losses, whose loss curve the new runs must follow",
-    )
+    parser.add_argument("--must-see", type=fraction, metavar="FRACTION", help=text)
+    text = "run, or file of steps and losses, whose loss curve the new runs must follow"
+    parser.add_argument("--loss-reference", metavar="RUN", help=text)
     parser.add_argument(
         "--loss-tolerance",
         type=fraction,
@@ -144,11 +126,7 @@ def _offered(directory: Path, found: Steady) -> str:
 
 
 def _keep(directory: Path, window: tuple[int, int]) -> str:
-    """Write the window that the reader chose into a run's record; return its rate in a sentence.
-
-    Raises:
-        RecordError: the directory holds no run, or the window gives no rate.
-    """
+    """Write the window that the reader chose into a run's record; return its rate in a sentence."""
     from scalebook.measure.metrics import measure
     from scalebook.store import read_run, write_record
 

@@ -54,7 +54,6 @@ def present(facts: MachineFacts) -> CheckResult:
 
 
 def driver(facts: MachineFacts) -> CheckResult:
-    """Return the driver's version."""
     if facts.driver is None:
         return CheckResult("driver", "unknown", "the driver reports no version")
     return ok("driver", facts.driver)
@@ -107,9 +106,8 @@ def free_memory(facts: MachineFacts) -> CheckResult | None:
     if worst < USED_WARNING:
         return ok("free memory", "less than 1 % in use on every device")
     advice = "End the processes that use it, or wait: see 'nvidia-smi' or 'rocm-smi --showpids'."
-    return CheckResult(
-        "free memory", "problem" if worst > USED_PROBLEM else "warning", found, advice
-    )
+    level = "problem" if worst > USED_PROBLEM else "warning"
+    return CheckResult("free memory", level, found, advice)
 
 
 def _used(device: GpuState) -> float | None:
@@ -132,9 +130,7 @@ def foreign(facts: MachineFacts) -> CheckResult:
 
 def power(facts: MachineFacts) -> CheckResult:
     """Return whether a power cap is below the device's own."""
-    told = [
-        (cap, device) for device in facts.devices if (cap := device.power_cap_watts) is not None
-    ]
+    told = [(one.power_cap_watts, one) for one in facts.devices if one.power_cap_watts is not None]
     if not told:
         return CheckResult("power cap", "unknown", "no device reports it")
     lowered = [pair for pair in told if pair[0] < (pair[1].power_default_watts or 0.0) - 0.5]
@@ -143,11 +139,10 @@ def power(facts: MachineFacts) -> CheckResult:
     cap, device = lowered[0]
     watts = f"{device.power_default_watts:.0f}"
     found = f"device {device.index}: {cap:.0f} W instead of {watts} W"
-    advice = (
-        "State it with the results, or reset it (rocm-smi --resetpoweroverdrive)."
-        if facts.vendor == "amd"
-        else f"State it with the results, or reset it (sudo nvidia-smi --power-limit={watts})."
-    )
+    reset = f"sudo nvidia-smi --power-limit={watts}"
+    if facts.vendor == "amd":
+        reset = "rocm-smi --resetpoweroverdrive"
+    advice = f"State it with the results, or reset it ({reset})."
     return CheckResult("power cap", "warning", found, advice)
 
 
@@ -191,7 +186,6 @@ MEMORY_WANTED = 16 * GIB  # per GPU: pinned buffers, workers, page cache
 
 
 def size(count: float) -> str:
-    """Return a size in words."""
     return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / MIB:.0f} MiB"
 
 
@@ -258,9 +252,8 @@ def numa(facts: MachineFacts) -> CheckResult | None:
     if facts.numa_balancing == "0":
         return ok("numa balancing", "off")
     advice = "Turn it off on the host: sudo sysctl kernel.numa_balancing=0."
-    return CheckResult(
-        "numa balancing", "warning", "on: pages move and steps become uneven", advice
-    )
+    found = "on: pages move and steps become uneven"
+    return CheckResult("numa balancing", "warning", found, advice)
 
 
 def governor(facts: MachineFacts) -> CheckResult | None:

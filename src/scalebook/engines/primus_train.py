@@ -98,7 +98,6 @@ def _precision(config: RunConfig) -> dict[str, Any]:
 
 
 def text(config: RunConfig, output: Path) -> str:
-    """Return the experiment as the text of its file."""
     return json.dumps(experiment(config, output), indent=1, allow_nan=False) + "\n"
 
 

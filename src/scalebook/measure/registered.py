@@ -249,7 +249,6 @@ def _require_own(path: Path, project: Path) -> None:
 
 
 def _holds_runs(folder: Path) -> bool:
-    """Return whether a folder is a run, a publication, or has runs side by side."""
     marked = any((folder / name).exists() for name in ("record.json", _PUBLICATION))
     return marked or any(folder.glob("*/record.json"))
 

@@ -108,7 +108,9 @@ def load_plan(
     configs: dict[str, RunConfig] = {}
     for number, table in enumerate(document.tables, start=1):
         try:
-            for config in _configs(table, target, world_size):
+            for parameters in expand(table, target, world_size):
+                catalog.model(parameters["model"])  # an unknown name is refused with the file's
+                config = RunConfig.from_parameters(parameters)
                 configs.setdefault(config.config_hash(), config)
             refuse_many(len(configs) * (times.repeats or 1))
         except (ConfigError, CatalogError) as error:
@@ -156,12 +158,6 @@ def _filled(
     runs = tuple(_planned(config, platform, available) for config in once.values())
     filled = replace(plan, runs=runs)
     return filled if seed is None else filled.shuffled(seed)
-
-
-def _configs(table: Table, platform: Platform, world_size: int | None) -> Iterator[RunConfig]:
-    for parameters in expand(table, platform, world_size):
-        catalog.model(parameters["model"])  # unknown names are refused here, with the file's name
-        yield RunConfig.from_parameters(parameters)
 
 
 def _planned(config: RunConfig, platform: Platform, available: int | None) -> PlannedRun:

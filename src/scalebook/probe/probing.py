@@ -29,9 +29,8 @@ LOG = "probe.log"
 REQUEST = "request.json"
 GRACE_SECONDS = 10.0
 START_SECONDS = 180.0  # imports, groups of processes and first calls, beside the measurements
-DEFAULT_SECONDS = {"cpu": 4.0, "gpu": 60.0}
-DEFAULT_MODEL = {"cpu": "tiny-llama", "gpu": "llama3.1-8b"}
-DEFAULT_LENGTH = {"cpu": 128, "gpu": 4096}
+# Model, seconds and sequence length where they are not named.
+DEFAULTS = {"cpu": ("tiny-llama", 4.0, 128), "gpu": ("llama3.1-8b", 60.0, 4096)}
 
 Show = Callable[[str], None]
 
@@ -62,14 +61,15 @@ def request(
             f"--world-size {world_size} is more than this machine's {machine.describe()}. "
             f"Use at most {machine.count}."
         )
-    names = models or (DEFAULT_MODEL[kind],)
+    model, usual_seconds, usual_length = DEFAULTS[kind]
+    names = models or (model,)
     return ProbeRequest(
         platform=chosen.name,
         world_size=world_size or (1 if kind == "cpu" else machine.count),
         models=tuple(catalog.model(name).name for name in names),
-        seconds=seconds or DEFAULT_SECONDS[kind],
+        seconds=seconds or usual_seconds,
         micro_batch_size=micro_batch_size,
-        sequence_length=sequence_length or DEFAULT_LENGTH[kind],
+        sequence_length=sequence_length or usual_length,
     )
 
 

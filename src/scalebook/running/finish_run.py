@@ -11,6 +11,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -166,7 +167,7 @@ def _record(
         config_hash=hash_of(requested),
         source="inferred" if inferred_from else "measured",
         status=result.status,
-        reason=_clean(result.reason) if result.reason else None,
+        reason=" ".join(scrub.scrub(result.reason, os.environ).split()) if result.reason else None,
         cause=result.cause,
         inferred_from=inferred_from,
         log_tail=scrub.scrub_all(result.log_tail, os.environ),
@@ -222,11 +223,6 @@ def _texts(value: Any) -> tuple[str, ...]:
     """Return the texts of a value that should be a list of them; none where it is not a list."""
     items = cast("list[object]", value) if isinstance(value, list) else []
     return tuple(item for item in items if isinstance(item, str))
-
-
-def _clean(reason: str) -> str:
-    """Return one line without home directories and secrets."""
-    return " ".join(scrub.scrub(reason, os.environ).split())
 
 
 def write_launch(
@@ -377,10 +373,8 @@ def settle(
     start = start_of(partial)
     if start is not None:
         processes.end(run_id(partial), GRACE_SECONDS, start=start)
-    try:
+    with suppress(RecordError):
         return store.read_record(partial)  # only the renaming was missing
-    except RecordError:
-        pass
     if not untrusted.is_there(partial / "config.json"):
         shutil.rmtree(partial)
         return None

@@ -16,7 +16,7 @@ import re
 import signal
 import time
 from collections.abc import Callable, Collection, Generator, Iterable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -151,11 +151,9 @@ def send(run_id: str, number: signal.Signals, start: str | None = None) -> int:
     """Send a signal to every process of a run; return to how many."""
     reached = 0
     for process_id in marked(run_id, start):
-        try:
+        with suppress(ProcessLookupError):
             os.kill(process_id, number)
-        except ProcessLookupError:
-            continue
-        reached += 1
+            reached += 1
     return reached
 
 

@@ -149,13 +149,10 @@ class ProgressLimit:
         seen = self._signs()
         if seen != self._seen:
             self._seen, self._since = seen, self.clock()
-        if not self.seconds or self.clock() - self._since <= self._allowed():
+        allowed = max(self.seconds, SLOW_STEPS * (self.tail.median_seconds() or 0.0))
+        if not self.seconds or self.clock() - self._since <= allowed:
             return False
         return not self._saving()
-
-    def _allowed(self) -> float:
-        median = self.tail.median_seconds()
-        return max(float(self.seconds), SLOW_STEPS * median if median else 0.0)
 
     def _signs(self) -> tuple[int, ...]:
         step = self.tail.read()

@@ -22,6 +22,10 @@ _COMPARED = (
     *("scalebook", "git_commit", "python", *_PACKAGES),
     *("accelerator", "accelerators_per_node"),
 )
+_VERSIONS = (
+    *("scalebook", "python", "torch", "cuda", "rocm", "nccl", "rccl", "driver"),
+    *_PACKAGES[1:],
+)
 _COMMIT = re.compile(r"[0-9a-f]{7,64}(?:-dirty)?")
 _HOST = ("cpu_model", "cpu_cores", "memory_gib", "kernel", "architecture")
 
@@ -63,7 +67,7 @@ def recipe(
         papermill=papermill(config),
         git_commit=_commit(then),
         image=object_of(then.get("container")),
-        versions={name: then[name] for name in _versions(then)},
+        versions={name: then[name] for name in _VERSIONS if then.get(name) is not None},
         variables={
             name: value
             for name, value in wanted.items()
@@ -82,12 +86,11 @@ def _config(record: RunRecord) -> RunConfig:
             "measured runs can be reproduced."
         )
     try:
-        config = RunConfig.from_parameters(record.requested)
+        return RunConfig.from_parameters(record.requested)
     except ConfigError as error:
         raise RecordError(
             f"The configuration of run {record.run_id} is not one of this version: {error}"
         ) from error
-    return config
 
 
 def given(config: RunConfig) -> dict[str, Any]:
@@ -100,7 +103,8 @@ def given(config: RunConfig) -> dict[str, Any]:
 def command(config: RunConfig, *, pruned: bool = False) -> tuple[str, ...]:
     """Return the command line of ``scalebook run`` that runs this very configuration."""
     fields = {name: value for name, value in given(config).items() if name != "platform"}
-    flags = (part for name, value in fields.items() for part in ("--set", f"{name}={_text(value)}"))
+    texts = {n: str(v).lower() if isinstance(v, bool) else v for n, v in fields.items()}
+    flags = (part for name, text in texts.items() for part in ("--set", f"{name}={text}"))
     more = ("--no-prune",) if pruned else ()
     return ("scalebook", "run", "--platform", config.platform, "--rerun", *more, *flags)
 
@@ -111,10 +115,6 @@ def papermill(config: RunConfig) -> tuple[str, ...]:
     for name, value in given(config).items():
         flags += ["-r" if isinstance(value, str) else "-p", name, str(value)]
     return ("papermill", str(project.TRAIN_NOTEBOOK), "out.ipynb", *flags)
-
-
-def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _variables(environment: Mapping[str, Any]) -> dict[str, str]:
@@ -128,14 +128,6 @@ def _commit(environment: Mapping[str, Any]) -> str | None:
     """Return the commit of a record, None where it has none or the text is not a commit."""
     commit = environment.get("git_commit")
     return commit if isinstance(commit, str) and _COMMIT.fullmatch(commit) else None
-
-
-def _versions(environment: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the names of the versions that a record holds."""
-    names = ("scalebook", "python", "torch", "cuda", "rocm", "nccl", "rccl", "driver")
-    for name in (*names, "megatron_core", "transformer_engine"):
-        if environment.get(name) is not None:
-            yield name
 
 
 def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
@@ -169,11 +161,6 @@ def _notes(record: RunRecord, config: RunConfig, wanted: Mapping[str, str]) -> I
         yield f"Secret, and so not recorded: {', '.join(masked)}."
     if not wanted:
         yield "The record contains no environment variables."
-    yield from _unlike(record)
-
-
-def _unlike(record: RunRecord) -> Iterator[str]:
-    """Yield a warning where the recorded run differs from its request."""
     if record.differences:
         names = ", ".join(str(one.get("name")) for one in record.differences)
         yield f"The recorded run differs from its request ({names}). The command repeats it."

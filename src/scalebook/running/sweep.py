@@ -36,11 +36,6 @@ from scalebook.running.outcome import signal_name
 from scalebook.running.progress import POLL_SECONDS, Tail, duration, extra_seconds, line
 from scalebook.running.todo import Entry, Inference, Scheduled, Waited, again, label, wait
 
-__all__ = [
-    "Result", "RunEnd", "Settings", "Stop", "exit_code", "run_one", "run_plan",
-    "stop_on_signals", "summary", "unstarted",
-]  # fmt: skip
-
 START_SECONDS = 900.0  # to import, look at the machine and start: a cold shared disk is slow
 CLOSING_SECONDS = 90.0  # for a request to end the run, with its grace, and for the last cells
 DYING_SECONDS = 30.0  # for papermill to see that its kernel is gone

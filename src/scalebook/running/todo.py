@@ -136,13 +136,11 @@ def finished_hashes(runs: Path, named: str = "") -> dict[str, Status]:
     for directory in store.run_directories(runs):
         if named not in directory.name:
             continue
-        try:
+        with suppress(RecordError):
             record = store.read_record(directory)
-        except RecordError:
-            continue
-        name = record.config_hash
-        if name and record.source == "measured" and found.get(name) != "completed":
-            found[name] = record.status
+            name = record.config_hash
+            if name and record.source == "measured" and found.get(name) != "completed":
+                found[name] = record.status
     return found
 
 

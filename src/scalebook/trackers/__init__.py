@@ -41,7 +41,6 @@ class Target:
     place: str
 
     def __str__(self) -> str:
-        """Return it as the command line has it."""
         return f"{self.kind}:{self.place}"
 
 

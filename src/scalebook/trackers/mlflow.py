@@ -8,6 +8,8 @@ import re
 import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import closing
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -126,14 +128,10 @@ def _connect(descriptor: int) -> sqlite3.Connection:
     for pragma in ("trusted_schema = OFF", "query_only = ON", "cell_size_check = ON"):
         store.execute(f"PRAGMA {pragma}")
     store.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 1 << 20)
-    store.text_factory = _text
+    store.text_factory = partial(bytes.decode, errors="replace")
     left = iter(range(_MOST_STEPS // _EACH))
     store.set_progress_handler(lambda: next(left, None) is None, _EACH)
     return store
-
-
-def _text(value: bytes) -> str:
-    return value.decode(errors="replace")
 
 
 def _runs(store: sqlite3.Connection, path: Path, wanted: frozenset[str]) -> Iterator[TrackedRun]:
@@ -197,7 +195,7 @@ def write(run: RunExport, place: str) -> None:
     if uri.startswith("file:"):  # the user names a folder: MLflow asks for this word on it
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
     mlflow, entities = client("mlflow"), client("mlflow.entities")
-    if uri.startswith("sqlite:") and not _has_database():
+    if uri.startswith("sqlite:") and find_spec("sqlalchemy") is None:
         raise TrackerError(
             "mlflow-skinny writes to servers and folders. For a database install the whole "
             "client: pip install mlflow."
@@ -211,14 +209,6 @@ def write(run: RunExport, place: str) -> None:
     _log(tracker, entities, made.info.run_id, run, end)
     status = "FINISHED" if run.tags["status"] == "completed" else "FAILED"
     tracker.set_terminated(made.info.run_id, status=status, end_time=end)
-
-
-def _has_database() -> bool:
-    try:
-        client("sqlalchemy")
-    except TrackerError:
-        return False
-    return True
 
 
 def _log(tracker: Any, entities: Any, run_id: str, run: RunExport, end: int) -> None:

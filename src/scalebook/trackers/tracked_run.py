@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
@@ -53,7 +54,6 @@ class TrackedRun:
     notes: list[str] = field(default_factory=list[str])
 
     def note(self, text: str) -> None:
-        """Add a note once."""
         if text not in self.notes:
             self.notes.append(text)
 
@@ -113,7 +113,6 @@ class _Lines(Source):
     rows: Iterable[Mapping[str, object]] = ()
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield the lines, many at a time."""
         rows = iter(self.rows)
         while some := list(islice(rows, _TOGETHER)):
             piece = "".join(f"{json.dumps(row)}\n" for row in some).encode()
@@ -180,11 +179,9 @@ def _own(name: str, text: str) -> tuple[str, Value] | None:
     """Return a setting of ours that is a word: a model or a platform of the catalog, a format."""
     if text in _WORDS.get(name, ()):
         return name, text
-    try:
+    with suppress(CatalogError):
         if name == "model" and catalog.model(text):
             return name, text
         if name == "platform" and catalog.platform(text).name == text:
             return name, text
-    except CatalogError:
-        pass
     return None

@@ -70,7 +70,9 @@ def _about(run: TrackedRun, number: int, value: bytes) -> None:
         if number in (_CONFIG, _RUN):
             path = (1,) if number == _CONFIG else (_RUN_CONFIG, 1)
             for item in wire.members(value, *path):
-                _parameter(run, item)
+                name, text = _item(item)
+                if name and not name.startswith("_wandb"):
+                    run.parameter(name, _value(text))
         elif number == _ENVIRONMENT:
             for name in wire.texts(value, _GPU_TYPE):
                 run.parameter("gpu_type", name)
@@ -80,12 +82,6 @@ def _about(run: TrackedRun, number: int, value: bytes) -> None:
             run.ending = Ending(status, f"W&B noted exit code {code}")
     except ValueError:
         run.note("A record could not be read.")
-
-
-def _parameter(run: TrackedRun, item: bytes) -> None:
-    name, text = _item(item)
-    if name and not name.startswith("_wandb"):
-        run.parameter(name, _value(text))
 
 
 def _item(item: bytes) -> tuple[str, bytes]:

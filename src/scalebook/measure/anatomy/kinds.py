@@ -17,62 +17,35 @@ Phase = Literal["forward", "backward", "optimizer", "data"]
 PHASES: tuple[Phase, ...] = ("forward", "backward", "optimizer", "data")
 
 # First match wins: flash attention is built from CUTLASS, and a fused Adam is elementwise.
-_KINDS: tuple[tuple[Kind, re.Pattern[str]], ...] = (
-    (
-        "communication",
-        re.compile(
-            r"nccl|rccl|msccl|gloo:|^c10d::|^mpi:|nvshmem|userbuffers|multimem_|cross_device_reduce"
-            r"|one_shot_all|two_shot_all|deep_ep::|allreduce_kernel",
-            re.IGNORECASE,
-        ),
+_PATTERNS: dict[Kind, str] = {
+    "communication": (
+        r"nccl|rccl|msccl|gloo:|^c10d::|^mpi:|nvshmem|userbuffers|multimem_|cross_device_reduce"
+        r"|one_shot_all|two_shot_all|deep_ep::|allreduce_kernel"
     ),
-    (
-        "optimizer",
-        re.compile(
-            r"adam|multi_tensor_apply|multi_tensor_l2norm|_foreach_|fusedlamb", re.IGNORECASE
-        ),
+    "optimizer": r"adam|multi_tensor_apply|multi_tensor_l2norm|_foreach_|fusedlamb",
+    "attention": r"flash|fmha|attention|sdpa|attn_(?:fwd|bwd)|bwd_kernel_d[kq]|_dot_product_",
+    "norm": r"layer_?norm|rms_?norm|rmsnorm|ln_(?:fwd|bwd)|batch_norm|GammaBeta",
+    "gemm": (
+        r"gemm|nvjet|cijk_|cutlass|cublas|xmma|splitk|gemv|matmul|wgrad|triton_tem|triton_mm"
+        r"|^aten::(?:mm|addmm|bmm|baddbmm|linear|mv|dot|addmv|convolution|mkldnn)\b"
+        r"|^aten::_grouped_mm|^mkldnn::|::mm_out"
     ),
-    (
-        "attention",
-        re.compile(
-            r"flash|fmha|attention|sdpa|attn_(?:fwd|bwd)|bwd_kernel_d[kq]|_dot_product_",
-            re.IGNORECASE,
-        ),
+    "copy": (
+        r"^memcpy|^memset|^copy(?:host|device|buffer)|direct_copy|catarray|copyBuffer"
+        r"|fillBuffer|^aten::(?:copy_|cat|_cat|clone|contiguous|_to_copy|fill_|zero_)\b"
     ),
-    (
-        "norm",
-        re.compile(r"layer_?norm|rms_?norm|rmsnorm|ln_(?:fwd|bwd)|batch_norm|GammaBeta", re.I),
+    "elementwise": (
+        r"elementwise|vectorized|unrolled|triton_|reduce_kernel|softmax|embedding|indexing"
+        r"|index|gather|scatter|silu|gelu|swiglu|rope|rotary|cross_entropy|nll|dropout"
+        r"|_cast|transpose|permute|topk|sort|cumsum|distribution|random|philox"
+        r"|^aten::(?:add|sub|mul|div|pow|exp|log|sum|mean|max|min|neg|sqrt|rsqrt|sigmoid"
+        r"|where|masked|eq|ne|lt|le|gt|ge|normal|uniform|tril|triu|arange|square|abs|erf"
+        r"|tanh|relu|threshold|_local_scalar|bitwise|logical)\w*"
     ),
-    (
-        "gemm",
-        re.compile(
-            r"gemm|nvjet|cijk_|cutlass|cublas|xmma|splitk|gemv|matmul|wgrad|triton_tem|triton_mm"
-            r"|^aten::(?:mm|addmm|bmm|baddbmm|linear|mv|dot|addmv|convolution|mkldnn)\b"
-            r"|^aten::_grouped_mm|^mkldnn::|::mm_out",
-            re.IGNORECASE,
-        ),
-    ),
-    (
-        "copy",
-        re.compile(
-            r"^memcpy|^memset|^copy(?:host|device|buffer)|direct_copy|catarray|copyBuffer"
-            r"|fillBuffer|^aten::(?:copy_|cat|_cat|clone|contiguous|_to_copy|fill_|zero_)\b",
-            re.IGNORECASE,
-        ),
-    ),
-    (
-        "elementwise",
-        re.compile(
-            r"elementwise|vectorized|unrolled|triton_|reduce_kernel|softmax|embedding|indexing"
-            r"|index|gather|scatter|silu|gelu|swiglu|rope|rotary|cross_entropy|nll|dropout"
-            r"|_cast|transpose|permute|topk|sort|cumsum|distribution|random|philox"
-            r"|^aten::(?:add|sub|mul|div|pow|exp|log|sum|mean|max|min|neg|sqrt|rsqrt|sigmoid"
-            r"|where|masked|eq|ne|lt|le|gt|ge|normal|uniform|tril|triu|arange|square|abs|erf"
-            r"|tanh|relu|threshold|_local_scalar|bitwise|logical)\w*",
-            re.IGNORECASE,
-        ),
-    ),
-)
+}
+_KINDS: dict[Kind, re.Pattern[str]] = {
+    kind: re.compile(text, re.IGNORECASE) for kind, text in _PATTERNS.items()
+}
 
 _COLLECTIVES: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("reduce_scatter", re.compile(r"reduce_?scatter", re.IGNORECASE)),
@@ -104,7 +77,7 @@ _RANGES: tuple[tuple[str, Phase], ...] = (
 @lru_cache(maxsize=20_000)
 def kind_of(name: str) -> Kind:
     """Return the kind of work that a kernel or operator of this name does."""
-    for kind, pattern in _KINDS:
+    for kind, pattern in _KINDS.items():
         if pattern.search(name):
             return kind
     return "other"

@@ -212,5 +212,4 @@ class Probe(_Row):
 
     @property
     def layers(self) -> tuple[Matmul, ...]:
-        """The products of models' layers."""
         return tuple(row for row in self.matmuls if row.model is not None)

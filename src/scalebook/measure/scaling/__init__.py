@@ -48,7 +48,6 @@ class ScalingPoint:
 
     @property
     def tokens_per_second_per_gpu(self) -> float:
-        """Tokens per second of one GPU."""
         return self.tokens_per_second / self.world_size
 
 
@@ -94,11 +93,6 @@ class Projection:
     reason: str | None = None
 
 
-def _pooled_rate(points: Sequence[ScalingPoint]) -> float:
-    """Return tokens per second over repeats of equal length: all tokens over all time."""
-    return len(points) / sum(1 / point.tokens_per_second for point in points)
-
-
 def _base_points(points: Sequence[ScalingPoint], base: Base) -> list[ScalingPoint]:
     """Return the repeats that the others are compared with."""
     if base == "smallest":
@@ -137,7 +131,7 @@ def table(points: Sequence[ScalingPoint], base: Base = "smallest") -> ScalingTab
     if not points:
         raise ClaimError("No runs to scale. Give at least one measured run.")
     chosen = _base_points(points, base)
-    first, rate = chosen[0], _pooled_rate(chosen)
+    first, rate = chosen[0], len(chosen) / sum(1 / one.tokens_per_second for one in chosen)
     kind, reason = scaling_kind(points)
     rows = tuple(
         ScalingRow(
@@ -155,7 +149,6 @@ def table(points: Sequence[ScalingPoint], base: Base = "smallest") -> ScalingTab
 
 
 def _base_text(first: ScalingPoint, rate: float, repeats: int) -> str:
-    """Return the base in words."""
     gpus = "GPU" if first.world_size == 1 else "GPUs"
     nodes = "node" if first.nodes == 1 else "nodes"
     text = f"{first.world_size} {gpus} on {first.nodes} {nodes} at {rate:,.0f} tokens/s"

@@ -323,7 +323,6 @@ class Window:
 
     @property
     def seconds(self) -> float:
-        """How long it is."""
         return self.end - self.begin
 
 

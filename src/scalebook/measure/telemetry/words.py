@@ -27,7 +27,6 @@ def flags(summary: TelemetrySummary) -> tuple[str, ...]:
 
 
 def _power(summary: TelemetrySummary) -> str | None:
-    """Return the sentence on the power cap."""
     share, mean, cap = share_of(summary, POWER), summary.mean_power_watts, summary.power_cap_watts
     drawn = f" (mean {mean:.0f} W of {cap:.0f} W)" if mean and cap else ""
     if share is not None and share >= SHARE:

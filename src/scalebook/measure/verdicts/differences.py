@@ -36,7 +36,6 @@ class Difference:
     b: str | None
 
     def __str__(self) -> str:
-        """Return the difference as one line."""
         return f"{self.name}: {self.a or 'none'} against {self.b or 'none'}"
 
 

@@ -82,10 +82,8 @@ def state_of(job_id: str, ask: Ask = query.ask) -> JobState | None:
     name = fields.get("JobState", "")
     if not name:
         return None
-    restarts = fields.get("Restarts", "")
-    return JobState(
-        name, _reason(fields.get("Reason", "")), int(restarts) if restarts.isdigit() else 0
-    )
+    reason, restarts = _reason(fields.get("Reason", "")), fields.get("Restarts", "")
+    return JobState(name, reason, int(restarts) if restarts.isdigit() else 0)
 
 
 def _reason(text: str) -> str:

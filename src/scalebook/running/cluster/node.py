@@ -145,12 +145,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _part(options: argparse.Namespace) -> NodePart:
-    """Return this node's part of a run.
-
-    Raises:
-        LaunchError: the run has fewer nodes, or the directory belongs to a run that has ended.
-        ConfigError: the configuration cannot be read.
-    """
+    """Return this node's part of a run."""
     directory: Path = options.directory
     name = "SLURM_NODEID" if "SLURM_NODEID" in os.environ else "RANK"
     text = os.environ.get(name, "")

@@ -111,11 +111,6 @@ class Container:
     arguments: tuple[str, ...] = ()  # the user's own, for srun or apptainer
 
     @property
-    def python(self) -> str | None:
-        """The interpreter inside, None where there is no container."""
-        return None if self.form == "none" else "python"
-
-    @property
     def variable_prefix(self) -> str:
         """What stands before a variable's name on the host for it to be set inside."""
         return "APPTAINERENV_" if self.form == "apptainer" else ""
@@ -325,8 +320,7 @@ def exported(config: RunConfig, environment: Mapping[str, str]) -> dict[str, tup
 
 
 def _exports(task: JobTask, options: Options, environment: Mapping[str, str]) -> list[str]:
-    prefix = options.container.variable_prefix
-    container = options.container
+    container, prefix = options.container, options.container.variable_prefix
     own = [f"export {assignment(*item)}" for item in container.settings.items()]
     if container.is_file:
         own.append(f"IMAGE_SHA256=$(sha256sum <{quoted(container.image)} | cut -c -64)")
@@ -340,18 +334,14 @@ def _exports(task: JobTask, options: Options, environment: Mapping[str, str]) ->
 def command(task: JobTask, options: Options) -> tuple[str, ...]:
     """Return what runs one node's part of a run: the same on each node."""
     directory = safe_path(str(task.directory.absolute()), "\\", "a path of the job")
+    python = options.python if options.container.form == "none" else "python"
     return (
-        *(interpreter(options), "-m", "scalebook.running.cluster.node", directory),
+        *(python, "-m", "scalebook.running.cluster.node", directory),
         *("--rendezvous", RENDEZVOUS, *JOB),
         *(("--trainer", options.trainer) if options.trainer else ()),
         *(("--force-platform",) if options.force_platform else ()),
         *task.turn,
     )
-
-
-def interpreter(options: Options) -> str:
-    """Return the Python of the compute nodes: the image's, or the one that was named."""
-    return options.container.python or options.python
 
 
 def _task(task: JobTask, options: Options, environment: Mapping[str, str]) -> str:
@@ -395,7 +385,8 @@ def chosen(
     if not image:
         raise LaunchError(f"--container {asked} needs an image. Name it with --image.")
     form: Form = "apptainer" if asked == "apptainer" else "pyxis"
-    if asked == "auto" and ask and not has_pyxis():
+    options = query.printed(("srun", "--help"), ASK_SECONDS) if asked == "auto" and ask else None
+    if asked == "auto" and ask and "--container-image" not in (options or ""):
         if shutil.which("apptainer") is None:
             raise LaunchError(
                 "srun has no --container-image here (pyxis) and apptainer was not found. Install "
@@ -403,8 +394,3 @@ def chosen(
             )
         form = "apptainer"
     return Container(form, image, tuple(catalogs(environment)), settle((), arguments))
-
-
-def has_pyxis() -> bool:
-    """Return whether srun knows the options of pyxis."""
-    return "--container-image" in (query.printed(("srun", "--help"), ASK_SECONDS) or "")

@@ -31,7 +31,6 @@ class RunRow:
     detail: str | None
 
     def cells(self) -> tuple[str, ...]:
-        """Return the row as texts of a table."""
         asked = "?" if self.steps_asked is None else str(self.steps_asked)
         took = "-" if self.seconds is None else progress.duration(self.seconds)
         steps = f"{self.steps_done}/{asked}"

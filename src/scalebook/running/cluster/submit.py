@@ -98,22 +98,17 @@ def template() -> str:
 def jobs(entries: Sequence[Entry], one_job: bool) -> list[list[Entry]]:
     """Return the entries that are to be run, by job."""
     to_run = [entry for entry in entries if entry.action == "run"]
-    if one_job and to_run:
-        return [to_run]
-    return [[entry] for entry in to_run]
+    return [to_run] if one_job and to_run else [[entry] for entry in to_run]
 
 
 def preview(
     entries: Sequence[Entry], runs: Path, options: slurm.Options, order: Order = NO_ORDER
 ) -> str:
     """Return the script that these entries would be submitted as, except for the runs' names."""
+    paths = [store.partial_path(runs.absolute(), f"RUN_ID_{n}") for n, _ in enumerate(entries, 1)]
     tasks = [
-        slurm.JobTask(
-            entry.config,
-            store.partial_path(runs.absolute(), f"RUN_ID_{number + 1}"),
-            order.turn(number),
-        )
-        for number, entry in enumerate(entries)
+        slurm.JobTask(entry.config, path, order.turn(number))
+        for number, (entry, path) in enumerate(zip(entries, paths, strict=True))
     ]
     return slurm.script(
         tasks, options, template=template(), logs=_folder(runs), environment=os.environ

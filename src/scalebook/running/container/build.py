@@ -207,11 +207,7 @@ def context(
 
 
 def _copy_wheels(wheels: Path, folder: Path) -> None:
-    """Copy a folder's wheels, except Scalebook's own, which may be older.
-
-    Raises:
-        LaunchError: there is none.
-    """
+    """Copy a folder's wheels, except Scalebook's own, which may be older."""
     found = [path for path in wheels.glob("*.whl") if not path.name.startswith("scalebook-")]
     if not found:
         raise LaunchError(

@@ -57,31 +57,67 @@ class Mount:
 
 
 @dataclass(frozen=True, slots=True)
+class Host:
+    """What a container takes over from the machine: read once, by ``nested.describe``.
+
+    ``user`` is who shall own what is written. ``groups`` are those of AMD's device files.
+    ``rootless``: the engine runs without root, so that ids have to be mapped. ``scratch`` is an
+    empty folder for engines that have no /tmp of their own.
+    """
+
+    project: Path
+    user: tuple[int, int]
+    rootless: bool
+    groups: tuple[int, ...]
+    scratch: Path
+    name: str
+    commit: str | None
+    environment: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerRequest:
+    """What the user asked for: the engine, the image, and what to add.
+
+    ``arguments`` are the user's own, for the engine. ``fetches``: the command reads from the
+    network, which docker and podman otherwise keep from it.
+    """
+
+    engine: str
+    vendor: str
+    image: str
+    image_id: str | None = None
+    base: str | None = None
+    arguments: tuple[str, ...] = ()
+    variables: tuple[str, ...] = ()  # NAME or NAME=VALUE
+    fetches: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Contained:
     """What to start in a container, whichever engine does it.
 
     Paths mean the same inside and outside. ``environment`` is set and shown; ``passed`` names
     variables of the caller, whose values (a token, perhaps) stay out of every command line.
-    ``user`` None leaves the image's own; ``rootless`` means that the engine runs without root, so
-    that ids have to be mapped. ``arguments`` are the user's own, for the engine. ``scratch`` is an
-    empty folder for engines that have no /tmp of their own. ``fetches``: the command reads from the
-    network, which docker and podman otherwise keep from it.
     """
 
+    request: ContainerRequest
+    host: Host
     command: tuple[str, ...]
-    vendor: str
     image: str
-    name: str
-    mounts: tuple[Mount, ...]
     workdir: Path
     environment: Mapping[str, str]
+    mounts: tuple[Mount, ...] = ()
     passed: tuple[str, ...] = ()
-    user: tuple[int, int] | None = None
-    groups: tuple[int, ...] = ()
-    arguments: tuple[str, ...] = ()
-    rootless: bool = False
-    scratch: Path = Path("/tmp")
-    fetches: bool = False
+
+    @property
+    def own_flags(self) -> tuple[Flag, ...]:
+        """The flags with which the vendor's image is started."""
+        return image(self.request.vendor).flags.get(self.request.engine, ())
+
+    def settled(self, flags: Sequence[Flag]) -> tuple[str, ...]:
+        """Return the engine's arguments: these flags, and the user's own."""
+        return settle([flag.argument for flag in flags], self.request.arguments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,31 +147,30 @@ class EngineCommand:
         return {**caller, **self.environment, **renamed}
 
 
-def command(engine: str, contained: Contained) -> EngineCommand:
+def command(contained: Contained) -> EngineCommand:
     """Return how an engine starts a command in a container.
 
     Raises:
         LaunchError: a path cannot be mounted, or a text has control characters.
     """
     _check(contained)
-    if engine == "apptainer":
-        return _apptainer(contained)
-    return _enroot(contained) if engine == "enroot" else _docker(engine, contained)
+    start = {"apptainer": _apptainer, "enroot": _enroot}.get(contained.request.engine, _docker)
+    return start(contained)
 
 
-def _docker(engine: str, contained: Contained) -> EngineCommand:
-    """Return the command of docker or podman."""
-    own = [*DOCKER_FLAGS, *(() if contained.fetches else (NO_NETWORK,))]
-    own += image(contained.vendor).flags.get(engine, ())
-    groups = [f"--group-add={group}" for group in contained.groups]
-    if engine == "podman" and contained.rootless:
+def _docker(contained: Contained) -> EngineCommand:
+    request, host = contained.request, contained.host
+    own = [*DOCKER_FLAGS, *(() if request.fetches else (NO_NETWORK,)), *contained.own_flags]
+    given = host.groups if request.vendor == "amd" else ()
+    groups = [f"--group-add={group}" for group in given]
+    if request.engine == "podman" and host.rootless:
         own = [flag for flag in own if not flag.argument.startswith("--group-add")]
-        groups = ["--group-add=keep-groups"] if contained.groups else []
+        groups = ["--group-add=keep-groups"] if groups else []
         own.append(Flag("--userns=keep-id", "the caller's id is the same inside and outside"))
     argv = (
-        *(engine, "run", f"--name={contained.name}"),
-        *settle([flag.argument for flag in own], contained.arguments),
-        *([f"--user={contained.user[0]}:{contained.user[1]}"] if contained.user else []),
+        *(request.engine, "run", f"--name={host.name}"),
+        *contained.settled(own),
+        f"--user={host.user[0]}:{host.user[1]}",
         *groups,
         *(f"--mount={_csv_mount(mount, 'target', 'readonly')}" for mount in contained.mounts),
         f"--workdir={contained.workdir}",
@@ -153,11 +188,11 @@ def _apptainer(contained: Contained) -> EngineCommand:
     Variables go through apptainer's own environment (APPTAINERENV_NAME), as its ``--env`` splits
     values at commas. ``--workdir`` gives /tmp and home a folder of the host: its own have 64 MiB.
     """
-    own = (*APPTAINER_FLAGS, *image(contained.vendor).flags.get("apptainer", ()))
+    scratch = contained.host.scratch
     argv = (
         *("apptainer", "exec"),
-        *settle([flag.argument for flag in own], contained.arguments),
-        f"--workdir={contained.scratch}",
+        *contained.settled((*APPTAINER_FLAGS, *contained.own_flags)),
+        f"--workdir={scratch}",
         *(f"--mount={_csv_mount(mount, 'destination', 'ro')}" for mount in contained.mounts),
         f"--pwd={contained.workdir}",
         contained.image,
@@ -165,7 +200,7 @@ def _apptainer(contained: Contained) -> EngineCommand:
     )
     shown = {f"APPTAINERENV_{name}": value for name, value in contained.environment.items()}
     passed = {f"APPTAINERENV_{name}": name for name in contained.passed}
-    return EngineCommand(argv, shown, passed, contained.scratch)
+    return EngineCommand(argv, shown, passed, scratch)
 
 
 def _enroot(contained: Contained) -> EngineCommand:
@@ -174,8 +209,7 @@ def _enroot(contained: Contained) -> EngineCommand:
     enroot has no option for the working directory: ``env --chdir`` of the image enters it. The
     image stays read-only; the host's environment stays outside by itself.
     """
-    own = image(contained.vendor).flags.get("enroot", ())
-    argv = [*("enroot", "start"), *settle([flag.argument for flag in own], contained.arguments)]
+    argv = [*("enroot", "start"), *contained.settled(contained.own_flags)]
     for mount in contained.mounts:
         fields = enroot_mount(mount.source, str(mount.source))
         access = "rw" if mount.writable else "ro"
@@ -211,11 +245,7 @@ def enroot_mount(source: Path, target: str) -> str:
 
 
 def _check(contained: Contained) -> None:
-    """Refuse what no engine could carry over unchanged.
-
-    Raises:
-        LaunchError: a path hides the image's own files, or a text has control characters.
-    """
+    """Refuse what no engine could carry over unchanged."""
     for mount in contained.mounts:
         path = mount.source
         if not path.is_absolute() or path == Path("/") or path.parts[1] in SYSTEM:

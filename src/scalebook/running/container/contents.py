@@ -11,6 +11,7 @@ import platform
 import re
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
@@ -90,10 +91,8 @@ def versions() -> dict[str, str | None]:
 
 def _version(names: tuple[str, ...]) -> str | None:
     for name in names:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             return metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return None
 
 

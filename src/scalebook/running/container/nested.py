@@ -7,7 +7,6 @@ import os
 import secrets
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,7 +15,14 @@ from scalebook.facts.catalog.load import ENVIRONMENT_VARIABLE
 from scalebook.host import ASKED, git_commit
 from scalebook.query import ask
 from scalebook.running.container import commands
-from scalebook.running.container.commands import OCI, Contained, EngineCommand, Mount
+from scalebook.running.container.commands import (
+    OCI,
+    Contained,
+    ContainerRequest,
+    EngineCommand,
+    Host,
+    Mount,
+)
 from scalebook.running.container.engines import CONTAINER
 from scalebook.running.container.follow import scratch
 
@@ -25,37 +31,6 @@ VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
 PYTHON = "python3"  # of the image
 HOME = "/tmp/home"  # for caches; nothing of the host
 END_SECONDS = 900.0  # a first start unpacks tens of gigabytes on some engines
-
-
-@dataclass(frozen=True, slots=True)
-class Host:
-    """What a container takes over from the machine: read once, by ``describe``.
-
-    ``user`` is who shall own what is written. ``groups`` are those of the GPUs' device files.
-    """
-
-    project: Path
-    user: tuple[int, int]
-    rootless: bool
-    groups: tuple[int, ...]
-    scratch: Path
-    name: str
-    commit: str | None
-    environment: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class ContainerRequest:
-    """What the user asked for: the engine, the image, and what to add."""
-
-    engine: str
-    vendor: str
-    image: str
-    image_id: str | None = None
-    base: str | None = None
-    arguments: tuple[str, ...] = ()
-    variables: tuple[str, ...] = ()  # NAME or NAME=VALUE
-    fetches: bool = False  # what is started reads from the network
 
 
 def command(
@@ -75,16 +50,13 @@ def command(
         LaunchError: a path or a variable cannot be carried over.
     """
     given, passed = asked_variables(request.variables, host.environment)
-    return _start(
-        request,
-        host,
-        ("-m", "scalebook", *arguments),
-        # by its id, as a tag may be given to another image between two looks at it
-        image=(request.image_id if request.engine in OCI else None) or request.image,
-        mounts=_mounts(host, writes, reads),
-        workdir=host.project,
-        environment={**_variables(request, host, [*given, *passed]), **given},
-        passed=passed,
+    # by its id, as a tag may be given to another image between two looks at it
+    image = (request.image_id if request.engine in OCI else None) or request.image
+    start = (PYTHON, "-m", "scalebook", *arguments)
+    variables = {**_variables(request, host, [*given, *passed]), **given}
+    mounts = _mounts(host, writes, reads)
+    return commands.command(
+        Contained(request, host, start, image, host.project, variables, mounts, passed)
     )
 
 
@@ -95,27 +67,9 @@ def bare(request: ContainerRequest, host: Host, arguments: Sequence[str]) -> Eng
         LaunchError: an argument cannot be carried over.
     """
     environment = {"HOME": HOME, "USER": "scalebook"}
-    place: dict[str, Any] = {"mounts": (), "workdir": Path("/"), "environment": environment}
-    return _start(request, host, arguments, image=request.image, **place)
-
-
-def _start(
-    request: ContainerRequest, host: Host, arguments: Sequence[str], **more: Any
-) -> EngineCommand:
-    """Return how to start the image's Python; ``more`` are the other fields of ``Contained``."""
-    contained = Contained(
-        command=(PYTHON, *arguments),
-        vendor=request.vendor,
-        name=host.name,
-        user=host.user,
-        groups=host.groups if request.vendor == "amd" else (),
-        arguments=request.arguments,
-        rootless=host.rootless,
-        scratch=host.scratch,
-        fetches=request.fetches,
-        **more,
-    )
-    return commands.command(request.engine, contained)
+    start = (PYTHON, *arguments)
+    contained = Contained(request, host, start, request.image, Path("/"), environment)
+    return commands.command(contained)
 
 
 def _variables(request: ContainerRequest, host: Host, asked: Sequence[str]) -> dict[str, str]:

@@ -16,13 +16,14 @@ from typing import Any
 
 from scalebook.logs.dialects.amd_smi import AMDSMICSV
 from scalebook.query import printed
-from scalebook.running.devices import sensor
 from scalebook.running.devices.sensor import (
+    Library,
     Row,
     Sensor,
     SensorError,
     Stream,
     cells,
+    chosen,
     near,
     without_missing,
 )
@@ -38,7 +39,6 @@ class _Rows(AMDSMICSV):
         self.rows: list[Row] = []
 
     def sample(self, row: Mapping[str, float]) -> None:
-        """Keep one sample; a column without a value is left out."""
         self.rows.append({name: value for name, value in row.items() if not math.isnan(value)})
 
 
@@ -58,7 +58,7 @@ class AMDSMITool(Sensor):
         if listed is None:
             raise SensorError("amd-smi is missing or fails")
         numbers = [row[0] for row in cells(listed) if row[0].isdigit()]
-        self._shown = sensor.chosen("amd", [""] * len(numbers), environment)[:count]
+        self._shown = chosen("amd", [""] * len(numbers), environment)[:count]
         if not self._shown:
             raise SensorError("amd-smi shows no GPU that ROCR_ or HIP_VISIBLE_DEVICES leaves")
         # -p power, -t temperatures, -u and -m busy and clocks, -v memory
@@ -90,7 +90,6 @@ class AMDSMITool(Sensor):
         return rows
 
     def close(self) -> None:
-        """End the tool."""
         self._stream.close()
 
 
@@ -108,7 +107,7 @@ LIMITS = {
 }
 
 
-class AMDSMI(Sensor):
+class AMDSMI(Library):
     """The visible GPUs of an AMD driver.
 
     Raises:
@@ -118,14 +117,15 @@ class AMDSMI(Sensor):
     source = "amdsmi"
 
     def __init__(self, environment: Mapping[str, str], count: int | None = None) -> None:
-        self._module = _module()
+        self.module = _module()
+        self.error = self.module.AmdSmiException
         try:
-            self._module.amdsmi_init()
-            handles: list[Any] = list(self._module.amdsmi_get_processor_handles())
-        except self._module.AmdSmiException as error:
+            self.module.amdsmi_init()
+            handles: list[Any] = list(self.module.amdsmi_get_processor_handles())
+        except self.error as error:
             raise SensorError(f"amdsmi does not start: {error}") from error
-        names = [_uuid(self._ask("amdsmi_get_gpu_device_uuid", handle)) for handle in handles]
-        indices = sensor.chosen("amd", names, environment)[:count]
+        names = [_uuid(self.ask("amdsmi_get_gpu_device_uuid", handle)) for handle in handles]
+        indices = chosen("amd", names, environment)[:count]
         if not indices:
             self.close()
             raise SensorError("amdsmi shows no GPU that ROCR_ or HIP_VISIBLE_DEVICES leaves")
@@ -134,7 +134,7 @@ class AMDSMI(Sensor):
 
     def devices(self) -> list[Row]:
         """Return what does not change: index, name, power cap (W), highest clock (MHz)."""
-        kinds = getattr(self._module, "AmdSmiClkType", None)
+        kinds = getattr(self.module, "AmdSmiClkType", None)
         clock = getattr(kinds, "GFX", 0)
         return [
             without_missing(
@@ -180,21 +180,10 @@ class AMDSMI(Sensor):
         return [LIMITS[name] for name, value in there.items() if value > before.get(name, value)]
 
     def close(self) -> None:
-        """Let go of the driver."""
-        self._ask("amdsmi_shut_down")
-
-    def _ask(self, name: str, *arguments: Any) -> Any:
-        """Return what a function of the module says, None where it is missing or fails."""
-        function = getattr(self._module, name, None)
-        if function is None:
-            return None
-        try:
-            return function(*arguments)
-        except self._module.AmdSmiException:
-            return None
+        self.ask("amdsmi_shut_down")
 
     def _table(self, name: str, *arguments: Any) -> Mapping[str, Any]:
-        value = self._ask(name, *arguments)
+        value = self.ask(name, *arguments)
         return value if isinstance(value, dict) else {}  # pyright: ignore[reportUnknownVariableType]
 
 

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,7 +15,7 @@ from scalebook.errors import LaunchError
 from scalebook.facts import catalog
 from scalebook.facts.catalog.types import Platform
 from scalebook.query import printed
-from scalebook.running.devices.sensor import VISIBLE
+from scalebook.running.devices.sensor import variables
 
 Runner = Callable[[Sequence[str]], str | None]
 
@@ -55,17 +56,19 @@ def detect(
 
 
 def _visible(count: int, vendor: str, environment: Mapping[str, str]) -> int:
-    """Return how many devices a process may use: the environment may hide some."""
-    for name in VISIBLE[vendor]:
-        value = environment.get(name)
-        if value is not None:
-            listed = [part for part in value.split(",") if part.strip() not in {"", "-1"}]
-            count = min(count, len(listed))
+    """Return how many devices a process may use: a list ends at an entry that names none."""
+    for name in variables(vendor, environment):
+        entries = (part.strip() for part in environment[name].split(","))
+        count = sum(1 for _ in takewhile(lambda entry, most=count: _names(entry, most), entries))
     return count
 
 
+def _names(entry: str, count: int) -> bool:
+    """Return whether an entry is the index of a device, or may be its UUID."""
+    return int(entry) < count if entry.isdigit() else entry not in ("", "-1")
+
+
 def _nvidia(query: Runner) -> list[str | None]:
-    """Return the name of each NVIDIA GPU."""
     text = query(NVIDIA_QUERY) or ""
     return [line.strip() for line in text.splitlines() if line.strip()]
 

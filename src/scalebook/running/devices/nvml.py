@@ -8,19 +8,20 @@ Units: NVML API reference, docs.nvidia.com/deploy/nvml-api.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from importlib import import_module
 from typing import Any
 
 from scalebook.query import number, printed
-from scalebook.running.devices import sensor
 from scalebook.running.devices.sensor import (
+    Library,
     Row,
     Sensor,
     SensorError,
     Stream,
     cells,
+    chosen,
     near,
     without_missing,
 )
@@ -62,20 +63,17 @@ class NvidiaSMITool(Sensor):
     def __init__(
         self, environment: Mapping[str, str], count: int | None = None, period: float = 1.0
     ) -> None:
-        text = printed(("nvidia-smi", f"--query-gpu={','.join(_STATIC)}", *_FORMAT))
+        text = _asked(*_STATIC)
         if text is None:
             raise SensorError("nvidia-smi is missing or fails")
         self._known = [row for row in cells(text) if len(row) == len(_STATIC)]
         names = [row[1] for row in self._known]
-        self._shown = sensor.chosen("nvidia", names, environment)[:count]
+        self._shown = chosen("nvidia", names, environment)[:count]
         if not self._shown:
             raise SensorError("nvidia-smi shows no GPU that CUDA_VISIBLE_DEVICES lets this run use")
-        self._reasons = next((name for name in _REASONS if self._knows(name)), None)
+        self._reasons = next((name for name in _REASONS if _asked(name) is not None), None)
         self._stream: Stream | None = None
         self._period = period
-
-    def _knows(self, column: str) -> bool:
-        return printed(("nvidia-smi", f"--query-gpu={column}", *_FORMAT)) is not None
 
     def _query(self) -> tuple[str, ...]:
         columns = ["timestamp", *(name for name, _, _ in _COLUMNS)]
@@ -97,7 +95,6 @@ class NvidiaSMITool(Sensor):
         ]
 
     def once(self) -> list[Row]:
-        """Return one reading of each GPU."""
         return self._rows(printed(self._query()) or "")
 
     def read(self) -> list[Row]:
@@ -112,9 +109,12 @@ class NvidiaSMITool(Sensor):
         return [_row(row, arrived) for row in cells(text) if len(row) == width]
 
     def close(self) -> None:
-        """End the tool."""
         if self._stream is not None:
             self._stream.close()
+
+
+def _asked(*columns: str) -> str | None:
+    return printed(("nvidia-smi", f"--query-gpu={','.join(columns)}", *_FORMAT))
 
 
 def _row(texts: Sequence[str], arrived: float) -> Row:
@@ -150,7 +150,7 @@ def reasons_of(mask: int) -> list[str]:
     return [name for bit, name in REASONS.items() if mask & bit]
 
 
-class NVML(Sensor):
+class NVML(Library):
     """The visible GPUs of an NVIDIA driver.
 
     Raises:
@@ -161,19 +161,20 @@ class NVML(Sensor):
 
     def __init__(self, environment: Mapping[str, str], count: int | None = None) -> None:
         try:
-            self._library: Any = import_module("pynvml")
-            self._library.nvmlInit()
+            self.module = import_module("pynvml")
+            self.error = self.module.NVMLError
+            self.module.nvmlInit()
         except ImportError as error:
             raise SensorError("nvidia-ml-py is not installed (extra 'run')") from error
-        except self._library.NVMLError_LibraryNotFound as error:
+        except self.module.NVMLError_LibraryNotFound as error:
             raise SensorError("there is no NVIDIA driver") from error
-        except self._library.NVMLError as error:
+        except self.error as error:
             raise SensorError(f"NVML does not start ({error})") from error
-        found = range(self._get("nvmlDeviceGetCount") or 0)
+        found = range(self.ask("nvmlDeviceGetCount") or 0)
         # None where this process may not use the device, as in a container that has some of them.
-        handles = [self._get("nvmlDeviceGetHandleByIndex", index) for index in found]
-        names = [self._get("nvmlDeviceGetUUID", handle) or "" for handle in handles]
-        indices = sensor.chosen("nvidia", names, environment)[:count]
+        handles = [self.ask("nvmlDeviceGetHandleByIndex", index) for index in found]
+        names = [self.ask("nvmlDeviceGetUUID", handle) or "" for handle in handles]
+        indices = chosen("nvidia", names, environment)[:count]
         self._devices = {i: handles[i] for i in indices if handles[i] is not None}
         if not self._devices:
             self.close()
@@ -184,9 +185,9 @@ class NVML(Sensor):
         return [
             without_missing(
                 gpu=index,
-                name=self._get("nvmlDeviceGetName", handle),
+                name=self.ask("nvmlDeviceGetName", handle),
                 power_cap_watts=self._scaled("nvmlDeviceGetEnforcedPowerLimit", handle),
-                max_clock_mhz=self._get("nvmlDeviceGetMaxClockInfo", handle, SM_CLOCK),
+                max_clock_mhz=self.ask("nvmlDeviceGetMaxClockInfo", handle, SM_CLOCK),
             )
             for index, handle in self._devices.items()
         ]
@@ -203,41 +204,30 @@ class NVML(Sensor):
         return rows
 
     def _row(self, index: int, handle: Any) -> Row:
-        used = self._get("nvmlDeviceGetUtilizationRates", handle)
-        memory = self._get("nvmlDeviceGetMemoryInfo", handle)
+        used = self.ask("nvmlDeviceGetUtilizationRates", handle)
+        memory = self.ask("nvmlDeviceGetMemoryInfo", handle)
         # The function was renamed in CUDA 12.2.
-        mask = self._get("nvmlDeviceGetCurrentClocksEventReasons", handle)
+        mask = self.ask("nvmlDeviceGetCurrentClocksEventReasons", handle)
         if mask is None:
-            mask = self._get("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
+            mask = self.ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
         return without_missing(
             gpu=index,
             power_watts=self._scaled("nvmlDeviceGetPowerUsage", handle),
             # Since the driver was loaded; Volta and later.
             energy_joules=self._scaled("nvmlDeviceGetTotalEnergyConsumption", handle),
-            temperature_celsius=self._get("nvmlDeviceGetTemperature", handle, CORE_TEMPERATURE),
+            temperature_celsius=self.ask("nvmlDeviceGetTemperature", handle, CORE_TEMPERATURE),
             gpu_busy_fraction=used.gpu / 100 if used else None,
             memory_busy_fraction=used.memory / 100 if used else None,
             memory_used_gib=round(memory.used / 2**30, 3) if memory else None,
-            clock_mhz=self._get("nvmlDeviceGetClockInfo", handle, SM_CLOCK),
-            memory_clock_mhz=self._get("nvmlDeviceGetClockInfo", handle, MEMORY_CLOCK),
+            clock_mhz=self.ask("nvmlDeviceGetClockInfo", handle, SM_CLOCK),
+            memory_clock_mhz=self.ask("nvmlDeviceGetClockInfo", handle, MEMORY_CLOCK),
             throttle_reasons=None if mask is None else reasons_of(mask),
         )
 
     def close(self) -> None:
-        """Release the driver."""
-        self._get("nvmlShutdown")
-
-    def _get(self, name: str, *arguments: Any) -> Any:
-        """Return what a function of the library answers; None where it is missing or fails."""
-        if arguments and arguments[0] is None:
-            return None
-        function: Callable[..., Any] | None = getattr(self._library, name, None)
-        try:
-            return function(*arguments) if function else None
-        except self._library.NVMLError:
-            return None
+        self.ask("nvmlShutdown")
 
     def _scaled(self, name: str, handle: Any) -> float | None:
         """Return watts or joules from thousandths."""
-        value = self._get(name, handle)
+        value = self.ask(name, handle)
         return None if value is None else round(value / 1000, 3)

@@ -94,12 +94,13 @@ def chosen(vendor: str, names: Sequence[str], environment: Mapping[str, str]) ->
     driver does; on a node of unlike GPUs its order may be another (CUDA_DEVICE_ORDER).
     """
     indices = tuple(range(len(names)))
-    for variable in _variables(vendor, environment):
+    for variable in variables(vendor, environment):
         indices = _listed(environment[variable], indices, names)
     return indices
 
 
-def _variables(vendor: str, environment: Mapping[str, str]) -> list[str]:
+def variables(vendor: str, environment: Mapping[str, str]) -> list[str]:
+    """Return the variables that hide devices here, in the order in which they count."""
     found = [name for name in VISIBLE[vendor] if name in environment]
     by_hip = vendor == "amd" and "HIP_VISIBLE_DEVICES" in found
     return [name for name in found if name != "CUDA_VISIBLE_DEVICES" or not by_hip]
@@ -158,6 +159,23 @@ class Sensor(Protocol):
 
     def close(self) -> None:
         """End what reads the devices, if anything has to be ended."""
+
+
+class Library(Sensor):
+    """A reader through a vendor's Python module, whose functions may be missing or fail."""
+
+    module: Any
+    error: type[Exception]  # what a function raises
+
+    def ask(self, name: str, *arguments: Any) -> Any:
+        """Return what a function of the module answers; None where it has no answer."""
+        function = getattr(self.module, name, None)
+        if function is None or any(argument is None for argument in arguments):
+            return None
+        try:
+            return function(*arguments)
+        except self.error:
+            return None
 
 
 def without_missing(**values: Any) -> Row:

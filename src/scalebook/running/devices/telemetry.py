@@ -64,7 +64,8 @@ def _start(
         period = _period(environment)
         if vendor == "cpu":
             RAPL()  # most machines let nobody read it: no process for nothing
-        arguments = (str(path), vendor, str(period), str(_devices(config, vendor)), str(node))
+        used = 0 if vendor == "cpu" else -(-config.world_size // config.nodes)  # 0: all
+        arguments = (str(path), vendor, str(period), str(used), str(node))
         return subprocess.Popen(
             (sys.executable, "-m", "scalebook.running.devices.sampler", *arguments),
             stdin=subprocess.PIPE,
@@ -74,16 +75,14 @@ def _start(
             start_new_session=True,  # an interrupt of the kernel must not end it before the run
         )
     except (SensorError, OSError) as error:
-        _say(path, sampler.header(None, period, node, devices=[], reason=str(error)))
+        line = sampler.header(None, period, node, devices=[], reason=str(error))
+        with suppress(OSError), path.open("a", encoding="utf-8") as stream:
+            sampler.write(stream, line)
         return None
 
 
 def _period(environment: Mapping[str, str]) -> float:
-    """Return the seconds between two samples.
-
-    Raises:
-        SensorError: the environment turns sampling off, or its value is no number of seconds.
-    """
+    """Return the seconds between two samples."""
     value = environment.get(PERIOD_VARIABLE, str(PERIOD_SECONDS))
     try:
         period = float(value)
@@ -97,16 +96,6 @@ def _period(environment: Mapping[str, str]) -> float:
             f"{sampler.LONGEST_SECONDS:.0f} seconds"
         )
     return period
-
-
-def _devices(config: RunConfig, vendor: str) -> int:
-    """Return how many devices of a node the run uses; 0 means all."""
-    return 0 if vendor == "cpu" else -(-config.world_size // config.nodes)
-
-
-def _say(path: Path, line: Mapping[str, object]) -> None:
-    with suppress(OSError), path.open("a", encoding="utf-8") as stream:
-        sampler.write(stream, line)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
