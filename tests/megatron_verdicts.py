@@ -82,8 +82,13 @@ def transformer_config(config: RunConfig, shape: ModelShape) -> Any:
     )
 
 
-# From 0.18 on it asks whether the context-parallel sizes of samples differ.
-PLAIN = [False] * ("is_hybrid_cp" in signature(utils.get_batch_on_this_cp_rank).parameters)
+def plain_split() -> dict[str, Any]:
+    """What is asked from 0.18 on: whether samples differ in their split, and over whom it is."""
+    asked = signature(utils.get_batch_on_this_cp_rank).parameters
+    known = {"is_hybrid_cp": False, "cp_group": ranks.get_context_parallel_group()}
+    return {name: value for name, value in known.items() if name in asked}
+
+
 STYLE = local.Style(
     compiled_norm=False,
     fused_attention=True,
@@ -123,7 +128,7 @@ def forward_step(length: int, micro: int) -> Any:
             "labels": torch.zeros(micro, length, dtype=torch.int64),
             "position_ids": torch.arange(length).repeat(micro, 1),
         }
-        part = utils.get_batch_on_this_cp_rank(batch, *PLAIN)
+        part = utils.get_batch_on_this_cp_rank(batch, **plain_split())
         model(part["tokens"], part["position_ids"], None, labels=part["labels"])
         raise ReachedForwardError
 

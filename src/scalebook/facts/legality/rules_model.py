@@ -134,7 +134,8 @@ def recomputed_layers(case: Case) -> Iterator[Problem]:
         yield Problem(
             "recompute_layers",
             f"recompute_layers={layers} does not divide the {choices(sizes)} layers of each stage "
-            f"or chunk of one, as megatron-core before 0.17 needs. Use {choices(divisors(math.gcd(*sizes)))}.",
+            "or chunk of one, as megatron-core before 0.17 needs. "
+            f"Use {choices(divisors(math.gcd(*sizes)))}.",
         )
 
 
