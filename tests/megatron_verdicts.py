@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import json
 import sys
+from inspect import signature
 from typing import Any
 
 import torch
 from shapes import SHAPES
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from scalebook.config import RunConfig
+from scalebook.config import RunConfig, recompute_options
 from scalebook.errors import ConfigError
 from scalebook.facts import catalog
 from scalebook.facts.catalog import ModelShape
@@ -75,8 +76,17 @@ def transformer_config(config: RunConfig, shape: ModelShape) -> Any:
         sequence_parallel=config.sequence_parallel,
         pipeline_dtype=torch.float32,
         params_dtype=torch.float32,
+        num_layers_in_last_pipeline_stage=config.last_pipeline_stage_layers or None,
+        **recompute_options(config),
         **moe,
     )
+
+
+def plain_split() -> dict[str, Any]:
+    """What is asked from 0.18 on: whether samples differ in their split, and over whom it is."""
+    asked = signature(utils.get_batch_on_this_cp_rank).parameters
+    known = {"is_hybrid_cp": False, "cp_group": ranks.get_context_parallel_group()}
+    return {name: value for name, value in known.items() if name in asked}
 
 
 STYLE = local.Style(
@@ -118,7 +128,7 @@ def forward_step(length: int, micro: int) -> Any:
             "labels": torch.zeros(micro, length, dtype=torch.int64),
             "position_ids": torch.arange(length).repeat(micro, 1),
         }
-        part = utils.get_batch_on_this_cp_rank(batch)
+        part = utils.get_batch_on_this_cp_rank(batch, **plain_split())
         model(part["tokens"], part["position_ids"], None, labels=part["labels"])
         raise ReachedForwardError
 
@@ -183,7 +193,7 @@ def verdict(fields: dict[str, Any]) -> dict[str, Any]:
     )
     try:
         return {"error": None, "parameters": run(config)}
-    except (ValueError, AssertionError, RuntimeError) as error:
+    except (ValueError, AssertionError, RuntimeError, IndexError) as error:
         return {"error": f"{type(error).__name__}: {error}"}
     finally:
         ranks.destroy_model_parallel()

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from scalebook.errors import ConfigError, unknown
-from scalebook.parallelism import Parallelism, Recomputation
+from scalebook.parallelism import Parallelism, Recomputed
 from scalebook.settings import (
     Engine,
     ExpertBalance,
@@ -129,11 +129,11 @@ class RunConfig(BaseModel):
         return Parallelism(**{name: getattr(self, name) for name in names})
 
     @property
-    def recomputation(self) -> Recomputation:
+    def recomputation(self) -> Recomputed:
         """What the backward pass recomputes."""
         modules = tuple(name for name in self.recompute_modules.split(",") if name)
         grouped = self.recompute_method == "uniform"
-        return Recomputation(
+        return Recomputed(
             self.recompute,
             layers=0 if grouped else self.recompute_layers,
             group=max(self.recompute_layers, 1) if grouped else 1,

@@ -67,7 +67,7 @@ def chunk_sizes(layers: int, stages: int, chunks: int, last: int) -> list[list[i
 
 
 @dataclass(frozen=True, slots=True)
-class Recomputation:
+class Recomputed:
     """What the backward pass recomputes: in ``full`` layers, in ``selective`` modules of each."""
 
     mode: str = "none"

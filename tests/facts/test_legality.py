@@ -113,11 +113,6 @@ RULES: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("expert_gradients", "mixtral-8x7b", {"expert_tensor_parallel_size": 2}),
     ("sequence_length", "gpt3-6.7b", {"sequence_length": 4096}),
     ("recompute_layers", "llama3.1-8b", {"recompute_layers": 4}),
-    (
-        "recompute_layers",
-        "llama3.1-8b",
-        {"recompute": "full", "recompute_layers": 9, "pipeline_parallel_size": 4},
-    ),
     ("recompute_layers", "llama3.1-8b", {"recompute_method": "uniform"}),
     (
         "recompute_layers",
@@ -163,6 +158,7 @@ def test_full_recomputation_covers_at_most_the_smallest_stage(
     assert problems(config("llama3.1-8b", **asked, recompute_layers=most)) == []
     (found,) = problems(config("llama3.1-8b", **asked, recompute_layers=most + 1))
     assert f"Use recompute_layers={most}, or 0" in found.message
+    assert found.severity == "warning"  # megatron-core recomputes what there is
 
 
 @pytest.mark.parametrize(

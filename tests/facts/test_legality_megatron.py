@@ -53,6 +53,14 @@ BASES: tuple[dict[str, Any], ...] = (
         "expert_tensor_parallel_size": 2,
     },
     {"model": "shared", "tensor_parallel_size": 2, "sequence_parallel": True},
+    {"recompute": "full", "recompute_method": "uniform"},
+    {
+        "pipeline_parallel_size": 2,
+        "last_pipeline_stage_layers": 2,
+        "recompute": "full",
+        "recompute_method": "uniform",
+    },
+    {"recompute": "selective"},
 )
 MOVES: dict[str, tuple[Any, ...]] = {
     "world_size": (1, 2, 3, 6, 8, 12, 16),
@@ -65,6 +73,9 @@ MOVES: dict[str, tuple[Any, ...]] = {
     "global_batch_size": (1, 8, 20, 24, 36, 48),
     "sequence_length": (6, 16, 30, 33, 48),
     "sequence_parallel": (False, True),
+    "last_pipeline_stage_layers": (0, 1, 2, 4, 5),
+    "recompute_layers": (0, 1, 2, 3, 4),
+    "recompute_modules": ("", "core_attn,mlp,layernorm", "mla_up_proj", "moe", "moe_act", "norm"),
 }
 RANDOM_CASES = 60
 # Without experts megatron-core lets this size pass, though it means nothing.

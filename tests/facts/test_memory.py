@@ -17,7 +17,7 @@ from scalebook.facts.flops import padded_vocab_size, parameter_count
 from scalebook.facts.memory import activations
 from scalebook.facts.memory.activations import Workload
 from scalebook.facts.memory.parameters import Count, layer_count, stage_count, stage_layers
-from scalebook.parallelism import Parallelism, Recomputation
+from scalebook.parallelism import Parallelism, Recomputed
 
 GIB = 2**30
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -192,11 +192,11 @@ def test_partial_recomputation_keeps_the_other_layers_whole() -> None:
     inputs = 2048 * 2 * 4096
     expected = 10 * inputs + 22 * layer + (layer - inputs) + 2 * inputs  # and the last norm
     sizes = SIZES | {"micro_batch_size": 1, "num_microbatches": 1, "sequence_length": 2048}
-    found = memory.estimate(shape, Parallelism(1), **sizes, recompute=Recomputation("full", 10))
+    found = memory.estimate(shape, Parallelism(1), **sizes, recompute=Recomputed("full", 10))
     assert found.worst.activations * GIB == pytest.approx(expected, rel=1e-9)
     stages = Parallelism(2, 1, 2)
     every, some = (
-        memory.estimate(shape, stages, **sizes, recompute=Recomputation("full", many))
+        memory.estimate(shape, stages, **sizes, recompute=Recomputed("full", many))
         for many in (16, 4)
     )
     whole = memory.estimate(shape, stages, **sizes, recompute="full")
@@ -212,7 +212,7 @@ def test_groups_of_layers_keep_one_input_and_come_back_together() -> None:
     layer = 2048 * (2 * (4 * 4096 + 2 * (4096 + 1024) + 3 * 14336) + 4 * 32)
     inputs = 2048 * 2 * 4096
     sizes = SIZES | {"num_microbatches": 1}
-    found = memory.estimate(shape, Parallelism(1), **sizes, recompute=Recomputation("full", 0, 4))
+    found = memory.estimate(shape, Parallelism(1), **sizes, recompute=Recomputed("full", 0, 4))
     expected = 8 * inputs + (4 * layer - inputs) + 2 * inputs  # and the last norm
     assert found.worst.activations * GIB == pytest.approx(expected, rel=1e-9)
 
@@ -220,7 +220,7 @@ def test_groups_of_layers_keep_one_input_and_come_back_together() -> None:
 def saved(name: str, *modules: str, **changes: object) -> float:
     """Bytes that recomputing modules saves at the fullest moment of one micro batch."""
     shape, sizes = catalog.model(name), SIZES | {"num_microbatches": 1} | changes
-    chosen = Recomputation("selective", modules=modules)
+    chosen = Recomputed("selective", modules=modules)
     plain, less = (
         memory.estimate(shape, Parallelism(1), **sizes, recompute=mode).worst.activations * GIB
         for mode in ("none", chosen)

@@ -24,7 +24,7 @@ from scalebook import untrusted
 from scalebook.errors import ConfigError
 from scalebook.facts.catalog.load import PROJECT_FILE, project_file
 from scalebook.measure.row import NAMES
-from scalebook.parallelism import Recomputation
+from scalebook.parallelism import Recomputed
 from scalebook.settings import RECOMPUTE_MODULES, SETTINGS
 
 if TYPE_CHECKING:
@@ -371,7 +371,7 @@ def hfu(run: Subject) -> float | Missing:
     first = count(record, "recompute_layers") or 0
     names = ("pipeline_parallel_size", "virtual_pipeline_parallel_size")
     stages, chunks = (count(record, name) or 1 for name in names)
-    whole = Recomputation(mode, 0 if record.setting("recompute_method") == "uniform" else first)
+    whole = Recomputed(mode, 0 if record.setting("recompute_method") == "uniform" else first)
     counted, modules = numbers.flops_convention, count(record, "mtp_layers") or 0
     hardware = flops.hardware_flops_per_token(
         *(shape, length, mode, counted),

@@ -127,13 +127,15 @@ def recomputed_layers(case: Case) -> Iterator[Problem]:
             "recompute_layers",
             f"recompute_layers={layers} is more than the {most} layers of the smallest stage or "
             f"chunk of one. Use recompute_layers={most}, or 0 for all layers.",
+            "warning",
         )
     sizes = sorted({part for size in (others, last or others) for part in _chunks(size, chunks)})
     if grouped and layers and any(size % layers for size in sizes):
         yield Problem(
             "recompute_layers",
             f"recompute_layers={layers} does not divide the {choices(sizes)} layers of each stage "
-            f"or chunk of one into groups. Use {choices(divisors(math.gcd(*sizes)))}.",
+            "or chunk of one, as megatron-core before 0.17 needs. "
+            f"Use {choices(divisors(math.gcd(*sizes)))}.",
         )
 
 

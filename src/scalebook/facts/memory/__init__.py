@@ -16,7 +16,7 @@ from scalebook.facts.catalog.types import ModelShape
 from scalebook.facts.memory import activations
 from scalebook.facts.memory.activations import AttentionKernel, CrossEntropy, Workload
 from scalebook.facts.memory.parameters import Count, is_moe, layer_count, stage_count, stage_layers
-from scalebook.parallelism import Parallelism, Recomputation
+from scalebook.parallelism import Parallelism, Recomputed
 from scalebook.untrusted import html_table
 
 OptimizerKernel = Literal["fused", "unfused"]
@@ -112,7 +112,7 @@ class _Job:
     parallelism: Parallelism
     num_microbatches: int
     numbers: PrecisionBytes
-    recompute: Recomputation
+    recompute: Recomputed
     work: Workload
     offload_layers: int
     mtp_layers: int
@@ -127,7 +127,7 @@ def estimate(
     num_microbatches: int,
     sequence_length: int,
     precision: str = "bf16",
-    recompute: str | Recomputation = "none",
+    recompute: str | Recomputed = "none",
     gradient_precision: str = "fp32",
     offload_layers: int = 0,
     mtp_layers: int = 0,
@@ -145,7 +145,7 @@ def estimate(
         kinds = shape.hybrid.words
         raise ConfigError(f"The memory of {shape.name} is not predicted: it has {kinds}.")
     if isinstance(recompute, str):
-        recompute = Recomputation(recompute, modules=("core_attn",) * (recompute == "selective"))
+        recompute = Recomputed(recompute, modules=("core_attn",) * (recompute == "selective"))
     _require_known(precision, recompute.mode, parallelism.data_parallel_sharding)
     # FSDP keeps fp32 gradients whatever it adds up.
     halved = gradient_precision == "bf16" and parallelism.data_parallel_sharding != "full"
