@@ -18,7 +18,8 @@ from scalebook.errors import ClaimError
 class Row:
     """One row: ``values`` by field name as typed, ``words``, and where it stands in the source.
 
-    ``given`` are the fields that were not claimed by this row but hold for its whole table.
+    ``given`` are the fields that were not claimed by this row but hold for its whole table;
+    ``bare`` those whose heading does not say what is counted: TFLOPS.
     """
 
     table: str
@@ -27,6 +28,7 @@ class Row:
     values: Mapping[str, Printed]
     words: Mapping[str, str]
     given: frozenset[str] = frozenset()
+    bare: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,7 @@ _INTRO = re.compile(r"\*\*(.+?)\*\*:?")
 # what settles the same thing: of one stated, the text around a table adds no other
 _ALIKE = ({"model", "parameters"}, {"gpus", "nodes", "data_parallel_size"})
 _MIXED_SIZE = re.compile(r"\d+ ?[x×] ?[\d.]+B \(([\d.]+[BT])\)")  # 8x7B (56B)
+_COUNTED = re.compile("model|useful|achieved", re.IGNORECASE)  # says what FLOPs are counted
 _RATES = (
     ("gpu_token_rate", "tokens_per_second_per_gpu"), ("sample_rate", "samples_per_second"),
     ("gpu_tflops", "model_tflops_per_second_per_gpu"),
@@ -556,7 +557,8 @@ def _row(
     named = ("model", "nodes", "gpus", "sharding")
     taken = {column.index for column in columns if column.field not in named}
     label = next((cell for index, cell in enumerate(plain) if cell and index not in taken), "")
-    row = Row(sheet.name, label or f"line {line}", line, values, words, given)
+    bare = {one.field for one in columns if not _COUNTED.search(sheet.head[one.index])}
+    row = Row(sheet.name, label or f"line {line}", line, values, words, given, frozenset(bare))
     return row if values.keys() - given or "architecture" in words else None
 
 
@@ -624,6 +626,10 @@ def _sizes(text: str) -> Iterator[tuple[str, Printed]]:
     """Yield sizes that stand in words: ``TP=4, PP=2``, ``8 GPUs across 2 nodes``, ``8xA100``."""
     for short, size in _SIZES.findall(text):
         yield _LONG[short], read_printed(size, exact=True)
+    if told := _pattern("nodes_of").search(text):  # 16 nodes x 4 GPUs
+        yield "nodes", read_printed(told[1], exact=True)
+        yield "gpus_per_node", read_printed(told[2] or told[3], exact=True)
+        return
     for name in ("gpus", "nodes"):
         found = set(_pattern(name).findall(text))
         if len(found) == 1:  # of 8x A100 in each of 4 nodes, 32 GPUs: of one node or of all?

@@ -32,6 +32,10 @@ from scalebook.measure.intervals import Interval, point
 # between different conventions is several percent). The same holds for parameter counts.
 CONVENTION_TOLERANCE = 0.01
 
+NARROW = "heads as wide as the hidden size over their number"
+MOST_ROUNDED = 0.15  # by which the size in a model's name may differ from a count
+_NAMED_SIZE = re.compile(r"(?<=-)(a?)(\d+(?:\.\d+)?)b(?![a-z0-9])")
+
 LENGTHLESS = ("six_n", "hf_total_flos")  # conventions that need no sequence length
 LONGEST_USUAL = 32_768  # tokens; who trains with longer samples says so
 MTP = ", with its MTP module"
@@ -174,6 +178,7 @@ def _model_facts(shape: ModelShape, row: Row) -> Iterator[Fact]:
     without = count.embedding + count.positions
     last = layer_parameters(shape, dense=False)
     met = count.mtp - shape.mtp_layers * (last.total - last.active)
+    named = {kind: float(size) * 1e9 for kind, size in _NAMED_SIZE.findall(shape.name)}
     for quantity, total, module in (
         ("parameters", count.total, count.mtp),
         ("active_parameters", count.active, met),
@@ -182,6 +187,9 @@ def _model_facts(shape: ModelShape, row: Row) -> Iterator[Fact]:
         if module:  # a checkpoint holds copies of both tables for the module too
             tables = count.embedding + count.lm_head
             counts += [(total + module, MTP), (total + module + tables, f"{MTP} and tables")]
+        name_says = named.get("a" if quantity == "active_parameters" else "")
+        if name_says and abs(name_says / total - 1) < MOST_ROUNDED:  # gpt-oss-120b has 116.8B
+            counts.append((name_says, ", the size in its name"))
         for value, words in counts:
             interval = point(value).widened(CONVENTION_TOLERANCE)
             yield _fact(quantity, interval, value, f"{shape.name}{words}")
@@ -307,9 +315,7 @@ def _wrong_shapes(shape: ModelShape, length: float) -> Iterator[tuple[float, str
         shapes.append((grouped, "every head counted as a key-value head"))
     narrow = shape.hidden_size // shape.num_attention_heads
     if shape.mla is None and narrow != shape.head_dim:
-        shapes.append(
-            (replace(shape, head_dim=narrow), "heads as wide as the hidden size over their number")
-        )
+        shapes.append((replace(shape, head_dim=narrow), NARROW))
     first = shape.moe.first_dense_layers if shape.moe else 0
     if shape.hybrid is None and shape.num_layers // 2 > first and shape.num_layers % 2 == 0:
         half = replace(shape, num_layers=shape.num_layers // 2)
@@ -504,15 +510,35 @@ def _stated(row: Row) -> Iterator[Fact]:
         if item is None or item.quantity in seen:
             continue
         seen.add(item.quantity)
+        claimed = printed.claimed
+        if item.quantity == "tokens_per_second_per_gpu" and (samples := _samples(row, printed)):
+            wide = printed.interval.widened(0.5 / samples)
+            claimed = Interval(min(claimed.low, wide.low), max(claimed.high, wide.high))
         yield Fact(
             item.quantity,
             printed.interval,
             printed.value,
             operand(printed) if item.scale == 1 else show(printed.value),
             "stated",
-            printed.claimed,
+            claimed,
             inputs=frozenset({item.quantity}),
         )
+
+
+def _samples(row: Row, rate: Printed) -> int | None:
+    """Return the samples/s of all GPUs if the rate of one GPU in tokens comes from a whole number.
+
+    Such a rate is as coarse as the samples. None where the tokens show no trace of it.
+    """
+    gpus, length = row.values.get("gpus"), _length(row)
+    if gpus is None or length is None or length.value < _COARSE * gpus.value:
+        return None
+    samples = rate.value * gpus.value / length.value
+    return round(samples) if samples >= _FEWEST and samples == round(samples) else None
+
+
+_COARSE = 8  # tokens/s of a GPU that one sample/s is at the least
+_FEWEST = 20  # samples/s: half of one is 2.5 % at the most
 
 
 def _ranked(alternatives: tuple[Fact, ...]) -> tuple[Fact, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from scalebook.audit import fields as vocabulary
 from scalebook.audit.claimed_rows import Check, Row, Verdict, check_of
@@ -19,9 +20,9 @@ from scalebook.audit.identities import (
     show,
     solve,
 )
-from scalebook.audit.knowledge import Known, field_of, spoken
+from scalebook.audit.knowledge import NARROW, Known, field_of, spoken
 
-CUT = "holds if digits of the inputs were cut off, not rounded"
+CUT = "holds if digits of the inputs were cut off, or the inputs come from rounded numbers"
 
 
 def check_row(known: Known) -> list[Check]:
@@ -101,7 +102,35 @@ def _against_identity(known: Known, identity: Identity) -> Iterator[Check]:
     found = compare(known.row, item, identity.text, right)
     if found.verdict == "contradicts":
         found = _rounded_before(known, item, identity, right) or found
+    if found.verdict == "contradicts":
+        found = _experts_apart(known, item, identity, right) or found
+    if found.verdict == "contradicts" and item.exact:
+        found = replace(found, note="; ".join(filter(None, (found.note, *_instead(known, identity)))))
     yield found
+
+
+def _experts_apart(
+    known: Known, item: vocabulary.Field, identity: Identity, right: Sequence[Fact]
+) -> Check | None:
+    """Return that GPUs hold if the data-parallel ranks are those of the experts."""
+    experts = known.row.values.get("expert_parallel_size")
+    if experts is None or identity.subject != "gpus" or "data_parallel_size" not in identity.names:
+        return None
+    product = right[0].interval * experts.interval
+    if not known.row.values[item.name].claimed.meets(product):
+        return None
+    note = "holds if data_parallel_size counts the replicas of the experts"
+    return _check(known.row, item, right[0], rule=identity.text, verdict="holds", note=note)
+
+
+def _instead(known: Known, identity: Identity) -> Iterator[str]:
+    """Yield which other stated counts would settle a broken identity, each with its value."""
+    for name in identity.right.names():
+        other = field_of(known.row, name)
+        if other is not None and other.exact and all(one in known.facts for one in identity.names):
+            value = solve(identity, name, known.facts)[0].value
+            if 1 <= value < math.inf and value == int(value):
+                yield f"or {other.name} should be {show(value)}"
 
 
 def _rounded_before(
@@ -147,9 +176,24 @@ def compare(row: Row, item: vocabulary.Field, rule: str, right: Sequence[Fact]) 
     if fits is not None:
         return _check(row, item, fits, rule=rule, verdict="possible", note=fits.variant)
     explained = next((fact for fact in right if claimed.meets(fact.interval)), None)
+    if explained is not None and _excused(row, item, explained):
+        note = f"holds if counted so: {explained.variant}"
+        return _check(row, item, explained, rule=rule, verdict="possible", note=note)
     best = min(proper or right, key=lambda fact: fact.quantity != item.quantity)
     note = _explanation(best, proper, explained, item)
     return _check(row, item, best, rule=rule, verdict="contradicts", note=note)
+
+
+def _excused(row: Row, item: vocabulary.Field, explained: Fact) -> bool:
+    """Return whether a source may well mean a count that is not one of the model's FLOPs.
+
+    TFLOPS without a word on what is counted may hold recomputation, if no MFU follows from them;
+    frameworks take heads for as wide as the hidden size over their number.
+    """
+    again = "counted as useful" in explained.variant
+    return (again and item.name in row.bare and "mfu" not in row.values) or (
+        NARROW in explained.variant
+    )
 
 
 def _explanation(
