@@ -50,7 +50,7 @@ def test_without_stated_inputs_answers_are_empty_and_say_what_they_need(two: Pat
     html = str(cost_page.calculator(data, Stated()).html)
     cost = re.search(r'<tr data-answer="cost">(.*?)</tr>', html)
     assert cost is not None
-    assert "needs tokens, price_per_gpu_hour" in cost[1]
+    assert "needs: Tokens to train on; Price per GPU hour, on demand" in cost[1]
     assert 'class="num" data-value="–">–<' in cost[1]
     assert "No price, power or token budget is stated" in words(cost_page.overview(data, Stated()))
 
@@ -140,7 +140,7 @@ def test_ranges_give_one_result_with_the_script_and_without_it(two: Path, tmp_pa
     expected = {one.name: cost_page.shown(one.value) for one in answers(other)}
     assert {name: row[1] for name, row in typed.items()} == expected
     refused = rows_in_a_browser(tmp_path / "page.html", html + TYPED.replace("TEXT", "1.5..1.4"))
-    assert refused["energy"][4] == "needs pue"
+    assert refused["energy"][4] == "needs: PUE of the site"
 
 
 def test_the_break_even_price_is_the_ratio_of_throughputs(two: Path) -> None:

@@ -19,7 +19,7 @@ from scalebook.facts import catalog
 from scalebook.measure.reliability import DRILL_FILE, DrillRecord
 from scalebook.plan.document import KINDS
 from scalebook.report import Places, build
-from scalebook.report.base import comparisons
+from scalebook.report.base import comparisons, sections
 from scalebook.report.base.frames import load
 from scalebook.report.base.markup import Markup
 from scalebook.report.base.naming import (
@@ -28,12 +28,14 @@ from scalebook.report.base.naming import (
     changes_in_words,
     model_title,
     platform_title,
+    titled,
+    typed,
 )
 from scalebook.report.charts import css_charts
 from scalebook.report.charts.css_charts import Dot
 from scalebook.report.charts.figure import data_rows
 from scalebook.report.charts.theme import FAINT, PALETTE
-from scalebook.report.pages import front, studies
+from scalebook.report.pages import curves_page, front, studies
 from scalebook.settings import SETTINGS
 from scalebook.store import write_json
 
@@ -223,7 +225,127 @@ def test_a_note_ends_where_the_plot_does() -> None:
     note = " · ".join(["55.5 %", *("a long part of a note",) * 6])
     html = css_charts.dots([("g", [Dot("a", 10.0, text="10", note=note)], {})], "unit", high=10.0)
     (shown,) = re.findall(r"<small>(.*?)</small>", str(html))
-    assert shown == "55.5 %"
+    assert shown == "a long part of a note"  # an option goes before a share of the peak
+
+
+NEAR = {"best published FP8": 15_000.0, "best published BF16": 4_000.0}
+
+
+@pytest.mark.parametrize(
+    ("lines", "heading", "named"),
+    [  # a track of 16,000: 76 % of it
+        ({"best": 7_397.0}, "H200", [("after", "35.14", "best 7,397")]),
+        ({"best": 16_000.0}, "H200", [("after", "76.00", "best 16,000")]),
+        ({"a" * 40: 16_000.0}, "H200", [("before", "76.00", f"{'a' * 40} 16,000")]),
+        (
+            {"a": 8_000.0, "b": 12_000.0},
+            "H200",
+            [("before", "38.00", "a 8,000"), ("after", "57.00", "b 12,000")],
+        ),
+        # the first would begin left of the track
+        (
+            NEAR,
+            "H200",
+            [("before", "71.25", "best published BF16 4,000 · best published FP8 15,000")],
+        ),
+        # and here it would cover the heading, which is longer than its column
+        (
+            {"a": 4_000.0, "b": 6_000.0},
+            "a heading of forty-eight characters in all it is",
+            [("after", "28.50", "a 4,000 · b 6,000")],
+        ),
+    ],
+)
+def test_the_name_of_a_line_stands_at_its_line(
+    lines: dict[str, float], heading: str, named: list[tuple[str, str, str]]
+) -> None:
+    drawn = [Dot("a", 9_000.0, text="9,000")]
+    html = str(css_charts.dots([(heading, drawn, lines)], "unit", high=16_000.0))
+    assert re.findall(r'<span class="(before|after)" style="left:([\d.]+)%">(.*?)<', html) == named
+
+
+def test_a_line_crosses_only_the_rows_that_are_held_against_it() -> None:
+    drawn = [
+        Dot("a", 15_000.0, target="FP8"), Dot("b", 11_000.0, target="BF16"),
+        Dot("c", 9_000.0, target="BF16"), Dot("d", 8_000.0),
+    ]  # fmt: skip
+    lines = {"BF16": 10_000.0, "FP8": 14_000.0}
+    html = str(css_charts.dots([("g", drawn, lines)], "unit", high=16_000.0))
+    assert [row.count('class="line"') for row in html.split("<li>")[1:]] == [2, 1, 1, 0]
+
+
+def test_a_row_names_the_options_that_its_neighbours_do_not_have(tmp_path: Path) -> None:
+    wrote(tmp_path, "plain", "headline", 12.0, tensor_parallel_size=2)
+    more: dict[str, Any] = {"gradient_precision": "bf16", "offload_layers": 20}
+    wrote(tmp_path, "tuned", "headline", 11.0, recompute="pointwise", **more)
+    html = str(front.screen(load(tmp_path)).html)
+    row = next(one for one in html.split("<li>") if one.startswith('<span class="name">DP8'))
+    text = Markup(row).striptags()
+    for option in ("pointwise recompute", "BF16 gradients", "offload 20"):
+        assert option in text
+    assert "DP8 (BF16 gradients, pointwise recompute, offload 20)" in Markup(html).striptags()
+
+
+@pytest.mark.parametrize(
+    ("losses", "step"),
+    [
+        ([10.0, 6.0, 8.1, 5.0], 3),  # more than half of the 4 that it had fallen by
+        ([10.0, 6.0, 8.0, 5.0], None),  # half
+        ([10.0, 9.1, 9.9, 5.0], None),  # it had fallen by less than a tenth
+        ([10.0, 4.0, 8.0, 3.0, 9.0], 5),  # the largest of two
+        ([4.0, 5.0, 6.0], None),
+    ],
+)
+def test_a_loss_jumps_where_one_step_undoes_more_than_half_of_its_fall(
+    tmp_path: Path, losses: list[float], step: int | None
+) -> None:
+    path = wrote(tmp_path, "run", "headline", steps=len(losses))
+    lines = [json.loads(line) for line in (path / "steps.jsonl").read_text().splitlines()]
+    for line, loss in zip(lines, losses, strict=True):
+        line["loss"] = loss
+    (path / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = sections.loss_jumps(load(tmp_path))
+    assert {name: jump.step for name, jump in found.items()} == ({"run": step} if step else {})
+
+
+def test_a_jump_of_the_loss_is_said_where_its_run_is_the_headline(tmp_path: Path) -> None:
+    path = wrote(tmp_path, "run", "headline")
+    lines = [json.loads(line) for line in (path / "steps.jsonl").read_text().splitlines()]
+    lines[9]["loss"], last = 9.25, lines[-1]["loss"]
+    (path / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    data = load(tmp_path)
+    said = " ".join(sentences(front.screen(data).html))
+    before = lines[8]["loss"]
+    assert f"The loss jumps: H100 BF16 at step 10 ({before:.3g} to 9.25, then {last:.3g})." in said
+    assert "The loss jumps in 1 run" in words_of(curves_page.findings(data))
+
+
+def words_of(fragment: Any) -> str:
+    return Markup(str(fragment.html)).striptags().replace("\N{NO-BREAK SPACE}", " ")
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "code"),
+    [
+        ("recompute=full repeats 23 %", "full recomputation repeats 23 %", ["recompute=full"]),
+        ("Try micro_batch_size=2: more.", "Try micro batch 2: more.", ["micro_batch_size=2"]),
+        (
+            "last_pipeline_stage_layers=1",
+            "1 layer in the last stage",
+            ["last_pipeline_stage_layers=1"],
+        ),
+        ("environment.git_commit was set", "git commit was set", ["environment.git_commit"]),
+        ("Name it with --peak-precision fp8 or bf16.", None, ["--peak-precision fp8 or bf16"]),
+        ("mfu = 1 / base_mfu of b200_n8.toml", "mfu = 1 / base MFU of b200_n8.toml", ["base_mfu"]),
+        ("tokens over steps, in words", "tokens over steps, in words", []),
+    ],
+)
+def test_a_key_is_said_in_words_or_shown_as_code(
+    text: str, words: str | None, code: list[str]
+) -> None:
+    assert words is None or titled(text) == words
+    assert re.findall("<code>(.*?)</code>", typed(text)) == code
+    assert typed(text).striptags() == text
 
 
 def test_runs_of_no_plan_form_studies_and_an_unknown_kind_is_no_plan(tmp_path: Path) -> None:
@@ -510,6 +632,18 @@ LOOK = """addEventListener("load", () => setTimeout(() => {
     found[one.dataset.answer] ||= [one.innerText, box.bottom];
   }
   const cards = [...document.querySelectorAll('.sb-card')].map(one => one.getBoundingClientRect());
+  // a text of a card ends before the border does
+  const out = [...document.querySelectorAll('.sb-card :is(.value, .name, p, td)')].filter(one => {
+    const box = one.getBoundingClientRect(), card = one.closest(".sb-card").getBoundingClientRect();
+    return box.width && (box.right > card.right - 4 || box.left < card.left + 4);
+  });
+  // and no two texts of the first chart lie on each other
+  const texts = [...document.querySelectorAll('.cols .sb-dots :is(.value, .name, .before, .after)')]
+    .map(one => [one.textContent, one.getBoundingClientRect()]).filter(one => one[1].width);
+  const meet = (a, b) => a.left < b.right - 1 && b.left < a.right - 1 &&
+    a.top < b.bottom - 4 && b.top < a.bottom - 4;
+  const lie = texts.filter(([text, box], i) => texts.slice(0, i).some(one => meet(box, one[1])));
+  found.out = [[...out, ...lie].map(one => one.textContent || one[0]).join("; "), 0];
   found.whole = ["", cards.filter(one => one.bottom <= 900).length];
   found.width = ["", document.documentElement.scrollWidth];
   document.body.innerHTML = '<pre id="found"></pre>';
@@ -625,8 +759,9 @@ def test_no_page_shows_a_raw_name_of_a_model_a_platform_or_a_precision(example: 
 @pytest.mark.slow
 def test_no_page_shows_the_key_of_a_setting_but_as_code(example: Path) -> None:
     pages = [path for path in sorted(example.parent.glob("*.html")) if path.stem != "method"]
-    pages += sorted((example.parent / "data" / "rows").glob("*.js"))
-    assert len(pages) > 18
+    rows = sorted((example.parent / "data" / "rows").glob("*.js"))
+    pages += [path for path in rows if not path.stem.startswith("published")]  # names by others
+    assert len(pages) > 17
     assert {path.name: raw for path in pages if (raw := raw_keys(path))} == {}
 
 
@@ -695,6 +830,7 @@ def test_the_first_screen_answers_seven_questions_in_a_browser(
     found = json.loads(unescape(match[1]))
     assert found["width"][1] <= 1400
     assert found["whole"][1] == 5  # a row of cards from border to border, none cut
+    assert found["out"][0] == ""
     for name, words in ANSWERS.items():
         text, end = found[name]
         assert re.search(words, text.replace("\N{NO-BREAK SPACE}", " ")), (name, text)

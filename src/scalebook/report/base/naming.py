@@ -105,7 +105,7 @@ def sequence_words(row: Row) -> str:
 
 
 _TITLE = re.compile(r"([a-z]+?)-?(\d[\d.]*)?-((?:\d+x)?\d+(?:\.\d+)?b(?:-a\d+b)?)")
-_PRECISION = re.compile(r"(?<![\w.=-])(?:(?:mx|nv)?fp(?:4|8|16|32)|[bt]f(?:16|32))(?![\w.-])")
+_PRECISION = re.compile(r"(?<![\w.=-])(?:(?:mx|nv)?fp(?:4|8|16|32)|[bt]f(?:16|32))(?![\w-]|\.\w)")
 _FAMILY = {"gpt": "GPT", "mpt": "MPT"}
 
 
@@ -170,7 +170,7 @@ TITLES: Mapping[str, Callable[[str], str | None]] = {
 
 # What a reader may type: the name of a setting or a fact, with a value or without, or a flag.
 _TYPED = re.compile(
-    r"(?<![\w./-])(?:--[a-z][a-z-]*(?: [a-z]+\d+)?|(?:environment\.)?"
+    r"(?<![\w./-])(?:--[a-z][a-z-]*(?: [a-z]+\d+(?: or [a-z]+\d+)?)?|(?:environment\.)?"
     r"(?P<name>[a-z][a-z0-9]*(?:_[a-z0-9]+)*)(?:=(?P<value>\w+(?:\.\w+)?))?)(?![\w/(-]|\.[a-z])"
 )
 
@@ -180,6 +180,12 @@ def titled(text: str) -> str:
     models = _either(tuple(one.name for one in catalog.models()))
     named = models.sub(lambda found: model_title(found[0]), _TYPED.sub(_in_words, text))
     return precision_title(named) or ""
+
+
+def sentence(text: str) -> str:
+    """Return a sentence of another part of the package as readers know its names."""
+    words = titled(text)
+    return words[:1].upper() + words[1:]
 
 
 def _in_words(found: re.Match[str]) -> str:

@@ -194,19 +194,26 @@ def _headed(heading: str, said: Markup, rows: Markup) -> Markup:
 def _mark(mark: Dot, place: _Place, lines: Sequence[float]) -> Markup:
     drawn = join((_LINE.format(place(at)) for at in lines), "")
     band, end = _band(mark, place), max(place(mark.value), place(mark.high or mark.value))
+    note, left = _fitting(mark, end)
     return _MARK.format(
-        name=mark.name, lines=drawn, band=band, kind=mark.kind, place=place(mark.value), end=end,
-        text=mark.words, note=_fitting(mark, end),
+        name=join([mark.name, *left]), lines=drawn, band=band, kind=mark.kind,
+        place=place(mark.value), end=end, text=mark.words, note=note,
     )  # fmt: skip
 
 
-def _fitting(mark: Dot, end: float) -> str:
-    """Return the parts of a note that fit next to the mark: a share gives way to what it is of."""
+def _fitting(mark: Dot, end: float) -> tuple[str, list[str]]:
+    """Return the note that fits next to a mark, and the parts of it that its name has to say.
+
+    A share gives way to what it is a share of.
+    """
     room = _TRACK_CHARACTERS * (100 - end) / 100 - len(Markup(mark.text).striptags())
-    parts = mark.note.split(" · ")
+    parts, left = mark.note.split(" · "), list[str]()
     while len(parts) > 1 and len(" · ".join(parts)) > room:
-        parts.pop(0 if "%" in parts[0] else -1)
-    return " · ".join(parts)
+        if "%" in parts[0]:
+            parts.pop(0)
+        else:
+            left.insert(0, parts.pop())
+    return " · ".join(parts), left
 
 
 def _band(mark: Dot, place: _Place) -> Markup:

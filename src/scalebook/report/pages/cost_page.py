@@ -217,7 +217,7 @@ def _answer(item: Answer) -> Markup:
         '<td class="wide" data-value="{5}">{5}</td></tr>'
     )
     words = setting_words(item.name).replace("dollar", "unit of currency")
-    needs = f"needs {'; '.join(map(_label, item.missing))}" if item.missing else ""
+    needs = f"needs: {'; '.join(map(_label, item.missing))}" if item.missing else ""
     return Markup(template).format(
         item.name, re.sub("^cost (?!per)", "cost, ", words), shown(item.value), item.unit,
         item.formula, needs,

@@ -291,7 +291,7 @@ def _certainty(front: Front) -> Iterator[Markup]:
     rivals = [
         one for one in _rivals(front, best) if _short(front, one.row) != _short(front, best.row)
     ]
-    name, precision = split_name(best.row), precision_title(best.row["precision"])
+    name, precision = _short(front, best.row), precision_title(best.row["precision"])
     where = f"{platform_title(side_name(best.row))} in {precision}"
     if not rivals:
         yield Markup("Best layout on {}: only {} ran.").format(where, name)
@@ -467,7 +467,7 @@ def _missing(front: Front) -> Markup | None:
     against = verdict_on(best, rivals[0]) if rivals else None
     if against is not None and against.word == "cannot tell" and against.advice:
         return Markup("{} {}").format(
-            f"{split_name(best.row)} or {split_name(rivals[0].row)}:", against.advice
+            f"{_short(front, best.row)} or {_short(front, rivals[0].row)}:", against.advice
         )
     hollow = [one for one in configurations(i.row for i in front.chosen) if one.interval[0] is None]
     if not hollow:

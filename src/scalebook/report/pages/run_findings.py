@@ -19,7 +19,7 @@ from scalebook.report.base.markup import (
     run_link,
     run_links,
 )
-from scalebook.report.base.naming import convention_title, in_words, precision_title, titled
+from scalebook.report.base.naming import convention_title, in_words, precision_title, sentence
 from scalebook.report.base.quantities import NONE, count, interval, percent, quantity, times
 from scalebook.report.base.sections import loss_findings, missing_mfu, unranked
 from scalebook.report.base.versus import Configuration, configurations, verdict_on
@@ -349,13 +349,9 @@ def notes(data: ReportData) -> Fragment:
     """Return the notes in the records of the runs; nothing where there are none."""
     said: dict[str, list[str]] = {}
     for run_id, sentences in data.notes.items():
-        for sentence in sentences:
-            words = titled(sentence)
-            said.setdefault(words[:1].upper() + words[1:], []).append(run_id)
-    items = (
-        Markup("{} {}").format(sentence, Markup("({})").format(run_links(run_ids)))
-        for sentence, run_ids in said.items()
-    )
+        for note in sentences:
+            said.setdefault(sentence(note), []).append(run_id)
+    items = (Markup("{} ({})").format(note, run_links(run_ids)) for note, run_ids in said.items())
     return callout("Notes of the runs", items)
 
 

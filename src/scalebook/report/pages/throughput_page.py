@@ -16,7 +16,7 @@ from scalebook.report.base import html_tables as tables
 from scalebook.report.base.frames import ReportData
 from scalebook.report.base.html_tables import Column, Row
 from scalebook.report.base.markup import Fragment, Markup, bullets, paragraphs, run_link, run_links
-from scalebook.report.base.naming import convention_title, titled, typed
+from scalebook.report.base.naming import convention_title, sentence, typed
 from scalebook.report.base.quantities import NONE, count, number, percent
 
 SMALLEST = 1e-4  # shares below are not told apart
@@ -103,7 +103,7 @@ def causes_overview(found: Sequence[Diagnosis]) -> Fragment:
 
 def _largest(cause: str, runs: Sequence[Diagnosis]) -> Markup:
     """Return a cause with the runs in which it is the largest, and what it does in the first."""
-    first, says = run_link(runs[0].run_id), titled(runs[0].findings[0].says)
+    first, says = run_link(runs[0].run_id), sentence(runs[0].findings[0].says)
     name = cause.replace("_", " ")
     if len(runs) == 1:
         return Markup("<strong>{}</strong>, the largest cause in {}: {}").format(name, first, says)
@@ -116,10 +116,10 @@ def _missing(found: Sequence[Diagnosis]) -> Iterator[Markup]:
     """Yield what more to measure, a sentence for all runs that lack it."""
     lacking: dict[str, list[str]] = {}
     for one in found:
-        for sentence in one.missing:
-            lacking.setdefault(sentence, []).append(one.run_id)
-    for sentence, run_ids in lacking.items():
-        yield Markup("{} ({})").format(typed(sentence), run_links(run_ids))
+        for words in one.missing:
+            lacking.setdefault(words, []).append(one.run_id)
+    for words, run_ids in lacking.items():
+        yield Markup("{} ({})").format(typed(words), run_links(run_ids))
 
 
 def causes(data: ReportData, found: Sequence[Diagnosis]) -> Fragment:
@@ -136,7 +136,7 @@ def causes(data: ReportData, found: Sequence[Diagnosis]) -> Fragment:
             hint="estimated share of the step's time; causes may overlap",
         ),
         tables.text("basis", "Basis", hint="measured in this run, or computed for it"),
-        tables.Column("says", "What", lambda row: titled(row["says"]), numeric=False, wide=True),
+        tables.Column("says", "What", lambda row: sentence(row["says"]), numeric=False, wide=True),
         tables.Column(
             "advice", "What to try", lambda row: typed(row["advice"]), numeric=False, wide=True
         ),

@@ -22,6 +22,7 @@ from scalebook.report.base.naming import (
     model_title,
     parted,
     platform_title,
+    sentence,
     setting_words,
     split_name,
     titled,
@@ -94,11 +95,11 @@ def _details(data: ReportData, row: Row, steps: pl.DataFrame | None) -> dict[str
             if row.get(name) is not None
         ],
         "otherwise": [
-            [titled(one)]
+            [sentence(one)]
             for one in (*data.differences.get(run_id, ()), *data.notes.get(run_id, ()))
         ],
         "causes": [
-            [*parted(" ".join([titled(one.says), *one.advice]))]
+            [*parted(" ".join([sentence(one.says), *one.advice]))]
             for one in (found.findings[:MOST_FINDINGS] if found else ())
         ],
         "curves": _curves(steps),

@@ -94,7 +94,7 @@
           .filter(function (name) { return !(name in inputs); })
           .map(function (name) { return labels[name]; });
         row.cells[1].textContent = missing.length ? "–" : show(product(answer, inputs));
-        row.cells[4].textContent = missing.length ? "needs " + missing.join("; ") : "";
+        row.cells[4].textContent = missing.length ? "needs: " + missing.join("; ") : "";
         for (const cell of [row.cells[1], row.cells[4]]) cell.dataset.value = cell.textContent;
       }
     }
