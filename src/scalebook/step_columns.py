@@ -338,7 +338,7 @@ def _ends(stamps: Sequence[str | None]) -> list[float]:
         return []
     with suppress(TypeError, ValueError):  # None, no time, or one without its zone
         moments = list(map(datetime.fromisoformat, cast("Sequence[str]", stamps)))
-        if _EARLIEST < min(moments) and max(moments) < _LATEST:
+        if min(moments) > _EARLIEST and max(moments) < _LATEST:
             return [moment.timestamp() for moment in moments]
     return [_NAN if stamp is None else _seconds(stamp) for stamp in stamps]
 
