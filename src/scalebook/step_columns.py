@@ -41,6 +41,7 @@ _MOST_PARTS = 64  # names of time marks; the trainer has a dozen
 _MOST_LEARNT = 1e300
 _PART_BYTES = 32 * untrusted.MIB  # of a longer file, parts are read at once
 _WORTH_CUTTING = 8  # a common end that is a smaller part of a line takes longer than it saves
+_EARLIEST, _LATEST = (datetime(year, 1, 2, tzinfo=UTC) for year in (1970, 9998))
 _NAN = math.nan
 
 
@@ -335,6 +336,10 @@ def _ends(stamps: Sequence[str | None]) -> list[float]:
     """Return seconds since 1970 of ISO 8601 times, NaN for what is none or without its zone."""
     if stamps.count(None) == len(stamps):
         return []
+    with suppress(TypeError, ValueError):  # None, no time, or one without its zone
+        moments = list(map(datetime.fromisoformat, cast("Sequence[str]", stamps)))
+        if min(moments) > _EARLIEST and max(moments) < _LATEST:
+            return [moment.timestamp() for moment in moments]
     return [_NAN if stamp is None else _seconds(stamp) for stamp in stamps]
 
 

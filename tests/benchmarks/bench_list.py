@@ -25,11 +25,12 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from bench_report import write_many
+sys.path.insert(0, str(Path(__file__).parent))
+from many_runs import write_many
 from simulated import config, write_run
 
 
-def listing(runs: Path, cache: Path) -> tuple[float, float, float]:
+def listing(runs: Path, cache: Path, *options: str) -> tuple[float, float, float]:
     """Return the seconds of a list, its CPU seconds, and the most memory of a process (MiB)."""
     sys.stdout.flush()
     began = time.perf_counter()
@@ -38,7 +39,7 @@ def listing(runs: Path, cache: Path) -> tuple[float, float, float]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         os.chdir(cache)
         environment = os.environ | {"XDG_CACHE_HOME": str(cache)}
-        command = [sys.executable, "-m", "scalebook", "list", "--runs", str(runs)]
+        command = [sys.executable, "-m", "scalebook", "list", "--runs", str(runs), *options]
         os.execve(sys.executable, command, environment)
     _, status, used = os.wait4(child, 0)
     if status:
@@ -47,9 +48,9 @@ def listing(runs: Path, cache: Path) -> tuple[float, float, float]:
     return waited, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
 
 
-def show(what: str, runs: Path, cache: Path, of: float | None = None) -> float:
+def show(what: str, runs: Path, cache: Path, *options: str, of: float | None = None) -> float:
     """Print and return the CPU seconds of a list, and their ratio to another's."""
-    waited, seconds, memory = listing(runs, cache)
+    waited, seconds, memory = listing(runs, cache, *options)
     ratio = "" if of is None else f", {seconds / of:.3f} of the first"
     print(f"{what}: {waited:.2f} s, {seconds:.2f} s of CPU time, {memory:.0f} MiB{ratio}")
     return seconds
@@ -59,19 +60,20 @@ def main() -> None:
     """Write the runs, list them twice and once more after a change, print times and ratios."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=1000)
-    parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--long", type=int, default=200_000, help="steps of the one long run")
     options = parser.parse_args()
     os.fsync = lambda _file: None  # these runs need not survive a power cut
     with tempfile.TemporaryDirectory() as name:
         many, long, none = (Path(name, part) for part in ("many", "long", "none"))
         none.mkdir()
-        write_many(many, options.runs, options.steps)
+        write_many(many, options.runs)
         show("no run", none, none)
         first = show(f"{options.runs} runs, nothing kept", many, none)
-        show("nothing changed", many, none, first)
-        (many / "sim-00000" / "record.json").touch()
-        show("one run changed", many, none, first)
+        show("nothing changed", many, none, of=first)
+        (next(many.iterdir()) / "record.json").touch()
+        show("one run changed", many, none, of=first)
+        show("every column, nothing kept", many, none, "--json", of=first)
+        show("every column, nothing changed", many, none, "--json", of=first)
         write_run(long, "long", config(), steps=options.long)
         size = (long / "long" / "steps.jsonl").stat().st_size / 1e6
         seconds = show(f"a run of {options.long:,} steps, {size:.0f} MB", long, none)

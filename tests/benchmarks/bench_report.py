@@ -1,7 +1,7 @@
 """How long the report of many runs takes to build, and how large its pages are.
 
-Not part of the tests: python tests/benchmarks/bench_report.py [--runs 10000] [--steps 50]. The runs
-are made up and marked as such (source: simulated).
+Not part of the tests: python tests/benchmarks/bench_report.py [--runs 10000]. The runs are
+those of many_runs.py.
 
 Seen on 2 cores that others used too (15 pages, 50 steps a run):
 
@@ -21,39 +21,16 @@ Seen on 2 cores that others used too (15 pages, 50 steps a run):
 from __future__ import annotations
 
 import argparse
-import itertools
 import os
-import random
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from simulated import H100, config, write_run
+sys.path.insert(0, str(Path(__file__).parent))
+from many_runs import write_many
 
 ROOT = Path(__file__).parents[2]
-SPLITS = ((1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (4, 2))  # tensor, pipeline
-MODELS = ("llama3.1-8b", "qwen2.5-7b", "llama3.1-8b@8")
-
-
-def write_many(folder: Path, count: int, steps: int) -> None:
-    """Write ``count`` simulated runs over models, sizes, splits and batches; a tenth failed."""
-    kinds = itertools.cycle(itertools.product(MODELS, (8, 16, 32, 64), SPLITS, (1, 2, 4)))
-    generator = random.Random(0)
-    for index, (model, gpus, (tensor, pipeline), micro) in zip(range(count), kinds, strict=False):
-        settings = config(
-            platform="h100", model=model, precision="bf16", sequence_length=4096, world_size=gpus,
-            nodes=gpus // 8, tensor_parallel_size=tensor, pipeline_parallel_size=pipeline,
-            micro_batch_size=micro, global_batch_size=16 * gpus,
-        )  # fmt: skip
-        failed = generator.random() < 0.1
-        write_run(
-            folder, f"sim-{index:05d}", settings, device=H100, steps=0 if failed else steps,
-            seconds=generator.uniform(8, 12) * (1 + 0.02 * tensor),
-            status="out_of_memory" if failed else "completed",
-            reason="Simulated: out of memory in step 1." if failed else None,
-        )  # fmt: skip
 
 
 def spent() -> tuple[float, float]:
@@ -66,12 +43,11 @@ def main() -> None:
     """Write the runs, build their report twice, print times and sizes."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=10_000)
-    parser.add_argument("--steps", type=int, default=50)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         os.fsync = lambda _file: None  # these runs need not survive a power cut
-        write_many(folder / "runs", options.runs, options.steps)
+        write_many(folder / "runs", options.runs)
         from scalebook.report import Places, build
 
         for what in ("first build", "second build, nothing changed"):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import fmean
 from typing import Any, Literal, TypeVar
 
 from scalebook import untrusted
@@ -21,6 +21,7 @@ from scalebook.measure.metrics.settings import document_length, run_shape
 from scalebook.measure.telemetry import TelemetrySummary
 from scalebook.parallelism import Parallelism
 from scalebook.record import RunRecord, StepRecord, object_of
+from scalebook.step_columns import Steps
 from scalebook.store import Run
 
 Basis = Literal["measured", "computed", "fitted"]  # fitted: at the rates of other runs too
@@ -237,10 +238,10 @@ class Split:
     elementwise: float | None = None  # with norms and copies
 
 
-def split_of(breakdown: Breakdown | None, steps: Sequence[StepRecord]) -> Split | None:
+def split_of(breakdown: Breakdown | None, steps: Iterable[StepRecord]) -> Split | None:
     """Return how the steps divide, None where there is neither a profile nor marks."""
     profiled = _profile(breakdown) if breakdown is not None else None
-    return profiled or _marks(steps)
+    return profiled or _marks(Steps.of(steps))
 
 
 def _profile(told: Breakdown) -> Split | None:
@@ -278,18 +279,20 @@ def _kinds(told: Breakdown, *names: str) -> float | None:
     return sum(there) / told.step_seconds if there and told.step_seconds else None
 
 
-def _marks(steps: Sequence[StepRecord]) -> Split | None:
-    marked = [step for step in steps if step.part_seconds and step.step_seconds]
-    whole = sum(step.step_seconds or 0.0 for step in marked)
-    names = {name for step in marked for name in step.part_seconds}
+def _marks(steps: Steps) -> Split | None:
+    """Return how the steps divide by their time marks; of those that have any, and a time."""
+    seconds = steps.numbers("step_seconds")
+    timed = [at for at, second in enumerate(seconds) if second and not math.isnan(second)]
+    marks = {name: steps.part(name) for name in steps.part_names()}
+    marked = [at for at in timed if not all(math.isnan(mark[at]) for mark in marks.values())]
+    whole = sum([seconds[at] for at in marked])
     if not marked or whole <= 0:
         return None
 
     def share(*parts: str) -> float | None:
-        there = [part for part in parts if part in names]
-        if not there:
-            return None
-        return sum(step.part_seconds.get(part, 0.0) for step in marked for part in there) / whole
+        there = [marks[part] for part in parts if part in marks]
+        known = [mark[at] for at in marked for mark in there if not math.isnan(mark[at])]
+        return sum(known) / whole if known else None
 
     return Split(
         source="marks",
@@ -301,11 +304,6 @@ def _marks(steps: Sequence[StepRecord]) -> Split | None:
     )
 
 
-def rank_seconds(steps: Sequence[StepRecord]) -> tuple[float, ...]:
+def rank_seconds(steps: Iterable[StepRecord]) -> tuple[float, ...]:
     """Return each rank's mean step time; empty where the steps do not have it for all ranks."""
-    ranks = {len(step.rank_step_seconds) for step in steps}
-    if len(ranks) != 1 or 0 in ranks:
-        return ()
-    return tuple(
-        fmean(times) for times in zip(*(one.rank_step_seconds for one in steps), strict=True)
-    )
+    return tuple(Steps.of(steps).rank_means() or ())

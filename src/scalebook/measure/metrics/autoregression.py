@@ -22,7 +22,7 @@ from functools import lru_cache
 from itertools import accumulate
 from operator import mul
 
-from scalebook.measure.intervals import mean_tail
+from scalebook.measure.intervals import mean_tail, two_sided_tail
 
 # Closer together towards 1, where the variance of a mean changes fast.
 _GRID = (
@@ -131,7 +131,7 @@ def effect(series: Sequence[float], shape: Sequence[float]) -> Effect:
     ]
     return Effect(
         sum([share * one for share, one, _, _ in rows]),
-        mean_tail([(share, abs(one) / error) for share, one, _, error in rows], free),
+        sum([share * two_sided_tail(abs(one) / error, free) for share, one, _, error in rows]),
         sum([share * variance for share, _, variance, _ in rows]),
         sum([share * error for share, _, _, error in rows]),
     )
@@ -157,7 +157,7 @@ class MeanPosterior:
         ]
 
         def tail(half: float) -> float:
-            return mean_tail([(weight, half / error) for weight, error in pairs], self.freedom)
+            return mean_tail(half, pairs, self.freedom)
 
         return _solve(tail, 1 - level, sum(weight * error for weight, error in pairs))
 

@@ -7,11 +7,13 @@ import json
 import os
 import sys
 import typing
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from functools import lru_cache
+from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,6 @@ from scalebook.measure.metrics.repeats import with_repeats
 from scalebook.measure.metrics.step_anatomy import RunAnatomy
 from scalebook.measure.row import RunMetrics
 from scalebook.measure.telemetry import read as read_telemetry
-from scalebook.measure.telemetry.samples import Device
 from scalebook.record import RunRecord
 from scalebook.report.base.against import Against
 from scalebook.report.base.naming import TITLES, WORK, group_name, split_name, with_labels
@@ -144,6 +145,7 @@ TELEMETRY_SCHEMA: dict[str, Type] = {
     "throttle_reasons": pl.String,
     "kept_of": pl.Int64,
 }
+_TOGETHER = 50  # runs in one table
 MOST_READINGS = 2000  # of a run, all its devices together
 
 # What only the data files hold: no chart reads it, and every point of one would carry it.
@@ -533,22 +535,37 @@ def _source(path: Path) -> str:
 def step_frame(runs: Iterable[Run]) -> pl.DataFrame:
     """Return one row per step of all runs; a number that is missing is null."""
     frames: list[pl.DataFrame] = [pl.DataFrame(schema=STEP_SCHEMA)]
-    for run in runs:
-        steps = Steps.of(run.steps)
-        columns: dict[str, Any] = {
-            "run_id": [run.record.run_id] * len(steps),
-            "phase": list(steps.phases()),
-            "skipped": steps.skipped(),
-            "finished_at": _moments(steps.ends()),
-            "rank_step_seconds": _lists(steps),
-            "part_seconds": _parts(steps),
-        }
-        for name, kind in STEP_SCHEMA.items():
-            if name not in columns:
-                numbers = pl.Series(name, steps.numbers(name), pl.Float64).fill_nan(None)
-                columns[name] = numbers.cast(kind)
-        frames.append(pl.DataFrame(columns, schema=STEP_SCHEMA))
+    taken = ((run.record.run_id, Steps.of(run.steps)) for run in runs if len(run.steps))
+    for parts, alike in groupby(taken, key=lambda pair: pair[1].part_names()):
+        while members := list(islice(alike, _TOGETHER)):
+            frames.append(_steps_of(members, parts))
     return pl.concat(frames)
+
+
+def _steps_of(runs: Sequence[tuple[str, Steps]], parts: Sequence[str]) -> pl.DataFrame:
+    """Return a row per step of runs whose steps have time marks of the same names.
+
+    A table for each run would take ten times as long as one for many.
+    """
+    every = [steps for _, steps in runs]
+    columns: dict[str, Any] = {
+        "run_id": [run_id for run_id, steps in runs for _ in range(len(steps))],
+        "phase": [phase for steps in every for phase in steps.phases()],
+        "skipped": [skipped for steps in every for skipped in steps.skipped()],
+        "finished_at": _moments(_joined(map(Steps.ends, every))),
+        "rank_step_seconds": list(chain.from_iterable(map(Steps.rank_times, every))),
+    }
+    marks = {name: _joined(steps.part(name) for steps in every) for name in parts}
+    columns["part_seconds"] = _parts(marks, len(columns["run_id"]))
+    for name, kind in STEP_SCHEMA.items():
+        if name not in columns:
+            numbers = _joined(steps.numbers(name) for steps in every)
+            columns[name] = pl.Series(name, numbers, pl.Float64).fill_nan(None).cast(kind)
+    return pl.DataFrame(columns, schema=STEP_SCHEMA)
+
+
+def _joined(columns: Iterable[Sequence[float]]) -> Sequence[float]:
+    return array("d", chain.from_iterable(columns))
 
 
 def _moments(seconds: Sequence[float]) -> pl.Series:
@@ -559,23 +576,17 @@ def _moments(seconds: Sequence[float]) -> pl.Series:
     return kept.round().cast(pl.Int64).cast(MOMENT)
 
 
-def _lists(steps: Steps) -> pl.Series:
-    """Return the times of each rank (seconds) of every step; null where a step has none."""
-    times = list(steps.rank_times())
-    return pl.Series(times, dtype=pl.List(pl.Float64))
-
-
-def _parts(steps: Steps) -> pl.Series:
+def _parts(marks: Mapping[str, Sequence[float]], count: int) -> pl.Series:
     """Return the time marks of each step, pairs of name and seconds; null where it has none."""
-    names, kind = steps.part_names(), STEP_SCHEMA["part_seconds"]
-    if not names:
-        return pl.repeat(None, len(steps), dtype=kind, eager=True)
-    table = pl.DataFrame({name: pl.Series(steps.part(name), dtype=pl.Float64) for name in names})
+    kind = STEP_SCHEMA["part_seconds"]
+    if not marks:
+        return pl.repeat(None, count, dtype=kind, eager=True)
+    table = pl.DataFrame({name: pl.Series(mark, dtype=pl.Float64) for name, mark in marks.items()})
     pairs = [
         pl.when(pl.col(name).is_not_nan()).then(
             pl.struct(pl.lit(name).alias("part"), pl.col(name).alias("seconds"))
         )
-        for name in names
+        for name in marks
     ]
     known = pl.concat_list(pairs).list.drop_nulls()
     found = table.select(pl.when(known.list.len() > 0).then(known)).to_series()
@@ -588,29 +599,31 @@ def telemetry_frame(directories: Mapping[str, Path]) -> pl.DataFrame:
     Of more, every second, third, ... reading of each device is kept; ``kept_of`` says which.
     """
     frames = [pl.DataFrame(schema=TELEMETRY_SCHEMA)]
-    for run_id, directory in directories.items():
-        devices = read_telemetry(directory).devices[:MOST_READINGS]
-        total, room = sum(len(one.rows) for one in devices), MOST_READINGS - len(devices)
-        every = -(-total // room) if room else max(len(one.rows) for one in devices)
-        frames += [_device_frame(run_id, one, max(every, 1)) for one in devices]
+    places = iter(directories.items())
+    while part := list(islice(places, _TOGETHER)):
+        if rows := list(chain.from_iterable(map(_readings, part))):
+            frames.append(_readings_of(rows))
     return pl.concat(frames)
 
 
-def _device_frame(run_id: str, device: Device, every: int) -> pl.DataFrame:
-    """Return each N-th reading of a device as rows; ``every`` is N."""
-    kept = Device(device.name, device.rows[::every])
-    count = len(kept.rows)
-    return pl.DataFrame(
-        {
-            "run_id": [run_id] * count,
-            "device": [device.name] * count,
-            "time": _moments([float(row["time"]) for row in kept.rows]),
-            **{name: [_float(row.get(name)) for row in kept.rows] for name in _READINGS},
-            "throttle_reasons": [_reasons(row.get("throttle_reasons")) for row in kept.rows],
-            "kept_of": [every] * count,
-        },
-        schema=TELEMETRY_SCHEMA,
-    )
+def _readings(place: tuple[str, Path]) -> Iterator[tuple[str, str, int, Mapping[str, Any]]]:
+    """Yield the readings of a run that are kept, with its device and of how many each is one."""
+    run_id, directory = place
+    devices = read_telemetry(directory).devices[:MOST_READINGS]
+    total, room = sum(len(one.rows) for one in devices), MOST_READINGS - len(devices)
+    every = max(-(-total // room) if room else max(len(one.rows) for one in devices), 1)
+    for one in devices:
+        for row in one.rows[::every]:
+            yield run_id, one.name, every, row
+
+
+def _readings_of(kept: Sequence[tuple[str, str, int, Mapping[str, Any]]]) -> pl.DataFrame:
+    run_ids, devices, every, rows = zip(*kept, strict=True)
+    columns = {name: [_float(row.get(name)) for row in rows] for name in _READINGS}
+    columns |= {"throttle_reasons": [_reasons(row.get("throttle_reasons")) for row in rows]}
+    columns |= {"run_id": run_ids, "device": devices, "kept_of": every}
+    columns["time"] = _moments([float(row["time"]) for row in rows])
+    return pl.DataFrame({name: columns[name] for name in TELEMETRY_SCHEMA}, schema=TELEMETRY_SCHEMA)
 
 
 def _reasons(value: Any) -> str | None:

@@ -142,10 +142,17 @@ def _each(runs: Sequence[Run]) -> list[Result]:
     """Return the result of each run, by several processes where there are many."""
     processes = available_cores() or 1
     if len(runs) < PARALLEL_RUNS or processes < 2:
-        return [measured(run) for run in runs]
+        with catalog.held():
+            return [measured(run) for run in runs]
     # a fresh interpreter each: polars' threads do not survive a fork
+    parts = [[run.path for run in runs[at : at + CHUNK]] for at in range(0, len(runs), CHUNK)]
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
-        return list(pool.map(_of_directory, (run.path for run in runs), chunksize=CHUNK))
+        return [one for part in pool.map(_of_directories, parts) for one in part]
+
+
+def _of_directories(directories: Sequence[Path]) -> list[Result]:
+    with catalog.held():  # for a whole part: to look for the user's files takes as long as a rule
+        return [_of_directory(one) for one in directories]
 
 
 def _of_directory(directory: Path) -> Result:
