@@ -34,6 +34,9 @@ _CPU_LAYER_SECONDS = 0.0036  # of calls, both ways
 # H200 nodes. The backward pass is launched from C++ and keeps ahead. Vendors' engines have fewer
 # and larger kernels: an assumption.
 _FORWARD_LAUNCH_SECONDS, _ENGINE_LAUNCH_SECONDS = 0.002, 0.0007
+# Of these, of each compiled norm and rotary embedding, whose guards Python checks
+# (gpt2-xl, which has neither, on one H200; each layer has two of both).
+_COMPILED_CALL_SECONDS = 0.000125
 # Of a layer with experts, some 190 kernels both ways: 14 to 16 ms of the host on H200 nodes.
 _EXPERT_LAUNCH_SECONDS = 0.0145
 _LATENT_LAUNCH_SECONDS = 0.003  # more with latent attention, whose projections are made in steps
@@ -50,6 +53,12 @@ _MASKED_ATTENTION = 3.5
 # A window is FlashAttention 2's, for whose time FlashAttention 3 takes 1 / 1.5 to 1 / 2 forward and
 # 1 / 1.5 to 1 / 1.75 backward (arXiv 2407.08608); its blocks of 128 queries see 128 keys more.
 _WINDOW_KERNEL, _WINDOW_BLOCK = 1.7, 128.0
+# cuDNN's kernel for queries of 192 and values of 128 elements, DeepSeek-V2-Lite on an H200: 35.4 ms
+# a step, where the rate of other runs gives 25.2 and their profiles are 1.06 of it.
+_LATENT_ATTENTION = 1.33
+# torch.cat of the parts of latent queries, keys and their gradients: 218 MB in 0.24 ms there, a
+# quarter of what other kernels reach.
+_SLOW_COPY = 4
 # Width of a head at which the exponentials of attention take as long as its products: an SM of
 # compute capability 9.0 makes 16 of them in a clock (CUDA C++ Programming Guide, throughput of
 # arithmetic instructions) and 4,270 bf16 FLOPs (989 TFLOP/s, 132 SMs, 1.755 GHz). A score takes 2
@@ -230,9 +239,12 @@ class _Job:
         if self.on["cuda_graph"]:
             return 0.0
         dense = max(sum(not is_moe(self.shape, one) for one in stage) for stage in layers)
-        kinds = ("gemm", "gemm_fp8", "attention", "elementwise")
+        kinds = ("gemm", "gemm_fp8", "gemm_fp32", "attention", "elementwise")
         busy = _believed({kind: total.get(kind, 0.0) for kind in kinds}) / 3
-        each = _FORWARD_LAUNCH_SECONDS if self.own_kernels else _ENGINE_LAUNCH_SECONDS
+        each = _ENGINE_LAUNCH_SECONDS
+        if self.own_kernels:
+            native = (self.shape.normalization == "layer") + bool(self.shape.learned_positions)
+            each = _FORWARD_LAUNCH_SECONDS - 2 * native * _COMPILED_CALL_SECONDS
         return max(self.config.num_microbatches * dense * each - busy, 0.0)
 
     def stage(self, number: int) -> Seconds:
@@ -270,6 +282,13 @@ class _Job:
         _add(total, self.communication(moe=moe))
         return total
 
+    @property
+    def product_kind(self) -> str:
+        """The kind of a layer's matrix products."""
+        if self.config.precision == "fp32" and self.machine.is_gpu:
+            return "gemm_fp32"
+        return "gemm_fp8" if self.config.precision == "fp8" else "gemm"
+
     def products(self, *, moe: bool) -> Seconds:
         config, shape = self.config, self.shape
         factor = 3 if shape.gated_mlp else 2
@@ -292,7 +311,7 @@ class _Job:
         eight = config.precision == "fp8"
         precision = config.precision if config.precision in ("fp8", "fp32", "fp16") else "bf16"
         rate = self.machine.flops(precision)
-        found = {"gemm_fp8" if eight else "gemm": flops / rate}
+        found = {self.product_kind: flops / rate}
         if experts:
             found["expert_gemm"] = 6 * self.tokens * experts * again / rate
             if config.expert_parallel_size > 1 and config.expert_balance == "learned":
@@ -339,6 +358,7 @@ class _Job:
             width = attention_width(shape) / shape.num_attention_heads
             usual = 1 + _EXPONENTIAL_WIDTH / _USUAL_WIDTH
             seconds *= (1 + _EXPONENTIAL_WIDTH / width) / usual
+            seconds *= _LATENT_ATTENTION if shape.mla and torch_only else 1.0
         found = {"attention": seconds * (_MASKED_ATTENTION if masked else 1.0)}
         if config.context_parallel_size > 1 and self.own_kernels and self.machine.is_gpu:
             found["context_attention"] = found["attention"]
@@ -359,6 +379,7 @@ class _Job:
             values += 4 * hidden
         if config.recompute == "pointwise" or modules & inside:
             values += (3 if shape.gated_mlp else 2) * wide
+        values += self.latent_copies()
         rate = self.machine.memory_bytes_per_second / self.tokens
         found = {"elementwise": 2 * values / rate}
         if moe and shape.moe is not None:
@@ -373,6 +394,17 @@ class _Job:
             if self.machine.is_gpu and not self.on[name]:
                 found[f"{name}_off"] = size / rate
         return found
+
+    def latent_copies(self) -> float:
+        """Return what joining queries, keys and both their gradients reads and writes per token."""
+        mla, config = self.shape.mla, self.config
+        if mla is None or not self.own_kernels or not self.machine.is_gpu:
+            return 0.0
+        key = mla.qk_nope_head_dim + mla.qk_rope_head_dim
+        joined = 3 * key + mla.qk_nope_head_dim + mla.v_head_dim
+        return (
+            _SLOW_COPY * 2 * joined * self.shape.num_attention_heads / config.tensor_parallel_size
+        )
 
     def communication(self, *, moe: bool) -> Seconds:
         config, shape = self.config, self.shape
@@ -447,8 +479,9 @@ class _Job:
         rows = padded_vocab_size(shape.vocab_size, tensor) / tensor
         name = "fp32" if config.precision == "fp32" else "bf16"
         logits = self.tokens * rows
+        kind = "gemm" if self.product_kind == "gemm_fp8" else self.product_kind
         found = {
-            "gemm": 6 * logits * shape.hidden_size / self.machine.flops(name),
+            kind: 6 * logits * shape.hidden_size / self.machine.flops(name),
             "elementwise": traffic.LOGIT_BYTES * logits / self.machine.memory_bytes_per_second,
         }
         if self.machine.is_gpu and not self.on["fused_cross_entropy"]:

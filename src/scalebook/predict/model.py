@@ -37,6 +37,10 @@ _START_SECONDS = 60.0  # of a run around its steps, where no run is at hand
 _CPU_START_SECONDS = 20.0  # the same without a GPU: nothing is compiled
 _OTHER_MODEL = 0.025  # relative, where no run is of this model at any depth
 _OTHER_WIDTH = 0.02  # relative, for each doubling outside the widths of products that were measured
+# Relative, of the time that a step waits for the host: 14 to 16 ms for one kind of layer on several
+# machines, and single steps that differ by 8 % while devices are steady.
+_OTHER_HOST = 0.15
+_HOST = ("launch", "expert_launch")
 _LARGER_WORLD = 0.01  # relative, for each doubling beyond the most ranks that were measured
 
 
@@ -147,6 +151,9 @@ class Predictor:
         variance = variance * width**2 + self.distance(config, shape) ** 2
         if self.foreign:
             variance += kinds.FOREIGN**2
+        variance += (
+            _OTHER_HOST * sum(parts.get(kind, 0.0) for kind in _HOST) / sum(parts.values())
+        ) ** 2
         return parts, math.sqrt(variance)
 
     def predict(self, config: RunConfig) -> Prediction:
@@ -337,7 +344,7 @@ def slower_than_parts(
 
 # The parts of `scalebook.measure.diagnosis.waterfall` that fitted rates can fill in.
 _AT_PEAK = {  # whose reference seconds are their FLOPs at the peak, counted there as such
-    "products_below_peak": ("gemm", "gemm_fp8", "expert_gemm"),
+    "products_below_peak": ("gemm", "gemm_fp8", "gemm_fp32", "expert_gemm"),
     "attention_below_peak": ("attention", "context_attention"),
 }
 _BEYOND = {

@@ -211,7 +211,7 @@ SHOWN = 14  # rows of a figure
 _QUANTILE = 1.645  # of the normal distribution, both sides of 90 %
 # What a reader tells apart in a step; every other kind of work is "other".
 PARTS = {
-    "matrix products": ("gemm", "gemm_fp8", "gemm_traffic", "expert_gemm"),
+    "matrix products": ("gemm", "gemm_fp8", "gemm_fp32", "gemm_traffic", "expert_gemm"),
     "attention": ("attention", "context_attention", "fused_attention_off"),
     "element-wise": ("elementwise", "fp8_cast", "fp8_scaling", "routing"),
     "optimizer": ("optimizer", "sharded_optimizer", "fused_optimizer_off"),
