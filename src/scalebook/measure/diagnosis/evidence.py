@@ -312,8 +312,7 @@ def _marks(steps: Sequence[StepRecord]) -> Split | None:
 
 def rank_seconds(steps: Sequence[StepRecord]) -> tuple[float, ...]:
     """Return each rank's mean step time; empty where the steps do not have it for all ranks."""
-    ranks = {len(step.rank_step_seconds) for step in steps}
-    if len(ranks) != 1 or 0 in ranks:
+    if len({len(step.rank_step_seconds) for step in steps}) != 1:
         return ()
     return tuple(
         fmean(times) for times in zip(*(one.rank_step_seconds for one in steps), strict=True)
