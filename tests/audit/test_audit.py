@@ -146,6 +146,7 @@ def test_solving_an_identity_for_each_quantity_gives_it_back(values):
 
 def test_an_equation_is_written_solved_for_any_quantity():
     identity = parse_identity("elapsed = 2 * tokens / rate")
+    assert (identity.whole, identity.claimed) == (False, False)
     assert identity.expression("elapsed") == "2 * tokens / rate"
     assert identity.expression("tokens") == "0.5 * elapsed * rate"
     assert identity.expression("rate") == "2 * tokens / elapsed"

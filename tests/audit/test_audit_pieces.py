@@ -634,6 +634,20 @@ def test_a_model_without_its_tables_is_without_positions_too() -> None:
     assert found.note == "mcore-1.7b without input embedding"
 
 
+def test_a_checkpoint_may_hold_a_module_of_further_tokens_and_its_tables() -> None:
+    """DeepSeek V3: the tables are two of 129,280 rows of 7,168; 671 billion weights, 685 stored."""
+    count = parameter_count(catalog.model("deepseek-v3"))
+    tables = 2 * 129_280 * 7168
+    assert count.total + count.mtp + tables == pytest.approx(684.5e9, rel=1e-3)
+    facts = knowledge._model_facts(catalog.model("deepseek-v3"), row_of())
+    assert [(one.value, one.variant) for one in facts if one.quantity == "parameters"] == [
+        (count.total, "deepseek-v3"),
+        (count.total - tables // 2, "deepseek-v3 without input embedding"),
+        (count.total + count.mtp, f"deepseek-v3{knowledge.MTP}"),
+        (count.total + count.mtp + tables, f"deepseek-v3{knowledge.MTP} and tables"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("model", "halved"),
     [("deepseek-v3@8", True), ("deepseek-v3@6", False), ("deepseek-v3@7", False)],

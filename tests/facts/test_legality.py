@@ -659,6 +659,7 @@ def test_what_the_own_trainer_does_not_train_is_said(
         ({"world_size": 4}, 3 * (1 + 1 / 2)),
         ({"precision": "fp16"}, 2),
         ({"sequence_length": 4096}, 2 * 1.5),
+        ({"steps": 40}, 0.5 * 1.5),
         ({"global_batch_size": 256, "micro_batch_size": 2}, 1.5 + 1.5),
         ({"virtual_pipeline_parallel_size": 2}, 0.5 * 1.5),
         ({"sequence_parallel": True}, 0.25),

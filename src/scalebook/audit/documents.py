@@ -594,10 +594,8 @@ def _value(column: _Column, cell: str) -> tuple[str, Printed] | None:
             if _factor(other, unit):
                 name, kind = field_name, other
     factor = _factor(kind, unit) if kind else 1.0
-    if factor is None:
-        if kind in _UNIT_NEEDED or match["unit"]:
-            return None
-        factor = 1.0
+    if factor is None and (kind in _UNIT_NEEDED or match["unit"]):
+        return None
     number = match["number"].strip().removesuffix("×").removesuffix("x").strip()
     if unit == "%" and not number.endswith("%"):
         number += "%"
@@ -605,7 +603,7 @@ def _value(column: _Column, cell: str) -> tuple[str, Printed] | None:
         name, number = "tokens_per_step", f"~{number}"  # tokens; 4M may be 4 x 2^20
     if number != match["number"].strip() and kind:  # 0.92x of something is no rate
         return None
-    read = _plain_value(name, number, factor)
+    read = _plain_value(name, number, factor := factor or 1.0)
     if (own := vocabulary.field(name)) is None or read is None:
         return None
     key = (own.quantity, own.scale * factor)

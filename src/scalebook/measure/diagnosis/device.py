@@ -81,8 +81,8 @@ def clock_rule(found: Evidence) -> Iterator[Finding]:
         return
     lost, peak = None, peak_clock_mhz(found)
     if clocks is not None and peak is not None:
-        compute = found.split.compute if found.split and found.split.compute else 1.0
-        lost = max(1 - clocks.mean_mhz / peak, 0.0) * min(compute, 1.0)
+        compute = found.split.compute if found.split else None
+        lost = max(1 - clocks.mean_mhz / peak, 0.0) * (min(compute, 1.0) if compute else 1.0)
     stated = () if lost is None else (f"The peak is stated at {peak:,.0f} MHz.",)
     advice = {
         "power_cap": "Raise the power cap where it is below the board's own, or count energy too.",
