@@ -36,7 +36,7 @@ from scalebook.facts.legality import Fit, Problem
 from scalebook.facts.memory import MemoryEstimate
 from scalebook.plan import defaults
 from scalebook.plan.document import Table, displace, read_document
-from scalebook.plan.schedule import Schedule, read_schedule, shuffled
+from scalebook.plan.schedule import Schedule, read_schedule, shuffled, whole
 from scalebook.settings import PARALLEL_SIZES
 
 __all__ = ["Plan", "PlannedRun", "Schedule", "load_plan", "single_plan"]
@@ -232,7 +232,7 @@ def _complete(run: Table, platform: Platform, world_size: int | None) -> Table:
 
 
 def _with_batch(run: Table) -> Table:
-    per_gpu = defaults.size(run, "global_batch_size_per_gpu")
+    per_gpu = whole(run, "global_batch_size_per_gpu")
     if per_gpu is not None:
         del run["global_batch_size_per_gpu"]
         return run | {"global_batch_size": per_gpu * run["world_size"]}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from scalebook.errors import ConfigError
 from scalebook.facts.catalog.types import ModelShape, Platform
 from scalebook.facts.flops import flop_parts
 from scalebook.parallelism import balanced_last_stage
+from scalebook.plan.schedule import whole
 
 
 def world(
@@ -24,8 +24,8 @@ def world(
     """
     cpu = platform.vendor == "cpu"
     room = 1 if cpu else platform.gpus_per_node
-    nodes = size(given, "nodes")
-    world_size = size(given, "world_size") or devices or (nodes or 1) * room
+    nodes = whole(given, "nodes")
+    world_size = whole(given, "world_size") or devices or (nodes or 1) * room
     if nodes is None:
         nodes = 1 if cpu else -(-world_size // room)
     return {"world_size": world_size, "nodes": nodes}
@@ -67,17 +67,3 @@ def _last_pipeline_stage_layers(given: Mapping[str, Any], shape: ModelShape) -> 
     parts = flop_parts(shape, float(length or 0) / sizes[2])
     head = parts.logits / parts.total
     return balanced_last_stage(sizes[0], sizes[1], shape.num_layers, head)
-
-
-def size(given: Mapping[str, Any], name: str) -> int | None:
-    """Return a positive size, None where it is not given.
-
-    Raises:
-        ConfigError: the value is not a whole number of at least 1.
-    """
-    value = given.get(name)
-    if value is None:
-        return None
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigError(f"{name}={value!r} must be a whole number of at least 1.")
-    return value

@@ -53,8 +53,8 @@ def read_schedule(values: Mapping[str, Any]) -> Schedule:
     Raises:
         ConfigError: a value is malformed, or a seed is given for an order that has none.
     """
-    repeats = _whole(values, "repeats", 1, MOST_REPEATS)
-    seed = _whole(values, "order_seed", 0, 2**63 - 1)
+    repeats = whole(values, "repeats", 1, MOST_REPEATS)
+    seed = whole(values, "order_seed", 0, 2**63 - 1)
     order = values.get("order")
     if order is None:
         order = "random" if seed is not None or (repeats or 1) > 1 else "planned"
@@ -66,12 +66,21 @@ def read_schedule(values: Mapping[str, Any]) -> Schedule:
     return Schedule(repeats, order, seed, None if text is None else cool_down(text))
 
 
-def _whole(values: Mapping[str, Any], name: str, lowest: int, highest: int) -> int | None:
+def whole(
+    values: Mapping[str, Any], name: str, lowest: int = 1, highest: int | None = None
+) -> int | None:
+    """Return a whole number, None where it is not given.
+
+    Raises:
+        ConfigError: the value is another, or not within the limits.
+    """
     value = values.get(name)
     if value is None:
         return None
-    if not isinstance(value, int) or isinstance(value, bool) or not lowest <= value <= highest:
-        raise ConfigError(f"{name}={value!r} must be a whole number of {lowest} to {highest}.")
+    plain = isinstance(value, int) and not isinstance(value, bool)
+    if not plain or value < lowest or (highest is not None and value > highest):
+        limits = f"at least {lowest}" if highest is None else f"{lowest} to {highest}"
+        raise ConfigError(f"{name}={value!r} must be a whole number of {limits}.")
     return value
 
 

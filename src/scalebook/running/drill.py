@@ -352,13 +352,15 @@ def drill(
         finally:
             killer.end()
         if killer.killed_at is None:
-            why = record.reason or "Raise steps, or lower --kill-step."
-            raise LaunchError(
-                f"The run was {record.status} before rank {order.rank} was killed. {why} "
-                f"See {store.publish(partial)}."
-            )
+            raise LaunchError(_too_early(record, order, store.publish(partial)))
         result = assess(partial, record, killer, undisturbed)
         record = record.model_copy(update={"notes": (*record.notes, sentence(result))})
         store.write_json(partial / DRILL_FILE, result.model_dump(mode="json"))
         store.write_record(partial, record)
         return Drilled(record, result, store.publish(partial))
+
+
+def _too_early(record: RunRecord, order: KillOrder, path: Path) -> str:
+    """Return why there is nothing to measure: the run was over before the kill."""
+    why = record.reason or "Raise steps, or lower --kill-step."
+    return f"The run was {record.status} before rank {order.rank} was killed. {why} See {path}."

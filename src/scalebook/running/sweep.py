@@ -34,7 +34,7 @@ from scalebook.running.console import Console
 from scalebook.running.kernel import RunOptions
 from scalebook.running.outcome import signal_name
 from scalebook.running.progress import POLL_SECONDS, Tail, duration, extra_seconds, line
-from scalebook.running.todo import Entry, Inference, Scheduled, Waited, again, label, wait
+from scalebook.running.todo import Action, Entry, Inference, Scheduled, Waited, again, label, wait
 
 START_SECONDS = 900.0  # to import, look at the machine and start: a cold shared disk is slow
 CLOSING_SECONDS = 90.0  # for a request to end the run, with its grace, and for the last cells
@@ -61,20 +61,20 @@ def run_plan(
     entries: Sequence[Entry], settings: Settings, console: Console, stop: Stop
 ) -> tuple[Result, ...]:
     """Run every entry that is to be run, and return what became of each."""
-    sweep = _Sweep(settings, console, stop, sum(entry.action == "run" for entry in entries))
-    sweep.done = sum(entry.action == "done" for entry in entries)
-    sweep.runs = sweep.done + sweep.total
+    sweep = _Sweep([entry.action for entry in entries], settings, console, stop)
     return tuple(sweep.result(number, entry) for number, entry in enumerate(entries, start=1))
 
 
 class _Sweep:
     """The state of a plan under way: how many have been run, and what has run out of memory."""
 
-    def __init__(self, settings: Settings, console: Console, stop: Stop, total: int) -> None:
-        self.settings, self.console, self.stop, self.total = settings, console, stop, total
-        self.number = 0
+    def __init__(
+        self, actions: Sequence[Action], settings: Settings, console: Console, stop: Stop
+    ) -> None:
+        self.settings, self.console, self.stop = settings, console, stop
+        self.total, self.done = actions.count("run"), actions.count("done")
+        self.runs, self.number, self.failed = self.total + self.done, 0, 0
         self.started = False
-        self.done = self.failed = self.runs = 0
         self.seconds: list[float] = []  # of the runs that were trained
         known = todo.broken(settings.runs, settings.accelerator, fresh=settings.rerun)
         self.broken = known if settings.prune else None
