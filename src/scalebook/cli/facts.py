@@ -177,6 +177,7 @@ def flops(options: argparse.Namespace) -> int:
         padded_vocab_size,
     )
     from scalebook.facts.flops import flops_per_token as model_flops
+    from scalebook.settings import named_modules
 
     shape = catalog.model(options.model)
     packed = options.packed_lengths
@@ -201,7 +202,7 @@ def flops(options: argparse.Namespace) -> int:
             found[name] = model_flops(shape, length, name, **given)
             continue
         asked: dict[str, Any] = {"recompute_num_layers": layers}
-        asked |= {"recompute_modules": modules.split(",")} if modules else {}
+        asked |= {"recompute_modules": named_modules(modules)} if modules else {}
         found[name] = hardware_flops_per_token(shape, length, mode, name, **asked, **given)
     rows = ((name, f"{value / 1e9:,.4f}", CONVENTIONS[name]) for name, value in found.items())
     headers = ("convention", "GFLOP per token", "counts")

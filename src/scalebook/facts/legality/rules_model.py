@@ -9,7 +9,7 @@ from scalebook.errors import unknown
 from scalebook.facts.catalog.types import ModelShape
 from scalebook.facts.legality.problem import Case, Problem, choices, divisors
 from scalebook.parallelism import last_stage_sizes
-from scalebook.settings import RECOMPUTE_MODULES
+from scalebook.settings import RECOMPUTE_MODULES, named_modules
 
 
 def tensor_sizes(shape: ModelShape) -> list[int]:
@@ -149,7 +149,8 @@ def recomputed_modules(case: Case) -> Iterator[Problem]:
     if asked and config.recompute != "selective":
         yield Problem(
             "recompute_modules",
-            f"recompute_modules={asked!r} needs recompute='selective', not {config.recompute!r}.",
+            f"recompute_modules={asked!r} needs recompute='selective', not {config.recompute!r}. "
+            "Use it, or leave the modules out.",
         )
     absent = {
         "mla_up_proj": "multi-latent attention" * (case.shape.mla is None),
@@ -158,7 +159,7 @@ def recomputed_modules(case: Case) -> Iterator[Problem]:
         "shared_experts": "shared experts" * (moe is None or not moe.shared_ffn_hidden_size),
         "mlp": "dense MLPs" * bool(moe and not moe.first_dense_layers),
     }
-    for name in asked.split(",") if asked else ():
+    for name in named_modules(asked):
         if name not in RECOMPUTE_MODULES:
             yield Problem(
                 "recompute_modules", unknown("recomputed module", name, RECOMPUTE_MODULES)
