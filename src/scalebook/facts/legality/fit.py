@@ -21,6 +21,10 @@ from scalebook.facts.memory import MemoryEstimate
 SAFE_SHARE = 0.9
 FULL_SHARE = 1.1
 MAX_ADVICE = 4
+_ALIKE = (
+    *("micro_batch_size", "num_microbatches", "sequence_length", "precision"),
+    *("gradient_precision", "offload_layers", "mtp_layers"),
+)
 MORE_GPUS = (2, 4, 8, 16, 32)
 
 
@@ -41,14 +45,8 @@ def estimate(config: RunConfig, shape: ModelShape) -> MemoryEstimate:
     return memory.estimate(
         shape,
         config.parallelism,
-        micro_batch_size=config.micro_batch_size,
-        num_microbatches=config.num_microbatches,
-        sequence_length=config.sequence_length,
-        precision=config.precision,
+        **{name: getattr(config, name) for name in _ALIKE},
         recompute=config.recomputation,
-        gradient_precision=config.gradient_precision,
-        offload_layers=config.offload_layers,
-        mtp_layers=config.mtp_layers,
         attention="unfused" if config.fused_attention == "off" else "fused",
         # Whether torch can compile is not known before a run: that it can is the usual case.
         optimizer="unfused" if config.fused_optimizer == "off" else "fused",
