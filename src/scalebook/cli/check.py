@@ -169,9 +169,15 @@ def _communication(config: RunConfig, shape: ModelShape, legal: bool) -> dict[st
 
     if not legal:
         return {"communication_bytes": None, "pipeline_bubble": None}
-    alike = ("micro_batch_size", "num_microbatches", "sequence_length", "precision")
-    given = {name: getattr(config, name) for name in (*alike, "gradient_precision")}
-    sent = communication.estimate(shape, config.parallelism, **given)
+    sent = communication.estimate(
+        shape,
+        config.parallelism,
+        micro_batch_size=config.micro_batch_size,
+        num_microbatches=config.num_microbatches,
+        sequence_length=config.sequence_length,
+        precision=config.precision,
+        gradient_precision=config.gradient_precision,
+    )
     kinds = ("tensor", "pipeline", "context", "expert", "data", "total")
     return {
         "communication_bytes": {kind: getattr(sent, kind) for kind in kinds},

@@ -21,10 +21,6 @@ from scalebook.facts.memory import MemoryEstimate
 SAFE_SHARE = 0.9
 FULL_SHARE = 1.1
 MAX_ADVICE = 4
-_ALIKE = (
-    *("micro_batch_size", "num_microbatches", "sequence_length", "precision"),
-    *("gradient_precision", "offload_layers", "mtp_layers"),
-)
 MORE_GPUS = (2, 4, 8, 16, 32)
 
 
@@ -42,10 +38,12 @@ def estimate(config: RunConfig, shape: ModelShape) -> MemoryEstimate:
     """Return the predicted memory (GiB per rank) of a legal configuration."""
     config = config.unpacked()
     plain_loss = config.fused_cross_entropy == "off"
+    alike = ("micro_batch_size", "num_microbatches", "sequence_length", "precision")
+    alike += ("gradient_precision", "offload_layers", "mtp_layers")
     return memory.estimate(
         shape,
         config.parallelism,
-        **{name: getattr(config, name) for name in _ALIKE},
+        **{name: getattr(config, name) for name in alike},
         recompute=config.recomputation,
         attention="unfused" if config.fused_attention == "off" else "fused",
         # Whether torch can compile is not known before a run: that it can is the usual case.
