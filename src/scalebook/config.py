@@ -22,6 +22,7 @@ from scalebook.settings import (
     RecomputeMethod,
     Sharding,
     Switch,
+    named_modules,
 )
 
 LARGEST = 2**31  # a product of several is still a float
@@ -131,7 +132,7 @@ class RunConfig(BaseModel):
     @property
     def recomputation(self) -> Recomputed:
         """What the backward pass recomputes."""
-        modules = tuple(name for name in self.recompute_modules.split(",") if name)
+        modules = named_modules(self.recompute_modules)
         grouped = self.recompute_method == "uniform"
         return Recomputed(
             self.recompute,

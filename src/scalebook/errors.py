@@ -65,14 +65,18 @@ MOST_LISTED = 20  # names in a message; of more, the nearest
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     """Return the message for an unknown name: the value, what is known, and the nearest match."""
     names = sorted(known)
+    begun = [known for known in names if len(name) > 1 and known.startswith(name)]
     listed = names
     if len(names) > MOST_LISTED:
-        listed = difflib.get_close_matches(name, names, n=5, cutoff=0.0)
+        near = difflib.get_close_matches(name, names, n=5, cutoff=0.0)
+        listed = list(dict.fromkeys([*begun, *near]))[:5]
     rest = f" and {len(names) - len(listed)} more" if len(listed) < len(names) else ""
     what, of, whole = kind.partition(" of ")
     message = f"Unknown {kind} {name!r}. Known {what}s{of}{whole}: {', '.join(listed)}{rest}."
-    if not difflib.get_close_matches(name, names, n=1):
+    if not begun and not difflib.get_close_matches(name, names, n=1):
         return message
     # Of equally near names the first in order: difflib would give the last.
-    nearest = max(names, key=lambda known: difflib.SequenceMatcher(None, known, name).ratio())
+    nearest = max(
+        begun or names, key=lambda known: difflib.SequenceMatcher(None, known, name).ratio()
+    )
     return f"{message} Did you mean {nearest!r}?"

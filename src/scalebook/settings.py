@@ -215,6 +215,11 @@ def names(*kinds: Kind, affects: Effect | None = None) -> tuple[str, ...]:
     )
 
 
+def named_modules(text: str) -> tuple[str, ...]:
+    """Return the names in a list that commas, spaces or both join, each once."""
+    return tuple(dict.fromkeys(text.replace(",", " ").split()))
+
+
 def named(*where: Named) -> tuple[str, ...]:
     """Return the settings whose values stand there in the name of a run."""
     return tuple(row.name for row in _ROWS if row.named in where)

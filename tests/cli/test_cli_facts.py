@@ -302,6 +302,27 @@ def test_csv_holds_no_formula_and_keeps_nested_values_as_json(capsys):
     assert (row["on"], row["rate"], row["none"]) == ("true", "-1.5", "")
 
 
+def test_a_name_that_others_begin_with_is_taken_for_one_of_them(capsys):
+    for typed, meant in (("llama3", "llama3.1-8b"), ("deepseek-v4", "deepseek-v4-pro")):
+        assert main(["flops", "--model", typed, "--sequence-length", "8192"]) == 2
+        assert capsys.readouterr().err.endswith(f"Did you mean '{meant}'?\n")
+
+
+def test_flops_count_named_modules_again_and_refuse_options_without_effect(capsys):
+    asked = ["flops", "--model", "llama3.1-8b", "--sequence-length", "8192", "--json"]
+    selective = [*asked, "--recompute", "selective", "--recompute-modules", "mlp layernorm"]
+    assert main(selective) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["megatron_causal"] == 51_470_401_536 + 2 * 32 * 3 * 4096 * 14336
+    for more, told in (
+        (["--recompute-modules", "mlp"], "needs --recompute selective, not none"),
+        (["--recompute-num-layers", "4"], "needs --recompute full, not none"),
+        (["--recompute", "selective", "--recompute-modules", "mpl"], "Did you mean 'mlp'?"),
+    ):
+        assert main([*asked, *more]) == 2
+        assert told in capsys.readouterr().err
+
+
 def test_an_unknown_model_names_the_nearest(capsys):
     assert main(["flops", "--model", "llama31-8b", "--sequence-length", "8"]) == 2
     assert capsys.readouterr().err.endswith("Did you mean 'llama3.1-8b'?\n")

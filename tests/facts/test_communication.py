@@ -191,7 +191,7 @@ def test_a_stage_sends_activations_on_and_gradients_back(
     )
     assert found.pipeline == 5 * max(crossings) * 64 * 128 * 2
     sent = [
-        communication._stage(shape, split, stage, tokens=64, precision="bf16", gradient=4).pipeline
+        communication._stage(shape, split, stage, (64, "bf16"), 4).pipeline
         for stage in range(stages)
     ]
     assert sent == [count * 64 * 128 * 2 for count in crossings]

@@ -60,7 +60,7 @@ BASES: tuple[dict[str, Any], ...] = (
         "recompute": "full",
         "recompute_method": "uniform",
     },
-    {"recompute": "selective"},
+    {"recompute": "selective", "recompute_modules": "core_attn"},
 )
 MOVES: dict[str, tuple[Any, ...]] = {
     "world_size": (1, 2, 3, 6, 8, 12, 16),
@@ -73,9 +73,14 @@ MOVES: dict[str, tuple[Any, ...]] = {
     "global_batch_size": (1, 8, 20, 24, 36, 48),
     "sequence_length": (6, 16, 30, 33, 48),
     "sequence_parallel": (False, True),
-    "last_pipeline_stage_layers": (0, 1, 2, 4, 5),
-    "recompute_layers": (0, 1, 2, 3, 4),
-    "recompute_modules": ("", "core_attn,mlp,layernorm", "mla_up_proj", "moe", "moe_act", "norm"),
+}
+# What means something only next to another setting, which megatron-core does not check.
+BESIDE: dict[str, dict[str, tuple[Any, ...]]] = {
+    "last_pipeline_stage_layers": {"last_pipeline_stage_layers": (1, 2, 4, 5)},
+    "recompute_method": {"recompute_layers": (0, 1, 2, 3, 5)},  # 4 breaks the other stage alone
+    "recompute_modules": {
+        "recompute_modules": ("", "core_attn,mlp,layernorm", "mla_up_proj", "moe", "moe_act", "no")
+    },
 }
 RANDOM_CASES = 60
 # Without experts megatron-core lets this size pass, though it means nothing.
@@ -97,8 +102,11 @@ ASKED = [
 ]
 
 
-def moves(model: str) -> dict[str, tuple[Any, ...]]:
-    return MOVES | EXPERT_MOVES if SHAPES[model].moe else MOVES
+def moves(base: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
+    known = MOVES | (EXPERT_MOVES if SHAPES[base["model"]].moe else {})
+    for name, more in BESIDE.items():
+        known |= more if name in base else {}
+    return known
 
 
 def grid() -> list[dict[str, Any]]:
@@ -106,15 +114,11 @@ def grid() -> list[dict[str, Any]]:
     cases: list[dict[str, Any]] = []
     for changes in BASES:
         base = BASE | changes
-        cases += [
-            base | {name: value}
-            for name, values in moves(base["model"]).items()
-            for value in values
-        ]
+        cases += [base | {name: value} for name, values in moves(base).items() for value in values]
     generator = random.Random(20)
     for _ in range(RANDOM_CASES):
         base = BASE | generator.choice(BASES)
-        known = moves(base["model"])
+        known = moves(base)
         names = generator.sample(sorted(known), 2)
         cases.append(base | {name: generator.choice(known[name]) for name in names})
     return [dict(case) for case in {tuple(sorted(case.items())) for case in cases}]
@@ -206,6 +210,8 @@ def test_the_grid_breaks_every_rule_that_megatron_core_has(cases: list[dict[str,
         "global_batch_size",
         "key_value_groups",
         "layers",
+        "recompute_layers",
+        "recompute_modules",
         "sequence_parallel",
         "virtual_pipeline",
         "world_size",

@@ -309,6 +309,27 @@ def test_hfu_counts_what_was_recomputed():
     assert some.hfu - none.hfu == pytest.approx(added * 8 / 32)
 
 
+def test_hfu_counts_the_modules_that_were_recomputed():
+    shape = catalog.model("llama3.1-8b")
+    mlp = 2 * 32 * 3 * 4096 * 14336  # FLOPs of its forward pass per token, by hand
+    found = measure(make_run(recompute="selective", recompute_modules="mlp layernorm"))
+    assert found.hfu / found.mfu - 1 == pytest.approx(mlp / flops_per_token(shape, 2048))
+    groups = measure(
+        make_run(recompute="full", recompute_method="uniform", recompute_layers=8)
+    )  # all of them, eight at a time
+    assert groups.hfu == pytest.approx(measure(make_run(recompute="full")).hfu)
+    odd = measure(make_run(recompute="selective", observed={"recompute_modules": "mlps"}))
+    assert odd.hfu is None
+    assert "not known" in odd.hfu_reason
+
+
+def test_hfu_is_mfu_where_nothing_was_recomputed_whatever_the_convention():
+    """Mistral 7B's MFU counts the pairs inside its windows of 4,096 tokens; so must its HFU."""
+    found = measure(make_run(model="mistral-7b", sequence_length=32768, recompute="none"))
+    assert found.flops_convention == "sliding_window"
+    assert found.hfu == pytest.approx(found.mfu)
+
+
 def test_a_module_for_a_further_token_is_work_that_counts():
     """DeepSeek-V3 with its module: 259,992,950,784 FLOPs a token (facts, megatron+MTP)."""
     shape = catalog.model("deepseek-v3")

@@ -53,6 +53,33 @@ def believed(found: dict[str, float], without: Collection[str] = ()) -> float:
 # Products and attention
 
 
+@pytest.mark.parametrize(
+    ("model", "modules", "forward"),
+    [
+        ("llama3.1-8b", "mlp", {"gemm": 32 * 3 * 4096 * 14336}),
+        ("llama3.1-8b", "layernorm", {}),
+        # per token 16 heads of 128 + 64 and 128 + 128, of a hidden state and 512 wide latents
+        ("deepseek-v2-lite", "mla_up_proj", {"gemm": 27 * 16 * (2048 * 192 + 512 * 256)}),
+        ("deepseek-v2-lite", "shared_experts", {"gemm": 26 * 3 * 2048 * 2 * 1408}),
+        ("deepseek-v2-lite", "moe,mlp", {"gemm": 26 * 3 * 2048 * 2 * 1408 + 3 * 2048 * 10944}),
+        ("deepseek-v2-lite", "moe_act", {}),
+    ],
+)
+def test_recomputed_modules_add_their_forward_pass(
+    model: str, modules: str, forward: dict[str, float]
+) -> None:
+    plain = seconds(model=model)
+    again = seconds(model=model, recompute="selective", recompute_modules=modules)
+    for kind in ("gemm", "attention"):
+        added = 2 * TOKENS * forward.get(kind, 0) / PEAK
+        assert again[kind] - plain[kind] == pytest.approx(added, abs=1e-12), kind
+    routed = again.get("expert_gemm", 0) / plain.get("expert_gemm", 1)
+    experts = 1 if "expert_gemm" in plain else 0
+    assert routed == pytest.approx(4 / 3 if "moe," in modules else experts)
+    light = modules in ("mlp", "layernorm", "moe,mlp", "moe_act")
+    assert (again["elementwise"] > plain["elementwise"]) == light
+
+
 @pytest.mark.parametrize("tensor", [1, 2])
 @pytest.mark.parametrize("modules", [1, 2])
 def test_a_module_of_further_tokens_is_a_layer_a_joint_product_and_the_loss(

@@ -177,6 +177,7 @@ def flops(options: argparse.Namespace) -> int:
         padded_vocab_size,
     )
     from scalebook.facts.flops import flops_per_token as model_flops
+    from scalebook.settings import named_modules
 
     shape = catalog.model(options.model)
     packed = options.packed_lengths
@@ -191,18 +192,15 @@ def flops(options: argparse.Namespace) -> int:
         getattr(options, name)
         for name in ("recompute", "recompute_num_layers", "recompute_modules")
     )
-    if layers is not None and mode != "full":
-        raise ConfigError(f"--recompute-num-layers={layers} needs --recompute full, not {mode}.")
-    if modules and mode != "selective":
-        raise ConfigError(f"--recompute-modules={modules} needs --recompute selective, not {mode}.")
-    found: dict[str, float] = {}
-    for name in CONVENTIONS:
-        if mode == "none":
-            found[name] = model_flops(shape, length, name, **given)
-            continue
-        asked: dict[str, Any] = {"recompute_num_layers": layers}
-        asked |= {"recompute_modules": modules.split(",")} if modules else {}
-        found[name] = hardware_flops_per_token(shape, length, mode, name, **asked, **given)
+    for name, value, needed in (("num-layers", layers, "full"), ("modules", modules, "selective")):
+        if value is not None and mode != needed:
+            needs = f"--recompute-{name}={value} needs --recompute {needed}, not {mode}."
+            raise ConfigError(needs)
+    found = {name: model_flops(shape, length, name, **given) for name in CONVENTIONS}
+    given |= {"recompute_num_layers": layers}
+    given |= {"recompute_modules": named_modules(modules)} if modules else {}
+    for name in CONVENTIONS if mode != "none" else ():
+        found[name] = hardware_flops_per_token(shape, length, mode, name, **given)
     rows = ((name, f"{value / 1e9:,.4f}", CONVENTIONS[name]) for name, value in found.items())
     headers = ("convention", "GFLOP per token", "counts")
     return show(options, found, headers, rows, *(() if packed else (PACKED,)))
@@ -316,11 +314,8 @@ def platforms(options: argparse.Namespace) -> int:
     found = catalog.platforms()
     rows = (
         (
-            one.name,
-            one.vendor,
-            one.accelerator or "-",
-            str(one.gpus_per_node),
-            one.default_precision,
+            *(one.name, one.vendor, one.accelerator or "-"),
+            *(str(one.gpus_per_node), one.default_precision),
         )
         for one in found
     )

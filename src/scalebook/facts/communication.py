@@ -116,18 +116,10 @@ def estimate(
     Context parallelism as a ring. The vocabulary's collectives, norms, the gradient of tied
     embeddings and control messages are left out: they are small beside these.
     """
-    stages = [
-        _stage(
-            shape,
-            parallelism,
-            stage,
-            tokens=micro_batch_size * sequence_length,
-            precision=precision,
-            gradient=_gradient_bytes(precision, gradient_precision),
-        )
-        for stage in range(parallelism.pipeline_parallel_size)
-    ]
-    times = num_microbatches
+    work = micro_batch_size * sequence_length, precision
+    gradient, times = _gradient_bytes(precision, gradient_precision), num_microbatches
+    number, chunks = parallelism.pipeline_parallel_size, parallelism.virtual_pipeline_parallel_size
+    stages = [_stage(shape, parallelism, stage, work, gradient) for stage in range(number)]
     full = parallelism.data_parallel_sharding == "full"
     scaled = [
         CommunicationEstimate(
@@ -136,11 +128,7 @@ def estimate(
             context=one.context * times,
             expert=one.expert * times,
             data=one.data * (times if full else 1),
-            bubble=pipeline_bubble(
-                parallelism.pipeline_parallel_size,
-                num_microbatches,
-                parallelism.virtual_pipeline_parallel_size,
-            ),
+            bubble=pipeline_bubble(number, num_microbatches, chunks),
         )
         for one in stages
     ]
@@ -148,15 +136,10 @@ def estimate(
 
 
 def _stage(
-    shape: ModelShape,
-    parallelism: Parallelism,
-    stage: int,
-    *,
-    tokens: int,
-    precision: str,
-    gradient: int,
+    shape: ModelShape, parallelism: Parallelism, stage: int, work: tuple[int, str], gradient: int
 ) -> CommunicationEstimate:
-    """Bytes for one microbatch, and for the data-parallel part once."""
+    """Bytes for one microbatch (tokens, precision), and for the data-parallel part once."""
+    tokens, precision = work
     size = _WEIGHTS.get(precision, 2)
     tensor, context = parallelism.tensor_parallel_size, parallelism.context_parallel_size
     own = tokens / context

@@ -25,7 +25,7 @@ from scalebook.errors import ConfigError
 from scalebook.facts.catalog.load import PROJECT_FILE, project_file
 from scalebook.measure.row import NAMES
 from scalebook.parallelism import Recomputed
-from scalebook.settings import RECOMPUTE_MODULES, SETTINGS
+from scalebook.settings import RECOMPUTE_MODULES, SETTINGS, named_modules
 
 if TYPE_CHECKING:
     from scalebook.measure.row import RunMetrics
@@ -365,7 +365,7 @@ def hfu(run: Subject) -> float | Missing:
         return Missing(reason or "The run names no sequence_length.")
     if mode not in flops.RECOMPUTE:
         return Missing("The run does not say what it recomputed.")
-    named = str(record.setting("recompute_modules") or "core_attn").split(",")
+    named = named_modules(str(record.setting("recompute_modules") or "core_attn"))
     if not set(named) <= {*RECOMPUTE_MODULES}:
         return Missing("The run recomputed modules that are not known.")
     first = count(record, "recompute_layers") or 0

@@ -114,18 +114,17 @@ def _remakes(model: Model, name: str) -> bool:
 
 
 def _recomputed(model: Model) -> dict[str, Any]:
-    config, names = model.config, ""
+    config = model.config
     mode = config.recompute_granularity or ("pointwise" if _remakes(model, "remade") else "none")
-    if mode == "selective":
-        own = ["moe_act"] if _remakes(model, "remakes") else []
-        names = ",".join([*config.recompute_modules, *own])
-    many, grouped = config.recompute_num_layers or 0, config.recompute_method == "uniform"
-    grouped = grouped and many > 1  # one by one is what block does with all layers
-    return {
+    names = [*config.recompute_modules] if mode == "selective" else ["core_attn"]
+    if mode == "selective" and _remakes(model, "remakes"):
+        names.append("moe_act")
+    many, block = config.recompute_num_layers or 0, config.recompute_method == "block"
+    return {  # all layers one by one are what block does without a number
         "recompute": mode,
-        "recompute_layers": many if grouped or config.recompute_method == "block" else 0,
-        "recompute_method": "uniform" if grouped else "block",
-        "recompute_modules": "" if names == "core_attn" else names,
+        "recompute_layers": many if block or many > 1 else 0,
+        "recompute_method": "block" if block or many < 2 else "uniform",
+        "recompute_modules": "" if names == ["core_attn"] else ",".join(names),
     }
 
 

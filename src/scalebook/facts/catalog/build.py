@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import MappingProxyType
+from typing import Any
 
 from scalebook.facts.catalog.rows import TomlRow
 from scalebook.facts.catalog.types import (
@@ -14,9 +15,14 @@ from scalebook.facts.catalog.types import (
     Platform,
     Strategy,
 )
+from scalebook.settings import PARALLEL_SIZES
 
 PRECISIONS = ("fp32", "fp32_matrix", "tf32", "bf16", "fp16", "fp8", "fp4", "int8")
 ACTIVATIONS = ("silu", "gelu", "squared_relu")
+_MEASURES = (
+    *("memory_bandwidth_tb_per_second", "interconnect_gb_per_second"),
+    *("tdp_watts", "peak_clock_mhz"),
+)
 VENDORS = ("nvidia", "amd", "intel", "google", "aws")
 
 
@@ -27,10 +33,7 @@ def accelerator(row: TomlRow) -> Accelerator:
         vendor=row.text("vendor"),
         architecture=row.text("architecture", ""),
         memory_gb=row.number("memory_gb"),
-        memory_bandwidth_tb_per_second=row.optional_number("memory_bandwidth_tb_per_second"),
-        interconnect_gb_per_second=row.optional_number("interconnect_gb_per_second"),
-        tdp_watts=row.optional_number("tdp_watts"),
-        peak_clock_mhz=row.optional_number("peak_clock_mhz"),
+        **{name: row.optional_number(name) for name in _MEASURES},
         peak_tflops=MappingProxyType(row.numbers("peak_tflops", PRECISIONS)),
         sparse_peak_tflops=MappingProxyType(row.numbers("sparse_peak_tflops", PRECISIONS)),
         device_names=row.texts("device_names"),
@@ -70,13 +73,9 @@ def _moe(row: TomlRow | None, num_layers: int) -> MoEShape | None:
 def _mla(row: TomlRow | None) -> MLAShape | None:
     if row is None:
         return None
-    value = MLAShape(
-        q_lora_rank=row.integer("q_lora_rank", 0, minimum=0),
-        kv_lora_rank=row.integer("kv_lora_rank"),
-        qk_nope_head_dim=row.integer("qk_nope_head_dim"),
-        qk_rope_head_dim=row.integer("qk_rope_head_dim"),
-        v_head_dim=row.integer("v_head_dim"),
-    )
+    sizes = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    rank = row.integer("q_lora_rank", 0, minimum=0)
+    value = MLAShape(rank, *(row.integer(name) for name in sizes))
     row.finish()
     return value
 
@@ -109,17 +108,19 @@ _HYBRID_SIZES = (
     "mamba_num_heads", "mamba_head_dim", "mamba_num_groups", "mamba_state_dim",
     "expert_latent_size", "delta_key_heads", "delta_key_dim", "delta_value_heads",
     "delta_value_dim", "attention_chunk", "query_rank", "output_rank", "output_groups",
-    "attention_window", "index_heads", "index_dim", "index_top_k", "residual_streams",
+    "attention_window", "index_heads", "index_dim", "index_top_k",
 )  # fmt: skip
-_NEEDED = {
-    "M": _HYBRID_SIZES[:4],
-    "G": _HYBRID_SIZES[5:9],
-    "K": _HYBRID_SIZES[5:7],
-    "L": ("attention_chunk",),
-    "W": _HYBRID_SIZES[10:14],
-    "C": _HYBRID_SIZES[10:17],
-    "H": _HYBRID_SIZES[10:14],
-}
+_PARTS = {"M": (0, 4), "G": (5, 9), "K": (5, 7), "L": (9, 10), "W": (10, 14), "C": (10, 17)}
+_NEEDED = {letter: _HYBRID_SIZES[slice(*part)] for letter, part in _PARTS.items()}
+_NEEDED["H"] = _NEEDED["W"]
+
+
+_SIZES = (
+    *("hidden_size", "ffn_hidden_size", "num_query_groups", "head_dim", "vocab_size"),
+    "max_sequence_length",
+)
+_COUNTS = ("learned_positions", "mtp_layers", "sliding_window")
+_FLAGS = ("mlp_bias", "qk_norm", "qk_norm_full_width", "attention_sinks")
 
 
 def model(row: TomlRow) -> ModelShape:
@@ -129,36 +130,27 @@ def model(row: TomlRow) -> ModelShape:
     gated = row.flag("gated_mlp")
     padded = row.integer("padded_vocab_size") if "padded_vocab_size" in row.values else None
     row.texts("aliases")
+    given: dict[str, Any] = {name: row.integer(name) for name in _SIZES}
+    given |= {name: row.integer(name, 0, minimum=0) for name in _COUNTS}
+    given |= {name: row.flag(name, False) for name in _FLAGS}
     value = ModelShape(
         name=row.label("name"),
         num_layers=num_layers,
-        hidden_size=row.integer("hidden_size"),
-        ffn_hidden_size=row.integer("ffn_hidden_size"),
         num_attention_heads=heads,
-        num_query_groups=row.integer("num_query_groups"),
-        head_dim=row.integer("head_dim"),
-        vocab_size=row.integer("vocab_size"),
         gated_mlp=gated,
         tied_embeddings=row.flag("tied_embeddings"),
         normalization=row.choice("normalization", ("rms", "layer")),
         attention_bias=row.choice("attention_bias", ("none", "qkv", "all")),
-        mlp_bias=row.flag("mlp_bias", False),
-        qk_norm=row.flag("qk_norm", False),
-        learned_positions=row.integer("learned_positions", 0, minimum=0),
-        max_sequence_length=row.integer("max_sequence_length"),
         rope_theta=row.number("rope_theta", 10000.0),  # Megatron's --rotary-base
         moe=_moe(row.part("moe"), num_layers),
         mla=_mla(row.part("mla")),
-        mtp_layers=row.integer("mtp_layers", 0, minimum=0),
         source=row.text("source"),
         activation=row.choice("activation", ACTIVATIONS, "silu" if gated else "gelu"),
         padded_vocab_size=padded,
         norms_per_layer=row.integer("norms_per_layer", 2),
-        qk_norm_full_width=row.flag("qk_norm_full_width", False),
-        attention_sinks=row.flag("attention_sinks", False),
-        sliding_window=row.integer("sliding_window", 0, minimum=0),
         sliding_window_every=row.integer("sliding_window_every", 1),
         hybrid=_hybrid(row.part("hybrid"), num_layers),
+        **given,
     )
     row.seen.add("padded_vocab_size")
     row.finish()
@@ -199,10 +191,7 @@ def strategy(row: TomlRow) -> Strategy:
         name=row.label("name"),
         platform=row.text("platform", "*"),
         model=row.text("model", "*"),
-        tensor_parallel_size=row.integer("tensor_parallel_size", 1),
-        pipeline_parallel_size=row.integer("pipeline_parallel_size", 1),
-        context_parallel_size=row.integer("context_parallel_size", 1),
-        expert_parallel_size=row.integer("expert_parallel_size", 1),
+        **{name: row.integer(name, 1) for name in PARALLEL_SIZES},
         aliases=row.texts("aliases"),
         source=row.text("source"),
     )

@@ -92,7 +92,6 @@ class HybridShape:
     index_heads: int = 0  # of the indexer that chooses
     index_dim: int = 0
     index_top_k: int = 0
-    residual_streams: int = 0  # hyper-connections (arXiv 2409.19606)
     attention_gate: bool = False  # queries have a gate of their own width
     shared_expert_gate: bool = False  # one learned number per token and element of the hidden size
 

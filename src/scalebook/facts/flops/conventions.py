@@ -109,15 +109,16 @@ def module_elements(shape: ModelShape, module: str) -> int:
     Of all layers, as Megatron-Core cuts them: ``moe`` has the shared experts and no router. Norms
     and activations have none, nor has the attention core.
     """
-    letters, dense = shape.hybrid.pattern if shape.hybrid else "", dense_layers(shape)
-    many = {"mlp": letters.count("-") if letters else dense}
-    many["moe"] = letters.count("E") if letters else shape.num_layers - dense
-    if module in ("mlp", "moe"):
-        each = _mlp_elements(shape, dense=module == "mlp")
-        return many[module] * (each if many[module] else 0)
+    dense = dense_layers(shape)
+    letters = shape.hybrid.pattern if shape.hybrid else "-" * dense
+    mixed = letters.count("E") if shape.hybrid else shape.num_layers - dense
+    if module == "mlp":
+        return letters.count("-") * _mlp_elements(shape, dense=True)
+    if module == "moe" and mixed:
+        return mixed * _mlp_elements(shape, dense=False)
     if module == "shared_experts" and shape.moe:
         wide = (3 if shape.gated_mlp else 2) * shape.moe.shared_ffn_hidden_size
-        return many["moe"] * shape.hidden_size * wide
+        return mixed * shape.hidden_size * wide
     if module == "mla_up_proj" and shape.mla:
         return shape.attention_layers * mla_up_elements(shape, shape.mla)
     return 0

@@ -166,22 +166,6 @@ def compressed_projections(shape: ModelShape, hybrid: HybridShape, letter: str) 
     return entering + leaving + compressor + index
 
 
-def _compressed(shape: ModelShape, hybrid: HybridShape, letter: str) -> int:
-    """Return the parameters of such an attention: norms, sinks, places within a group as well."""
-    ratio, kinds = {"H": (128, 1), "C": (4, 2)}.get(letter, (0, 0))
-    vectors = hybrid.query_rank + shape.head_dim + shape.num_attention_heads
-    widths = shape.head_dim + (hybrid.index_dim if letter == "C" else 0)
-    vectors += (kinds * ratio + 1) * widths if ratio else 0
-    return compressed_projections(shape, hybrid, letter) + vectors
-
-
-def _residual_streams(shape: ModelShape, hybrid: HybridShape) -> int:
-    """Return the parameters of the hyper-connections around one mixer or MLP."""
-    streams = hybrid.residual_streams
-    mixed = streams * (streams + 2)
-    return (streams * shape.hidden_size + 1) * mixed + 3 if streams else 0
-
-
 def _mixer(shape: ModelShape, hybrid: HybridShape, letter: str) -> int:
     if letter == "M":
         return _mamba(shape, hybrid)
@@ -192,12 +176,14 @@ def _mixer(shape: ModelShape, hybrid: HybridShape, letter: str) -> int:
         heads, dim = hybrid.delta_key_heads, hybrid.delta_key_dim
         gates = 2 * dim * (shape.hidden_size + heads * dim) + heads + (heads + 1) * dim
         return kimi_projections(shape, hybrid) + gates
-    return _compressed(shape, hybrid, letter)
+    # The places within a group that a compressor learns, and hyper-connections, are left out.
+    vectors = hybrid.query_rank + shape.head_dim + shape.num_attention_heads
+    return compressed_projections(shape, hybrid, letter) + vectors
 
 
 def hybrid_layer(shape: ModelShape, hybrid: HybridShape, letter: str) -> LayerParameters:
     """Return the parameters of a layer of a hybrid stack; a mixer counts as ``attention``."""
-    norm = _norm(shape, shape.hidden_size) + _residual_streams(shape, hybrid)
+    norm = _norm(shape, shape.hidden_size)
     if letter in "MGKWCH":
         return LayerParameters(_mixer(shape, hybrid, letter), norm, 0, 0, 0, 0)
     whole = layer_parameters(shape, dense=letter != "E")

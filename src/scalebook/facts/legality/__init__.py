@@ -13,35 +13,17 @@ from itertools import islice
 from scalebook.config import RunConfig
 from scalebook.errors import ConfigError
 from scalebook.facts.catalog.types import Accelerator, ModelShape
-from scalebook.facts.legality import (
-    fit,
-    neighbours,
-    rules_device,
-    rules_model,
-    rules_world,
-)
+from scalebook.facts.legality import fit, neighbours, rules_device, rules_model, rules_world
 from scalebook.facts.legality.fit import Fit
 from scalebook.facts.legality.neighbours import changes
 from scalebook.facts.legality.problem import Case, Problem, Severity
 from scalebook.facts.memory import MemoryEstimate
 
 __all__ = [
-    "Fit",
-    "Problem",
-    "Severity",
-    "changes",
-    "check",
-    "fitting",
-    "is_legal",
-    "nearest",
-    "refuse",
-]
+    "Fit", "Problem", "Severity", "changes", "check", "fitting", "is_legal", "nearest", "refuse",
+]  # fmt: skip
 
-RULES = (
-    *rules_model.RULES,
-    *rules_world.RULES,
-    *rules_device.RULES,
-)
+RULES = (*rules_model.RULES, *rules_world.RULES, *rules_device.RULES)
 
 
 def check(

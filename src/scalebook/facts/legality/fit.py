@@ -38,17 +38,13 @@ def estimate(config: RunConfig, shape: ModelShape) -> MemoryEstimate:
     """Return the predicted memory (GiB per rank) of a legal configuration."""
     config = config.unpacked()
     plain_loss = config.fused_cross_entropy == "off"
+    alike = ("micro_batch_size", "num_microbatches", "sequence_length", "precision")
+    alike += ("gradient_precision", "offload_layers", "mtp_layers")
     return memory.estimate(
         shape,
         config.parallelism,
-        micro_batch_size=config.micro_batch_size,
-        num_microbatches=config.num_microbatches,
-        sequence_length=config.sequence_length,
-        precision=config.precision,
+        **{name: getattr(config, name) for name in alike},
         recompute=config.recomputation,
-        gradient_precision=config.gradient_precision,
-        offload_layers=config.offload_layers,
-        mtp_layers=config.mtp_layers,
         attention="unfused" if config.fused_attention == "off" else "fused",
         # Whether torch can compile is not known before a run: that it can is the usual case.
         optimizer="unfused" if config.fused_optimizer == "off" else "fused",

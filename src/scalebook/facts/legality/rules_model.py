@@ -9,7 +9,7 @@ from scalebook.errors import unknown
 from scalebook.facts.catalog.types import ModelShape
 from scalebook.facts.legality.problem import Case, Problem, choices, divisors
 from scalebook.parallelism import last_stage_sizes
-from scalebook.settings import RECOMPUTE_MODULES
+from scalebook.settings import RECOMPUTE_MODULES, named_modules
 
 
 def tensor_sizes(shape: ModelShape) -> list[int]:
@@ -109,34 +109,25 @@ def packed_documents(case: Case) -> Iterator[Problem]:
 
 def recomputed_layers(case: Case) -> Iterator[Problem]:
     """Full recomputation may cover the first layers of a stage's chunks, or all in groups."""
-    config, layers = case.config, case.config.recompute_layers
+    config, layers, rule = case.config, case.config.recompute_layers, "recompute_layers"
     grouped = config.recompute_method == "uniform"
     if (layers or grouped) and config.recompute != "full":
-        name, rest = ("recompute_layers", 0) if layers else ("recompute_method", "block")
-        yield Problem(
-            "recompute_layers",
-            f"{name}={getattr(config, name)} needs recompute='full', not {config.recompute!r}. "
-            f"Use {rest}.",
-        )
+        name, rest = (rule, 0) if layers else ("recompute_method", "block")
+        asked = f"{name}={getattr(config, name)} needs recompute='full', not {config.recompute!r}."
+        yield Problem(rule, f"{asked} Use {rest}.")
     stages, last = config.pipeline_parallel_size, config.last_pipeline_stage_layers
     others = (case.shape.num_layers - last) // (stages - bool(last) or 1)
     chunks = config.virtual_pipeline_parallel_size
     most = max(min(others, last or others) // chunks, 1)
     if layers > most and not grouped:
-        yield Problem(
-            "recompute_layers",
-            f"recompute_layers={layers} is more than the {most} layers of the smallest stage or "
-            f"chunk of one. Use recompute_layers={most}, or 0 for all layers.",
-            "warning",
-        )
+        text = f"recompute_layers={layers} is more than the {most} layers of the smallest stage or "
+        text += f"chunk of one. Use recompute_layers={most}, or 0 for all layers."
+        yield Problem(rule, text, "warning")
     sizes = sorted({part for size in (others, last or others) for part in _chunks(size, chunks)})
     if grouped and layers and any(size % layers for size in sizes):
-        yield Problem(
-            "recompute_layers",
-            f"recompute_layers={layers} does not divide the {choices(sizes)} layers of each stage "
-            "or chunk of one, as megatron-core before 0.17 needs. "
-            f"Use {choices(divisors(math.gcd(*sizes)))}.",
-        )
+        text = f"recompute_layers={layers} does not divide the {choices(sizes)} layers of each "
+        text += "stage or chunk of one, as megatron-core before 0.17 needs. "
+        yield Problem(rule, f"{text}Use {choices(divisors(math.gcd(*sizes)))}.")
 
 
 def _chunks(layers: int, chunks: int) -> list[int]:
@@ -145,12 +136,11 @@ def _chunks(layers: int, chunks: int) -> list[int]:
 
 def recomputed_modules(case: Case) -> Iterator[Problem]:
     """Selective recomputation names modules that the layers have (transformer_config)."""
-    config, moe, asked = case.config, case.shape.moe, case.config.recompute_modules
+    config, moe, rule = case.config, case.shape.moe, "recompute_modules"
+    asked, name = config.recompute_modules, case.shape.name
     if asked and config.recompute != "selective":
-        yield Problem(
-            "recompute_modules",
-            f"recompute_modules={asked!r} needs recompute='selective', not {config.recompute!r}.",
-        )
+        needs = f"{rule}={asked!r} needs recompute='selective', not {config.recompute!r}."
+        yield Problem(rule, f"{needs} Use it, or leave the modules out.")
     absent = {
         "mla_up_proj": "multi-latent attention" * (case.shape.mla is None),
         "moe_act": "experts" * (moe is None),
@@ -158,27 +148,17 @@ def recomputed_modules(case: Case) -> Iterator[Problem]:
         "shared_experts": "shared experts" * (moe is None or not moe.shared_ffn_hidden_size),
         "mlp": "dense MLPs" * bool(moe and not moe.first_dense_layers),
     }
-    for name in asked.split(",") if asked else ():
-        if name not in RECOMPUTE_MODULES:
-            yield Problem(
-                "recompute_modules", unknown("recomputed module", name, RECOMPUTE_MODULES)
-            )
-        elif missing := absent.get(name):
-            fatal = name in ("mla_up_proj", "moe_act")
-            yield Problem(
-                "recompute_modules",
-                f"recompute_modules has {name!r}, and {case.shape.name} has no {missing}. "
-                "Leave it out.",
-                "error" if fatal else "warning",
-            )
-        elif name in ("moe_act", "layernorm") and (config.precision, config.fp8_recipe) == (
-            *("fp8", "delayed"),
-        ):
-            yield Problem(
-                "recompute_modules",
-                f"recompute_modules has {name!r}, which megatron-core does not recompute with "
-                "fp8_recipe='delayed'. Use 'tensorwise' or 'blockwise', or leave it out.",
-            )
+    delayed = config.precision == "fp8" and config.fp8_recipe == "delayed"
+    for one in named_modules(asked):
+        if one not in RECOMPUTE_MODULES:
+            yield Problem(rule, unknown("recomputed module", one, RECOMPUTE_MODULES))
+        elif absent.get(one):
+            text = f"{rule} has {one!r}, and {name} has no {absent[one]}. Leave it out."
+            yield Problem(rule, text, "error" if one in ("mla_up_proj", "moe_act") else "warning")
+        elif delayed and one in ("moe_act", "layernorm"):
+            text = f"{rule} has {one!r}, which megatron-core does not recompute with "
+            text += "fp8_recipe='delayed'. Use 'tensorwise' or 'blockwise', or leave it out."
+            yield Problem(rule, text)
 
 
 def sequence(case: Case) -> Iterator[Problem]:
@@ -353,14 +333,6 @@ def _expert_world(case: Case) -> Iterator[Problem]:
 
 
 RULES = (
-    tensor_parallel,
-    replicated_groups,
-    packed_documents,
-    recomputed_layers,
-    recomputed_modules,
-    sequence,
-    layers,
-    experts,
-    expert_gradients,
-    further_tokens,
-)
+    tensor_parallel, replicated_groups, packed_documents, recomputed_layers, recomputed_modules,
+    sequence, layers, experts, expert_gradients, further_tokens,
+)  # fmt: skip

@@ -164,14 +164,6 @@ def _batch_is_whole(case: Case) -> bool:
 
 
 RULES = (
-    world_size,
-    nodes,
-    tensor_inside_node,
-    global_batch_size,
-    virtual_pipeline,
-    pipeline_bubble,
-    steps,
-    sharding,
-    interval,
-    all_ranks,
-)
+    world_size, nodes, tensor_inside_node, global_batch_size, virtual_pipeline, pipeline_bubble,
+    steps, sharding, interval, all_ranks,
+)  # fmt: skip

@@ -8,7 +8,7 @@ driver, buffers of collectives, temporary buffers of kernels, fragmentation.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 from scalebook.errors import ConfigError, unknown
@@ -89,17 +89,9 @@ class MemoryEstimate:
 
     def parts_gib(self) -> dict[str, float]:
         """Return the most loaded stage's GiB by part, and their ``total``."""
-        worst = self.worst
-        names = (
-            "parameters",
-            "gradients",
-            "optimizer",
-            "activations",
-            "logits",
-            "gathered",
-            "update",
-        )
-        return {name: getattr(worst, name) for name in names} | {"total": worst.total}
+        parts = asdict(self.worst)
+        del parts["stage"]
+        return parts | {"total": self.worst.total}
 
     def _repr_html_(self) -> str:
         parts = self.parts_gib().items()
@@ -152,17 +144,8 @@ def estimate(
     numbers, passing = _of_a_parameter(precision, optimizer, halved)
     tokens = sequence_length * micro_batch_size / parallelism.context_parallel_size
     work = Workload(tokens, sequence_length, numbers.activation, attention, cross_entropy)
-    job = _Job(
-        shape,
-        parallelism,
-        num_microbatches,
-        numbers,
-        recompute,
-        work,
-        offload_layers,
-        mtp_layers,
-        passing,
-    )
+    given = shape, parallelism, num_microbatches, numbers, recompute, work
+    job = _Job(*given, offload_layers, mtp_layers, passing)
     return MemoryEstimate(
         tuple(_stage(job, stage) for stage in range(parallelism.pipeline_parallel_size))
     )
