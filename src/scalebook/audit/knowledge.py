@@ -241,6 +241,8 @@ def _flop_facts(shape: ModelShape, row: Row) -> Iterator[Fact]:
             for name in names:
                 if trained != "all" and name in RECOMPUTED:
                     continue  # papers on pretraining counted by it
+                if shape.moe is not None and name == "hf_total_flos":
+                    continue  # it counts every expert: a wrong count, of those below
                 low, value, high = (
                     flops_per_token(shape, one, name, mtp_layers=modules, trained=trained)
                     for one in at
@@ -299,6 +301,8 @@ def _wrong_counts(shape: ModelShape, row: Row, length: float | None) -> Iterator
     if length:
         again = hardware_flops_per_token(shape, length, "full")
         found.append((again, "full recomputation counted as useful"))
+        third = flops_per_token(shape, length) * 4 / 3
+        found.append((third, "a second forward pass, of recomputation, counted as useful"))
         found += _wrong_shapes(shape, length)
     for value, words in found:
         interval = point(value).widened(CONVENTION_TOLERANCE)
@@ -512,7 +516,7 @@ def _stated(row: Row) -> Iterator[Fact]:
         seen.add(item.quantity)
         claimed = printed.claimed
         if item.quantity == "tokens_per_second_per_gpu" and (samples := _samples(row, printed)):
-            wide = printed.interval.widened(0.5 / samples)
+            wide = printed.interval.widened(min(0.5 / samples, _MOST_COARSE))
             claimed = Interval(min(claimed.low, wide.low), max(claimed.high, wide.high))
         yield Fact(
             item.quantity,
@@ -538,7 +542,7 @@ def _samples(row: Row, rate: Printed) -> int | None:
 
 
 _COARSE = 8  # tokens/s of a GPU that one sample/s is at the least
-_FEWEST = 20  # samples/s: half of one is 2.5 % at the most
+_FEWEST, _MOST_COARSE = 12, 0.025  # samples/s, of which half a one is 4 %; what is allowed
 
 
 def _ranked(alternatives: tuple[Fact, ...]) -> tuple[Fact, ...]:

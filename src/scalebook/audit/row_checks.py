@@ -180,8 +180,26 @@ def compare(row: Row, item: vocabulary.Field, rule: str, right: Sequence[Fact]) 
         note = f"holds if counted so: {explained.variant}"
         return _check(row, item, explained, rule=rule, verdict="possible", note=note)
     best = min(proper or right, key=lambda fact: fact.quantity != item.quantity)
-    note = _explanation(best, proper, explained, item)
+    note = _explanation(best, proper, explained, item, row.values[item.name].value)
     return _check(row, item, best, rule=rule, verdict="contradicts", note=note)
+
+
+_SLIPS = (
+    (1000.0, "a unit (ms, K, M)"), (1e6, "a unit (M)"), (100.0, "a percent sign"),
+    (60.0, "a unit of time"), (3600.0, "a unit of time"), (24.0, "a unit of time"),
+)  # fmt: skip
+
+
+def _slip(stated: float, best: Fact) -> str | None:
+    """Return which slip of a unit the factor between a claim and its right value is."""
+    if not (stated > 0 and best.value > 0):
+        return None
+    times = max(stated / best.value, best.value / stated)
+    what = next((what for factor, what in _SLIPS if abs(times / factor - 1) < SLIP), None)
+    return what and f"a factor of {times:,.0f}: {what} in the claim or in an input?"
+
+
+SLIP = 0.01  # by which a factor may differ from that of a unit
 
 
 def _excused(row: Row, item: vocabulary.Field, explained: Fact) -> bool:
@@ -197,7 +215,11 @@ def _excused(row: Row, item: vocabulary.Field, explained: Fact) -> bool:
 
 
 def _explanation(
-    best: Fact, proper: Sequence[Fact], explained: Fact | None, item: vocabulary.Field
+    best: Fact,
+    proper: Sequence[Fact],
+    explained: Fact | None,
+    item: vocabulary.Field,
+    stated: float,
 ) -> str:
     """Return which alternative is shown, what the others say, and which wrong one fits."""
     parts = [best.variant] if best.variant else []
@@ -210,6 +232,8 @@ def _explanation(
     ]
     if others and explained is None:
         parts.append(f"or {', '.join(others)}")
+    if explained is None and (slip := _slip(stated, best)):
+        parts.append(slip)
     return "; ".join(parts)
 
 
