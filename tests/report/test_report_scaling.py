@@ -95,7 +95,7 @@ def test_a_law_names_its_base_and_its_projection_is_that_of_the_scaling_module(
     (arm,) = scaling_page.arms(weak)
     text = words(scaling_page.findings(weak))
     rate = arm.runs[0]["tokens_per_second"]
-    assert f"against 8 GPUs on 1 node at {rate:,.0f} tokens/s" in text
+    assert f"the base is 8 GPUs on 1 node at {rate:,.0f} tokens/s." in text
     farthest = arm.project(4 * 32)
     assert farthest.limit_world_size == 128
     assert f"to 128 GPUs at most, which nobody has measured: {farthest.tokens_per_second:,.0f}" in (

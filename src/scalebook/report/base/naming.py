@@ -214,7 +214,13 @@ def parted(text: str) -> list[str]:
 
 def convention_title(name: str | None) -> str:
     """Return a convention of counting FLOPs as readers call it: ``Megatron causal``."""
-    return (name or "unknown").replace("_", " ").capitalize()
+    return _CONVENTIONS.get(name or "") or (name or "unknown").replace("_", " ").capitalize()
+
+
+_CONVENTIONS = {
+    "palm_6n": "PaLM 6N", "six_n": "6N", "llm_foundry": "LLM Foundry", "torchtitan": "torchtitan",
+    "hf_total_flos": "Hugging Face total FLOPs",
+}  # fmt: skip
 
 
 @cache

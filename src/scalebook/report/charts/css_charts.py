@@ -21,6 +21,7 @@ _MARK = Markup(
 )
 _BAND = Markup('<i class="band c{}" style="left:{:.2f}%;width:{:.2f}%"></i>')
 _LINE = Markup('<i class="line" style="left:{:.2f}%"></i>')
+_MORE = Markup('<small class="more">, {}</small>')
 _BAR = Markup(
     '<li><span class="name">{name}</span><span class="track">{band}'
     '<i class="bar {kind}" style="left:{left:.2f}%;width:{width:.2f}%"></i>'
@@ -195,8 +196,10 @@ def _mark(mark: Dot, place: _Place, lines: Sequence[float]) -> Markup:
     drawn = join((_LINE.format(place(at)) for at in lines), "")
     band, end = _band(mark, place), max(place(mark.value), place(mark.high or mark.value))
     note, left = _fitting(mark, end)
+    options = [part for part in note.split(" · ") if part and "%" not in part]
+    more = _MORE.format(join(options)) if options else ""  # a phone shows no notes
     return _MARK.format(
-        name=join([mark.name, *left]), lines=drawn, band=band, kind=mark.kind,
+        name=join([mark.name, *left]) + more, lines=drawn, band=band, kind=mark.kind,
         place=place(mark.value), end=end, text=mark.words, note=note,
     )  # fmt: skip
 
