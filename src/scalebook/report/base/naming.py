@@ -104,7 +104,7 @@ def sequence_words(row: Row) -> str:
     return f"sequence {length:,}{inside}" if length else "sequence unknown"
 
 
-_TITLE = re.compile(r"([a-z]+?)-?(\d[\d.]*)?-((?:\d+x)?\d+(?:\.\d+)?b(?:-a\d+b)?)")
+_TITLE = re.compile(r"([a-z]+?)-?(\d[\d.]*)?-((?:\d+x)?\d+(?:\.\d+)?[bm](?:-a\d+b)?)")
 _PRECISION = re.compile(r"(?<![\w.=-])(?:(?:mx|nv)?fp(?:4|8|16|32)|[bt]f(?:16|32))(?![\w-]|\.\w)")
 _FAMILY = {"gpt": "GPT", "mpt": "MPT"}
 

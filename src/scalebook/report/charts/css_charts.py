@@ -68,6 +68,7 @@ _TRACK_CHARACTERS = 88  # of the small text, on the widest track
 _MOST_PERCENT = 106.0  # of the track, with the gap to the right of it
 _NAME_CHARACTERS = 34  # of the heading in bold, in the column of names
 _WIDE = 6.0  # the largest value over the smallest from which an axis is logarithmic
+_MOST_TINTS = 6  # explained in a legend
 MOST_TINT = 45  # percent of the hue in a cell: its text keeps a contrast of 4.5:1
 Group = tuple[str, Sequence[Dot], Mapping[str, float]]  # heading, rows, named lines to draw
 
@@ -124,6 +125,7 @@ def dots(
     """
     given = list(groups)
     ends = [max(mark.high or 0.0, mark.value) for _, marks, _ in given for mark in marks]
+    ends += [at for _, _, lines in given for at in lines.values()]
     least = min((mark.low or mark.value for _, marks, _ in given for mark in marks), default=0.0)
     top = high if high is not None else rounded_up(max(ends, default=1.0))
     if high is None and low == 0 < least and max(ends) >= _WIDE * least:
@@ -236,7 +238,7 @@ def legend(drawn: Sequence[Dot], precisions: Mapping[str, str], tints: Mapping[s
     each = [
         Markup('<i class="dot circle c{}"></i>\N{NO-BREAK SPACE}{}').format(tint, name)
         for name, tint in tints.items()
-        if len(tints) > 1
+        if 1 < len(tints) <= _MOST_TINTS  # of more, each row names its own
     ]
     each += [
         f"{'●' if shape == 'circle' else '◆'} {', '.join(n)}" for shape, n in shapes.items() if n
