@@ -72,6 +72,14 @@ def in_words(row: Row) -> str:
     return sized(row) + rest.replace(" · ", ", ")
 
 
+def with_options(row: Row, record: RunRecord) -> str:
+    """Return a layout with the options that its name must not hide, none of them a batch size."""
+    options = ((name, record.in_force.get(name)) for name in TELLING)
+    changed = [(name, value) for name, value in options if value not in (None, DEFAULTS[name])]
+    words = ", ".join(map(brief, changes_in_words(changed, None)))
+    return f"{split_name(row)} ({words})" if words else split_name(row)
+
+
 # What a run must be known to have done before it is set against another.
 WORK = {
     "model": "model",
@@ -160,12 +168,7 @@ def precision_title(name: str | None) -> str | None:
     return _PRECISION.sub(lambda found: found[0].upper(), name) if name else None
 
 
-TITLES: Mapping[str, Callable[[str], str | None]] = {
-    "model": model_title,
-    "platform": platform_title,
-    "precision": precision_title,
-    "strategy": lambda name: name.replace("_", " "),
-}
+TITLES = {"model": model_title, "platform": platform_title, "precision": precision_title}
 
 
 # What a reader may type: the name of a setting or a fact, with a value or without, or a flag.

@@ -15,7 +15,6 @@ from typing import Any
 import polars as pl
 
 from scalebook import predict
-from scalebook.config import DEFAULTS
 from scalebook.errors import ScalebookError
 from scalebook.facts.feasibility.known import config_of
 from scalebook.identity import alike
@@ -30,10 +29,8 @@ from scalebook.report.base.comparisons import Member, Pair, members, platform_pa
 from scalebook.report.base.frames import ReportData, records
 from scalebook.report.base.markup import Fragment, Markup, join, paragraphs, run_link, short_id
 from scalebook.report.base.naming import (
-    TELLING,
     apart,
     brief,
-    changes_in_words,
     model_title,
     platform_title,
     precision_title,
@@ -41,6 +38,7 @@ from scalebook.report.base.naming import (
     sized,
     split_name,
     units,
+    with_options,
 )
 from scalebook.report.base.quantities import count, interval, percent, quantity
 from scalebook.report.base.versus import Configuration, configurations, shares, varied, verdict_on
@@ -367,15 +365,7 @@ def _memory(front: Front) -> Iterator[Markup]:
 
 
 def _short(front: Front, row: Row) -> str:
-    """Return a configuration in few words: its layout and the options that its name must not hide.
-
-    Sizes of a batch are left out, for they are no part of a layout.
-    """
-    asked = front.records[row["run_id"]].in_force
-    options = [(name, asked.get(name)) for name in TELLING]
-    changed = [(n, v) for n, v in options if v not in (None, DEFAULTS[n])]
-    words = join(map(brief, changes_in_words(changed, None)))
-    return f"{split_name(row)} ({words})" if words else split_name(row)
+    return with_options(row, front.records[row["run_id"]])
 
 
 def _cost(front: Front) -> Iterator[Markup]:
