@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from simulated import H100, config, write_run, write_sample
 
+from scalebook.cli import main
 from scalebook.facts import catalog
 from scalebook.measure.reliability import DRILL_FILE, DrillRecord
 from scalebook.plan.document import KINDS
@@ -286,6 +287,34 @@ def test_a_row_names_the_options_that_its_neighbours_do_not_have(tmp_path: Path)
     assert "DP8 (BF16 gradients, pointwise recompute, offload 20)" in Markup(html).striptags()
 
 
+def test_only_lines_that_a_row_is_held_against_are_named_and_the_axis_holds_them(
+    tmp_path: Path,
+) -> None:
+    wrote(tmp_path, "slow", "headline", 60.0)  # a fifth of the best published rates
+    html = str(front.screen(load(tmp_path)).html)
+    assert re.findall(r'class="(?:before|after)"[^>]*>(best published \w+)', html) == [
+        "best published BF16"
+    ]
+    (place,) = set(re.findall(r'class="line" style="left:([\d.]+)%', html))
+    assert float(place) <= 76
+
+
+def test_forty_platforms_with_long_names_leave_room_for_the_chart(tmp_path: Path) -> None:
+    for place in range(40):
+        wrote(tmp_path, f"run-{place}", "headline", 9 + place / 3, platform=f"{'long-' * 9}{place}")
+    html = str(front.screen(load(tmp_path)).html)
+    plot = html[html.index('<div class="cols">') : html.index('class="side"')]
+    assert "40 platforms, sequence 8,192" in plot or "39 platforms, sequence 8,192" in plot
+    assert len(re.findall("LONG-", plot)) <= 9 * front.MOST_DRAWN
+
+
+def test_runs_that_all_failed_say_how(tmp_path: Path) -> None:
+    for name, status in (("a", "failed"), ("b", "timeout"), ("c", "failed")):
+        write_run(tmp_path, name, config(), status=status, steps=0, reason="It broke.")
+    said = " ".join(sentences(front.screen(load(tmp_path)).html))
+    assert said == "No run completed with a throughput. 3 of 3 runs: 2 failed, 1 timeout."
+
+
 @pytest.mark.parametrize(
     ("losses", "step"),
     [
@@ -407,6 +436,7 @@ def test_experts_of_different_models_are_compared_by_their_mfu(tmp_path: Path) -
 def test_names_are_those_of_their_makers() -> None:
     assert model_title("qwen3-30b-a3b@6") == "6 layers of Qwen 3 30B-A3B"
     assert model_title("gpt3-2.7b") == "GPT 3 2.7B"
+    assert model_title("gpt3-125m") == "GPT 3 125M"
     assert model_title("deepseek-v2-lite@6") == "6 layers of DeepSeek V2 Lite"
     assert model_title("llama3.1-8b") == "Llama 3.1 8B"
     assert model_title("llama3.1-8b@8") == "8 layers of Llama 3.1 8B"
@@ -613,7 +643,8 @@ def test_a_kind_of_study_has_a_second_card_after_one_of_each_kind() -> None:
 
 def test_a_report_without_a_rate_says_so_in_the_first_screen(tmp_path: Path) -> None:
     write_run(tmp_path, "a", config(), status="failed", steps=0, reason="It broke.")
-    assert sentences(front.screen(load(tmp_path)).html) == ["No run completed with a throughput."]
+    said = sentences(front.screen(load(tmp_path)).html)
+    assert said == ["No run completed with a throughput.", "1 of 1 run: 1 failed."]
 
 
 ANSWERS = {  # of the example runs: what a buyer asks, and what must be seen without scrolling
@@ -763,6 +794,23 @@ def test_no_page_shows_the_key_of_a_setting_but_as_code(example: Path) -> None:
     pages += [path for path in rows if not path.stem.startswith("published")]  # names by others
     assert len(pages) > 17
     assert {path.name: raw for path in pages if (raw := raw_keys(path))} == {}
+
+
+@pytest.mark.slow
+def test_the_page_of_a_run_and_the_command_show_the_same_parts_of_its_step(
+    example: Path, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (example.parent / "data" / "run" / "0.js").read_text().partition("\n")[2]
+    parts = {run["id"]: dict(run["parts"]) for run in json.loads(text.rstrip(";\n"))}
+    chosen = [name for name, own in parts.items() if own.get("Other kernels")][::6]
+    assert len(chosen) > 2
+    for run_id in chosen:
+        runs = str(root / "runs" / "examples")
+        assert main(["diagnose", run_id, "--runs", runs, "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)["waterfall"]["parts"]
+        known = {one["name"]: one["step_fraction"] for one in told}
+        assert parts[run_id]["Other kernels"] == pytest.approx(known["other_kernels"], rel=1e-9)
+        assert len(parts[run_id]) == sum(1 for share in known.values() if share)
 
 
 def opacities(spec: Any) -> Iterator[float]:

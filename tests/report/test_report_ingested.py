@@ -66,7 +66,7 @@ def test_the_row_has_what_was_printed_beside_our_count(page: str) -> None:
     assert found["logged"] == ("135.7", "135.7")
     assert float(found["recounted"][0]) == pytest.approx(126.666, rel=1e-4)
     assert found["factor"][1] == "1.071×"
-    assert found["fits"][1] == "palm_6n"
+    assert found["fits"][1] == "PaLM 6N"
     assert found["family"][1] == "megatron-lm"
     assert float(found["mfu"][0]) == pytest.approx(126.6 / 989.4, rel=1e-2)
 
@@ -90,7 +90,7 @@ def test_a_sentence_says_the_disagreement(page: str) -> None:
     assert "1 run comes from logs of other trainers, marked ingested." in text
     assert "1 of them prints TFLOP/s that can be compared" in text
     assert "0 agree within 2.5 %, 1 not." in text
-    assert "prints 135.7 TFLOP/s per GPU, 1.071× our 126.7: that is the count by palm_6n" in text
+    assert "prints 135.7 TFLOP/s per GPU, 1.071× our 126.7: that is the count by PaLM 6N" in text
 
 
 def test_without_ingested_runs_there_is_nothing(tmp_path: Path) -> None:

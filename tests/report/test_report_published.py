@@ -69,7 +69,7 @@ def test_a_claim_without_tokens_is_converted_from_its_convention() -> None:
     )
     assert value == pytest.approx(400 * ratio)
     assert ratio < 1
-    assert how == "converted from full_attention"
+    assert how == "converted from Full attention"
 
 
 def test_a_result_that_cannot_be_counted_is_left_out_with_its_reason() -> None:

@@ -95,7 +95,7 @@ def test_a_law_names_its_base_and_its_projection_is_that_of_the_scaling_module(
     (arm,) = scaling_page.arms(weak)
     text = words(scaling_page.findings(weak))
     rate = arm.runs[0]["tokens_per_second"]
-    assert f"against 8 GPUs on 1 node at {rate:,.0f} tokens/s" in text
+    assert f"the base is 8 GPUs on 1 node at {rate:,.0f} tokens/s." in text
     farthest = arm.project(4 * 32)
     assert farthest.limit_world_size == 128
     assert f"to 128 GPUs at most, which nobody has measured: {farthest.tokens_per_second:,.0f}" in (
@@ -212,3 +212,13 @@ def test_no_run_gives_no_law_and_no_error() -> None:
     assert words(scaling_page.findings(())) == ""
     assert scaling_page.figures(()) is None
     assert scaling_page.speedup(()) is None
+
+
+def test_the_interval_of_an_efficiency_on_a_cpu_is_of_the_rate_per_process(tmp_path: Path) -> None:
+    write_run(tmp_path, "one", config(global_batch_size=8), seconds=0.1)
+    write_run(tmp_path, "two", config(world_size=2, global_batch_size=8), seconds=0.1)
+    points = found(tmp_path)[0].points
+    row = points.filter(pl.col("run_id") == "two").row(0, named=True)
+    # as fast on two processes as on one: half of each is lost
+    assert row["scaling_efficiency"] == pytest.approx(0.5, rel=0.05)
+    assert row["efficiency_low"] < row["scaling_efficiency"] < row["efficiency_high"] < 0.6

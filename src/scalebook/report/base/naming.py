@@ -72,6 +72,14 @@ def in_words(row: Row) -> str:
     return sized(row) + rest.replace(" · ", ", ")
 
 
+def with_options(row: Row, record: RunRecord) -> str:
+    """Return a layout with the options that its name must not hide, none of them a batch size."""
+    options = ((name, record.in_force.get(name)) for name in TELLING)
+    changed = [(name, value) for name, value in options if value not in (None, DEFAULTS[name])]
+    words = ", ".join(map(brief, changes_in_words(changed, None)))
+    return f"{split_name(row)} ({words})" if words else split_name(row)
+
+
 # What a run must be known to have done before it is set against another.
 WORK = {
     "model": "model",
@@ -104,7 +112,7 @@ def sequence_words(row: Row) -> str:
     return f"sequence {length:,}{inside}" if length else "sequence unknown"
 
 
-_TITLE = re.compile(r"([a-z]+?)-?(\d[\d.]*)?-((?:\d+x)?\d+(?:\.\d+)?b(?:-a\d+b)?)")
+_TITLE = re.compile(r"([a-z]+?)-?(\d[\d.]*)?-((?:\d+x)?\d+(?:\.\d+)?[bm](?:-a\d+b)?)")
 _PRECISION = re.compile(r"(?<![\w.=-])(?:(?:mx|nv)?fp(?:4|8|16|32)|[bt]f(?:16|32))(?![\w-]|\.\w)")
 _FAMILY = {"gpt": "GPT", "mpt": "MPT"}
 
@@ -160,12 +168,7 @@ def precision_title(name: str | None) -> str | None:
     return _PRECISION.sub(lambda found: found[0].upper(), name) if name else None
 
 
-TITLES: Mapping[str, Callable[[str], str | None]] = {
-    "model": model_title,
-    "platform": platform_title,
-    "precision": precision_title,
-    "strategy": lambda name: name.replace("_", " "),
-}
+TITLES = {"model": model_title, "platform": platform_title, "precision": precision_title}
 
 
 # What a reader may type: the name of a setting or a fact, with a value or without, or a flag.
@@ -214,7 +217,13 @@ def parted(text: str) -> list[str]:
 
 def convention_title(name: str | None) -> str:
     """Return a convention of counting FLOPs as readers call it: ``Megatron causal``."""
-    return (name or "unknown").replace("_", " ").capitalize()
+    return _CONVENTIONS.get(name or "") or (name or "unknown").replace("_", " ").capitalize()
+
+
+_CONVENTIONS = {
+    "palm_6n": "PaLM 6N", "six_n": "6N", "llm_foundry": "LLM Foundry", "torchtitan": "torchtitan",
+    "hf_total_flos": "Hugging Face total FLOPs",
+}  # fmt: skip
 
 
 @cache

@@ -94,14 +94,17 @@ def _against(base: Row, row: Row) -> dict[str, Any]:
 
 
 def _efficiency_interval(base: Row, row: Row) -> dict[str, float | None]:
-    """Return the interval of the ratio of both rates per GPU, as every comparison has it."""
+    """Return the interval of the ratio of both rates per rank, as every comparison has it."""
     verdict = (
         None
         if row["run_id"] == base["run_id"]
         else verdict_on(Configuration((row,)), Configuration((base,)))
     )
-    low, high = (verdict.low, verdict.high) if verdict else (None, None)
-    return {"efficiency_low": low, "efficiency_high": high}
+    if verdict is None:
+        return {"efficiency_low": None, "efficiency_high": None}
+    # runs on a CPU are ranked, and so compared, by the rate of all processes
+    each = row["world_size"] / base["world_size"] if row["platform"] == "cpu" else 1
+    return {"efficiency_low": verdict.low / each, "efficiency_high": verdict.high / each}
 
 
 def _point(row: Row) -> ScalingPoint:

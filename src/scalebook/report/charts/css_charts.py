@@ -21,6 +21,7 @@ _MARK = Markup(
 )
 _BAND = Markup('<i class="band c{}" style="left:{:.2f}%;width:{:.2f}%"></i>')
 _LINE = Markup('<i class="line" style="left:{:.2f}%"></i>')
+_MORE = Markup('<small class="more">, {}</small>')
 _BAR = Markup(
     '<li><span class="name">{name}</span><span class="track">{band}'
     '<i class="bar {kind}" style="left:{left:.2f}%;width:{width:.2f}%"></i>'
@@ -67,6 +68,7 @@ _TRACK_CHARACTERS = 88  # of the small text, on the widest track
 _MOST_PERCENT = 106.0  # of the track, with the gap to the right of it
 _NAME_CHARACTERS = 34  # of the heading in bold, in the column of names
 _WIDE = 6.0  # the largest value over the smallest from which an axis is logarithmic
+_MOST_TINTS = 6  # explained in a legend
 MOST_TINT = 45  # percent of the hue in a cell: its text keeps a contrast of 4.5:1
 Group = tuple[str, Sequence[Dot], Mapping[str, float]]  # heading, rows, named lines to draw
 
@@ -123,6 +125,7 @@ def dots(
     """
     given = list(groups)
     ends = [max(mark.high or 0.0, mark.value) for _, marks, _ in given for mark in marks]
+    ends += [at for _, _, lines in given for at in lines.values()]
     least = min((mark.low or mark.value for _, marks, _ in given for mark in marks), default=0.0)
     top = high if high is not None else rounded_up(max(ends, default=1.0))
     if high is None and low == 0 < least and max(ends) >= _WIDE * least:
@@ -195,8 +198,10 @@ def _mark(mark: Dot, place: _Place, lines: Sequence[float]) -> Markup:
     drawn = join((_LINE.format(place(at)) for at in lines), "")
     band, end = _band(mark, place), max(place(mark.value), place(mark.high or mark.value))
     note, left = _fitting(mark, end)
+    options = [part for part in note.split(" · ") if part and "%" not in part]
+    more = _MORE.format(join(options)) if options else ""  # a phone shows no notes
     return _MARK.format(
-        name=join([mark.name, *left]), lines=drawn, band=band, kind=mark.kind,
+        name=join([mark.name, *left]) + more, lines=drawn, band=band, kind=mark.kind,
         place=place(mark.value), end=end, text=mark.words, note=note,
     )  # fmt: skip
 
@@ -233,7 +238,7 @@ def legend(drawn: Sequence[Dot], precisions: Mapping[str, str], tints: Mapping[s
     each = [
         Markup('<i class="dot circle c{}"></i>\N{NO-BREAK SPACE}{}').format(tint, name)
         for name, tint in tints.items()
-        if len(tints) > 1
+        if 1 < len(tints) <= _MOST_TINTS  # of more, each row names its own
     ]
     each += [
         f"{'●' if shape == 'circle' else '◆'} {', '.join(n)}" for shape, n in shapes.items() if n

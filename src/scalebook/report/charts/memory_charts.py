@@ -215,7 +215,7 @@ def feasibility_map(cells: pl.DataFrame, frontier: pl.DataFrame) -> Figure:
         fillOpacity=alt.FillOpacity(
             "kind:O",
             title=None,
-            scale=alt.Scale(domain=list(KINDS), range=list(SOLID)),
+            scale=alt.Scale(type="ordinal", domain=list(KINDS), range=list(SOLID)),
             legend=alt.Legend(
                 symbolType="square", symbolFillColor=GREY, symbolStrokeColor=GREY
             ),

@@ -15,7 +15,6 @@ from typing import Any
 import polars as pl
 
 from scalebook import predict
-from scalebook.config import DEFAULTS
 from scalebook.errors import ScalebookError
 from scalebook.facts.feasibility.known import config_of
 from scalebook.identity import alike
@@ -30,16 +29,16 @@ from scalebook.report.base.comparisons import Member, Pair, members, platform_pa
 from scalebook.report.base.frames import ReportData, records
 from scalebook.report.base.markup import Fragment, Markup, join, paragraphs, run_link, short_id
 from scalebook.report.base.naming import (
-    TELLING,
     apart,
     brief,
-    changes_in_words,
     model_title,
     platform_title,
     precision_title,
     sequence_words,
+    sized,
     split_name,
     units,
+    with_options,
 )
 from scalebook.report.base.quantities import count, interval, percent, quantity
 from scalebook.report.base.versus import Configuration, configurations, shares, varied, verdict_on
@@ -65,6 +64,7 @@ TRILLION = 1e12  # tokens of the example of a cost
 MOST_LEARNED = 1_000  # runs that a prediction of a page reads again
 MOST_HEADLINES, MOST_COSTS, MOST_CARDS = 3, 2, 10
 MOST_GROUPS, MOST_DRAWN, MOST_OTHERS = 3, 18, 3  # groups of the first chart, rows, other models
+MOST_SIDES = 3  # platforms of a group that its heading names
 MOST_CHARACTERS = 34  # of a name on one line of the first chart
 HEADLINE_SHARE = 3  # a model with this part of the runs of the first has a headline
 CARDS = (
@@ -144,7 +144,8 @@ def screen(data: ReportData) -> Fragment:
     """Return the first screen, and below it a card for each study."""
     front = Front(data)
     if not front.best:
-        return paragraphs(*_nothing(data), *changed(data), style="sb-headline")
+        lost = () if data.runs.is_empty() else _failed(data)
+        return paragraphs(*_nothing(data), *lost, *changed(data), style="sb-headline")
     asked = studies(data)
     whole = {item.row["run_id"] for item in front.chosen}
     aside = Markup("").join(
@@ -219,18 +220,13 @@ def _with_ends(one: Configuration, unit: str | None) -> Markup:
 def _beneath(ones: Sequence[Configuration]) -> Iterator[Markup]:
     """Yield the work of the first platform's rates, and how its precisions compare."""
     row = ones[-1].row
-    words = "Best layout on {}: {} on {}, {}; 95 % intervals in brackets."
-    platform = platform_title(side_name(row))
-    yield Markup(words).format(platform, split_name(row), _amount(row), sequence_words(row))
+    words = "Best layout on {}: {}, {}; 95 % intervals in brackets."
+    yield Markup(words).format(platform_title(side_name(row)), sized(row), sequence_words(row))
     if len(ones) > 1:
         against = verdict_on(ones[-1], ones[0])
         if against is not None:
             fast, slow = (precision_title(one.row["precision"]) for one in (ones[-1], ones[0]))
             yield Markup("{} is {} as fast as {}.").format(fast, comparisons.ratio(against), slow)
-
-
-def _amount(row: Row) -> str:
-    return count(row["world_size"] or 0, *units(row["platform"]))
 
 
 def _comparable(front: Front) -> Iterator[Markup]:
@@ -369,15 +365,7 @@ def _memory(front: Front) -> Iterator[Markup]:
 
 
 def _short(front: Front, row: Row) -> str:
-    """Return a configuration in few words: its layout and the options that its name must not hide.
-
-    Sizes of a batch are left out, for they are no part of a layout.
-    """
-    asked = front.records[row["run_id"]].in_force
-    options = [(name, asked.get(name)) for name in TELLING]
-    changed = [(n, v) for n, v in options if v not in (None, DEFAULTS[n])]
-    words = join(map(brief, changes_in_words(changed, None)))
-    return f"{split_name(row)} ({words})" if words else split_name(row)
+    return with_options(row, front.records[row["run_id"]])
 
 
 def _cost(front: Front) -> Iterator[Markup]:
@@ -409,7 +397,8 @@ def _days(one: Configuration) -> str:
 def _failed(data: ReportData) -> Iterator[Markup]:
     lost = data.unfinished
     if lost.is_empty():
-        yield Markup("None of {} failed.").format(count(data.runs.height, "run"))
+        several = Markup("None of {} failed.").format(count(data.runs.height, "run"))
+        yield several if data.runs.height > 1 else Markup("No run failed.")
     else:
         kinds = lost.group_by("status").len().sort("len", "status", descending=[True, False])
         named = ((tables.status_words(str(status)), n) for status, n in kinds.iter_rows())
@@ -517,12 +506,15 @@ def _drawn_groups(front: Front, shown: Sequence[Sequence[Row]]) -> Iterator[mark
     several = len({rows[0]["model"] for rows in shown}) > 1
     for rows, ones, left in zip(shown, each, shares(map(len, each), MOST_DRAWN), strict=True):
         sides = list(dict.fromkeys(platform_title(side_name(one.row)) for one in ones))
-        heading = f"{join(sides, ' and ')}, {sequence_words(rows[0])}"
+        where = join(sides, " and ") if len(sides) <= MOST_SIDES else f"{len(sides)} platforms"
+        heading = f"{where}, {sequence_words(rows[0])}"
         heading = f"{model_title(rows[0]['model'])}, {heading}" if several else heading
         firsts = [same[0] for same in alike(rows, lambda row: row["accelerator"])]
         lines = {name: at for row in firsts for name, at in best_by_precision(row).items()}
         drawn = _drawn(front.data, varied(ones, left), lines)
-        yield heading, _with_prediction(front, ones, drawn), lines
+        held = {one.target for one in drawn}
+        own = {name: at for name, at in lines.items() if name in held}
+        yield heading, _with_prediction(front, ones, drawn), own
 
 
 def _plot(front: Front) -> Markup:

@@ -134,7 +134,7 @@ def parts_table(data: ReportData) -> Fragment:
         tables.plain("capacity", "Device, as sold", "GB"),
         *(tables.plain(name, name.capitalize(), "GiB") for name in charts.PART_NAMES),
         tables.plain("micro_batch_size", "Micro batch"),
-        tables.text("recompute", "Recompute"),
+        tables.text("recompute", "Recomputation"),
     )
     return tables.table(found, columns, "memory")
 
@@ -389,7 +389,7 @@ def cells_table(data: ReportData) -> Fragment:
         tables.plain("tensor_parallel_size", "TP"),
         tables.plain("pipeline_parallel_size", "PP"),
         tables.plain("micro_batch_size", "Micro batch"),
-        tables.text("recompute", "Recompute"),
+        tables.text("recompute", "Recomputation"),
         tables.verdict_column("word", "Verdict"),
         tables.text("evidence", "Evidence", hint="measured, inferred from a run, or predicted"),
         tables.text("data_parallel_sharding", "Sharding"),

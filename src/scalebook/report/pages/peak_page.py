@@ -150,7 +150,7 @@ def best_table(data: ReportData) -> Fragment:
     columns = (
         *tables.WHAT_RAN, tables.TOKENS_EACH, tables.MFU, tables.STEP, tables.TOKENS,
         tables.plain("micro_batch_size", "Micro batch"),
-        *(tables.text("recompute", "Recompute"), tables.TFLOPS),
+        *(tables.text("recompute", "Recomputation"), tables.TFLOPS),
         tables.plain("peak_tflops_per_second", "Dense peak", "TFLOP/s", digits=4),
         tables.plain("peak_memory_gib", "Peak memory", "GiB"),
         tables.Column("tokens_per_day", "A day", _day("tokens_per_day"), "billion tokens"),

@@ -552,7 +552,7 @@ def _experts(runs: _Runs) -> StudyAnswer | None:
         for one in best[:MOST_ROWS]
         if one.row["mfu"] is not None and not (toys and one.row["model"].startswith(TINY))
     ]  # fmt: skip
-    return StudyAnswer(verdict, marks.bars(drawn, "MFU, %"), ids)
+    return StudyAnswer(verdict, marks.bars(drawn, "MFU, %") if drawn else Markup(""), ids)
 
 
 def _correctness(runs: _Runs) -> StudyAnswer | None:

@@ -48,7 +48,7 @@ class Places:
 
     @property
     def pages(self) -> Path:
-        """The folder of the executed notebooks of this site, in the cache: not beside the site."""
+        """The folder of the executed notebooks of this site, which the cache holds."""
         name = hashlib.sha256(str(self.output.resolve()).encode()).hexdigest()[:16]
         return self.cache / "pages" / name
 
