@@ -38,8 +38,10 @@ _LARGEST = 1 << 30
 _KEY = 32  # hex digits
 _SEQUENCES = (NAMES.index("device_notes"), NAMES.index("spike_periods"))
 _of_pooling = attrgetter(*POOLED)
-_NOT_PRINTED: dict[str, Any] = dict.fromkeys(name for name in NAMES if name not in PRINTED)
-_NOT_PRINTED |= {"device_notes": (), "spike_periods": (), "registered": {}}
+_NOT_PRINTED: dict[str, Any] = {
+    **dict.fromkeys(name for name in NAMES if name not in PRINTED),
+    **{"device_notes": (), "spike_periods": (), "registered": {}},
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,7 +86,7 @@ def _memory(record: RunRecord, steps: Steps) -> dict[str, Any]:
 
 
 def _rates(
-    found: Throughput | None, reason: str | None, world: int | None, start: float
+    found: Throughput | None, reason: str | None, world: int | None, start: float, *, brief: bool
 ) -> dict[str, Any]:
     """Return the fields of RunMetrics that are rates of steps and tokens."""
     single = found is not None and found.of_one_gpu
@@ -107,7 +107,7 @@ def _rates(
         "tokens_per_second_per_gpu": each if single else rate / world if rate and world else None,
         "throughput_reason": reason,
         "interval_reason": None if interval else reason or _no_interval(found),
-        **(found.fields() if found else {"steady_reason": reason}),
+        **(found.fields() if found and not brief else {"steady_reason": reason}),
     }
 
 
@@ -292,7 +292,7 @@ def numbers(
         num_layers=layers,
         measured_steps=len(steps),
         step_seconds_median=rates.step_seconds_median if rates else _untold(record, steps),
-        **_rates(rates, no_rate, count(record, "world_size"), start)
+        **_rates(rates, no_rate, count(record, "world_size"), start, brief=brief)
         | _printed(rates, record, every),
         model_tflops_per_second_per_gpu=achieved,
         flops_convention=scale.convention if scale else DEFAULT_CONVENTION,

@@ -105,17 +105,10 @@ def effect(series: Sequence[float], shape: Sequence[float]) -> Effect:
 
     Zero-mean input keeps rounding small but is not required.
     """
-    count = len(series)
-    free = count - 2
+    free = len(series) - 2
     own = _products(series, series)
-    of_mean, _ = _of_mean(count)
-    # a short shape is mostly one of a few; a long one is not worth its memory
-    known = _of_shape if count <= _SHORT else _of_shape.__wrapped__
-    heights, rooms, priors = known(tuple(shape))
     floor, half, log = 1e-14 * own[0] + _TINY, free / 2, math.log
-    totals, crosses = _differenced(_sums(series)), _differenced(_products(shape, series))
-    rows = zip(crosses, heights, totals, of_mean, rooms, strict=True)
-    sizes = [(cross - high * total / weight) / room for cross, high, total, weight, room in rows]
+    sizes, totals, of_mean, rooms, priors = _least_squares(series, shape)
     rows = zip(_differenced(own), totals, of_mean, sizes, rooms, strict=True)
     rests = [
         max(square - total * total / weight - size * size * room, floor)
@@ -135,6 +128,24 @@ def effect(series: Sequence[float], shape: Sequence[float]) -> Effect:
         sum([share * variance for share, _, variance, _ in rows]),
         sum([share * error for share, _, _, error in rows]),
     )
+
+
+def largest_effect(series: Sequence[float], shape: Sequence[float]) -> float:
+    """Return the largest size, of either sign, that any correlation gives: ``effect`` is within."""
+    return max(map(abs, _least_squares(series, shape)[0]))
+
+
+def _least_squares(series: Sequence[float], shape: Sequence[float]) -> tuple[list[float], ...]:
+    """Return, by rho, the size, the sum of the series, and what is known of mean and shape."""
+    count = len(series)
+    of_mean, _ = _of_mean(count)
+    # a short shape is mostly one of a few; a long one is not worth its memory
+    known = _of_shape if count <= _SHORT else _of_shape.__wrapped__
+    heights, rooms, priors = known(tuple(shape))
+    totals, crosses = _differenced(_sums(series)), _differenced(_products(shape, series))
+    rows = zip(crosses, heights, totals, of_mean, rooms, strict=True)
+    sizes = [(cross - high * total / weight) / room for cross, high, total, weight, room in rows]
+    return sizes, totals, of_mean, rooms, priors
 
 
 @dataclass(frozen=True, slots=True)

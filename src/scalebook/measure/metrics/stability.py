@@ -16,7 +16,13 @@ from operator import mul
 from statistics import fmean
 from typing import Literal
 
-from scalebook.measure.metrics.autoregression import Effect, blocks, effect, mean_posterior
+from scalebook.measure.metrics.autoregression import (
+    Effect,
+    blocks,
+    effect,
+    largest_effect,
+    mean_posterior,
+)
 
 MINIMUM_STEPS = 10  # fewer say nothing of how steady they are
 TOLERANCE = 0.01  # a drift or shift over the window, of the mean, that is only said
@@ -67,8 +73,11 @@ def relative(series: Sequence[float]) -> list[float] | None:
     return differences if max(map(abs, differences)) > 1e-9 else None
 
 
-def settle(series: Sequence[float]) -> Settled:
-    """Return where a series without spikes settles, or the problem with it."""
+def settle(series: Sequence[float], *, drift: bool = True) -> Settled:
+    """Return where a series without spikes settles, or the problem with it.
+
+    Without ``drift``, one that is within the tolerance is not looked for.
+    """
     start = 0
     for _ in range(8):  # a warm-up of more than so many parts is none
         window = series[start:]
@@ -79,7 +88,7 @@ def settle(series: Sequence[float]) -> Settled:
             return Settled(start)
         length = _warm_up(differences)
         if length == 0:
-            return _judge(start, differences)
+            return _judge(start, differences) if drift or _moves(differences) else Settled(start)
         start += length
         if start > len(series) // 2:
             return Settled(start, "warm-up")
@@ -113,6 +122,19 @@ def _length(found: WarmUp, series: Sequence[float]) -> int:
     return found.settled(judged.size, judged.mean_variance**0.5, count)
 
 
+def _moves(series: Sequence[float]) -> bool:
+    """Return whether a drift or a shift may be beyond the tolerance, be it certain or not."""
+    at, _ = best_shift(series)
+    means, _ = blocks(series, _BLOCKS)
+    drift = largest_effect(means, line(len(means)))
+    return max(drift, abs(_shift(series, at))) >= TOLERANCE
+
+
+def _shift(series: Sequence[float], at: int) -> float:
+    """Return by how much the level differs from one step on, as a fraction of that before."""
+    return (1 + fmean(series[at:])) / (1 + fmean(series[:at])) - 1
+
+
 def _course(series: Sequence[float]) -> _Course:
     at, gain = best_shift(series)
     means, each = blocks(series, _BLOCKS)
@@ -123,7 +145,7 @@ def _course(series: Sequence[float]) -> _Course:
     shift = _NO_EFFECT
     if gain * len(series) >= _NOTHING * sum(value * value for value in series):
         shift = effect(means, [0.0] * block + [1.0] * (count - block))
-    size = (1 + fmean(series[at:])) / (1 + fmean(series[:at])) - 1  # of the level before
+    size = _shift(series, at)
     rho = mean_posterior(means).correlation
     independent = count * (1 - rho) / (1 + rho)
     return _Course(

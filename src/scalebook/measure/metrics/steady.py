@@ -296,7 +296,7 @@ def find_steady(
         minimum += len(series) % each  # what fills no block
         series, _ = blocks(series, len(series) // each)
     spikes = take_apart(series)
-    settled = settle(spikes.smooth)
+    settled = settle(spikes.smooth, drift=interval)
     if settled.problem is not None:
         at = None if settled.at is None else settled.at * each
         problem = replace(settled, start=settled.start * each, at=at)

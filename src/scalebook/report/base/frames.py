@@ -619,11 +619,11 @@ def _readings(place: tuple[str, Path]) -> Iterator[tuple[str, str, int, Mapping[
 
 def _readings_of(kept: Sequence[tuple[str, str, int, Mapping[str, Any]]]) -> pl.DataFrame:
     run_ids, devices, every, rows = zip(*kept, strict=True)
-    columns = {name: [_float(row.get(name)) for row in rows] for name in _READINGS}
-    columns |= {"throttle_reasons": [_reasons(row.get("throttle_reasons")) for row in rows]}
-    columns |= {"run_id": run_ids, "device": devices, "kept_of": every}
-    columns["time"] = _moments([float(row["time"]) for row in rows])
-    return pl.DataFrame({name: columns[name] for name in TELEMETRY_SCHEMA}, schema=TELEMETRY_SCHEMA)
+    found: dict[str, Any] = {"run_id": run_ids, "device": devices, "kept_of": every}
+    found |= {name: [_float(row.get(name)) for row in rows] for name in _READINGS}
+    found["throttle_reasons"] = [_reasons(row.get("throttle_reasons")) for row in rows]
+    found["time"] = _moments([float(row["time"]) for row in rows])
+    return pl.DataFrame({name: found[name] for name in TELEMETRY_SCHEMA}, schema=TELEMETRY_SCHEMA)
 
 
 def _reasons(value: Any) -> str | None:
