@@ -30,6 +30,15 @@ LAYOUTS: dict[str, dict[str, Any]] = {
         **OPTIMIZER,
     },
     "EP=2": {"world_size": 2, "expert_parallel_size": 2, "model": "tiny-moe", **OPTIMIZER},
+    "grouped experts": {"model": "tiny-moe", "grouped_gemm": "on", **OPTIMIZER},
+    "experts one by one": {"model": "tiny-moe", "grouped_gemm": "off", **OPTIMIZER},
+    "grouped experts, EP=2": {
+        "world_size": 2, "expert_parallel_size": 2, "model": "tiny-moe", "grouped_gemm": "on",
+        **OPTIMIZER,
+    },
+    "grouped experts, whole optimizer": {
+        "model": "tiny-moe", "grouped_gemm": "on", "data_parallel_sharding": "none",
+    },
 }  # fmt: skip
 SMALL: dict[str, Any] = {
     "platform": "cpu",
@@ -77,7 +86,9 @@ def main() -> None:
         }
         whole = losses(folder / "whole", {**layout, **saving}, queues)
         middle = folder / "whole" / "checkpoints" / "step-00000002"
-        rest = losses(folder / "rest", {**layout, "load_checkpoint": str(middle)}, queues)
+        other = {"on": "off", "off": "on"}.get(layout.get("grouped_gemm", ""), "auto")
+        again = {**layout, "grouped_gemm": other, "load_checkpoint": str(middle)}
+        rest = losses(folder / "rest", again, queues)
         kept = sorted(path.name for path in middle.parent.iterdir())
         found[name] = {"whole": whole, "rest": rest, "kept": kept}
     Path(sys.argv[2]).write_text(json.dumps(found))

@@ -9,6 +9,8 @@ are never fitted.
 from __future__ import annotations
 
 import argparse
+import csv
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,6 +122,22 @@ def published(made: Predictor) -> list[Miss]:
     return found
 
 
+def predicted_before(rates: tuple[KnownRate, ...]) -> dict[str, list[Miss]]:
+    """Compare runs with what was written down before they ran, by round."""
+    rows = csv.DictReader((Path(__file__).parents[1] / "golden/predicted_before.csv").open())
+    runs = {rate.config.config_hash(): rate for rate in rates}
+    found: dict[str, list[Miss]] = {}
+    for row in rows:
+        if rate := runs.get(row["config_hash"]):
+            middle, high = float(row["tokens_per_second_per_gpu"]), float(row["high"])
+            error = float(row["step_seconds"]) / rate.seconds - 1
+            deviation = math.log(high / middle) / QUANTILE
+            found.setdefault(row["round"], []).append(
+                Miss(rate.run_id, error, deviation, layout(rate.config, rate.ran))
+            )
+    return found
+
+
 def line(name: str, misses: list[Miss]) -> str:
     """Return a row of the table."""
     errors = sorted(abs(one.error) for one in misses)
@@ -163,6 +181,8 @@ def main() -> None:
     print(line("fitted on 1 GPU, predicting 2 and 4", one_device))
     print(line("from the probe only", untaught))
     print(line("published dense Megatron results on H100, never fitted", outside))
+    for name, misses in sorted(predicted_before(rates).items()):
+        print(line(f"predicted before they ran, round {name}", misses))
     for name in sorted({one.layout for one in [*every, *outside]}):
         print(line(f"  {name}", [one for one in [*every, *outside] if one.layout == name]))
     for one in sorted([*every, *outside], key=lambda one: -abs(one.error))[: options.worst]:

@@ -34,9 +34,9 @@ _CPU_LAYER_SECONDS = 0.0036  # of calls, both ways
 # H200 nodes. The backward pass is launched from C++ and keeps ahead. Vendors' engines have fewer
 # and larger kernels: an assumption.
 _FORWARD_LAUNCH_SECONDS, _ENGINE_LAUNCH_SECONDS = 0.002, 0.0007
-# Of these, of each compiled norm and rotary embedding, whose guards Python checks
-# (gpt2-xl, which has neither, on one H200; each layer has two of both).
-_COMPILED_CALL_SECONDS = 0.000125
+# More than torch's own takes for a compiled norm, and for a compiled rotary embedding of queries or
+# keys, whose guards Python checks: 131 instead of 23 and 85 us a call, beside an H200.
+_COMPILED_NORM_SECONDS, _COMPILED_ROPE_SECONDS = 0.000108, 0.000085
 # Of a layer with experts, some 190 kernels both ways: 14 to 16 ms of the host on H200 nodes.
 _EXPERT_LAUNCH_SECONDS = 0.0145
 _LATENT_LAUNCH_SECONDS = 0.003  # more with latent attention, whose projections are made in steps
@@ -53,11 +53,11 @@ _MASKED_ATTENTION = 3.5
 # A window is FlashAttention 2's, for whose time FlashAttention 3 takes 1 / 1.5 to 1 / 2 forward and
 # 1 / 1.5 to 1 / 1.75 backward (arXiv 2407.08608); its blocks of 128 queries see 128 keys more.
 _WINDOW_KERNEL, _WINDOW_BLOCK = 1.7, 128.0
-# cuDNN's kernel for queries of 192 and values of 128 elements, DeepSeek-V2-Lite on an H200: 35.4 ms
-# a step, where the rate of other runs gives 25.2 and their profiles are 1.06 of it.
-_LATENT_ATTENTION = 1.33
-# torch.cat of the parts of latent queries, keys and their gradients: 218 MB in 0.24 ms there, a
-# quarter of what other kernels reach.
+# cuDNN's kernel for queries of 192 and values of 128 elements takes 11.19 ms for 2 x 4,096 tokens
+# and 128 heads on an H200, and 7.36 ms for heads of 128; their widths explain 1.19 of it.
+_LATENT_ATTENTION = 1.28
+# torch.cat of the parts of latent queries, keys and their gradients: 0.94 TB/s there, a quarter
+# of what other kernels reach.
 _SLOW_COPY = 4
 # Width of a head at which the exponentials of attention take as long as its products: an SM of
 # compute capability 9.0 makes 16 of them in a clock (CUDA C++ Programming Guide, throughput of
@@ -243,8 +243,9 @@ class _Job:
         busy = _believed({kind: total.get(kind, 0.0) for kind in kinds}) / 3
         each = _ENGINE_LAUNCH_SECONDS
         if self.own_kernels:
-            native = (self.shape.normalization == "layer") + bool(self.shape.learned_positions)
-            each = _FORWARD_LAUNCH_SECONDS - 2 * native * _COMPILED_CALL_SECONDS
+            each = _FORWARD_LAUNCH_SECONDS
+            each -= 2 * _COMPILED_NORM_SECONDS * (self.shape.normalization == "layer")
+            each -= 2 * _COMPILED_ROPE_SECONDS * bool(self.shape.learned_positions)
         return max(self.config.num_microbatches * dense * each - busy, 0.0)
 
     def stage(self, number: int) -> Seconds:

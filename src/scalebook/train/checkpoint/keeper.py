@@ -219,18 +219,18 @@ def sharded_state(trainer: Trainer, step: int, *, loading: bool = False) -> dict
 
     The place in the data is the step itself: sample numbers follow from it alone.
     """
-    chunks = trainer.model.chunks
+    chunks, content = trainer.model.chunks, mcore_checkpoint.content(trainer.model.config)
     if not loading:
         _gather(trainer)
     names = ["model"] if len(chunks) == 1 else [f"model{i}" for i in range(len(chunks))]
     models = {
-        name: chunk.module.sharded_state_dict(metadata=dict(mcore_checkpoint.CONTENT))
+        name: _without_extras(chunk.module.sharded_state_dict(metadata=content), trainer)
         for name, chunk in zip(names, chunks, strict=True)
     }
     if loading:
         mcore_checkpoint.fill(trainer.optimizer.inner)
     optimizer = trainer.optimizer.inner.sharded_state_dict(
-        models, is_loading=loading, metadata=dict(mcore_checkpoint.CONTENT)
+        models, is_loading=loading, metadata=content
     )
     world = trainer.world
     random = mcore_checkpoint.ShardedObject("random", _random(), (world.size,), (world.rank,))
@@ -242,6 +242,13 @@ def sharded_state(trainer: Trainer, step: int, *, loading: bool = False) -> dict
         "samples": step * trainer.config.global_batch_size,
         "random": random,
     }
+
+
+def _without_extras(state: dict[str, Any], trainer: Trainer) -> dict[str, Any]:
+    """Leave out what only Transformer Engine fills; grouped experts have none for the others."""
+    if trainer.model.switches.transformer_engine:
+        return state
+    return {name: part for name, part in state.items() if not name.endswith(_EXTRA)}
 
 
 def state_sizes(trainer: Trainer) -> list[int]:
@@ -275,9 +282,10 @@ def restore_state(trainer: Trainer, loaded: dict[str, Any]) -> int:
     chunks = trainer.model.chunks
     for index, chunk in enumerate(chunks):
         name = "model" if len(chunks) == 1 else f"model{index}"
-        chunk.module.load_state_dict(loaded[name], strict=True)
-    trainer.optimizer.inner.load_state_dict(loaded["optimizer"])
-    mcore_checkpoint.set_steps(trainer.optimizer.inner)
+        module = chunk.module
+        extras = [one for one in module.state_dict() if one.endswith(_EXTRA)]
+        module.load_state_dict(dict.fromkeys(extras) | loaded[name], strict=True)
+    mcore_checkpoint.load_optimizer(trainer.optimizer.inner, loaded["optimizer"])
     trainer.optimizer.schedule.load_state_dict(loaded["schedule"])
     _set_random(loaded["random"])
     return int(loaded["step"])
@@ -300,6 +308,7 @@ def _set_random(states: dict[str, Any]) -> None:
     mcore.tensor_parallel.get_cuda_rng_tracker().set_states(states["tracker"])
 
 
+_EXTRA = "._extra_state"
 LATEST = "latest.json"  # names the last good checkpoint
 CONTENT = "scalebook.json"  # in a checkpoint: its step and layout
 # A checkpoint holds parts as the ranks of one layout need them.

@@ -12,6 +12,7 @@ import pickle
 import warnings
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -34,9 +35,18 @@ with warnings.catch_warnings():
 
 ShardedObject: Any = _dist.ShardedObject
 
-# Each data-parallel rank keeps its own part of the optimizer, by the buckets of its buffers:
-# nothing is gathered, and the checkpoint fits the same layout alone.
-CONTENT: dict[str, Any] = {"distrib_optim_sharding_type": "dp_reshardable"}
+
+def content(config: Any) -> dict[str, Any]:
+    """Return how the optimizer is saved.
+
+    Each data-parallel rank keeps its own part, by the buckets of its buffers: nothing is gathered,
+    and the checkpoint fits the same layout alone. Experts lie in them one by one or grouped, as
+    ``grouped_gemm`` says; theirs is saved by the names of the parameters, which both share.
+    """
+    kind = "fully_reshardable" if config.num_moe_experts else "dp_reshardable"
+    return {"distrib_optim_sharding_type": kind}
+
+
 FILES_PER_RANK = 2  # written by as many processes; Megatron-LM's default before 0.19
 
 
@@ -173,6 +183,23 @@ def fill(optimizer: Any) -> None:
             if not adam.state[parameter]:
                 moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
                 adam.state[parameter] = {"step": torch.zeros((), device=parameter.device)} | moments
+
+
+def load_optimizer(optimizer: Any, state: dict[str, Any]) -> None:
+    """Load an optimizer's state; its counts of steps are those of ``set_steps``.
+
+    What is saved by name has none, which Megatron-Core looks for in torch's Adam.
+    """
+    name = "_set_main_param_and_optimizer_states"
+    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
+        if (put := getattr(part, name, None)) is not None:
+            setattr(part, name, partial(_put_all, put))
+    optimizer.load_state_dict(state)
+    set_steps(optimizer)
+
+
+def _put_all(put: Any, parameter: Any, tensors: dict[str, Any]) -> None:
+    put(parameter, {"step": torch.zeros(()), **tensors})
 
 
 def set_steps(optimizer: Any) -> None:

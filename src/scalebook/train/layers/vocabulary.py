@@ -36,17 +36,6 @@ def _gradient(
     logits.copy_((softmax - hit.float()) * grad_output.unsqueeze(1))
 
 
-_INDEXED = 2**31 - 1  # elements that a kernel counts in 32 bits; beyond, it takes twice as long
-
-
-def _pieces(*tensors: Tensor) -> list[tuple[Tensor, ...]]:
-    """Return tensors of as many rows in equal pieces; the first, logits, is what is large."""
-    rows = len(tensors[0])
-    least = max(-(-tensors[0].numel() // _INDEXED), 1)
-    number = next(count for count in range(least, max(rows, least) + 1) if rows % count == 0)
-    return list(zip(*(tensor.chunk(number) for tensor in tensors), strict=True))
-
-
 class VocabularyParallelCrossEntropy(torch.autograd.Function):
     """Loss of each token from this rank's columns of the logits."""
 
@@ -57,8 +46,7 @@ class VocabularyParallelCrossEntropy(torch.autograd.Function):
         inside = (labels >= start) & (labels < start + logits.shape[1])
         target = (labels - start).clamp(0, logits.shape[1] - 1)
         statistics = _compiled_statistics() if compiled else _statistics
-        found = [statistics(*piece) for piece in _pieces(logits, target, inside)]
-        log_sum, picked = (torch.cat(parts) for parts in zip(*found, strict=True))
+        log_sum, picked = statistics(logits, target, inside)
         if group.size() > 1:
             gathered = [torch.empty_like(log_sum) for _ in range(group.size())]
             distributed.all_gather(gathered, log_sum, group=group)
@@ -75,8 +63,7 @@ class VocabularyParallelCrossEntropy(torch.autograd.Function):
         logits = logits.detach()
         grad_output = grad_outputs[0].contiguous()  # so that one compiled kernel serves all callers
         replace = fused.compiled_in_place(_gradient) if ctx.compiled else _gradient
-        for piece in _pieces(logits, log_sum, target, inside, grad_output):
-            replace(*piece)
+        replace(logits, log_sum, target, inside, grad_output)
         return logits, None, None, None
 
 
