@@ -1035,6 +1035,19 @@ def test_products_below_the_peak_do_not_count_the_clock_a_second_time(healthy):
         assert parts["products_below_peak"] == pytest.approx(below)
 
 
+@pytest.mark.parametrize(("best", "again"), [(None, 0.1), (900.0, 0.1 * 989.4 / 900)])
+def test_recomputation_takes_its_flops_at_the_best_rate_that_is_known(healthy, best, again):
+    """By hand: an HFU of 0.5 at an MFU of 0.4 is 0.1 of the step at the peak."""
+    full = healthy.record.model_copy(
+        update={"requested": healthy.record.requested | {"recompute": "full"}}
+    )
+    changed = replace(healthy, record=full)
+    found = waterfall(with_metrics(changed, mfu=0.4, hfu=0.5, measured_matmul_tflops=best))
+    assert found is not None
+    parts = {part.name: part.step_fraction for part in found.parts}
+    assert parts["recomputation"] == pytest.approx(again)
+
+
 @pytest.mark.parametrize(
     "unknown",
     [
@@ -1149,6 +1162,10 @@ def test_a_bubble_is_named_from_three_percent_on_with_what_halves_it(healthy):
     uneven = bubble(4, 6)  # an interleaved schedule needs batches that stages divide
     assert uneven is not None and len(uneven.advice) == 2
     assert bubble(1, 8) is None
+    # 32 layers: 2 each in 4 x 4 chunks can be halved, 1 each in 4 x 8 not
+    for chunks, advised in ((4, 3), (8, 2)):
+        deep = bubble(4, 8, chunks)
+        assert deep is not None and len(deep.advice) == advised
 
 
 def test_the_vocabulary_of_a_small_model_is_named_from_its_share_on(healthy, monkeypatch):
