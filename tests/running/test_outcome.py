@@ -229,6 +229,13 @@ def test_a_kill_is_not_explained_by_what_the_log_told_before():
     assert classify(evidence(*log)).cause == "signal"
 
 
+@pytest.mark.parametrize("code", [-9, -15])
+def test_a_kill_is_explained_by_a_host_whose_memory_was_short(code: int):
+    log = ["OSError: [Errno 12] Cannot allocate memory", *torchrun_report(1, code)]
+    outcome = classify(evidence(*log))
+    assert (outcome.status, outcome.cause) == ("out_of_memory", "host_memory")
+
+
 def test_a_kill_is_the_systems_only_with_its_word_for_it():
     report = torchrun_report(rank=1, code=-9)
     assert classify(evidence(*report)).status == "failed"
