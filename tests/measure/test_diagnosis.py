@@ -1137,6 +1137,17 @@ def test_waits_of_time_marks_are_beyond_what_theory_explains(healthy):
     assert waiting_of(replace(staged, parallelism=None)) is None
 
 
+def test_waits_that_nobody_measured_are_unknown_however_many_theory_expects(healthy):
+    for split in (None, Parallelism(8)):
+        bare = replace(healthy, split=None, parallelism=split or STAGED, num_microbatches=8)
+        found = waterfall(bare)
+        assert found is not None
+        parts = {part.name: part.step_fraction for part in found.parts}
+        assert parts["pipeline_bubble"] == (0 if split else pytest.approx(3 / 11))
+        for name in ("waits_between_stages", "exposed_communication", "optimizer", "idle_device"):
+            assert parts[name] is None
+
+
 def test_a_bubble_is_named_from_three_percent_on_with_what_halves_it(healthy):
     def bubble(stages: int, batches: int, chunks: int = 1) -> Finding | None:
         split = Parallelism(8, 1, stages, virtual_pipeline_parallel_size=chunks)
