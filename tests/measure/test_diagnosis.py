@@ -1137,6 +1137,14 @@ def test_waits_of_time_marks_are_beyond_what_theory_explains(healthy):
     assert waiting_of(replace(staged, parallelism=None)) is None
 
 
+def test_stages_wait_for_the_longest_also_where_the_bubble_is_unknown(healthy):
+    staged = replace(healthy, parallelism=STAGED)
+    waits = pipeline.imbalance_of(staged)
+    for batches, beside in ((None, 0.0), (8, 3 / 11)):
+        at = finding(pipeline.pipeline_imbalance_rule, replace(staged, num_microbatches=batches))
+        assert at is not None and at.step_fraction == pytest.approx(waits * (1 - beside))
+
+
 def test_waits_that_nobody_measured_are_unknown_however_many_theory_expects(healthy):
     for split in (None, Parallelism(8)):
         bare = replace(healthy, split=None, parallelism=split or STAGED, num_microbatches=8)
@@ -1396,6 +1404,8 @@ def test_a_split_is_known_where_its_sizes_are_and_fit_together(healthy, sizes, s
     found = evidence._parallelism(healthy.record, metrics)
     whole = split and replace(split, data_parallel_sharding=found.data_parallel_sharding)
     assert found == whole
+    silent = healthy.record.model_copy(update={"requested": {}})  # no chunks, no split of experts
+    assert evidence._parallelism(silent, metrics) == whole
 
 
 def test_uneven_experts_cost_what_their_products_take_beyond_the_mean(healthy):
