@@ -288,6 +288,7 @@ def test_a_start_takes_the_median_of_what_trials_took_around_their_steps() -> No
         tried(SLOW, 3.0, 10),  # of an earlier session
     ]
     assert begin(FAST, SLOW, trials=trials).start_seconds == 30.0
+    assert begin(FAST, SLOW, trials=trials[1:2]).start_seconds == 0.0
     failed = replace(trials[0], rate=None, completed=False, wall_seconds=90.0)
     assert begin(FAST, SLOW, trials=[failed]).start_seconds == 90.0
     drifted = replace(trials[0], rate=None, wall_seconds=90.0)  # its 10 steps were predicted 1 s
