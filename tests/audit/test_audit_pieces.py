@@ -19,6 +19,7 @@ from scalebook.audit import (
     parse_claims,
     parse_results,
     read_document,
+    row_checks,
 )
 from scalebook.audit import fields as vocabulary
 from scalebook.audit.claimed_rows import Row
@@ -616,6 +617,16 @@ def test_what_a_count_of_flops_takes_for_granted_is_said(cells: dict[str, str], 
     )
     assert found.verdict == "contradicts"
     assert found.note.startswith(words)
+
+
+def test_a_contradicted_claim_is_held_against_a_legitimate_value_where_there_is_one() -> None:
+    row = Row("", "", None, {"mfu": read_printed("30%")}, {})
+    item = vocabulary.field("mfu")
+    assert item is not None
+    wrong = knowledge._known("mfu", 0.5, "wrong", legitimate=False)
+    for facts, expected in (([wrong, knowledge._known("mfu", 0.4, "right")], 0.4), ([wrong], 0.5)):
+        found = row_checks.compare(row, item, "rule", facts)
+        assert (found.verdict, found.expected) == ("contradicts", expected)
 
 
 def test_what_is_not_the_best_alternative_is_named_behind_it() -> None:

@@ -509,6 +509,13 @@ def test_total_flos_of_the_trainer_counts_every_expert_and_no_embedding_or_atten
     assert flops_per_token(shape, 8192, "hf_total_flos") == expected
 
 
+def test_positions_beyond_the_table_are_rows_of_it_but_for_a_trainer_that_counts_none():
+    learned = replace(TOY, learned_positions=64)
+    for convention, rows in (("six_n", 100 - 64), ("hf_total_flos", 0)):
+        short, long = (flops_per_token(learned, length, convention) for length in (64, 100))
+        assert long - short == 6 * rows * TOY.hidden_size
+
+
 def test_frozen_weights_are_due_two_thirds_of_the_products_and_all_of_the_attention():
     shape = catalog.model("llama3.1-8b")
     parts = flop_parts(shape, 8192)

@@ -394,6 +394,40 @@ def test_a_message_has_the_numbers_of_what_does_not_fit_and_of_what_would(
     assert said in [one.message for one in found]
 
 
+@pytest.mark.parametrize(
+    ("shape", "sizes"),
+    [
+        ("dense", [1, 2, 4, 8]),  # 8 heads in 2 groups
+        ("odd-groups", [1, 2, 4]),  # 12 in 4: 3 and 6 share no groups, 12 splits no 20 x 8
+        ("odd-ffn", [1]),  # 12 in 3, and 88 columns
+        ("moe", [1, 2, 4, 8]), ("shared", [1, 2]),  # a shared expert of 50 columns
+    ],
+)  # fmt: skip
+def test_tensor_sizes_divide_heads_groups_and_columns(shape: str, sizes: list[int]):
+    assert tensor_sizes(SHAPES[shape]) == sizes
+
+
+@pytest.mark.parametrize(
+    ("device", "known"), [(A100, "bf16 or fp16 or fp32"), (H100, "bf16 or fp16 or fp8 or fp32")]
+)
+def test_a_device_says_which_formats_it_has(device: Accelerator, known: str):
+    found = legality.check(config(precision="fp4"), LLAMA, accelerator=device)
+    said = f"precision=fp4 is not known for {device.name}. Use {known}."
+    assert said in [one.message for one in found]
+
+
+@pytest.mark.parametrize(
+    ("norms", "wide", "said"),
+    [(2, False, None), (4, False, "other norms per layer"), (2, True, "full-width query-key norms"),
+     (1, True, "full-width query-key norms")],
+)  # fmt: skip
+def test_other_norms_than_two_of_a_layer_are_not_trained(norms: int, wide: bool, said: str | None):
+    shape = replace(DENSE, norms_per_layer=norms, qk_norm_full_width=wide)
+    found = list(untrained(config(model="dense"), shape))
+    assert len(found) == (said is not None)
+    assert all(one.startswith(f"dense has {said}, which engine") for one in found)
+
+
 def test_whole_documents_are_for_any_engine():
     assert legality.check(config(engine="nemo"), LLAMA, gpus_per_node=8) == ()
 

@@ -69,6 +69,13 @@ def test_a_last_stage_of_its_own_size_leaves_the_others_equal_parts() -> None:
     assert sum(stage_count(shape, split, stage).total for stage in range(4)) == whole
 
 
+def test_the_last_of_two_stages_has_a_size_of_its_own_and_one_stage_has_none() -> None:
+    shape = catalog.model("llama3.1-8b")
+    two = Parallelism(2, pipeline_parallel_size=2, last_pipeline_stage_layers=5)
+    assert [len(chunk) for stage in (0, 1) for chunk in stage_layers(shape, two, stage)] == [27, 5]
+    assert stage_layers(shape, Parallelism(1), 0) == [list(range(32))]
+
+
 def test_chunks_of_a_smaller_last_stage_go_round_the_stages() -> None:
     shape = catalog.model("llama3.1-8b")  # 32 layers
     split = Parallelism(

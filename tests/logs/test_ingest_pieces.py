@@ -420,6 +420,20 @@ def test_memory_of_a_step_is_its_own_or_the_peak_of_the_job():
     assert first.reserved_gib is None
 
 
+@pytest.mark.parametrize(
+    ("rows", "every"),
+    [
+        ([(0, 1), (1, 1)], True), ([(0, 0.5), (1, 1)], False), ([(10, 10), (20, 10)], True),
+        ([(10, 9), (20, 10)], False), ([(10, 10), (20, 9)], False), ([(5, 5)], True),
+        ([(1000, 10), (1010, 10)], True), ([(5, 0)], False),
+    ],
+)  # fmt: skip
+def test_every_iteration_was_skipped_where_each_record_counts_as_many(rows, every):
+    """A record counts those since the one before; the first, which began at 1 or later, as many."""
+    job = job_of(*({"step": float(step), "skipped": float(count)} for step, count in rows))
+    assert steps._all_skipped(job) is every
+
+
 def test_a_log_beyond_its_limit_is_not_said_to_end():
     job = job_of({"step": 7.0, "loss": 1.0}, total_steps=9)
     job.counts.records_beyond_limit = 1234

@@ -366,6 +366,15 @@ def test_a_trace_of_another_program_is_split_by_the_marks_that_torch_makes(tmp_p
     }  # fmt: skip
 
 
+def test_steps_are_of_some_length_and_do_not_overlap(tmp_path: Path):
+    """Marks at 0-100, 90-200 and 200-200 us: two steps, of 100 us each."""
+    marks = [host("scalebook.step", *ends) for ends in ((0, 100), (90, 200), (200, 200))]
+    work = [launch(1, 10), kernel("gemm", 20, 60, 1)]
+    found = reduced(tmp_path, *marks, *work)
+    assert (found.steps, found.each_step_seconds) == (2, pytest.approx((100 * US, 100 * US)))
+    assert found.kernels_per_step == 0.5
+
+
 def test_a_trace_without_steps_counts_as_one_and_says_so(tmp_path: Path):
     found = reduced(tmp_path, kernel("gemm", 100, 150), kernel("gemm", 170, 200))
     assert (found.steps, found.step_seconds) == (1, pytest.approx(100 * US))
@@ -586,7 +595,16 @@ def test_a_breakdown_is_read_back_as_it_was_written(tmp_path: Path):
 
 @pytest.mark.parametrize(
     "content",
-    ["", "[]", '{"parts": 3}', '{"step_seconds": NaN}', '{"top_kernels": [{"name": "x"}]}'],
+    [
+        "",
+        "[]",
+        '{"parts": 3}',
+        '{"step_seconds": NaN}',
+        '{"top_kernels": [{"name": "x"}]}',
+        '{"parts": {"idle_seconds": Infinity}}',
+        '{"step_seconds": -Infinity}',
+        '{"top_kernels": [{"name": "x", "seconds": NaN, "calls": 1, "kind": "gemm"}]}',
+    ],
 )
 def test_a_file_that_is_no_breakdown_is_refused_in_one_line(content: str, tmp_path: Path):
     path = tmp_path / "breakdown.json"

@@ -90,6 +90,7 @@ def breakdown(gaps: float = 0.01, exposed: dict[str, float] | None = None, **sha
     """Return a profile of a step of SECONDS, given as shares; forward takes up what they change."""
     parts = HEALTHY | shares
     parts["forward"] += 1 - sum(parts.values())
+    assert parts["forward"] > 0 or "forward" in shares  # or else no share of it counts
     return Breakdown(
         rank=0,
         device="gpu",
@@ -506,12 +507,13 @@ def test_kernels_that_are_not_fused_are_named(tmp_path):
 
 
 def test_findings_are_ordered_by_size_and_those_without_one_come_last(tmp_path):
-    profile = breakdown(data=0.1, optimizer=0.15, gaps=0.2, idle=0.25)
-    found = diagnosed(tmp_path, profile=profile, observed={"attention_kernel": "math"})
+    profile = breakdown(data=0.1, optimizer=0.15, gaps=0.2, idle=0.25, backward=0.4)
+    off = {"attention_kernel": "math", "overlap_grad_reduce": False}
+    found = diagnosed(tmp_path, profile=profile, observed=off, environment={"backend": "gloo"})
     sizes = [finding.step_fraction for finding in found.findings]
     known = [size for size in sizes if size is not None]
-    assert known == sorted(known, reverse=True)
-    assert sizes[len(known) :] == [None] * (len(sizes) - len(known))
+    assert known == sorted(known, reverse=True) and len(set(known)) > 2
+    assert sizes[len(known) :] == [None] * (len(sizes) - len(known)) != []
 
 
 def test_the_waterfall_of_a_profiled_run_adds_up_to_the_whole_step(tmp_path):
@@ -1033,6 +1035,19 @@ def test_products_below_the_peak_do_not_count_the_clock_a_second_time(healthy):
         assert parts["products_below_peak"] == pytest.approx(below)
 
 
+@pytest.mark.parametrize(("best", "again"), [(None, 0.1), (900.0, 0.1 * 989.4 / 900)])
+def test_recomputation_takes_its_flops_at_the_best_rate_that_is_known(healthy, best, again):
+    """By hand: an HFU of 0.5 at an MFU of 0.4 is 0.1 of the step at the peak."""
+    full = healthy.record.model_copy(
+        update={"requested": healthy.record.requested | {"recompute": "full"}}
+    )
+    changed = replace(healthy, record=full)
+    found = waterfall(with_metrics(changed, mfu=0.4, hfu=0.5, measured_matmul_tflops=best))
+    assert found is not None
+    parts = {part.name: part.step_fraction for part in found.parts}
+    assert parts["recomputation"] == pytest.approx(again)
+
+
 @pytest.mark.parametrize(
     "unknown",
     [
@@ -1122,6 +1137,25 @@ def test_waits_of_time_marks_are_beyond_what_theory_explains(healthy):
     assert waiting_of(replace(staged, parallelism=None)) is None
 
 
+def test_stages_wait_for_the_longest_also_where_the_bubble_is_unknown(healthy):
+    staged = replace(healthy, parallelism=STAGED)
+    waits = pipeline.imbalance_of(staged)
+    for batches, beside in ((None, 0.0), (8, 3 / 11)):
+        at = finding(pipeline.pipeline_imbalance_rule, replace(staged, num_microbatches=batches))
+        assert at is not None and at.step_fraction == pytest.approx(waits * (1 - beside))
+
+
+def test_waits_that_nobody_measured_are_unknown_however_many_theory_expects(healthy):
+    for split in (None, Parallelism(8)):
+        bare = replace(healthy, split=None, parallelism=split or STAGED, num_microbatches=8)
+        found = waterfall(bare)
+        assert found is not None
+        parts = {part.name: part.step_fraction for part in found.parts}
+        assert parts["pipeline_bubble"] == (0 if split else pytest.approx(3 / 11))
+        for name in ("waits_between_stages", "exposed_communication", "optimizer", "idle_device"):
+            assert parts[name] is None
+
+
 def test_a_bubble_is_named_from_three_percent_on_with_what_halves_it(healthy):
     def bubble(stages: int, batches: int, chunks: int = 1) -> Finding | None:
         split = Parallelism(8, 1, stages, virtual_pipeline_parallel_size=chunks)
@@ -1147,6 +1181,10 @@ def test_a_bubble_is_named_from_three_percent_on_with_what_halves_it(healthy):
     uneven = bubble(4, 6)  # an interleaved schedule needs batches that stages divide
     assert uneven is not None and len(uneven.advice) == 2
     assert bubble(1, 8) is None
+    # 32 layers: 2 each in 4 x 4 chunks can be halved, 1 each in 4 x 8 not
+    for chunks, advised in ((4, 3), (8, 2)):
+        deep = bubble(4, 8, chunks)
+        assert deep is not None and len(deep.advice) == advised
 
 
 def test_the_vocabulary_of_a_small_model_is_named_from_its_share_on(healthy, monkeypatch):
@@ -1366,6 +1404,8 @@ def test_a_split_is_known_where_its_sizes_are_and_fit_together(healthy, sizes, s
     found = evidence._parallelism(healthy.record, metrics)
     whole = split and replace(split, data_parallel_sharding=found.data_parallel_sharding)
     assert found == whole
+    silent = healthy.record.model_copy(update={"requested": {}})  # no chunks, no split of experts
+    assert evidence._parallelism(silent, metrics) == whole
 
 
 def test_uneven_experts_cost_what_their_products_take_beyond_the_mean(healthy):

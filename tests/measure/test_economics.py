@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scalebook.errors import ClaimError
 from scalebook.facts import catalog
 from scalebook.facts.flops import flops_per_token
-from scalebook.measure.economics import Answer, Inputs, answers, read_range
+from scalebook.measure.economics import Answer, Inputs, answer, answers, read_range
 from scalebook.measure.intervals import Interval, point
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -219,14 +219,33 @@ WORKED = {
 }
 
 
+GIVEN = {
+    "tokens": "1T", "tokens_per_second": "1e6", "sequence_length": "4096", "gpus": "50",
+    "price_per_gpu_hour": "2", "spot_price_per_gpu_hour": "1", "preemption_overhead": "10%",
+    "watts_per_gpu": "800", "pue": "1.5", "grid_kg_per_kwh": "0.5",
+    "other_tokens_per_second": "2e6", "other_gpus": "40", "reserved_price_per_gpu_hour": "1.5",
+    "storage_tb": "200", "price_per_tb_month": "20", "transferred_tb": "30",
+    "price_per_transferred_tb": "90",
+}  # fmt: skip
+
+
+def test_the_middle_of_an_answer_is_that_of_its_inputs_middles():
+    rough = {"tokens_per_second": "0.5e6..1.5e6", "price_per_gpu_hour": "1.5..2.5"}
+    rough |= {"watts_per_gpu": "600..1000", "other_tokens_per_second": "1e6..3e6"}
+    for name, found in stated(**GIVEN | rough).items():
+        assert found.value is not None
+        assert found.value.middle == pytest.approx(WORKED[name][1]), name
+        assert found.value.low <= found.value.middle <= found.value.high
+
+
+def test_an_answer_is_found_by_its_name():
+    inputs = Inputs(tokens=point(1e12), tokens_per_second=point(1e6))
+    assert answer("training_seconds", inputs).value == point(1e6)
+    assert answer("cost", inputs).name == "cost"
+
+
 def test_every_answer_is_the_one_worked_by_hand():
-    found = stated(
-        tokens="1T", tokens_per_second="1e6", sequence_length="4096", gpus="50",
-        price_per_gpu_hour="2", spot_price_per_gpu_hour="1", preemption_overhead="10%",
-        watts_per_gpu="800", pue="1.5", grid_kg_per_kwh="0.5", other_tokens_per_second="2e6",
-        other_gpus="40", reserved_price_per_gpu_hour="1.5", storage_tb="200",
-        price_per_tb_month="20", transferred_tb="30", price_per_transferred_tb="90",
-    )  # fmt: skip
+    found = stated(**GIVEN)
     assert set(found) == set(WORKED)
     for name, (unit, value, formula) in WORKED.items():
         answer = found[name]

@@ -863,3 +863,12 @@ def test_the_incomplete_beta_function_is_scipys_and_whole_at_its_end():
     for x in (1e-24, 0.2, 0.8, 0.99):
         expected = float(special.betainc(2.0, 0.5, x))
         assert intervals._incomplete_beta(2.0, 0.5, x) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("most", "more"), [(12, []), (13, []), (14, [14]), (18, [14, 16, 18]), (21, [14, 16, 18, 21])]
+)
+def test_lengths_are_all_up_to_twelve_then_an_eighth_apart(most, more):
+    """12 / 8 is 2 in whole steps, so is 14 / 8 and 16 / 8; 18 / 8 is 3."""
+    assert stability._lengths(most) == (*range(2, 13), *more)
+    assert stability._lengths(2) == (2,)

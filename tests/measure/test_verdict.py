@@ -289,6 +289,12 @@ def test_more_than_a_hundred_times_the_steps_are_never_advised(times, advised):
     assert advised in said or (advised == "more repeats" and "too small" in said)
 
 
+def test_runs_that_are_exactly_as_fast_are_not_told_apart():
+    same = [Estimate(0.0, 0.0, 40)]
+    found = compare(same, same, start_spread=0.0)
+    assert (found.word, found.low, found.high) == ("cannot tell", 1.0, 1.0)
+
+
 def test_the_fewest_steps_that_are_advised_are_a_tenth_of_those_there():
     """By hand: 1.05 times the variance that decides asks for 5 %, and a tenth of 10 steps is 1."""
     half = 0.01 * math.sqrt(1.05 / 2)

@@ -231,6 +231,21 @@ def test_the_next_trial_must_leave_time_for_the_full_run() -> None:
     assert begin().next(0.0) == "nothing fits"
 
 
+def test_the_better_half_is_tried_again_before_a_layout_beyond_the_width() -> None:
+    """By hand: 4 of 5 once, 2 of them twice, the fifth; then 3 of 5 twice, 2 thrice, the rest."""
+    layouts = [
+        candidate(32768 * (1 - at / 1000), 40000.0, micro_batch_size=2**at) for at in range(5)
+    ]
+    trials: list[Trial] = []
+    for _ in range(12):
+        standing = begin(*layouts, trials=trials)._chosen(4)
+        assert standing is not None
+        at = standing.config.micro_batch_size.bit_length() - 1
+        trials.append(tried(layouts[at], layouts[at].prediction.step_seconds))
+    order = [one.config.micro_batch_size.bit_length() - 1 for one in trials]
+    assert order == [0, 1, 2, 3, 0, 1, 4, 2, 0, 1, 3, 4]
+
+
 def test_trials_of_a_layout_count_by_their_steps() -> None:
     """By hand: 10 steps of 1 s and 30 of 1.2 s are 1.15 s; their errors add by their weights."""
     trials = [tried(FAST, 1.0, 10, deviation=0.02), tried(FAST, 1.2, 30, deviation=0.01)]
@@ -273,6 +288,7 @@ def test_a_start_takes_the_median_of_what_trials_took_around_their_steps() -> No
         tried(SLOW, 3.0, 10),  # of an earlier session
     ]
     assert begin(FAST, SLOW, trials=trials).start_seconds == 30.0
+    assert begin(FAST, SLOW, trials=trials[1:2]).start_seconds == 0.0
     failed = replace(trials[0], rate=None, completed=False, wall_seconds=90.0)
     assert begin(FAST, SLOW, trials=[failed]).start_seconds == 90.0
     drifted = replace(trials[0], rate=None, wall_seconds=90.0)  # its 10 steps were predicted 1 s

@@ -284,6 +284,11 @@ def test_the_noise_of_starts_is_pooled_over_the_repeats_of_each_layout(made, ran
     # the variance of each pair is 0.2 ** 2 / 2, with one degree of freedom
     assert noise == pytest.approx((0.2**2 / 2) ** 0.5)
     assert Tuning(ranking, lambda _: made, 3000.0, trials[::2]).noise < 0.02
+    # a third repeat in the middle leaves 0.2 ** 2 / 2 to squares, with a degree more
+    middle = KnownRate("m", pairs[0][0], shape, H100, {}, math.exp(0.1))
+    three = [*trials, Trial(pairs[0][0], "m", middle, 10, 0.001)]
+    expected = (2 * 0.2**2 / 2 / 3) ** 0.5
+    assert Tuning(ranking, lambda _: made, 3000.0, three).noise == pytest.approx(expected)
 
 
 def test_a_budget_in_which_no_run_fits_is_refused_with_what_would(start, ranking) -> None:

@@ -229,6 +229,25 @@ def test_a_kill_is_not_explained_by_what_the_log_told_before():
     assert classify(evidence(*log)).cause == "signal"
 
 
+@pytest.mark.parametrize("code", [-9, -15])
+def test_a_kill_is_explained_by_a_host_whose_memory_was_short(code: int):
+    log = ["OSError: [Errno 12] Cannot allocate memory", *torchrun_report(1, code)]
+    for known in (evidence(*log), evidence(log[0], code=128 - code)):
+        outcome = classify(known)
+        assert (outcome.status, outcome.cause) == ("out_of_memory", "host_memory")
+    gpu = "CUDA out of memory. Tried to allocate 1.00 GiB"  # of some time before the kill
+    assert classify(evidence(gpu, code=128 - code)).cause != "gpu_memory"
+    assert classify(evidence(gpu, code=1)).cause == "gpu_memory"
+
+
+def test_the_root_cause_may_stand_in_the_first_line():
+    report = torchrun_report(3, -9)
+    first = next(at for at, line in enumerate(report) if line.startswith("Root Cause"))
+    found = root_cause(report[first:])
+    assert found is not None and (found.rank, found.code, found.process_id) == (3, -9, 9)
+    assert root_cause(report[first + 1 :]) is None
+
+
 def test_a_kill_is_the_systems_only_with_its_word_for_it():
     report = torchrun_report(rank=1, code=-9)
     assert classify(evidence(*report)).status == "failed"

@@ -53,8 +53,8 @@ class Basis:
     platforms: tuple[str, ...]
     probe: str | None
     accelerator: str | None
-    folders: tuple[str, ...] = ()
-    without: int = 0  # runs of these folders that teach nothing here
+    folders: tuple[str, ...]
+    without: int  # runs of these folders that teach nothing here
 
 
 @dataclass(frozen=True, slots=True)

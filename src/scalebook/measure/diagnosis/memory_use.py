@@ -34,7 +34,7 @@ def fits_with(found: Evidence, *, measured: Evidence | None = None, **changes: A
     base = measured or found
     now, then, device = base.memory(), found.memory(**changes), found.device_memory_gib
     peak = base.metrics.peak_memory_gib
-    if now is None or then is None or not device or not peak or now.total_gib <= 0:
+    if now is None or then is None or not device or not peak:
         return None
     off = peak / now.total_gib
     if not _OFF[0] <= off <= _OFF[1]:

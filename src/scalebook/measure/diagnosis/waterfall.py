@@ -211,17 +211,9 @@ def _attention(found: Evidence) -> float | None:
     if split is None or split.attention is None or shape is None or not rate or not peak:
         return None
     flops = 6 * attention_width(shape) * (found.document_length or 0) * shape.attention_layers
-    return max(split.attention - rate * flops / (1e12 * peak) - _slowed(found, flops), 0.0)
-
-
-def _slowed(found: Evidence, flops: float) -> float:
-    """Share of the step that the lower clock, which is counted, adds to these FLOPs."""
-    metrics = found.metrics
-    rate, peak = metrics.tokens_per_second_per_gpu, _peak(found, "bf16")
-    done = metrics.hfu or useful_work(found)
-    if not rate or not peak or not done:
-        return 0.0
-    return (lower_clock(found) or 0.0) * rate * flops / (1e12 * peak * done)
+    # what the lower clock adds to these FLOPs is counted with it
+    slower = (lower_clock(found) or 0.0) / (metrics.hfu or useful_work(found) or 1.0)
+    return max(split.attention - rate * flops / (1e12 * peak) * (1 + slower), 0.0)
 
 
 def _elementwise(found: Evidence) -> tuple[float | None, Basis, str | None]:

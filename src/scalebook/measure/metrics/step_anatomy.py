@@ -67,7 +67,7 @@ def _profiles(folder: Path) -> tuple[tuple[Breakdown, ...], tuple[str, ...]]:
         except TraceError as error:
             problems.append(str(error).replace(f"{folder.parent}/", ""))
             continue
-        if one.step_seconds and one.step_seconds > 0:
+        if (one.step_seconds or 0.0) > 0:
             found.append(one)
         else:
             rank = "" if one.rank is None else f" of rank {one.rank}"

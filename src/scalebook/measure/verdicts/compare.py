@@ -150,7 +150,7 @@ def _more_steps(a: Estimate, b: Estimate, size: float, start: float, level: floa
     normal = NormalDist().inv_cdf(0.5 + level / 2)
     room = size**2 - 2 * (normal * start) ** 2
     own = (a.half**2 + b.half**2) * (normal / Z95) ** 2
-    if room <= 0 or own <= 0 or min(a.steps, b.steps) < 1:
+    if room <= 0 or min(a.steps, b.steps) < 1:
         return None
     factor = own / room  # the variance of a mean falls as its steps
     return math.ceil(max(factor - 1, 0.1) * max(a.steps, b.steps)) if factor <= 100 else None
