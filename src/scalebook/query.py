@@ -62,6 +62,11 @@ def printed(command: Sequence[str], seconds: float = ASK_SECONDS) -> str | None:
     return answer.output if answer.code == 0 else None
 
 
+def cells(text: str) -> list[list[str]]:
+    """Return the cells of CSV text by line."""
+    return [[cell.strip() for cell in line.split(",")] for line in text.splitlines() if line]
+
+
 def number(text: object) -> float | None:
     """Return a number that a tool printed, None for what it prints instead: [N/A] and the like."""
     try:

@@ -17,10 +17,9 @@ from pathlib import Path
 
 from scalebook.facts import catalog
 from scalebook.measure.probes import topology
-from scalebook.query import number, printed
+from scalebook.query import cells, number, printed
 from scalebook.running.container import contents, engines
 from scalebook.running.devices import detect
-from scalebook.running.devices.sensor import cells
 
 CDI_FOLDERS = ("etc/cdi", "var/run/cdi")
 NVIDIA_FIELDS = (

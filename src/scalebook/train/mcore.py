@@ -74,6 +74,10 @@ if not hasattr(_moe_utils, "te_general_gemm"):
     _moe_utils.te_general_gemm = None
 
 
+def _no_context(**_: Any) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
 # 0.16 takes Transformer Engine for installed here, and then None for one of its classes. Where it
 # recomputes a module, it asks the absent engine whether FP8 is on, whatever the precision.
 if find_spec("transformer_engine") is None:
@@ -81,8 +85,7 @@ if find_spec("transformer_engine") is None:
     _random: Any = _import("megatron.core.tensor_parallel.random")
     if not hasattr(_random, "FP8GlobalStateManager"):
         _random.FP8GlobalStateManager = SimpleNamespace(is_fp8_enabled=lambda: False)
-        _random.activation_recompute_forward = lambda **_: nullcontext()
-        _random.fp8_autocast = lambda **_: nullcontext()
+        _random.activation_recompute_forward = _random.fp8_autocast = _no_context
 
 
 def transformer_engine_version() -> str | None:

@@ -24,8 +24,7 @@ from scalebook.measure.probes.topology import parse_nvlink
 from scalebook.probe.measurement import compute, timing, transfers
 from scalebook.probe.measurement.compute import Moment, Sampler
 from scalebook.probe.measurement.timing import Budget, Rank
-from scalebook.query import number
-from scalebook.running.devices.sensor import cells
+from scalebook.query import cells, number
 from scalebook.train import world
 from scalebook.train.world import output
 

@@ -15,14 +15,13 @@ from statistics import fmean
 from typing import Any
 
 from scalebook.logs.dialects.amd_smi import AMDSMICSV
-from scalebook.query import printed
+from scalebook.query import cells, printed
 from scalebook.running.devices.sensor import (
     Library,
     Row,
     Sensor,
     SensorError,
     Stream,
-    cells,
     chosen,
     near,
     without_missing,

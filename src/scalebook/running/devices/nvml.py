@@ -13,14 +13,13 @@ from datetime import datetime
 from importlib import import_module
 from typing import Any
 
-from scalebook.query import number, printed
+from scalebook.query import cells, number, printed
 from scalebook.running.devices.sensor import (
     Library,
     Row,
     Sensor,
     SensorError,
     Stream,
-    cells,
     chosen,
     near,
     without_missing,

@@ -74,11 +74,6 @@ def near(own: float, arrived: float) -> float:
     return own if abs(own - arrived) < FARTHEST_STAMP else arrived
 
 
-def cells(text: str) -> list[list[str]]:
-    """Return the cells of CSV text by line."""
-    return [[cell.strip() for cell in line.split(",")] for line in text.splitlines() if line]
-
-
 # Each variable lists devices of what the one before it left over. ROCR's comes first on AMD, and
 # HIP reads CUDA's name only where its own is not set.
 VISIBLE = {
