@@ -447,8 +447,7 @@ def _columns(sheet: Sheet, unread: list[str]) -> list[_Column]:
     return single
 
 
-# columns that a table of runs has, and one of devices has not
-_OF_RUNS = {
+_OF_RUNS = {  # columns that a table of runs has, and one of devices has not
     *SETTINGS, "gpus", "mfu", "tokens_per_second", "tokens_per_second_per_gpu", "step_seconds",
     "samples_per_second", "model_tflops_per_second_per_gpu", "parameters",
 }  # fmt: skip
@@ -505,9 +504,8 @@ def _in_percent(sheet: Sheet, column: _Column) -> _Column:
     cells = [_plain(cells[column.index]) for _, cells in sheet.rows if column.index < len(cells)]
     amounts = sorted(amount for cell in cells if "%" not in cell and (amount := _amount(cell)) > 0)
     usual = amounts[len(amounts) // 2] if amounts else 0.0
-    if column.unit or column.field not in _FRACTIONS or not 1.5 < usual <= 100:
-        return column
-    return replace(column, unit="%")
+    percent = not column.unit and column.field in _FRACTIONS and 1.5 < usual <= 100
+    return replace(column, unit="%") if percent else column
 
 
 def _totalled(sheet: Sheet) -> Sheet:

@@ -108,7 +108,7 @@ class FileContent:
         if empty or binary:
             return IngestError(
                 f"{self.path} is not a known log: it is {'empty' if empty else 'not text'}. "
-                "Nothing was written. Name a log, or an archive of one (.gz, .zst, .xz, .bz2, .zip)."
+                "Nothing was written. Name a log or a packed one (.gz, .zst, .xz, .bz2, .zip)."
             )
         nearest = _nearest(head)
         return IngestError(
