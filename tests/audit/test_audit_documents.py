@@ -468,3 +468,76 @@ def test_an_impossible_time_is_said_once():
         "| 100B tokens | 7B | A100 | 32 | 5 hours |\n"
     )
     assert wrong(read_document(text, ".md", "a.md")) == [("elapsed_hours", "5")]
+
+
+def table(head: str, *rows: str, above: str = "# In BF16\n\n") -> Claims:
+    cells = "".join(f"|{row}|\n" for row in (head, "|".join("-" * len(head.split("|"))), *rows))
+    return read_document(above + cells, ".md", "a.md")
+
+
+def test_a_size_that_is_the_models_name_is_not_accused():
+    # gpt-oss-120b has 116.8 billion parameters, Qwen3-30B-A3B 30.5 of which 3.3
+    assert wrong(table("Model|Parameters", "gpt-oss-120b|120B", "Qwen3-30B-A3B|30B")) == []
+    # the experts share attention: 46.7 billion, not 56
+    assert wrong(table("Model|Parameters", "Mixtral-8x7B|56B")) == [("parameters", "56B")]
+    assert wrong(table("Model|Parameters", "gpt-oss-120b|130B")) == [("parameters", "130B")]
+
+
+def test_a_rate_from_whole_samples_is_as_coarse_as_these():
+    # 1,024 x 256 / 8,192 = 32 samples/s, so 31.5 to 32.5: 2,584 TFLOP/s +- 1.6 %
+    head = "Model|#-GPUs|Seq len|Tokens/s/GPU|Model TFLOP/s/GPU"
+    assert wrong(table(head, "Llama 3.1 405B|256|8192|1024|2617")) == []
+    assert wrong(table(head, "Llama 3.1 405B|256|8192|1024|2800"))
+    assert wrong(table(head, "Llama 3.1 405B|256|8192|1025|2617"))
+
+
+def test_data_parallel_ranks_may_be_those_of_the_experts():
+    head = "GPUs|TP|PP|CP|EP|DP"
+    assert wrong(table(head, "256|1|16|1|16|1", "512|1|16|1|16|2")) == []
+    assert wrong(table(head, "256|1|16|1|8|1")) == [("gpus", "256")]
+
+
+def test_nodes_of_so_many_gpus_are_not_that_many_gpus():
+    for cell in (
+        "16 nodes x 4 GPUs",
+        "16 nodes, 4 GPUs each",
+        "16 nodes with 4 H100 GPUs per node",
+    ):
+        (row,) = table("Part|Layout|MBS", f"Policy|{cell}; TP4, PP2|2").rows
+        assert row.values["nodes"].value == 16
+        assert row.values["gpus_per_node"].value == 4
+        assert "gpus" not in row.values
+
+
+def test_a_broken_product_of_counts_names_what_else_would_settle_it():
+    found = audit(table("GPUs|DP|GAS|MBS|GBS", "64|1|256|4|2048")).checks
+    (check,) = (one for one in found if one.verdict == "contradicts")
+    assert "or data_parallel_size should be 2" in check.note
+
+
+def test_tflops_alone_may_count_recomputation_unless_an_mfu_follows_from_them():
+    # 3.27 samples/s x 4,096 / 16 = 837 tokens/s; 8 N = 468.8 TFLOP/s, 6 N = 351.6
+    head = "GPUs|Model Size|Seqlen|Throughput|{}"
+    row = "16|70B|4096|3.27 samp/s|469.1"
+    assert wrong(table(head.format("TFLOPS/GPU"), row)) == []
+    claimed = [("model_tflops_per_second_per_gpu", "469.1")]
+    assert wrong(table(head.format("Model TFLOPS/GPU"), row)) == claimed
+    assert claimed[0] in wrong(table(head.format("TFLOPS/GPU|MFU"), f"{row}|47.4%"))
+
+
+def test_every_expert_and_a_second_forward_pass_are_wrong_counts_by_name():
+    head = "Model|GPU|Seq len|Tokens/s/GPU|Model TFLOP/s/GPU"
+    rows = ("Mixtral-8x7B|H100|4096|2,000|560.4", "Llama 3.1 8B|H100|8192|10,000|686.3")
+    found = audit(table(head, *rows)).checks
+    notes = [check.note for check in found if check.verdict == "contradicts"]
+    assert "every expert counted" in notes[0]  # 6 x 46.7 billion x 2,000
+    assert "recomputation, counted as useful" in notes[1]  # 514.7 x 4 / 3
+
+
+def test_the_factor_of_a_unit_is_named():
+    # $2.00 / 10,000 tokens/s / 3,600 s = $0.0556 per million
+    head = "GPUs|Tokens/s|Price per GPU hour|Cost per 1M tokens"
+    found = audit(table(head, "8|80,000|$2.00|$55.6")).checks
+    assert any(
+        "a factor of 1,000" in check.note for check in found if check.verdict == "contradicts"
+    )

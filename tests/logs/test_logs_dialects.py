@@ -581,3 +581,122 @@ def test_output_of_a_monitoring_tool_before_the_records_does_not_decide():
 def test_prose_about_a_dialect_is_not_a_log_of_it():
     prose = "The iteration time was 3 s. Step 3 of the tutorial: train loss: see below.\n"
     assert recognise([prose]).name == "unknown"
+
+
+KINDS = [  # a line, seconds, tokens/s of all and of one, what its steps are multiples of
+    ("10:00:00 - mmengine - INFO - Iter(train) [{n}0/900]  lr: 1e-05  eta: 0:29:39  time: 2.5000  "
+     "data_time: 0.5000  loss: 8.5", 2.5, None, None, 10),
+    ("| epoch 001:  {n}0 / 900 loss=8.5, ppl=9.5, wps=52000, ups=0.5, wpb=104000, bsz=64, "
+     "num_updates={n}0, wall=882", 2.0, 52000.0, None, 10),
+    ("train step: {n}  acc: 0  loss: 8.5  grad: 5.0e+00  flops: 1.50e+14  wps: 1.2e+04  iter: 2.0",
+     None, None, 12000.0, 1),
+    ("loss: 8.5, learning_rate: 2e-06, global_step: {n}, interval_runtime: 5.0, "
+     "interval_tokens_per_second_per_device: 4000.5, interval_steps_per_second: 0.4", 2.5, None,
+     4000.5, 1),
+    ("INFO | step 0000{n}/00090 | step-time 2.5 sec | cross-entropy-loss 8.5 | "
+     "load-balance-loss 0.5 | tokens-per-second 28,500", 2.5, 28500.0, None, 1),
+    ("[r 2] Step: {n} | Loss: 8.5 | Tokens/s:  10.5K | Tokens/s/GPU:   1.5K | Memory usage: 2GB",
+     None, 10500.0, 1500.0, 1),
+    ("Train step of epoch 0:  9%|#| {n}/90 [09:20<00:04,  2.50s/it, gpt_loss=8.5, lr=6e-7]", 2.5,
+     None, None, 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "seconds", "total", "each", "times"), KINDS)
+@pytest.mark.parametrize("steps", [2, 5])
+def test_lines_of_other_trainers_are_records_even_where_there_are_two(
+    tmp_path, line, seconds, total, each, times, steps
+):
+    found = read(tmp_path, "".join(line.format(n=n) + "\n" for n in range(1, steps + 1)))
+    assert (found["family"], found["n_records"]) == ("key-value", steps)
+    assert (found["first_step"], found["last_step"]) == (times, times * steps)
+    assert found["step_seconds_median"] == (seconds and pytest.approx(seconds))
+    if total or each:  # of wps by the words around it, of K and device by the name
+        assert found["tokens_per_second_median"] == total
+        assert found["tokens_per_second_per_gpu_median"] == each
+    assert found["loss_last"] == 8.5
+
+
+def test_a_speed_is_of_what_its_unit_says(tmp_path):
+    line = "10:00 I Batch {n} Loss: 8.5, Speed: 16.0 {unit}, lr: 0.1\n"
+    text = "".join(line.format(n=n, unit="tokens/s") for n in range(3))
+    assert read(tmp_path, text)["tokens_per_second_median"] == 16.0
+    text = "".join(line.format(n=n, unit="samples/sec") for n in range(3))
+    assert read(tmp_path, text)["tokens_per_second_median"] is None
+    with pytest.raises(IngestError):  # of what?
+        read(tmp_path, "".join(line.format(n=n, unit="") for n in range(3)))
+
+
+def test_records_without_a_step_are_counted_and_that_is_said(tmp_path):
+    found = read(tmp_path, "loss: 8.5 | step time: 2.5 s\n" * 3 + "train done, loss: 1.5\n")
+    assert (found["n_records"], found["first_step"], found["loss_last"]) == (3, None, 8.5)
+    assert any("counted in file order" in text for text in found["warnings"])
+
+
+def test_an_end_told_behind_records_that_wait_for_their_numbers_counts(tmp_path):
+    record = (
+        "{'loss': 3.5, 'learning_rate': 1e-05, 'epoch': 0.5, 'global_step/max_steps': '%d/9'}\n"
+    )
+    end = "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB\n"
+    assert read(tmp_path, record % 1 + record % 2 + end)["status"] == "out_of_memory"
+    assert read(tmp_path, record % 1 + end + record % 2)["status"] == "interrupted"
+
+
+def test_a_paste_that_ends_inside_a_record_did_not_diverge(tmp_path):
+    record = (
+        " iteration {n}/ 9 | consumed samples: 8 | elapsed time per iteration (ms): 2500.0 | "
+        "learning rate: 1E-5 | global batch size: 8 | lm lo"
+    )
+    text = record.format(n=1) + "ss: 8.5E+00 |\n" + record.format(n=2) + "ss: 8.0E+00 |\n"
+    found = read(tmp_path, text + record.format(n=3) + "\n")
+    assert (found["n_records"], found["status"], found["loss_last"]) == (3, "interrupted", 8.0)
+
+
+def test_records_that_a_terminal_wrapped_are_put_together(tmp_path):
+    record = (
+        "01/17/2024 13:47:2{n} [INFO|DP=0|PP=0|TP=0]: iteration: 99{n} / 1000 | tokens: 64K "
+        "| elapsed_time_per_iteration_ms: 2.5K | tokens_per_sec: 14.5K | global_batch_size: 20 | "
+        "lm_loss: 8.5 | lr: 1e-05 | grad_norm: 0.5\n"
+    )
+    lines = "".join(record.format(n=n) for n in range(1, 4)).splitlines()
+    text = "".join(line[at : at + 70] + "\n" for line in lines for at in range(0, len(line), 70))
+    found = read(tmp_path, text)
+    assert (found["family"], found["n_records"], found["loss_last"]) == ("nanotron", 3, 8.5)
+    assert found["step_seconds_median"] == 2.5
+    dicts = (
+        "{'loss': 3.5, 'learning_rate': 1e-05, 'global_step/max_steps': '1/9\n0', 'epoch': 0.1}\n"
+    )
+    assert read(tmp_path, dicts * 2)["loss_last"] == 3.5
+
+
+def test_what_a_launcher_or_a_copy_leaves_in_a_line_is_no_part_of_it(tmp_path):
+    titan = "00:00:0{n},500 - \x1b[36mstep: {n} \x1b[32mloss: 8.5 \x1b[34mtps: 4,096\x1b[39m\n"
+    text = "".join(titan.format(n=n) for n in range(1, 4))
+    for one in (text, text.replace("\x1b", "")):
+        found = read(tmp_path, one)
+        assert (found["n_records"], found["loss_last"]) == (3, 8.5)
+    block = "[step=1/9]\n    train/CE loss=8.5\n    throughput/device/TPS=4,096\n"
+    text = "".join(f"worker-0 | {line}\n" for line in block.splitlines())
+    assert read(tmp_path, text)["loss_last"] == 8.5
+
+
+def test_a_step_that_a_bar_rounds_is_taken_from_its_count(tmp_path):
+    bar = "3%|#| {n}/900 [5:28<1:22,  2.00it/s, reduced_train_loss=8.5, global_step=3.1e+4]\n"
+    found = read(tmp_path, "".join(bar.format(n=n) for n in (103, 106)))
+    assert (found["n_records"], found["first_step"], found["last_step"]) == (2, 102, 105)
+
+
+def test_group_sizes_are_read_with_blanks_too(tmp_path):
+    line = "launch -- data parallel size: 3, pipeline parallel size: 2, tensor parallel size: 4\n"
+    found = read(tmp_path, line + "step=1 loss=8.5 tgs=500\nstep=2 loss=8.5 tgs=500\n")
+    assert {name: found[name] for name in (D, P, T)} == {D: 3, P: 2, T: 4}
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(b"", "it is empty"), (b"\n \n", "it is empty"), (bytes(range(128, 256)), "not text")],
+)
+def test_a_file_that_cannot_be_a_log_says_what_it_is(tmp_path, content, said):
+    (tmp_path / "a.log").write_bytes(content)
+    with pytest.raises(IngestError, match=f"{said}.*[Nn]ame a log"):
+        summaries(tmp_path / "a.log", {})

@@ -321,6 +321,7 @@ def test_a_run_can_be_named_by_the_end_of_its_id(
         ("mlperf", "names no place. Write mlperf:FILE"),
         ("mlperf:", "names no place"),
         ("csv:", "A table needs a folder"),
+        (f"csv:{__file__}", "cannot be written: File exists. Name a folder"),
     ],
 )
 def test_a_target_that_is_none_is_an_error_of_one_line(

@@ -95,7 +95,7 @@ def load_claims(path: Path, *, follow: bool = False) -> Claims:
     try:
         text = read_bounded(path, LARGEST_FILE, follow=follow).decode()
     except UnicodeDecodeError as error:
-        raise ClaimError(f"{path} is not UTF-8 text.") from error
+        raise ClaimError(f"{path} is not UTF-8 text. Save it as UTF-8.") from error
     return parse_claims(text, str(path))
 
 

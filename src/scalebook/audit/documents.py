@@ -73,7 +73,7 @@ def load_document(path: Path, *, follow: bool = False) -> Claims:
     try:
         text = read_bounded(path, LARGEST_FILE, follow=follow).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ClaimError(f"{path} is not UTF-8 text.") from error
+        raise ClaimError(f"{path} is not UTF-8 text. Save it as UTF-8.") from error
     return read_document(text, path.suffix.lower(), str(path))
 
 
@@ -109,8 +109,7 @@ def read_document(text: str, suffix: str, name: str) -> Claims:
 
 
 def _separated(text: str, delimiter: str, name: str) -> Iterator[Sheet]:
-    reader = csv.reader(io.StringIO(text), delimiter=delimiter)
-    sheet: Sheet | None = None
+    reader, sheet = csv.reader(io.StringIO(text), delimiter=delimiter), None
     try:
         for cells in reader:
             if sheet is None:
@@ -376,8 +375,7 @@ def _plain(text: str) -> str:
 
 @cache
 def _data() -> dict[str, Any]:
-    path = files("scalebook.audit").joinpath("headings.toml")
-    return tomllib.loads(path.read_text(encoding="utf-8"))
+    return tomllib.loads((files("scalebook.audit") / "headings.toml").read_text(encoding="utf-8"))
 
 
 @cache
@@ -386,9 +384,7 @@ def _pattern(name: str) -> re.Pattern[str]:
 
 
 def _factor(kind: str | None, unit: str) -> float | None:
-    """Return the factor of a unit of a kind; None where it is not one of them."""
-    known: Mapping[str, float] = _data()["units"].get(kind, {})
-    return known.get(unit.lower().strip(" ."))
+    return _data()["units"].get(kind, {}).get(unit.lower().strip(" ."))
 
 
 @dataclass(frozen=True, slots=True)
@@ -451,8 +447,7 @@ def _columns(sheet: Sheet, unread: list[str]) -> list[_Column]:
     return single
 
 
-# columns that a table of runs has, and one of devices has not
-_OF_RUNS = {
+_OF_RUNS = {  # columns that a table of runs has, and one of devices has not
     *SETTINGS, "gpus", "mfu", "tokens_per_second", "tokens_per_second_per_gpu", "step_seconds",
     "samples_per_second", "model_tflops_per_second_per_gpu", "parameters",
 }  # fmt: skip
@@ -496,7 +491,7 @@ def _table(sheet: Sheet, unread: list[str]) -> Table | None:
             rows.append(replace(row, label=label, words={**row.words, "label": label}))
     if not rows:
         return None
-    total = next((row.label for row in rows if row.label.lower() in ("total", "sum")), None)
+    total = next((one.label for one in rows if one.label.lower() in ("total", "sum")), None)
     models = [column.index for column in columns if column.field == "model"]
     named = {cells[at] for _, cells in sheet.rows for at in models if at < len(cells)}
     # rates of two models do not compare, whether the catalog knows them or not
@@ -509,9 +504,8 @@ def _in_percent(sheet: Sheet, column: _Column) -> _Column:
     cells = [_plain(cells[column.index]) for _, cells in sheet.rows if column.index < len(cells)]
     amounts = sorted(amount for cell in cells if "%" not in cell and (amount := _amount(cell)) > 0)
     usual = amounts[len(amounts) // 2] if amounts else 0.0
-    if column.unit or column.field not in _FRACTIONS or not 1.5 < usual <= 100:
-        return column
-    return replace(column, unit="%")
+    percent = not column.unit and column.field in _FRACTIONS and 1.5 < usual <= 100
+    return replace(column, unit="%") if percent else column
 
 
 def _totalled(sheet: Sheet) -> Sheet:
@@ -557,8 +551,8 @@ def _row(
     named = ("model", "nodes", "gpus", "sharding")
     taken = {column.index for column in columns if column.field not in named}
     label = next((cell for index, cell in enumerate(plain) if cell and index not in taken), "")
-    bare = {one.field for one in columns if not _COUNTED.search(sheet.head[one.index])}
-    row = Row(sheet.name, label or f"line {line}", line, values, words, given, frozenset(bare))
+    bare = frozenset(one.field for one in columns if not _COUNTED.search(sheet.head[one.index]))
+    row = Row(sheet.name, label or f"line {line}", line, values, words, given, bare)
     return row if values.keys() - given or "architecture" in words else None
 
 
@@ -588,8 +582,8 @@ def _value(column: _Column, cell: str) -> tuple[str, Printed] | None:
         return _plain_value(column.field, cell) if column.kind not in _UNIT_NEEDED else None
     unit = (match["unit"] or "").strip() or column.unit
     name = column.field
-    kind = _data()["kinds"].get(name) if column.kind else None
-    if column.field == "tokens_per_second":  # the unit says what a throughput is of
+    kind = column.kind
+    if name == "tokens_per_second":  # the unit says what a throughput is of
         for other, field_name in _RATES:
             if _factor(other, unit):
                 name, kind = field_name, other
@@ -612,10 +606,10 @@ def _value(column: _Column, cell: str) -> tuple[str, Printed] | None:
 
 
 def _plain_value(name: str, cell: str, factor: float = 1.0) -> tuple[str, Printed] | None:
-    own = vocabulary.field(name)
+    if (own := vocabulary.field(name)) is None:
+        return None
     try:
-        scale = own.scale * factor if own else 1.0
-        return (name, read_printed(cell, exact=own.exact, scale=scale)) if own else None
+        return name, read_printed(cell, exact=own.exact, scale=own.scale * factor)
     except ClaimError:
         return None
 

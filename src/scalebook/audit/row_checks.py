@@ -105,7 +105,9 @@ def _against_identity(known: Known, identity: Identity) -> Iterator[Check]:
     if found.verdict == "contradicts":
         found = _experts_apart(known, item, identity, right) or found
     if found.verdict == "contradicts" and item.exact:
-        found = replace(found, note="; ".join(filter(None, (found.note, *_instead(known, identity)))))
+        found = replace(
+            found, note="; ".join(filter(None, (found.note, *_instead(known, identity))))
+        )
     yield found
 
 
@@ -184,22 +186,21 @@ def compare(row: Row, item: vocabulary.Field, rule: str, right: Sequence[Fact]) 
     return _check(row, item, best, rule=rule, verdict="contradicts", note=note)
 
 
-_SLIPS = (
-    (1000.0, "a unit (ms, K, M)"), (1e6, "a unit (M)"), (100.0, "a percent sign"),
-    (60.0, "a unit of time"), (3600.0, "a unit of time"), (24.0, "a unit of time"),
-)  # fmt: skip
+_SLIPS = {1000: "ms, K, M", 10**6: "M", 100: "%", 60: "minutes", 3600: "hours", 24: "days"}
+_SLIP = 0.01  # by which a factor may differ from that of a unit
 
 
-def _slip(stated: float, best: Fact) -> str | None:
+def _slip(stated: float, right: float) -> str | None:
     """Return which slip of a unit the factor between a claim and its right value is."""
-    if not (stated > 0 and best.value > 0):
-        return None
-    times = max(stated / best.value, best.value / stated)
-    what = next((what for factor, what in _SLIPS if abs(times / factor - 1) < SLIP), None)
-    return what and f"a factor of {times:,.0f}: {what} in the claim or in an input?"
-
-
-SLIP = 0.01  # by which a factor may differ from that of a unit
+    times = max(stated / right, right / stated) if stated > 0 and right > 0 else 0
+    return next(
+        (
+            f"a factor of {factor:,}: a unit ({unit}) in the claim or in an input?"
+            for factor, unit in _SLIPS.items()
+            if abs(times / factor - 1) < _SLIP
+        ),
+        None,
+    )
 
 
 def _excused(row: Row, item: vocabulary.Field, explained: Fact) -> bool:
@@ -232,7 +233,7 @@ def _explanation(
     ]
     if others and explained is None:
         parts.append(f"or {', '.join(others)}")
-    if explained is None and (slip := _slip(stated, best)):
+    if explained is None and (slip := _slip(stated, best.value)):
         parts.append(slip)
     return "; ".join(parts)
 

@@ -123,7 +123,8 @@ def _run(arguments: Sequence[str]) -> int:
         return 2
     except OSError as error:
         if error.filename is not None and error.errno in BAD_PATH:
-            print(f"scalebook: {error.strerror}: {str(error.filename)[:200]}", file=sys.stderr)
+            name = str(error.filename)[:200]
+            print(f"scalebook: {error.strerror}: {name}. Check the path.", file=sys.stderr)
             return 2
         if error.errno not in LOST_OUTPUT:
             raise

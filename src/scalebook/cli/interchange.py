@@ -296,7 +296,7 @@ def _runs(options: argparse.Namespace) -> list[Run]:
 
 def _write_tables(runs: Sequence[Run], kind: str, folder: Path) -> None:
     """Write the tables of runs and of steps as the report writes them."""
-    from scalebook.errors import LaunchError, not_installed
+    from scalebook.errors import LaunchError, TrackerError, not_installed
 
     try:
         from scalebook.report.base.frames import collect
@@ -306,5 +306,10 @@ def _write_tables(runs: Sequence[Run], kind: str, folder: Path) -> None:
     data = collect(folder, runs, ())
     for problem in data.problems:
         complain(problem)
-    names = write_tables(data, folder, kind)
+    try:
+        names = write_tables(data, folder, kind)
+    except OSError as error:
+        raise TrackerError(
+            f"{kind}:{folder} cannot be written: {error.strerror}. Name a folder."
+        ) from error
     print(f"{kind}:{folder}: {', '.join(names)} of {data.runs.height} runs written")

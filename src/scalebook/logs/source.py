@@ -297,7 +297,7 @@ class Unwrapped(Source):
     """A small file whose lines a terminal or a page has wrapped, with the pieces put together."""
 
     def texts(self) -> Iterator[str]:
-        """Yield the text: a line goes on where it is as wide as the widest, or ends in a bar."""
+        """Yield the text; a line continues if it has the full width or ends in a bar."""
         lines = "".join(super().texts()).split("\n")
         width = max(map(len, lines))
         wrapped = width >= _NARROWEST and sum(len(line) == width for line in lines) > 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from functools import cache
 from typing import ClassVar
@@ -170,10 +171,10 @@ class Verl(LineDialect):
 
 
 class Slime(LineDialect):
-    """``perf 12: {'perf/step_time': ..}`` and ``step 12: {'train/loss': ..}``: RL in rollouts.
+    """``perf 2: {'perf/step_time': ..}`` and ``step 2: {'train/loss': ..}``: RL in rollouts.
 
-    A rollout is a record; it may be trained on in several steps. Its time holds the generation. Tokens per second and TFLOP/s are of the part in which the actor is
-    trained: they give the tokens of a step.
+    A rollout is a record; it may be trained on in several steps. Its time holds the generation.
+    Tokens per second and TFLOP/s are of the training of the actor: they give the tokens of a step.
     """
 
     name = "slime"
@@ -206,10 +207,10 @@ class Slime(LineDialect):
         """Hand out the rollouts that have a time, each with the loss of its first step."""
         rollouts, steps = self._rows["perf"], self._rows["step"]
         each = max(1, round((max(steps, default=0) + 1) / (max(rollouts, default=0) + 1)))
-        for number, row in rollouts.items():
+        for rollout, row in rollouts.items():
             if "seconds" in row:
-                loss = steps.get(number * each, {})
-                self.out.step({**loss, **row, "step": float(number)})
+                loss = steps.get(rollout * each, {})
+                self.out.step({**loss, **row, "step": float(rollout)})
 
 
 class OLMoCore(LineDialect):
@@ -289,7 +290,7 @@ class Pairs(LineDialect):
             return False
         last, count, without = -1.0, 0, 0
         for line in text.split("\n", cls._MOST_SEARCHED)[: cls._MOST_SEARCHED]:
-            row, _ = cls._read(line) if "oss" in line or "LOSS" in line else ({}, None)
+            row, _ = cls._read(line)
             if "loss" in row and row.keys() & _TIMED:
                 step = row.get("step", MISSING)
                 without += "step" not in row
@@ -300,50 +301,45 @@ class Pairs(LineDialect):
         return False
 
     @classmethod
-    def _read(cls, line: str) -> tuple[dict[str, float], int | None]:
-        """Return the columns of a line and the steps in all; no step where it states none."""
-        if len(line) > _LONGEST_PAIRS:
-            return {}, None
-        row, total, bar = {}, None, bar_state(line) if "it" in line else None
+    def _at(cls, line: str, row: dict[str, float]) -> int | None:
+        """Add the step that a line states, if any; return the steps in all."""
         if found := cls._STEP.search(line):
             row["step"] = float(integer(found[1] or found[3]))
-            total = integer(found[2] or found[4]) if found[2] or found[4] else None
-        elif found := cls._EPOCH.search(line):
+            return integer(found[2] or found[4]) if found[2] or found[4] else None
+        if found := cls._EPOCH.search(line):
             epoch, done, each = (float(integer(digits)) for digits in found.groups())
             row["step"] = max(epoch - 1, 0) * each + done
         elif found := cls._BATCH.search(line):
             row["step"] = float(integer(found[1]))
-        elif bar and "oss" in line:
-            row["step"], total = float(bar[0]), bar[1]
+        elif bar := bar_state(line):
+            row["step"] = float(bar[0])
+            return bar[1]
+        return None
+
+    @classmethod
+    def _read(cls, line: str) -> tuple[dict[str, float], int | None]:
+        """Return the columns of a line and the steps in all; no step where it states none."""
+        row: dict[str, float] = {}
+        if len(line) > _LONGEST_PAIRS or ("oss" not in line and "LOSS" not in line):
+            return row, None
+        total = cls._at(line, row)
         for key, text, unit in _named().findall(line):
             column, scale = _columns()[_plain(key)]
-            value, unit = scaled(text.upper()), unit.lower()
-            if unit.endswith("/s"):  # PaddleNLP: ips is of a device
-                kind = next((of for one, of in _BY_UNIT if unit.startswith(one)), "")
-                column = kind if column == "by_unit" else column.replace("tokens_per_second", kind)
-            if column == "iterations_per_second":
-                column, value = "seconds", 1 / value if value > 0 else MISSING
-            elif column == "seconds" and unit == "ms":
-                scale = 1e-3
-            elif column == "mfu" and (unit == "%" or value > 1):
-                scale = 0.01
-            elif column == "tflops_per_gpu" and value > _FLOPS:
-                scale = 1e-12
-            elif _plain(key) == "wps" and "wpb" not in line:  # of a job by fairseq, by Lingua not
-                column = "tokens_per_second_per_gpu"
-            row.setdefault(column, value * scale)
-        if bar and "loss" in row:
-            row.setdefault("seconds", bar_seconds(line))
+            row.setdefault(*_cell(column, scaled(text.upper()) * scale, unit.lower()))
+        if "wpb" not in line and "wps" in line:  # of a job by fairseq, of a GPU by Lingua
+            row["tokens_per_second_per_gpu"] = row.pop("tokens_per_second", MISSING)
+        row.pop("", None)
+        if "loss" in row and "it" in line and not math.isnan(seconds := bar_seconds(line)):
+            row.setdefault("seconds", seconds)
         return row, total
 
     def line(self, line: str) -> bool:
         """Take a record."""
-        row, total = self._read(line) if "oss" in line or "LOSS" in line else ({}, None)
-        if not row or not ("loss" in row or row.keys() & _TIMED):
+        row, total = self._read(line)
+        loss, timed = "loss" in row, bool(row.keys() & _TIMED)
+        if not (loss or timed) if "step" in row else self._stepped or not (loss and timed):
             return False
-        if "step" not in row and (self._stepped or not ("loss" in row and row.keys() & _TIMED)):
-            return False
-        if self.cut and not row.keys() & _TIMED:
+        if self.cut and not timed:
             self.out.job.counts.broken_records += 1
             return True
         self._stepped = self._stepped or "step" in row
@@ -367,9 +363,27 @@ _TIMED = {
     *("seconds", "tokens_per_second", "tokens_per_second_per_gpu", "samples_per_second"),
     "samples_per_second_per_gpu",
 }
-_BY_UNIT = (
-    ("tok", "tokens_per_second"), ("s", "samples_per_second"), ("i", "iterations_per_second"),
-)  # fmt: skip
+_KINDS = {"t": "tokens_per_second", "s": "samples_per_second", "i": "iterations_per_second"}
+
+
+def _cell(column: str, value: float, unit: str) -> tuple[str, float]:
+    """Return a column and its value by the unit behind the figure; no column if it needs one."""
+    if unit.endswith("/s"):  # PaddleNLP: ips is of a device
+        kind = _KINDS[unit[0]]
+        column = kind if column == "by_unit" else column.replace("tokens_per_second", kind)
+    if column == "by_unit":
+        return "", value
+    if column == "iterations_per_second":
+        return "seconds", 1 / value if value > 0 else MISSING
+    if column == "seconds" and unit == "ms":
+        return column, value * 1e-3
+    if column == "mfu" and (unit == "%" or value > 1):
+        return column, value * 0.01
+    if column == "tflops_per_gpu" and value > _FLOPS:
+        return column, value * 1e-12
+    return column, value
+
+
 _LONGEST_PAIRS = 4000
 _FLOPS = 1e9  # above it, what is called flops is in FLOP/s
 

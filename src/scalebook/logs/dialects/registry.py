@@ -103,7 +103,14 @@ class FileContent:
                 f"{self.path} contains no record that the dialect {self.dialect.name} reads: "
                 f"nothing was written. {_REMEDY}"
             )
-        nearest = _nearest(Source(self.path).head())
+        head = Source(self.path).head()
+        empty, binary = not head.strip(), head.count("\ufffd") > len(head) / 20
+        if empty or binary:
+            return IngestError(
+                f"{self.path} is not a known log: it is {'empty' if empty else 'not text'}. "
+                "Nothing was written. Name a log or a packed one (.gz, .zst, .xz, .bz2, .zip)."
+            )
+        nearest = _nearest(head)
         return IngestError(
             f"{self.path} is not a known log: no training step of any dialect was "
             f"found. {nearest}Nothing was written. {_REMEDY}"

@@ -59,7 +59,7 @@ def files_under(path: Path, opens: Opener = no_store) -> Iterator[tuple[Path, bo
     """
     if not path.is_dir() or opens(path):
         if not path.exists():
-            raise IngestError(f"{path} does not exist.")
+            raise IngestError(f"{path} does not exist. Name log files or folders.")
         yield path, True
         return
     count = 0
