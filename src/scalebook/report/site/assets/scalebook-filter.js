@@ -14,7 +14,7 @@
   let tell = function () {};
 
   function name(value) {
-    return value === null || value === undefined ? NONE : (known.titles || {})[value] || String(value);
+    return value === null || value === undefined ? NONE : (known.titles || {})[value] || String(value).replace(/_/g, " ");
   }
 
   // The four facets of a row: those of its run, else those that it has itself; undefined: unknown.
