@@ -6,13 +6,11 @@ processor, of all processes together, so that others on the machine count less; 
 not seconds. A process for each core measures many runs, and reads parts of a long one: on an idle
 machine the wait is about the time of the processor over the cores, of which 8 at most are used.
 
-Seen on 2 cores that others used too, for 1,000 runs of 50 steps: 3.1 to 3.4 s with nothing kept
-(5.1 s before steps were measured without an object for each), 0.27 s where nothing changed (0.83 s
-before). For 10,000 runs: about 29 s and 1.2 to 1.7 s, 124 and 96 MiB. Of the time of a run that is
-measured, two fifths are the statistics of its steady state, a quarter reading its record and its
-steps, under a tenth its identity and the search for secrets. A run of 2,000,000 steps (753 MB):
-4.9 s of the processor where the reader before took 6.4 s (15.3 s on a busier day), 2.7 s of it
-spread over the cores, and at most 205 MiB in the first process.
+Seen on 2 cores that eight others used too, so that seconds of CPU time are up to twice those of an
+idle machine. 10,000 runs: 26 s of CPU time with nothing kept (72 MiB), 0.65 s where nothing changed
+(60 MiB). 1,000 runs, in turns with the code before the table had rows of its own: 2.9 s against
+5.9 s, and 0.18 s against 0.47 s where nothing changed. Of the 1.1 ms that a run then takes, a third
+is reading its steps, two fifths are the search for its steady state, a tenth its record.
 """
 
 from __future__ import annotations

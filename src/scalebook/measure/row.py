@@ -157,10 +157,9 @@ POOLED = (
 # What ``scalebook list`` prints of a run without being asked for more.
 PRINTED = (
     "run_id", "status", "reason", "source", "platform", "model", "world_size",
-    "tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size",
-    "expert_parallel_size", "data_parallel_size", "step_seconds_median",
-    "tokens_per_second_per_gpu", "model_tflops_per_second_per_gpu", "mfu", "peak_memory_gib",
-    "loss_first", "loss_last",
+    *(name for name in NAMES if name.endswith("_parallel_size")),
+    "step_seconds_median", "tokens_per_second_per_gpu", "model_tflops_per_second_per_gpu",
+    "mfu", "peak_memory_gib", "loss_first", "loss_last",
 )  # fmt: skip
 _PLACES = {name: place for place, name in enumerate(NAMES)}
 _values = attrgetter(*NAMES)

@@ -162,7 +162,7 @@ def used_conventions(data: ReportData) -> Fragment:
     """Return which convention the rates of this report follow."""
     names: Iterable[str] = data.runs.filter(
         pl.col("model_tflops_per_second_per_gpu").is_not_null()
-    )["flops_convention"].unique()
+    )["flops_convention"].unique(maintain_order=True)
     known = [Markup("<code>{}</code>").format(name) for name in names]
     sentence = Markup("<p>Rates of this report follow {}.</p>").format(join(known))
     return Fragment(sentence if known else Markup(""))
