@@ -314,6 +314,17 @@ def test_without_runs_a_prediction_is_the_belief_and_as_unsure() -> None:
     assert most.high == pytest.approx(most.tokens_per_second_per_gpu / (most.mfu or 0))
 
 
+def test_what_waits_for_a_host_is_as_unsure_as_hosts_differ() -> None:
+    """A third of the waits of layers without experts, and 15 % of those with them."""
+    made, asked = predictor("h100"), config(micro_batch_size=1, sequence_length=64)
+    parts, deviation = made.step(asked, SHAPE)
+    total = sum(parts.values())
+    assert parts["launch"] > 0.1 * total
+    work = amounts(asked, SHAPE, made.machine).seconds
+    known = 1.5**2 * (NOISE**2 + made.fitted.variance(work)) + 0.25**2
+    assert deviation**2 == pytest.approx(known + (0.35 * parts["launch"] / total) ** 2)
+
+
 def test_mfu_is_the_models_flops_at_the_predicted_rate_over_the_peak() -> None:
     """By hand: 6 FLOPs a weight and token and half of 12 x layers x width x length."""
     found = predictor("h100").predict(config())

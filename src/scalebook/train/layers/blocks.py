@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -85,8 +85,8 @@ class _LastQueries(torch.autograd.Function):
 def _flash(query: Tensor, key: Tensor, value: Tensor, window: int, scale: float) -> Call:
     """Return causal attention whose queries see the last ``window`` keys (0: all)."""
     if query.is_cuda:
-        sizes = None, None, query.shape[2], key.shape[2], 0.0, True
-        around = {"window_size_left": window - 1, "window_size_right": 0} if window else {}
+        sizes: tuple[Any, ...] = None, None, query.shape[2], key.shape[2], 0.0, True
+        around: Any = {"window_size_left": window - 1, "window_size_right": 0} if window else {}
         turned = (tensor.transpose(1, 2) for tensor in (query, key, value))
         kernel = aten._flash_attention_forward
         output, total, *rest, _ = kernel(*turned, *sizes, False, scale=scale, **around)
@@ -129,10 +129,12 @@ class _How:
 class _Seen(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, how: _How, sinks: Tensor | None, *tensors: Tensor) -> Tensor:
+        query, key, value = tensors
         if how.square:
-            output, total, rest = _forward(*tensors, True, how.scale)
+            made: Any = _forward(query, key, value, True, how.scale)
         else:
-            output, total, rest = _flash(*tensors, how.window, how.scale)
+            made = _flash(query, key, value, how.window, how.scale)
+        output, total, rest = made
         if sinks is not None:
             own, every = sinks.to(total.dtype).view(1, -1, 1), total.view(output.shape[:3])
             # In place: no copy in the wider type is made.
@@ -224,11 +226,11 @@ def _right(
     keys = 256 if square else 384
     sizes = (2 * groups, 256), (2, keys), (2, keys)
     tensors = [torch.randn(1, heads, length, width, **options).to(dtype) for heads, length in sizes]
-    function, tail = _Seen.apply, [torch.randn(2 * groups, **options).to(dtype)] if sinks else []
-    how, tensors = _How(40 if windowed else 0, width**-0.5, square), tensors + tail
+    tensors += [torch.randn(2 * groups, **options).to(dtype)] if sinks else []
+    how, function = _How(40 if windowed else 0, width**-0.5, square), cast("Any", _Seen)
 
     def ours(*given: Tensor) -> Tensor:
-        return function(how, given[3] if sinks else None, *given[:3])
+        return function.apply(how, given[3] if sinks else None, *given[:3])
 
     def plain(*given: Tensor) -> Tensor:
         return _under_mask(how, given[3] if sinks else None, *given[:3])
@@ -272,7 +274,8 @@ def can_attend(device: torch.device, dtype: torch.dtype, width: int, groups: int
 def _alike(ours: tuple[Tensor, ...], plain: tuple[Tensor, ...]) -> bool:
     """Return whether no tensor is off by more than half precision, whose errors are below 1e-2."""
     pairs = [(one.float(), two.float()) for one, two in zip(ours, plain, strict=True)]
-    return all(bool((one - two).norm() < 2e-2 * two.norm()) for one, two in pairs)
+    size: Any = getattr(torch.linalg, "vector_norm")  # noqa: B009
+    return all(bool(size(one - two) < 2e-2 * size(two)) for one, two in pairs)
 
 
 def _chosen(query: Tensor, key: Tensor, grouped: bool) -> bool:
