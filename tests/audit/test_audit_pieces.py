@@ -631,7 +631,10 @@ def test_a_contradicted_claim_is_held_against_a_legitimate_value_where_there_is_
 
 def test_what_is_not_the_best_alternative_is_named_behind_it() -> None:
     (found,) = claim(model="llama3.1-8b", parameters="3B")
-    assert found.note == "llama3.1-8b; or 7,504,924,672 (llama3.1-8b without input embedding)"
+    assert found.note == (
+        "llama3.1-8b; or 7,504,924,672 (llama3.1-8b without input embedding), "
+        "8,000,000,000 (llama3.1-8b, the size in its name)"
+    )
     assert found.expected - 7_504_924_672 == 128_256 * 4096
 
 

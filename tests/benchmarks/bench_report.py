@@ -18,8 +18,8 @@ Seen on 2 cores that others used too (15 pages, 50 steps a run):
 - 1,000 runs: 22 s of CPU time; nothing changed, 2 s.
 
 All of that is of runs without telemetry, rank times and repeats. 1,000 runs with them, on a busy
-machine and in one process: 35 s of CPU time, of which 22 s are pages; 57 s before rates were shared
-with the diagnosis and tables of steps and telemetry were built from many runs at once.
+machine: 35 s of CPU time in one process, of which 22 s are pages; 57 s in two processes before
+rates were shared with the diagnosis and tables of steps and telemetry were built from many runs.
 """
 
 from __future__ import annotations

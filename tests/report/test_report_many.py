@@ -90,11 +90,11 @@ def test_only_builds_of_some_time_ago_are_forgotten(tmp_path: Path):
         (folder / "page.ipynb").write_text("{}")
         age = build_cache.BUSY_SECONDS * (2 if number < 4 else 0)
         os.utime(folder, (time.time() - age + number,) * 2)
-    build_cache._forget_old(tmp_path / "build5")
+    build_cache.forget_old(tmp_path / "build5")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["build3", "build4", "build5"]
     for number in range(6, 9):
         (tmp_path / f"build{number}").mkdir()
-    build_cache._forget_old(tmp_path / "build8")
+    build_cache.forget_old(tmp_path / "build8")
     left = [f"build{number}" for number in range(4, 9)]
     assert sorted(path.name for path in tmp_path.iterdir()) == left
 

@@ -397,17 +397,21 @@ def test_slurm_jobs_are_exported_when_they_have_ended(capsys: pytest.CaptureFixt
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[str]:
     """Serve MLflow on this machine, without what runs jobs of its own."""
-    for name in ("mlflow", "flask", "flask_cors", "sqlalchemy", "alembic", "aiohttp"):
+    for name in ("mlflow", "flask", "flask_cors", "sqlalchemy", "alembic"):
         pytest.importorskip(name, reason="pip install -e '.[test]'")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
+    # The Flask application itself: the command that serves it needs more than the light client.
     command = [
-        *(sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)),
-        *("--backend-store-uri", f"sqlite:///{tmp_path}/store.db", "--workers", "1"),
+        *(sys.executable, "-m", "flask", "--app", "mlflow.server:app"),
+        *("run", "--port", str(port)),
     ]
-    alone = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-    process = subprocess.Popen(command, cwd=tmp_path, env=alone, start_new_session=True)
+    where = {
+        "_MLFLOW_SERVER_FILE_STORE": f"sqlite:///{tmp_path}/store.db",
+        "_MLFLOW_SERVER_ARTIFACT_ROOT": str(tmp_path / "artifacts"),
+    }
+    process = subprocess.Popen(command, cwd=tmp_path, env=os.environ | where)
     try:
         for _ in range(1500):
             with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health"):
@@ -416,7 +420,7 @@ def server(tmp_path: Path) -> Iterator[str]:
             time.sleep(0.2)
         yield f"http://127.0.0.1:{port}"
     finally:
-        os.killpg(process.pid, 15)
+        process.terminate()
         process.wait()
 
 

@@ -223,7 +223,8 @@ def panel(best: pl.DataFrame, title: str, format_: str, limit: str = "") -> Figu
     ticks = base.transform_filter("isValid(datum.limit)").mark_tick(
         thickness=2.5, size=18, style="ink"
     )
-    bars = bars + whiskers(base, y, "value")
+    if data["value_low"].count():
+        bars = bars + whiskers(base, y, "value")
     chart = alt.layer(bars, ticks.encode(x="limit:Q")) if limit else bars
     top = data.row(0, named=True)
     text = f"{title} of the best configuration of {count(data.height, 'group')}; the first is "

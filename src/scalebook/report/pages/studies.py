@@ -248,9 +248,10 @@ def _headline(runs: _Runs) -> StudyAnswer | None:
         words = "{} This plan has no equal work of two platforms; all runs together have. {}"
         verdict = said if own else Markup(words).format(verdict, said)
     drawn: list[Dot] = []
+    several = len({one.row["sequence_length"] for one in best}) > 1
     for one in best[:MOST_ROWS]:
         name = f"{platform_title(one.row['platform'])} {precision_title(one.row['precision'])}"
-        drawn.append(mark(runs.data, one, name, sequence_words(one.row)))
+        drawn.append(mark(runs.data, one, name + several * f", {sequence_words(one.row)}"))
     return StudyAnswer(verdict, marks.bars(drawn, first.row["rate_unit"]), _ids(best))
 
 
