@@ -165,8 +165,10 @@ class HFTrainer(LineDialect):
     name = "hf-trainer"
     markers = ("'loss': ", '"loss": ', "train_runtime", "***** train metrics")
     signature = re.compile(
-        r"\{[^{}\n]*['\"]loss['\"]: [^{}\n]*['\"](?:learning_rate|lr|epoch)['\"]: "
-        r"|\*{5} train metrics \*{5}|\{[^{}\n]*['\"]train_runtime['\"]: "
+        r"(?:\{|^(?=['\"]loss))[^{}\n]*['\"]loss['\"]: [^{}\n]*"
+        r"['\"](?:learning_rate|lr|epoch)['\"]: "
+        r"|\*{5} train metrics \*{5}|\{[^{}\n]*['\"]train_runtime['\"]: ",
+        re.MULTILINE,
     )
 
     assignments = True
@@ -185,6 +187,8 @@ class HFTrainer(LineDialect):
         """Take dicts and bars, several of which may stand in one line, and settings."""
         taken = False
         line, self._open = self._open + line, ""
+        if line.startswith(("'loss': ", '"loss": ')):  # pasted without its first sign
+            line = "{" + line
         if "{" in line and (start := _OPEN.search(line[-_LONGEST_DICT:])):
             self._open = start[0]
         for found in _DICT.finditer(line) if "{" in line else ():

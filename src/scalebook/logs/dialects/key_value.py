@@ -86,7 +86,7 @@ class Nanochat(LineDialect):
 
 
 class NanoGPT(LineDialect):
-    """nanoGPT and what came of it: build-nanogpt, llm.c and modded-nanogpt; rates are of the job.
+    """nanoGPT and its kin (build-nanogpt, llm.c, llama2.c, modded-nanogpt); rates are of the job.
 
     nanoGPT's time is that of the last iteration; modded-nanogpt prints the time since the start.
     """
@@ -100,8 +100,11 @@ class NanoGPT(LineDialect):
         rf"|\bstep +(?P<step2>\d+)(?:/(?P<total>\d+))? \| (?:train )?loss:? +(?P<loss2>{_NUMBER})\b"
         rf"[^\n]{{0,120}}\| (?:dt: )?(?P<ms2>[\d.]+) ?ms \|(?: *(?P<mfu2>-?[\d.]+)% bf16 MFU \|)?"
         rf" *(?:tok/sec: *(?P<rate>[\d.,]+)|(?P<rate2>[\d.,]+) tok/s)"
+        rf"|^(?P<step4>\d+) \| loss (?P<loss4>{_NUMBER}) \| lr [\d.e+-]+ \| (?P<ms4>[\d.]+)ms"
+        rf"(?: \| mfu (?P<mfu4>-?[\d.]+)%)?"  # llama2.c
         rf"|\bstep:(?P<step3>\d+)/(?P<total2>\d+) (?:train_loss:(?P<loss3>{_NUMBER}) )?"
-        rf"train_time:(?P<since>[\d.]+)ms step_avg:"
+        rf"train_time:(?P<since>[\d.]+)ms step_avg:",
+        re.MULTILINE,
     )
     first_number = 0
     _TOKENS = re.compile(r"tokens per iteration will be: ([\d,]+)")
@@ -117,7 +120,7 @@ class NanoGPT(LineDialect):
             told = self._TOKENS.search(line) if "tokens per iteration" in line else None
             self._tokens = (whole(told[1]) or 0) if told else self._tokens
             return False
-        cells = {name.rstrip("23"): text for name, text in found.groupdict().items() if text}
+        cells = {name.rstrip("234"): text for name, text in found.groupdict().items() if text}
         if self.cut and found.end() == len(line):
             self.out.job.counts.broken_records += 1
             return True
@@ -148,20 +151,27 @@ class Verl(LineDialect):
     _RECORD = re.compile(r"\bstep:(\d+) - ")
     _PAIR = re.compile(rf"([\w/@.() -]{{1,80}}?):(?:np\.\w+\()?{_VALUE}")
     _COLUMNS: ClassVar = names("verl")
+    _row: ClassVar[dict[str, float]] = {}  # of the line before
 
     def line(self, line: str) -> bool:
         """Take a record. The loss of a policy is kept, although it need not fall."""
         found = self._RECORD.search(line) if "step:" in line else None
-        if found is None:
+        before, self._row = self._row, {}
+        if found is None and not (before and " - " in line):
             return False
-        cells = {key.strip(" -"): number(value) for key, value in self._PAIR.findall(
-            line[found.end() :])}  # fmt: skip
-        row = {"step": float(found[1]), "clock": clock_of(line[: found.start()])}
+        text = line[found.end() :] if found else line
+        cells = {key.strip(" -"): number(value) for key, value in self._PAIR.findall(text)}
+        row: dict[str, float] = {}
         for key, column in self._COLUMNS.items():
             if key in cells:
                 row.setdefault(column, cells[key])
-        if len(row) > 2 and not (self.cut and "seconds" not in row):
-            self.out.step(row)
+        if found is None:  # a terminal wrapped the record
+            for column in row.keys() - before.keys():
+                self.out.job.table.amend(column, row[column])
+        elif row and not (self.cut and "seconds" not in row):
+            head = {"step": float(found[1]), "clock": clock_of(line[: found.start()])}
+            self.out.step(head | row)
+            self._row = row
         return True
 
     def finish(self) -> None:
@@ -288,7 +298,7 @@ class Pairs(LineDialect):
         """Whether enough lines hold a loss and a time or a rate, at a step that rises if at any."""
         if not super().recognises(text):
             return False
-        last, count, without = -1.0, 0, 0
+        last, count, without, stamped = -1.0, 0, 0, 0
         for line in text.split("\n", cls._MOST_SEARCHED)[: cls._MOST_SEARCHED]:
             row, _ = cls._read(line)
             if "loss" in row and row.keys() & _TIMED:
@@ -296,7 +306,9 @@ class Pairs(LineDialect):
                 without += "step" not in row
                 count = count + 1 if step > last else int("step" in row)
                 last = step if "step" in row else last
-            if count >= cls._FEWEST or without >= cls._FEWEST_COUNTED:
+            elif "loss" in row and row.get("step", MISSING) > last and clock_of(line) > 0:
+                last, stamped = row["step"], stamped + 1
+            if count >= cls._FEWEST or max(without, stamped) >= cls._FEWEST_COUNTED:
                 return True
         return False
 
@@ -322,6 +334,8 @@ class Pairs(LineDialect):
         row: dict[str, float] = {}
         if len(line) > _LONGEST_PAIRS or ("oss" not in line and "LOSS" not in line):
             return row, None
+        bar, _, behind = line.rpartition("]")
+        line = behind if "oss" in behind and bar_state(bar) else line  # drawn before the record
         total = cls._at(line, row)
         for key, text, unit in _named().findall(line):
             column, scale = _columns()[_plain(key)]
