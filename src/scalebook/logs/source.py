@@ -297,35 +297,18 @@ class Unwrapped(Source):
     """A small file whose lines a terminal or a page has wrapped, with the pieces put together."""
 
     def texts(self) -> Iterator[str]:
-        """Yield the text; a line goes on if it is full, ends in a bar or has no room for a word.
-
-        JSON that is spread over lines becomes one line.
-        """
-        text = _SPREAD.sub(
-            lambda of: f"\n{of[0].replace(chr(10), ' ')}\n", "".join(super().texts())
-        )
-        lines = text.split("\n")
+        """Yield the text; a line goes on if it is full, ends in a bar or has no room for a word."""
+        lines = "".join(super().texts()).split("\n")
         width = max(map(len, lines))
-        pairs = list(zip(lines, [*lines[1:], ""], strict=True))
-        full = sum(len(line) == width for line in lines)
-        near = sum(_no_room(*pair, width) and len(pair[0]) < width for pair in pairs)
-        at_words = width >= _NARROWEST and near >= full  # else wrapped inside words too
-        wrapped = width >= _NARROWEST and full > 1
-        ends = (
-            ""
-            if line.rstrip().endswith("|") or (wrapped and not at_words and len(line) == width)
-            else " "
-            if at_words and _no_room(line, following, width)
-            else "\n"
-            for line, following in pairs
+        words = [*(line.split(" ", 1)[0] for line in lines[1:]), ""]
+        full = [len(line) == width >= _NARROWEST for line in lines]
+        tight = [
+            bool(line and word) and len(line) + len(word) >= width >= _NARROWEST
+            for line, word in zip(lines, words, strict=True)
+        ]
+        at_words = sum(tight) >= 2 * sum(full)  # else wrapped inside words too
+        goes_on = tight if at_words else [on and sum(full) > 1 for on in full]
+        yield "".join(
+            line if line.rstrip().endswith("|") else line + ("\n", " " if at_words else "")[on]
+            for line, on in zip(lines, goes_on, strict=True)
         )
-        yield "".join(line + end for line, end in zip(lines, ends, strict=True))
-
-
-_SPREAD = re.compile(r"\{\n(?:[^{}\n]*\n){1,60}?\s*\}")
-
-
-def _no_room(line: str, following: str, width: int) -> bool:
-    """Whether the first word of the line that follows has no room in this one."""
-    word = following.split(" ", 1)[0]
-    return bool(line and word) and len(line) + len(word) >= width
