@@ -297,7 +297,7 @@ class Unwrapped(Source):
     """A small file whose lines a terminal or a page has wrapped, with the pieces put together."""
 
     def texts(self) -> Iterator[str]:
-        """Yield the text; a line goes on if it is full, ends in a bar or has no room for a word."""
+        """Yield the text; a line continues if it is full, ends in a bar or had no room left."""
         lines = "".join(super().texts()).split("\n")
         width = max(map(len, lines))
         words = [*(line.split(" ", 1)[0] for line in lines[1:]), ""]

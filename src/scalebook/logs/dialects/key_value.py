@@ -141,12 +141,12 @@ class Verl(LineDialect):
     _RECORD = re.compile(r"\bstep:(\d+) - ")
     _PAIR = re.compile(rf"([\w/@.() -]{{1,80}}?):(?:np\.\w+\()?{_VALUE}")
     _COLUMNS: ClassVar = names("verl")
-    _row: ClassVar[dict[str, float]] = {}  # of the line before
+    _row: dict[str, float] | None = None  # of the line before
 
     def line(self, line: str) -> bool:
         """Take a record. The loss of a policy is kept, although it need not fall."""
         found = self._RECORD.search(line) if "step:" in line else None
-        before, self._row = self._row, {}
+        before, self._row = self._row or {}, None
         if found is None and not (before and " - " in line):
             return False
         text = line[found.end() :] if found else line
